@@ -1,0 +1,61 @@
+# Every habit is one word. `make serve` and `make test` need Python >= 3.11, a C compiler and make, nothing else.
+
+PYTHON ?= python3
+# The torch to install: CUDA and ROCm users name theirs, or set TORCH= to keep the one already in the environment.
+TORCH ?= torch==2.13.0
+VENV ?= .venv
+PORT ?= 8000
+ARGS ?=
+
+BIN := $(VENV)/bin
+PY := $(BIN)/python
+
+.PHONY: serve test lint format build bench gpu clean wheel
+
+serve: .stamp-build  ## the server on port 8000 with the embedded model (or ARGS="--model ...")
+	$(PY) -m server --port $(PORT) $(ARGS)
+
+test: .stamp-build .stamp-dev lint  ## lint, types and the whole CPU suite
+	$(PY) -m pytest -m "not gpu and not full" $(ARGS)
+
+lint: .stamp-build .stamp-dev  ## ruff check and format, mypy, cython-lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(PY) -m mypy
+	$(BIN)/cython-lint _fast
+
+format: .stamp-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+build: .stamp-build
+
+bench: .stamp-build .stamp-dev  ## serving over sockets against a bare torch loop, in one run
+	$(PY) -m tests.bench.serve_cpu $(ARGS)
+
+gpu: .stamp-build  ## on a machine with an accelerator: GPU tests and benchmarks, JSON into $$OUT
+	$(PY) -m pytest -m gpu $(ARGS)
+
+wheel: .stamp-venv
+	$(PY) -m pip wheel -q --no-deps -w dist .
+
+clean:
+	rm -rf build dist .stamp-* *.egg-info
+	find _fast -name '*.so' -delete
+
+.stamp-venv: pyproject.toml
+	test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install -q --disable-pip-version-check $(TORCH)
+	$(PY) -m pip install -q --disable-pip-version-check 'setuptools>=77' 'cython>=3.1'
+	$(PY) .ci/requirements.py | $(PY) -m pip install -q --disable-pip-version-check -r /dev/stdin
+	touch $@
+
+.stamp-dev: .stamp-venv
+	$(PY) .ci/requirements.py test lint | $(PY) -m pip install -q --disable-pip-version-check -r /dev/stdin
+	touch $@
+
+SOURCES := setup.py $(wildcard _fast/*.pyx _fast/*.pxd _fast/c/*/*.c _fast/c/*/*.h)
+.stamp-build: .stamp-venv $(SOURCES)
+	mkdir -p build
+	$(PY) setup.py -q build_ext --inplace > build/build.log 2>&1 || { cat build/build.log; exit 1; }
+	touch $@

@@ -1,0 +1,38 @@
+"""EngineConfig: what the operator chose, already typed. ModelConfig (what the checkpoint says) is in models/hf.py.
+
+Made by server/config.py or by a test; read everywhere in the engine; never changed. Nothing here reads flags or the
+environment. Values of 0 or "auto" mean "derive": the engine fills them in at start and reports what it chose.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Everything the engine needs to load a model and run steps."""
+
+    model: str  # folder in Hugging Face format
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    load_format: Literal["auto", "safetensors", "dummy"] = "auto"
+    seed: int = 0  # of dummy weights and of requests without a seed
+    max_model_len: int = 0  # tokens; 0 = what the checkpoint holds
+    block_size: int = 16  # tokens in a KV block
+    gpu_memory_utilization: float = 0.92
+    kv_cache_memory_bytes: int = 0  # 0 = derived from the free memory
+    num_gpu_blocks_override: int = 0
+    enable_prefix_caching: bool = True
+    max_num_seqs: int = 0  # rows in a step; 0 = 256 on an accelerator, 64 on a CPU
+    max_num_batched_tokens: int = 0  # tokens in a step; 0 = 2,048 on an accelerator, 512 on a CPU
+    max_prefill_chunk: int = 0  # prompt tokens of one row in a step; 0 = no limit but the budget
+    max_num_queued_reqs: int = 1024
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    max_logprobs: int = 20
+    encoder_budget: int = 0  # tower rows encoded in a step; 0 = derived
+    encoder_cache_tokens: int = 0  # tower rows kept; 0 = derived
+    num_threads: int = 0  # CPU compute threads; 0 = all cores
+    step_timeout: float = 60.0  # seconds
+    debug_poison: bool = False  # freed blocks and slots hold NaN and out-of-range ids

@@ -1,0 +1,134 @@
+"""What crosses from the loop to the device thread, and back.
+
+Owner: a Request is made on the loop and never changed afterwards; the device thread reads it.
+In: token ids, media features (CPU arrays), sampling rules. Out: Delta objects, one per choice and step.
+Everything here is meaning-free for `_fast`: by the time rows are scheduled only ids, counts and lengths remain.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from engine.errors import EngineError
+
+Modality = Literal["image", "audio", "video"]
+
+
+class FinishReason(enum.IntEnum):
+    """Why a choice ended; NONE while it goes on. The numbers are shared with `_fast/types.pxd`."""
+
+    NONE = 0
+    STOP = 1  # end-of-sequence token
+    STOP_TOKEN = 2  # one of the request's stop_token_ids
+    LENGTH = 3  # max_tokens or the end of the context
+    ABORT = 4
+    ERROR = 5
+    REPETITION = 6
+
+    @property
+    def wire(self) -> str | None:
+        """The word clients see in `finish_reason`."""
+        return _WIRE[self]
+
+
+_WIRE = {
+    FinishReason.NONE: None,
+    FinishReason.STOP: "stop",
+    FinishReason.STOP_TOKEN: "stop",
+    FinishReason.LENGTH: "length",
+    FinishReason.ABORT: "abort",
+    FinishReason.ERROR: "error",
+    FinishReason.REPETITION: "repetition",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How tokens of one request are chosen. All values are resolved and in range (checked at the HTTP edge).
+
+    Order of operations: logit_bias, allowed ids, bad words, min_tokens, mask -> penalties -> temperature
+    -> min_p -> top_k -> top_p -> draw. temperature 0 is greedy; top_k 0, top_p 1 and min_p 0 are off.
+    """
+
+    max_tokens: int = 16  # tokens to generate at most, >= 1; the engine caps it to the context
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0  # over generated tokens
+    frequency_penalty: float = 0.0  # over generated tokens
+    repetition_penalty: float = 1.0  # over prompt and generated tokens
+    seed: int | None = None  # int64; None draws one
+    eos_token_ids: tuple[int, ...] = ()  # end-of-sequence ids of the model
+    ignore_eos: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    min_tokens: int = 0  # EOS and stop tokens are masked until then
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not be completed
+    logprobs: int | None = None  # None off; k >= 0: the sampled token's and the k most likely; -1 all
+    logprob_token_ids: tuple[int, ...] = ()
+    prompt_logprobs: int | None = None  # as logprobs, for each prompt position
+
+
+@dataclass(frozen=True, slots=True)
+class MediaInput:
+    """One picture, sound or film, processed on the CPU, ready for its tower.
+
+    `spans` are (start, length) runs of prompt positions, ascending and disjoint; together they take the rows that
+    the tower makes for this item, in order (`num_tokens` rows). Sound in film uses several runs. `hash` names the
+    content together with the processor settings (16 bytes); it is computed by us, never taken from a client.
+    """
+
+    modality: Modality
+    hash: bytes
+    spans: tuple[tuple[int, int], ...]
+    num_tokens: int
+    features: dict[str, np.ndarray]  # arrays by the names the tower documents
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt on its way to the device thread; `sampling` holds for each of its `n` choices."""
+
+    prompt_token_ids: np.ndarray  # int32 [prompt_len], media placeholders already widened
+    sampling: SamplingParams
+    media: tuple[MediaInput, ...] = ()
+    positions: np.ndarray | None = None  # int32 [3, prompt_len] (time, height, width) for M-RoPE; None: 0, 1, 2 ...
+    position_delta: int = 0  # position of token i >= prompt_len is i + position_delta
+    n: int = 1  # choices; choice k uses seed + k
+    priority: int = 0  # lower first
+    cache_salt: bytes = b""  # scope (key) and salt; requests share cached prefixes only when equal
+    label: str = ""  # the client's request id: logs only
+    arrival: float = 0.0  # time.monotonic() seconds
+
+
+@dataclass(slots=True)
+class TokenLogprob:
+    """Log-probabilities at one position: of the token itself, and of the most likely ones (descending)."""
+
+    token_id: int
+    logprob: float
+    rank: int  # 1 = most likely
+    top_ids: list[int]
+    top_logprobs: list[float]
+
+
+@dataclass(slots=True)
+class Delta:
+    """What one step (or several, if the reader was slow) adds to one choice of a request."""
+
+    index: int  # choice, 0 .. n-1
+    token_ids: list[int]
+    finish_reason: FinishReason = FinishReason.NONE
+    stop_token_id: int | None = None  # set with STOP_TOKEN
+    logprobs: list[TokenLogprob] | None = None  # one per token id
+    cached_tokens: int | None = None  # on the first delta of choice 0: prompt tokens found in the prefix cache
+    prompt_logprobs: list[TokenLogprob | None] | None = None  # on the first delta of choice 0
+    error: EngineError | None = None  # with ERROR
+    extra: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,59 @@
+"""Builds the Cython extensions of `_fast`: one per .pyx, found by glob, with one directive table for all.
+
+Generated C goes to build/. OMNILOOP_DEBUG=1 turns every Cython check on; OMNILOOP_ANNOTATE=1 also writes the
+annotate report (build/_fast/*.html). Performance hints of Cython are printed, and a test fails on them.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+
+DEBUG = os.environ.get("OMNILOOP_DEBUG", "") == "1"
+ANNOTATE = os.environ.get("OMNILOOP_ANNOTATE", "") == "1"
+
+DIRECTIVES = {
+    "language_level": 3,
+    "boundscheck": DEBUG,
+    "wraparound": DEBUG,
+    "initializedcheck": DEBUG,
+    "cdivision": not DEBUG,
+    "overflowcheck": DEBUG,
+    "freethreading_compatible": True,
+    "show_performance_hints": True,
+    "embedsignature": True,
+}
+
+CFLAGS = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-Wall", "-Wno-unused-function", "-Wno-unreachable-code"]
+LDFLAGS = [] if sys.platform == "darwin" else ["-pthread"]
+
+
+def extensions() -> list[Extension]:
+    """One extension per _fast/*.pyx; C sources in _fast/c/<name>/ belong to <name>.pyx."""
+    found = []
+    for pyx in sorted(Path("_fast").glob("*.pyx")):
+        own = Path("_fast/c") / pyx.stem
+        found.append(
+            Extension(
+                f"_fast.{pyx.stem}",
+                [str(pyx), *(str(c) for c in sorted(own.glob("*.c")))],
+                include_dirs=["_fast", str(own)],
+                depends=[str(h) for h in [*sorted(own.glob("*.h")), *sorted(Path("_fast").glob("*.pxd"))]],
+                extra_compile_args=CFLAGS,
+                extra_link_args=LDFLAGS,
+            )
+        )
+    return found
+
+
+setup(
+    ext_modules=cythonize(
+        extensions(),
+        build_dir="build",
+        compiler_directives=DIRECTIVES,
+        annotate=ANNOTATE,
+        nthreads=int(os.environ.get("OMNILOOP_BUILD_JOBS", "0")),
+    )
+)
