@@ -1,0 +1,47 @@
+"""Pointwise activations: SwiGLU's product and the three GELUs.
+
+silu_mul:   y = gate * sigmoid(gate) * up,  x = [gate | up] along the last axis
+gelu:       y = x * Phi(x), exactly by erf, or by tanh(sqrt(2/pi) * (x + 0.044715 x^3)) with approximate="tanh"
+quick_gelu: y = x * sigmoid(1.702 x)
+Users: the MLP of every decoder (silu_mul) and of the towers.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+
+def silu_mul(x: Tensor) -> Tensor:
+    """x [..., 2*I], gate first -> a new [..., I]."""
+    return silu_mul_reference(x)
+
+
+def gelu(x: Tensor, approximate: Literal["none", "tanh"] = "none") -> Tensor:
+    """x of any shape -> a new tensor of that shape."""
+    return gelu_reference(x, approximate)
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """x of any shape -> a new tensor of that shape."""
+    return quick_gelu_reference(x)
+
+
+def silu_mul_reference(x: Tensor) -> Tensor:
+    gate, up = x.to(_wide(x)).chunk(2, dim=-1)
+    return (gate * torch.sigmoid(gate) * up).to(x.dtype)
+
+
+def gelu_reference(x: Tensor, approximate: Literal["none", "tanh"] = "none") -> Tensor:
+    return torch.nn.functional.gelu(x.to(_wide(x)), approximate=approximate).to(x.dtype)
+
+
+def quick_gelu_reference(x: Tensor) -> Tensor:
+    wide = x.to(_wide(x))
+    return (wide * torch.sigmoid(1.702 * wide)).to(x.dtype)
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32

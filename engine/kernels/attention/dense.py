@@ -1,0 +1,41 @@
+"""Attention inside segments of one sequence of rows, without a cache: vision and audio towers.
+
+out[t] = sum_j softmax_j(scale * q[t] . k[j]) v[j] over the rows j of t's segment (and j <= t when causal). Windows are
+more, shorter segments. Users: `engine/encoders/*`.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import Tensor
+
+
+def dense_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float, causal: bool = False) -> Tensor:
+    """q [T, h, D], k and v [T, h_kv, D] (h_kv divides h), cu_seqlens [num_segments + 1] int32 -> a new [T, h * D].
+
+    The last axis of q, k and v is contiguous; the others may be strided (slices of one fused product). Segments must
+    cover all rows: cu_seqlens starts at 0 and ends at T.
+    """
+    return dense_attention_reference(q, k, v, cu_seqlens, scale, causal)
+
+
+def dense_attention_reference(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float, causal: bool = False
+) -> Tensor:
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    num_rows, num_heads, head_dim = q.shape
+    group = num_heads // k.shape[1]
+    out = torch.zeros(num_rows, num_heads, head_dim, dtype=wide, device=q.device)
+    bounds = cu_seqlens.tolist()
+    for first, last in itertools.pairwise(bounds):
+        keys = k[first:last].to(wide).repeat_interleave(group, 1)
+        values = v[first:last].to(wide).repeat_interleave(group, 1)
+        scores = torch.einsum("thd,jhd->htj", q[first:last].to(wide), keys) * scale
+        if causal:
+            size = last - first
+            hidden = torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1)
+            scores = scores.masked_fill(hidden, float("-inf"))
+        out[first:last] = torch.einsum("htj,jhd->thd", scores.softmax(-1), values)
+    return out.to(q.dtype).view(num_rows, num_heads * head_dim)

@@ -1,0 +1,62 @@
+"""Causal attention of a step's queries over a paged cache; prefill, chunk and decode rows mixed in one call.
+
+out[t] = sum_j softmax_j(cap(scale * q[t] . k[j])) v[j] over positions j <= p(t), and j > p(t) - window when window > 0;
+cap(s) = softcap * tanh(s / softcap) when softcap > 0. Query head h reads the KV head h // (Hq / Hkv). Users: every
+decoder's attention layer, after `qkv_rope_store` has written this step's keys and values.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.attention.base import AttentionMeta
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    meta: AttentionMeta,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+) -> Tensor:
+    """q [T, Hq, D], caches [num_blocks, Hkv, block_size, D] -> a new [T, Hq * D] of q's dtype."""
+    return paged_attention_reference(q, k_cache, v_cache, meta, scale, window, softcap)
+
+
+def paged_attention_reference(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    meta: AttentionMeta,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+) -> Tensor:
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    num_tokens, num_heads, head_dim = q.shape
+    group = num_heads // k_cache.shape[1]
+    block_size = k_cache.shape[2]
+    out = torch.zeros(num_tokens, num_heads, head_dim, dtype=wide, device=q.device)
+    starts = meta.query_start.tolist()
+    for row, length in enumerate(meta.context_len.tolist()):
+        first, last = starts[row], starts[row + 1]
+        blocks = meta.block_tables[row, : -(-length // block_size)].long()
+        # [num_blocks, Hkv, block_size, D] -> [Hq, length, D]
+        k, v = (
+            c[blocks].transpose(0, 1).reshape(c.shape[1], -1, head_dim)[:, :length].repeat_interleave(group, 0).to(wide)
+            for c in (k_cache, v_cache)
+        )
+        scores = torch.einsum("thd,hjd->htj", q[first:last].to(wide), k) * scale
+        if softcap > 0:
+            scores = softcap * torch.tanh(scores / softcap)
+        position = torch.arange(length - (last - first), length, device=q.device)[:, None]
+        key = torch.arange(length, device=q.device)[None, :]
+        hidden = key > position
+        if window > 0:
+            hidden = hidden | (key <= position - window)
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        out[first:last] = torch.einsum("htj,hjd->thd", weights, v)
+    return out.to(q.dtype).view(num_tokens, num_heads * head_dim)

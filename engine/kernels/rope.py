@@ -1,0 +1,51 @@
+"""Rotary positions: the table of a step (cos_sin) and its application to heads (apply_rope).
+
+angle[t, j] = position[t] * inv_freq[j];  (a, b) -> (a cos - b sin, b cos + a sin) with a = x[j], b = x[j + D_rot/2]
+(half-split, as Llama and Qwen). With three position rows (time, height, width) each section of the frequencies reads
+its own row (Qwen2-VL, Qwen2.5-Omni). Users: decoders take the table once per step and hand it to `qkv_rope_store`;
+towers call apply_rope. The table is float32 whatever the activations are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def cos_sin(
+    positions: Tensor, inv_freq: Tensor, mrope_section: Sequence[int] | None = None, scaling: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """positions [T] or [3, T] (any integer or float type), inv_freq [D_rot/2] float32 -> cos, sin [T, D_rot/2] float32.
+
+    mrope_section: how many frequencies each of the three rows supplies, in order; they add up to D_rot/2. Without it
+    three rows are taken to be equal. scaling multiplies both (YaRN's attention factor).
+    """
+    if positions.dim() == 2 and mrope_section is not None:
+        assert sum(mrope_section) == inv_freq.numel(), (
+            f"mrope_section {list(mrope_section)} must add up to {inv_freq.numel()}"
+        )
+        rows = positions.to(torch.float32)
+        parts = inv_freq.split(list(mrope_section))
+        angle = torch.cat([rows[i, :, None] * part for i, part in enumerate(parts)], dim=-1)
+    else:
+        row = positions if positions.dim() == 1 else positions[0]
+        angle = row.to(torch.float32)[:, None] * inv_freq  # [num_tokens, D_rot/2]
+    cos, sin = angle.cos(), angle.sin()
+    if scaling != 1.0:
+        cos, sin = cos * scaling, sin * scaling
+    return cos, sin
+
+
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [T, heads, D], cos and sin [T, D_rot/2] with D_rot <= D -> a new [T, heads, D]; the rest of D is copied."""
+    return apply_rope_reference(x, cos, sin)
+
+
+def apply_rope_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = cos.shape[-1]
+    wide = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+    a, b, rest = wide[..., :half], wide[..., half : 2 * half], wide[..., 2 * half :]
+    c, s = cos[:, None, :], sin[:, None, :]
+    return torch.cat([a * c - b * s, b * c + a * s, rest], dim=-1).to(x.dtype)

@@ -1,0 +1,72 @@
+"""Facts of the device this process computes on, and `triton`/`tl` for the kernel files.
+
+Thread: any; everything is computed once and never changes. Where there is neither CUDA nor ROCm, `triton` and `tl` are
+stand-ins: a kernel file still imports, `@triton.jit` hands its function back unchanged, and `tl.constexpr` is a mere
+name. Calling such a function is a bug of the launcher that did so.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import os
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What kernels and their launchers need to know about the device."""
+
+    kind: Literal["cpu", "cuda", "hip"]
+    arch: str  # "sm_90", "gfx942", or the CPU's vector extension ("avx512", "avx2", "default")
+    num_units: int  # streaming multiprocessors, compute units or cores
+    warp_size: int  # threads in a warp or wavefront; 1 on a CPU
+    shared_memory: int  # bytes a block may use; 0 on a CPU
+
+
+@functools.cache
+def target() -> Target:
+    """The first accelerator where torch sees one, else the CPU."""
+    if not torch.cuda.is_available():
+        return Target("cpu", torch.backends.cpu.get_cpu_capability().lower(), os.cpu_count() or 1, 1, 0)
+    facts: Any = torch.cuda.get_device_properties(0)
+    if torch.version.hip:
+        arch = facts.gcnArchName.split(":")[0]
+        return Target("hip", arch, facts.multi_processor_count, facts.warp_size, facts.shared_memory_per_block)
+    arch = f"sm_{facts.major}{facts.minor}"
+    shared = facts.shared_memory_per_block_optin
+    return Target("cuda", arch, facts.multi_processor_count, facts.warp_size, shared)
+
+
+class _NoTriton:
+    """Stands where `triton` or `triton.language` would: decorators return their function, other names are objects."""
+
+    def jit(self, function: Any = None, **_options: Any) -> Any:
+        return function if function is not None else lambda inner: inner
+
+    def heuristics(self, _values: Any) -> Any:
+        return lambda inner: inner
+
+    def cdiv(self, a: int, b: int) -> int:
+        return -(-a // b)
+
+    def next_power_of_2(self, n: int) -> int:
+        return 1 << max(n - 1, 0).bit_length()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return object()
+
+
+# Triton takes a third of a second to import, so a CPU build of torch does without even where it is installed.
+HAS_TRITON = bool(torch.version.cuda or torch.version.hip) and importlib.util.find_spec("triton") is not None
+if HAS_TRITON:
+    triton: Any = importlib.import_module("triton")
+    tl: Any = importlib.import_module("triton.language")
+else:
+    triton = tl = _NoTriton()
