@@ -1,0 +1,79 @@
+"""A media item at its three ages: as the client named it, as decoded, as processed for the model.
+
+Owner: none, frozen values. MediaRef comes from the renderer or an upload; MediaItem is what a decoder returns; Processed
+is what the loader returns and `splice` turns into `engine.request.MediaInput`. Nothing here imports a codec library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine.request import Modality
+
+
+@dataclass(frozen=True, slots=True)
+class MediaRef:
+    """One media part of a request.
+
+    `source` is a URL (`data:`, `http:`, `https:`, `file:`), bare base64 text when `format` is given (`input_audio`), the
+    bytes of an upload, or None when only `uuid` names the item. `param` is the part's path in the body, for errors.
+    """
+
+    modality: Modality
+    source: str | bytes | None
+    format: str | None = None  # the client's word ("wav"); magic bytes decide, this only marks bare base64
+    uuid: str | None = None
+    param: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MediaOptions:
+    """What a trusted request may lower, and whether a film's sound is heard too."""
+
+    num_frames: int | None = None
+    fps: float | None = None
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    use_audio_in_video: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MediaItem:
+    """Decoded media in its normal form.
+
+    image: uint8 [height, width, 3]; audio: float32 [samples] at 16 kHz; video: uint8 [frames, height, width, 3], scaled.
+    """
+
+    modality: Modality
+    data: np.ndarray
+    seconds_per_frame: float = 0.0  # video: time between kept frames
+    sound: np.ndarray | None = None  # video: its sound track, as audio
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What one tower makes of an item: `num_tokens` rows out of `features`."""
+
+    modality: Modality
+    hash: bytes  # 16 bytes over content and processor settings
+    num_tokens: int
+    features: dict[str, np.ndarray]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.features.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Processed:
+    """One item ready to be spliced: one part, or a film's frames followed by its sound."""
+
+    modality: Modality
+    parts: tuple[Part, ...]
+    param: str | None = field(default=None, compare=False)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(part.nbytes for part in self.parts)
