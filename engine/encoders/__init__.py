@@ -1,0 +1,1 @@
+"""Vision and audio towers, one file per family: features of one media item in, embedding rows out."""

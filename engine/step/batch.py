@@ -1,0 +1,25 @@
+"""Batch: the tensors of one step, as a model's forward reads them.
+
+Owner: the stream; made by step/build from a StepPlan, read by one forward, then dropped. Everything lies on the device
+of the model. Rows are not separated here: tokens of all rows follow each other, and `attention` says where rows begin.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from engine.attention.base import AttentionMeta
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """One step: T tokens, S of which are sampled from."""
+
+    token_ids: Tensor  # [T] int64; positions taken by media hold the placeholder's id
+    positions: Tensor  # [T] int64, or [3, T] (time, height, width) for M-RoPE models
+    media: list[tuple[int, int, Tensor]]  # (token_start, length, rows [length, hidden]) that replace embeddings
+    attention: AttentionMeta
+    sample_index: Tensor  # [S] int64 into the tokens: whose hidden states become logits
+    caches: list[tuple[Tensor, Tensor]]  # (k_cache, v_cache) per layer, each [blocks, kv_heads, block_size, head_dim]
