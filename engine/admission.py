@@ -1,0 +1,161 @@
+"""Requests on the device thread: from the inbox into a slot, and out of it again.
+
+Owner: device thread. In: a Request and the engine's number for its first choice. It stages what steps read by slot
+(SlotState, Sampler, EncoderCache) and tells the scheduler numbers only. The choices of one request beyond the first
+wait until the first one's prompt is in the prefix cache, then join and share its blocks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from dataclasses import dataclass
+
+import numpy as np
+from _fast.scheduler import Scheduler
+
+from engine.kernels.sampling.draw import mix64
+from engine.request import Request, TokenLogprob
+from engine.sampling.sampler import Sampler
+from engine.step.encode import EncoderCache
+from engine.step.slots import SlotState
+
+MEDIA_KEY = np.uint64(1 << 63)
+
+
+@dataclass(slots=True)
+class LiveRow:
+    """One choice that has a slot."""
+
+    device_id: int
+    choice: int
+    request: Request
+    first_sent: bool = False
+    prompt_logprobs: list[TokenLogprob | None] | None = None  # grows as the prompt is computed
+
+
+class Admission:
+    """Who lives in which slot."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        slots: SlotState,
+        sampler: Sampler,
+        encoder: EncoderCache,
+        prefix_caching: bool,
+        poison: bool,
+    ) -> None:
+        self._scheduler = scheduler
+        self._slots = slots
+        self._sampler = sampler
+        self._encoder = encoder
+        self._share = prefix_caching
+        self._poison = poison
+        self.rows: dict[int, LiveRow] = {}  # by slot
+        self._slot_of: dict[int, int] = {}  # by the engine's number
+        self._siblings: dict[int, tuple[Request, list[int]]] = {}  # first choice -> the ones that wait for it
+
+    def submit(self, request: Request, first_id: int) -> list[int]:
+        """Adds a request's choices; returns the numbers of those that could not be added."""
+        if request.n == 1 or not self._share or request.sampling.prompt_logprobs is not None:
+            return [first_id + k for k in range(request.n) if not self._add(request, first_id + k, k)]
+        if not self._add(request, first_id, 0):
+            return list(range(first_id, first_id + request.n))
+        self._siblings[first_id] = (request, list(range(1, request.n)))
+        return []
+
+    def release_siblings(self, first_id: int) -> list[int]:
+        """Adds the choices that waited for `first_id`; returns the numbers of those that could not be added."""
+        waiting = self._siblings.pop(first_id, None)
+        if waiting is None:
+            return []
+        request, choices = waiting
+        return [first_id + k for k in choices if not self._add(request, first_id + k, k)]
+
+    def abort(self, device_id: int) -> list[int]:
+        """Ends one choice; waiting siblings of an aborted first choice join now. Returns numbers not added."""
+        self._forget_sibling(device_id)
+        if device_id in self._slot_of:
+            self._scheduler.abort(device_id)
+            self.free_slots()
+        return self.release_siblings(device_id)
+
+    def free_slots(self) -> None:
+        """Forgets the slots that the scheduler has given back since the last call."""
+        for slot in self._scheduler.take_freed_slots():
+            row = self.rows.pop(slot)
+            del self._slot_of[row.device_id]
+            self._slots.reset(slot, self._poison)
+            self._sampler.reset(slot, self._poison)
+        for entry in self._scheduler.take_evicted_entries():
+            self._encoder.evict(entry)
+
+    def ledger(self) -> dict[str, int]:
+        """Rows staged here; zero when idle."""
+        return {
+            "live_rows": len(self.rows),
+            "siblings": sum(len(choices) for _, choices in self._siblings.values()),
+            "positions": len(self._slots.positions),
+        }
+
+    def _forget_sibling(self, device_id: int) -> None:
+        for first_id, (_, choices) in self._siblings.items():
+            if device_id - first_id in choices:
+                choices.remove(device_id - first_id)
+                return
+
+    def _add(self, request: Request, device_id: int, choice: int) -> bool:
+        params = request.sampling
+        prompt = np.ascontiguousarray(request.prompt_token_ids, np.int32)
+        root = hashlib.blake2b(request.cache_salt, digest_size=16).digest()
+        media, keys = self._media(request, root)
+        slot = self._scheduler.add(
+            device_id,
+            prompt,
+            max_tokens=params.max_tokens,
+            min_tokens=params.min_tokens,
+            ignore_eos=params.ignore_eos,
+            eos_ids=np.asarray(params.eos_token_ids, np.int32),
+            stop_ids=np.asarray(params.stop_token_ids, np.int32),
+            priority=request.priority,
+            arrival=request.arrival,
+            root=root,
+            keys=keys,
+            media=media,
+            read_cache=params.prompt_logprobs is None,
+        )
+        if slot < 0:
+            self.free_slots()
+            return False
+        row = LiveRow(device_id, choice, request)
+        if params.prompt_logprobs is not None and choice == 0:
+            row.prompt_logprobs = [None]  # nothing predicts the first token
+        self.rows[slot] = row
+        self._slot_of[device_id] = slot
+        self._slots.admit(slot, request)
+        seed = secrets.randbits(64) if params.seed is None else params.seed + choice
+        self._sampler.admit(slot, params, prompt, seed)
+        return True
+
+    def _media(self, request: Request, root: bytes) -> tuple[np.ndarray | None, np.ndarray | None]:
+        """The scheduler's view of the media: runs int32 [m, 4], and a key per prompt token that names the content."""
+        if not request.media:
+            return None, None
+        runs = []
+        keys = request.prompt_token_ids.astype(np.int64)
+        for item in request.media:
+            digest = hashlib.blake2b(item.hash, key=root, digest_size=16).digest()
+            entry = self._encoder.find(digest)
+            if entry is None:
+                entry = self._scheduler.add_entry(item.num_tokens)
+                self._encoder.stage(entry, digest, item)
+            base = np.uint64(int.from_bytes(digest[:8], "little"))
+            done = 0
+            for start, length in item.spans:
+                runs.append((start, length, entry, done))
+                names = mix64(base + np.arange(done, done + length, dtype=np.uint64)) | MEDIA_KEY
+                keys[start : start + length] = names.view(np.int64)
+                done += length
+        runs.sort()
+        return np.asarray(runs, np.int32), keys

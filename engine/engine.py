@@ -1,0 +1,199 @@
+"""Engine: the loop's side of the device thread. Takes requests, gives streams, routes each step's tokens to them.
+
+Owner: loop. It meets the device thread in two places: the inbox (submit, abort, stop) and one call_soon_threadsafe
+per step, which brings a StepOutput.
+
+    loop      submit -> inbox ............ on_output -> TokenStream.feed -> Delta
+    device           inbox -> step -> step -> call_soon_threadsafe
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from engine.config import EngineConfig
+from engine.errors import (
+    DeviceLostError,
+    EngineError,
+    InvalidLogitsError,
+    NotReadyError,
+    QueueFullError,
+    StepFailedError,
+)
+from engine.limits import Limits, check
+from engine.request import Delta, FinishReason, Request
+from engine.stats import EngineStats, StepStats
+from engine.stream import TokenStream
+
+if TYPE_CHECKING:
+    from engine.loop import DeviceThread, StepOutput
+    from engine.models.hf import ModelConfig
+
+log = logging.getLogger("omniloop.engine")
+
+SLICE = 64  # rows delivered in one turn of the loop: about 0.6 ms of work
+
+
+class Engine:
+    """One model on one device. `state`: starting, ready, draining, dead."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.state = "starting"
+        self.stats = EngineStats()
+        self.startup: dict[str, float] = {}  # seconds by phase
+        self.on_step: Callable[[StepStats], None] | None = None
+        self.on_death: Callable[[BaseException], None] | None = None
+        self.model: ModelConfig
+        self.max_model_len = 0
+        self.block_size = config.block_size
+        self.num_blocks = 0
+        self._limits: Limits
+        self._device: DeviceThread | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self._routes: dict[int, tuple[TokenStream, int]] = {}  # id on the device thread -> stream, choice
+        self._next_id = 1
+        self._idle: asyncio.Event
+
+    async def start(self) -> None:
+        """Starts the device thread and waits until the model is loaded and warm. Raises ConfigError."""
+        # Imported here so that a server can bind and answer 503 before torch is there.
+        loop = self._loop = asyncio.get_running_loop()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        begun = time.perf_counter()
+        module = await loop.run_in_executor(None, _import_loop)
+        self.startup["imports"] = time.perf_counter() - begun
+        ready = loop.create_future()
+        self._device = module.DeviceThread(self.config, loop, ready, self._on_output, self._on_death, self.startup)
+        self._device.start()
+        self.model, self._limits = await ready
+        self.max_model_len = self._limits.max_model_len
+        self.num_blocks = self._limits.num_blocks
+        self.stats.blocks_total = self.num_blocks
+        self.state = "ready"
+
+    @property
+    def last_beat(self) -> float:
+        """time.monotonic() of the device thread's last turn."""
+        return self._device.last_beat if self._device is not None else 0.0
+
+    def submit(self, request: Request) -> TokenStream:
+        """Hands a request to the device thread. Raises NotReadyError, QueueFullError or RequestError; loop only."""
+        if self.state != "ready" or self._device is None:
+            raise NotReadyError("engine_dead" if self.state == "dead" else self.state, f"the engine is {self.state}")
+        check(request, self._limits)
+        if len(self._routes) + request.n > self._limits.max_open:
+            raise QueueFullError(
+                f"{len(self._routes)} choices are open and {request.n} more were asked for; "
+                f"this server holds {self._limits.max_open}: try again later"
+            )
+        stream = TokenStream(self, request, self._next_id)
+        for choice in range(request.n):
+            self._routes[self._next_id + choice] = (stream, choice)
+        self._next_id += request.n
+        self._idle.clear()
+        self._device.submit(request, stream.first_id)
+        return stream
+
+    def drop(self, device_id: int) -> None:
+        """Ends one choice on the device thread; its route goes at once, so nothing more is delivered."""
+        if self._routes.pop(device_id, None) is not None and self._device is not None:
+            self._device.abort(device_id)
+
+    def forget(self, stream: TokenStream) -> None:
+        """Removes a stream's routes (all its choices have ended)."""
+        for choice in range(stream.request.n):
+            self._routes.pop(stream.first_id + choice, None)
+        self._note_idle()
+
+    async def stop(self, timeout: float = 30.0) -> None:
+        """Refuses new requests, lets open ones finish for `timeout` seconds, aborts the rest, ends the thread."""
+        if self.state == "ready":
+            self.state = "draining"
+        if self._device is None:
+            return
+        if self._routes:
+            try:
+                await asyncio.wait_for(self._idle.wait(), timeout)
+            except TimeoutError:
+                for stream in {id(stream): stream for stream, _ in self._routes.values()}.values():
+                    stream.abort()
+        device, self._device = self._device, None
+        await self._loop.run_in_executor(None, device.stop)
+
+    def ledger(self) -> dict[str, int]:
+        """What is held right now; all zero but totals and caches when idle (RELIABILITY.md)."""
+        held = {"streams": len({id(stream) for stream, _ in self._routes.values()}), "routes": len(self._routes)}
+        if self._device is not None:
+            held |= self._device.ledger()
+        return held
+
+    def _note_idle(self) -> None:
+        if not self._routes:
+            self._idle.set()
+
+    def _on_output(self, output: StepOutput) -> None:
+        """Routes one step's tokens, SLICE rows per turn of the loop."""
+        if output.start == 0:
+            self.stats.add(output.stats)
+            if self.on_step is not None:
+                self.on_step(output.stats)
+        end = min(output.start + SLICE, len(output.ids))
+        for row in range(output.start, end):
+            self._route(output, row)
+        if end < len(output.ids):
+            output.start = end
+            self._loop.call_soon(self._on_output, output)
+        self._note_idle()
+
+    def _route(self, output: StepOutput, row: int) -> None:
+        device_id = output.ids[row]
+        route = self._routes.get(device_id)
+        if route is None:
+            return
+        stream, choice = route
+        token, finish = output.tokens[row], FinishReason(output.finishes[row])
+        delta = Delta(choice, [token] if token >= 0 else [], finish)
+        if finish is FinishReason.STOP_TOKEN:
+            delta.stop_token_id = token
+        elif finish is FinishReason.ERROR:
+            delta.error = _row_error(output, row)
+        logprob = output.logprobs.get(row)
+        if logprob is not None:
+            delta.logprobs = [logprob]
+        first = output.firsts.get(row)
+        if first is not None and choice == 0:
+            delta.cached_tokens, delta.prompt_logprobs = first
+            self.stats.prompt_tokens += len(stream.request.prompt_token_ids)
+            self.stats.cached_tokens += delta.cached_tokens
+        if finish is not FinishReason.NONE:
+            del self._routes[device_id]
+        stream.feed(delta)
+
+    def _on_death(self, error: BaseException) -> None:
+        """The device thread is gone: every open request is answered."""
+        self.state = "dead"
+        routes, self._routes = self._routes, {}
+        lost = DeviceLostError("the engine stopped working; this server is restarting")
+        for stream, choice in routes.values():
+            stream.feed(Delta(choice, [], FinishReason.ERROR, error=lost))
+        self._idle.set()
+        if self.on_death is not None:
+            self.on_death(error)
+
+
+def _row_error(output: StepOutput, row: int) -> EngineError:
+    if row in output.invalid:
+        return InvalidLogitsError("the model's output for this request was not a number")
+    return StepFailedError("a step of the engine failed; this request was part of it")
+
+
+def _import_loop():  # type: ignore[no-untyped-def]
+    import engine.loop
+
+    return engine.loop

@@ -1,0 +1,104 @@
+"""What a running engine can hold, and the check that every request passes before it reaches the device thread.
+
+Owner: made at start, read on the loop. The HTTP edge checks the same things with the client's own words; here they are
+repeated because nothing unchecked may reach the device (SECURITY.md, ground rule 5).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from engine.errors import RequestError
+from engine.request import Request, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Fixed at start."""
+
+    max_model_len: int  # tokens of prompt and answer
+    num_blocks: int  # KV blocks that requests can use
+    max_open: int  # choices running and waiting
+    vocab_size: int  # width of the logits
+    num_embeddings: int  # rows of the embedding table
+    max_logprobs: int
+    encoder_capacity: int  # tower rows that one item may have
+    modalities: tuple[str, ...]
+
+
+def check(request: Request, limits: Limits) -> None:
+    """Raises RequestError naming what was got, what is allowed and how to fix it."""
+    ids = request.prompt_token_ids
+    count = len(ids)
+    if count == 0:
+        raise RequestError("the prompt has no tokens; send at least one")
+    if count >= limits.max_model_len:
+        raise RequestError(
+            f"This model's maximum context length is {limits.max_model_len} tokens. "
+            f"However, your prompt contains {count} input tokens"
+        )
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= limits.num_embeddings:
+        raise RequestError(
+            f"token id {low if low < 0 else high} is out of range; ids are 0 to {limits.num_embeddings - 1}"
+        )
+    if request.n < 1:
+        raise RequestError(f"n={request.n}; ask for at least 1")
+    _check_media(request, limits)
+    _check_sampling(request.sampling, limits)
+
+
+def _check_media(request: Request, limits: Limits) -> None:
+    end = 0
+    spans = sorted((start, length) for item in request.media for start, length in item.spans)
+    for start, length in spans:
+        if length <= 0 or start < end or start + length > len(request.prompt_token_ids):
+            raise RequestError(f"media span ({start}, {length}) is empty, overlaps another or leaves the prompt")
+        end = start + length
+    for item in request.media:
+        if item.modality not in limits.modalities:
+            raise RequestError(f"this model takes {', '.join(limits.modalities) or 'text only'}, not {item.modality}")
+        if item.num_tokens != sum(length for _, length in item.spans):
+            raise RequestError(f"{item.modality}: {item.num_tokens} rows for spans of another total")
+        if item.num_tokens > limits.encoder_capacity:
+            raise RequestError(
+                f"{item.modality}: {item.num_tokens} rows; at most {limits.encoder_capacity} fit per item"
+            )
+    if request.positions is not None and request.positions.shape != (3, len(request.prompt_token_ids)):
+        raise RequestError(f"positions have shape {request.positions.shape}; [3, prompt_len] is needed")
+
+
+def _check_sampling(params: SamplingParams, limits: Limits) -> None:
+    _in_range("max_tokens", params.max_tokens, 1, 2**31 - 1)
+    _in_range("min_tokens", params.min_tokens, 0, params.max_tokens)
+    _in_range("temperature", params.temperature, 0.0, 2.0)
+    _in_range("top_k", params.top_k, 0, 2**31 - 1)
+    _in_range("top_p", params.top_p, 1e-9, 1.0)
+    _in_range("min_p", params.min_p, 0.0, 1.0)
+    _in_range("presence_penalty", params.presence_penalty, -2.0, 2.0)
+    _in_range("frequency_penalty", params.frequency_penalty, -2.0, 2.0)
+    _in_range("repetition_penalty", params.repetition_penalty, 1e-9, 2.0)
+    top = limits.vocab_size if limits.max_logprobs == -1 else limits.max_logprobs
+    for name, asked in (("logprobs", params.logprobs), ("prompt_logprobs", params.prompt_logprobs)):
+        if asked is not None:
+            _in_range(name, asked, -1 if limits.max_logprobs == -1 else 0, top)
+    ids = [
+        *params.eos_token_ids,
+        *params.stop_token_ids,
+        *(token for token, _ in params.logit_bias),
+        *(params.allowed_token_ids or ()),
+        *(token for word in params.bad_words for token in word),
+        *params.logprob_token_ids,
+    ]
+    for token in ids:
+        _in_range("token id", token, 0, limits.vocab_size - 1)
+    for _, value in params.logit_bias:
+        _in_range("logit_bias", value, -100.0, 100.0)
+    if params.allowed_token_ids is not None and not params.allowed_token_ids:
+        raise RequestError("allowed_token_ids is empty; name at least one id or leave it out")
+
+
+def _in_range(name: str, value: float, low: float, high: float) -> None:
+    if not (math.isfinite(value) and low <= value <= high):
+        raise RequestError(f"{name}={value}: allowed is {low} to {high}")

@@ -1,0 +1,294 @@
+"""DeviceThread: the one thread that owns scheduler, slots, caches and model, and the order of one step.
+
+Two steps are in flight: step N+1 is planned and its forward launched before the tokens of step N are read, which reach
+N+1 on the device. Planning waits until N is nearly done, so that a request which arrives meanwhile still joins N+1.
+
+    thread  | plan N+1, launch fwd N+1 | collect N, commit N, launch sample N+1, deliver N | gather ... | plan N+2
+    stream  | ... fwd N, sample N | fwd N+1 ......................... sample N+1 | fwd N+2
+
+In: the inbox (submit, abort, stop; and the step that has just ended, put there by the stream). Out: one StepOutput per
+step to the loop by call_soon_threadsafe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import numpy as np
+from _fast.plan import StepPlan
+
+from engine.config import EngineConfig
+from engine.errors import DeviceLostError
+from engine.request import FinishReason, Request, TokenLogprob
+from engine.runtime import Runtime, load_runtime
+from engine.stats import StepStats
+from engine.step.result import StepResult
+
+log = logging.getLogger("omniloop.engine")
+
+MARGIN = 0.0005  # seconds before the expected end of a step at which the next one is planned
+First = tuple[int, "list[TokenLogprob | None] | None"]
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """One step's news for the loop: parallel lists over the rows that have any."""
+
+    stats: StepStats
+    ids: list[int] = field(default_factory=list)  # the engine's number of each choice
+    tokens: list[int] = field(default_factory=list)  # -1: none
+    finishes: list[int] = field(default_factory=list)  # FinishReason
+    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by place in the lists
+    firsts: dict[int, First] = field(default_factory=dict)  # by place: cached tokens, prompt log-probabilities
+    invalid: set[int] = field(default_factory=set)  # places whose logits were not finite
+    start: int = 0  # how far the loop has delivered
+
+    def add(self, device_id: int, token: int, finish: int) -> int:
+        """Appends a row; returns its place."""
+        self.ids.append(device_id)
+        self.tokens.append(token)
+        self.finishes.append(finish)
+        return len(self.ids) - 1
+
+
+class DeviceThread:
+    """Started and stopped by Engine; everything else here runs on the thread itself."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        loop: asyncio.AbstractEventLoop,
+        ready: asyncio.Future[Any],
+        on_output: Callable[[StepOutput], None],
+        on_death: Callable[[BaseException], None],
+        startup: dict[str, float],
+    ) -> None:
+        self._config = config
+        self._loop = loop
+        self._ready = ready
+        self._on_output = on_output
+        self._on_death = on_death
+        self._startup = startup
+        self._inbox: SimpleQueue[Any] = SimpleQueue()
+        self._thread = threading.Thread(target=self._main, name="omniloop-device", daemon=True)
+        self._runtime: Runtime | None = None
+        self._stopping = False
+        self._seconds: dict[int, float] = {}  # how long steps take, by the bit length of their token count
+        self._refused: list[int] = []
+        self.last_beat = 0.0
+
+    # -- called from other threads ------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begins loading; `ready` is resolved on the loop with (ModelConfig, Limits) or an exception."""
+        self._thread.start()
+
+    def submit(self, request: Request, first_id: int) -> None:
+        """Adds a request whose choices are numbered from first_id."""
+        self._inbox.put(("submit", request, first_id))
+
+    def abort(self, device_id: int) -> None:
+        """Ends one choice within a step."""
+        self._inbox.put(("abort", device_id))
+
+    def stop(self, timeout: float = 10.0) -> None:
+        """Ends the thread after the steps in flight."""
+        self._inbox.put(("stop",))
+        self._thread.join(timeout)
+
+    def ledger(self) -> dict[str, int]:
+        """What is held; exact when no step runs."""
+        runtime = self._runtime
+        if runtime is None:
+            return {}
+        held = dict(runtime.scheduler.ledger())
+        return held | runtime.admission.ledger() | {"inbox": self._inbox.qsize(), "encoder_rows": len(runtime.encoder)}
+
+    # -- the thread -----------------------------------------------------------------------------------------------
+
+    def _main(self) -> None:
+        try:
+            runtime = self._runtime = load_runtime(self._config, self._startup)
+        except BaseException as error:
+            self._tell(_resolve, self._ready, None, error)
+            return
+        self._tell(_resolve, self._ready, (runtime.model_config, runtime.limits), None)
+        try:
+            self._run(runtime)
+        except BaseException as error:
+            log.exception("the device thread ended")
+            self._tell(self._on_death, error)
+        finally:
+            runtime.stream.close()
+
+    def _run(self, runtime: Runtime) -> None:
+        previous: StepResult | None = None
+        while True:
+            self._gather(runtime, previous)
+            if self._stopping and previous is None:
+                return
+            stats = StepStats()
+            begun = time.perf_counter()
+            step = self._plan(runtime, stats)  # step N+1: numbers, then its forward, launched
+            planned = time.perf_counter()
+            output = None
+            if previous is not None:
+                output = self._settle(runtime, previous, stats)  # step N: the only wait, then lengths settled
+            if step is not None:
+                runtime.launch_sample(step, self._inbox.put)  # step N+1: what it may say is known now
+            stats.schedule_s = planned - begun
+            if output is not None:
+                self._deliver(runtime, output)
+            elif self._refused:
+                self._deliver(runtime, StepOutput(stats))
+            previous = step
+
+    def _gather(self, runtime: Runtime, previous: StepResult | None) -> None:
+        """Takes what the inbox holds, and waits there while there is nothing better to do."""
+        until = None
+        if previous is not None:
+            until = previous.predicted_end(self._seconds.get(previous.plan.num_tokens.bit_length(), 0.0)) - MARGIN
+        elif runtime.scheduler.has_work:
+            until = 0.0
+        while True:
+            self.last_beat = time.monotonic()
+            wait = 1.0 if until is None else until - time.perf_counter()
+            try:
+                item = self._inbox.get(timeout=wait) if wait > 0 else self._inbox.get_nowait()
+            except Empty:
+                if until is None:
+                    continue
+                return
+            if isinstance(item, StepResult):
+                if item is previous:  # done earlier than expected: plan at once, after what else has come
+                    until = 0.0
+                continue
+            self._take(runtime, item)
+            if until is None and (self._stopping or self._refused or runtime.scheduler.has_work):
+                until = 0.0
+
+    def _take(self, runtime: Runtime, item: tuple[Any, ...]) -> None:
+        if item[0] == "submit":
+            self._refused += runtime.admission.submit(item[1], item[2])
+        elif item[0] == "abort":
+            self._refused += runtime.admission.abort(item[1])
+        else:
+            self._stopping = True
+
+    def _plan(self, runtime: Runtime, stats: StepStats) -> StepResult | None:
+        if self._stopping:
+            return None
+        plan = runtime.plans[runtime.next_plan]
+        if runtime.scheduler.schedule(plan) == 0:
+            return None
+        runtime.next_plan = (runtime.next_plan + 1) % len(runtime.plans)
+        begun = time.perf_counter()
+        step = runtime.launch_forward(plan)
+        stats.launch_s = time.perf_counter() - begun
+        return step
+
+    def _settle(self, runtime: Runtime, step: StepResult, stats: StepStats) -> StepOutput:
+        """Waits for a step's tokens, commits them, and writes down what the loop should hear."""
+        begun = time.perf_counter()
+        if not step.event.wait(self._config.step_timeout):
+            raise DeviceLostError(
+                f"a step of {step.plan.num_tokens} tokens did not end in {self._config.step_timeout} s"
+            )
+        waited = time.perf_counter()
+        stats.wait_s = waited - begun
+        output = StepOutput(stats)
+        if step.error is not None:
+            self._fail(runtime, step, output)
+        else:
+            self._commit(runtime, step, output)
+            self._learn(step)
+            stats.device_s = step.event.fired_at - step.started_at
+        runtime.admission.free_slots()
+        self._note(runtime, step.plan, stats)
+        stats.commit_s = time.perf_counter() - waited
+        return output
+
+    def _commit(self, runtime: Runtime, step: StepResult, output: StepOutput) -> None:
+        plan, admission = step.plan, runtime.admission
+        assert step.tokens is not None
+        rows = plan.num_rows
+        live = [admission.rows.get(slot) for slot in step.rows.slots.tolist()]
+        cached = [runtime.scheduler.cached_tokens(slot) for slot in step.rows.slots.tolist()]
+        runtime.scheduler.commit(plan, step.tokens)
+        tokens = np.asarray(plan.out_token)[:rows].tolist()
+        finishes = np.asarray(plan.out_finish)[:rows].tolist()
+        for row, choice in enumerate(live):
+            token, finish = tokens[row], finishes[row]
+            if choice is None or (token < 0 and finish == FinishReason.NONE):
+                continue
+            place = output.add(choice.device_id, token, finish)
+            if row in step.logprobs:
+                output.logprobs[place] = step.logprobs[row]
+            if row in step.invalid:
+                output.invalid.add(place)
+            if not choice.first_sent:
+                choice.first_sent = True
+                output.firsts[place] = (cached[row], choice.prompt_logprobs)
+                self._refused += admission.release_siblings(choice.device_id)
+            output.stats.num_sampled += token >= 0
+
+    def _fail(self, runtime: Runtime, step: StepResult, output: StepOutput) -> None:
+        """The step raised: its rows end, everybody else goes on."""
+        plan = step.plan
+        log.error(
+            "step %d failed (%d rows, %d tokens); its rows end",
+            plan.step_id,
+            plan.num_rows,
+            plan.num_tokens,
+            exc_info=step.error,
+        )
+        live = [runtime.admission.rows.get(slot) for slot in step.rows.slots.tolist()]
+        runtime.scheduler.fail(plan)
+        for choice in live:
+            if choice is not None:
+                output.add(choice.device_id, -1, FinishReason.ERROR)
+                self._refused += runtime.admission.release_siblings(choice.device_id)
+
+    def _learn(self, step: StepResult) -> None:
+        """Keeps how long steps of this size take; it falls quickly and rises slowly, so planning is never late."""
+        key = step.plan.num_tokens.bit_length()
+        took = step.event.fired_at - step.started_at
+        known = self._seconds.get(key, took)
+        self._seconds[key] = min(took, known + 0.05 * (took - known)) if took < known else known + 0.05 * (took - known)
+
+    def _note(self, runtime: Runtime, plan: StepPlan, stats: StepStats) -> None:
+        scheduler = runtime.scheduler
+        stats.step_id, stats.num_rows, stats.num_tokens = plan.step_id, plan.num_rows, plan.num_tokens
+        stats.num_encodes = plan.num_encodes
+        stats.running, stats.waiting = scheduler.num_running, scheduler.num_waiting
+        stats.blocks_used, stats.blocks_total = scheduler.used_blocks, scheduler.total_blocks
+        stats.preemptions = scheduler.num_preemptions
+        stats.prefix_queries, stats.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
+
+    def _deliver(self, runtime: Runtime, output: StepOutput) -> None:
+        for device_id in self._refused:
+            output.add(device_id, -1, FinishReason.ERROR)
+        self._refused.clear()
+        self._tell(self._on_output, output)
+
+    def _tell(self, call: Callable[..., None], *args: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(call, *args)
+        except RuntimeError:  # the loop has closed: nobody is left to hear it
+            log.debug("the event loop is closed; dropped %s", call)
+
+
+def _resolve(ready: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
+    if ready.done():
+        return
+    if error is not None:
+        ready.set_exception(error)
+    else:
+        ready.set_result(value)

@@ -1,0 +1,1 @@
+"""From logits to token ids: the order of operations, and the per-request rules that change logits."""

@@ -1,0 +1,98 @@
+"""logits -> token ids, in the order every model shares: rules, then the draw (or the largest), then log-probabilities.
+
+Owner: rows are staged by the device thread at admission; the stream samples, in step order. A row's token depends on
+its own logits, rules, seed and place in the answer, never on its neighbours.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from engine.kernels.sampling.draw import draw
+from engine.kernels.sampling.top_k_top_p import top_k_top_p
+from engine.request import SamplingParams, TokenLogprob
+from engine.sampling.logprobs import answer_logprobs
+from engine.sampling.rules import RowRules, needs_rules
+
+
+class Sampler:
+    """Per-slot sampling parameters as arrays, and the step that uses them."""
+
+    def __init__(self, max_slots: int, vocab: int) -> None:
+        self._vocab = vocab
+        self._temperature = np.zeros(max_slots, np.float32)
+        self._top_k = np.zeros(max_slots, np.int64)
+        self._top_p = np.ones(max_slots, np.float32)
+        self._min_p = np.zeros(max_slots, np.float32)
+        self._seed = np.zeros(max_slots, np.uint64)
+        self._special = np.zeros(max_slots, np.bool_)  # has rules or log-probabilities
+        self._rules: dict[int, RowRules] = {}
+        self._logprobs: dict[int, SamplingParams] = {}
+
+    def admit(self, slot: int, params: SamplingParams, prompt: np.ndarray, seed: int) -> None:
+        """Stages a request; prompt int32 [prompt_len]; seed any integer, taken modulo 2^64."""
+        self._temperature[slot] = params.temperature
+        self._top_k[slot] = params.top_k
+        self._top_p[slot] = params.top_p
+        self._min_p[slot] = params.min_p
+        self._seed[slot] = seed & 0xFFFF_FFFF_FFFF_FFFF
+        if needs_rules(params):
+            self._rules[slot] = RowRules(params, prompt, self._vocab)
+        if params.logprobs is not None:
+            self._logprobs[slot] = params
+        self._special[slot] = slot in self._rules or slot in self._logprobs
+
+    def reset(self, slot: int, poison: bool = False) -> None:
+        """Forgets a freed slot; with `poison` its numbers become ones that would show at once."""
+        bad = np.float32(np.nan) if poison else np.float32(0)
+        self._temperature[slot] = self._top_p[slot] = self._min_p[slot] = bad
+        self._top_k[slot] = 0
+        self._seed[slot] = 0
+        self._special[slot] = False
+        self._rules.pop(slot, None)
+        self._logprobs.pop(slot, None)
+
+    def sample(
+        self, logits: torch.Tensor, slots: np.ndarray, index: np.ndarray
+    ) -> tuple[np.ndarray, dict[int, TokenLogprob]]:
+        """Tokens int64 [rows] (-1 where a row's logits are not finite) and log-probabilities by row, where asked for.
+
+        logits float32 [rows, vocab], may be changed; slots, index int [rows]: the row's slot and its token's number
+        in the answer.
+        """
+        finite = torch.isfinite(logits.sum(dim=-1)).numpy()
+        special = np.flatnonzero(self._special[slots]).tolist()
+        raw = {row: logits[row].clone() for row in special if int(slots[row]) in self._logprobs}
+        for row in special:
+            rules = self._rules.get(int(slots[row]))
+            if rules is not None:
+                rules.apply(logits[row], int(index[row]))
+        tokens = self._choose(logits, slots, index, finite)
+        tokens[~finite] = -1
+        for row in special:
+            rules = self._rules.get(int(slots[row]))
+            if rules is not None and finite[row]:
+                rules.record(int(tokens[row]))
+        wanted = {row: self._logprobs[int(slots[row])] for row in raw if finite[row]}
+        return tokens, answer_logprobs(raw, tokens, wanted) if wanted else {}
+
+    def _choose(self, logits: torch.Tensor, slots: np.ndarray, index: np.ndarray, finite: np.ndarray) -> np.ndarray:
+        temperature = self._temperature[slots]
+        drawn = np.flatnonzero((temperature > 0) & finite)
+        if len(drawn) == 0:
+            return logits.argmax(dim=-1).numpy()
+        tokens = np.empty(len(slots), np.int64)
+        if len(drawn) < len(slots):
+            greedy = np.setdiff1d(np.arange(len(slots)), drawn, assume_unique=True)
+            tokens[greedy] = logits[torch.from_numpy(greedy)].argmax(dim=-1).numpy()
+        at = slots[drawn]
+        probs = top_k_top_p(
+            logits[torch.from_numpy(drawn)],
+            torch.from_numpy(temperature[drawn]),
+            torch.from_numpy(self._top_k[at]),
+            torch.from_numpy(self._top_p[at]),
+            torch.from_numpy(self._min_p[at]),
+        )
+        tokens[drawn] = draw(probs, self._seed[at], index[drawn]).numpy()
+        return tokens

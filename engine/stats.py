@@ -1,0 +1,69 @@
+"""What a step did and how long each part took, and the running totals the metrics read.
+
+Owner: StepStats is made on the device thread and handed to the loop with the step's output; EngineStats lives on the
+loop and is changed only there. Times are seconds of time.perf_counter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class StepStats:
+    """One step, as the device thread saw it."""
+
+    step_id: int = 0
+    num_rows: int = 0
+    num_tokens: int = 0  # computed in this step
+    num_sampled: int = 0  # tokens that reached a request
+    num_encodes: int = 0
+    running: int = 0
+    waiting: int = 0
+    blocks_used: int = 0
+    blocks_total: int = 0
+    preemptions: int = 0  # since start
+    prefix_queries: int = 0  # tokens looked up, since start
+    prefix_hits: int = 0  # tokens found, since start
+    schedule_s: float = 0.0  # inbox and schedule
+    launch_s: float = 0.0  # forward and sample launches
+    wait_s: float = 0.0  # collect: the only wait
+    commit_s: float = 0.0
+    device_s: float = 0.0  # forward start to sampled tokens on the host
+
+
+@dataclass(slots=True)
+class EngineStats:
+    """Totals and gauges; read by /metrics at any time without waiting for the engine."""
+
+    steps: int = 0
+    running: int = 0
+    waiting: int = 0
+    blocks_used: int = 0
+    blocks_total: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
+    failed_steps: int = 0
+    host_s: float = 0.0  # device thread's own work (everything but waiting)
+
+    @property
+    def kv_usage(self) -> float:
+        """Share of the blocks that live requests hold, 0 to 1."""
+        return self.blocks_used / self.blocks_total if self.blocks_total else 0.0
+
+    def add(self, step: StepStats) -> None:
+        """Folds one step in (loop)."""
+        self.steps += 1
+        self.running, self.waiting = step.running, step.waiting
+        self.blocks_used, self.blocks_total = step.blocks_used, step.blocks_total
+        self.preemptions, self.prefix_queries, self.prefix_hits = (
+            step.preemptions,
+            step.prefix_queries,
+            step.prefix_hits,
+        )
+        self.generation_tokens += step.num_sampled
+        self.host_s += step.schedule_s + step.launch_s + step.commit_s

@@ -1,0 +1,101 @@
+"""StepPlan -> Batch: the tensors of one step, gathered from the plan's record and the per-slot state.
+
+Runs on the stream (CPU), in step order, so the last sampled tokens of the step before are there. In: a plan whose
+record is not rewritten before this step's event has fired. Out: a Batch. On an accelerator the same arithmetic is the
+prep kernel's (kernels/step_inputs).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from _fast.plan import StepPlan
+
+from engine.attention.base import AttentionMeta
+from engine.step.batch import Batch
+from engine.step.slots import SlotState
+
+FLAG_SAMPLE = 1
+FLAG_FEED = 2
+
+
+class RowArrays:
+    """The plan's row columns as numpy views, cut to this step's rows; what build and sample both read."""
+
+    __slots__ = ("computed", "flags", "lens", "sampled", "slots", "starts")
+
+    def __init__(self, plan: StepPlan) -> None:
+        rows = plan.num_rows
+        self.slots = np.asarray(plan.row_slot)[:rows]
+        self.starts = np.asarray(plan.row_start)[: rows + 1]
+        self.lens = np.asarray(plan.row_len)[:rows]
+        self.computed = np.asarray(plan.row_computed)[:rows]
+        self.flags = np.asarray(plan.row_flags)[:rows]
+        self.sampled = np.flatnonzero(self.flags & FLAG_SAMPLE)  # plan rows that yield a token, ascending
+
+
+def apply_updates(plan: StepPlan, slots: SlotState) -> None:
+    """Writes the plan's block-table changes; later entries for the same place win."""
+    count = plan.num_updates
+    if count:
+        where = np.asarray(plan.update_slot)[:count], np.asarray(plan.update_index)[:count]
+        slots.block_tables[where] = np.asarray(plan.update_block)[:count]
+
+
+def build(
+    plan: StepPlan,
+    rows: RowArrays,
+    slots: SlotState,
+    block_size: int,
+    media: list[tuple[int, int, torch.Tensor]],
+    caches: list[tuple[torch.Tensor, torch.Tensor]],
+    mrope: bool,
+) -> Batch:
+    """Makes the step's Batch. `media` holds (token_start, length, rows [length, hidden]) of towers' output."""
+    tokens = plan.num_tokens
+    starts, lens = rows.starts, rows.lens
+    first = starts[:-1]
+    row_of = np.repeat(np.arange(len(lens)), lens)  # [num_tokens]
+    index = rows.computed[row_of].astype(np.int64) + np.arange(tokens) - first[row_of]  # place in the sequence
+    token_ids = np.asarray(plan.token_ids)[:tokens].astype(np.int64)
+    fed = np.flatnonzero(rows.flags & FLAG_FEED)
+    token_ids[first[fed]] = slots.last_token[rows.slots[fed]]
+    context = rows.computed + lens  # [num_rows]
+    longest = int(context.max())
+    num_blocks = -(-longest // block_size)
+    tables = slots.block_tables[rows.slots, :num_blocks]  # [num_rows, num_blocks], a copy
+    slot_mapping = tables[row_of, index // block_size].astype(np.int64) * block_size + index % block_size
+    attention = AttentionMeta(
+        query_start=torch.from_numpy(starts.astype(np.int32)),
+        context_len=torch.from_numpy(context.astype(np.int32)),
+        block_tables=torch.from_numpy(tables),
+        slot_mapping=torch.from_numpy(slot_mapping),
+        max_query_len=int(lens.max()),
+        max_context_len=longest,
+    )
+    positions = index + slots.position_delta[rows.slots][row_of]
+    if mrope:
+        positions = _mrope_positions(positions, rows, slots)
+    return Batch(
+        token_ids=torch.from_numpy(token_ids),
+        positions=torch.from_numpy(positions),
+        media=media,
+        attention=attention,
+        sample_index=torch.from_numpy((starts[1:][rows.sampled] - 1).astype(np.int64)),
+        caches=caches,
+    )
+
+
+def _mrope_positions(positions: np.ndarray, rows: RowArrays, slots: SlotState) -> np.ndarray:
+    """Three axes [3, num_tokens]; inside a prompt they come from the request, beyond it all three are equal."""
+    axes = np.repeat(positions[None, :], 3, axis=0)
+    inside = np.flatnonzero(rows.computed < slots.prompt_len[rows.slots])
+    for row in inside.tolist():
+        given = slots.positions.get(int(rows.slots[row]))
+        start, done = int(rows.starts[row]), int(rows.computed[row])
+        length = min(int(rows.lens[row]), int(slots.prompt_len[rows.slots[row]]) - done)
+        if given is not None:
+            axes[:, start : start + length] = given[:, done : done + length]
+        else:  # a text prompt: positions 0, 1, 2 ... whatever the delta beyond it
+            axes[:, start : start + length] = np.arange(done, done + length)
+    return axes

@@ -1,0 +1,73 @@
+"""Runs the towers that a step needs, and keeps their output until the scheduler says it may go.
+
+Owner: the device thread stages features by entry number and reports evictions; the stream runs towers and reads rows,
+in step order. An entry is one media item by content hash, shared by every request that shows it.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import torch
+
+from engine.models.base import Model
+from engine.request import MediaInput
+
+log = logging.getLogger("omniloop.engine")
+
+
+class EncoderCache:
+    """Tower outputs by entry number: [num_tokens, hidden] each."""
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self._inputs: dict[int, MediaInput] = {}  # staged, tower not run yet
+        self._rows: dict[int, torch.Tensor] = {}
+        self._entries: dict[bytes, int] = {}
+        self._digests: dict[int, bytes] = {}
+
+    def find(self, digest: bytes) -> int | None:
+        """The entry that holds this content, if any (device thread)."""
+        return self._entries.get(digest)
+
+    def stage(self, entry: int, digest: bytes, item: MediaInput) -> None:
+        """Keeps a new entry's features until its tower has run; `digest` names content and scope (device thread)."""
+        self._inputs[entry] = item
+        self._entries[digest] = entry
+        self._digests[entry] = digest
+
+    def evict(self, entry: int) -> None:
+        """Forgets an entry that no step in flight reads (device thread)."""
+        digest = self._digests.pop(entry, None)
+        if digest is not None:
+            self._entries.pop(digest, None)
+        self._inputs.pop(entry, None)
+        self._rows.pop(entry, None)
+
+    def rows(self, entry: int, start: int, length: int) -> torch.Tensor | None:
+        """Rows [length, hidden] of an entry, its tower run first if it has not been (stream).
+
+        None when the tower refused the item: that is the fault of the requests that show it, not of the step.
+        """
+        encoded = self._rows.get(entry)
+        if encoded is None:
+            encoded = self._encode(entry)
+        return None if encoded is None else encoded[start : start + length]
+
+    def _encode(self, entry: int) -> torch.Tensor | None:
+        item = self._inputs[entry]
+        features = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in item.features.items()}
+        try:
+            encoded = self._model.encode(item.modality, features)  # [num_tokens, hidden]
+            if encoded.shape[0] != item.num_tokens:
+                raise ValueError(f"the tower made {encoded.shape[0]} rows, the prompt holds {item.num_tokens}")
+        except Exception:
+            log.exception("encoding one %s item failed; the requests that show it end", item.modality)
+            return None
+        self._rows[entry] = encoded
+        del self._inputs[entry]
+        return encoded
+
+    def __len__(self) -> int:
+        return len(self._rows)

@@ -1,0 +1,37 @@
+"""StepResult: one step in flight, from launch to collect.
+
+Owner: made by the device thread; the stream fills it; after its event has fired it is the device thread's again.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from _fast.plan import StepPlan
+
+from engine.device import HostEvent
+from engine.request import TokenLogprob
+from engine.step.build import RowArrays
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What a launched step owns until it is collected."""
+
+    plan: StepPlan
+    rows: RowArrays
+    event: HostEvent = field(default_factory=HostEvent)
+    launched_at: float = field(default_factory=time.perf_counter)
+    started_at: float = 0.0  # the stream began the forward
+    logits: torch.Tensor | None = None  # [num_sampled, vocab] float32
+    tokens: np.ndarray | None = None  # int32 [num_rows]; -1 where nothing was sampled or the logits were not finite
+    invalid: list[int] = field(default_factory=list)  # plan rows with NaN or infinite logits
+    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by plan row
+    error: BaseException | None = None
+
+    def predicted_end(self, seconds: float) -> float:
+        """When the step should be done, given how long such steps take."""
+        return (self.started_at or self.launched_at) + seconds

@@ -1,0 +1,43 @@
+"""Per-slot state that steps read by slot number: last sampled token, block table, positions.
+
+Owner: rows are staged by the device thread at admission, when no step in flight knows the slot; after that only the
+stream touches them, in step order. Block-table changes arrive as deltas in the plan and are applied by the step that
+first needs them, so a step still running never sees a later one's table.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.request import Request
+
+
+class SlotState:
+    """Arrays indexed by slot; `reset` covers every one of them."""
+
+    __slots__ = ("block_tables", "last_token", "position_delta", "positions", "prompt_len")
+
+    def __init__(self, max_slots: int, max_blocks: int) -> None:
+        self.last_token = np.zeros(max_slots, np.int64)  # token sampled by the last step that had the row
+        self.block_tables = np.zeros((max_slots, max_blocks), np.int32)
+        self.position_delta = np.zeros(max_slots, np.int64)  # position of token i is i + delta beyond the prompt
+        self.prompt_len = np.zeros(max_slots, np.int64)
+        self.positions: dict[int, np.ndarray] = {}  # slot -> int32 [3, prompt_len], M-RoPE prompts only
+
+    def admit(self, slot: int, request: Request) -> None:
+        """Stages a new request's row."""
+        self.last_token[slot] = 0
+        self.block_tables[slot, :] = 0
+        self.position_delta[slot] = request.position_delta
+        self.prompt_len[slot] = len(request.prompt_token_ids)
+        if request.positions is not None:
+            self.positions[slot] = request.positions
+
+    def reset(self, slot: int, poison: bool = False) -> None:
+        """Forgets a freed slot; with `poison` its numbers become ones that no live row may use."""
+        bad = np.iinfo(np.int32).max if poison else 0
+        self.last_token[slot] = bad
+        self.block_tables[slot, :] = bad
+        self.position_delta[slot] = bad
+        self.prompt_len[slot] = 0
+        self.positions.pop(slot, None)

@@ -1,0 +1,120 @@
+"""TokenStream: the answer to one request as it grows, on the loop.
+
+Owner: loop. In: what the engine routes to each choice after a step. Out: Delta objects, pulled (`async for`) or pushed
+(`subscribe`). Leaving the stream aborts whatever still runs: cancellation, disconnect and deadline are this one path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from engine.request import Delta, FinishReason, Request
+
+if TYPE_CHECKING:
+    from engine.engine import Engine
+
+
+class TokenStream:
+    """All choices of one request. Each choice ends with exactly one Delta whose finish_reason is not NONE."""
+
+    __slots__ = ("_callback", "_engine", "_open", "_pending", "_waiter", "first_id", "request")
+
+    def __init__(self, engine: Engine, request: Request, first_id: int) -> None:
+        self.request = request
+        self.first_id = first_id  # choice k is known to the device thread as first_id + k
+        self._engine = engine
+        self._open = set(range(request.n))  # choices without a final Delta
+        self._pending: dict[int, Delta] = {}  # merged, by choice, until they are pulled
+        self._callback: Callable[[Delta], None] | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    @property
+    def request_id(self) -> int:
+        """The engine's own number for the request."""
+        return self.first_id
+
+    @property
+    def done(self) -> bool:
+        """True when every choice has ended."""
+        return not self._open
+
+    def subscribe(self, callback: Callable[[Delta], None]) -> None:
+        """From now on each Delta goes straight to `callback`, on the loop, in the step's own call."""
+        self._callback = callback
+        pending, self._pending = self._pending, {}
+        for delta in pending.values():
+            callback(delta)
+
+    def feed(self, delta: Delta) -> None:
+        """The engine's side: adds what a step made for one choice."""
+        if delta.index not in self._open:
+            return
+        if delta.finish_reason is not FinishReason.NONE:
+            self._open.discard(delta.index)
+        if self._callback is not None:
+            self._callback(delta)
+            return
+        held = self._pending.get(delta.index)
+        if held is None:
+            self._pending[delta.index] = delta
+        else:
+            _merge(held, delta)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def stop_choice(self, index: int) -> None:
+        """Ends one choice because its text met a stop string; nothing more comes for it."""
+        if index in self._open:
+            self._open.discard(index)
+            self._engine.drop(self.first_id + index)
+
+    def abort(self) -> None:
+        """Ends every open choice; a reader still there gets a final Delta with ABORT for each."""
+        for index in sorted(self._open):
+            self._engine.drop(self.first_id + index)
+            self.feed(Delta(index, [], FinishReason.ABORT))
+        self._engine.forget(self)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delta:
+        while not self._pending:
+            if not self._open:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            finally:
+                self._waiter = None
+        return self._pending.pop(next(iter(self._pending)))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Leaves the stream: what still runs is aborted, and nobody hears of it."""
+        for index in self._open:
+            self._engine.drop(self.first_id + index)
+        self._open.clear()
+        self._pending.clear()
+        self._callback = None
+        self._engine.forget(self)
+
+
+def _merge(held: Delta, delta: Delta) -> None:
+    """Appends a later Delta of the same choice to one that nobody has read yet."""
+    held.token_ids += delta.token_ids
+    held.finish_reason = delta.finish_reason
+    held.stop_token_id = delta.stop_token_id
+    held.error = delta.error
+    if delta.logprobs is not None:
+        held.logprobs = (held.logprobs or []) + delta.logprobs

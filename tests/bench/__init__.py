@@ -1,0 +1,1 @@
+"""Benchmarks: each prints a table and writes JSON when asked; none runs in the test suite."""

@@ -1,0 +1,145 @@
+"""Serving speed over real sockets on a CPU, against a bare torch loop in the same run. `make bench`.
+
+Starts the server in a process of its own (dummy weights of a real shape), streams from another, prints a table and
+writes JSON with --json FILE. 128 tokens in, 64 out, greedy, prompts all different.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+
+from tests.bench.shapes import QWEN3_CPU, write_folder
+
+PROMPT, ANSWER = 128, 64
+
+
+async def stream_one(port: int, prompt: list[int], answer: int) -> tuple[float, list[float]]:
+    """Sends one streaming completion; returns (start, arrival time of each event that carries tokens)."""
+    body = json.dumps(
+        {
+            "prompt": prompt,
+            "max_tokens": answer,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "return_token_ids": True,
+        }
+    ).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    begun = time.perf_counter()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    arrivals: list[float] = []
+    tokens = 0
+    while not (line := await reader.readline()).startswith(b"data: [DONE]"):
+        if not line:
+            raise RuntimeError("the server closed the stream")
+        if line.startswith(b"HTTP/1.1") and b"200" not in line:
+            raise RuntimeError(line.decode() + (await reader.read(2000)).decode())
+        if line.startswith(b"data: {"):
+            choice = json.loads(line[6:])["choices"]
+            new = len(choice[0].get("token_ids") or ()) if choice else 0
+            arrivals += [time.perf_counter()] * new
+            tokens += new
+    writer.close()
+    if tokens != answer:
+        raise RuntimeError(f"{tokens} tokens came, {answer} were asked for")
+    return begun, arrivals
+
+
+async def measure(port: int, streams: int, rounds: int) -> dict[str, float]:
+    """`streams` clients, each sending `rounds` requests one after the other."""
+    draw = random.Random(streams)
+    results: list[tuple[float, list[float]]] = []
+
+    async def client() -> None:
+        for _ in range(rounds):
+            prompt = [draw.randrange(2, QWEN3_CPU["vocab_size"]) for _ in range(PROMPT)]
+            results.append(await stream_one(port, prompt, ANSWER))
+
+    begun = time.perf_counter()
+    await asyncio.gather(*[client() for _ in range(streams)])
+    took = time.perf_counter() - begun
+    firsts = [arrivals[0] - start for start, arrivals in results]
+    gaps = [b - a for _, arrivals in results for a, b in pairwise(arrivals)]
+    return {
+        "streams": streams,
+        "tokens_per_s": streams * rounds * ANSWER / took,
+        "ttft_p50_ms": statistics.median(firsts) * 1e3,
+        "itl_p50_ms": statistics.median(gaps) * 1e3,
+        "itl_p99_ms": statistics.quantiles(gaps, n=100)[98] * 1e3,
+    }
+
+
+def start_server(folder: Path, threads: int) -> tuple[subprocess.Popen[str], int, float]:
+    """(process, port, seconds from start to ready)."""
+    begun = time.perf_counter()
+    command = [sys.executable, "-m", "server", "--model", str(folder), "--load-format", "dummy", "--port", "0"]
+    command += ["--host", "127.0.0.1", "--disable-access-log"]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": str(threads)}
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("Listening on "):
+            return process, int(line.rsplit(":", 1)[1]), time.perf_counter() - begun
+    raise RuntimeError("the server did not start")
+
+
+def bare_loop(threads: int, batch: int) -> float:
+    """Tokens per second of the bare torch loop, best of three, in a fresh process."""
+    code = (
+        "import torch; from tests.bench.torch_loop import TorchLoop; from tests.bench.shapes import QWEN3_CPU;"
+        f"torch.set_num_threads({threads}); loop = TorchLoop(QWEN3_CPU); loop.run({batch}, 16, 4);"
+        f"print(max(loop.run({batch}, {PROMPT}, {ANSWER})[0] for _ in range(3)))"
+    )
+    return float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--streams", default="1,8,32")
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    threads = len(os.sched_getaffinity(0))
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = write_folder(Path(name) / "qwen3-cpu", QWEN3_CPU)
+        process, port, ready = start_server(folder, threads)
+        try:
+            asyncio.run(measure(port, 1, 1))
+            for streams in [int(part) for part in args.streams.split(",")]:
+                rows.append(asyncio.run(measure(port, streams, args.rounds)))
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(30)
+    for row in rows:
+        row["torch_loop_tokens_per_s"] = bare_loop(threads, int(row["streams"]))
+        row["ratio_to_torch_loop"] = row["tokens_per_s"] / row["torch_loop_tokens_per_s"]
+    print(f"ready in {ready:.2f} s; {threads} cores, {platform.processor() or platform.machine()}")
+    print(f"{'streams':>8}{'tok/s':>9}{'TTFT ms':>9}{'ITL ms':>8}{'p99':>8}{'torch':>9}{'ratio':>7}")
+    for row in rows:
+        print(
+            f"{row['streams']:8.0f}{row['tokens_per_s']:9.1f}{row['ttft_p50_ms']:9.1f}{row['itl_p50_ms']:8.2f}"
+            f"{row['itl_p99_ms']:8.2f}{row['torch_loop_tokens_per_s']:9.1f}{row['ratio_to_torch_loop']:7.2f}"
+        )
+    if args.json:
+        args.json.write_text(json.dumps({"ready_s": ready, "cores": threads, "rows": rows}, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""The sampler: order of operations, each rule's formula, draws that follow the distribution (R9's short form)."""
+
+import numpy as np
+import pytest
+import torch
+
+from engine.kernels.sampling.draw import draw, uniform
+from engine.kernels.sampling.top_k_top_p import top_k_top_p
+from engine.request import SamplingParams
+from engine.sampling.sampler import Sampler
+
+VOCAB = 50
+
+
+def logits_of(rows: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+def sample_one(logits: torch.Tensor, prompt: list[int] | None = None, index: int = 0, seed: int = 1, **rules) -> int:
+    sampler = Sampler(4, VOCAB)
+    sampler.admit(2, SamplingParams(**rules), np.asarray(prompt or [0], np.int32), seed)
+    tokens, _ = sampler.sample(logits.clone(), np.array([2]), np.array([index]))
+    return int(tokens[0])
+
+
+def expected_probs(logits: torch.Tensor, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> np.ndarray:
+    """The definition, written as loops in float64."""
+    scaled = logits.double().numpy() / temperature
+    probs = np.exp(scaled - scaled.max())
+    probs /= probs.sum()
+    keep = probs >= min_p * probs.max()
+    if top_k:
+        keep &= probs >= np.sort(np.where(keep, probs, 0))[::-1][min(top_k, VOCAB) - 1]
+    kept = np.where(keep, probs, 0)
+    if top_p < 1:
+        order = np.argsort(-kept)
+        mass, total = 0.0, kept.sum()
+        for place in order:
+            if mass >= top_p * total:
+                kept[place] = 0
+            mass += kept[place]
+    return kept / kept.sum()
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {},
+        {"temperature": 0.5},
+        {"temperature": 2.0, "top_k": 5},
+        {"top_p": 0.8},
+        {"min_p": 0.1},
+        {"temperature": 1.5, "top_k": 20, "top_p": 0.7, "min_p": 0.02},
+    ],
+)
+def test_draws_follow_the_distribution(rules):
+    logits = logits_of(1)[0]
+    wanted = expected_probs(logits, **rules)
+    count = 100_000
+    full = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | rules
+    probs = top_k_top_p(
+        logits[None],
+        torch.tensor([full["temperature"]]),
+        torch.tensor([full["top_k"]]),
+        torch.tensor([full["top_p"]]),
+        torch.tensor([full["min_p"]]),
+    )
+    tokens = draw(probs.expand(count, -1), np.full(count, 7, np.uint64), np.arange(count)).numpy()
+    seen = np.bincount(tokens, minlength=VOCAB)
+    assert seen[wanted == 0].sum() == 0
+    used = wanted * count >= 5
+    chi2 = ((seen[used] - wanted[used] * count) ** 2 / (wanted[used] * count)).sum()
+    freedom = used.sum() - 1
+    # Wilson-Hilferty: about the 99.9 % point of chi-squared.
+    limit = freedom * (1 - 2 / (9 * freedom) + 3.09 * np.sqrt(2 / (9 * freedom))) ** 3 if freedom else 1e-6
+    assert chi2 <= limit
+
+
+def test_uniform_is_uniform_and_depends_on_seed_and_index():
+    values = uniform(np.repeat(np.arange(100, dtype=np.uint64), 100), np.tile(np.arange(100), 100))
+    assert 0 <= values.min()
+    assert values.max() < 1
+    assert len(np.unique(values)) == 10_000
+    counts, _ = np.histogram(values, bins=20, range=(0, 1))
+    assert abs(counts - 500).max() < 110
+
+
+def test_a_row_does_not_depend_on_its_neighbours():
+    sampler = Sampler(8, VOCAB)
+    kinds = [{"temperature": 0.0}, {}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.2}, {"presence_penalty": 1.0}]
+    logits = logits_of(len(kinds))
+    for slot, rules in enumerate(kinds):
+        sampler.admit(slot, SamplingParams(**rules), np.array([1, 2], np.int32), slot)
+    together, _ = sampler.sample(logits.clone(), np.arange(len(kinds)), np.full(len(kinds), 3))
+    for slot, rules in enumerate(kinds):
+        alone = sample_one(logits[slot : slot + 1], [1, 2], 3, slot, **rules)
+        assert alone == together[slot], rules
+
+
+def test_penalties_count_answer_tokens_and_repetition_also_the_prompt():
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 5], logits[0, 6], logits[0, 7] = 3.0, 2.9, 2.0
+    assert sample_one(logits, [5], temperature=0.0) == 5
+    assert sample_one(logits, [5], temperature=0.0, presence_penalty=2.0) == 5  # the prompt does not count
+    assert sample_one(logits, [5], temperature=0.0, repetition_penalty=2.0) == 6
+    sampler = Sampler(1, VOCAB)
+    sampler.admit(0, SamplingParams(temperature=0.0, frequency_penalty=0.6), np.array([1], np.int32), 0)
+    tokens = [int(sampler.sample(logits.clone(), np.array([0]), np.array([k]))[0][0]) for k in range(5)]
+    assert tokens == [5, 6, 5, 6, 7]
+
+
+def test_bias_allowed_bad_words_and_min_tokens_mask():
+    logits = torch.zeros(1, VOCAB)
+    logits[0, 5], logits[0, 6] = 3.0, 2.0
+    greedy = {"temperature": 0.0}
+    assert sample_one(logits, **greedy, logit_bias=((6, 5.0),)) == 6
+    assert sample_one(logits, **greedy, allowed_token_ids=(8, 6)) == 6
+    assert sample_one(logits, **greedy, bad_words=((5,),)) == 6
+    assert sample_one(logits, [3, 4], **greedy, bad_words=((3, 4, 5),)) == 6
+    assert sample_one(logits, [4, 4], **greedy, bad_words=((3, 4, 5),)) == 5
+    assert sample_one(logits, index=1, **greedy, min_tokens=2, eos_token_ids=(5,)) == 6
+    assert sample_one(logits, index=2, **greedy, min_tokens=2, eos_token_ids=(5,)) == 5
+
+
+def test_logprobs_are_of_the_raw_logits_and_ordered():
+    logits = logits_of(1)
+    sampler = Sampler(1, VOCAB)
+    params = SamplingParams(temperature=0.7, logprobs=4, logit_bias=((9, 100.0),), logprob_token_ids=(3,))
+    sampler.admit(0, params, np.array([1], np.int32), 0)
+    tokens, found = sampler.sample(logits.clone(), np.array([0]), np.array([0]))
+    wanted = torch.log_softmax(logits[0].double(), dim=-1)
+    assert tokens[0] == 9
+    entry = found[0]
+    assert entry.token_id == 9
+    assert entry.logprob == pytest.approx(float(wanted[9]), abs=1e-5)
+    assert entry.rank == int((logits[0] > logits[0, 9]).sum()) + 1
+    assert entry.top_ids[:4] == logits[0].topk(4).indices.tolist()
+    assert entry.top_ids[4:] == [3]
+    assert entry.top_logprobs == pytest.approx([float(wanted[i]) for i in entry.top_ids], abs=1e-5)
+
+
+def test_rows_that_are_not_numbers_are_marked_and_others_untouched():
+    logits = logits_of(3)
+    logits[1, 4] = float("nan")
+    sampler = Sampler(3, VOCAB)
+    for slot in range(3):
+        sampler.admit(slot, SamplingParams(temperature=float(slot)), np.array([1], np.int32), 0)
+    tokens, _ = sampler.sample(logits.clone(), np.arange(3), np.zeros(3, np.int64))
+    assert tokens[1] == -1
+    assert tokens[0] == int(logits[0].argmax())
+    assert 0 <= tokens[2] < VOCAB
+
+
+def test_reset_covers_every_array_of_a_slot():
+    sampler = Sampler(2, VOCAB)
+    fresh = Sampler(2, VOCAB)
+    params = SamplingParams(temperature=0.3, top_k=4, top_p=0.5, min_p=0.1, logprobs=1, presence_penalty=1.0)
+    sampler.admit(1, params, np.array([1], np.int32), 99)
+    sampler.reset(1)
+    fresh.reset(1)
+    for name, value in vars(fresh).items():
+        mine = vars(sampler)[name]
+        if isinstance(value, np.ndarray):
+            assert np.array_equal(mine, value), name
+        else:
+            assert mine == value, name

@@ -1,0 +1,74 @@
+"""What engine tests share: a running engine around a folder, and the whole answer to a request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine import Delta, Engine, EngineConfig, FinishReason, Request, SamplingParams
+
+SMALL = {"max_num_seqs": 32, "max_num_batched_tokens": 256, "num_gpu_blocks_override": 512, "num_threads": 1}
+
+
+@asynccontextmanager
+async def running(folder: Path | str, **settings: Any) -> AsyncIterator[Engine]:
+    """An engine that is ready; stopped, and found clean, afterwards."""
+    engine = Engine(EngineConfig(model=str(folder), **{**SMALL, **settings}))
+    await engine.start()
+    try:
+        yield engine
+        await quiet(engine)
+    finally:
+        await engine.stop(5)
+
+
+async def quiet(engine: Engine, timeout: float = 5.0) -> dict[str, int]:
+    """Waits until nothing is held; fails with the ledger if something stays."""
+    if engine.state == "dead":
+        return {}
+    for _ in range(int(timeout / 0.01)):
+        held = engine.ledger()
+        if not any(held[name] for name in ("used", "slots", "streams", "routes", "live_rows", "siblings", "waiting")):
+            break
+        await asyncio.sleep(0.01)
+    held = engine.ledger()
+    leaks = {
+        name: held[name]
+        for name in ("used", "slots", "streams", "routes", "live_rows", "siblings", "waiting")
+        if held[name]
+    }
+    assert not leaks, f"still held: {leaks} of {held}"
+    assert held["free"] + held["cached"] == held["total"], held
+    return held
+
+
+def text_request(ids: list[int] | np.ndarray, max_tokens: int = 16, n: int = 1, **rules: Any) -> Request:
+    """A greedy text request unless `rules` say otherwise."""
+    sampling = SamplingParams(max_tokens=max_tokens, **{"temperature": 0.0, **rules})
+    return Request(np.asarray(ids, np.int32), sampling, n=n)
+
+
+async def answer(engine: Engine, request: Request) -> list[list[int]]:
+    """The tokens of each choice."""
+    return [[token for delta in deltas for token in delta.token_ids] for deltas in await answer_deltas(engine, request)]
+
+
+async def answer_deltas(engine: Engine, request: Request) -> list[list[Delta]]:
+    """Every Delta of each choice; fails if a choice ends with an error."""
+    choices: list[list[Delta]] = [[] for _ in range(request.n)]
+    async with engine.submit(request) as stream:
+        async for delta in stream:
+            assert delta.finish_reason is not FinishReason.ERROR, delta.error
+            choices[delta.index].append(delta)
+    return choices
+
+
+def prompts(count: int, vocab: int, seed: int = 0, longest: int = 100) -> list[np.ndarray]:
+    """Random prompts of 1 to `longest` tokens."""
+    draw = np.random.default_rng(seed)
+    return [draw.integers(2, vocab, draw.integers(1, longest + 1), dtype=np.int32) for _ in range(count)]
