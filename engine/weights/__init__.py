@@ -1,1 +1,1 @@
-"""From checkpoint to packed weights: files (safetensors), table (the rules), load (stream and check), dummy (random)."""
+"""From checkpoint to packed weights: files (safetensors), table (the rules), load (stream, check), dummy (random)."""

@@ -1,0 +1,60 @@
+"""PagedSelfAttention: fused q|k|v product, rotation and cache write, attention over the paged cache, output product.
+
+Thread: device. In: normed rows [T, hidden], the step's cos/sin and AttentionMeta, this layer's caches (written). Out:
+[T, hidden], not yet added to the residual. Four kernel calls.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from engine.attention.base import AttentionMeta
+from engine.attention.paged import paged_attention
+from engine.cache.spec import CacheSpec, FullSpec, SlidingSpec
+from engine.kernels.qkv import qkv_rope_store
+from engine.layers.linear import Linear
+from engine.layers.norm import RMSNorm
+from engine.models.hf import LayerConfig, TextConfig
+
+
+class PagedSelfAttention:
+    """Causal grouped-query attention with rotary positions."""
+
+    __slots__ = ("head_dim", "k_norm", "num_heads", "num_kv_heads", "o", "q_norm", "qkv", "scale", "window")
+
+    def __init__(self, text: TextConfig, layer: LayerConfig, qkv_bias: bool, o_bias: bool, qk_norm: bool) -> None:
+        self.num_heads = text.num_heads
+        self.num_kv_heads = text.num_kv_heads
+        self.head_dim = text.head_dim
+        self.scale = text.head_dim**-0.5
+        self.window = layer.window
+        q_size, kv_size = text.num_heads * text.head_dim, text.num_kv_heads * text.head_dim
+        self.qkv = Linear(text.hidden_size, q_size, kv_size, kv_size, bias=qkv_bias)
+        self.o = Linear(q_size, text.hidden_size, bias=o_bias)
+        self.q_norm = RMSNorm(text.head_dim, text.norm_eps) if qk_norm else None
+        self.k_norm = RMSNorm(text.head_dim, text.norm_eps) if qk_norm else None
+
+    def cache_spec(self) -> CacheSpec:
+        if self.window:
+            return SlidingSpec(self.num_kv_heads, self.head_dim, self.window)
+        return FullSpec(self.num_kv_heads, self.head_dim)
+
+    def __call__(
+        self, x: Tensor, cos: Tensor, sin: Tensor, meta: AttentionMeta, k_cache: Tensor, v_cache: Tensor
+    ) -> Tensor:
+        q_norm, k_norm = self.q_norm, self.k_norm
+        q = qkv_rope_store(
+            self.qkv(x),
+            cos,
+            sin,
+            None if q_norm is None else q_norm.weight,
+            None if k_norm is None else k_norm.weight,
+            0.0 if q_norm is None else q_norm.eps,
+            self.num_heads,
+            self.num_kv_heads,
+            self.head_dim,
+            k_cache,
+            v_cache,
+            meta.slot_mapping,
+        )  # [T, num_heads, head_dim]
+        return self.o(paged_attention(q, k_cache, v_cache, meta, self.scale, self.window))

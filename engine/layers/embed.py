@@ -1,0 +1,69 @@
+"""Embedding and Head: token ids -> rows of the residual stream, and hidden states -> float32 logits.
+
+Owner: the model; read only after loading. Where the checkpoint ties them, the embedding fills the head from its own
+table (packed once more: the two are read in different orders).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.kernels.gemm.dense import PackedLinear, linear, pack
+from engine.layers.linear import weight_dtype
+from engine.weights.table import Shape
+
+
+class Head:
+    """logits = hidden W^T."""
+
+    __slots__ = ("hidden_size", "packed", "tied", "vocab_size")
+
+    packed: PackedLinear
+
+    def __init__(self, vocab_size: int, hidden_size: int, tied: bool) -> None:
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.tied = tied
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """hidden [n, hidden_size] -> [n, vocab_size] float32; products of bfloat16 rows are not rounded again."""
+        return linear(hidden.to(torch.float32), self.packed)
+
+    def expects(self) -> dict[str, tuple[Shape | None, ...]]:
+        return {} if self.tied else {"weight": ((self.vocab_size, self.hidden_size),)}
+
+    def fill(self, pieces: dict[str, list[Tensor | None]], dtype: torch.dtype, device: str) -> None:
+        piece = pieces["weight"][0]
+        assert piece is not None
+        self.packed = pack(piece.to(device, weight_dtype(piece.dtype, dtype)))
+
+
+class Embedding:
+    """Rows of a table, in the activations' dtype."""
+
+    __slots__ = ("dtype", "head", "hidden_size", "table", "vocab_size")
+
+    table: Tensor  # [vocab_size, hidden_size], dtype of the checkpoint where that is exact
+
+    def __init__(self, vocab_size: int, hidden_size: int, head: Head) -> None:
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.head = head
+        self.dtype = torch.float32
+
+    def __call__(self, token_ids: Tensor) -> Tensor:
+        """token_ids [T] int64 -> a new [T, hidden_size]."""
+        return functional.embedding(token_ids, self.table).to(self.dtype)
+
+    def expects(self) -> dict[str, tuple[Shape | None, ...]]:
+        return {"weight": ((self.vocab_size, self.hidden_size),)}
+
+    def fill(self, pieces: dict[str, list[Tensor | None]], dtype: torch.dtype, device: str) -> None:
+        piece = pieces["weight"][0]
+        assert piece is not None
+        self.dtype = dtype
+        self.table = piece.to(device, weight_dtype(piece.dtype, dtype), copy=True)
+        if self.head.tied:
+            self.head.fill(pieces, dtype, device)

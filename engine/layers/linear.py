@@ -1,0 +1,67 @@
+"""Linear: one packed matrix made of one or more checkpoint matrices stacked by rows (q|k|v, gate|up).
+
+Owner: the model; read only after loading. In: [..., in_features]. Out: [..., sum of out_features], same dtype.
+Convolutions whose stride equals their kernel, or whose input is unrolled first, are linear layers too: `fold` names
+the trailing dimensions that the checkpoint keeps apart.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.kernels.gemm.dense import PackedLinear, linear, pack
+from engine.weights.table import Shape
+
+
+class Linear:
+    """y = x W^T + b."""
+
+    __slots__ = ("biases", "fold", "in_features", "out_features", "packed")
+
+    packed: PackedLinear
+
+    def __init__(
+        self,
+        in_features: int,
+        *out_features: int,
+        bias: bool | tuple[bool, ...] = False,
+        fold: Shape = (),
+    ) -> None:
+        self.in_features = in_features
+        self.out_features = out_features  # rows of each joined piece
+        self.biases = bias if isinstance(bias, tuple) else (bias,) * len(out_features)
+        self.fold = fold or (in_features,)
+        assert torch.Size(self.fold).numel() == in_features
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return linear(x, self.packed)
+
+    def expects(self) -> dict[str, tuple[Shape | None, ...]]:
+        shapes: dict[str, tuple[Shape | None, ...]] = {
+            "weight": tuple((rows, *self.fold) for rows in self.out_features)
+        }
+        if any(self.biases):
+            shapes["bias"] = tuple((rows,) if has else None for rows, has in zip(self.out_features, self.biases))
+        return shapes
+
+    def fill(self, pieces: dict[str, list[Tensor | None]], dtype: torch.dtype, device: str) -> None:
+        weights = [
+            piece.to(device, weight_dtype(piece.dtype, dtype)).reshape(-1, self.in_features)
+            for piece in pieces["weight"]
+            if piece is not None
+        ]
+        weight = weights[0] if len(weights) == 1 else torch.cat(weights)  # [sum of out_features, in_features]
+        bias = None
+        if any(self.biases):
+            parts = [
+                torch.zeros(rows, device=device) if piece is None else piece.to(device, torch.float32)
+                for rows, piece in zip(self.out_features, pieces["bias"])
+            ]
+            bias = torch.cat(parts)  # a piece without a bias adds zero
+        self.packed = pack(weight, bias)
+
+
+def weight_dtype(saved: torch.dtype, activations: torch.dtype) -> torch.dtype:
+    """How a matrix is kept: bfloat16 stays bfloat16 (kernels widen it exactly); others take the activations' dtype."""
+    return saved if saved == torch.bfloat16 else activations

@@ -1,0 +1,63 @@
+"""RMSNorm and LayerNorm: a weight (and a bias), kept in float32, which is exact for every checkpoint dtype.
+
+Owner: the model; read only after loading. Decoder blocks call the kernels with `weight` and `eps` themselves, since
+they carry a residual through `add_rms_norm`; towers call the objects.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.kernels.norm import layer_norm, rms_norm
+from engine.weights.table import Shape
+
+
+class RMSNorm:
+    """x / rms(x) * weight."""
+
+    __slots__ = ("eps", "size", "weight")
+
+    weight: Tensor  # [size] float32
+
+    def __init__(self, size: int, eps: float) -> None:
+        self.size = size
+        self.eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+    def expects(self) -> dict[str, tuple[Shape | None, ...]]:
+        return {"weight": ((self.size,),)}
+
+    def fill(self, pieces: dict[str, list[Tensor | None]], dtype: torch.dtype, device: str) -> None:
+        self.weight = _own(pieces["weight"][0], device)
+
+
+class LayerNorm:
+    """(x - mean) / std * weight + bias."""
+
+    __slots__ = ("bias", "eps", "size", "weight")
+
+    weight: Tensor  # [size] float32
+    bias: Tensor  # [size] float32
+
+    def __init__(self, size: int, eps: float) -> None:
+        self.size = size
+        self.eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return layer_norm(x, self.weight, self.bias, self.eps)
+
+    def expects(self) -> dict[str, tuple[Shape | None, ...]]:
+        return {"weight": ((self.size,),), "bias": ((self.size,),)}
+
+    def fill(self, pieces: dict[str, list[Tensor | None]], dtype: torch.dtype, device: str) -> None:
+        self.weight = _own(pieces["weight"][0], device)
+        self.bias = _own(pieces["bias"][0], device)
+
+
+def _own(piece: Tensor | None, device: str) -> Tensor:
+    """A float32 copy that does not hold on to the mapped file."""
+    assert piece is not None
+    return piece.to(device, torch.float32, copy=True)

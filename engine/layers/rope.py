@@ -1,0 +1,73 @@
+"""RopeTable: frequencies of one RopeConfig, and the cos/sin of a step's positions (once per step, not per layer).
+
+In: positions [T] or [3, T]. Out: cos, sin [T, rotary_dim / 2] float32, for qkv_rope_store. The formulas of the scaled
+kinds are the ones transformers uses (modeling_rope_utils), so that a checkpoint means the same here.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from engine.kernels.rope import cos_sin
+from engine.models.hf_rope import RopeConfig
+
+
+class RopeTable:
+    """Frequencies on the device of the model."""
+
+    __slots__ = ("inv_freq", "scaling", "sections")
+
+    def __init__(self, config: RopeConfig, device: str) -> None:
+        self.inv_freq = frequencies(config).to(device)  # [rotary_dim / 2] float32
+        self.scaling = config.attention_factor
+        self.sections = config.mrope_section or None
+
+    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return cos_sin(positions, self.inv_freq, self.sections, self.scaling)
+
+
+def frequencies(config: RopeConfig) -> Tensor:
+    """Radians per position of each rotated pair, [rotary_dim / 2] float32.
+
+    "dynamic" changes its base only beyond the context that the checkpoint names, which is never served: up to there
+    it equals "default".
+    """
+    exponents = torch.arange(0, config.rotary_dim, 2, dtype=torch.float32) / config.rotary_dim
+    inv_freq = 1.0 / config.theta**exponents
+    if config.kind == "linear":
+        return inv_freq / config.factor
+    if config.kind == "llama3":
+        return _llama3(config, inv_freq)
+    if config.kind == "yarn":
+        return _yarn(config, inv_freq)
+    return inv_freq
+
+
+def _llama3(config: RopeConfig, inv_freq: Tensor) -> Tensor:
+    """Long waves are stretched by `factor`, short ones kept, those between blended."""
+    turns = config.original_max_position * inv_freq / (2 * math.pi)  # rotations within the original context
+    blend = (turns - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)
+    blend = blend.clamp(0.0, 1.0)
+    return (1.0 - blend) * inv_freq / config.factor + blend * inv_freq
+
+
+def _yarn(config: RopeConfig, inv_freq: Tensor) -> Tensor:
+    """Dimensions that turn often keep their frequency, those that turn seldom are stretched, a ramp between."""
+
+    def dimension(rotations: float) -> float:
+        """The (fractional) pair times two that makes so many turns within the original context."""
+        waves = config.original_max_position / (rotations * 2 * math.pi)
+        return config.rotary_dim * math.log(waves) / (2 * math.log(config.theta))
+
+    low, high = dimension(config.beta_fast), dimension(config.beta_slow)
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, config.rotary_dim - 1)
+    if low == high:
+        high += 0.001  # a step instead of a ramp, without a division by zero
+    pairs = torch.arange(config.rotary_dim // 2, dtype=torch.float32)
+    stretched = ((pairs - low) / (high - low)).clamp(0.0, 1.0)
+    return inv_freq / config.factor * stretched + inv_freq * (1.0 - stretched)

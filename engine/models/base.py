@@ -1,0 +1,48 @@
+"""Model: what the engine asks of an architecture. It declares its caches and weights, and computes.
+
+Owner: device thread. In: a Batch (forward), hidden rows (logits), features of one media item (encode). Out: tensors on
+the model's device. Weights are filled once by engine/weights/load and never change.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from engine.cache.spec import CacheSpec
+from engine.models.hf import ModelConfig
+from engine.step.batch import Batch
+from engine.weights.table import Table
+
+
+class Model(ABC):
+    """One architecture, built for one checkpoint."""
+
+    WEIGHTS: ClassVar[Table]
+
+    config: ModelConfig
+    dtype: torch.dtype  # of activations and caches
+    device: str
+
+    def weight_table(self) -> Table:
+        """WEIGHTS as this checkpoint needs them."""
+        return self.WEIGHTS
+
+    @abstractmethod
+    def cache_specs(self) -> list[CacheSpec]:
+        """What each decoder layer keeps per token, in layer order."""
+
+    @abstractmethod
+    def forward(self, batch: Batch) -> Tensor:
+        """[num_tokens, hidden_size] after the final norm; writes this step's keys and values into batch.caches."""
+
+    @abstractmethod
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Rows of forward's result, [n, hidden_size] -> [n, vocab_size] float32."""
+
+    def encode(self, modality: str, features: dict[str, Tensor]) -> Tensor:
+        """Embedding rows [num_tokens, hidden_size] of one media item."""
+        raise AssertionError(f"{self.config.architecture} takes text only, got {modality}: refused at the edge")

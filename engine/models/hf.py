@@ -1,0 +1,357 @@
+"""config.json and generation_config.json -> ModelConfig: every oddity of checkpoints' configurations ends here.
+
+In: a folder in Hugging Face format (configuration only; weights are read by engine/weights). Out: frozen dataclasses in
+which nothing is optional that a model computes with, so a model never asks whether a key was there. Both spellings of
+rotary settings are read: `rope_parameters` (flat, or nested by layer type) and `rope_theta` with `rope_scaling`.
+Thread: any. Code named by `auto_map` is never imported: it is logged and ignored.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.errors import ConfigError
+from engine.models import hf_rope
+from engine.models.hf_rope import RopeConfig
+from engine.models.hf_section import Section
+
+log = logging.getLogger(__name__)
+
+GENERATION_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "do_sample")
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class LayerConfig:
+    """What differs from decoder layer to decoder layer."""
+
+    window: int  # tokens that attention sees, the newest included; 0 = all
+    rope: RopeConfig
+
+
+@dataclass(frozen=True, slots=True)
+class TextConfig:
+    """A decoder with a plain KV cache."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int  # may differ from hidden_size / num_heads
+    norm_eps: float
+    attention_bias: bool  # the configuration's wish; a model may always or never have one
+    mlp_bias: bool
+    tie_embeddings: bool
+    layers: tuple[LayerConfig, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VisionConfig:
+    """The vision tower of Qwen2.5-VL and Qwen2.5-Omni."""
+
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    in_channels: int
+    patch_size: int
+    temporal_patch_size: int
+    merge_size: int  # merge_size x merge_size patches become one row for the decoder
+    window_size: int  # pixels
+    full_layers: frozenset[int]  # layers that attend over the whole frame
+    out_hidden_size: int
+    rope_theta: float
+
+
+@dataclass(frozen=True, slots=True)
+class AudioConfig:
+    """The audio tower of Qwen2.5-Omni (a Whisper encoder in chunks)."""
+
+    num_mel_bins: int
+    num_layers: int
+    num_heads: int
+    hidden_size: int
+    intermediate_size: int
+    max_positions: int
+    n_window: int  # half a chunk, in mel frames
+    output_dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """One checkpoint as the engine sees it."""
+
+    architecture: str
+    folder: str
+    text: TextConfig
+    vision: VisionConfig | None
+    audio: AudioConfig | None
+    modalities: tuple[str, ...]  # "text" first
+    media_token_ids: dict[str, int]  # "image", "video", "audio" and the tokens around them: "vision_start" ...
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    max_position: int  # tokens of context that the checkpoint was made for
+    torch_dtype: torch.dtype  # of the weights as saved
+    mrope: bool  # positions have three rows (time, height, width)
+    position_id_per_seconds: int  # M-RoPE time steps in a second; 0 without time
+    generation: dict[str, Any] = field(default_factory=dict)  # sampling defaults of generation_config.json
+    raw: dict[str, Any] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """How one architecture's keys differ from Llama's."""
+
+    sliding: str = "none"  # "none": the key is ignored; "always": on every layer; "switch": by use_sliding_window
+    head_dim: int | None = None  # default; None = hidden_size / num_heads
+    theta: float = 10_000.0
+
+
+_QWEN2 = _Family(sliding="switch")
+_THINKER = _Family(sliding="switch", theta=1_000_000.0)
+_FAMILIES = {
+    "LlamaForCausalLM": _Family(),
+    "MistralForCausalLM": _Family(sliding="always"),
+    "Qwen2ForCausalLM": _QWEN2,
+    "Qwen3ForCausalLM": _Family(sliding="switch", head_dim=128),
+    "Qwen2_5OmniThinkerForConditionalGeneration": _THINKER,
+    "Qwen2_5OmniForConditionalGeneration": _THINKER,
+    "Qwen2_5OmniModel": _THINKER,  # the name in the released folders
+}
+
+
+def load_model_config(folder: str | Path) -> ModelConfig:
+    """Reads and checks the configuration of a checkpoint; ConfigError in one line when it cannot be served."""
+    folder = Path(folder)
+    root = Section(_read_json(folder / "config.json"), "config.json")
+    generation = _read_json(folder / "generation_config.json", required=False)
+    architecture = _architecture(root)
+    if "auto_map" in root.values:
+        log.warning("%s names code to import (auto_map); it is ignored", folder / "config.json")
+    if root.values.get("quantization_config") is not None:
+        method = root.values["quantization_config"].get("quant_method", "unknown")
+        raise ConfigError(
+            f"config.json: the weights are quantized ({method}); this version reads float32, float16 and bfloat16 "
+            "weights, so use the unquantized checkpoint"
+        )
+    family = _FAMILIES[architecture]
+    thinker = root.section("thinker_config") if "thinker_config" in root.values else root
+    body = thinker.section("text_config") if "text_config" in thinker.values else thinker
+    text = _text(body, family, tie=thinker.boolean("tie_word_embeddings", False))
+    vision = _vision(thinker.section("vision_config")) if "vision_config" in thinker.values else None
+    audio = _audio(thinker.section("audio_config")) if "audio_config" in thinker.values else None
+    _check_towers(text, vision, audio)
+    modalities = ("text", *(("image", "video") if vision else ()), *(("audio",) if audio else ()))
+    return ModelConfig(
+        architecture=architecture,
+        folder=str(folder),
+        text=text,
+        vision=vision,
+        audio=audio,
+        modalities=modalities,
+        media_token_ids=_media_token_ids(thinker),
+        bos_token_id=_first_id("bos_token_id", generation, root.values, thinker.values, body.values),
+        eos_token_ids=_ids("eos_token_id", generation, root.values, thinker.values, body.values),
+        max_position=hf_rope.max_position(body, text.layers[0].rope),
+        torch_dtype=_dtype(root.values, thinker.values, body.values),
+        mrope=bool(text.layers[0].rope.mrope_section),
+        position_id_per_seconds=thinker.integer("position_id_per_seconds", 25) if vision else 0,
+        generation={key: generation[key] for key in GENERATION_KEYS if generation.get(key) is not None},
+        raw=root.values,
+    )
+
+
+def resolve_dtype(config: ModelConfig, requested: str, device: str) -> torch.dtype:
+    """The dtype of activations and KV cache.
+
+    On a CPU "auto" is float32, and weights saved as bfloat16 stay bfloat16 in memory: each is widened when read, which
+    loses nothing. On an accelerator "auto" is the checkpoint's dtype, with float32 checkpoints served as bfloat16.
+    """
+    if requested not in ("auto", *DTYPES):
+        raise ConfigError(f"dtype={requested!r}: allowed are auto, {', '.join(DTYPES)}")
+    if device == "cpu":
+        if requested == "float16":
+            raise ConfigError("dtype='float16' is not computed on a CPU; use auto, float32 or bfloat16")
+        return torch.bfloat16 if requested == "bfloat16" else torch.float32
+    if requested != "auto":
+        return DTYPES[requested]
+    return torch.bfloat16 if config.torch_dtype == torch.float32 else config.torch_dtype
+
+
+def _read_json(path: Path, required: bool = True) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if not required:
+            return {}
+        raise ConfigError(f"{path} is missing; a folder in Hugging Face format is needed") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} must hold a JSON object, got {type(value).__name__}")
+    return value
+
+
+def _architecture(root: Section) -> str:
+    named = root.values.get("architectures") or ()
+    for name in named:
+        if name in _FAMILIES:
+            return name
+    got = ", ".join(map(str, named)) or f"none (model_type {root.values.get('model_type')!r})"
+    raise ConfigError(f"config.json: architecture {got} is not supported; supported are {', '.join(_FAMILIES)}")
+
+
+def _text(body: Section, family: _Family, tie: bool) -> TextConfig:
+    act = body.values.get("hidden_act", "silu")
+    if act != "silu":
+        raise ConfigError(f"{body.path}: hidden_act={act!r}; this architecture is supported with 'silu'")
+    hidden = body.integer("hidden_size")
+    heads = body.integer("num_attention_heads")
+    kv_heads = body.integer("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise ConfigError(f"{body.path}: num_attention_heads={heads} is no multiple of num_key_value_heads={kv_heads}")
+    if "head_dim" not in body.values and family.head_dim is None and hidden % heads:
+        raise ConfigError(f"{body.path}: hidden_size={hidden} is no multiple of num_attention_heads={heads}")
+    head_dim = body.integer("head_dim", family.head_dim or hidden // heads)
+    return TextConfig(
+        vocab_size=body.integer("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=body.integer("intermediate_size"),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        head_dim=head_dim,
+        norm_eps=body.number("rms_norm_eps", 1e-6),
+        attention_bias=body.boolean("attention_bias", False),
+        mlp_bias=body.boolean("mlp_bias", False),
+        tie_embeddings=tie,
+        layers=_layers(body, family, head_dim),
+    )
+
+
+def _layers(body: Section, family: _Family, head_dim: int) -> tuple[LayerConfig, ...]:
+    count = body.integer("num_hidden_layers")
+    window = 0
+    if family.sliding == "always":
+        # A missing key is the 4,096 of the first release; later ones write null.
+        window = 4096 if "sliding_window" not in body.values else body.integer("sliding_window", 0)
+    elif family.sliding == "switch" and body.boolean("use_sliding_window", False):
+        window = body.integer("sliding_window", 0)
+    kinds = body.values.get("layer_types")
+    if kinds is None:
+        first = body.integer("max_window_layers", 28) if family.sliding == "switch" else 0
+        kinds = ["sliding_attention" if window and i >= first else "full_attention" for i in range(count)]
+    elif family.sliding == "always":
+        kinds = ["sliding_attention" if window else "full_attention"] * count
+    if len(kinds) != count:
+        raise ConfigError(f"{body.path}: layer_types has {len(kinds)} entries for num_hidden_layers={count}")
+    for kind in kinds:
+        if kind not in ("full_attention", "sliding_attention"):
+            raise ConfigError(f"{body.path}: layer type {kind!r} is not supported by this architecture")
+    ropes = {kind: hf_rope.read(body, kind, head_dim, family.theta) for kind in set(kinds)}
+    return tuple(LayerConfig(window if kind == "sliding_attention" else 0, ropes[kind]) for kind in kinds)
+
+
+def _vision(section: Section) -> VisionConfig:
+    act = section.values.get("hidden_act", "silu")
+    if act != "silu":
+        raise ConfigError(f"{section.path}: hidden_act={act!r}; this tower is supported with 'silu'")
+    rope = section.values.get("rope_parameters") or {}
+    full = section.values.get("fullatt_block_indexes", (7, 15, 23, 31))
+    config = VisionConfig(
+        num_layers=section.integer("depth", 32),
+        hidden_size=section.integer("hidden_size"),
+        intermediate_size=section.integer("intermediate_size"),
+        num_heads=section.integer("num_heads"),
+        in_channels=section.integer("in_channels", section.integer("in_chans", 3)),
+        patch_size=section.integer("patch_size", 14),
+        temporal_patch_size=section.integer("temporal_patch_size", 2),
+        merge_size=section.integer("spatial_merge_size", 2),
+        window_size=section.integer("window_size", 112),
+        full_layers=frozenset(int(index) for index in full),
+        out_hidden_size=section.integer("out_hidden_size"),
+        rope_theta=float(rope.get("rope_theta", 10_000.0)),
+    )
+    if config.hidden_size % config.num_heads or config.hidden_size // config.num_heads % 4:
+        raise ConfigError(
+            f"{section.path}: hidden_size={config.hidden_size} over num_heads={config.num_heads} must give heads "
+            "of a multiple of 4 (rotary positions along two axes)"
+        )
+    return config
+
+
+def _audio(section: Section) -> AudioConfig:
+    act = section.values.get("activation_function", "gelu")
+    if act != "gelu":
+        raise ConfigError(f"{section.path}: activation_function={act!r}; this tower is supported with 'gelu'")
+    config = AudioConfig(
+        num_mel_bins=section.integer("num_mel_bins", 128),
+        num_layers=section.integer("encoder_layers"),
+        num_heads=section.integer("encoder_attention_heads"),
+        hidden_size=section.integer("d_model"),
+        intermediate_size=section.integer("encoder_ffn_dim"),
+        max_positions=section.integer("max_source_positions", 1500),
+        n_window=section.integer("n_window", 100),
+        output_dim=section.integer("output_dim"),
+    )
+    if config.hidden_size % config.num_heads or config.hidden_size % 2:
+        raise ConfigError(f"{section.path}: d_model={config.hidden_size} must be even and a multiple of its heads")
+    if config.n_window > config.max_positions:
+        raise ConfigError(
+            f"{section.path}: n_window={config.n_window} frames need as many positions; "
+            f"max_source_positions={config.max_positions}"
+        )
+    return config
+
+
+def _check_towers(text: TextConfig, vision: VisionConfig | None, audio: AudioConfig | None) -> None:
+    widths = {"vision_config.out_hidden_size": vision.out_hidden_size if vision else text.hidden_size}
+    widths["audio_config.output_dim"] = audio.output_dim if audio else text.hidden_size
+    for name, width in widths.items():
+        if width != text.hidden_size:
+            raise ConfigError(f"config.json: {name}={width} must equal the decoder's hidden_size={text.hidden_size}")
+
+
+def _media_token_ids(thinker: Section) -> dict[str, int]:
+    """Placeholder ids by modality; older files say `_index`, newer ones `_id`."""
+    found = {}
+    for name in ("image", "video", "audio"):
+        for key in (f"{name}_token_id", f"{name}_token_index"):
+            if thinker.values.get(key) is not None:
+                found[name] = thinker.integer(key)
+    for name in ("vision_start", "vision_end", "audio_start", "audio_end"):
+        key = f"{name}_token_id"
+        if thinker.values.get(key) is not None:
+            found[name] = thinker.integer(key)
+    return found
+
+
+def _ids(key: str, *sources: dict[str, Any]) -> tuple[int, ...]:
+    """The first source that names the key decides; one id or a list of them."""
+    for source in sources:
+        value = source.get(key)
+        if value is not None:
+            return tuple(int(item) for item in (value if isinstance(value, list) else [value]))
+    return ()
+
+
+def _first_id(key: str, *sources: dict[str, Any]) -> int | None:
+    ids = _ids(key, *sources)
+    return ids[0] if ids else None
+
+
+def _dtype(*sources: dict[str, Any]) -> torch.dtype:
+    for source in sources:
+        name = source.get("dtype") or source.get("torch_dtype")
+        if name is not None:
+            name = str(name).removeprefix("torch.")
+            if name not in DTYPES:
+                raise ConfigError(f"config.json: dtype {name!r} is not supported; supported are {', '.join(DTYPES)}")
+            return DTYPES[name]
+    return torch.float32

@@ -1,0 +1,127 @@
+"""Rotary settings of config.json in all their spellings -> RopeConfig.
+
+In: the text section. transformers 5 writes `rope_parameters`, flat or one object per layer type; before that there was
+`rope_theta` beside `rope_scaling` with `type` or `rope_type`. Out: a frozen RopeConfig that layers/rope.py turns into
+frequencies; nothing in it is optional.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from engine.errors import ConfigError
+from engine.models.hf_section import Section
+
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """Frequencies of one kind of layer; fields that a kind does not use keep their neutral value."""
+
+    kind: str  # one of KINDS
+    theta: float
+    rotary_dim: int  # leading dimensions of a head that are rotated; even
+    factor: float = 1.0  # linear, llama3, yarn
+    original_max_position: int = 0  # llama3, yarn: context before stretching
+    low_freq_factor: float = 1.0  # llama3
+    high_freq_factor: float = 1.0  # llama3
+    beta_fast: float = 32.0  # yarn
+    beta_slow: float = 1.0  # yarn
+    truncate: bool = True  # yarn: whole dimensions bound the ramp
+    attention_factor: float = 1.0  # yarn: scales cos and sin
+    mrope_section: tuple[int, ...] = ()  # frequencies for time, height, width; () = one axis
+
+
+def read(body: Section, layer_type: str, head_dim: int, default_theta: float) -> RopeConfig:
+    """The rotary settings of layers of one type."""
+    given = _settings(body, layer_type)
+    rope = Section(given, f"{body.path}: rope settings")
+    kind = given.get("rope_type") or given.get("type") or "default"
+    if kind == "mrope":  # the old name for "default, with sections"
+        kind = "default"
+    if kind not in KINDS:
+        raise ConfigError(f"{body.path}: rope type {kind!r} is not supported; supported are {', '.join(KINDS)}")
+    theta = rope.number("rope_theta", body.number("rope_theta", default_theta))
+    partial = rope.number("partial_rotary_factor", body.number("partial_rotary_factor", 1.0))
+    rotary_dim = int(head_dim * partial)
+    if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
+        raise ConfigError(f"{body.path}: {rotary_dim} rotated dimensions of head_dim={head_dim}; an even number fits")
+    if theta <= 0:
+        raise ConfigError(f"{body.path}: rope_theta={theta} must be positive")
+    extra: dict[str, Any] = {}
+    if kind == "linear":
+        extra["factor"] = _factor(rope, rope.number("factor"))
+    elif kind in ("llama3", "yarn"):
+        limit = body.integer("max_position_embeddings")
+        original = rope.integer("original_max_position_embeddings", limit)
+        extra["original_max_position"] = original = body.integer("original_max_position_embeddings", original)
+        extra["factor"] = _factor(rope, rope.number("factor", limit / max(original, 1)))
+        extra.update(_llama3(rope) if kind == "llama3" else _yarn(rope, extra["factor"]))
+    return RopeConfig(
+        kind=kind, theta=theta, rotary_dim=rotary_dim, mrope_section=_sections(body, given, rotary_dim), **extra
+    )
+
+
+def max_position(body: Section, rope: RopeConfig) -> int:
+    """Tokens of context. YaRN files may still name the length before stretching."""
+    limit = body.integer("max_position_embeddings")
+    if rope.kind == "yarn":
+        limit = max(limit, int(rope.factor * rope.original_max_position))
+    return limit
+
+
+def _settings(body: Section, layer_type: str) -> dict[str, Any]:
+    given = body.values.get("rope_parameters") or body.values.get("rope_scaling") or {}
+    if not isinstance(given, dict):
+        raise ConfigError(f"{body.path}: rope_parameters must be an object, got {type(given).__name__}")
+    if "full_attention" in given or "sliding_attention" in given:
+        nested = given.get(layer_type)
+        if not isinstance(nested, dict):
+            raise ConfigError(f"{body.path}: rope_parameters has no entry for layers of type {layer_type!r}")
+        return nested
+    return given
+
+
+def _factor(rope: Section, value: float) -> float:
+    if value < 1.0:
+        raise ConfigError(f"{rope.path}: factor={value} must be at least 1")
+    return value
+
+
+def _llama3(rope: Section) -> dict[str, Any]:
+    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    if not 0 < low < high:
+        raise ConfigError(f"{rope.path}: 0 < low_freq_factor < high_freq_factor is needed, got {low} and {high}")
+    return {"low_freq_factor": low, "high_freq_factor": high}
+
+
+def _yarn(rope: Section, factor: float) -> dict[str, Any]:
+    def mscale(weight: float) -> float:
+        return 1.0 if factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0
+
+    numerator, denominator = rope.number("mscale", 0.0), rope.number("mscale_all_dim", 0.0)
+    derived = mscale(numerator) / mscale(denominator) if numerator and denominator else mscale(1.0)
+    return {
+        "beta_fast": rope.number("beta_fast", 32.0),
+        "beta_slow": rope.number("beta_slow", 1.0),
+        "truncate": rope.boolean("truncate", True),
+        "attention_factor": rope.number("attention_factor", derived),
+    }
+
+
+def _sections(body: Section, given: dict[str, Any], rotary_dim: int) -> tuple[int, ...]:
+    """M-RoPE sections; the Omni text decoder has them even where its file is silent."""
+    sections = given.get("mrope_section")
+    if sections is None:
+        if body.values.get("model_type") != "qwen2_5_omni_text":
+            return ()
+        sections = [16, 24, 24]
+    if len(sections) != 3 or sum(sections) != rotary_dim // 2:
+        raise ConfigError(
+            f"{body.path}: mrope_section={sections} must be three numbers that add up to {rotary_dim // 2} "
+            "(half the rotated dimensions)"
+        )
+    return tuple(int(size) for size in sections)

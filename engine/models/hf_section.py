@@ -1,0 +1,59 @@
+"""Section: one object of config.json with its path, so that a wrong value is refused by name.
+
+In: a parsed JSON object. Out: checked integers, numbers and booleans. `null` counts as missing, as in transformers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine.errors import ConfigError
+
+_MISSING = object()
+LARGEST = 2**31 - 1  # sizes beyond this are mistakes, and products of two still fit int64
+
+
+class Section:
+    """A JSON object and where it was found."""
+
+    __slots__ = ("path", "values")
+
+    def __init__(self, values: dict[str, Any], path: str) -> None:
+        self.values = values
+        self.path = path
+
+    def section(self, key: str) -> Section:
+        """The object below `key`."""
+        value = self.values.get(key)
+        if not isinstance(value, dict):
+            raise ConfigError(f"{self.path}: {key} must be an object, got {type(value).__name__}")
+        return Section(value, f"{self.path}: {key}")
+
+    def integer(self, key: str, default: Any = _MISSING) -> int:
+        """A non-negative integer."""
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LARGEST:
+            raise ConfigError(f"{self.path}: {key}={value!r} must be an integer from 0 to {LARGEST}")
+        return value
+
+    def number(self, key: str, default: Any = _MISSING) -> float:
+        """A finite number."""
+        value = self._get(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < float("inf"):
+            raise ConfigError(f"{self.path}: {key}={value!r} must be a number")
+        return float(value)
+
+    def boolean(self, key: str, default: bool) -> bool:
+        """true or false."""
+        value = self._get(key, default)
+        if not isinstance(value, bool):
+            raise ConfigError(f"{self.path}: {key}={value!r} must be true or false")
+        return value
+
+    def _get(self, key: str, default: Any) -> Any:
+        value = self.values.get(key)
+        if value is None:
+            if default is _MISSING:
+                raise ConfigError(f"{self.path}: {key} is missing")
+            return default
+        return value

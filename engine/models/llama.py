@@ -1,0 +1,116 @@
+"""Llama and what is Llama but for flags: Mistral (windows, head size), and by subclass Qwen2 and Qwen3.
+
+Thread: device. Pre-norm decoder: RMSNorm, grouped-query attention with rotary positions, SwiGLU. The residual stream is
+carried beside the normed rows, so every addition is fused with the norm that follows it:
+
+    x = embed(tokens); r = x; h = norm(x)
+    each layer: a = attention(h); h, r = add_norm(a, r); m = mlp(h); h, r = add_norm(m, r)   # the next layer's norm
+    logits = head(h of the sampled rows)
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from engine.cache.spec import CacheSpec
+from engine.kernels.norm import add_rms_norm
+from engine.layers.attention import PagedSelfAttention
+from engine.layers.embed import Embedding, Head
+from engine.layers.mlp import GatedMLP
+from engine.layers.norm import RMSNorm
+from engine.layers.rope import RopeTable
+from engine.models.base import Model
+from engine.models.hf import ModelConfig
+from engine.step.batch import Batch
+from engine.weights.table import Row, Table
+
+ATTENTION = "layers.*.self_attn."
+DECODER_ROWS = (
+    Row(("embed_tokens",), "embed"),
+    Row(("layers.*.input_layernorm",), "layers.*.attention_norm"),
+    Row((ATTENTION + "q_proj", ATTENTION + "k_proj", ATTENTION + "v_proj"), "layers.*.attention.qkv"),
+    Row((ATTENTION + "q_norm",), "layers.*.attention.q_norm"),
+    Row((ATTENTION + "k_norm",), "layers.*.attention.k_norm"),
+    Row((ATTENTION + "o_proj",), "layers.*.attention.o"),
+    Row(("layers.*.post_attention_layernorm",), "layers.*.mlp_norm"),
+    Row(("layers.*.mlp.gate_proj", "layers.*.mlp.up_proj"), "layers.*.mlp.gate_up"),
+    Row(("layers.*.mlp.down_proj",), "layers.*.mlp.down"),
+    Row(("norm",), "norm"),
+    Row(("lm_head",), "head"),
+)
+# Frequencies are computed from config.json; old files hold them as well.
+DECODER_IGNORE = ("layers.*.rotary_emb.inv_freq",)
+
+
+class DecoderLayer:
+    """Attention and MLP with the norm before each."""
+
+    __slots__ = ("attention", "attention_norm", "mlp", "mlp_norm", "rope")
+
+    def __init__(self, attention: PagedSelfAttention, mlp: GatedMLP, hidden_size: int, eps: float, rope: int) -> None:
+        self.attention = attention
+        self.mlp = mlp
+        self.attention_norm = RMSNorm(hidden_size, eps)
+        self.mlp_norm = RMSNorm(hidden_size, eps)
+        self.rope = rope  # which of the model's rotary tables
+
+
+class Llama(Model):
+    """A text decoder; the base of every model whose text part is one."""
+
+    WEIGHTS = Table(DECODER_ROWS, ignore=DECODER_IGNORE)
+    QKV_BIAS: bool | None = None  # None: as config.json says, and then the output product has one too
+    QK_NORM = False
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
+        text = config.text
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+        self.head = Head(text.vocab_size, text.hidden_size, text.tie_embeddings)
+        self.embed = Embedding(text.vocab_size, text.hidden_size, self.head)
+        self.norm = RMSNorm(text.hidden_size, text.norm_eps)
+        kinds = list(dict.fromkeys(layer.rope for layer in text.layers))
+        self.ropes = [RopeTable(kind, device) for kind in kinds]
+        qkv_bias = text.attention_bias if self.QKV_BIAS is None else self.QKV_BIAS
+        o_bias = text.attention_bias if self.QKV_BIAS is None else False
+        self.layers = [
+            DecoderLayer(
+                PagedSelfAttention(text, layer, qkv_bias, o_bias, self.QK_NORM),
+                GatedMLP(text.hidden_size, text.intermediate_size, text.mlp_bias),
+                text.hidden_size,
+                text.norm_eps,
+                kinds.index(layer.rope),
+            )
+            for layer in text.layers
+        ]
+
+    def weight_table(self) -> Table:
+        if not self.config.text.tie_embeddings:
+            return self.WEIGHTS
+        # Some tied checkpoints hold the embedding a second time.
+        return replace(self.WEIGHTS, ignore=(*self.WEIGHTS.ignore, "lm_head.weight"))
+
+    def cache_specs(self) -> list[CacheSpec]:
+        return [layer.attention.cache_spec() for layer in self.layers]
+
+    def forward(self, batch: Batch) -> Tensor:
+        residual = self.embed(batch.token_ids)  # [T, hidden]
+        for start, length, rows in batch.media:
+            residual[start : start + length] = rows
+        tables = [rope(batch.positions) for rope in self.ropes]
+        meta, eps = batch.attention, self.norm.eps
+        hidden = self.layers[0].attention_norm(residual)
+        following = [layer.attention_norm.weight for layer in self.layers[1:]] + [self.norm.weight]
+        for layer, next_norm, (k_cache, v_cache) in zip(self.layers, following, batch.caches):
+            cos, sin = tables[layer.rope]
+            attended = layer.attention(hidden, cos, sin, meta, k_cache, v_cache)
+            hidden, residual = add_rms_norm(attended, residual, layer.mlp_norm.weight, eps)
+            hidden, residual = add_rms_norm(layer.mlp(hidden), residual, next_norm, eps)
+        return hidden  # [T, hidden]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.head(hidden)

@@ -1,0 +1,165 @@
+"""The safetensors files of a checkpoint: which there are, and what each one holds, checked before a byte is used.
+
+In: a folder. Out: Shards, each with the names, shapes and dtypes of its tensors; tensors are views of a private memory
+map. Pickled weights are never opened. A shard index is honoured: a tensor counts only in the file the index names.
+Thread: any; used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from engine.errors import ConfigError
+from engine.weights.table import Shape
+
+MAX_HEADER_BYTES = 104_857_600
+SINGLE = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+# Bytes per value, by the names of the format.
+DTYPE_BYTES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """A tensor as its file's header describes it."""
+
+    shape: Shape
+    dtype: str  # the format's name: F32, BF16 ...
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One file and the tensors in it, in file order."""
+
+    path: Path
+    tensors: dict[str, TensorInfo]
+
+    @contextmanager
+    def open(self) -> Iterator[Reader]:
+        """Maps the file; tensors read from it stay valid as long as they are referenced."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(self.path, framework="pt", device="cpu") as file:
+                yield Reader(file)
+        except SafetensorError as error:
+            raise ConfigError(f"{self.path} cannot be read: {error}") from None
+
+
+class Reader:
+    """An open shard."""
+
+    __slots__ = ("_file",)
+
+    def __init__(self, file: object) -> None:
+        self._file = file
+
+    def tensor(self, name: str) -> Tensor:
+        """A view of the mapped file."""
+        return self._file.get_tensor(name)  # type: ignore[attr-defined]
+
+
+def open_checkpoint(folder: str | Path) -> list[Shard]:
+    """The shards of a folder, headers read and checked; ConfigError when there are none or one is damaged."""
+    folder = Path(folder)
+    if (folder / SINGLE).is_file():
+        path = folder / SINGLE
+        return [Shard(path, read_header(path))]
+    if (folder / INDEX).is_file():
+        return _indexed(folder)
+    pickled = sorted(path.name for path in folder.glob("*") if path.suffix in (".bin", ".pt", ".pth", ".ckpt"))
+    hint = f"; {', '.join(pickled)} can hold code and is never read: convert it to safetensors" if pickled else ""
+    raise ConfigError(f"{folder} holds neither {SINGLE} nor {INDEX}{hint} (--load-format dummy draws random weights)")
+
+
+def read_header(path: Path) -> dict[str, TensorInfo]:
+    """Names, shapes and dtypes of one file; every range is checked against the file's size."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        prefix = file.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
+        if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
+            raise ConfigError(
+                f"{path}: the header claims {length} bytes of a file of {size}; at most {MAX_HEADER_BYTES} are read"
+            )
+        try:
+            header = json.loads(file.read(length))
+        except ValueError as error:
+            raise ConfigError(f"{path}: the header is not JSON: {error}") from None
+    if not isinstance(header, dict):
+        raise ConfigError(f"{path}: the header must be a JSON object")
+    header.pop("__metadata__", None)
+    entries = sorted(header.items(), key=lambda item: _begin(path, *item))
+    return {name: _entry(path, name, entry, size - 8 - length) for name, entry in entries}
+
+
+def _begin(path: Path, name: str, entry: object) -> int:
+    try:
+        return int(entry["data_offsets"][0])  # type: ignore[index]
+    except (TypeError, KeyError, IndexError, ValueError):
+        raise ConfigError(f"{path}: the header's entry of {name} is damaged") from None
+
+
+def _entry(path: Path, name: str, entry: dict, data_bytes: int) -> TensorInfo:
+    try:
+        shape = tuple(int(size) for size in entry["shape"])
+        begin, end = (int(offset) for offset in entry["data_offsets"])
+        dtype = str(entry["dtype"])
+    except (TypeError, KeyError, ValueError):
+        raise ConfigError(f"{path}: the header's entry of {name} is damaged") from None
+    if dtype not in DTYPE_BYTES:
+        raise ConfigError(f"{path}: {name} has dtype {dtype}; known are {', '.join(DTYPE_BYTES)}")
+    num_bytes = DTYPE_BYTES[dtype]
+    for size in shape:
+        num_bytes *= size
+    if min(shape, default=0) < 0 or not 0 <= begin <= end <= data_bytes or end - begin != num_bytes:
+        raise ConfigError(
+            f"{path}: {name} {dtype}{list(shape)} takes {num_bytes} bytes, "
+            f"but its range is {begin}..{end} of {data_bytes}"
+        )
+    return TensorInfo(shape, dtype, num_bytes)
+
+
+def _indexed(folder: Path) -> list[Shard]:
+    path = folder / INDEX
+    try:
+        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        owners = {str(name): str(file) for name, file in weight_map.items()}
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ConfigError(f"{path} is damaged: {error!r}") from None
+    shards = []
+    for file in sorted(set(owners.values())):
+        if "/" in file or "\\" in file or not file.endswith(".safetensors"):
+            raise ConfigError(f"{path} names {file!r}; only .safetensors files beside it are read")
+        if not (folder / file).is_file():
+            raise ConfigError(f"{path} names {file}, which is missing; download the checkpoint again")
+        tensors = read_header(folder / file)
+        misplaced = [name for name in tensors if owners.get(name) != file]
+        absent = [name for name, owner in owners.items() if owner == file and name not in tensors]
+        if misplaced or absent:
+            said = [f"not in the index: {', '.join(misplaced)}"] if misplaced else []
+            said += [f"only in the index: {', '.join(absent)}"] if absent else []
+            raise ConfigError(f"{folder / file} and {INDEX} disagree; {'; '.join(said)}")
+        shards.append(Shard(folder / file, tensors))
+    return shards

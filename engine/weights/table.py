@@ -1,0 +1,100 @@
+"""The rules of a model's WEIGHTS, and their expansion into one place per checkpoint tensor.
+
+A row says: these modules of the checkpoint, joined in this order, make that part of the model. `*` stands for the index
+of a layer and is counted on the model itself, so a table holds no numbers. A part (engine/layers) knows which tensors
+it is made of and their shapes, so a row names modules only: biases and per-head norms come and go with the part.
+Names are canonical: prefixes that differ between releases (`model.`, `thinker.` ...) are stripped first.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+Shape = tuple[int, ...]
+
+
+class Part(Protocol):
+    """What the loader asks of a layer object."""
+
+    def expects(self) -> dict[str, tuple[Shape | None, ...]]:
+        """Tensor kind ("weight", "bias") -> the shape of each joined piece; None where a piece has no such tensor."""
+
+    def fill(self, pieces: dict[str, list[Tensor | None]], dtype: torch.dtype, device: str) -> None:
+        """Takes the pieces, in the row's order; `dtype` is the activations'. The tensors may be views of a file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Modules of the checkpoint, joined in order -> a part of the model (attribute path)."""
+
+    names: tuple[str, ...]
+    target: str
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """All rules of one architecture."""
+
+    rows: tuple[Row, ...]
+    prefixes: tuple[str, ...] = ("model.",)  # each is stripped at most once, in this order
+    ignore: tuple[str, ...] = ()  # canonical names (shell patterns) that files hold and forward never reads
+
+    def canonical(self, name: str) -> str:
+        """A checkpoint's name without the prefixes that differ between releases."""
+        for prefix in self.prefixes:
+            name = name.removeprefix(prefix)
+        return name
+
+    def ignored(self, name: str) -> bool:
+        """Whether a canonical name may be left over."""
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.ignore)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """Where one checkpoint tensor goes: piece `index` of the `kind` tensor of a part."""
+
+    part: Part
+    kind: str
+    index: int
+    shape: Shape
+
+
+def expand(table: Table, model: Any) -> dict[str, Place]:
+    """Canonical tensor name -> place, for every tensor that this model needs."""
+    places: dict[str, Place] = {}
+    for row in table.rows:
+        for part, layers in _walk(model, row.target.split(".")):
+            names = [_number(name, layers) for name in row.names]
+            for kind, shapes in part.expects().items():
+                assert len(shapes) == len(names), f"{row.target}: {len(names)} names for {len(shapes)} pieces"
+                for index, (name, shape) in enumerate(zip(names, shapes)):
+                    if shape is not None:
+                        assert f"{name}.{kind}" not in places, f"two rows claim {name}.{kind}"
+                        places[f"{name}.{kind}"] = Place(part, kind, index, shape)
+    return places
+
+
+def _walk(owner: Any, path: list[str], layers: tuple[int, ...] = ()) -> Iterator[tuple[Part, tuple[int, ...]]]:
+    """Parts at an attribute path, with the layer indices met on the way; an absent (None) part ends the walk."""
+    if owner is None:
+        return
+    if not path:
+        yield owner, layers
+    elif path[0] == "*":
+        for index, item in enumerate(owner):
+            yield from _walk(item, path[1:], (*layers, index))
+    else:
+        yield from _walk(getattr(owner, path[0]), path[1:], layers)
+
+
+def _number(name: str, layers: tuple[int, ...]) -> str:
+    for index in layers:
+        name = name.replace("*", str(index), 1)
+    return name

@@ -1,0 +1,120 @@
+"""A paged cache without an engine: runs model.forward on hand-made Batches, whole, in chunks, or several rows mixed.
+
+Blocks are handed out in a shuffled order, so that a model that mistook block numbers for positions would be found out.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from engine.attention.base import AttentionMeta
+from engine.models.base import Model
+from engine.models.hf import load_model_config, resolve_dtype
+from engine.models.registry import build_model
+from engine.step.batch import Batch
+from engine.weights.load import load_weights
+
+BLOCK = 16
+
+
+def load(folder, dtype: str = "auto", load_format: str = "auto", seed: int = 0) -> Model:
+    """A served model, from its folder."""
+    config = load_model_config(folder)
+    activations = resolve_dtype(config, dtype, "cpu")
+    model = build_model(config, activations)
+    load_weights(model, str(folder), load_format, "cpu", activations, seed)
+    return model
+
+
+@dataclass
+class Sequence:
+    """One row: its tokens, how many of them are in the cache, and its blocks."""
+
+    tokens: list[int]
+    blocks: list[int]
+    positions: Tensor | None = None  # [3, prompt] for M-RoPE prompts
+    delta: int = 0
+    media: list[tuple[int, Tensor]] = field(default_factory=list)  # (first position in the prompt, rows)
+    computed: int = 0
+
+    def positions_of(self, start: int, end: int, axes: int) -> Tensor:
+        """[axes, end - start]; beyond the prompt all axes are index + delta."""
+        plain = torch.arange(start, end).expand(axes, -1) + self.delta
+        if self.positions is None:
+            return plain
+        given = self.positions[:, start:end]
+        return torch.cat([given, plain[:, given.shape[1] :]], dim=1)
+
+
+class Harness:
+    """A model with caches for a few sequences."""
+
+    def __init__(self, model: Model, max_tokens: int = 512, num_rows: int = 4, seed: int = 0) -> None:
+        self.model = model
+        self.blocks_each = -(-max_tokens // BLOCK)
+        num_blocks = 1 + num_rows * self.blocks_each
+        self.caches = []
+        for spec in model.cache_specs():
+            shape = (num_blocks, spec.num_kv_heads, BLOCK, spec.head_dim)
+            # Not-a-number where nothing was written: reading beyond the context shows.
+            self.caches.append(tuple(torch.full(shape, float("nan"), dtype=model.dtype) for _ in range(2)))
+        self.free = list(range(1, num_blocks))
+        random.Random(seed).shuffle(self.free)
+
+    def add(self, tokens: list[int], **rest) -> Sequence:
+        """A new sequence with its blocks."""
+        blocks, self.free = self.free[: self.blocks_each], self.free[self.blocks_each :]
+        return Sequence(list(tokens), blocks, **rest)
+
+    @torch.inference_mode()
+    def step(self, *rows: tuple[Sequence, int]) -> Tensor:
+        """Computes the next `count` tokens of each (sequence, count); logits of every token, [sum of counts, vocab]."""
+        spans = [(row, row.computed, row.computed + count) for row, count in rows]
+        axes = 3 if self.model.config.mrope else 1
+        slots, media, offset = [], [], 0
+        for row, start, end in spans:
+            slots += [row.blocks[i // BLOCK] * BLOCK + i % BLOCK for i in range(start, end)]
+            for first, embedding in row.media:
+                low, high = max(first, start), min(first + len(embedding), end)
+                if low < high:
+                    media.append((offset + low - start, high - low, embedding[low - first : high - first]))
+            offset += end - start
+        positions = torch.cat([row.positions_of(start, end, axes) for row, start, end in spans], dim=1)
+        lengths = [end - start for _, start, end in spans]
+        context = [end for _, _, end in spans]
+        meta = AttentionMeta(
+            query_start=torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32),
+            context_len=torch.tensor(context, dtype=torch.int32),
+            block_tables=torch.tensor([row.blocks for row, _, _ in spans], dtype=torch.int32),
+            slot_mapping=torch.tensor(slots),
+            max_query_len=max(lengths),
+            max_context_len=max(context),
+        )
+        token_ids = torch.tensor([token for row, start, end in spans for token in row.tokens[start:end]])
+        positions = positions.contiguous() if axes == 3 else positions[0]
+        batch = Batch(token_ids, positions, media, meta, torch.arange(offset), self.caches)
+        for row, _, end in spans:
+            row.computed = end
+        return self.model.logits(self.model.forward(batch)[batch.sample_index])
+
+    def prefill(self, row: Sequence, chunk: int = 0) -> Tensor:
+        """The whole prompt, in chunks of `chunk` tokens when given; logits of every token."""
+        parts = []
+        while row.computed < len(row.tokens):
+            left = len(row.tokens) - row.computed
+            parts.append(self.step((row, min(chunk or left, left))))
+        return torch.cat(parts)
+
+    def generate(self, row: Sequence, count: int, chunk: int = 0) -> list[int]:
+        """Greedy tokens after the prompt."""
+        logits = self.prefill(row, chunk)
+        made = []
+        for _ in range(count):
+            made.append(int(logits[-1].argmax()))
+            row.tokens.append(made[-1])
+            logits = self.step((row, 1))
+        return made

@@ -1,0 +1,102 @@
+"""Text decoders against transformers on tiny checkpoints: logits whole, chunked, mixed, and 64 greedy tokens."""
+
+import functools
+import random
+
+import pytest
+import torch
+
+from tests import tiny
+from tests.models.harness import Harness, load
+
+NAMES = [name for name in tiny.CHECKPOINTS if name != "omni"]
+TOLERANCE = 1e-4
+load = functools.cache(load)
+
+
+@functools.cache
+def oracle(name):
+    return tiny.reference(tiny.checkpoint(name))
+
+
+def prompt(length, seed=0):
+    rng = random.Random(seed * 1000 + length)
+    return [rng.randrange(tiny.VOCAB_SIZE) for _ in range(length)]
+
+
+@torch.inference_mode()
+def expected(name, tokens):
+    return oracle(name)(input_ids=torch.tensor([tokens])).logits[0]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("length", [1, 2, 17, 100])
+def test_prefill_logits_equal_transformers(name, length):
+    harness = Harness(load(tiny.checkpoint(name)))
+    tokens = prompt(length)
+    got = harness.prefill(harness.add(tokens))
+    assert got.dtype == torch.float32
+    assert (got - expected(name, tokens)).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("chunk", [1, 7, 16])
+def test_chunked_prefill_equals_transformers(name, chunk):
+    harness = Harness(load(tiny.checkpoint(name)))
+    tokens = prompt(50, seed=1)
+    got = harness.prefill(harness.add(tokens), chunk)
+    assert (got - expected(name, tokens)).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_mixed_rows_equal_each_row_alone(name):
+    harness = Harness(load(tiny.checkpoint(name)))
+    first, second, third = (harness.add(prompt(length, seed=2)) for length in (40, 23, 9))
+    harness.step((first, 39))
+    harness.step((second, 10))
+    got = harness.step((first, 1), (second, 13), (third, 9))
+    want = [expected(name, first.tokens)[39:], expected(name, second.tokens)[10:], expected(name, third.tokens)]
+    assert (got - torch.cat(want)).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sixty_four_greedy_tokens_equal_transformers(name):
+    harness = Harness(load(tiny.checkpoint(name)))
+    tokens = prompt(30, seed=3)
+    got = harness.generate(harness.add(tokens), 64, chunk=11)
+    assert got == greedy(name, tokens, 64)
+
+
+@functools.cache
+def _greedy(name, tokens, count):
+    from transformers import GenerationConfig
+
+    config = GenerationConfig(max_new_tokens=count, min_new_tokens=count, do_sample=False, eos_token_id=None)
+    ids = torch.tensor([tokens])
+    out = oracle(name).generate(ids, generation_config=config, attention_mask=torch.ones_like(ids))
+    return out[0, len(tokens) :].tolist()
+
+
+def greedy(name, tokens, count):
+    return _greedy(name, tuple(tokens), count)
+
+
+def test_sliding_window_changes_the_answer():
+    """Otherwise the window tests above would pass without a window."""
+    tokens = prompt(60, seed=4)
+    harness = Harness(load(tiny.checkpoint("mistral-window")))
+    windowed = harness.prefill(harness.add(tokens))
+    harness = Harness(load(tiny.checkpoint("mistral")))
+    assert (windowed - harness.prefill(harness.add(tokens))).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral-window", "qwen2", "qwen3"])
+def test_bfloat16_stays_near_float32(name):
+    model = load(tiny.checkpoint(name), dtype="bfloat16")
+    assert model.dtype == torch.bfloat16
+    harness = Harness(model)
+    tokens = prompt(33, seed=5)
+    got = harness.prefill(harness.add(tokens), chunk=10)
+    want = expected(name, tokens)
+    assert got.dtype == torch.float32
+    assert (got - want).abs().mean() < 0.05 * want.abs().mean() + 0.02

@@ -1,0 +1,323 @@
+"""Tiny random checkpoints in Hugging Face format, one function per architecture, for every test that needs a model.
+
+`checkpoint("qwen3")` gives the folder of a finished checkpoint: config.json, model.safetensors, tokenizer.json
+(byte-level), tokenizer_config.json, chat_template.jinja, generation_config.json and, for models with towers, the
+processors' files. Weights are seeded and large enough that logits differ clearly from token to token. Folders are made
+once, by transformers, and kept in the temporary directory under a name that changes with this file and with
+transformers, so several test processes share them. Never change what lies in such a folder: copy it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+VOCAB_SIZE = 320  # rows of the embedding; the tokenizer uses fewer, as real ones do
+SPECIAL = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_bos|>",
+    "<|vision_eos|>",
+    "<|vision_pad|>",
+    "<|IMAGE|>",
+    "<|VIDEO|>",
+    "<|audio_bos|>",
+    "<|audio_eos|>",
+    "<|AUDIO|>",
+)
+MERGES = ("t h", "th e", "i n", "Ġ the", "a n", "e r", "o n", "r e", "an d", "Ġ a", "Ġ t", "Ġ and")
+FIRST_SPECIAL = 256 + len(MERGES)
+IDS = {token: FIRST_SPECIAL + index for index, token in enumerate(SPECIAL)}  # special token -> id
+CHAT_TEMPLATE = """\
+{%- for message in messages -%}
+<|im_start|>{{ message['role'] }}
+{% if message['content'] is string %}{{ message['content'] }}{% else %}
+{%- for part in message['content'] -%}
+{%- if part['type'] in ('image', 'image_url') -%}<|vision_bos|><|IMAGE|><|vision_eos|>
+{%- elif part['type'] in ('video', 'video_url') -%}<|vision_bos|><|VIDEO|><|vision_eos|>
+{%- elif part['type'] in ('audio', 'audio_url', 'input_audio') -%}<|audio_bos|><|AUDIO|><|audio_eos|>
+{%- else -%}{{ part['text'] }}{%- endif -%}
+{%- endfor -%}
+{%- endif %}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt -%}<|im_start|>assistant
+{% endif -%}
+"""
+PATCH, MERGE, TEMPORAL, CHANNELS, MELS = 14, 2, 2, 3, 32  # of the omni towers
+_SMALL = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 112,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": None,
+    "eos_token_id": IDS["<|im_end|>"],
+    "pad_token_id": IDS["<|endoftext|>"],
+}
+
+
+def llama(**overrides: Any) -> Any:
+    """LlamaForCausalLM with plain rotary positions; `rope_scaling` and biases by override."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return _model(LlamaForCausalLM, LlamaConfig(**{**_SMALL, **overrides}))
+
+
+def mistral(**overrides: Any) -> Any:
+    """MistralForCausalLM whose heads are wider than hidden_size / heads; no window."""
+    from transformers import MistralConfig, MistralForCausalLM
+
+    return _model(MistralForCausalLM, MistralConfig(**{**_SMALL, "head_dim": 32, "sliding_window": None, **overrides}))
+
+
+def qwen2(**overrides: Any) -> Any:
+    """Qwen2ForCausalLM: biases on q, k, v; tied embeddings; a sliding_window that is switched off."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    return _model(
+        Qwen2ForCausalLM, Qwen2Config(**{**_SMALL, "tie_word_embeddings": True, "sliding_window": 8, **overrides})
+    )
+
+
+def qwen3(**overrides: Any) -> Any:
+    """Qwen3ForCausalLM: per-head norms, head_dim of its own."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    return _model(Qwen3ForCausalLM, Qwen3Config(**{**_SMALL, "head_dim": 32, **overrides}))
+
+
+def omni(**overrides: Any) -> Any:
+    """Qwen2_5OmniThinkerForConditionalGeneration: text, image, video, audio; overrides go to the text part."""
+    from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniThinkerConfig
+    from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniThinkerForConditionalGeneration
+
+    text = {
+        **_SMALL,
+        "hidden_size": 128,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 6, 6]},
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 2048,
+        **overrides,
+    }
+    vision = {
+        "depth": 4,
+        "hidden_size": 64,
+        "intermediate_size": 90,
+        "num_heads": 2,
+        "in_channels": CHANNELS,
+        "patch_size": PATCH,
+        "temporal_patch_size": TEMPORAL,
+        "spatial_merge_size": MERGE,
+        "window_size": 4 * PATCH,
+        "fullatt_block_indexes": [1, 3],
+        "out_hidden_size": 128,
+    }
+    audio = {
+        "num_mel_bins": MELS,
+        "encoder_layers": 2,
+        "encoder_attention_heads": 4,
+        "encoder_ffn_dim": 112,
+        "d_model": 64,
+        "max_source_positions": 300,
+        "n_window": 50,
+        "output_dim": 128,
+    }
+    config = Qwen2_5OmniThinkerConfig(
+        text_config=text,
+        vision_config=vision,
+        audio_config=audio,
+        audio_token_index=IDS["<|AUDIO|>"],
+        image_token_index=IDS["<|IMAGE|>"],
+        video_token_index=IDS["<|VIDEO|>"],
+        audio_start_token_id=IDS["<|audio_bos|>"],
+        audio_end_token_id=IDS["<|audio_eos|>"],
+        vision_start_token_id=IDS["<|vision_bos|>"],
+        vision_end_token_id=IDS["<|vision_eos|>"],
+        user_token_id=IDS["<|im_start|>"],
+        eos_token_id=IDS["<|im_end|>"],
+        pad_token_id=IDS["<|endoftext|>"],
+    )
+    return _model(Qwen2_5OmniThinkerForConditionalGeneration, config)
+
+
+_LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+CHECKPOINTS: dict[str, Callable[[], Any]] = {
+    "llama": llama,
+    "llama-linear": lambda: llama(rope_scaling={"rope_type": "linear", "factor": 4.0}, attention_bias=True),
+    "llama-dynamic": lambda: llama(rope_scaling={"rope_type": "dynamic", "factor": 2.0}, mlp_bias=True),
+    "llama-llama3": lambda: llama(
+        rope_scaling={**_LLAMA3, "original_max_position_embeddings": 64}, tie_word_embeddings=True
+    ),
+    "llama-yarn": lambda: llama(rope_scaling=_YARN),
+    "mistral": mistral,
+    "mistral-window": lambda: mistral(sliding_window=8),
+    "qwen2": qwen2,
+    "qwen2-window": lambda: qwen2(use_sliding_window=True, max_window_layers=1),
+    "qwen3": qwen3,
+    "omni": omni,
+}
+
+
+@functools.cache
+def checkpoint(name: str) -> Path:
+    """The folder of CHECKPOINTS[name], made on first use. Read only."""
+    digest = hashlib.sha256(Path(__file__).read_bytes() + importlib.metadata.version("transformers").encode())
+    root = Path(tempfile.gettempdir()) / f"omniloop-tiny-{os.getuid()}-{digest.hexdigest()[:12]}"
+    root.mkdir(mode=0o700, exist_ok=True)
+    folder = root / name
+    if not folder.is_dir():
+        draft = Path(tempfile.mkdtemp(dir=root))
+        save(CHECKPOINTS[name](), draft)
+        try:
+            draft.rename(folder)
+        except OSError:  # another process was faster
+            shutil.rmtree(draft)
+    return folder
+
+
+def save(model: Any, folder: Path, dtype: str = "float32", max_shard_size: str = "1GB") -> Path:
+    """Writes everything a served folder holds; `max_shard_size` such as "50KB" gives a sharded checkpoint."""
+    import torch
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with _quiet():
+        model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=max_shard_size)
+    eos = [IDS["<|im_end|>"], IDS["<|endoftext|>"]]
+    _write(folder / "generation_config.json", {"eos_token_id": eos, "pad_token_id": eos[1], "do_sample": False})
+    write_tokenizer(folder)
+    if hasattr(model.config, "vision_config"):
+        _write_processors(folder)
+    return folder
+
+
+def reference(folder: Path, dtype: str = "float32") -> Any:
+    """The checkpoint as transformers computes it: the oracle."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with _quiet():
+        options = {"dtype": getattr(torch, dtype), "attn_implementation": "eager"}
+        if AutoConfig.from_pretrained(folder).model_type != "qwen2_5_omni_thinker":
+            return AutoModelForCausalLM.from_pretrained(folder, **options).eval()
+        from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniThinkerForConditionalGeneration
+
+        return Qwen2_5OmniThinkerForConditionalGeneration.from_pretrained(folder, **options).eval()
+
+
+def write_tokenizer(folder: Path) -> None:
+    """A byte-level BPE with a few merges and the special tokens, and the chat template."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pairs = [tuple(merge.split()) for merge in MERGES]
+    vocab = {token: index for index, token in enumerate([*letters, *("".join(pair) for pair in pairs)])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=pairs))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    assert {token: tokenizer.token_to_id(token) for token in SPECIAL} == IDS
+    tokenizer.save(str(folder / "tokenizer.json"))
+    named = {
+        "image_token": "<|IMAGE|>",
+        "video_token": "<|VIDEO|>",
+        "audio_token": "<|AUDIO|>",
+        "vision_bos_token": "<|vision_bos|>",
+        "vision_eos_token": "<|vision_eos|>",
+        "audio_bos_token": "<|audio_bos|>",
+        "audio_eos_token": "<|audio_eos|>",
+    }
+    settings = {
+        "tokenizer_class": "Qwen2Tokenizer",
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+        "model_max_length": 512,
+        "clean_up_tokenization_spaces": False,
+        "extra_special_tokens": named,
+    }
+    _write(folder / "tokenizer_config.json", settings)
+    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
+
+
+def _write_processors(folder: Path) -> None:
+    picture = {
+        "processor_class": "Qwen2_5OmniProcessor",
+        "do_convert_rgb": True,
+        "do_resize": True,
+        "do_rescale": True,
+        "rescale_factor": 1 / 255,
+        "do_normalize": True,
+        "resample": 3,
+        "image_mean": [0.48145466, 0.4578275, 0.40821073],
+        "image_std": [0.26862954, 0.26130258, 0.27577711],
+        "min_pixels": (2 * PATCH * MERGE) ** 2,
+        "max_pixels": (8 * PATCH * MERGE) ** 2,
+        "patch_size": PATCH,
+        "temporal_patch_size": TEMPORAL,
+        "merge_size": MERGE,
+    }
+    picture["size"] = {"shortest_edge": picture["min_pixels"], "longest_edge": picture["max_pixels"]}
+    sound = {
+        "feature_extractor_type": "WhisperFeatureExtractor",
+        "feature_size": MELS,
+        "sampling_rate": 16000,
+        "hop_length": 160,
+        "n_fft": 400,
+        "chunk_length": 30,
+        "n_samples": 480000,
+        "nb_max_frames": 3000,
+        "padding_side": "right",
+        "padding_value": 0.0,
+        "dither": 0.0,
+        "return_attention_mask": True,
+    }
+    _write(folder / "preprocessor_config.json", {**picture, "image_processor_type": "Qwen2VLImageProcessor", **sound})
+    frames = {"do_sample_frames": True, "fps": 2.0, "min_frames": 2, "max_frames": 16}
+    film = {**picture, "video_processor_type": "Qwen2VLVideoProcessor", **frames}
+    _write(folder / "video_preprocessor_config.json", film)
+
+
+def _model(kind: Any, config: Any) -> Any:
+    """A model with seeded weights: norms near 1, small biases, matrices that keep the size of what they multiply."""
+    import torch
+
+    with _quiet():
+        model = kind._from_config(config, attn_implementation="eager").eval()
+    with torch.no_grad():
+        for name, tensor in sorted(model.named_parameters()):
+            seed = hashlib.sha256(name.encode()).digest()[:6]
+            generator = torch.Generator().manual_seed(int.from_bytes(seed, "little"))
+            if tensor.dim() == 1:
+                tensor.normal_(1.0 if name.endswith("weight") else 0.0, 0.1, generator=generator)
+            else:
+                free = "embed_tokens" in name and not config.tie_word_embeddings
+                fan_in = 1.0 if free else tensor[0].numel()
+                tensor.normal_(0.0, 1.5 * fan_in**-0.5, generator=generator)
+        model.tie_weights()
+    return model
+
+
+def _quiet() -> Any:
+    """transformers warns about its own internals while loading; tests treat warnings as errors."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    return warnings.catch_warnings(action="ignore")
+
+
+def _write(path: Path, value: dict) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
