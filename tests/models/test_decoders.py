@@ -69,11 +69,10 @@ def test_sixty_four_greedy_tokens_equal_transformers(name):
 
 @functools.cache
 def _greedy(name, tokens, count):
-    from transformers import GenerationConfig
-
-    config = GenerationConfig(max_new_tokens=count, min_new_tokens=count, do_sample=False, eos_token_id=None)
+    model = oracle(name)
+    model.generation_config.eos_token_id = None  # go on for all `count` tokens
     ids = torch.tensor([tokens])
-    out = oracle(name).generate(ids, generation_config=config, attention_mask=torch.ones_like(ids))
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False)
     return out[0, len(tokens) :].tolist()
 
 
