@@ -1,0 +1,329 @@
+"""Incremental detokenizing: token ids in, text that may be shown out, stop strings matched on the way.
+
+Owner: TokenTable and StopSet never change and may be shared; a Detokenizer belongs to the loop, one per choice.
+In: token ids (lists). Out: str, never cut inside a character nor inside what may become a stop string.
+
+    ids -> bytes of the table -> UTF-8 machine (whole characters only) -> text held back -> shown
+                                 incomplete bytes wait in the carry       while a stop string may still be completed
+
+Each byte is looked at once (stop strings are one Aho-Corasick automaton), so the cost is linear in the output.
+"""
+
+cimport cython
+from cpython.unicode cimport PyUnicode_DecodeUTF8
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memmove
+
+
+@cython.final
+cdef class TokenTable:
+    """Bytes of every token id: one blob, offsets, and a flag for special tokens. `each_byte`: a broken UTF-8
+    sequence becomes one U+FFFD for each of its bytes (byte-fallback decoders) instead of one for all."""
+
+    def __init__(self, bytes blob, offsets, bytes special, bint each_byte=False):
+        cdef Py_ssize_t k
+        self._offsets = offsets
+        self._blob = blob
+        self._special = special
+        if self._offsets.shape[0] < 1 or self._offsets.shape[0] - 1 != len(special):
+            raise ValueError(f"{self._offsets.shape[0]} offsets for {len(special)} tokens; one more than tokens is needed")
+        if self._offsets[0] != 0 or self._offsets[self._offsets.shape[0] - 1] != len(blob):
+            raise ValueError("offsets must run from 0 to the length of the blob")
+        for k in range(self._offsets.shape[0] - 1):
+            if self._offsets[k] > self._offsets[k + 1]:
+                raise ValueError(f"offsets fall at token {k}")
+        self._data = <const uint8_t*>(<char*>blob)
+        self._flags = <const uint8_t*>(<char*>special)
+        self.num_tokens = <int32_t>len(special)
+        self.each_byte = each_byte
+
+    def token_bytes(self, Py_ssize_t token_id):
+        """The bytes of one token; none for an id outside the table."""
+        if token_id < 0 or token_id >= self.num_tokens:
+            return b""
+        return self._blob[self._offsets[token_id]:self._offsets[token_id + 1]]
+
+    def is_special(self, Py_ssize_t token_id):
+        """Whether `skip_special` leaves this token out."""
+        return 0 <= token_id < self.num_tokens and self._flags[token_id] != 0
+
+    def join(self, token_ids, bint skip_special=False):
+        """The bytes of several tokens in a row."""
+        cdef list parts = []
+        cdef Py_ssize_t k
+        for k in token_ids:
+            if not 0 <= k < self.num_tokens or (skip_special and self._flags[k]):
+                continue
+            parts.append(self._blob[self._offsets[k]:self._offsets[k + 1]])
+        return b"".join(parts)
+
+
+@cython.final
+cdef class StopSet:
+    """Up to a few dozen byte strings as one automaton. Where several end at the same byte, the first listed wins."""
+
+    def __cinit__(self):
+        self._num_nodes = 0
+
+    def __init__(self, stops):
+        cdef bytes stop
+        cdef Py_ssize_t total = 1
+        cdef int32_t index
+        if self._num_nodes:
+            raise ValueError("a StopSet is built once")
+        self.stops = tuple(stops)
+        for stop in self.stops:
+            if not stop:
+                raise ValueError("an empty stop string matches everywhere")
+            total += len(stop)
+        if total > 1 << 24:
+            raise ValueError(f"{total} bytes of stop strings are too many")
+        self._child = <int32_t*>calloc(total, sizeof(int32_t))
+        self._sibling = <int32_t*>calloc(total, sizeof(int32_t))
+        self._fail = <int32_t*>calloc(total, sizeof(int32_t))
+        self._depth = <int32_t*>calloc(total, sizeof(int32_t))
+        self._match = <int32_t*>calloc(total, sizeof(int32_t))
+        self._size = <int32_t*>calloc(len(self.stops) + 1, sizeof(int32_t))
+        self._label = <uint8_t*>calloc(total, sizeof(uint8_t))
+        if not (self._child and self._sibling and self._fail and self._depth and self._match and self._size
+                and self._label):
+            raise MemoryError
+        for index in range(256):
+            self._root[index] = 0
+        self._num_nodes = 1
+        self._match[0] = -1
+        for index, stop in enumerate(self.stops):
+            self._size[index] = <int32_t>len(stop)
+            self._insert(stop, index)
+        self._link()
+
+    def __dealloc__(self):
+        free(self._child)
+        free(self._sibling)
+        free(self._fail)
+        free(self._depth)
+        free(self._match)
+        free(self._size)
+        free(self._label)
+
+    def _insert(self, bytes stop, int32_t index):
+        cdef int32_t node = 0, found
+        cdef uint8_t byte
+        for byte in stop:
+            found = self._find(node, byte)
+            if not found:
+                found = self._num_nodes
+                self._num_nodes += 1
+                self._label[found] = byte
+                self._depth[found] = self._depth[node] + 1
+                self._match[found] = -1
+                self._sibling[found] = self._child[node]
+                self._child[node] = found
+                if node == 0:
+                    self._root[byte] = found
+            node = found
+        if self._match[node] < 0:
+            self._match[node] = index
+
+    def _link(self):
+        # Breadth first: a node's longest proper suffix is shorter, so its own links are already final.
+        cdef list level = [0], below
+        cdef int32_t node, child, fall
+        while level:
+            below = []
+            for node in level:
+                child = self._child[node]
+                while child:
+                    fall = 0 if node == 0 else self._step(self._fail[node], self._label[child])
+                    self._fail[child] = fall
+                    if self._match[fall] >= 0 and (self._match[child] < 0 or self._match[fall] < self._match[child]):
+                        self._match[child] = self._match[fall]
+                    below.append(child)
+                    child = self._sibling[child]
+            level = below
+
+    cdef int32_t _find(self, int32_t node, uint8_t byte) noexcept nogil:
+        cdef int32_t child
+        if node == 0:
+            return self._root[byte]
+        child = self._child[node]
+        while child and self._label[child] != byte:
+            child = self._sibling[child]
+        return child
+
+    cdef int32_t _step(self, int32_t node, uint8_t byte) noexcept nogil:
+        cdef int32_t child = self._find(node, byte)
+        while node and not child:
+            node = self._fail[node]
+            child = self._find(node, byte)
+        return child
+
+
+@cython.final
+cdef class Detokenizer:
+    """The text of one choice as its tokens arrive.
+
+    `matched` is the index of the stop string that ended the text, or -1; `num_tokens` counts tokens up to and with
+    the one that completed it. Stop strings completed within the first `min_tokens` tokens do not count. `strip`
+    leading spaces are dropped and `first` gives the bytes of the first shown token where its decoder treats it apart.
+    """
+
+    def __cinit__(self, TokenTable table not None, StopSet stops=None, bint include_stop=False, bint skip_special=True,
+                  Py_ssize_t min_tokens=0, int32_t strip=0, first=None):
+        self._table = table
+        self._stops = stops
+        self._include_stop = include_stop
+        self._skip_special = skip_special
+        self.min_tokens = min_tokens
+        self._strip = strip
+        self._first = first
+        self.matched = -1
+
+    def __dealloc__(self):
+        free(self._text)
+
+    def feed(self, token_ids):
+        """New text that may be shown. After a stop string, or `finish`, tokens are ignored."""
+        cdef Py_ssize_t token_id
+        cdef TokenTable table = self._table
+        cdef bytes own
+        cdef int code = 0
+        if self._ended:
+            return ""
+        for token_id in token_ids:
+            self.num_tokens += 1
+            if token_id < 0 or token_id >= table.num_tokens or (self._skip_special and table._flags[token_id]):
+                continue
+            if self._first is not None:
+                own = self._first(token_id)
+                self._first = None
+                code = self._token(<const uint8_t*>(<char*>own), len(own))
+            else:
+                code = self._token(table._data + table._offsets[token_id],
+                                   table._offsets[token_id + 1] - table._offsets[token_id])
+            if code:
+                break
+        if code < 0:
+            raise MemoryError
+        if code > 0:
+            return self._close()
+        return self._take(self._len - (self._stops._depth[self._node] if self._stops is not None else 0))
+
+    def skip(self, Py_ssize_t count):
+        """Counts tokens that have no text to show (an end token)."""
+        if not self._ended:
+            self.num_tokens += count
+
+    def finish(self):
+        """The rest: held text, with U+FFFD for bytes that never became a character."""
+        cdef bint stopped
+        if self._ended:
+            return ""
+        if self._reserve(16) < 0:
+            raise MemoryError
+        stopped = self._num_carry > 0 and self._replace()
+        if stopped:
+            return self._close()
+        self._ended = True
+        return self._take(self._len)
+
+    def _close(self):
+        cdef Py_ssize_t size = self._len
+        if not self._include_stop:
+            size -= self._stops._size[self.matched]
+        self._ended = True
+        self._num_carry = 0
+        return self._take(size)
+
+    cdef str _take(self, Py_ssize_t size):
+        # The text holds whole characters only, and held suffixes start at a character, so this never fails.
+        cdef str shown
+        if size <= 0:
+            return ""
+        shown = PyUnicode_DecodeUTF8(<char*>self._text, size, "replace")
+        self._len -= size
+        if self._len:
+            memmove(self._text, self._text + size, self._len)
+        return shown
+
+    cdef int _reserve(self, Py_ssize_t extra) noexcept nogil:
+        cdef Py_ssize_t room = self._room
+        cdef uint8_t* grown
+        if self._len + extra <= room:
+            return 0
+        while room < self._len + extra:
+            room = 2 * room if room else 64
+        grown = <uint8_t*>realloc(self._text, room)
+        if grown == NULL:
+            return -1
+        self._text = grown
+        self._room = room
+        return 0
+
+    cdef int _token(self, const uint8_t* data, Py_ssize_t size) noexcept nogil:
+        # 1: a stop string is complete; -1: out of memory. A byte adds at most 3 bytes, a broken sequence 3 times 3 more.
+        cdef Py_ssize_t k
+        if self._reserve(3 * size + 16) < 0:
+            return -1
+        for k in range(size):
+            if self._push(data[k]):
+                return 1
+        return 0
+
+    cdef bint _push(self, uint8_t byte) noexcept nogil:
+        cdef int k
+        if self._num_carry:
+            if self._low <= byte <= self._high:
+                self._carry[self._num_carry] = byte
+                self._num_carry += 1
+                self._need -= 1
+                self._low = 0x80
+                self._high = 0xBF
+                if self._need:
+                    return False
+                k = 0
+                while k < self._num_carry:
+                    if self._emit(self._carry[k]):
+                        return True
+                    k += 1
+                self._num_carry = 0
+                return False
+            if self._replace():
+                return True
+        if byte < 0x80:
+            return self._emit(byte)
+        if byte < 0xC2 or byte > 0xF4:
+            self._num_carry = 1
+            return self._replace()
+        # The second byte's range shuts out overlong forms, surrogates and what lies beyond U+10FFFF.
+        self._low = 0xA0 if byte == 0xE0 else 0x90 if byte == 0xF0 else 0x80
+        self._high = 0x9F if byte == 0xED else 0x8F if byte == 0xF4 else 0xBF
+        self._need = 1 if byte < 0xE0 else 2 if byte < 0xF0 else 3
+        self._carry[0] = byte
+        self._num_carry = 1
+        return False
+
+    cdef bint _replace(self) noexcept nogil:
+        cdef int times = self._num_carry if self._table.each_byte else 1
+        self._num_carry = 0
+        while times:
+            times -= 1
+            if self._emit(0xEF) or self._emit(0xBF) or self._emit(0xBD):
+                return True
+        return False
+
+    cdef bint _emit(self, uint8_t byte) noexcept nogil:
+        if self._strip:
+            if byte == 0x20:
+                self._strip -= 1
+                return False
+            self._strip = 0
+        self._text[self._len] = byte
+        self._len += 1
+        if self._stops is None:
+            return False
+        self._node = self._stops._step(self._node, byte)
+        if self._stops._match[self._node] < 0 or self.num_tokens <= self.min_tokens:
+            return False
+        self.matched = self._stops._match[self._node]
+        return True

@@ -1,0 +1,1 @@
+"""Answers: token ids and log-probabilities in, text and the bodies of choices out."""

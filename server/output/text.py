@@ -1,0 +1,68 @@
+"""TextStream: the text of one choice as its tokens arrive, ended by the first stop string.
+
+Owner: the loop, one per choice. In: token ids of a Delta. Out: text that may be shown now. The work is done by
+`_fast/detok.pyx` over the tokenizer's table of token bytes; a request's stop strings are compiled once for its choices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from _fast.detok import Detokenizer, StopSet
+from server.render.tokenizer import Tokenizer
+
+
+class StopStrings:
+    """A request's stop strings, compiled; shared by its choices."""
+
+    __slots__ = ("compiled", "texts")
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.texts = tuple(texts)
+        self.compiled = StopSet([text.encode() for text in self.texts]) if self.texts else None
+
+
+class TextStream:
+    """Text of one choice.
+
+    `skip_special_tokens` leaves special tokens out. Stop strings that are complete within the first `min_tokens` tokens
+    do not count. The text continues a prompt, so a leading space is kept unless `at_start` says that it begins one
+    (then all pieces together equal `Tokenizer.decode` of all ids).
+    """
+
+    __slots__ = ("_machine", "feed", "finish", "skip", "stops")
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] | StopStrings = (),
+        *,
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
+        min_tokens: int = 0,
+        at_start: bool = False,
+    ) -> None:
+        self.stops = stop if isinstance(stop, StopStrings) else StopStrings(stop)
+        self._machine = Detokenizer(
+            tokenizer.table,
+            self.stops.compiled,
+            include_stop,
+            skip_special_tokens,
+            min_tokens,
+            tokenizer.strip if at_start else 0,
+            tokenizer.first_bytes if at_start and tokenizer.decodes_first_apart else None,
+        )
+        self.feed = self._machine.feed  # (token ids) -> new text that may be shown; "" after a stop string
+        self.skip = self._machine.skip  # (count): tokens that are counted and have no text, such as the ending one
+        self.finish = self._machine.finish  # () -> what was held back; bytes of no character become U+FFFD
+
+    @property
+    def stopped(self) -> str | None:
+        """The stop string that ended the text."""
+        matched = self._machine.matched
+        return None if matched < 0 else self.stops.texts[matched]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens taken, up to and with the one that completed a stop string; later ones are not part of the answer."""
+        return self._machine.num_tokens

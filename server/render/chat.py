@@ -1,0 +1,296 @@
+"""Renderer: messages and tools, or a bare prompt, become a Prompt.
+
+Owner: the loop calls it; templates and long texts run in the pool it is given, so nothing here holds the loop. In:
+plain JSON data from a request. Out: a Prompt (token ids, MediaRefs, where their placeholders are), or RenderError.
+
+    loop:  chat() ──┐                                   ┌──> Prompt
+    pool:           └ read messages, template, tokenize ┘
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from engine.errors import ConfigError
+from mm.item import MediaRef
+from server.render.errors import RenderError, invalid
+from server.render.media import MediaTokens
+from server.render.messages import MessageReader, MessageRules
+from server.render.prompt import Prompt, Side, context_error, truncate
+from server.render.template import ChatTemplate, TemplateLimits
+from server.render.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class RenderConfig:
+    """What the operator and the model decide about prompts."""
+
+    max_model_len: int
+    num_embeddings: int = 0  # rows of the embedding: prompt ids are below it; 0: the tokenizer's size
+    media_token_ids: Mapping[str, int] = field(default_factory=dict)  # modality -> placeholder id
+    placeholders: Mapping[str, str] = field(default_factory=dict)  # modality -> text, where a processor knows better
+    chat_template: str | None = None  # text or file, instead of the checkpoint's
+    content_format: str = "auto"  # auto, string, openai
+    default_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    trust_request_chat_template: bool = False
+    max_prompt_bytes: int = 0  # 0: 16 per token of the context
+    tokenize_offload_bytes: int = 2048
+    template_timeout: float = 5.0
+    template_max_output_bytes: int = 0  # 0: max_prompt_bytes
+    template_max_kwargs: int = 32
+    template_max_kwargs_bytes: int = 16384
+    max_media_items: int = 64
+    limit_mm_per_prompt: Mapping[str, int] = field(default_factory=dict)
+    max_messages: int = 2048
+    max_parts: int = 1024
+
+    @property
+    def prompt_bytes(self) -> int:
+        return self.max_prompt_bytes or 16 * self.max_model_len
+
+
+class Renderer:
+    """Makes prompts for one model."""
+
+    def __init__(self, tokenizer: Tokenizer, config: RenderConfig, pool: Executor) -> None:
+        self.tokenizer = tokenizer
+        self.config = config
+        self.media = MediaTokens.of(tokenizer, config.media_token_ids, config.placeholders)
+        self._pool = pool
+        self._limits = TemplateLimits(
+            config.template_timeout,
+            config.template_max_output_bytes or config.prompt_bytes,
+            config.template_max_kwargs,
+            config.template_max_kwargs_bytes,
+        )
+        self.templates = {name: self._compiled(text) for name, text in _template_texts(tokenizer, config).items()}
+
+    @property
+    def template(self) -> ChatTemplate | None:
+        """The template used without tools."""
+        return self.templates.get("default")
+
+    async def chat(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None = None,
+        documents: list[dict[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+        chat_template: str | None = None,
+        add_special_tokens: bool = False,
+        truncate_prompt_tokens: int | None = None,
+        truncation_side: Side = "left",
+    ) -> Prompt:
+        """The prompt of a conversation."""
+        if continue_final_message and add_generation_prompt:
+            raise invalid(
+                "continue_final_message leaves the last message open, so add_generation_prompt must be false.",
+                "continue_final_message",
+            )
+
+        def work() -> Prompt:
+            text, media = self._render(
+                messages,
+                tools,
+                documents,
+                add_generation_prompt,
+                continue_final_message,
+                template_kwargs,
+                chat_template,
+            )
+            return self._tokenized(text, media, add_special_tokens, truncate_prompt_tokens, truncation_side, "messages")
+
+        return await self._in_pool(work)
+
+    async def completion(
+        self,
+        prompt: str | list[int],
+        add_special_tokens: bool = True,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        truncation_side: Side = "left",
+        param: str = "prompt",
+    ) -> Prompt:
+        """The prompt of a bare text or of token ids."""
+
+        def work() -> Prompt:
+            if isinstance(prompt, str):
+                self.media.refuse_in_text(prompt, param)
+                return self._tokenized(prompt, [], add_special_tokens, truncate_prompt_tokens, truncation_side, param)
+            ids = truncate(self._checked_ids(prompt, param), truncate_prompt_tokens, truncation_side, self._max_len)
+            return self._prompt(ids, [], None, param)
+
+        size = len(prompt) * (4 if isinstance(prompt, list) else 1)
+        if size <= self.config.tokenize_offload_bytes:
+            return work()
+        return await self._in_pool(work)
+
+    # -- in the pool
+
+    def _render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        documents: list[dict[str, Any]] | None,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        template_kwargs: Mapping[str, Any] | None,
+        chat_template: str | None,
+    ) -> tuple[str, list[MediaRef]]:
+        template = self._template_for(tools, chat_template)
+        reader = MessageReader(self._rules(template))
+        conversation = reader.read(messages)
+        for value, name in ((tools, "tools"), (documents, "documents"), (template_kwargs, "chat_template_kwargs")):
+            self.media.refuse_in_value(value, name)
+        tag = _open_last(conversation) if continue_final_message else ""
+        kwargs = {**self.config.default_template_kwargs, **(template_kwargs or {})}
+        text = template.render(
+            conversation,
+            tools=tools,
+            documents=documents,
+            add_generation_prompt=add_generation_prompt,
+            kwargs=kwargs,
+            limits=self._limits,
+        )
+        return (_cut_at(text, tag) if tag else text), reader.media
+
+    def _tokenized(
+        self,
+        text: str,
+        media: list[MediaRef],
+        add_special_tokens: bool,
+        limit: int | None,
+        side: Side,
+        param: str,
+    ) -> Prompt:
+        size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+        if size > self.config.prompt_bytes:
+            at_least = max(-(-size // 16), self._max_len + 1)
+            raise context_error(self._max_len, at_least, param, f" (estimated from {size} bytes)")
+        try:
+            ids = np.array(self.tokenizer.encode(text, add_special_tokens), dtype=np.int32)
+        except UnicodeEncodeError as error:
+            raise invalid(f"{param} contains half of a surrogate pair, which is no character.", param) from error
+        return self._prompt(truncate(ids, limit, side, self._max_len), media, text, param)
+
+    def _prompt(self, ids: np.ndarray, media: list[MediaRef], text: str | None, param: str) -> Prompt:
+        slots = self.media.slots(ids, media, param)
+        if len(ids) > self._max_len:
+            raise context_error(self._max_len, len(ids), param)
+        return Prompt(ids, tuple(media), slots, text)
+
+    def _checked_ids(self, ids: list[int], param: str) -> np.ndarray:
+        limit = self.config.num_embeddings or self.tokenizer.vocab_size
+        if len(ids) > self.config.prompt_bytes:
+            raise context_error(self._max_len, len(ids), param)
+        for index, token_id in enumerate(ids):
+            if type(token_id) is not int or not 0 <= token_id < limit:
+                raise RenderError(
+                    400,
+                    "token_id_out_of_range",
+                    f"{param}[{index}] is not a token id of this model; ids are integers from 0 to {limit - 1}.",
+                    f"{param}[{index}]",
+                )
+        return np.array(ids, dtype=np.int32)
+
+    # -- parts
+
+    @property
+    def _max_len(self) -> int:
+        return self.config.max_model_len
+
+    def _rules(self, template: ChatTemplate) -> MessageRules:
+        config = self.config
+        return MessageRules(
+            template.content_format,
+            template.facts,
+            self.media,
+            config.max_media_items,
+            config.limit_mm_per_prompt,
+            config.max_messages,
+            config.max_parts,
+        )
+
+    def _template_for(self, tools: list[dict[str, Any]] | None, chat_template: str | None) -> ChatTemplate:
+        if chat_template is not None:
+            if not self.config.trust_request_chat_template:
+                raise RenderError(
+                    403,
+                    "override_not_trusted",
+                    "A chat_template in the request is refused; the operator can allow it with "
+                    "--trust-request-chat-template.",
+                    "chat_template",
+                )
+            return self._compiled(chat_template)
+        name = "tool_use" if tools and "tool_use" in self.templates else "default"
+        template = self.templates.get(name)
+        if template is None:
+            raise RenderError(
+                400,
+                "template_error",
+                "This model has no chat template; start the server with --chat-template, or use /v1/completions.",
+                "messages",
+            )
+        return template
+
+    def _compiled(self, text: str) -> ChatTemplate:
+        return ChatTemplate(text, self.tokenizer.special_tokens, self.config.content_format)
+
+    async def _in_pool(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+
+def _template_texts(tokenizer: Tokenizer, config: RenderConfig) -> dict[str, str]:
+    """The operator's template instead of the checkpoint's; a value without braces names a file."""
+    given = config.chat_template
+    if not given:
+        return tokenizer.chat_templates
+    if "{" in given:
+        return {"default": given}
+    try:
+        return {"default": Path(given).read_text("utf-8")}
+    except OSError as error:
+        raise ConfigError(
+            f"--chat-template {given}: not a template and not a readable file ({error.strerror})"
+        ) from error
+
+
+def _open_last(conversation: list[dict[str, Any]]) -> str:
+    """Ends the last message's text with a tag that nobody could have written; the text is cut there again."""
+    tag = f"continue-{secrets.token_hex(16)} "
+    last = conversation[-1]
+    content = last["content"]
+    if isinstance(content, str):
+        conversation[-1] = {**last, "content": content + tag}
+        return tag
+    for index in range(len(content or ()) - 1, -1, -1):
+        if content[index]["type"] == "text":
+            content[index] = {"type": "text", "text": content[index]["text"] + tag}
+            return tag
+    raise invalid("continue_final_message needs text in the last message.", "continue_final_message")
+
+
+def _cut_at(text: str, tag: str) -> str:
+    at = text.rfind(tag.strip())
+    if at < 0:
+        raise RenderError(
+            400,
+            "template_error",
+            "The chat template leaves out the last message, so it cannot be continued.",
+            "continue_final_message",
+        )
+    # Without the space after the tag, the template trims the message: then so do we.
+    return text[:at] if text.startswith(tag, at) else text[:at].rstrip()

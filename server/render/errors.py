@@ -1,0 +1,29 @@
+"""RenderError: the one exception that leaves this room.
+
+Owner: none, a value; raised on the loop and in the pool. In: a cause found while making a prompt. Out: an HTTP status,
+a stable reason, a text fit for clients and the path of the field at fault. The routes turn it into their error body.
+"""
+
+from __future__ import annotations
+
+
+class RenderError(Exception):
+    """The prompt cannot be made from what the client sent."""
+
+    def __init__(self, status: int, reason: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+        self.message = message
+        self.param = param
+
+
+def invalid(message: str, param: str | None = None) -> RenderError:
+    """A field has the wrong shape or value."""
+    return RenderError(400, "invalid_parameter", message, param)
+
+
+def shown(text: str, limit: int = 80) -> str:
+    """A client's text as an error may quote it: one line, cut short."""
+    cut = text if len(text) <= limit else text[:limit] + "…"
+    return repr(cut)

@@ -1,0 +1,116 @@
+"""Media in prompts: which token marks an item, what a string template writes for it, and what clients may not write.
+
+Owner: none, frozen values and pure functions. A slot is where the renderer or the template put a placeholder for a
+media part. Clients never make one: their text may not contain the placeholder's own spelling, and after tokenizing the
+placeholders must be as many as the items and in the order of their modalities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from engine.request import Modality
+from mm.item import MediaRef
+from server.render.errors import RenderError, shown
+from server.render.tokenizer import Tokenizer
+
+MODALITIES: tuple[Modality, ...] = ("image", "audio", "video")
+
+# What stands around a placeholder where the template does not write it itself, by the placeholder's spelling.
+AROUND = {
+    "<|IMAGE|>": ("<|vision_bos|>", "<|vision_eos|>"),
+    "<|VIDEO|>": ("<|vision_bos|>", "<|vision_eos|>"),
+    "<|AUDIO|>": ("<|audio_bos|>", "<|audio_eos|>"),
+    "<|image_pad|>": ("<|vision_start|>", "<|vision_end|>"),
+    "<|video_pad|>": ("<|vision_start|>", "<|vision_end|>"),
+    "<|audio_pad|>": ("<|audio_start|>", "<|audio_end|>"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MediaTokens:
+    """The media vocabulary of one model; empty for a text model."""
+
+    ids: Mapping[Modality, int]  # placeholder token of each modality the model takes
+    spelled: Mapping[Modality, str]  # that token as text
+    placeholders: Mapping[Modality, str]  # what a string template gets: the token and what stands around it
+
+    @classmethod
+    def of(
+        cls, tokenizer: Tokenizer, ids: Mapping[str, int], placeholders: Mapping[str, str] | None = None
+    ) -> MediaTokens:
+        """From the model's placeholder ids (other keys are ignored) and, where a processor knows better, its texts."""
+        known = {modality: ids[modality] for modality in MODALITIES if modality in ids}
+        spelled = {modality: tokenizer.token_of(token_id) or "" for modality, token_id in known.items()}
+        texts = {modality: text.join(AROUND.get(text, ("", ""))) for modality, text in spelled.items()}
+        texts.update(
+            {modality: placeholders[modality] for modality in known if placeholders and modality in placeholders}
+        )
+        return cls(known, spelled, texts)
+
+    def require(self, modality: Modality, param: str) -> None:
+        """Refuses an item of a kind the model does not take."""
+        if modality not in self.ids:
+            takes = ", ".join(["text", *self.ids])
+            raise RenderError(
+                400, "media_unsupported", f"This model takes no {modality} input; it takes: {takes}.", param
+            )
+
+    def refuse_in_text(self, text: str, param: str) -> None:
+        """A client's text may not spell a placeholder."""
+        for spelled in self.spelled.values():
+            if spelled and spelled in text:
+                raise RenderError(
+                    400,
+                    "placeholder_mismatch",
+                    f"{param} contains {shown(spelled)}, which marks the place of a media item; "
+                    "send the item as a content part, and leave the marker out of the text.",
+                    param,
+                )
+
+    def refuse_in_value(self, value: Any, param: str) -> None:
+        """The same for every string inside plain data (tool schemas, arguments, documents)."""
+        if not self.spelled:
+            return
+        waiting: list[Any] = [value]
+        while waiting:
+            item = waiting.pop()
+            if isinstance(item, str):
+                self.refuse_in_text(item, param)
+            elif isinstance(item, dict):
+                waiting.extend(item.keys())
+                waiting.extend(item.values())
+            elif isinstance(item, list | tuple):
+                waiting.extend(item)
+
+    def slots(self, token_ids: np.ndarray, media: Sequence[MediaRef], param: str) -> tuple[int, ...]:
+        """Where the placeholders are; they must match the items one to one, in order."""
+        if not self.ids:
+            return ()
+        found = np.flatnonzero(np.isin(token_ids, list(self.ids.values())))
+        expected = [self.ids[ref.modality] for ref in media]
+        if len(found) != len(expected) or token_ids[found].tolist() != expected:
+            raise self._mismatch(token_ids[found].tolist(), media, param)
+        return tuple(found.tolist())
+
+    def _mismatch(self, found: list[int], media: Sequence[MediaRef], param: str) -> RenderError:
+        names = {token_id: modality for modality, token_id in self.ids.items()}
+        got = _listed(names[token_id] for token_id in found)
+        sent = _listed(ref.modality for ref in media)
+        return RenderError(
+            400,
+            "placeholder_mismatch",
+            f"The prompt has media placeholders for {got}, and the request has {sent}; each item needs exactly one, "
+            "in order, made by the server from a content part.",
+            param,
+        )
+
+
+def _listed(modalities: Iterable[str]) -> str:
+    names = list(modalities)
+    shown_names = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+    return f"{len(names)} ({shown_names})" if names else "none"

@@ -1,0 +1,256 @@
+"""Messages as clients send them, turned into what a chat template reads, and the media found on the way.
+
+Owner: any thread; a MessageReader lives for one request. In: dicts straight from JSON (API.md section 5), nothing about
+them taken for granted. Out: fresh dicts with only the keys templates know, and MediaRefs in the order of their parts.
+Content becomes parts or one string, as the template wants it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from engine.request import Modality
+from mm.item import MediaRef
+from server.render.errors import RenderError, invalid, shown
+from server.render.media import MediaTokens
+from server.render.template import ContentFormat
+from server.render.template_facts import TemplateFacts
+
+log = logging.getLogger("server.render")
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+
+# Type of a text part -> the key that holds its text.
+TEXT_KEYS = {"text": "text", "input_text": "text", "output_text": "text", "refusal": "refusal", "thinking": "thinking"}
+
+# Type of a media part -> (modality, key of its payload). `input_audio` and `file` are read apart.
+MEDIA_KEYS: dict[str, tuple[Modality, str]] = {
+    "image_url": ("image", "image_url"),
+    "input_image": ("image", "image_url"),
+    "image": ("image", "image"),
+    "audio_url": ("audio", "audio_url"),
+    "audio": ("audio", "audio"),
+    "video_url": ("video", "video_url"),
+    "input_video": ("video", "video_url"),
+    "video": ("video", "video"),
+}
+
+# A part without `type` is known by its key.
+BARE_KEYS = ("text", "image_url", "audio_url", "video_url", "input_audio", "file", "image", "audio", "video", "refusal")
+
+EMBEDS = ("image_embeds", "audio_embeds", "video_embeds")
+
+
+@dataclass(frozen=True, slots=True)
+class MessageRules:
+    """What holds for all requests: the template's wishes and the limits."""
+
+    content_format: ContentFormat
+    facts: TemplateFacts
+    media: MediaTokens
+    max_items: int = 64
+    max_items_of: Mapping[str, int] | None = None  # --limit-mm-per-prompt
+    max_messages: int = 2048
+    max_parts: int = 1024
+
+
+class MessageReader:
+    """Reads one conversation."""
+
+    def __init__(self, rules: MessageRules) -> None:
+        self.rules = rules
+        self.media: list[MediaRef] = []
+        self.size = 0  # characters of text
+
+    def read(self, messages: list[dict[str, Any]], param: str = "messages") -> list[dict[str, Any]]:
+        """All of it; raises RenderError with the path of the first fault."""
+        if not isinstance(messages, list) or not messages:
+            raise invalid(f"{param} must be a list with at least one message.", param)
+        if len(messages) > self.rules.max_messages:
+            raise invalid(f"{param} has {len(messages)} messages; at most {self.rules.max_messages}.", param)
+        return [self._message(message, f"{param}[{index}]") for index, message in enumerate(messages)]
+
+    def _message(self, message: Any, path: str) -> dict[str, Any]:
+        if not isinstance(message, dict):
+            raise invalid(f"{path} must be an object with role and content.", path)
+        role = message.get("role")
+        if role not in ROLES:
+            got = shown(role) if isinstance(role, str) else type(role).__name__
+            raise invalid(f"{path}.role is {got}; it must be one of {', '.join(ROLES)}.", f"{path}.role")
+        if role == "developer" and not self.rules.facts.knows_developer:
+            role = "system"
+        out: dict[str, Any] = {"role": role}
+        out["content"] = self._content(message, f"{path}.content")
+        for key in ("name", "tool_call_id"):
+            value = message.get(key)
+            if value is not None:
+                out[key] = self._text(value, f"{path}.{key}")
+        if role == "assistant":
+            self._assistant(message, out, path)
+        return out
+
+    def _assistant(self, message: dict[str, Any], out: dict[str, Any], path: str) -> None:
+        reasoning = message.get("reasoning_content")
+        if reasoning is None:
+            reasoning = message.get("reasoning")
+        if reasoning is not None:
+            text = self._text(reasoning, f"{path}.reasoning")
+            out["reasoning"] = out["reasoning_content"] = out["thinking"] = text
+        calls = message.get("tool_calls")
+        if calls is None:
+            return
+        if not isinstance(calls, list):
+            raise invalid(f"{path}.tool_calls must be a list.", f"{path}.tool_calls")
+        if calls:
+            out["tool_calls"] = [self._call(call, f"{path}.tool_calls[{k}]") for k, call in enumerate(calls)]
+
+    def _call(self, call: Any, path: str) -> dict[str, Any]:
+        function = call.get("function") if isinstance(call, dict) else None
+        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+            raise invalid(f"{path} needs a function with a name and arguments.", path)
+        self.rules.media.refuse_in_value(call, path)
+        return {**call, "type": "function", "function": {**function, "arguments": self._arguments(function, path)}}
+
+    def _arguments(self, function: dict[str, Any], path: str) -> dict[str, Any]:
+        # Many templates walk through the arguments, so text becomes an object before they see it.
+        arguments = function.get("arguments")
+        if isinstance(arguments, str):
+            self.size += len(arguments)
+            try:
+                arguments = orjson.loads(arguments) if arguments.strip() else {}
+            except orjson.JSONDecodeError:
+                arguments = None
+            self.rules.media.refuse_in_value(arguments, path)
+        if isinstance(arguments, dict):
+            return arguments
+        if function.get("arguments") is not None:
+            log.warning("arguments of a tool call in the history are not a JSON object; the template gets {}")
+        return {}
+
+    # -- content
+
+    def _content(self, message: dict[str, Any], path: str) -> Any:
+        content = message.get("content")
+        parts_wanted = self.rules.content_format == "openai"
+        if content is None:
+            if message["role"] != "assistant":
+                raise invalid(f"{path} is missing; send a string or a list of parts.", path)
+            return None if self.rules.facts.asks_for_none else ""
+        if isinstance(content, str):
+            text = self._text(content, path)
+            if parts_wanted and not self.rules.facts.asks_for_string:
+                return [{"type": "text", "text": text}]
+            return text
+        if not isinstance(content, list):
+            raise invalid(f"{path} must be a string or a list of parts.", path)
+        if len(content) > self.rules.max_parts:
+            raise invalid(f"{path} has {len(content)} parts; at most {self.rules.max_parts}.", path)
+        parts = [self._part(part, f"{path}[{index}]") for index, part in enumerate(content)]
+        if parts_wanted:
+            return parts
+        placeholders = self.rules.media.placeholders
+        return "\n".join(part["text"] if part["type"] == "text" else placeholders[part["type"]] for part in parts)
+
+    def _part(self, part: Any, path: str) -> dict[str, Any]:
+        if isinstance(part, str):
+            return {"type": "text", "text": self._text(part, path)}
+        if not isinstance(part, dict):
+            raise invalid(f"{path} must be an object with a type.", path)
+        kind = part.get("type")
+        if kind is None:
+            kind = next((key for key in BARE_KEYS if key in part), None)
+        if kind in TEXT_KEYS:
+            key = TEXT_KEYS[kind]
+            return {"type": "text", "text": self._text(part.get(key), f"{path}.{key}")}
+        if kind == "input_audio":
+            return self._item(self._input_audio(part, path))
+        if kind == "file":
+            return self._item(self._file(part, path))
+        if kind in MEDIA_KEYS:
+            modality, key = MEDIA_KEYS[kind]
+            return self._item(self._url_item(part, modality, key, path))
+        if kind in EMBEDS:
+            raise RenderError(400, "media_unsupported", f"{kind} needs --enable-mm-embeds, which is off.", path)
+        allowed = ", ".join(["text", "image_url", "input_audio", "audio_url", "video_url", "file"])
+        got = shown(kind) if isinstance(kind, str) else "missing"
+        raise invalid(f"{path}.type is {got}; it must be one of {allowed}.", f"{path}.type")
+
+    def _text(self, value: Any, path: str) -> str:
+        if not isinstance(value, str):
+            raise invalid(f"{path} must be a string.", path)
+        self.size += len(value)
+        self.rules.media.refuse_in_text(value, path)
+        return value
+
+    # -- media
+
+    def _item(self, ref: MediaRef) -> dict[str, Any]:
+        param = ref.param or "messages"
+        self.rules.media.require(ref.modality, param)
+        self.media.append(ref)
+        of_kind = sum(item.modality == ref.modality for item in self.media)
+        limit = (self.rules.max_items_of or {}).get(ref.modality, self.rules.max_items)
+        if of_kind > limit or len(self.media) > self.rules.max_items:
+            what, most = (ref.modality, limit) if of_kind > limit else ("media", self.rules.max_items)
+            raise RenderError(
+                400, "too_many_media", f"The conversation has more than {most} {what} items, which is the limit.", param
+            )
+        return {"type": ref.modality}
+
+    def _url_item(self, part: dict[str, Any], modality: Modality, key: str, path: str) -> MediaRef:
+        payload = part.get(key)
+        uuid = _uuid(part, payload, path)
+        url = payload.get("url") if isinstance(payload, dict) else payload
+        if url is None and uuid is None:
+            raise invalid(f"{path}.{key} needs a url (http, https or data).", f"{path}.{key}")
+        if url is not None and (not isinstance(url, str) or not url):
+            raise invalid(f"{path}.{key}.url must be a non-empty string.", f"{path}.{key}")
+        return MediaRef(modality, url, None, uuid, f"{path}.{key}")
+
+    def _input_audio(self, part: dict[str, Any], path: str) -> MediaRef:
+        payload = part.get("input_audio")
+        where = f"{path}.input_audio"
+        uuid = _uuid(part, payload, path)
+        if payload is None and uuid is not None:
+            return MediaRef("audio", None, None, uuid, where)
+        if not isinstance(payload, dict) or not isinstance(payload.get("data"), str) or not payload["data"]:
+            raise invalid(f"{where} needs data (base64) and format.", where)
+        form = payload.get("format")
+        if form is not None and not isinstance(form, str):
+            raise invalid(f"{where}.format must be a string such as wav or mp3.", where)
+        data = payload["data"]
+        # Some clients send a whole data URL here; it says itself what it is.
+        return MediaRef("audio", data, None if data.startswith("data:") else form or "wav", uuid, where)
+
+    def _file(self, part: dict[str, Any], path: str) -> MediaRef:
+        payload = part.get("file")
+        where = f"{path}.file"
+        data = payload.get("file_data") if isinstance(payload, dict) else None
+        if not isinstance(data, str) or not data.startswith("data:"):
+            raise RenderError(
+                422, "invalid_parameter", f"{where} needs file_data, a data: URL with its media type.", where
+            )
+        kind = data[5:261].partition("/")[0].lower()
+        if kind not in ("image", "audio", "video"):
+            raise RenderError(
+                400,
+                "media_unsupported",
+                f"{where} is {shown(data[5:37].split(';')[0])}; send image, audio or video.",
+                where,
+            )
+        modality: Modality = kind  # type: ignore[assignment]
+        return MediaRef(modality, data, None, _uuid(part, payload, path), where)
+
+
+def _uuid(part: dict[str, Any], payload: Any, path: str) -> str | None:
+    uuid = part.get("uuid")
+    if uuid is None and isinstance(payload, dict):
+        uuid = payload.get("uuid")
+    if uuid is not None and (not isinstance(uuid, str) or not 0 < len(uuid) <= 256):
+        raise invalid(f"{path}.uuid must be a string of 1 to 256 characters.", f"{path}.uuid")
+    return uuid

@@ -1,0 +1,67 @@
+"""Prompt: what rendering hands to media loading and to the engine; and the rules about its length.
+
+Owner: none, a frozen value made in the pool. In: token ids and media in the order of their placeholders. Out: int32
+ids, MediaRefs, and for each of them the index of its placeholder token, still one token wide (mm/splice.py widens it).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from mm.item import MediaRef
+from server.render.errors import RenderError, invalid
+
+Side = Literal["left", "right"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One rendered prompt."""
+
+    token_ids: np.ndarray  # int32 [num_tokens]
+    media: tuple[MediaRef, ...] = ()
+    slots: tuple[int, ...] = ()  # index in token_ids of each item's placeholder, ascending
+    text: str | None = None  # None when the client sent token ids
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+def context_error(max_model_len: int, num_tokens: int, param: str | None = None, note: str = "") -> RenderError:
+    """The over-long prompt in the words clients match on."""
+    return RenderError(
+        400,
+        "context_length_exceeded",
+        f"This model's maximum context length is {max_model_len} tokens. However, your prompt contains {num_tokens}"
+        f" input tokens{note}. Please shorten the prompt.",
+        param,
+    )
+
+
+def check_length(num_tokens: int, max_model_len: int, param: str | None = None, *, room: int = 1) -> None:
+    """Refuses an empty prompt, and one with less than `room` tokens to generate (0 with echo and max_tokens 0)."""
+    if num_tokens == 0:
+        raise RenderError(400, "empty_prompt", "The prompt is empty: send at least one token.", param)
+    if num_tokens + room > max_model_len:
+        raise context_error(max_model_len, num_tokens, param)
+
+
+def truncate(token_ids: np.ndarray, limit: int | None, side: Side, max_model_len: int) -> np.ndarray:
+    """The last (`left`: the left side is cut) or first `limit` tokens; -1 means the context length."""
+    if limit is None:
+        return token_ids
+    if limit < -1:
+        raise invalid(f"truncate_prompt_tokens={limit}: give -1 or a number of tokens >= 0.", "truncate_prompt_tokens")
+    if limit > max_model_len:
+        raise invalid(
+            f"truncate_prompt_tokens={limit} is more than this model's context of {max_model_len} tokens; "
+            "give at most that, or -1.",
+            "truncate_prompt_tokens",
+        )
+    keep = max_model_len if limit == -1 else limit
+    if len(token_ids) <= keep:
+        return token_ids
+    return token_ids[len(token_ids) - keep :] if side == "left" else token_ids[:keep]
