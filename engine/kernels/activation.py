@@ -13,20 +13,24 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from _fast import cpu
+
 
 def silu_mul(x: Tensor) -> Tensor:
     """x [..., 2*I], gate first -> a new [..., I]."""
-    return silu_mul_reference(x)
+    return _launch(cpu.SILU_MUL, x, x.shape[-1] // 2) if _runs_here(x) else silu_mul_reference(x)
 
 
 def gelu(x: Tensor, approximate: Literal["none", "tanh"] = "none") -> Tensor:
     """x of any shape -> a new tensor of that shape."""
-    return gelu_reference(x, approximate)
+    if not _runs_here(x):
+        return gelu_reference(x, approximate)
+    return _launch(cpu.GELU_ERF if approximate == "none" else cpu.GELU_TANH, x, x.shape[-1])
 
 
 def quick_gelu(x: Tensor) -> Tensor:
     """x of any shape -> a new tensor of that shape."""
-    return quick_gelu_reference(x)
+    return _launch(cpu.QUICK_GELU, x, x.shape[-1]) if _runs_here(x) else quick_gelu_reference(x)
 
 
 def silu_mul_reference(x: Tensor) -> Tensor:
@@ -41,6 +45,17 @@ def gelu_reference(x: Tensor, approximate: Literal["none", "tanh"] = "none") -> 
 def quick_gelu_reference(x: Tensor) -> Tensor:
     wide = x.to(_wide(x))
     return (wide * torch.sigmoid(1.702 * wide)).to(x.dtype)
+
+
+def _runs_here(x: Tensor) -> bool:
+    return x.is_cpu and (x.dtype == torch.float32 or x.dtype == torch.bfloat16)
+
+
+def _launch(op: int, x: Tensor, width: int) -> Tensor:
+    x = x.contiguous()
+    out = x.new_empty((*x.shape[:-1], width))
+    cpu.point(op, out.data_ptr(), x.data_ptr(), x.numel() // x.shape[-1], width, x.dtype == torch.bfloat16)
+    return out
 
 
 def _wide(x: Tensor) -> torch.dtype:

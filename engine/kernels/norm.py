@@ -5,25 +5,35 @@ layer_norm: y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias     var is th
 Users: every decoder block (rms_norm, add_rms_norm), towers (both). Sums are float32 whatever the tensors are.
 """
 
+# ruff: noqa: PT018 (a launcher checks in few lines)
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from _fast import cpu
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
-    """x [..., H] and weight [H] of the same dtype (or a float32 weight) -> a new [..., H]."""
-    return rms_norm_reference(x, weight, eps, offset)
+    """x [..., H] float32 or bfloat16 and weight [H] of either -> a new [..., H] of x's dtype."""
+    if not _runs_here(x):
+        return rms_norm_reference(x, weight, eps, offset)
+    return _launch(cpu.RMS_NORM, x, None, weight, None, eps, offset)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
     """residual += x, in place; returns (rms_norm(residual), residual). Both [..., H] and contiguous."""
-    return add_rms_norm_reference(x, residual, weight, eps, offset)
+    if not _runs_here(x):
+        return add_rms_norm_reference(x, residual, weight, eps, offset)
+    assert residual.shape == x.shape and residual.dtype == x.dtype and residual.is_contiguous()
+    return _launch(cpu.ADD_RMS_NORM, x, residual, weight, None, eps, offset), residual
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """x [..., H], weight [H], bias [H] or None -> a new [..., H]."""
-    return layer_norm_reference(x, weight, bias, eps)
+    if not _runs_here(x):
+        return layer_norm_reference(x, weight, bias, eps)
+    return _launch(cpu.LAYER_NORM, x, None, weight, bias, eps, 0.0)
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
@@ -46,6 +56,31 @@ def layer_norm_reference(x: Tensor, weight: Tensor, bias: Tensor | None, eps: fl
     if bias is not None:
         y = y + bias.to(wide.dtype)
     return y.to(x.dtype)
+
+
+def _runs_here(x: Tensor) -> bool:
+    return x.is_cpu and (x.dtype == torch.float32 or x.dtype == torch.bfloat16) and x.shape[-1] <= cpu.NORM_MAX
+
+
+def _launch(
+    op: int, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, offset: float
+) -> Tensor:
+    width = x.shape[-1]
+    if x.dim() == 2 and x.stride(1) == 1:
+        rows, stride = x.shape[0], x.stride(0)
+    else:
+        assert x.is_contiguous(), "x must be contiguous, or two-dimensional with contiguous rows"
+        rows, stride = x.numel() // width, width
+    narrow = weight.dtype == torch.bfloat16
+    assert weight.shape == (width,) and weight.is_contiguous() and (narrow or weight.dtype == torch.float32)
+    assert bias is None or (bias.shape == (width,) and bias.dtype == weight.dtype and bias.is_contiguous())
+    out = torch.empty(x.shape, dtype=x.dtype)
+    cpu.norm(
+        op, out.data_ptr(), 0 if residual is None else residual.data_ptr(), x.data_ptr(),
+        weight.data_ptr(), 0 if bias is None else bias.data_ptr(),
+        rows, width, stride, eps, offset, x.dtype == torch.bfloat16, narrow,
+    )  # fmt: skip
+    return out
 
 
 def _wide(x: Tensor) -> torch.dtype:

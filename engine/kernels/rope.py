@@ -6,12 +6,15 @@ its own row (Qwen2-VL, Qwen2.5-Omni). Users: decoders take the table once per st
 towers call apply_rope. The table is float32 whatever the activations are.
 """
 
+# ruff: noqa: PT018 (a launcher checks in few lines)
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from _fast import cpu
 
 
 def cos_sin(
@@ -40,7 +43,19 @@ def cos_sin(
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x [T, heads, D], cos and sin [T, D_rot/2] with D_rot <= D -> a new [T, heads, D]; the rest of D is copied."""
-    return apply_rope_reference(x, cos, sin)
+    tokens, heads, dim = x.shape
+    if not x.is_cpu or x.dtype not in (torch.float32, torch.bfloat16) or dim > cpu.HEAD_MAX:
+        return apply_rope_reference(x, cos, sin)
+    assert x.stride(2) == 1 and x.stride(1) == dim, "the heads of a token must lie side by side"
+    assert cos.shape == sin.shape == (tokens, cos.shape[1]) and 2 * cos.shape[1] <= dim
+    cos, sin = cos.float().contiguous(), sin.float().contiguous()
+    out = x.new_empty(tokens, heads, dim)
+    narrow = x.dtype == torch.bfloat16
+    cpu.qkv_rope_store(
+        out.data_ptr(), 0, 0, x.data_ptr(), cos.data_ptr(), sin.data_ptr(), 0, 0, 0,
+        tokens, x.stride(0), heads, 0, dim, cos.shape[1], 0, 0.0, narrow, False, False, False,
+    )  # fmt: skip
+    return out
 
 
 def apply_rope_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -5,11 +5,13 @@ cap(s) = softcap * tanh(s / softcap) when softcap > 0. Query head h reads the KV
 decoder's attention layer, after `qkv_rope_store` has written this step's keys and values.
 """
 
+# ruff: noqa: PT018 (a launcher checks in few lines)
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from _fast import cpu
 from engine.attention.base import AttentionMeta
 
 
@@ -23,7 +25,25 @@ def paged_attention(
     softcap: float = 0.0,
 ) -> Tensor:
     """q [T, Hq, D], caches [num_blocks, Hkv, block_size, D] -> a new [T, Hq * D] of q's dtype."""
-    return paged_attention_reference(q, k_cache, v_cache, meta, scale, window, softcap)
+    tokens, heads, dim = q.shape
+    if not q.is_cpu or (q.dtype != torch.float32 and q.dtype != torch.bfloat16) or dim > cpu.HEAD_MAX:
+        return paged_attention_reference(q, k_cache, v_cache, meta, scale, window, softcap)
+    kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
+    rows, max_blocks = meta.block_tables.shape
+    assert q.is_contiguous() and k_cache.is_contiguous() and v_cache.is_contiguous()
+    assert k_cache.shape == v_cache.shape and k_cache.shape[3] == dim and heads % kv_heads == 0
+    assert k_cache.dtype == v_cache.dtype and k_cache.dtype in (torch.float32, torch.bfloat16)
+    assert meta.query_start.shape == (rows + 1,) and meta.context_len.shape == (rows,)
+    assert meta.block_tables.dtype == meta.query_start.dtype == meta.context_len.dtype == torch.int32
+    assert meta.block_tables.is_contiguous() and meta.query_start.is_contiguous() and meta.context_len.is_contiguous()
+    out = q.new_empty(tokens, heads * dim)
+    cpu.paged_attention(
+        out.data_ptr(), q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(),
+        meta.block_tables.data_ptr(), meta.query_start.data_ptr(), meta.context_len.data_ptr(),
+        rows, heads, kv_heads, dim, max_blocks, block_size,
+        window, scale, softcap, q.dtype == torch.bfloat16, k_cache.dtype == torch.bfloat16,
+    )  # fmt: skip
+    return out
 
 
 def paged_attention_reference(

@@ -6,6 +6,7 @@ number of tokens: the base of the engine's batch invariance. bfloat16 weights st
 when every value survives the narrowing) and are widened in registers, which is exact. Users: every layer with weights.
 """
 
+# ruff: noqa: PT018 (a launcher checks in few lines)
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -13,46 +14,140 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from _fast import cpu
+
 PANEL = 64  # output rows in a panel
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedLinear:
-    """Weights of one linear layer, ready for `linear`. Owner: the model; read only."""
+    """Weights of one linear layer, ready for `linear` or `gated_linear`. Owner: the model; read only."""
 
     panels: Tensor  # [num_panels, in_features, 64] float32 or bfloat16; rows past out_features are zero
     bias: Tensor | None  # [num_panels * 64] float32, zero-padded
-    out_features: int
+    out_features: int  # of a gated layer: twice the width of its result
     in_features: int
+    gated: bool = False  # each panel holds 32 gate rows, then the 32 up rows that go with them
 
     def weight(self) -> Tensor:
-        """The unpacked weight, [out_features, in_features]: for references and for saving; copies."""
-        flat = self.panels.transpose(1, 2).reshape(-1, self.in_features)
-        return flat[: self.out_features]
+        """The unpacked weight, [out_features, in_features] (gated: all gate rows, then all up rows); a copy."""
+        return self._unpack(self.panels.transpose(1, 2).reshape(-1, self.in_features))
+
+    def plain_bias(self) -> Tensor | None:
+        """The bias in the order of `weight`, [out_features] float32."""
+        return None if self.bias is None else self._unpack(self.bias[:, None]).flatten()
+
+    def _unpack(self, rows: Tensor) -> Tensor:
+        if not self.gated:
+            return rows[: self.out_features]
+        halves = rows.view(-1, 2, PANEL // 2, rows.shape[1]).transpose(0, 1)  # [2, num_panels, 32, columns]
+        return halves.reshape(2, -1, rows.shape[1])[:, : self.out_features // 2].reshape(self.out_features, -1)
 
 
 def pack(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
     """weight [N, K] float32 or bfloat16, bias [N] or None -> PackedLinear (a copy; the originals can go)."""
     assert weight.dim() == 2, f"weight has shape {tuple(weight.shape)}; [out_features, in_features] is needed"
-    rows, columns = weight.shape
-    num_panels = -(-rows // PANEL)
-    padded = weight.new_zeros(num_panels * PANEL, columns)
-    padded[:rows] = weight
-    panels = padded.view(num_panels, PANEL, columns).transpose(1, 2).contiguous()
-    wide_bias = None
-    if bias is not None:
-        wide_bias = torch.zeros(num_panels * PANEL, dtype=torch.float32, device=weight.device)
-        wide_bias[:rows] = bias
-    return PackedLinear(panels, wide_bias, rows, columns)
+    rows = weight.shape[0]
+    padded = -(-rows // PANEL) * PANEL
+    wide_bias = None if bias is None else _pad(bias.to(torch.float32), padded)
+    return PackedLinear(_panels(_pad(_narrowed(weight), padded)), wide_bias, rows, weight.shape[1])
 
 
-def linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
-    """x [..., K] float32 or bfloat16 -> [..., N] of x's dtype; written to `out` when given (same shape, contiguous)."""
-    y = linear_reference(x, packed)
-    return y if out is None else out.copy_(y)
+def pack_gated(gate: Tensor, up: Tensor) -> PackedLinear:
+    """gate and up [I, K] each -> PackedLinear for `gated_linear`: silu(x gate^T) * (x up^T) in one pass."""
+    assert gate.dim() == 2 and gate.shape == up.shape, f"gate {tuple(gate.shape)} and up {tuple(up.shape)} must match"
+    width, columns = gate.shape
+    both = _narrowed(torch.stack([gate, up]))
+    half = PANEL // 2
+    padded = both.new_zeros(2, -(-width // half) * half, columns)
+    padded[:, :width] = both
+    rows = padded.view(2, -1, half, columns).transpose(0, 1).reshape(-1, columns)  # 32 gate rows, 32 up rows, ...
+    return PackedLinear(_panels(rows), None, 2 * width, columns, gated=True)
 
 
-def linear_reference(x: Tensor, packed: PackedLinear) -> Tensor:
+def linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+    """x [..., K] float32 or bfloat16 -> x W^T + bias (+ residual) [..., N] of x's dtype.
+
+    x is contiguous, or two-dimensional with contiguous rows. The result goes to `out` when given: contiguous, of the
+    result's shape; `residual` has that shape too and may be `out` itself, which makes it `out += x W^T + bias`.
+    """
+    if not x.is_cpu or (x.dtype != torch.float32 and x.dtype != torch.bfloat16):
+        y = linear_reference(x, packed, None, residual)
+        return y if out is None else out.copy_(y)
+    assert not packed.gated, "these weights are packed for gated_linear"
+    return _launch(x, packed, packed.out_features, out, residual)
+
+
+def gated_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
+    """x [..., K] -> silu(x gate^T) * (x up^T) [..., I] of x's dtype; the same rules as `linear`."""
+    if not x.is_cpu or (x.dtype != torch.float32 and x.dtype != torch.bfloat16):
+        y = gated_linear_reference(x, packed)
+        return y if out is None else out.copy_(y)
+    assert packed.gated, "these weights are not packed by pack_gated"
+    return _launch(x, packed, packed.out_features // 2, out, None)
+
+
+def linear_reference(
+    x: Tensor, packed: PackedLinear, out: Tensor | None = None, residual: Tensor | None = None
+) -> Tensor:
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    bias = None if packed.bias is None else packed.bias[: packed.out_features].to(wide)
-    return torch.nn.functional.linear(x.to(wide), packed.weight().to(wide), bias).to(x.dtype)
+    bias = packed.plain_bias()
+    y = torch.nn.functional.linear(x.to(wide), packed.weight().to(wide), None if bias is None else bias.to(wide))
+    if residual is not None:
+        y = y + residual
+    return y.to(x.dtype) if out is None else out.copy_(y)
+
+
+def gated_linear_reference(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    gate, up = torch.nn.functional.linear(x.to(wide), packed.weight().to(wide)).chunk(2, dim=-1)
+    y = torch.nn.functional.silu(gate) * up
+    return y.to(x.dtype) if out is None else out.copy_(y)
+
+
+def _launch(x: Tensor, packed: PackedLinear, width: int, out: Tensor | None, residual: Tensor | None) -> Tensor:
+    depth = packed.in_features
+    assert x.shape[-1] == depth, f"x has {x.shape[-1]} features; this layer takes {depth}"
+    if x.dim() == 2 and x.stride(1) == 1:
+        rows, stride = x.shape[0], x.stride(0)
+    else:
+        assert x.is_contiguous(), "x must be contiguous, or two-dimensional with contiguous rows"
+        rows, stride = x.numel() // depth, depth
+    if out is None:
+        out = x.new_empty((*x.shape[:-1], width))
+    else:
+        assert out.shape[-1] == width and out.numel() == rows * width and out.dtype == x.dtype and out.is_contiguous()
+    address = 0
+    if residual is not None:
+        assert residual.shape == out.shape and residual.dtype == x.dtype and residual.is_contiguous()
+        address = residual.data_ptr()
+    panels, bias = packed.panels, packed.bias
+    cpu.linear(
+        out.data_ptr(), x.data_ptr(), panels.data_ptr(), 0 if bias is None else bias.data_ptr(), address,
+        rows, depth, packed.out_features, stride, width, width,
+        x.dtype == torch.bfloat16, panels.dtype == torch.bfloat16, packed.gated,
+    )  # fmt: skip
+    return out
+
+
+def _narrowed(weight: Tensor) -> Tensor:
+    """float32 weights that came from a bfloat16 checkpoint lose nothing in bfloat16, and stream in half the time."""
+    assert weight.dtype in (torch.float32, torch.bfloat16), (
+        f"weights are {weight.dtype}; float32 or bfloat16 can be packed"
+    )
+    if weight.dtype == torch.bfloat16:
+        return weight
+    narrow = weight.to(torch.bfloat16)
+    return narrow if torch.equal(narrow.to(torch.float32), weight) else weight
+
+
+def _pad(rows: Tensor, count: int) -> Tensor:
+    if rows.shape[0] == count:
+        return rows
+    padded = rows.new_zeros(count, *rows.shape[1:])
+    padded[: rows.shape[0]] = rows
+    return padded
+
+
+def _panels(rows: Tensor) -> Tensor:
+    return rows.view(-1, PANEL, rows.shape[1]).transpose(1, 2).contiguous()

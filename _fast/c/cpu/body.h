@@ -1,0 +1,30 @@
+/* Everything one instruction set supplies; isa_*.c sets VEC_* and ISA_NAME, then includes this. */
+#include <math.h>
+#include <stddef.h>
+
+#include "kernels.h"
+#include "vec.h"
+
+static const float COUNTING[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+
+#include "body_linear.h"
+#include "body_rows.h"
+
+#include "body_attention.h"
+
+#define PASTE_(a, b) a##b
+#define PASTE(a, b) PASTE_(a, b)
+#define TEXT_(a) #a
+#define TEXT(a) TEXT_(a)
+
+const struct kernels PASTE(kernels_, ISA_NAME) = {
+    .name = TEXT(ISA_NAME),
+    .linear_block = linear_block,
+    .widen = widen,
+    .norm_rows = norm_rows,
+    .point_rows = point_rows,
+    .qkv_tokens = qkv_tokens,
+    .attend = attend,
+    .attend_segment = attend_segment,
+    .merge_segments = merge_segments,
+};

@@ -1,0 +1,301 @@
+/* Attention with running sums, over vec.h and body_linear.h: paged and dense, any mix of rows.
+ *
+ * Keys are met in tiles of 64 at absolute positions 64 t, queries in units of up to PAIRS (query, head) pairs that share
+ * a KV head. Per tile: K transposed to a panel, scores by tile_sums, softmax with a running maximum, V as panels, sums by
+ * tile_sums. Running sums start afresh every SEGMENT keys and are merged in ascending order, whether one thread met all
+ * segments or several. A pair is worked on only in tiles where it sees a key, and a hidden key adds an exact zero: so
+ * the bits of a query depend on its own position, keys and values alone. */
+
+enum { STATE_SUMS = 2 * PAIRS }; /* a state: maxima [PAIRS], weights [PAIRS], sums [width / 64][PAIRS][64] */
+
+struct range {
+    long begin, end;
+};
+
+static inline long panels_of(long dim) { return (dim + PANEL - 1) / PANEL; }
+
+/* Keys that a pair of a row sees. */
+static inline struct range keys_of(const struct attention *call, long row, long pair) {
+    const long queries = call->starts[row + 1] - call->starts[row];
+    const long length = call->lengths != NULL ? call->lengths[row] : queries;
+    const long position = length - queries + pair / (call->heads / call->kv_heads);
+    struct range keys = {0, call->causal ? position + 1 : length};
+    if (call->window > 0 && position + 1 > call->window) keys.begin = position + 1 - call->window;
+    return keys;
+}
+
+#if defined(VEC_AVX512)
+INLINE void transpose(vf r[W]) {
+    vf t[W], u[W];
+#pragma GCC unroll 8
+    for (int i = 0; i < W; i += 2) {
+        t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int g = 0; g < W; g += 4)
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; i++) {
+            __m512d low = _mm512_castps_pd(t[g + i]), high = _mm512_castps_pd(t[g + i + 2]);
+            u[g + 2 * i] = _mm512_castpd_ps(_mm512_unpacklo_pd(low, high));
+            u[g + 2 * i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low, high));
+        }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        vf a = _mm512_shuffle_f32x4(u[i], u[4 + i], 0x44), b = _mm512_shuffle_f32x4(u[8 + i], u[12 + i], 0x44);
+        vf c = _mm512_shuffle_f32x4(u[i], u[4 + i], 0xEE), d = _mm512_shuffle_f32x4(u[8 + i], u[12 + i], 0xEE);
+        r[i] = _mm512_shuffle_f32x4(a, b, 0x88);
+        r[4 + i] = _mm512_shuffle_f32x4(a, b, 0xDD);
+        r[8 + i] = _mm512_shuffle_f32x4(c, d, 0x88);
+        r[12 + i] = _mm512_shuffle_f32x4(c, d, 0xDD);
+    }
+}
+#elif defined(VEC_AVX2)
+INLINE void transpose(vf r[W]) {
+    vf t[W], u[W];
+#pragma GCC unroll 4
+    for (int i = 0; i < W; i += 2) {
+        t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    }
+#pragma GCC unroll 2
+    for (int g = 0; g < W; g += 4)
+#pragma GCC unroll 2
+        for (int i = 0; i < 2; i++) {
+            u[g + 2 * i] = _mm256_shuffle_ps(t[g + i], t[g + i + 2], 0x44);
+            u[g + 2 * i + 1] = _mm256_shuffle_ps(t[g + i], t[g + i + 2], 0xEE);
+        }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        r[i] = _mm256_permute2f128_ps(u[i], u[4 + i], 0x20);
+        r[4 + i] = _mm256_permute2f128_ps(u[i], u[4 + i], 0x31);
+    }
+}
+#else
+INLINE void transpose(vf r[W]) {
+    float in[W][W], out[W][W];
+    memcpy(in, r, sizeof in);
+    for (int i = 0; i < W; i++)
+        for (int j = 0; j < W; j++) out[j][i] = in[i][j];
+    memcpy(r, out, sizeof out);
+}
+#endif
+
+/* First elements of keys (or values) first..first+count-1 of a row, for one KV head. */
+static void locate(const struct attention *call, const struct unit *unit, const void *tensor, long stride,
+                   long head_stride, long first, long count, const char *places[PANEL]) {
+    const long bytes = call->kv_bf16 ? 2 : 4;
+    const char *base = tensor;
+    if (call->tables == NULL) {
+        base += ((call->starts[unit->row] + first) * stride + unit->kv_head * head_stride) * bytes;
+        for (long i = 0; i < count; i++) places[i] = base + i * stride * bytes;
+        return;
+    }
+    const int32_t *table = call->tables + unit->row * call->max_blocks;
+    long block = first / call->block_size, offset = first % call->block_size;
+    for (long i = 0; i < count; block++, offset = 0) {
+        const char *page =
+            base + ((long)table[block] * call->kv_heads + unit->kv_head) * call->block_size * call->dim * bytes;
+        for (; offset < call->block_size && i < count; offset++) places[i++] = page + offset * call->dim * bytes;
+    }
+}
+
+/* count keys -> panel [dim, 64]; the columns past count (up to a whole vector) repeat the last key, and get masked. */
+INLINE void load_keys(const char *const places[PANEL], long count, long dim, int bf16, float *panel) {
+    for (long key = 0; key < count; key += W)
+        for (long d = 0; d < dim; d += W) {
+            vf r[W];
+#pragma GCC unroll 16
+            for (int i = 0; i < W; i++)
+                r[i] = t_load(places[key + i < count ? key + i : count - 1], d, dim - d, bf16);
+            transpose(r);
+            if (dim - d >= W) {
+#pragma GCC unroll 16
+                for (int i = 0; i < W; i++) v_store(panel + (d + i) * PANEL + key, r[i]);
+            } else {
+                float rest[W][W];
+                memcpy(rest, r, sizeof rest);
+                for (long i = 0; i < dim - d; i++) memcpy(panel + (d + i) * PANEL + key, rest[i], sizeof rest[i]);
+            }
+        }
+}
+
+/* count values -> panels [width / 64][count][64], zero past dim. */
+INLINE void load_values(const char *const places[PANEL], long count, long dim, int bf16, float *panels) {
+    for (long column = 0; column < panels_of(dim) * PANEL; column += W) {
+        float *to = panels + column / PANEL * PANEL * PANEL + column % PANEL;
+        const long n = dim - column;
+        for (long key = 0; key < count; key++)
+            v_store(to + key * PANEL, n > 0 ? t_load(places[key], column, n, bf16) : v_zero());
+    }
+}
+
+static void load_queries(const struct attention *call, const struct unit *unit, float *q) {
+    const long group = call->heads / call->kv_heads;
+    for (long pair = unit->pair_begin; pair < unit->pair_end; pair++, q += call->dim) {
+        const long from = (call->starts[unit->row] + pair / group) * call->q_stride +
+                          (unit->kv_head * group + pair % group) * call->q_head_stride;
+        for (long d = 0; d < call->dim; d += W)
+            t_store(q, d, t_load(call->q, from + d, call->dim - d, call->bf16), call->dim - d, 0);
+    }
+}
+
+/* rows of x times a panel into 64 sums each; the rows' sums lie side by side. */
+static void panel_product(const float *x, long x_stride, const float *panel, long depth, float *sums, long rows) {
+    for (long row = 0, height; row < rows; row += height) {
+        height = tile_height(rows - row);
+        TILES[0][height - 1](x + row * x_stride, x_stride, panel, depth, sums + row * PANEL);
+    }
+}
+
+/* Scores of one pair -> weights, in place, with its maximum and sum brought up to date; returns what the sums so far are
+ * to be multiplied with. Keys outside `seen` (relative to the tile) weigh nothing. */
+static float softmax_row(const struct attention *call, float *scores, struct range seen, float *maximum, float *weight) {
+    vf s[PANEL / W], most = v_set(-INFINITY);
+    for (int v = 0; v < PANEL / W; v++) {
+        s[v] = v_load(scores + v * W) * v_set(call->scale);
+        if (call->softcap > 0.0f)
+            s[v] = v_set(call->softcap) * v_tanh(s[v] * v_set(1.0f / call->softcap));
+        if (seen.begin > 0 || seen.end < PANEL) {
+            vf key = v_set((float)(v * W)) + v_load(COUNTING);
+            s[v] = v_if_less(key, v_set((float)seen.end), s[v], v_set(-INFINITY));
+            s[v] = v_if_less(key, v_set((float)seen.begin), v_set(-INFINITY), s[v]);
+        }
+        most = v_max(s[v], most);
+    }
+    const float highest = v_max_lane(most), before = *maximum, now = highest > before ? highest : before;
+    vf sum = v_zero();
+    for (int v = 0; v < PANEL / W; v++) {
+        s[v] = v_exp(s[v] - v_set(now));
+        v_store(scores + v * W, s[v]);
+        sum += s[v];
+    }
+    float decay = 1.0f;
+    if (now != before) {
+        float lanes[W];
+        v_store(lanes, v_exp(v_set(before - now)));
+        decay = lanes[0];
+    }
+    *maximum = now;
+    *weight = *weight * decay + v_sum(sum);
+    return decay;
+}
+
+/* Buffers of one unit; on the stack, touched only as far as the head is wide. */
+struct workplace {
+    _Alignas(64) float q[PAIRS * HEAD_MAX];
+    _Alignas(64) float keys[HEAD_MAX * PANEL];
+    _Alignas(64) float values[HEAD_MAX * PANEL];
+    _Alignas(64) float scores[PAIRS * PANEL];
+};
+
+/* One tile of keys for the pairs [a, b) of the unit, which all see at least one of them. */
+static void tile_of_keys(const struct attention *call, const struct unit *unit, struct workplace *place, long first,
+                         long a, long b, float *state) {
+    const long dim = call->dim;
+    long end = keys_of(call, unit->row, unit->pair_begin + b - 1).end - first;
+    const long count = end < PANEL ? end : PANEL;
+    const char *places[PANEL];
+    locate(call, unit, call->k, call->k_stride, call->k_head_stride, first, count, places);
+    if (call->kv_bf16) load_keys(places, count, dim, 1, place->keys);
+    else load_keys(places, count, dim, 0, place->keys);
+    memset(place->scores + a * PANEL, 0, (size_t)((b - a) * PANEL) * sizeof(float));
+    panel_product(place->q + a * dim, dim, place->keys, dim, place->scores + a * PANEL, b - a);
+    locate(call, unit, call->v, call->v_stride, call->v_head_stride, first, count, places);
+    if (call->kv_bf16) load_values(places, count, dim, 1, place->values);
+    else load_values(places, count, dim, 0, place->values);
+    for (long p = a; p < b; p++) {
+        struct range seen = keys_of(call, unit->row, unit->pair_begin + p);
+        seen.begin -= first, seen.end -= first;
+        const float decay = softmax_row(call, place->scores + p * PANEL, seen, state + p, state + PAIRS + p);
+        if (decay == 1.0f) continue;
+        for (long c = 0; c < panels_of(dim); c++) {
+            float *sums = state + STATE_SUMS + (c * PAIRS + p) * PANEL;
+            for (int v = 0; v < PANEL; v += W) v_store(sums + v, v_load(sums + v) * v_set(decay));
+        }
+    }
+    for (long c = 0; c < panels_of(dim); c++)
+        panel_product(place->scores + a * PANEL, PANEL, place->values + c * PANEL * PANEL, count,
+                      state + STATE_SUMS + (c * PAIRS + a) * PANEL, b - a);
+}
+
+static void clear_state(long dim, long pairs, float *state) {
+    for (long p = 0; p < pairs; p++) state[p] = -INFINITY, state[PAIRS + p] = 0.0f;
+    for (long c = 0; c < panels_of(dim); c++)
+        memset(state + STATE_SUMS + c * PAIRS * PANEL, 0, (size_t)(pairs * PANEL) * sizeof(float));
+}
+
+/* The keys of one segment, from a fresh state. */
+static void segment_sums(const struct attention *call, const struct unit *unit, struct workplace *place, long segment,
+                         float *state) {
+    const long pairs = unit->pair_end - unit->pair_begin;
+    clear_state(call->dim, pairs, state);
+    for (long first = segment * SEGMENT; first < (segment + 1) * SEGMENT; first += PANEL) {
+        /* Both ends of what pairs see only grow with the pair, so those that see this tile are neighbours. */
+        long a = 0, b = pairs;
+        while (a < b && keys_of(call, unit->row, unit->pair_begin + a).end <= first) a++;
+        while (b > a && keys_of(call, unit->row, unit->pair_begin + b - 1).begin >= first + PANEL) b--;
+        if (a < b) tile_of_keys(call, unit, place, first, a, b, state);
+    }
+}
+
+/* total <- total and segment; an untouched pair has no weight, a touched one at least 1 (or NaN). */
+static void merge_state(long dim, long pairs, float *total, const float *segment) {
+    for (long p = 0; p < pairs; p++) {
+        if (segment[PAIRS + p] == 0.0f) continue;
+        const float most = segment[p] > total[p] ? segment[p] : total[p];
+        float old[W], new[W];
+        v_store(old, v_exp(v_set(total[p] - most)));
+        v_store(new, v_exp(v_set(segment[p] - most)));
+        total[p] = most;
+        total[PAIRS + p] = total[PAIRS + p] * old[0] + segment[PAIRS + p] * new[0];
+        for (long c = 0; c < panels_of(dim); c++) {
+            const long at = STATE_SUMS + (c * PAIRS + p) * PANEL;
+            for (int v = 0; v < PANEL; v += W)
+                v_store(total + at + v, v_fma(v_load(segment + at + v), v_set(new[0]),
+                                              v_load(total + at + v) * v_set(old[0])));
+        }
+    }
+}
+
+static void write_out(const struct attention *call, const struct unit *unit, const float *state) {
+    const long dim = call->dim, group = call->heads / call->kv_heads;
+    for (long p = 0; p < unit->pair_end - unit->pair_begin; p++) {
+        const long pair = unit->pair_begin + p, token = call->starts[unit->row] + pair / group;
+        const long at = (token * call->heads + unit->kv_head * group + pair % group) * dim;
+        const vf scale = v_set(1.0f / state[PAIRS + p]);
+        for (long d = 0; d < dim; d += W) {
+            const float *sums = state + STATE_SUMS + (d / PANEL * PAIRS + p) * PANEL + d % PANEL;
+            t_store(call->out, at + d, v_load(sums) * scale, dim - d, call->bf16);
+        }
+    }
+}
+
+enum { STATE_MAX = STATE_SUMS + PAIRS * HEAD_MAX };
+
+static void attend(const struct attention *call, const struct unit *unit) {
+    struct workplace place;
+    _Alignas(64) float total[STATE_MAX], part[STATE_MAX];
+    const long pairs = unit->pair_end - unit->pair_begin;
+    const long first = keys_of(call, unit->row, unit->pair_begin).begin / SEGMENT;
+    const long last = (keys_of(call, unit->row, unit->pair_end - 1).end - 1) / SEGMENT;
+    load_queries(call, unit, place.q);
+    segment_sums(call, unit, &place, first, total);
+    for (long segment = first + 1; segment <= last; segment++) {
+        segment_sums(call, unit, &place, segment, part);
+        merge_state(call->dim, pairs, total, part);
+    }
+    write_out(call, unit, total);
+}
+
+static void attend_segment(const struct attention *call, const struct unit *unit, long segment, float *state) {
+    struct workplace place;
+    load_queries(call, unit, place.q);
+    segment_sums(call, unit, &place, segment, state);
+}
+
+static void merge_segments(const struct attention *call, const struct unit *unit, long segments, float *states) {
+    const long pairs = unit->pair_end - unit->pair_begin, floats = STATE_SUMS + panels_of(call->dim) * PAIRS * PANEL;
+    for (long s = 1; s < segments; s++) merge_state(call->dim, pairs, states, states + s * floats);
+    write_out(call, unit, states);
+}

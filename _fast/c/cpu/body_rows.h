@@ -1,0 +1,172 @@
+/* Norms, activations, rotation and the store into the caches: one row or token at a time, over vec.h. */
+
+/* Sums run in four vectors of lanes, then over lanes: an order that only the width decides. */
+enum { LANES = 4 };
+
+static float mean_square(const float *x, long width, float centre) {
+    vf sum[LANES] = {v_zero(), v_zero(), v_zero(), v_zero()};
+    const vf c = v_set(centre);
+    long i = 0;
+    for (; i + LANES * W <= width; i += LANES * W)
+#pragma GCC unroll 4
+        for (int l = 0; l < LANES; l++) {
+            vf d = v_load(x + i + l * W) - c;
+            sum[l] = v_fma(d, d, sum[l]);
+        }
+    for (int l = 0; i + W <= width; i += W, l++) {
+        vf d = v_load(x + i) - c;
+        sum[l] = v_fma(d, d, sum[l]);
+    }
+    float rest = 0.0f;
+    for (; i < width; i++) rest += (x[i] - centre) * (x[i] - centre);
+    return (v_sum((sum[0] + sum[1]) + (sum[2] + sum[3])) + rest) / (float)width;
+}
+
+static float mean(const float *x, long width) {
+    vf sum[LANES] = {v_zero(), v_zero(), v_zero(), v_zero()};
+    long i = 0;
+    for (; i + LANES * W <= width; i += LANES * W)
+#pragma GCC unroll 4
+        for (int l = 0; l < LANES; l++) sum[l] += v_load(x + i + l * W);
+    for (int l = 0; i + W <= width; i += W, l++) sum[l] += v_load(x + i);
+    float rest = 0.0f;
+    for (; i < width; i++) rest += x[i];
+    return (v_sum((sum[0] + sum[1]) + (sum[2] + sum[3])) + rest) / (float)width;
+}
+
+INLINE void norm_row(const struct norm *call, long row, int op, int bf16, float *wide) {
+    const long width = call->width;
+    for (long i = 0; i < width; i += W) {
+        vf x = t_load(call->x, row * call->x_stride + i, width - i, bf16);
+        if (op == ADD_RMS_NORM) {
+            x += t_load(call->residual, row * width + i, width - i, bf16);
+            t_store(call->residual, row * width + i, x, width - i, bf16);
+            if (bf16) x = t_load(call->residual, row * width + i, width - i, bf16); /* as the next layer will read it */
+        }
+        t_store(wide, i, x, width - i, 0);
+    }
+    const float centre = op == LAYER_NORM ? mean(wide, width) : 0.0f;
+    const vf scale = v_set(1.0f / __builtin_sqrtf(mean_square(wide, width, centre) + call->eps));
+    for (long i = 0; i < width; i += W) {
+        vf x = (t_load(wide, i, width - i, 0) - v_set(centre)) * scale;
+        vf w = t_load(call->weight, i, width - i, call->weight_bf16) + v_set(call->offset);
+        if (op == LAYER_NORM && call->bias != NULL)
+            x = v_fma(x, w, t_load(call->bias, i, width - i, call->weight_bf16));
+        else
+            x = x * w;
+        t_store(call->out, row * width + i, x, width - i, bf16);
+    }
+}
+
+static void norm_rows(const struct norm *call, long begin, long end) {
+    /* Rows wider than this do not exist in models; the driver checks. */
+    _Alignas(64) float wide[NORM_MAX];
+    for (long row = begin; row < end; row++) {
+        switch (call->op * 2 + call->bf16) {
+        case RMS_NORM * 2: norm_row(call, row, RMS_NORM, 0, wide); break;
+        case RMS_NORM * 2 + 1: norm_row(call, row, RMS_NORM, 1, wide); break;
+        case ADD_RMS_NORM * 2: norm_row(call, row, ADD_RMS_NORM, 0, wide); break;
+        case ADD_RMS_NORM * 2 + 1: norm_row(call, row, ADD_RMS_NORM, 1, wide); break;
+        case LAYER_NORM * 2: norm_row(call, row, LAYER_NORM, 0, wide); break;
+        default: norm_row(call, row, LAYER_NORM, 1, wide); break;
+        }
+    }
+}
+
+/* x Phi(x) by erfc(z) = t exp(-z^2 + P(t)), t = 1 / (1 + z/2): P is a Chebyshev fit of our own on 0 <= z <= 10, good to
+ * 5e-8 relative, so the negative tail is as exact as the rest. */
+INLINE vf v_gelu_erf(vf x) {
+    vf z = v_abs(x) * v_set(0.70710678f);
+    vf t = v_set(1.0f) / v_fma(v_set(0.5f), z, v_set(1.0f));
+    vf p = v_set(0.14493021f);
+    p = v_fma(p, t, v_set(-0.6808272f));
+    p = v_fma(p, t, v_set(1.15673375f));
+    p = v_fma(p, t, v_set(-0.69625187f));
+    p = v_fma(p, t, v_set(-0.08028043f));
+    p = v_fma(p, t, v_set(0.00126758709f));
+    p = v_fma(p, t, v_set(0.0346027985f));
+    p = v_fma(p, t, v_set(0.3866404f));
+    p = v_fma(p, t, v_set(0.9986328f));
+    p = v_fma(p, t, v_set(-1.265448f));
+    vf half = v_set(0.5f) * x * (t * v_exp(v_fma(-z, z, p)));
+    return v_if_less(x, v_zero(), half, x - half);
+}
+
+/* 0.5 (1 + tanh u) is sigmoid(2u). */
+INLINE vf v_gelu_tanh(vf x) {
+    vf u = v_fma(x * x * x, v_set(0.0713548163f), x * v_set(1.59576912f));
+    return x * v_sigmoid(u);
+}
+
+INLINE void point_row(const struct point *call, long row, int op, int bf16) {
+    const long width = call->width, start = row * width * (op == SILU_MUL ? 2 : 1);
+    for (long i = 0; i < width; i += W) {
+        vf x = t_load(call->x, start + i, width - i, bf16);
+        if (op == SILU_MUL) x = x * v_sigmoid(x) * t_load(call->x, start + width + i, width - i, bf16);
+        if (op == GELU_ERF) x = v_gelu_erf(x);
+        if (op == GELU_TANH) x = v_gelu_tanh(x);
+        if (op == QUICK_GELU) x = x * v_sigmoid(x * v_set(1.702f));
+        t_store(call->out, row * width + i, x, width - i, bf16);
+    }
+}
+
+static void point_rows(const struct point *call, long begin, long end) {
+    for (long row = begin; row < end; row++) {
+        switch (call->op * 2 + call->bf16) {
+        case SILU_MUL * 2: point_row(call, row, SILU_MUL, 0); break;
+        case SILU_MUL * 2 + 1: point_row(call, row, SILU_MUL, 1); break;
+        case GELU_ERF * 2: point_row(call, row, GELU_ERF, 0); break;
+        case GELU_ERF * 2 + 1: point_row(call, row, GELU_ERF, 1); break;
+        case GELU_TANH * 2: point_row(call, row, GELU_TANH, 0); break;
+        case GELU_TANH * 2 + 1: point_row(call, row, GELU_TANH, 1); break;
+        case QUICK_GELU * 2: point_row(call, row, QUICK_GELU, 0); break;
+        default: point_row(call, row, QUICK_GELU, 1); break;
+        }
+    }
+}
+
+/* One head: read, normalise if asked, rotate if asked, write at `at` of `out`. */
+INLINE void turn_head(const struct qkv *call, const void *x, long from, const void *norm, const float *cos,
+                      const float *sin, void *out, long at, int out_bf16) {
+    float head[HEAD_MAX + 16];
+    const long dim = call->dim, half = call->half;
+    for (long i = 0; i < dim; i += W) t_store(head, i, t_load(x, from + i, dim - i, call->bf16), dim - i, 0);
+    if (norm != NULL) {
+        const vf scale = v_set(1.0f / __builtin_sqrtf(mean_square(head, dim, 0.0f) + call->eps));
+        for (long i = 0; i < dim; i += W) {
+            vf w = t_load(norm, i, dim - i, call->norm_bf16);
+            t_store(head, i, t_load(head, i, dim - i, 0) * scale * w, dim - i, 0);
+        }
+    }
+    for (long i = 0; cos != NULL && i < half; i += W) {
+        const long n = half - i;
+        vf a = t_load(head, i, n, 0), b = t_load(head, half + i, n, 0);
+        vf c = t_load(cos, i, n, 0), s = t_load(sin, i, n, 0);
+        t_store(head, i, v_fma(a, c, -(b * s)), n, 0);
+        t_store(head, half + i, v_fma(b, c, a * s), n, 0);
+    }
+    for (long i = 0; i < dim; i += W) t_store(out, at + i, t_load(head, i, dim - i, 0), dim - i, out_bf16);
+}
+
+static void qkv_tokens(const struct qkv *call, long begin, long end) {
+    const long dim = call->dim, heads = call->heads, kv_heads = call->kv_heads;
+    for (long token = begin; token < end; token++) {
+        const float *cos = call->cos + token * call->half, *sin = call->sin + token * call->half;
+        const long from = token * call->qkv_stride;
+        for (long h = 0; h < heads; h++)
+            turn_head(call, call->qkv, from + h * dim, call->q_norm, cos, sin, call->q, (token * heads + h) * dim,
+                      call->bf16);
+        if (call->k_cache == NULL) continue;
+        const long slot = call->slots_wide ? (long)((const int64_t *)call->slots)[token]
+                                           : (long)((const int32_t *)call->slots)[token];
+        if (slot < 0) continue;
+        const long block = slot / call->block_size, offset = slot % call->block_size;
+        for (long h = 0; h < kv_heads; h++) {
+            const long at = ((block * kv_heads + h) * call->block_size + offset) * dim;
+            turn_head(call, call->qkv, from + (heads + h) * dim, call->k_norm, cos, sin, call->k_cache, at,
+                      call->cache_bf16);
+            turn_head(call, call->qkv, from + (heads + kv_heads + h) * dim, NULL, NULL, NULL, call->v_cache, at,
+                      call->cache_bf16);
+        }
+    }
+}

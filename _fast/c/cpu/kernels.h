@@ -1,0 +1,102 @@
+/* What one instruction set supplies, and the descriptions of a call that drivers hand to it.
+ *
+ * The bodies (body_*.h) are written once over vec.h and compiled per instruction set by isa_*.c; kernels() picks one table
+ * at first use. Strides and widths are in elements. Tensors are float32, or bfloat16 where the `bf16` flag beside them
+ * says so; arithmetic is float32. Every sum has one order, fixed by the width of what is summed. */
+#ifndef OMNILOOP_KERNELS_H
+#define OMNILOOP_KERNELS_H
+
+#include <stdint.h>
+
+enum { PANEL = 64 };      /* output columns of a panel of packed weights; keys in a tile of attention */
+enum { ROW_BLOCK = 96 };  /* most rows that one call of linear_block gets */
+enum { K_BLOCK = 2048 };  /* depth of a panel that stays in the second-level cache */
+enum { SEGMENT = 512 };   /* keys between two merges of attention's running sums */
+enum { PAIRS = 48 };      /* (query, head) pairs that share a tile of keys */
+enum { HEAD_MAX = 256 };  /* widest head */
+enum { NORM_MAX = 16384 }; /* widest row of a norm */
+
+/* out[m, n] = sum_k x[m, k] w[n, k] + bias[n] + residual[m, n]; or silu(first half) * second half, per panel. */
+struct linear {
+    void *out;            /* [rows, columns] */
+    const float *x;       /* [rows, depth] */
+    const void *panels;   /* [ceil(columns / 64), depth, 64] */
+    const float *bias;    /* [panels * 64] or NULL */
+    const void *residual; /* [rows, columns] of out's type, or NULL; may be out itself */
+    long rows, depth, columns;
+    long x_stride, out_stride, residual_stride;
+    int out_bf16, weight_bf16;
+    int gated; /* panels hold 32 gate rows, then their 32 up rows; out has columns / 2 columns */
+};
+
+enum row_op { RMS_NORM, ADD_RMS_NORM, LAYER_NORM };
+enum point_op { SILU_MUL, GELU_ERF, GELU_TANH, QUICK_GELU };
+
+struct norm {
+    void *out;      /* [rows, width] */
+    void *residual; /* [rows, width], updated by ADD_RMS_NORM; else NULL */
+    const void *x;  /* [rows, width] */
+    const void *weight, *bias; /* [width]; bias may be NULL */
+    long rows, width, x_stride;
+    float eps, offset;
+    int op, bf16, weight_bf16;
+};
+
+struct point {
+    void *out;     /* [rows, width] */
+    const void *x; /* [rows, width], or [rows, 2 * width] for SILU_MUL */
+    long rows, width;
+    int op, bf16;
+};
+
+struct qkv {
+    void *q;            /* [tokens, heads, dim] */
+    void *k_cache, *v_cache; /* [blocks, kv_heads, block_size, dim]; NULL: k and v are not stored */
+    const void *qkv;    /* [tokens, (heads + 2 kv_heads) * dim] */
+    const float *cos, *sin; /* [tokens, half] */
+    const void *q_norm, *k_norm; /* [dim] or NULL */
+    const void *slots;  /* [tokens] int64 or int32; negative: not stored */
+    long tokens, qkv_stride, heads, kv_heads, dim, half, block_size;
+    float eps;
+    int bf16, norm_bf16, cache_bf16, slots_wide;
+};
+
+struct attention {
+    void *out;     /* [tokens, heads, dim] */
+    float *states; /* split contexts: partial sums per unit and segment; else NULL */
+    const void *q; /* [tokens, heads, dim] */
+    const void *k, *v; /* paged: [blocks, kv_heads, block_size, dim]; dense: [tokens, kv_heads, dim] */
+    const int32_t *tables; /* [rows, max_blocks], or NULL for dense */
+    const int32_t *starts; /* [rows + 1] offsets of the rows' queries (dense: of keys, too) */
+    const int32_t *lengths; /* [rows] keys, this step's included; NULL for dense */
+    long rows, heads, kv_heads, dim, max_blocks, block_size;
+    long q_stride, q_head_stride, k_stride, k_head_stride, v_stride, v_head_stride; /* of k and v: dense only */
+    long window; /* keys a query sees, itself included; 0 = all */
+    int causal, bf16, kv_bf16;
+    float scale, softcap;
+};
+
+/* Up to PAIRS consecutive (query, head of the group) pairs of one row and one KV head. */
+struct unit {
+    long row, kv_head, pair_begin, pair_end;
+};
+
+struct kernels {
+    const char *name;
+    void (*linear_block)(const struct linear *call, long panel, long row_begin, long row_end);
+    void (*widen)(float *out, const uint16_t *x, long count);
+    void (*norm_rows)(const struct norm *call, long begin, long end);
+    void (*point_rows)(const struct point *call, long begin, long end);
+    void (*qkv_tokens)(const struct qkv *call, long begin, long end);
+    void (*attend)(const struct attention *call, const struct unit *unit);
+    void (*attend_segment)(const struct attention *call, const struct unit *unit, long segment, float *state);
+    void (*merge_segments)(const struct attention *call, const struct unit *unit, long segments, float *states);
+};
+
+const struct kernels *kernels(void);
+/* Tests: use at most 0 = plain, 1 = AVX2, 2 = AVX-512; returns the level now in use. */
+int kernels_limit(int level);
+/* Floats of one partial state: PAIRS maxima, PAIRS sums, PAIRS rows of the head's width rounded up to 64. */
+long attention_state_floats(long dim);
+
+#endif

@@ -1,0 +1,15 @@
+/* The operations as _fast.cpu calls them: a description in, work shared out over the pool, results in place. */
+#ifndef OMNILOOP_OPS_H
+#define OMNILOOP_OPS_H
+
+#include "kernels.h"
+#include "pool.h"
+
+/* Each returns 0, or -1 when memory for a work buffer is out. `x_bf16`: x points to bfloat16. */
+int op_linear(const struct linear *call, int x_bf16);
+void op_norm(const struct norm *call);
+void op_point(const struct point *call);
+void op_qkv(const struct qkv *call);
+int op_attention(const struct attention *call);
+
+#endif

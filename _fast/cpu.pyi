@@ -1,0 +1,110 @@
+RMS_NORM: int
+ADD_RMS_NORM: int
+LAYER_NORM: int
+SILU_MUL: int
+GELU_ERF: int
+GELU_TANH: int
+QUICK_GELU: int
+HEAD_MAX: int
+NORM_MAX: int
+
+def set_num_threads(count: int) -> None: ...
+def num_threads() -> int: ...
+def num_cores() -> int: ...
+def isa() -> str: ...
+def limit_isa(level: int) -> int: ...
+def linear(
+    out: int,
+    x: int,
+    panels: int,
+    bias: int,
+    residual: int,
+    rows: int,
+    depth: int,
+    columns: int,
+    x_stride: int,
+    out_stride: int,
+    residual_stride: int,
+    bf16: bool,
+    weight_bf16: bool,
+    gated: bool,
+) -> None: ...
+def norm(
+    op: int,
+    out: int,
+    residual: int,
+    x: int,
+    weight: int,
+    bias: int,
+    rows: int,
+    width: int,
+    x_stride: int,
+    eps: float,
+    offset: float,
+    bf16: bool,
+    weight_bf16: bool,
+) -> None: ...
+def point(op: int, out: int, x: int, rows: int, width: int, bf16: bool) -> None: ...
+def qkv_rope_store(
+    q: int,
+    k_cache: int,
+    v_cache: int,
+    qkv: int,
+    cos: int,
+    sin: int,
+    q_norm: int,
+    k_norm: int,
+    slots: int,
+    tokens: int,
+    qkv_stride: int,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    half: int,
+    block_size: int,
+    eps: float,
+    bf16: bool,
+    norm_bf16: bool,
+    cache_bf16: bool,
+    slots_wide: bool,
+) -> None: ...
+def paged_attention(
+    out: int,
+    q: int,
+    k_cache: int,
+    v_cache: int,
+    tables: int,
+    starts: int,
+    lengths: int,
+    rows: int,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    max_blocks: int,
+    block_size: int,
+    window: int,
+    scale: float,
+    softcap: float,
+    bf16: bool,
+    kv_bf16: bool,
+) -> None: ...
+def dense_attention(
+    out: int,
+    q: int,
+    k: int,
+    v: int,
+    starts: int,
+    segments: int,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    q_stride: int,
+    q_head_stride: int,
+    k_stride: int,
+    k_head_stride: int,
+    v_stride: int,
+    v_head_stride: int,
+    scale: float,
+    causal: bool,
+    bf16: bool,
+) -> None: ...

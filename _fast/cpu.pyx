@@ -1,0 +1,342 @@
+"""The CPU's kernels: linear layers, norms, activations, rotation and attention, in C (`c/cpu/`), on a pool of threads.
+
+Thread: the device thread, or whoever computes; no state but the pool, which serves one caller at a time and lets a
+second one compute alone. In: addresses of tensors (`data_ptr()`), sizes and strides in elements; the launchers in
+`engine/kernels` check them, nothing here does. Out: results written in place. The GIL is released throughout.
+"""
+
+from libc.stdint cimport int32_t, uintptr_t
+
+cdef extern from "pool.h" nogil:
+    void pool_set_threads(int count)
+    int pool_threads()
+    int pool_cores()
+
+cdef extern from "kernels.h" nogil:
+    struct linear_call "linear":
+        void *out
+        const float *x
+        const void *panels
+        const float *bias
+        const void *residual
+        long rows
+        long depth
+        long columns
+        long x_stride
+        long out_stride
+        long residual_stride
+        int out_bf16
+        int weight_bf16
+        int gated
+
+    struct norm_call "norm":
+        void *out
+        void *residual
+        const void *x
+        const void *weight
+        const void *bias
+        long rows
+        long width
+        long x_stride
+        float eps
+        float offset
+        int op
+        int bf16
+        int weight_bf16
+
+    struct point_call "point":
+        void *out
+        const void *x
+        long rows
+        long width
+        int op
+        int bf16
+
+    struct qkv_call "qkv":
+        void *q
+        void *k_cache
+        void *v_cache
+        const void *qkv
+        const float *cos
+        const float *sin
+        const void *q_norm
+        const void *k_norm
+        const void *slots
+        long tokens
+        long qkv_stride
+        long heads
+        long kv_heads
+        long dim
+        long half
+        long block_size
+        float eps
+        int bf16
+        int norm_bf16
+        int cache_bf16
+        int slots_wide
+
+    struct attention_call "attention":
+        void *out
+        float *states
+        const void *q
+        const void *k
+        const void *v
+        const int32_t *tables
+        const int32_t *starts
+        const int32_t *lengths
+        long rows
+        long heads
+        long kv_heads
+        long dim
+        long max_blocks
+        long block_size
+        long q_stride
+        long q_head_stride
+        long k_stride
+        long k_head_stride
+        long v_stride
+        long v_head_stride
+        long window
+        int causal
+        int bf16
+        int kv_bf16
+        float scale
+        float softcap
+
+    struct kernel_table "kernels":
+        const char *name
+
+    const kernel_table *kernels()
+    int kernels_limit(int level)
+
+    int C_RMS_NORM "RMS_NORM"
+    int C_ADD_RMS_NORM "ADD_RMS_NORM"
+    int C_LAYER_NORM "LAYER_NORM"
+    int C_SILU_MUL "SILU_MUL"
+    int C_GELU_ERF "GELU_ERF"
+    int C_GELU_TANH "GELU_TANH"
+    int C_QUICK_GELU "QUICK_GELU"
+    int C_HEAD_MAX "HEAD_MAX"
+    int C_NORM_MAX "NORM_MAX"
+
+cdef extern from "ops.h" nogil:
+    int op_linear(const linear_call *call, int x_bf16)
+    void op_norm(const norm_call *call)
+    void op_point(const point_call *call)
+    void op_qkv(const qkv_call *call)
+    int op_attention(const attention_call *call)
+
+RMS_NORM = C_RMS_NORM
+ADD_RMS_NORM = C_ADD_RMS_NORM
+LAYER_NORM = C_LAYER_NORM
+SILU_MUL = C_SILU_MUL
+GELU_ERF = C_GELU_ERF
+GELU_TANH = C_GELU_TANH
+QUICK_GELU = C_QUICK_GELU
+HEAD_MAX = C_HEAD_MAX
+NORM_MAX = C_NORM_MAX
+
+
+def set_num_threads(int count):
+    """Compute with `count` threads, the caller's included; 0 means one per core this process may use."""
+    with nogil:
+        pool_set_threads(count)
+
+
+def num_threads():
+    """Threads in use, or to be used by the first call."""
+    return pool_threads()
+
+
+def num_cores():
+    """Cores this process may use."""
+    return pool_cores()
+
+
+def isa():
+    """The instruction set in use: "avx512", "avx2" or "plain"."""
+    return kernels().name.decode()
+
+
+def limit_isa(int level):
+    """Tests: use at most plain (0), AVX2 (1) or AVX-512 (2); returns the level now in use."""
+    return kernels_limit(level)
+
+
+def linear(
+    uintptr_t out, uintptr_t x, uintptr_t panels, uintptr_t bias, uintptr_t residual,
+    long rows, long depth, long columns, long x_stride, long out_stride, long residual_stride,
+    bint bf16, bint weight_bf16, bint gated,
+):
+    """out = x W^T + bias + residual, or silu(gate) * up per panel when gated. See kernels.h for shapes."""
+    cdef linear_call call
+    cdef int failed
+    call.out = <void *> out
+    call.x = <const float *> x
+    call.panels = <const void *> panels
+    call.bias = <const float *> bias
+    call.residual = <const void *> residual
+    call.rows = rows
+    call.depth = depth
+    call.columns = columns
+    call.x_stride = x_stride
+    call.out_stride = out_stride
+    call.residual_stride = residual_stride
+    call.out_bf16 = bf16
+    call.weight_bf16 = weight_bf16
+    call.gated = gated
+    with nogil:
+        failed = op_linear(&call, bf16)
+    if failed:
+        raise MemoryError(f"linear: no memory to widen {rows} x {depth} bfloat16 values")
+
+
+def norm(
+    int op, uintptr_t out, uintptr_t residual, uintptr_t x, uintptr_t weight, uintptr_t bias,
+    long rows, long width, long x_stride, float eps, float offset, bint bf16, bint weight_bf16,
+):
+    """RMS_NORM, ADD_RMS_NORM (residual += x first) or LAYER_NORM of each row."""
+    cdef norm_call call
+    call.op = op
+    call.out = <void *> out
+    call.residual = <void *> residual
+    call.x = <const void *> x
+    call.weight = <const void *> weight
+    call.bias = <const void *> bias
+    call.rows = rows
+    call.width = width
+    call.x_stride = x_stride
+    call.eps = eps
+    call.offset = offset
+    call.bf16 = bf16
+    call.weight_bf16 = weight_bf16
+    with nogil:
+        op_norm(&call)
+
+
+def point(int op, uintptr_t out, uintptr_t x, long rows, long width, bint bf16):
+    """SILU_MUL of [rows, 2 * width], or one of the GELUs of [rows, width]."""
+    cdef point_call call
+    call.op = op
+    call.out = <void *> out
+    call.x = <const void *> x
+    call.rows = rows
+    call.width = width
+    call.bf16 = bf16
+    with nogil:
+        op_point(&call)
+
+
+def qkv_rope_store(
+    uintptr_t q, uintptr_t k_cache, uintptr_t v_cache, uintptr_t qkv, uintptr_t cos, uintptr_t sin,
+    uintptr_t q_norm, uintptr_t k_norm, uintptr_t slots,
+    long tokens, long qkv_stride, long heads, long kv_heads, long dim, long half, long block_size, float eps,
+    bint bf16, bint norm_bf16, bint cache_bf16, bint slots_wide,
+):
+    """Normalise and rotate q and k, store k and v; k_cache = 0: rotate the heads only."""
+    cdef qkv_call call
+    call.q = <void *> q
+    call.k_cache = <void *> k_cache
+    call.v_cache = <void *> v_cache
+    call.qkv = <const void *> qkv
+    call.cos = <const float *> cos
+    call.sin = <const float *> sin
+    call.q_norm = <const void *> q_norm
+    call.k_norm = <const void *> k_norm
+    call.slots = <const void *> slots
+    call.tokens = tokens
+    call.qkv_stride = qkv_stride
+    call.heads = heads
+    call.kv_heads = kv_heads
+    call.dim = dim
+    call.half = half
+    call.block_size = block_size
+    call.eps = eps
+    call.bf16 = bf16
+    call.norm_bf16 = norm_bf16
+    call.cache_bf16 = cache_bf16
+    call.slots_wide = slots_wide
+    with nogil:
+        op_qkv(&call)
+
+
+def paged_attention(
+    uintptr_t out, uintptr_t q, uintptr_t k_cache, uintptr_t v_cache,
+    uintptr_t tables, uintptr_t starts, uintptr_t lengths,
+    long rows, long heads, long kv_heads, long dim, long max_blocks, long block_size,
+    long window, float scale, float softcap, bint bf16, bint kv_bf16,
+):
+    """Causal attention of contiguous q [tokens, heads, dim] over block tables."""
+    cdef attention_call call
+    cdef int failed
+    call.out = <void *> out
+    call.states = NULL
+    call.q = <const void *> q
+    call.k = <const void *> k_cache
+    call.v = <const void *> v_cache
+    call.tables = <const int32_t *> tables
+    call.starts = <const int32_t *> starts
+    call.lengths = <const int32_t *> lengths
+    call.rows = rows
+    call.heads = heads
+    call.kv_heads = kv_heads
+    call.dim = dim
+    call.max_blocks = max_blocks
+    call.block_size = block_size
+    call.q_stride = heads * dim
+    call.q_head_stride = dim
+    call.k_stride = 0
+    call.k_head_stride = 0
+    call.v_stride = 0
+    call.v_head_stride = 0
+    call.window = window
+    call.causal = 1
+    call.bf16 = bf16
+    call.kv_bf16 = kv_bf16
+    call.scale = scale
+    call.softcap = softcap
+    with nogil:
+        failed = op_attention(&call)
+    if failed:
+        raise MemoryError(f"paged_attention: no memory for the partial sums of {rows} rows")
+
+
+def dense_attention(
+    uintptr_t out, uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t starts,
+    long segments, long heads, long kv_heads, long dim,
+    long q_stride, long q_head_stride, long k_stride, long k_head_stride, long v_stride, long v_head_stride,
+    float scale, bint causal, bint bf16,
+):
+    """Attention inside each segment of rows; strides in elements."""
+    cdef attention_call call
+    cdef int failed
+    call.out = <void *> out
+    call.states = NULL
+    call.q = <const void *> q
+    call.k = <const void *> k
+    call.v = <const void *> v
+    call.tables = NULL
+    call.starts = <const int32_t *> starts
+    call.lengths = NULL
+    call.rows = segments
+    call.heads = heads
+    call.kv_heads = kv_heads
+    call.dim = dim
+    call.max_blocks = 0
+    call.block_size = 0
+    call.q_stride = q_stride
+    call.q_head_stride = q_head_stride
+    call.k_stride = k_stride
+    call.k_head_stride = k_head_stride
+    call.v_stride = v_stride
+    call.v_head_stride = v_head_stride
+    call.window = 0
+    call.causal = causal
+    call.bf16 = bf16
+    call.kv_bf16 = bf16
+    call.scale = scale
+    call.softcap = 0.0
+    with nogil:
+        failed = op_attention(&call)
+    if failed:
+        raise MemoryError(f"dense_attention: no memory for the partial sums of {segments} segments")
