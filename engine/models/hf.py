@@ -283,6 +283,11 @@ def _vision(section: Section) -> VisionConfig:
             f"{section.path}: hidden_size={config.hidden_size} over num_heads={config.num_heads} must give heads "
             "of a multiple of 4 (rotary positions along two axes)"
         )
+    if config.window_size < config.patch_size * config.merge_size:
+        raise ConfigError(
+            f"{section.path}: window_size={config.window_size} pixels must hold a merge block of "
+            f"{config.merge_size} x {config.merge_size} patches of {config.patch_size} pixels"
+        )
     return config
 
 
@@ -300,7 +305,7 @@ def _audio(section: Section) -> AudioConfig:
         n_window=section.integer("n_window", 100),
         output_dim=section.integer("output_dim"),
     )
-    if config.hidden_size % config.num_heads or config.hidden_size % 2:
+    if config.hidden_size % config.num_heads or config.hidden_size % 2 or config.hidden_size < 4:
         raise ConfigError(f"{section.path}: d_model={config.hidden_size} must be even and a multiple of its heads")
     if config.n_window > config.max_positions:
         raise ConfigError(

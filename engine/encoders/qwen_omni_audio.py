@@ -1,0 +1,136 @@
+"""The audio tower of Qwen2.5-Omni: log-mel frames of one sound -> embedding rows, 25 per second.
+
+Thread: device. The frames are cut into chunks of 2 * n_window; each chunk passes two convolutions (the second halves
+the rate) and attends to itself only, so the cost is linear in time. Then neighbours are averaged (halving once more)
+and projected to the decoder's width. Convolutions are products over unrolled frames, like every other layer here.
+
+    mel [T] -> chunks [200] -> conv, conv/2 [100] + sinusoids -> layers -> pairs averaged [50] -> norm -> decoder's width
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.attention.dense import dense_attention
+from engine.errors import RequestError
+from engine.kernels.activation import gelu
+from engine.layers.linear import Linear
+from engine.layers.norm import LayerNorm
+from engine.models.hf import AudioConfig
+from engine.weights.table import Row
+
+EPS = 1e-5
+KERNEL = 3  # frames under each convolution
+CHUNKS_AT_ONCE = 16  # unrolled frames take KERNEL times the space of their source: bounds memory for long sounds
+
+
+def rows(model: str, module: str) -> tuple[Row, ...]:
+    """Weight rows of a tower that hangs at attribute `model` and is called `module` in checkpoints."""
+    layer, target = f"{module}.layers.*.", f"{model}.layers.*."
+    attention = layer + "self_attn."
+    return (
+        Row((f"{module}.conv1",), f"{model}.conv1"),
+        Row((f"{module}.conv2",), f"{model}.conv2"),
+        Row((layer + "self_attn_layer_norm",), target + "attention_norm"),
+        Row((attention + "q_proj", attention + "k_proj", attention + "v_proj"), target + "qkv"),
+        Row((attention + "out_proj",), target + "out"),
+        Row((layer + "final_layer_norm",), target + "mlp_norm"),
+        Row((layer + "fc1",), target + "fc1"),
+        Row((layer + "fc2",), target + "fc2"),
+        Row((f"{module}.ln_post",), f"{model}.norm"),
+        Row((f"{module}.proj",), f"{model}.proj"),
+    )
+
+
+class AudioLayer:
+    """A Whisper encoder layer: keys have no bias."""
+
+    __slots__ = ("attention_norm", "fc1", "fc2", "head_dim", "mlp_norm", "num_heads", "out", "qkv")
+
+    def __init__(self, config: AudioConfig) -> None:
+        size = config.hidden_size
+        self.num_heads = config.num_heads
+        self.head_dim = size // config.num_heads
+        self.attention_norm = LayerNorm(size, EPS)
+        self.mlp_norm = LayerNorm(size, EPS)
+        self.qkv = Linear(size, size, size, size, bias=(True, False, True))
+        self.out = Linear(size, size, bias=True)
+        self.fc1 = Linear(size, config.intermediate_size, bias=True)
+        self.fc2 = Linear(config.intermediate_size, size, bias=True)
+
+    def __call__(self, x: Tensor, bounds: Tensor) -> Tensor:
+        """x [rows, hidden], chunk after chunk; added to in place."""
+        heads = self.qkv(self.attention_norm(x)).view(x.shape[0], 3, self.num_heads, self.head_dim)
+        q, k, v = heads.unbind(1)
+        x += self.out(dense_attention(q, k, v, bounds, self.head_dim**-0.5))
+        x += self.fc2(gelu(self.fc1(self.mlp_norm(x))))
+        return x
+
+
+class QwenOmniAudioTower:
+    """Mel frames -> rows of the decoder's width."""
+
+    def __init__(self, config: AudioConfig, dtype: torch.dtype, device: str) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+        size = config.hidden_size
+        self.conv1 = Linear(config.num_mel_bins * KERNEL, size, bias=True, fold=(config.num_mel_bins, KERNEL))
+        self.conv2 = Linear(size * KERNEL, size, bias=True, fold=(size, KERNEL))
+        self.layers = [AudioLayer(config) for _ in range(config.num_layers)]
+        self.norm = LayerNorm(size, EPS)
+        self.proj = Linear(size, config.output_dim, bias=True)
+        # As many as one chunk has after the convolutions; every chunk starts at 0.
+        self.positions = sinusoids(config.n_window, size).to(device, dtype)  # [n_window, hidden]
+
+    def __call__(self, mel: Tensor) -> Tensor:
+        """mel [num_mel_bins, frames] -> [((frames + 1) // 2) // 2, output_dim]."""
+        bins, frames = mel.shape
+        if bins != self.config.num_mel_bins or frames < 3:
+            raise RequestError(
+                f"input_features {list(mel.shape)}: {self.config.num_mel_bins} mel bins and at least 3 frames "
+                "(0.03 seconds) of sound are needed"
+            )
+        length = min(2 * self.config.n_window, frames)
+        count = -(-frames // length)
+        chunks = functional.pad(mel.to(self.device, self.dtype).T, (0, 0, 0, count * length - frames))
+        chunks = chunks.view(count, length, bins)
+        parts = [
+            self._convolve(chunks[first : first + CHUNKS_AT_ONCE], frames - first * length)
+            for first in range(0, count, CHUNKS_AT_ONCE)
+        ]
+        x = torch.cat(parts)  # [count, half, hidden]
+        half = x.shape[1]
+        x = (x + self.positions[:half]).view(count * half, -1)[: (frames + 1) // 2]
+        bounds = torch.arange(0, count * half + 1, half, dtype=torch.int32, device=x.device).clamp_(max=x.shape[0])
+        for layer in self.layers:
+            x = layer(x, bounds)
+        pairs = x.shape[0] // 2
+        x = x[: 2 * pairs].view(pairs, 2, -1).mean(1)  # a last odd row has no partner and is dropped
+        return self.proj(self.norm(x))
+
+    def _convolve(self, chunks: Tensor, frames: int) -> Tensor:
+        """[count, length, bins] -> [count, ceil(length / 2), hidden]; chunks do not see their neighbours."""
+        count, length, _ = chunks.shape
+        x = gelu(self.conv1(_unroll(chunks, 1)))  # [count, length, hidden]
+        x.view(count * length, -1)[frames:] = 0.0  # padding of the last chunk is silence for the second one, too
+        return gelu(self.conv2(_unroll(x, 2)))
+
+
+def _unroll(x: Tensor, stride: int) -> Tensor:
+    """[count, length, channels] -> [count, ceil(length / stride), channels * KERNEL], with a zero at either end."""
+    padded = functional.pad(x, (0, 0, 1, 1))
+    windows = padded.unfold(1, KERNEL, stride)  # [count, out, channels, KERNEL], a view
+    return windows.reshape(*windows.shape[:2], -1)
+
+
+def sinusoids(length: int, channels: int) -> Tensor:
+    """Whisper's positions, [length, channels] float32: sines in the first half, cosines in the second."""
+    step = math.log(10_000) / (channels // 2 - 1)
+    rates = torch.exp(-step * torch.arange(channels // 2, dtype=torch.float32))
+    angles = torch.arange(length)[:, None] * rates
+    return torch.cat([angles.sin(), angles.cos()], dim=1)

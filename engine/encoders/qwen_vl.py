@@ -1,0 +1,159 @@
+"""The vision tower of Qwen2.5-VL and Qwen2.5-Omni: patches of one picture or film -> embedding rows for the decoder.
+
+Thread: device. In: patches as the processor lays them out (frames, then merge blocks of 2 x 2 patches, row by row) and
+their grid (frames, height, width in patches). Out: one row per merge block, in the same order. Between, blocks are
+regrouped so that each attention window is one run; layers in `full_layers` attend over a whole frame, the others inside
+their window. What depends on the grid only (order, windows, rotations) is kept for the grids seen last.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.attention.dense import dense_attention
+from engine.encoders.recent import Recent
+from engine.errors import RequestError
+from engine.kernels.activation import gelu, silu_mul
+from engine.kernels.rope import apply_rope
+from engine.layers.linear import Linear
+from engine.layers.norm import RMSNorm
+from engine.models.hf import VisionConfig
+from engine.weights.table import Row
+
+EPS = 1e-6
+MAX_TABLE_ROWS = 65_536  # patches for which tables are kept: about 100 bytes each per 16 dimensions of a head
+
+
+def rows(model: str, module: str) -> tuple[Row, ...]:
+    """Weight rows of a tower that hangs at attribute `model` and is called `module` in checkpoints."""
+    block, target = f"{module}.blocks.*.", f"{model}.blocks.*."
+    return (
+        Row((f"{module}.patch_embed.proj",), f"{model}.patch_embed"),
+        Row((block + "norm1",), target + "norm1"),
+        Row((block + "attn.q", block + "attn.k", block + "attn.v"), target + "qkv"),
+        Row((block + "attn.proj",), target + "proj"),
+        Row((block + "norm2",), target + "norm2"),
+        Row((block + "mlp.gate_proj", block + "mlp.up_proj"), target + "gate_up"),
+        Row((block + "mlp.down_proj",), target + "down"),
+        Row((f"{module}.merger.ln_q",), f"{model}.merger_norm"),
+        Row((f"{module}.merger.mlp.0",), f"{model}.merger_in"),
+        Row((f"{module}.merger.mlp.2",), f"{model}.merger_out"),
+    )
+
+
+class GridTables:
+    """What attention needs for one grid; rows are patches in window order."""
+
+    __slots__ = ("cos", "frames", "order", "restore", "sin", "windows")
+
+    def __init__(self, grid: tuple[int, int, int], config: VisionConfig, device: str) -> None:
+        t, h, w = grid
+        merge = config.merge_size
+        side = config.window_size // merge // config.patch_size  # merge blocks along a window
+        high, wide = h // merge, w // merge
+        frame = torch.arange(high * wide).view(high, wide)
+        windows = [tile for band in frame.split(side, 0) for tile in band.split(side, 1)]
+        one = torch.cat([tile.reshape(-1) for tile in windows])  # [high * wide], block numbers window by window
+        first = torch.arange(t)[:, None] * (high * wide)
+        order = (first + one).view(-1)
+        sizes = torch.tensor([tile.numel() for tile in windows]).repeat(t) * merge**2
+        self.order = order.to(device)  # [blocks] window order -> processor order
+        self.restore = torch.argsort(order).to(device)
+        self.windows = _bounds(sizes).to(device)  # [windows + 1] int32
+        self.frames = _bounds(torch.full((t,), h * w)).to(device)  # [frames + 1] int32
+        cos, sin = _rotations(h, w, config)
+        blocks = one.repeat(t)
+        self.cos = cos[blocks].view(t * h * w, -1).to(device)  # [patches, head_dim / 2] float32
+        self.sin = sin[blocks].view(t * h * w, -1).to(device)
+
+
+class VisionBlock:
+    """One layer of the tower."""
+
+    __slots__ = ("down", "full", "gate_up", "head_dim", "norm1", "norm2", "num_heads", "proj", "qkv")
+
+    def __init__(self, config: VisionConfig, full: bool) -> None:
+        size, inner = config.hidden_size, config.intermediate_size
+        self.full = full
+        self.num_heads = config.num_heads
+        self.head_dim = size // config.num_heads
+        self.norm1 = RMSNorm(size, EPS)
+        self.norm2 = RMSNorm(size, EPS)
+        self.qkv = Linear(size, size, size, size, bias=True)
+        self.proj = Linear(size, size, bias=True)
+        self.gate_up = Linear(size, inner, inner, bias=True)
+        self.down = Linear(inner, size, bias=True)
+
+    def __call__(self, x: Tensor, tables: GridTables) -> Tensor:
+        """x [patches, hidden], in window order; added to in place."""
+        heads = self.qkv(self.norm1(x)).view(x.shape[0], 3 * self.num_heads, self.head_dim)
+        turned = apply_rope(heads[:, : 2 * self.num_heads], tables.cos, tables.sin)  # q and k in one call
+        q, k = turned[:, : self.num_heads], turned[:, self.num_heads :]
+        v = heads[:, 2 * self.num_heads :]
+        bounds = tables.frames if self.full else tables.windows
+        x += self.proj(dense_attention(q, k, v, bounds, self.head_dim**-0.5))
+        x += self.down(silu_mul(self.gate_up(self.norm2(x))))
+        return x
+
+
+class QwenVisionTower:
+    """Patches -> rows of the decoder's width."""
+
+    def __init__(self, config: VisionConfig, dtype: torch.dtype, device: str) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+        size, merged = config.hidden_size, config.hidden_size * config.merge_size**2
+        kernel = (config.in_channels, config.temporal_patch_size, config.patch_size, config.patch_size)
+        self.patch_size = torch.Size(kernel).numel()  # numbers in a patch
+        self.patch_embed = Linear(self.patch_size, size, fold=kernel)
+        self.blocks = [VisionBlock(config, index in config.full_layers) for index in range(config.num_layers)]
+        self.merger_norm = RMSNorm(size, EPS)
+        self.merger_in = Linear(merged, merged, bias=True)
+        self.merger_out = Linear(merged, config.out_hidden_size, bias=True)
+        self._tables: Recent[tuple[int, int, int], GridTables] = Recent(MAX_TABLE_ROWS)
+
+    def __call__(self, patches: Tensor, grid_thw: Tensor) -> Tensor:
+        """patches [t*h*w, channels*temporal*patch*patch], grid_thw [1, 3] -> [t*h*w / merge^2, out_hidden_size]."""
+        t, h, w = grid = self._grid(patches, grid_thw)
+        tables = self._tables.get(grid)
+        if tables is None:
+            tables = GridTables(grid, self.config, self.device)
+            self._tables.put(grid, tables, t * h * w)
+        unit = self.config.merge_size**2
+        x = self.patch_embed(patches.to(self.device, self.dtype))  # [patches, hidden]
+        x = x.view(-1, unit, x.shape[-1])[tables.order].view_as(x)
+        for block in self.blocks:
+            x = block(x, tables)
+        x = self.merger_norm(x).view(-1, unit * x.shape[-1])  # [blocks, unit * hidden]
+        return self.merger_out(gelu(self.merger_in(x)))[tables.restore]
+
+    def _grid(self, patches: Tensor, grid_thw: Tensor) -> tuple[int, int, int]:
+        t, h, w = (int(size) for size in grid_thw.reshape(-1))
+        merge = self.config.merge_size
+        if min(t, h, w) < 1 or h % merge or w % merge or tuple(patches.shape) != (t * h * w, self.patch_size):
+            raise RequestError(
+                f"pixel_values {list(patches.shape)} do not fit the grid {t} x {h} x {w}: {t * h * w} patches of "
+                f"{self.patch_size} numbers are needed, with height and width multiples of {merge}"
+            )
+        return t, h, w
+
+
+def _bounds(sizes: Tensor) -> Tensor:
+    """Lengths of segments -> their boundaries, int32."""
+    return torch.nn.functional.pad(sizes.cumsum(0), (1, 0)).to(torch.int32)
+
+
+def _rotations(h: int, w: int, config: VisionConfig) -> tuple[Tensor, Tensor]:
+    """cos, sin of one frame, [blocks, merge^2, head_dim / 2]: half of the pairs turn with the row, half with the column."""
+    quarter = config.hidden_size // config.num_heads // 4
+    inv_freq = 1.0 / config.rope_theta ** (torch.arange(quarter, dtype=torch.float32) / quarter)
+    row, column = torch.meshgrid(torch.arange(h), torch.arange(w), indexing="ij")
+    merge = config.merge_size
+    angles = [
+        axis.reshape(h // merge, merge, w // merge, merge).transpose(1, 2).reshape(-1, merge**2, 1) * inv_freq
+        for axis in (row, column)
+    ]
+    angle = torch.cat(angles, dim=-1)
+    return angle.cos(), angle.sin()

@@ -1,0 +1,47 @@
+"""Qwen2.5-Omni's thinker: a Qwen2 decoder with three position axes, a vision and an audio tower.
+
+Thread: device. Positions come in ready made, [3, T] (mm/splice counts them); towers run once per media item through
+`encode`, and forward puts their rows in place of the placeholders' embeddings. The talker and the vocoder of the full
+checkpoint are left unread: answers are text.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.encoders import qwen_omni_audio, qwen_vl
+from engine.models.hf import ModelConfig
+from engine.models.llama import DECODER_IGNORE, DECODER_ROWS
+from engine.models.qwen2 import Qwen2
+from engine.weights.table import Table
+
+
+class Qwen25OmniThinker(Qwen2):
+    """Text, image, video and audio in; text out."""
+
+    WEIGHTS = Table(
+        rows=(*DECODER_ROWS, *qwen_vl.rows("vision", "visual"), *qwen_omni_audio.rows("audio", "audio_tower")),
+        # Released: thinker.model.layers, thinker.visual; by transformers 5: model.language_model.layers, model.visual.
+        prefixes=("thinker.", "model.", "language_model."),
+        ignore=(
+            *DECODER_IGNORE,
+            "audio_tower.audio_bos_eos_token.weight",  # trained, never read by the forward pass
+            "audio_tower.positional_embedding.positional_embedding",  # computed
+            "talker.*",
+            "token2wav.*",
+        ),
+    )
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
+        super().__init__(config, dtype, device)
+        self.vision = qwen_vl.QwenVisionTower(config.vision, dtype, device) if config.vision else None
+        self.audio = qwen_omni_audio.QwenOmniAudioTower(config.audio, dtype, device) if config.audio else None
+
+    def encode(self, modality: str, features: dict[str, Tensor]) -> Tensor:
+        """image, video: pixel_values [patches, numbers], grid_thw [1, 3]; audio: input_features [mels, frames]."""
+        if modality in ("image", "video") and self.vision is not None:
+            return self.vision(features["pixel_values"], features["grid_thw"])
+        if modality == "audio" and self.audio is not None:
+            return self.audio(features["input_features"])
+        return super().encode(modality, features)
