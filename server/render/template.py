@@ -2,7 +2,7 @@
 
 Owner: any thread; nothing in it changes after it is made. In: messages as plain data. Out: the prompt's text. The
 dialect is the one checkpoints are written for: trimmed blocks, loop controls, `tojson` without HTML escapes,
-`raise_exception`, `strftime_now`, the `generation` block. What a template expects of its messages is read from its syntax tree.
+`raise_exception`, `strftime_now`, the `generation` block. What a template expects is read from its syntax tree.
 """
 
 from __future__ import annotations

@@ -1,0 +1,211 @@
+"""Choices: what the engine's Deltas mean for a client, and the bodies of finished choices and of `usage`.
+
+Owner: the loop; one ChoiceStream per choice of a request. In: Delta. Out: Piece (text that may be shown, the tokens and
+log-probabilities that belong to it, and at the end the reason), and plain dicts ready for orjson.
+
+    Delta (token ids) -> ChoiceStream.take -> Piece -> a chunk of a stream, or gathered into one body
+                              └ stop string found: Piece.stop_engine tells the caller to end the choice
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from engine.request import Delta, FinishReason, TokenLogprob
+from server.output.text import StopStrings, TextStream
+from server.render.prompt import Prompt
+from server.render.tokenizer import Tokenizer
+
+# The choice ended with a token that is no part of its text.
+ENDED_BY_TOKEN = (FinishReason.STOP, FinishReason.STOP_TOKEN)
+
+
+@dataclass(slots=True)
+class Piece:
+    """What one Delta adds to a choice."""
+
+    text: str
+    token_ids: list[int]  # up to and with the one that completed a stop string
+    logprobs: list[TokenLogprob] | None = None  # one per token id
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None  # the stop token's id or the stop string; None for EOS
+    stop_engine: bool = False  # the text has ended and the engine does not know: call TokenStream.stop_choice
+
+
+class ChoiceStream:
+    """One choice as it grows."""
+
+    __slots__ = ("_include_stop", "ended", "index", "num_tokens", "text")
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        index: int = 0,
+        stop: Sequence[str] | StopStrings = (),
+        *,
+        include_stop: bool = False,
+        skip_special_tokens: bool = True,
+        min_tokens: int = 0,
+    ) -> None:
+        self.index = index
+        self.ended = False
+        self.num_tokens = 0  # generated tokens that count, the ending one included
+        self.text = TextStream(
+            tokenizer, stop, include_stop=include_stop, skip_special_tokens=skip_special_tokens, min_tokens=min_tokens
+        )
+        self._include_stop = include_stop
+
+    def take(self, delta: Delta) -> Piece:
+        """Reads the next Delta of this choice. One that comes after a stop string adds nothing."""
+        if self.ended:
+            return Piece("", [])
+        ids, reason = delta.token_ids, delta.finish_reason
+        if reason in ENDED_BY_TOKEN and not self._include_stop:
+            text = self.text.feed(ids[:-1])
+            self.text.skip(len(ids[-1:]))
+        else:
+            text = self.text.feed(ids)
+        if reason and self.text.stopped is None:
+            text += self.text.finish()
+        if self.text.stopped is not None:
+            return self._stopped(delta, text)
+        self.num_tokens += len(ids)
+        piece = Piece(text, ids, delta.logprobs)
+        if reason:
+            self.ended = True
+            piece.finish_reason = reason.wire
+            piece.stop_reason = delta.stop_token_id if reason is FinishReason.STOP_TOKEN else None
+        return piece
+
+    def _stopped(self, delta: Delta, text: str) -> Piece:
+        kept = self.text.num_tokens - self.num_tokens
+        self.num_tokens += kept
+        self.ended = True
+        return Piece(
+            text,
+            delta.token_ids[:kept],
+            None if delta.logprobs is None else delta.logprobs[:kept],
+            "stop",
+            self.text.stopped,
+            stop_engine=not delta.finish_reason,
+        )
+
+
+class GatheredChoice:
+    """The pieces of one choice, put together for an answer in one body."""
+
+    __slots__ = ("finish_reason", "logprobs", "stop_reason", "texts", "token_ids")
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+
+    def add(self, piece: Piece) -> None:
+        self.texts.append(piece.text)
+        self.token_ids.extend(piece.token_ids)
+        if piece.logprobs:
+            self.logprobs.extend(piece.logprobs)
+        if piece.finish_reason is not None:
+            self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+
+def chat_message(
+    content: str | None,
+    *,
+    role: str = "assistant",
+    reasoning: str | None = None,
+    reasoning_field: str = "both",
+    tool_calls: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """`message` of a chat choice. Reasoning goes out under both of its names unless one is asked for."""
+    message: dict[str, Any] = {"role": role, "content": content, "refusal": None}
+    if reasoning is not None:
+        names = ("reasoning", "reasoning_content") if reasoning_field == "both" else (reasoning_field,)
+        message.update(dict.fromkeys(names, reasoning))
+    if tool_calls:
+        message["tool_calls"] = list(tool_calls)
+    return message
+
+
+def chat_choice(
+    index: int,
+    message: dict[str, Any],
+    finish_reason: str | None,
+    stop_reason: int | str | None = None,
+    *,
+    logprobs: dict[str, Any] | None = None,
+    token_ids: list[int] | None = None,
+) -> dict[str, Any]:
+    """One entry of `choices` of a chat completion."""
+    choice: dict[str, Any] = {
+        "index": index,
+        "message": message,
+        "logprobs": logprobs,
+        "finish_reason": finish_reason,
+        "stop_reason": stop_reason,
+    }
+    if token_ids is not None:
+        choice["token_ids"] = token_ids
+    return choice
+
+
+def completion_choice(
+    index: int,
+    text: str,
+    finish_reason: str | None,
+    stop_reason: int | str | None = None,
+    *,
+    logprobs: dict[str, Any] | None = None,
+    prompt_logprobs: list[Any] | None = None,
+    prompt_token_ids: list[int] | None = None,
+    token_ids: list[int] | None = None,
+) -> dict[str, Any]:
+    """One entry of `choices` of a text completion, whole or a chunk."""
+    choice: dict[str, Any] = {
+        "index": index,
+        "text": text,
+        "logprobs": logprobs,
+        "finish_reason": finish_reason,
+        "stop_reason": stop_reason,
+        "prompt_logprobs": prompt_logprobs,
+    }
+    if prompt_token_ids is not None:
+        choice["prompt_token_ids"] = prompt_token_ids
+    if token_ids is not None:
+        choice["token_ids"] = token_ids
+    return choice
+
+
+def usage(
+    prompt_tokens: int,
+    completion_tokens: int,
+    *,
+    cached_tokens: int = 0,
+    multimodal_tokens: Mapping[str, int] | None = None,
+    reasoning_tokens: int = 0,
+) -> dict[str, Any]:
+    """`usage` of generation endpoints; both details are always there."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {
+            "cached_tokens": max(0, min(cached_tokens, prompt_tokens - 1)),
+            "multimodal_tokens": dict(multimodal_tokens) if multimodal_tokens else None,
+        },
+        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
+    }
+
+
+def echo_text(tokenizer: Tokenizer, prompt: Prompt) -> str:
+    """The prompt as `echo` shows it: the client's text, or what its token ids say."""
+    return prompt.text if prompt.text is not None else tokenizer.decode(prompt.token_ids.tolist())

@@ -1,0 +1,134 @@
+"""Log-probabilities as clients read them: the chat form, the completion form and the prompt's.
+
+Owner: the loop. In: TokenLogprob of the engine (raw log-probabilities). Out: plain dicts ready for orjson. JSON has no
+infinity, so -inf is written as -9999.0, and NaN never appears. Tokens show as text, or as `token_id:N` when asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from engine.request import TokenLogprob
+from server.render.tokenizer import Tokenizer
+
+LOWEST = -9999.0
+
+
+def finite(value: float) -> float:
+    """The number JSON can hold; NaN fails the comparison too."""
+    return value if value >= LOWEST else LOWEST
+
+
+def num_chars(data: bytes) -> int:
+    """Characters that begin in these bytes; over a text cut into tokens they add up to its length."""
+    return len(data) if data.isascii() else sum(byte & 0xC0 != 0x80 for byte in data)
+
+
+class TokenNames:
+    """How tokens are spelled in one request's log-probabilities."""
+
+    __slots__ = ("as_ids", "tokenizer")
+
+    def __init__(self, tokenizer: Tokenizer, as_ids: bool = False) -> None:
+        self.tokenizer = tokenizer
+        self.as_ids = as_ids
+
+    def text(self, token_id: int) -> str:
+        """As text; bytes that are no character show as U+FFFD."""
+        return f"token_id:{token_id}" if self.as_ids else self.tokenizer.token_text(token_id)
+
+    def key(self, token_id: int) -> str:
+        """As a key among others: two tokens never share one because their bytes are no text."""
+        if self.as_ids:
+            return f"token_id:{token_id}"
+        data = self.tokenizer.token_bytes(token_id)
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+    # -- chat
+
+    def chat(self, entries: Sequence[TokenLogprob], top: int) -> dict[str, Any]:
+        """`logprobs` of a chat choice or chunk; `top` most likely tokens at each place (-1: all there are)."""
+        return {"content": [self._chat_entry(entry, top) for entry in entries]}
+
+    def _chat_entry(self, entry: TokenLogprob, top: int) -> dict[str, Any]:
+        most = len(entry.top_ids) if top < 0 else top
+        pairs = zip(entry.top_ids[:most], entry.top_logprobs[:most])
+        return {
+            **self._token(entry.token_id, entry.logprob),
+            "top_logprobs": [self._token(token_id, logprob) for token_id, logprob in pairs],
+        }
+
+    def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
+        data = self.tokenizer.token_bytes(token_id)
+        return {"token": self.text(token_id), "logprob": finite(logprob), "bytes": list(data)}
+
+    # -- prompt
+
+    def prompt(self, entries: Sequence[TokenLogprob | None]) -> list[dict[str, Any] | None]:
+        """`prompt_logprobs`: for each place the most likely tokens and the one that stands there, by id."""
+        return [None if entry is None else self._prompt_entry(entry) for entry in entries]
+
+    def _prompt_entry(self, entry: TokenLogprob) -> dict[str, Any]:
+        found = {str(entry.token_id): self._ranked(entry.token_id, entry.logprob, entry.rank)}
+        for rank, (token_id, logprob) in enumerate(zip(entry.top_ids, entry.top_logprobs), 1):
+            found.setdefault(str(token_id), self._ranked(token_id, logprob, rank))
+        return found
+
+    def _ranked(self, token_id: int, logprob: float, rank: int) -> dict[str, Any]:
+        return {"logprob": finite(logprob), "rank": rank, "decoded_token": self.tokenizer.token_text(token_id)}
+
+
+class CompletionLogprobs:
+    """`logprobs` of one completion choice, in one piece or chunk by chunk: `text_offset` runs on."""
+
+    __slots__ = ("_names", "_offset", "_show_special", "_top")
+
+    def __init__(self, names: TokenNames, top: int, *, show_special: bool = False, offset: int = 0) -> None:
+        self._names = names
+        self._top = top
+        self._show_special = show_special  # special tokens are part of the text
+        self._offset = offset
+
+    def add_prompt(self, token_ids: Sequence[int], entries: Sequence[TokenLogprob | None]) -> dict[str, Any]:
+        """The echoed prompt; nothing is known about its first token."""
+        out = _empty()
+        for token_id, entry in zip(token_ids, entries):
+            self._add(out, int(token_id), entry)
+        return out
+
+    def add(self, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+        """Generated tokens."""
+        out = _empty()
+        for entry in entries:
+            self._add(out, entry.token_id, entry)
+        return out
+
+    def _add(self, out: dict[str, Any], token_id: int, entry: TokenLogprob | None) -> None:
+        names = self._names
+        out["tokens"].append(names.key(token_id))
+        out["text_offset"].append(self._offset)
+        if self._show_special or not names.tokenizer.is_special(token_id):
+            self._offset += num_chars(names.tokenizer.token_bytes(token_id))
+        if entry is None:
+            out["token_logprobs"].append(None)
+            out["top_logprobs"].append(None)
+            return
+        value = finite(entry.logprob)
+        most = len(entry.top_ids) if self._top < 0 else self._top
+        best = {names.key(i): finite(logprob) for i, logprob in zip(entry.top_ids[:most], entry.top_logprobs[:most])}
+        best[names.key(token_id)] = value  # always there, and the very same number
+        out["token_logprobs"].append(value)
+        out["top_logprobs"].append(best)
+
+
+def _empty() -> dict[str, Any]:
+    return {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+
+
+def joined(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    """Two stretches of completion log-probabilities as one."""
+    return {key: first[key] + second[key] for key in first}
