@@ -1,8 +1,8 @@
 """MediaError: the one exception that leaves mm.
 
 Owner: none, a value; raised on the loop and in the pool. In: a cause found by our own checks. Out: an HTTP status, a
-stable reason, a text fit for clients, and the path of the field at fault. Texts are written here and in the modules that
-raise them; what a library says is never passed on, because it may hold paths, addresses and versions.
+stable reason, a text fit for clients, and the path of the field at fault. Texts are written here and in the modules
+that raise them; what a library says is never passed on, because it may hold paths, addresses and versions.
 """
 
 from __future__ import annotations

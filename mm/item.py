@@ -1,12 +1,13 @@
 """A media item at its three ages: as the client named it, as decoded, as processed for the model.
 
-Owner: none, frozen values. MediaRef comes from the renderer or an upload; MediaItem is what a decoder returns; Processed
-is what the loader returns and `splice` turns into `engine.request.MediaInput`. Nothing here imports a codec library.
+Owner: none, frozen values. MediaRef comes from the renderer or an upload; MediaItem is what a decoder returns;
+Processed is what the loader returns and `splice` turns into `engine.request.MediaInput`. Nothing here imports a codec
+library.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,8 +18,9 @@ from engine.request import Modality
 class MediaRef:
     """One media part of a request.
 
-    `source` is a URL (`data:`, `http:`, `https:`, `file:`), bare base64 text when `format` is given (`input_audio`), the
-    bytes of an upload, or None when only `uuid` names the item. `param` is the part's path in the body, for errors.
+    `source` is a URL (`data:`, `http:`, `https:`, `file:`), bare base64 text when `format` is given (`input_audio`),
+    the bytes of an upload, or None when only `uuid` names the item. `param` is the part's path in the body, for
+    errors.
     """
 
     modality: Modality
@@ -43,7 +45,8 @@ class MediaOptions:
 class MediaItem:
     """Decoded media in its normal form.
 
-    image: uint8 [height, width, 3]; audio: float32 [samples] at 16 kHz; video: uint8 [frames, height, width, 3], scaled.
+    image: uint8 [height, width, 3]; audio: float32 [samples] at 16 kHz; video: uint8 [frames, height, width, 3],
+    scaled.
     """
 
     modality: Modality
@@ -72,7 +75,6 @@ class Processed:
 
     modality: Modality
     parts: tuple[Part, ...]
-    param: str | None = field(default=None, compare=False)
 
     @property
     def nbytes(self) -> int:

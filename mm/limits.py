@@ -1,7 +1,7 @@
 """MediaLimits: every bound on media, in one frozen value.
 
-Owner: none, built once by the server's configuration and read by loop and pool. Fields are the flags of the command line
-with underscores; sizes are bytes, times are seconds. A request may ask for less, never for more.
+Owner: none, built once by the server's configuration and read by loop and pool. Fields are the flags of the command
+line with underscores; sizes are bytes, times are seconds. A request may ask for less, never for more.
 """
 
 from __future__ import annotations

@@ -1,0 +1,50 @@
+"""Budget: bytes that decoders may hold, given out before they start.
+
+Owner: loop. In: how much an item costs at most. Out: permission, in the order of asking. Invariant: `used` is the sum
+of what was reserved and not yet released; it never passes `total`. Waiting is bounded by whoever waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+
+class Budget:
+    """First come, first served."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.used = 0
+        self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
+
+    async def reserve(self, size: int) -> None:
+        """Wait until `size` bytes are free and take them. `size` must not pass `total`."""
+        assert size <= self.total
+        if not self._waiting and self.used + size <= self.total:
+            self.used += size
+            return
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        entry = (turn, size)
+        self._waiting.append(entry)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.release(size)
+            else:
+                self._waiting.remove(entry)
+                self._serve()
+            raise
+
+    def release(self, size: int) -> None:
+        self.used -= size
+        assert self.used >= 0
+        self._serve()
+
+    def _serve(self) -> None:
+        while self._waiting and self.used + self._waiting[0][1] <= self.total:
+            turn, size = self._waiting.popleft()
+            if not turn.cancelled():
+                self.used += size
+                turn.set_result(None)

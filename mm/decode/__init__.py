@@ -1,0 +1,1 @@
+"""Decoders: encoded bytes to the normal forms of `mm.item.MediaItem`. Pool only."""

@@ -1,0 +1,200 @@
+"""Sound: any container on our list to float32 mono at 16 kHz (SECURITY S20).
+
+Pool only. In: bytes whose format `magic` has named, so exactly one demuxer sees them. Out: samples. Decoding, downmix
+and resampling run frame by frame and every sample is counted as it comes: what a header says about length is not
+believed.
+
+    packets -> frames -> [channels, n] float32 -> mono (BS.775) -> 16 kHz (soxr, high quality) -> counted
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import types
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mm.decode.alarm import Alarm
+from mm.decode.magic import as_audio
+from mm.decode.whole import check_whole
+from mm.errors import MediaError, invalid, too_large, unsupported
+from mm.limits import MediaLimits
+
+if TYPE_CHECKING:
+    import av
+    import soxr
+
+SAMPLE_RATE = 16000
+_DEMUXERS = {"wav": "wav", "mp3": "mp3", "flac": "flac", "ogg": "ogg", "m4a": "mov", "webm": "matroska"}
+_CODECS = {"mp3", "flac", "vorbis", "opus", "aac", "alac", "adpcm_ms", "adpcm_ima_wav"}  # and every pcm_*
+_MAX_STREAMS = 64
+
+# ITU-R BS.775: front 0.707, centre 1, surround 0.5, no LFE. The weights of a layout are divided by their sum, so that
+# nothing clips: stereo becomes the mean of left and right.
+_WEIGHTS = {"FL": 0.7071, "FR": 0.7071, "FC": 1.0, "LFE": 0.0, "LFE2": 0.0, "FLC": 0.7071, "FRC": 0.7071}
+_SURROUND = 0.5
+
+
+@functools.cache
+def codec_library() -> types.ModuleType:
+    """Import PyAV once and silence FFmpeg's own printing, which would quote the media."""
+    import av
+
+    av.logging.set_level(None)
+    return av
+
+
+def open_container(data: bytes, demuxer: str) -> av.container.InputContainer:
+    """Open bytes with one named demuxer; no protocol may be opened from inside the file."""
+    av = codec_library()
+    options = {"protocol_whitelist": "none", "max_streams": str(_MAX_STREAMS)}
+    try:
+        return av.open(
+            io.BytesIO(data),
+            mode="r",
+            format=demuxer,
+            options=options,
+            metadata_errors="replace",
+            io_open=_no_more_files,
+        )
+    except MemoryError:
+        raise
+    except Exception:
+        raise invalid("the file is damaged or cut short: its header cannot be read") from None
+
+
+def _no_more_files(url: str, flags: int, options: dict) -> None:
+    """A container that names other files gets none of them."""
+    raise PermissionError
+
+
+class SoundFile:
+    """A sound whose container has been recognised; `decode` reads it once."""
+
+    def __init__(self, data: bytes, word: str, limits: MediaLimits, max_seconds: float | None = None) -> None:
+        known = as_audio(word)
+        if known not in limits.audio_formats:
+            raise unsupported(
+                f"this server reads sound as {', '.join(limits.audio_formats)}; the data is something else"
+            )
+        check_whole(data, word)
+        self._data = data
+        self._demuxer = _DEMUXERS[known]
+        self._limits = limits
+        self._max_seconds = limits.audio_max_seconds if max_seconds is None else max_seconds
+
+    @property
+    def cost(self) -> int:
+        """Bytes held at most: the samples once in pieces and once joined. Length is only known when it is decoded."""
+        return int(self._max_seconds * SAMPLE_RATE * 4 * 2)
+
+    def decode(self, alarm: Alarm) -> np.ndarray:
+        """Decode to float32 [samples] at 16 kHz; raises when there is no sound at all."""
+        samples = decode_track(self._data, self._demuxer, self._limits, self._max_seconds, alarm)
+        if samples is None:
+            raise invalid("the file has no sound track")
+        if len(samples) < self._limits.audio_min_seconds * SAMPLE_RATE:
+            raise invalid(f"the sound is shorter than {self._limits.audio_min_seconds:g} seconds")
+        return samples
+
+
+def decode_track(data: bytes, demuxer: str, limits: MediaLimits, max_seconds: float, alarm: Alarm) -> np.ndarray | None:
+    """The first sound track of a container, float32 [samples] at 16 kHz, or None when it has none."""
+    with open_container(data, demuxer) as container:
+        if not container.streams.audio:
+            return None
+        stream = container.streams.audio[0]
+        _check_stream(stream, limits)
+        pieces: list[np.ndarray] = []
+        budget = int(max_seconds * SAMPLE_RATE)
+        for piece in _resampled(_frames(container, stream, alarm), stream.rate, limits):
+            budget -= len(piece)
+            if budget < 0:
+                raise too_large(f"the sound is longer than {max_seconds:g} seconds")
+            pieces.append(piece)
+    return np.concatenate(pieces) if pieces else np.zeros(0, np.float32)
+
+
+def _check_stream(stream: av.audio.stream.AudioStream, limits: MediaLimits) -> None:
+    context = stream.codec_context
+    if context is None or not _known(context.codec.canonical_name):
+        raise unsupported("the sound's codec is not supported; send PCM, MP3, FLAC, Vorbis, Opus, AAC or ALAC")
+    _check_shape(context.sample_rate, context.channels, limits)
+
+
+def _known(codec: str) -> bool:
+    return codec in _CODECS or codec.startswith("pcm_")
+
+
+def _check_shape(rate: int, channels: int, limits: MediaLimits) -> None:
+    low, high = limits.audio_sample_rates
+    if not low <= rate <= high:
+        raise unsupported(f"the sample rate is {rate} Hz; {low} to {high} Hz are read")
+    if not 1 <= channels <= limits.audio_max_channels:
+        raise unsupported(f"the sound has {channels} channels; 1 to {limits.audio_max_channels} are read")
+
+
+def _frames(
+    container: av.container.InputContainer, stream: av.audio.stream.AudioStream, alarm: Alarm
+) -> Iterator[av.AudioFrame]:
+    try:
+        for packet in container.demux(stream):
+            alarm.check()
+            yield from packet.decode()
+    except (MediaError, MemoryError, GeneratorExit):
+        raise
+    except Exception:
+        raise invalid("the sound is damaged or cut short") from None
+
+
+def _resampled(frames: Iterator[av.AudioFrame], rate: int, limits: MediaLimits) -> Iterator[np.ndarray]:
+    """Mono pieces at 16 kHz. The rate of the first frame counts: HE-AAC headers name half of it."""
+    resampler = None
+    first: tuple[int, int] | None = None
+    weights: np.ndarray | None = None
+    for frame in frames:
+        shape = (frame.sample_rate, frame.layout.nb_channels)
+        if first is None:
+            first = shape
+            _check_shape(*shape, limits)
+            weights = downmix_weights([channel.name for channel in frame.layout.channels])
+            resampler = _resampler(frame.sample_rate)
+        elif shape != first:
+            raise unsupported("the sound changes its sample rate or channels on the way")
+        mono = weights @ _planes(frame)  # [n]
+        if not np.isfinite(mono).all():
+            raise invalid("the sound holds samples that are not numbers")
+        yield mono if resampler is None else resampler.resample_chunk(mono)
+    if resampler is not None:
+        yield resampler.resample_chunk(np.zeros(0, np.float32), last=True)
+
+
+def _resampler(rate: int) -> soxr.ResampleStream | None:
+    if rate == SAMPLE_RATE:
+        return None
+    import soxr
+
+    return soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32", quality="HQ")
+
+
+def downmix_weights(names: list[str]) -> np.ndarray:
+    """Weight of each named channel in the mono mix; float32 [channels]."""
+    weights = np.array([_WEIGHTS.get(name, _SURROUND) for name in names])
+    if not weights.any():
+        weights[:] = 1.0
+    return (weights / weights.sum()).astype(np.float32)
+
+
+def _planes(frame: av.AudioFrame) -> np.ndarray:
+    """Samples of any format as float32 [channels, n], full scale 1.0."""
+    raw = frame.to_ndarray()
+    if not frame.format.is_planar:
+        raw = raw.reshape(-1, frame.layout.nb_channels).T
+    if raw.dtype == np.uint8:
+        return (raw.astype(np.float32) - 128.0) / 128.0
+    if raw.dtype.kind == "i":
+        return raw.astype(np.float32) * np.float32(0.5 ** (8 * raw.dtype.itemsize - 1))
+    return raw.astype(np.float32, copy=False)

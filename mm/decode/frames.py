@@ -1,0 +1,53 @@
+"""Which frames of a film to keep.
+
+Pure functions, any thread. In: how many frames there are and at what rate. Out: ascending indices, spread evenly, as
+the video processors of the Qwen family choose them. Cost is the number of frames kept, never the number that exist.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRule:
+    """Frames per second wanted, within bounds, or a fixed number; `multiple` frames make one temporal patch."""
+
+    fps: float = 2.0
+    min_frames: int = 4
+    max_frames: int = 768
+    num_frames: int | None = None
+    multiple: int = 2
+
+    def count(self, total: int, fps: float) -> int:
+        """How many of `total` frames to keep; a multiple of `multiple` unless the film has fewer."""
+        if self.num_frames is not None:
+            wanted: float = round(min(self.num_frames, self.max_frames) / self.multiple) * self.multiple
+        else:
+            wanted = max(total / fps * self.fps, self.min_frames)
+        most = min(self.max_frames, total) // self.multiple * self.multiple
+        kept = int(min(wanted, most)) // self.multiple * self.multiple
+        return kept if kept > 0 else min(total, self.multiple)
+
+
+def sample_indices(total: int, count: int) -> np.ndarray:
+    """`count` indices of `total` frames at equal distances from the first; int64 [count]."""
+    assert 0 < count <= total
+    # float32 as in the reference, so that both truncate to the same frame
+    return (np.arange(count) * (total / count)).astype(np.float32).astype(np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class FilmPlan:
+    """What a processor wants of a film."""
+
+    indices: np.ndarray  # int64 [frames], ascending
+    height: int  # of each kept frame, after scaling
+    width: int
+    seconds_per_frame: float
+
+    @property
+    def pixels(self) -> int:
+        return len(self.indices) * self.height * self.width

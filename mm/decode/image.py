@@ -1,0 +1,170 @@
+"""Pictures: encoded bytes to uint8 [height, width, 3], what a person would see (SECURITY S18, S19).
+
+Pool only. In: bytes whose format `magic` has named. Out: one normal form: EXIF orientation applied, transparency
+flattened on white, CMYK and grey turned to RGB, 16 bits scaled to 8, the first frame of an animation. The header is
+read first; size and mode are checked and memory is reserved by the caller before any pixel is decoded.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import types
+import warnings
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mm.errors import MediaError, invalid, too_large, unsupported
+from mm.limits import MediaLimits
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+_OPENERS = {"jpeg": "JPEG", "png": "PNG", "webp": "WEBP", "gif": "GIF", "bmp": "BMP"}
+_MODES = {
+    "1",
+    "L",
+    "LA",
+    "La",
+    "P",
+    "PA",
+    "RGB",
+    "RGBA",
+    "RGBa",
+    "RGBX",
+    "CMYK",
+    "YCbCr",
+    "I",
+    "I;16",
+    "I;16B",
+    "I;16L",
+}
+_ORIENTATION = 0x0112
+
+
+@functools.cache
+def _pillow() -> types.ModuleType:
+    """Import Pillow once, and make its guard against decompression bombs an error rather than a note."""
+    from PIL import Image, ImageFile
+
+    warnings.simplefilter("error", Image.DecompressionBombWarning)
+    assert Image.MAX_IMAGE_PIXELS is not None
+    assert not ImageFile.LOAD_TRUNCATED_IMAGES
+    return Image
+
+
+class ImageFile:
+    """A picture whose header has been read and checked."""
+
+    def __init__(self, data: bytes, word: str, limits: MediaLimits) -> None:
+        if word not in limits.image_formats:
+            raise unsupported(
+                f"this server reads pictures as {', '.join(limits.image_formats)}; the data is something else"
+            )
+        image_module = _pillow()
+        try:
+            self._image = image_module.open(io.BytesIO(data), formats=[_OPENERS[word]])
+        except (image_module.DecompressionBombError, image_module.DecompressionBombWarning):
+            raise _too_many_pixels(limits) from None
+        except Exception:
+            raise invalid("the picture is damaged: its header cannot be read") from None
+        self.width, self.height = self._image.size
+        _check_size(self.width, self.height, limits)
+        if self._image.mode not in _MODES:
+            raise unsupported("the picture's pixel format is not supported; send 8 or 16 bits of grey, RGB or CMYK")
+
+    @property
+    def cost(self) -> int:
+        """Bytes held at most while decoding: the picture, an RGBA copy, the result."""
+        return self.width * self.height * 12
+
+    def decode(self) -> np.ndarray:
+        """Decode into the normal form; uint8 [height, width, 3], contiguous."""
+        try:
+            image = self._image
+            orientation = _orientation(image)
+            image.load()
+            image = _upright(_flat_rgb(image), orientation)
+            pixels = np.ascontiguousarray(image)  # [height, width, 3]
+        except MediaError:
+            raise
+        except MemoryError:
+            raise
+        except Exception:
+            # Pillow signals damage by many types (OSError, SyntaxError, struct.error, ...); all mean the same here.
+            raise invalid("the picture is damaged or cut short") from None
+        finally:
+            self._image.close()
+        assert pixels.dtype == np.uint8
+        assert pixels.ndim == 3
+        return pixels
+
+
+def _check_size(width: int, height: int, limits: MediaLimits) -> None:
+    short, long = sorted((width, height))
+    if short < limits.image_min_side:
+        raise invalid(f"the picture is {width}x{height}; both sides must be at least {limits.image_min_side} pixels")
+    if long > limits.image_max_side:
+        raise too_large(f"the picture is {width}x{height}; a side may be at most {limits.image_max_side} pixels")
+    if width * height > limits.image_max_pixels:
+        raise _too_many_pixels(limits)
+    if long / short >= limits.image_max_aspect:
+        raise too_large(
+            f"the picture is {width}x{height}; its sides may differ by less than {limits.image_max_aspect:g}:1"
+        )
+
+
+def _too_many_pixels(limits: MediaLimits) -> MediaError:
+    return too_large(f"the picture is too large; at most {limits.image_max_pixels} pixels are read")
+
+
+def _orientation(image: Image.Image) -> int:
+    try:
+        return int(image.getexif().get(_ORIENTATION, 1))
+    except Exception:
+        return 1  # damaged metadata does not make a damaged picture
+
+
+def _upright(image: Image.Image, orientation: int) -> Image.Image:
+    """Undo the camera's rotation, EXIF values 2-8."""
+    transpose = _pillow().Transpose
+    turns = {
+        2: transpose.FLIP_LEFT_RIGHT,
+        3: transpose.ROTATE_180,
+        4: transpose.FLIP_TOP_BOTTOM,
+        5: transpose.TRANSPOSE,
+        6: transpose.ROTATE_270,
+        7: transpose.TRANSVERSE,
+        8: transpose.ROTATE_90,
+    }
+    turn = turns.get(orientation)
+    return image if turn is None else image.transpose(turn)
+
+
+def _flat_rgb(image: Image.Image) -> Image.Image:
+    """Any mode of the table to RGB; whatever shines through is white."""
+    mode = image.mode
+    if mode.startswith("I"):
+        return _from_deep_grey(image)
+    if mode == "1":
+        key = image.info.pop("transparency", None)
+        image = image.convert("L")
+        if isinstance(key, int):
+            image.info["transparency"] = 255 if key else 0
+    if image.has_transparency_data:
+        rgba = image if image.mode == "RGBA" else image.convert("RGBA")
+        white = _pillow().new("RGB", image.size, (255, 255, 255))
+        white.paste(rgba, mask=rgba.getchannel("A"))
+        return white
+    return image if image.mode == "RGB" else image.convert("RGB")
+
+
+def _from_deep_grey(image: Image.Image) -> Image.Image:
+    """16-bit grey, rounded to 8 bits; one value may be declared transparent."""
+    deep = np.asarray(image).astype(np.int64)  # [height, width]
+    key = image.info.get("transparency")
+    grey = (np.clip(deep, 0, 65535) * 255 + 32767) // 65535
+    if isinstance(key, int):
+        grey[deep == key] = 255
+    return _pillow().fromarray(grey.astype(np.uint8)).convert("RGB")

@@ -1,0 +1,88 @@
+"""What an encoded file is, from its first bytes: neither names nor headers nor clients are asked.
+
+Pure functions, any thread. In: bytes. Out: one word of the `*_formats` limits, or None. The word also names the one
+demuxer or parser that will see the bytes, so playlists, subtitles and forty other parsers never do.
+"""
+
+from __future__ import annotations
+
+from engine.request import Modality
+
+# Brands of ISO files that are pictures, not films.
+_PICTURE_BRANDS = {b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1", b"avif", b"avis"}
+_OLD_QUICKTIME = {b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot"}
+
+# MIME subtypes that clients write for each word.
+_SUBTYPES = {
+    "jpeg": {"jpeg", "jpg", "pjpeg"},
+    "png": {"png", "x-png", "apng"},
+    "webp": {"webp"},
+    "gif": {"gif"},
+    "bmp": {"bmp", "x-bmp", "x-ms-bmp"},
+    "wav": {"wav", "x-wav", "wave", "vnd.wave", "x-pn-wav"},
+    "mp3": {"mp3", "mpeg", "mpeg3", "x-mpeg", "x-mp3", "mpga"},
+    "flac": {"flac", "x-flac"},
+    "ogg": {"ogg", "opus", "vorbis", "x-ogg", "oga"},
+    "m4a": {"mp4", "m4a", "x-m4a", "aac", "mp4a-latm"},
+    "mp4": {"mp4", "m4v", "x-m4v", "m4a", "x-m4a", "quicktime", "mpeg4"},
+    "mov": {"quicktime", "mov", "mp4", "x-quicktime"},
+    "webm": {"webm", "x-matroska", "matroska"},
+    "mkv": {"x-matroska", "matroska", "webm", "mkv"},
+}
+
+
+def sniff(data: bytes | memoryview) -> str | None:
+    """The format of `data`, or None when it is none that any modality knows."""
+    head = bytes(data[:64])
+    if head[:3] == b"\xff\xd8\xff":
+        return "jpeg"
+    if head[:8] == b"\x89PNG\r\n\x1a\n":
+        return "png"
+    if head[:6] in (b"GIF87a", b"GIF89a"):
+        return "gif"
+    if head[:2] == b"BM":
+        return "bmp"
+    if head[:4] in (b"RIFF", b"RF64"):
+        return {b"WAVE": "wav", b"WEBP": "webp"}.get(head[8:12])
+    if head[:4] == b"fLaC":
+        return "flac"
+    if head[:4] == b"OggS":
+        return "ogg"
+    if head[:4] == b"\x1aE\xdf\xa3":
+        return "webm" if b"webm" in head else "mkv"
+    if head[4:8] == b"ftyp":
+        return _iso_brand(head[8:12])
+    if head[4:8] in _OLD_QUICKTIME:
+        return "mov"
+    if head[:3] == b"ID3" or _is_mpeg_audio(head):
+        return "mp3"
+    return None
+
+
+def as_audio(word: str | None) -> str | None:
+    """Films hold sound too: the word under which a container counts when sound is asked for."""
+    return {"mp4": "m4a", "mov": "m4a", "mkv": "webm"}.get(word or "", word)
+
+
+def agrees(mime: str, word: str, modality: Modality) -> bool:
+    """Whether the media type of a data: URL fits what the bytes are; generic types claim nothing."""
+    kind, _, subtype = mime.partition("/")
+    if mime in ("", "application/octet-stream", "application/ogg"):
+        return True
+    kinds = {modality, "video"} if modality == "audio" else {modality, "audio"} if modality == "video" else {modality}
+    return kind in kinds and subtype in _SUBTYPES[word]
+
+
+def _iso_brand(brand: bytes) -> str | None:
+    if brand in _PICTURE_BRANDS:
+        return None
+    if brand in (b"M4A ", b"M4B ", b"M4P "):
+        return "m4a"
+    return "mov" if brand == b"qt  " else "mp4"
+
+
+def _is_mpeg_audio(head: bytes) -> bool:
+    """Eleven sync bits, a layer (00 would be AAC), a bitrate and a sample rate that exist."""
+    if len(head) < 4 or head[0] != 0xFF or head[1] & 0xE0 != 0xE0:
+        return False
+    return head[1] & 0x06 != 0 and head[1] & 0x18 != 0x08 and head[2] & 0xF0 != 0xF0 and head[2] & 0x0C != 0x0C

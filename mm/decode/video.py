@@ -1,0 +1,205 @@
+"""Films: chosen frames as uint8 [frames, height, width, 3], scaled as they are decoded, and their sound (S21).
+
+Pool only. In: bytes whose format `magic` has named, so exactly one demuxer sees them and no playlist ever does. One
+pass over the packets, without decoding, counts frames and finds key frames; then only the groups of pictures that
+hold a chosen frame are fed to the decoder.
+
+    packets  K p p p p K p p p p K p p p p      K: key frame
+    chosen   ^           ^                      fed: K, and from the second K to the chosen frame; the rest is skipped
+"""
+
+from __future__ import annotations
+
+import bisect
+import os
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mm.decode.alarm import Alarm
+from mm.decode.audio import SAMPLE_RATE, decode_track, open_container
+from mm.decode.frames import FilmPlan
+from mm.decode.whole import check_whole, cut_short
+from mm.errors import MediaError, invalid, too_large, unsupported
+from mm.limits import MediaLimits
+from mm.transform.image import resize
+
+if TYPE_CHECKING:
+    import av
+
+_DEMUXERS = {"mp4": "mov", "mov": "mov", "mkv": "matroska", "webm": "matroska"}
+_DECODER_FRAMES = 24  # frames of full size that a decoder and its threads hold at most
+_MAX_THREADS = 4
+
+Planner = Callable[[int, float, int, int], FilmPlan]  # (frames, fps, height, width)
+
+
+class FilmFile:
+    """A film whose packets have been counted and whose frames to keep are chosen."""
+
+    def __init__(self, data: bytes, word: str, limits: MediaLimits, planner: Planner, alarm: Alarm) -> None:
+        if word not in limits.video_formats:
+            raise unsupported(
+                f"this server reads films as {', '.join(limits.video_formats)}; the data is something else"
+            )
+        check_whole(data, word)
+        self._data = data
+        self._demuxer = _DEMUXERS[word]
+        self._limits = limits
+        self._container = open_container(data, self._demuxer)
+        try:
+            self._stream = _video_stream(self._container, limits)
+            context = self._stream.codec_context
+            context.thread_type = "AUTO"
+            context.thread_count = min(_MAX_THREADS, os.cpu_count() or 1)
+            self._packets = _scan(self._container, self._stream, limits, alarm)
+            self._times = sorted(time for time, _ in self._packets)
+            self._frame_pixels = context.height * context.width
+            self.plan = planner(len(self._times), self._fps(), context.height, context.width)
+            if self.plan.pixels > limits.video_max_total_pixels:
+                raise too_large(
+                    f"the film keeps {self.plan.pixels} pixels; at most {limits.video_max_total_pixels} are kept"
+                )
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def cost(self) -> int:
+        """Bytes held at most: packets, frames inside the decoder, one frame as RGB, the kept frames."""
+        return len(self._data) + self._frame_pixels * (3 * _DECODER_FRAMES // 2 + 6) + self.plan.pixels * 3
+
+    @property
+    def sound_cost(self) -> int:
+        """Bytes of the longest sound track that may come with a film, once in pieces and once joined."""
+        return int(self._limits.video_max_seconds * SAMPLE_RATE * 4 * 2)
+
+    def close(self) -> None:
+        self._packets = []
+        self._container.close()
+
+    def decode(self, alarm: Alarm) -> np.ndarray:
+        """Decode the chosen frames; uint8 [frames, height, width, 3], upright: a turned film swaps the plan's sides."""
+        wanted = [self._times[index] for index in self.plan.indices]
+        kept = np.empty((0, 0, 0, 3), dtype=np.uint8)
+        done = 0
+        try:
+            for frame in self._frames(wanted, alarm):
+                pixels = self._scaled(frame)
+                if done == 0:
+                    kept = np.empty((len(wanted), *pixels.shape), dtype=np.uint8)
+                kept[done] = pixels
+                done += 1
+            if done == 0:
+                raise invalid("the film holds no frame that can be decoded")
+            kept[done:] = kept[done - 1]  # the last packets of a damaged film may yield nothing
+        except (MediaError, MemoryError):
+            raise
+        except Exception:
+            raise invalid("the film is damaged or cut short") from None
+        finally:
+            self.close()
+        return kept
+
+    def sound(self, alarm: Alarm) -> np.ndarray | None:
+        """The first sound track, float32 [samples] at 16 kHz; None when the film is silent."""
+        samples = decode_track(self._data, self._demuxer, self._limits, self._limits.video_max_seconds + 1, alarm)
+        return samples if samples is not None and len(samples) else None
+
+    def _fps(self) -> float:
+        """Frames per second: the container's word when the packets bear it out, else what they say themselves."""
+        base = float(self._stream.time_base or 0)
+        length = (self._times[-1] - self._times[0]) * base
+        if length > self._limits.video_max_seconds:
+            raise too_large(f"the film is longer than {self._limits.video_max_seconds:g} seconds")
+        named = float(self._stream.average_rate or 0)
+        gaps = len(self._times) - 1
+        if gaps == 0 or length <= 0:
+            return named if named > 0 else 1.0
+        counted = gaps / length
+        return named if abs(named - counted) <= 0.05 * counted + 1 / length else counted
+
+    def _frames(self, wanted: list[int], alarm: Alarm) -> Iterator[av.VideoFrame]:
+        """Yield, for each wanted time, the first decoded frame that is not earlier."""
+        context = self._stream.codec_context
+        keys = sorted((time, index) for index, (time, packet) in enumerate(self._packets) if packet.is_keyframe)
+        key_times = [time for time, _ in keys]
+        fed = 0  # packets before this one are in the decoder, or were skipped
+        target = 0
+        while target < len(wanted):
+            at = bisect.bisect_right(key_times, wanted[target]) - 1
+            start = keys[at][1] if at >= 0 else 0
+            if start > fed:
+                context.flush_buffers()
+                fed = start
+            # Feed until this group's last wanted frame is out; a later group may be worth a jump.
+            limit = key_times[at + 1] if at + 1 < len(key_times) else None
+            before = target
+            while fed <= len(self._packets):
+                alarm.check()
+                packet = self._packets[fed][1] if fed < len(self._packets) else None
+                fed += 1
+                for frame in context.decode(packet):
+                    while target < len(wanted) and frame.pts is not None and frame.pts >= wanted[target]:
+                        yield frame
+                        target += 1
+                if target > before and (target == len(wanted) or (limit is not None and wanted[target] >= limit)):
+                    break
+            else:
+                return
+
+    def _scaled(self, frame: av.VideoFrame) -> np.ndarray:
+        if frame.width * frame.height > self._limits.video_max_frame_pixels:
+            raise _frame_too_large(self._limits)
+        pixels = resize(frame.to_ndarray(format="rgb24"), self.plan.height, self.plan.width)  # [height, width, 3]
+        # Phones store how they were held beside the film: degrees counter-clockwise.
+        turns = round(frame.rotation / 90) % 4
+        return np.rot90(pixels, turns) if turns else pixels
+
+
+def _video_stream(container: av.container.InputContainer, limits: MediaLimits) -> av.video.stream.VideoStream:
+    if len(container.streams) > limits.video_max_streams:
+        raise unsupported(f"the film has {len(container.streams)} streams; at most {limits.video_max_streams} are read")
+    if not container.streams.video:
+        raise invalid("the file has no picture track")
+    stream = container.streams.video[0]
+    context = stream.codec_context
+    if context is None or context.codec.canonical_name not in limits.video_codecs:
+        raise unsupported(f"the film's codec is not supported; send one of {', '.join(limits.video_codecs)}")
+    if not (context.width > 0 and context.height > 0):
+        raise invalid("the film does not say how large its frames are")
+    if context.width * context.height > limits.video_max_frame_pixels:
+        raise _frame_too_large(limits)
+    short, long = sorted((context.width, context.height))
+    if short < limits.image_min_side or long / short >= limits.image_max_aspect:
+        raise invalid(f"the film's frames are {context.width}x{context.height}; their sides differ too much")
+    return stream
+
+
+def _frame_too_large(limits: MediaLimits) -> MediaError:
+    return too_large(f"the film's frames are too large; at most {limits.video_max_frame_pixels} pixels each are read")
+
+
+def _scan(
+    container: av.container.InputContainer, stream: av.video.stream.VideoStream, limits: MediaLimits, alarm: Alarm
+) -> list[tuple[int, av.Packet]]:
+    """All packets with their times, in decoding order; the container's own index is compared with them, not believed."""
+    packets = []
+    try:
+        for packet in container.demux(stream):
+            alarm.check()
+            if packet.size == 0 or packet.pts is None or packet.is_discard:
+                continue
+            packets.append((packet.pts, packet))
+            if len(packets) > limits.video_max_decoded_frames:
+                raise too_large(f"the film has more than {limits.video_max_decoded_frames} frames")
+    except (MediaError, MemoryError):
+        raise
+    except Exception:
+        raise invalid("the film is damaged or cut short") from None
+    if not packets:
+        raise invalid("the film has no frames")
+    if stream.frames > len(packets) * 1.5 + 8:
+        raise cut_short()
+    return packets

@@ -1,0 +1,82 @@
+"""Whether a container is all there, told from its own size fields before any decoder runs.
+
+Pure functions, pool. In: encoded bytes. Out: nothing, or MediaError: a file that promises more bytes than came is cut
+short, and half an answer about half a film would look like a whole one. Sizes that writers leave open (live WebM, piped
+WAV) promise nothing. MP3 has no total size; a cut one simply ends earlier.
+"""
+
+from __future__ import annotations
+
+from mm.errors import MediaError, invalid
+
+_OPEN_ENDED = 0x7FFFF000  # RIFF sizes from here on are what streaming writers put for "unknown"
+_SEGMENT = b"\x18\x53\x80\x67"
+
+
+def check_whole(data: bytes, word: str) -> None:
+    """Raise when `data` ends before its container does."""
+    if word == "wav":
+        _check_riff(data)
+    elif word in ("mp4", "m4a", "mov"):
+        _check_boxes(data)
+    elif word in ("webm", "mkv"):
+        _check_segment(data)
+    elif word == "ogg":
+        _check_pages(data)
+
+
+def cut_short() -> MediaError:
+    return invalid("the file is cut short: it ends before its container does")
+
+
+def _check_riff(data: bytes) -> None:
+    promised = int.from_bytes(data[4:8], "little")
+    if data[:4] == b"RIFF" and 0 < promised < _OPEN_ENDED and promised + 8 > len(data) + 1:
+        raise cut_short()
+
+
+def _check_boxes(data: bytes) -> None:
+    """Walk the top-level boxes: 32-bit size, type, and a 64-bit size when the first is 1; 0 means to the end."""
+    position, end = 0, len(data)
+    kinds = set()
+    while position + 8 <= end:
+        size = int.from_bytes(data[position : position + 4], "big")
+        kinds.add(data[position + 4 : position + 8])
+        if size == 1:
+            size = int.from_bytes(data[position + 8 : position + 16], "big")
+        if size == 0:
+            break
+        if size < 8 or position + size > end:
+            raise cut_short()
+        position += size
+    if b"moov" not in kinds:
+        raise cut_short()
+
+
+def _check_segment(data: bytes) -> None:
+    """EBML header, then one segment; its size has as many bytes as leading zero bits of the first say, plus one."""
+    at = data.find(_SEGMENT, 0, 4096)
+    if at < 0 or at + 5 > len(data):
+        raise cut_short()
+    start = at + 4
+    width = 9 - data[start].bit_length()
+    if width > 8:
+        raise cut_short()
+    field = int.from_bytes(data[start : start + width], "big")
+    mask = (1 << (7 * width)) - 1
+    size = field & mask
+    if size != mask and start + width + size > len(data):  # all ones: unknown size
+        raise cut_short()
+
+
+def _check_pages(data: bytes) -> None:
+    """Walk Ogg pages; the last one must end where the file does (trailing bytes that are no page are ignored)."""
+    position, end = 0, len(data)
+    while data[position : position + 4] == b"OggS":
+        count_at = position + 26
+        if count_at >= end:
+            raise cut_short()
+        lacing = data[count_at + 1 : count_at + 1 + data[count_at]]
+        position = count_at + 1 + data[count_at] + sum(lacing)
+        if position > end:
+            raise cut_short()

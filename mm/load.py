@@ -1,0 +1,416 @@
+"""MediaLoader: what the client named, fetched, decoded and processed; concurrent, bounded, cancellable.
+
+Owner: loop; decoding and transforms run in the pool. In: MediaRefs in prompt order. Out: Processed items in the same
+order, or the first MediaError. Everything that can be refused cheaply is refused before anything is fetched, and
+memory is reserved before anything is decoded.
+
+    loop   count, URL text | fetch |              | cache? slot |        | reserve |
+    pool                           | unpack, hash |             | header |         | decode, process
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from engine.request import Modality
+from mm.budget import Budget
+from mm.cache import ProcessorCache
+from mm.decode.alarm import Alarm, too_complex
+from mm.decode.frames import FilmPlan
+from mm.decode.magic import agrees, as_audio, sniff
+from mm.errors import MediaError, busy, invalid, too_large, unsupported
+from mm.item import MediaItem, MediaOptions, MediaRef, Processed
+from mm.limits import MediaLimits
+from mm.processors.base import Processor
+from mm.sources import Embedded, decode_base64, invalid_data_url, parse_base64, parse_data_url
+
+if TYPE_CHECKING:
+    from mm.fetch import Fetcher
+
+T = TypeVar("T")
+_NO_OPTIONS = MediaOptions()
+_WORDS: dict[Modality, str] = {"image": "pictures", "audio": "sound", "video": "films"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Unpacked:
+    """Encoded bytes, what they are, and their name."""
+
+    data: bytes
+    word: str
+    digest: bytes
+
+
+class MediaLoader:
+    """One per server. `load` may be called concurrently; each call is one request's media."""
+
+    def __init__(
+        self,
+        limits: MediaLimits,
+        processor: Processor | None,
+        pool: concurrent.futures.Executor,
+        *,
+        fetcher: Fetcher | None = None,
+        max_decodes: int | None = None,
+    ) -> None:
+        self.limits = limits
+        self.processor = processor
+        self.cache = ProcessorCache(int(limits.mm_processor_cache_gb * 2**30))
+        self.stuck = 0  # pool threads whose work nobody waits for any more
+        self._pool = pool
+        self._fetcher = fetcher
+        self._key = os.urandom(16)  # digests cannot be prepared offline
+        self._slots = asyncio.Semaphore(max_decodes or max(2, os.cpu_count() or 1))
+        self._budget = Budget(limits.decoded_budget_bytes)
+        self._requests = 0
+
+    def ledger(self) -> dict[str, int]:
+        """Counts that are zero when no request is open (the cache's bytes are bounded instead)."""
+        return {
+            "media_requests": self._requests,
+            "media_reserved_bytes": self._budget.used,
+            "media_fetches": self._fetcher.open if self._fetcher is not None else 0,
+            "media_stuck": self.stuck,
+            "media_cache_bytes": self.cache.used,
+        }
+
+    async def close(self) -> None:
+        if self._fetcher is not None:
+            await self._fetcher.close()
+
+    async def load(
+        self, refs: Sequence[MediaRef], *, options: MediaOptions = _NO_OPTIONS, scope: bytes = b""
+    ) -> list[Processed]:
+        """Load all items of one request; `scope` names the caller (key and salt) for cache and uuids."""
+        if not refs:
+            return []
+        self._check_counts(refs)
+        if self._requests >= self.limits.max_media_waiting:
+            raise busy(f"{self._requests} requests are loading media; try again shortly")
+        request = _MediaRequest(self.limits, options, scope)
+        jobs = [_Job(self, request, ref) for ref in refs]
+        for job in jobs:
+            job.check_source()
+        self._requests += 1
+        try:
+            if len(jobs) == 1:
+                return [await jobs[0].run()]
+            return await _all(jobs)
+        finally:
+            self._requests -= 1
+            self._budget.release(request.kept)
+
+    def _check_counts(self, refs: Sequence[MediaRef]) -> None:
+        if len(refs) > self.limits.media_max_items:
+            raise _too_many(
+                f"{len(refs)} media items; at most {self.limits.media_max_items} are allowed in one request"
+            )
+        for modality, count in Counter(ref.modality for ref in refs).items():
+            param = next(ref.param for ref in refs if ref.modality == modality)
+            if self.processor is None or modality not in self.processor.modalities:
+                raise MediaError(400, "media_unsupported", f"this model does not read {_WORDS[modality]}", param)
+            if count > (most := self.limits.max_items(modality)):
+                raise _too_many(f"{count} items of kind {modality}; at most {most} are allowed in one request", param)
+
+
+async def _all(jobs: list[_Job]) -> list[Processed]:
+    """Run jobs together; the first failure ends the others and is raised alone."""
+    failure: MediaError | None = None
+    tasks: list[asyncio.Task[Processed]] = []
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(job.run()) for job in jobs]
+    except* MediaError as errors:
+        failure = next(error for error in errors.exceptions if isinstance(error, MediaError))
+    if failure is not None:
+        raise failure
+    return [task.result() for task in tasks]
+
+
+class _MediaRequest:
+    """What the items of one request share. Bytes: encoded ones received, decoded ones in work and kept."""
+
+    def __init__(self, limits: MediaLimits, options: MediaOptions, scope: bytes) -> None:
+        self.options = options
+        self.scope = scope
+        self.kept = 0  # reserved for finished items, until the request has been handed on
+        self._limits = limits
+        self._encoded = 0
+        self._working = 0
+        self._finished = asyncio.Event()
+
+    def receive(self, size: int, status: int = 400) -> None:
+        """Count encoded bytes as they are promised or arrive."""
+        self._encoded += size
+        if self._encoded > self._limits.request_media_bytes:
+            raise too_large(
+                f"the media of one request may have {self._limits.request_media_bytes} bytes together", status
+            )
+
+    async def admit(self, cost: int) -> None:
+        """Wait while other items of this request hold too much; raise when finished ones leave no room."""
+        while True:
+            if self.kept + cost > self._limits.request_decoded_bytes:
+                raise too_large(
+                    f"the request's media needs more than {self._limits.request_decoded_bytes} bytes when decoded"
+                )
+            if self.kept + self._working + cost <= self._limits.request_decoded_bytes:
+                self._working += cost
+                return
+            self._finished.clear()
+            await self._finished.wait()
+
+    def finish(self, cost: int) -> None:
+        self._working -= cost
+        self._finished.set()
+
+
+class _Job:
+    """One item on its way through the stages."""
+
+    def __init__(self, loader: MediaLoader, request: _MediaRequest, ref: MediaRef) -> None:
+        self._loader = loader
+        self._request = request
+        self._ref = ref
+        self._modality: Modality = ref.modality
+        self._source: Embedded | bytes | str | None = None
+        assert loader.processor is not None
+        self._processor = loader.processor
+        self._settings = self._processor.settings(self._modality, request.options)
+
+    def check_source(self) -> None:
+        """All that the reference's text can tell, before any I/O."""
+        try:
+            self._source = self._parsed()
+        except MediaError as error:
+            error.param = error.param or self._ref.param
+            raise
+
+    async def run(self) -> Processed:
+        try:
+            return await self._load()
+        except MediaError as error:
+            error.param = error.param or self._ref.param
+            raise
+
+    def _parsed(self) -> Embedded | bytes | str | None:
+        source, limits = self._ref.source, self._loader.limits
+        if source is None:
+            return None
+        if isinstance(source, bytes):
+            self._check_size(len(source))
+            return source
+        if source[:5].lower() == "data:":
+            if "data" not in limits.media_schemes:
+                raise MediaError(403, "media_url_not_allowed", "this media URL is not allowed by the server")
+            embedded = parse_data_url(source)
+        elif self._ref.format is not None:
+            embedded = parse_base64(source)
+        elif self._loader._fetcher is not None:
+            self._loader._fetcher.check(source)
+            return source
+        else:
+            raise MediaError(403, "media_url_not_allowed", "this media URL is not allowed by the server")
+        self._check_size(embedded.size)
+        return embedded
+
+    def _check_size(self, size: int) -> None:
+        most = self._loader.limits.max_bytes(self._modality)
+        if size > most:
+            raise too_large(f"the {self._modality} has {size} bytes; at most {most} are allowed")
+        if size == 0:
+            raise invalid(f"the {self._modality} is empty")
+        self._request.receive(size)
+
+    async def _load(self) -> Processed:
+        cache, scope = self._loader.cache, self._request.scope
+        name = self._name()
+        if self._source is None:
+            known = cache.named(scope, name) if name else None
+            if known is None:
+                raise MediaError(400, "media_unknown", "no media was uploaded under this uuid; send the data with it")
+            return known
+        source: Any = self._source
+        if isinstance(source, str):
+            assert self._loader._fetcher is not None
+            source = await self._loader._fetcher.fetch(source, self._modality, self._request.receive)
+        unpacked = await self._in_pool(
+            self._loader.limits.decode_timeout(self._modality), Alarm(), self._unpack, source
+        )
+        key = (scope, unpacked.digest)
+        processed = cache.get(key)
+        if processed is None:
+            processed = await self._decode(unpacked)
+            cache.put(key, processed)
+        if name:
+            cache.name(name, key)
+        return processed
+
+    def _name(self) -> bytes:
+        """The uuid within this caller's own uploads; without a scope there is no caller to tell apart."""
+        if self._ref.uuid is None or not self._request.scope:
+            return b""
+        return b"\0".join((self._modality.encode(), self._settings, self._ref.uuid.encode()))
+
+    def _unpack(self, source: Embedded | bytes) -> _Unpacked:
+        """Decode base64, recognise the format, hash (pool)."""
+        data = decode_base64(source) if isinstance(source, Embedded) else source
+        word = sniff(data)
+        if self._modality == "audio":
+            word = as_audio(word)
+        if word is None:
+            raise unsupported(f"the data is no {self._modality} format that this server knows")
+        if isinstance(source, Embedded) and source.mime and not agrees(source.mime, word, self._modality):
+            raise invalid_data_url(f"the data: URL says {source.mime[:64]}; its content is {word}")
+        digest = hashlib.blake2b(digest_size=16, key=self._loader._key)
+        for piece in (self._modality.encode(), self._settings, data):
+            digest.update(len(piece).to_bytes(8, "little"))
+            digest.update(piece)
+        return _Unpacked(data, word, digest.digest())
+
+    async def _decode(self, unpacked: _Unpacked) -> Processed:
+        loader, request = self._loader, self._request
+        timeout = loader.limits.decode_timeout(self._modality)
+        place = _Place(loader, request)
+        await loader._slots.acquire()
+        try:
+            alarm = Alarm(timeout)
+            opened = await self._in_pool(timeout, alarm, self._open, unpacked, alarm, place=place)
+            cost = opened.cost + self._processor.cost(self._modality, opened.size)
+            await place.reserve(cost, timeout)
+            alarm = Alarm(timeout)
+            processed = await self._in_pool(timeout, alarm, self._finish, opened, unpacked.digest, alarm, place=place)
+            place.keep(processed.nbytes)
+            return processed
+        finally:
+            place.leave()
+
+    def _open(self, unpacked: _Unpacked, alarm: Alarm) -> _Opened:
+        """Read the header only (pool)."""
+        limits = self._loader.limits
+        if self._modality == "image":
+            from mm.decode.image import ImageFile
+
+            picture = ImageFile(unpacked.data, unpacked.word, limits)
+            return _Opened(
+                picture.cost, picture.width * picture.height * 3, lambda _: MediaItem("image", picture.decode())
+            )
+        if self._modality == "audio":
+            from mm.decode.audio import SoundFile
+
+            track = SoundFile(unpacked.data, unpacked.word, limits)
+            return _Opened(track.cost, track.cost // 2, lambda alarm: MediaItem("audio", track.decode(alarm)))
+        return self._open_film(unpacked, alarm)
+
+    def _open_film(self, unpacked: _Unpacked, alarm: Alarm) -> _Opened:
+        from mm.decode.video import FilmFile
+
+        limits, options = self._loader.limits, self._request.options
+
+        def planner(num_frames: int, fps: float, height: int, width: int) -> FilmPlan:
+            return self._processor.plan_film(num_frames, fps, height, width, options, limits)
+
+        film = FilmFile(unpacked.data, unpacked.word, limits, planner, alarm)
+        heard = options.use_audio_in_video and "audio" in self._processor.modalities
+
+        def decode(alarm: Alarm) -> MediaItem:
+            sound = film.sound(alarm) if heard else None
+            return MediaItem("video", film.decode(alarm), film.plan.seconds_per_frame, sound)
+
+        cost = film.cost + (film.sound_cost if heard else 0)
+        return _Opened(cost, film.plan.pixels * 3, decode)
+
+    def _finish(self, opened: _Opened, digest: bytes, alarm: Alarm) -> Processed:
+        """Decode and process (pool)."""
+        item = opened.decode(alarm)
+        alarm.check()
+        return self._processor.process(item, digest, self._request.options)
+
+    async def _in_pool(
+        self, timeout: float, alarm: Alarm, work: Callable[..., T], *args: Any, place: _Place | None = None
+    ) -> T:
+        """Run work in the pool; when its time is over or nobody waits, it is told to stop and not waited for."""
+        running = self._loader._pool.submit(work, *args)
+        if place is not None:
+            place.running = running
+        try:
+            async with asyncio.timeout(timeout):
+                return await asyncio.wrap_future(running)
+        except TimeoutError:
+            raise too_complex() from None
+        finally:
+            alarm.trip()
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """A file whose header was read: bytes it needs at most, bytes of its decoded form, and how to decode it."""
+
+    cost: int
+    size: int
+    decode: Callable[[Alarm], MediaItem]
+
+
+class _Place:
+    """A decode slot and the bytes reserved with it; both are held until the thread that uses them has ended."""
+
+    def __init__(self, loader: MediaLoader, request: _MediaRequest) -> None:
+        self.running: concurrent.futures.Future[Any] | None = None
+        self._loader = loader
+        self._request = request
+        self._admitted = 0
+        self._reserved = 0
+
+    async def reserve(self, size: int, timeout: float) -> None:
+        limits = self._loader.limits
+        if size > min(limits.request_decoded_bytes, limits.decoded_budget_bytes):
+            raise too_large(
+                f"the media needs {size} bytes when decoded; at most {limits.request_decoded_bytes} are allowed"
+            )
+        await self._request.admit(size)
+        self._admitted = size
+        try:
+            async with asyncio.timeout(timeout):
+                await self._loader._budget.reserve(size)
+        except TimeoutError:
+            raise busy("too much media is being decoded; try again shortly") from None
+        self._reserved = size
+
+    def keep(self, size: int) -> None:
+        """Move `size` bytes of the reservation over to the request, whose results they are."""
+        size = min(size, self._reserved)
+        self._reserved -= size
+        self._request.kept += size
+
+    def leave(self) -> None:
+        self._request.finish(self._admitted)
+        if self.running is None or self.running.done():
+            self._release()
+            return
+        loop = asyncio.get_running_loop()
+        self._loader.stuck += 1
+
+        def ended(_: concurrent.futures.Future[Any]) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._late)
+
+        self.running.add_done_callback(ended)
+
+    def _late(self) -> None:
+        self._loader.stuck -= 1
+        self._release()
+
+    def _release(self) -> None:
+        self._loader._budget.release(self._reserved)
+        self._loader._slots.release()
+
+
+def _too_many(message: str, param: str | None = None) -> MediaError:
+    return MediaError(400, "too_many_media", message, param)

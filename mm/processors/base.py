@@ -1,0 +1,112 @@
+"""Processor: the face that every model family shows to the loader and to `splice`.
+
+Owner: none after construction; called from loop and pool, keeps no state. In: decoded media (MediaItem). Out: the
+arrays of its towers (Processed), the tokens that take the place of a slot (Filling), and the positions of the whole
+prompt.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from engine.request import Modality
+from mm.decode.frames import FilmPlan
+from mm.item import MediaItem, MediaOptions, Processed
+from mm.limits import MediaLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Filling:
+    """What takes the place of one slot: tokens, and for each part the runs of them that its rows overwrite."""
+
+    token_ids: np.ndarray  # int32 [length]
+    runs: tuple[tuple[tuple[int, int], ...], ...]  # per part: (start, length) inside token_ids, ascending
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A filled slot inside the widened prompt."""
+
+    start: int
+    filling: Filling
+    processed: Processed
+
+
+class Processor(Protocol):
+    """One per served model; immutable."""
+
+    modalities: frozenset[Modality]
+    media_token_ids: frozenset[int]  # every id that stands for a tower's row; none may be left over in a prompt
+
+    def placeholder(self, modality: Modality) -> int:
+        """The token that the template puts where an item of this kind stands."""
+        ...
+
+    def settings(self, modality: Modality, options: MediaOptions) -> bytes:
+        """Everything but the content that decides what `process` returns; part of the content hash."""
+        ...
+
+    def cost(self, modality: Modality, item_bytes: int) -> int:
+        """Bytes that `process` holds at most beside a decoded item of `item_bytes`."""
+        ...
+
+    def plan_film(
+        self, num_frames: int, fps: float, height: int, width: int, options: MediaOptions, limits: MediaLimits
+    ) -> FilmPlan:
+        """Which frames to keep and how large."""
+        ...
+
+    def process(self, item: MediaItem, digest: bytes, options: MediaOptions) -> Processed:
+        """Turn decoded media into features; `digest` names content and settings (16 bytes)."""
+        ...
+
+    def fill(self, processed: Processed) -> Filling:
+        """The tokens of one item."""
+        ...
+
+    def positions(self, length: int, token_ids: np.ndarray, placed: list[Placed]) -> tuple[np.ndarray | None, int]:
+        """int32 [3, length] (time, height, width) and the delta of what follows; None where positions simply count."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorFiles:
+    """The JSON files of a checkpoint that speak of media, merged: one dict per kind."""
+
+    image: dict[str, Any]
+    video: dict[str, Any]
+    audio: dict[str, Any]
+
+
+def read_processor_files(folder: str | Path) -> ProcessorFiles:
+    """Read preprocessor_config.json (flat, older), processor_config.json (nested, newer),
+    video_preprocessor_config.json.
+
+    A nested section wins over the flat file. `video` holds only what is said about films: a flat file's sizes are those
+    of pictures.
+    """
+    root = Path(folder)
+    flat = _read(root / "preprocessor_config.json")
+    nested = _read(root / "processor_config.json")
+    video = {**_read(root / "video_preprocessor_config.json"), **nested.get("video_processor", {})}
+    if not video:
+        video = {key: value for key, value in flat.items() if key not in ("size", "min_pixels", "max_pixels")}
+    return ProcessorFiles(
+        image={**flat, **nested.get("image_processor", {})},
+        video=video,
+        audio={**flat, **nested.get("feature_extractor", {}), **nested.get("audio_processor", {})},
+    )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise ValueError(f"{path.name} holds {type(content).__name__}; a JSON object is needed")
+    return content

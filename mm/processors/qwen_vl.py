@@ -1,0 +1,232 @@
+"""Qwen2-VL and Qwen2.5-VL: pictures and films as grids of merged patches with three-axis positions (M-RoPE).
+
+Pool (`process`) and loop (`fill`, `positions`). A slot becomes time x rows x columns / merge² placeholder tokens.
+Text counts on all three axes alike; an item spreads over (time, height, width) from where the text stopped; text goes
+on behind the larger of its rows and columns.
+
+    text a b   picture 2 x 3        text c d
+    time   0 1   2 2 2 2 2 2   5 6
+    height 0 1   2 2 2 3 3 3   5 6
+    width  0 1   2 3 4 2 3 4   5 6
+"""
+
+from __future__ import annotations
+
+from dataclasses import astuple, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.request import Modality
+from mm.decode.frames import FilmPlan, FrameRule, sample_indices
+from mm.item import MediaItem, MediaOptions, Part, Processed
+from mm.limits import MediaLimits
+from mm.processors.base import Filling, Placed, read_processor_files
+from mm.transform.image import PatchSettings, patchify, resize, smart_resize
+
+_FILM_MIN_PIXELS, _FILM_MAX_PIXELS = 128 * 28 * 28, 768 * 28 * 28  # per frame, where a checkpoint does not say
+_BYTES_PER_PIXEL = 3 * 4  # of float32 features
+
+
+class Vision:
+    """What the families with Qwen's vision tower share: sizes, frames, patches, grids."""
+
+    def __init__(self, image: dict[str, Any], video: dict[str, Any]) -> None:
+        self.image = _patch_settings(image, PatchSettings())
+        film_defaults = replace(PatchSettings(), min_pixels=_FILM_MIN_PIXELS, max_pixels=_FILM_MAX_PIXELS)
+        self.video = _patch_settings(video, film_defaults)
+        self.cap_total = bool(video.get("cap_pixels_per_frame"))
+        self.max_video_tokens = int(video.get("max_video_tokens") or 128000)
+        self.rule = FrameRule(
+            fps=float(video.get("fps") or 2.0),
+            min_frames=int(video.get("min_frames") or 4),
+            max_frames=int(video.get("max_frames") or 768),
+            num_frames=video.get("num_frames"),
+            multiple=self.video.temporal_patch_size,
+        )
+
+    def still(self, pixels: np.ndarray, options: MediaOptions) -> tuple[dict[str, np.ndarray], int]:
+        """Features and token count of a picture, uint8 [height, width, 3]."""
+        settings = _lowered(self.image, options)
+        height, width = smart_resize(
+            pixels.shape[0], pixels.shape[1], settings.factor, settings.min_pixels, settings.max_pixels
+        )
+        return self._features(resize(pixels, height, width, settings.resample)[None], settings)
+
+    def moving(self, frames: np.ndarray) -> tuple[dict[str, np.ndarray], int]:
+        """Features and token count of a film's kept frames, uint8 [frames, height, width, 3], already scaled."""
+        return self._features(frames, self.video)
+
+    def plan(
+        self, num_frames: int, fps: float, height: int, width: int, options: MediaOptions, limits: MediaLimits
+    ) -> tuple[FilmPlan, bool]:
+        """The plan, and whether more frames were wanted than may be kept."""
+        rule = _lowered_rule(self.rule, options, limits)
+        count = rule.count(num_frames, fps)
+        capped = rule.num_frames is not None or num_frames / fps * rule.fps >= rule.max_frames + rule.multiple
+        settings = _lowered(self.video, options)
+        # Our own ceiling on kept pixels makes frames smaller rather than refusing the film.
+        total = min(limits.video_max_total_pixels, limits.request_decoded_bytes // (2 * _BYTES_PER_PIXEL))
+        most = total // (count + rule.multiple)
+        if self.cap_total:
+            budget = int(self.max_video_tokens * settings.factor**2 * 0.9)
+            most = min(most, max(budget * rule.multiple // count, int(settings.min_pixels * 1.05)))
+        max_pixels = max(min(settings.max_pixels, most), settings.factor**2)
+        new_height, new_width = smart_resize(
+            height, width, settings.factor, min(settings.min_pixels, max_pixels), max_pixels
+        )
+        plan = FilmPlan(sample_indices(num_frames, count), new_height, new_width, num_frames / fps / count)
+        return plan, capped
+
+    def settings(self, modality: Modality, options: MediaOptions) -> bytes:
+        if modality == "image":
+            return repr(astuple(_lowered(self.image, options))).encode()
+        return repr(
+            (astuple(_lowered(self.video, options)), astuple(self.rule), self.cap_total, astuple(options))
+        ).encode()
+
+    def grid_block(self, grid: np.ndarray, start: int, interval: np.float32) -> np.ndarray:
+        """Positions of one item from `start` on; int64 [3, tokens]. `interval` positions pass per temporal patch."""
+        times, rows, columns = (
+            int(grid[0]),
+            int(grid[1]) // self.image.merge_size,
+            int(grid[2]) // self.image.merge_size,
+        )
+        time = (np.arange(times, dtype=np.float32) * interval).astype(np.int64)
+        axes = np.broadcast_arrays(
+            time[:, None, None], np.arange(rows)[None, :, None], np.arange(columns)[None, None, :]
+        )
+        return np.stack([axis.reshape(-1) for axis in axes]) + start
+
+    def _features(self, frames: np.ndarray, settings: PatchSettings) -> tuple[dict[str, np.ndarray], int]:
+        patches, grid = patchify(frames, settings)
+        features = {"pixel_values": patches, "grid_thw": np.array([grid], dtype=np.int64)}
+        return features, grid[0] * grid[1] * grid[2] // settings.merge_size**2
+
+
+class QwenVL:
+    """Processor of Qwen2VLForConditionalGeneration and Qwen2_5_VLForConditionalGeneration."""
+
+    modalities: frozenset[Modality] = frozenset(("image", "video"))
+
+    def __init__(self, folder: str | Path, config: dict[str, Any]) -> None:
+        files = read_processor_files(folder)
+        self.vision = Vision(files.image, files.video)
+        self._ids: dict[Modality, int] = {
+            "image": token_id(config, "image", 151655),
+            "video": token_id(config, "video", 151656),
+        }
+        self.media_token_ids = frozenset(self._ids.values())
+        # Only the 2.5 family tells seconds by its time axis.
+        timed = config.get("model_type") == "qwen2_5_vl"
+        self._per_second = int(config.get("vision_config", {}).get("tokens_per_second", 4)) if timed else None
+
+    def placeholder(self, modality: Modality) -> int:
+        return self._ids[modality]
+
+    def settings(self, modality: Modality, options: MediaOptions) -> bytes:
+        return b"qwen_vl" + self.vision.settings(modality, options)
+
+    def cost(self, modality: Modality, item_bytes: int) -> int:
+        return vision_cost(self.vision, modality, item_bytes)
+
+    def plan_film(
+        self, num_frames: int, fps: float, height: int, width: int, options: MediaOptions, limits: MediaLimits
+    ) -> FilmPlan:
+        return self.vision.plan(num_frames, fps, height, width, options, limits)[0]
+
+    def process(self, item: MediaItem, digest: bytes, options: MediaOptions) -> Processed:
+        if item.modality == "image":
+            features, count = self.vision.still(item.data, options)
+        else:
+            features, count = self.vision.moving(item.data)
+            per_grid = item.seconds_per_frame * self.vision.video.temporal_patch_size
+            features["second_per_grid"] = np.array([per_grid], dtype=np.float32)
+        return Processed(item.modality, (Part(item.modality, digest, count, features),))
+
+    def fill(self, processed: Processed) -> Filling:
+        (part,) = processed.parts
+        return Filling(np.full(part.num_tokens, self._ids[part.modality], np.int32), (((0, part.num_tokens),),))
+
+    def positions(self, length: int, token_ids: np.ndarray, placed: list[Placed]) -> tuple[np.ndarray | None, int]:
+        if not placed:
+            return None, 0
+        out = np.empty((3, length), dtype=np.int32)
+        following, done = 0, 0
+        for item in placed:
+            following = count_up(out, done, item.start, following)
+            (part,) = item.processed.parts
+            grid = part.features["grid_thw"][0]
+            interval = np.float32(1)
+            if part.modality == "video" and self._per_second is not None:
+                interval = np.float32(self._per_second) * part.features["second_per_grid"][0]
+            done = item.start + part.num_tokens
+            out[:, item.start : done] = self.vision.grid_block(grid, following, interval)
+            following += int(max(grid[1], grid[2])) // self.vision.image.merge_size
+        count_up(out, done, length, following)
+        return out, int(out.max()) + 1 - length
+
+
+def count_up(out: np.ndarray, start: int, end: int, first: int) -> int:
+    """Write plain text positions into out[:, start:end]; returns the position that follows."""
+    out[:, start:end] = np.arange(first, first + end - start)
+    return first + end - start
+
+
+def vision_cost(vision: Vision, modality: Modality, item_bytes: int) -> int:
+    """Bytes of scaled pixels, features and the copies between them."""
+    if modality == "image":
+        pixels = min(vision.image.max_pixels, max(item_bytes // 3 * 4, vision.image.min_pixels))
+        return pixels * (_BYTES_PER_PIXEL * vision.image.temporal_patch_size + 6)
+    return item_bytes * 4 + (1 << 20)
+
+
+def token_id(config: dict[str, Any], kind: str, default: int) -> int:
+    """Placeholder id; configs of different ages call it image_token_id or image_token_index."""
+    for key in (f"{kind}_token_id", f"{kind}_token_index"):
+        if config.get(key) is not None:
+            return int(config[key])
+    return default
+
+
+def _patch_settings(raw: dict[str, Any], default: PatchSettings) -> PatchSettings:
+    size = raw.get("size") or {}
+    rescale = float(raw.get("rescale_factor", default.rescale_factor)) if raw.get("do_rescale", True) else 1.0
+    normalise = raw.get("do_normalize", True)
+    return PatchSettings(
+        patch_size=int(raw.get("patch_size", default.patch_size)),
+        temporal_patch_size=int(raw.get("temporal_patch_size", default.temporal_patch_size)),
+        merge_size=int(raw.get("merge_size", default.merge_size)),
+        min_pixels=int(raw.get("min_pixels") or size.get("shortest_edge") or default.min_pixels),
+        max_pixels=int(raw.get("max_pixels") or size.get("longest_edge") or default.max_pixels),
+        resample=int(raw.get("resample", default.resample)),
+        rescale_factor=rescale,
+        mean=_triple(raw.get("image_mean", default.mean)) if normalise else (0.0, 0.0, 0.0),
+        std=_triple(raw.get("image_std", default.std)) if normalise else (1.0, 1.0, 1.0),
+    )
+
+
+def _triple(values: Any) -> tuple[float, float, float]:
+    first, second, third = (float(value) for value in values)
+    return first, second, third
+
+
+def _lowered(settings: PatchSettings, options: MediaOptions) -> PatchSettings:
+    """Sizes that a trusted request asked for, never above ours."""
+    most = min(settings.max_pixels, options.max_pixels or settings.max_pixels)
+    most = max(most, settings.factor**2)
+    least = min(settings.min_pixels, options.min_pixels or settings.min_pixels, most)
+    return (
+        settings
+        if (least, most) == (settings.min_pixels, settings.max_pixels)
+        else replace(settings, min_pixels=least, max_pixels=most)
+    )
+
+
+def _lowered_rule(rule: FrameRule, options: MediaOptions, limits: MediaLimits) -> FrameRule:
+    most = min(rule.max_frames, limits.video_max_frames)
+    if options.num_frames is not None:
+        return replace(rule, num_frames=min(options.num_frames, most), max_frames=most)
+    fps = min(rule.fps, options.fps or rule.fps)
+    return replace(rule, fps=fps, max_frames=most, min_frames=min(rule.min_frames, most))

@@ -1,0 +1,71 @@
+"""Bytes that come with the request: data: URLs and bare base64 (SECURITY S17).
+
+Pure functions. `parse_data_url` and `base64_size` look at lengths only and run on the loop; `decode_base64` touches
+every byte and runs in the pool, a piece at a time, so that the interpreter lock is free in between.
+"""
+
+from __future__ import annotations
+
+import binascii
+import re
+from dataclasses import dataclass
+
+from mm.errors import MediaError
+
+_MAX_HEADER = 256
+# data:<type>;base64, where the type may carry parameters, as browsers write them (audio/webm;codecs=opus).
+_HEADER = re.compile(r"data:([a-z]+/[a-z0-9.+-]+)((?:;[a-z0-9-]+=[a-z0-9.,_\"-]+)*);base64,", re.IGNORECASE)
+_PIECE = 1 << 18  # characters; a multiple of 4
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """Base64 text inside a string: where it starts, how many bytes it holds, what it says it is."""
+
+    text: str
+    start: int
+    size: int
+    mime: str
+
+
+def parse_data_url(url: str) -> Embedded:
+    """Read the header of a data: URL and compute its size; nothing is decoded."""
+    match = _HEADER.match(url[:_MAX_HEADER])
+    if match is None:
+        raise invalid_data_url("a data: URL must read data:<type>;base64,<data>")
+    return Embedded(url, match.end(), base64_size(url, match.end()), match.group(1).lower())
+
+
+def parse_base64(text: str) -> Embedded:
+    """Bare base64, as `input_audio` carries it."""
+    return Embedded(text, 0, base64_size(text, 0), "")
+
+
+def base64_size(text: str, start: int) -> int:
+    """Bytes that text[start:] decodes to; its length must fit the padding."""
+    length = len(text) - start
+    if length == 0 or length % 4:
+        raise invalid_data_url(f"base64 comes in groups of four characters; got {length}")
+    return length // 4 * 3 - (2 if text.endswith("==") else 1 if text.endswith("=") else 0)
+
+
+def decode_base64(source: Embedded) -> bytes:
+    """Decode strictly: the standard alphabet, no spaces, padding only at the end."""
+    out = bytearray(source.size)
+    done = 0
+    for start in range(source.start, len(source.text), _PIECE):
+        try:
+            piece = binascii.a2b_base64(source.text[start : start + _PIECE], strict_mode=True)
+        except ValueError:
+            raise invalid_data_url("the data is not strict base64 (A-Z a-z 0-9 + / and padding, no spaces)") from None
+        if done + len(piece) > source.size:
+            raise invalid_data_url("the base64 padding does not fit the length")
+        out[done : done + len(piece)] = piece
+        done += len(piece)
+    if done != source.size:
+        raise invalid_data_url("the base64 padding does not fit the length")
+    return bytes(out)
+
+
+def invalid_data_url(message: str) -> MediaError:
+    return MediaError(400, "data_url_invalid", message)

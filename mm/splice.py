@@ -1,0 +1,106 @@
+"""Splice: processed media into the prompt, in one pass.
+
+Loop. In: token ids with one placeholder per item, where the renderer says those are, and the processed items. Out:
+the widened prompt, a MediaInput per part, and the positions of every token. Slots are where the renderer put them;
+tokens are never searched to find them, and a media token that stands anywhere else is refused.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from engine.request import MediaInput, Modality
+from mm.errors import MediaError
+from mm.item import Processed
+from mm.processors.base import Filling, Placed, Processor
+
+
+@dataclass(frozen=True, slots=True)
+class Spliced:
+    """The media half of a Request."""
+
+    prompt_token_ids: np.ndarray  # int32 [prompt_len]
+    media: tuple[MediaInput, ...]
+    positions: np.ndarray | None  # int32 [3, prompt_len]
+    position_delta: int
+    counts: dict[Modality, int]  # prompt tokens per modality, for usage
+
+
+def splice(
+    token_ids: Sequence[int] | np.ndarray,
+    slots: Sequence[int],
+    processed: Sequence[Processed],
+    processor: Processor | None,
+) -> Spliced:
+    """Widen each slot to its item's tokens; MediaError 400 `placeholder_mismatch` when prompt and media disagree."""
+    ids = np.asarray(token_ids, dtype=np.int32)  # [length before]
+    if processor is None:
+        if slots or processed:
+            raise _mismatch("this model reads text only")
+        return Spliced(ids, (), None, 0, {})
+    _check(ids, slots, processed, processor)
+    pieces: list[np.ndarray] = []
+    placed: list[Placed] = []
+    done, length = 0, 0
+    for slot, item in zip(slots, processed):
+        filling = processor.fill(item)
+        pieces += (ids[done:slot], filling.token_ids)
+        start = length + slot - done
+        placed.append(Placed(start, filling, item))
+        done, length = slot + 1, start + len(filling.token_ids)
+    pieces.append(ids[done:])
+    widened = np.concatenate(pieces)
+    media = tuple(entry for place in placed for entry in _inputs(place))
+    counts: Counter[Modality] = Counter()
+    for entry in media:
+        counts[entry.modality] += entry.num_tokens
+    positions, delta = processor.positions(len(widened), widened, placed)
+    return Spliced(widened, media, positions, delta, dict(counts))
+
+
+def _check(ids: np.ndarray, slots: Sequence[int], processed: Sequence[Processed], processor: Processor) -> None:
+    if len(slots) != len(processed):
+        raise _mismatch(f"the prompt has {len(slots)} media placeholders for {len(processed)} media items")
+    if len(slots) and not (slots[0] >= 0 and slots[-1] < len(ids) and all(a < b for a, b in pairwise(slots))):
+        raise _mismatch("the prompt's media placeholders are out of order")
+    for slot, item in zip(slots, processed):
+        if ids[slot] != processor.placeholder(item.modality):
+            raise _mismatch(f"the prompt has no placeholder where an item of kind {item.modality} stands")
+    stray = int(np.isin(ids, list(processor.media_token_ids)).sum()) - len(slots)
+    if stray:
+        raise _mismatch(
+            f"the prompt holds {stray} media tokens that belong to no media item; remove them from the text"
+        )
+
+
+def _inputs(place: Placed) -> list[MediaInput]:
+    """One MediaInput per part; rows promised equal rows placed, or the processor contradicts itself (500)."""
+    inputs = []
+    for part, runs in zip(place.processed.parts, place.filling.runs, strict=True):
+        if (
+            sum(length for _, length in runs) != part.num_tokens
+            or part.num_tokens < 1
+            or not _ascending(place.filling, runs)
+        ):
+            raise MediaError(500, "internal_error", "the media processor contradicts itself")
+        spans = tuple((place.start + start, length) for start, length in runs)
+        inputs.append(MediaInput(part.modality, part.hash, spans, part.num_tokens, part.features))
+    return inputs
+
+
+def _ascending(filling: Filling, runs: tuple[tuple[int, int], ...]) -> bool:
+    end = 0
+    for start, length in runs:
+        if start < end or length < 1:
+            return False
+        end = start + length
+    return end <= len(filling.token_ids)
+
+
+def _mismatch(message: str) -> MediaError:
+    return MediaError(400, "placeholder_mismatch", message)

@@ -1,0 +1,93 @@
+"""Pictures and frames to normalised patches, in the order of Qwen's vision towers.
+
+Pool only. In: uint8 [height, width, 3]. Out: float32 [patches, channels * temporal * patch * patch]; patches run
+through time, then blocks of merge x merge neighbours, row by row. The device version of the same sums will have this
+file as its reference.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+BICUBIC = 3  # Pillow's number; processor files store it
+
+
+@dataclass(frozen=True, slots=True)
+class PatchSettings:
+    """How a picture becomes patches; values as in preprocessor_config.json."""
+
+    patch_size: int = 14
+    temporal_patch_size: int = 2
+    merge_size: int = 2
+    min_pixels: int = 56 * 56
+    max_pixels: int = 28 * 28 * 1280
+    resample: int = BICUBIC
+    rescale_factor: float = 1 / 255
+    mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)
+    std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
+
+    @property
+    def factor(self) -> int:
+        """Sides of a scaled picture are multiples of this."""
+        return self.patch_size * self.merge_size
+
+    def table(self) -> np.ndarray:
+        """What each byte becomes, per channel; float32 [3, 256]."""
+        levels = np.arange(256) * self.rescale_factor
+        return np.stack([(levels - m) / s for m, s in zip(self.mean, self.std)]).astype(np.float32)
+
+
+def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
+    """The size nearest to the original whose sides are multiples of `factor` and whose area is within bounds."""
+    new_height = round(height / factor) * factor
+    new_width = round(width / factor) * factor
+    area = height * width
+    if new_height * new_width > max_pixels:
+        shrink = math.sqrt(area / max_pixels)
+        new_height = max(factor, math.floor(height / shrink / factor) * factor)
+        new_width = max(factor, math.floor(width / shrink / factor) * factor)
+    elif new_height * new_width < min_pixels:
+        grow = math.sqrt(min_pixels / area)
+        new_height = math.ceil(height * grow / factor) * factor
+        new_width = math.ceil(width * grow / factor) * factor
+    return new_height, new_width
+
+
+def resize(pixels: np.ndarray, height: int, width: int, resample: int = BICUBIC) -> np.ndarray:
+    """Scale uint8 [h, w, 3] to uint8 [height, width, 3]; Pillow's filters smooth when they shrink."""
+    if pixels.shape[:2] == (height, width):
+        return pixels
+    from PIL import Image
+
+    image = Image.fromarray(pixels).resize((width, height), resample=Image.Resampling(resample))
+    return np.asarray(image)
+
+
+def patchify(frames: np.ndarray, settings: PatchSettings) -> tuple[np.ndarray, tuple[int, int, int]]:
+    """Cut uint8 [frames, height, width, 3] into normalised patches; returns them and the grid (time, rows, columns).
+
+    The last frame is repeated until the number of frames fills whole temporal patches, which is how a still picture
+    becomes two equal frames.
+    """
+    patch, merge, temporal = settings.patch_size, settings.merge_size, settings.temporal_patch_size
+    num_frames, height, width, _ = frames.shape
+    grid = (-(-num_frames // temporal), height // patch, width // patch)
+    blocks = (grid[0], grid[1] // merge, grid[2] // merge)
+    table = settings.table()
+    patches = np.empty((*blocks, merge, merge, 3, temporal, patch, patch), dtype=np.float32)
+    for time in range(grid[0]):
+        for step in range(temporal):
+            index = time * temporal + step
+            if index >= num_frames and step > 0:
+                patches[time, ..., step, :, :] = patches[time, ..., step - 1, :, :]
+                continue
+            frame = frames[min(index, num_frames - 1)]
+            # [block rows, merge, patch, block columns, merge, patch, channel] -> blocks, merge, merge, channel,
+            # patch, patch
+            split = frame.reshape(blocks[1], merge, patch, blocks[2], merge, patch, 3).transpose(0, 3, 1, 4, 6, 2, 5)
+            for channel in range(3):
+                patches[time, ..., channel, step, :, :] = table[channel][split[..., channel, :, :]]
+    return patches.reshape(grid[0] * grid[1] * grid[2], 3 * temporal * patch * patch), grid

@@ -1,0 +1,87 @@
+"""Sound to log-mel features, as Whisper's front end computes them.
+
+Pool only. In: float32 [samples], mono, at the model's rate. Out: float32 [mels, frames], one frame per hop, valid
+frames only (the padding to whole minutes that the published extractor adds is never computed, only its effect on the
+last frames is). Work is done in pieces of a few thousand frames, so memory does not grow with the length squared or
+cubed.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import numpy as np
+
+_PIECE = 4096  # frames per piece: 4096 x 201 complex doubles are 13 MB
+_FLOOR = 1e-10  # energy below which the logarithm is not taken
+_RANGE = 8.0  # decades kept below the loudest value
+
+
+@dataclass(frozen=True, slots=True)
+class MelSettings:
+    """Values as in preprocessor_config.json of a Whisper feature extractor."""
+
+    num_mels: int = 128
+    sample_rate: int = 16000
+    n_fft: int = 400
+    hop: int = 160
+
+
+def num_frames(num_samples: int, settings: MelSettings) -> int:
+    """Frames whose start lies inside the sound."""
+    return -(-num_samples // settings.hop)
+
+
+def log_mel(samples: np.ndarray, settings: MelSettings) -> np.ndarray:
+    """log10 mel energies, clamped to eight decades and scaled to about [-1, 1.5]; float32 [mels, frames].
+
+    Frame k is centred on sample k * hop. Before the first sample the sound is mirrored; after the last it is silent.
+    Frames behind the end that still touch the sound count for the loudest value, then are dropped.
+    """
+    half, hop = settings.n_fft // 2, settings.hop
+    valid = num_frames(len(samples), settings)
+    total = valid + half // hop + 1
+    tail = max(0, (total - 1) * hop + half - len(samples))
+    lead = samples[half:0:-1] if len(samples) > half else np.pad(samples, (0, half + 1 - len(samples)))[half:0:-1]
+    padded = np.concatenate([lead, samples, np.zeros(tail, np.float32)])  # [half + samples + tail]
+    frames = np.lib.stride_tricks.sliding_window_view(padded, settings.n_fft)[::hop]  # [total, n_fft]
+    window = _window(settings.n_fft)
+    filters = mel_filters(settings)
+    mels = np.empty((settings.num_mels, total), dtype=np.float64)
+    for start in range(0, total, _PIECE):
+        spectrum = np.fft.rfft(frames[start : start + _PIECE] * window)  # [piece, bins]
+        mels[:, start : start + _PIECE] = filters @ (spectrum.real**2 + spectrum.imag**2).T
+    np.log10(np.maximum(mels, _FLOOR, out=mels), out=mels)
+    np.maximum(mels, mels.max() - _RANGE, out=mels)
+    return ((mels[:, :valid] + 4.0) / 4.0).astype(np.float32)
+
+
+@functools.cache
+def _window(size: int) -> np.ndarray:
+    """Periodic Hann window, float64 [size]."""
+    return 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(size) / size)
+
+
+@functools.cache
+def mel_filters(settings: MelSettings) -> np.ndarray:
+    """Triangles on Slaney's mel scale, each of equal area; float64 [mels, bins]."""
+    bins = np.linspace(0, settings.sample_rate / 2, settings.n_fft // 2 + 1)
+    edges = _hertz(np.linspace(0.0, _mel(settings.sample_rate / 2), settings.num_mels + 2))
+    lower, centre, upper = edges[:-2, None], edges[1:-1, None], edges[2:, None]
+    triangles = np.minimum((bins - lower) / (centre - lower), (upper - bins) / (upper - centre))
+    return np.maximum(triangles, 0.0) * (2.0 / (upper - lower))
+
+
+# Slaney's scale: linear to 1000 Hz (15 mels), then 27 steps for each factor of 6.4.
+_BREAK_HERTZ, _BREAK_MEL, _STEP = 1000.0, 15.0, np.log(6.4) / 27.0
+
+
+def _mel(hertz: float) -> float:
+    if hertz < _BREAK_HERTZ:
+        return hertz * 3.0 / 200.0
+    return _BREAK_MEL + float(np.log(hertz / _BREAK_HERTZ)) / float(_STEP)
+
+
+def _hertz(mels: np.ndarray) -> np.ndarray:
+    return np.where(mels < _BREAK_MEL, mels * 200.0 / 3.0, _BREAK_HERTZ * np.exp(_STEP * (mels - _BREAK_MEL)))

@@ -1,0 +1,116 @@
+"""Media made on the spot: pictures, sounds and films as encoded bytes, for the tests of this folder."""
+
+from __future__ import annotations
+
+import base64
+import io
+from fractions import Fraction
+
+import numpy as np
+
+
+def png(pixels: np.ndarray) -> bytes:
+    return picture(pixels, "PNG")
+
+
+def picture(pixels: np.ndarray, kind: str, **options: object) -> bytes:
+    from PIL import Image
+
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, kind, **options)
+    return out.getvalue()
+
+
+def noise(height: int, width: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def tone(seconds: float, rate: int = 16000, channels: int = 1, hertz: float = 440.0) -> np.ndarray:
+    """float32 [channels, samples]; each channel has its own frequency."""
+    time = np.arange(int(seconds * rate)) / rate
+    return np.stack([0.5 * np.sin(2 * np.pi * hertz * (k + 1) * time) for k in range(channels)]).astype(np.float32)
+
+
+_LAYOUTS = {1: "mono", 2: "stereo", 3: "2.1", 4: "quad", 6: "5.1", 8: "7.1"}
+
+
+def sound(
+    samples: np.ndarray, rate: int = 16000, container: str = "wav", codec: str = "pcm_s16le", layout: str | None = None
+) -> bytes:
+    """Encode float32 [channels, samples]."""
+    import av
+
+    out = io.BytesIO()
+    with av.open(out, "w", format=container) as target:
+        stream = target.add_stream(codec, rate=rate, layout=layout or _LAYOUTS[len(samples)])
+        _encode_sound(target, stream, samples, rate, layout or _LAYOUTS[len(samples)])
+    return out.getvalue()
+
+
+def _encode_sound(target, stream, samples: np.ndarray, rate: int, layout: str) -> None:
+    import av
+
+    resampler = av.AudioResampler(
+        format=stream.codec_context.format, layout=layout, rate=stream.codec_context.sample_rate
+    )
+    size = stream.codec_context.frame_size or 1024
+    for start in range(0, samples.shape[1], size):
+        frame = av.AudioFrame.from_ndarray(
+            np.ascontiguousarray(samples[:, start : start + size]), format="fltp", layout=layout
+        )
+        frame.sample_rate = rate
+        frame.pts = start
+        frame.time_base = Fraction(1, rate)
+        for ready in resampler.resample(frame):
+            target.mux(stream.encode(ready))
+    for ready in resampler.resample(None):
+        target.mux(stream.encode(ready))
+    target.mux(stream.encode(None))
+
+
+def ramp(num_frames: int, height: int = 64, width: int = 96) -> np.ndarray:
+    """uint8 [frames, height, width, 3]; each frame is one grey, 20 + 2 * its index, so it can be told."""
+    greys = (20 + 2 * np.arange(num_frames)).clip(0, 235).astype(np.uint8)
+    return np.broadcast_to(greys[:, None, None, None], (num_frames, height, width, 3)).copy()
+
+
+def film(
+    frames: np.ndarray,
+    fps: int = 10,
+    container: str = "mp4",
+    codec: str = "libx264",
+    track: np.ndarray | None = None,
+    pix_fmt: str = "yuv420p",
+    rotation: int = 0,
+    times: list[int] | None = None,
+    options: dict[str, str] | None = None,
+) -> bytes:
+    """Encode uint8 [frames, height, width, 3]; `track` is float32 [1, samples] at 16 kHz, `times` are milliseconds."""
+    import av
+
+    out = io.BytesIO()
+    with av.open(out, "w", format=container) as target:
+        stream = target.add_stream(codec, rate=fps, options=options or {})
+        stream.height, stream.width, stream.pix_fmt = frames.shape[1], frames.shape[2], pix_fmt
+        if rotation:
+            stream.set_display_rotation(rotation)
+        heard = None
+        if track is not None:
+            heard = target.add_stream(
+                "libopus" if container in ("webm", "matroska") else "aac", rate=16000, layout="mono"
+            )
+        if times is not None:
+            stream.codec_context.time_base = Fraction(1, 1000)
+        for index, pixels in enumerate(frames):
+            frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+            frame.pts = times[index] if times is not None else index
+            frame.time_base = Fraction(1, 1000) if times is not None else Fraction(1, fps)
+            target.mux(stream.encode(frame))
+        target.mux(stream.encode(None))
+        if track is not None and heard is not None:
+            _encode_sound(target, heard, track, 16000, "mono")
+    return out.getvalue()
+
+
+def data_url(data: bytes, mime: str = "application/octet-stream") -> str:
+    return f"data:{mime};base64,{base64.b64encode(data).decode()}"
