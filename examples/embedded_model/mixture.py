@@ -1,0 +1,88 @@
+"""The mixture: which task is thrown how often, and how turns are strung into conversations.
+
+In: a seed, and weights that shift the mixture towards what is weak. Out: an endless stream of `Sample`s; sample number
+i of seed s is always the same. `held=True` gives the held-out stream.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Iterator
+
+from examples.embedded_model import films, picture_tasks, sound_tasks, talk_tasks, text_tasks
+from examples.embedded_model.sample import Dice, Sample, Turn
+
+MEDIA = (*picture_tasks.TASKS, *sound_tasks.TASKS, *films.TASKS)
+TEXT = (*text_tasks.TASKS, *talk_tasks.TASKS)
+# how often each room is entered; within a room the tasks carry their own weights
+ROOMS = {"image": (picture_tasks.TASKS, 3.0), "audio": (sound_tasks.TASKS, 2.2), "video": (films.TASKS, 1.0),
+         "letters": (text_tasks.TASKS, 3.5), "talk": (talk_tasks.TASKS, 1.5)}  # fmt: skip
+
+
+class Mixture:
+    """Throws samples; `weights` multiplies the share of a task name or a row of the table."""
+
+    def __init__(self, weights: dict[str, float] | None = None, only: str = "") -> None:
+        weights = weights or {}
+        self.names, self.makers, self.rows, shares = [], [], [], []
+        for room, (tasks, share) in ROOMS.items():
+            total = sum(weight for _, weight, _ in tasks)
+            for maker, weight, row in tasks:
+                factor = weights.get(maker.__name__, 1.0) * weights.get(row, 1.0) * weights.get(room, 1.0)
+                if only and only not in (room, row, maker.__name__):
+                    continue
+                self.names.append(f"{room}.{maker.__name__}")
+                self.makers.append(maker)
+                self.rows.append(row)
+                shares.append(share * weight / total * factor)
+        self.edges = list(itertools.accumulate(shares))
+
+    def throw(self, dice: Dice) -> Sample:
+        """One conversation."""
+        index = bisect.bisect(self.edges, dice.r.random() * self.edges[-1])
+        index = min(index, len(self.edges) - 1)
+        turns = self._turns(dice, index)
+        text = self.names[index].startswith(("letters", "talk"))
+        extra = dice.whole(1, 3) if dice.chance(0.35 if text else 0.08) else 0
+        for _ in range(extra):
+            turns += _text_turns(dice)
+        return Sample(self.names[index], turns, dice.system())
+
+    def _turns(self, dice: Dice, index: int) -> list[Turn]:
+        made = self.makers[index](dice)
+        turns = made if isinstance(made, list) else [made]
+        for turn in turns:
+            turn.task = "json" if turn.check == "json" else self.rows[index]
+        return turns
+
+
+def _text_turns(dice: Dice) -> list[Turn]:
+    """One more exchange of text."""
+    maker, _, row = dice.pick(TEXT)
+    made = maker(dice)
+    turns = made if isinstance(made, list) else [made]
+    for turn in turns:
+        turn.task = "json" if turn.check == "json" else row
+    return turns
+
+
+def stream(seed: int, held: bool = False, mixture: Mixture | None = None, start: int = 0, step: int = 1) -> Iterator[Sample]:
+    """Samples start, start + step, ... of a seed."""
+    mixture = mixture or Mixture()
+    for number in itertools.count(start, step):
+        yield mixture.throw(Dice(f"{seed}/{number}", held))
+
+
+def texts_only(seed: int, count: int) -> Iterator[str]:
+    """The words of the mixture without drawing anything, for the tokenizer."""
+    for number in range(count):
+        dice = Dice(f"{seed}/{number}")
+        for turn in _text_turns(dice):
+            yield " ".join(p for p in turn.parts if isinstance(p, str))
+            yield turn.answer
+    for number in range(max(1, count // 20)):
+        for maker, _, _ in picture_tasks.TASKS:
+            for turn in maker(Dice(f"{seed}/{number}")):
+                yield " ".join(p for p in turn.parts if isinstance(p, str))
+                yield turn.answer

@@ -1,0 +1,109 @@
+"""What a generator hands over: a conversation with its media, and the dice it was thrown with.
+
+`Dice` is the only source of chance: one seed, one sample, always the same. `held=True` switches every generator to the
+phrasings, words, fonts, voices, backgrounds and codecs that training never sees.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import TypeVar
+
+import numpy as np
+
+from examples.embedded_model.blueprint import HERE
+from examples.embedded_model.phrases import ASIDES, LEADS, PHRASES, SYSTEMS
+
+T = TypeVar("T")
+
+
+@dataclass
+class Media:
+    """A picture [height, width, 3] uint8, a sound [samples] float32, or a film: frames, and perhaps its sound."""
+
+    kind: str  # image, audio, video
+    data: np.ndarray
+    rate: float = 0.0  # sound: samples a second; film: frames a second
+    sound: Media | None = None  # the sound track of a film
+
+
+@dataclass
+class Turn:
+    """One question and its answer. `check` says how it is judged (exact, cased, json), `task` in which row it counts."""
+
+    parts: list[str | Media]
+    answer: str
+    check: str = "exact"
+    task: str = ""
+
+
+@dataclass
+class Sample:
+    """A conversation; `task` names what the generator was asked for."""
+
+    task: str
+    turns: list[Turn]
+    system: str = ""
+
+
+class Dice:
+    """Seeded chance, with the held-out switch."""
+
+    def __init__(self, seed: int | str, held: bool = False) -> None:
+        self.held = held
+        self.r = random.Random(f"{seed}/{held}")
+        self.np = np.random.default_rng(self.r.getrandbits(63))
+
+    def pick(self, options: Sequence[T]) -> T:
+        """One of the options, evenly."""
+        return options[int(self.r.random() * len(options))]
+
+    def some(self, options: Sequence[T], count: int) -> list[T]:
+        """`count` different options."""
+        return self.r.sample(list(options), count)
+
+    def chance(self, share: float) -> bool:
+        """True in this share of throws."""
+        return self.r.random() < share
+
+    def between(self, low: float, high: float) -> float:
+        """A real number."""
+        return self.r.uniform(low, high)
+
+    def whole(self, low: int, high: int) -> int:
+        """An integer, both ends included."""
+        return self.r.randint(low, high)
+
+    def ask(self, name: str, **values: object) -> str:
+        """A question in one of its phrasings, sometimes with a word of politeness, sloppy or plain."""
+        plain, held = PHRASES[name]
+        text = self.pick(held if self.held else plain).format(**values)
+        roll = self.r.random()
+        if roll < 0.10:
+            text = f"{self.pick(LEADS)} {text}"
+        elif roll < 0.17:
+            text = f"{text} {self.pick(ASIDES)}"
+        elif roll < 0.25 and not values:
+            text = text.lower()
+        elif roll < 0.29:
+            text = text.rstrip("?.!")
+        return text
+
+    def system(self) -> str:
+        """Mostly none."""
+        return self.pick(SYSTEMS) if self.chance(0.2) else ""
+
+    def word(self, longest: int = 9) -> str:
+        """An English word; a tenth of the list is kept for the held-out set."""
+        return self.pick(_words(self.held, longest))
+
+
+@cache
+def _words(held: bool, longest: int) -> tuple[str, ...]:
+    """The list beside this file, split by checksum so that the split never moves."""
+    words = (HERE / "words.txt").read_text().split()
+    return tuple(w for w in words if len(w) <= longest and (zlib.crc32(w.encode()) % 10 == 0) == held)

@@ -1,0 +1,248 @@
+"""Trains the embedded model in resumable pieces.
+
+Worker processes draw, speak and encode; this process only computes. The learning rate follows the minutes trained so
+far out of `--total-minutes`: a short warm-up, a level stretch, a straight fall to zero over the last third. Every piece
+ends with held-out accuracies (every token of an answer must be the most likely one) and a checkpoint.
+
+    python -m examples.embedded_model.train --minutes 8.5 --total-minutes 50 --state .carry/state [--resume]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+
+from examples.embedded_model import blueprint as bp
+from examples.embedded_model.encode import MAX_AUDIO, TABLE, Encoder, pack
+from examples.embedded_model.mixture import Mixture, stream
+from examples.embedded_model.model import Packed
+from examples.embedded_model.optim import Optimizer
+
+SHARD_BYTES = 15 * 1024 * 1024
+
+
+class Batches(IterableDataset):
+    """Packed batches of about `tokens` tokens; every worker throws its own share of the samples."""
+
+    def __init__(self, seed: str, tokens: int, held: bool, weights: dict[str, float], repeat: int = 0, skip: int = 0) -> None:
+        self.seed, self.tokens, self.held, self.weights, self.repeat, self.skip = seed, tokens, held, weights, repeat, skip
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        torch.set_num_threads(1)
+        info = get_worker_info()
+        start, step = (info.id, info.num_workers) if info else (0, 1)
+        encoder = Encoder()
+        samples = stream(self.seed, self.held, Mixture(self.weights), self.skip + start, step)
+        made = 0
+        while not self.repeat or made < self.repeat:
+            rows, size = [], 0
+            while size < self.tokens:
+                row = encoder.row(next(samples))
+                if len(row.ids) > 1500 or any(len(d) > MAX_AUDIO for d, _ in row.sounds):
+                    continue
+                rows.append(row)
+                size += len(row.ids)
+            made += 1
+            yield pack(rows)
+
+
+def loader(batches: Batches, workers: int) -> DataLoader:
+    """Batches through shared memory."""
+    extra = {"prefetch_factor": 4, "persistent_workers": False} if workers else {}
+    return DataLoader(batches, batch_size=None, num_workers=workers, pin_memory=torch.cuda.is_available(), **extra)
+
+
+def to_device(batch: dict[str, torch.Tensor], device: str) -> dict[str, torch.Tensor]:
+    """Arrays to the device; single numbers stay, because launches need them."""
+    return {n: t if t.dim() == 0 else t.to(device, non_blocking=True) for n, t in batch.items()}
+
+
+@torch.no_grad()
+def right_turns(logits: torch.Tensor, targets: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """For every turn of the batch, whether all tokens of its answer are the most likely ones: bool [turns]."""
+    at = (batch["labels"][1:] >= 0).nonzero().squeeze(1)
+    turn = batch["turns"][1:][at].long()
+    hit = (logits.argmax(-1) == targets).int()
+    out = torch.ones(len(batch["tasks"]), dtype=torch.int32, device=logits.device)
+    return out.scatter_reduce(0, turn, hit, "amin").bool()
+
+
+@torch.no_grad()
+def evaluate(model: Packed, device: str, seed: str, workers: int, rounds: int, tokens: int) -> dict[str, tuple[int, int]]:
+    """Right and asked, for every row of the table, on held-out samples."""
+    counts = torch.zeros(2, len(TABLE), dtype=torch.long)
+    for batch in loader(Batches(seed, tokens, True, {}, repeat=rounds), workers):
+        batch = to_device(batch, device)
+        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+            logits, targets = model(batch)
+        right = right_turns(logits, targets, batch).cpu()
+        tasks = batch["tasks"].cpu().long()
+        counts[0] += torch.bincount(tasks[right], minlength=len(TABLE))
+        counts[1] += torch.bincount(tasks, minlength=len(TABLE))
+    return {name: (int(counts[0, i]), int(counts[1, i])) for i, name in enumerate(TABLE) if counts[1, i]}
+
+
+def rate_at(progress: float, step: int, peak: float) -> float:
+    """Learning rate at a share of the whole training."""
+    warm = min(1.0, (step + 1) / 200)
+    return peak * warm * min(1.0, max(0.02, (1.0 - progress) / 0.35))
+
+
+def save(folder: Path, model: Packed, optimizer: Optimizer, facts: dict, momenta: bool = True) -> None:
+    """Weights (float32) and momenta in shards, and facts.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    weights = {n: p.detach() for n, p in optimizer.names.items()}
+    for stem, tensors in (("weights", weights), ("momenta", optimizer.state() if momenta else {})):
+        shard: dict[str, torch.Tensor] = {}
+        number = size = 0
+        for name, tensor in tensors.items():
+            if size and size + tensor.nbytes > SHARD_BYTES:
+                save_file(shard, folder / f"{stem}-{number:02d}.safetensors")
+                shard, number, size = {}, number + 1, 0
+            shard[name] = tensor.cpu().contiguous()
+            size += tensor.nbytes
+        if shard:
+            save_file(shard, folder / f"{stem}-{number:02d}.safetensors")
+    (folder / "facts.json").write_text(json.dumps(facts, indent=1) + "\n")
+
+
+def load(folder: Path, optimizer: Optimizer) -> dict:
+    """Everything back; returns the facts."""
+    facts = json.loads((folder / "facts.json").read_text())
+    with torch.no_grad():
+        for path in sorted(folder.glob("weights-*.safetensors")):
+            for name, tensor in load_file(path).items():
+                optimizer.names[name].copy_(tensor)
+    momenta = {n: t for path in sorted(folder.glob("momenta-*.safetensors")) for n, t in load_file(path).items()}
+    optimizer.load(momenta, facts["step"] if momenta else 0)
+    return facts
+
+
+def start_from(path: Path, optimizer: Optimizer) -> None:
+    """Weights of an exported model.safetensors; momenta start at zero."""
+    with torch.no_grad():
+        for name, tensor in load_file(path).items():
+            optimizer.names[name].copy_(tensor)
+
+
+def table_text(result: dict[str, tuple[int, int]]) -> str:
+    """Rows of the table, one per line."""
+    return "\n".join(f"  {name:16s} {100 * a / b:6.2f} %  of {b}" for name, (a, b) in result.items())
+
+
+class Meter:
+    """Loss, accuracy and speed since the last line."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Start a new line."""
+        self.steps = self.tokens = self.looks = 0
+        self.wait = self.loss = 0.0
+        self.right, self.asked = torch.zeros(len(TABLE)), torch.zeros(len(TABLE))
+        self.since = time.time()
+
+    def answers(self, right: torch.Tensor, tasks: torch.Tensor) -> None:
+        """Count turns."""
+        self.right += torch.bincount(tasks[right].long(), minlength=len(TABLE))
+        self.asked += torch.bincount(tasks.long(), minlength=len(TABLE))
+
+    def line(self, step: int, spent: float, rate: float) -> str:
+        """One line of the log."""
+        now = time.time() - self.since
+        short = " ".join(f"{n.replace('text_', 't_').replace('image_', 'i_').replace('audio_', 'a_')}={100 * a / b:.0f}"
+                         for n, a, b in zip(TABLE, self.right.tolist(), self.asked.tolist(), strict=True) if b)  # fmt: skip
+        text = (f"[{spent / 60:5.1f} min] step {step} loss {self.loss / max(1, self.looks):.4f} rate {rate:.1e} "
+                f"{self.tokens / now / 1e3:.0f}k tok/s {now / max(1, self.steps) * 1e3:.0f} ms/step wait {100 * self.wait / now:.0f}% | {short}")  # fmt: skip
+        self.clear()
+        return text
+
+
+def train(args: argparse.Namespace) -> None:
+    """One piece."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    torch.set_float32_matmul_precision("high")
+    began = time.time()
+    thinker = bp.build_model(args.seed).to(device)
+    model = Packed(thinker, compiled=args.compile)
+    optimizer = Optimizer(thinker, args.decay)
+    facts = {"step": 0, "spent": 0.0, "piece": 0, "samples": 0}
+    if args.resume and (args.state / "facts.json").exists():
+        facts = load(args.state, optimizer)
+    elif args.init:
+        start_from(args.init, optimizer)
+        facts |= json.loads(args.facts or "{}")
+    facts["piece"] += 1
+    weights = {k: float(v) for k, v in (p.split("=") for p in args.weights.split(",") if p)}
+    batches = Batches(f"{args.seed}/{facts['piece']}", args.tokens, False, weights)
+    source = iter(loader(batches, args.workers))
+    meter, deadline = Meter(), began + 60 * args.minutes
+    print(f"{device}, {args.workers} workers, piece {facts['piece']}, step {facts['step']}, {facts['spent'] / 60:.1f} min so far", flush=True)
+    last = time.time()
+    while time.time() < deadline:
+        waited = time.time()
+        batch = to_device(next(source), device)
+        meter.wait += time.time() - waited
+        rate = rate_at(facts["spent"] / 60 / args.total_minutes, facts["step"], args.rate)
+        loss = 0.0
+        for _ in range(args.reuse):
+            with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+                logits, targets = model(batch)
+            loss = F.cross_entropy(logits.float(), targets)
+            loss.backward()
+            optimizer.step(rate)
+        facts["step"] += 1
+        facts["samples"] += len(batch["ends"]) - 1
+        meter.steps, meter.tokens = meter.steps + 1, meter.tokens + len(batch["ids"])
+        if facts["step"] % 10 == 0:
+            meter.loss, meter.looks = meter.loss + float(loss.detach()), meter.looks + 1
+            meter.answers(right_turns(logits, targets, batch).cpu(), batch["tasks"].cpu())
+        now = time.time()
+        facts["spent"] += now - last
+        last = now
+        if now - meter.since > args.log_every:
+            print(meter.line(facts["step"], facts["spent"], rate), flush=True)
+    del source
+    result = evaluate(model, device, "held/0", args.workers, args.eval_rounds, args.tokens)
+    facts["held"] = result
+    save(args.state, model, optimizer, facts)
+    print(f"held-out after {facts['step']} steps, {facts['samples']} samples:\n{table_text(result)}")
+    print(f"piece took {time.time() - began:.0f} s")
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=8.0, help="length of this piece, start-up included")
+    parser.add_argument("--total-minutes", type=float, default=48.0, help="length that the learning rate is planned for")
+    parser.add_argument("--state", type=Path, default=Path(".carry/state"))
+    parser.add_argument("--resume", action="store_true")
+    parser.add_argument("--init", type=Path, help="start from this model.safetensors instead of random weights")
+    parser.add_argument("--facts", default="", help='with --init: {"step": 9000, "spent": 1500, "piece": 3, "samples": 1}')
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=max(0, (os.cpu_count() or 2) - 1))
+    parser.add_argument("--tokens", type=int, default=32768, help="tokens in one step")
+    parser.add_argument("--rate", type=float, default=3e-3)
+    parser.add_argument("--decay", type=float, default=0.05)
+    parser.add_argument("--reuse", type=int, default=1, help="updates on each batch")
+    parser.add_argument("--weights", default="", help="shift the mixture: image_print=2,audio=1.5")
+    parser.add_argument("--eval-rounds", type=int, default=1, help="held-out batches per worker")
+    parser.add_argument("--log-every", type=float, default=20.0)
+    parser.add_argument("--compile", action="store_true")
+    train(parser.parse_args())
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
