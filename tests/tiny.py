@@ -193,7 +193,7 @@ def save(model: Any, folder: Path, dtype: str = "float32", max_shard_size: str =
     import torch
 
     folder.mkdir(parents=True, exist_ok=True)
-    with _quiet():
+    with quiet():
         model.to(getattr(torch, dtype)).save_pretrained(folder, max_shard_size=max_shard_size)
     eos = [IDS["<|im_end|>"], IDS["<|endoftext|>"]]
     _write(folder / "generation_config.json", {"eos_token_id": eos, "pad_token_id": eos[1], "do_sample": False})
@@ -208,7 +208,7 @@ def reference(folder: Path, dtype: str = "float32") -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    with _quiet():
+    with quiet():
         options = {"dtype": getattr(torch, dtype), "attn_implementation": "eager"}
         if AutoConfig.from_pretrained(folder).model_type != "qwen2_5_omni_thinker":
             return AutoModelForCausalLM.from_pretrained(folder, **options).eval()
@@ -293,7 +293,7 @@ def _model(kind: Any, config: Any) -> Any:
     """A model with seeded weights: norms near 1, small biases, matrices that keep the size of what they multiply."""
     import torch
 
-    with _quiet():
+    with quiet():
         model = kind._from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
         for name, tensor in sorted(model.named_parameters()):
@@ -309,7 +309,7 @@ def _model(kind: Any, config: Any) -> Any:
     return model
 
 
-def _quiet() -> Any:
+def quiet() -> Any:
     """transformers warns about its own internals while loading; tests treat warnings as errors."""
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

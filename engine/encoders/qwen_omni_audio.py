@@ -4,7 +4,7 @@ Thread: device. The frames are cut into chunks of 2 * n_window; each chunk passe
 the rate) and attends to itself only, so the cost is linear in time. Then neighbours are averaged (halving once more)
 and projected to the decoder's width. Convolutions are products over unrolled frames, like every other layer here.
 
-    mel [T] -> chunks [200] -> conv, conv/2 [100] + sinusoids -> layers -> pairs averaged [50] -> norm -> decoder's width
+    mel [T] -> chunks [200] -> conv, conv/2 [100] + sinusoids -> layers -> pairs averaged [50] -> norm -> projection
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ def _bounds(sizes: Tensor) -> Tensor:
 
 
 def _rotations(h: int, w: int, config: VisionConfig) -> tuple[Tensor, Tensor]:
-    """cos, sin of one frame, [blocks, merge^2, head_dim / 2]: half of the pairs turn with the row, half with the column."""
+    """cos, sin of one frame, [blocks, merge^2, head_dim / 2]: half of the pairs turn by the row, half by the column."""
     quarter = config.hidden_size // config.num_heads // 4
     inv_freq = 1.0 / config.rope_theta ** (torch.arange(quarter, dtype=torch.float32) / quarter)
     row, column = torch.meshgrid(torch.arange(h), torch.arange(w), indexing="ij")

@@ -125,6 +125,7 @@ _FAMILIES = {
     "Qwen2_5OmniForConditionalGeneration": _THINKER,
     "Qwen2_5OmniModel": _THINKER,  # the name in the released folders
 }
+SUPPORTED = tuple(_FAMILIES)
 
 
 def load_model_config(folder: str | Path) -> ModelConfig:
@@ -205,25 +206,25 @@ def _architecture(root: Section) -> str:
         if name in _FAMILIES:
             return name
     got = ", ".join(map(str, named)) or f"none (model_type {root.values.get('model_type')!r})"
-    raise ConfigError(f"config.json: architecture {got} is not supported; supported are {', '.join(_FAMILIES)}")
+    raise ConfigError(f"config.json: architecture {got} is not supported; supported are {', '.join(SUPPORTED)}")
 
 
 def _text(body: Section, family: _Family, tie: bool) -> TextConfig:
     act = body.values.get("hidden_act", "silu")
     if act != "silu":
         raise ConfigError(f"{body.path}: hidden_act={act!r}; this architecture is supported with 'silu'")
-    hidden = body.integer("hidden_size")
-    heads = body.integer("num_attention_heads")
-    kv_heads = body.integer("num_key_value_heads", heads)
+    hidden = body.size("hidden_size")
+    heads = body.size("num_attention_heads")
+    kv_heads = body.size("num_key_value_heads", heads)
     if heads % kv_heads:
         raise ConfigError(f"{body.path}: num_attention_heads={heads} is no multiple of num_key_value_heads={kv_heads}")
     if "head_dim" not in body.values and family.head_dim is None and hidden % heads:
         raise ConfigError(f"{body.path}: hidden_size={hidden} is no multiple of num_attention_heads={heads}")
-    head_dim = body.integer("head_dim", family.head_dim or hidden // heads)
+    head_dim = body.size("head_dim", family.head_dim or hidden // heads)
     return TextConfig(
-        vocab_size=body.integer("vocab_size"),
+        vocab_size=body.size("vocab_size"),
         hidden_size=hidden,
-        intermediate_size=body.integer("intermediate_size"),
+        intermediate_size=body.size("intermediate_size"),
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=head_dim,
@@ -236,7 +237,7 @@ def _text(body: Section, family: _Family, tie: bool) -> TextConfig:
 
 
 def _layers(body: Section, family: _Family, head_dim: int) -> tuple[LayerConfig, ...]:
-    count = body.integer("num_hidden_layers")
+    count = body.size("num_hidden_layers")
     window = 0
     if family.sliding == "always":
         # A missing key is the 4,096 of the first release; later ones write null.
@@ -265,17 +266,17 @@ def _vision(section: Section) -> VisionConfig:
     rope = section.values.get("rope_parameters") or {}
     full = section.values.get("fullatt_block_indexes", (7, 15, 23, 31))
     config = VisionConfig(
-        num_layers=section.integer("depth", 32),
-        hidden_size=section.integer("hidden_size"),
-        intermediate_size=section.integer("intermediate_size"),
-        num_heads=section.integer("num_heads"),
-        in_channels=section.integer("in_channels", section.integer("in_chans", 3)),
-        patch_size=section.integer("patch_size", 14),
-        temporal_patch_size=section.integer("temporal_patch_size", 2),
-        merge_size=section.integer("spatial_merge_size", 2),
-        window_size=section.integer("window_size", 112),
+        num_layers=section.size("depth", 32),
+        hidden_size=section.size("hidden_size"),
+        intermediate_size=section.size("intermediate_size"),
+        num_heads=section.size("num_heads"),
+        in_channels=section.size("in_channels", section.size("in_chans", 3)),
+        patch_size=section.size("patch_size", 14),
+        temporal_patch_size=section.size("temporal_patch_size", 2),
+        merge_size=section.size("spatial_merge_size", 2),
+        window_size=section.size("window_size", 112),
         full_layers=frozenset(int(index) for index in full),
-        out_hidden_size=section.integer("out_hidden_size"),
+        out_hidden_size=section.size("out_hidden_size"),
         rope_theta=float(rope.get("rope_theta", 10_000.0)),
     )
     if config.hidden_size % config.num_heads or config.hidden_size // config.num_heads % 4:
@@ -296,14 +297,14 @@ def _audio(section: Section) -> AudioConfig:
     if act != "gelu":
         raise ConfigError(f"{section.path}: activation_function={act!r}; this tower is supported with 'gelu'")
     config = AudioConfig(
-        num_mel_bins=section.integer("num_mel_bins", 128),
-        num_layers=section.integer("encoder_layers"),
-        num_heads=section.integer("encoder_attention_heads"),
-        hidden_size=section.integer("d_model"),
-        intermediate_size=section.integer("encoder_ffn_dim"),
-        max_positions=section.integer("max_source_positions", 1500),
-        n_window=section.integer("n_window", 100),
-        output_dim=section.integer("output_dim"),
+        num_mel_bins=section.size("num_mel_bins", 128),
+        num_layers=section.size("encoder_layers"),
+        num_heads=section.size("encoder_attention_heads"),
+        hidden_size=section.size("d_model"),
+        intermediate_size=section.size("encoder_ffn_dim"),
+        max_positions=section.size("max_source_positions", 1500),
+        n_window=section.size("n_window", 100),
+        output_dim=section.size("output_dim"),
     )
     if config.hidden_size % config.num_heads or config.hidden_size % 2 or config.hidden_size < 4:
         raise ConfigError(f"{section.path}: d_model={config.hidden_size} must be even and a multiple of its heads")

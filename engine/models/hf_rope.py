@@ -55,9 +55,9 @@ def read(body: Section, layer_type: str, head_dim: int, default_theta: float) ->
     if kind == "linear":
         extra["factor"] = _factor(rope, rope.number("factor"))
     elif kind in ("llama3", "yarn"):
-        limit = body.integer("max_position_embeddings")
-        original = rope.integer("original_max_position_embeddings", limit)
-        extra["original_max_position"] = original = body.integer("original_max_position_embeddings", original)
+        limit = body.size("max_position_embeddings")
+        original = rope.size("original_max_position_embeddings", limit)
+        extra["original_max_position"] = original = body.size("original_max_position_embeddings", original)
         extra["factor"] = _factor(rope, rope.number("factor", limit / max(original, 1)))
         extra.update(_llama3(rope) if kind == "llama3" else _yarn(rope, extra["factor"]))
     return RopeConfig(
@@ -67,7 +67,7 @@ def read(body: Section, layer_type: str, head_dim: int, default_theta: float) ->
 
 def max_position(body: Section, rope: RopeConfig) -> int:
     """Tokens of context. YaRN files may still name the length before stretching."""
-    limit = body.integer("max_position_embeddings")
+    limit = body.size("max_position_embeddings")
     if rope.kind == "yarn":
         limit = max(limit, int(rope.factor * rope.original_max_position))
     return limit

@@ -29,12 +29,16 @@ class Section:
             raise ConfigError(f"{self.path}: {key} must be an object, got {type(value).__name__}")
         return Section(value, f"{self.path}: {key}")
 
-    def integer(self, key: str, default: Any = _MISSING) -> int:
-        """A non-negative integer."""
+    def integer(self, key: str, default: Any = _MISSING, least: int = 0) -> int:
+        """An integer that is not negative."""
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= LARGEST:
-            raise ConfigError(f"{self.path}: {key}={value!r} must be an integer from 0 to {LARGEST}")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST:
+            raise ConfigError(f"{self.path}: {key}={value!r} must be an integer from {least} to {LARGEST}")
         return value
+
+    def size(self, key: str, default: Any = _MISSING) -> int:
+        """An integer of at least 1."""
+        return self.integer(key, default, least=1)
 
     def number(self, key: str, default: Any = _MISSING) -> float:
         """A finite number."""

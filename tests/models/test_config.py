@@ -1,0 +1,227 @@
+"""config.json in its many spellings -> one ModelConfig, and refusals that name key and remedy."""
+
+import json
+import logging
+
+import pytest
+import torch
+
+from engine.errors import ConfigError
+from engine.layers.rope import frequencies
+from engine.models import hf
+from engine.models.registry import ARCHITECTURES
+from tests import tiny
+
+
+@pytest.fixture
+def read(tmp_path):
+    """load_model_config of a tiny checkpoint's configuration after a change (None removes a key)."""
+
+    def load(name, generation=None, **changes):
+        config = json.loads((tiny.checkpoint(name) / "config.json").read_text())
+        config = {key: value for key, value in {**config, **changes}.items() if value is not None}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        if generation is not None:
+            (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+        return hf.load_model_config(tmp_path)
+
+    return load
+
+
+def rope(config):
+    return config.text.layers[0].rope
+
+
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
+YARN = {"factor": 4.0, "original_max_position_embeddings": 128, "beta_fast": 16, "mscale": 1.0, "mscale_all_dim": 0.5}
+SCALED = {
+    "default": {},
+    "linear": {"factor": 4.0},
+    "dynamic": {"factor": 2.0},
+    "llama3": LLAMA3,
+    "yarn": YARN,
+    "yarn with its own attention factor": {**YARN, "attention_factor": 1.25, "truncate": False},
+}
+
+
+@pytest.mark.parametrize("case", SCALED)
+def test_frequencies_equal_transformers_in_both_spellings(read, case):
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    kind = case.split(" ")[0]
+    settings = {"rope_type": kind, **SCALED[case]}
+    common = {"hidden_size": 64, "num_attention_heads": 4, "head_dim": 32, "max_position_embeddings": 512}
+    with tiny.quiet():
+        oracle = LlamaRotaryEmbedding(LlamaConfig(**common, rope_parameters={**settings, "rope_theta": 50_000.0}))
+    new = read("llama", head_dim=32, rope_parameters={**settings, "rope_theta": 50_000.0})
+    old = read("llama", head_dim=32, rope_parameters=None, rope_theta=50_000.0, rope_scaling=settings)
+    oldest = {"type": kind, **SCALED[case]}
+    assert rope(new) == rope(old)
+    assert rope(new) == rope(read("llama", head_dim=32, rope_parameters=None, rope_theta=5e4, rope_scaling=oldest))
+    torch.testing.assert_close(frequencies(rope(new)), oracle.inv_freq, rtol=1e-6, atol=0)
+    assert rope(new).attention_factor == pytest.approx(oracle.attention_scaling)
+
+
+def test_rope_nested_by_layer_type(read):
+    nested = {
+        "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    config = read("qwen3", rope_parameters=nested, layer_types=kinds, use_sliding_window=True, sliding_window=9)
+    assert [layer.rope.kind for layer in config.text.layers] == ["default", "linear", "default"]
+    assert [layer.rope.theta for layer in config.text.layers] == [1e4, 1e6, 1e4]
+    assert [layer.window for layer in config.text.layers] == [9, 0, 9]
+
+
+def test_layers_with_two_kinds_of_rope_compute(tmp_path):
+    """Nested settings that say the same twice change nothing; different ones do."""
+    from tests.models.harness import Harness, load
+
+    def logits(nested):
+        config = json.loads((tiny.checkpoint("qwen2-window") / "config.json").read_text())
+        (tmp_path / "config.json").write_text(json.dumps({**config, "rope_parameters": nested}))
+        harness = Harness(load(tmp_path, load_format="dummy"))
+        return harness.prefill(harness.add(list(range(30))))
+
+    plain = {"rope_type": "default", "rope_theta": 10_000.0}
+    flat = logits(plain)
+    assert torch.equal(flat, logits({"full_attention": plain, "sliding_attention": plain}))
+    other = {**plain, "rope_theta": 100.0}
+    assert not torch.equal(flat, logits({"full_attention": plain, "sliding_attention": other}))
+
+
+def test_yarn_stretches_the_context(read):
+    config = read(
+        "llama", rope_parameters={"rope_type": "yarn", "rope_theta": 1e4, **YARN}, max_position_embeddings=128
+    )
+    assert config.max_position == 512
+
+
+def test_sliding_windows(read):
+    def windows(config):
+        return [layer.window for layer in config.text.layers]
+
+    assert windows(read("qwen2", sliding_window=8, use_sliding_window=False)) == [0, 0, 0]
+    on = {"use_sliding_window": True, "sliding_window": 8, "layer_types": None}
+    assert windows(read("qwen2", max_window_layers=2, **on)) == [0, 0, 8]
+    assert windows(read("mistral", sliding_window=8)) == [8, 8, 8]
+    assert windows(read("mistral")) == [4096] * 3  # a missing key: the first release
+    assert windows(read("llama", sliding_window=8)) == [0, 0, 0]
+
+
+def test_mistral_without_a_window_says_null():
+    config = hf.load_model_config(tiny.checkpoint("mistral"))
+    assert [layer.window for layer in config.text.layers] == [0, 0, 0]
+
+
+def test_end_of_sequence_ids(read):
+    assert read("llama", generation={"eos_token_id": [5, 6]}, eos_token_id=7).eos_token_ids == (5, 6)
+    assert read("llama", generation={"eos_token_id": 5}, eos_token_id=7).eos_token_ids == (5,)
+    assert read("llama", generation={}, eos_token_id=[7, 8]).eos_token_ids == (7, 8)
+    assert read("llama", generation={}, eos_token_id=None).eos_token_ids == ()
+
+
+def test_generation_defaults_are_kept(read):
+    given = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05, "transformers_version": "5"}
+    assert read("llama", generation=given).generation == {k: v for k, v in given.items() if k in hf.GENERATION_KEYS}
+
+
+def test_full_omni_configuration_nests_the_thinker(read, tmp_path):
+    thinker = json.loads((tiny.checkpoint("omni") / "config.json").read_text())
+    whole = {"architectures": ["Qwen2_5OmniForConditionalGeneration"], "thinker_config": thinker}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    config, alone = hf.load_model_config(tmp_path), hf.load_model_config(tiny.checkpoint("omni"))
+    assert (config.text, config.vision, config.audio) == (alone.text, alone.vision, alone.audio)
+    assert config.modalities == ("text", "image", "video", "audio")
+    assert config.media_token_ids == alone.media_token_ids
+    assert config.mrope
+
+
+def test_omni_text_without_sections_has_the_released_ones(read):
+    body = json.loads((tiny.checkpoint("omni") / "config.json").read_text())["text_config"]
+    text = {**body, "head_dim": 128, "rope_parameters": None, "rope_theta": 1e6}
+    assert rope(read("omni", text_config=text)).mrope_section == (16, 24, 24)
+
+
+def test_released_omni_spellings(read):
+    """As in the released 7B folder: rope_scaling with type mrope, in_chans, torch_dtype."""
+    whole = json.loads((tiny.checkpoint("omni") / "config.json").read_text())
+    scaling = {"mrope_section": [4, 6, 6], "rope_type": "default", "type": "mrope"}
+    text = {**whole["text_config"], "rope_parameters": None, "rope_theta": 1e6, "rope_scaling": scaling}
+    vision = {key: value for key, value in whole["vision_config"].items() if key != "in_channels"}
+    config = read("omni", text_config=text, vision_config={**vision, "in_chans": 3}, dtype=None, torch_dtype="bfloat16")
+    assert rope(config).mrope_section == (4, 6, 6)
+    assert config.torch_dtype == torch.bfloat16
+    assert config.vision.in_channels == 3
+
+
+REFUSED = [
+    ("llama", {"architectures": ["FalconForCausalLM"]}, "architecture FalconForCausalLM is not supported; .*Qwen3"),
+    ("llama", {"architectures": None}, "architecture none \\(model_type 'llama'\\) is not supported"),
+    ("llama", {"hidden_size": None}, "hidden_size is missing"),
+    ("llama", {"hidden_size": "64"}, "hidden_size='64' must be an integer"),
+    ("llama", {"num_hidden_layers": -1}, "num_hidden_layers=-1 must be an integer from 1"),
+    ("llama", {"num_attention_heads": 0}, "num_attention_heads=0 must be an integer from 1"),
+    ("llama", {"num_key_value_heads": 3}, "no multiple of num_key_value_heads=3"),
+    ("llama", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
+    ("llama", {"rope_parameters": {"rope_type": "longrope"}}, "rope type 'longrope' is not supported; .*yarn"),
+    ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 0.5}}, "factor=0.5 must be at least 1"),
+    ("llama", {"rope_parameters": {"rope_type": "linear"}}, "factor is missing"),
+    ("llama", {"rope_parameters": [1]}, "rope_parameters must be an object"),
+    ("llama", {"quantization_config": {"quant_method": "awq"}}, "quantized \\(awq\\)"),
+    ("llama", {"dtype": "float8"}, "dtype 'float8' is not supported"),
+    ("llama", {"tie_word_embeddings": 1}, "tie_word_embeddings=1 must be true or false"),
+    ("llama", {"rms_norm_eps": "small"}, "rms_norm_eps='small' must be a number"),
+    ("qwen3", {"layer_types": ["full_attention"]}, "layer_types has 1 entries for num_hidden_layers=3"),
+    ("qwen3", {"layer_types": ["linear_attention"] * 3}, "layer type 'linear_attention' is not supported"),
+    ("omni", {"text_config": 7}, "text_config must be an object, got int"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "words"), REFUSED)
+def test_what_cannot_be_served_is_refused_by_name(read, name, changes, words):
+    with pytest.raises(ConfigError, match=words) as error:
+        read(name, **changes)
+    assert "\n" not in str(error.value)
+
+
+def test_towers_must_fit_the_decoder(read):
+    whole = json.loads((tiny.checkpoint("omni") / "config.json").read_text())
+    with pytest.raises(ConfigError, match=r"vision_config.out_hidden_size=64 must equal .*hidden_size=128"):
+        read("omni", vision_config={**whole["vision_config"], "out_hidden_size": 64})
+    sections = {"rope_type": "default", "mrope_section": [1, 2, 3]}
+    with pytest.raises(ConfigError, match="mrope_section"):
+        read("omni", text_config={**whole["text_config"], "rope_parameters": sections})
+
+
+def test_folder_without_configuration(tmp_path):
+    with pytest.raises(ConfigError, match="is missing; a folder in Hugging Face format is needed"):
+        hf.load_model_config(tmp_path)
+    (tmp_path / "config.json").write_text("[1")
+    with pytest.raises(ConfigError, match="cannot be read as JSON"):
+        hf.load_model_config(tmp_path)
+
+
+def test_code_named_by_auto_map_is_logged_and_ignored(read, caplog):
+    with caplog.at_level(logging.WARNING):
+        config = read("llama", auto_map={"AutoModelForCausalLM": "evil.Model"})
+    assert config.architecture == "LlamaForCausalLM"
+    assert "auto_map" in caplog.text
+
+
+def test_dtypes():
+    config = hf.load_model_config(tiny.checkpoint("llama"))
+    assert hf.resolve_dtype(config, "auto", "cpu") == torch.float32
+    assert hf.resolve_dtype(config, "bfloat16", "cpu") == torch.bfloat16
+    assert hf.resolve_dtype(config, "auto", "cuda") == torch.bfloat16
+    assert hf.resolve_dtype(config, "float16", "cuda") == torch.float16
+    with pytest.raises(ConfigError, match="dtype='float16' is not computed on a CPU; use auto, float32 or bfloat16"):
+        hf.resolve_dtype(config, "float16", "cpu")
+    with pytest.raises(ConfigError, match="dtype='int8': allowed are auto, float32"):
+        hf.resolve_dtype(config, "int8", "cpu")
+
+
+def test_the_two_lists_of_architectures_agree():
+    assert set(ARCHITECTURES) == set(hf.SUPPORTED)
