@@ -1,0 +1,332 @@
+"""EncoderTable: which media entries are encoded, which steps read them, and which may be evicted.
+
+Owner: the device thread. In: entries (a number of tower rows each) from the engine, spans of live requests, chunks
+that the scheduler wants to plan. Out: how far a chunk may go, what must be encoded in this step, and a list of
+entries whose embeddings the engine drops after commit.
+
+    new --(claimed by a chunk)--> ready --(capacity needed, nobody reads it)--> evicted --(engine told)--> new or gone
+
+`refs` counts live requests that name an entry, so its id stays valid; `pins` counts those whose next chunks read its
+rows. A pin starts with the first chunk that touches the entry and ends when the last span is committed, so a request
+that waits for capacity never keeps capacity from others for entries it has not reached.
+An embedding read by a step in flight stays until that step is committed. Capacity and budget of 0 mean no limit.
+"""
+
+cimport cython
+from libc.stdlib cimport free, realloc
+from libc.string cimport memset
+
+from _fast.seqs cimport Span
+
+
+cdef enum State:
+    NEW = 0
+    READY = 1
+    EVICTED = 2  # its embedding goes, and the engine has not been told yet
+
+cdef enum:
+    NO_LIMIT = 0x7FFFFFFF
+
+
+@cython.final
+cdef class EncoderTable:
+    """Entries by id (1, 2, ...); entry 0 is the sentinel of the list of idle embeddings, oldest first."""
+
+    def __cinit__(self, int32_t budget=0, int32_t capacity=0):
+        if budget < 0 or capacity < 0:
+            raise ValueError(f"encoder_budget={budget}, encoder_capacity={capacity}: both are 0 (no limit) or rows")
+        self.budget = budget
+        self.capacity = capacity
+        self.settled = -1
+        self._grow(64)
+
+    def __dealloc__(self):
+        free(self.entries)
+        free(self.gone)
+
+    cdef _grow(self, int32_t room):
+        cdef int32_t i
+        cdef Entry* entries = <Entry*>realloc(self.entries, <size_t>room * sizeof(Entry))
+        if entries:
+            self.entries = entries
+        cdef int32_t* gone = <int32_t*>realloc(self.gone, <size_t>room * sizeof(int32_t))
+        if gone:
+            self.gone = gone
+        if not entries or not gone:
+            raise MemoryError(f"no memory for {room} media entries")
+        memset(&self.entries[self.room], 0, <size_t>(room - self.room) * sizeof(Entry))
+        # Free ids form a list through `after`; id 0 is never free.
+        for i in range(room - 1, max(self.room, 1) - 1, -1):
+            self.entries[i].after = self.free_id
+            self.free_id = i
+        self.room = room
+
+    def add_entry(self, int32_t num_rows):
+        """A new entry id (>= 1), or -3 when it can never fit into the cache."""
+        if num_rows < 1:
+            raise ValueError(f"num_rows={num_rows}: a media entry has at least one row")
+        if self.capacity and num_rows > self.capacity:
+            return -3
+        if not self.free_id:
+            self._grow(2 * self.room)
+        cdef int32_t entry = self.free_id
+        self.free_id = self.entries[entry].after
+        memset(&self.entries[entry], 0, sizeof(Entry))
+        self.entries[entry].rows = num_rows
+        self.entries[entry].last_use = -1
+        self.entries[entry].encoded_in = -1
+        self.num_entries += 1
+        return entry
+
+    def discard_entry(self, int32_t entry):
+        """Take back an entry that no live request names and that was never encoded; says whether it was one."""
+        if not (0 < entry < self.room and self.entries[entry].rows):
+            return False
+        if self.entries[entry].refs or self.entries[entry].state != NEW:
+            return False
+        self._forget(entry)
+        return True
+
+    def take_evicted(self):
+        """(entry, dead) of every embedding to drop, told once. A dead entry's id is free: forget its hash as well."""
+        cdef list told = []
+        cdef int32_t i
+        cdef int32_t entry
+        for i in range(self.num_evicted):
+            entry = self.gone[i]
+            told.append((entry, self.entries[entry].refs == 0))
+            self.entries[entry].state = NEW
+            if self.entries[entry].refs == 0:
+                self._forget(entry)
+        self.num_evicted = 0
+        return told
+
+    cdef void begin(self, int64_t settled) noexcept nogil:
+        """A step is about to be planned; steps up to `settled` are committed."""
+        self.settled = settled
+        self.spent = 0
+
+    cdef int32_t limit(self, SeqTable seqs, slot_t slot, int32_t start, int32_t count) noexcept nogil:
+        """How many of `count` positions from `start` on can be planned now; changes nothing."""
+        cdef int32_t k = seqs.span_at[slot]
+        cdef int32_t spent = self.spent
+        cdef int64_t room = NO_LIMIT
+        cdef bint fits
+        cdef Span* span
+        cdef Entry* entry
+        self.stamp += 1
+        if self.capacity:
+            room = self.capacity - self.rows_held + self._evictable()
+        while k < seqs.num_spans[slot] and seqs.spans[slot][k].start < start + count:
+            span = &seqs.spans[slot][k]
+            entry = &self.entries[span.entry]
+            k += 1
+            if span.start + span.length <= start or entry.stamp == self.stamp:
+                continue
+            entry.stamp = self.stamp
+            if entry.state == READY:
+                # An idle embedding was counted as room; now this chunk wants to keep it.
+                if entry.pins == 0 and entry.last_use <= self.settled:
+                    room -= entry.rows
+                fits = room >= 0
+            else:
+                room -= entry.rows
+                fits = entry.state == NEW and room >= 0
+                if self.budget and spent and spent + entry.rows > self.budget:
+                    fits = False
+                spent += entry.rows
+            if not fits:
+                return span.start - start if span.start > start else 0
+        return count
+
+    cdef void claim(self, SeqTable seqs, slot_t slot, int32_t start, int32_t count, StepPlan plan,
+                    int64_t step) noexcept nogil:
+        """The chunk is planned: pin what it reads, encode what is new. `limit` has said that this fits."""
+        cdef int32_t k = seqs.span_at[slot]
+        cdef Span* spans = seqs.spans[slot]
+        cdef Entry* entry
+        cdef int32_t first = k
+        while k < seqs.num_spans[slot] and spans[k].start < start + count:
+            if spans[k].start + spans[k].length > start and self.entries[spans[k].entry].state == READY:
+                self._pin(seqs, slot, k, step)
+            k += 1
+        k = first
+        while k < seqs.num_spans[slot] and spans[k].start < start + count:
+            entry = &self.entries[spans[k].entry]
+            if spans[k].start + spans[k].length > start and entry.state == NEW:
+                self._make_room(entry.rows)
+                self.rows_held += entry.rows
+                self.spent += entry.rows
+                entry.state = READY
+                entry.encoded_in = step
+                if entry.pins == 0:
+                    self._append(spans[k].entry)
+                plan.encode(slot, k, spans[k].entry)
+                self._pin(seqs, slot, k, step)
+            k += 1
+
+    cdef void passed(self, SeqTable seqs, slot_t slot) noexcept nogil:
+        """Positions were committed: entries whose last span lies behind them are not needed by this slot."""
+        cdef int32_t k = seqs.span_done[slot]
+        cdef Span* spans = seqs.spans[slot]
+        while k < seqs.num_spans[slot] and spans[k].start + spans[k].length <= seqs.committed[slot]:
+            if spans[k].pinned:
+                spans[k].pinned = 0
+                self._release(spans[k].entry)
+            k += 1
+        seqs.span_done[slot] = k
+
+    cdef void unpin(self, SeqTable seqs, slot_t slot) noexcept nogil:
+        """The slot reads nothing for now (preempted or ended); it starts again from its first span."""
+        cdef int32_t k
+        for k in range(seqs.num_spans[slot]):
+            if seqs.spans[slot][k].pinned:
+                seqs.spans[slot][k].pinned = 0
+                self._release(seqs.spans[slot][k].entry)
+        seqs.span_at[slot] = 0
+        seqs.span_done[slot] = 0
+
+    cdef void hold(self, SeqTable seqs, slot_t slot) noexcept nogil:
+        """A request names its entries."""
+        cdef int32_t k
+        cdef Entry* entry
+        for k in range(seqs.num_spans[slot]):
+            if seqs.spans[slot][k].last == k:
+                entry = &self.entries[seqs.spans[slot][k].entry]
+                if entry.refs == 0:
+                    self.num_in_use += 1
+                entry.refs += 1
+
+    cdef void drop(self, SeqTable seqs, slot_t slot) noexcept nogil:
+        """A request has ended. An entry never encoded dies with its last request; others stay until room is needed."""
+        cdef int32_t k
+        cdef Entry* entry
+        self.unpin(seqs, slot)
+        for k in range(seqs.num_spans[slot]):
+            if seqs.spans[slot][k].last != k:
+                continue
+            entry = &self.entries[seqs.spans[slot][k].entry]
+            entry.refs -= 1
+            if entry.refs == 0:
+                self.num_in_use -= 1
+                if entry.state == NEW:
+                    self._evict(seqs.spans[slot][k].entry)
+        # The slot may wait for a step in flight: nothing must be dropped twice.
+        seqs.num_spans[slot] = 0
+
+    cdef bint tainted(self, SeqTable seqs, slot_t slot, int64_t step) noexcept nogil:
+        """Whether launched chunks of this slot read an entry that the failed step should have encoded."""
+        cdef int32_t k
+        cdef Span* span
+        for k in range(seqs.span_done[slot], seqs.num_spans[slot]):
+            span = &seqs.spans[slot][k]
+            if span.start < seqs.computed[slot] and self.entries[span.entry].encoded_in == step:
+                return True
+        return False
+
+    cdef void fail(self, int64_t step) noexcept nogil:
+        """The step failed: what it should have encoded is new again."""
+        cdef int32_t i
+        for i in range(1, self.room):
+            if self.entries[i].rows and self.entries[i].state == READY and self.entries[i].encoded_in == step:
+                if self.entries[i].pins == 0:
+                    self._unlink(i)
+                self.rows_held -= self.entries[i].rows
+                self.entries[i].state = NEW
+                self.entries[i].encoded_in = -1
+                if self.entries[i].refs == 0:
+                    self._evict(i)
+
+    cdef int32_t largest_need(self, const int32_t[:, ::1] media) except -1:
+        """Most rows that must be in the cache together for one request; checks ids and order of its spans."""
+        cdef dict last = {}
+        cdef set seen = set()
+        cdef int32_t k
+        cdef int32_t entry
+        cdef int64_t now = 0
+        cdef int64_t most = 0
+        cdef int64_t end = 0
+        for k in range(media.shape[0]):
+            entry = media[k, 2]
+            if media[k, 0] < end or media[k, 1] < 1:
+                raise ValueError(f"media span {k} starts at {media[k, 0]} with length {media[k, 1]}: spans ascend")
+            if not (0 < entry < self.room and self.entries[entry].rows):
+                raise ValueError(f"media span {k} names entry {entry}, which does not exist")
+            if media[k, 3] < 0 or <int64_t>media[k, 3] + media[k, 1] > self.entries[entry].rows:
+                raise ValueError(f"media span {k} reads past the {self.entries[entry].rows} rows of entry {entry}")
+            end = <int64_t>media[k, 0] + media[k, 1]
+            last[entry] = k
+        for k in range(media.shape[0]):
+            entry = media[k, 2]
+            if entry not in seen:
+                seen.add(entry)
+                now += self.entries[entry].rows
+                most = max(most, now)
+            if last[entry] == k:
+                now -= self.entries[entry].rows
+        return <int32_t>min(most, NO_LIMIT)
+
+    cdef int64_t _evictable(self) noexcept nogil:
+        cdef int64_t rows = 0
+        cdef int32_t i = self.entries[0].after
+        while i:
+            if self.entries[i].last_use <= self.settled:
+                rows += self.entries[i].rows
+            i = self.entries[i].after
+        return rows
+
+    cdef void _pin(self, SeqTable seqs, slot_t slot, int32_t item, int64_t step) noexcept nogil:
+        cdef Span* span = &seqs.spans[slot][seqs.spans[slot][item].last]
+        cdef Entry* entry = &self.entries[span.entry]
+        entry.last_use = step
+        if span.pinned == 0:
+            span.pinned = 1
+            if entry.pins == 0:
+                self._unlink(span.entry)
+            entry.pins += 1
+
+    cdef void _release(self, int32_t entry) noexcept nogil:
+        self.entries[entry].pins -= 1
+        if self.entries[entry].pins == 0 and self.entries[entry].state == READY:
+            self._append(entry)
+
+    cdef bint _make_room(self, int32_t rows) noexcept nogil:
+        """Evict idle embeddings, oldest first: those nobody names, then those named by requests not there yet."""
+        cdef int32_t wanted
+        cdef int32_t i
+        cdef int32_t following
+        if self.capacity == 0:
+            return True
+        for wanted in range(2):
+            i = self.entries[0].after
+            while i and self.rows_held + rows > self.capacity:
+                following = self.entries[i].after
+                if self.entries[i].last_use <= self.settled and (self.entries[i].refs == 0 or wanted):
+                    self._unlink(i)
+                    self.rows_held -= self.entries[i].rows
+                    self._evict(i)
+                i = following
+        return self.rows_held + rows <= self.capacity
+
+    cdef void _evict(self, int32_t entry) noexcept nogil:
+        self.entries[entry].state = EVICTED
+        self.gone[self.num_evicted] = entry
+        self.num_evicted += 1
+
+    cdef void _forget(self, int32_t entry) noexcept nogil:
+        self.entries[entry].rows = 0
+        self.entries[entry].after = self.free_id
+        self.free_id = entry
+        self.num_entries -= 1
+
+    cdef void _append(self, int32_t entry) noexcept nogil:
+        cdef int32_t left = self.entries[0].before
+        self.entries[entry].before = left
+        self.entries[entry].after = 0
+        self.entries[left].after = entry
+        self.entries[0].before = entry
+
+    cdef void _unlink(self, int32_t entry) noexcept nogil:
+        cdef Entry* own = &self.entries[entry]
+        self.entries[own.before].after = own.after
+        self.entries[own.after].before = own.before

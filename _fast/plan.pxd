@@ -1,0 +1,42 @@
+from _fast.types cimport block_t, int32_t, int64_t, slot_t
+
+
+cdef class StepPlan:
+    cdef readonly int32_t max_rows
+    cdef readonly int32_t max_tokens
+    cdef readonly int32_t max_updates
+    cdef readonly int32_t num_rows
+    cdef readonly int32_t num_tokens
+    cdef readonly int32_t num_decode_rows
+    cdef readonly int32_t num_updates
+    cdef readonly int32_t num_encodes
+    cdef readonly int32_t num_media
+    cdef readonly int64_t step_id  # -1: nothing scheduled
+    cdef readonly int32_t[::1] record
+    cdef readonly int32_t[::1] row_slot
+    cdef readonly int32_t[::1] row_start
+    cdef readonly int32_t[::1] row_len
+    cdef readonly int32_t[::1] row_computed
+    cdef readonly int32_t[::1] row_flags
+    cdef readonly int32_t[::1] token_ids
+    cdef readonly int32_t[::1] update_slot
+    cdef readonly int32_t[::1] update_index
+    cdef readonly int32_t[::1] update_block
+    cdef readonly int32_t[::1] update_group
+    cdef readonly int32_t[::1] encode_slot
+    cdef readonly int32_t[::1] encode_item
+    cdef readonly int32_t[::1] encode_entry
+    cdef readonly int32_t[::1] media_start
+    cdef readonly int32_t[::1] media_length
+    cdef readonly int32_t[::1] media_entry
+    cdef readonly int32_t[::1] media_row
+    cdef readonly int32_t[::1] out_token
+    cdef readonly int32_t[::1] out_finish
+    cdef readonly int64_t[::1] out_request
+    cdef int32_t[::1] row_epoch
+
+    cdef void clear(self) noexcept nogil
+    cdef void update(self, slot_t slot, int32_t group, int32_t index, block_t block) noexcept nogil
+    cdef void encode(self, slot_t slot, int32_t item, int32_t entry) noexcept nogil
+    cdef void media(self, int32_t start, int32_t length, int32_t entry, int32_t row) noexcept nogil
+    cdef void seal(self, int64_t step_id) noexcept nogil

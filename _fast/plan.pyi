@@ -1,0 +1,39 @@
+from typing import Any
+
+class StepPlan:
+    """Array attributes are int32 memoryviews at full capacity (`out_request`: int64); see plan.pyx."""
+
+    max_rows: int
+    max_tokens: int
+    max_updates: int
+    num_rows: int
+    num_tokens: int
+    num_decode_rows: int
+    num_updates: int
+    num_encodes: int
+    num_media: int
+    step_id: int
+    record: Any
+    row_slot: Any
+    row_start: Any
+    row_len: Any
+    row_computed: Any
+    row_flags: Any
+    token_ids: Any
+    update_slot: Any
+    update_index: Any
+    update_block: Any
+    update_group: Any
+    encode_slot: Any
+    encode_item: Any
+    encode_entry: Any
+    media_start: Any
+    media_length: Any
+    media_entry: Any
+    media_row: Any
+    out_token: Any
+    out_finish: Any
+    out_request: Any
+    def __init__(self, max_rows: int, max_tokens: int, max_updates: int, buffer: Any = None) -> None: ...
+    @staticmethod
+    def record_len(max_rows: int, max_tokens: int, max_updates: int) -> int: ...

@@ -1,0 +1,124 @@
+"""StepPlan: the arrays of one step, as the scheduler writes them and the device thread copies them.
+
+Owner: the device thread. In: schedule() fills rows, tokens and block-table changes; commit() fills the out_* arrays.
+Out: views at full capacity; readers slice them to the counts. What the device needs lies in one int32 record, which
+the engine may place in pinned memory, so that one copy brings it over:
+
+    header[16] | row_slot | row_start (+1) | row_len | row_computed | row_flags | token_ids | update_slot | _index
+               | _block | _group         header: num_rows, num_tokens, num_decode_rows, num_updates, step_id low 31 bits, high
+
+Encodes, media runs and results stay on the host, in memory of the plan. A plan is rewritten by the next schedule()
+that is given it; the engine must not do that before the plan's copy has run and its step is committed.
+"""
+
+from array import array
+
+cimport cython
+
+
+@cython.final
+cdef class StepPlan:
+    """One step in integers. `num_*` properties say how much of each array counts."""
+
+    def __init__(self, int32_t max_rows, int32_t max_tokens, int32_t max_updates, buffer=None):
+        if max_rows < 1 or max_tokens < max_rows or max_updates < 1:
+            raise ValueError(
+                f"max_rows={max_rows}, max_tokens={max_tokens}, max_updates={max_updates}: a plan needs at least "
+                "one row, a token per row and one update"
+            )
+        cdef int32_t size = StepPlan.record_len(max_rows, max_tokens, max_updates)
+        cdef int32_t[::1] record = array("i", bytes(4 * size)) if buffer is None else buffer
+        if record.shape[0] < size:
+            raise ValueError(f"buffer holds {record.shape[0]} int32 values: this plan needs {size}")
+        cdef int32_t at = 16
+        self.record = record[:size]
+        self.max_rows = max_rows
+        self.max_tokens = max_tokens
+        self.max_updates = max_updates
+        self.row_slot = record[at:at + max_rows]
+        at += max_rows
+        self.row_start = record[at:at + max_rows + 1]
+        at += max_rows + 1
+        self.row_len = record[at:at + max_rows]
+        at += max_rows
+        self.row_computed = record[at:at + max_rows]
+        at += max_rows
+        self.row_flags = record[at:at + max_rows]
+        at += max_rows
+        self.token_ids = record[at:at + max_tokens]
+        at += max_tokens
+        self.update_slot = record[at:at + max_updates]
+        at += max_updates
+        self.update_index = record[at:at + max_updates]
+        at += max_updates
+        self.update_block = record[at:at + max_updates]
+        at += max_updates
+        self.update_group = record[at:at + max_updates]
+        # Each encode and each media run covers at least one token of the step.
+        self.encode_slot = array("i", bytes(4 * max_tokens))
+        self.encode_item = array("i", bytes(4 * max_tokens))
+        self.encode_entry = array("i", bytes(4 * max_tokens))
+        self.media_start = array("i", bytes(4 * max_tokens))
+        self.media_length = array("i", bytes(4 * max_tokens))
+        self.media_entry = array("i", bytes(4 * max_tokens))
+        self.media_row = array("i", bytes(4 * max_tokens))
+        self.out_token = array("i", bytes(4 * max_rows))
+        self.out_finish = array("i", bytes(4 * max_rows))
+        self.out_request = array("q", bytes(8 * max_rows))
+        self.row_epoch = array("i", bytes(4 * max_rows))
+        self.clear()
+
+    @staticmethod
+    def record_len(int32_t max_rows, int32_t max_tokens, int32_t max_updates):
+        """How many int32 values the record of such a plan takes."""
+        return 16 + 5 * max_rows + 1 + max_tokens + 4 * max_updates
+
+    cdef void clear(self) noexcept nogil:
+        """An empty plan."""
+        cdef int32_t i
+        self.num_rows = 0
+        self.num_tokens = 0
+        self.num_decode_rows = 0
+        self.num_updates = 0
+        self.num_encodes = 0
+        self.num_media = 0
+        self.step_id = -1
+        self.row_start[0] = 0
+        for i in range(16):
+            self.record[i] = 0
+
+    cdef void update(self, slot_t slot, int32_t group, int32_t index, block_t block) noexcept nogil:
+        """Entry `index` of the slot's block table in `group` is now `block`."""
+        cdef int32_t at = self.num_updates
+        self.update_slot[at] = slot
+        self.update_group[at] = group
+        self.update_index[at] = index
+        self.update_block[at] = block
+        self.num_updates = at + 1
+
+    cdef void encode(self, slot_t slot, int32_t item, int32_t entry) noexcept nogil:
+        """The tower of `entry` runs before this step's forward; span `item` of the slot's media names it."""
+        cdef int32_t at = self.num_encodes
+        self.encode_slot[at] = slot
+        self.encode_item[at] = item
+        self.encode_entry[at] = entry
+        self.num_encodes = at + 1
+
+    cdef void media(self, int32_t start, int32_t length, int32_t entry, int32_t row) noexcept nogil:
+        """Tokens start .. start + length - 1 of the step take the entry's rows from `row` on."""
+        cdef int32_t at = self.num_media
+        self.media_start[at] = start
+        self.media_length[at] = length
+        self.media_entry[at] = entry
+        self.media_row[at] = row
+        self.num_media = at + 1
+
+    cdef void seal(self, int64_t step_id) noexcept nogil:
+        """Write the header: the plan is complete."""
+        self.step_id = step_id
+        self.record[0] = self.num_rows
+        self.record[1] = self.num_tokens
+        self.record[2] = self.num_decode_rows
+        self.record[3] = self.num_updates
+        self.record[4] = <int32_t>(step_id & 0x7FFFFFFF)
+        self.record[5] = <int32_t>(step_id >> 31)

@@ -1,0 +1,39 @@
+from _fast.types cimport block_t, int32_t, int64_t, uint64_t
+
+
+cdef struct Name:  # what makes two blocks equal: where they hang, how deep, in which group, under which hash
+    uint64_t hash_lo
+    uint64_t hash_hi
+    uint64_t link_lo
+    uint64_t link_hi
+    int32_t depth
+    int32_t group
+
+
+cdef class PrefixIndex:
+    cdef readonly int32_t block_size
+    cdef readonly int64_t num_entries
+    cdef uint64_t key_lo
+    cdef uint64_t key_hi
+    cdef uint64_t keep_lo
+    cdef uint64_t keep_hi
+    cdef int32_t mask
+    cdef int64_t next_serial
+    cdef uint64_t[::1] hash_lo
+    cdef uint64_t[::1] hash_hi
+    cdef uint64_t[::1] link_lo
+    cdef uint64_t[::1] link_hi
+    cdef int32_t[::1] depth
+    cdef int32_t[::1] group
+    cdef int64_t[::1] serial
+    cdef int64_t[::1] keys
+    cdef int32_t[::1] table
+
+    cdef void chain(self, const uint64_t* parent, const int64_t* keys, uint64_t* out) noexcept nogil
+    cdef block_t find(self, const Name* name, const int64_t* keys) noexcept nogil
+    cdef void insert(self, block_t block, const Name* name, const int64_t* keys) noexcept nogil
+    cdef void remove(self, block_t block) noexcept nogil
+    cdef void clear(self) noexcept nogil
+    cdef int32_t _home(self, uint64_t lo, uint64_t hi, int32_t group) noexcept nogil
+    cdef _name(self, Name* name, bytes digest, bytes link, int32_t depth, int32_t group)
+    cdef _check(self, object keys)

@@ -1,0 +1,240 @@
+"""PrefixIndex: chained block hash -> block, so that equal beginnings are computed once.
+
+Owner: the device thread. In: a block's int64 keys (token ids, or pseudo-tokens made from a media hash), the hash of
+the chain above it and a link that says where it hangs. Out: the block that holds exactly these keys there, or 0.
+The hash is SipHash-2-4 with 128 bits under a key drawn at start-up, over the length-prefixed parent hash and keys;
+it only says where to look. A hit also needs equal keys, depth, group and link. The link names the parent entry by
+a serial number that is never reused (or the 16 root bytes at depth 0), so by induction the whole chain is equal and
+colliding hashes cost time, never a wrong block. See SECURITY.md S35 for why.
+
+Table: open addressing, linear probing, at most half full; removal shifts later entries back, so there are no
+tombstones.
+"""
+
+from array import array
+
+cimport cython
+from libc.string cimport memcmp, memcpy
+
+
+cdef inline uint64_t _rotate(uint64_t x, int bits) noexcept nogil:
+    return (x << bits) | (x >> (64 - bits))
+
+
+@cython.overflowcheck(False)
+cdef inline void _rounds(uint64_t* v, int count) noexcept nogil:
+    cdef int i
+    for i in range(count):
+        v[0] = v[0] + v[1]
+        v[1] = _rotate(v[1], 13) ^ v[0]
+        v[0] = _rotate(v[0], 32)
+        v[2] = v[2] + v[3]
+        v[3] = _rotate(v[3], 16) ^ v[2]
+        v[0] = v[0] + v[3]
+        v[3] = _rotate(v[3], 21) ^ v[0]
+        v[2] = v[2] + v[1]
+        v[1] = _rotate(v[1], 17) ^ v[2]
+        v[2] = _rotate(v[2], 32)
+
+
+@cython.overflowcheck(False)
+cdef void siphash128(uint64_t key_lo, uint64_t key_hi, const uint64_t* head, int num_head, const uint64_t* tail,
+                     int num_tail, uint64_t* out) noexcept nogil:
+    """SipHash-2-4-128 of whole 64-bit words (head, then tail); little endian, as the paper's reference code."""
+    cdef uint64_t v[4]
+    cdef int i
+    v[0] = key_lo ^ <uint64_t>0x736F6D6570736575
+    v[1] = key_hi ^ <uint64_t>0x646F72616E646F6D ^ <uint64_t>0xEE
+    v[2] = key_lo ^ <uint64_t>0x6C7967656E657261
+    v[3] = key_hi ^ <uint64_t>0x7465646279746573
+    for i in range(num_head):
+        v[3] ^= head[i]
+        _rounds(v, 2)
+        v[0] ^= head[i]
+    for i in range(num_tail):
+        v[3] ^= tail[i]
+        _rounds(v, 2)
+        v[0] ^= tail[i]
+    # The last word holds the length in bytes modulo 256 in its top byte; there are no bytes left over.
+    cdef uint64_t last = <uint64_t>((8 * (num_head + num_tail)) & 0xFF) << 56
+    v[3] ^= last
+    _rounds(v, 2)
+    v[0] ^= last
+    v[2] ^= 0xEE
+    _rounds(v, 4)
+    out[0] = v[0] ^ v[1] ^ v[2] ^ v[3]
+    v[1] ^= 0xDD
+    _rounds(v, 4)
+    out[1] = v[0] ^ v[1] ^ v[2] ^ v[3]
+
+
+@cython.final
+cdef class PrefixIndex:
+    """A name for each block that holds a full, committed run of keys; at most one block per name."""
+
+    def __init__(self, int32_t num_blocks, int32_t block_size, bytes hash_key, int hash_bits=128):
+        if len(hash_key) != 16:
+            raise ValueError(f"hash_key has {len(hash_key)} bytes: SipHash takes exactly 16")
+        if num_blocks < 2 or block_size < 1:
+            raise ValueError(f"num_blocks={num_blocks}, block_size={block_size}: need at least 2 blocks of 1 token")
+        if hash_bits not in (8, 128):
+            raise ValueError(f"hash_bits={hash_bits}: 128, or 8 where a test wants collisions")
+        cdef int32_t size = 8
+        while size < 2 * num_blocks:
+            size *= 2
+        self.block_size = block_size
+        self.key_lo = int.from_bytes(hash_key[:8], "little")
+        self.key_hi = int.from_bytes(hash_key[8:], "little")
+        self.keep_lo = <uint64_t>0xFF if hash_bits == 8 else ~(<uint64_t>0)
+        self.keep_hi = <uint64_t>0 if hash_bits == 8 else ~(<uint64_t>0)
+        self.mask = size - 1
+        self.next_serial = 1
+        self.num_entries = 0
+        self.hash_lo = array("Q", bytes(8 * num_blocks))
+        self.hash_hi = array("Q", bytes(8 * num_blocks))
+        self.link_lo = array("Q", bytes(8 * num_blocks))
+        self.link_hi = array("Q", bytes(8 * num_blocks))
+        self.depth = array("i", bytes(4 * num_blocks))
+        self.group = array("i", bytes(4 * num_blocks))
+        self.serial = array("q", bytes(8 * num_blocks))
+        self.keys = array("q", bytes(8 * num_blocks * block_size))
+        self.table = array("i", bytes(4 * size))
+
+    cdef void chain(self, const uint64_t* parent, const int64_t* keys, uint64_t* out) noexcept nogil:
+        """Hash of a block's keys below its parent's hash. Both parts carry their length, so none can imitate another."""
+        cdef uint64_t head[4]
+        head[0] = 16
+        head[1] = parent[0]
+        head[2] = parent[1]
+        head[3] = <uint64_t>(8 * self.block_size)
+        siphash128(self.key_lo, self.key_hi, head, 4, <const uint64_t*>keys, self.block_size, out)
+        out[0] &= self.keep_lo
+        out[1] &= self.keep_hi
+
+    @cython.overflowcheck(False)
+    cdef int32_t _home(self, uint64_t lo, uint64_t hi, int32_t group) noexcept nogil:
+        cdef uint64_t mixed = lo ^ (hi >> 17) ^ (<uint64_t>group * <uint64_t>0x9E3779B97F4A7C15)
+        return <int32_t>((mixed ^ (mixed >> 32)) & <uint64_t>self.mask)
+
+    cdef block_t find(self, const Name* name, const int64_t* keys) noexcept nogil:
+        """The block with this name and these keys, or 0."""
+        cdef int32_t at = self._home(name.hash_lo, name.hash_hi, name.group)
+        cdef block_t block = self.table[at]
+        while block:
+            if (
+                self.hash_lo[block] == name.hash_lo
+                and self.hash_hi[block] == name.hash_hi
+                and self.link_lo[block] == name.link_lo
+                and self.link_hi[block] == name.link_hi
+                and self.depth[block] == name.depth
+                and self.group[block] == name.group
+                and memcmp(&self.keys[<int64_t>block * self.block_size], keys, 8 * <size_t>self.block_size) == 0
+            ):
+                return block
+            at = (at + 1) & self.mask
+            block = self.table[at]
+        return 0
+
+    cdef void insert(self, block_t block, const Name* name, const int64_t* keys) noexcept nogil:
+        """Name a block that has no name yet; `find` has just said that the name is not taken."""
+        cdef int32_t at = self._home(name.hash_lo, name.hash_hi, name.group)
+        while self.table[at]:
+            at = (at + 1) & self.mask
+        self.table[at] = block
+        self.hash_lo[block] = name.hash_lo
+        self.hash_hi[block] = name.hash_hi
+        self.link_lo[block] = name.link_lo
+        self.link_hi[block] = name.link_hi
+        self.depth[block] = name.depth
+        self.group[block] = name.group
+        self.serial[block] = self.next_serial
+        memcpy(&self.keys[<int64_t>block * self.block_size], keys, 8 * <size_t>self.block_size)
+        self.next_serial += 1
+        self.num_entries += 1
+
+    cdef void remove(self, block_t block) noexcept nogil:
+        """Forget a named block, then close the gap: an entry moves back unless its home lies behind the gap."""
+        cdef int32_t gap = self._home(self.hash_lo[block], self.hash_hi[block], self.group[block])
+        cdef int32_t at
+        cdef int32_t home
+        cdef block_t other
+        while self.table[gap] != block:
+            gap = (gap + 1) & self.mask
+        at = gap
+        while True:
+            at = (at + 1) & self.mask
+            other = self.table[at]
+            if other == 0:
+                break
+            home = self._home(self.hash_lo[other], self.hash_hi[other], self.group[other])
+            if ((at - home) & self.mask) >= ((at - gap) & self.mask):
+                self.table[gap] = other
+                gap = at
+        self.table[gap] = 0
+        self.num_entries -= 1
+
+    cdef void clear(self) noexcept nogil:
+        """Forget everything; serial numbers go on, so links of former entries match nothing."""
+        cdef int32_t i
+        for i in range(self.mask + 1):
+            self.table[i] = 0
+        self.num_entries = 0
+
+    # What tests see: one move each, with checked arguments. Links: root bytes, or a serial number as 16 bytes.
+
+    def digest(self, bytes parent, keys):
+        """16-byte chain hash of one block of keys below `parent`."""
+        cdef int64_t[::1] view = self._check(keys)
+        cdef uint64_t above[2]
+        cdef uint64_t out[2]
+        above[0] = int.from_bytes(parent[:8], "little")
+        above[1] = int.from_bytes(parent[8:16], "little")
+        self.chain(above, &view[0], out)
+        return int(out[0]).to_bytes(8, "little") + int(out[1]).to_bytes(8, "little")
+
+    def lookup(self, bytes digest, bytes link, int32_t depth, int32_t group, keys):
+        """The block of that name, or 0."""
+        cdef int64_t[::1] view = self._check(keys)
+        cdef Name name
+        self._name(&name, digest, link, depth, group)
+        return self.find(&name, &view[0])
+
+    def add(self, int32_t block, bytes digest, bytes link, int32_t depth, int32_t group, keys):
+        """Name a block; returns its serial number as the link of its children (16 bytes)."""
+        cdef int64_t[::1] view = self._check(keys)
+        cdef Name name
+        self._name(&name, digest, link, depth, group)
+        if not 0 < block < self.serial.shape[0]:
+            raise ValueError(f"block {block}: this index serves blocks 1 to {self.serial.shape[0] - 1}")
+        if self.find(&name, &view[0]):
+            raise ValueError("another block has this name already")
+        self.insert(block, &name, &view[0])
+        return int(self.serial[block]).to_bytes(16, "little")
+
+    def discard(self, int32_t block):
+        """Forget a block; says whether it was named."""
+        cdef int32_t i
+        for i in range(self.mask + 1):
+            if block and self.table[i] == block:
+                self.remove(block)
+                return True
+        return False
+
+    def reset(self):
+        """Forget everything."""
+        self.clear()
+
+    cdef _name(self, Name* name, bytes digest, bytes link, int32_t depth, int32_t group):
+        if len(digest) != 16 or len(link) != 16:
+            raise ValueError(f"digest has {len(digest)} and link {len(link)} bytes: both need 16")
+        name.hash_lo = int.from_bytes(digest[:8], "little")
+        name.hash_hi = int.from_bytes(digest[8:], "little")
+        name.link_lo = int.from_bytes(link[:8], "little")
+        name.link_hi = int.from_bytes(link[8:], "little")
+        name.depth = depth
+        name.group = group
+
+    cdef _check(self, object keys):
+        if len(keys) != self.block_size:
+            raise ValueError(f"{len(keys)} keys: a block has exactly {self.block_size}")
+        return array("q", keys)

@@ -1,0 +1,18 @@
+from _fast.types cimport int32_t, int64_t, slot_t
+
+
+cdef class WaitQueue:
+    cdef readonly int32_t size
+    cdef readonly bint by_priority
+    cdef int32_t[::1] heap
+    cdef int32_t[::1] place
+    cdef int32_t[::1] rank
+    cdef double[::1] arrival
+    cdef int64_t[::1] order
+
+    cdef slot_t first(self) noexcept nogil
+    cdef void push(self, slot_t slot, int32_t priority, double arrival, int64_t order, bint again) noexcept nogil
+    cdef bint remove(self, slot_t slot) noexcept nogil
+    cdef bint ahead(self, slot_t a, slot_t b) noexcept nogil
+    cdef void _rise(self, int32_t at) noexcept nogil
+    cdef void _sink(self, int32_t at) noexcept nogil

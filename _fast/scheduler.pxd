@@ -1,0 +1,58 @@
+from _fast.blocks cimport BlockPool
+from _fast.encoder cimport EncoderTable
+from _fast.plan cimport StepPlan
+from _fast.prefix cimport PrefixIndex
+from _fast.queue cimport WaitQueue
+from _fast.seqs cimport SeqTable
+from _fast.tables cimport BlockTables
+from _fast.types cimport int32_t, int64_t, slot_t, token_t
+
+
+cdef class Scheduler:
+    cdef readonly int32_t max_slots
+    cdef readonly int32_t max_rows
+    cdef readonly int32_t max_tokens
+    cdef readonly int32_t max_model_len
+    cdef readonly int32_t block_size
+    cdef readonly int32_t num_running
+    cdef readonly int64_t num_preemptions
+    cdef readonly int64_t prefix_queries
+    cdef readonly int64_t prefix_hits
+    cdef readonly int32_t num_freed
+    cdef readonly int32_t[::1] freed_slots
+    cdef readonly BlockPool pool
+    cdef readonly PrefixIndex index
+    cdef readonly SeqTable seqs
+    cdef readonly BlockTables tables
+    cdef readonly WaitQueue queue
+    cdef readonly EncoderTable encoder
+    cdef int32_t max_chunk
+    cdef int32_t num_groups
+    cdef bint by_priority
+    cdef int64_t next_order
+    cdef int64_t next_step
+    cdef int64_t settled_step
+    cdef int32_t[::1] running  # slots, best first: victims of preemption come from the end
+    cdef int32_t[::1] share  # tokens of this step, by slot
+    cdef int32_t updates_left
+    cdef int32_t tokens_left
+    cdef bint preempted
+
+    cdef void _plan(self, StepPlan plan) noexcept nogil
+    cdef void _continue(self, StepPlan plan) noexcept nogil
+    cdef void _admit(self, StepPlan plan) noexcept nogil
+    cdef bint _start(self, slot_t slot, StepPlan plan) noexcept nogil
+    cdef bint _provide(self, slot_t slot, int32_t count) noexcept nogil
+    cdef void _preempt(self, slot_t slot) noexcept nogil
+    cdef int32_t _left(self, slot_t slot) noexcept nogil
+    cdef void _emit(self, StepPlan plan) noexcept nogil
+    cdef void _row(self, slot_t slot, int32_t count, StepPlan plan) noexcept nogil
+    cdef void _media(self, slot_t slot, int32_t start, int32_t count, StepPlan plan, int32_t at) noexcept nogil
+    cdef void _run(self, slot_t slot) noexcept nogil
+    cdef void _leave(self, slot_t slot) noexcept nogil
+    cdef void _end(self, slot_t slot) noexcept nogil
+    cdef void _commit(self, StepPlan plan, const int32_t* sampled, const int32_t* override) noexcept nogil
+    cdef int32_t _sample(self, slot_t slot, token_t token, int32_t override, int32_t* out) noexcept nogil
+    cdef void _fail(self, StepPlan plan) noexcept nogil
+    cdef _check_oldest(self, StepPlan plan)
+    cdef _check_slot(self, int32_t slot)

@@ -1,0 +1,85 @@
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from _fast.blocks import BlockPool
+from _fast.encoder import EncoderTable
+from _fast.plan import StepPlan
+from _fast.prefix import PrefixIndex
+from _fast.queue import WaitQueue
+from _fast.seqs import SeqTable
+from _fast.tables import BlockTables
+
+class Scheduler:
+    max_slots: int
+    max_rows: int
+    max_tokens: int
+    max_model_len: int
+    block_size: int
+    num_running: int
+    num_preemptions: int
+    prefix_queries: int
+    prefix_hits: int
+    num_freed: int
+    freed_slots: Any
+    pool: BlockPool
+    index: PrefixIndex
+    seqs: SeqTable
+    tables: BlockTables
+    queue: WaitQueue
+    encoder: EncoderTable
+    def __init__(
+        self,
+        *,
+        max_slots: int,
+        max_rows: int,
+        max_tokens: int,
+        max_model_len: int,
+        num_blocks: int,
+        block_size: int,
+        groups: Sequence[tuple[int, int]] = ((0, 0),),
+        prefix_caching: bool = True,
+        hash_key: bytes = ...,
+        policy: int = 0,
+        max_chunk: int = 0,
+        encoder_budget: int = 0,
+        encoder_capacity: int = 0,
+        hash_bits: int = 128,
+    ) -> None: ...
+    def add(
+        self,
+        request_id: int,
+        tokens: Any,
+        *,
+        max_tokens: int,
+        min_tokens: int = 0,
+        ignore_eos: bool = False,
+        eos_ids: Iterable[int] = (),
+        stop_ids: Iterable[int] = (),
+        priority: int = 0,
+        arrival: float = 0.0,
+        root: bytes = ...,
+        keys: Any = None,
+        media: Any = None,
+        read_cache: bool = True,
+    ) -> int: ...
+    def abort(self, request_id: int) -> bool: ...
+    def add_entry(self, num_rows: int) -> int: ...
+    def discard_entry(self, entry: int) -> bool: ...
+    def take_evicted(self) -> list[tuple[int, bool]]: ...
+    def schedule(self, plan: StepPlan) -> int: ...
+    def commit(self, plan: StepPlan, sampled: Any, finish_override: Any = None) -> None: ...
+    def fail(self, plan: StepPlan) -> None: ...
+    def reset_prefix_cache(self) -> None: ...
+    def cached_tokens(self, slot: int) -> int: ...
+    def num_tokens(self, slot: int) -> int: ...
+    @property
+    def num_waiting(self) -> int: ...
+    @property
+    def num_in_flight(self) -> int: ...
+    @property
+    def free_blocks(self) -> int: ...
+    @property
+    def cached_blocks(self) -> int: ...
+    @property
+    def used_blocks(self) -> int: ...
+    def ledger(self) -> dict[str, int]: ...

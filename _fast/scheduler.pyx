@@ -1,0 +1,575 @@
+"""Scheduler: what runs next, in integers. schedule() plans a step, commit() settles it; two steps may be in flight.
+
+Owner: the device thread. In: requests (tokens, keys, limits, media spans), aborts, sampled tokens. Out: a StepPlan
+per step, tokens and finish reasons per row, slots freed, media entries evicted.
+There is no prefill or decode phase: a row has tokens known and tokens computed, and a step closes some of the gap:
+
+    schedule(N+1)      launched behind N     commit(N)                     schedule(N+2) ...
+    plans with N's     (device runs steps    N's tokens known: lengths,    sees what commit(N) freed
+    samples pending    in order)             stops, names, freed blocks
+
+A row whose newest token is still on the device is planned with FEED. A row that ends in commit(N) while N+1 names
+it keeps its slot until commit(N+1); its blocks are free at once, because no plan made before can write to them later.
+Order: running rows, best (priority, arrival) first, one token each promised to rows that decode; then waiting ones.
+When blocks run out, the last running row starts over (its KV is recomputed), so the first one always progresses.
+"""
+
+from array import array
+
+cimport cython
+
+from _fast.seqs cimport Span
+from _fast.types cimport (
+    FINISH_ERROR,
+    FINISH_NONE,
+    FINISHING,
+    MAX_IN_FLIGHT,
+    MEDIA_TOO_LARGE,
+    NEVER_FITS,
+    NO_SLOT,
+    ROW_FEED,
+    ROW_SAMPLE,
+    RUNNING,
+    WAITING,
+)
+
+
+@cython.final
+cdef class Scheduler:
+    """Slots, queue, blocks and media entries of one engine; see the module for the order of calls."""
+
+    def __init__(self, *, int32_t max_slots, int32_t max_rows, int32_t max_tokens, int32_t max_model_len,
+                 int32_t num_blocks, int32_t block_size, groups=((0, 0),), bint prefix_caching=True,
+                 bytes hash_key=bytes(16), int32_t policy=0, int32_t max_chunk=0, int32_t encoder_budget=0,
+                 int32_t encoder_capacity=0, int hash_bits=128):
+        if max_rows < 1 or max_slots < max_rows or max_tokens < max_rows:
+            raise ValueError(
+                f"max_slots={max_slots}, max_rows={max_rows}, max_tokens={max_tokens}: rows are at least 1, and "
+                "there are at least as many slots, and tokens in a step, as rows"
+            )
+        if max_model_len < 2 or block_size < 1 or max_chunk < 0:
+            raise ValueError(
+                f"max_model_len={max_model_len}, block_size={block_size}, max_chunk={max_chunk}: need at least 2, 1, 0"
+            )
+        if policy not in (0, 1):
+            raise ValueError(f"policy={policy}: 0 is first come, first served; 1 is by priority")
+        self.max_slots = max_slots
+        self.max_rows = max_rows
+        self.max_tokens = max_tokens
+        self.max_model_len = max_model_len
+        self.block_size = block_size
+        self.max_chunk = min(max_chunk, max_tokens) if max_chunk else max_tokens
+        self.by_priority = policy == 1
+        self.settled_step = -1
+        self.pool = BlockPool(num_blocks)
+        self.index = PrefixIndex(num_blocks if prefix_caching else 2, block_size, hash_key, hash_bits)
+        self.seqs = SeqTable(max_slots)
+        self.tables = BlockTables(self.pool, self.index, self.seqs, list(groups), block_size, max_model_len,
+                                  self.max_chunk, prefix_caching)
+        self.num_groups = self.tables.num_groups
+        self.queue = WaitQueue(max_slots, self.by_priority)
+        self.encoder = EncoderTable(encoder_budget, encoder_capacity)
+        self.freed_slots = array("i", bytes(4 * max_slots))
+        self.running = array("i", bytes(4 * max_slots))
+        self.share = array("i", bytes(4 * max_slots))
+
+    # Requests come and go.
+
+    def add(self, int64_t request_id, const token_t[::1] tokens, *, int32_t max_tokens, int32_t min_tokens=0,
+            bint ignore_eos=False, eos_ids=(), stop_ids=(), int32_t priority=0, double arrival=0.0,
+            bytes root=bytes(16), const int64_t[::1] keys=None, const int32_t[:, ::1] media=None,
+            bint read_cache=True):
+        """A request enters the queue: its slot, or -1 (no slot free), -2 (too few blocks), -3 (media too large)."""
+        cdef int64_t n = tokens.shape[0]
+        if n < 1 or n >= self.max_model_len or max_tokens < 1 or min_tokens < 0:
+            raise ValueError(
+                f"prompt of {n} tokens, max_tokens={max_tokens}, min_tokens={min_tokens}: the prompt takes 1 to "
+                f"{self.max_model_len - 1} tokens, and at least one is generated"
+            )
+        if request_id < 0 or len(root) != 16 or (keys is not None and keys.shape[0] != n):
+            raise ValueError(f"request {request_id}: ids are >= 0, root has 16 bytes, keys are as many as tokens")
+        if media is not None and media.shape[0]:
+            if media.shape[1] != 4 or media[media.shape[0] - 1, 0] + media[media.shape[0] - 1, 1] > n:
+                raise ValueError("media rows are (start, length, entry, entry_row_start) inside the prompt")
+            need = self.encoder.largest_need(media)
+            if self.encoder.capacity and need > self.encoder.capacity:
+                return MEDIA_TOO_LARGE
+        cdef int32_t max_len = <int32_t>min(n + max_tokens, <int64_t>self.max_model_len)
+        if self.tables.demand(0, max_len - 1) > self.pool.total:
+            return NEVER_FITS
+        cdef slot_t slot = self.seqs.take()
+        if slot < 0:
+            return NO_SLOT
+        try:
+            self.seqs.fill(slot, tokens, keys, () if ignore_eos else eos_ids, stop_ids, media)
+        except BaseException:
+            self.seqs.give(slot)
+            raise
+        self.seqs.state[slot] = WAITING
+        self.seqs.request[slot] = request_id
+        self.seqs.max_len[slot] = max_len
+        self.seqs.min_len[slot] = <int32_t>min(n + min_tokens, <int64_t>max_len)
+        self.seqs.priority[slot] = priority
+        self.seqs.arrival[slot] = arrival
+        self.seqs.order[slot] = self.next_order
+        self.seqs.root_lo[slot] = int.from_bytes(root[:8], "little")
+        self.seqs.root_hi[slot] = int.from_bytes(root[8:], "little")
+        self.seqs.read_cache[slot] = read_cache
+        self.encoder.hold(self.seqs, slot)
+        self.queue.push(slot, priority, arrival, self.next_order, False)
+        self.next_order += 1
+        return slot
+
+    def abort(self, int64_t request_id):
+        """End a request from outside: False when it is not live. `freed_slots` then says whether its slot is free."""
+        cdef slot_t slot
+        with nogil:
+            self.num_freed = 0
+            slot = self.seqs.find(request_id)
+            if slot >= 0 and self.seqs.state[slot] != FINISHING:
+                self._end(slot)
+            else:
+                slot = -1
+        return slot >= 0
+
+    def add_entry(self, int32_t num_rows):
+        """A new media entry: its id (>= 1), or -3 when it can never fit into the encoder cache."""
+        return self.encoder.add_entry(num_rows)
+
+    def discard_entry(self, int32_t entry):
+        """Take back a new entry that no request named after all; says whether it was one."""
+        return self.encoder.discard_entry(entry)
+
+    def take_evicted(self):
+        """[(entry, dead)] of embeddings to drop now; dead entries' ids are free again. Call it after each commit."""
+        return self.encoder.take_evicted() if self.encoder.num_evicted else []
+
+    # A step.
+
+    def schedule(self, StepPlan plan not None):
+        """Plan the next step: the number of its rows. 0: nothing to launch, and nothing to commit."""
+        if self.next_step - self.settled_step - 1 >= MAX_IN_FLIGHT:
+            raise RuntimeError(f"{MAX_IN_FLIGHT} steps are in flight already: commit the older one first")
+        if (
+            plan.max_rows < self.max_rows
+            or plan.max_tokens < self.max_tokens
+            or plan.max_updates < self.num_groups * self.tables.max_blocks
+        ):
+            raise ValueError(
+                f"the plan holds {plan.max_rows} rows, {plan.max_tokens} tokens, {plan.max_updates} updates: this "
+                f"scheduler needs {self.max_rows}, {self.max_tokens}, {self.num_groups * self.tables.max_blocks}"
+            )
+        if self.settled_step < plan.step_id < self.next_step:
+            raise ValueError(f"the plan still holds step {plan.step_id}, which is in flight: give another one")
+        with nogil:
+            self._plan(plan)
+        return plan.num_rows
+
+    def commit(self, StepPlan plan not None, const int32_t[::1] sampled, const int32_t[::1] finish_override=None):
+        """Settle the oldest step in flight. `sampled`: a token per row (ignored where nothing was to be sampled).
+
+        `finish_override` ends rows with a reason of its own where it is not 0; a token of -1 then counts as none.
+        """
+        cdef int32_t n = plan.num_rows
+        if plan.step_id < 0 and n == 0:
+            self.num_freed = 0
+            return
+        self._check_oldest(plan)
+        if sampled.shape[0] < n or (finish_override is not None and finish_override.shape[0] < n):
+            raise ValueError(f"the step has {n} rows: sampled and finish_override need a value for each")
+        cdef const int32_t* override = NULL
+        if finish_override is not None:
+            override = &finish_override[0]
+        with nogil:
+            self._commit(plan, &sampled[0], override)
+
+    def fail(self, StepPlan plan not None):
+        """The oldest step in flight raised: all its rows end with ERROR, and what read its results ends later."""
+        self._check_oldest(plan)
+        with nogil:
+            self._fail(plan)
+
+    cdef _check_oldest(self, StepPlan plan):
+        if plan.step_id != self.settled_step + 1 or plan.step_id >= self.next_step:
+            raise ValueError(f"step {plan.step_id} is not the oldest in flight ({self.settled_step + 1})")
+
+    def reset_prefix_cache(self):
+        """Forget every cached prefix; rows in flight go on with their own blocks."""
+        with nogil:
+            self.tables.forget_names()
+
+    # Planning.
+
+    cdef void _plan(self, StepPlan plan) noexcept nogil:
+        plan.clear()
+        self.encoder.begin(self.settled_step)
+        while True:
+            self.updates_left = plan.max_updates
+            self.preempted = False
+            self._continue(plan)
+            if not self.preempted:
+                self._admit(plan)
+            self._emit(plan)
+            if plan.num_rows or self.num_running == 0 or self.next_step != self.settled_step + 1:
+                break
+            # Nothing can move and nothing is in flight: rows hold each other's encoder room. The last starts over.
+            self._preempt(self.running[self.num_running - 1])
+        if plan.num_rows:
+            plan.seal(self.next_step)
+            self.next_step += 1
+
+    cdef int32_t _left(self, slot_t slot) noexcept nogil:
+        """Tokens a row could compute now; 0 when its last possible sample is on its way."""
+        cdef int32_t known = self.seqs.num_tokens[slot] + self.seqs.pending[slot]
+        return known - self.seqs.computed[slot] if known < self.seqs.max_len[slot] else 0
+
+    cdef void _continue(self, StepPlan plan) noexcept nogil:
+        """Share the step's tokens among running rows and find their blocks."""
+        cdef int32_t i
+        cdef int32_t count
+        cdef int32_t changed
+        cdef slot_t slot
+        self.tokens_left = self.max_tokens
+        for i in range(self.num_running):
+            count = self._left(self.running[i])
+            self.share[self.running[i]] = count
+            if count == 1:
+                self.tokens_left -= 1
+        i = 0
+        while i < self.num_running:
+            slot = self.running[i]
+            i += 1
+            count = self.share[slot]
+            if count == 0:
+                continue
+            if count > 1:
+                count = min(count, min(self.max_chunk, self.tokens_left))
+            if self.seqs.span_at[slot] < self.seqs.num_spans[slot]:
+                count = self.encoder.limit(self.seqs, slot, self.seqs.computed[slot], count)
+            if count and not self._provide(slot, count):
+                count = 0
+            if count:
+                changed = self.tables.num_changed(slot)
+                if changed <= self.updates_left:
+                    self.updates_left -= changed
+                else:
+                    count = 0
+            if self.share[slot] > 1:
+                self.tokens_left -= count
+            self.share[slot] = count
+            if count and self.seqs.span_at[slot] < self.seqs.num_spans[slot]:
+                self.encoder.claim(self.seqs, slot, self.seqs.computed[slot], count, plan, self.next_step)
+
+    cdef bint _provide(self, slot_t slot, int32_t count) noexcept nogil:
+        """Blocks for the row's next tokens, from the last running rows if need be. False: the row gets none now."""
+        cdef int32_t end = self.seqs.computed[slot] + count
+        cdef int32_t missing = self.tables.missing(slot, end)
+        cdef slot_t victim
+        if missing <= 0:
+            return True
+        while missing > self.pool.num_free + self.pool.num_cached:
+            victim = self.running[self.num_running - 1]
+            self._preempt(victim)
+            if victim == slot:
+                return False
+        return self.tables.grow(slot, end) == 0
+
+    cdef void _preempt(self, slot_t slot) noexcept nogil:
+        """A running row gives up its blocks and goes back to the queue; samples in flight still reach it."""
+        self._leave(slot)
+        self.tables.release(slot)
+        self.encoder.unpin(self.seqs, slot)
+        self.seqs.state[slot] = WAITING
+        self.seqs.epoch[slot] += 1
+        self.seqs.computed[slot] = 0
+        self.seqs.committed[slot] = 0
+        self.seqs.num_named[slot] = 0
+        self.queue.push(slot, self.seqs.priority[slot], self.seqs.arrival[slot], self.seqs.order[slot], True)
+        self.num_preemptions += 1
+        self.preempted = True
+
+    cdef void _admit(self, StepPlan plan) noexcept nogil:
+        """Start waiting requests in their order; the first that does not fit holds up the others."""
+        cdef slot_t slot
+        while self.num_running < self.max_rows and self.tokens_left > 0:
+            slot = self.queue.first()
+            # A preempted row waits for its samples in flight: they are part of what it must compute.
+            if slot < 0 or self.seqs.in_flight[slot] or not self._start(slot, plan):
+                return
+
+    cdef bint _start(self, slot_t slot, StepPlan plan) noexcept nogil:
+        cdef int32_t known = self.seqs.num_tokens[slot]
+        cdef int32_t hit = self.tables.match(slot)
+        cdef int32_t start = hit * self.block_size
+        cdef int32_t count = min(known - start, min(self.max_chunk, self.tokens_left))
+        cdef int32_t idle = self.pool.num_free + self.pool.num_cached - self.tables.num_revived
+        # All that is known must fit, with a reserve for rows that decode: a row let in too early preempts others.
+        cdef int32_t reserve = min(self.num_running, self.pool.total >> 4) * self.num_groups
+        if self.tables.demand(hit, known) + reserve > idle and self.num_running:
+            return False
+        if self.tables.demand(hit, known) > idle:
+            return False
+        if self.seqs.num_spans[slot]:
+            count = self.encoder.limit(self.seqs, slot, start, count)
+        cdef int32_t changed = self.tables.blocks_for(start + count) * self.num_groups
+        if count <= 0 or changed > self.updates_left:
+            return False
+        if self.tables.attach(slot, hit) < 0 or self.tables.grow(slot, start + count) < 0:
+            self.tables.release(slot)
+            return False
+        self.queue.remove(slot)
+        self.updates_left -= changed
+        self.tokens_left -= count
+        self.seqs.computed[slot] = start
+        self.seqs.committed[slot] = start
+        self.seqs.num_named[slot] = hit
+        self.seqs.unnamed[slot] = 0
+        self.seqs.boundary[slot] = start + self.block_size
+        if self.seqs.num_spans[slot]:
+            self.encoder.passed(self.seqs, slot)
+            self.encoder.claim(self.seqs, slot, start, count, plan, self.next_step)
+        if self.seqs.cached[slot] < 0:
+            self.seqs.cached[slot] = start
+            if self.tables.caching and self.seqs.read_cache[slot]:
+                self.prefix_queries += known
+                self.prefix_hits += start
+        self.share[slot] = count
+        self._run(slot)
+        return True
+
+    cdef void _run(self, slot_t slot) noexcept nogil:
+        """Into the running rows, which stay sorted from best to worst."""
+        cdef int32_t i = self.num_running
+        cdef slot_t other
+        self.seqs.state[slot] = RUNNING
+        while i:
+            other = self.running[i - 1]
+            if self.by_priority and self.seqs.priority[slot] != self.seqs.priority[other]:
+                if self.seqs.priority[slot] > self.seqs.priority[other]:
+                    break
+            elif self.seqs.arrival[slot] != self.seqs.arrival[other]:
+                if self.seqs.arrival[slot] > self.seqs.arrival[other]:
+                    break
+            elif self.seqs.order[slot] > self.seqs.order[other]:
+                break
+            self.running[i] = other
+            i -= 1
+        self.running[i] = slot
+        self.num_running += 1
+
+    cdef void _leave(self, slot_t slot) noexcept nogil:
+        """Out of the running rows, keeping their order."""
+        cdef int32_t i = self.num_running - 1
+        cdef slot_t moved = slot
+        cdef slot_t here
+        # Backwards: those that leave most often, victims, stand at the end.
+        while i >= 0:
+            here = self.running[i]
+            self.running[i] = moved
+            if here == slot:
+                break
+            moved = here
+            i -= 1
+        self.num_running -= 1
+
+    cdef void _emit(self, StepPlan plan) noexcept nogil:
+        """Write the rows: those with one token first, then the chunks."""
+        cdef int32_t i
+        for i in range(self.num_running):
+            if self.share[self.running[i]] == 1:
+                self._row(self.running[i], 1, plan)
+        plan.num_decode_rows = plan.num_rows
+        for i in range(self.num_running):
+            if self.share[self.running[i]] > 1:
+                self._row(self.running[i], self.share[self.running[i]], plan)
+
+    cdef void _row(self, slot_t slot, int32_t count, StepPlan plan) noexcept nogil:
+        cdef int32_t row = plan.num_rows
+        cdef int32_t at = plan.num_tokens
+        cdef int32_t start = self.seqs.computed[slot]
+        cdef int32_t flags = 0
+        cdef int32_t i
+        cdef const token_t* tokens = self.seqs.tokens[slot] + start
+        plan.row_slot[row] = slot
+        plan.row_len[row] = count
+        plan.row_computed[row] = start
+        plan.row_epoch[row] = self.seqs.epoch[slot]
+        plan.out_request[row] = self.seqs.request[slot]
+        if self.seqs.span_at[slot] < self.seqs.num_spans[slot]:
+            self._media(slot, start, count, plan, at)
+        if self.seqs.pending[slot]:
+            flags = ROW_FEED
+            plan.token_ids[at] = -1
+        else:
+            for i in range(count):
+                plan.token_ids[at + i] = tokens[i]
+        if start + count == self.seqs.num_tokens[slot] + self.seqs.pending[slot]:
+            flags |= ROW_SAMPLE
+            self.seqs.pending[slot] += 1
+        plan.row_flags[row] = flags
+        plan.num_rows = row + 1
+        plan.num_tokens = at + count
+        plan.row_start[row + 1] = at + count
+        self.seqs.computed[slot] = start + count
+        self.seqs.in_flight[slot] += 1
+        if self.tables.dirty[slot] < self.tables.size[slot]:
+            self.tables.send(slot, plan)
+
+    cdef void _media(self, slot_t slot, int32_t start, int32_t count, StepPlan plan, int32_t at) noexcept nogil:
+        """Which tokens of the row take which rows of which entry."""
+        cdef int32_t k = self.seqs.span_at[slot]
+        cdef int32_t low
+        cdef int32_t high
+        cdef Span* span
+        while k < self.seqs.num_spans[slot]:
+            span = &self.seqs.spans[slot][k]
+            low = max(span.start, start)
+            high = min(span.start + span.length, start + count)
+            if low < high:
+                plan.media(at + low - start, high - low, span.entry, span.row + low - span.start)
+            if span.start + span.length > start + count:
+                break
+            k += 1
+        self.seqs.span_at[slot] = k
+
+    # Settling.
+
+    cdef void _commit(self, StepPlan plan, const int32_t* sampled, const int32_t* override) noexcept nogil:
+        cdef int32_t row
+        cdef int32_t why
+        cdef int32_t forced
+        cdef slot_t slot
+        cdef bint fresh
+        self.num_freed = 0
+        for row in range(plan.num_rows):
+            slot = plan.row_slot[row]
+            self.seqs.in_flight[slot] -= 1
+            plan.out_token[row] = -1
+            plan.out_finish[row] = FINISH_NONE
+            if self.seqs.state[slot] == FINISHING:
+                if self.seqs.in_flight[slot] == 0:
+                    self._end(slot)
+                continue
+            # After a preemption the KV of this step is gone, but its sample is still the row's next token.
+            fresh = plan.row_epoch[row] == self.seqs.epoch[slot]
+            forced = override[row] if override else FINISH_NONE
+            if self.seqs.doomed[slot]:
+                why = FINISH_ERROR
+            elif plan.row_flags[row] & ROW_SAMPLE:
+                self.seqs.pending[slot] -= 1
+                why = self._sample(slot, sampled[row], forced, &plan.out_token[row])
+            else:
+                why = forced
+            if fresh and why != FINISH_ERROR:
+                self.seqs.committed[slot] = plan.row_computed[row] + plan.row_len[row]
+                if self.seqs.committed[slot] >= self.seqs.boundary[slot]:
+                    self.tables.settle(slot)
+                if self.seqs.span_done[slot] < self.seqs.num_spans[slot]:
+                    self.encoder.passed(self.seqs, slot)
+            if why:
+                plan.out_finish[row] = why
+                self._end(slot)
+        self.settled_step = plan.step_id
+
+    cdef int32_t _sample(self, slot_t slot, token_t token, int32_t override, int32_t* out) noexcept nogil:
+        """Append a sampled token; why its request ends, or FINISH_NONE."""
+        if token < 0:
+            return override if override else FINISH_ERROR
+        if self.seqs.append(slot, token) < 0:
+            return FINISH_ERROR
+        out[0] = token
+        return override if override else self.seqs.verdict(slot, token)
+
+    cdef void _fail(self, StepPlan plan) noexcept nogil:
+        cdef int32_t row
+        cdef slot_t slot
+        self.num_freed = 0
+        for row in range(plan.num_rows):
+            slot = plan.row_slot[row]
+            self.seqs.in_flight[slot] -= 1
+            plan.out_token[row] = -1
+            plan.out_finish[row] = FINISH_NONE
+            if self.seqs.state[slot] != FINISHING:
+                plan.out_finish[row] = FINISH_ERROR
+                self._end(slot)
+            elif self.seqs.in_flight[slot] == 0:
+                self._end(slot)
+        for slot in range(self.max_slots):
+            if self.seqs.in_flight[slot] and self.encoder.tainted(self.seqs, slot, plan.step_id):
+                self.seqs.doomed[slot] = 1
+        self.encoder.fail(plan.step_id)
+        self.settled_step = plan.step_id
+
+    cdef void _end(self, slot_t slot) noexcept nogil:
+        """A request is over: blocks and entries go at once, the slot when no step in flight names it."""
+        if self.seqs.state[slot] == RUNNING:
+            self._leave(slot)
+        elif self.seqs.state[slot] == WAITING:
+            self.queue.remove(slot)
+        if self.seqs.state[slot] != FINISHING:
+            self.tables.release(slot)
+            self.encoder.drop(self.seqs, slot)
+            self.seqs.state[slot] = FINISHING
+        if self.seqs.in_flight[slot] == 0:
+            self.seqs.give(slot)
+            self.freed_slots[self.num_freed] = slot
+            self.num_freed += 1
+
+    # What the engine reports, and what tests count.
+
+    def cached_tokens(self, int32_t slot):
+        """Prompt tokens found in the prefix cache when the slot's request first started; 0 before."""
+        self._check_slot(slot)
+        return max(0, self.seqs.cached[slot])
+
+    def num_tokens(self, int32_t slot):
+        """Tokens of the slot's request known on the host: prompt and committed samples."""
+        self._check_slot(slot)
+        return self.seqs.num_tokens[slot]
+
+    cdef _check_slot(self, int32_t slot):
+        if not 0 <= slot < self.max_slots:
+            raise ValueError(f"slot {slot}: this scheduler has slots 0 to {self.max_slots - 1}")
+
+    @property
+    def num_waiting(self):
+        return self.queue.size
+
+    @property
+    def num_in_flight(self):
+        return self.next_step - self.settled_step - 1
+
+    @property
+    def free_blocks(self):
+        return self.pool.num_free
+
+    @property
+    def cached_blocks(self):
+        return self.pool.num_cached
+
+    @property
+    def used_blocks(self):
+        return self.pool.num_used
+
+    def ledger(self):
+        """Counts that must be zero, or add up, when no request is open (RELIABILITY.md)."""
+        cdef int32_t i
+        cdef int32_t rows = 0
+        for i in range(self.max_slots):
+            rows += self.tables.size[i] > 0
+        return {
+            "free": self.pool.num_free,
+            "cached": self.pool.num_cached,
+            "used": self.pool.num_used,
+            "total": self.pool.total,
+            "refs": self.pool.sum_refs(),
+            "table_rows": rows,
+            "slots": self.seqs.num_used,
+            "running": self.num_running,
+            "waiting": self.queue.size,
+            "index_entries": self.index.num_entries,
+            "encoder_entries": self.encoder.num_entries,
+            "encoder_in_use": self.encoder.num_in_use,
+            "encoder_rows": self.encoder.rows_held,
+            "in_flight": self.next_step - self.settled_step - 1,
+        }

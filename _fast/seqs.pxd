@@ -1,0 +1,63 @@
+from _fast.types cimport int32_t, int64_t, slot_t, token_t, uint8_t, uint64_t
+
+
+cdef struct Span:  # a run of prompt positions that take rows of one media entry
+    int32_t start
+    int32_t length
+    int32_t entry
+    int32_t row  # first row of the entry that this run takes
+    int32_t last  # index of the request's last span of this entry; it carries the pin of all of them
+    int32_t pinned  # on that last span only: this slot keeps the entry's embedding from eviction
+
+
+cdef class SeqTable:
+    cdef readonly int32_t num_slots
+    cdef readonly int32_t num_used
+    cdef int32_t[::1] free_slots
+    # One value per slot from here on; reset() clears each of them.
+    cdef uint8_t[::1] state
+    cdef uint8_t[::1] read_cache
+    cdef uint8_t[::1] unnamed
+    cdef uint8_t[::1] doomed
+    cdef int64_t[::1] request
+    cdef int32_t[::1] prompt_len
+    cdef int32_t[::1] num_tokens
+    cdef int32_t[::1] computed
+    cdef int32_t[::1] committed
+    cdef int32_t[::1] pending
+    cdef int32_t[::1] in_flight
+    cdef int32_t[::1] max_len
+    cdef int32_t[::1] min_len
+    cdef int32_t[::1] priority
+    cdef double[::1] arrival
+    cdef int64_t[::1] order
+    cdef int32_t[::1] epoch
+    cdef int32_t[::1] num_named
+    cdef int32_t[::1] boundary
+    cdef int32_t[::1] cached
+    cdef uint64_t[::1] root_lo
+    cdef uint64_t[::1] root_hi
+    cdef int32_t[::1] num_hashed
+    cdef int32_t[::1] num_eos
+    cdef int32_t[::1] num_stop
+    cdef int32_t[::1] num_spans
+    cdef int32_t[::1] span_at
+    cdef int32_t[::1] span_done
+    cdef int32_t[::1] token_room
+    cdef int32_t[::1] hash_room
+    cdef token_t** tokens
+    cdef int64_t** keys
+    cdef uint64_t** hashes
+    cdef token_t** stops
+    cdef Span** spans
+
+    cdef slot_t take(self) noexcept nogil
+    cdef void give(self, slot_t slot) noexcept nogil
+    cdef void reset(self, slot_t slot) noexcept nogil
+    cdef slot_t find(self, int64_t request) noexcept nogil
+    cdef int append(self, slot_t slot, token_t token) noexcept nogil
+    cdef int32_t verdict(self, slot_t slot, token_t token) noexcept nogil
+    cdef int64_t* gather(self, slot_t slot, int32_t start, int32_t count, int64_t* into) noexcept nogil
+    cdef int fill(self, slot_t slot, const token_t[::1] tokens, const int64_t[::1] keys, object eos_ids,
+                  object stop_ids, const int32_t[:, ::1] media) except -1
+    cdef int _fill_spans(self, slot_t slot, const int32_t[:, ::1] media) except -1

@@ -1,0 +1,294 @@
+"""SeqTable: a row of integers per live request; slots are handed out here and returned here.
+
+Owner: the device thread, through Scheduler alone. In: a request's tokens, keys, limits, stop ids and media spans.
+Out: arrays indexed by slot that the scheduler reads and writes, and whether a new token ends its request.
+Per slot, three lengths walk after each other; the scheduler closes the gap between the first and the last:
+
+    committed <= computed <= num_tokens + pending <= max_len
+    (KV of steps whose result is known) (KV of launched steps) (tokens known here + samples still on the device)
+
+Token, key and hash buffers are malloc'ed per slot and grow by half, so a context of a million tokens costs memory
+only to requests that are that long.
+"""
+
+from array import array
+
+cimport cython
+from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.string cimport memcpy
+
+from _fast.types cimport FINISH_LENGTH, FINISH_NONE, FINISH_STOP, FINISH_STOP_TOKEN, FREE
+
+
+cdef inline bint _holds(const token_t* ids, int32_t count, token_t token) noexcept nogil:
+    """Binary search in ascending ids."""
+    cdef int32_t low = 0
+    cdef int32_t high = count
+    cdef int32_t mid
+    while low < high:
+        mid = (low + high) >> 1
+        if ids[mid] < token:
+            low = mid + 1
+        else:
+            high = mid
+    return low < count and ids[low] == token
+
+
+@cython.final
+cdef class SeqTable:
+    """Everything the scheduler knows of the live requests, one array per fact."""
+
+    def __cinit__(self, int32_t num_slots):
+        if num_slots < 1:
+            raise ValueError(f"num_slots={num_slots}: need at least 1")
+        self.tokens = <token_t**>calloc(num_slots, sizeof(token_t*))
+        self.keys = <int64_t**>calloc(num_slots, sizeof(int64_t*))
+        self.hashes = <uint64_t**>calloc(num_slots, sizeof(uint64_t*))
+        self.stops = <token_t**>calloc(num_slots, sizeof(token_t*))
+        self.spans = <Span**>calloc(num_slots, sizeof(Span*))
+        if not (self.tokens and self.keys and self.hashes and self.stops and self.spans):
+            raise MemoryError(f"no memory for {num_slots} slots")
+        self.num_slots = num_slots
+
+    def __init__(self, int32_t num_slots):
+        cdef int32_t i
+        self.num_used = 0
+        self.free_slots = array("i", bytes(4 * num_slots))
+        self.state = array("B", bytes(num_slots))
+        self.read_cache = array("B", bytes(num_slots))
+        self.unnamed = array("B", bytes(num_slots))
+        self.doomed = array("B", bytes(num_slots))
+        self.request = array("q", bytes(8 * num_slots))
+        self.prompt_len = array("i", bytes(4 * num_slots))
+        self.num_tokens = array("i", bytes(4 * num_slots))
+        self.computed = array("i", bytes(4 * num_slots))
+        self.committed = array("i", bytes(4 * num_slots))
+        self.pending = array("i", bytes(4 * num_slots))
+        self.in_flight = array("i", bytes(4 * num_slots))
+        self.max_len = array("i", bytes(4 * num_slots))
+        self.min_len = array("i", bytes(4 * num_slots))
+        self.priority = array("i", bytes(4 * num_slots))
+        self.arrival = array("d", bytes(8 * num_slots))
+        self.order = array("q", bytes(8 * num_slots))
+        self.epoch = array("i", bytes(4 * num_slots))
+        self.num_named = array("i", bytes(4 * num_slots))
+        self.boundary = array("i", bytes(4 * num_slots))
+        self.cached = array("i", bytes(4 * num_slots))
+        self.root_lo = array("Q", bytes(8 * num_slots))
+        self.root_hi = array("Q", bytes(8 * num_slots))
+        self.num_hashed = array("i", bytes(4 * num_slots))
+        self.num_eos = array("i", bytes(4 * num_slots))
+        self.num_stop = array("i", bytes(4 * num_slots))
+        self.num_spans = array("i", bytes(4 * num_slots))
+        self.span_at = array("i", bytes(4 * num_slots))
+        self.span_done = array("i", bytes(4 * num_slots))
+        self.token_room = array("i", bytes(4 * num_slots))
+        self.hash_room = array("i", bytes(4 * num_slots))
+        for i in range(num_slots):
+            self.free_slots[i] = num_slots - 1 - i
+            self.epoch[i] = 0
+            self.reset(i)
+
+    def __dealloc__(self):
+        cdef int32_t i
+        for i in range(self.num_slots if self.spans else 0):
+            free(self.tokens[i])
+            free(self.keys[i])
+            free(self.hashes[i])
+            free(self.stops[i])
+            free(self.spans[i])
+        free(self.tokens)
+        free(self.keys)
+        free(self.hashes)
+        free(self.stops)
+        free(self.spans)
+
+    cdef slot_t take(self) noexcept nogil:
+        """A free slot, clean, or -1."""
+        if self.num_used == self.num_slots:
+            return -1
+        self.num_used += 1
+        return self.free_slots[self.num_slots - self.num_used]
+
+    cdef void give(self, slot_t slot) noexcept nogil:
+        """A slot comes back; whatever it held is gone."""
+        self.reset(slot)
+        self.free_slots[self.num_slots - self.num_used] = slot
+        self.num_used -= 1
+
+    cdef void reset(self, slot_t slot) noexcept nogil:
+        """Clear every per-slot fact and buffer. Only `epoch` goes on: plans of the former owner must not match."""
+        self.state[slot] = FREE
+        self.read_cache[slot] = 0
+        self.unnamed[slot] = 0
+        self.doomed[slot] = 0
+        self.request[slot] = -1
+        self.prompt_len[slot] = 0
+        self.num_tokens[slot] = 0
+        self.computed[slot] = 0
+        self.committed[slot] = 0
+        self.pending[slot] = 0
+        self.in_flight[slot] = 0
+        self.max_len[slot] = 0
+        self.min_len[slot] = 0
+        self.priority[slot] = 0
+        self.arrival[slot] = 0
+        self.order[slot] = 0
+        self.num_named[slot] = 0
+        self.boundary[slot] = 0
+        self.cached[slot] = -1
+        self.root_lo[slot] = 0
+        self.root_hi[slot] = 0
+        self.num_hashed[slot] = 0
+        self.num_eos[slot] = 0
+        self.num_stop[slot] = 0
+        self.num_spans[slot] = 0
+        self.span_at[slot] = 0
+        self.span_done[slot] = 0
+        self.token_room[slot] = 0
+        self.hash_room[slot] = 0
+        self.epoch[slot] += 1
+        free(self.tokens[slot])
+        free(self.keys[slot])
+        free(self.hashes[slot])
+        free(self.stops[slot])
+        free(self.spans[slot])
+        self.tokens[slot] = NULL
+        self.keys[slot] = NULL
+        self.hashes[slot] = NULL
+        self.stops[slot] = NULL
+        self.spans[slot] = NULL
+
+    cdef slot_t find(self, int64_t request) noexcept nogil:
+        """The slot of a live request, or -1. A scan: aborts are rare and the array is small."""
+        cdef int32_t i
+        for i in range(self.num_slots):
+            if self.request[i] == request and self.state[i] != FREE:
+                return i
+        return -1
+
+    cdef int append(self, slot_t slot, token_t token) noexcept nogil:
+        """One more known token; -1 when there is no memory for it."""
+        cdef int32_t room = self.token_room[slot]
+        cdef token_t* grown
+        if self.num_tokens[slot] == room:
+            room += (room >> 1) + 16
+            grown = <token_t*>realloc(self.tokens[slot], <size_t>room * sizeof(token_t))
+            if not grown:
+                return -1
+            self.tokens[slot] = grown
+            self.token_room[slot] = room
+        self.tokens[slot][self.num_tokens[slot]] = token
+        self.num_tokens[slot] += 1
+        return 0
+
+    cdef int32_t verdict(self, slot_t slot, token_t token) noexcept nogil:
+        """Why the token just appended ends its request, or FINISH_NONE. Below min_len only the length can."""
+        cdef const token_t* ids = self.stops[slot]
+        if self.num_tokens[slot] >= self.min_len[slot]:
+            if self.num_eos[slot] and _holds(ids, self.num_eos[slot], token):
+                return FINISH_STOP
+            if self.num_stop[slot] and _holds(ids + self.num_eos[slot], self.num_stop[slot], token):
+                return FINISH_STOP_TOKEN
+        if self.num_tokens[slot] >= self.max_len[slot]:
+            return FINISH_LENGTH
+        return FINISH_NONE
+
+    cdef int64_t* gather(self, slot_t slot, int32_t start, int32_t count, int64_t* into) noexcept nogil:
+        """The keys of positions start .. start + count - 1: the engine's where it gave some, else the token ids."""
+        cdef int32_t i
+        cdef int32_t given = self.prompt_len[slot] if self.keys[slot] else 0
+        for i in range(count):
+            into[i] = self.keys[slot][start + i] if start + i < given else self.tokens[slot][start + i]
+        return into
+
+    cdef int fill(self, slot_t slot, const token_t[::1] tokens, const int64_t[::1] keys, object eos_ids,
+                  object stop_ids, const int32_t[:, ::1] media) except -1:
+        """Copy a request's buffers into a clean slot."""
+        cdef int32_t n = <int32_t>tokens.shape[0]
+        cdef int32_t i = 0
+        cdef list eos = sorted(set(eos_ids))
+        cdef list stop = sorted(set(stop_ids))
+        self.tokens[slot] = <token_t*>malloc((<size_t>n + 16) * sizeof(token_t))
+        self.stops[slot] = <token_t*>malloc((<size_t>(len(eos) + len(stop)) + 1) * sizeof(token_t))
+        if keys is not None:
+            self.keys[slot] = <int64_t*>malloc(<size_t>n * sizeof(int64_t))
+        if media is not None and media.shape[0]:
+            self.spans[slot] = <Span*>malloc(<size_t>media.shape[0] * sizeof(Span))
+            self.num_spans[slot] = <int32_t>media.shape[0]
+        if (
+            not self.tokens[slot]
+            or not self.stops[slot]
+            or (keys is not None and not self.keys[slot])
+            or (self.num_spans[slot] and not self.spans[slot])
+        ):
+            raise MemoryError(f"no memory for a prompt of {n} tokens")
+        memcpy(self.tokens[slot], &tokens[0], <size_t>n * sizeof(token_t))
+        if keys is not None:
+            memcpy(self.keys[slot], &keys[0], <size_t>n * sizeof(int64_t))
+        for value in eos + stop:
+            self.stops[slot][i] = value
+            i += 1
+        self.token_room[slot] = n + 16
+        self.num_tokens[slot] = n
+        self.prompt_len[slot] = n
+        self.num_eos[slot] = <int32_t>len(eos)
+        self.num_stop[slot] = <int32_t>len(stop)
+        self._fill_spans(slot, media)
+        return 0
+
+    cdef int _fill_spans(self, slot_t slot, const int32_t[:, ::1] media) except -1:
+        cdef int32_t i
+        cdef Span* span
+        cdef dict last = {}
+        for i in range(self.num_spans[slot] - 1, -1, -1):
+            span = &self.spans[slot][i]
+            span.start = media[i, 0]
+            span.length = media[i, 1]
+            span.entry = media[i, 2]
+            span.row = media[i, 3]
+            span.last = last.setdefault(span.entry, i)
+            span.pinned = 0
+        return 0
+
+    def snapshot(self, int32_t slot):
+        """Every per-slot fact by name (for tests): equal after each reset but for `epoch`."""
+        if not 0 <= slot < self.num_slots:
+            raise ValueError(f"slot {slot}: this table has slots 0 to {self.num_slots - 1}")
+        return {
+            "state": self.state[slot],
+            "read_cache": self.read_cache[slot],
+            "unnamed": self.unnamed[slot],
+            "doomed": self.doomed[slot],
+            "request": self.request[slot],
+            "prompt_len": self.prompt_len[slot],
+            "num_tokens": self.num_tokens[slot],
+            "computed": self.computed[slot],
+            "committed": self.committed[slot],
+            "pending": self.pending[slot],
+            "in_flight": self.in_flight[slot],
+            "max_len": self.max_len[slot],
+            "min_len": self.min_len[slot],
+            "priority": self.priority[slot],
+            "arrival": self.arrival[slot],
+            "order": self.order[slot],
+            "epoch": self.epoch[slot],
+            "num_named": self.num_named[slot],
+            "boundary": self.boundary[slot],
+            "cached": self.cached[slot],
+            "root_lo": self.root_lo[slot],
+            "root_hi": self.root_hi[slot],
+            "num_hashed": self.num_hashed[slot],
+            "num_eos": self.num_eos[slot],
+            "num_stop": self.num_stop[slot],
+            "num_spans": self.num_spans[slot],
+            "span_at": self.span_at[slot],
+            "span_done": self.span_done[slot],
+            "token_room": self.token_room[slot],
+            "hash_room": self.hash_room[slot],
+            "tokens": self.tokens[slot] != NULL,
+            "keys": self.keys[slot] != NULL,
+            "hashes": self.hashes[slot] != NULL,
+            "stops": self.stops[slot] != NULL,
+            "spans": self.spans[slot] != NULL,
+        }

@@ -1,0 +1,41 @@
+# Types and numbers shared by the scheduler's modules: what a slot, block and token is, and the small enums.
+#
+# Owner: nobody, there is no state here. The finish numbers equal engine.request.FinishReason; the row flags
+# and states are read by tests and by engine/step. Block 0 is the dummy block: it is never handed out, and it
+# doubles as "none" wherever a block is asked for.
+
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+
+ctypedef int32_t slot_t
+ctypedef int32_t block_t
+ctypedef int32_t token_t
+
+cdef enum SlotState:
+    FREE = 0
+    WAITING = 1  # in the queue, new or preempted
+    RUNNING = 2  # holds blocks, planned when it has tokens to compute
+    FINISHING = 3  # ended, but a step in flight still names the slot
+
+cdef enum Finish:
+    FINISH_NONE = 0
+    FINISH_STOP = 1
+    FINISH_STOP_TOKEN = 2
+    FINISH_LENGTH = 3
+    FINISH_ABORT = 4
+    FINISH_ERROR = 5
+
+cdef enum RowFlag:
+    ROW_SAMPLE = 1  # the row's last token yields a sample
+    ROW_FEED = 2  # the row's first token is the slot's last sample, still on the device
+
+cdef enum GroupKind:
+    GROUP_FULL = 0
+    GROUP_SLIDING = 1
+
+cdef enum Refusal:
+    NO_SLOT = -1
+    NEVER_FITS = -2
+    MEDIA_TOO_LARGE = -3
+
+cdef enum Limits:
+    MAX_IN_FLIGHT = 2  # plans scheduled and not yet committed
