@@ -12,8 +12,8 @@ import secrets
 from dataclasses import dataclass
 
 import numpy as np
-from _fast.scheduler import Scheduler
 
+from _fast.scheduler import Scheduler
 from engine.kernels.sampling.draw import mix64
 from engine.request import Request, TokenLogprob
 from engine.sampling.sampler import Sampler
@@ -82,14 +82,14 @@ class Admission:
         return self.release_siblings(device_id)
 
     def free_slots(self) -> None:
-        """Forgets the slots that the scheduler has given back since the last call."""
-        for slot in self._scheduler.take_freed_slots():
+        """Forgets the slots and media entries that the scheduler's last call gave back."""
+        for slot in np.asarray(self._scheduler.freed_slots)[: self._scheduler.num_freed].tolist():
             row = self.rows.pop(slot)
             del self._slot_of[row.device_id]
             self._slots.reset(slot, self._poison)
             self._sampler.reset(slot, self._poison)
-        for entry in self._scheduler.take_evicted_entries():
-            self._encoder.evict(entry)
+        for entry, dead in self._scheduler.take_evicted():
+            self._encoder.evict(entry, dead)
 
     def ledger(self) -> dict[str, int]:
         """Rows staged here; zero when idle."""

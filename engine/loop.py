@@ -22,8 +22,8 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
-from _fast.plan import StepPlan
 
+from _fast.plan import StepPlan
 from engine.config import EngineConfig
 from engine.errors import DeviceLostError
 from engine.request import FinishReason, Request, TokenLogprob
@@ -155,7 +155,7 @@ class DeviceThread:
         until = None
         if previous is not None:
             until = previous.predicted_end(self._seconds.get(previous.plan.num_tokens.bit_length(), 0.0)) - MARGIN
-        elif runtime.scheduler.has_work:
+        elif runtime.has_work:
             until = 0.0
         while True:
             self.last_beat = time.monotonic()
@@ -171,7 +171,7 @@ class DeviceThread:
                     until = 0.0
                 continue
             self._take(runtime, item)
-            if until is None and (self._stopping or self._refused or runtime.scheduler.has_work):
+            if until is None and (self._stopping or self._refused or runtime.has_work):
                 until = 0.0
 
     def _take(self, runtime: Runtime, item: tuple[Any, ...]) -> None:
@@ -220,8 +220,16 @@ class DeviceThread:
         assert step.tokens is not None
         rows = plan.num_rows
         live = [admission.rows.get(slot) for slot in step.rows.slots.tolist()]
-        cached = [runtime.scheduler.cached_tokens(slot) for slot in step.rows.slots.tolist()]
-        runtime.scheduler.commit(plan, step.tokens)
+        cached = {
+            choice.device_id: runtime.scheduler.cached_tokens(slot)
+            for slot, choice in zip(step.rows.slots.tolist(), live)
+            if choice is not None and not choice.first_sent
+        }
+        override = None
+        if step.invalid:
+            override = np.zeros(rows, np.int32)
+            override[step.invalid] = FinishReason.ERROR
+        runtime.scheduler.commit(plan, step.tokens, override)
         tokens = np.asarray(plan.out_token)[:rows].tolist()
         finishes = np.asarray(plan.out_finish)[:rows].tolist()
         for row, choice in enumerate(live):
@@ -235,7 +243,7 @@ class DeviceThread:
                 output.invalid.add(place)
             if not choice.first_sent:
                 choice.first_sent = True
-                output.firsts[place] = (cached[row], choice.prompt_logprobs)
+                output.firsts[place] = (cached[choice.device_id], choice.prompt_logprobs)
                 self._refused += admission.release_siblings(choice.device_id)
             output.stats.num_sampled += token >= 0
 
@@ -268,7 +276,7 @@ class DeviceThread:
         stats.step_id, stats.num_rows, stats.num_tokens = plan.step_id, plan.num_rows, plan.num_tokens
         stats.num_encodes = plan.num_encodes
         stats.running, stats.waiting = scheduler.num_running, scheduler.num_waiting
-        stats.blocks_used, stats.blocks_total = scheduler.used_blocks, scheduler.total_blocks
+        stats.blocks_used, stats.blocks_total = scheduler.used_blocks, runtime.limits.num_blocks
         stats.preemptions = scheduler.num_preemptions
         stats.prefix_queries, stats.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
 

@@ -14,10 +14,10 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
-from _fast.plan import StepPlan
-from _fast.scheduler import Scheduler
 
 from _fast import cpu
+from _fast.plan import StepPlan
+from _fast.scheduler import Scheduler
 from engine.admission import Admission
 from engine.cache.pool import allocate, count_blocks, group_of
 from engine.config import EngineConfig
@@ -93,6 +93,11 @@ class Runtime:
         self.caches = allocate(specs, blocks, config.block_size, dtype, config.debug_poison)
         self.stream = HostStream()
 
+    @property
+    def has_work(self) -> bool:
+        """True while a request runs or waits."""
+        return bool(self.scheduler.num_running or self.scheduler.num_waiting)
+
     # -- the two halves of a step -----------------------------------------------------------------------------------
 
     def launch_forward(self, plan: StepPlan) -> StepResult:
@@ -141,7 +146,7 @@ class Runtime:
         """Tower rows that this step's tokens take; a row whose tower failed ends alone."""
         plan, found = step.plan, []
         for run in range(plan.num_media):
-            start, length = int(plan.media_start[run]), int(plan.media_len[run])
+            start, length = int(plan.media_start[run]), int(plan.media_length[run])
             rows = self.encoder.rows(int(plan.media_entry[run]), int(plan.media_row[run]), length)
             if rows is None:
                 step.invalid.append(int(np.searchsorted(step.rows.starts, start, side="right")) - 1)
@@ -214,7 +219,6 @@ def warm_up(runtime: Runtime) -> None:
         if step.error is not None:
             raise step.error
         scheduler.commit(plan, step.tokens)
-    scheduler.take_freed_slots()
     scheduler.reset_prefix_cache()
     runtime.slots.reset(slot)
 

@@ -22,7 +22,7 @@ class EncoderCache:
 
     def __init__(self, model: Model) -> None:
         self._model = model
-        self._inputs: dict[int, MediaInput] = {}  # staged, tower not run yet
+        self._inputs: dict[int, MediaInput] = {}  # kept with the entry: rows may be dropped and made again
         self._rows: dict[int, torch.Tensor] = {}
         self._entries: dict[bytes, int] = {}
         self._digests: dict[int, bytes] = {}
@@ -37,13 +37,12 @@ class EncoderCache:
         self._entries[digest] = entry
         self._digests[entry] = digest
 
-    def evict(self, entry: int) -> None:
-        """Forgets an entry that no step in flight reads (device thread)."""
-        digest = self._digests.pop(entry, None)
-        if digest is not None:
-            self._entries.pop(digest, None)
-        self._inputs.pop(entry, None)
+    def evict(self, entry: int, dead: bool) -> None:
+        """Drops rows that no step in flight reads; a dead entry is forgotten altogether (device thread)."""
         self._rows.pop(entry, None)
+        if dead:
+            self._entries.pop(self._digests.pop(entry), None)
+            del self._inputs[entry]
 
     def rows(self, entry: int, start: int, length: int) -> torch.Tensor | None:
         """Rows [length, hidden] of an entry, its tower run first if it has not been (stream).
@@ -66,7 +65,6 @@ class EncoderCache:
             log.exception("encoding one %s item failed; the requests that show it end", item.modality)
             return None
         self._rows[entry] = encoded
-        del self._inputs[entry]
         return encoded
 
     def __len__(self) -> int:
