@@ -126,7 +126,6 @@ class Admission:
             read_cache=params.prompt_logprobs is None,
         )
         if slot < 0:
-            self.free_slots()
             return False
         row = LiveRow(device_id, choice, request)
         if params.prompt_logprobs is not None and choice == 0:

@@ -208,10 +208,8 @@ def warm_up(runtime: Runtime) -> None:
         root=bytes(16), read_cache=False,
     )  # fmt: skip
     runtime.slots.prompt_len[slot] = len(prompt)
-    for turn in range(3):
-        plan = runtime.plans[turn % len(runtime.plans)]
-        if scheduler.schedule(plan) == 0:
-            break
+    plan = runtime.plans[0]
+    while scheduler.schedule(plan):
         step = runtime.launch_forward(plan)
         runtime.launch_sample(step, lambda _: None)
         if not step.event.wait(runtime.config.step_timeout * 10):
