@@ -17,7 +17,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from engine.request import Modality
 from mm.budget import Budget
@@ -25,14 +25,12 @@ from mm.cache import ProcessorCache
 from mm.decode.alarm import Alarm, too_complex
 from mm.decode.frames import FilmPlan
 from mm.decode.magic import agrees, as_audio, sniff
-from mm.errors import MediaError, busy, invalid, too_large, unsupported
+from mm.errors import MediaError, busy, invalid, not_allowed, too_large, unsupported
+from mm.fetch import Fetcher
 from mm.item import MediaItem, MediaOptions, MediaRef, Processed
 from mm.limits import MediaLimits
 from mm.processors.base import Processor
 from mm.sources import Embedded, decode_base64, invalid_data_url, parse_base64, parse_data_url
-
-if TYPE_CHECKING:
-    from mm.fetch import Fetcher
 
 T = TypeVar("T")
 _NO_OPTIONS = MediaOptions()
@@ -65,7 +63,7 @@ class MediaLoader:
         self.cache = ProcessorCache(int(limits.mm_processor_cache_gb * 2**30))
         self.stuck = 0  # pool threads whose work nobody waits for any more
         self._pool = pool
-        self._fetcher = fetcher
+        self._fetcher = fetcher or Fetcher(limits, pool)
         self._key = os.urandom(16)  # digests cannot be prepared offline
         self._slots = asyncio.Semaphore(max_decodes or max(2, os.cpu_count() or 1))
         self._budget = Budget(limits.decoded_budget_bytes)
@@ -76,14 +74,13 @@ class MediaLoader:
         return {
             "media_requests": self._requests,
             "media_reserved_bytes": self._budget.used,
-            "media_fetches": self._fetcher.open if self._fetcher is not None else 0,
+            "media_fetches": self._fetcher.open,
             "media_stuck": self.stuck,
             "media_cache_bytes": self.cache.used,
         }
 
     async def close(self) -> None:
-        if self._fetcher is not None:
-            await self._fetcher.close()
+        await self._fetcher.close()
 
     async def load(
         self, refs: Sequence[MediaRef], *, options: MediaOptions = _NO_OPTIONS, scope: bytes = b""
@@ -209,15 +206,13 @@ class _Job:
             return source
         if source[:5].lower() == "data:":
             if "data" not in limits.media_schemes:
-                raise MediaError(403, "media_url_not_allowed", "this media URL is not allowed by the server")
+                raise not_allowed()
             embedded = parse_data_url(source)
         elif self._ref.format is not None:
             embedded = parse_base64(source)
-        elif self._loader._fetcher is not None:
+        else:
             self._loader._fetcher.check(source)
             return source
-        else:
-            raise MediaError(403, "media_url_not_allowed", "this media URL is not allowed by the server")
         self._check_size(embedded.size)
         return embedded
 
@@ -239,7 +234,6 @@ class _Job:
             return known
         source: Any = self._source
         if isinstance(source, str):
-            assert self._loader._fetcher is not None
             source = await self._loader._fetcher.fetch(source, self._modality, self._request.receive)
         unpacked = await self._in_pool(
             self._loader.limits.decode_timeout(self._modality), Alarm(), self._unpack, source

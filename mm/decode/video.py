@@ -184,7 +184,7 @@ def _frame_too_large(limits: MediaLimits) -> MediaError:
 def _scan(
     container: av.container.InputContainer, stream: av.video.stream.VideoStream, limits: MediaLimits, alarm: Alarm
 ) -> list[tuple[int, av.Packet]]:
-    """All packets with their times, in decoding order; the container's own index is compared with them, not believed."""
+    """All packets with their times, in decoding order; the container's index is compared with them, not believed."""
     packets = []
     try:
         for packet in container.demux(stream):
