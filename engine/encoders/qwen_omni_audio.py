@@ -20,7 +20,7 @@ from engine.errors import RequestError
 from engine.kernels.activation import gelu
 from engine.layers.linear import Linear
 from engine.layers.norm import LayerNorm
-from engine.models.hf import AudioConfig
+from engine.models.config import AudioConfig
 from engine.weights.table import Row
 
 EPS = 1e-5
@@ -62,13 +62,12 @@ class AudioLayer:
         self.fc1 = Linear(size, config.intermediate_size, bias=True)
         self.fc2 = Linear(config.intermediate_size, size, bias=True)
 
-    def __call__(self, x: Tensor, bounds: Tensor) -> Tensor:
-        """x [rows, hidden], chunk after chunk; added to in place."""
+    def __call__(self, x: Tensor, bounds: Tensor) -> None:
+        """Adds to x [rows, hidden], chunk after chunk."""
         heads = self.qkv(self.attention_norm(x)).view(x.shape[0], 3, self.num_heads, self.head_dim)
         q, k, v = heads.unbind(1)
-        x += self.out(dense_attention(q, k, v, bounds, self.head_dim**-0.5))
-        x += self.fc2(gelu(self.fc1(self.mlp_norm(x))))
-        return x
+        self.out.add_to(x, dense_attention(q, k, v, bounds, self.head_dim**-0.5))
+        self.fc2.add_to(x, gelu(self.fc1(self.mlp_norm(x))))
 
 
 class QwenOmniAudioTower:
@@ -108,7 +107,7 @@ class QwenOmniAudioTower:
         x = (x + self.positions[:half]).view(count * half, -1)[: (frames + 1) // 2]
         bounds = torch.arange(0, count * half + 1, half, dtype=torch.int32, device=x.device).clamp_(max=x.shape[0])
         for layer in self.layers:
-            x = layer(x, bounds)
+            layer(x, bounds)
         pairs = x.shape[0] // 2
         x = x[: 2 * pairs].view(pairs, 2, -1).mean(1)  # a last odd row has no partner and is dropped
         return self.proj(self.norm(x))

@@ -14,11 +14,11 @@ from torch import Tensor
 from engine.attention.dense import dense_attention
 from engine.encoders.recent import Recent
 from engine.errors import RequestError
-from engine.kernels.activation import gelu, silu_mul
+from engine.kernels.activation import gelu
 from engine.kernels.rope import apply_rope
-from engine.layers.linear import Linear
+from engine.layers.linear import GatedLinear, Linear
 from engine.layers.norm import RMSNorm
-from engine.models.hf import VisionConfig
+from engine.models.config import VisionConfig
 from engine.weights.table import Row
 
 EPS = 1e-6
@@ -82,19 +82,18 @@ class VisionBlock:
         self.norm2 = RMSNorm(size, EPS)
         self.qkv = Linear(size, size, size, size, bias=True)
         self.proj = Linear(size, size, bias=True)
-        self.gate_up = Linear(size, inner, inner, bias=True)
+        self.gate_up = GatedLinear(size, inner, bias=True)
         self.down = Linear(inner, size, bias=True)
 
-    def __call__(self, x: Tensor, tables: GridTables) -> Tensor:
-        """x [patches, hidden], in window order; added to in place."""
+    def __call__(self, x: Tensor, tables: GridTables) -> None:
+        """Adds to x [patches, hidden], in window order."""
         heads = self.qkv(self.norm1(x)).view(x.shape[0], 3 * self.num_heads, self.head_dim)
         turned = apply_rope(heads[:, : 2 * self.num_heads], tables.cos, tables.sin)  # q and k in one call
         q, k = turned[:, : self.num_heads], turned[:, self.num_heads :]
         v = heads[:, 2 * self.num_heads :]
         bounds = tables.frames if self.full else tables.windows
-        x += self.proj(dense_attention(q, k, v, bounds, self.head_dim**-0.5))
-        x += self.down(silu_mul(self.gate_up(self.norm2(x))))
-        return x
+        self.proj.add_to(x, dense_attention(q, k, v, bounds, self.head_dim**-0.5))
+        self.down.add_to(x, self.gate_up(self.norm2(x)))
 
 
 class QwenVisionTower:
@@ -125,7 +124,7 @@ class QwenVisionTower:
         x = self.patch_embed(patches.to(self.device, self.dtype))  # [patches, hidden]
         x = x.view(-1, unit, x.shape[-1])[tables.order].view_as(x)
         for block in self.blocks:
-            x = block(x, tables)
+            block(x, tables)
         x = self.merger_norm(x).view(-1, unit * x.shape[-1])  # [blocks, unit * hidden]
         return self.merger_out(gelu(self.merger_in(x)))[tables.restore]
 

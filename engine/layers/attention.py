@@ -14,7 +14,7 @@ from engine.cache.spec import CacheSpec, FullSpec, SlidingSpec
 from engine.kernels.qkv import qkv_rope_store
 from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
-from engine.models.hf import LayerConfig, TextConfig
+from engine.models.config import LayerConfig, TextConfig
 
 
 class PagedSelfAttention:

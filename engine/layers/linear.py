@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.kernels.gemm.dense import PackedLinear, linear, pack
+from engine.kernels.activation import silu_mul
+from engine.kernels.gemm.dense import PackedLinear, gated_linear, linear, pack, pack_gated
 from engine.weights.table import Shape
 
 
@@ -37,6 +38,10 @@ class Linear:
     def __call__(self, x: Tensor) -> Tensor:
         return linear(x, self.packed)
 
+    def add_to(self, residual: Tensor, x: Tensor) -> None:
+        """residual += x W^T + b, in place, in the same pass."""
+        linear(x, self.packed, residual, residual)
+
     def expects(self) -> dict[str, tuple[Shape | None, ...]]:
         shapes: dict[str, tuple[Shape | None, ...]] = {
             "weight": tuple((rows, *self.fold) for rows in self.out_features)
@@ -60,6 +65,26 @@ class Linear:
             ]
             bias = torch.cat(parts)  # a piece without a bias adds zero
         self.packed = pack(weight, bias)
+
+
+class GatedLinear(Linear):
+    """silu(x G^T + g) * (x U^T + u): gate and up of a SwiGLU, in one pass where there are no biases."""
+
+    __slots__ = ()
+
+    def __init__(self, in_features: int, width: int, bias: bool = False) -> None:
+        super().__init__(in_features, width, width, bias=bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        packed = self.packed
+        return gated_linear(x, packed) if packed.gated else silu_mul(linear(x, packed))
+
+    def fill(self, pieces: dict[str, list[Tensor | None]], dtype: torch.dtype, device: str) -> None:
+        gate, up = pieces["weight"]
+        if any(self.biases) or gate is None or up is None:
+            super().fill(pieces, dtype, device)
+        else:
+            self.packed = pack_gated(*(piece.to(device, weight_dtype(piece.dtype, dtype)) for piece in (gate, up)))
 
 
 def weight_dtype(saved: torch.dtype, activations: torch.dtype) -> torch.dtype:

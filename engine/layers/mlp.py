@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from engine.kernels.activation import silu_mul
-from engine.layers.linear import Linear
+from engine.layers.linear import GatedLinear, Linear
 
 
 class GatedMLP:
@@ -14,8 +13,8 @@ class GatedMLP:
     __slots__ = ("down", "gate_up")
 
     def __init__(self, hidden_size: int, intermediate_size: int, bias: bool) -> None:
-        self.gate_up = Linear(hidden_size, intermediate_size, intermediate_size, bias=bias)
+        self.gate_up = GatedLinear(hidden_size, intermediate_size, bias)
         self.down = Linear(intermediate_size, hidden_size, bias=bias)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.down(silu_mul(self.gate_up(x)))
+        return self.down(self.gate_up(x))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,91 +18,23 @@ import torch
 
 from engine.errors import ConfigError
 from engine.models import hf_rope
-from engine.models.hf_rope import RopeConfig
+from engine.models.config import AudioConfig, LayerConfig, ModelConfig, TextConfig, VisionConfig
 from engine.models.hf_section import Section
 
 log = logging.getLogger(__name__)
 
+__all__ = [
+    "AudioConfig",
+    "LayerConfig",
+    "ModelConfig",
+    "TextConfig",
+    "VisionConfig",
+    "load_model_config",
+    "resolve_dtype",
+]
+
 GENERATION_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "do_sample")
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
-
-
-@dataclass(frozen=True, slots=True)
-class LayerConfig:
-    """What differs from decoder layer to decoder layer."""
-
-    window: int  # tokens that attention sees, the newest included; 0 = all
-    rope: RopeConfig
-
-
-@dataclass(frozen=True, slots=True)
-class TextConfig:
-    """A decoder with a plain KV cache."""
-
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int  # may differ from hidden_size / num_heads
-    norm_eps: float
-    attention_bias: bool  # the configuration's wish; a model may always or never have one
-    mlp_bias: bool
-    tie_embeddings: bool
-    layers: tuple[LayerConfig, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class VisionConfig:
-    """The vision tower of Qwen2.5-VL and Qwen2.5-Omni."""
-
-    num_layers: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    in_channels: int
-    patch_size: int
-    temporal_patch_size: int
-    merge_size: int  # merge_size x merge_size patches become one row for the decoder
-    window_size: int  # pixels
-    full_layers: frozenset[int]  # layers that attend over the whole frame
-    out_hidden_size: int
-    rope_theta: float
-
-
-@dataclass(frozen=True, slots=True)
-class AudioConfig:
-    """The audio tower of Qwen2.5-Omni (a Whisper encoder in chunks)."""
-
-    num_mel_bins: int
-    num_layers: int
-    num_heads: int
-    hidden_size: int
-    intermediate_size: int
-    max_positions: int
-    n_window: int  # half a chunk, in mel frames
-    output_dim: int
-
-
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
-    """One checkpoint as the engine sees it."""
-
-    architecture: str
-    folder: str
-    text: TextConfig
-    vision: VisionConfig | None
-    audio: AudioConfig | None
-    modalities: tuple[str, ...]  # "text" first
-    media_token_ids: dict[str, int]  # "image", "video", "audio" and the tokens around them: "vision_start" ...
-    bos_token_id: int | None
-    eos_token_ids: tuple[int, ...]
-    max_position: int  # tokens of context that the checkpoint was made for
-    torch_dtype: torch.dtype  # of the weights as saved
-    mrope: bool  # positions have three rows (time, height, width)
-    position_id_per_seconds: int  # M-RoPE time steps in a second; 0 without time
-    generation: dict[str, Any] = field(default_factory=dict)  # sampling defaults of generation_config.json
-    raw: dict[str, Any] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,31 +8,13 @@ frequencies; nothing in it is optional.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 from engine.errors import ConfigError
+from engine.models.config import RopeConfig
 from engine.models.hf_section import Section
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
-
-
-@dataclass(frozen=True, slots=True)
-class RopeConfig:
-    """Frequencies of one kind of layer; fields that a kind does not use keep their neutral value."""
-
-    kind: str  # one of KINDS
-    theta: float
-    rotary_dim: int  # leading dimensions of a head that are rotated; even
-    factor: float = 1.0  # linear, llama3, yarn
-    original_max_position: int = 0  # llama3, yarn: context before stretching
-    low_freq_factor: float = 1.0  # llama3
-    high_freq_factor: float = 1.0  # llama3
-    beta_fast: float = 32.0  # yarn
-    beta_slow: float = 1.0  # yarn
-    truncate: bool = True  # yarn: whole dimensions bound the ramp
-    attention_factor: float = 1.0  # yarn: scales cos and sin
-    mrope_section: tuple[int, ...] = ()  # frequencies for time, height, width; () = one axis
 
 
 def read(body: Section, layer_type: str, head_dim: int, default_theta: float) -> RopeConfig:

@@ -23,7 +23,7 @@ from engine.layers.mlp import GatedMLP
 from engine.layers.norm import RMSNorm
 from engine.layers.rope import RopeTable
 from engine.models.base import Model
-from engine.models.hf import ModelConfig
+from engine.models.config import ModelConfig
 from engine.step.batch import Batch
 from engine.weights.table import Row, Table
 

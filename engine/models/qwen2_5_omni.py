@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.encoders import qwen_omni_audio, qwen_vl
-from engine.models.hf import ModelConfig
+from engine.models.config import ModelConfig
 from engine.models.llama import DECODER_IGNORE, DECODER_ROWS
 from engine.models.qwen2 import Qwen2
 from engine.weights.table import Table

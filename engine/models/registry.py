@@ -11,7 +11,7 @@ import importlib
 import torch
 
 from engine.models.base import Model
-from engine.models.hf import ModelConfig
+from engine.models.config import ModelConfig
 
 ARCHITECTURES = {
     "LlamaForCausalLM": "engine.models.llama:Llama",
