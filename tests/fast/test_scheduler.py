@@ -11,7 +11,7 @@ STOP, STOP_TOKEN, LENGTH, ERROR = 1, 2, 3, 5
 
 
 def make(**changes):
-    values = dict(max_slots=8, max_rows=4, max_tokens=32, max_model_len=256, num_blocks=64, block_size=4)
+    values = {"max_slots": 8, "max_rows": 4, "max_tokens": 32, "max_model_len": 256, "num_blocks": 64, "block_size": 4}
     return Scheduler(**{**values, **changes})
 
 
