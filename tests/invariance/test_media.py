@@ -1,0 +1,181 @@
+"""The same greedy tokens for prompts with pictures, sounds and films, whatever the scheduler does with them.
+
+Items go through the real media path (data: URLs, decoders, processor, splice) into a tiny random omni checkpoint.
+"""
+
+import asyncio
+import functools
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from engine import Request, SamplingParams
+from mm.item import MediaRef
+from mm.limits import MediaLimits
+from mm.load import MediaLoader
+from mm.processors.registry import processor_for
+from mm.splice import splice
+from tests import tiny
+from tests.engine_kit import answer, quiet, running, text_request
+from tests.mm.made import data_url, film, noise, picture, ramp, sound, tone
+
+TOKENS = 16
+POOL = ThreadPoolExecutor(2)
+MARKS = {
+    "image": ("<|vision_bos|>", "<|IMAGE|>", "<|vision_eos|>"),
+    "video": ("<|vision_bos|>", "<|VIDEO|>", "<|vision_eos|>"),
+    "audio": ("<|audio_bos|>", "<|AUDIO|>", "<|audio_eos|>"),
+}
+ITEMS = {
+    "red": ("image", lambda: picture(noise(90, 120, 1), "PNG")),
+    "blue": ("image", lambda: picture(noise(200, 130, 2), "PNG")),
+    "low": ("audio", lambda: sound(tone(0.7, hertz=220), 16000, "wav")),
+    "high": ("audio", lambda: sound(tone(1.9, hertz=880), 16000, "wav")),
+    "film": ("video", lambda: film(ramp(20))),
+}
+MIXES = {
+    "image": ("red",),
+    "audio": ("high",),
+    "video": ("film",),
+    "two images": ("red", "blue"),
+    "image and audio": ("blue", "low"),
+    "all three": ("high", "film", "red"),
+}
+
+
+@functools.cache
+def raw_config() -> dict:
+    import json
+
+    return json.loads((tiny.checkpoint("omni") / "config.json").read_text())
+
+
+@functools.cache
+def encoded(name: str) -> str:
+    return data_url(
+        ITEMS[name][1](), {"image": "image/png", "audio": "audio/wav", "video": "video/mp4"}[ITEMS[name][0]]
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def loader_of(loop: asyncio.AbstractEventLoop) -> MediaLoader:
+    """One loader per test: names of equal content are equal only within a loader."""
+    return MediaLoader(MediaLimits(), processor_for(tiny.checkpoint("omni"), raw_config()), POOL)
+
+
+async def make_request(names: tuple[str, ...], n: int = 1, lead: int = 3) -> Request:
+    """Text, each item between its marks, text."""
+    ids, slots, refs = list(range(10, 10 + lead)), [], []
+    for number, name in enumerate(names):
+        modality = ITEMS[name][0]
+        opening, placeholder, closing = (tiny.IDS[mark] for mark in MARKS[modality])
+        slots.append(len(ids) + 1)
+        ids += [opening, placeholder, closing, 20 + number, 40]
+        refs.append(MediaRef(modality, encoded(name)))
+    ids += [7, 8]
+    loader = loader_of(asyncio.get_running_loop())
+    made = splice(ids, slots, await loader.load(refs), loader.processor)
+    sampling = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
+    return Request(
+        made.prompt_token_ids,
+        sampling,
+        media=made.media,
+        positions=made.positions,
+        position_delta=made.position_delta,
+        n=n,
+    )
+
+
+@functools.cache
+def alone() -> dict[str, list[int]]:
+    async def run() -> dict[str, list[int]]:
+        async with running(tiny.checkpoint("omni"), enable_prefix_caching=False) as engine:
+            return {mix: (await answer(engine, await make_request(names)))[0] for mix, names in MIXES.items()}
+
+    return asyncio.run(run())
+
+
+async def all_mixes(engine, copies: int = 1) -> None:
+    wanted = await asyncio.to_thread(alone)
+    requests = {mix: await make_request(names) for mix, names in MIXES.items()}
+    jobs = [(mix, answer(engine, request)) for mix, request in requests.items() for _ in range(copies)]
+    texts = [answer(engine, text_request(range(2, 2 + k * 3), TOKENS)) for k in range(1, 20)]
+    answers = await asyncio.gather(*[job for _, job in jobs], *texts)
+    for (mix, _), got in zip(jobs, answers):
+        assert got[0] == wanted[mix], mix
+
+
+async def test_media_changes_the_answer():
+    wanted = await asyncio.to_thread(alone)
+    assert len({tuple(tokens) for tokens in wanted.values()}) == len(MIXES)
+
+
+async def test_batched_with_text_and_other_media():
+    async with running(tiny.checkpoint("omni")) as engine:
+        await all_mixes(engine, copies=2)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 64])
+async def test_chunked_inside_media(chunk):
+    async with running(tiny.checkpoint("omni"), max_prefill_chunk=chunk) as engine:
+        await all_mixes(engine)
+
+
+async def test_prefix_cached_and_towers_not_run_again():
+    wanted = await asyncio.to_thread(alone)
+    encodes = 0
+
+    def count(step) -> None:
+        nonlocal encodes
+        encodes += step.num_encodes
+
+    async with running(tiny.checkpoint("omni")) as engine:
+        engine.on_step = count
+        for turn in range(3):
+            for mix, names in MIXES.items():
+                assert (await answer(engine, await make_request(names)))[0] == wanted[mix], (turn, mix)
+        assert engine.stats.prefix_hits > 0
+        assert encodes == len(ITEMS)
+
+
+async def test_another_picture_of_the_same_size_is_not_a_prefix_hit():
+    ITEMS.setdefault("other", ("image", lambda: picture(noise(90, 120, 9), "PNG")))
+    async with running(tiny.checkpoint("omni")) as engine:
+        first = await make_request(("red",))
+        second = await make_request(("other",))
+        assert np.array_equal(first.prompt_token_ids, second.prompt_token_ids)
+        fresh = (await answer(engine, first))[0]
+        assert (await answer(engine, second))[0] != fresh
+        assert (await answer(engine, first))[0] == fresh
+
+
+@pytest.mark.parametrize("cache", [True, False])
+async def test_preempted_in_the_middle(cache):
+    async with running(
+        tiny.checkpoint("omni"), num_gpu_blocks_override=26, max_model_len=380, enable_prefix_caching=cache
+    ) as engine:
+        await all_mixes(engine, copies=2)
+        assert engine.stats.preemptions > 0
+
+
+async def test_small_encoder_cache_is_shared_in_turns():
+    async with running(tiny.checkpoint("omni"), encoder_cache_tokens=128, encoder_budget=64) as engine:
+        await all_mixes(engine, copies=2)
+        assert (await quiet(engine))["encoder_in_use"] == 0
+
+
+async def test_poisoned_memory_changes_nothing():
+    async with running(
+        tiny.checkpoint("omni"), debug_poison=True, num_gpu_blocks_override=40, max_model_len=380
+    ) as engine:
+        for _ in range(2):
+            await all_mixes(engine)
+            await quiet(engine)
+
+
+async def test_several_choices_share_the_media():
+    wanted = await asyncio.to_thread(alone)
+    async with running(tiny.checkpoint("omni")) as engine:
+        request = await make_request(MIXES["image and audio"], n=4)
+        assert await answer(engine, request) == [wanted["image and audio"]] * 4
