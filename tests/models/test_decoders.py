@@ -99,3 +99,16 @@ def test_bfloat16_stays_near_float32(name):
     want = expected(name, tokens)
     assert got.dtype == torch.float32
     assert (got - want).abs().mean() < 0.05 * want.abs().mean() + 0.02
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", NAMES)
+def test_chunks_and_company_do_not_change_a_bit(name, dtype):
+    harness = Harness(load(tiny.checkpoint(name), dtype=dtype), num_rows=6)
+    tokens = prompt(70, seed=6)
+    whole = harness.prefill(harness.add(tokens))
+    for chunk in (1, 7, 64):
+        assert torch.equal(harness.prefill(harness.add(tokens), chunk), whole)
+    row, other = harness.add(tokens), harness.add(prompt(50, seed=7))
+    harness.step((other, 30), (row, 40))
+    assert torch.equal(harness.step((other, 1), (row, 30))[1:], whole[40:])

@@ -173,6 +173,14 @@ def test_sixty_four_greedy_tokens_equal_transformers(name):
     assert harness.generate(row, 64, chunk=13) == out[0, inputs["input_ids"].shape[1] :].tolist()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_chunks_do_not_change_a_bit(dtype):
+    harness = Harness(load(tiny.checkpoint("omni"), dtype=dtype))
+    whole = harness.prefill(prepare("all three", harness)[0])
+    for chunk in (1, 13, 64):
+        assert torch.equal(harness.prefill(prepare("all three", harness)[0], chunk), whole)
+
+
 def test_rows_with_and_without_media_in_one_step():
     harness = Harness(model())
     first, _ = prepare("image and audio", harness)
