@@ -78,6 +78,11 @@ class Engine:
         self.state = "ready"
 
     @property
+    def limits(self) -> Limits:
+        """What it holds; fixed once it is ready."""
+        return self._limits
+
+    @property
     def last_beat(self) -> float:
         """time.monotonic() of the device thread's last turn."""
         return self._device.last_beat if self._device is not None else 0.0

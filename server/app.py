@@ -1,0 +1,227 @@
+"""The route table, and the order in which things start and stop.
+
+Owner: main thread, then loop. Start: bind, answer 503, load text and engine side by side in threads, warm up, print one
+line. Stop: probes say 503, then work is refused, what runs may finish, the rest is told, engine and sockets close.
+
+    bind -- listen (503 starting) -- [engine: device thread | text, media: pool] -- ready -- SIGTERM -- drain -- exit
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Coroutine, Iterator
+from typing import Any
+
+from starlette.routing import Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from engine.engine import Engine
+from engine.errors import ConfigError
+from server import load, logs
+from server.config import Config
+from server.errors import not_found
+from server.http.edge import Edge, Gate
+from server.http.exchange import Exchanges
+from server.http.listen import BindError, Listener, address, bind, make_listener
+from server.routes import absent, admin, chat, completion, health, models, tokenize
+from server.state import AppState
+
+log = logging.getLogger("omniloop")
+
+FAMILIES = (chat, completion, models, health, tokenize, admin, absent)
+EXIT_DEAD = 70
+JOIN_S = 10.0  # for threads and sockets after the drain
+SWITCH_INTERVAL_S = 0.0005
+
+
+def make_app(state: AppState) -> ASGIApp:
+    """Exchanges -> Edge -> Gate -> Router."""
+    routes = [line for family in FAMILIES for line in family.ROUTES]
+    router = Router(routes, redirect_slashes=False, default=unknown_path)
+
+    async def root(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["app"] = router  # makes starlette raise on a wrong method, instead of answering in its own words
+        await router(scope, receive, send)
+
+    return Exchanges(Edge(Gate(root, state), state), state)
+
+
+async def unknown_path(scope: Scope, receive: Receive, send: Send) -> None:
+    raise not_found("there is no such path")
+
+
+def serve(config: Config) -> int:
+    """Runs until a signal; the process's exit status."""
+    begun = time.perf_counter()
+    logs.configure(config.server)
+    try:
+        listener = bind(config)
+        state = AppState(config)
+    except (BindError, OSError) as error:
+        print(f"omniloop: {error}", file=sys.stderr)
+        return 1
+    state.startup["bind"] = time.perf_counter() - begun
+    import uvloop
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(Process(state, listener).run())
+
+
+class Process:
+    """One server process from bind to exit. Owner: loop."""
+
+    def __init__(self, state: AppState, socket: socket.socket) -> None:
+        self.state = state
+        self.socket = socket
+        self.where, state.port = address(state.config, socket)
+        self.listener: Listener
+        self.stopping = asyncio.Event()
+        self.hurry = asyncio.Event()  # a second signal: do not wait
+        self.exit_status = 0
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self.on_signal)
+        loop.add_signal_handler(signal.SIGHUP, self.on_hangup)
+        self.listener = make_listener(self.state.config, make_app(self.state))
+        serving = loop.create_task(self.listener.serve([self.socket]))
+        try:
+            await self.start()
+            await self.stopping.wait()
+            await self.drain()
+        except ConfigError as error:
+            print(f"omniloop: {error}", file=sys.stderr)
+            self.exit_status = 1
+        finally:
+            await self.close(serving)
+        return self.exit_status
+
+    async def start(self) -> None:
+        """Loads everything; a signal during that ends it."""
+        state, config = self.state, self.state.config
+        self.greet()
+        engine = state.engine = Engine(config.engine())
+        engine.on_death = self.on_death
+        loading = asyncio.ensure_future(load.load(state))
+        stopped = asyncio.ensure_future(self.stopping.wait())
+        await asyncio.wait({loading, stopped}, timeout=config.server.startup_timeout, return_when="FIRST_COMPLETED")
+        stopped.cancel()
+        if not loading.done():
+            loading.cancel()
+            if self.stopping.is_set():
+                return
+            raise ConfigError(f"loading took longer than --startup-timeout {config.server.startup_timeout:g}")
+        loading.result()
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(10_000, 50, 100)
+        sys.setswitchinterval(SWITCH_INTERVAL_S)
+        state.phase = "ready"
+        logs.startup_times(state)
+        print(f"Listening on {self.where}", flush=True)
+
+    def greet(self) -> None:
+        """What the operator should know before the first request."""
+        config = self.state.config
+        if config.model.trust_remote_code:
+            log.warning("--trust-remote-code has no effect: no code of a model folder ever runs")
+        if not self.state.keys and not config.is_loopback:
+            log.warning("no --api-key is set and %s is not a loopback address: anybody who reaches it may use it",
+                        config.server.host)  # fmt: skip
+
+    async def drain(self) -> None:
+        """Finishes what runs, within the timeout; the rest is told that the server is going."""
+        state, server = self.state, self.state.config.server
+        if state.phase == "ready" and server.shutdown_delay:
+            state.phase = "leaving"
+            await self.hurry_or(asyncio.sleep(server.shutdown_delay))
+        if state.phase in ("ready", "leaving"):
+            state.phase = "draining"
+        log.info("draining: %d requests are open", len(state.open_exchanges))
+        await self.hurry_or(self.quiet(server.shutdown_timeout))
+        for exchange in list(state.open_exchanges):
+            exchange.cancel()
+        await self.quiet(2.0)
+
+    async def quiet(self, seconds: float) -> None:
+        """Until no request is open, or the time is over."""
+        self.state.idle.set() if not self.state.open_exchanges else self.state.idle.clear()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self.state.idle.wait(), seconds)
+
+    async def hurry_or(self, waiting: Coroutine[Any, Any, None]) -> None:
+        """Waits, unless a second signal comes."""
+        task = asyncio.ensure_future(waiting)
+        hurry = asyncio.ensure_future(self.hurry.wait())
+        await asyncio.wait({task, hurry}, return_when="FIRST_COMPLETED")
+        for future in (task, hurry):
+            future.cancel()
+        await asyncio.gather(task, hurry, return_exceptions=True)
+
+    async def close(self, serving: asyncio.Task[None]) -> None:
+        """Sockets, engine, threads; each with a timeout."""
+        self.listener.stop_now()
+        state = self.state
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(serving, JOIN_S)
+        tasks = self.listener.server_state.tasks
+        if tasks:
+            await asyncio.wait(tasks, timeout=2)
+        if state.media is not None:
+            await state.media.close()
+        if getattr(state, "engine", None) is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(state.engine.stop(0.0), JOIN_S)
+        state.pool.shutdown(wait=False, cancel_futures=True)
+        if state.config.server.uds:
+            with contextlib.suppress(OSError):
+                os.unlink(state.config.server.uds)
+
+    def on_signal(self) -> None:
+        if self.stopping.is_set():
+            self.hurry.set()
+        self.stopping.set()
+
+    def on_hangup(self) -> None:
+        """Reads the key file again; a bad file changes nothing."""
+        try:
+            self.state.keys.reload()
+        except OSError as error:
+            log.error("--api-key-file was not reread: %s", error.strerror)
+
+    def on_death(self, error: BaseException) -> None:
+        """The device thread is gone: its requests have been answered, the supervisor starts a new process."""
+        log.error("the engine stopped working; exiting with %d", EXIT_DEAD, exc_info=error)
+        self.state.phase = "dead"
+        self.exit_status = EXIT_DEAD
+        self.stopping.set()
+
+
+def describe(config: Config) -> Iterator[str]:
+    """`python -m server info`: versions, device, model."""
+    import platform
+
+    import torch
+
+    from engine.models.hf import load_model_config
+    from server import __version__
+
+    yield f"omniloop {__version__}, Python {platform.python_version()}, torch {torch.__version__}"
+    if torch.cuda.is_available():
+        for at in range(torch.cuda.device_count()):
+            yield f"device {at}: {torch.cuda.get_device_name(at)}"
+    else:
+        yield "device: cpu"
+    model = load_model_config(config.folder)
+    text = model.text
+    yield f"model: {model.architecture}, {len(text.layers)} layers of {text.hidden_size}, vocabulary {text.vocab_size}"
+    yield f"takes {', '.join(model.modalities)}; context of {model.max_position} tokens; named {config.model_names[0]}"

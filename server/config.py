@@ -1,0 +1,253 @@
+"""Config: what the operator chose, typed, frozen, in a few small groups; the only reader of flags and environment.
+
+Each field carries its flag's help text; cli.py builds the command line from them. Values of 0 or "auto" mean "derive".
+A limit is a ceiling: a request may ask for less, never for more. Made once before the loop starts, read everywhere.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from engine.config import EngineConfig
+from mm.limits import MediaLimits
+
+EMBEDDED = Path(__file__).parent / "embedded"
+MIB = 1 << 20
+
+
+def flag(default: Any, text: str, **hints: Any) -> Any:
+    """A field with its help text; hints: `tokens` (accepts 32k), `hidden_value` (never printed), `short`."""
+    metadata = {"help": text, **hints}
+    if isinstance(default, dict):
+        return field(default_factory=default.copy, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """Where it listens, who may ask, how it stops and what it writes to the log."""
+
+    host: str = flag("0.0.0.0", "address to listen on")
+    port: int = flag(8000, "port; 0 picks a free one", low=0, high=65535)
+    uds: str = flag("", "listen on this Unix socket instead of host and port")
+    api_key: tuple[str, ...] = flag((), "a key clients must send; repeatable (or SERVER_API_KEY)", hidden_value=True)
+    api_key_file: str = flag("", "file with one key per line, optionally NAME:KEY; reread on SIGHUP")
+    auth_max_failures: int = flag(60, "wrong keys per minute and address before 429", low=1)
+    served_model_name: tuple[str, ...] = flag((), "names clients may use; the first is reported")
+    root_path: str = flag("", "path prefix a proxy strips")
+    ssl_keyfile: str = flag("", "TLS private key")
+    ssl_certfile: str = flag("", "TLS certificate chain")
+    allowed_hosts: tuple[str, ...] = flag((), "Host values to answer; none: any, or loopback names on a loopback bind")
+    allowed_origins: tuple[str, ...] = flag((), "browser origins to allow; '*' for any")
+    allowed_methods: tuple[str, ...] = flag(("GET", "POST", "OPTIONS"), "methods told to browsers")
+    allowed_headers: tuple[str, ...] = flag(
+        ("authorization", "content-type", "x-api-key", "x-request-id"), "headers told to browsers"
+    )
+    allow_credentials: bool = flag(False, "let browsers send credentials; not with origin '*'")
+    shutdown_delay: float = flag(0.0, "seconds to go on accepting after SIGTERM, while ready says 503", low=0)
+    shutdown_timeout: float = flag(30.0, "seconds that running requests get after SIGTERM", low=0)
+    startup_timeout: float = flag(1800.0, "seconds loading may take", low=1)
+    sse_keep_alive_interval: float = flag(0.0, "seconds between keep-alive comments in silent streams; 0 off", low=0)
+    log_level: Literal["debug", "info", "warning", "error"] = flag("info", "debug also shows the start-up times")
+    log_format: Literal["text", "json"] = flag("text", "log lines as text or as JSON")
+    disable_access_log: bool = flag(False, "no line per request")
+    log_rate: int = flag(100, "lines per second of one kind; the rest is counted", low=1)
+    metrics_require_key: bool = flag(False, "guard /metrics with the API key too")
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsConfig:
+    """Ceilings at the edge; SECURITY classes S1 to S12, S27, S28 and S42."""
+
+    max_header_bytes: int = flag(16384, "all headers of a request", low=1024)
+    max_headers: int = flag(100, "number of headers", low=8)
+    max_target_bytes: int = flag(8192, "path and query", low=64)
+    max_request_bytes: int = flag(64 * MIB, "body of a route that takes media", low=1024)
+    max_text_request_bytes: int = flag(8 * MIB, "body of a route without media", low=1024)
+    body_budget_bytes: int = flag(1024 * MIB, "all bodies held at one time", low=1024)
+    json_max_depth: int = flag(200, "nesting of a JSON body", low=4)
+    json_max_nodes: int = flag(1_000_000, "values in a JSON body", low=16)
+    max_messages: int = flag(2048, "messages in a conversation", low=1)
+    max_content_parts: int = flag(1024, "parts in all messages", low=1)
+    max_name_bytes: int = flag(256, "model, role and function names", low=16)
+    header_timeout: float = flag(10.0, "seconds for the headers of a request", low=0.1)
+    body_idle_timeout: float = flag(15.0, "seconds between two pieces of a body", low=0.1)
+    body_timeout: float = flag(120.0, "seconds for a whole body", low=0.1)
+    min_upload_rate: int = flag(16384, "bytes per second of a body, after the first 5 s", low=1)
+    keepalive_timeout: float = flag(15.0, "seconds an idle connection stays open", low=1)
+    max_connections: int = flag(4096, "open connections; 503 beyond", low=1)
+    stream_buffer_bytes: int = flag(262144, "what a stream holds for a reader that has stopped", low=4096)
+    stream_stall_timeout: float = flag(30.0, "seconds a stopped reader is waited for", low=0.1)
+    request_timeout: float = flag(0.0, "seconds for a whole request; 0 off", low=0)
+    queue_timeout: float = flag(120.0, "seconds to the first token", low=0.1)
+    prepare_timeout: float = flag(90.0, "seconds for media, template and tokens", low=0.1)
+    template_timeout: float = flag(5.0, "seconds a chat template may run", low=0.01)
+    template_max_output_bytes: int = flag(0, "text a template may make; 0: as --max-prompt-bytes", low=0)
+    template_max_kwargs: int = flag(32, "chat_template_kwargs", low=0)
+    template_max_kwargs_bytes: int = flag(16384, "chat_template_kwargs as JSON", low=2)
+    max_prompt_bytes: int = flag(0, "text of a prompt; 0: 16 per token of the context", low=0)
+    tokenize_offload_bytes: int = flag(2048, "longer prompts are tokenized in the pool", low=0)
+    max_n: int = flag(128, "choices of a prompt", low=1)
+    max_prompts: int = flag(1024, "prompts of a completion request", low=1)
+    max_choices: int = flag(2048, "prompts times choices", low=1)
+    max_logprobs: int = flag(20, "logprobs per token; -1: the whole vocabulary", low=-1)
+    max_logprob_ids: int = flag(128, "logprob_token_ids", low=1)
+    max_stop_strings: int = flag(32, "stop strings, of 256 bytes at most", low=1)
+    max_stop_ids: int = flag(64, "stop_token_ids", low=1)
+    max_logit_bias: int = flag(1024, "entries of logit_bias", low=1)
+    max_bad_words: int = flag(64, "bad_words, of 128 bytes at most", low=1)
+    max_allowed_ids: int = flag(4096, "allowed_token_ids", low=1)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFlags:
+    """Which checkpoint, and how it is read."""
+
+    model: str = flag("", "folder in Hugging Face format; none: the embedded model")
+    tokenizer: str = flag("", "folder of the tokenizer; none: the model's")
+    tokenizer_mode: Literal["auto", "hf"] = flag("auto", "hf: tokenizer.json")
+    device: Literal["auto", "cpu", "cuda"] = flag("auto", "where it runs (cuda: also ROCm)")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = flag("auto", "of weights and activations")
+    load_format: Literal["auto", "safetensors", "dummy"] = flag("auto", "dummy: random weights")
+    seed: int = flag(0, "of dummy weights")
+    max_model_len: int = flag(0, "context in tokens, 32k accepted; 0: the checkpoint's", tokens=True, low=0)
+    generation_config: str = flag("auto", "auto: the checkpoint's sampling defaults; vllm: ignore them")
+    override_generation_config: dict[str, Any] = flag({}, "sampling defaults over the checkpoint's")  # noqa: RUF009
+    num_threads: int = flag(0, "compute threads on a CPU; 0: all cores", low=0)
+    trust_remote_code: bool = flag(False, "accepted; no code of a model folder ever runs")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatConfig:
+    """How messages become a prompt."""
+
+    chat_template: str = flag("", "template text or file instead of the checkpoint's")
+    chat_template_content_format: Literal["auto", "string", "openai"] = flag(
+        "auto", "whether the template wants text or parts"
+    )
+    default_chat_template_kwargs: dict[str, Any] = flag({}, "variables for every template")  # noqa: RUF009
+    trust_request_chat_template: bool = flag(False, "let requests bring their own template")
+    enable_force_include_usage: bool = flag(False, "usage in every stream, asked for or not")
+    pool_threads: int = flag(0, "threads for text and media; 0: derived from the cores", low=0)
+
+
+@dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """KV blocks."""
+
+    block_size: int = flag(16, "tokens in a block", low=1)
+    gpu_memory_utilization: float = flag(0.92, "share of the accelerator's memory to use", low=0.01, high=1)
+    kv_cache_memory_bytes: int = flag(0, "bytes for blocks; 0: derived", low=0)
+    num_gpu_blocks_override: int = flag(0, "number of blocks; 0: derived", low=0)
+    enable_prefix_caching: bool = flag(True, "share blocks of equal prefixes")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    """What runs in a step, and who waits."""
+
+    max_num_seqs: int = flag(0, "rows in a step; 0: derived", low=0)
+    max_num_batched_tokens: int = flag(0, "tokens in a step; 0: derived", tokens=True, low=0)
+    max_prefill_chunk: int = flag(0, "prompt tokens of one row in a step; 0: the budget", tokens=True, low=0)
+    max_num_queued_reqs: int = flag(1024, "waiting requests; 429 beyond", low=1)
+    scheduling_policy: Literal["fcfs", "priority"] = flag("fcfs", "who goes first")
+    step_timeout: float = flag(60.0, "seconds a step may take before the engine counts as stalled", low=1)
+
+
+# The media flags are the fields of mm's own limits; what they mean is said here.
+MEDIA_HELP = {
+    "allowed_media_domains": "hosts, *.names, addresses or CIDRs that media may come from; none: any public host",
+    "media_schemes": "schemes of media URLs",
+    "media_ports": "ports of media URLs; any for a listed host",
+    "media_max_url_bytes": "length of a media URL",
+    "media_max_redirects": "redirects of a media URL",
+    "media_dns_timeout": "seconds to resolve a media host",
+    "allowed_local_media_path": "folder that file: URLs may name; none: no file: URLs",
+    "limit_mm_per_prompt": "items per modality",
+    "media_max_items": "items in all",
+    "image_max_bytes": "an encoded picture",
+    "audio_max_bytes": "an encoded sound",
+    "video_max_bytes": "an encoded film",
+    "request_media_bytes": "all encoded media of a request",
+    "image_fetch_timeout": "seconds to fetch a picture",
+    "audio_fetch_timeout": "seconds to fetch a sound",
+    "video_fetch_timeout": "seconds to fetch a film",
+    "media_max_fetches": "fetches at one time",
+    "media_max_fetches_per_host": "fetches at one time from one host",
+    "max_media_waiting": "requests that load media at one time; 429 beyond",
+    "image_max_pixels": "pixels of a picture",
+    "image_max_side": "longest side of a picture",
+    "audio_max_seconds": "length of a sound",
+    "video_max_seconds": "length of a film",
+    "video_max_frames": "frames kept of a film",
+    "image_decode_timeout": "seconds to decode a picture",
+    "audio_decode_timeout": "seconds to decode a sound",
+    "video_decode_timeout": "seconds to decode a film",
+    "request_decoded_bytes": "decoded media of a request",
+    "decoded_budget_bytes": "decoded media in all",
+    "mm_processor_cache_gb": "processed media kept for reuse",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything; groups are named as in `--help`."""
+
+    server: ServerConfig = field(default_factory=ServerConfig)
+    limits: LimitsConfig = field(default_factory=LimitsConfig)
+    model: ModelFlags = field(default_factory=ModelFlags)
+    chat: ChatConfig = field(default_factory=ChatConfig)
+    media: MediaLimits = field(default_factory=MediaLimits)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+
+    @property
+    def folder(self) -> str:
+        """The model folder: what was named, or the embedded one."""
+        return self.model.model or str(EMBEDDED)
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """What clients may call the model; the first is reported."""
+        return self.server.served_model_name or ((self.model.model.rstrip("/") or "omniloop"),)
+
+    @property
+    def pool_threads(self) -> int:
+        return self.chat.pool_threads or min(16, max(4, (os.cpu_count() or 1)))
+
+    @property
+    def is_loopback(self) -> bool:
+        return bool(self.server.uds) or self.server.host in ("127.0.0.1", "::1", "localhost")
+
+    def engine(self) -> EngineConfig:
+        """The engine's share of it."""
+        model, cache, rows = self.model, self.cache, self.scheduler
+        return EngineConfig(
+            model=self.folder,
+            device=model.device,
+            dtype=model.dtype,
+            load_format=model.load_format,
+            seed=model.seed,
+            max_model_len=model.max_model_len,
+            block_size=cache.block_size,
+            gpu_memory_utilization=cache.gpu_memory_utilization,
+            kv_cache_memory_bytes=cache.kv_cache_memory_bytes,
+            num_gpu_blocks_override=cache.num_gpu_blocks_override,
+            enable_prefix_caching=cache.enable_prefix_caching,
+            max_num_seqs=rows.max_num_seqs,
+            max_num_batched_tokens=rows.max_num_batched_tokens,
+            max_prefill_chunk=rows.max_prefill_chunk,
+            max_num_queued_reqs=rows.max_num_queued_reqs,
+            scheduling_policy=rows.scheduling_policy,
+            max_logprobs=self.limits.max_logprobs,
+            num_threads=model.num_threads,
+            step_timeout=rows.step_timeout,
+        )
+
+
+def environment_keys() -> tuple[str, ...]:
+    """Keys from SERVER_API_KEY, comma-separated; the one environment variable that is read."""
+    return tuple(key for key in os.environ.get("SERVER_API_KEY", "").split(",") if key)

@@ -1,0 +1,165 @@
+"""ApiError: the one way a request is refused, and the catalogue of texts that clients may see.
+
+Owner: none, values. In: our own checks, engine and media errors, schema violations. Out: a status, a stable
+`reason`, a text we wrote, the path of the field. A library's exception is never turned into text: it may hold
+addresses, paths and versions (SECURITY S10). Client values are shown escaped and cut.
+"""
+
+from __future__ import annotations
+
+import http
+import re
+from typing import Any
+
+import msgspec
+import orjson
+
+from engine.errors import EngineError, NotReadyError, QueueFullError, RequestError
+from mm.errors import MediaError
+from server.render.errors import RenderError
+
+MAX_TEXT = 1024
+SHOWN = 200
+
+TYPES = {
+    400: "BadRequestError",
+    401: "AuthenticationError",
+    403: "PermissionDeniedError",
+    404: "NotFoundError",
+    422: "UnprocessableEntityError",
+    429: "RateLimitError",
+    500: "InternalServerError",
+    501: "NotImplementedError",
+    503: "ServiceUnavailableError",
+    504: "TimeoutError",
+}
+
+
+class ApiError(Exception):
+    """A refusal with everything the answer needs."""
+
+    def __init__(
+        self,
+        status: int,
+        reason: str,
+        message: str,
+        param: str | None = None,
+        headers: dict[str, str] | None = None,
+        close: bool = False,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.reason = reason
+        self.message = message[:MAX_TEXT]
+        self.param = param
+        self.headers = headers or {}
+        self.close = close  # the connection ends with this answer
+
+    @property
+    def type(self) -> str:
+        return TYPES.get(self.status) or http.HTTPStatus(self.status).phrase
+
+    def body(self) -> bytes:
+        """The error object of API.md 3.2."""
+        content = {"message": self.message, "type": self.type, "param": self.param, "code": self.status}
+        return orjson.dumps({"error": {**content, "reason": self.reason}})
+
+
+def shown(value: Any) -> str:
+    """A client's value, fit to stand in a text: escaped, at most 200 characters."""
+    text = value if isinstance(value, str) else str(value)
+    cut = text[: SHOWN + 1]
+    escaped = cut.encode("unicode_escape").decode("ascii")
+    return escaped if len(escaped) <= SHOWN else escaped[: SHOWN - 1] + "…"
+
+
+def invalid(param: str | None, message: str, reason: str = "invalid_parameter") -> ApiError:
+    return ApiError(400, reason, message, param)
+
+
+def not_here(param: str | None, message: str) -> ApiError:
+    """A feature of the contract that this server cannot do (yet): named, never ignored."""
+    return ApiError(501, "not_implemented", message, param)
+
+
+def not_found(message: str, param: str | None = None) -> ApiError:
+    return ApiError(404, "not_found", message, param)
+
+
+def queue_full(retry_after: int, message: str = "") -> ApiError:
+    text = message or "the wait queue is full; try again later"
+    return ApiError(429, "queue_full", text, headers={"retry-after": str(retry_after)})
+
+
+def unavailable(reason: str, message: str, retry_after: int = 1) -> ApiError:
+    return ApiError(503, reason, message, headers={"retry-after": str(retry_after)}, close=reason == "draining")
+
+
+def deadline(message: str) -> ApiError:
+    return ApiError(504, "deadline", message)
+
+
+def internal(request_id: str) -> ApiError:
+    return ApiError(500, "internal_error", f"internal error; request id {request_id}")
+
+
+def context_length(limit: int, got: int, param: str) -> ApiError:
+    """Clients match on how this text begins."""
+    return ApiError(
+        400,
+        "context_length_exceeded",
+        f"This model's maximum context length is {limit} tokens. However, your prompt contains {got} input tokens, "
+        f"which leaves no room for an answer. Please shorten the prompt to at most {limit - 1} tokens.",
+        param,
+    )
+
+
+def from_engine(error: EngineError, retry_after: int = 1) -> ApiError:
+    """What the engine raised or attached to a Delta, as an answer."""
+    if isinstance(error, QueueFullError):
+        return queue_full(retry_after)
+    if isinstance(error, NotReadyError):
+        return unavailable(error.reason, str(error), 1)
+    if isinstance(error, RequestError):
+        return ApiError(400, error.reason, str(error))
+    if error.scope == "device":
+        return unavailable("engine_dead", "the engine stopped working; this server is restarting", 10)
+    return ApiError(500, error.reason, "the engine could not finish this request")
+
+
+def from_media(error: MediaError) -> ApiError:
+    headers = {"retry-after": str(max(1, round(error.retry_after)))} if error.retry_after else None
+    return ApiError(error.status, error.reason, error.message, error.param, headers)
+
+
+def from_render(error: RenderError) -> ApiError:
+    return ApiError(error.status, error.reason, error.message, error.param)
+
+
+_WRONG_TYPE = re.compile(r"^Expected `([^`]{1,80})`, got `([^`]{1,40})`(?: - at `\$([^`]*)`)?$")
+_MISSING = re.compile(r"^Object missing required field `([^`]{1,80})`(?: - at `\$([^`]*)`)?$")
+_WORDS = {"str": "a string", "int": "an integer", "float": "a number", "bool": "true or false", "array": "a list"}
+_WORDS |= {"object": "an object", "null": "null"}
+
+
+def from_validation(error: msgspec.ValidationError) -> ApiError:
+    """A schema violation, told in our words; what we do not recognise gets a text without detail."""
+    text = str(error)
+    if found := _WRONG_TYPE.match(text):
+        expected, got, path = found.groups()
+        allowed = [_WORDS.get(word, "") for word in expected.split(" | ") if word != "null"]
+        if all(allowed):
+            param = path_of(path)
+            where = f"{param}: " if param else "the body: "
+            return invalid(param, f"{where}got {_WORDS.get(got, 'something else')}; must be {' or '.join(allowed)}")
+    if found := _MISSING.match(text):
+        param = path_of(f"{found.group(2) or ''}.{found.group(1)}")
+        return invalid(param, f"{param}: is missing and required")
+    at = text.rpartition(" - at `$")[2].rstrip("`") if " - at `$" in text else ""
+    param = path_of(at) if len(at) < 200 else None
+    return invalid(param, f"{param}: has a value that is not allowed" if param else "the body has a value not allowed")
+
+
+def path_of(path: str | None) -> str | None:
+    """`$.messages[0].role` without its root."""
+    return (path or "").removeprefix(".") or None

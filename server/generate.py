@@ -1,0 +1,349 @@
+"""Answer: one HTTP request's way through the engine; prompts in, growing choices out.
+
+Owner: loop. In: prompts (rendered), what was asked (checked). Out: Choice objects that grow by each step's Delta, and
+`changed` calls for a stream, or `finished` for a whole answer. All prompts and choices of the request share one Answer;
+leaving it aborts what still runs.
+
+    prepare (media, splice, lengths) -> Answer.submit -> Delta ... Delta -> Choice -> changed() / finished
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from types import TracebackType
+from typing import Any, Self
+
+from engine.errors import EngineError
+from engine.request import Delta, Modality, Request, TokenLogprob
+from engine.stream import TokenStream
+from mm.splice import Spliced, splice
+from server.errors import ApiError, context_length, from_engine, unavailable
+from server.http.exchange import Exchange
+from server.output.choices import ChoiceStream, Piece, usage
+from server.output.text import StopStrings
+from server.render.prompt import Prompt
+from server.sampling import Asked
+from server.state import AppState
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One prompt, ready for the engine."""
+
+    prompt: Prompt
+    request: Request
+    media_tokens: Mapping[Modality, int]  # prompt tokens per modality
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+
+async def prepare(
+    exchange: Exchange, prompt: Prompt, asked: Asked, *, salt: str = "", priority: int = 0, param: str = "messages"
+) -> Job:
+    """Media, placeholders and lengths of one prompt. Raises ApiError, RenderError or MediaError."""
+    state = exchange.state
+    scope = hashlib.sha256(f"{exchange.key_name}\0{salt}".encode()).digest() if exchange.key_name or salt else b""
+    spliced = await with_media(state, prompt, scope)
+    ids = spliced.prompt_token_ids
+    length, room = len(ids), state.engine.max_model_len - len(ids)
+    if length == 0:
+        raise ApiError(400, "empty_prompt", "the prompt has no tokens; send at least one", param)
+    if room < 1:
+        raise context_length(state.engine.max_model_len, length, param)
+    most = min(asked.max_tokens or state.defaults.get("max_new_tokens") or room, room)
+    params = replace(asked.params, max_tokens=most, min_tokens=min(asked.params.min_tokens, most))
+    request = Request(
+        prompt_token_ids=ids,
+        sampling=params,
+        media=spliced.media,
+        positions=spliced.positions,
+        position_delta=spliced.position_delta,
+        n=asked.n,
+        priority=priority,
+        cache_salt=scope,
+        label=exchange.request_id,
+        arrival=exchange.arrival,
+    )
+    return Job(prompt, request, spliced.counts)
+
+
+async def with_media(state: AppState, prompt: Prompt, scope: bytes) -> Spliced:
+    """The prompt with its placeholders widened; unchanged when it has none."""
+    if not prompt.media:
+        return Spliced(prompt.token_ids, (), None, 0, {})
+    assert state.media is not None, "the renderer refuses media that the model does not take"
+    processed = await state.media.load(prompt.media, scope=scope)
+    return splice(prompt.token_ids, prompt.slots, processed, state.media.processor)
+
+
+class Choice:
+    """One choice as it grows; what has not been sent yet is held, merged, until `drain`. Owner: loop."""
+
+    __slots__ = (
+        "_logprobs",
+        "_texts",
+        "_token_ids",
+        "finish_reason",
+        "first_at",
+        "index",
+        "job",
+        "last_at",
+        "started",
+        "stop_reason",
+        "stream",
+    )
+
+    def __init__(self, index: int, job: Job, stream: ChoiceStream) -> None:
+        self.index = index
+        self.job = job
+        self.stream = stream
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self.started = False  # its first chunk has been framed
+        self.first_at = 0.0  # time.monotonic() of the first and the newest token
+        self.last_at = 0.0
+        self._texts: list[str] = []
+        self._token_ids: list[int] = []
+        self._logprobs: list[TokenLogprob] = []
+
+    @property
+    def num_tokens(self) -> int:
+        return self.stream.num_tokens
+
+    def take(self, delta: Delta) -> Piece:
+        piece = self.stream.take(delta)
+        if piece.text:
+            self._texts.append(piece.text)
+        self._token_ids += piece.token_ids
+        if piece.logprobs:
+            self._logprobs += piece.logprobs
+        if piece.finish_reason is not None:
+            self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
+        return piece
+
+    @property
+    def num_held(self) -> int:
+        """Tokens not sent yet."""
+        return len(self._token_ids)
+
+    @property
+    def has_text(self) -> bool:
+        return bool(self._texts)
+
+    def held_bytes(self) -> int:
+        """About what the unsent part takes: for the bound on slow readers."""
+        return 64 * len(self._token_ids) + sum(len(entry.top_ids) + 4 for entry in self._logprobs) * 96
+
+    def drain(self) -> tuple[str, list[int], list[TokenLogprob]]:
+        """(text, token ids, log-probabilities) since the last call."""
+        texts, self._texts = self._texts, []
+        ids, self._token_ids = self._token_ids, []
+        logprobs, self._logprobs = self._logprobs, []
+        return (texts[0] if len(texts) == 1 else "".join(texts)), ids, logprobs
+
+
+class Answer:
+    """Owner: loop. Leaving it (`async with`) aborts what still runs and gives its places back."""
+
+    def __init__(self, exchange: Exchange, asked: Asked, jobs: list[Job], skip_special_tokens: bool = True) -> None:
+        self.state: AppState = exchange.state
+        self.exchange = exchange
+        self.asked = asked
+        self.jobs = jobs
+        self.error: ApiError | None = None
+        self.created = int(time.time())
+        self.cached_tokens = [0] * len(jobs)
+        self.prompt_logprobs: list[list[TokenLogprob | None] | None] = [None] * len(jobs)
+        self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.changed: Callable[[Choice | None], None] = self._nobody
+        stops = StopStrings(asked.stop)
+        self.choices = [
+            Choice(at * asked.n + k, job, self._choice_stream(at * asked.n + k, stops, skip_special_tokens))
+            for at, job in enumerate(jobs)
+            for k in range(asked.n)
+        ]
+        self._open = len(self.choices)
+        self._streams: list[TokenStream] = []
+        self._timers: list[asyncio.TimerHandle] = []
+        self._labels: list[tuple[str, str]] = []
+
+    def _choice_stream(self, index: int, stops: StopStrings, skip_special_tokens: bool) -> ChoiceStream:
+        return ChoiceStream(
+            self.state.tokenizer,
+            index,
+            stops,
+            include_stop=self.asked.include_stop,
+            skip_special_tokens=skip_special_tokens,
+            min_tokens=self.asked.params.min_tokens,
+        )
+
+    @property
+    def done(self) -> bool:
+        return self._open == 0 or self.error is not None
+
+    def submit(self, *labels: str) -> None:
+        """Hands every prompt to the engine; `labels` are what /abort_requests may call it."""
+        loop, limits = asyncio.get_running_loop(), self.state.config.limits
+        try:
+            for at, job in enumerate(self.jobs):
+                stream = self.state.engine.submit(job.request)
+                self._streams.append(stream)
+                stream.subscribe(partial(self._take, at))
+        except EngineError as error:
+            self.close()
+            raise from_engine(error, self.state.places.retry_after()) from None
+        for label in labels:
+            self._labels.append((self.exchange.key_name, label))
+            self.state.live.setdefault(self._labels[-1], set()).add(self)
+        self.exchange.answer_open = self
+        self._later(limits.queue_timeout, "no token within --queue-timeout", only_first=True)
+        if limits.request_timeout:
+            left = limits.request_timeout - (time.monotonic() - self.exchange.arrival)
+            self._later(max(0.0, left), "the request took longer than --request-timeout")
+        loop.call_soon(self._check_dead)
+
+    def _later(self, seconds: float, text: str, only_first: bool = False) -> None:
+        def expire() -> None:
+            if not (only_first and self.exchange.first_token):
+                self.fail(ApiError(504, "deadline", text))
+
+        self._timers.append(asyncio.get_running_loop().call_later(seconds, expire))
+
+    def _check_dead(self) -> None:
+        if self.state.phase == "dead":
+            self.fail(unavailable("engine_dead", "the engine stopped working; this server is restarting", 10))
+
+    def _nobody(self, choice: Choice | None) -> None:
+        """A whole answer needs no word of progress."""
+
+    def _take(self, at: int, delta: Delta) -> None:
+        """A Delta of prompt `at`, straight from the step."""
+        if self.error is not None:
+            return
+        choice = self.choices[at * self.asked.n + delta.index]
+        if choice.finish_reason is not None:
+            return
+        if delta.error is not None:
+            self.fail(from_engine(delta.error))
+            return
+        if delta.cached_tokens is not None:
+            self.cached_tokens[at] = delta.cached_tokens
+            self.prompt_logprobs[at] = delta.prompt_logprobs
+        self._clock(choice, delta)
+        piece = choice.take(delta)
+        if piece.stop_engine:
+            self._streams[at].stop_choice(delta.index)
+        if piece.finish_reason is not None:
+            self._ended(choice)
+        self.changed(choice)
+        if self._open == 0 and not self.finished.done():
+            self.finished.set_result(None)
+
+    def _clock(self, choice: Choice, delta: Delta) -> None:
+        """Times of first and later tokens."""
+        if not delta.token_ids:
+            return
+        now = time.monotonic()
+        metrics = self.state.metrics
+        if choice.first_at:
+            metrics.observe_gap((now - choice.last_at) / len(delta.token_ids))
+        else:
+            choice.first_at = now
+            if not self.exchange.first_token:
+                self.exchange.first_token = now
+                metrics.observe("time_to_first_token_seconds", now - self.exchange.arrival)
+        choice.last_at = now
+
+    def _ended(self, choice: Choice) -> None:
+        self._open -= 1
+        metrics, arrival, count = self.state.metrics, self.exchange.arrival, choice.num_tokens
+        metrics.finished[choice.finish_reason or "stop"] += 1
+        metrics.observe("e2e_request_latency_seconds", time.monotonic() - arrival)
+        metrics.observe("request_generation_tokens", count)
+        metrics.observe("request_prompt_tokens", choice.job.num_tokens)
+        metrics.observe("request_max_num_generation_tokens", count)
+        metrics.observe("request_params_max_tokens", choice.job.request.sampling.max_tokens)
+        metrics.observe("request_params_n", self.asked.n)
+        if choice.first_at:
+            decode = choice.last_at - choice.first_at
+            metrics.observe("request_prefill_time_seconds", choice.first_at - arrival)
+            metrics.observe("request_decode_time_seconds", decode)
+            metrics.observe("request_inference_time_seconds", choice.last_at - arrival)
+            if count > 1:
+                metrics.observe("request_time_per_output_token_seconds", decode / (count - 1))
+
+    def fail(self, error: ApiError) -> None:
+        """Ends the whole answer with an error, before or after its first byte."""
+        if self.done:
+            return
+        self.error = error
+        self.exchange.reason = error.reason
+        self.state.metrics.finished["error"] += self._open
+        for stream in self._streams:
+            stream.close()
+        self.changed(None)
+        if not self.finished.done():
+            self.finished.set_result(None)
+
+    def abort(self) -> None:
+        """Ends every choice with finish_reason abort."""
+        for stream in self._streams:
+            stream.abort()
+
+    def close(self) -> None:
+        """Leaves the engine; idempotent."""
+        self.describe()
+        for timer in self._timers:
+            timer.cancel()
+        if not self.done:
+            self.state.metrics.finished["abort"] += self._open
+        for stream in self._streams:
+            stream.close()
+        for label in self._labels:
+            named = self.state.live.get(label)
+            if named is not None:
+                named.discard(self)
+                if not named:
+                    del self.state.live[label]
+        self._labels.clear()
+        self.exchange.answer_open = None
+
+    def usage(self) -> dict[str, Any]:
+        """`usage` of all prompts and choices so far; a prompt counts once, however many choices it has."""
+        media: dict[str, int] = {}  # tokens by modality
+        for job in self.jobs:
+            for modality, count in job.media_tokens.items():
+                media[modality] = media.get(modality, 0) + count
+        return usage(
+            sum(job.num_tokens for job in self.jobs),
+            sum(choice.num_tokens for choice in self.choices),
+            cached_tokens=sum(self.cached_tokens),
+            multimodal_tokens=media,
+        )
+
+    def describe(self) -> None:
+        """Counts for the log line."""
+        details = self.exchange.details
+        details["prompt"] = sum(job.num_tokens for job in self.jobs)
+        details["generated"] = sum(choice.num_tokens for choice in self.choices)
+        if self.exchange.first_token:
+            details["first_ms"] = round((self.exchange.first_token - self.exchange.arrival) * 1000, 1)
+
+    async def wait(self) -> None:
+        """Until every choice has ended; raises what ended it early."""
+        await self.finished
+        if self.error is not None:
+            raise self.error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()

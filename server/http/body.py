@@ -1,0 +1,164 @@
+"""Request bodies: counted as they arrive, scanned, then decoded into the types of schema/.
+
+Owner: loop; bodies above 256 KiB are scanned and decoded in the pool. In: ASGI messages. Out: a schema struct, or 413,
+415, 408, 400. What Content-Length promises is checked first and never believed. The bytes stay counted against the
+process-wide budget until the struct is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+
+from _fast import json_scan
+from server.errors import ApiError, from_validation, invalid
+from server.http.exchange import ClientGone
+
+if TYPE_CHECKING:
+    from server.config import LimitsConfig
+    from server.state import AppState
+
+T = TypeVar("T")
+
+POOL_BYTES = 256 << 10
+GRACE_S = 5.0  # before the minimum rate counts
+_decoders: dict[type, msgspec.json.Decoder[Any]] = {}
+
+_SCAN_TEXTS = {
+    json_scan.TOO_DEEP: "the body nests deeper than {max_depth} levels",
+    json_scan.TOO_MANY_NODES: "the body holds more than {max_nodes} values",
+    json_scan.NOT_FINITE: "the body holds NaN or Infinity at byte {at}; numbers must be finite",
+    json_scan.LONE_SURROGATE: "the body holds half of a surrogate pair at byte {at}; send whole characters",
+    json_scan.INTEGER_TOO_LARGE: "the body holds an integer beyond 64 bits at byte {at}",
+}
+
+
+async def read_json(request: Request, kind: type[T], limit: int) -> T:
+    """The body as `kind`; the content type must be JSON."""
+    state: AppState = request.scope["exchange"].state
+    check_type(request)
+    data = await read_bytes(request, limit)
+    try:
+        if len(data) > POOL_BYTES:
+            return await asyncio.get_running_loop().run_in_executor(state.pool, decode, data, kind, state.config.limits)
+        return decode(data, kind, state.config.limits)
+    finally:
+        state.body_budget.give(len(data))
+
+
+def check_type(request: Request) -> None:
+    kind = encoding = b""
+    for name, value in request.scope["headers"]:
+        if name == b"content-type":
+            kind = value
+        elif name == b"content-encoding":
+            encoding = value
+    if kind.partition(b";")[0].strip().lower() != b"application/json":
+        raise ApiError(415, "unsupported_media_type", "send the body as Content-Type: application/json")
+    if encoding and encoding.strip().lower() != b"identity":
+        raise ApiError(415, "unsupported_media_type", "encoded bodies are not taken; send plain JSON")
+
+
+async def read_bytes(request: Request, limit: int) -> bytes:
+    """The whole body; its length stays taken from the budget, the caller gives it back."""
+    state: AppState = request.scope["exchange"].state
+    limits, budget = state.config.limits, state.body_budget
+    too_large = ApiError(413, "request_too_large", f"the body is larger than {limit} bytes")
+    promised = promised_length(request)
+    if promised > limit:
+        raise too_large
+    if promised > budget.limit - budget.used:
+        budget.take(promised)  # says 429
+    begun = time.monotonic()
+    pieces: list[bytes] = []
+    size = 0
+    try:
+        while True:
+            message = await next_piece(request, limits, begun)
+            piece: bytes = message.get("body", b"")
+            if size + len(piece) > limit:
+                raise too_large
+            budget.take(len(piece))
+            size += len(piece)
+            pieces.append(piece)
+            if not message.get("more_body", False):
+                return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+            check_rate(limits, size, time.monotonic() - begun)
+    except BaseException:
+        budget.give(size)
+        raise
+
+
+async def next_piece(request: Request, limits: LimitsConfig, begun: float) -> dict[str, Any]:
+    left = begun + limits.body_timeout - time.monotonic()
+    try:
+        async with asyncio.timeout(min(limits.body_idle_timeout, left)):
+            message = await request.receive()
+    except TimeoutError:
+        raise upload_timeout() from None
+    if message["type"] == "http.disconnect":
+        raise ClientGone
+    return dict(message)
+
+
+def check_rate(limits: LimitsConfig, size: int, seconds: float) -> None:
+    if seconds > GRACE_S and size < (seconds - GRACE_S) * limits.min_upload_rate:
+        raise upload_timeout()
+
+
+def upload_timeout() -> ApiError:
+    return ApiError(408, "upload_timeout", "the body arrived too slowly", close=True)
+
+
+def promised_length(request: Request) -> int:
+    for name, value in request.scope["headers"]:
+        if name == b"content-length":
+            return int(value) if value.isdigit() and len(value) < 20 else 0
+    return 0
+
+
+def decode(data: bytes, kind: type[T], limits: LimitsConfig) -> T:
+    """Scan, then typed decode. Raises ApiError only."""
+    code, at = json_scan.scan(data, limits.json_max_depth, limits.json_max_nodes)
+    if code != json_scan.OK:
+        text = _SCAN_TEXTS[code].format(max_depth=limits.json_max_depth, max_nodes=limits.json_max_nodes, at=at)
+        raise invalid(None, text, "invalid_json")
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.json.Decoder(kind)
+    try:
+        return decoder.decode(data)
+    except msgspec.ValidationError as error:
+        if "got `float`" not in str(error):
+            raise from_validation(error) from None
+        return decode_loosely(data, kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise malformed() from None
+
+
+def decode_loosely(data: bytes, kind: type[T]) -> T:
+    """Integers may arrive as 16.0: the slow way, taken only after the strict one met a float."""
+    try:
+        return msgspec.convert(whole_numbers(msgspec.json.decode(data)), kind)
+    except msgspec.ValidationError as error:
+        raise from_validation(error) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise malformed() from None
+
+
+def whole_numbers(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
+        return int(value)
+    if isinstance(value, dict):
+        return {key: whole_numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [whole_numbers(item) for item in value]
+    return value
+
+
+def malformed() -> ApiError:
+    return invalid(None, "the body is not valid JSON", "invalid_json")

@@ -1,0 +1,154 @@
+"""The cheap checks, in order of cost: headers, host, origin, key; then whether the server is ready for work.
+
+Owner: loop. Everything here looks at scope["path"] and raw headers, never at a URL rebuilt from them (SECURITY S1), and
+denies by default: the open paths are listed, the rest needs a key when keys are set. Browsers get CORS headers only
+for listed origins (S6).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from server.errors import ApiError, unavailable
+from server.limits import presented_key, too_many_failures, wrong_key
+
+if TYPE_CHECKING:
+    from server.http.exchange import Exchange
+    from server.state import AppState
+
+OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping", "/version", "/metrics"})
+LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+
+class Edge:
+    """Refuses what must not reach a handler."""
+
+    def __init__(self, app: ASGIApp, state: AppState) -> None:
+        self.app = app
+        self.state = state
+        server = state.config.server
+        hosts = server.allowed_hosts or (tuple(LOOPBACK_HOSTS) if state.config.is_loopback and not server.uds else ())
+        self.hosts = frozenset(host.lower().encode() for host in hosts)
+        self.origins = frozenset(origin.encode() for origin in server.allowed_origins)
+        self.any_origin = "*" in server.allowed_origins
+        self.open_paths = OPEN_PATHS - {"/metrics"} if server.metrics_require_key else OPEN_PATHS
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: Exchange = scope["exchange"]
+        host, origin, asked = one_of_each(scope)
+        if self.hosts and host_name(host) not in self.hosts:
+            raise ApiError(421, "host_not_allowed", "this server does not answer for that host")
+        if origin:
+            self.check_origin(exchange, origin)
+        if exchange.method == "OPTIONS":
+            await self.preflight(exchange, bool(origin and asked))
+            return
+        self.check_key(exchange, scope)
+        await self.app(scope, receive, send)
+
+    def check_origin(self, exchange: Exchange, origin: bytes) -> None:
+        server = self.state.config.server
+        if self.any_origin or origin in self.origins:
+            shown = origin if not self.any_origin else b"*"
+            exchange.headers.append((b"access-control-allow-origin", shown))
+            exchange.headers.append((b"access-control-expose-headers", b"x-request-id"))
+            if not self.any_origin:
+                exchange.headers.append((b"vary", b"origin"))
+            if server.allow_credentials:
+                exchange.headers.append((b"access-control-allow-credentials", b"true"))
+        elif (
+            exchange.method not in ("GET", "HEAD", "OPTIONS")
+            and (not self.state.keys or self.state.config.is_loopback)
+            and not self.is_own(origin)
+        ):
+            raise ApiError(403, "origin_not_allowed", "this origin is not on the server's list (--allowed-origins)")
+
+    def is_own(self, origin: bytes) -> bool:
+        """The server's own page: on a loopback bind, the loopback names with our port."""
+        if not self.state.config.is_loopback:
+            return False
+        authority = origin.partition(b"://")[2]
+        port = b":" + str(self.state.port).encode()
+        return authority.endswith(port) and host_name(authority) in {name.encode() for name in LOOPBACK_HOSTS}
+
+    async def preflight(self, exchange: Exchange, asked: bool) -> None:
+        """OPTIONS needs no key and does nothing; a browser's question gets the CORS answer."""
+        server = self.state.config.server
+        headers = []
+        if asked and any(name == b"access-control-allow-origin" for name, _ in exchange.headers):
+            headers = [
+                (b"access-control-allow-methods", ", ".join(server.allowed_methods).encode()),
+                (b"access-control-allow-headers", ", ".join(server.allowed_headers).encode()),
+                (b"access-control-max-age", b"600"),
+            ]
+        exchange.route = "options"
+        await exchange.answer(200, b"", headers)
+
+    def check_key(self, exchange: Exchange, scope: Scope) -> None:
+        keys = self.state.keys
+        if not keys or scope["path"] in self.open_paths or (exchange.method == "HEAD" and scope["path"] == "/"):
+            return
+        if self.state.wrong_keys.exhausted(exchange.client):
+            raise too_many_failures()
+        presented = presented_key(scope)
+        name = keys.match(presented) if presented else None
+        if name is None:
+            self.state.wrong_keys.note(exchange.client)
+            raise wrong_key()
+        exchange.key_name = name
+
+
+def one_of_each(scope: Scope) -> tuple[bytes, bytes, bytes]:
+    """(host, origin, requested CORS method); a repeated Host or Content-Length is refused."""
+    host = origin = asked = length = b""
+    for name, value in scope["headers"]:
+        if name == b"host":
+            if host:
+                raise ApiError(400, "invalid_request", "the Host header came twice", close=True)
+            host = value
+        elif name == b"origin":
+            origin = value
+        elif name == b"content-length":
+            if length:
+                raise ApiError(400, "invalid_request", "the Content-Length header came twice", close=True)
+            length = value
+        elif name == b"access-control-request-method":
+            asked = value
+    return host, origin, asked
+
+
+def host_name(host: bytes) -> bytes:
+    """Without the port, lower case."""
+    if host.startswith(b"["):
+        return host[: host.find(b"]") + 1].lower()
+    return host.partition(b":")[0].lower()
+
+
+class Gate:
+    """503 on every route but liveness while the server is starting, draining or dead."""
+
+    def __init__(self, app: ASGIApp, state: AppState) -> None:
+        self.app = app
+        self.state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        phase = self.state.phase
+        if phase in ("ready", "leaving") or scope["path"] == "/health/live":
+            await self.app(scope, receive, send)
+            return
+        scope["exchange"].route = scope["path"] if scope["path"] in OPEN_PATHS else "gate"
+        raise not_ready(phase)
+
+
+def not_ready(phase: str) -> ApiError:
+    texts = {
+        "starting": "the model is still being loaded; try again shortly",
+        "leaving": "the server is about to shut down",
+        "draining": "the server is shutting down",
+        "dead": "the engine stopped working; this server is restarting",
+        "stalled": "the engine does not answer",
+    }
+    reason = {"dead": "engine_dead", "leaving": "draining"}.get(phase, phase)
+    return unavailable(reason, texts[phase], 2 if phase == "starting" else 5)

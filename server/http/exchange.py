@@ -1,0 +1,211 @@
+"""Exchange: one HTTP request and what becomes known about it; the outermost layer of the app.
+
+Owner: loop. In: an ASGI request. Out: always a well-formed answer with X-Request-Id: an ApiError becomes its body,
+anything else a fixed 500 text. When it ends, one log line (no text, no URL query, no keys) and the HTTP metrics.
+
+    Exchanges -> Edge (headers, host, origin, key) -> Gate (starting, draining) -> Router -> handler
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from mm.errors import MediaError
+from server.errors import ApiError, from_media, from_render, internal, not_found, unavailable
+from server.render.errors import RenderError
+
+if TYPE_CHECKING:
+    from server.generate import Answer
+    from server.state import AppState
+
+log = logging.getLogger("omniloop.access")
+fault = logging.getLogger("omniloop.fault")
+
+_LABEL = re.compile(rb"^[\x21-\x7e]{1,128}$")
+
+
+class ClientGone(Exception):
+    """The client closed the connection; nobody is left to answer."""
+
+
+class Exchange:
+    """Owner: loop; lives as long as the request."""
+
+    __slots__ = (
+        "answer_open",
+        "answered",
+        "arrival",
+        "client",
+        "details",
+        "first_token",
+        "headers",
+        "key_name",
+        "method",
+        "path",
+        "raw_send",
+        "reason",
+        "request_id",
+        "route",
+        "started",
+        "state",
+        "status",
+        "task",
+    )
+
+    def __init__(self, scope: Scope, send: Send, state: AppState) -> None:
+        self.state = state
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.client: str = (scope.get("client") or ("local",))[0]
+        self.raw_send = send
+        self.arrival = time.monotonic()
+        self.request_id = request_label(scope)
+        self.headers: list[tuple[bytes, bytes]] = [(b"x-request-id", self.request_id.encode())]
+        self.route = "other"  # the route's template once it is known
+        self.key_name = ""
+        self.status = 0
+        self.reason = ""
+        self.started = False
+        self.answered = False  # the last byte was handed over
+        self.first_token = 0.0
+        self.details: dict[str, object] = {}  # counts and lengths for the log line
+        self.answer_open: Answer | None = None  # set while the engine works for it
+        self.task = asyncio.current_task()
+
+    def cancel(self) -> None:
+        """The server is going: an open answer ends with an error, a request still in preparation is cancelled."""
+        if self.answer_open is not None:
+            self.answer_open.fail(unavailable("draining", "the server is shutting down"))
+        elif self.task is not None:
+            self.task.cancel()
+
+    async def send(self, message: Message) -> None:
+        """ASGI send for whole answers; streams use raw_send after their start."""
+        if message["type"] == "http.response.start":
+            self.started = True
+            self.status = message["status"]
+            message = {**message, "headers": [*message.get("headers", ()), *self.headers]}
+        elif not message.get("more_body", False):
+            self.answered = True
+        await self.raw_send(message)
+
+    async def answer(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+        """A whole answer in one go."""
+        sized = [*headers, (b"content-length", str(len(body)).encode())]
+        await self.send({"type": "http.response.start", "status": status, "headers": sized})
+        await self.send({"type": "http.response.body", "body": body})
+
+    async def refuse(self, error: ApiError) -> None:
+        self.reason = error.reason
+        headers = [(b"content-type", b"application/json")]
+        headers += [(name.encode(), value.encode("ascii", "replace")) for name, value in error.headers.items()]
+        if error.close:
+            headers.append((b"connection", b"close"))
+        await self.answer(error.status, error.body(), headers)
+
+
+def request_label(scope: Scope) -> str:
+    """The client's X-Request-Id if it is printable ASCII of at most 128 characters, else 32 hex characters."""
+    for name, value in scope["headers"]:
+        if name == b"x-request-id" and _LABEL.match(value):
+            return value.decode("ascii")
+    return uuid.uuid4().hex
+
+
+class Exchanges:
+    """The outermost ASGI app."""
+
+    def __init__(self, app: ASGIApp, state: AppState) -> None:
+        self.app = app
+        self.state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.other(scope, receive, send)
+            return
+        exchange = Exchange(scope, send, self.state)
+        scope["exchange"] = exchange
+        self.state.open_exchanges.add(exchange)
+        try:
+            await self.serve(exchange, scope, receive)
+        except ClientGone:
+            exchange.status, exchange.reason = 499, "disconnected"
+        finally:
+            self.state.open_exchanges.discard(exchange)
+            if not self.state.open_exchanges:
+                self.state.idle.set()
+            self.note(exchange)
+
+    async def serve(self, exchange: Exchange, scope: Scope, receive: Receive) -> None:
+        try:
+            await self.app(scope, receive, exchange.send)
+            return
+        except ApiError as caught:
+            error = caught
+        except MediaError as caught:
+            error = from_media(caught)
+        except RenderError as caught:
+            error = from_render(caught)
+        except asyncio.CancelledError:
+            if self.state.phase not in ("draining", "dead") or exchange.started:
+                raise
+            error = unavailable("draining", "the server is shutting down")
+        except HTTPException as caught:  # starlette's router: wrong method
+            error = from_router(caught, exchange)
+        except ClientGone:
+            raise
+        except Exception as caught:
+            error = internal(exchange.request_id)
+            fault.error("request failed: id=%s route=%s", exchange.request_id, exchange.route, exc_info=caught)
+        if exchange.started:  # an answer is half sent and cannot be repaired; uvicorn closes the connection
+            raise RuntimeError("answer cut short") from None
+        await exchange.refuse(error)
+
+    async def other(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Lifespan messages are not used (app.py starts and stops); WebSockets have no route yet."""
+        if scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": 1008})
+        elif scope["type"] == "lifespan":
+            raise RuntimeError("lifespan is not used")
+
+    def note(self, exchange: Exchange) -> None:
+        """Metrics and one log line."""
+        seconds = time.monotonic() - exchange.arrival
+        self.state.metrics.http(exchange.method, exchange.status, exchange.route, seconds)
+        if self.state.config.server.disable_access_log or not log.isEnabledFor(logging.INFO):
+            return
+        words = [f"{name}={value}" for name, value in exchange.details.items()]
+        if exchange.reason:
+            words.insert(0, f"reason={exchange.reason}")
+        if exchange.key_name:
+            words.insert(0, f"key={exchange.key_name}")
+        log.info(
+            "%s %s %s %d %.1fms %s",
+            exchange.request_id,
+            exchange.method if exchange.method in KNOWN_METHODS else "other",
+            exchange.route,
+            exchange.status,
+            seconds * 1000,
+            " ".join(words),
+        )
+
+
+KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
+
+
+def from_router(error: HTTPException, exchange: Exchange) -> ApiError:
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        return ApiError(
+            405, "method_not_allowed", f"this path answers {allowed}", headers={"allow": allowed} if allowed else None
+        )
+    return not_found("there is no such path")

@@ -1,0 +1,107 @@
+"""Sockets and uvicorn: what listens, and how it is told to stop.
+
+Owner: loop. The socket is bound before anything is loaded, so a wrong address fails in the first moment and early
+clients get an answer (503) instead of a refused connection. Signals belong to app.py; uvicorn's own handling is off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from server.config import Config
+from server.http.protocol import with_limits
+
+BACKLOG = 2048
+
+
+class BindError(Exception):
+    """The address cannot be listened on; the text is the one line the operator sees."""
+
+
+class Listener(uvicorn.Server):
+    """uvicorn without signal handling."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def stop_now(self) -> None:
+        """Ends serve() without waiting for connections."""
+        self.should_exit = True
+        self.force_exit = True
+
+
+def bind(config: Config) -> socket.socket:
+    """The listening socket. Raises BindError."""
+    server = config.server
+    try:
+        if server.uds:
+            return bind_unix(server.uds)
+        family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind((server.host, server.port))
+            listener.listen(BACKLOG)  # connections wait here until the loop turns
+        except BaseException:
+            listener.close()
+            raise
+        return listener
+    except (OSError, OverflowError) as error:
+        where = server.uds or f"{server.host}:{server.port}"
+        raise BindError(f"cannot listen on {where}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def bind_unix(path: str) -> socket.socket:
+    """A Unix socket; one that a killed server left behind is replaced."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(os.stat(path).st_mode):
+            os.unlink(path)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(path)
+        os.chmod(path, 0o660)
+        listener.listen(BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+def address(config: Config, listener: socket.socket) -> tuple[str, int]:
+    """(what `Listening on` says, port)."""
+    if config.server.uds:
+        return f"unix:{config.server.uds}", 0
+    port = listener.getsockname()[1]
+    scheme = "https" if config.server.ssl_certfile else "http"
+    host = f"[{config.server.host}]" if ":" in config.server.host else config.server.host
+    return f"{scheme}://{host}:{port}", port
+
+
+def make_listener(config: Config, app: ASGIApp) -> Listener:
+    server, limits = config.server, config.limits
+    settings = uvicorn.Config(
+        app,
+        loop="none",
+        http=with_limits(limits),
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=max(1, int(limits.keepalive_timeout)),
+        timeout_graceful_shutdown=2,
+        root_path="",
+        ssl_keyfile=server.ssl_keyfile or None,
+        ssl_certfile=server.ssl_certfile or None,
+    )
+    return Listener(settings)

@@ -1,0 +1,137 @@
+"""Connection: uvicorn's httptools protocol with the limits it lacks: header bytes and count, header time, connections.
+
+Owner: loop, one per connection. Uvicorn parses and writes; this class counts while headers arrive, because nothing
+above sees them before they are complete (SECURITY S1, S11). Refusals at this level use the same error body as routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from server.config import LimitsConfig
+from server.errors import ApiError
+
+log = logging.getLogger("omniloop.edge")
+
+
+LINGER_S = 2.0  # how long an answered client may go on sending before it is cut off
+
+
+class HeaderLimit(Exception):
+    """Raised in a parser callback; the parser stops and the refusal is sent."""
+
+
+class Connection(HttpToolsProtocol):
+    """One client connection."""
+
+    limits: LimitsConfig  # set once by `with_limits`
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.refusal: ApiError | None = None
+        self.header_bytes = 0
+        self.header_timer: asyncio.TimerHandle | None = None
+        self.in_body = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self.limits.max_connections:
+            text = f"more than {self.limits.max_connections} connections are open"
+            self.refuse(ApiError(503, "too_many_connections", text, headers={"retry-after": "5"}))
+            return
+        self.arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.disarm()
+        super().connection_lost(exc)
+
+    def arm(self) -> None:
+        """Headers must be complete within the header timeout."""
+        self.disarm()
+        self.header_timer = self.loop.call_later(self.limits.header_timeout, self.header_timeout)
+
+    def disarm(self) -> None:
+        if self.header_timer is not None:
+            self.header_timer.cancel()
+            self.header_timer = None
+
+    def header_timeout(self) -> None:
+        self.header_timer = None
+        if not self.transport.is_closing():
+            self.refuse(ApiError(408, "upload_timeout", "the headers arrived too slowly"))
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.header_bytes = 0
+        if self.header_timer is None:
+            self.arm()
+
+    def on_url(self, url: bytes) -> None:
+        if len(self.url) + len(url) > self.limits.max_target_bytes:
+            self.too_large(f"path and query are longer than {self.limits.max_target_bytes} bytes")
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self.header_bytes += len(name) + len(value) + 4
+        if self.header_bytes > self.limits.max_header_bytes:
+            self.too_large(f"the headers are longer than {self.limits.max_header_bytes} bytes")
+        if len(self.headers) >= self.limits.max_headers:
+            self.too_large(f"there are more than {self.limits.max_headers} headers")
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self.disarm()
+        self.in_body = True
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self.in_body = False
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """An answer that came before the end of the body: what still arrives is dropped, for a short while."""
+        super().on_response_complete()
+        if self.in_body and not self.transport.is_closing():
+            self.loop.call_later(LINGER_S, self.end_linger, self.cycle)
+
+    def end_linger(self, cycle: object) -> None:
+        if self.in_body and self.cycle is cycle:
+            self.transport.close()
+
+    def too_large(self, text: str) -> None:
+        self.refusal = ApiError(431, "headers_too_large", text)
+        raise HeaderLimit
+
+    def data_received(self, data: bytes) -> None:
+        if self.refusal is not None:  # already answered; the rest of what was sent is not read
+            return
+        super().data_received(data)
+
+    def send_400_response(self, msg: str) -> None:
+        """Called by uvicorn when the parser stops: our refusal, or plain bad HTTP."""
+        self.refuse(self.refusal or ApiError(400, "invalid_request", "this is not a valid HTTP request"))
+
+    def refuse(self, error: ApiError) -> None:
+        """Answers and closes, below the app."""
+        self.refusal = error
+        self.disarm()
+        body = error.body()
+        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n" % len(body)
+        for name, value in error.headers.items():
+            head += f"{name}: {value}\r\n".encode()
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.write(STATUS_LINE[error.status] + head + b"\r\n" + body)
+        if self.transport.can_write_eof():  # closing with unread bytes would reset, and the answer could be lost
+            self.transport.write_eof()
+            self.loop.call_later(LINGER_S, self.transport.close)
+        else:
+            self.transport.close()
+
+
+def with_limits(limits: LimitsConfig) -> type[Connection]:
+    """The protocol class for uvicorn, bound to this server's limits."""
+    return type("BoundConnection", (Connection,), {"limits": limits})

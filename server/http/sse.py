@@ -1,0 +1,166 @@
+"""EventStream: server-sent events, pushed. The engine's callback writes; nobody pulls.
+
+Owner: loop. In: finished frames (bytes) from the route. Out: one ASGI body message per write. The send coroutine is
+driven by hand: below the transport's high-water mark it ends at once, with no task and no queue (12.9 against 20.5 us
+per token for a generator behind a response). Above it the coroutine waits; a task then carries it on, `paused` is
+set, and the route keeps tokens to itself, merged, until `on_writable` says that the reader is back.
+
+    write ... write (transport full) -> paused ............ drained -> on_writable -> one merged write
+                                          \\-- stall timeout -> lost
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Generator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from server.http.exchange import Exchange
+
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+
+
+class _Started:
+    """A coroutine that has already run to its first wait, to be awaited by a task."""
+
+    def __init__(self, step: Coroutine[Any, Any, None], waiting: Any) -> None:
+        self.step = step
+        self.waiting = waiting
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        waiting = self.waiting
+        try:
+            while True:
+                try:
+                    sent = yield waiting
+                except BaseException as error:
+                    waiting = self.step.throw(error)
+                else:
+                    waiting = self.step.send(sent)
+        except StopIteration:
+            return
+
+
+class EventStream:
+    """One streamed answer. Owner: loop. `ended` is done when the last byte was handed over or the reader was lost."""
+
+    def __init__(self, exchange: Exchange, on_writable: Callable[[], None]) -> None:
+        server, limits = exchange.state.config.server, exchange.state.config.limits
+        self.loop = asyncio.get_running_loop()
+        self.exchange = exchange
+        self.ended: asyncio.Future[None] = self.loop.create_future()
+        self.paused = False
+        self.lost = False  # a stalled reader: nothing more can be written
+        self._on_writable = on_writable
+        self._send = exchange.raw_send
+        self._stall = limits.stream_stall_timeout
+        self._interval = server.sse_keep_alive_interval
+        self._opened = False
+        self._last_write = self.loop.time()
+        self._pump: asyncio.Task[None] | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
+        self._alive_timer: asyncio.TimerHandle | None = None
+        if self._interval:
+            self._alive_timer = self.loop.call_later(self._interval, self._keep_alive)
+
+    @property
+    def opened(self) -> bool:
+        """True once the 200 has gone out; before that an error can still be a status."""
+        return self._opened
+
+    def write(self, frames: bytes, more: bool = True) -> None:
+        """Hands finished frames to the connection; not while `paused`."""
+        assert not self.paused, "the route keeps what it has while the reader is away"
+        if self.ended.done():
+            return
+        if not self._opened:
+            self._opened = True
+            self._open()
+        self._last_write = self.loop.time()
+        if not more:
+            self.exchange.answered = True
+        self._push({"type": "http.response.body", "body": frames, "more_body": more}, last=not more)
+
+    def close(self) -> None:
+        """Leaves the stream, on every way out; idempotent."""
+        for timer in (self._stall_timer, self._alive_timer):
+            if timer is not None:
+                timer.cancel()
+        if self._pump is not None and not self._pump.done():
+            self._pump.cancel()
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    async def settle(self) -> None:
+        """Waits for a pump that `close` has cancelled."""
+        if self._pump is not None:
+            await asyncio.gather(self._pump, return_exceptions=True)
+
+    def _open(self) -> None:
+        exchange = self.exchange
+        exchange.started = True
+        exchange.status = 200
+        message = {"type": "http.response.start", "status": 200, "headers": [*HEADERS, *exchange.headers]}
+        self._push(message, last=False)
+
+    def _push(self, message: dict[str, Any], last: bool) -> None:
+        if self.paused:  # the start of the answer met a full transport already: queue behind it
+            assert self._pump is not None
+            self._pump = self.loop.create_task(self._after(self._pump, message, last))
+            return
+        step: Coroutine[Any, Any, None] = self._send(message)  # type: ignore[assignment]
+        try:
+            waiting = step.send(None)
+        except StopIteration:
+            if last:
+                self._finish()
+            return
+        self.paused = True
+        self._stall_timer = self.loop.call_later(self._stall, self.give_up)
+        self._pump = self.loop.create_task(self._resume(_Started(step, waiting), last))
+
+    async def _resume(self, started: _Started, last: bool) -> None:
+        await started
+        self._resumed(last)
+
+    async def _after(self, earlier: asyncio.Task[None], message: dict[str, Any], last: bool) -> None:
+        await earlier
+        self.paused = True
+        await self._send(message)
+        self._resumed(last)
+
+    def _resumed(self, last: bool) -> None:
+        self.paused = False
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
+        if last:
+            self._finish()
+        else:
+            self._on_writable()
+
+    def _finish(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def give_up(self) -> None:
+        """The reader has taken nothing for too long or too much waits for it: it is cut off, nobody else waited."""
+        self.lost = True
+        self.exchange.reason = "stalled"
+        self._finish()
+
+    def _keep_alive(self) -> None:
+        if self.ended.done():
+            return
+        silent = self.loop.time() - self._last_write
+        if silent >= self._interval and not self.paused:
+            self.write(KEEP_ALIVE)
+            silent = 0.0
+        self._alive_timer = self.loop.call_later(self._interval - silent, self._keep_alive)

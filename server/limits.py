@@ -1,0 +1,157 @@
+"""Who may ask, and how much at a time: API keys, wrong-key throttle, body budget, places in the queue.
+
+Owner: loop. Each limit is one object that every route passes (SECURITY ground rule 2). Keys are kept as SHA-256 and
+compared in constant time with every stored one. A place is taken before anything dear happens and given back on every
+way out; when none is left the answer is 429 with a Retry-After from the drain rate.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from starlette.types import Scope
+
+from server.errors import ApiError, queue_full
+
+log = logging.getLogger("omniloop")
+
+MAX_ADDRESSES = 4096
+
+
+class ApiKeys:
+    """The keys clients may use, by name. Owner: loop; reread on SIGHUP."""
+
+    def __init__(self, keys: tuple[str, ...], path: str = "") -> None:
+        self._flags = keys
+        self._path = path
+        self._digests: list[tuple[str, bytes]] = []
+        self.reload()
+
+    def __bool__(self) -> bool:
+        return bool(self._digests)
+
+    def reload(self) -> None:
+        """Reads the file again; raises OSError."""
+        found = [(f"key{at}", key) for at, key in enumerate(self._flags)]
+        if self._path:
+            with open(self._path, encoding="utf-8") as file:
+                lines = [line.strip() for line in file]
+            for at, line in enumerate(line for line in lines if line and not line.startswith("#")):
+                name, colon, key = line.partition(":")
+                found.append((name, key) if colon else (f"file{at}", line))
+        self._digests = [(name, hashlib.sha256(key.encode()).digest()) for name, key in found]
+
+    def match(self, presented: bytes) -> str | None:
+        """The name of the key, or None; meets every stored key whatever the first ones said."""
+        digest = hashlib.sha256(presented).digest()
+        found: str | None = None
+        for name, stored in self._digests:
+            if hmac.compare_digest(digest, stored):
+                found = name
+        return found
+
+
+def presented_key(scope: Scope) -> bytes | None:
+    """What the client sent as `Authorization: Bearer KEY` or `x-api-key: KEY`."""
+    for name, value in scope["headers"]:
+        if name == b"authorization" and value[:7].lower() == b"bearer ":
+            return value[7:].strip()
+        if name == b"x-api-key":
+            return value.strip()
+    return None
+
+
+class WrongKeys:
+    """Counts refusals per address and minute; bounded. Owner: loop."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._seen: OrderedDict[str, tuple[int, int]] = OrderedDict()  # address -> (minute, count)
+
+    def exhausted(self, address: str) -> bool:
+        minute, count = self._seen.get(address, (0, 0))
+        return minute == int(time.monotonic() // 60) and count >= self._limit
+
+    def note(self, address: str) -> None:
+        now = int(time.monotonic() // 60)
+        minute, count = self._seen.pop(address, (now, 0))
+        self._seen[address] = (now, count + 1 if minute == now else 1)
+        if len(self._seen) > MAX_ADDRESSES:
+            self._seen.popitem(last=False)
+
+
+class BodyBudget:
+    """Bytes of bodies held at one time, in all. Owner: loop."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.used = 0
+
+    def take(self, size: int) -> None:
+        if self.used + size > self.limit:
+            raise queue_full(1, "too many bytes are being uploaded at this moment; try again later")
+        self.used += size
+
+    def give(self, size: int) -> None:
+        self.used -= size
+
+
+class Places:
+    """Choices that are being prepared, wait or run; above `limit` a request gets 429 at once. Owner: loop."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit  # set again when the engine has said how many rows it runs
+        self.taken = 0
+        self._ended = 0  # since `_since`
+        self._since = time.monotonic()
+        self._rate = 0.0  # choices that end per second, smoothed
+
+    @contextmanager
+    def hold(self, count: int) -> Iterator[None]:
+        """Places for all choices of a request while it lives."""
+        if self.taken + count > self.limit:
+            raise queue_full(
+                self.retry_after(),
+                f"{self.taken} choices run or wait and {count} more were asked for; this server holds {self.limit}",
+            )
+        self.taken += count
+        try:
+            yield
+        finally:
+            self.taken -= count
+            self._count(count)
+
+    def _count(self, ended: int) -> None:
+        self._ended += ended
+        span = time.monotonic() - self._since
+        if span >= 1.0:
+            self._rate = 0.5 * self._rate + 0.5 * self._ended / span
+            self._ended, self._since = 0, time.monotonic()
+
+    def retry_after(self) -> int:
+        """Seconds until a place is likely, from how fast requests end: 1 to 60."""
+        if self._rate <= 0.0:
+            return 5
+        return max(1, min(60, round(0.1 * self.taken / self._rate)))
+
+
+def wrong_key() -> ApiError:
+    """One text for a missing and a wrong key."""
+    return ApiError(
+        401,
+        "invalid_api_key",
+        "a valid API key is needed: send Authorization: Bearer KEY or x-api-key: KEY",
+        headers={"www-authenticate": "Bearer"},
+    )
+
+
+def too_many_failures() -> ApiError:
+    return ApiError(
+        429, "too_many_failures", "too many wrong API keys from this address", headers={"retry-after": "60"}
+    )

@@ -1,0 +1,139 @@
+"""Loading: engine, text and media side by side, so that start-up takes as long as the longest of them.
+
+Owner: loop; the work is on the device thread and in the pool. In: AppState in phase starting. Out: the same, complete.
+
+    device thread | torch, config, weights, warm-up ................ | ready
+    pool          | tokenizer | processor |                 template |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from engine.errors import ConfigError
+from server.config import EMBEDDED, Config
+from server.metrics import exposition
+from server.sampling import Vocabulary, defaults_from
+from server.state import AppState
+
+if TYPE_CHECKING:
+    from mm.load import MediaLoader
+    from server.render.chat import Renderer
+    from server.render.tokenizer import Tokenizer
+
+T = TypeVar("T")
+log = logging.getLogger("omniloop")
+
+
+async def load(state: AppState) -> None:
+    """Raises ConfigError when the model cannot be served."""
+    config = state.config
+    check_folder(config)
+    begun = time.perf_counter()
+    text = asyncio.ensure_future(in_pool(state, "tokenizer", lambda: load_tokenizer(config)))
+    try:
+        await state.engine.start()
+        state.startup["engine"] = time.perf_counter() - begun
+        state.tokenizer = await text
+    finally:
+        text.cancel()
+    state.renderer = await in_pool(state, "template", lambda: make_renderer(state))
+    state.media = await in_pool(state, "media", lambda: make_loader(state))
+    complete(state)
+    await in_pool(state, "metrics", lambda: exposition(state.metrics))  # the first scrape would import on the loop
+
+
+def check_folder(config: Config) -> None:
+    """The model folder is there; an untrained one is announced."""
+    folder = Path(config.folder)
+    if not folder.is_dir():
+        raise ConfigError(f"--model {config.folder}: there is no such folder")
+    if folder == EMBEDDED and is_untrained(folder):
+        print("No --model was named: serving the embedded model, which is untrained and answers nonsense.", flush=True)
+
+
+async def in_pool(state: AppState, name: str, work: Callable[[], T]) -> T:
+    begun = time.perf_counter()
+    value = await asyncio.get_running_loop().run_in_executor(state.pool, work)
+    state.startup[name] = time.perf_counter() - begun
+    return value
+
+
+def complete(state: AppState) -> None:
+    """What follows from model and engine."""
+    config, engine = state.config, state.engine
+    generation = engine.model.generation if config.model.generation_config == "auto" else {}
+    state.defaults = defaults_from(generation, config.model.override_generation_config)
+    state.vocabulary = Vocabulary(engine.model.text.vocab_size, engine.model.eos_token_ids, state.tokenizer.encode)
+    state.places.limit = engine.limits.max_open
+    metrics = state.metrics
+    metrics.model_name = state.names[0]
+    metrics.resize(engine.max_model_len)
+    metrics.engine = lambda: engine.stats
+    metrics.cache_info = {
+        "block_size": str(engine.block_size),
+        "num_gpu_blocks": str(engine.num_blocks),
+        "cache_dtype": "auto",
+        "enable_prefix_caching": str(config.cache.enable_prefix_caching),
+        "gpu_memory_utilization": str(config.cache.gpu_memory_utilization),
+    }
+    engine.on_step = metrics.step
+
+
+def is_untrained(folder: Path) -> bool:
+    """Whether the checkpoint says that its weights are random."""
+    for name in ("generation_config.json", "config.json"):
+        path = folder / name
+        if path.is_file() and json.loads(path.read_text("utf-8")).get("omniloop_untrained") is True:
+            return True
+    return False
+
+
+def load_tokenizer(config: Config) -> Tokenizer:
+    from server.render.tokenizer import Tokenizer
+
+    return Tokenizer.load(config.model.tokenizer or config.folder, config.model.tokenizer_mode)
+
+
+def make_renderer(state: AppState) -> Renderer:
+    from server.render.chat import RenderConfig, Renderer
+
+    config, engine = state.config, state.engine
+    settings = RenderConfig(
+        max_model_len=engine.max_model_len,
+        num_embeddings=engine.model.text.vocab_size,
+        media_token_ids=engine.model.media_token_ids,
+        chat_template=config.chat.chat_template or None,
+        content_format=config.chat.chat_template_content_format,
+        default_template_kwargs=config.chat.default_chat_template_kwargs,
+        trust_request_chat_template=config.chat.trust_request_chat_template,
+        max_prompt_bytes=config.limits.max_prompt_bytes,
+        tokenize_offload_bytes=config.limits.tokenize_offload_bytes,
+        template_timeout=config.limits.template_timeout,
+        template_max_output_bytes=config.limits.template_max_output_bytes,
+        template_max_kwargs=config.limits.template_max_kwargs,
+        template_max_kwargs_bytes=config.limits.template_max_kwargs_bytes,
+        max_media_items=config.media.media_max_items,
+        limit_mm_per_prompt=config.media.limit_mm_per_prompt,
+        max_messages=config.limits.max_messages,
+        max_parts=config.limits.max_content_parts,
+    )
+    return Renderer(state.tokenizer, settings, state.pool)
+
+
+def make_loader(state: AppState) -> MediaLoader | None:
+    """None for a model that takes text only."""
+    if len(state.engine.model.modalities) < 2:
+        return None
+    from mm.load import MediaLoader
+    from mm.processors.registry import processor_for
+
+    model = state.engine.model
+    processor = processor_for(model.folder, model.raw)
+    return MediaLoader(state.config.media, processor, state.pool)

@@ -1,0 +1,87 @@
+"""What the log looks like: one line per event, control characters escaped, repeats counted.
+
+Owner: any thread (logging's own lock). Lines never hold prompts, outputs, media, queries, headers, keys (SECURITY S9);
+the callers see to that, this module to the rest: format, rate, tracebacks of our own faults without locals.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from server.config import ServerConfig
+
+if TYPE_CHECKING:
+    from server.state import AppState
+
+_ESCAPES = {code: f"\\x{code:02x}" for code in [*range(32), 127, *range(128, 160)]} | {
+    0x2028: "\\u2028",
+    0x2029: "\\u2029",
+}
+
+
+class TextLines(logging.Formatter):
+    """`2026-01-02 03:04:05.678 info omniloop.access ...`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
+        line = f"{stamp}.{int(record.msecs):03d} {record.levelname.lower()} {record.name} {record.getMessage()}"
+        line = line.translate(_ESCAPES)
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object per line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        content = {
+            "time": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            content["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(content)
+
+
+class Rate(logging.Filter):
+    """At most so many lines per second of one format string; says how many were left out."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit = limit
+        self.second = 0
+        self.seen: dict[str, int] = {}
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if int(record.created) != self.second:
+            left_out = sum(max(0, count - self.limit) for count in self.seen.values())
+            self.second, self.seen = int(record.created), {}
+            if left_out:
+                record.msg = f"{record.msg} ({left_out} similar lines left out)"
+        key = str(record.msg)
+        self.seen[key] = self.seen.get(key, 0) + 1
+        return self.seen[key] <= self.limit
+
+
+def configure(server: ServerConfig) -> None:
+    """Once, before anything logs."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonLines() if server.log_format == "json" else TextLines())
+    handler.addFilter(Rate(server.log_rate))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("omniloop").setLevel(server.log_level.upper())
+    logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+    logging.getLogger("asyncio").setLevel(logging.WARNING)
+
+
+def startup_times(state: AppState) -> None:
+    """Where the time went, at debug level."""
+    for name, seconds in {**state.startup, **state.engine.startup}.items():
+        logging.getLogger("omniloop").debug("start: %-24s %.3f s", name, seconds)

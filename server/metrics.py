@@ -1,0 +1,191 @@
+"""What /metrics shows: names, labels and buckets that dashboards made for vLLM expect.
+
+Owner: loop. In: one call per step (StepStats), per stream end, per HTTP exchange. Out: Prometheus text at any time,
+without waiting for the engine. Histograms are plain arrays, because the clients' library takes a lock per observation;
+labels come from closed sets, so the number of series is fixed by the routes (SECURITY S8).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+    from engine.stats import EngineStats, StepStats
+
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
+FINISHED = ("stop", "length", "abort", "error", "repetition")
+REJECTIONS = ("queue_full", "key_busy", "media_busy")
+
+FIRST_TOKEN = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80]
+FIRST_TOKEN += [160, 640, 2560]
+PER_TOKEN = [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80]
+LATENCY = [0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680]
+ITERATION = [2**k for k in range(15)]
+CHOICES = [1, 2, 5, 10, 20]
+
+
+def one_two_five(limit: int) -> list[float]:
+    """1, 2, 5, 10 ... up to `limit`."""
+    found: list[float] = []
+    scale = 1
+    while scale <= limit:
+        found += [scale * step for step in (1, 2, 5) if scale * step <= limit]
+        scale *= 10
+    return found
+
+
+class Histogram:
+    """Counts by upper bound. Owner: loop."""
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = list(bounds)
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    def buckets(self) -> list[tuple[str, float]]:
+        """Cumulative, as the exposition format wants them."""
+        found: list[tuple[str, float]] = []
+        running = 0
+        for bound, count in zip([*self.bounds, float("inf")], self.counts, strict=True):
+            running += count
+            found.append(("+Inf" if bound == float("inf") else str(float(bound)), running))
+        return found
+
+
+class Metrics:
+    """All series of one server. Owner: loop."""
+
+    def __init__(self) -> None:
+        self.model_name = ""
+        self.engine: Callable[[], EngineStats | None] = lambda: None
+        self.cache_info: dict[str, str] = {}
+        self.max_series = 5000
+        self.finished = dict.fromkeys(FINISHED, 0)
+        self.rejections = dict.fromkeys(REJECTIONS, 0)
+        self.http_count: dict[tuple[str, str, str], int] = {}
+        self.http_seconds = Histogram(LATENCY[:13])
+        self.mm_cache: Callable[[], tuple[int, int]] = lambda: (0, 0)  # queries, hits
+        self.resize(1 << 17)
+
+    def resize(self, max_model_len: int) -> None:
+        """Called once when the model is known: token buckets reach its context."""
+        tokens = one_two_five(max_model_len)
+        self.histograms = {
+            "time_to_first_token_seconds": Histogram(FIRST_TOKEN),
+            "inter_token_latency_seconds": Histogram(PER_TOKEN),
+            "request_time_per_output_token_seconds": Histogram(PER_TOKEN),
+            "e2e_request_latency_seconds": Histogram(LATENCY),
+            "request_queue_time_seconds": Histogram(LATENCY),
+            "request_inference_time_seconds": Histogram(LATENCY),
+            "request_prefill_time_seconds": Histogram(LATENCY),
+            "request_decode_time_seconds": Histogram(LATENCY),
+            "request_prompt_tokens": Histogram(tokens),
+            "request_generation_tokens": Histogram(tokens),
+            "request_params_max_tokens": Histogram(tokens),
+            "request_max_num_generation_tokens": Histogram(tokens),
+            "request_params_n": Histogram(CHOICES),
+            "iteration_tokens_total": Histogram(ITERATION),
+        }
+        self.observe_gap = self.histograms["inter_token_latency_seconds"].observe
+
+    def step(self, stats: StepStats) -> None:
+        """Once per step."""
+        self.histograms["iteration_tokens_total"].observe(stats.num_tokens)
+
+    def http(self, method: str, status: int, route: str, seconds: float) -> None:
+        """Once per exchange; `route` is a template, never a path."""
+        key = (method if method in METHODS else "other", str(status), route)
+        if key not in self.http_count and len(self.http_count) >= self.max_series:
+            key = ("other", "other", "other")
+        self.http_count[key] = self.http_count.get(key, 0) + 1
+        self.http_seconds.observe(seconds)
+
+    def observe(self, name: str, value: float) -> None:
+        self.histograms[name].observe(value)
+
+    def collect(self) -> Iterator[Metric]:
+        """The collector interface of prometheus_client."""
+        yield from self._engine_families()
+        yield from self._request_families()
+        yield from self._http_families()
+
+    def _engine_families(self) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+        stats = self.engine()
+        names, values = ["model_name", "engine"], [self.model_name, "0"]
+        gauges = {
+            "num_requests_running": ("Rows in the running batch.", stats.running if stats else 0),
+            "num_requests_waiting": ("Requests that wait for a row.", stats.waiting if stats else 0),
+            "kv_cache_usage_perc": ("Share of KV blocks in use, 0 to 1.", stats.kv_usage if stats else 0.0),
+        }
+        for name, (text, value) in gauges.items():
+            gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=names)
+            gauge.add_metric(values, value)
+            yield gauge
+        queries, hits = self.mm_cache()
+        counters = {
+            "prompt_tokens": ("Prompt tokens of started requests.", stats.prompt_tokens if stats else 0),
+            "prompt_tokens_cached": ("Prompt tokens found in the prefix cache.", stats.cached_tokens if stats else 0),
+            "generation_tokens": ("Tokens generated.", stats.generation_tokens if stats else 0),
+            "num_preemptions": ("Requests set back to make room.", stats.preemptions if stats else 0),
+            "prefix_cache_queries": ("Tokens looked up in the prefix cache.", stats.prefix_queries if stats else 0),
+            "prefix_cache_hits": ("Tokens found in the prefix cache.", stats.prefix_hits if stats else 0),
+            "mm_cache_queries": ("Media items looked up in the processor cache.", queries),
+            "mm_cache_hits": ("Media items found there.", hits),
+        }
+        for name, (text, value) in counters.items():
+            counter = CounterMetricFamily(f"vllm:{name}", text, labels=names)
+            counter.add_metric(values, value)
+            yield counter
+        info = GaugeMetricFamily("vllm:cache_config_info", "The cache's settings.", labels=[*names, *self.cache_info])
+        info.add_metric([*values, *self.cache_info.values()], 1)
+        yield info
+
+    def _request_families(self) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+
+        names, values = ["model_name", "engine"], [self.model_name, "0"]
+        success = CounterMetricFamily("vllm:request_success", "Ended choices.", labels=[*names, "finished_reason"])
+        for reason, count in self.finished.items():
+            success.add_metric([*values, reason], count)
+        yield success
+        rejected = CounterMetricFamily("vllm:admission_rejections", "Requests refused.", labels=[*names, "reason"])
+        for reason, count in self.rejections.items():
+            rejected.add_metric([*values, reason], count)
+        yield rejected
+        for name, histogram in self.histograms.items():
+            family = HistogramMetricFamily(f"vllm:{name}", name.replace("_", " ").capitalize() + ".", labels=names)
+            family.add_metric(values, histogram.buckets(), histogram.total)
+            yield family
+
+    def _http_families(self) -> Iterator[Metric]:
+        from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+
+        requests = CounterMetricFamily("http_requests", "HTTP exchanges.", labels=["method", "status", "handler"])
+        for key, count in self.http_count.items():
+            requests.add_metric(list(key), count)
+        yield requests
+        seconds = HistogramMetricFamily("http_request_duration_seconds", "HTTP exchanges.", labels=[])
+        seconds.add_metric([], self.http_seconds.buckets(), self.http_seconds.total)
+        yield seconds
+
+
+def exposition(metrics: Metrics) -> bytes:
+    """The scrape: our series, then the process's."""
+    from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(metrics)
+    ProcessCollector(registry=registry)
+    return generate_latest(registry)

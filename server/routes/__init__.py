@@ -1,0 +1,1 @@
+"""Handlers, one file per endpoint family: validate, render, submit, stream."""

@@ -1,0 +1,50 @@
+"""Routes of the contract that this server knows and cannot serve (yet): 501 with a clear text, never 404.
+
+Owner: loop. When a family arrives, its line here is deleted.
+"""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.errors import not_here
+from server.routes.endpoint import Handler, route
+
+POOLING = "the served model generates text; it makes no embeddings, classes or scores"
+SPEECH = "the served model is no speech recogniser; send audio as a part of /v1/chat/completions"
+LATER = "this version does not serve this endpoint; use /v1/chat/completions"
+
+ABSENT = {
+    "/v1/messages": LATER,
+    "/v1/messages/count_tokens": LATER,
+    "/v1/responses": LATER,
+    "/v1/embeddings": POOLING,
+    "/pooling": POOLING,
+    "/classify": POOLING,
+    "/score": POOLING,
+    "/v1/score": POOLING,
+    "/rerank": POOLING,
+    "/v1/rerank": POOLING,
+    "/v2/rerank": POOLING,
+    "/v1/audio/transcriptions": SPEECH,
+    "/v1/audio/translations": SPEECH,
+    "/v1/chat/completions/render": LATER,
+    "/v1/completions/render": LATER,
+    "/inference/v1/generate": LATER,
+}
+
+
+def refusal(text: str) -> Handler:
+    async def refuse(request: Request) -> Response:
+        raise not_here(None, text)
+
+    return refuse
+
+
+ROUTES = [route(path, refusal(text), "POST") for path, text in ABSENT.items()]
+ROUTES += [
+    route("/v1/responses/{id}", refusal(LATER), "GET", "DELETE"),
+    route("/v1/responses/{id}/cancel", refusal(LATER), "POST"),
+    route("/tokenizer_info", refusal("this version does not serve this endpoint"), "GET"),
+]

@@ -1,0 +1,164 @@
+"""/v1/chat/completions (API.md sections 4, 5, 9): validate, render, submit, stream or gather.
+
+Owner: loop. In: ChatBody. Out: one JSON body, or chunks pushed as the engine makes them. Features of the contract that
+this server cannot do are refused by name before anything is spent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.errors import ApiError, invalid, not_here, shown
+from server.generate import Answer, Choice, prepare
+from server.http.body import read_json
+from server.http.watch import client_present, within
+from server.output.choices import chat_choice, chat_message
+from server.output.logprobs import TokenNames
+from server.render.prompt import Prompt
+from server.routes.chunks import ChatChunks
+from server.routes.endpoint import check_model, json_response, response_id, route, side_of
+from server.sampling import Asked, in_range, priority_of, resolve, salt_of
+from server.schema.chat import ChatBody
+from server.state import AppState, exchange_of
+from server.stream import PushedStream
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+
+
+async def create(request: Request) -> Response | None:
+    exchange = exchange_of(request)
+    state = exchange.state
+    body = await read_json(request, ChatBody, state.config.limits.max_request_bytes)
+    model = check_model(state, body.model)
+    asked = check(state, body)
+    name = response_id("chatcmpl-", body.request_id, exchange)
+    async with client_present(request):
+        with state.places.hold(asked.n):
+            async with within(state.config.limits.prepare_timeout, "the prompt took longer than --prepare-timeout"):
+                prompt = await render(state, body)
+                job = await prepare(
+                    exchange, prompt, asked, salt=salt_of(body), priority=priority_of(body, state.config)
+                )
+            with Answer(exchange, asked, [job], body.skip_special_tokens is not False) as answer:
+                answer.submit(name, exchange.request_id)
+                names = TokenNames(state.tokenizer, bool(body.return_tokens_as_token_ids))
+                top = body.top_logprobs or 0
+                if asked.stream:
+                    frames = ChatChunks(answer, name, model, bool(body.return_token_ids), names, top)
+                    await PushedStream(answer, frames).run()
+                    return None
+                await answer.wait()
+                content = whole(answer, body, name, model, names)
+    return json_response(content)
+
+
+def check(state: AppState, body: ChatBody) -> Asked:
+    """Everything that can be refused before the template runs."""
+    if not body.messages:
+        raise invalid("messages", "messages: is empty; send at least one message")
+    check_tools(body)
+    if body.reasoning_effort is not None and body.reasoning_effort not in EFFORTS:
+        got = shown(body.reasoning_effort)
+        raise invalid("reasoning_effort", f"reasoning_effort: got {got}; must be one of {', '.join(EFFORTS)}")
+    if body.thinking_token_budget is not None and body.thinking_token_budget != -1:
+        raise not_here("thinking_token_budget", "thinking_token_budget: not supported by this server")
+    for field in ("mm_processor_kwargs", "media_io_kwargs"):
+        if getattr(body, field):
+            raise ApiError(403, "override_not_trusted", f"{field}: this server takes none from requests", field)
+    if body.echo:
+        raise not_here("echo", "echo: not supported on chat; use continue_final_message")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise invalid("top_logprobs", "top_logprobs: needs logprobs: true")
+    top = body.top_logprobs or 0
+    limits = state.config.limits
+    if limits.max_logprobs != -1:
+        in_range("top_logprobs", top, 0, limits.max_logprobs)
+    name = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    max_tokens = getattr(body, name)
+    if max_tokens is not None:
+        in_range(name, max_tokens, 1, 2**31 - 1)
+    logprobs = top if body.logprobs else None
+    return resolve(body, logprobs, max_tokens, state.defaults, state.config, state.vocabulary)
+
+
+def check_tools(body: ChatBody) -> None:
+    """Calls cannot be parsed yet, so tools are only taken where no call may come back."""
+    choice = body.tool_choice
+    if body.tools is not None and not body.tools:
+        raise invalid("tools", "tools: is empty; name at least one tool or leave it out")
+    if choice is not None and choice not in ("auto", "none", "required") and not isinstance(choice, dict):
+        raise invalid("tool_choice", f"tool_choice: got {shown(choice)}; must be auto, none, required or a function")
+    if not body.tools:
+        if choice == "required" or isinstance(choice, dict):
+            raise invalid("tool_choice", "tool_choice: asks for a call, but there are no tools")
+        return
+    if choice != "none":
+        raise not_here("tools", "tools: this server cannot parse tool calls; send tool_choice none, or no tools")
+
+
+async def render(state: AppState, body: ChatBody) -> Prompt:
+    kwargs: dict[str, Any] = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        kwargs.setdefault("reasoning_effort", body.reasoning_effort)
+        kwargs.setdefault("enable_thinking", body.reasoning_effort != "none")
+    return await state.renderer.chat(
+        body.messages,
+        tools=body.tools,
+        documents=body.documents,
+        add_generation_prompt=generation_prompt(body),
+        continue_final_message=bool(body.continue_final_message),
+        template_kwargs=kwargs,
+        chat_template=body.chat_template,
+        add_special_tokens=bool(body.add_special_tokens),
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+        truncation_side=side_of(body.truncation_side),
+    )
+
+
+def generation_prompt(body: ChatBody) -> bool:
+    """On unless switched off, or the last message is to be continued (asking for both is refused by the renderer)."""
+    if body.add_generation_prompt is None:
+        return not body.continue_final_message
+    return body.add_generation_prompt
+
+
+def whole(answer: Answer, body: ChatBody, name: str, model: str, names: TokenNames) -> dict[str, Any]:
+    """The body of an answer that is not streamed."""
+    job, asked = answer.jobs[0], answer.asked
+    content: dict[str, Any] = {
+        "id": name,
+        "object": "chat.completion",
+        "created": answer.created,
+        "model": model,
+        "choices": [whole_choice(choice, body, names) for choice in answer.choices],
+        "usage": answer.usage(),
+        "system_fingerprint": None,
+        "service_tier": None,
+        "prompt_logprobs": None,
+    }
+    prompt_logprobs = answer.prompt_logprobs[0]
+    if asked.params.prompt_logprobs is not None and prompt_logprobs is not None:
+        content["prompt_logprobs"] = names.prompt(prompt_logprobs)
+    if body.return_token_ids:
+        content["prompt_token_ids"] = job.request.prompt_token_ids.tolist()
+    if body.return_prompt_text:
+        content["prompt_text"] = job.prompt.text
+    return content
+
+
+def whole_choice(choice: Choice, body: ChatBody, names: TokenNames) -> dict[str, Any]:
+    text, token_ids, entries = choice.drain()
+    return chat_choice(
+        choice.index,
+        chat_message(text),
+        choice.finish_reason,
+        choice.stop_reason,
+        logprobs=names.chat(entries, body.top_logprobs or 0) if body.logprobs else None,
+        token_ids=token_ids if body.return_token_ids else None,
+    )
+
+
+ROUTES = [route("/v1/chat/completions", create, "POST")]

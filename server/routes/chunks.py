@@ -1,0 +1,154 @@
+"""Chunks of chat and completion streams: the exact bytes between `data: ` and the empty line.
+
+Owner: loop, one object per stream. What does not change within a stream is encoded when it begins; per token only the
+text goes through orjson. Order per choice: role chunk (chat), content, exactly one chunk with finish_reason; then once
+the usage chunk and [DONE] (API.md 3.5, 9, 10).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from engine.request import TokenLogprob
+from server.errors import ApiError
+from server.generate import Answer, Choice
+from server.output.choices import echo_text, usage
+from server.output.logprobs import CompletionLogprobs, TokenNames, joined
+
+dumps = orjson.dumps
+
+
+class Chunks:
+    """What chat and completion chunks share."""
+
+    kind = ""
+
+    def __init__(self, answer: Answer, response_id: str, model: str, return_token_ids: bool) -> None:
+        self.answer = answer
+        self.return_token_ids = return_token_ids
+        head = {"id": response_id, "object": self.kind, "created": int(answer.created), "model": model}
+        self.head = b"data: " + dumps(head)[:-1] + b',"choices":['
+        self.continuous = answer.asked.continuous_usage
+        self.plain = not self.continuous and not return_token_ids and answer.asked.params.logprobs is None
+
+    def close(self, choice: Choice) -> bytes:
+        """The end of a chunk, with the running usage if it was asked for."""
+        if not self.continuous:
+            return b"}]}\n\n"
+        job = choice.job
+        at = choice.index // self.answer.asked.n
+        running = usage(
+            job.num_tokens,
+            choice.num_tokens,
+            cached_tokens=self.answer.cached_tokens[at],
+            multimodal_tokens={str(kind): count for kind, count in job.media_tokens.items()},
+        )
+        return b'}],"usage":' + dumps(running) + b"}\n\n"
+
+    def usage(self) -> bytes:
+        if not self.answer.asked.include_usage:
+            return b""
+        return self.head + b'],"usage":' + dumps(self.answer.usage()) + b"}\n\n"
+
+    def error(self, error: ApiError) -> bytes:
+        return b"data: " + error.body() + b"\n\n"
+
+    def ids(self, token_ids: list[int]) -> bytes:
+        return b',"token_ids":' + dumps(token_ids) if self.return_token_ids else b""
+
+
+def ending(choice: Choice) -> bytes:
+    if choice.finish_reason is None:
+        return b',"finish_reason":null'
+    return b',"finish_reason":' + dumps(choice.finish_reason) + b',"stop_reason":' + dumps(choice.stop_reason)
+
+
+class ChatChunks(Chunks):
+    """`chat.completion.chunk`."""
+
+    kind = "chat.completion.chunk"
+
+    def __init__(
+        self, answer: Answer, response_id: str, model: str, return_token_ids: bool, names: TokenNames, top: int
+    ) -> None:
+        super().__init__(answer, response_id, model, return_token_ids)
+        self.names = names
+        self.top = top
+        indices = range(len(answer.choices))
+        self.content = [self.head + b'{"index":%d,"delta":{"content":' % at for at in indices]
+        self.after = b'},"logprobs":null,"finish_reason":null' + b"}]}\n\n"
+
+    def chunks(self, choice: Choice) -> bytes:
+        opening = b"" if choice.started else self.opening(choice)
+        if choice.finish_reason is None:
+            if not choice.has_text:
+                return opening
+            if self.plain:
+                text, _, _ = choice.drain()
+                return opening + self.content[choice.index] + dumps(text) + self.after
+        text, token_ids, logprobs = choice.drain()
+        begin = self.content[choice.index] + dumps(text) if text else self.empty(choice)
+        body = begin + b'},"logprobs":' + self.logprobs(logprobs) + ending(choice) + self.ids(token_ids)
+        return opening + body + self.close(choice)
+
+    def opening(self, choice: Choice) -> bytes:
+        """The role chunk."""
+        choice.started = True
+        role = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
+        prompt = b""
+        if self.return_token_ids:
+            prompt = b',"prompt_token_ids":' + dumps(choice.job.request.prompt_token_ids.tolist())
+        return self.head + role % choice.index + prompt + self.close(choice)
+
+    def empty(self, choice: Choice) -> bytes:
+        return self.head + b'{"index":%d,"delta":{' % choice.index
+
+    def logprobs(self, entries: list[TokenLogprob]) -> bytes:
+        if self.answer.asked.params.logprobs is None or not entries:
+            return b"null"
+        return dumps(self.names.chat(entries, self.top))
+
+
+class CompletionChunks(Chunks):
+    """`text_completion`, streamed."""
+
+    kind = "text_completion"
+
+    def __init__(
+        self, answer: Answer, response_id: str, model: str, return_token_ids: bool, makers: list[CompletionLogprobs],
+        echo: bool,
+    ) -> None:  # fmt: skip
+        super().__init__(answer, response_id, model, return_token_ids)
+        self.makers = makers  # one per choice; empty without logprobs
+        self.echo = echo
+        indices = range(len(answer.choices))
+        self.text = [self.head + b'{"index":%d,"text":' % at for at in indices]
+        self.after = b',"logprobs":null,"finish_reason":null' + b"}]}\n\n"
+
+    def chunks(self, choice: Choice) -> bytes:
+        first = not choice.started
+        if choice.finish_reason is None and not choice.has_text and not (first and self.echo):
+            return b""
+        choice.started = True
+        text, token_ids, entries = choice.drain()
+        if self.plain and choice.finish_reason is None and not first:
+            return self.text[choice.index] + dumps(text) + self.after
+        shown = echo_text(self.answer.state.tokenizer, choice.job.prompt) + text if first and self.echo else text
+        prompt = b""
+        if first and self.return_token_ids:
+            prompt = b',"prompt_token_ids":' + dumps(choice.job.request.prompt_token_ids.tolist())
+        body = self.text[choice.index] + dumps(shown) + b',"logprobs":' + self.logprobs(choice, entries, first)
+        return body + ending(choice) + prompt + self.ids(token_ids) + self.close(choice)
+
+    def logprobs(self, choice: Choice, entries: list[TokenLogprob], first: bool) -> bytes:
+        if not self.makers:
+            return b"null"
+        maker = self.makers[choice.index]
+        prompt = self.answer.prompt_logprobs[choice.index // self.answer.asked.n]
+        found: dict[str, Any] | None = None
+        if first and self.echo and prompt is not None:
+            found = maker.add_prompt(choice.job.request.prompt_token_ids.tolist(), prompt)
+        generated = maker.add(entries)
+        return dumps(joined(found, generated) if found else generated)

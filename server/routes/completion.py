@@ -1,0 +1,160 @@
+"""/v1/completions (API.md section 10): texts or token ids, many prompts at once, echo, logprobs.
+
+Owner: loop. In: CompletionBody. Out: choices in prompt-major order, index = prompt * n + k, whole or pushed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.errors import invalid, not_here
+from server.generate import Answer, Choice, Job, prepare
+from server.http.body import read_json
+from server.http.exchange import Exchange
+from server.http.watch import client_present, within
+from server.output.choices import completion_choice, echo_text
+from server.output.logprobs import CompletionLogprobs, TokenNames, joined
+from server.routes.chunks import CompletionChunks
+from server.routes.endpoint import check_model, json_response, response_id, route, side_of
+from server.sampling import Asked, in_range, priority_of, resolve, salt_of
+from server.schema.completion import CompletionBody
+from server.state import AppState, exchange_of
+from server.stream import PushedStream
+
+Prompts = list[str | list[int]]
+
+
+async def create(request: Request) -> Response | None:
+    exchange = exchange_of(request)
+    state = exchange.state
+    body = await read_json(request, CompletionBody, state.config.limits.max_text_request_bytes)
+    model = check_model(state, body.model)
+    prompts = prompts_of(state, body)
+    asked = check(state, body, len(prompts))
+    name = response_id("cmpl-", body.request_id, exchange)
+    async with client_present(request):
+        with state.places.hold(asked.n * len(prompts)):
+            async with within(state.config.limits.prepare_timeout, "the prompts took longer than --prepare-timeout"):
+                jobs = await render(exchange, body, prompts, asked)
+            with Answer(exchange, asked, jobs, body.skip_special_tokens is not False) as answer:
+                answer.submit(name, exchange.request_id)
+                makers = logprob_makers(state, body, answer)
+                if asked.stream:
+                    ids, echo = bool(body.return_token_ids), bool(body.echo)
+                    await PushedStream(answer, CompletionChunks(answer, name, model, ids, makers, echo)).run()
+                    return None
+                await answer.wait()
+                content = whole(answer, body, name, model, makers)
+    return json_response(content)
+
+
+def prompts_of(state: AppState, body: CompletionBody) -> Prompts:
+    """A text, texts, token ids or lists of token ids; always as a list here."""
+    prompt, most = body.prompt, state.config.limits.max_prompts
+    if body.prompt_embeds is not None:
+        raise not_here("prompt_embeds", "prompt_embeds: not supported by this server")
+    if body.suffix is not None:
+        raise not_here("suffix", "suffix: not supported; the model has no fill-in-the-middle tokens")
+    if prompt is None:
+        raise invalid("prompt", "prompt: is missing and required")
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise invalid("prompt", "prompt: is empty; send at least one prompt", "empty_prompt")
+    ids = [item for item in prompt if isinstance(item, int)]
+    if len(ids) == len(prompt):
+        return [ids]
+    if ids or len({type(item) for item in prompt}) > 1:
+        raise invalid("prompt", "prompt: mixes texts and token ids; send one kind")
+    if len(prompt) > most:
+        raise invalid("prompt", f"prompt: got {len(prompt)} prompts; at most {most} are allowed")
+    return [item for item in prompt if not isinstance(item, int)]
+
+
+def check(state: AppState, body: CompletionBody, num_prompts: int) -> Asked:
+    limits = state.config.limits
+    max_tokens = 16 if body.max_tokens is None else body.max_tokens
+    in_range("max_tokens", max_tokens, 0 if body.echo else 1, 2**31 - 1)
+    asked = resolve(body, body.logprobs, max_tokens, state.defaults, state.config, state.vocabulary)
+    if asked.n * num_prompts > limits.max_choices:
+        most = limits.max_choices
+        raise invalid("n", f"n: {num_prompts} prompts of {asked.n} choices are more than {most} in all")
+    if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
+        asked = replace(asked, params=replace(asked.params, prompt_logprobs=asked.params.logprobs))
+    return asked
+
+
+async def render(exchange: Exchange, body: CompletionBody, prompts: Prompts, asked: Asked) -> list[Job]:
+    state = exchange.state
+    salt, priority = salt_of(body), priority_of(body, state.config)
+    jobs = []
+    for at, text in enumerate(prompts):
+        param = "prompt" if len(prompts) == 1 else f"prompt[{at}]"
+        prompt = await state.renderer.completion(
+            text,
+            body.add_special_tokens is not False,
+            truncate_prompt_tokens=body.truncate_prompt_tokens,
+            truncation_side=side_of(body.truncation_side),
+            param=param,
+        )
+        jobs.append(await prepare(exchange, prompt, asked, salt=salt, priority=priority, param=param))
+    return jobs
+
+
+def logprob_makers(state: AppState, body: CompletionBody, answer: Answer) -> list[CompletionLogprobs]:
+    """One per choice, since text offsets run on; none without logprobs."""
+    if body.logprobs is None:
+        return []
+    names = TokenNames(state.tokenizer, bool(body.return_tokens_as_token_ids))
+    show = body.skip_special_tokens is False
+    return [CompletionLogprobs(names, body.logprobs, show_special=show) for _ in answer.choices]
+
+
+def whole(
+    answer: Answer, body: CompletionBody, name: str, model: str, makers: list[CompletionLogprobs]
+) -> dict[str, Any]:
+    choices = [whole_choice(answer, choice, body, makers) for choice in answer.choices]
+    return {
+        "id": name,
+        "object": "text_completion",
+        "created": answer.created,
+        "model": model,
+        "choices": choices,
+        "usage": answer.usage(),
+        "system_fingerprint": None,
+    }
+
+
+def whole_choice(
+    answer: Answer, choice: Choice, body: CompletionBody, makers: list[CompletionLogprobs]
+) -> dict[str, Any]:
+    text, token_ids, entries = choice.drain()
+    prompt_ids = choice.job.request.prompt_token_ids.tolist()
+    prompt_entries = answer.prompt_logprobs[choice.index // answer.asked.n]
+    logprobs = None
+    if makers:
+        maker = makers[choice.index]
+        told = body.echo and prompt_entries is not None
+        first = maker.add_prompt(prompt_ids, prompt_entries) if told and prompt_entries else None
+        logprobs = joined(first, maker.add(entries)) if first else maker.add(entries)
+    shown_prompt = None
+    if body.prompt_logprobs is not None and prompt_entries is not None:
+        names = TokenNames(answer.state.tokenizer, bool(body.return_tokens_as_token_ids))
+        shown_prompt = names.prompt(prompt_entries)
+    return completion_choice(
+        choice.index,
+        echo_text(answer.state.tokenizer, choice.job.prompt) + text if body.echo else text,
+        choice.finish_reason,
+        choice.stop_reason,
+        logprobs=logprobs,
+        prompt_logprobs=shown_prompt,
+        prompt_token_ids=prompt_ids if body.return_token_ids else None,
+        token_ids=token_ids if body.return_token_ids else None,
+    )
+
+
+ROUTES = [route("/v1/completions", create, "POST")]

@@ -1,0 +1,74 @@
+"""Endpoint: from Starlette's router to a handler; and the answers handlers give.
+
+Owner: loop. A handler is `async def name(request) -> Response | None`; None means that it has streamed its answer.
+The route's template becomes the label of log and metrics here, so no client text ever is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from server.errors import ApiError, invalid, not_found, shown
+from server.http.exchange import Exchange
+from server.render.prompt import Side
+from server.state import AppState, exchange_of
+
+Handler = Callable[[Request], Awaitable[Response | None]]
+
+
+class Endpoint:
+    """An ASGI app around one handler."""
+
+    def __init__(self, path: str, handler: Handler) -> None:
+        self.path = path
+        self.handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive, send)
+        exchange_of(request).route = self.path
+        response = await self.handler(request)
+        if response is not None:
+            await response(scope, receive, send)
+
+
+def route(path: str, handler: Handler, *methods: str) -> Route:
+    """One line of the route table."""
+    return Route(path, Endpoint(path.replace(":path", ""), handler), methods=list(methods))
+
+
+def json_response(content: Any, status: int = 200) -> Response:
+    return Response(orjson.dumps(content), status, media_type="application/json")
+
+
+def check_model(state: AppState, name: str | None) -> str:
+    """The name to report: as requested, or the first one. 404 for an unknown name."""
+    if name is None or name in state.names:
+        return name or state.names[0]
+    if len(name.encode()) > state.config.limits.max_name_bytes:
+        most = state.config.limits.max_name_bytes
+        raise ApiError(400, "invalid_parameter", f"model: is longer than {most} bytes", "model")
+    raise not_found(f"model {shown(name)} does not exist; this server has {', '.join(state.names)}", "model")
+
+
+def response_id(prefix: str, given: str | None, exchange: Exchange) -> str:
+    """The id of the answer: the body's request_id if there is one, else the exchange's."""
+    if given is None:
+        return prefix + exchange.request_id
+    if not (1 <= len(given) <= 128 and given.isascii() and given.isprintable()):
+        raise invalid("request_id", "request_id: must be 1 to 128 printable ASCII characters")
+    return prefix + given
+
+
+def side_of(side: str | None) -> Side:
+    if side is None or side == "left":
+        return "left"
+    if side == "right":
+        return "right"
+    raise invalid("truncation_side", f"truncation_side: got {shown(side)}; must be left or right")

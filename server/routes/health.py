@@ -1,0 +1,71 @@
+"""Probes, numbers and names: /health, /health/live, /health/ready, /ping, /, /version, /load, /metrics.
+
+Owner: loop. Ready means: loaded, warmed, not leaving, device thread turning. Live means: this loop turns and the device
+thread beats; a server that is still loading is alive. Overload is neither (SECURITY S41).
+"""
+
+from __future__ import annotations
+
+import time
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server import __version__
+from server.http.edge import not_ready
+from server.metrics import exposition
+from server.routes.endpoint import json_response, route
+from server.state import AppState, state_of
+
+
+async def ready(request: Request) -> Response:
+    state = state_of(request)
+    if state.phase != "ready":
+        raise not_ready(state.phase)
+    if stalled(state):
+        raise not_ready("stalled")
+    return Response(b"")
+
+
+async def live(request: Request) -> Response:
+    state = state_of(request)
+    if state.phase == "dead":
+        raise not_ready("dead")
+    if state.phase in ("ready", "leaving") and stalled(state):
+        raise not_ready("stalled")
+    return Response(b"")
+
+
+def stalled(state: AppState) -> bool:
+    """Whether the device thread has not turned for longer than a step may take."""
+    return time.monotonic() - state.engine.last_beat > state.config.scheduler.step_timeout
+
+
+async def root(request: Request) -> Response:
+    return json_response({"name": "omniloop", "version": __version__, "models": list(state_of(request).names)})
+
+
+async def version(request: Request) -> Response:
+    return json_response({"version": __version__})
+
+
+async def load(request: Request) -> Response:
+    """Choices that are prepared, wait or run."""
+    return json_response({"server_load": state_of(request).places.taken})
+
+
+async def metrics(request: Request) -> Response:
+    body = exposition(state_of(request).metrics)
+    return Response(body, media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+ROUTES = [
+    route("/health", ready, "GET"),
+    route("/health/ready", ready, "GET"),
+    route("/health/live", live, "GET"),
+    route("/ping", ready, "GET", "POST"),
+    route("/", root, "GET"),
+    route("/version", version, "GET"),
+    route("/load", load, "GET"),
+    route("/metrics", metrics, "GET"),
+]

@@ -1,0 +1,257 @@
+"""From a request's fields to SamplingParams: defaults, ranges, contradictions, and features refused by name.
+
+Owner: loop, pure functions. Order of defaults: the request, --override-generation-config, the checkpoint's
+generation_config.json, the table of API.md section 4. Every number is finite and in range when it leaves here
+(SECURITY S25, S27, S28); the engine checks again. Prompt-dependent limits (context) are settled in generate.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from engine.request import SamplingParams
+from server.config import Config, LimitsConfig
+from server.errors import ApiError, invalid, not_here, shown
+from server.schema.common import SamplingFields
+
+COLDEST = 0.01  # lower temperatures than this are treated as this
+INT64 = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What the ranges need to know about the model."""
+
+    width: int  # of the logits
+    eos: tuple[int, ...]
+    encode: Callable[[str], list[int]]  # plain text, no special tokens added
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request's sampling, checked; `max_tokens` None means the rest of the context."""
+
+    params: SamplingParams
+    max_tokens: int | None
+    n: int
+    stop: tuple[str, ...]
+    include_stop: bool
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    interval: int  # tokens per chunk
+
+
+def defaults_from(generation: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
+    """The model's sampling defaults: its generation_config.json, and the operator's word over it."""
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_new_tokens")
+    found = {name: generation[name] for name in names if generation.get(name) is not None}
+    if generation.get("do_sample") is False:  # the checkpoint asks for greedy
+        found["temperature"] = 0.0
+        found.pop("top_p", None)
+        found.pop("top_k", None)
+    found |= {name: override[name] for name in (*names, "presence_penalty", "frequency_penalty") if name in override}
+    return found
+
+
+def resolve(
+    body: SamplingFields,
+    logprobs: int | None,
+    max_tokens: int | None,
+    defaults: Mapping[str, Any],
+    config: Config,
+    vocabulary: Vocabulary,
+) -> Asked:
+    """All fields that both routes share; raises ApiError naming the first one that is wrong."""
+    limits = config.limits
+    refuse_missing_features(body)
+
+    def number(name: str, low: float, high: float, default: float) -> float:
+        value = getattr(body, name)
+        value = defaults.get(name, default) if value is None else value
+        return in_range(name, value, low, high)
+
+    stream = bool(body.stream)
+    options = body.stream_options
+    if options is not None and not stream:
+        raise invalid("stream_options", "stream_options: only allowed with stream: true")
+    if body.prompt_logprobs is not None and stream:
+        raise invalid("prompt_logprobs", "prompt_logprobs: not with stream: true")
+    temperature = number("temperature", 0.0, 2.0, 1.0)
+    params = SamplingParams(
+        max_tokens=max_tokens or 1,
+        temperature=max(temperature, COLDEST) if temperature > 0.0 else 0.0,
+        top_k=max(0, whole("top_k", number("top_k", -1, vocabulary.width, 0))),
+        top_p=above_zero("top_p", number("top_p", 0.0, 1.0, 1.0)),
+        min_p=number("min_p", 0.0, 1.0, 0.0),
+        presence_penalty=number("presence_penalty", -2.0, 2.0, 0.0),
+        frequency_penalty=number("frequency_penalty", -2.0, 2.0, 0.0),
+        repetition_penalty=above_zero("repetition_penalty", number("repetition_penalty", 0.0, 2.0, 1.0)),
+        seed=seed_of(body),
+        eos_token_ids=vocabulary.eos,
+        ignore_eos=bool(body.ignore_eos),
+        stop_token_ids=token_ids("stop_token_ids", body.stop_token_ids, limits.max_stop_ids, vocabulary),
+        min_tokens=min_tokens_of(body, max_tokens),
+        logit_bias=logit_bias_of(body, limits, vocabulary),
+        allowed_token_ids=allowed_of(body, limits, vocabulary),
+        bad_words=bad_words_of(body, limits, vocabulary),
+        logprobs=top_count("logprobs", logprobs, limits),
+        logprob_token_ids=token_ids("logprob_token_ids", body.logprob_token_ids, limits.max_logprob_ids, vocabulary),
+        prompt_logprobs=top_count("prompt_logprobs", body.prompt_logprobs, limits),
+    )
+    return Asked(
+        params=params,
+        max_tokens=max_tokens,
+        n=int(in_range("n", 1 if body.n is None else body.n, 1, limits.max_n)),
+        stop=stop_strings(body, limits),
+        include_stop=bool(body.include_stop_str_in_output),
+        stream=stream,
+        include_usage=bool(options and options.include_usage) or config.chat.enable_force_include_usage,
+        continuous_usage=bool(options and options.continuous_usage_stats),
+        interval=int(in_range("stream_interval", body.stream_interval or 1, 1, 1 << 20)),
+    )
+
+
+def refuse_missing_features(body: SamplingFields) -> None:
+    """What the contract knows and this server cannot do yet is named, never ignored."""
+    kind = (body.response_format or {"type": "text"}).get("type")
+    if kind != "text":
+        raise not_here("response_format", f"response_format: type {shown(kind)} is not supported; only text is")
+    if body.structured_outputs:
+        raise not_here("structured_outputs", "structured_outputs: not supported by this server")
+    if body.use_beam_search:
+        raise not_here("use_beam_search", "use_beam_search: not supported by this server")
+    if body.repetition_detection:
+        raise not_here("repetition_detection", "repetition_detection: not supported by this server")
+
+
+def in_range(name: str, value: Any, low: float, high: float) -> Any:
+    """`lo <= x <= hi` on a finite number; NaN fails both comparisons."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise invalid(name, f"{name}: got {shown(value)}; must be {low:g} to {high:g}")
+    return value
+
+
+def whole(name: str, value: float) -> int:
+    if int(value) != value:
+        raise invalid(name, f"{name}: got {shown(value)}; must be an integer")
+    return int(value)
+
+
+def above_zero(name: str, value: float) -> float:
+    if value <= 0:
+        raise invalid(name, f"{name}: got {shown(value)}; must be greater than 0")
+    return value
+
+
+def seed_of(body: SamplingFields) -> int | None:
+    if body.seed is None or body.seed == -1:
+        return None
+    return int(in_range("seed", body.seed, -INT64 - 1, INT64))
+
+
+def min_tokens_of(body: SamplingFields, max_tokens: int | None) -> int:
+    value = int(in_range("min_tokens", body.min_tokens or 0, 0, 2**31 - 1))
+    if max_tokens is not None and value > max_tokens:
+        raise invalid("min_tokens", f"min_tokens: got {value}; must not be above max_tokens={max_tokens}")
+    return value
+
+
+def top_count(name: str, value: int | None, limits: LimitsConfig) -> int | None:
+    if value is None:
+        return None
+    if limits.max_logprobs == -1:
+        return int(in_range(name, value, -1, 1 << 20))
+    return int(in_range(name, value, 0, limits.max_logprobs))
+
+
+def token_ids(name: str, ids: list[int] | None, most: int, vocabulary: Vocabulary) -> tuple[int, ...]:
+    """Ids inside the logits, `most` at most."""
+    if not ids:
+        return ()
+    if len(ids) > most:
+        raise invalid(name, f"{name}: got {len(ids)} entries; at most {most} are allowed")
+    for at, token in enumerate(ids):
+        check_id(f"{name}[{at}]", token, vocabulary)
+    return tuple(ids)
+
+
+def check_id(param: str, token: int, vocabulary: Vocabulary) -> int:
+    if not 0 <= token < vocabulary.width:
+        raise token_out_of_range(param, token, vocabulary.width)
+    return token
+
+
+def token_out_of_range(param: str, token: Any, width: int) -> ApiError:
+    text = f"{param}: token id {shown(token)} is out of range; ids are 0 to {width - 1}"
+    return invalid(param, text, "token_id_out_of_range")
+
+
+def logit_bias_of(body: SamplingFields, limits: LimitsConfig, vocabulary: Vocabulary) -> tuple[tuple[int, float], ...]:
+    if not body.logit_bias:
+        return ()
+    if len(body.logit_bias) > limits.max_logit_bias:
+        most = limits.max_logit_bias
+        raise invalid("logit_bias", f"logit_bias: got {len(body.logit_bias)} entries; at most {most} are allowed")
+    found = []
+    for text, value in body.logit_bias.items():
+        if not (text.isascii() and text.isdigit() and len(text) < 12):
+            raise invalid("logit_bias", f"logit_bias: key {shown(text)} is not a token id")
+        found.append((check_id("logit_bias", int(text), vocabulary), max(-100.0, min(100.0, value))))
+    return tuple(found)
+
+
+def allowed_of(body: SamplingFields, limits: LimitsConfig, vocabulary: Vocabulary) -> tuple[int, ...] | None:
+    if body.allowed_token_ids is None:
+        return None
+    if not body.allowed_token_ids:
+        raise invalid("allowed_token_ids", "allowed_token_ids: is empty; name at least one id or leave it out")
+    return token_ids("allowed_token_ids", body.allowed_token_ids, limits.max_allowed_ids, vocabulary)
+
+
+def bad_words_of(body: SamplingFields, limits: LimitsConfig, vocabulary: Vocabulary) -> tuple[tuple[int, ...], ...]:
+    """Each word as tokens, with and without a leading space."""
+    words = body.bad_words or []
+    if len(words) > limits.max_bad_words:
+        raise invalid("bad_words", f"bad_words: got {len(words)} entries; at most {limits.max_bad_words} are allowed")
+    found: dict[tuple[int, ...], None] = {}
+    for at, word in enumerate(words):
+        if not word.strip() or len(word.encode()) > 128:
+            raise invalid(f"bad_words[{at}]", f"bad_words[{at}]: must be a word of 1 to 128 bytes")
+        for form in (word.lstrip(), " " + word.lstrip()):
+            ids = tuple(vocabulary.encode(form))
+            if ids:
+                found[tuple(check_id(f"bad_words[{at}]", token, vocabulary) for token in ids)] = None
+    return tuple(found)
+
+
+def stop_strings(body: SamplingFields, limits: LimitsConfig) -> tuple[str, ...]:
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    if len(stop) > limits.max_stop_strings:
+        raise invalid("stop", f"stop: got {len(stop)} strings; at most {limits.max_stop_strings} are allowed")
+    for at, text in enumerate(stop):
+        if not text or len(text.encode()) > 256:
+            raise invalid(f"stop[{at}]", f"stop[{at}]: must be a text of 1 to 256 bytes")
+    return tuple(stop)
+
+
+def salt_of(body: SamplingFields) -> str:
+    """The client's cache_salt, checked."""
+    salt = body.cache_salt
+    if salt is None:
+        return ""
+    if not 1 <= len(salt) <= 128 or any(c in salt for c in "@/\\\0"):
+        raise invalid("cache_salt", "cache_salt: must have 1 to 128 characters and none of @ / \\ NUL")
+    return salt
+
+
+def priority_of(body: SamplingFields, config: Config) -> int:
+    """Lower goes first; only the priority policy looks at it."""
+    priority = body.priority or 0
+    if priority and config.scheduler.scheduling_policy != "priority":
+        raise invalid(
+            "priority", f"priority: got {priority}; this server runs first come, first served, so it must be 0"
+        )
+    return int(in_range("priority", priority, -(2**31), 2**31 - 1))

@@ -1,0 +1,76 @@
+"""AppState: what handlers are given. One per process.
+
+Owner: loop. Made before the socket listens, complete when the engine is ready. `phase` is the truth about readiness:
+
+    starting -> ready -> leaving (probes say 503, work is still taken) -> draining -> gone
+                   \\-> dead (the device thread ended; the process exits with 70)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from starlette.requests import Request
+
+from engine.engine import Engine
+from server.config import Config
+from server.http.exchange import Exchange
+from server.limits import ApiKeys, BodyBudget, Places, WrongKeys
+from server.metrics import Metrics
+from server.sampling import Vocabulary
+
+if TYPE_CHECKING:
+    from mm.load import MediaLoader
+    from server.generate import Answer
+    from server.render.chat import Renderer
+    from server.render.tokenizer import Tokenizer
+
+Phase = Literal["starting", "ready", "leaving", "draining", "dead"]
+
+
+class AppState:
+    """Everything that outlives a request. Owner: loop."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+    renderer: Renderer
+    media: MediaLoader | None  # None: the model takes text only
+    vocabulary: Vocabulary
+    defaults: dict[str, Any]  # sampling defaults of model and operator
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.phase: Phase = "starting"
+        self.port = config.server.port
+        self.created = int(time.time())
+        self.names = config.model_names
+        self.keys = ApiKeys(config.server.api_key, config.server.api_key_file)
+        self.wrong_keys = WrongKeys(config.server.auth_max_failures)
+        self.body_budget = BodyBudget(config.limits.body_budget_bytes)
+        self.places = Places(0)
+        self.metrics = Metrics()
+        self.pool = ThreadPoolExecutor(config.pool_threads, "pool")
+        self.open_exchanges: set[Exchange] = set()
+        self.live: dict[tuple[str, str], set[Answer]] = {}  # (key name, request id) -> what /abort_requests can end
+        self.media = None
+        self.idle = asyncio.Event()  # set when the last open exchange ends
+        self.startup: dict[str, float] = {}  # seconds by phase
+
+    def ledger(self) -> dict[str, int]:
+        """What is held right now; zero when idle (RELIABILITY.md)."""
+        return {
+            "exchanges": len(self.open_exchanges),
+            "places": self.places.taken,
+            "body_bytes": self.body_budget.used,
+        } | {f"engine_{name}": count for name, count in self.engine.ledger().items()}
+
+
+def state_of(request: Request) -> AppState:
+    return exchange_of(request).state
+
+
+def exchange_of(request: Request) -> Exchange:
+    return cast(Exchange, request.scope["exchange"])

@@ -1,0 +1,100 @@
+"""PushedStream: an Answer framed and written as it grows; one write per step, however many choices moved.
+
+Owner: loop. In: `changed` calls of an Answer, straight from the engine's step. Out: frames into an EventStream. While
+the reader is away nothing is framed: the choices merge what they get, within --stream-buffer-bytes. The 200 goes out
+with the first token, so an error before it still is a status.
+
+    step -> Answer.changed -> flush -> frames -> EventStream.write
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from server.errors import ApiError
+from server.generate import Answer, Choice
+from server.http.sse import DONE, EventStream
+
+
+class Frames(Protocol):
+    """How one endpoint writes its chunks; constant parts are encoded once per stream."""
+
+    def chunks(self, choice: Choice) -> bytes:
+        """What the choice has not sent yet: its opening chunk if it is new, its text, its end. b"" for nothing."""
+
+    def usage(self) -> bytes:
+        """The chunk before [DONE], or b""."""
+
+    def error(self, error: ApiError) -> bytes:
+        """A fault after the first byte."""
+
+
+class PushedStream:
+    """One streamed answer from submit to [DONE]. Owner: loop."""
+
+    def __init__(self, answer: Answer, frames: Frames) -> None:
+        self.answer = answer
+        self.frames = frames
+        self.events = EventStream(answer.exchange, self.flush)
+        self._moved: dict[Choice, None] = {}  # in the order they moved
+        self._scheduled = False
+        self._direct = len(answer.choices) == 1
+        self._interval = answer.asked.interval
+        self._limit = answer.state.config.limits.stream_buffer_bytes
+        answer.changed = self.note
+
+    async def run(self) -> None:
+        """Until the last byte; raises ApiError while the answer can still be a status."""
+        events, answer = self.events, self.answer
+        try:
+            await asyncio.wait((events.ended, answer.finished), return_when="FIRST_COMPLETED")
+            if not events.opened and answer.error is not None:
+                raise answer.error
+            await events.ended
+        finally:
+            events.close()
+            await events.settle()
+        if events.lost:
+            answer.close()
+            raise ConnectionAbortedError("the reader stalled")
+
+    def note(self, choice: Choice | None) -> None:
+        """A choice moved, or (None) the answer failed."""
+        if choice is not None:
+            self._moved[choice] = None
+        if self._direct:
+            self.flush()
+        elif not self._scheduled:  # other choices of the same step follow in this turn of the loop
+            self._scheduled = True
+            asyncio.get_running_loop().call_soon(self.flush)
+
+    def flush(self) -> None:
+        """Frames and writes all that moved, in one write."""
+        self._scheduled = False
+        events, answer = self.events, self.answer
+        if events.ended.done():
+            return
+        if events.paused:
+            self._bound()
+            return
+        if answer.error is not None:
+            if events.opened:
+                events.write(self.frames.error(answer.error) + DONE, more=False)
+            return
+        parts = []
+        for choice in list(self._moved):
+            if choice.num_held < self._interval and choice.finish_reason is None and choice.started:
+                continue
+            del self._moved[choice]
+            parts.append(self.frames.chunks(choice))
+        if answer.done:
+            parts += (self.frames.usage(), DONE)
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        if data:
+            events.write(data, more=not answer.done)
+
+    def _bound(self) -> None:
+        """The reader is away: too much held means that it is too slow for this answer."""
+        if sum(choice.held_bytes() for choice in self._moved) > self._limit:
+            self.events.give_up()
