@@ -84,13 +84,14 @@ class ChatTemplate:
             return self._collect(values, clock, limits.max_output_bytes)
         except RenderError:
             raise
+        except jinja2.exceptions.SecurityError as error:  # its text may hold the address of an object
+            raise _failed("The chat template does what its sandbox forbids.") from error
         except jinja2.TemplateError as error:
             raise _failed(f"The chat template refused the conversation: {shown(str(error), 200)}") from error
         except RecursionError as error:
             raise _failed("The chat template nests too deeply.") from error
-        except Exception as error:  # a template can raise whatever its expressions raise
-            kind = type(error).__name__
-            raise _failed(f"The chat template failed on this conversation: {kind}: {shown(str(error), 160)}") from error
+        except Exception as error:  # a template can raise whatever its expressions raise; its text may hold anything
+            raise _failed(f"The chat template failed on this conversation ({type(error).__name__}).") from error
 
     def _collect(self, values: dict[str, Any], clock: _Clock, max_bytes: int) -> str:
         pieces: list[str] = []
@@ -111,7 +112,7 @@ class ChatTemplate:
             raise RenderError(
                 400, "invalid_parameter", f"{where} has {len(kwargs)} entries; at most {limits.max_kwargs}.", where
             )
-        if len(json.dumps(kwargs, default=str)) > limits.max_kwargs_bytes:
+        if _json_size(kwargs) > limits.max_kwargs_bytes:
             raise RenderError(
                 400, "invalid_parameter", f"{where} is larger than {limits.max_kwargs_bytes} bytes of JSON.", where
             )
@@ -147,6 +148,13 @@ class _Clock:
         return ""
 
 
+def _json_size(value: Mapping[str, Any]) -> int:
+    try:
+        return len(json.dumps(value, default=str))
+    except (RecursionError, ValueError) as error:
+        raise _failed("chat_template_kwargs nests too deeply.") from error
+
+
 def _failed(message: str) -> RenderError:
     return RenderError(400, "template_error", message, "messages")
 
@@ -178,10 +186,10 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if operator == "**" and not (abs(left) < 1 << 32 and abs(right) <= 64):
-            raise jinja2.exceptions.SecurityError("a power this large is not for a chat template")
+            raise _failed("The chat template asks for a power that is too large.")
         for many, times in ((left, right), (right, left)):
             if isinstance(many, str | list | tuple) and isinstance(times, int) and len(many) * times > MAX_REPEAT:
-                raise jinja2.exceptions.SecurityError(f"a repetition makes more than {MAX_REPEAT} items")
+                raise _failed(f"The chat template asks for a repetition of more than {MAX_REPEAT} items.")
         return super().call_binop(context, operator, left, right)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken
+from tokenizers import AddedToken, processors
 
 from engine.errors import ConfigError
 from server.render.token_bytes import TokenBytes
@@ -33,14 +33,13 @@ class Tokenizer:
         self.chat_templates = templates  # by name; "default" is the one to use
         self.special_tokens = _named_tokens(config)  # name -> text, as templates see them
         _register_special(core, config, self.special_tokens)
+        _frame(core, config, self.special_tokens)
         core.no_truncation()
         core.no_padding()
         self._bytes = TokenBytes(core)
         self._added = core.get_added_tokens_decoder()
         self.table = self._bytes.table(core.get_vocab(with_added_tokens=False), self._added)
         self.strip = self._bytes.rules.strip
-        self._bos = self._asked_id("bos_token", "add_bos_token")
-        self._eos = self._asked_id("eos_token", "add_eos_token")
 
     @classmethod
     def load(cls, folder: str | Path, mode: str = "auto") -> Tokenizer:
@@ -68,10 +67,8 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Token ids. Special tokens written in the text become their ids."""
         if len(text) < RELEASE_CHARS:
-            ids = self.core.encode(text, add_special_tokens=add_special_tokens).ids
-        else:
-            ids = self.core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
-        return self._framed(ids) if add_special_tokens else ids
+            return self.core.encode(text, add_special_tokens=add_special_tokens).ids
+        return self.core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """The text of whole sequences, as the library decodes it (spaces are not cleaned up)."""
@@ -123,39 +120,27 @@ class Tokenizer:
     def pad_token(self) -> str | None:
         return self.special_tokens.get("pad_token")
 
-    # -- what the configuration asks beyond tokenizer.json
-
-    def _asked_id(self, name: str, switch: str) -> tuple[int | None, bool | None]:
-        text, asked = self.special_tokens.get(name), self.config.get(switch)
-        return (None if text is None else self.core.token_to_id(text)), asked if isinstance(asked, bool) else None
-
-    def _framed(self, ids: list[int]) -> list[int]:
-        """`add_bos_token` and `add_eos_token` win over what tokenizer.json's post-processor does."""
-        (bos, want_bos), (eos, want_eos) = self._bos, self._eos
-        if bos is not None and want_bos is not None:
-            if want_bos and ids[:1] != [bos]:
-                ids = [bos, *ids]
-            elif not want_bos and ids[:1] == [bos] and self.core.num_special_tokens_to_add(False):
-                ids = ids[1:]
-        if eos is not None and want_eos and ids[-1:] != [eos]:
-            ids = [*ids, eos]
-        return ids
-
 
 def _named_tokens(config: dict[str, Any]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for name in NAMED_TOKENS:
-        text = _content(config.get(name))
-        if text is not None:
-            found[name] = text
-    extra = config.get("extra_special_tokens")
-    named = dict(extra) if isinstance(extra, dict) else {}
-    named.update(config.get("model_specific_special_tokens") or {})
-    for name, value in named.items():
-        text = _content(value)
-        if text is not None:
-            found.setdefault(name, text)
-    return found
+    """The usual names, then every other `..._token`, then those listed as extra."""
+    named = {name: config.get(name) for name in NAMED_TOKENS}
+    for key in ("extra_special_tokens", "model_specific_special_tokens"):
+        if isinstance(config.get(key), dict):
+            named.update(config[key])
+    named.update({name: value for name, value in config.items() if name.endswith("_token") and name not in named})
+    texts = {name: _content(value) for name, value in named.items()}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def _frame(core: tokenizers.Tokenizer, config: dict[str, Any], named: dict[str, str]) -> None:
+    """`add_bos_token` and `add_eos_token`, where given, replace what tokenizer.json puts around a text."""
+    if "add_bos_token" not in config and "add_eos_token" not in config:
+        return
+    bos = named.get("bos_token") if config.get("add_bos_token") else None
+    eos = named.get("eos_token") if config.get("add_eos_token") else None
+    pieces = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
+    tokens = [(text, core.token_to_id(text)) for text in (bos, eos) if text]
+    core.post_processor = processors.TemplateProcessing(single=pieces, special_tokens=tokens)
 
 
 def _content(value: Any) -> str | None:
