@@ -122,12 +122,12 @@ class Tokenizer:
 
 
 def _named_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """The usual names, then every other `..._token`, then those listed as extra."""
+    """The usual names, every other `..._token`, and those listed as extra."""
     named = {name: config.get(name) for name in NAMED_TOKENS}
+    named.update({name: value for name, value in config.items() if name.endswith("_token")})
     for key in ("extra_special_tokens", "model_specific_special_tokens"):
         if isinstance(config.get(key), dict):
             named.update(config[key])
-    named.update({name: value for name, value in config.items() if name.endswith("_token") and name not in named})
     texts = {name: _content(value) for name, value in named.items()}
     return {name: text for name, text in texts.items() if text is not None}
 
