@@ -34,6 +34,7 @@ __all__ = [
 ]
 
 GENERATION_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "do_sample")
+MAX_LAYERS = 4096  # of a decoder or a tower: a mistyped count must not fill the memory
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -69,7 +70,7 @@ def load_model_config(folder: str | Path) -> ModelConfig:
     if "auto_map" in root.values:
         log.warning("%s names code to import (auto_map); it is ignored", folder / "config.json")
     if root.values.get("quantization_config") is not None:
-        method = root.values["quantization_config"].get("quant_method", "unknown")
+        method = root.section("quantization_config").values.get("quant_method", "unknown")
         raise ConfigError(
             f"config.json: the weights are quantized ({method}); this version reads float32, float16 and bfloat16 "
             "weights, so use the unquantized checkpoint"
@@ -133,7 +134,7 @@ def _read_json(path: Path, required: bool = True) -> dict[str, Any]:
 
 
 def _architecture(root: Section) -> str:
-    named = root.values.get("architectures") or ()
+    named = root.items("architectures", ())
     for name in named:
         if name in _FAMILIES:
             return name
@@ -150,7 +151,7 @@ def _text(body: Section, family: _Family, tie: bool) -> TextConfig:
     kv_heads = body.size("num_key_value_heads", heads)
     if heads % kv_heads:
         raise ConfigError(f"{body.path}: num_attention_heads={heads} is no multiple of num_key_value_heads={kv_heads}")
-    if "head_dim" not in body.values and family.head_dim is None and hidden % heads:
+    if body.values.get("head_dim") is None and family.head_dim is None and hidden % heads:
         raise ConfigError(f"{body.path}: hidden_size={hidden} is no multiple of num_attention_heads={heads}")
     head_dim = body.size("head_dim", family.head_dim or hidden // heads)
     return TextConfig(
@@ -169,15 +170,15 @@ def _text(body: Section, family: _Family, tie: bool) -> TextConfig:
 
 
 def _layers(body: Section, family: _Family, head_dim: int) -> tuple[LayerConfig, ...]:
-    count = body.size("num_hidden_layers")
+    count = body.integer("num_hidden_layers", least=1, most=MAX_LAYERS)
     window = 0
     if family.sliding == "always":
         # A missing key is the 4,096 of the first release; later ones write null.
         window = 4096 if "sliding_window" not in body.values else body.integer("sliding_window", 0)
     elif family.sliding == "switch" and body.boolean("use_sliding_window", False):
         window = body.integer("sliding_window", 0)
-    kinds = body.values.get("layer_types")
-    if kinds is None:
+    kinds = body.items("layer_types", ())
+    if not kinds:
         first = body.integer("max_window_layers", 28) if family.sliding == "switch" else 0
         kinds = ["sliding_attention" if window and i >= first else "full_attention" for i in range(count)]
     elif family.sliding == "always":
@@ -195,10 +196,10 @@ def _vision(section: Section) -> VisionConfig:
     act = section.values.get("hidden_act", "silu")
     if act != "silu":
         raise ConfigError(f"{section.path}: hidden_act={act!r}; this tower is supported with 'silu'")
-    rope = section.values.get("rope_parameters") or {}
-    full = section.values.get("fullatt_block_indexes", (7, 15, 23, 31))
+    rope = section.section("rope_parameters") if section.values.get("rope_parameters") else section
+    full = section.items("fullatt_block_indexes", (7, 15, 23, 31))
     config = VisionConfig(
-        num_layers=section.size("depth", 32),
+        num_layers=section.integer("depth", 32, least=1, most=MAX_LAYERS),
         hidden_size=section.size("hidden_size"),
         intermediate_size=section.size("intermediate_size"),
         num_heads=section.size("num_heads"),
@@ -207,9 +208,9 @@ def _vision(section: Section) -> VisionConfig:
         temporal_patch_size=section.size("temporal_patch_size", 2),
         merge_size=section.size("spatial_merge_size", 2),
         window_size=section.size("window_size", 112),
-        full_layers=frozenset(int(index) for index in full),
+        full_layers=frozenset(full),
         out_hidden_size=section.size("out_hidden_size"),
-        rope_theta=float(rope.get("rope_theta", 10_000.0)),
+        rope_theta=rope.number("rope_theta", 10_000.0),
     )
     if config.hidden_size % config.num_heads or config.hidden_size // config.num_heads % 4:
         raise ConfigError(
@@ -230,7 +231,7 @@ def _audio(section: Section) -> AudioConfig:
         raise ConfigError(f"{section.path}: activation_function={act!r}; this tower is supported with 'gelu'")
     config = AudioConfig(
         num_mel_bins=section.size("num_mel_bins", 128),
-        num_layers=section.size("encoder_layers"),
+        num_layers=section.integer("encoder_layers", least=1, most=MAX_LAYERS),
         num_heads=section.size("encoder_attention_heads"),
         hidden_size=section.size("d_model"),
         intermediate_size=section.size("encoder_ffn_dim"),
@@ -275,7 +276,10 @@ def _ids(key: str, *sources: dict[str, Any]) -> tuple[int, ...]:
     for source in sources:
         value = source.get(key)
         if value is not None:
-            return tuple(int(item) for item in (value if isinstance(value, list) else [value]))
+            ids = value if isinstance(value, list) else [value]
+            if not all(type(item) is int and item >= 0 for item in ids):
+                raise ConfigError(f"{key}={value!r} must be a token id or a list of them")
+            return tuple(ids)
     return ()
 
 

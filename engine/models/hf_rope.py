@@ -31,8 +31,8 @@ def read(body: Section, layer_type: str, head_dim: int, default_theta: float) ->
     rotary_dim = int(head_dim * partial)
     if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
         raise ConfigError(f"{body.path}: {rotary_dim} rotated dimensions of head_dim={head_dim}; an even number fits")
-    if theta <= 0:
-        raise ConfigError(f"{body.path}: rope_theta={theta} must be positive")
+    if theta <= 1:
+        raise ConfigError(f"{body.path}: rope_theta={theta} must be larger than 1")
     extra: dict[str, Any] = {}
     if kind == "linear":
         extra["factor"] = _factor(rope, rope.number("factor"))
@@ -68,8 +68,8 @@ def _settings(body: Section, layer_type: str) -> dict[str, Any]:
 
 
 def _factor(rope: Section, value: float) -> float:
-    if value < 1.0:
-        raise ConfigError(f"{rope.path}: factor={value} must be at least 1")
+    if not 1.0 <= value <= 1e6:
+        raise ConfigError(f"{rope.path}: factor={value} must be at least 1 and at most a million")
     return value
 
 
@@ -86,9 +86,12 @@ def _yarn(rope: Section, factor: float) -> dict[str, Any]:
 
     numerator, denominator = rope.number("mscale", 0.0), rope.number("mscale_all_dim", 0.0)
     derived = mscale(numerator) / mscale(denominator) if numerator and denominator else mscale(1.0)
+    fast, slow = rope.number("beta_fast", 32.0), rope.number("beta_slow", 1.0)
+    if not 0 < slow <= fast:
+        raise ConfigError(f"{rope.path}: 0 < beta_slow <= beta_fast is needed, got {slow} and {fast}")
     return {
-        "beta_fast": rope.number("beta_fast", 32.0),
-        "beta_slow": rope.number("beta_slow", 1.0),
+        "beta_fast": fast,
+        "beta_slow": slow,
         "truncate": rope.boolean("truncate", True),
         "attention_factor": rope.number("attention_factor", derived),
     }
@@ -101,9 +104,10 @@ def _sections(body: Section, given: dict[str, Any], rotary_dim: int) -> tuple[in
         if body.values.get("model_type") != "qwen2_5_omni_text":
             return ()
         sections = [16, 24, 24]
-    if len(sections) != 3 or sum(sections) != rotary_dim // 2:
+    sizes = isinstance(sections, list) and all(type(size) is int and size >= 0 for size in sections)
+    if not sizes or len(sections) != 3 or sum(sections) != rotary_dim // 2:
         raise ConfigError(
             f"{body.path}: mrope_section={sections} must be three numbers that add up to {rotary_dim // 2} "
             "(half the rotated dimensions)"
         )
-    return tuple(int(size) for size in sections)
+    return tuple(sections)

@@ -5,6 +5,7 @@ In: a parsed JSON object. Out: checked integers, numbers and booleans. `null` co
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from engine.errors import ConfigError
@@ -29,11 +30,11 @@ class Section:
             raise ConfigError(f"{self.path}: {key} must be an object, got {type(value).__name__}")
         return Section(value, f"{self.path}: {key}")
 
-    def integer(self, key: str, default: Any = _MISSING, least: int = 0) -> int:
-        """An integer that is not negative."""
+    def integer(self, key: str, default: Any = _MISSING, least: int = 0, most: int = LARGEST) -> int:
+        """An integer from `least` to `most`."""
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= LARGEST:
-            raise ConfigError(f"{self.path}: {key}={value!r} must be an integer from {least} to {LARGEST}")
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise ConfigError(f"{self.path}: {key}={value!r} must be an integer from {least} to {most}")
         return value
 
     def size(self, key: str, default: Any = _MISSING) -> int:
@@ -52,6 +53,13 @@ class Section:
         value = self._get(key, default)
         if not isinstance(value, bool):
             raise ConfigError(f"{self.path}: {key}={value!r} must be true or false")
+        return value
+
+    def items(self, key: str, default: Sequence[Any]) -> Sequence[Any]:
+        """A list; its items are strings or numbers."""
+        value = self._get(key, default)
+        if value is not default and (not isinstance(value, list) or any(isinstance(v, list | dict) for v in value)):
+            raise ConfigError(f"{self.path}: {key}={value!r} must be a list of strings or numbers")
         return value
 
     def _get(self, key: str, default: Any) -> Any:

@@ -167,7 +167,7 @@ REFUSED = [
     ("llama", {"num_key_value_heads": 3}, "no multiple of num_key_value_heads=3"),
     ("llama", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
     ("llama", {"rope_parameters": {"rope_type": "longrope"}}, "rope type 'longrope' is not supported; .*yarn"),
-    ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 0.5}}, "factor=0.5 must be at least 1"),
+    ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 0.5}}, "factor=0.5 must be at least 1 and"),
     ("llama", {"rope_parameters": {"rope_type": "linear"}}, "factor is missing"),
     ("llama", {"rope_parameters": [1]}, "rope_parameters must be an object"),
     ("llama", {"quantization_config": {"quant_method": "awq"}}, "quantized \\(awq\\)"),
@@ -225,3 +225,41 @@ def test_dtypes():
 
 def test_the_two_lists_of_architectures_agree():
     assert set(ARCHITECTURES) == set(hf.SUPPORTED)
+
+
+ODD = [None, "x", -1, 0, 1, 3, 2.5, True, [], [1], ["x"], [[1]], {}, {"a": 1}, 1e308, 2**40, "float32", float("nan")]
+
+
+@pytest.mark.parametrize("name", ["llama-yarn", "llama-llama3", "qwen2-window", "omni"])
+def test_any_odd_value_is_read_or_refused_in_one_line(tmp_path, name):
+    """No other error leaves the reader, whatever stands at whichever key."""
+
+    def places(value, path=()):
+        if isinstance(value, dict):
+            for key, item in value.items():
+                yield (*path, key)
+                yield from places(item, (*path, key))
+
+    text = (tiny.checkpoint(name) / "config.json").read_text()
+    refused = []
+    for path in places(json.loads(text)):
+        for odd in ODD:
+            config = json.loads(text)
+            owner = config
+            for key in path[:-1]:
+                owner = owner[key]
+            owner[path[-1]] = odd
+            (tmp_path / "config.json").write_text(json.dumps(config))
+            try:
+                config = hf.load_model_config(tmp_path)
+                assert torch.isfinite(frequencies(rope(config))).all()
+            except ConfigError as error:
+                refused.append(str(error))
+    assert len(refused) > 100
+    assert not [line for line in refused if "\n" in line]
+
+
+@pytest.mark.parametrize("ids", ["x", ["x"], [1.5], True, -1, {}])
+def test_odd_generation_ids_are_refused(read, ids):
+    with pytest.raises(ConfigError, match="must be a token id or a list of them"):
+        read("llama", generation={"eos_token_id": ids})
