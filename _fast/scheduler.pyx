@@ -108,7 +108,7 @@ cdef class Scheduler:
         self.seqs.state[slot] = WAITING
         self.seqs.request[slot] = request_id
         self.seqs.max_len[slot] = max_len
-        self.seqs.min_len[slot] = <int32_t>min(n + min_tokens, <int64_t>max_len)
+        self.seqs.min_len[slot] = <int32_t>min(n + min_tokens, <int64_t>0x7FFFFFFF)
         self.seqs.priority[slot] = priority
         self.seqs.arrival[slot] = arrival
         self.seqs.order[slot] = self.next_order
