@@ -210,7 +210,6 @@ class DeviceThread:
             self._commit(runtime, step, output)
             self._learn(step)
             stats.device_s = step.event.fired_at - step.started_at
-        runtime.admission.free_slots()
         self._note(runtime, step.plan, stats)
         stats.commit_s = time.perf_counter() - waited
         return output
@@ -230,6 +229,7 @@ class DeviceThread:
             override = np.zeros(rows, np.int32)
             override[step.invalid] = FinishReason.ERROR
         runtime.scheduler.commit(plan, step.tokens, override)
+        admission.free_slots()  # before anything is added: a freed slot is taken again at once
         tokens = np.asarray(plan.out_token)[:rows].tolist()
         finishes = np.asarray(plan.out_finish)[:rows].tolist()
         for row, choice in enumerate(live):
@@ -259,6 +259,7 @@ class DeviceThread:
         )
         live = [runtime.admission.rows.get(slot) for slot in step.rows.slots.tolist()]
         runtime.scheduler.fail(plan)
+        runtime.admission.free_slots()
         for choice in live:
             if choice is not None:
                 output.add(choice.device_id, -1, FinishReason.ERROR)

@@ -1,0 +1,301 @@
+"""The engine's promises: one bad request fails alone, every stream ends, nothing stays behind."""
+
+import asyncio
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from engine import Engine, EngineConfig, FinishReason, MediaInput, Request, SamplingParams
+from engine.errors import (
+    ConfigError,
+    DeviceLostError,
+    InvalidLogitsError,
+    NotReadyError,
+    QueueFullError,
+    RequestError,
+    StepFailedError,
+)
+from tests import tiny
+from tests.engine_kit import answer, answer_deltas, prompts, quiet, running, text_request
+
+QWEN3 = tiny.checkpoint("qwen3")
+PROMPT = list(range(5, 45))
+
+
+def runtime_of(engine: Engine):
+    return engine._device._runtime
+
+
+async def finals(engine: Engine, request: Request) -> list:
+    """The last Delta of each choice, errors included."""
+    last = {}
+    async with engine.submit(request) as stream:
+        async for delta in stream:
+            last[delta.index] = delta
+    return [last[k] for k in range(request.n)]
+
+
+async def test_first_delta_tells_cached_tokens():
+    async with running(QWEN3) as engine:
+        first = await answer_deltas(engine, text_request(PROMPT, 4))
+        assert first[0][0].cached_tokens == 0
+        again = await answer_deltas(engine, text_request(PROMPT, 4))
+        assert again[0][0].cached_tokens == 32  # two whole blocks of the 40 tokens
+        assert engine.stats.cached_tokens == 32
+
+
+async def test_salts_separate_cached_prefixes():
+    async with running(QWEN3) as engine:
+        for salt, cached in ((b"a", 0), (b"b", 0), (b"a", 32)):
+            base = text_request(PROMPT, 2)
+            sent = Request(base.prompt_token_ids, base.sampling, cache_salt=salt)
+            assert (await answer_deltas(engine, sent))[0][0].cached_tokens == cached
+
+
+async def test_end_of_sequence_stop_token_length_and_min_tokens():
+    async with running(QWEN3) as engine:
+        tokens = (await answer(engine, text_request(PROMPT, 12, ignore_eos=True)))[0]
+        fifth = tokens[4]
+        assert fifth not in tokens[:4]
+        for rules, reason in (
+            ({"eos_token_ids": (fifth,)}, FinishReason.STOP),
+            ({"stop_token_ids": (fifth,)}, FinishReason.STOP_TOKEN),
+        ):
+            deltas = (await answer_deltas(engine, text_request(PROMPT, 12, **rules)))[0]
+            assert [t for d in deltas for t in d.token_ids] == tokens[:5]
+            assert deltas[-1].finish_reason is reason
+            assert deltas[-1].stop_token_id == (fifth if reason is FinishReason.STOP_TOKEN else None)
+        deltas = (await answer_deltas(engine, text_request(PROMPT, 12, eos_token_ids=(fifth,), ignore_eos=True)))[0]
+        assert deltas[-1].finish_reason is FinishReason.LENGTH
+        late = (await answer(engine, text_request(PROMPT, 12, eos_token_ids=(fifth,), min_tokens=8)))[0]
+        assert len(late) >= 8
+        assert fifth not in late[:7]
+
+
+async def test_prompt_logprobs_equal_in_one_go_and_in_chunks():
+    wanted = None
+    for chunk in (0, 7):
+        async with running(QWEN3, max_prefill_chunk=chunk) as engine:
+            for _ in range(2):  # the second time the prompt is cached, and must be computed all the same
+                deltas = (await answer_deltas(engine, text_request(PROMPT, 2, prompt_logprobs=3, logprobs=2)))[0]
+                got = deltas[0].prompt_logprobs
+                assert got[0] is None
+                assert [entry.token_id for entry in got[1:]] == PROMPT[1:]
+                assert deltas[0].cached_tokens == 0
+                wanted = wanted or got
+                assert got == wanted
+                logprobs = [entry for delta in deltas for entry in delta.logprobs]
+                assert all(entry.rank == 1 and len(entry.top_ids) == 2 for entry in logprobs)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"prompt_token_ids": np.zeros(0, np.int32)}, "at least one"),
+        ({"prompt_token_ids": np.zeros(600, np.int32)}, "maximum context length is 512 tokens. However"),
+        ({"prompt_token_ids": np.array([-1], np.int32)}, "token id -1"),
+        ({"prompt_token_ids": np.array([tiny.VOCAB_SIZE], np.int32)}, "out of range"),
+        ({"n": 0}, "n=0"),
+        ({"sampling": SamplingParams(temperature=float("nan"))}, "temperature"),
+        ({"sampling": SamplingParams(max_tokens=2, min_tokens=3)}, "min_tokens"),
+        ({"sampling": SamplingParams(stop_token_ids=(tiny.VOCAB_SIZE,))}, "token id"),
+        ({"sampling": SamplingParams(logprobs=21)}, "logprobs"),
+        ({"media": (MediaInput("image", bytes(16), ((0, 2),), 2, {}),)}, "image"),
+        ({"positions": np.zeros((3, 5), np.int32)}, "positions"),
+    ],
+)
+async def test_bad_requests_are_refused_before_the_device_thread(change, words):
+    async with running(QWEN3) as engine:
+        fields = {"prompt_token_ids": np.asarray(PROMPT, np.int32), "sampling": SamplingParams(), **change}
+        with pytest.raises(RequestError, match=words):
+            engine.submit(Request(**fields))
+        assert len((await answer(engine, text_request(PROMPT, 3)))[0]) == 3
+
+
+async def test_full_queue_refuses_and_recovers():
+    async with running(QWEN3, max_num_seqs=2, max_num_queued_reqs=3) as engine:
+        streams = [engine.submit(text_request(PROMPT, 50, ignore_eos=True)) for _ in range(5)]
+        with pytest.raises(QueueFullError, match="holds 5"):
+            engine.submit(text_request(PROMPT, 1))
+        for stream in streams:
+            stream.close()
+        assert len((await answer(engine, text_request(PROMPT, 3)))[0]) == 3
+
+
+async def test_a_request_whose_logits_are_not_numbers_ends_alone():
+    async with running(QWEN3) as engine:
+        wanted = await answer(engine, text_request(PROMPT, 10, ignore_eos=True))
+        model = runtime_of(engine).model
+        plain = model.logits
+
+        def broken(hidden):
+            logits = plain(hidden)
+            if len(logits) == 2:
+                logits[1, 3] = float("nan")
+            return logits
+
+        model.logits = broken
+        one, two = await asyncio.gather(
+            finals(engine, text_request(PROMPT, 10, ignore_eos=True)),
+            finals(engine, text_request(PROMPT[:20], 10, ignore_eos=True)),
+        )
+        reasons = sorted([one[0].finish_reason, two[0].finish_reason])
+        assert reasons == [FinishReason.LENGTH, FinishReason.ERROR]
+        error = next(d.error for d in (one[0], two[0]) if d.error)
+        assert isinstance(error, InvalidLogitsError)
+        model.logits = plain
+        assert await answer(engine, text_request(PROMPT, 10, ignore_eos=True)) == wanted
+
+
+async def test_a_failed_step_ends_its_rows_and_the_next_step_runs(caplog):
+    async with running(QWEN3) as engine:
+        wanted = await answer(engine, text_request(PROMPT, 10, ignore_eos=True))
+        model = runtime_of(engine).model
+        plain, calls = model.forward, 0
+
+        def broken(batch):
+            nonlocal calls
+            calls += 1
+            if calls == 4:
+                raise RuntimeError("planted")
+            return plain(batch)
+
+        model.forward = broken
+        ended = await finals(engine, text_request(PROMPT, 10, n=3, ignore_eos=True))
+        assert {delta.finish_reason for delta in ended} == {FinishReason.ERROR}
+        assert all(isinstance(delta.error, StepFailedError) for delta in ended)
+        assert "planted" in caplog.text
+        await quiet(engine)
+        assert await answer(engine, text_request(PROMPT, 10, ignore_eos=True)) == wanted
+
+
+async def test_a_tower_that_refuses_ends_only_the_requests_that_show_the_item(caplog):
+    folder = tiny.checkpoint("omni")
+    async with running(folder) as engine:
+        pad = tiny.IDS["<|IMAGE|>"]
+        item = MediaInput("image", b"x" * 16, ((1, 4),), 4, {"pixel_values": np.zeros((3, 5), np.float32)})
+        bad = Request(np.array([1, pad, pad, pad, pad, 2], np.int32), SamplingParams(temperature=0.0), media=(item,))
+        failed, fine = await asyncio.gather(finals(engine, bad), answer(engine, text_request(PROMPT, 8)))
+        assert failed[0].finish_reason is FinishReason.ERROR
+        assert len(fine[0]) == 8
+
+
+async def test_death_of_the_thread_answers_everybody(caplog):
+    engine = Engine(EngineConfig(model=str(QWEN3), num_threads=1, num_gpu_blocks_override=64))
+    await engine.start()
+    heard = []
+    engine.on_death = heard.append
+    runtime = runtime_of(engine)
+
+    class Gone(BaseException):
+        pass
+
+    def broken(plan):
+        raise Gone
+
+    streams = [asyncio.create_task(finals(engine, text_request(PROMPT, 200, ignore_eos=True))) for _ in range(3)]
+    await asyncio.sleep(0.02)
+    runtime.launch_forward = broken
+    for ended in await asyncio.wait_for(asyncio.gather(*streams), 5):
+        assert ended[0].finish_reason is FinishReason.ERROR
+        assert isinstance(ended[0].error, DeviceLostError)
+    assert engine.state == "dead"
+    assert isinstance(heard[0], Gone)
+    with pytest.raises(NotReadyError):
+        engine.submit(text_request(PROMPT, 1))
+    await engine.stop(1)
+
+
+async def test_random_leavers_leave_nothing():
+    draw = random.Random(5)
+    async with running(QWEN3, max_num_seqs=8, num_gpu_blocks_override=48, max_model_len=160) as engine:
+
+        async def visit(prompt: np.ndarray) -> None:
+            request = text_request(prompt, draw.randrange(1, 40), n=draw.choice([1, 1, 1, 3]), ignore_eos=True)
+            limit = draw.choice([None, None, 0, 1, 5])
+            async with engine.submit(request) as stream:
+                seen = 0
+                if limit == 0:
+                    await asyncio.sleep(draw.random() * 0.02)
+                    return
+                async for _ in stream:
+                    seen += 1
+                    if limit is not None and seen >= limit:
+                        return
+
+        for _ in range(5):
+            await asyncio.gather(*[visit(prompt) for prompt in prompts(40, tiny.FIRST_SPECIAL, draw.randrange(99))])
+            held = await quiet(engine)
+            assert held["refs"] == held["table_rows"] == held["positions"] == 0
+
+
+async def test_abort_gives_the_reader_a_final_delta():
+    async with running(QWEN3) as engine:
+        stream = engine.submit(text_request(PROMPT, 400, n=2, ignore_eos=True))
+        await anext(stream)
+        stream.abort()
+        rest = [delta async for delta in stream]
+        assert sorted(delta.index for delta in rest if delta.finish_reason is FinishReason.ABORT) == [0, 1]
+
+
+async def test_stop_choice_ends_one_choice_only():
+    async with running(QWEN3) as engine:
+        seen = {0: 0, 1: 0}
+        async with engine.submit(text_request(PROMPT, 30, n=2, ignore_eos=True)) as stream:
+            async for delta in stream:
+                seen[delta.index] += len(delta.token_ids)
+                if delta.index == 0 and seen[0] >= 3:
+                    stream.stop_choice(0)
+        assert seen[0] < 30
+        assert seen[1] == 30
+
+
+async def test_stop_lets_open_requests_finish_and_refuses_new_ones():
+    engine = Engine(EngineConfig(model=str(QWEN3), num_threads=1, num_gpu_blocks_override=64))
+    await engine.start()
+    task = asyncio.create_task(answer(engine, text_request(PROMPT, 60, ignore_eos=True)))
+    await asyncio.sleep(0)
+    stopping = asyncio.create_task(engine.stop(10))
+    await asyncio.sleep(0)
+    with pytest.raises(NotReadyError, match="draining"):
+        engine.submit(text_request(PROMPT, 1))
+    assert len((await task)[0]) == 60
+    await stopping
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"max_model_len": 10_000}, "holds 512"),
+        ({"num_gpu_blocks_override": 4, "max_model_len": 200}, "at most 64"),
+        ({"dtype": "float16"}, "float16"),
+        ({"device": "cuda"}, "cpu"),
+        ({"model": "/nowhere"}, "nowhere"),
+    ],
+)
+async def test_wrong_settings_do_not_start(settings, words):
+    engine = Engine(EngineConfig(**{"model": str(QWEN3), "num_threads": 1, **settings}))
+    with pytest.raises(ConfigError, match=words):
+        await engine.start()
+    await engine.stop(1)
+
+
+async def test_dummy_weights_are_the_same_for_the_same_seed():
+    answers = []
+    for seed in (0, 0, 1):
+        async with running(QWEN3, load_format="dummy", seed=seed) as engine:
+            answers.append(await answer(engine, text_request(PROMPT, 8, ignore_eos=True)))
+    assert answers[0] == answers[1]
+    assert answers[0] != answers[2]
+
+
+async def test_compute_threads_change_no_bit():
+    answers = []
+    for threads in (1, 2, 3):
+        async with running(QWEN3, num_threads=threads) as engine:
+            deltas = (await answer_deltas(engine, text_request(PROMPT, 8, logprobs=5, ignore_eos=True)))[0]
+            answers.append([entry for delta in deltas for entry in delta.logprobs])
+    assert answers[0] == answers[1] == answers[2]
+    assert torch.get_num_threads() == 1
