@@ -4,7 +4,7 @@ Pool only. In: bytes whose format `magic` has named, so exactly one demuxer sees
 and resampling run frame by frame and every sample is counted as it comes: what a header says about length is not
 believed.
 
-    packets -> frames -> [channels, n] float32 -> mono (BS.775) -> 16 kHz (soxr, high quality) -> counted
+    packets -> frames -> [n, channels] float32 -> mono (BS.775) -> 16 kHz (soxr, high quality) -> counted
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 
 from mm.decode.alarm import Alarm
 from mm.decode.magic import as_audio
-from mm.decode.whole import check_whole
+from mm.decode.whole import check_whole, cut_short, flac_seconds
 from mm.errors import MediaError, invalid, too_large, unsupported
 from mm.limits import MediaLimits
 
@@ -96,6 +96,8 @@ class SoundFile:
         samples = decode_track(self._data, self._demuxer, self._limits, self._max_seconds, alarm)
         if samples is None:
             raise invalid("the file has no sound track")
+        if self._demuxer == "flac" and len(samples) < (flac_seconds(self._data) - 0.01) * SAMPLE_RATE:
+            raise cut_short()
         if len(samples) < self._limits.audio_min_seconds * SAMPLE_RATE:
             raise invalid(f"the sound is shorter than {self._limits.audio_min_seconds:g} seconds")
         return samples
@@ -110,7 +112,7 @@ def decode_track(data: bytes, demuxer: str, limits: MediaLimits, max_seconds: fl
         _check_stream(stream, limits)
         pieces: list[np.ndarray] = []
         budget = int(max_seconds * SAMPLE_RATE)
-        for piece in _resampled(_frames(container, stream, alarm), stream.rate, limits):
+        for piece in _resampled(_packed(container, stream, limits, alarm)):
             budget -= len(piece)
             if budget < 0:
                 raise too_large(f"the sound is longer than {max_seconds:g} seconds")
@@ -137,34 +139,39 @@ def _check_shape(rate: int, channels: int, limits: MediaLimits) -> None:
         raise unsupported(f"the sound has {channels} channels; 1 to {limits.audio_max_channels} are read")
 
 
-def _frames(
-    container: av.container.InputContainer, stream: av.audio.stream.AudioStream, alarm: Alarm
+def _packed(
+    container: av.container.InputContainer, stream: av.audio.stream.AudioStream, limits: MediaLimits, alarm: Alarm
 ) -> Iterator[av.AudioFrame]:
+    """Decoded frames as interleaved float32. FFmpeg interleaves them, because PyAV 18 reads one plane too many of
+    eight-channel planar frames and dies of it."""
+    packer = None
+    shape = (0, 0)
     try:
         for packet in container.demux(stream):
             alarm.check()
-            yield from packet.decode()
+            for frame in packet.decode():
+                if packer is None:
+                    shape = (frame.sample_rate, frame.layout.nb_channels)
+                    _check_shape(*shape, limits)  # HE-AAC headers name half the rate: the first frame counts
+                    packer = codec_library().AudioResampler(format="flt", layout=frame.layout, rate=frame.sample_rate)
+                elif shape != (frame.sample_rate, frame.layout.nb_channels):
+                    raise unsupported("the sound changes its sample rate or channels on the way")
+                yield from packer.resample(frame)
     except (MediaError, MemoryError, GeneratorExit):
         raise
     except Exception:
         raise invalid("the sound is damaged or cut short") from None
 
 
-def _resampled(frames: Iterator[av.AudioFrame], rate: int, limits: MediaLimits) -> Iterator[np.ndarray]:
-    """Mono pieces at 16 kHz. The rate of the first frame counts: HE-AAC headers name half of it."""
+def _resampled(frames: Iterator[av.AudioFrame]) -> Iterator[np.ndarray]:
+    """Mono pieces, float32 [n] at 16 kHz."""
     resampler = None
-    first: tuple[int, int] | None = None
     weights: np.ndarray | None = None
     for frame in frames:
-        shape = (frame.sample_rate, frame.layout.nb_channels)
-        if first is None:
-            first = shape
-            _check_shape(*shape, limits)
+        if weights is None:
             weights = downmix_weights([channel.name for channel in frame.layout.channels])
             resampler = _resampler(frame.sample_rate)
-        elif shape != first:
-            raise unsupported("the sound changes its sample rate or channels on the way")
-        mono = weights @ _planes(frame)  # [n]
+        mono = frame.to_ndarray().reshape(-1, len(weights)) @ weights  # [n]
         if not np.isfinite(mono).all():
             raise invalid("the sound holds samples that are not numbers")
         yield mono if resampler is None else resampler.resample_chunk(mono)
@@ -186,15 +193,3 @@ def downmix_weights(names: list[str]) -> np.ndarray:
     if not weights.any():
         weights[:] = 1.0
     return (weights / weights.sum()).astype(np.float32)
-
-
-def _planes(frame: av.AudioFrame) -> np.ndarray:
-    """Samples of any format as float32 [channels, n], full scale 1.0."""
-    raw = frame.to_ndarray()
-    if not frame.format.is_planar:
-        raw = raw.reshape(-1, frame.layout.nb_channels).T
-    if raw.dtype == np.uint8:
-        return (raw.astype(np.float32) - 128.0) / 128.0
-    if raw.dtype.kind == "i":
-        return raw.astype(np.float32) * np.float32(0.5 ** (8 * raw.dtype.itemsize - 1))
-    return raw.astype(np.float32, copy=False)

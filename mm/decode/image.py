@@ -49,6 +49,7 @@ def _pillow() -> types.ModuleType:
     from PIL import Image, ImageFile
 
     warnings.simplefilter("error", Image.DecompressionBombWarning)
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")  # notes on damaged metadata, which we drop
     assert Image.MAX_IMAGE_PIXELS is not None
     assert not ImageFile.LOAD_TRUNCATED_IMAGES
     return Image

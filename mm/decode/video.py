@@ -118,7 +118,7 @@ class FilmFile:
         if gaps == 0 or length <= 0:
             return named if named > 0 else 1.0
         counted = gaps / length
-        return named if abs(named - counted) <= 0.05 * counted + 1 / length else counted
+        return named if named > 0 and abs(named - counted) <= 0.05 * counted + 1 / length else counted
 
     def _frames(self, wanted: list[int], alarm: Alarm) -> Iterator[av.VideoFrame]:
         """Yield, for each wanted time, the first decoded frame that is not earlier."""

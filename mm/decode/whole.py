@@ -29,6 +29,13 @@ def cut_short() -> MediaError:
     return invalid("the file is cut short: it ends before its container does")
 
 
+def flac_seconds(data: bytes) -> float:
+    """Length that a FLAC file states in its first block (20 bits of rate, 36 bits of samples); 0 when it does not."""
+    fields = int.from_bytes(data[18:26], "big")
+    rate, total = fields >> 44, fields & ((1 << 36) - 1)
+    return total / rate if rate else 0.0
+
+
 def _check_riff(data: bytes) -> None:
     promised = int.from_bytes(data[4:8], "little")
     if data[:4] == b"RIFF" and 0 < promised < _OPEN_ENDED and promised + 8 > len(data) + 1:

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import base64
 import io
+from collections.abc import Callable
 from fractions import Fraction
+from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
+
+from mm.errors import MediaError
+
+T = TypeVar("T")
 
 
 def png(pixels: np.ndarray) -> bytes:
@@ -55,9 +62,8 @@ def _encode_sound(target, stream, samples: np.ndarray, rate: int, layout: str) -
     )
     size = stream.codec_context.frame_size or 1024
     for start in range(0, samples.shape[1], size):
-        frame = av.AudioFrame.from_ndarray(
-            np.ascontiguousarray(samples[:, start : start + size]), format="fltp", layout=layout
-        )
+        packed = samples[:, start : start + size].T.reshape(1, -1)  # channels take turns
+        frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(packed), format="flt", layout=layout)
         frame.sample_rate = rate
         frame.pts = start
         frame.time_base = Fraction(1, rate)
@@ -84,12 +90,17 @@ def film(
     rotation: int = 0,
     times: list[int] | None = None,
     options: dict[str, str] | None = None,
+    index_first: str | None = None,
 ) -> bytes:
-    """Encode uint8 [frames, height, width, 3]; `track` is float32 [1, samples] at 16 kHz, `times` are milliseconds."""
+    """Encode uint8 [frames, height, width, 3]; `track` is float32 [1, samples] at 16 kHz, `times` are milliseconds.
+
+    `index_first` names a file to write through: only a real one can have its index moved to the front.
+    """
     import av
 
     out = io.BytesIO()
-    with av.open(out, "w", format=container) as target:
+    moved = {"movflags": "faststart"} if index_first else {}
+    with av.open(index_first or out, "w", format=container, container_options=moved) as target:
         stream = target.add_stream(codec, rate=fps, options=options or {})
         stream.height, stream.width, stream.pix_fmt = frames.shape[1], frames.shape[2], pix_fmt
         if rotation:
@@ -109,8 +120,16 @@ def film(
         target.mux(stream.encode(None))
         if track is not None and heard is not None:
             _encode_sound(target, heard, track, 16000, "mono")
-    return out.getvalue()
+    return Path(index_first).read_bytes() if index_first else out.getvalue()
 
 
 def data_url(data: bytes, mime: str = "application/octet-stream") -> str:
     return f"data:{mime};base64,{base64.b64encode(data).decode()}"
+
+
+def outcome(work: Callable[[], T]) -> T | MediaError:
+    """What `work` returns, or the MediaError it raises; anything else is a bug and passes through."""
+    try:
+        return work()
+    except MediaError as error:
+        return error

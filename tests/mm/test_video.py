@@ -1,0 +1,235 @@
+"""Films: the right frames, scaled as they are decoded, from every container and codec on the list (SECURITY S21)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+
+from mm.decode.alarm import Alarm
+from mm.decode.frames import FilmPlan, FrameRule, sample_indices
+from mm.decode.magic import sniff
+from mm.decode.video import FilmFile
+from mm.errors import MediaError
+from mm.limits import MediaLimits
+from tests.mm import made
+
+torch = pytest.importorskip("torch")
+
+LIMITS = MediaLimits()
+QUIET = {"x265-params": "log-level=none"}
+VARIANTS = [
+    ("mp4", "libx264", {"g": "10", "bf": "3"}),
+    ("mov", "libx264", {"g": "250"}),
+    ("matroska", "libx264", {"bf": "0"}),
+    ("mp4", "libx265", QUIET),
+    ("webm", "libvpx", {}),
+    ("webm", "libvpx-vp9", {"g": "12"}),
+    ("mp4", "libsvtav1", {"preset": "12"}),
+]
+
+
+USUAL = FrameRule()
+
+
+def planner(rule: FrameRule = USUAL, height: int = 64, width: int = 96):
+    def plan(num_frames: int, fps: float, _height: int, _width: int) -> FilmPlan:
+        return FilmPlan(sample_indices(num_frames, rule.count(num_frames, fps)), height, width, 0.5)
+
+    return plan
+
+
+def opened(data: bytes, limits: MediaLimits = LIMITS, plan=None) -> FilmFile:
+    word = sniff(data)
+    assert word is not None
+    return FilmFile(data, word, limits, plan or planner(), Alarm())
+
+
+def decoded(data: bytes) -> np.ndarray:
+    return opened(data).decode(Alarm())
+
+
+def refusal(data: bytes, limits: MediaLimits = LIMITS) -> MediaError:
+    with pytest.raises(MediaError) as caught:
+        opened(data, limits).decode(Alarm())
+    return caught.value
+
+
+def frame_numbers(frames: np.ndarray) -> list[int]:
+    return [round((float(grey) - 20) / 2) for grey in frames.mean((1, 2, 3))]
+
+
+@pytest.mark.parametrize(("container", "codec", "options"), VARIANTS)
+def test_every_codec_yields_the_chosen_frames(container: str, codec: str, options: dict[str, str]) -> None:
+    film = opened(made.film(made.ramp(90), 30, container, codec, options=options))
+    frames = film.decode(Alarm())
+    assert frames.shape == (6, 64, 96, 3)
+    assert frames.dtype == np.uint8
+    assert np.abs(np.array(frame_numbers(frames)) - film.plan.indices).max() <= 1
+    assert film.plan.indices.tolist() == [0, 15, 30, 45, 60, 75]
+
+
+def test_only_groups_with_chosen_frames_are_decoded() -> None:
+    data = made.film(made.ramp(100), 10, options={"g": "10", "bf": "0"})
+    plan = planner(FrameRule(num_frames=2))
+    film = opened(data, plan=plan)
+    calls = 0
+    packets = film._packets
+
+    class Counting(list):
+        def __getitem__(self, index):
+            nonlocal calls
+            calls += 1
+            return super().__getitem__(index)
+
+    film._packets = Counting(packets)
+    assert frame_numbers(film.decode(Alarm())) == [0, 50]
+    assert calls < 40  # of 100; the decoder's own threads hold a few back
+
+
+@pytest.mark.parametrize("turn", [0, 90, 180, 270])
+def test_phone_films_stand_upright(turn: int) -> None:
+    pixels = np.full((4, 64, 96, 3), 30, np.uint8)
+    pixels[:, :32, :48] = 220  # bright top left as stored
+    frames = opened(made.film(pixels, 4, "mov", rotation=turn)).decode(Alarm())
+    expected = np.rot90(pixels[0], round(turn / 90))
+    assert frames.shape[1:] == expected.shape
+    assert np.abs(frames[0].astype(int) - expected).mean() < 6
+
+
+def test_variable_rate_is_sampled_by_frame_and_told_by_time() -> None:
+    times = [0, 100, 200, 300, 1300, 2300, 3300, 4300]
+    rates = []
+
+    def plan(num_frames: int, fps: float, height: int, width: int) -> FilmPlan:
+        rates.append((num_frames, fps))
+        return FilmPlan(np.arange(num_frames), height, width, 1.0)
+
+    frames = opened(made.film(made.ramp(8), 10, "matroska", times=times, options={"bf": "0"}), plan=plan).decode(
+        Alarm()
+    )
+    assert np.abs(np.array(frame_numbers(frames)) - np.arange(8)).max() <= 1
+    assert rates[0][0] == 8
+    assert rates[0][1] == pytest.approx(7 / 4.3, rel=0.1)
+
+
+@pytest.mark.parametrize("fps", [1, 5, 24, 25, 30, 60])
+@pytest.mark.parametrize("container", ["mp4", "webm"])
+def test_constant_rates_are_recognised_exactly(fps: int, container: str) -> None:
+    rates = []
+
+    def plan(num_frames: int, rate: float, height: int, width: int) -> FilmPlan:
+        rates.append(rate)
+        return FilmPlan(np.arange(1), height, width, 1.0)
+
+    opened(made.film(made.ramp(30), fps, container, "libx264" if container == "mp4" else "libvpx"), plan=plan)
+    assert rates == [pytest.approx(fps, rel=1e-6)]
+
+
+def test_one_frame_is_a_film() -> None:
+    film = opened(made.film(made.ramp(1), 10))
+    assert film.plan.indices.tolist() == [0]
+    assert film.decode(Alarm()).shape == (1, 64, 96, 3)
+
+
+def test_odd_sizes_and_deep_colours_are_read() -> None:
+    frames = opened(made.film(made.ramp(6, 66, 98), 2, "mp4", "libx264", pix_fmt="yuv444p")).decode(Alarm())
+    assert frames.shape[0] == 6
+    deep = opened(made.film(made.ramp(6), 2, "mp4", "libx265", pix_fmt="yuv420p10le", options=QUIET)).decode(Alarm())
+    assert np.abs(np.array(frame_numbers(deep)) - np.arange(6)).max() <= 1
+
+
+def test_sound_track_comes_along() -> None:
+    film = opened(made.film(made.ramp(20), 10, track=made.tone(2.0)))
+    sound = film.sound(Alarm())
+    assert sound is not None
+    assert abs(len(sound) - 32000) < 3200
+    assert opened(made.film(made.ramp(4), 10)).sound(Alarm()) is None
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        (MediaLimits(video_max_seconds=1.5), "media_too_large"),
+        (MediaLimits(video_max_decoded_frames=19), "media_too_large"),
+        (MediaLimits(video_max_frame_pixels=64 * 96 - 1), "media_too_large"),
+        (MediaLimits(video_max_total_pixels=1000), "media_too_large"),
+        (MediaLimits(video_codecs=("vp9",)), "media_unsupported"),
+        (MediaLimits(video_formats=("webm",)), "media_unsupported"),
+        (MediaLimits(video_max_streams=1), "media_unsupported"),
+    ],
+)
+def test_limits_are_counted(limits: MediaLimits, reason: str) -> None:
+    data = made.film(made.ramp(20), 10, track=made.tone(2.0))
+    error = refusal(data, limits)
+    assert (error.status, error.reason) == (400, reason)
+
+
+def test_codecs_off_the_list_are_refused() -> None:
+    assert refusal(made.film(made.ramp(4), 10, "mp4", "mpeg4")).reason == "media_unsupported"
+
+
+def test_a_sound_is_no_film() -> None:
+    data = made.sound(made.tone(0.5), 16000, "mp4", "aac")
+    assert refusal(data).reason == "media_invalid"
+
+
+@pytest.mark.parametrize(("container", "codec", "options"), VARIANTS)
+def test_truncated_films_are_refused(container: str, codec: str, options: dict[str, str]) -> None:
+    data = made.film(made.ramp(30), 30, container, codec, options=options)
+    for tenth in range(1, 10):
+        error = refusal(data[: len(data) * tenth // 10])
+        assert (error.status, error.reason) == (400, "media_invalid"), tenth
+
+
+def test_index_before_the_data_does_not_hide_truncation(tmp_path) -> None:
+    data = made.film(made.ramp(30), 30, "mp4", index_first=str(tmp_path / "film.mp4"))
+    assert data.index(b"moov") < data.index(b"mdat")
+    assert opened(data).decode(Alarm()).shape[0] == 4
+    for tenth in range(1, 10):
+        assert refusal(data[: len(data) * tenth // 10]).reason == "media_invalid"
+
+
+def test_random_damage_never_escapes_as_another_error() -> None:
+    rng = np.random.default_rng(11)
+    for container, codec, options in VARIANTS[:6]:
+        data = made.film(made.ramp(12), 6, container, codec, options=options)
+        for _ in range(20):
+            broken = bytearray(data)
+            for position in rng.integers(0, len(data), 10):
+                broken[position] = rng.integers(0, 256)
+            if sniff(bytes(broken)) in LIMITS.video_formats:
+                out = made.outcome(partial(decoded, bytes(broken)))
+                if isinstance(out, MediaError):
+                    assert out.reason in ("media_invalid", "media_too_large", "media_unsupported")
+
+
+def test_a_tripped_alarm_ends_decoding() -> None:
+    film = opened(made.film(made.ramp(30), 10))
+    alarm = Alarm()
+    alarm.trip()
+    with pytest.raises(MediaError) as caught:
+        film.decode(alarm)
+    assert caught.value.reason == "media_too_complex"
+
+
+def reference_indices(total: int, fps: float, rule: FrameRule) -> list[int]:
+    """The published sampling, in its own words: torch.arange over frames."""
+    most = min(rule.max_frames, total) // 2 * 2
+    count = min(max(total / fps * rule.fps, rule.min_frames), most, total)
+    count = int(count) // 2 * 2
+    return torch.arange(0, total, total / count).int().tolist()
+
+
+def test_frames_are_chosen_as_the_reference_chooses() -> None:
+    rng = np.random.default_rng(1)
+    for _ in range(500):
+        total, fps = int(rng.integers(2, 5000)), float(rng.choice([1, 5, 10, 23.976, 24, 25, 29.97, 30, 60]))
+        rule = FrameRule(
+            fps=float(rng.choice([0.5, 1, 2, 4])), min_frames=4, max_frames=int(rng.choice([32, 256, 768]))
+        )
+        count = rule.count(total, fps)
+        expected = reference_indices(total, fps, rule)
+        assert sample_indices(total, count).tolist() == expected[:count], (total, fps, rule)
+        assert count % 2 == 0
