@@ -176,14 +176,14 @@ class Renderer:
         side: Side,
         param: str,
     ) -> Prompt:
-        size = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+        try:
+            size = len(text) if text.isascii() else len(text.encode())
+        except UnicodeEncodeError as error:
+            raise invalid(f"{param} contains half of a surrogate pair, which is no character.", param) from error
         if size > self.config.prompt_bytes:
             at_least = max(-(-size // 16), self._max_len + 1)
             raise context_error(self._max_len, at_least, param, f" (estimated from {size} bytes)")
-        try:
-            ids = np.array(self.tokenizer.encode(text, add_special_tokens), dtype=np.int32)
-        except UnicodeEncodeError as error:
-            raise invalid(f"{param} contains half of a surrogate pair, which is no character.", param) from error
+        ids = np.array(self.tokenizer.encode(text, add_special_tokens), dtype=np.int32)
         return self._prompt(truncate(ids, limit, side, self._max_len), media, text, param)
 
     def _prompt(self, ids: np.ndarray, media: list[MediaRef], text: str | None, param: str) -> Prompt:
