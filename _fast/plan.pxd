@@ -1,3 +1,4 @@
+from _fast.seqs cimport SeqTable
 from _fast.types cimport block_t, int32_t, int64_t, slot_t
 
 
@@ -36,6 +37,8 @@ cdef class StepPlan:
     cdef int32_t[::1] row_epoch
 
     cdef void clear(self) noexcept nogil
+    cdef int32_t row(self, SeqTable seqs, slot_t slot, int32_t count) noexcept nogil
+    cdef void _media_runs(self, SeqTable seqs, slot_t slot, int32_t start, int32_t count) noexcept nogil
     cdef void update(self, slot_t slot, int32_t group, int32_t index, block_t block) noexcept nogil
     cdef void encode(self, slot_t slot, int32_t item, int32_t entry) noexcept nogil
     cdef void media(self, int32_t start, int32_t length, int32_t entry, int32_t row) noexcept nogil

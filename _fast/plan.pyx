@@ -5,7 +5,8 @@ Out: views at full capacity; readers slice them to the counts. What the device n
 the engine may place in pinned memory, so that one copy brings it over:
 
     header[16] | row_slot | row_start (+1) | row_len | row_computed | row_flags | token_ids | update_slot | _index
-               | _block | _group         header: num_rows, num_tokens, num_decode_rows, num_updates, step_id low 31 bits, high
+               | _block | _group
+    header: num_rows, num_tokens, num_decode_rows, num_updates, low 31 bits of step_id, the others
 
 Encodes, media runs and results stay on the host, in memory of the plan. A plan is rewritten by the next schedule()
 that is given it; the engine must not do that before the plan's copy has run and its step is committed.
@@ -14,6 +15,10 @@ that is given it; the engine must not do that before the plan's copy has run and
 from array import array
 
 cimport cython
+from libc.string cimport memcpy
+
+from _fast.seqs cimport Span
+from _fast.types cimport ROW_FEED, ROW_SAMPLE, token_t
 
 
 @cython.final
@@ -86,6 +91,51 @@ cdef class StepPlan:
         self.row_start[0] = 0
         for i in range(16):
             self.record[i] = 0
+
+    cdef int32_t row(self, SeqTable seqs, slot_t slot, int32_t count) noexcept nogil:
+        """Append a row: the slot's next `count` tokens. Returns its flags; only the span cursor of the slot moves."""
+        cdef int32_t row = self.num_rows
+        cdef int32_t at = self.num_tokens
+        cdef int32_t start = seqs.computed[slot]
+        cdef int32_t flags = 0
+        self.row_slot[row] = slot
+        self.row_len[row] = count
+        self.row_computed[row] = start
+        self.row_epoch[row] = seqs.epoch[slot]
+        self.out_request[row] = seqs.request[slot]
+        if seqs.span_at[slot] < seqs.num_spans[slot]:
+            self._media_runs(seqs, slot, start, count)
+        if seqs.pending[slot]:
+            flags = ROW_FEED
+            self.token_ids[at] = -1
+        elif count == 1:
+            self.token_ids[at] = seqs.tokens[slot][start]
+        else:
+            memcpy(&self.token_ids[at], seqs.tokens[slot] + start, <size_t>count * sizeof(token_t))
+        if start + count == seqs.num_tokens[slot] + seqs.pending[slot]:
+            flags |= ROW_SAMPLE
+        self.row_flags[row] = flags
+        self.num_rows = row + 1
+        self.num_tokens = at + count
+        self.row_start[row + 1] = at + count
+        return flags
+
+    cdef void _media_runs(self, SeqTable seqs, slot_t slot, int32_t start, int32_t count) noexcept nogil:
+        """Which of the row's tokens take which rows of which entry; the slot's cursor moves past finished spans."""
+        cdef int32_t k = seqs.span_at[slot]
+        cdef int32_t low
+        cdef int32_t high
+        cdef Span* span
+        while k < seqs.num_spans[slot]:
+            span = &seqs.spans[slot][k]
+            low = max(span.start, start)
+            high = min(span.start + span.length, start + count)
+            if low < high:
+                self.media(self.num_tokens + low - start, high - low, span.entry, span.row + low - span.start)
+            if span.start + span.length > start + count:
+                break
+            k += 1
+        seqs.span_at[slot] = k
 
     cdef void update(self, slot_t slot, int32_t group, int32_t index, block_t block) noexcept nogil:
         """Entry `index` of the slot's block table in `group` is now `block`."""

@@ -5,7 +5,7 @@ the chain above it and a link that says where it hangs. Out: the block that hold
 The hash is SipHash-2-4 with 128 bits under a key drawn at start-up, over the length-prefixed parent hash and keys;
 it only says where to look. A hit also needs equal keys, depth, group and link. The link names the parent entry by
 a serial number that is never reused (or the 16 root bytes at depth 0), so by induction the whole chain is equal and
-colliding hashes cost time, never a wrong block. See SECURITY.md S35 for why.
+colliding hashes cost time, never a wrong block. Where no group is full, the parent's whole hash is the link.
 
 Table: open addressing, linear probing, at most half full; removal shifts later entries back, so there are no
 tombstones.
@@ -23,8 +23,8 @@ cdef inline uint64_t _rotate(uint64_t x, int bits) noexcept nogil:
 
 @cython.overflowcheck(False)
 cdef inline void _rounds(uint64_t* v, int count) noexcept nogil:
-    cdef int i
-    for i in range(count):
+    cdef int _i
+    for _i in range(count):
         v[0] = v[0] + v[1]
         v[1] = _rotate(v[1], 13) ^ v[0]
         v[0] = _rotate(v[0], 32)
@@ -101,15 +101,13 @@ cdef class PrefixIndex:
         self.table = array("i", bytes(4 * size))
 
     cdef void chain(self, const uint64_t* parent, const int64_t* keys, uint64_t* out) noexcept nogil:
-        """Hash of a block's keys below its parent's hash. Both parts carry their length, so none can imitate another."""
+        """Hash of a block's keys below its parent's hash. Both parts carry their length: none imitates another."""
         cdef uint64_t head[4]
         head[0] = 16
         head[1] = parent[0]
         head[2] = parent[1]
         head[3] = <uint64_t>(8 * self.block_size)
         siphash128(self.key_lo, self.key_hi, head, 4, <const uint64_t*>keys, self.block_size, out)
-        out[0] &= self.keep_lo
-        out[1] &= self.keep_hi
 
     @cython.overflowcheck(False)
     cdef int32_t _home(self, uint64_t lo, uint64_t hi, int32_t group) noexcept nogil:
@@ -220,6 +218,10 @@ cdef class PrefixIndex:
                 return True
         return False
 
+    def blocks(self):
+        """Every named block (a walk over the table: for tests)."""
+        return [self.table[i] for i in range(self.mask + 1) if self.table[i]]
+
     def reset(self):
         """Forget everything."""
         self.clear()
@@ -227,8 +229,8 @@ cdef class PrefixIndex:
     cdef _name(self, Name* name, bytes digest, bytes link, int32_t depth, int32_t group):
         if len(digest) != 16 or len(link) != 16:
             raise ValueError(f"digest has {len(digest)} and link {len(link)} bytes: both need 16")
-        name.hash_lo = int.from_bytes(digest[:8], "little")
-        name.hash_hi = int.from_bytes(digest[8:], "little")
+        name.hash_lo = int.from_bytes(digest[:8], "little") & self.keep_lo
+        name.hash_hi = int.from_bytes(digest[8:], "little") & self.keep_hi
         name.link_lo = int.from_bytes(link[:8], "little")
         name.link_hi = int.from_bytes(link[8:], "little")
         name.depth = depth

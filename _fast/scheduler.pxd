@@ -3,6 +3,7 @@ from _fast.encoder cimport EncoderTable
 from _fast.plan cimport StepPlan
 from _fast.prefix cimport PrefixIndex
 from _fast.queue cimport WaitQueue
+from _fast.running cimport RunningRows
 from _fast.seqs cimport SeqTable
 from _fast.tables cimport BlockTables
 from _fast.types cimport int32_t, int64_t, slot_t, token_t
@@ -14,7 +15,6 @@ cdef class Scheduler:
     cdef readonly int32_t max_tokens
     cdef readonly int32_t max_model_len
     cdef readonly int32_t block_size
-    cdef readonly int32_t num_running
     cdef readonly int64_t num_preemptions
     cdef readonly int64_t prefix_queries
     cdef readonly int64_t prefix_hits
@@ -32,7 +32,7 @@ cdef class Scheduler:
     cdef int64_t next_order
     cdef int64_t next_step
     cdef int64_t settled_step
-    cdef int32_t[::1] running  # slots, best first: victims of preemption come from the end
+    cdef RunningRows running
     cdef int32_t[::1] share  # tokens of this step, by slot
     cdef int32_t updates_left
     cdef int32_t tokens_left
@@ -47,9 +47,6 @@ cdef class Scheduler:
     cdef int32_t _left(self, slot_t slot) noexcept nogil
     cdef void _emit(self, StepPlan plan) noexcept nogil
     cdef void _row(self, slot_t slot, int32_t count, StepPlan plan) noexcept nogil
-    cdef void _media(self, slot_t slot, int32_t start, int32_t count, StepPlan plan, int32_t at) noexcept nogil
-    cdef void _run(self, slot_t slot) noexcept nogil
-    cdef void _leave(self, slot_t slot) noexcept nogil
     cdef void _end(self, slot_t slot) noexcept nogil
     cdef void _commit(self, StepPlan plan, const int32_t* sampled, const int32_t* override) noexcept nogil
     cdef int32_t _sample(self, slot_t slot, token_t token, int32_t override, int32_t* out) noexcept nogil

@@ -18,18 +18,8 @@ from array import array
 
 cimport cython
 
-from _fast.seqs cimport Span
 from _fast.types cimport (
-    FINISH_ERROR,
-    FINISH_NONE,
-    FINISHING,
-    MAX_IN_FLIGHT,
-    MEDIA_TOO_LARGE,
-    NEVER_FITS,
-    NO_SLOT,
-    ROW_FEED,
-    ROW_SAMPLE,
-    RUNNING,
+    FINISH_ERROR, FINISH_NONE, FINISHING, MAX_IN_FLIGHT, MEDIA_TOO_LARGE, NEVER_FITS, NO_SLOT, ROW_SAMPLE, RUNNING,
     WAITING,
 )
 
@@ -70,7 +60,7 @@ cdef class Scheduler:
         self.queue = WaitQueue(max_slots, self.by_priority)
         self.encoder = EncoderTable(encoder_budget, encoder_capacity)
         self.freed_slots = array("i", bytes(4 * max_slots))
-        self.running = array("i", bytes(4 * max_slots))
+        self.running = RunningRows(self.seqs, self.by_priority)
         self.share = array("i", bytes(4 * max_slots))
 
     # Requests come and go.
@@ -210,10 +200,10 @@ cdef class Scheduler:
             if not self.preempted:
                 self._admit(plan)
             self._emit(plan)
-            if plan.num_rows or self.num_running == 0 or self.next_step != self.settled_step + 1:
+            if plan.num_rows or self.running.size == 0 or self.next_step != self.settled_step + 1:
                 break
             # Nothing can move and nothing is in flight: rows hold each other's encoder room. The last starts over.
-            self._preempt(self.running[self.num_running - 1])
+            self._preempt(self.running.slots[self.running.size - 1])
         if plan.num_rows:
             plan.seal(self.next_step)
             self.next_step += 1
@@ -230,14 +220,14 @@ cdef class Scheduler:
         cdef int32_t changed
         cdef slot_t slot
         self.tokens_left = self.max_tokens
-        for i in range(self.num_running):
-            count = self._left(self.running[i])
-            self.share[self.running[i]] = count
+        for i in range(self.running.size):
+            count = self._left(self.running.slots[i])
+            self.share[self.running.slots[i]] = count
             if count == 1:
                 self.tokens_left -= 1
         i = 0
-        while i < self.num_running:
-            slot = self.running[i]
+        while i < self.running.size:
+            slot = self.running.slots[i]
             i += 1
             count = self.share[slot]
             if count == 0:
@@ -268,7 +258,7 @@ cdef class Scheduler:
         if missing <= 0:
             return True
         while missing > self.pool.num_free + self.pool.num_cached:
-            victim = self.running[self.num_running - 1]
+            victim = self.running.slots[self.running.size - 1]
             self._preempt(victim)
             if victim == slot:
                 return False
@@ -276,7 +266,7 @@ cdef class Scheduler:
 
     cdef void _preempt(self, slot_t slot) noexcept nogil:
         """A running row gives up its blocks and goes back to the queue; samples in flight still reach it."""
-        self._leave(slot)
+        self.running.leave(slot)
         self.tables.release(slot)
         self.encoder.unpin(self.seqs, slot)
         self.seqs.state[slot] = WAITING
@@ -291,7 +281,7 @@ cdef class Scheduler:
     cdef void _admit(self, StepPlan plan) noexcept nogil:
         """Start waiting requests in their order; the first that does not fit holds up the others."""
         cdef slot_t slot
-        while self.num_running < self.max_rows and self.tokens_left > 0:
+        while self.running.size < self.max_rows and self.tokens_left > 0:
             slot = self.queue.first()
             # A preempted row waits for its samples in flight: they are part of what it must compute.
             if slot < 0 or self.seqs.in_flight[slot] or not self._start(slot, plan):
@@ -304,8 +294,8 @@ cdef class Scheduler:
         cdef int32_t count = min(known - start, min(self.max_chunk, self.tokens_left))
         cdef int32_t idle = self.pool.num_free + self.pool.num_cached - self.tables.num_revived
         # All that is known must fit, with a reserve for rows that decode: a row let in too early preempts others.
-        cdef int32_t reserve = min(self.num_running, self.pool.total >> 4) * self.num_groups
-        if self.tables.demand(hit, known) + reserve > idle and self.num_running:
+        cdef int32_t reserve = min(self.running.size, self.pool.total >> 4) * self.num_groups
+        if self.tables.demand(hit, known) + reserve > idle and self.running.size:
             return False
         if self.tables.demand(hit, known) > idle:
             return False
@@ -334,103 +324,29 @@ cdef class Scheduler:
                 self.prefix_queries += known
                 self.prefix_hits += start
         self.share[slot] = count
-        self._run(slot)
-        return True
-
-    cdef void _run(self, slot_t slot) noexcept nogil:
-        """Into the running rows, which stay sorted from best to worst."""
-        cdef int32_t i = self.num_running
-        cdef slot_t other
         self.seqs.state[slot] = RUNNING
-        while i:
-            other = self.running[i - 1]
-            if self.by_priority and self.seqs.priority[slot] != self.seqs.priority[other]:
-                if self.seqs.priority[slot] > self.seqs.priority[other]:
-                    break
-            elif self.seqs.arrival[slot] != self.seqs.arrival[other]:
-                if self.seqs.arrival[slot] > self.seqs.arrival[other]:
-                    break
-            elif self.seqs.order[slot] > self.seqs.order[other]:
-                break
-            self.running[i] = other
-            i -= 1
-        self.running[i] = slot
-        self.num_running += 1
-
-    cdef void _leave(self, slot_t slot) noexcept nogil:
-        """Out of the running rows, keeping their order."""
-        cdef int32_t i = self.num_running - 1
-        cdef slot_t moved = slot
-        cdef slot_t here
-        # Backwards: those that leave most often, victims, stand at the end.
-        while i >= 0:
-            here = self.running[i]
-            self.running[i] = moved
-            if here == slot:
-                break
-            moved = here
-            i -= 1
-        self.num_running -= 1
+        self.running.enter(slot)
+        return True
 
     cdef void _emit(self, StepPlan plan) noexcept nogil:
         """Write the rows: those with one token first, then the chunks."""
         cdef int32_t i
-        for i in range(self.num_running):
-            if self.share[self.running[i]] == 1:
-                self._row(self.running[i], 1, plan)
+        for i in range(self.running.size):
+            if self.share[self.running.slots[i]] == 1:
+                self._row(self.running.slots[i], 1, plan)
         plan.num_decode_rows = plan.num_rows
-        for i in range(self.num_running):
-            if self.share[self.running[i]] > 1:
-                self._row(self.running[i], self.share[self.running[i]], plan)
+        for i in range(self.running.size):
+            if self.share[self.running.slots[i]] > 1:
+                self._row(self.running.slots[i], self.share[self.running.slots[i]], plan)
 
     cdef void _row(self, slot_t slot, int32_t count, StepPlan plan) noexcept nogil:
-        cdef int32_t row = plan.num_rows
-        cdef int32_t at = plan.num_tokens
-        cdef int32_t start = self.seqs.computed[slot]
-        cdef int32_t flags = 0
-        cdef int32_t i
-        cdef const token_t* tokens = self.seqs.tokens[slot] + start
-        plan.row_slot[row] = slot
-        plan.row_len[row] = count
-        plan.row_computed[row] = start
-        plan.row_epoch[row] = self.seqs.epoch[slot]
-        plan.out_request[row] = self.seqs.request[slot]
-        if self.seqs.span_at[slot] < self.seqs.num_spans[slot]:
-            self._media(slot, start, count, plan, at)
-        if self.seqs.pending[slot]:
-            flags = ROW_FEED
-            plan.token_ids[at] = -1
-        else:
-            for i in range(count):
-                plan.token_ids[at + i] = tokens[i]
-        if start + count == self.seqs.num_tokens[slot] + self.seqs.pending[slot]:
-            flags |= ROW_SAMPLE
+        """Write a row, and note that its tokens are computed and its sample is on its way once this is launched."""
+        if plan.row(self.seqs, slot, count) & ROW_SAMPLE:
             self.seqs.pending[slot] += 1
-        plan.row_flags[row] = flags
-        plan.num_rows = row + 1
-        plan.num_tokens = at + count
-        plan.row_start[row + 1] = at + count
-        self.seqs.computed[slot] = start + count
+        self.seqs.computed[slot] += count
         self.seqs.in_flight[slot] += 1
         if self.tables.dirty[slot] < self.tables.size[slot]:
             self.tables.send(slot, plan)
-
-    cdef void _media(self, slot_t slot, int32_t start, int32_t count, StepPlan plan, int32_t at) noexcept nogil:
-        """Which tokens of the row take which rows of which entry."""
-        cdef int32_t k = self.seqs.span_at[slot]
-        cdef int32_t low
-        cdef int32_t high
-        cdef Span* span
-        while k < self.seqs.num_spans[slot]:
-            span = &self.seqs.spans[slot][k]
-            low = max(span.start, start)
-            high = min(span.start + span.length, start + count)
-            if low < high:
-                plan.media(at + low - start, high - low, span.entry, span.row + low - span.start)
-            if span.start + span.length > start + count:
-                break
-            k += 1
-        self.seqs.span_at[slot] = k
 
     # Settling.
 
@@ -503,7 +419,7 @@ cdef class Scheduler:
     cdef void _end(self, slot_t slot) noexcept nogil:
         """A request is over: blocks and entries go at once, the slot when no step in flight names it."""
         if self.seqs.state[slot] == RUNNING:
-            self._leave(slot)
+            self.running.leave(slot)
         elif self.seqs.state[slot] == WAITING:
             self.queue.remove(slot)
         if self.seqs.state[slot] != FINISHING:
@@ -532,6 +448,10 @@ cdef class Scheduler:
             raise ValueError(f"slot {slot}: this scheduler has slots 0 to {self.max_slots - 1}")
 
     @property
+    def num_running(self):
+        return self.running.size
+
+    @property
     def num_waiting(self):
         return self.queue.size
 
@@ -553,19 +473,15 @@ cdef class Scheduler:
 
     def ledger(self):
         """Counts that must be zero, or add up, when no request is open (RELIABILITY.md)."""
-        cdef int32_t i
-        cdef int32_t rows = 0
-        for i in range(self.max_slots):
-            rows += self.tables.size[i] > 0
         return {
             "free": self.pool.num_free,
             "cached": self.pool.num_cached,
             "used": self.pool.num_used,
             "total": self.pool.total,
             "refs": self.pool.sum_refs(),
-            "table_rows": rows,
+            "table_rows": sum([self.tables.size[i] > 0 for i in range(self.max_slots)]),
             "slots": self.seqs.num_used,
-            "running": self.num_running,
+            "running": self.running.size,
             "waiting": self.queue.size,
             "index_entries": self.index.num_entries,
             "encoder_entries": self.encoder.num_entries,

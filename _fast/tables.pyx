@@ -186,8 +186,8 @@ cdef class BlockTables:
     cdef void _name(self, slot_t slot, int32_t group, int32_t j, block_t above, Name* name) noexcept nogil:
         """What entry j is called. `above`: its parent (primary group) or the primary's block at j (other groups)."""
         cdef const uint64_t* hashes = self.seqs.hashes[slot]
-        name.hash_lo = hashes[2 * j]
-        name.hash_hi = hashes[2 * j + 1]
+        name.hash_lo = hashes[2 * j] & self.index.keep_lo
+        name.hash_hi = hashes[2 * j + 1] & self.index.keep_hi
         name.depth = j
         name.group = group
         if self.primary >= 0 and (j or group != self.primary):

@@ -24,7 +24,7 @@ def filled(rows, groups=((0, 0),), caching=True):
     """A scheduler whose rows have all finished their prompts, and its plans."""
     scheduler = Scheduler(
         max_slots=2 * rows, max_rows=rows, max_tokens=max(2048, rows), max_model_len=8192,
-        num_blocks=rows * 128 * len(groups) + 1, block_size=16, groups=groups, prefix_caching=caching, hash_key=bytes(16),
+        num_blocks=rows * 128 * len(groups) + 1, block_size=16, groups=groups, prefix_caching=caching,
     )  # fmt: skip
     plans = [StepPlan(rows, scheduler.max_tokens, 8192 * len(groups)) for _ in range(2)]
     rng = np.random.default_rng(0)

@@ -1,0 +1,6 @@
+from _fast.seqs import SeqTable
+
+class RunningRows:
+    size: int
+    def __init__(self, seqs: SeqTable, by_priority: bool = False) -> None: ...
+    def __len__(self) -> int: ...

@@ -1,0 +1,125 @@
+"""Long random walks of the pool, the prefix index and the queue beside their oracles (R1, R2 in short form)."""
+
+import random
+
+import pytest
+
+from _fast.blocks import BlockPool
+from _fast.prefix import PrefixIndex
+from _fast.queue import WaitQueue
+from tests.fast.oracles import blocks, prefix, queue
+
+KEY = bytes(range(16))
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_the_pool_makes_the_same_moves_as_its_oracle(seed):
+    rng = random.Random(seed)
+    size = rng.randint(2, 65)
+    pool, oracle = BlockPool(size), blocks.Pool(size)
+    for _ in range(400):
+        used = [block for block, refs in oracle.refs.items() if refs]
+        idle_named = [block for block, named in oracle.idle if named]
+        move = rng.choice(["acquire", "acquire", "free", "free", "share", "name", "unname"])
+        if move == "acquire":
+            assert pool.acquire() == oracle.acquire(), f"seed {seed}"
+        elif move == "free" and used:
+            block = rng.choice(used)
+            pool.free(block)
+            oracle.free(block)
+        elif move == "share" and used + idle_named:
+            block = rng.choice(used + idle_named)
+            pool.share(block)
+            oracle.share(block)
+        elif move == "name" and used:
+            block = rng.choice(used)
+            pool.set_named(block, True)
+            oracle.set_named(block, True)
+        elif move == "unname" and oracle.named:
+            block = rng.choice(sorted(oracle.named))
+            pool.set_named(block, False)
+            oracle.set_named(block, False)
+        assert pool.idle() == oracle.idle, f"seed {seed}"
+        assert (pool.num_free, pool.num_cached, pool.num_used) == oracle.counts, f"seed {seed}"
+        assert pool.num_free + pool.num_cached + pool.num_used == pool.total
+        assert pool.sum_refs() == sum(oracle.refs.values())
+
+
+def test_a_block_freed_once_too_often_is_refused_in_words():
+    pool = BlockPool(3)
+    block = pool.acquire()
+    pool.free(block)
+    with pytest.raises(ValueError, match="once too often"):
+        pool.free(block)
+    with pytest.raises(ValueError, match="this pool has blocks 1 to 2"):
+        pool.free(0)
+    with pytest.raises(ValueError, match="only used or cached"):
+        pool.share(block)
+
+
+@pytest.mark.parametrize("words", [0, 1, 2, 3, 19])
+def test_the_hash_is_siphash_with_128_bits(words):
+    index = PrefixIndex(4, words, KEY) if words else None
+    if index is None:
+        # The paper's vectors for 0 and 1 bytes say that the oracle is right.
+        assert prefix.siphash128(KEY, b"").hex() == "a3817f04ba25a8e66df67214c7550293"
+        assert prefix.siphash128(KEY, b"\0").hex() == "da87c1d86b99af44347659119b22fc45"
+        return
+    rng = random.Random(words)
+    for _ in range(20):
+        parent = rng.randbytes(16)
+        keys = [rng.randrange(-(1 << 63), 1 << 63) for _ in range(words)]
+        assert index.digest(parent, keys) == prefix.chain(KEY, parent, keys)
+
+
+@pytest.mark.parametrize("hash_bits", [128, 8])
+@pytest.mark.parametrize("seed", range(20))
+def test_the_index_finds_exactly_what_its_oracle_finds(seed, hash_bits):
+    rng = random.Random(seed)
+    size = rng.choice([2, 8, 64, 200])
+    index, oracle = PrefixIndex(size, 2, KEY, hash_bits), prefix.Index()
+    links = [rng.randbytes(16) for _ in range(2)]
+    held = {}
+    for _ in range(500):
+        link = rng.choice(links)
+        keys = tuple(rng.randrange(4) for _ in range(2))
+        name = (index.digest(link, keys), link, rng.randrange(2), rng.randrange(2), keys)
+        spare = [block for block in range(1, size) if block not in held]
+        found = index.lookup(*name)
+        assert found == oracle.lookup(*name), f"seed {seed}"
+        if not found and spare and rng.random() < 0.6:
+            block = rng.choice(spare)
+            links.append(index.add(block, *name))
+            oracle.add(block, *name)
+            held[block] = name
+        elif held and rng.random() < 0.5:
+            block = rng.choice(sorted(held))
+            assert index.discard(block)
+            assert oracle.discard(block)
+            del held[block]
+        elif rng.random() < 0.005:
+            index.reset()
+            oracle.blocks.clear()
+            held.clear()
+        assert index.num_entries == len(oracle.blocks)
+    for block, name in held.items():
+        assert index.lookup(*name) == block, f"seed {seed}"
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_queue_gives_the_order_of_its_oracle(seed):
+    rng = random.Random(seed)
+    by_priority = seed % 2 == 1
+    waiting, oracle = WaitQueue(40, by_priority), queue.Queue(by_priority)
+    for order in range(800):
+        slot = rng.randrange(40)
+        if slot in oracle.waiting or rng.random() < 0.3:
+            slot = waiting.peek() if rng.random() < 0.5 else slot
+            if slot >= 0:
+                assert waiting.discard(slot) == oracle.discard(slot)
+        else:
+            rank = (rng.randint(-3, 3), rng.choice([0.0, 1.5, rng.random()]), order, rng.random() < 0.2)
+            waiting.add(slot, *rank)
+            oracle.add(slot, *rank)
+        assert waiting.peek() == oracle.peek(), f"seed {seed}"
+        assert waiting.size == len(oracle.waiting)

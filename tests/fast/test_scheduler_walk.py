@@ -1,0 +1,316 @@
+"""Random walks of the whole scheduler beside a simulated device and an engine that keeps the truth (R3, short form).
+
+Two steps are in flight; requests arrive, are aborted, preempted, share prefixes and media, fail with their step. The
+device (oracles/device.py) checks every read; this file checks budgets, order, endings and the ledger after each move.
+A failing walk prints its seed through the test's name.
+"""
+
+import random
+
+import numpy as np
+import pytest
+
+from _fast.plan import StepPlan
+from _fast.scheduler import Scheduler
+from tests.fast.oracles.device import Device
+
+NONE, STOP, STOP_TOKEN, LENGTH, ERROR = 0, 1, 2, 3, 5
+EOS, HALT = 90, 91
+
+
+class Truth:
+    """A request as its client sees it."""
+
+    def __init__(self, number, prompt, root, media, keys, **rules):
+        self.number = number
+        self.prompt_len = len(prompt)
+        self.tokens = list(prompt)  # with every sample the device drew
+        self.root = root
+        self.media = media  # (start, length, entry, entry_row_start, content)
+        self.keys = keys
+        self.rules = rules
+        self.identities = []
+        self.computed = 0
+        self.settled = len(prompt)  # tokens that commit() has told
+        self.broken = False
+        self.started = False
+        self.rank = None
+
+    def key(self, position):
+        return self.keys[position] if position < self.prompt_len else self.tokens[position]
+
+    def verdict(self, context):
+        """Why the request ends with its newest settled token."""
+        made = self.settled - self.prompt_len
+        token = self.tokens[self.settled - 1]
+        if made >= self.rules["min_tokens"]:
+            if token == EOS and not self.rules["ignore_eos"]:
+                return STOP
+            if token == HALT and self.rules["stop_ids"]:
+                return STOP_TOKEN
+        return LENGTH if made == self.rules["max_tokens"] or self.settled == context else NONE
+
+
+class Walk:
+    def __init__(self, seed, **fixed):
+        rng = self.rng = random.Random(seed)
+        size = rng.choice([1, 2, 4, 8])
+        groups = fixed.get("groups") or rng.choice(
+            [[(0, 0)], [(0, 0)], [(1, 5)], [(0, 0), (1, 6)], [(1, 9), (0, 0)], [(0, 0), (0, 0)]]
+        )
+        rows = fixed.get("max_rows") or rng.randint(1, 6)
+        self.settings = {
+            "max_slots": rows + rng.randint(0, 6),
+            "max_rows": rows,
+            "max_tokens": rows + rng.choice([0, 3, 20]),
+            "max_model_len": 64,
+            "num_blocks": 1 + len(groups) * rng.choice([12, 20, 64]) * max(1, 4 // size),
+            "block_size": size,
+            "groups": groups,
+            "prefix_caching": rng.random() < 0.8,
+            "hash_key": rng.randbytes(16),
+            "policy": rng.randrange(2),
+            "max_chunk": rng.choice([0, 0, 1, 5]),
+            "encoder_budget": rng.choice([0, 6, 12]),
+            "encoder_capacity": rng.choice([0, 10, 16]),
+            "hash_bits": rng.choice([8, 128]),
+            **fixed,
+        }
+        self.groups, self.block_size = groups, self.settings["block_size"]
+        self.scheduler = Scheduler(**self.settings)
+        updates = len(groups) * 64
+        self.plans = [StepPlan(rows, self.settings["max_tokens"], updates + rng.choice([0, 40])) for _ in range(3)]
+        self.device = Device(rng, groups, self.block_size, self.draw)
+        self.by_slot, self.live, self.entries, self.contents = {}, {}, {}, {}
+        self.launched = []  # (plan, sampled, fails, which rows are broken), oldest first
+        self.clock = self.number = self.ended = 0
+        self.idle_steps = 0
+
+    def draw(self, request):
+        return self.rng.choices([EOS, HALT, self.rng.randrange(4)], [1, 1, 20])[0]
+
+    # What the loop would send.
+
+    def add(self):
+        rng, scheduler = self.rng, self.scheduler
+        length = rng.choice([1, 2, rng.randint(1, 12), rng.randint(1, 40), 63])
+        prompt = [rng.randrange(2) for _ in range(length)]
+        rules = {
+            "max_tokens": rng.choice([1, 2, rng.randint(1, 30), 80]),
+            "min_tokens": rng.choice([0, 0, 3]),
+            "ignore_eos": rng.random() < 0.2,
+            "stop_ids": [HALT] if rng.random() < 0.5 else [],
+        }
+        media, keys = self.media_for(prompt) if rng.random() < 0.4 else ([], None)
+        root = bytes([rng.randrange(2)]) * 16
+        priority = rng.randint(-2, 2)
+        self.clock += rng.choice([0.0, 1.0])
+        slot = scheduler.add(
+            self.number, np.array(prompt, np.int32), **rules, eos_ids=[EOS], priority=priority, arrival=self.clock,
+            root=root, read_cache=rng.random() < 0.9,
+            media=np.array([m[:4] for m in media], np.int32).reshape(-1, 4) if media else None,
+            keys=None if keys is None else np.array(keys, np.int64),
+        )  # fmt: skip
+        if slot < 0:
+            for entry in {m[2] for m in media}:
+                if scheduler.discard_entry(entry):
+                    del self.entries[self.contents.pop(entry)]
+            if slot == -1:
+                assert scheduler.ledger()["slots"] == self.settings["max_slots"]
+            return
+        assert slot not in self.by_slot
+        request = Truth(self.number, prompt, root, media, keys or prompt, **rules)
+        by_priority = priority if self.settings["policy"] else 0
+        request.rank = (by_priority, self.clock, self.number)
+        self.by_slot[slot] = self.live[self.number] = request
+        self.number += 1
+
+    def media_for(self, prompt):
+        """A few items in runs, some of them interleaved; equal contents share an entry."""
+        rng, spans, at, keys = self.rng, [], 0, list(prompt)
+        used = {}
+        for _ in range(rng.randint(1, 4)):
+            content = rng.randrange(8)
+            rows = 3 + content
+            if content not in self.entries:
+                entry = self.scheduler.add_entry(rows)
+                assert entry > 0
+                self.entries[content], self.contents[entry] = entry, content
+            at += rng.randint(0, 3)
+            first = used.get(content, 0)
+            length = min(rng.randint(1, rows), rows - first, len(prompt) - at)
+            if length < 1:
+                continue
+            used[content] = first + length
+            spans.append((at, length, self.entries[content], first, content))
+            for k in range(length):
+                keys[at + k] = -(1 << 62) + content * 100 + first + k
+            at += length
+        return spans, keys
+
+    def abort(self):
+        if not self.live:
+            return
+        number = self.rng.choice(sorted(self.live))
+        assert self.scheduler.abort(number)
+        del self.live[number]
+        self.ended += 1
+        self.free_slots()
+        assert not self.scheduler.abort(number)
+
+    def free_slots(self):
+        for slot in self.scheduler.freed_slots[: self.scheduler.num_freed]:
+            request = self.by_slot.pop(slot)
+            assert request.number not in self.live
+
+    # What the device thread does.
+
+    def schedule(self):
+        plan = next(p for p in self.plans if all(p is not other for other, *_ in self.launched))
+        before = {slot: self.scheduler.seqs.snapshot(slot) for slot in self.by_slot}
+        self.scheduler.schedule(plan)
+        self.check_plan(plan, before)
+        if plan.num_rows:
+            fails = self.rng.random() < self.failing
+            sampled = self.device.run(plan, self.by_slot, fails)
+            broken = [self.by_slot[slot].broken for slot in plan.row_slot[: plan.num_rows]]
+            self.launched.append((plan, sampled, fails, broken))
+            self.idle_steps = 0
+        elif not self.launched:
+            self.idle_steps += 1
+            assert not self.live, "nothing runs, nothing is in flight, and somebody waits"
+
+    failing = 0.0
+
+    def check_plan(self, plan, before):
+        settings, rows = self.settings, plan.num_rows
+        assert rows <= settings["max_rows"]
+        assert plan.num_tokens <= settings["max_tokens"]
+        assert plan.num_updates <= plan.max_updates
+        lens = list(plan.row_len[:rows])
+        assert sum(lens) == plan.num_tokens
+        assert lens[: plan.num_decode_rows] == [1] * plan.num_decode_rows
+        assert all(1 < n <= (settings["max_chunk"] or 1000) for n in lens[plan.num_decode_rows :])
+        slots = list(plan.row_slot[:rows])
+        assert len(set(slots)) == rows
+        encoded = [plan.encode_entry[e] for e in range(plan.num_encodes)]
+        assert len(set(encoded)) == len(encoded)
+        sizes = [3 + self.contents[entry] for entry in encoded]
+        assert not settings["encoder_budget"] or sum(sizes) <= settings["encoder_budget"] or len(sizes) == 1
+        after = {slot: self.scheduler.seqs.snapshot(slot) for slot in self.by_slot}
+        assert all(after[slot]["state"] == 2 for slot in slots)
+        started = []
+        for slot, facts in after.items():
+            request = self.by_slot[slot]
+            if facts["epoch"] != before[slot]["epoch"]:
+                request.computed = 0  # preempted
+            if slot in slots and before[slot]["state"] == 1:
+                request.computed = plan.row_computed[slots.index(slot)]
+                if not request.started:
+                    assert self.scheduler.cached_tokens(slot) == request.computed
+                    request.started = True
+                started.append(slot)
+            if before[slot]["state"] == facts["state"] == 2 and not request.media:
+                decodes = facts["num_tokens"] + before[slot]["pending"] - before[slot]["computed"] == 1
+                at_end = facts["num_tokens"] + before[slot]["pending"] >= facts["max_len"]
+                assert not decodes or at_end or slot in slots or plan.num_updates > plan.max_updates - 64
+        waiting = [self.by_slot[s].rank for s, facts in after.items() if facts["state"] == 1]
+        newly = [self.by_slot[s].rank for s in started if not before[s]["epoch"] or settings["policy"]]
+        if started and newly and waiting:
+            assert max(newly) < min(waiting)
+
+    def settle(self):
+        plan, sampled, fails, broken = self.launched.pop(0)
+        scheduler = self.scheduler
+        old = {slot: scheduler.seqs.snapshot(slot) for slot in plan.row_slot[: plan.num_rows]}
+        forced = [0] * plan.num_rows
+        if fails:
+            scheduler.fail(plan)
+        else:
+            if self.rng.random() < 0.05:
+                forced[self.rng.randrange(plan.num_rows)] = 6
+            scheduler.commit(plan, np.array(sampled, np.int32), np.array(forced, np.int32))
+        for row in range(plan.num_rows):
+            self.check_row(plan, row, sampled[row], forced[row], broken[row], old)
+        self.free_slots()
+        for entry, dead in scheduler.take_evicted():
+            self.device.embeddings.pop(entry, None)
+            if dead:
+                del self.entries[self.contents.pop(entry)]
+
+    def check_row(self, plan, row, token, forced, broken, old):
+        request = self.by_slot[plan.row_slot[row]]
+        told, why = plan.out_token[row], plan.out_finish[row]
+        assert plan.out_request[row] == request.number
+        if request.number not in self.live:
+            assert (told, why) == (-1, NONE)
+            assert old[plan.row_slot[row]]["state"] == 3
+            return
+        if broken:
+            assert (told, why) == (-1, ERROR)
+        elif not plan.row_flags[row] & 1:
+            assert (told, why) == (-1, forced)
+        else:
+            request.settled += 1
+            assert told == token == request.tokens[request.settled - 1]
+            assert why == (forced or request.verdict(self.settings["max_model_len"]))
+        if why:
+            del self.live[request.number]
+            self.ended += 1
+
+    def check_books(self):
+        scheduler, ledger = self.scheduler, self.scheduler.ledger()
+        assert ledger["free"] + ledger["cached"] + ledger["used"] == ledger["total"]
+        held = [
+            block for slot in self.by_slot for g in range(len(self.groups)) for block in scheduler.tables.row(slot, g)
+        ]
+        held = [block for block in held if block]
+        assert ledger["refs"] == len(held)
+        assert ledger["used"] == len(set(held))
+        assert ledger["slots"] == len(self.by_slot)
+        named = set(scheduler.index.blocks())
+        assert len(named) == ledger["index_entries"]
+        assert ledger["cached"] == len(named - set(held))
+        capacity = self.settings["encoder_capacity"]
+        assert not capacity or ledger["encoder_rows"] <= capacity
+        assert ledger["encoder_entries"] == len(self.contents)
+
+    def run(self, steps, arrivals=0.5, aborts=0.03, failing=0.0):
+        self.failing = failing
+        while steps or self.live or self.launched:
+            steps -= steps > 0
+            if steps and self.rng.random() < arrivals:
+                self.add()
+            if self.rng.random() < aborts:
+                self.abort()
+            if len(self.launched) < 2 and self.rng.random() < 0.9:
+                self.schedule()
+                self.check_books()
+            if self.launched and (len(self.launched) == 2 or self.rng.random() < 0.3):
+                self.settle()
+                self.check_books()
+            if self.rng.random() < 0.01:
+                self.scheduler.reset_prefix_cache()
+        assert self.ended == self.number
+        ledger = self.scheduler.ledger()
+        for name in ("used", "refs", "table_rows", "slots", "running", "waiting", "encoder_in_use", "in_flight"):
+            assert ledger[name] == 0, name
+        assert ledger["free"] + ledger["cached"] == ledger["total"]
+        assert ledger["index_entries"] == ledger["cached"]
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_every_row_reads_its_own_prefix_and_every_request_ends_once(seed):
+    Walk(seed).run(150)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_failed_step_ends_its_rows_and_what_read_its_results(seed):
+    Walk(seed).run(120, failing=0.1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_pool_that_is_too_small_preempts_and_still_ends_everything(seed):
+    walk = Walk(seed, num_blocks=28, block_size=4, groups=[(0, 0)], max_rows=6, max_slots=9, max_tokens=26)
+    walk.run(150, arrivals=0.9, aborts=0.01)
+    assert walk.scheduler.num_preemptions > 0
