@@ -10,6 +10,9 @@ ARGS ?=
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 
+# cython-lint looks for pycodestyle on the path.
+export PATH := $(abspath $(BIN)):$(PATH)
+
 .PHONY: serve test lint format build bench gpu clean wheel
 
 serve: .stamp-build  ## the server on port 8000 with the embedded model (or ARGS="--model ...")

@@ -13,6 +13,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from engine.config import EngineConfig
@@ -198,7 +199,7 @@ def _row_error(output: StepOutput, row: int) -> EngineError:
     return StepFailedError("a step of the engine failed; this request was part of it")
 
 
-def _import_loop():  # type: ignore[no-untyped-def]
+def _import_loop() -> ModuleType:
     import engine.loop
 
     return engine.loop
