@@ -208,4 +208,4 @@ def usage(
 
 def echo_text(tokenizer: Tokenizer, prompt: Prompt) -> str:
     """The prompt as `echo` shows it: the client's text, or what its token ids say."""
-    return prompt.text if prompt.text is not None else tokenizer.decode(prompt.token_ids.tolist())
+    return prompt.text if prompt.text is not None else tokenizer.decode(prompt.token_ids)

@@ -184,7 +184,8 @@ class Renderer:
             at_least = max(-(-size // 16), self._max_len + 1)
             raise context_error(self._max_len, at_least, param, f" (estimated from {size} bytes)")
         ids = np.array(self.tokenizer.encode(text, add_special_tokens), dtype=np.int32)
-        return self._prompt(truncate(ids, limit, side, self._max_len), media, text, param)
+        kept = truncate(ids, limit, side, self._max_len)
+        return self._prompt(kept, media, text if len(kept) == len(ids) else self.tokenizer.decode(kept), param)
 
     def _prompt(self, ids: np.ndarray, media: list[MediaRef], text: str | None, param: str) -> Prompt:
         slots = self.media.slots(ids, media, param)

@@ -138,7 +138,7 @@ class MessageReader:
         content = message.get("content")
         parts_wanted = self.rules.content_format == "openai"
         if content is None:
-            if message["role"] != "assistant":
+            if message["role"] not in ("assistant", "tool"):
                 raise invalid(f"{path} is missing; send a string or a list of parts.", path)
             return None if self.rules.facts.asks_for_none else ""
         if isinstance(content, str):
@@ -151,10 +151,16 @@ class MessageReader:
         if len(content) > self.rules.max_parts:
             raise invalid(f"{path} has {len(content)} parts; at most {self.rules.max_parts}.", path)
         parts = [self._part(part, f"{path}[{index}]") for index, part in enumerate(content)]
-        if parts_wanted:
+        if parts_wanted and not self._reads_better_as_string(message["role"], parts):
             return parts
         placeholders = self.rules.media.placeholders
         return "\n".join(part["text"] if part["type"] == "text" else placeholders[part["type"]] for part in parts)
+
+    def _reads_better_as_string(self, role: str, parts: list[dict[str, Any]]) -> bool:
+        # Templates that take both often print a system message or a tool's answer without looking for parts.
+        if not self.rules.facts.asks_for_string or any(part["type"] != "text" for part in parts):
+            return False
+        return len(parts) == 1 or role not in ("user", "assistant")
 
     def _part(self, part: Any, path: str) -> dict[str, Any]:
         if isinstance(part, str):

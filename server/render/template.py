@@ -48,7 +48,7 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         try:
             tree = _ENVIRONMENT.parse(source)
-            self.facts: TemplateFacts = read_facts(tree, source)
+            self.facts: TemplateFacts = read_facts(tree)
             _add_ticks(tree)
             code = _ENVIRONMENT.compile(tree)
             self._template = jinja2.Template.from_code(_ENVIRONMENT, code, _ENVIRONMENT.make_globals(None))

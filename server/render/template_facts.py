@@ -20,24 +20,19 @@ class TemplateFacts:
     asks_for_string: bool  # tests `content is string`: a string may stay one where parts are allowed
     asks_for_none: bool  # tests `content is none`: null content must reach it
     knows_developer: bool  # names the developer role
-    knows_tools: bool
-    merges_system: bool  # reads messages[0] apart: only a leading system message is expected
 
 
-def read_facts(tree: nodes.Template, source: str) -> TemplateFacts:
+def read_facts(tree: nodes.Template) -> TemplateFacts:
     """Reads them all in one go."""
     names = _content_names(tree)
     loops = any(_is_content(loop.iter, names) for loop in tree.find_all(nodes.For))
     tests = {test.name for test in tree.find_all(nodes.Test) if _is_content(test.node, names)}
-    read = {name.name for name in tree.find_all(nodes.Name) if name.ctx == "load"}
     texts = {const.value for const in tree.find_all(nodes.Const) if isinstance(const.value, str)}
     return TemplateFacts(
         content_format="openai" if loops else "string",
         asks_for_string="string" in tests,
         asks_for_none="none" in tests,
         knows_developer="developer" in texts,
-        knows_tools="tools" in read,
-        merges_system="messages[0]" in source or "messages.0" in source,
     )
 
 

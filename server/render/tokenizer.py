@@ -8,13 +8,14 @@ table of token bytes from which answers are detokenized (`_fast/detok.pyx`).
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken, processors
 
+from _fast.detok import Detokenizer
 from engine.errors import ConfigError
 from server.render.token_bytes import TokenBytes
 
@@ -70,9 +71,13 @@ class Tokenizer:
             return self.core.encode(text, add_special_tokens=add_special_tokens).ids
         return self.core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
-    def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """The text of whole sequences, as the library decodes it (spaces are not cleaned up)."""
-        return self.core.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0]
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
+        """The text of a whole sequence, as the library decodes it; spaces are not cleaned up."""
+        if not self._bytes.rules.known:
+            return self.core.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
+        first = self.first_bytes if self.decodes_first_apart else None
+        machine = Detokenizer(self.table, skip_special=skip_special_tokens, strip=self.strip, first=first)
+        return machine.feed(ids) + machine.finish()
 
     def token_bytes(self, token_id: int) -> bytes:
         """What a token adds to a text; b"" for ids without a token."""

@@ -403,5 +403,25 @@ async def test_a_long_prompt_leaves_the_loop_free(make):
     again = await renderer.completion(text)
     beat.cancel()
     assert len(prompt) > 100_000 < len(again)
-    assert sorted(late)[len(late) // 2] < 0.02
-    assert max(late) < 0.25  # alone on a core: 0.01
+    assert len(late) > 20
+    assert sorted(late)[len(late) // 2] < 0.02  # alone on a core the latest is 0.01
+
+
+async def test_texts_of_system_and_tools_are_joined_where_a_string_is_understood(make):
+    loop = "{% for m in messages %}{% for p in m.content %}{% endfor %}{% endfor %}" + SEEN
+    both = "{% if messages[0].content is string %}{% endif %}" + loop
+    two = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [
+        {"role": "system", "content": two},
+        {"role": "user", "content": two},
+        {"role": "user", "content": two[:1]},
+    ]
+    assert [m["content"] for m in await seen(make, messages, both)] == ["a\nb", two, "a"]
+    assert [m["content"] for m in await seen(make, messages, loop)] == [two, two, two[:1]]
+
+
+async def test_a_truncated_prompt_shows_what_is_left(make):
+    prompt = await make().completion("one two three", truncate_prompt_tokens=2)
+    assert len(prompt) == 2
+    assert "one two three".endswith(prompt.text)
+    assert prompt.text != "one two three"

@@ -106,8 +106,8 @@ def test_content_format_is_read_from_the_template(source, wanted):
 
 def test_facts_about_a_template():
     facts = ChatTemplate(kit.QWEN_TOOLS, {}).facts
-    assert (facts.asks_for_string, facts.asks_for_none, facts.knows_developer, facts.knows_tools) == (
-        True, False, False, True,
+    assert (facts.asks_for_string, facts.asks_for_none, facts.knows_developer) == (
+        True, False, False,
     )  # fmt: skip
     source = "{% if m.role == 'developer' and m.content is not none %}{% endif %}"
     facts = ChatTemplate(source, {}).facts
