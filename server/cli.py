@@ -136,6 +136,7 @@ class Arguments:
         self.values: dict[str, Any] = {}
         self.config_file = ""
         self.help = False
+        self.several = ""  # a list flag that goes on taking words
 
     def read(self, argv: Sequence[str]) -> None:
         words = iter(argv)
@@ -146,12 +147,16 @@ class Arguments:
                 self.take(word[2:], words)
             elif word.startswith("-") and len(word) > 1:
                 raise unknown(word.lstrip("-"), self.flags)
+            elif self.several:
+                self.values[self.several] = (*self.values[self.several], word)
             elif "model" in self.values:
                 raise UsageError(f"{word!r}: one model is already named ({self.values['model']})")
             else:
                 self.values["model"] = word
 
     def take(self, word: str, words: Iterator[str]) -> None:
+        """One flag and its value."""
+        self.several = ""
         name, equals, text = word.partition("=")
         name = name.replace("_", "-")
         flag = self.flags.get(name)
@@ -174,6 +179,7 @@ class Arguments:
             self.values[name] = boolean(flag, text)
         elif isinstance(flag.default, tuple):
             self.values[name] = (*self.values.get(name, ()), *listed(flag, text))
+            self.several = name if flag.hints.get("several") else ""
         else:
             self.values[name] = convert(flag, text)
 

@@ -36,7 +36,7 @@ class ServerConfig:
     api_key: tuple[str, ...] = flag((), "a key clients must send; repeatable (or SERVER_API_KEY)", hidden_value=True)
     api_key_file: str = flag("", "file with one key per line, optionally NAME:KEY; reread on SIGHUP")
     auth_max_failures: int = flag(60, "wrong keys per minute and address before 429", low=1)
-    served_model_name: tuple[str, ...] = flag((), "names clients may use; the first is reported")
+    served_model_name: tuple[str, ...] = flag((), "names clients may use; the first is reported", several=True)
     root_path: str = flag("", "path prefix a proxy strips")
     ssl_keyfile: str = flag("", "TLS private key")
     ssl_certfile: str = flag("", "TLS certificate chain")

@@ -55,9 +55,10 @@ async def prepare(
     length, room = len(ids), state.engine.max_model_len - len(ids)
     if length == 0:
         raise ApiError(400, "empty_prompt", "the prompt has no tokens; send at least one", param)
-    if room < 1:
+    if room < 1 and asked.max_tokens != 0:
         raise context_length(state.engine.max_model_len, length, param)
-    most = min(asked.max_tokens or state.defaults.get("max_new_tokens") or room, room)
+    wanted = state.defaults.get("max_new_tokens", room) if asked.max_tokens is None else asked.max_tokens
+    most = max(1, min(wanted, room))
     params = replace(asked.params, max_tokens=most, min_tokens=min(asked.params.min_tokens, most))
     request = Request(
         prompt_token_ids=ids,
@@ -170,6 +171,7 @@ class Answer:
             for k in range(asked.n)
         ]
         self._open = len(self.choices)
+        self._scores_only = asked.max_tokens == 0  # the engine makes one token, and nobody hears of it
         self._streams: list[TokenStream] = []
         self._timers: list[asyncio.TimerHandle] = []
         self._labels: list[tuple[str, str]] = []
@@ -191,6 +193,9 @@ class Answer:
     def submit(self, *labels: str) -> None:
         """Hands every prompt to the engine; `labels` are what /abort_requests may call it."""
         loop, limits = asyncio.get_running_loop(), self.state.config.limits
+        if self._scores_only and self.asked.params.prompt_logprobs is None:  # nothing to compute
+            loop.call_soon(self._scored_all)
+            return
         try:
             for at, job in enumerate(self.jobs):
                 stream = self.state.engine.submit(job.request)
@@ -236,14 +241,30 @@ class Answer:
         if delta.cached_tokens is not None:
             self.cached_tokens[at] = delta.cached_tokens
             self.prompt_logprobs[at] = delta.prompt_logprobs
+        if self._scores_only:
+            self._streams[at].stop_choice(delta.index)
+            choice.finish_reason = "length"
+            self._ended(choice)
+        else:
+            self._grow(at, choice, delta)
+        self.changed(choice)
+        if self._open == 0 and not self.finished.done():
+            self.finished.set_result(None)
+
+    def _grow(self, at: int, choice: Choice, delta: Delta) -> None:
         self._clock(choice, delta)
         piece = choice.take(delta)
         if piece.stop_engine:
             self._streams[at].stop_choice(delta.index)
         if piece.finish_reason is not None:
             self._ended(choice)
-        self.changed(choice)
-        if self._open == 0 and not self.finished.done():
+
+    def _scored_all(self) -> None:
+        for choice in self.choices:
+            choice.finish_reason = "length"
+            self._open -= 1
+            self.changed(choice)
+        if not self.finished.done():
             self.finished.set_result(None)
 
     def _clock(self, choice: Choice, delta: Delta) -> None:

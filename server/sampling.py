@@ -34,7 +34,7 @@ class Asked:
     """A request's sampling, checked; `max_tokens` None means the rest of the context."""
 
     params: SamplingParams
-    max_tokens: int | None
+    max_tokens: int | None  # 0: the prompt is only scored
     n: int
     stop: tuple[str, ...]
     include_stop: bool
@@ -110,7 +110,9 @@ def resolve(
         stream=stream,
         include_usage=bool(options and options.include_usage) or config.chat.enable_force_include_usage,
         continuous_usage=bool(options and options.continuous_usage_stats),
-        interval=int(in_range("stream_interval", body.stream_interval or 1, 1, 1 << 20)),
+        interval=int(
+            in_range("stream_interval", 1 if body.stream_interval is None else body.stream_interval, 1, 1 << 20)
+        ),
     )
 
 

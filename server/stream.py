@@ -14,6 +14,7 @@ from typing import Protocol
 
 from server.errors import ApiError
 from server.generate import Answer, Choice
+from server.http.exchange import ClientGone
 from server.http.sse import DONE, EventStream
 
 
@@ -56,8 +57,9 @@ class PushedStream:
             events.close()
             await events.settle()
         if events.lost:
-            answer.close()
-            raise ConnectionAbortedError("the reader stalled")
+            answer.exchange.abort()
+            await asyncio.sleep(0)  # the connection hears of it before the app returns
+            raise ClientGone
 
     def note(self, choice: Choice | None) -> None:
         """A choice moved, or (None) the answer failed."""

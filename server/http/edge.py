@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.errors import ApiError, unavailable
+from server.http.exchange import PROBES
 from server.limits import presented_key, too_many_failures, wrong_key
 
 if TYPE_CHECKING:
     from server.http.exchange import Exchange
     from server.state import AppState
 
-OPEN_PATHS = frozenset({"/health", "/health/live", "/health/ready", "/ping", "/version", "/metrics"})
 LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
@@ -33,7 +33,7 @@ class Edge:
         self.hosts = frozenset(host.lower().encode() for host in hosts)
         self.origins = frozenset(origin.encode() for origin in server.allowed_origins)
         self.any_origin = "*" in server.allowed_origins
-        self.open_paths = OPEN_PATHS - {"/metrics"} if server.metrics_require_key else OPEN_PATHS
+        self.open_paths = PROBES - {"/metrics"} if server.metrics_require_key else PROBES
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: Exchange = scope["exchange"]
@@ -138,7 +138,7 @@ class Gate:
         if phase in ("ready", "leaving") or scope["path"] == "/health/live":
             await self.app(scope, receive, send)
             return
-        scope["exchange"].route = scope["path"] if scope["path"] in OPEN_PATHS else "gate"
+        scope["exchange"].route = scope["path"] if scope["path"] in PROBES else "gate"
         raise not_ready(phase)
 
 

@@ -13,6 +13,7 @@ import logging
 import re
 import time
 import uuid
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from starlette.exceptions import HTTPException
@@ -36,10 +37,15 @@ class ClientGone(Exception):
     """The client closed the connection; nobody is left to answer."""
 
 
+def _nothing() -> None:
+    """A server without our extension closes the connection by itself, later."""
+
+
 class Exchange:
     """Owner: loop; lives as long as the request."""
 
     __slots__ = (
+        "abort",
         "answer_open",
         "answered",
         "arrival",
@@ -66,6 +72,7 @@ class Exchange:
         self.path: str = scope["path"]
         self.client: str = (scope.get("client") or ("local",))[0]
         self.raw_send = send
+        self.abort: Callable[[], None] = scope.get("extensions", {}).get("omniloop.abort", _nothing)
         self.arrival = time.monotonic()
         self.request_id = request_label(scope)
         self.headers: list[tuple[bytes, bytes]] = [(b"x-request-id", self.request_id.encode())]
@@ -105,6 +112,8 @@ class Exchange:
 
     async def refuse(self, error: ApiError) -> None:
         self.reason = error.reason
+        if error.reason in self.state.metrics.rejections:
+            self.state.metrics.rejections[error.reason] += 1
         headers = [(b"content-type", b"application/json")]
         headers += [(name.encode(), value.encode("ascii", "replace")) for name, value in error.headers.items()]
         if error.close:
@@ -137,7 +146,7 @@ class Exchanges:
         try:
             await self.serve(exchange, scope, receive)
         except ClientGone:
-            exchange.status, exchange.reason = 499, "disconnected"
+            exchange.status, exchange.reason = 499, exchange.reason or "disconnected"
         finally:
             self.state.open_exchanges.discard(exchange)
             if not self.state.open_exchanges:
@@ -181,14 +190,16 @@ class Exchanges:
         """Metrics and one log line."""
         seconds = time.monotonic() - exchange.arrival
         self.state.metrics.http(exchange.method, exchange.status, exchange.route, seconds)
-        if self.state.config.server.disable_access_log or not log.isEnabledFor(logging.INFO):
+        level = logging.DEBUG if exchange.route in PROBES else logging.INFO
+        if self.state.config.server.disable_access_log or not log.isEnabledFor(level):
             return
         words = [f"{name}={value}" for name, value in exchange.details.items()]
         if exchange.reason:
             words.insert(0, f"reason={exchange.reason}")
         if exchange.key_name:
             words.insert(0, f"key={exchange.key_name}")
-        log.info(
+        log.log(
+            level,
             "%s %s %s %d %.1fms %s",
             exchange.request_id,
             exchange.method if exchange.method in KNOWN_METHODS else "other",
@@ -199,6 +210,7 @@ class Exchanges:
         )
 
 
+PROBES = frozenset({"/health", "/health/live", "/health/ready", "/ping", "/metrics", "/version"})
 KNOWN_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 
 

@@ -18,6 +18,7 @@ from server.errors import ApiError
 log = logging.getLogger("omniloop.edge")
 
 
+ABORT = "omniloop.abort"  # ASGI extension: drops the connection and what it has not taken yet
 LINGER_S = 2.0  # how long an answered client may go on sending before it is cut off
 
 
@@ -66,6 +67,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[typeddict-unknown-key]
         self.header_bytes = 0
         if self.header_timer is None:
             self.arm()
@@ -101,6 +103,11 @@ class Connection(HttpToolsProtocol):
     def end_linger(self, cycle: object) -> None:
         if self.in_body and self.cycle is cycle:
             self.transport.close()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Idle for too long; a peer that has not even read its last answer is cut off a little later."""
+        super().timeout_keep_alive_handler()
+        self.loop.call_later(self.limits.stream_stall_timeout, self.transport.abort)
 
     def too_large(self, text: str) -> None:
         self.refusal = ApiError(431, "headers_too_large", text)

@@ -1,0 +1,86 @@
+"""One engine for all server tests: the embedded model, loaded once, behind apps of any configuration.
+
+Everything runs on the session's event loop in asyncio's debug mode, where a slow callback or a coroutine that nobody
+awaits becomes a warning, and warnings are errors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from engine.engine import Engine
+from server import load
+from server.app import make_app
+from server.config import Config
+from server.state import AppState
+from tests.server.asgi import Client
+
+SMALL = {
+    "scheduler": {"max_num_seqs": 16, "max_num_batched_tokens": 256, "max_num_queued_reqs": 64},
+    "model": {"num_threads": 1},
+    "cache": {"num_gpu_blocks_override": 1024},
+    "chat": {"pool_threads": 2},
+}
+
+
+def config_of(**groups: dict[str, Any]) -> Config:
+    """A Config with some fields of some groups set."""
+    config = Config()
+    for group in {*SMALL, *groups}:
+        fields = {**SMALL.get(group, {}), **groups.get(group, {})}
+        config = dataclasses.replace(config, **{group: dataclasses.replace(getattr(config, group), **fields)})
+    return config
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def state() -> AsyncIterator[AppState]:
+    """A ready server's state."""
+    asyncio.get_running_loop().set_debug(True)
+    state = AppState(config_of())
+    state.engine = Engine(state.config.engine())
+    await load.load(state)
+    state.phase = "ready"
+    yield state
+    if state.media is not None:
+        await state.media.close()
+    await state.engine.stop(0.0)
+    state.pool.shutdown()
+
+
+@pytest.fixture
+def serve(state: AppState) -> Callable[..., Client]:
+    """Makes a client for an app with other settings on the same engine: serve(limits={"max_n": 2})."""
+
+    def make(phase: str = "ready", **groups: Any) -> Client:
+        other = AppState(config_of(**groups))
+        other.pool.shutdown()
+        for name in ("engine", "tokenizer", "renderer", "vocabulary", "defaults", "media", "pool"):
+            setattr(other, name, getattr(state, name))
+        other.places.limit = state.engine.limits.max_open
+        other.phase = phase  # type: ignore[assignment]
+        client = Client(make_app(other))
+        client.state = other  # type: ignore[attr-defined]
+        return client
+
+    return make
+
+
+@pytest.fixture
+def client(serve: Callable[..., Client]) -> Client:
+    return serve()
+
+
+async def quiet(state: AppState) -> dict[str, int]:
+    """The engine's ledger once nothing runs; waits at most 5 s."""
+    for _ in range(500):
+        held = state.engine.ledger()
+        if not held["routes"] and not held.get("live_rows", 0):
+            break
+        await asyncio.sleep(0.01)
+    return held

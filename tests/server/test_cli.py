@@ -1,0 +1,136 @@
+"""The command line: one Config from flags, file and environment; refusals in one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from server import cli
+from server.cli import UsageError, parse
+from server.config import Config
+
+
+def config_of(*words: str) -> Config:
+    return parse(words)[1]
+
+
+def test_defaults_are_the_config_s_own():
+    assert parse([]) == ("serve", Config())
+
+
+def test_flags_take_dashes_underscores_and_equals_signs():
+    for words in (["--max-model-len", "7"], ["--max_model_len", "7"], ["--max-model-len=7"]):
+        assert config_of(*words).model.max_model_len == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"), [("32k", 32000), ("32K", 32768), ("1.5k", 1500), ("1m", 1000000), ("auto", 0), ("5", 5)]
+)
+def test_lengths_take_suffixes(text, tokens):
+    assert config_of("--max-model-len", text).model.max_model_len == tokens
+
+
+def test_booleans_switch_both_ways():
+    assert config_of("--no-enable-prefix-caching").cache.enable_prefix_caching is False
+    assert config_of("--enable_prefix_caching").cache.enable_prefix_caching is True
+    assert config_of("--enable-prefix-caching=false").cache.enable_prefix_caching is False
+    assert config_of("--disable-access-log").server.disable_access_log is True
+
+
+def test_lists_repeat_and_split():
+    assert config_of("--allowed-origins", "a,b", "--allowed-origins", "c").server.allowed_origins == ("a", "b", "c")
+    assert config_of("--api-key", "one", "--api-key", "two").server.api_key == ("one", "two")
+    assert config_of("--media-ports", "[80, 8080]").media.media_ports == (80, 8080)
+    assert config_of("--served-model-name", "a", "b", "--port", "1").server.served_model_name == ("a", "b")
+
+
+def test_dicts_are_json():
+    assert config_of("--limit-mm-per-prompt", '{"image": 2}').media.limit_mm_per_prompt == {"image": 2}
+    with pytest.raises(UsageError, match="must be a JSON object"):
+        config_of("--limit-mm-per-prompt", "image=2")
+
+
+def test_the_model_may_stand_alone():
+    assert config_of("/models/x").model.model == "/models/x"
+    assert parse(["serve", "/models/x"])[1].model.model == "/models/x"
+    assert parse(["info", "/models/x"])[0] == "info"
+    assert config_of("/models/x/").model_names == ("/models/x",)
+    assert Config().model_names == ("omniloop",)
+    with pytest.raises(UsageError, match="already named"):
+        config_of("/a", "/b")
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--prot", "1"], "unknown flag --prot; did you mean --port?"),
+        (["--max-num-seq", "1"], "did you mean --max-num-seqs?"),
+        (["--no-port"], "unknown flag --no-port"),
+        (["-x"], "unknown flag"),
+        (["--port", "x"], "--port x: must be a whole number"),
+        (["--port", "70000"], "--port 70000: must be 0 to 65535"),
+        (["--port"], "--port: needs a value"),
+        (["--port", "--host"], "--port: needs a value"),
+        (["--dtype", "int3"], "--dtype int3: must be one of auto, float32, bfloat16, float16"),
+        (["--gpu-memory-utilization", "1.5"], "must be 0.01 to 1"),
+        (["--gpu-memory-utilization", "nan"], "must be 0.01 to 1"),
+        (["--enable-prefix-caching=perhaps"], "must be true or false"),
+        (["--ssl-keyfile", "k"], "give both or neither"),
+        (["--allowed-origins", "*", "--allow-credentials"], "name the origins"),
+        (["--generation-config", "other"], "must be auto or vllm"),
+        (["--config", "/nowhere.yaml"], "No such file"),
+    ],
+)
+def test_wrong_words_end_in_one_line(words, text, capsys):
+    assert cli.main(words) == 2
+    said = capsys.readouterr().err
+    assert text in said
+    assert said.count("\n") == 1
+
+
+def test_files_hold_the_same_names_and_the_command_line_wins(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text(
+        "port: 9\nmax_model_len: 4k\nenable-prefix-caching: false\nallowed-origins: [a, b]\nlimit-mm-per-prompt: {image: 1}\n"
+    )
+    config = config_of("--config", str(path), "--port", "10")
+    assert config.server.port == 10
+    assert config.model.max_model_len == 4000
+    assert config.cache.enable_prefix_caching is False
+    assert config.server.allowed_origins == ("a", "b")
+    assert config.media.limit_mm_per_prompt == {"image": 1}
+    path.write_text("prot: 9\n")
+    with pytest.raises(UsageError, match="did you mean --port"):
+        config_of("--config", str(path))
+    path.write_text("- 9\n")
+    with pytest.raises(UsageError, match="names and values"):
+        config_of("--config", str(path))
+
+
+def test_keys_come_from_the_environment_too(monkeypatch):
+    monkeypatch.setenv("SERVER_API_KEY", "three")
+    assert config_of("--api-key", "one").server.api_key == ("one", "three")
+
+
+def test_help_names_every_flag_with_its_default(capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    for name in cli.all_flags():
+        assert f"--{name}" in text
+
+
+def test_every_flag_of_a_group_reaches_the_engine():
+    config = config_of("--block-size", "32", "--max-num-seqs", "3", "--max-num-batched-tokens", "1k", "--seed", "5")
+    engine = config.engine()
+    assert (engine.block_size, engine.max_num_seqs, engine.max_num_batched_tokens, engine.seed) == (32, 3, 1000, 5)
+
+
+def test_version_is_the_distribution_s():
+    import tomllib
+    from pathlib import Path
+
+    from server import __version__
+
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    assert project["project"]["version"] == __version__
