@@ -15,14 +15,12 @@ cdef extern from "pool.h" nogil:
 cdef extern from "kernels.h" nogil:
     struct linear_call "linear":
         void *out
-        const float *x
         const void *panels
         const float *bias
         const void *residual
         long rows
         long depth
         long columns
-        long x_stride
         long out_stride
         long residual_stride
         int out_bf16
@@ -120,7 +118,7 @@ cdef extern from "kernels.h" nogil:
     int C_NORM_MAX "NORM_MAX"
 
 cdef extern from "ops.h" nogil:
-    int op_linear(const linear_call *call, int x_bf16)
+    int op_linear(const linear_call *call, const void *x, long x_stride, int x_bf16)
     void op_norm(const norm_call *call)
     void op_point(const point_call *call)
     void op_qkv(const qkv_call *call)
@@ -172,21 +170,19 @@ def linear(
     cdef linear_call call
     cdef int failed
     call.out = <void *> out
-    call.x = <const float *> x
     call.panels = <const void *> panels
     call.bias = <const float *> bias
     call.residual = <const void *> residual
     call.rows = rows
     call.depth = depth
     call.columns = columns
-    call.x_stride = x_stride
     call.out_stride = out_stride
     call.residual_stride = residual_stride
     call.out_bf16 = bf16
     call.weight_bf16 = weight_bf16
     call.gated = gated
     with nogil:
-        failed = op_linear(&call, bf16)
+        failed = op_linear(&call, <const void *> x, x_stride, bf16)
     if failed:
         raise MemoryError(f"linear: no memory to widen {rows} x {depth} bfloat16 values")
 

@@ -132,7 +132,7 @@ INLINE void load_values(const char *const places[PANEL], long count, long dim, i
 
 static void load_queries(const struct attention *call, const struct unit *unit, float *q) {
     const long group = call->heads / call->kv_heads;
-    for (long pair = unit->pair_begin; pair < unit->pair_end; pair++, q += call->dim) {
+    for (long pair = unit->pair_begin; pair < unit->pair_end; pair++, q += X_STRIDE) {
         const long from = (call->starts[unit->row] + pair / group) * call->q_stride +
                           (unit->kv_head * group + pair % group) * call->q_head_stride;
         for (long d = 0; d < call->dim; d += W)
@@ -141,16 +141,17 @@ static void load_queries(const struct attention *call, const struct unit *unit, 
 }
 
 /* rows of x times a panel into 64 sums each; the rows' sums lie side by side. */
-static void panel_product(const float *x, long x_stride, const float *panel, long depth, float *sums, long rows) {
+static void panel_product(const float *x, const float *panel, long depth, float *sums, long rows) {
     for (long row = 0, height; row < rows; row += height) {
         height = tile_height(rows - row);
-        TILES[0][height - 1](x + row * x_stride, x_stride, panel, depth, sums + row * PANEL);
+        TILES[0][height - 1](x + row * X_STRIDE, panel, depth, sums + row * PANEL, (const char *)panel);
     }
 }
 
-/* Scores of one pair -> weights, in place, with its maximum and sum brought up to date; returns what the sums so far are
- * to be multiplied with. Keys outside `seen` (relative to the tile) weigh nothing. */
-static float softmax_row(const struct attention *call, float *scores, struct range seen, float *maximum, float *weight) {
+/* Scores of one pair -> weights, with its maximum and sum brought up to date; returns what the sums so far are to be
+ * multiplied with. Keys outside `seen` (relative to the tile) weigh nothing. */
+static float softmax_row(const struct attention *call, const float *scores, float *weights, struct range seen,
+                         float *maximum, float *total) {
     vf s[PANEL / W], most = v_set(-INFINITY);
     for (int v = 0; v < PANEL / W; v++) {
         s[v] = v_load(scores + v * W) * v_set(call->scale);
@@ -167,7 +168,7 @@ static float softmax_row(const struct attention *call, float *scores, struct ran
     vf sum = v_zero();
     for (int v = 0; v < PANEL / W; v++) {
         s[v] = v_exp(s[v] - v_set(now));
-        v_store(scores + v * W, s[v]);
+        v_store(weights + v * W, s[v]);
         sum += s[v];
     }
     float decay = 1.0f;
@@ -177,16 +178,17 @@ static float softmax_row(const struct attention *call, float *scores, struct ran
         decay = lanes[0];
     }
     *maximum = now;
-    *weight = *weight * decay + v_sum(sum);
+    *total = *total * decay + v_sum(sum);
     return decay;
 }
 
 /* Buffers of one unit; on the stack, touched only as far as the head is wide. */
 struct workplace {
-    _Alignas(64) float q[PAIRS * HEAD_MAX];
+    _Alignas(64) float q[PAIRS * X_STRIDE];
     _Alignas(64) float keys[HEAD_MAX * PANEL];
     _Alignas(64) float values[HEAD_MAX * PANEL];
     _Alignas(64) float scores[PAIRS * PANEL];
+    _Alignas(64) float weights[PAIRS * X_STRIDE];
 };
 
 /* One tile of keys for the pairs [a, b) of the unit, which all see at least one of them. */
@@ -200,14 +202,15 @@ static void tile_of_keys(const struct attention *call, const struct unit *unit, 
     if (call->kv_bf16) load_keys(places, count, dim, 1, place->keys);
     else load_keys(places, count, dim, 0, place->keys);
     memset(place->scores + a * PANEL, 0, (size_t)((b - a) * PANEL) * sizeof(float));
-    panel_product(place->q + a * dim, dim, place->keys, dim, place->scores + a * PANEL, b - a);
+    panel_product(place->q + a * X_STRIDE, place->keys, dim, place->scores + a * PANEL, b - a);
     locate(call, unit, call->v, call->v_stride, call->v_head_stride, first, count, places);
     if (call->kv_bf16) load_values(places, count, dim, 1, place->values);
     else load_values(places, count, dim, 0, place->values);
     for (long p = a; p < b; p++) {
         struct range seen = keys_of(call, unit->row, unit->pair_begin + p);
         seen.begin -= first, seen.end -= first;
-        const float decay = softmax_row(call, place->scores + p * PANEL, seen, state + p, state + PAIRS + p);
+        const float decay = softmax_row(call, place->scores + p * PANEL, place->weights + p * X_STRIDE, seen,
+                                        state + p, state + PAIRS + p);
         if (decay == 1.0f) continue;
         for (long c = 0; c < panels_of(dim); c++) {
             float *sums = state + STATE_SUMS + (c * PAIRS + p) * PANEL;
@@ -215,7 +218,7 @@ static void tile_of_keys(const struct attention *call, const struct unit *unit, 
         }
     }
     for (long c = 0; c < panels_of(dim); c++)
-        panel_product(place->scores + a * PANEL, PANEL, place->values + c * PANEL * PANEL, count,
+        panel_product(place->weights + a * X_STRIDE, place->values + c * PANEL * PANEL, count,
                       state + STATE_SUMS + (c * PAIRS + a) * PANEL, b - a);
 }
 

@@ -2,11 +2,11 @@
  *
  * tile_R adds R rows of x times a panel to R rows of 64 sums. Each sum is one chain of fused multiply-adds over k in
  * ascending order; the chain survives a trip through memory between blocks of k, so R, the block length and the number
- * of rows in a call change no bit. TILE is the most rows whose sums, with a slice of the panel, fit the registers. */
+ * of rows in a call change no bit. Rows of x lie X_STRIDE apart, a constant, so one register addresses them all. */
 
 #if defined(VEC_AVX512)
-enum { TILE = 6 };
-#define SLICE(rows) 4 /* vectors of a panel's width that are in registers at once */
+enum { TILE = 14 };
+#define SLICE(rows) ((rows) <= 6 ? 4 : 2) /* vectors of a panel's width that are in registers at once */
 #elif defined(__aarch64__)
 enum { TILE = 6 };
 #define SLICE(rows) ((rows) == 1 ? 16 : (rows) <= 3 ? 8 : 4)
@@ -15,47 +15,46 @@ enum { TILE = 6 };
 #define SLICE(rows) ((rows) == 1 ? 8 : (rows) <= 3 ? 4 : 2)
 #endif
 
-enum { PREFETCH = 1024 }; /* bytes ahead in the panel: the hardware's own prefetch stops at each page */
+enum { PREFETCH = 4096 }; /* bytes ahead in the panel: the processor's own prefetch stops at each page */
 
-INLINE void tile_sums(const float *x, long x_stride, const void *panel, int weight_bf16, long depth, float *sums,
+/* `ahead` runs through memory beside the panel and names what will be read later. */
+INLINE void tile_sums(const float *x, const void *panel, int weight_bf16, long depth, float *sums, const char *ahead,
                       int rows, int slice) {
+    const int width = weight_bf16 ? 2 : 4;
     for (int column = 0; column < PANEL; column += slice * W) {
         vf sum[TILE][16];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 16
             for (int v = 0; v < slice; v++) sum[r][v] = v_load(sums + r * PANEL + column + v * W);
-        for (long k = 0; k < depth; k++) {
+        const char *coming = ahead + column * width;
+        for (long k = 0; k < depth; k++, coming += PANEL * width) {
             vf w[16];
+            for (int line = 0; line < slice * W * width; line += 64) __builtin_prefetch(coming + line);
 #pragma GCC unroll 16
             for (int v = 0; v < slice; v++) w[v] = t_load(panel, k * PANEL + column + v * W, W, weight_bf16);
-            if (rows == 1) {
-                const char *ahead = (const char *)panel + (k * PANEL + column) * (weight_bf16 ? 2 : 4) + PREFETCH;
-                for (int line = 0; line < slice * W * (weight_bf16 ? 2 : 4); line += 64)
-                    __builtin_prefetch(ahead + line);
-            }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int r = 0; r < rows; r++) {
-                vf a = v_set(x[r * x_stride + k]);
+                vf a = v_set(x[r * X_STRIDE + k]);
 #pragma GCC unroll 16
                 for (int v = 0; v < slice; v++) sum[r][v] = v_fma(a, w[v], sum[r][v]);
             }
         }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 16
             for (int v = 0; v < slice; v++) v_store(sums + r * PANEL + column + v * W, sum[r][v]);
     }
 }
 
-typedef void (*tile_fn)(const float *x, long x_stride, const void *panel, long depth, float *sums);
+typedef void (*tile_fn)(const float *x, const void *panel, long depth, float *sums, const char *ahead);
 
 #define TILE_FUNCTIONS(rows)                                                                                     \
-    static void tile_f_##rows(const float *x, long x_stride, const void *panel, long depth, float *sums) {       \
-        tile_sums(x, x_stride, panel, 0, depth, sums, rows, SLICE(rows));                                        \
+    static void tile_f_##rows(const float *x, const void *panel, long depth, float *sums, const char *ahead) {   \
+        tile_sums(x, panel, 0, depth, sums, ahead, rows, SLICE(rows));                                           \
     }                                                                                                            \
-    static void tile_h_##rows(const float *x, long x_stride, const void *panel, long depth, float *sums) {       \
-        tile_sums(x, x_stride, panel, 1, depth, sums, rows, SLICE(rows));                                        \
+    static void tile_h_##rows(const float *x, const void *panel, long depth, float *sums, const char *ahead) {   \
+        tile_sums(x, panel, 1, depth, sums, ahead, rows, SLICE(rows));                                           \
     }
 TILE_FUNCTIONS(1)
 TILE_FUNCTIONS(2)
@@ -63,11 +62,27 @@ TILE_FUNCTIONS(3)
 TILE_FUNCTIONS(4)
 TILE_FUNCTIONS(5)
 TILE_FUNCTIONS(6)
-
+#if defined(VEC_AVX512)
+TILE_FUNCTIONS(7)
+TILE_FUNCTIONS(8)
+TILE_FUNCTIONS(9)
+TILE_FUNCTIONS(10)
+TILE_FUNCTIONS(11)
+TILE_FUNCTIONS(12)
+TILE_FUNCTIONS(13)
+TILE_FUNCTIONS(14)
+static const tile_fn TILES[2][TILE] = {
+    {tile_f_1, tile_f_2, tile_f_3, tile_f_4, tile_f_5, tile_f_6, tile_f_7, tile_f_8, tile_f_9, tile_f_10, tile_f_11,
+     tile_f_12, tile_f_13, tile_f_14},
+    {tile_h_1, tile_h_2, tile_h_3, tile_h_4, tile_h_5, tile_h_6, tile_h_7, tile_h_8, tile_h_9, tile_h_10, tile_h_11,
+     tile_h_12, tile_h_13, tile_h_14},
+};
+#else
 static const tile_fn TILES[2][TILE] = {
     {tile_f_1, tile_f_2, tile_f_3, tile_f_4, tile_f_5, tile_f_6},
     {tile_h_1, tile_h_2, tile_h_3, tile_h_4, tile_h_5, tile_h_6},
 };
+#endif
 
 /* The height of the next tile when `rows` remain: even heights rather than a small last one. */
 INLINE long tile_height(long rows) {
@@ -99,25 +114,44 @@ static void finish_row(const struct linear *call, long panel, long row, const fl
     }
 }
 
+/* x comes by blocks of K_BLOCK columns, each [rows, X_STRIDE]. While the first tile reads a block of the panel it asks
+ * for what it will read a little later; the second finds the block in the cache and asks for the next one, which lies
+ * behind it in memory, be it of this panel or of the next. */
 static void linear_block(const struct linear *call, long panel, long row_begin, long row_end) {
     _Alignas(64) float sums[ROW_BLOCK * PANEL];
     const long width = call->weight_bf16 ? 2 : 4;
     const char *weights = (const char *)call->panels + panel * call->depth * PANEL * width;
     const tile_fn *tiles = TILES[call->weight_bf16];
-    for (long k = 0; k == 0 || k < call->depth; k += K_BLOCK) {
+    for (long k = 0; k == 0 || k < call->depth; k += K_BLOCK, weights += K_BLOCK * PANEL * width) {
         const long depth = call->depth - k < K_BLOCK ? call->depth - k : K_BLOCK;
         const int last = k + depth >= call->depth;
+        const float *x = call->x + k / K_BLOCK * call->rows * X_STRIDE;
+        const char *ahead = weights + PREFETCH;
         for (long row = row_begin, height; row < row_end; row += height) {
             height = tile_height(row_end - row);
             float *own = sums + (row - row_begin) * PANEL;
             if (k == 0) memset(own, 0, (size_t)(height * PANEL) * sizeof(float));
-            tiles[height - 1](call->x + row * call->x_stride + k, call->x_stride, weights + k * PANEL * width, depth, own);
+            tiles[height - 1](x + row * X_STRIDE, weights, depth, own, ahead);
+            ahead = row == row_begin ? weights + depth * PANEL * width : weights;
             if (last)
                 for (long r = 0; r < height; r++) finish_row(call, panel, row + r, own + r * PANEL);
         }
     }
 }
 
-static void widen(float *out, const uint16_t *x, long count) {
-    for (long i = 0; i < count; i += W) t_store(out, i, t_load(x, i, count - i, 1), count - i, 0);
+/* Rows of x to blocks of K_BLOCK columns, float32, X_STRIDE apart. */
+static void spread_row(const struct spreading *call, long row) {
+    for (long k = 0; k < call->depth; k += K_BLOCK) {
+        float *to = call->out + (k / K_BLOCK * call->rows + row) * X_STRIDE;
+        const long end = call->depth - k < K_BLOCK ? call->depth - k : K_BLOCK;
+        const long from = row * call->x_stride + k;
+        if (call->bf16)
+            for (long i = 0; i < end; i += W) t_store(to, i, t_load(call->x, from + i, end - i, 1), end - i, 0);
+        else
+            memcpy(to, (const float *)call->x + from, (size_t)end * sizeof(float));
+    }
+}
+
+static void spread_rows(const struct spreading *call, long begin, long end) {
+    for (long row = begin; row < end; row++) spread_row(call, row);
 }

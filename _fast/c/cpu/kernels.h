@@ -10,7 +10,8 @@
 
 enum { PANEL = 64 };      /* output columns of a panel of packed weights; keys in a tile of attention */
 enum { ROW_BLOCK = 96 };  /* most rows that one call of linear_block gets */
-enum { K_BLOCK = 2048 };  /* depth of a panel that stays in the second-level cache */
+enum { K_BLOCK = 512 };    /* columns of x, and depth of a panel, that are worked on at a time: both fit the caches */
+enum { X_STRIDE = K_BLOCK + 16 }; /* floats between rows of x; not a power of two, which would crowd the cache's sets */
 enum { SEGMENT = 512 };   /* keys between two merges of attention's running sums */
 enum { PAIRS = 48 };      /* (query, head) pairs that share a tile of keys */
 enum { HEAD_MAX = 256 };  /* widest head */
@@ -19,14 +20,21 @@ enum { NORM_MAX = 16384 }; /* widest row of a norm */
 /* out[m, n] = sum_k x[m, k] w[n, k] + bias[n] + residual[m, n]; or silu(first half) * second half, per panel. */
 struct linear {
     void *out;            /* [rows, columns] */
-    const float *x;       /* [rows, depth] */
+    const float *x;       /* [rows, depth] as spread_rows leaves it */
     const void *panels;   /* [ceil(columns / 64), depth, 64] */
     const float *bias;    /* [panels * 64] or NULL */
     const void *residual; /* [rows, columns] of out's type, or NULL; may be out itself */
     long rows, depth, columns;
-    long x_stride, out_stride, residual_stride;
+    long out_stride, residual_stride;
     int out_bf16, weight_bf16;
     int gated; /* panels hold 32 gate rows, then their 32 up rows; out has columns / 2 columns */
+};
+
+struct spreading {
+    float *out;    /* [ceil(depth / K_BLOCK), rows, X_STRIDE] */
+    const void *x; /* [rows, depth] */
+    long rows, depth, x_stride;
+    int bf16;
 };
 
 enum row_op { RMS_NORM, ADD_RMS_NORM, LAYER_NORM };
@@ -84,7 +92,7 @@ struct unit {
 struct kernels {
     const char *name;
     void (*linear_block)(const struct linear *call, long panel, long row_begin, long row_end);
-    void (*widen)(float *out, const uint16_t *x, long count);
+    void (*spread_rows)(const struct spreading *call, long begin, long end);
     void (*norm_rows)(const struct norm *call, long begin, long end);
     void (*point_rows)(const struct point *call, long begin, long end);
     void (*qkv_tokens)(const struct qkv *call, long begin, long end);

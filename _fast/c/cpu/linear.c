@@ -1,6 +1,8 @@
 /* Shares a linear layer out: panels for few rows, panels by blocks of rows for many. */
 #include "ops.h"
 
+enum { HELPINGS = 4 };
+
 struct share {
     const struct linear *call;
     long panels, block, blocks;
@@ -16,32 +18,28 @@ static void run_tasks(const void *context, long begin, long end) {
     }
 }
 
-struct widening {
-    float *out;
-    const uint16_t *x;
-    long width, stride;
-};
+static void run_spreading(const void *call, long begin, long end) { kernels()->spread_rows(call, begin, end); }
 
-static void widen_rows(const void *context, long begin, long end) {
-    const struct widening *w = context;
-    for (long row = begin; row < end; row++) kernels()->widen(w->out + row * w->width, w->x + row * w->stride, w->width);
-}
-
-int op_linear(const struct linear *given, int x_bf16) {
+int op_linear(const struct linear *given, const void *x, long x_stride, int x_bf16) {
     struct linear call = *given;
-    if (x_bf16) {
-        float *wide = pool_scratch((size_t)(call.rows * call.depth) * sizeof(float));
-        if (wide == NULL) return -1;
-        const struct widening w = {wide, (const uint16_t *)(const void *)call.x, call.depth, call.x_stride};
-        parallel_for(call.rows, 1 + 32768 / (call.depth + 1), widen_rows, &w);
-        call.x = wide, call.x_stride = call.depth;
+    if (call.rows == 1 && !x_bf16 && call.depth <= K_BLOCK) {
+        call.x = x;
+    } else {
+        const long blocks = (call.depth + K_BLOCK - 1) / K_BLOCK;
+        float *spread = pool_scratch((size_t)(blocks * call.rows * X_STRIDE) * sizeof(float));
+        if (spread == NULL) return -1;
+        const struct spreading job = {spread, x, call.rows, call.depth, x_stride, x_bf16};
+        parallel_for(call.rows, 1 + 65536 / (call.depth + 1), run_spreading, &job);
+        call.x = spread;
     }
     const long panels = (call.columns + PANEL - 1) / PANEL;
     const long blocks = (call.rows + ROW_BLOCK - 1) / ROW_BLOCK;
     const struct share share = {&call, panels, (call.rows + blocks - 1) / (blocks > 0 ? blocks : 1), blocks};
     /* Below about 4 microseconds of work another thread is not worth calling. */
     const long work = call.depth * PANEL * share.block;
-    const long grain = work > 65536 ? 1 : 65536 / (work + 1) + 1;
-    parallel_for(panels * blocks, grain, run_tasks, &share);
+    const long least = work > 65536 ? 1 : 65536 / (work + 1) + 1;
+    /* Neighbouring panels to one thread, since each asks the memory for the next; a few helpings each for balance. */
+    const long even = panels * blocks / (HELPINGS * pool_threads());
+    parallel_for(panels * blocks, even > least ? even : least, run_tasks, &share);
     return 0;
 }

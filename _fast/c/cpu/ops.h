@@ -5,8 +5,9 @@
 #include "kernels.h"
 #include "pool.h"
 
-/* Each returns 0, or -1 when memory for a work buffer is out. `x_bf16`: x points to bfloat16. */
-int op_linear(const struct linear *call, int x_bf16);
+/* Those with a result return 0, or -1 when memory for a work buffer is out. call->x of op_linear is not read: x, of
+ * either type, comes beside it. */
+int op_linear(const struct linear *call, const void *x, long x_stride, int x_bf16);
 void op_norm(const struct norm *call);
 void op_point(const struct point *call);
 void op_qkv(const struct qkv *call);

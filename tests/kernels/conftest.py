@@ -1,0 +1,32 @@
+"""Fixtures for the kernels: each instruction set that this machine has, and the pool of threads put back as it was."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from _fast import cpu
+
+LEVELS = {"plain": 0, "avx2": 1, "avx512": 2}
+
+
+@pytest.fixture(params=list(LEVELS))
+def isa(request):
+    """Runs a test once per instruction set (a file asks by usefixtures); those this machine lacks are skipped."""
+    level = LEVELS[request.param]
+    if cpu.limit_isa(level) != level:
+        cpu.limit_isa(2)
+        pytest.skip(f"this machine has no {request.param}")
+    yield request.param
+    cpu.limit_isa(2)
+
+
+@pytest.fixture(autouse=True)
+def quiet_torch():
+    """One torch thread and a fixed seed: the references are small and the cores belong to the pool under test."""
+    before, threads = torch.get_num_threads(), cpu.num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    yield
+    torch.set_num_threads(before)
+    cpu.set_num_threads(threads)

@@ -1,0 +1,134 @@
+"""Paged and dense attention against float64, and bits that depend on a query's own position, keys and values alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from _fast import cpu
+from engine.attention.base import AttentionMeta
+from engine.kernels.attention.dense import dense_attention, dense_attention_reference
+from engine.kernels.attention.paged import paged_attention, paged_attention_reference
+
+pytestmark = pytest.mark.usefixtures("isa")
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+class Pages:
+    """A cache of random keys and values with its rows scattered over shuffled blocks; unused memory is NaN."""
+
+    def __init__(self, lengths, kv_heads, dim, block_size, dtype):
+        counts = [-(-n // block_size) for n in lengths]
+        total = sum(counts) + 3
+        self.k = torch.full((total, kv_heads, block_size, dim), float("nan")).to(dtype)
+        self.v = self.k.clone()
+        order = torch.randperm(total).tolist()
+        self.lengths = list(lengths)
+        self.tables = torch.full((len(lengths), max(counts) + 2), -7, dtype=torch.int32)
+        for row, (length, count) in enumerate(zip(lengths, counts)):
+            blocks = [order.pop() for _ in range(count)]
+            self.tables[row, :count] = torch.tensor(blocks)
+            for i, block in enumerate(blocks):
+                used = min(block_size, length - i * block_size)
+                self.k[block, :, :used] = torch.randn(kv_heads, used, dim)
+                self.v[block, :, :used] = torch.randn(kv_heads, used, dim)
+
+    def meta(self, queries, rows=None, lengths=None):
+        """The rows (all by default) with so many queries each, at the ends of `lengths` (all keys by default)."""
+        rows = list(range(len(self.lengths))) if rows is None else rows
+        lengths = [self.lengths[r] for r in rows] if lengths is None else lengths
+        starts = torch.tensor([0, *queries]).cumsum(0).to(torch.int32)
+        return AttentionMeta(
+            query_start=starts,
+            context_len=torch.tensor(lengths, dtype=torch.int32),
+            block_tables=self.tables[rows].contiguous(),
+            slot_mapping=torch.zeros(int(starts[-1]), dtype=torch.int64),
+            max_query_len=max(queries),
+            max_context_len=max(lengths),
+        )
+
+
+def close(actual, expected, dtype):
+    rtol, atol = (1e-4, 1e-5) if dtype == torch.float32 else (1e-2, 1e-2)
+    torch.testing.assert_close(actual.double(), expected, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("options", [{}, {"window": 40}, {"window": 700}, {"softcap": 3.0}])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "block_size"),
+    [(4, 2, 64, 16), (3, 3, 16, 4), (7, 1, 80, 16), (8, 8, 20, 32), (2, 1, 256, 16), (64, 1, 32, 8)],
+)
+def test_paged_attention_equals_its_reference(heads, kv_heads, dim, block_size, options, dtype):
+    pages = Pages([1, 130, 77, 600, 64], kv_heads, dim, block_size, dtype)
+    meta = pages.meta([1, 1, 77, 50, 3])
+    q = torch.randn(132, heads, dim).to(dtype)
+    actual = paged_attention(q, pages.k, pages.v, meta, dim**-0.5, **options)
+    # The reference multiplies hidden values by zero, so it must not see the NaN behind the last key.
+    k, v = pages.k.double().nan_to_num(), pages.v.double().nan_to_num()
+    close(actual, paged_attention_reference(q.double(), k, v, meta, dim**-0.5, **options), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("options", [{}, {"window": 100}, {"softcap": 5.0}])
+def test_a_chunk_gets_the_same_bits_as_the_whole(options, dtype):
+    length, dim = 700, 48
+    pages = Pages([length], 2, dim, 16, dtype)
+    q = torch.randn(length, 4, dim).to(dtype)
+    whole = paged_attention(q, pages.k, pages.v, pages.meta([length]), 0.15, **options)
+    for first, last in ((0, 1), (5, 70), (63, 64), (64, 65), (300, 513), (511, 512), (512, 513), (650, 700)):
+        meta = pages.meta([last - first], lengths=[last])
+        part = paged_attention(q[first:last], pages.k, pages.v, meta, 0.15, **options)
+        assert torch.equal(part, whole[first:last]), (first, last)
+
+
+def test_a_row_gets_the_same_bits_in_any_batch_and_with_any_number_of_threads():
+    lengths = [9, 1100, 64, 2000, 333, 65]
+    pages = Pages(lengths, 2, 64, 16, torch.float32)
+    q = torch.randn(len(lengths), 8, 64)
+    results = []
+    for threads in (1, 2, 3):
+        cpu.set_num_threads(threads)
+        results.append(paged_attention(q, pages.k, pages.v, pages.meta([1] * len(lengths)), 0.125))
+        for row in range(len(lengths)):
+            alone = paged_attention(q[row : row + 1], pages.k, pages.v, pages.meta([1], [row]), 0.125)
+            assert torch.equal(alone, results[0][row : row + 1])
+    assert all(torch.equal(results[0], other) for other in results[1:])
+
+
+def test_scattered_blocks_give_the_same_bits_as_blocks_in_order():
+    pages = Pages([200], 2, 32, 16, torch.float32)
+    used = pages.tables[0, :13].long()
+    q = torch.randn(1, 2, 32)
+    scattered = paged_attention(q, pages.k, pages.v, pages.meta([1]), 0.2)
+    pages.tables = torch.arange(13, dtype=torch.int32)[None]
+    k, v = pages.k[used].contiguous(), pages.v[used].contiguous()
+    assert torch.equal(paged_attention(q, k, v, pages.meta([1]), 0.2), scattered)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 4, 64), (2, 1, 80), (3, 3, 12)])
+def test_dense_attention_equals_its_reference(heads, kv_heads, dim, causal, dtype):
+    rows = 700
+    fused = torch.randn(rows, (heads + 2 * kv_heads) * dim).to(dtype)
+    q, k, v = (part.unflatten(1, (-1, dim)) for part in fused.split([heads * dim, kv_heads * dim, kv_heads * dim], 1))
+    bounds = torch.tensor([0, 1, 65, 65, 640, 700], dtype=torch.int32)
+    actual = dense_attention(q, k, v, bounds, dim**-0.5, causal)
+    expected = dense_attention_reference(q.double(), k.double(), v.double(), bounds, dim**-0.5, causal)
+    close(actual, expected, dtype)
+
+
+def test_a_segment_gets_the_same_bits_alone():
+    q, k, v = (torch.randn(300, 2, 40) for _ in range(3))
+    whole = dense_attention(q, k, v, torch.tensor([0, 100, 290, 300]), 0.2)
+    alone = dense_attention(q[100:290], k[100:290], v[100:290], torch.tensor([0, 190]), 0.2)
+    assert torch.equal(alone, whole[100:290])
+
+
+def test_large_scores_do_not_overflow():
+    pages = Pages([100], 1, 16, 16, torch.float32)
+    q = torch.randn(1, 1, 16) * 1e4
+    out = paged_attention(q, pages.k, pages.v, pages.meta([1]), 1.0)
+    k, v = pages.k.double().nan_to_num(), pages.v.double().nan_to_num()
+    close(out, paged_attention_reference(q.double(), k, v, pages.meta([1]), 1.0), torch.float32)

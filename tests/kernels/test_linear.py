@@ -1,0 +1,121 @@
+"""Linear layers against float64, and the promise that a token's bits depend on nothing but the token."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from _fast import cpu
+from engine.kernels.gemm.dense import (
+    gated_linear,
+    gated_linear_reference,
+    linear,
+    linear_reference,
+    pack,
+    pack_gated,
+)
+
+pytestmark = pytest.mark.usefixtures("isa")
+SHAPES = [
+    (1, 1, 1),
+    (1, 64, 64),
+    (2, 65, 63),
+    (5, 17, 200),
+    (7, 100, 65),
+    (15, 513, 96),
+    (37, 96, 130),
+    (130, 1100, 70),
+]
+
+
+def tolerance(dtype: torch.dtype) -> dict[str, float]:
+    return {"rtol": 2e-5, "atol": 2e-4} if dtype == torch.float32 else {"rtol": 1e-2, "atol": 2e-2}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("tokens", "depth", "width"), SHAPES)
+def test_linear_equals_its_reference_in_float64(tokens, depth, width, dtype):
+    x = torch.randn(tokens, depth).to(dtype)
+    weight, bias = torch.randn(width, depth).to(dtype), torch.randn(width).to(dtype)
+    packed = pack(weight, bias)
+    expected = torch.nn.functional.linear(x.double(), weight.double(), bias.double())
+    torch.testing.assert_close(linear(x, packed).double(), expected, **tolerance(dtype))
+    torch.testing.assert_close(linear_reference(x.double(), packed), expected)
+
+
+def test_packing_is_undone_by_weight():
+    weight = torch.randn(200, 33)
+    assert torch.equal(pack(weight).weight(), weight)
+    gate, up = torch.randn(50, 33), torch.randn(50, 33)
+    assert torch.equal(pack_gated(gate, up).weight(), torch.cat([gate, up]))
+
+
+def test_float32_weights_of_a_bfloat16_checkpoint_are_kept_in_half_the_bytes():
+    exact = torch.randn(64, 32).to(torch.bfloat16).to(torch.float32)
+    assert pack(exact).panels.dtype == torch.bfloat16
+    assert pack(exact + 1e-5).panels.dtype == torch.float32
+    x = torch.randn(3, 32)
+    torch.testing.assert_close(linear(x, pack(exact)), x @ exact.T)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("tokens", "depth", "width"), [(1, 64, 32), (9, 70, 100), (40, 600, 33)])
+def test_gated_linear_equals_its_reference_in_float64(tokens, depth, width, dtype):
+    x = torch.randn(tokens, depth).to(dtype)
+    gate, up = torch.randn(width, depth).to(dtype) / 8, torch.randn(width, depth).to(dtype) / 8
+    packed = pack_gated(gate, up)
+    expected = torch.nn.functional.silu(x.double() @ gate.double().T) * (x.double() @ up.double().T)
+    torch.testing.assert_close(gated_linear(x, packed).double(), expected, **tolerance(dtype))
+    torch.testing.assert_close(gated_linear_reference(x.double(), packed), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("depth", [48, 1200])
+def test_a_token_gets_the_same_bits_in_any_company(depth, dtype):
+    x = torch.randn(200, depth).to(dtype)
+    packed = pack(torch.randn(130, depth).to(dtype), torch.randn(130))
+    gated = pack_gated(torch.randn(70, depth), torch.randn(70, depth))
+    for op, weights in ((linear, packed), (gated_linear, gated)):
+        whole = op(x, weights)
+        for first, last in ((0, 1), (7, 8), (3, 40), (100, 106), (150, 163), (60, 200)):
+            assert torch.equal(op(x[first:last], weights), whole[first:last])
+
+
+def test_the_number_of_threads_changes_no_bit():
+    x, packed = torch.randn(33, 700), pack(torch.randn(1000, 700))
+    results = []
+    for threads in (1, 2, 3, 5):
+        cpu.set_num_threads(threads)
+        results.append(linear(x, packed))
+    assert all(torch.equal(results[0], other) for other in results[1:])
+
+
+def test_out_and_residual_are_used_in_place():
+    x, packed = torch.randn(10, 64), pack(torch.randn(80, 64), torch.randn(80))
+    residual = torch.randn(10, 80)
+    expected = linear(x, packed) + residual
+    out = torch.empty(10, 80)
+    assert linear(x, packed, out, residual) is out
+    assert torch.equal(out, expected)
+    linear(x, packed, residual, residual)
+    assert torch.equal(residual, expected)
+
+
+def test_strided_rows_and_leading_axes_are_taken():
+    packed = pack(torch.randn(70, 32))
+    wide = torch.randn(12, 50)
+    assert torch.equal(linear(wide[:, 9:41], packed), linear(wide[:, 9:41].contiguous(), packed))
+    x = torch.randn(2, 3, 32)
+    assert torch.equal(linear(x, packed), linear(x.view(6, 32), packed).view(2, 3, 70))
+
+
+def test_no_tokens_give_no_rows():
+    assert linear(torch.empty(0, 16), pack(torch.randn(8, 16))).shape == (0, 8)
+
+
+def test_nan_stays_in_its_own_token():
+    x = torch.randn(20, 64)
+    x[11, 5] = float("nan")
+    y = linear(x, pack(torch.randn(64, 64)))
+    assert y[11].isnan().all()
+    assert not y[torch.arange(20) != 11].isnan().any()

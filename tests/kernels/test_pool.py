@@ -1,0 +1,81 @@
+"""The pool of threads: sizes, two callers at once, no thread left behind, a clean end of the process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from _fast import cpu
+from engine.kernels.gemm.dense import linear, pack
+from engine.kernels.target import target
+
+
+def threads_of_process() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="counts threads in /proc")
+def test_threads_come_and_go_with_the_number_wanted():
+    cpu.set_num_threads(1)
+    before = threads_of_process()
+    cpu.set_num_threads(5)
+    assert cpu.num_threads() == 5
+    assert threads_of_process() == before + 4
+    cpu.set_num_threads(1)
+    assert threads_of_process() == before
+
+
+def test_zero_means_one_thread_per_core():
+    cpu.set_num_threads(0)
+    assert cpu.num_threads() == cpu.num_cores()
+
+
+def test_two_callers_at_once_both_get_their_results():
+    cpu.set_num_threads(3)
+    packed = pack(torch.randn(512, 256))
+    inputs = [torch.randn(16, 256) for _ in range(4)]
+    expected = [linear(x, packed) for x in inputs]
+    wrong = []
+
+    def call(x, y):
+        for _ in range(200):
+            if not torch.equal(linear(x, packed), y):
+                wrong.append(1)
+
+    callers = [threading.Thread(target=call, args=pair) for pair in zip(inputs, expected)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join()
+    assert not wrong
+
+
+def test_a_process_that_computed_ends_by_itself():
+    code = (
+        "import torch; from _fast import cpu; from engine.kernels.gemm.dense import linear, pack;"
+        "cpu.set_num_threads(4); linear(torch.randn(64, 512), pack(torch.randn(4096, 512)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_forked_child_computes_with_threads_of_its_own():
+    code = (
+        "import os, torch; from _fast import cpu; from engine.kernels.gemm.dense import linear, pack;"
+        "torch.set_num_threads(1); cpu.set_num_threads(3); x, p = torch.randn(64, 512), pack(torch.randn(4096, 512));"
+        "y = linear(x, p); pid = os.fork();"
+        "pid or os._exit(0 if torch.equal(linear(x, p), y) else 1);"
+        "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0"
+    )
+    done = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_target_names_this_machine():
+    assert target().num_units >= 1
+    assert cpu.isa() in ("plain", "avx2", "avx512")

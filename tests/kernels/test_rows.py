@@ -1,0 +1,140 @@
+"""Norms, activations and rotation with the store into the caches, against their references in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from _fast import cpu
+from engine.kernels.activation import (
+    gelu,
+    gelu_reference,
+    quick_gelu,
+    quick_gelu_reference,
+    silu_mul,
+    silu_mul_reference,
+)
+from engine.kernels.norm import (
+    add_rms_norm,
+    layer_norm,
+    layer_norm_reference,
+    rms_norm,
+    rms_norm_reference,
+)
+from engine.kernels.qkv import qkv_rope_store, qkv_rope_store_reference
+from engine.kernels.rope import apply_rope, apply_rope_reference, cos_sin
+
+pytestmark = pytest.mark.usefixtures("isa")
+DTYPES = [torch.float32, torch.bfloat16]
+WIDTHS = [1, 7, 16, 64, 100, 513, 1280]
+
+
+def close(actual, expected, dtype):
+    rtol, atol = (1e-5, 2e-6) if dtype == torch.float32 else (8e-3, 1e-2)
+    torch.testing.assert_close(actual.double(), expected, rtol=rtol, atol=atol)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_norms_equal_their_references(width, dtype):
+    x = (torch.randn(9, width) * 3 + 1).to(dtype)
+    weight, bias = torch.randn(width).to(dtype), torch.randn(width).to(dtype)
+    close(rms_norm(x, weight, 1e-6), rms_norm_reference(x.double(), weight, 1e-6), dtype)
+    close(rms_norm(x, weight, 1e-6, 1.0), rms_norm_reference(x.double(), weight, 1e-6, 1.0), dtype)
+    for b in (bias, None):
+        if width > 1:
+            close(layer_norm(x, weight, b, 1e-5), layer_norm_reference(x.double(), weight, b, 1e-5), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_add_rms_norm_updates_the_residual_and_norms_what_it_holds(dtype):
+    x, residual = torch.randn(5, 96).to(dtype), torch.randn(5, 96).to(dtype)
+    weight = torch.randn(96).to(dtype)
+    total = x + residual
+    normed, kept = add_rms_norm(x, residual, weight, 1e-6)
+    assert kept is residual
+    assert torch.equal(residual, total)
+    assert torch.equal(normed, rms_norm(total, weight, 1e-6))
+
+
+def test_norm_takes_float32_weights_for_bfloat16_rows():
+    x, weight = torch.randn(3, 40).to(torch.bfloat16), torch.randn(40)
+    close(rms_norm(x, weight, 1e-6), rms_norm_reference(x.double(), weight, 1e-6), torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_activations_equal_their_references(width, dtype):
+    x = (torch.randn(5, 2 * width) * 4).to(dtype)
+    close(silu_mul(x), silu_mul_reference(x.double()), dtype)
+    close(gelu(x), gelu_reference(x.double()), dtype)
+    close(gelu(x, "tanh"), gelu_reference(x.double(), "tanh"), dtype)
+    close(quick_gelu(x), quick_gelu_reference(x.double()), dtype)
+
+
+def test_activations_at_the_ends_of_the_range():
+    x = torch.tensor([[-1e30, -200.0, -90.0, -20.0, -0.0, 0.0, 20.0, 90.0, 200.0, 1e30]])
+    for op, reference in ((gelu, gelu_reference), (quick_gelu, quick_gelu_reference)):
+        torch.testing.assert_close(op(x).double(), reference(x.double()), rtol=1e-5, atol=1e-6)
+    assert gelu(torch.tensor([[float("nan")]])).isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_row_gets_the_same_bits_in_any_company(dtype):
+    x = torch.randn(700, 130).to(dtype)
+    weight, bias = torch.randn(130).to(dtype), torch.randn(130).to(dtype)
+    ops = [
+        lambda rows: rms_norm(rows, weight, 1e-6),
+        lambda rows: layer_norm(rows, weight, bias, 1e-6),
+        silu_mul,
+        gelu,
+        quick_gelu,
+    ]
+    for op in ops:
+        for threads in (1, 2, 3):
+            cpu.set_num_threads(threads)
+            whole = op(x)
+            for first, last in ((0, 1), (300, 337), (500, 700)):
+                assert torch.equal(op(x[first:last].contiguous()), whole[first:last])
+
+
+@pytest.mark.parametrize("sections", [None, (2, 3, 3)])
+def test_cos_sin_reads_each_section_from_its_own_row(sections):
+    inv_freq = 1.0 / 10000 ** (torch.arange(8) / 8)
+    positions = torch.randint(0, 5000, (3, 11))
+    cos, sin = cos_sin(positions, inv_freq, sections, scaling=1.5)
+    rows = [0] * 8 if sections is None else [0, 0, 1, 1, 1, 2, 2, 2]
+    for j, row in enumerate(rows):
+        angle = positions[row].to(torch.float32) * inv_freq[j]
+        assert torch.equal(cos[:, j], angle.cos() * 1.5)
+        assert torch.equal(sin[:, j], angle.sin() * 1.5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dim", "half"), [(64, 32), (80, 40), (24, 12), (128, 32), (256, 128), (20, 3)])
+def test_apply_rope_equals_its_reference(dim, half, dtype):
+    x = torch.randn(13, 3, dim).to(dtype)
+    cos, sin = cos_sin(torch.arange(13) * 7, torch.rand(half))
+    close(apply_rope(x, cos, sin), apply_rope_reference(x.double(), cos, sin), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("slot_type", [torch.int32, torch.int64])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "half"), [(8, 4, 64, 32), (3, 1, 20, 10), (2, 2, 128, 24)])
+@pytest.mark.parametrize("normed", [True, False])
+def test_qkv_rope_store_equals_its_reference(heads, kv_heads, dim, half, normed, slot_type, dtype):
+    tokens, blocks, block_size = 23, 6, 8
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim).to(dtype)
+    cos, sin = cos_sin(torch.arange(tokens) + 100, torch.rand(half))
+    q_norm, k_norm = (torch.randn(dim).to(dtype), torch.randn(dim).to(dtype)) if normed else (None, None)
+    slots = torch.randperm(blocks * block_size)[:tokens].to(slot_type)
+    slots[5] = -1
+    caches = [torch.randn(blocks, kv_heads, block_size, dim).to(dtype) for _ in range(2)]
+    expected_caches = [cache.double() for cache in caches]
+    q = qkv_rope_store(qkv, cos, sin, q_norm, k_norm, 1e-6, heads, kv_heads, dim, *caches, slots)
+    expected = qkv_rope_store_reference(
+        qkv.double(), cos, sin, q_norm, k_norm, 1e-6, heads, kv_heads, dim, *expected_caches, slots
+    )
+    close(q, expected, dtype)
+    for cache, expected_cache in zip(caches, expected_caches):
+        close(cache, expected_cache, dtype)
