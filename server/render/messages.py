@@ -43,6 +43,7 @@ MEDIA_KEYS: dict[str, tuple[Modality, str]] = {
 # A part without `type` is known by its key.
 BARE_KEYS = ("text", "image_url", "audio_url", "video_url", "input_audio", "file", "image", "audio", "video", "refusal")
 
+PART_TYPES = "text, image_url, input_audio, audio_url, video_url, file"
 EMBEDS = ("image_embeds", "audio_embeds", "video_embeds")
 
 
@@ -170,6 +171,8 @@ class MessageReader:
         kind = part.get("type")
         if kind is None:
             kind = next((key for key in BARE_KEYS if key in part), None)
+        if not isinstance(kind, str):
+            raise invalid(f"{path}.type is missing; it must be one of {PART_TYPES}.", f"{path}.type")
         if kind in TEXT_KEYS:
             key = TEXT_KEYS[kind]
             return {"type": "text", "text": self._text(part.get(key), f"{path}.{key}")}
@@ -182,9 +185,7 @@ class MessageReader:
             return self._item(self._url_item(part, modality, key, path))
         if kind in EMBEDS:
             raise RenderError(400, "media_unsupported", f"{kind} needs --enable-mm-embeds, which is off.", path)
-        allowed = ", ".join(["text", "image_url", "input_audio", "audio_url", "video_url", "file"])
-        got = shown(kind) if isinstance(kind, str) else "missing"
-        raise invalid(f"{path}.type is {got}; it must be one of {allowed}.", f"{path}.type")
+        raise invalid(f"{path}.type is {shown(kind)}; it must be one of {PART_TYPES}.", f"{path}.type")
 
     def _text(self, value: Any, path: str) -> str:
         if not isinstance(value, str):

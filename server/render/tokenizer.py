@@ -102,6 +102,15 @@ class Tokenizer:
     def is_special(self, token_id: int) -> bool:
         return self.table.is_special(token_id)
 
+    def info(self) -> dict[str, Any]:
+        """tokenizer_config.json for clients: tokens as plain text, the template in use, nothing that names a path."""
+        shown = {name: value for name, value in self.config.items() if not name.endswith(("_file", "_path", "_paths"))}
+        shown.pop("added_tokens_decoder", None)
+        shown.update(self.special_tokens)
+        for name in NAMED_TOKENS:
+            shown.setdefault(name, None)
+        return {**shown, "chat_template": self.chat_templates.get("default"), "vocab_size": self.vocab_size}
+
     @property
     def vocab_size(self) -> int:
         """One more than the highest id."""

@@ -186,3 +186,20 @@ def test_ids_without_a_token_have_no_bytes():
     assert tokenizer.token_bytes(-1) == tokenizer.token_bytes(10**9) == b""
     assert not tokenizer.is_special(-1)
     assert json.loads((EMBEDDED / "config.json").read_text())["text_config"]["vocab_size"] >= tokenizer.vocab_size
+
+
+def test_info_for_clients_names_no_path(tmp_path):
+    config = {
+        "eos_token": {"content": "</s>"},
+        "name_or_path": "/secret",
+        "vocab_file": "/secret",
+        "model_max_length": 9,
+    }
+    info = Tokenizer.load(vocab.save(vocab.byte_fallback(), tmp_path / "m", config, chat_template__jinja="T")).info()
+    assert (info["eos_token"], info["bos_token"], info["chat_template"], info["model_max_length"]) == (
+        "</s>",
+        None,
+        "T",
+        9,
+    )
+    assert "/secret" not in json.dumps(info)
