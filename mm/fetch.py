@@ -148,6 +148,8 @@ class Fetcher:
 
     def _redirected(self, target: Target, location: str) -> Target:
         """S13 again for the next hop; blocked ones read like any other failure."""
+        if not location:
+            raise fetch_failed()
         try:
             following = decide(follow(target, location), self._limits, self._allowed)
         except MediaError:
@@ -237,20 +239,23 @@ class Fetcher:
             descriptor = _open_beneath(root, file.parts)
         except OSError:
             raise not_allowed() from None
-        with open(descriptor, "rb") as opened:
+        try:
             facts = os.fstat(descriptor)
             if not stat.S_ISREG(facts.st_mode):
                 raise not_allowed()
             most = self._limits.max_bytes(modality)
             if facts.st_size > most:
                 raise too_large(f"the file has {facts.st_size} bytes; at most {most} are allowed")
-            return opened.read(most)
+            with open(descriptor, "rb", closefd=False) as opened:
+                return opened.read(most)
+        finally:
+            os.close(descriptor)
 
 
 def _open_beneath(root: str, parts: tuple[bytes, ...]) -> int:
     """Open root/parts one component at a time, none of them a link; returns a descriptor."""
-    base = os.path.realpath(root).encode().strip(b"/").split(b"/")
-    if tuple(base) != parts[: len(base)] or len(parts) <= len(base):
+    base = tuple(part for part in os.path.realpath(root).encode().split(b"/") if part)
+    if base != parts[: len(base)] or len(parts) <= len(base):
         raise FileNotFoundError
     folder = os.open(os.path.realpath(root), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
