@@ -34,8 +34,10 @@ class Connection(HttpToolsProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.refusal: ApiError | None = None
-        self.header_bytes = 0
+        self.header_bytes = 0  # names and values of complete headers
+        self.head_received = 0  # bytes since the message began; the parser keeps an unfinished header to itself
         self.header_timer: asyncio.TimerHandle | None = None
+        self.in_head = False
         self.in_body = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -67,8 +69,10 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[typeddict-unknown-key]
+        self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item]
         self.header_bytes = 0
+        self.head_received = 0
+        self.in_head = True
         if self.header_timer is None:
             self.arm()
 
@@ -87,6 +91,7 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self.disarm()
+        self.in_head = False
         self.in_body = True
         super().on_headers_complete()
 
@@ -117,6 +122,11 @@ class Connection(HttpToolsProtocol):
         if self.refusal is not None:  # already answered; the rest of what was sent is not read
             return
         super().data_received(data)
+        if self.in_head and self.refusal is None:
+            self.head_received += len(data)
+            most = self.limits.max_header_bytes + self.limits.max_target_bytes
+            if self.head_received > most:
+                self.refuse(ApiError(431, "headers_too_large", f"the headers are longer than {most} bytes"))
 
     def send_400_response(self, msg: str) -> None:
         """Called by uvicorn when the parser stops: our refusal, or plain bad HTTP."""

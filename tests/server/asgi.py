@@ -1,4 +1,4 @@
-"""An in-memory client: calls the ASGI app as a server would, and can leave early, read slowly or send bodies in pieces."""
+"""An in-memory client: calls the ASGI app as a server would; can leave early, read slowly, send bodies in pieces."""
 
 from __future__ import annotations
 

@@ -67,7 +67,8 @@ async def test_frames_are_exactly_these_bytes(client, ids):
         max_tokens=2, stream=True, allowed_token_ids=[token], temperature=0, request_id="r1", model="omniloop"
     )
     created = reply.events()[0]["created"]
-    head = f'data: {{"id":"chatcmpl-r1","object":"chat.completion.chunk","created":{created},"model":"omniloop","choices":['
+    head = 'data: {"id":"chatcmpl-r1","object":"chat.completion.chunk",'
+    head += f'"created":{created},"model":"omniloop","choices":['
     role = head + '{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}\n\n'
     text = head + '{"index":0,"delta":{"content":" the"},"logprobs":null,"finish_reason":null}]}\n\n'
     end = (
@@ -171,7 +172,7 @@ async def test_token_ids_are_returned_when_asked(client, ids):
     assert "hello" in body["prompt_text"]
     events = (await client.chat(allowed_token_ids=[token], return_token_ids=True, stream=True)).events()
     assert events[0]["choices"][0]["prompt_token_ids"] == body["prompt_token_ids"]
-    assert sum((e["choices"][0].get("token_ids", []) for e in events[:-1]), []) == [token] * 4
+    assert [one for e in events[:-1] for one in e["choices"][0].get("token_ids", [])] == [token] * 4
 
 
 async def test_continuous_usage_runs_on_every_chunk(client):

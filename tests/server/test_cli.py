@@ -90,7 +90,8 @@ def test_wrong_words_end_in_one_line(words, text, capsys):
 def test_files_hold_the_same_names_and_the_command_line_wins(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text(
-        "port: 9\nmax_model_len: 4k\nenable-prefix-caching: false\nallowed-origins: [a, b]\nlimit-mm-per-prompt: {image: 1}\n"
+        "port: 9\nmax_model_len: 4k\nenable-prefix-caching: false\n"
+        "allowed-origins: [a, b]\nlimit-mm-per-prompt: {image: 1}\n"
     )
     config = config_of("--config", str(path), "--port", "10")
     assert config.server.port == 10

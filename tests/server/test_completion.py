@@ -79,7 +79,7 @@ async def test_stream_equals_the_whole_answer(client):
         assert "".join(piece["text"] for piece in mine) == choice["text"]
         assert mine[-1]["finish_reason"] == choice["finish_reason"]
         for name in choice["logprobs"]:
-            assert sum((piece["logprobs"][name] for piece in mine), []) == choice["logprobs"][name]
+            assert [entry for piece in mine for entry in piece["logprobs"][name]] == choice["logprobs"][name]
 
 
 async def test_many_prompts_at_once(client):

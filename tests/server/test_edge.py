@@ -14,8 +14,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 async def test_503_on_every_route_until_ready(serve):
     client = serve(phase="starting")
-    for method, path in [("GET", "/health"), ("GET", "/health/ready"), ("GET", "/v1/models"), ("GET", "/metrics"),
-                         ("POST", "/v1/chat/completions"), ("GET", "/nothing"), ("GET", "/ping"), ("GET", "/")]:  # fmt: skip
+    got = ("/health", "/health/ready", "/v1/models", "/metrics", "/nothing", "/ping", "/", "/version")
+    for method, path in [("POST", "/v1/chat/completions"), *(("GET", path) for path in got)]:
         reply = await client.call(method, path).finish()
         assert reply.status == 503, path
         assert reply.error["reason"] == "starting"
@@ -66,8 +66,9 @@ async def test_probes_answer_empty_200(client):
 
 async def test_s02_every_route_but_the_open_ones_needs_a_key(serve):
     client = serve(server={"api_key": ("right", "other")})
-    for method, path in [("POST", "/v1/chat/completions"), ("GET", "/v1/models"), ("POST", "/tokenize"), ("GET", "/load"),
-                         ("GET", "/nothing"), ("POST", "/v1/messages"), ("GET", "/"), ("POST", "/abort_requests")]:  # fmt: skip
+    posted = ("/v1/chat/completions", "/tokenize", "/v1/messages", "/abort_requests")
+    got = ("/v1/models", "/load", "/nothing", "/")
+    for method, path in [*(("POST", path) for path in posted), *(("GET", path) for path in got)]:
         reply = await client.call(method, path).finish()
         assert reply.status == 401, path
         assert reply.error["reason"] == "invalid_api_key"
@@ -263,17 +264,21 @@ async def test_tokenize_and_detokenize_go_round(client, state):
 # -- metrics and log
 
 
+SERIES = """
+num_requests_running num_requests_waiting kv_cache_usage_perc prompt_tokens_total generation_tokens_total
+num_preemptions_total prefix_cache_queries_total prefix_cache_hits_total cache_config_info
+time_to_first_token_seconds_bucket inter_token_latency_seconds_bucket request_time_per_output_token_seconds_sum
+e2e_request_latency_seconds_count request_queue_time_seconds_bucket request_inference_time_seconds_bucket
+request_prefill_time_seconds_bucket request_decode_time_seconds_bucket request_prompt_tokens_bucket
+request_generation_tokens_bucket iteration_tokens_total_bucket request_params_n_bucket
+request_params_max_tokens_bucket request_max_num_generation_tokens_bucket
+"""
+
+
 async def test_metrics_show_the_names_that_dashboards_expect(client):
     await client.chat()
     text = (await client.get("/metrics")).content.decode()
-    for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "prompt_tokens_total",
-                 "generation_tokens_total", "num_preemptions_total", "prefix_cache_queries_total", "prefix_cache_hits_total",
-                 "cache_config_info", "time_to_first_token_seconds_bucket", "inter_token_latency_seconds_bucket",
-                 "request_time_per_output_token_seconds_sum", "e2e_request_latency_seconds_count",
-                 "request_queue_time_seconds_bucket", "request_inference_time_seconds_bucket",
-                 "request_prefill_time_seconds_bucket", "request_decode_time_seconds_bucket", "request_prompt_tokens_bucket",
-                 "request_generation_tokens_bucket", "iteration_tokens_total_bucket", "request_params_n_bucket",
-                 "request_params_max_tokens_bucket", "request_max_num_generation_tokens_bucket"):  # fmt: skip
+    for name in SERIES.split():
         assert f'vllm:{name}{{engine="0"' in text or f"vllm:{name}{{" in text, name
     assert 'vllm:request_success_total{engine="0",finished_reason="length",model_name=""} 1.0' in text
     assert 'http_requests_total{handler="/v1/chat/completions",method="POST",status="200"} 1.0' in text
