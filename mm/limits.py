@@ -71,6 +71,9 @@ class MediaLimits:
         """Encoded size of one item."""
         return {"image": self.image_max_bytes, "audio": self.audio_max_bytes, "video": self.video_max_bytes}[modality]
 
+    def formats(self, modality: Modality) -> tuple[str, ...]:
+        return {"image": self.image_formats, "audio": self.audio_formats, "video": self.video_formats}[modality]
+
     def fetch_timeout(self, modality: Modality) -> float:
         return {
             "image": self.image_fetch_timeout,

@@ -65,7 +65,8 @@ class MediaLoader:
         self._pool = pool
         self._fetcher = fetcher or Fetcher(limits, pool)
         self._key = os.urandom(16)  # digests cannot be prepared offline
-        self._slots = asyncio.Semaphore(max_decodes or max(2, os.cpu_count() or 1))
+        self.num_slots = max_decodes or max(2, os.cpu_count() or 1)
+        self._slots = asyncio.Semaphore(self.num_slots)
         self._budget = Budget(limits.decoded_budget_bytes)
         self._requests = 0
 
@@ -259,8 +260,9 @@ class _Job:
         word = sniff(data)
         if self._modality == "audio":
             word = as_audio(word)
-        if word is None:
-            raise unsupported(f"the data is no {self._modality} format that this server knows")
+        formats = self._loader.limits.formats(self._modality)
+        if word not in formats:
+            raise unsupported(f"the {self._modality} is {word or 'of no known format'}; send {', '.join(formats)}")
         if isinstance(source, Embedded) and source.mime and not agrees(source.mime, word, self._modality):
             raise invalid_data_url(f"the data: URL says {source.mime[:64]}; its content is {word}")
         digest = hashlib.blake2b(digest_size=16, key=self._loader._key)

@@ -60,10 +60,20 @@ def open_container(data: bytes, demuxer: str) -> av.container.InputContainer:
             metadata_errors="replace",
             io_open=_no_more_files,
         )
-    except MemoryError:
-        raise
-    except Exception:
+    except Exception as error:
+        raise_unless_damage(error)
         raise invalid("the file is damaged or cut short: its header cannot be read") from None
+
+
+def raise_unless_damage(error: Exception) -> None:
+    """Let through what is not the file's fault: our own refusals, and memory that really is short.
+
+    FFmpeg says "cannot allocate" of absurd sizes in damaged headers; that is damage like any other.
+    """
+    if isinstance(error, MediaError):
+        raise error
+    if isinstance(error, MemoryError) and not isinstance(error, codec_library().FFmpegError):
+        raise error
 
 
 def _no_more_files(url: str, flags: int, options: dict) -> None:
@@ -157,9 +167,8 @@ def _packed(
                 elif shape != (frame.sample_rate, frame.layout.nb_channels):
                     raise unsupported("the sound changes its sample rate or channels on the way")
                 yield from packer.resample(frame)
-    except (MediaError, MemoryError, GeneratorExit):
-        raise
-    except Exception:
+    except Exception as error:
+        raise_unless_damage(error)
         raise invalid("the sound is damaged or cut short") from None
 
 

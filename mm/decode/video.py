@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mm.decode.alarm import Alarm
-from mm.decode.audio import SAMPLE_RATE, decode_track, open_container
+from mm.decode.audio import SAMPLE_RATE, decode_track, open_container, raise_unless_damage
 from mm.decode.frames import FilmPlan
 from mm.decode.whole import check_whole, cut_short
 from mm.errors import MediaError, invalid, too_large, unsupported
@@ -94,9 +94,8 @@ class FilmFile:
             if done == 0:
                 raise invalid("the film holds no frame that can be decoded")
             kept[done:] = kept[done - 1]  # the last packets of a damaged film may yield nothing
-        except (MediaError, MemoryError):
-            raise
-        except Exception:
+        except Exception as error:
+            raise_unless_damage(error)
             raise invalid("the film is damaged or cut short") from None
         finally:
             self.close()
@@ -194,9 +193,8 @@ def _scan(
             packets.append((packet.pts, packet))
             if len(packets) > limits.video_max_decoded_frames:
                 raise too_large(f"the film has more than {limits.video_max_decoded_frames} frames")
-    except (MediaError, MemoryError):
-        raise
-    except Exception:
+    except Exception as error:
+        raise_unless_damage(error)
         raise invalid("the film is damaged or cut short") from None
     if not packets:
         raise invalid("the film has no frames")
