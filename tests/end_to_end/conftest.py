@@ -1,0 +1,35 @@
+"""Servers that the tests of this room share: one with the tiny omni model, one with the embedded model.
+
+Each is a process of its own, started when a test first asks for it and stopped at the end of the session, which must
+go well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests import tiny
+from tests.end_to_end.process import SMALL, ServerProcess, serving
+
+MODEL = "tiny-omni"
+
+
+@pytest.fixture(scope="session")
+def server_process() -> Iterator[ServerProcess]:
+    """The tiny omni model: text, pictures, sound, film; a context of 2048 tokens."""
+    with serving("--model", str(tiny.checkpoint("omni")), "--served-model-name", MODEL, *SMALL) as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def embedded_process() -> Iterator[ServerProcess]:
+    """The server without --model, as README starts it."""
+    with serving() as process:
+        yield process
+
+
+@pytest.fixture
+def port(server_process: ServerProcess) -> int:
+    return server_process.port

@@ -1,0 +1,233 @@
+"""How the server starts and stops, seen by a user: time to ready, answers before that, signals, sockets, wrong flags."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+
+import pytest
+
+from server.app import FAMILIES
+from tests import tiny
+from tests.end_to_end.process import ROOT, SMALL, ServerProcess, serving
+from tests.end_to_end.wire import Connection, Stream, ask, greedy, read_events, request_bytes
+
+READY_S = 4.0  # start of the process to ready, embedded model, warm disk, 2 cores
+OMNI = ("--model", str(tiny.checkpoint("omni")), *SMALL)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def bare_torch_import() -> float:
+    """What this machine takes for torch alone at this moment; the server cannot be faster."""
+    begun = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import torch"], check=True, cwd=ROOT)
+    return time.perf_counter() - begun
+
+
+def test_ready_within_four_seconds_with_the_embedded_model():
+    times, logs = [], []
+    for _ in range(3):
+        with serving("--log-level", "debug") as process:
+            times.append(process.ready_s)
+            logs.append(process.log)
+            assert asyncio.run(ask(process.port, "GET", "/health")).status == 200
+    alone = bare_torch_import()
+    took = statistics.median(times)
+    print(f"ready in {took:.2f} s ({', '.join(f'{t:.2f}' for t in times)}); import torch alone {alone:.2f} s")
+    assert took <= max(READY_S, 2.5 * alone), logs[times.index(took)]
+    for phase in ("imports", "weights", "warmup", "tokenizer", "template"):
+        assert re.search(rf"start: {phase}\s+\d+\.\d+ s", logs[0]), f"the log does not say how long {phase} took"
+
+
+async def until_bound(port: int) -> None:
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+        except OSError:
+            await asyncio.sleep(0.01)
+        else:
+            return
+
+
+async def test_every_route_answers_503_until_ready():
+    lines = [line for family in FAMILIES for line in family.ROUTES]
+    asked = [(method, re.sub(r"\{.*?\}", "x", line.path)) for line in lines for method in line.methods]
+    asked += [("GET", "/no/such/path"), ("DELETE", "/health")]
+    process = ServerProcess(*OMNI, port=free_port()).spawn()
+    try:
+        await until_bound(process.port)
+        replies = await asyncio.gather(
+            *[ask(process.port, method, path, {} if method == "POST" else None) for method, path in asked]
+        )
+        assert not process.listening, "it was ready before the test had asked; nothing was shown"
+        for (method, path), reply in zip(asked, replies):
+            if path == "/health/live":
+                assert reply.status == 200, "a server that loads is alive"
+                continue
+            assert reply.status == 503, (method, path, reply)
+            assert int(reply.headers["retry-after"]) >= 1
+            if method != "HEAD":
+                assert reply.error["reason"] == "starting", (method, path)
+                assert reply.error["type"] == "ServiceUnavailableError"
+        process.wait_ready()
+        assert (await ask(process.port, "GET", "/health")).status == 200
+        process.stop()
+    finally:
+        process.close()
+
+
+@pytest.mark.parametrize("after", [0.15, 0.7, 1.3])
+def test_sigterm_while_starting_ends_it(after):
+    process = ServerProcess(*OMNI).spawn()
+    try:
+        time.sleep(after)
+        begun = time.perf_counter()
+        process.signal()
+        status = process.wait(15)
+        # Before Python has got as far as our own code, the signal's default action ends the process.
+        assert status == 0 or (status == -signal.SIGTERM and after < 0.5), process.log
+        assert time.perf_counter() - begun < 10
+        process.check_log()
+    finally:
+        process.close()
+
+
+async def test_sigterm_lets_running_streams_finish_and_refuses_new_ones():
+    with serving(*OMNI) as process:
+        async with Connection(process.port) as running, Connection(process.port) as late:
+            await running.send(request_bytes("POST", "/v1/completions", greedy(max_tokens=1800, stream=True)))
+            part = await read_events(running, Stream(), until=3)
+            process.signal()
+            await asyncio.sleep(0.1)
+            await late.send(request_bytes("POST", "/v1/completions", greedy()))
+            refused = await late.reply()
+            assert refused.status == 503
+            assert refused.error["reason"] == "draining"
+            assert int(refused.headers["retry-after"]) >= 1
+            assert refused.headers["connection"] == "close"
+            assert not part.done
+            whole = await read_events(running, part)
+        assert whole.done
+        assert whole.error is None
+        assert len(whole.token_ids) == 1800
+        assert await asyncio.to_thread(process.wait) == 0
+        process.check_log()
+
+
+async def test_a_second_sigterm_tells_running_streams_and_ends_at_once():
+    with serving(*OMNI) as process:
+        async with Connection(process.port) as running, Connection(process.port) as whole:
+            body = greedy(max_tokens=1900, n=8, stream=True)
+            await running.send(request_bytes("POST", "/v1/completions", body))
+            await whole.send(request_bytes("POST", "/v1/completions", {**body, "stream": False}))
+            part = await read_events(running, Stream(), until=3)
+            process.signal()
+            await asyncio.sleep(0.05)
+            begun = time.perf_counter()
+            process.signal()
+            cut = await read_events(running, part)
+            reply = await whole.reply()
+        assert cut.error is not None
+        assert cut.error["reason"] == "draining"
+        assert cut.done
+        assert reply.status == 503
+        assert reply.error["reason"] == "draining"
+        assert await asyncio.to_thread(process.wait) == 0
+        assert time.perf_counter() - begun < 5
+        process.check_log()
+
+
+async def test_requests_that_do_not_fit_the_shutdown_timeout_end_with_an_error():
+    with serving(*OMNI, "--shutdown-timeout", "0.1") as process:
+        async with Connection(process.port) as running:
+            await running.send(request_bytes("POST", "/v1/completions", greedy(max_tokens=1900, n=8, stream=True)))
+            part = await read_events(running, Stream(), until=3)
+            process.signal()
+            cut = await read_events(running, part)
+        assert cut.error is not None
+        assert cut.error["reason"] == "draining"
+        assert cut.done
+        assert await asyncio.to_thread(process.wait) == 0
+
+
+async def test_a_unix_socket_serves_and_is_gone_afterwards(tmp_path):
+    path = tmp_path / "server.sock"
+    with serving(*OMNI, "--uds", str(path)) as process:
+        assert process.listening == f"unix:{path}"
+        reply = await ask(str(path), "POST", "/v1/completions", greedy(max_tokens=4))
+        assert reply.status == 200
+        assert len(reply.json()["choices"][0]["token_ids"]) == 4
+    assert not path.exists()
+
+
+def run(*flags: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "server", *flags], capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
+    )
+
+
+def one_line(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1, done.stderr
+    return done.stderr
+
+
+def test_an_unknown_flag_names_the_nearest():
+    done = run("--max-model-length", "32")
+    assert done.returncode == 2
+    assert one_line(done) == "omniloop: unknown flag --max-model-length; did you mean --max-model-len?\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--port", "eighty"), "--port eighty: must be a whole number"),
+        (("--port", "70000"), "--port 70000: must be 0 to 65535"),
+        (("--dtype", "float8"), "--dtype float8: must be one of auto, float32, bfloat16, float16"),
+        (("--limit-mm-per-prompt", "{"), "--limit-mm-per-prompt: must be a JSON object"),
+    ],
+)
+def test_a_wrong_value_is_one_line_and_status_2(flags, words):
+    done = run(*flags)
+    assert done.returncode == 2
+    assert words in one_line(done)
+
+
+def test_a_wrong_model_folder_is_one_line(tmp_path):
+    missing = run("--host", "127.0.0.1", "--port", "0", "--model", str(tmp_path / "none"))
+    assert missing.returncode == 1
+    assert "there is no such folder" in one_line(missing)
+    (tmp_path / "config.json").write_text('{"architectures": ["MambaForCausalLM"], "model_type": "mamba"}')
+    other = run("--host", "127.0.0.1", "--port", "0", "--model", str(tmp_path))
+    assert other.returncode == 1
+    assert "MambaForCausalLM" in one_line(other)
+
+
+def test_a_port_in_use_is_one_line():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        done = run("--host", "127.0.0.1", "--port", str(taken.getsockname()[1]))
+    assert done.returncode == 1
+    assert "cannot listen on 127.0.0.1" in one_line(done)
+
+
+def test_help_names_every_flag_and_is_quick():
+    begun = time.perf_counter()
+    done = run("--help")
+    took = time.perf_counter() - begun
+    assert done.returncode == 0
+    for name in ("--model", "--port", "--uds", "--max-num-seqs", "--allowed-media-domains", "--config"):
+        assert name in done.stdout
+    assert took < 1.5 or took < bare_torch_import(), "help must not import torch"
