@@ -41,6 +41,7 @@ class QwenOmni:
             sample_rate=int(files.audio.get("sampling_rate", 16000)),
             n_fft=int(files.audio.get("n_fft", 400)),
             hop=int(files.audio.get("hop_length", 160)),
+            chunk=int(files.audio.get("chunk_length", 300)) * int(files.audio.get("sampling_rate", 16000)),
         )
         wanted = int(thinker.get("audio_config", {}).get("num_mel_bins", self.mel.num_mels))
         if wanted != self.mel.num_mels:

@@ -26,6 +26,7 @@ class MelSettings:
     sample_rate: int = 16000
     n_fft: int = 400
     hop: int = 160
+    chunk: int = 480000  # samples of the extractor's window; longer sounds go on past it
 
 
 def num_frames(num_samples: int, settings: MelSettings) -> int:
@@ -36,16 +37,13 @@ def num_frames(num_samples: int, settings: MelSettings) -> int:
 def log_mel(samples: np.ndarray, settings: MelSettings) -> np.ndarray:
     """log10 mel energies, clamped to eight decades and scaled to about [-1, 1.5]; float32 [mels, frames].
 
-    Frame k is centred on sample k * hop. Before the first sample the sound is mirrored; after the last it is silent.
-    Frames behind the end that still touch the sound count for the loudest value, then are dropped.
+    Frame k is centred on sample k * hop. Frames behind the end that still touch the sound count for the loudest value,
+    then are dropped.
     """
-    half, hop = settings.n_fft // 2, settings.hop
+    hop = settings.hop
     valid = num_frames(len(samples), settings)
-    total = valid + half // hop + 1
-    tail = max(0, (total - 1) * hop + half - len(samples))
-    lead = samples[half:0:-1] if len(samples) > half else np.pad(samples, (0, half + 1 - len(samples)))[half:0:-1]
-    padded = np.concatenate([lead, samples, np.zeros(tail, np.float32)])  # [half + samples + tail]
-    frames = np.lib.stride_tricks.sliding_window_view(padded, settings.n_fft)[::hop]  # [total, n_fft]
+    padded, total = _padded(samples, valid, settings)
+    frames = np.lib.stride_tricks.sliding_window_view(padded, settings.n_fft)[::hop][:total]  # [total, n_fft]
     window = _window(settings.n_fft)
     filters = mel_filters(settings)
     mels = np.empty((settings.num_mels, total), dtype=np.float64)
@@ -55,6 +53,22 @@ def log_mel(samples: np.ndarray, settings: MelSettings) -> np.ndarray:
     np.log10(np.maximum(mels, _FLOOR, out=mels), out=mels)
     np.maximum(mels, mels.max() - _RANGE, out=mels)
     return ((mels[:, :valid] + 4.0) / 4.0).astype(np.float32)
+
+
+def _padded(samples: np.ndarray, valid: int, settings: MelSettings) -> tuple[np.ndarray, int]:
+    """The sound with room for half a frame on both sides, and how many frames to take of it.
+
+    Before the first sample the sound is mirrored; after the last it is silent, as the published extractor fills its
+    window of `chunk` samples with silence. Only where that window ends is the sound mirrored again.
+    """
+    half, hop, chunk = settings.n_fft // 2, settings.hop, settings.chunk
+    head = samples if len(samples) > half else np.pad(samples, (0, half + 1 - len(samples)))
+    if chunk - settings.n_fft < len(samples) <= chunk:
+        full = np.pad(samples, (0, chunk - len(samples)))
+        return np.concatenate([head[half:0:-1], full, full[-2 : -half - 2 : -1]]), chunk // hop
+    total = valid + half // hop + 1
+    silence = np.zeros(max(0, (total - 1) * hop + half - len(samples)), np.float32)
+    return np.concatenate([head[half:0:-1], samples, silence]), total
 
 
 @functools.cache
