@@ -9,8 +9,12 @@ context_len[r] - (query_start[r+1] - query_start[r]) + i, and prefill, chunks an
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from engine.kernels.attention.work import WorkList
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -23,3 +27,4 @@ class AttentionMeta:
     slot_mapping: Tensor  # [num_tokens] int64, block * block_size + offset
     max_query_len: int
     max_context_len: int
+    work: WorkList | None = None  # on an accelerator: the step's work lists, made once and read by every layer

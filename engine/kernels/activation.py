@@ -14,15 +14,50 @@ import torch
 from torch import Tensor
 
 from _fast import cpu
+from engine.kernels.target import tl, triton
+
+GELU_ERF, GELU_TANH, QUICK_GELU, SILU_MUL = range(4)
+
+
+@triton.jit
+def point_kernel(
+    out,  # [rows, width]
+    x,  # [rows, width], or [rows, 2 * width] for SILU_MUL
+    width,
+    OP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """One row's BLOCK columns per program, in float32."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    if OP == 3:
+        gate = tl.load(x + row * 2 * width + column, mask=inside, other=0.0).to(tl.float32)
+        up = tl.load(x + row * 2 * width + width + column, mask=inside, other=0.0).to(tl.float32)
+        y = gate / (1.0 + tl.exp(-gate)) * up
+    else:
+        value = tl.load(x + row * width + column, mask=inside, other=0.0).to(tl.float32)
+        if OP == 0:
+            y = 0.5 * value * (1.0 + tl.erf(value * 0.7071067811865476))
+        elif OP == 1:
+            inner = 0.7978845608028654 * (value + 0.044715 * value * value * value)
+            y = value / (1.0 + tl.exp(-2.0 * inner))  # (1 + tanh(a)) / 2 = 1 / (1 + exp(-2a))
+        else:
+            y = value / (1.0 + tl.exp(-1.702 * value))
+    tl.store(out + row * width + column, y.to(out.dtype.element_ty), mask=inside)
 
 
 def silu_mul(x: Tensor) -> Tensor:
     """x [..., 2*I], gate first -> a new [..., I]."""
+    if x.is_cuda:
+        return launch_point(SILU_MUL, x, x.shape[-1] // 2)
     return _launch(cpu.SILU_MUL, x, x.shape[-1] // 2) if _runs_here(x) else silu_mul_reference(x)
 
 
 def gelu(x: Tensor, approximate: Literal["none", "tanh"] = "none") -> Tensor:
     """x of any shape -> a new tensor of that shape."""
+    if x.is_cuda:
+        return launch_point(GELU_ERF if approximate == "none" else GELU_TANH, x, x.shape[-1])
     if not _runs_here(x):
         return gelu_reference(x, approximate)
     return _launch(cpu.GELU_ERF if approximate == "none" else cpu.GELU_TANH, x, x.shape[-1])
@@ -30,7 +65,19 @@ def gelu(x: Tensor, approximate: Literal["none", "tanh"] = "none") -> Tensor:
 
 def quick_gelu(x: Tensor) -> Tensor:
     """x of any shape -> a new tensor of that shape."""
+    if x.is_cuda:
+        return launch_point(QUICK_GELU, x, x.shape[-1])
     return _launch(cpu.QUICK_GELU, x, x.shape[-1]) if _runs_here(x) else quick_gelu_reference(x)
+
+
+def launch_point(op: int, x: Tensor, width: int) -> Tensor:
+    """The Triton kernel on x of any shape -> a new contiguous [..., width]."""
+    x = x.contiguous()
+    out = torch.empty((*x.shape[:-1], width), dtype=x.dtype, device=x.device)
+    rows = out.numel() // width
+    block = min(1024, triton.next_power_of_2(width))
+    point_kernel[(rows, triton.cdiv(width, block))](out, x, width, OP=op, BLOCK=block, num_warps=4)
+    return out
 
 
 def silu_mul_reference(x: Tensor) -> Tensor:

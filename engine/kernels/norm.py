@@ -12,10 +12,49 @@ import torch
 from torch import Tensor
 
 from _fast import cpu
+from engine.kernels.target import tl, triton
+
+
+@triton.jit
+def norm_kernel(
+    out,  # [rows, width]
+    residual,  # [rows, width], changed in place when ADD
+    x,  # [rows, width], rows x_stride apart
+    weight,  # [width]
+    bias,  # [width] when BIAS
+    width,
+    x_stride,
+    eps,
+    offset,
+    ADD: tl.constexpr,
+    BIAS: tl.constexpr,
+    CENTRE: tl.constexpr,
+    BLOCK: tl.constexpr,  # power of two >= width
+):
+    """One row per program: the whole row in registers, sums in float32."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    wide = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if ADD:
+        # Rounded to the tensor's dtype first: the norm reads what the residual will hold.
+        wide += tl.load(residual + row * width + column, mask=inside, other=0.0).to(tl.float32)
+        rounded = wide.to(residual.dtype.element_ty)
+        tl.store(residual + row * width + column, rounded, mask=inside)
+        wide = rounded.to(tl.float32)
+    if CENTRE:
+        wide = tl.where(inside, wide - tl.sum(wide, 0) / width, 0.0)
+    scale = 1.0 / tl.sqrt_rn(tl.sum(wide * wide, 0) / width + eps)
+    y = wide * scale * (tl.load(weight + column, mask=inside, other=0.0).to(tl.float32) + offset)
+    if BIAS:
+        y += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * width + column, y.to(out.dtype.element_ty), mask=inside)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
     """x [..., H] float32 or bfloat16 and weight [H] of either -> a new [..., H] of x's dtype."""
+    if x.is_cuda:
+        return launch_norm(x, None, weight, None, eps, offset, centre=False)
     if not _runs_here(x):
         return rms_norm_reference(x, weight, eps, offset)
     return _launch(cpu.RMS_NORM, x, None, weight, None, eps, offset)
@@ -23,6 +62,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
     """residual += x, in place; returns (rms_norm(residual), residual). Both [..., H] and contiguous."""
+    if x.is_cuda:
+        return launch_norm(x, residual, weight, None, eps, offset, centre=False), residual
     if not _runs_here(x):
         return add_rms_norm_reference(x, residual, weight, eps, offset)
     assert residual.shape == x.shape and residual.dtype == x.dtype and residual.is_contiguous()
@@ -31,9 +72,30 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """x [..., H], weight [H], bias [H] or None -> a new [..., H]."""
+    if x.is_cuda:
+        return launch_norm(x, None, weight, bias, eps, 0.0, centre=True)
     if not _runs_here(x):
         return layer_norm_reference(x, weight, bias, eps)
     return _launch(cpu.LAYER_NORM, x, None, weight, bias, eps, 0.0)
+
+
+def launch_norm(
+    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, offset: float, centre: bool
+) -> Tensor:
+    """The Triton kernel on x [..., H] with contiguous rows -> a new contiguous [..., H]; residual changed in place."""
+    width = x.shape[-1]
+    rows = x.view(-1, width) if x.is_contiguous() else x
+    assert rows.dim() == 2 and rows.stride(1) == 1, "x must be contiguous, or two-dimensional with contiguous rows"
+    assert residual is None or (residual.shape == x.shape and residual.is_contiguous())
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    block = triton.next_power_of_2(width)
+    norm_kernel[(rows.shape[0],)](
+        out, x if residual is None else residual, rows, weight, weight if bias is None else bias,
+        width, rows.stride(0), eps, offset,
+        ADD=residual is not None, BIAS=bias is not None, CENTRE=centre, BLOCK=block,
+        num_warps=min(16, max(1, block // 512)),
+    )  # fmt: skip
+    return out
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:

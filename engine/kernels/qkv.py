@@ -14,6 +14,72 @@ from torch import Tensor
 from _fast import cpu
 from engine.kernels.norm import rms_norm_reference
 from engine.kernels.rope import apply_rope_reference
+from engine.kernels.target import tl, triton
+
+
+@triton.jit
+def qkv_kernel(
+    q_out,  # [num_tokens, num_heads, head_dim]
+    k_cache,  # [num_blocks, num_kv_heads, block_size, head_dim]
+    v_cache,
+    qkv,  # [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], rows qkv_stride apart
+    cos,  # [num_tokens, half] float32
+    sin,
+    q_norm,  # [head_dim] when NORM
+    k_norm,
+    slot_mapping,  # [num_tokens]
+    qkv_stride,
+    num_heads,
+    num_kv_heads,
+    block_size,
+    eps,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,  # rotated pairs; 2 * HALF <= HEAD_DIM
+    NORM: tl.constexpr,
+    STORE: tl.constexpr,  # False: rotate only, no caches
+    BLOCK: tl.constexpr,  # power of two >= HALF
+    REST: tl.constexpr,  # power of two >= HEAD_DIM - 2 * HALF, at least 1
+):
+    """One head of one token per program: q heads, then k heads, then v heads."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    pair, more = tl.arange(0, BLOCK), tl.arange(0, REST)
+    in_pair, in_rest = pair < HALF, more < HEAD_DIM - 2 * HALF
+    source = qkv + token * qkv_stride + head * HEAD_DIM
+    a = tl.load(source + pair, mask=in_pair, other=0.0).to(tl.float32)
+    b = tl.load(source + HALF + pair, mask=in_pair, other=0.0).to(tl.float32)
+    rest = tl.load(source + 2 * HALF + more, mask=in_rest, other=0.0).to(tl.float32)
+    is_value = head >= num_heads + num_kv_heads
+    if not is_value:
+        if NORM:
+            total = tl.sum(a * a, 0) + tl.sum(b * b, 0) + tl.sum(rest * rest, 0)
+            scale = 1.0 / tl.sqrt_rn(total / HEAD_DIM + eps)
+            weight = q_norm if head < num_heads else k_norm
+            # Rounded as a norm of its own would round it.
+            a = (a * scale * tl.load(weight + pair, mask=in_pair, other=0.0).to(tl.float32)).to(qkv.dtype.element_ty)
+            b = b * scale * tl.load(weight + HALF + pair, mask=in_pair, other=0.0).to(tl.float32)
+            b = b.to(qkv.dtype.element_ty).to(tl.float32)
+            a = a.to(tl.float32)
+            rest = rest * scale * tl.load(weight + 2 * HALF + more, mask=in_rest, other=0.0).to(tl.float32)
+        c = tl.load(cos + token * HALF + pair, mask=in_pair, other=0.0)
+        s = tl.load(sin + token * HALF + pair, mask=in_pair, other=0.0)
+        turned = a * c - b * s
+        b = b * c + a * s
+        a = turned
+    if head < num_heads:
+        target = q_out + (token * num_heads + head) * HEAD_DIM
+        tl.store(target + pair, a.to(q_out.dtype.element_ty), mask=in_pair)
+        tl.store(target + HALF + pair, b.to(q_out.dtype.element_ty), mask=in_pair)
+        tl.store(target + 2 * HALF + more, rest.to(q_out.dtype.element_ty), mask=in_rest)
+    elif STORE:
+        slot = tl.load(slot_mapping + token).to(tl.int64)
+        kv_head = (head - num_heads) % num_kv_heads
+        cache = v_cache if is_value else k_cache
+        target = cache + ((slot // block_size * num_kv_heads + kv_head) * block_size + slot % block_size) * HEAD_DIM
+        written = slot >= 0
+        tl.store(target + pair, a.to(k_cache.dtype.element_ty), mask=in_pair & written)
+        tl.store(target + HALF + pair, b.to(k_cache.dtype.element_ty), mask=in_pair & written)
+        tl.store(target + 2 * HALF + more, rest.to(k_cache.dtype.element_ty), mask=in_rest & written)
 
 
 def qkv_rope_store(
@@ -35,6 +101,10 @@ def qkv_rope_store(
     cos, sin [T, D_rot/2] float32; q_norm, k_norm [D] or None; caches [num_blocks, Hkv, block_size, D] of one
     dtype; slot_mapping [T] int32 or int64 = block * block_size + offset. A negative slot is not written.
     """
+    if qkv.is_cuda:
+        return launch_qkv(
+            qkv, cos, sin, q_norm, k_norm, eps, num_heads, num_kv_heads, head_dim, k_cache, v_cache, slot_mapping
+        )
     if not qkv.is_cpu or (qkv.dtype != torch.float32 and qkv.dtype != torch.bfloat16) or head_dim > cpu.HEAD_MAX:
         return qkv_rope_store_reference(
             qkv, cos, sin, q_norm, k_norm, eps, num_heads, num_kv_heads, head_dim, k_cache, v_cache, slot_mapping
@@ -55,6 +125,35 @@ def qkv_rope_store(
         slot_mapping.data_ptr(),
         tokens, qkv.stride(0), num_heads, num_kv_heads, head_dim, half, block_size, eps,
         qkv.dtype == torch.bfloat16, norm_narrow, k_cache.dtype == torch.bfloat16, slot_mapping.dtype == torch.int64,
+    )  # fmt: skip
+    return q
+
+
+def launch_qkv(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    q_norm: Tensor | None,
+    k_norm: Tensor | None,
+    eps: float,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    k_cache: Tensor | None,
+    v_cache: Tensor | None,
+    slot_mapping: Tensor | None,
+) -> Tensor:
+    """The Triton kernel; without caches (and num_kv_heads 0) it only rotates. Shapes as `qkv_rope_store`."""
+    tokens, half = qkv.shape[0], cos.shape[-1]
+    assert qkv.stride(-1) == 1 and cos.is_contiguous() and sin.is_contiguous() and (q_norm is None) == (k_norm is None)
+    q = torch.empty(tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
+    store = k_cache is not None
+    qkv_kernel[(tokens, num_heads + 2 * num_kv_heads)](
+        q, k_cache if store else q, v_cache if store else q, qkv, cos, sin,
+        cos if q_norm is None else q_norm, cos if k_norm is None else k_norm, slot_mapping if store else q,
+        qkv.stride(0), num_heads, max(num_kv_heads, 1), k_cache.shape[2] if k_cache is not None else 1, eps,
+        HEAD_DIM=head_dim, HALF=half, NORM=q_norm is not None, STORE=store,
+        BLOCK=triton.next_power_of_2(half), REST=triton.next_power_of_2(max(head_dim - 2 * half, 1)), num_warps=1,
     )  # fmt: skip
     return q
 

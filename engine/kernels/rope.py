@@ -44,6 +44,13 @@ def cos_sin(
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """x [T, heads, D], cos and sin [T, D_rot/2] with D_rot <= D -> a new [T, heads, D]; the rest of D is copied."""
     tokens, heads, dim = x.shape
+    if x.is_cuda:
+        from engine.kernels.qkv import launch_qkv  # that file builds on this one
+
+        rows = x.reshape(tokens, heads * dim)
+        return launch_qkv(
+            rows, cos.float().contiguous(), sin.float().contiguous(), None, None, 0.0, heads, 0, dim, None, None, None
+        )
     if not x.is_cpu or x.dtype not in (torch.float32, torch.bfloat16) or dim > cpu.HEAD_MAX:
         return apply_rope_reference(x, cos, sin)
     assert x.stride(2) == 1 and x.stride(1) == dim, "the heads of a token must lie side by side"

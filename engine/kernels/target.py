@@ -11,6 +11,7 @@ import functools
 import importlib
 import importlib.util
 import os
+import sys
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -63,8 +64,11 @@ class _NoTriton:
         return object()
 
 
-# Triton takes a third of a second to import, so a CPU build of torch does without even where it is installed.
-HAS_TRITON = bool(torch.version.cuda or torch.version.hip) and importlib.util.find_spec("triton") is not None
+# Triton takes a third of a second to import, so a CPU build of torch does without even where it is installed, unless
+# somebody has imported it already: the tests do, to run the kernels in its interpreter and to cross-compile them.
+HAS_TRITON = "triton" in sys.modules or (
+    bool(torch.version.cuda or torch.version.hip) and importlib.util.find_spec("triton") is not None
+)
 if HAS_TRITON:
     triton: Any = importlib.import_module("triton")
     tl: Any = importlib.import_module("triton.language")

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from _fast.plan import StepPlan
 
+from _fast.plan import StepPlan
 from engine.attention.base import AttentionMeta
 from engine.step.batch import Batch
 from engine.step.slots import SlotState

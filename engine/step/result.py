@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from _fast.plan import StepPlan
 
+from _fast.plan import StepPlan
 from engine.device import HostEvent
 from engine.request import TokenLogprob
 from engine.step.build import RowArrays

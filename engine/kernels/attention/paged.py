@@ -13,6 +13,8 @@ from torch import Tensor
 
 from _fast import cpu
 from engine.attention.base import AttentionMeta
+from engine.kernels.attention.attend import attend_parts, attend_whole
+from engine.kernels.attention.merge import merge
 
 
 def paged_attention(
@@ -26,6 +28,8 @@ def paged_attention(
 ) -> Tensor:
     """q [T, Hq, D], caches [num_blocks, Hkv, block_size, D] -> a new [T, Hq * D] of q's dtype."""
     tokens, heads, dim = q.shape
+    if q.is_cuda:
+        return launch_paged(q, k_cache, v_cache, meta, scale, window, softcap).view(tokens, heads * dim)
     if not q.is_cpu or (q.dtype != torch.float32 and q.dtype != torch.bfloat16) or dim > cpu.HEAD_MAX:
         return paged_attention_reference(q, k_cache, v_cache, meta, scale, window, softcap)
     kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
@@ -43,6 +47,19 @@ def paged_attention(
         rows, heads, kv_heads, dim, max_blocks, block_size,
         window, scale, softcap, q.dtype == torch.bfloat16, k_cache.dtype == torch.bfloat16,
     )  # fmt: skip
+    return out
+
+
+def launch_paged(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale: float, window: int, softcap: float
+) -> Tensor:
+    """The Triton kernels over the step's work lists -> [T, Hq, D]: tiles of long rows, parts of decode rows, merge."""
+    work, rows = meta.work, meta.context_len.shape[0]
+    assert work is not None, "an accelerator's step makes its work lists before the first layer"
+    out = torch.empty_like(q)
+    attend_whole(out, q, k_cache, v_cache, meta, work.tiles, work.num_tiles, scale, window, softcap)
+    sums, stats = attend_parts(q, k_cache, v_cache, meta, work.parts, work.num_parts, scale, window, softcap)
+    merge(out, sums, stats, work.token_of[:rows], work.first_part[: rows + 1])
     return out
 
 

@@ -1,0 +1,187 @@
+"""Each Triton kernel in the interpreter against its reference in plain torch."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine.attention.base import AttentionMeta
+from engine.kernels.activation import (
+    GELU_ERF,
+    GELU_TANH,
+    QUICK_GELU,
+    SILU_MUL,
+    gelu_reference,
+    launch_point,
+    quick_gelu_reference,
+    silu_mul_reference,
+)
+from engine.kernels.attention.attend import PART_LEN
+from engine.kernels.attention.merge import merge, merge_reference
+from engine.kernels.attention.paged import launch_paged, paged_attention_reference
+from engine.kernels.attention.work import empty_list, fill_list, fill_list_reference
+from engine.kernels.norm import add_rms_norm_reference, launch_norm, layer_norm_reference, rms_norm_reference
+from engine.kernels.qkv import launch_qkv, qkv_rope_store_reference
+from engine.kernels.target import HAS_TRITON
+
+DTYPES = [torch.float32, torch.bfloat16]
+# Products run in float16 here: the interpreter holds bfloat16 as integers and cannot multiply them.
+DOT_DTYPES = [torch.float32, torch.float16]
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning")
+
+
+def error(got: torch.Tensor, want: torch.Tensor) -> float:
+    return float((got.double() - want.double()).norm() / want.double().norm().clamp(min=1e-9))
+
+
+def limit(dtype: torch.dtype) -> float:
+    return 1e-5 if dtype == torch.float32 else 8e-3
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    assert HAS_TRITON
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "width"), [(1, 1), (3, 64), (5, 100), (2, 1536)])
+def test_norms(rows, width, dtype):
+    x, residual = torch.randn(rows, width).to(dtype), torch.randn(rows, width).to(dtype)
+    weight, bias = torch.randn(width), torch.randn(width)
+    got = launch_norm(x, None, weight, None, 1e-6, 1.0, centre=False)
+    assert error(got, rms_norm_reference(x.double(), weight.double(), 1e-6, 1.0)) < limit(dtype)
+    kept = residual.clone()
+    got = launch_norm(x, kept, weight, None, 1e-6, 0.0, centre=False)
+    want, summed = add_rms_norm_reference(x, residual.clone(), weight, 1e-6)
+    assert error(kept, summed) < limit(dtype)
+    assert error(got, want) < limit(dtype)
+    if width > 1:
+        got = launch_norm(x, None, weight, bias, 1e-5, 0.0, centre=True)
+        assert error(got, layer_norm_reference(x.double(), weight.double(), bias.double(), 1e-5)) < limit(dtype)
+
+
+def test_norm_of_strided_rows():
+    x = torch.randn(4, 96)[:, :50]
+    got = launch_norm(x, None, torch.ones(50), None, 1e-6, 0.0, centre=False)
+    assert error(got, rms_norm_reference(x.double(), torch.ones(50), 1e-6)) < 1e-5
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [1, 30, 1030])
+def test_activations(width, dtype):
+    x = (torch.randn(3, 2 * width) * 3).to(dtype)
+    assert error(launch_point(SILU_MUL, x, width), silu_mul_reference(x.double())) < limit(dtype)
+    for op, reference in (
+        (GELU_ERF, gelu_reference),
+        (GELU_TANH, lambda v: gelu_reference(v, "tanh")),
+        (QUICK_GELU, quick_gelu_reference),
+    ):
+        assert error(launch_point(op, x, 2 * width), reference(x.double())) < limit(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("dim", "half"), [(64, 32), (80, 40), (128, 32), (96, 24)])
+@pytest.mark.parametrize("norm", [True, False])
+def test_qkv_rope_store(dim, half, norm, dtype):
+    tokens, heads, kv_heads, block_size = 5, 6, 2, 4
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim).to(dtype)
+    angle = torch.randn(tokens, half)
+    weights = (torch.randn(dim), torch.randn(dim)) if norm else (None, None)
+    caches = [torch.zeros(4, kv_heads, block_size, dim).to(dtype) for _ in range(4)]
+    slots = torch.tensor([3, 4, -1, 15, 9])
+    args = (qkv, angle.cos(), angle.sin(), *weights, 1e-6, heads, kv_heads, dim)
+    got = launch_qkv(*args, caches[0], caches[1], slots)
+    want = qkv_rope_store_reference(*args, caches[2], caches[3], slots)
+    assert error(got, want) < limit(dtype)
+    assert error(caches[0], caches[2]) < limit(dtype)
+    assert error(caches[1], caches[3]) < limit(dtype)
+    untouched = (caches[2] == 0).all(-1)
+    assert (caches[0][untouched] == 0).all()
+
+
+def test_rotation_without_caches():
+    x, angle = torch.randn(3, 4 * 32), torch.randn(3, 16)
+    got = launch_qkv(x, angle.cos(), angle.sin(), None, None, 0.0, 4, 0, 32, None, None, None)
+    want = torch.empty(1, 1, 1, 32), torch.empty(1, 1, 1, 32)
+    both = torch.cat([x, torch.randn(3, 64)], 1)
+    want = qkv_rope_store_reference(
+        both, angle.cos(), angle.sin(), None, None, 0.0, 4, 1, 32, *want, torch.full((3,), -1)
+    )
+    assert error(got, want) < 1e-5
+
+
+def pages(contexts, queries, kv_heads, dim, block_size, dtype):
+    """Caches whose unused places are NaN, and the step's meta."""
+    counts = [-(-length // block_size) for length in contexts]
+    order = torch.randperm(sum(counts) + 2)
+    caches = torch.full((2, len(order), kv_heads, block_size, dim), float("nan")).to(dtype)
+    tables = torch.full((len(contexts), max(counts)), 0, dtype=torch.int32)
+    used = 0
+    for row, (length, count) in enumerate(zip(contexts, counts)):
+        blocks = order[used : used + count]
+        used += count
+        tables[row, :count] = blocks
+        for number, block in enumerate(blocks.tolist()):
+            fill = min(block_size, length - number * block_size)
+            caches[:, block, :, :fill] = torch.randn(2, kv_heads, fill, dim).to(dtype)
+    starts = torch.tensor([0, *queries]).cumsum(0).to(torch.int32)
+    meta = AttentionMeta(
+        starts,
+        torch.tensor(contexts, dtype=torch.int32),
+        tables,
+        torch.zeros(0, dtype=torch.int64),
+        max(queries),
+        max(contexts),
+    )
+    return caches[0].contiguous(), caches[1].contiguous(), meta
+
+
+STEPS = {
+    "decode": ([1, 16, 33, PART_LEN + 5, 2 * PART_LEN], [1, 1, 1, 1, 1]),
+    "prefill": ([20, 70], [20, 70]),
+    "chunk": ([90], [40]),
+    "mixed": ([40, 65, 17, 30], [1, 65, 1, 9]),
+}
+
+
+@pytest.mark.parametrize("dtype", DOT_DTYPES)
+@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (24, 0.0), (0, 5.0)])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 32), (7, 1, 80)])
+@pytest.mark.parametrize("step", STEPS)
+def test_attention(step, heads, kv_heads, dim, window, softcap, dtype):
+    contexts, queries = STEPS[step]
+    k_cache, v_cache, meta = pages(contexts, queries, kv_heads, dim, 16, dtype)
+    q = torch.randn(sum(queries), heads, dim).to(dtype)
+    work = empty_list(8, sum(queries), 16, "cpu")
+    fill_list(work, meta, heads // kv_heads)
+    out = launch_paged(q, k_cache, v_cache, replace(meta, work=work), dim**-0.5, window, softcap)
+    want = paged_attention_reference(q, k_cache, v_cache, meta, dim**-0.5, window, softcap).view_as(out)
+    assert error(out, want) < limit(dtype) * 2
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_work_lists(step):
+    contexts, queries = STEPS[step]
+    _, _, meta = pages(contexts, queries, 1, 16, 16, torch.float32)
+    got, want = empty_list(8, sum(queries), 16, "cpu"), empty_list(8, sum(queries), 16, "cpu")
+    for work in (got, want):
+        for name in ("parts", "num_parts", "first_part", "token_of", "tiles", "num_tiles"):
+            getattr(work, name).fill_(-5)
+    fill_list(got, meta, 2)
+    fill_list_reference(want, meta, 2)
+    for name in ("parts", "num_parts", "first_part", "token_of", "tiles", "num_tiles"):
+        assert torch.equal(getattr(got, name), getattr(want, name)), name
+
+
+def test_merge_of_uneven_parts():
+    sums, stats = torch.randn(6, 3, 40), torch.rand(6, 3, 2) + 0.5
+    stats[2, 1, 0], stats[4, :, 0] = float("-inf"), 90.0
+    stats[2, 1, 1], sums[2, 1] = 0.0, 0.0
+    token_of = torch.tensor([2, -1, 0], dtype=torch.int32)
+    first = torch.tensor([0, 3, 3, 6], dtype=torch.int32)
+    got, want = torch.zeros(3, 3, 40), torch.zeros(3, 3, 40)
+    merge(got, sums, stats, token_of, first)
+    merge_reference(want, sums, stats, token_of, first)
+    assert error(got, want) < 1e-5
+    assert (got[1] == 0).all()

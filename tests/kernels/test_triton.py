@@ -1,0 +1,27 @@
+"""Runs the Triton cases in processes of their own: the interpreter must be chosen before any kernel file is imported."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CASES = Path(__file__).parent / "accelerator"
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton has no wheel for this platform"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("interpret", ["1", "0"])
+def test_triton_cases(interpret, tmp_path):
+    name = "cases_interpreter.py" if interpret == "1" else "cases_compile.py"
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(CASES / name)]
+    settings = {"TRITON_INTERPRET": interpret, "TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **settings}, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
