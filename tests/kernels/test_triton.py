@@ -1,4 +1,4 @@
-"""Runs the Triton cases in processes of their own: the interpreter must be chosen before any kernel file is imported."""
+"""Runs the Triton cases in processes of their own: the interpreter is chosen before any kernel file is imported."""
 
 import importlib.util
 import os
@@ -10,9 +10,8 @@ import pytest
 
 CASES = Path(__file__).parent / "accelerator"
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="triton has no wheel for this platform"
-)
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="triton has no wheel for this platform")
 
 
 @pytest.mark.slow

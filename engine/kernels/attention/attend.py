@@ -18,10 +18,7 @@ from torch import Tensor
 from engine.attention.base import AttentionMeta
 from engine.kernels.target import target, tl, triton
 
-PART_LEN = (
-    256  # keys of one decode item: two to sixteen blocks in flight, and enough items for every unit at 1k context
-)
-LOG2E = 1.4426950408889634
+PART_LEN = 256  # keys of one decode item: enough items for every unit from 1k context on
 
 
 @triton.jit

@@ -87,7 +87,7 @@ def empty_list(max_rows: int, max_tokens: int, max_parts: int, device: str | tor
 
 
 def fill_list(work: WorkList, meta: AttentionMeta, group: int) -> None:
-    """Writes the step's lists; `group` is query heads per KV head. The room must suffice (not checked: device values)."""
+    """Writes the step's lists; `group` is query heads per KV head. The room must suffice: counts are not checked."""
     rows = meta.context_len.shape[0]
     assert work.token_of.shape[0] >= rows
     work_kernel[(1,)](

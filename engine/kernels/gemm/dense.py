@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from _fast import cpu
+from engine.kernels.activation import silu_mul
 
 PANEL = 64  # output rows in a panel
 
@@ -28,13 +29,18 @@ class PackedLinear:
     out_features: int  # of a gated layer: twice the width of its result
     in_features: int
     gated: bool = False  # each panel holds 32 gate rows, then the 32 up rows that go with them
+    plain: bool = False  # on an accelerator: panels is the weight itself, [out_features, in_features], bias unpadded
 
     def weight(self) -> Tensor:
         """The unpacked weight, [out_features, in_features] (gated: all gate rows, then all up rows); a copy."""
+        if self.plain:
+            return self.panels
         return self._unpack(self.panels.transpose(1, 2).reshape(-1, self.in_features))
 
     def plain_bias(self) -> Tensor | None:
         """The bias in the order of `weight`, [out_features] float32."""
+        if self.plain:
+            return self.bias
         return None if self.bias is None else self._unpack(self.bias[:, None]).flatten()
 
     def _unpack(self, rows: Tensor) -> Tensor:
@@ -48,6 +54,8 @@ def pack(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
     """weight [N, K] float32 or bfloat16, bias [N] or None -> PackedLinear (a copy; the originals can go)."""
     assert weight.dim() == 2, f"weight has shape {tuple(weight.shape)}; [out_features, in_features] is needed"
     rows = weight.shape[0]
+    if weight.is_cuda:  # the vendor's library multiplies there, and wants the matrix as it is
+        return PackedLinear(weight.contiguous(), bias, rows, weight.shape[1], plain=True)
     padded = -(-rows // PANEL) * PANEL
     wide_bias = None if bias is None else _pad(bias.to(torch.float32), padded)
     return PackedLinear(_panels(_pad(_narrowed(weight), padded)), wide_bias, rows, weight.shape[1])
@@ -57,6 +65,8 @@ def pack_gated(gate: Tensor, up: Tensor) -> PackedLinear:
     """gate and up [I, K] each -> PackedLinear for `gated_linear`: silu(x gate^T) * (x up^T) in one pass."""
     assert gate.dim() == 2 and gate.shape == up.shape, f"gate {tuple(gate.shape)} and up {tuple(up.shape)} must match"
     width, columns = gate.shape
+    if gate.is_cuda:
+        return PackedLinear(torch.cat([gate, up]), None, 2 * width, columns, gated=True, plain=True)
     both = _narrowed(torch.stack([gate, up]))
     half = PANEL // 2
     padded = both.new_zeros(2, -(-width // half) * half, columns)
@@ -71,6 +81,11 @@ def linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None, residual:
     x is contiguous, or two-dimensional with contiguous rows. The result goes to `out` when given: contiguous, of the
     result's shape; `residual` has that shape too and may be `out` itself, which makes it `out += x W^T + bias`.
     """
+    if packed.plain:
+        bias = None if packed.bias is None else packed.bias.to(x.dtype)
+        y = torch.nn.functional.linear(x, packed.panels, bias)
+        y = y if residual is None else y.add_(residual)
+        return y if out is None else out.copy_(y)
     if not x.is_cpu or (x.dtype != torch.float32 and x.dtype != torch.bfloat16):
         y = linear_reference(x, packed, None, residual)
         return y if out is None else out.copy_(y)
@@ -80,6 +95,9 @@ def linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None, residual:
 
 def gated_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
     """x [..., K] -> silu(x gate^T) * (x up^T) [..., I] of x's dtype; the same rules as `linear`."""
+    if packed.plain:
+        y = silu_mul(torch.nn.functional.linear(x, packed.panels))
+        return y if out is None else out.copy_(y)
     if not x.is_cpu or (x.dtype != torch.float32 and x.dtype != torch.bfloat16):
         y = gated_linear_reference(x, packed)
         return y if out is None else out.copy_(y)
