@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mm.decode.alarm import too_complex
 from mm.errors import MediaError, invalid, too_large, unsupported
 from mm.limits import MediaLimits
 
@@ -41,6 +42,8 @@ _MODES = {
     "I;16L",
 }
 _ORIENTATION = 0x0112
+# Each scan of a progressive JPEG passes over the whole picture, however few its bytes; writers use about ten.
+_START_OF_SCAN, _MAX_SCANS = b"\xff\xda", 100
 
 
 @functools.cache
@@ -63,6 +66,8 @@ class ImageFile:
             raise unsupported(
                 f"this server reads pictures as {', '.join(limits.image_formats)}; the data is something else"
             )
+        if word == "jpeg" and data.count(_START_OF_SCAN) > _MAX_SCANS:
+            raise too_complex()
         image_module = _pillow()
         try:
             self._image = image_module.open(io.BytesIO(data), formats=[_OPENERS[word]])
@@ -84,9 +89,8 @@ class ImageFile:
         """Decode into the normal form; uint8 [height, width, 3], contiguous."""
         try:
             image = self._image
-            orientation = _orientation(image)
-            image.load()
-            image = _upright(_flat_rgb(image), orientation)
+            image.load()  # before the orientation, whose reader loads a PNG too and would hide what is wrong with it
+            image = _upright(_flat_rgb(image), _orientation(image))
             pixels = np.ascontiguousarray(image)  # [height, width, 3]
         except MediaError:
             raise

@@ -47,7 +47,7 @@ class FilmFile:
         self._data = data
         self._demuxer = _DEMUXERS[word]
         self._limits = limits
-        self._container = open_container(data, self._demuxer)
+        self._container = open_container(data, self._demuxer, limits)
         try:
             self._stream = _video_stream(self._container, limits)
             context = self._stream.codec_context
@@ -158,11 +158,15 @@ class FilmFile:
 
 
 def _video_stream(container: av.container.InputContainer, limits: MediaLimits) -> av.video.stream.VideoStream:
+    from av.stream import Disposition
+
     if len(container.streams) > limits.video_max_streams:
         raise unsupported(f"the film has {len(container.streams)} streams; at most {limits.video_max_streams} are read")
-    if not container.streams.video:
+    # Cover art is a picture track too, by name only.
+    tracks = [track for track in container.streams.video if not track.disposition & Disposition.attached_pic]
+    if not tracks:
         raise invalid("the file has no picture track")
-    stream = container.streams.video[0]
+    stream = tracks[0]
     context = stream.codec_context
     if context is None or context.codec.canonical_name not in limits.video_codecs:
         raise unsupported(f"the film's codec is not supported; send one of {', '.join(limits.video_codecs)}")

@@ -34,11 +34,6 @@ class PatchSettings:
         """Sides of a scaled picture are multiples of this."""
         return self.patch_size * self.merge_size
 
-    def table(self) -> np.ndarray:
-        """What each byte becomes, per channel; float32 [3, 256]."""
-        levels = np.arange(256) * self.rescale_factor
-        return np.stack([(levels - m) / s for m, s in zip(self.mean, self.std)]).astype(np.float32)
-
 
 def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
     """The size nearest to the original whose sides are multiples of `factor` and whose area is within bounds."""
@@ -76,18 +71,23 @@ def patchify(frames: np.ndarray, settings: PatchSettings) -> tuple[np.ndarray, t
     num_frames, height, width, _ = frames.shape
     grid = (-(-num_frames // temporal), height // patch, width // patch)
     blocks = (grid[0], grid[1] // merge, grid[2] // merge)
-    table = settings.table()
     patches = np.empty((*blocks, merge, merge, 3, temporal, patch, patch), dtype=np.float32)
-    for time in range(grid[0]):
-        for step in range(temporal):
-            index = time * temporal + step
-            if index >= num_frames and step > 0:
-                patches[time, ..., step, :, :] = patches[time, ..., step - 1, :, :]
-                continue
-            frame = frames[min(index, num_frames - 1)]
-            # [block rows, merge, patch, block columns, merge, patch, channel] -> blocks, merge, merge, channel,
-            # patch, patch
-            split = frame.reshape(blocks[1], merge, patch, blocks[2], merge, patch, 3).transpose(0, 3, 1, 4, 6, 2, 5)
-            for channel in range(3):
-                patches[time, ..., channel, step, :, :] = table[channel][split[..., channel, :, :]]
+    for index in range(grid[0] * temporal):
+        time, step = divmod(index, temporal)
+        if index >= num_frames:
+            patches[time, ..., step, :, :] = patches[time, ..., step - 1, :, :]
+            continue
+        planes = _normalised(frames[index], settings)  # [3, height, width]
+        split = planes.reshape(3, blocks[1], merge, patch, blocks[2], merge, patch)
+        # -> block rows, block columns, merge, merge, channel, patch, patch
+        patches[time, ..., step, :, :] = split.transpose(1, 4, 2, 5, 0, 3, 6)
     return patches.reshape(grid[0] * grid[1] * grid[2], 3 * temporal * patch * patch), grid
+
+
+def _normalised(frame: np.ndarray, settings: PatchSettings) -> np.ndarray:
+    """uint8 [height, width, 3] to float32 [3, height, width], scaled and centred per channel."""
+    planes = np.ascontiguousarray(frame.transpose(2, 0, 1)).astype(np.float32)
+    for plane, mean, std in zip(planes, settings.mean, settings.std):
+        plane *= np.float32(settings.rescale_factor / std)
+        plane -= np.float32(mean / std)
+    return planes

@@ -264,6 +264,13 @@ def test_header_sizes_that_disagree_with_the_data_do_no_harm(height: int, width:
         assert out.shape == (height, width, 3)
 
 
+def test_jpegs_of_endless_scans_are_refused_unread() -> None:
+    data = made.picture(made.noise(16, 16), "JPEG", progressive=True)
+    assert decode(data).shape == (16, 16, 3)
+    error = refusal(data + b"\xff\xda" * 100)
+    assert (error.status, error.reason) == (400, "media_too_complex")
+
+
 def test_random_damage_never_escapes_as_another_error() -> None:
     rng = np.random.default_rng(7)
     for kind in ("JPEG", "PNG", "WEBP", "GIF", "BMP"):
