@@ -161,6 +161,7 @@ class Renderer:
         template = self._template_for(tools, chat_template)
         reader = MessageReader(self._rules(template), escapes)
         conversation = reader.read(messages)
+        self._check_size(_text_size(conversation), "messages")  # clients know these words, not the template cap's
         for value, name in ((tools, "tools"), (documents, "documents"), (template_kwargs, "chat_template_kwargs")):
             self.media.refuse_in_value(value, name)
         tag = _open_last(conversation) if continue_final_message else ""
@@ -193,9 +194,7 @@ class Renderer:
             size = len(text) if text.isascii() else len(text.encode())
         except UnicodeEncodeError as error:
             raise invalid(f"{param} contains half of a surrogate pair, which is no character.", param) from error
-        if size > self.config.prompt_bytes:
-            at_least = max(-(-size // 16), self._max_len + 1)
-            raise context_error(self._max_len, at_least, param, f" (estimated from {size} bytes)")
+        self._check_size(size, param)
         if segments is None:
             listed = self.tokenizer.encode(text, add_special_tokens)
         else:
@@ -203,6 +202,12 @@ class Renderer:
         ids = np.array(listed, dtype=np.int32)
         kept = truncate(ids, limit, side, self._max_len)
         return self._prompt(kept, media, text if len(kept) == len(ids) else self.tokenizer.decode(kept), param)
+
+    def _check_size(self, size: int, param: str) -> None:
+        """Text too long for any tokenizer to make it fit."""
+        if size > self.config.prompt_bytes:
+            at_least = max(-(-size // 16), self._max_len + 1)
+            raise context_error(self._max_len, at_least, param, f" (estimated from {size} bytes)")
 
     def _prompt(self, ids: np.ndarray, media: list[MediaRef], text: str | None, param: str) -> Prompt:
         slots = self.media.slots(ids, media, param)
@@ -284,6 +289,15 @@ def _template_texts(tokenizer: Tokenizer, config: RenderConfig) -> dict[str, str
         raise ConfigError(
             f"--chat-template {given}: not a template and not a readable file ({error.strerror})"
         ) from error
+
+
+def _text_size(conversation: list[dict[str, Any]]) -> int:
+    """Characters in the contents of all messages."""
+    size = 0
+    for message in conversation:
+        content = message["content"]
+        size += len(content) if isinstance(content, str) else sum(len(part.get("text", "")) for part in content or ())
+    return size
 
 
 def _open_last(conversation: list[dict[str, Any]]) -> str:
