@@ -118,7 +118,9 @@ class Exchange:
         headers += [(name.encode(), value.encode("ascii", "replace")) for name, value in error.headers.items()]
         if error.close:
             headers.append((b"connection", b"close"))
-        await self.answer(error.status, error.body(), headers)
+        of_messages = self.path.startswith("/v1/messages")
+        body = error.messages_body(self.request_id) if of_messages else error.body()
+        await self.answer(error.status, body, headers)
 
 
 def request_label(scope: Scope) -> str:

@@ -9,10 +9,13 @@ complains about is told in the client's own paths.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from mm.errors import MediaError
 from server.render.chat import Renderer
 from server.render.errors import RenderError
 
@@ -162,6 +165,16 @@ class Conversation:
         shorter = Conversation()
         shorter.turns = [turn for at, turn in enumerate(self.turns) if at not in dropped]
         return shorter
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """What rendering and loading complain about inside, in the client's own paths."""
+        try:
+            yield
+        except (RenderError, MediaError) as error:
+            error.message = self.where(error.message)
+            error.param = error.param and self.where(error.param)
+            raise
 
     def where(self, text: str) -> str:
         """A text of the renderer, with the client's paths for ours."""
