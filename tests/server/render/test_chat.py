@@ -356,6 +356,7 @@ async def test_bytes_are_capped_before_tokenizing(make):
         await renderer.completion("é" * 65)
     assert int(re.match(words, str(caught.value))[1]) > 8
     await refused(renderer.completion([5] * 1000), words, "context_length_exceeded")
+    await refused(renderer.chat(user("x" * 200)), words, "context_length_exceeded")
 
 
 async def test_truncation_keeps_the_asked_side(make):
