@@ -48,13 +48,13 @@ def quick_gelu_reference(x: Tensor) -> Tensor:
 
 
 def _runs_here(x: Tensor) -> bool:
-    return x.is_cpu and (x.dtype == torch.float32 or x.dtype == torch.bfloat16)
+    return x.is_cpu and (x.dtype is torch.float32 or x.dtype is torch.bfloat16)
 
 
 def _launch(op: int, x: Tensor, width: int) -> Tensor:
     x = x.contiguous()
     out = x.new_empty((*x.shape[:-1], width))
-    cpu.point(op, out.data_ptr(), x.data_ptr(), x.numel() // x.shape[-1], width, x.dtype == torch.bfloat16)
+    cpu.point(op, out.data_ptr(), x.data_ptr(), x.numel() // x.shape[-1], width, x.dtype is torch.bfloat16)
     return out
 
 
