@@ -31,6 +31,7 @@ from mm.item import MediaItem, MediaOptions, MediaRef, Processed
 from mm.limits import MediaLimits
 from mm.processors.base import Processor
 from mm.sources import Embedded, decode_base64, invalid_data_url, parse_base64, parse_data_url
+from mm.transform.image import Scale
 
 T = TypeVar("T")
 _NO_OPTIONS = MediaOptions()
@@ -303,9 +304,12 @@ class _Job:
             from mm.decode.image import ImageFile
 
             picture = ImageFile(unpacked.data, unpacked.word, limits)
-            return _Opened(
-                picture.cost, picture.width * picture.height * 3, lambda _: MediaItem("image", picture.decode())
-            )
+
+            def scale(height: int, width: int) -> Scale:
+                return self._processor.plan_image(height, width, self._request.options)
+
+            size = scale(picture.height, picture.width).pixels * 3
+            return _Opened(picture.cost + size, size, lambda _: MediaItem("image", picture.decode(scale)))
         if self._modality == "audio":
             from mm.decode.audio import SoundFile
 

@@ -11,6 +11,7 @@ import functools
 import io
 import types
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy as np
 from mm.decode.alarm import too_complex
 from mm.errors import MediaError, invalid, too_large, unsupported
 from mm.limits import MediaLimits
+from mm.transform.image import Scale
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -58,6 +60,9 @@ def _pillow() -> types.ModuleType:
     return Image
 
 
+Planner = Callable[[int, int], Scale]  # (height, width)
+
+
 class ImageFile:
     """A picture whose header has been read and checked."""
 
@@ -85,13 +90,13 @@ class ImageFile:
         """Bytes held at most while decoding: the picture, an RGBA copy, the result."""
         return self.width * self.height * 12
 
-    def decode(self) -> np.ndarray:
-        """Decode into the normal form; uint8 [height, width, 3], contiguous."""
+    def decode(self, planner: Planner) -> np.ndarray:
+        """Decode into the normal form, scaled as `planner` says of the upright size; uint8 [height, width, 3]."""
         try:
             image = self._image
             image.load()  # before the orientation, whose reader loads a PNG too and would hide what is wrong with it
             image = _upright(_flat_rgb(image), _orientation(image))
-            pixels = np.ascontiguousarray(image)  # [height, width, 3]
+            pixels = np.ascontiguousarray(planner(image.height, image.width).image(image))
         except MediaError:
             raise
         except MemoryError:

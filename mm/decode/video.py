@@ -23,7 +23,6 @@ from mm.decode.frames import FilmPlan
 from mm.decode.whole import check_whole, cut_short
 from mm.errors import MediaError, invalid, too_large, unsupported
 from mm.limits import MediaLimits
-from mm.transform.image import resize
 
 if TYPE_CHECKING:
     import av
@@ -151,7 +150,7 @@ class FilmFile:
     def _scaled(self, frame: av.VideoFrame) -> np.ndarray:
         if frame.width * frame.height > self._limits.video_max_frame_pixels:
             raise _frame_too_large(self._limits)
-        pixels = resize(frame.to_ndarray(format="rgb24"), self.plan.height, self.plan.width)  # [height, width, 3]
+        pixels = self.plan.scale.array(frame.to_ndarray(format="rgb24"))  # [height, width, 3]
         # Phones store how they were held beside the film: degrees counter-clockwise.
         turns = round(frame.rotation / 90) % 4
         return np.rot90(pixels, turns) if turns else pixels

@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 BICUBIC = 3  # Pillow's number; processor files store it
 
@@ -34,6 +38,10 @@ class PatchSettings:
         """Sides of a scaled picture are multiples of this."""
         return self.patch_size * self.merge_size
 
+    def scale(self, height: int, width: int) -> Scale:
+        """What a picture of this size is brought to."""
+        return Scale(*smart_resize(height, width, self.factor, self.min_pixels, self.max_pixels), self.resample)
+
 
 def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
     """The size nearest to the original whose sides are multiples of `factor` and whose area is within bounds."""
@@ -51,14 +59,30 @@ def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixe
     return new_height, new_width
 
 
-def resize(pixels: np.ndarray, height: int, width: int, resample: int = BICUBIC) -> np.ndarray:
-    """Scale uint8 [h, w, 3] to uint8 [height, width, 3]; Pillow's filters smooth when they shrink."""
-    if pixels.shape[:2] == (height, width):
-        return pixels
-    from PIL import Image
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The size that a picture or frame is brought to, and Pillow's number of the filter."""
 
-    image = Image.fromarray(pixels).resize((width, height), resample=Image.Resampling(resample))
-    return np.asarray(image)
+    height: int
+    width: int
+    resample: int = BICUBIC
+
+    @property
+    def pixels(self) -> int:
+        return self.height * self.width
+
+    def image(self, image: Image.Image) -> Image.Image:
+        """Scale a Pillow image; its filters smooth when they shrink."""
+        size = (self.width, self.height)
+        return image if image.size == size else image.resize(size, resample=self.resample)
+
+    def array(self, pixels: np.ndarray) -> np.ndarray:
+        """Scale uint8 [h, w, 3] to uint8 [height, width, 3]."""
+        if pixels.shape[:2] == (self.height, self.width):
+            return pixels
+        from PIL import Image
+
+        return np.asarray(self.image(Image.fromarray(pixels)))
 
 
 def patchify(frames: np.ndarray, settings: PatchSettings) -> tuple[np.ndarray, tuple[int, int, int]]:

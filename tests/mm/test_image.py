@@ -15,6 +15,7 @@ from mm.decode.image import ImageFile
 from mm.decode.magic import sniff
 from mm.errors import MediaError
 from mm.limits import MediaLimits
+from mm.transform.image import Scale
 from tests.mm import made
 
 LIMITS = MediaLimits()
@@ -23,7 +24,7 @@ LIMITS = MediaLimits()
 def decode(data: bytes, limits: MediaLimits = LIMITS) -> np.ndarray:
     word = sniff(data)
     assert word is not None
-    return ImageFile(data, word, limits).decode()
+    return ImageFile(data, word, limits).decode(Scale)  # as large as it is
 
 
 def saved(image: Image.Image, kind: str, **options: object) -> bytes:
