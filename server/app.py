@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import gc
 import logging
 import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Coroutine, Iterator
 from typing import Any
@@ -31,13 +33,14 @@ from server.errors import not_found
 from server.http.edge import Edge, Gate
 from server.http.exchange import Exchanges
 from server.http.listen import BindError, Listener, address, bind, make_listener
-from server.routes import absent, admin, chat, completion, health, models, tokenize
+from server.routes import absent, admin, chat, completion, health, messages, models, tokenize
 from server.state import AppState
 
 log = logging.getLogger("omniloop")
 
-FAMILIES = (chat, completion, models, health, tokenize, admin, absent)
+FAMILIES = (chat, completion, messages, models, health, tokenize, admin, absent)
 EXIT_DEAD = 70
+EXIT_STUCK = 3
 JOIN_S = 10.0  # for threads and sockets after the drain
 SWITCH_INTERVAL_S = 0.0005
 
@@ -169,6 +172,7 @@ class Process:
 
     async def close(self, serving: asyncio.Task[None]) -> None:
         """Sockets, engine, threads; each with a timeout."""
+        last_resort(3 * JOIN_S)
         self.listener.stop_now()
         state = self.state
         with contextlib.suppress(TimeoutError):
@@ -204,6 +208,18 @@ class Process:
         self.state.phase = "dead"
         self.exit_status = EXIT_DEAD
         self.stopping.set()
+
+
+def last_resort(seconds: float) -> None:
+    """Ends the process when something of ours, or a library's thread, does not let it end."""
+
+    def end() -> None:
+        faulthandler.dump_traceback()
+        os._exit(EXIT_STUCK)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
 
 
 def describe(config: Config) -> Iterator[str]:
