@@ -22,6 +22,7 @@ import time
 from collections.abc import Coroutine, Iterator
 from typing import Any
 
+import uvloop
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -68,14 +69,12 @@ def serve(config: Config) -> int:
     try:
         listener = bind(config)
         state = AppState(config)
+        state.startup["bind"] = time.perf_counter() - begun
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(Process(state, listener).run())
     except (BindError, OSError) as error:
         print(f"omniloop: {error}", file=sys.stderr)
         return 1
-    state.startup["bind"] = time.perf_counter() - begun
-    import uvloop
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Process(state, listener).run())
 
 
 class Process:

@@ -110,6 +110,7 @@ class Places:
         self.per_key = per_key  # 0: no limit
         self.max_tokens = tokens  # prompt tokens of all open choices
         self.taken = 0
+        self.requests = 0
         self.tokens = 0
         self._of_key: Counter[str] = Counter()
         self._ended = 0  # since `_since`
@@ -127,11 +128,13 @@ class Places:
                 f"{self.taken} choices run or wait and {count} more were asked for; this server holds {self.limit}",
             )
         self.taken += count
+        self.requests += 1
         self._of_key[key] += count
         try:
             yield
         finally:
             self.taken -= count
+            self.requests -= 1
             self._of_key[key] -= count
             self._count(count)
 

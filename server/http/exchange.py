@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("omniloop.access")
 fault = logging.getLogger("omniloop.fault")
 
-_LABEL = re.compile(rb"^[\x21-\x7e]{1,128}$")
+_LABEL = re.compile(rb"^[\x20-\x7e]{1,128}$")
 
 
 class ClientGone(Exception):

@@ -51,8 +51,8 @@ async def version(request: Request) -> Response:
 
 
 async def load(request: Request) -> Response:
-    """Choices that are prepared, wait or run."""
-    return json_response({"server_load": state_of(request).places.taken})
+    """Requests that are prepared, wait or run."""
+    return json_response({"server_load": state_of(request).places.requests})
 
 
 async def metrics(request: Request) -> Response:
