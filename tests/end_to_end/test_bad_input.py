@@ -200,6 +200,7 @@ class Elsewhere(BaseHTTPRequestHandler):
             with contextlib.suppress(OSError):
                 while True:
                     self.wfile.write(bytes(1 << 16))
+            return
         self.send_header("Content-Length", str(len(body) + (10 if self.path == "/short" else 0)))
         self.end_headers()
         self.wfile.write(body)
