@@ -26,7 +26,8 @@ cdef class TokenTable:
         self._blob = blob
         self._special = special
         if self._offsets.shape[0] < 1 or self._offsets.shape[0] - 1 != len(special):
-            raise ValueError(f"{self._offsets.shape[0]} offsets for {len(special)} tokens; one more than tokens is needed")
+            count = self._offsets.shape[0]
+            raise ValueError(f"{count} offsets for {len(special)} tokens; one more than tokens is needed")
         if self._offsets[0] != 0 or self._offsets[self._offsets.shape[0] - 1] != len(blob):
             raise ValueError("offsets must run from 0 to the length of the blob")
         for k in range(self._offsets.shape[0] - 1):
@@ -261,7 +262,7 @@ cdef class Detokenizer:
         return 0
 
     cdef int _token(self, const uint8_t* data, Py_ssize_t size) noexcept nogil:
-        # 1: a stop string is complete; -1: out of memory. A byte adds at most 3 bytes, a broken sequence 3 times 3 more.
+        # 1: a stop string is complete; -1: out of memory. A byte adds 3 bytes at most, what was carried 9 more.
         cdef Py_ssize_t k
         if self._reserve(3 * size + 16) < 0:
             return -1

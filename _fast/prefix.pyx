@@ -17,6 +17,7 @@ cimport cython
 from libc.string cimport memcmp, memcpy
 
 
+@cython.overflowcheck(False)
 cdef inline uint64_t _rotate(uint64_t x, int bits) noexcept nogil:
     return (x << bits) | (x >> (64 - bits))
 

@@ -44,6 +44,7 @@ class Scheduler:
         encoder_budget: int = 0,
         encoder_capacity: int = 0,
         hash_bits: int = 128,
+        first_step: int = 0,
     ) -> None: ...
     def add(
         self,

@@ -31,7 +31,7 @@ cdef class Scheduler:
     def __init__(self, *, int32_t max_slots, int32_t max_rows, int32_t max_tokens, int32_t max_model_len,
                  int32_t num_blocks, int32_t block_size, groups=((0, 0),), bint prefix_caching=True,
                  bytes hash_key=bytes(16), int32_t policy=0, int32_t max_chunk=0, int32_t encoder_budget=0,
-                 int32_t encoder_capacity=0, int hash_bits=128):
+                 int32_t encoder_capacity=0, int hash_bits=128, int64_t first_step=0):
         if max_rows < 1 or max_slots < max_rows or max_tokens < max_rows:
             raise ValueError(
                 f"max_slots={max_slots}, max_rows={max_rows}, max_tokens={max_tokens}: rows are at least 1, and "
@@ -50,7 +50,8 @@ cdef class Scheduler:
         self.block_size = block_size
         self.max_chunk = min(max_chunk, max_tokens) if max_chunk else max_tokens
         self.by_priority = policy == 1
-        self.settled_step = -1
+        self.next_step = first_step
+        self.settled_step = first_step - 1
         self.pool = BlockPool(num_blocks)
         self.index = PrefixIndex(num_blocks if prefix_caching else 2, block_size, hash_key, hash_bits)
         self.seqs = SeqTable(max_slots)

@@ -37,6 +37,13 @@ class Budget:
                 self._serve()
             raise
 
+    def take(self, size: int) -> bool:
+        """Take `size` bytes now, ahead of those who wait, or not at all: for bytes that arrive while others wait."""
+        if self.used + size > self.total:
+            return False
+        self.used += size
+        return True
+
     def release(self, size: int) -> None:
         self.used -= size
         assert self.used >= 0

@@ -116,7 +116,7 @@ class Fetcher:
 
         url = URL.build(
             scheme=target.scheme,
-            host=target.host,
+            host=f"[{target.host}]" if ":" in target.host else target.host,
             port=target.port,
             path=target.path,
             query_string=target.query,

@@ -45,8 +45,8 @@ class MediaOptions:
 class MediaItem:
     """Decoded media in its normal form.
 
-    image: uint8 [height, width, 3]; audio: float32 [samples] at 16 kHz; video: uint8 [frames, height, width, 3],
-    scaled.
+    image: uint8 [height, width, 3]; audio: float32 [samples] at 16 kHz; video: uint8 [frames, height, width, 3].
+    Pictures and frames have the size that the processor planned.
     """
 
     modality: Modality

@@ -31,6 +31,7 @@ from mm.item import MediaItem, MediaOptions, MediaRef, Processed
 from mm.limits import MediaLimits
 from mm.processors.base import Processor
 from mm.sources import Embedded, decode_base64, invalid_data_url, parse_base64, parse_data_url
+from mm.transform.image import Scale
 
 T = TypeVar("T")
 _NO_OPTIONS = MediaOptions()
@@ -182,6 +183,8 @@ class _Job:
         assert loader.processor is not None
         self._processor = loader.processor
         self._settings = self._processor.settings(self._modality, request.options)
+        self._timeout = loader.limits.decode_timeout(self._modality)
+        self._held = 0  # fetched bytes that count against the budget while this item is in work
 
     def check_source(self) -> None:
         """All that the reference's text can tell, before any I/O."""
@@ -197,6 +200,15 @@ class _Job:
         except MediaError as error:
             error.param = error.param or self._ref.param
             raise
+        finally:
+            self._loader._budget.release(self._held)
+
+    def _receive(self, size: int, status: int) -> None:
+        """Count bytes as they are fetched: for the request, and for the memory of the whole server."""
+        self._request.receive(size, status)
+        if not self._loader._budget.take(size):
+            raise busy("too much media is in memory; try again shortly")
+        self._held += size
 
     def _parsed(self) -> Embedded | bytes | str | None:
         source, limits = self._ref.source, self._loader.limits
@@ -235,10 +247,8 @@ class _Job:
             return known
         source: Any = self._source
         if isinstance(source, str):
-            source = await self._loader._fetcher.fetch(source, self._modality, self._request.receive)
-        unpacked = await self._in_pool(
-            self._loader.limits.decode_timeout(self._modality), Alarm(), self._unpack, source
-        )
+            source = await self._loader._fetcher.fetch(source, self._modality, self._receive)
+        unpacked = await self._in_pool(Alarm(self._timeout), self._unpack, source)
         key = (scope, unpacked.digest)
         processed = cache.get(key)
         if processed is None:
@@ -266,23 +276,22 @@ class _Job:
         if isinstance(source, Embedded) and source.mime and not agrees(source.mime, word, self._modality):
             raise invalid_data_url(f"the data: URL says {source.mime[:64]}; its content is {word}")
         digest = hashlib.blake2b(digest_size=16, key=self._loader._key)
-        for piece in (self._modality.encode(), self._settings, data):
+        for piece in (self._request.scope, self._modality.encode(), self._settings, data):
             digest.update(len(piece).to_bytes(8, "little"))
             digest.update(piece)
         return _Unpacked(data, word, digest.digest())
 
     async def _decode(self, unpacked: _Unpacked) -> Processed:
         loader, request = self._loader, self._request
-        timeout = loader.limits.decode_timeout(self._modality)
         place = _Place(loader, request)
         await loader._slots.acquire()
         try:
-            alarm = Alarm(timeout)
-            opened = await self._in_pool(timeout, alarm, self._open, unpacked, alarm, place=place)
+            alarm = Alarm(self._timeout)
+            opened = await self._in_pool(alarm, self._open, unpacked, alarm, place=place)
             cost = opened.cost + self._processor.cost(self._modality, opened.size)
-            await place.reserve(cost, timeout)
-            alarm = Alarm(timeout)
-            processed = await self._in_pool(timeout, alarm, self._finish, opened, unpacked.digest, alarm, place=place)
+            await place.reserve(cost, self._timeout)
+            alarm = Alarm(self._timeout)
+            processed = await self._in_pool(alarm, self._finish, opened, unpacked.digest, alarm, place=place)
             place.keep(processed.nbytes)
             return processed
         finally:
@@ -295,9 +304,12 @@ class _Job:
             from mm.decode.image import ImageFile
 
             picture = ImageFile(unpacked.data, unpacked.word, limits)
-            return _Opened(
-                picture.cost, picture.width * picture.height * 3, lambda _: MediaItem("image", picture.decode())
-            )
+
+            def scale(height: int, width: int) -> Scale:
+                return self._processor.plan_image(height, width, self._request.options)
+
+            size = scale(picture.height, picture.width).pixels * 3
+            return _Opened(picture.cost + size, size, lambda _: MediaItem("image", picture.decode(scale)))
         if self._modality == "audio":
             from mm.decode.audio import SoundFile
 
@@ -329,20 +341,26 @@ class _Job:
         alarm.check()
         return self._processor.process(item, digest, self._request.options)
 
-    async def _in_pool(
-        self, timeout: float, alarm: Alarm, work: Callable[..., T], *args: Any, place: _Place | None = None
-    ) -> T:
+    async def _in_pool(self, alarm: Alarm, work: Callable[..., T], *args: Any, place: _Place | None = None) -> T:
         """Run work in the pool; when its time is over or nobody waits, it is told to stop and not waited for."""
-        running = self._loader._pool.submit(work, *args)
+
+        def begun() -> T:
+            alarm.begin()
+            return work(*args)
+
+        running = self._loader._pool.submit(begun)
         if place is not None:
             place.running = running
+        result = asyncio.wrap_future(running)
         try:
-            async with asyncio.timeout(timeout):
-                return await asyncio.wrap_future(running)
-        except TimeoutError:
-            raise too_complex() from None
+            while not result.done():
+                if (remaining := alarm.remaining()) <= 0:
+                    raise too_complex()
+                await asyncio.wait((result,), timeout=remaining)
+            return result.result()
         finally:
             alarm.trip()
+            result.cancel()  # without effect on work that has begun; its place is held until it ends
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import faulthandler
 import gc
 import logging
 import os
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Coroutine, Iterator
 from typing import Any
 
+import uvloop
 from starlette.routing import Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -31,13 +34,14 @@ from server.errors import not_found
 from server.http.edge import Edge, Gate
 from server.http.exchange import Exchanges
 from server.http.listen import BindError, Listener, address, bind, make_listener
-from server.routes import absent, admin, chat, completion, health, models, tokenize
+from server.routes import absent, admin, chat, completion, health, messages, models, tokenize
 from server.state import AppState
 
 log = logging.getLogger("omniloop")
 
-FAMILIES = (chat, completion, models, health, tokenize, admin, absent)
+FAMILIES = (chat, completion, messages, models, health, tokenize, admin, absent)
 EXIT_DEAD = 70
+EXIT_STUCK = 3
 JOIN_S = 10.0  # for threads and sockets after the drain
 SWITCH_INTERVAL_S = 0.0005
 
@@ -65,14 +69,12 @@ def serve(config: Config) -> int:
     try:
         listener = bind(config)
         state = AppState(config)
+        state.startup["bind"] = time.perf_counter() - begun
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(Process(state, listener).run())
     except (BindError, OSError) as error:
         print(f"omniloop: {error}", file=sys.stderr)
         return 1
-    state.startup["bind"] = time.perf_counter() - begun
-    import uvloop
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(Process(state, listener).run())
 
 
 class Process:
@@ -169,6 +171,7 @@ class Process:
 
     async def close(self, serving: asyncio.Task[None]) -> None:
         """Sockets, engine, threads; each with a timeout."""
+        last_resort(3 * JOIN_S)
         self.listener.stop_now()
         state = self.state
         with contextlib.suppress(TimeoutError):
@@ -204,6 +207,18 @@ class Process:
         self.state.phase = "dead"
         self.exit_status = EXIT_DEAD
         self.stopping.set()
+
+
+def last_resort(seconds: float) -> None:
+    """Ends the process when something of ours, or a library's thread, does not let it end."""
+
+    def end() -> None:
+        faulthandler.dump_traceback()
+        os._exit(EXIT_STUCK)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
 
 
 def describe(config: Config) -> Iterator[str]:

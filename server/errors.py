@@ -21,6 +21,17 @@ from server.render.errors import RenderError
 MAX_TEXT = 1024
 SHOWN = 200
 
+# What /v1/messages calls the causes; any other 4xx is invalid_request_error, any other 5xx api_error.
+MESSAGES_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
 TYPES = {
     400: "BadRequestError",
     401: "AuthenticationError",
@@ -63,6 +74,18 @@ class ApiError(Exception):
         """The error object of API.md 3.2."""
         content = {"message": self.message, "type": self.type, "param": self.param, "code": self.status}
         return orjson.dumps({"error": {**content, "reason": self.reason}})
+
+    def messages_body(self, request_id: str) -> bytes:
+        """The error object of API.md section 12."""
+        other = "invalid_request_error" if self.status < 500 else "api_error"
+        message = self.message
+        if self.reason == "context_length_exceeded" and (found := _TOO_LONG.match(message)):
+            most, got = int(found[1]), int(found[2])  # its clients match on these words
+            message = f"prompt is too long: {got} tokens > {most if got > most else most - 1} maximum"
+        elif self.param and self.param not in message:  # this body has no place of its own for it
+            message = f"{self.param}: {message}"[:MAX_TEXT]
+        content = {"type": MESSAGES_TYPES.get(self.status, other), "message": message}
+        return orjson.dumps({"type": "error", "error": content, "request_id": request_id})
 
 
 def shown(value: Any) -> str:
@@ -136,6 +159,7 @@ def from_render(error: RenderError) -> ApiError:
     return ApiError(error.status, error.reason, error.message, error.param)
 
 
+_TOO_LONG = re.compile(r"^This model's maximum context length is (\d+) tokens\. However, your prompt contains (\d+) ")
 _WRONG_TYPE = re.compile(r"^Expected `([^`]{1,80})`, got `([^`]{1,40})`(?: - at `\$([^`]*)`)?$")
 _MISSING = re.compile(r"^Object missing required field `([^`]{1,80})`(?: - at `\$([^`]*)`)?$")
 _WORDS = {"str": "a string", "int": "an integer", "float": "a number", "bool": "true or false", "array": "a list"}

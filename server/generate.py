@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -22,13 +23,16 @@ from engine.errors import EngineError
 from engine.request import Delta, Modality, Request, TokenLogprob
 from engine.stream import TokenStream
 from mm.splice import Spliced, splice
-from server.errors import ApiError, context_length, from_engine, unavailable
+from server.errors import ApiError, context_length, from_engine, internal
 from server.http.exchange import Exchange
 from server.output.choices import ChoiceStream, Piece, usage
 from server.output.text import StopStrings
 from server.render.prompt import Prompt
 from server.sampling import Asked
 from server.state import AppState
+
+SLICE = 32  # prompts handled in one turn of the loop
+fault = logging.getLogger("omniloop.fault")
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +178,7 @@ class Answer:
         self._scores_only = asked.max_tokens == 0  # the engine makes one token, and nobody hears of it
         self._streams: list[TokenStream] = []
         self._timers: list[asyncio.TimerHandle] = []
+        self._tokens_held = 0  # of the server-wide budget
         self._labels: list[tuple[str, str]] = []
 
     def _choice_stream(self, index: int, stops: StopStrings, skip_special_tokens: bool) -> ChoiceStream:
@@ -190,14 +195,17 @@ class Answer:
     def done(self) -> bool:
         return self._open == 0 or self.error is not None
 
-    def submit(self, *labels: str) -> None:
+    async def submit(self, *labels: str) -> None:
         """Hands every prompt to the engine; `labels` are what /abort_requests may call it."""
-        loop, limits = asyncio.get_running_loop(), self.state.config.limits
+        limits = self.state.config.limits
         if self._scores_only and self.asked.params.prompt_logprobs is None:  # nothing to compute
-            loop.call_soon(self._scored_all)
+            asyncio.get_running_loop().call_soon(self._scored_all)
             return
+        self._take_tokens()
         try:
             for at, job in enumerate(self.jobs):
+                if at % SLICE == SLICE - 1:  # others may have the loop in between
+                    await asyncio.sleep(0)
                 stream = self.state.engine.submit(job.request)
                 self._streams.append(stream)
                 stream.subscribe(partial(self._take, at))
@@ -212,7 +220,11 @@ class Answer:
         if limits.request_timeout:
             left = limits.request_timeout - (time.monotonic() - self.exchange.arrival)
             self._later(max(0.0, left), "the request took longer than --request-timeout")
-        loop.call_soon(self._check_dead)
+
+    def _take_tokens(self) -> None:
+        count = sum(job.num_tokens for job in self.jobs) * self.asked.n
+        self.state.places.take_tokens(count)
+        self._tokens_held = count
 
     def _later(self, seconds: float, text: str, only_first: bool = False) -> None:
         def expire() -> None:
@@ -221,17 +233,25 @@ class Answer:
 
         self._timers.append(asyncio.get_running_loop().call_later(seconds, expire))
 
-    def _check_dead(self) -> None:
-        if self.state.phase == "dead":
-            self.fail(unavailable("engine_dead", "the engine stopped working; this server is restarting", 10))
-
     def _nobody(self, choice: Choice | None) -> None:
         """A whole answer needs no word of progress."""
 
     def _take(self, at: int, delta: Delta) -> None:
-        """A Delta of prompt `at`, straight from the step."""
+        """A Delta of prompt `at`, straight from the step; a fault here ends this answer, never the step's others."""
         if self.error is not None:
             return
+        try:
+            self._fold(at, delta)
+        except Exception as error:
+            self.broken(error)
+
+    def broken(self, error: Exception) -> None:
+        """A fault of our own, while the answer grew."""
+        fault.error("answer failed: id=%s", self.exchange.request_id, exc_info=error)
+        self.changed = self._nobody
+        self.fail(internal(self.exchange.request_id))
+
+    def _fold(self, at: int, delta: Delta) -> None:
         choice = self.choices[at * self.asked.n + delta.index]
         if choice.finish_reason is not None:
             return
@@ -323,6 +343,8 @@ class Answer:
         self.describe()
         for timer in self._timers:
             timer.cancel()
+        self.state.places.give_tokens(self._tokens_held)
+        self._tokens_held = 0
         if not self.done:
             self.state.metrics.finished["abort"] += self._open
         for stream in self._streams:
@@ -335,6 +357,15 @@ class Answer:
                     del self.state.live[label]
         self._labels.clear()
         self.exchange.answer_open = None
+
+    @property
+    def is_large(self) -> bool:
+        """Whether writing it down would hold the loop: more than some milliseconds of formatting."""
+        params = self.asked.params
+        tokens = sum(choice.num_tokens for choice in self.choices) if params.logprobs is not None else 0
+        if params.prompt_logprobs is not None:
+            tokens += sum(job.num_tokens for job in self.jobs)
+        return tokens > 100 or len(self.choices) > 200
 
     def usage(self) -> dict[str, Any]:
         """`usage` of all prompts and choices so far; a prompt counts once, however many choices it has."""

@@ -11,7 +11,7 @@ import hashlib
 import hmac
 import logging
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -105,27 +105,47 @@ class BodyBudget:
 class Places:
     """Choices that are being prepared, wait or run; above `limit` a request gets 429 at once. Owner: loop."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, per_key: int = 0, tokens: int = 0) -> None:
         self.limit = limit  # set again when the engine has said how many rows it runs
+        self.per_key = per_key  # 0: no limit
+        self.max_tokens = tokens  # prompt tokens of all open choices
         self.taken = 0
+        self.requests = 0
+        self.tokens = 0
+        self._of_key: Counter[str] = Counter()
         self._ended = 0  # since `_since`
         self._since = time.monotonic()
         self._rate = 0.0  # choices that end per second, smoothed
 
     @contextmanager
-    def hold(self, count: int) -> Iterator[None]:
+    def hold(self, count: int, key: str = "") -> Iterator[None]:
         """Places for all choices of a request while it lives."""
+        if self.per_key and self._of_key[key] + count > self.per_key:
+            raise key_busy(self.per_key)
         if self.taken + count > self.limit:
             raise queue_full(
                 self.retry_after(),
                 f"{self.taken} choices run or wait and {count} more were asked for; this server holds {self.limit}",
             )
         self.taken += count
+        self.requests += 1
+        self._of_key[key] += count
         try:
             yield
         finally:
             self.taken -= count
+            self.requests -= 1
+            self._of_key[key] -= count
             self._count(count)
+
+    def take_tokens(self, count: int) -> None:
+        """Prompt tokens, once they are known; given back with `give_tokens`."""
+        if self.max_tokens and self.tokens + count > self.max_tokens:
+            raise queue_full(self.retry_after(), "too many prompt tokens run or wait; try again later")
+        self.tokens += count
+
+    def give_tokens(self, count: int) -> None:
+        self.tokens -= count
 
     def _count(self, ended: int) -> None:
         self._ended += ended
@@ -139,6 +159,11 @@ class Places:
         if self._rate <= 0.0:
             return 5
         return max(1, min(60, round(0.1 * self.taken / self._rate)))
+
+
+def key_busy(limit: int) -> ApiError:
+    text = f"this key may have {limit} choices open at one time; wait for some to end"
+    return ApiError(429, "key_busy", text, headers={"retry-after": "1"})
 
 
 def wrong_key() -> ApiError:

@@ -84,6 +84,9 @@ def complete(state: AppState) -> None:
         "gpu_memory_utilization": str(config.cache.gpu_memory_utilization),
     }
     engine.on_step = metrics.step
+    if state.media is not None:
+        cache = state.media.cache
+        metrics.mm_cache = lambda: (cache.queries, cache.hits)
 
 
 def is_untrained(folder: Path) -> bool:

@@ -50,7 +50,7 @@ class AppState:
         self.keys = ApiKeys(config.server.api_key, config.server.api_key_file)
         self.wrong_keys = WrongKeys(config.server.auth_max_failures)
         self.body_budget = BodyBudget(config.limits.body_budget_bytes)
-        self.places = Places(0)
+        self.places = Places(0, config.limits.max_inflight_per_key, config.limits.max_queued_tokens)
         self.metrics = Metrics()
         self.pool = ThreadPoolExecutor(config.pool_threads, "pool")
         self.open_exchanges: set[Exchange] = set()

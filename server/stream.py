@@ -15,24 +15,26 @@ from typing import Protocol
 from server.errors import ApiError
 from server.generate import Answer, Choice
 from server.http.exchange import ClientGone
-from server.http.sse import DONE, EventStream
+from server.http.sse import EventStream
 
 
 class Frames(Protocol):
     """How one endpoint writes its chunks; constant parts are encoded once per stream."""
 
+    done: bytes  # what every stream of this protocol ends with
+
     def chunks(self, choice: Choice) -> bytes:
         """What the choice has not sent yet: its opening chunk if it is new, its text, its end. b"" for nothing."""
 
     def usage(self) -> bytes:
-        """The chunk before [DONE], or b""."""
+        """The chunk before the end, or b""."""
 
     def error(self, error: ApiError) -> bytes:
         """A fault after the first byte."""
 
 
 class PushedStream:
-    """One streamed answer from submit to [DONE]. Owner: loop."""
+    """One streamed answer from submit to its last byte. Owner: loop."""
 
     def __init__(self, answer: Answer, frames: Frames) -> None:
         self.answer = answer
@@ -73,6 +75,13 @@ class PushedStream:
 
     def flush(self) -> None:
         """Frames and writes all that moved, in one write."""
+        try:
+            self._flush()
+        except Exception as error:  # the engine's step and the loop go on
+            self.events.give_up()
+            self.answer.broken(error)
+
+    def _flush(self) -> None:
         self._scheduled = False
         events, answer = self.events, self.answer
         if events.ended.done():
@@ -82,7 +91,7 @@ class PushedStream:
             return
         if answer.error is not None:
             if events.opened:
-                events.write(self.frames.error(answer.error) + DONE, more=False)
+                events.write(self.frames.error(answer.error) + self.frames.done, more=False)
             return
         parts = []
         for choice in list(self._moved):
@@ -91,7 +100,7 @@ class PushedStream:
             del self._moved[choice]
             parts.append(self.frames.chunks(choice))
         if answer.done:
-            parts += (self.frames.usage(), DONE)
+            parts += (self.frames.usage(), self.frames.done)
         data = parts[0] if len(parts) == 1 else b"".join(parts)
         if data:
             events.write(data, more=not answer.done)

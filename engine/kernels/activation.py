@@ -49,25 +49,25 @@ def point_kernel(
 
 def silu_mul(x: Tensor) -> Tensor:
     """x [..., 2*I], gate first -> a new [..., I]."""
-    if x.is_cuda:
-        return launch_point(SILU_MUL, x, x.shape[-1] // 2)
-    return _launch(cpu.SILU_MUL, x, x.shape[-1] // 2) if _runs_here(x) else silu_mul_reference(x)
+    if _runs_here(x):
+        return _launch(cpu.SILU_MUL, x, x.shape[-1] // 2)
+    return launch_point(SILU_MUL, x, x.shape[-1] // 2) if x.is_cuda else silu_mul_reference(x)
 
 
 def gelu(x: Tensor, approximate: Literal["none", "tanh"] = "none") -> Tensor:
     """x of any shape -> a new tensor of that shape."""
-    if x.is_cuda:
-        return launch_point(GELU_ERF if approximate == "none" else GELU_TANH, x, x.shape[-1])
     if not _runs_here(x):
+        if x.is_cuda:
+            return launch_point(GELU_ERF if approximate == "none" else GELU_TANH, x, x.shape[-1])
         return gelu_reference(x, approximate)
     return _launch(cpu.GELU_ERF if approximate == "none" else cpu.GELU_TANH, x, x.shape[-1])
 
 
 def quick_gelu(x: Tensor) -> Tensor:
     """x of any shape -> a new tensor of that shape."""
-    if x.is_cuda:
-        return launch_point(QUICK_GELU, x, x.shape[-1])
-    return _launch(cpu.QUICK_GELU, x, x.shape[-1]) if _runs_here(x) else quick_gelu_reference(x)
+    if _runs_here(x):
+        return _launch(cpu.QUICK_GELU, x, x.shape[-1])
+    return launch_point(QUICK_GELU, x, x.shape[-1]) if x.is_cuda else quick_gelu_reference(x)
 
 
 def launch_point(op: int, x: Tensor, width: int) -> Tensor:
@@ -95,13 +95,13 @@ def quick_gelu_reference(x: Tensor) -> Tensor:
 
 
 def _runs_here(x: Tensor) -> bool:
-    return x.is_cpu and (x.dtype == torch.float32 or x.dtype == torch.bfloat16)
+    return x.is_cpu and (x.dtype is torch.float32 or x.dtype is torch.bfloat16)
 
 
 def _launch(op: int, x: Tensor, width: int) -> Tensor:
     x = x.contiguous()
     out = x.new_empty((*x.shape[:-1], width))
-    cpu.point(op, out.data_ptr(), x.data_ptr(), x.numel() // x.shape[-1], width, x.dtype == torch.bfloat16)
+    cpu.point(op, out.data_ptr(), x.data_ptr(), x.numel() // x.shape[-1], width, x.dtype is torch.bfloat16)
     return out
 
 

@@ -53,28 +53,28 @@ def norm_kernel(
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
     """x [..., H] float32 or bfloat16 and weight [H] of either -> a new [..., H] of x's dtype."""
-    if x.is_cuda:
-        return launch_norm(x, None, weight, None, eps, offset, centre=False)
     if not _runs_here(x):
+        if x.is_cuda:
+            return launch_norm(x, None, weight, None, eps, offset, centre=False)
         return rms_norm_reference(x, weight, eps, offset)
     return _launch(cpu.RMS_NORM, x, None, weight, None, eps, offset)
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
     """residual += x, in place; returns (rms_norm(residual), residual). Both [..., H] and contiguous."""
-    if x.is_cuda:
-        return launch_norm(x, residual, weight, None, eps, offset, centre=False), residual
     if not _runs_here(x):
+        if x.is_cuda:
+            return launch_norm(x, residual, weight, None, eps, offset, centre=False), residual
         return add_rms_norm_reference(x, residual, weight, eps, offset)
-    assert residual.shape == x.shape and residual.dtype == x.dtype and residual.is_contiguous()
+    assert residual.numel() == x.numel() and residual.dtype is x.dtype and residual.is_contiguous()
     return _launch(cpu.ADD_RMS_NORM, x, residual, weight, None, eps, offset), residual
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """x [..., H], weight [H], bias [H] or None -> a new [..., H]."""
-    if x.is_cuda:
-        return launch_norm(x, None, weight, bias, eps, 0.0, centre=True)
     if not _runs_here(x):
+        if x.is_cuda:
+            return launch_norm(x, None, weight, bias, eps, 0.0, centre=True)
         return layer_norm_reference(x, weight, bias, eps)
     return _launch(cpu.LAYER_NORM, x, None, weight, bias, eps, 0.0)
 
@@ -121,26 +121,27 @@ def layer_norm_reference(x: Tensor, weight: Tensor, bias: Tensor | None, eps: fl
 
 
 def _runs_here(x: Tensor) -> bool:
-    return x.is_cpu and (x.dtype == torch.float32 or x.dtype == torch.bfloat16) and x.shape[-1] <= cpu.NORM_MAX
+    return x.is_cpu and (x.dtype is torch.float32 or x.dtype is torch.bfloat16) and x.shape[-1] <= cpu.NORM_MAX
 
 
 def _launch(
     op: int, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, offset: float
 ) -> Tensor:
-    width = x.shape[-1]
-    if x.dim() == 2 and x.stride(1) == 1:
-        rows, stride = x.shape[0], x.stride(0)
-    else:
-        assert x.is_contiguous(), "x must be contiguous, or two-dimensional with contiguous rows"
+    width = weight.numel()
+    assert x.shape[-1] == width, f"x has {x.shape[-1]} features; this norm takes {width}"
+    if x.is_contiguous():
         rows, stride = x.numel() // width, width
-    narrow = weight.dtype == torch.bfloat16
-    assert weight.shape == (width,) and weight.is_contiguous() and (narrow or weight.dtype == torch.float32)
-    assert bias is None or (bias.shape == (width,) and bias.dtype == weight.dtype and bias.is_contiguous())
-    out = torch.empty(x.shape, dtype=x.dtype)
+    else:
+        assert x.dim() == 2 and x.stride(1) == 1, "x must be contiguous, or two-dimensional with contiguous rows"
+        rows, stride = x.shape[0], x.stride(0)
+    narrow = weight.dtype is torch.bfloat16
+    assert weight.is_contiguous() and (narrow or weight.dtype is torch.float32)
+    assert bias is None or (bias.numel() == width and bias.dtype is weight.dtype and bias.is_contiguous())
+    out = torch.empty_like(x)
     cpu.norm(
         op, out.data_ptr(), 0 if residual is None else residual.data_ptr(), x.data_ptr(),
         weight.data_ptr(), 0 if bias is None else bias.data_ptr(),
-        rows, width, stride, eps, offset, x.dtype == torch.bfloat16, narrow,
+        rows, width, stride, eps, offset, x.dtype is torch.bfloat16, narrow,
     )  # fmt: skip
     return out
 

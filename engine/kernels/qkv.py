@@ -101,30 +101,29 @@ def qkv_rope_store(
     cos, sin [T, D_rot/2] float32; q_norm, k_norm [D] or None; caches [num_blocks, Hkv, block_size, D] of one
     dtype; slot_mapping [T] int32 or int64 = block * block_size + offset. A negative slot is not written.
     """
-    if qkv.is_cuda:
-        return launch_qkv(
-            qkv, cos, sin, q_norm, k_norm, eps, num_heads, num_kv_heads, head_dim, k_cache, v_cache, slot_mapping
-        )
-    if not qkv.is_cpu or (qkv.dtype != torch.float32 and qkv.dtype != torch.bfloat16) or head_dim > cpu.HEAD_MAX:
+    narrow = qkv.dtype is torch.bfloat16
+    if not qkv.is_cpu or not (narrow or qkv.dtype is torch.float32) or head_dim > cpu.HEAD_MAX:
+        if qkv.is_cuda:
+            return launch_qkv(
+                qkv, cos, sin, q_norm, k_norm, eps, num_heads, num_kv_heads, head_dim, k_cache, v_cache, slot_mapping
+            )
         return qkv_rope_store_reference(
             qkv, cos, sin, q_norm, k_norm, eps, num_heads, num_kv_heads, head_dim, k_cache, v_cache, slot_mapping
         )
-    tokens, half = qkv.shape[0], cos.shape[-1]
-    block_size = k_cache.shape[2]
-    assert qkv.shape[1] == (num_heads + 2 * num_kv_heads) * head_dim and qkv.stride(1) == 1
-    assert cos.shape == sin.shape == (tokens, half) and 2 * half <= head_dim and cos.dtype == torch.float32
+    tokens, width = qkv.shape
+    half, block_size = cos.shape[-1], k_cache.shape[2]
+    assert width == (num_heads + 2 * num_kv_heads) * head_dim and qkv.stride(1) == 1 and 2 * half <= head_dim
+    assert cos.numel() == sin.numel() == tokens * half and slot_mapping.numel() == tokens
     assert cos.is_contiguous() and sin.is_contiguous() and slot_mapping.is_contiguous()
-    assert k_cache.shape[1:] == v_cache.shape[1:] == (num_kv_heads, block_size, head_dim)
-    assert k_cache.is_contiguous() and v_cache.is_contiguous() and k_cache.dtype == v_cache.dtype
-    assert slot_mapping.shape == (tokens,) and slot_mapping.dtype in (torch.int32, torch.int64)
+    assert k_cache.shape == v_cache.shape and k_cache.is_contiguous() and v_cache.is_contiguous()
     q = qkv.new_empty(tokens, num_heads, head_dim)
-    norm_narrow = (q_norm if q_norm is not None else qkv).dtype == torch.bfloat16
     cpu.qkv_rope_store(
         q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), qkv.data_ptr(), cos.data_ptr(), sin.data_ptr(),
         0 if q_norm is None else q_norm.data_ptr(), 0 if k_norm is None else k_norm.data_ptr(),
         slot_mapping.data_ptr(),
         tokens, qkv.stride(0), num_heads, num_kv_heads, head_dim, half, block_size, eps,
-        qkv.dtype == torch.bfloat16, norm_narrow, k_cache.dtype == torch.bfloat16, slot_mapping.dtype == torch.int64,
+        narrow, q_norm is not None and q_norm.dtype is torch.bfloat16,
+        k_cache.dtype is torch.bfloat16, slot_mapping.dtype is torch.int64,
     )  # fmt: skip
     return q
 

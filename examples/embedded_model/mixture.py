@@ -16,8 +16,8 @@ from examples.embedded_model.sample import Dice, Sample, Turn
 MEDIA = (*picture_tasks.TASKS, *sound_tasks.TASKS, *films.TASKS)
 TEXT = (*text_tasks.TASKS, *talk_tasks.TASKS)
 # how often each room is entered; within a room the tasks carry their own weights
-ROOMS = {"image": (picture_tasks.TASKS, 3.0), "audio": (sound_tasks.TASKS, 2.2), "video": (films.TASKS, 1.0),
-         "letters": (text_tasks.TASKS, 3.5), "talk": (talk_tasks.TASKS, 1.5)}  # fmt: skip
+ROOMS = {"image": (picture_tasks.TASKS, 4.5), "audio": (sound_tasks.TASKS, 1.8), "video": (films.TASKS, 1.2),
+         "letters": (text_tasks.TASKS, 5.0), "talk": (talk_tasks.TASKS, 2.0)}  # fmt: skip
 
 
 class Mixture:
@@ -50,6 +50,7 @@ class Mixture:
         return Sample(self.names[index], turns, dice.system())
 
     def _turns(self, dice: Dice, index: int) -> list[Turn]:
+        dice.task = self.makers[index].__name__
         made = self.makers[index](dice)
         turns = made if isinstance(made, list) else [made]
         for turn in turns:
@@ -60,6 +61,7 @@ class Mixture:
 def _text_turns(dice: Dice) -> list[Turn]:
     """One more exchange of text."""
     maker, _, row = dice.pick(TEXT)
+    dice.task = maker.__name__
     made = maker(dice)
     turns = made if isinstance(made, list) else [made]
     for turn in turns:

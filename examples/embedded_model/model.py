@@ -141,7 +141,7 @@ class Packed(nn.Module):
         for name, weight in (("still_patches", kernel.sum(2)), ("film_patches", kernel)):
             if name in batch:
                 pixels = batch[name].view(-1, 3, (1 if weight.dim() == 4 else 2), bp.PATCH * bp.PATCH).float() / 255
-                pixels = (pixels - mean) / std
+                pixels = ((pixels - mean) / std).to(weight.dtype)
                 pieces.append(F.linear(pixels.flatten(1), weight.flatten(1)))
         x = torch.cat(pieces)
         order = batch["window_order"].long()
@@ -159,8 +159,7 @@ class Packed(nn.Module):
     def hear(self, batch: dict[str, Tensor]) -> Tensor:
         """Tokens of all sounds, [tokens, hidden], in the order of `heard_at`. Every sound is one chunk at most."""
         ears = self.ears
-        with torch.autocast(batch["waves"].device.type, enabled=False):
-            mel = log_mel(batch["waves"].float() / 32768)
+        mel = log_mel(batch["waves"].float() / 32768).to(ears.conv1.weight.dtype)
         frames = (batch["wave_len"].long() + bp.HOP - 1) // bp.HOP
         mel = mel[:, :, : int(frames.max())]
         inside = torch.arange(mel.shape[2], device=mel.device) < frames[:, None]
@@ -189,9 +188,7 @@ class Packed(nn.Module):
             if name in batch:
                 x = x.index_copy(0, batch[where].long(), tower(batch).to(x.dtype))
         cos, sin = text_angles(batch["positions"], HEAD, ROPE["rope_theta"], ROPE["mrope_section"])
-        if torch.is_autocast_enabled(x.device.type):
-            half = torch.get_autocast_dtype(x.device.type)
-            x, cos, sin = x.to(half), cos.to(half), sin.to(half)
+        cos, sin = cos.to(x.dtype), sin.to(x.dtype)
         longest = int(batch["longest"])
         for layer in text.layers:
             x = self.text_layer(x, layer, cos, sin, batch["ends"], longest)

@@ -35,32 +35,48 @@ class Optimizer:
         self.names: dict[str, nn.Parameter] = {
             canonical(n): p for n, p in model.named_parameters() if p.requires_grad and "lm_head" not in n
         }
+        # a bf16 model (as on CUDA) is stepped through float32 copies; a float32 one is its own
+        self.master = {n: p.detach().float() if p.dtype != torch.float32 else p for n, p in self.names.items()}
         self.shapes: dict[torch.Size, list[str]] = {}
         self.plain: list[str] = []
         for name, parameter in self.names.items():
             inside = parameter.dim() == 2 and "embed" not in name and "bos_eos" not in name
             self.shapes.setdefault(parameter.shape, []).append(name) if inside else self.plain.append(name)
-        self.slow = {n: torch.zeros_like(p) for n, p in self.names.items()}
-        self.square = {n: torch.zeros_like(self.names[n]) for n in self.plain}
+        self.slow = {n: torch.zeros_like(p, requires_grad=False) for n, p in self.master.items()}
+        self.square = {n: torch.zeros_like(self.master[n]) for n in self.plain}
         self.count = 0
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
         """One update of everything that has a gradient."""
         self.count += 1
-        gradients = [p.grad for p in self.names.values() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        torch.nn.utils.clip_grads_with_norm_(self.names.values(), 1.0, norm)
-        for names in self.shapes.values():
-            self._muon([n for n in names if self.names[n].grad is not None], rate)
-        self._adam([n for n in self.plain if self.names[n].grad is not None], rate)
+        names = [n for n, p in self.names.items() if p.grad is not None]
+        grads = [self.names[n].grad for n in names]
+        if grads[0].dtype != torch.float32:
+            full = [torch.empty_like(self.master[n]) for n in names]
+            torch._foreach_copy_(full, grads)
+            grads = full
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+        torch._foreach_mul_(grads, (1.0 / norm.clamp(min=1.0)))
+        by_name = dict(zip(names, grads, strict=True))
+        for group in self.shapes.values():
+            self._muon([n for n in group if n in by_name], by_name, rate)
+        self._adam([n for n in self.plain if n in by_name], by_name, rate)
+        self.publish()
         for parameter in self.names.values():
             parameter.grad = None
 
-    def _muon(self, names: list[str], rate: float) -> None:
+    @torch.no_grad()
+    def publish(self) -> None:
+        """Round the float32 copies into the model."""
+        live = [n for n in self.names if self.master[n] is not self.names[n]]
+        if live:
+            torch._foreach_copy_([self.names[n] for n in live], [self.master[n] for n in live])
+
+    def _muon(self, names: list[str], grads_of: dict[str, Tensor], rate: float) -> None:
         if not names:
             return
-        weights, grads = [self.names[n] for n in names], [self.names[n].grad for n in names]
+        weights, grads = [self.master[n] for n in names], [grads_of[n] for n in names]
         slow = [self.slow[n] for n in names]
         torch._foreach_lerp_(slow, grads, 1 - self.momentum)
         mixed = torch._foreach_lerp(grads, slow, self.momentum)
@@ -69,8 +85,8 @@ class Optimizer:
         torch._foreach_mul_(weights, 1 - rate * self.decay)
         torch._foreach_add_(weights, [u.to(weights[0].dtype) for u in update.unbind(0)], alpha=-rate * scale)
 
-    def _adam(self, names: list[str], rate: float) -> None:
-        weights, grads = [self.names[n] for n in names], [self.names[n].grad for n in names]
+    def _adam(self, names: list[str], grads_of: dict[str, Tensor], rate: float) -> None:
+        weights, grads = [self.master[n] for n in names], [grads_of[n] for n in names]
         slow, square = [self.slow[n] for n in names], [self.square[n] for n in names]
         torch._foreach_lerp_(slow, grads, 0.1)
         torch._foreach_mul_(square, 0.98)

@@ -139,15 +139,15 @@ def background(dice: Dice, width: int, height: int, colour: str) -> Image.Image:
     near = shade(base, dice.between(0.8, 0.93)) if max(base) > 60 else tuple(c + 14 for c in base)
     if style == "plain":
         return Image.new("RGB", (width, height), base)
-    rows, columns = np.mgrid[0:height, 0:width]
+    rows, columns = np.ogrid[0:height, 0:width]
     if style == "gradient":
         slope = math.radians(dice.between(0, 360))
-        mix = rows / height * math.sin(slope) + columns / width * math.cos(slope)
+        mix = (rows / height * math.sin(slope) + columns / width * math.cos(slope)).astype(np.float32)
         mix = (mix - mix.min()) / max(1e-6, float(np.ptp(mix)))
     elif style == "radial":
         mix = np.hypot(rows / height - 0.5, columns / width - 0.5) * 1.4
     elif style == "noise":
-        mix = dice.np.random((height, width))
+        mix = dice.np.random((height, width), dtype=np.float32)
     elif style == "stripes":
         step = max(2, int(min(width, height) * dice.between(0.03, 0.15)))
         mix = ((rows + columns * dice.pick((0, 1, -1)) + (columns if dice.chance(0.3) else 0)) // step) % 2

@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from examples.embedded_model.blueprint import HERE
-from examples.embedded_model.phrases import ASIDES, LEADS, PHRASES, SYSTEMS
+from examples.embedded_model.phrases import ASIDES, COMMAND_VERBS, LEADS, PHRASES, SWAPS, SYSTEMS, WISHES
 
 T = TypeVar("T")
 
@@ -55,6 +55,7 @@ class Dice:
 
     def __init__(self, seed: int | str, held: bool = False) -> None:
         self.held = held
+        self.task = ""  # the generator at work, for the split of the word list
         self.r = random.Random(f"{seed}/{held}")
         self.np = np.random.default_rng(self.r.getrandbits(63))
 
@@ -81,29 +82,51 @@ class Dice:
     def ask(self, name: str, **values: object) -> str:
         """A question in one of its phrasings, sometimes with a word of politeness, sloppy or plain."""
         plain, held = PHRASES[name]
-        text = self.pick(held if self.held else plain).format(**values)
+        text = (self.pick(held) if self.held else self._reworded(self.pick(plain), held)).format(**values)
         roll = self.r.random()
-        if roll < 0.10:
+        if roll < 0.12:
             text = f"{self.pick(LEADS)} {text}"
-        elif roll < 0.17:
+        elif roll < 0.20:
             text = f"{text} {self.pick(ASIDES)}"
-        elif roll < 0.25 and not values:
+        elif roll < 0.28 and not values:
             text = text.lower()
-        elif roll < 0.29:
+        elif roll < 0.33:
             text = text.rstrip("?.!")
         return text
+
+    def _reworded(self, text: str, held: Sequence[str]) -> str:
+        """A training phrasing with some words swapped, some commands put as wishes; never a held-out one."""
+        words = text.split(" ")
+        for index, word in enumerate(words):
+            bare = word.strip("?.,:!")
+            if bare in SWAPS and self.chance(0.35):
+                words[index] = word.replace(bare, self.pick(SWAPS[bare]))
+        new = " ".join(words)
+        if words[0] in COMMAND_VERBS and not new.endswith("}") and self.chance(0.3):
+            new = self.pick(WISHES).format(c=new[0].lower() + new[1:].rstrip(".?"))
+        return text if new in held else new
+
+    def invented(self) -> str:
+        """A name nobody has: syllables, or a word with a capital letter."""
+        if self.chance(0.4):
+            return self.word(8).capitalize()
+        syllables = (self.pick("bcdfghjklmnprstvwz") + self.pick("aeiou") + self.pick(("", "", "n", "r", "l", "s", "m", "ck", "th")) for _ in range(self.whole(1, 3)))
+        return "".join(syllables).capitalize()
 
     def system(self) -> str:
         """Mostly none."""
         return self.pick(SYSTEMS) if self.chance(0.2) else ""
 
     def word(self, longest: int = 9) -> str:
-        """An English word; a tenth of the list is kept for the held-out set."""
-        return self.pick(_words(self.held, longest))
+        """An English word; for every task another tenth of the list is kept for the held-out set."""
+        if self.chance(0.12) and not self.held:  # two words run together, so that every entry is met in company
+            half = _words(False, 5, "halves")
+            return self.pick(half) + self.pick(half)
+        return self.pick(_words(self.held, longest, self.task))
 
 
 @cache
-def _words(held: bool, longest: int) -> tuple[str, ...]:
+def _words(held: bool, longest: int, task: str) -> tuple[str, ...]:
     """The list beside this file, split by checksum so that the split never moves."""
     words = (HERE / "words.txt").read_text().split()
-    return tuple(w for w in words if len(w) <= longest and (zlib.crc32(w.encode()) % 10 == 0) == held)
+    return tuple(w for w in words if len(w) <= longest and (zlib.crc32(f"{task}/{w}".encode()) % 10 == 0) == held)

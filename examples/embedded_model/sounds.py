@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from scipy.signal import lfilter, resample_poly
+from scipy.signal import firwin, lfilter, resample_poly
 
 from examples.embedded_model.blueprint import SAMPLE_RATE
 from examples.embedded_model.sample import Dice
@@ -91,6 +91,18 @@ def voice() -> _Espeak:
     return _Espeak()
 
 
+@cache
+def _lowpass(up: int, down: int) -> np.ndarray:
+    """The filter that resampling by up / down needs; designing one takes longer than using it."""
+    wide = max(up, down)
+    return firwin(2 * 10 * wide + 1, 1 / wide, window=("kaiser", 5.0)).astype(np.float32)
+
+
+def resample(wave: np.ndarray, up: int, down: int) -> np.ndarray:
+    """Change the number of samples a second by up / down."""
+    return resample_poly(wave, up, down, window=_lowpass(up, down)).astype(np.float32)
+
+
 def speak(dice: Dice, text: str) -> np.ndarray:
     """The text in a random voice, speed and pitch, at 16 kHz, peak near one, silence trimmed."""
     variant = dice.pick(HELD_VARIANTS if dice.held else VARIANTS)
@@ -98,7 +110,7 @@ def speak(dice: Dice, text: str) -> np.ndarray:
     name = f"{accent}+{variant}" if variant else accent
     rate = round(dice.between(110, 220))
     wave = voice().say(text, name, rate, dice.whole(20, 80), dice.whole(20, 80), dice.pick((0, 0, 0, 1, 3, 6)))
-    wave = resample_poly(wave, 320, 441).astype(np.float32)
+    wave = resample(wave, 320, 441)
     return trim(wave)
 
 
@@ -205,10 +217,10 @@ def wear(dice: Dice, wave: np.ndarray, speech: bool = True) -> np.ndarray:
         wave = _room(dice, wave)
     if speech and dice.chance(0.25):
         up, down = dice.pick(((10, 11), (11, 10), (15, 16), (16, 15), (20, 21), (21, 20)))
-        wave = resample_poly(wave, up, down).astype(np.float32)
+        wave = resample(wave, up, down)
     if dice.chance(0.2):
         narrow = dice.pick((2, 2, 4)) if not speech else 2
-        wave = resample_poly(resample_poly(wave, 1, narrow), narrow, 1).astype(np.float32)
+        wave = resample(resample(wave, 1, narrow), narrow, 1)
     if dice.chance(0.5):
         level = 10 ** (-dice.between(8, 40) / 20) * float(np.sqrt(np.mean(wave**2)))
         wave = wave + level * _noise(dice, len(wave))

@@ -90,7 +90,14 @@ MEDIA_QUESTIONS = ("What is in the picture?", "What do you see in the image?", "
 
 
 def _name(dice: Dice) -> str:
-    return dice.pick(HELD_FIRST if dice.held else FIRST)
+    """A first name; in training also many that nobody has, so that names are copied and not recited."""
+    if dice.held:
+        return dice.pick(HELD_FIRST)
+    return dice.pick(FIRST) if dice.chance(0.5) else dice.invented()
+
+
+def _town(dice: Dice) -> str:
+    return dice.pick(TOWNS) if dice.held or dice.chance(0.7) else dice.invented()
 
 
 def small_talk(dice: Dice) -> list[Turn]:
@@ -106,7 +113,7 @@ def small_talk(dice: Dice) -> list[Turn]:
 
 def name_memory(dice: Dice) -> list[Turn]:
     """What was said a turn ago is still known."""
-    name, town, food = _name(dice), dice.pick(TOWNS), dice.pick(FOODS)
+    name, town, food = _name(dice), _town(dice), dice.pick(FOODS)
     facts = {
         "name": ((f"My name is {name}.", f"I am {name}.", f"Hi, I'm {name}.", f"Call me {name}.", f"Hello, my name is {name}."),
                  f"Nice to meet you, {name}!", ("What is my name?", "Who am I?", "Do you remember my name?", "What's my name?"),
@@ -137,7 +144,7 @@ def outside(dice: Dice) -> list[Turn]:
 
 def _person(dice: Dice, name: str) -> list[tuple[str, str, str, str]]:
     """Facts of one person: sentence, question, answer, key."""
-    town, animal, colour, thing = dice.pick(TOWNS), dice.pick(ANIMALS), dice.pick(COLOURS), dice.pick(THINGS)
+    town, animal, colour, thing = _town(dice), dice.pick(ANIMALS), dice.pick(COLOURS), dice.pick(THINGS)
     food, job, age = dice.pick(FOODS), dice.pick(JOBS), dice.whole(5, 90)
     number = dice.whole(2, 12)
     return [
@@ -153,8 +160,7 @@ def _person(dice: Dice, name: str) -> list[tuple[str, str, str, str]]:
 
 def paragraph(dice: Dice) -> list[Turn]:
     """A few sentences about one to three people; one to three questions, some without an answer in the text."""
-    held_names = HELD_FIRST if dice.held else FIRST
-    names = dice.some(held_names, dice.whole(1, 3))
+    names = list(dict.fromkeys(_name(dice) for _ in range(dice.whole(1, 3))))
     facts = [fact for name in names for fact in dice.some(_person(dice, name), dice.whole(1, 3))]
     dice.r.shuffle(facts)
     story = " ".join(fact[0] for fact in facts)
@@ -165,7 +171,9 @@ def paragraph(dice: Dice) -> list[Turn]:
         missing = [f for f in _person(dice, dice.pick(names)) if f[1] not in known and f[3] not in ("job", "food")]
         if missing:
             questions[-1] = (dice.pick(missing)[1], UNKNOWN)
-    shape = dice.pick(("{s} {q}", "{s}\n{q}", "{q}\n{s}", "Read this: {s}\nQuestion: {q}", "Text: {s}\n{q}", "{s}\n\n{q}"))
+    shape = dice.pick(("{s} {q}", "{s}\n{q}", "{q}\n{s}", "Read this: {s}\nQuestion: {q}", "Text: {s}\n{q}", "{s}\n\n{q}",
+                       "Here is a story: {s} {q}", "Read the text.\n{s}\n{q}", "I tell you something. {s} And now: {q}",
+                       "{s} Answer this: {q}", "Use the text to answer. {s}\n{q}", "{q} The text: {s}", "{s}\nQ: {q}"))  # fmt: skip
     if dice.held:
         shape = dice.pick(("{s}\nNow tell me: {q}", "Here is a text. {s} {q}"))
     turns = [Turn([shape.format(s=story, q=questions[0][0])], questions[0][1])]
@@ -176,7 +184,7 @@ def as_json(dice: Dice) -> list[Turn]:
     """Facts of a sentence, a sum, a list, as JSON with the keys asked for."""
     roll = dice.r.random()
     if roll < 0.55:
-        name, age, town, job = _name(dice), dice.whole(5, 90), dice.pick(TOWNS), dice.pick(JOBS)
+        name, age, town, job = _name(dice), dice.whole(5, 90), _town(dice), dice.pick(JOBS)
         sentence = dice.pick((f"{name} is {age} years old and lives in {town}.", f"{name}, {age}, is a {job} in {town}.",
                               f"{name} from {town} is {age} and works as a {job}.", f"{name} lives in {town}. {name} is {age}."))  # fmt: skip
         fields = {"name": name, "age": age, "town": town}
@@ -184,20 +192,30 @@ def as_json(dice: Dice) -> list[Turn]:
             fields["job"] = job
         keys = dice.some(list(fields), dice.whole(2, len(fields)))
         listed = ", ".join(keys[:-1]) + " and " + keys[-1]
-        shapes = ("{s} Answer as JSON with the keys {k}.", "Extract {k} as JSON: {s}", "{s} Give me {k} as JSON.",
-                  "Write {k} as a JSON object: {s}", "{s}\nReturn JSON with {k}.", "JSON with {k}, please: {s}")  # fmt: skip
+        verb = dice.pick(("Answer", "Respond", "Give it", "Return it", "Write it", "Say it", "Put it", "Show it", "Print it"))
+        how = dice.pick(("as JSON", "in JSON", "as a JSON object", "in JSON format", "using JSON", "in the form of JSON"))
+        that = dice.pick(("with the keys {k}", "with {k}", "using the keys {k}", "with keys {k}", "giving {k}", "containing {k}", "(keys: {k})"))
+        shapes = (f"{{s}} {verb} {how} {that}.", f"{verb} {how} {that}: {{s}}", f"{{s}}\n{verb} {how} {that}.", f"{how} {that}: {{s}}",
+                  "{s} Answer as JSON with the keys {k}.", "Extract {k} as JSON: {s}", "{s} Give me {k} as JSON.", "{s} I need JSON {t}.",
+                  "Write {k} as a JSON object: {s}", "{s}\nReturn JSON with {k}.", "JSON with {k}, please: {s}", "Make JSON {t}: {s}",
+                  "Turn this sentence into JSON {t}: {s}", "Convert to JSON {t}: {s}", "{s} What is the JSON for {k}?", "{k} as JSON: {s}")  # fmt: skip
+        shapes = tuple(shape.replace("{t}", that) for shape in shapes)
         if dice.held:
             shapes = ("{s} Please reply with JSON that has {k}.", "Turn this into JSON with the keys {k}: {s}")
         return [Turn([dice.pick(shapes).format(s=sentence, k=listed)], json.dumps({k: fields[k] for k in keys}), "json")]
     if roll < 0.8:
         a, b = dice.whole(0, 99), dice.whole(0, 99)
-        shapes = ("What is {a} + {b}? Answer as JSON.", "{a} + {b}, as JSON with the key result.",
-                  'Calculate {a} + {b} and answer in JSON with the key "result".', "Give {a} + {b} as JSON.")  # fmt: skip
+        shapes = ("What is {a} + {b}? Answer as JSON.", "{a} + {b}, as JSON with the key result.", "Answer in JSON: {a} + {b}",
+                  'Calculate {a} + {b} and answer in JSON with the key "result".', "Give {a} + {b} as JSON.", "{a} + {b} in JSON",
+                  "Compute {a} + {b}. Respond in JSON.", "What is {a} plus {b}? Use JSON.", "The sum of {a} and {b} as JSON, please.",
+                  "How much is {a} + {b}? Answer with JSON.", "Return JSON with the result of {a} + {b}.", "JSON: {a} + {b}")  # fmt: skip
         if dice.held:
             shapes = ("Add {a} and {b} and reply in JSON.", "How much is {a} + {b}? Reply as JSON.")
         return [Turn([dice.pick(shapes).format(a=a, b=b)], json.dumps({"result": a + b}), "json")]
     items = [dice.word() for _ in range(dice.whole(2, 4))]
-    shapes = ("Write this list as JSON: {w}", "Give me a JSON list of {w}", "As a JSON array: {w}", "Make a JSON list: {w}")
+    shapes = ("Write this list as JSON: {w}", "Give me a JSON list of {w}", "As a JSON array: {w}", "Make a JSON list: {w}",
+              "Convert this list to JSON: {w}", "A JSON array of {w}", "List as JSON: {w}", "Write a JSON array with {w}",
+              "These items as JSON: {w}", "Make JSON from this list: {w}", "JSON list: {w}", "Return these as a JSON list: {w}")  # fmt: skip
     if dice.held:
         shapes = ("Turn this list into JSON: {w}", "Put these in a JSON array: {w}")
     return [Turn([dice.pick(shapes).format(w=", ".join(items))], json.dumps(items), "json")]

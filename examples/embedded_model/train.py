@@ -12,7 +12,10 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import queue
+import random
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,6 +70,48 @@ def to_device(batch: dict[str, torch.Tensor], device: str) -> dict[str, torch.Te
     return {n: t if t.dim() == 0 else t.to(device, non_blocking=True) for n, t in batch.items()}
 
 
+class Feeder:
+    """Moves batches to the device on a thread of its own, and lends old ones while no fresh one is ready."""
+
+    def __init__(self, source: Iterator[dict[str, torch.Tensor]], device: str, keep: int) -> None:
+        self.source, self.device, self.keep = source, device, keep
+        self.ready: queue.Queue[dict[str, torch.Tensor]] = queue.Queue(maxsize=8)
+        self.old: list[dict[str, torch.Tensor]] = []
+        self.chance, self.fresh, self.ended = random.Random(0), 0, False
+        self.thread = threading.Thread(target=self._move, daemon=True)
+        self.thread.start()
+
+    def _move(self) -> None:
+        for batch in self.source:
+            moved = to_device(batch, self.device)
+            while not self.ended:
+                try:
+                    self.ready.put(moved, timeout=0.5)
+                    break
+                except queue.Full:
+                    continue
+            if self.ended:
+                return
+
+    def next(self) -> dict[str, torch.Tensor]:
+        """A fresh batch if there is one, else one seen before."""
+        if self.ready.empty() and len(self.old) >= min(20, self.keep) and self.keep:
+            return self.chance.choice(self.old)
+        batch = self.ready.get()
+        self.fresh += 1
+        if self.keep:
+            if len(self.old) < self.keep:
+                self.old.append(batch)
+            else:
+                self.old[self.fresh % self.keep] = batch
+        return batch
+
+    def stop(self) -> None:
+        """End the thread; the workers end with their loader."""
+        self.ended = True
+        self.thread.join()
+
+
 @torch.no_grad()
 def right_turns(logits: torch.Tensor, targets: torch.Tensor, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """For every turn of the batch, whether all tokens of its answer are the most likely ones: bool [turns]."""
@@ -83,8 +128,7 @@ def evaluate(model: Packed, device: str, seed: str, workers: int, rounds: int, t
     counts = torch.zeros(2, len(TABLE), dtype=torch.long)
     for batch in loader(Batches(seed, tokens, True, {}, repeat=rounds), workers):
         batch = to_device(batch, device)
-        with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-            logits, targets = model(batch)
+        logits, targets = model(batch)
         right = right_turns(logits, targets, batch).cpu()
         tasks = batch["tasks"].cpu().long()
         counts[0] += torch.bincount(tasks[right], minlength=len(TABLE))
@@ -101,7 +145,7 @@ def rate_at(progress: float, step: int, peak: float) -> float:
 def save(folder: Path, model: Packed, optimizer: Optimizer, facts: dict, momenta: bool = True) -> None:
     """Weights (float32) and momenta in shards, and facts.json."""
     folder.mkdir(parents=True, exist_ok=True)
-    weights = {n: p.detach() for n, p in optimizer.names.items()}
+    weights = {n: p.detach() for n, p in optimizer.master.items()}
     for stem, tensors in (("weights", weights), ("momenta", optimizer.state() if momenta else {})):
         shard: dict[str, torch.Tensor] = {}
         number = size = 0
@@ -122,7 +166,8 @@ def load(folder: Path, optimizer: Optimizer) -> dict:
     with torch.no_grad():
         for path in sorted(folder.glob("weights-*.safetensors")):
             for name, tensor in load_file(path).items():
-                optimizer.names[name].copy_(tensor)
+                optimizer.master[name].copy_(tensor)
+    optimizer.publish()
     momenta = {n: t for path in sorted(folder.glob("momenta-*.safetensors")) for n, t in load_file(path).items()}
     optimizer.load(momenta, facts["step"] if momenta else 0)
     return facts
@@ -132,7 +177,8 @@ def start_from(path: Path, optimizer: Optimizer) -> None:
     """Weights of an exported model.safetensors; momenta start at zero."""
     with torch.no_grad():
         for name, tensor in load_file(path).items():
-            optimizer.names[name].copy_(tensor)
+            optimizer.master[name].copy_(tensor)
+    optimizer.publish()
 
 
 def table_text(result: dict[str, tuple[int, int]]) -> str:
@@ -174,7 +220,7 @@ def train(args: argparse.Namespace) -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_float32_matmul_precision("high")
     began = time.time()
-    thinker = bp.build_model(args.seed).to(device)
+    thinker = bp.build_model(args.seed).to(device, torch.bfloat16 if device == "cuda" else torch.float32)
     model = Packed(thinker, compiled=args.compile)
     optimizer = Optimizer(thinker, args.decay)
     facts = {"step": 0, "spent": 0.0, "piece": 0, "samples": 0}
@@ -186,24 +232,20 @@ def train(args: argparse.Namespace) -> None:
     facts["piece"] += 1
     weights = {k: float(v) for k, v in (p.split("=") for p in args.weights.split(",") if p)}
     batches = Batches(f"{args.seed}/{facts['piece']}", args.tokens, False, weights)
-    source = iter(loader(batches, args.workers))
+    feeder = Feeder(iter(loader(batches, args.workers)), device, args.keep if device == "cuda" else 0)
     meter, deadline = Meter(), began + 60 * args.minutes
     print(f"{device}, {args.workers} workers, piece {facts['piece']}, step {facts['step']}, {facts['spent'] / 60:.1f} min so far", flush=True)
     last = time.time()
     while time.time() < deadline:
         waited = time.time()
-        batch = to_device(next(source), device)
+        batch = feeder.next()
         meter.wait += time.time() - waited
-        rate = rate_at(facts["spent"] / 60 / args.total_minutes, facts["step"], args.rate)
-        loss = 0.0
-        for _ in range(args.reuse):
-            with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-                logits, targets = model(batch)
-            loss = F.cross_entropy(logits.float(), targets)
-            loss.backward()
-            optimizer.step(rate)
+        rate = rate_at(facts["spent"] / 60 / args.total_minutes, optimizer.count, args.rate)
+        logits, targets = model(batch)
+        loss = F.cross_entropy(logits.float(), targets)
+        loss.backward()
+        optimizer.step(rate)
         facts["step"] += 1
-        facts["samples"] += len(batch["ends"]) - 1
         meter.steps, meter.tokens = meter.steps + 1, meter.tokens + len(batch["ids"])
         if facts["step"] % 10 == 0:
             meter.loss, meter.looks = meter.loss + float(loss.detach()), meter.looks + 1
@@ -213,7 +255,10 @@ def train(args: argparse.Namespace) -> None:
         last = now
         if now - meter.since > args.log_every:
             print(meter.line(facts["step"], facts["spent"], rate), flush=True)
-    del source
+    feeder.stop()
+    facts["samples"] += feeder.fresh * (len(batch["ends"]) - 1)  # about
+    print(f"{feeder.fresh} fresh batches, {len(feeder.old)} kept", flush=True)
+    del feeder
     result = evaluate(model, device, "held/0", args.workers, args.eval_rounds, args.tokens)
     facts["held"] = result
     save(args.state, model, optimizer, facts)
@@ -235,7 +280,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32768, help="tokens in one step")
     parser.add_argument("--rate", type=float, default=3e-3)
     parser.add_argument("--decay", type=float, default=0.05)
-    parser.add_argument("--reuse", type=int, default=1, help="updates on each batch")
+    parser.add_argument("--keep", type=int, default=600, help="batches kept on the device, reused while none is ready")
     parser.add_argument("--weights", default="", help="shift the mixture: image_print=2,audio=1.5")
     parser.add_argument("--eval-rounds", type=int, default=1, help="held-out batches per worker")
     parser.add_argument("--log-every", type=float, default=20.0)

@@ -47,10 +47,17 @@ def codec_library() -> types.ModuleType:
     return av
 
 
-def open_container(data: bytes, demuxer: str) -> av.container.InputContainer:
-    """Open bytes with one named demuxer; no protocol may be opened from inside the file."""
+def open_container(data: bytes, demuxer: str, limits: MediaLimits) -> av.container.InputContainer:
+    """Open bytes with one named demuxer; no protocol may be opened from inside the file.
+
+    Opening decodes a little to learn what streams hold, so decoders are told the largest frame here already.
+    """
     av = codec_library()
-    options = {"protocol_whitelist": "none", "max_streams": str(_MAX_STREAMS)}
+    options = {
+        "protocol_whitelist": "none",
+        "max_streams": str(_MAX_STREAMS),
+        "max_pixels": str(limits.video_max_frame_pixels),
+    }
     try:
         return av.open(
             io.BytesIO(data),
@@ -115,7 +122,7 @@ class SoundFile:
 
 def decode_track(data: bytes, demuxer: str, limits: MediaLimits, max_seconds: float, alarm: Alarm) -> np.ndarray | None:
     """The first sound track of a container, float32 [samples] at 16 kHz, or None when it has none."""
-    with open_container(data, demuxer) as container:
+    with open_container(data, demuxer, limits) as container:
         if not container.streams.audio:
             return None
         stream = container.streams.audio[0]

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mm.transform.image import Scale
+
 
 @dataclass(frozen=True, slots=True)
 class FrameRule:
@@ -44,10 +46,9 @@ class FilmPlan:
     """What a processor wants of a film."""
 
     indices: np.ndarray  # int64 [frames], ascending
-    height: int  # of each kept frame, after scaling
-    width: int
+    scale: Scale  # of each kept frame
     seconds_per_frame: float
 
     @property
     def pixels(self) -> int:
-        return len(self.indices) * self.height * self.width
+        return len(self.indices) * self.scale.pixels

@@ -11,12 +11,15 @@ import functools
 import io
 import types
 import warnings
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mm.decode.alarm import too_complex
 from mm.errors import MediaError, invalid, too_large, unsupported
 from mm.limits import MediaLimits
+from mm.transform.image import Scale
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -41,6 +44,8 @@ _MODES = {
     "I;16L",
 }
 _ORIENTATION = 0x0112
+# Each scan of a progressive JPEG passes over the whole picture, however few its bytes; writers use about ten.
+_START_OF_SCAN, _MAX_SCANS = b"\xff\xda", 100
 
 
 @functools.cache
@@ -55,6 +60,9 @@ def _pillow() -> types.ModuleType:
     return Image
 
 
+Planner = Callable[[int, int], Scale]  # (height, width)
+
+
 class ImageFile:
     """A picture whose header has been read and checked."""
 
@@ -63,6 +71,8 @@ class ImageFile:
             raise unsupported(
                 f"this server reads pictures as {', '.join(limits.image_formats)}; the data is something else"
             )
+        if word == "jpeg" and data.count(_START_OF_SCAN) > _MAX_SCANS:
+            raise too_complex()
         image_module = _pillow()
         try:
             self._image = image_module.open(io.BytesIO(data), formats=[_OPENERS[word]])
@@ -80,14 +90,13 @@ class ImageFile:
         """Bytes held at most while decoding: the picture, an RGBA copy, the result."""
         return self.width * self.height * 12
 
-    def decode(self) -> np.ndarray:
-        """Decode into the normal form; uint8 [height, width, 3], contiguous."""
+    def decode(self, planner: Planner) -> np.ndarray:
+        """Decode into the normal form, scaled as `planner` says of the upright size; uint8 [height, width, 3]."""
         try:
             image = self._image
-            orientation = _orientation(image)
-            image.load()
-            image = _upright(_flat_rgb(image), orientation)
-            pixels = np.ascontiguousarray(image)  # [height, width, 3]
+            image.load()  # before the orientation, whose reader loads a PNG too and would hide what is wrong with it
+            image = _upright(_flat_rgb(image), _orientation(image))
+            pixels = np.ascontiguousarray(planner(image.height, image.width).image(image))
         except MediaError:
             raise
         except MemoryError:

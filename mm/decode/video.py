@@ -23,7 +23,6 @@ from mm.decode.frames import FilmPlan
 from mm.decode.whole import check_whole, cut_short
 from mm.errors import MediaError, invalid, too_large, unsupported
 from mm.limits import MediaLimits
-from mm.transform.image import resize
 
 if TYPE_CHECKING:
     import av
@@ -47,7 +46,7 @@ class FilmFile:
         self._data = data
         self._demuxer = _DEMUXERS[word]
         self._limits = limits
-        self._container = open_container(data, self._demuxer)
+        self._container = open_container(data, self._demuxer, limits)
         try:
             self._stream = _video_stream(self._container, limits)
             context = self._stream.codec_context
@@ -151,18 +150,22 @@ class FilmFile:
     def _scaled(self, frame: av.VideoFrame) -> np.ndarray:
         if frame.width * frame.height > self._limits.video_max_frame_pixels:
             raise _frame_too_large(self._limits)
-        pixels = resize(frame.to_ndarray(format="rgb24"), self.plan.height, self.plan.width)  # [height, width, 3]
+        pixels = self.plan.scale.array(frame.to_ndarray(format="rgb24"))  # [height, width, 3]
         # Phones store how they were held beside the film: degrees counter-clockwise.
         turns = round(frame.rotation / 90) % 4
         return np.rot90(pixels, turns) if turns else pixels
 
 
 def _video_stream(container: av.container.InputContainer, limits: MediaLimits) -> av.video.stream.VideoStream:
+    from av.stream import Disposition
+
     if len(container.streams) > limits.video_max_streams:
         raise unsupported(f"the film has {len(container.streams)} streams; at most {limits.video_max_streams} are read")
-    if not container.streams.video:
+    # Cover art is a picture track too, by name only.
+    tracks = [track for track in container.streams.video if not track.disposition & Disposition.attached_pic]
+    if not tracks:
         raise invalid("the file has no picture track")
-    stream = container.streams.video[0]
+    stream = tracks[0]
     context = stream.codec_context
     if context is None or context.codec.canonical_name not in limits.video_codecs:
         raise unsupported(f"the film's codec is not supported; send one of {', '.join(limits.video_codecs)}")

@@ -18,6 +18,7 @@ from engine.request import Modality
 from mm.decode.frames import FilmPlan
 from mm.item import MediaItem, MediaOptions, Processed
 from mm.limits import MediaLimits
+from mm.transform.image import Scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +54,10 @@ class Processor(Protocol):
 
     def cost(self, modality: Modality, item_bytes: int) -> int:
         """Bytes that `process` holds at most beside a decoded item of `item_bytes`."""
+        ...
+
+    def plan_image(self, height: int, width: int, options: MediaOptions) -> Scale:
+        """How large a picture of this size becomes."""
         ...
 
     def plan_film(

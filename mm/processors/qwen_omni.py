@@ -22,6 +22,7 @@ from mm.item import MediaItem, MediaOptions, Part, Processed
 from mm.limits import MediaLimits
 from mm.processors.base import Filling, Placed, read_processor_files
 from mm.processors.qwen_vl import Vision, count_up, token_id, vision_cost
+from mm.transform.image import Scale
 from mm.transform.mel import MelSettings, log_mel, num_frames
 
 _MIN_MEL_FRAMES = 3  # fewer give the tower no row at all
@@ -72,19 +73,22 @@ class QwenOmni:
             return frames * self.mel.num_mels * 8 * 2 + item_bytes
         return vision_cost(self.vision, modality, item_bytes)
 
+    def plan_image(self, height: int, width: int, options: MediaOptions) -> Scale:
+        return self.vision.plan_image(height, width, options)
+
     def plan_film(
         self, num_frames: int, fps: float, height: int, width: int, options: MediaOptions, limits: MediaLimits
     ) -> FilmPlan:
         plan, capped = self.vision.plan(num_frames, fps, height, width, options, limits)
         # The family was trained with the nominal rate; the true one is told only where frames had to be left out.
         rate = min(self.vision.rule.fps, options.fps or self.vision.rule.fps)
-        return plan if capped else FilmPlan(plan.indices, plan.height, plan.width, 1 / rate)
+        return plan if capped else FilmPlan(plan.indices, plan.scale, 1 / rate)
 
     def process(self, item: MediaItem, digest: bytes, options: MediaOptions) -> Processed:
         if item.modality == "audio":
             return Processed("audio", (self._sound(item.data, digest),))
         if item.modality == "image":
-            features, count = self.vision.still(item.data, options)
+            features, count = self.vision.still(item.data)
             return Processed("image", (Part("image", digest, count, features),))
         features, count = self.vision.moving(item.data)
         per_grid = item.seconds_per_frame * self.vision.video.temporal_patch_size

@@ -23,7 +23,7 @@ from mm.decode.frames import FilmPlan, FrameRule, sample_indices
 from mm.item import MediaItem, MediaOptions, Part, Processed
 from mm.limits import MediaLimits
 from mm.processors.base import Filling, Placed, read_processor_files
-from mm.transform.image import PatchSettings, patchify, resize, smart_resize
+from mm.transform.image import PatchSettings, Scale, patchify
 
 _FILM_MIN_PIXELS, _FILM_MAX_PIXELS = 128 * 28 * 28, 768 * 28 * 28  # per frame, where a checkpoint does not say
 _BYTES_PER_PIXEL = 3 * 4  # of float32 features
@@ -46,13 +46,12 @@ class Vision:
             multiple=self.video.temporal_patch_size,
         )
 
-    def still(self, pixels: np.ndarray, options: MediaOptions) -> tuple[dict[str, np.ndarray], int]:
-        """Features and token count of a picture, uint8 [height, width, 3]."""
-        settings = _lowered(self.image, options)
-        height, width = smart_resize(
-            pixels.shape[0], pixels.shape[1], settings.factor, settings.min_pixels, settings.max_pixels
-        )
-        return self._features(resize(pixels, height, width, settings.resample)[None], settings)
+    def plan_image(self, height: int, width: int, options: MediaOptions) -> Scale:
+        return _lowered(self.image, options).scale(height, width)
+
+    def still(self, pixels: np.ndarray) -> tuple[dict[str, np.ndarray], int]:
+        """Features and token count of a picture, uint8 [height, width, 3], already scaled."""
+        return self._features(pixels[None], self.image)
 
     def moving(self, frames: np.ndarray) -> tuple[dict[str, np.ndarray], int]:
         """Features and token count of a film's kept frames, uint8 [frames, height, width, 3], already scaled."""
@@ -73,10 +72,8 @@ class Vision:
             budget = int(self.max_video_tokens * settings.factor**2 * 0.9)
             most = min(most, max(budget * rule.multiple // count, int(settings.min_pixels * 1.05)))
         max_pixels = max(min(settings.max_pixels, most), settings.factor**2)
-        new_height, new_width = smart_resize(
-            height, width, settings.factor, min(settings.min_pixels, max_pixels), max_pixels
-        )
-        plan = FilmPlan(sample_indices(num_frames, count), new_height, new_width, num_frames / fps / count)
+        bounded = replace(settings, min_pixels=min(settings.min_pixels, max_pixels), max_pixels=max_pixels)
+        plan = FilmPlan(sample_indices(num_frames, count), bounded.scale(height, width), num_frames / fps / count)
         return plan, capped
 
     def settings(self, modality: Modality, options: MediaOptions) -> bytes:
@@ -131,6 +128,9 @@ class QwenVL:
     def cost(self, modality: Modality, item_bytes: int) -> int:
         return vision_cost(self.vision, modality, item_bytes)
 
+    def plan_image(self, height: int, width: int, options: MediaOptions) -> Scale:
+        return self.vision.plan_image(height, width, options)
+
     def plan_film(
         self, num_frames: int, fps: float, height: int, width: int, options: MediaOptions, limits: MediaLimits
     ) -> FilmPlan:
@@ -138,7 +138,7 @@ class QwenVL:
 
     def process(self, item: MediaItem, digest: bytes, options: MediaOptions) -> Processed:
         if item.modality == "image":
-            features, count = self.vision.still(item.data, options)
+            features, count = self.vision.still(item.data)
         else:
             features, count = self.vision.moving(item.data)
             per_grid = item.seconds_per_frame * self.vision.video.temporal_patch_size
@@ -175,11 +175,9 @@ def count_up(out: np.ndarray, start: int, end: int, first: int) -> int:
 
 
 def vision_cost(vision: Vision, modality: Modality, item_bytes: int) -> int:
-    """Bytes of scaled pixels, features and the copies between them."""
-    if modality == "image":
-        pixels = min(vision.image.max_pixels, max(item_bytes // 3 * 4, vision.image.min_pixels))
-        return pixels * (_BYTES_PER_PIXEL * vision.image.temporal_patch_size + 6)
-    return item_bytes * 4 + (1 << 20)
+    """Bytes of features and the copies on the way, for `item_bytes` of scaled pixels."""
+    frames = vision.image.temporal_patch_size if modality == "image" else 1
+    return item_bytes * (4 * frames + 4) + (1 << 20)
 
 
 def token_id(config: dict[str, Any], kind: str, default: int) -> int:

@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 BICUBIC = 3  # Pillow's number; processor files store it
 
@@ -34,10 +38,9 @@ class PatchSettings:
         """Sides of a scaled picture are multiples of this."""
         return self.patch_size * self.merge_size
 
-    def table(self) -> np.ndarray:
-        """What each byte becomes, per channel; float32 [3, 256]."""
-        levels = np.arange(256) * self.rescale_factor
-        return np.stack([(levels - m) / s for m, s in zip(self.mean, self.std)]).astype(np.float32)
+    def scale(self, height: int, width: int) -> Scale:
+        """What a picture of this size is brought to."""
+        return Scale(*smart_resize(height, width, self.factor, self.min_pixels, self.max_pixels), self.resample)
 
 
 def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
@@ -56,14 +59,30 @@ def smart_resize(height: int, width: int, factor: int, min_pixels: int, max_pixe
     return new_height, new_width
 
 
-def resize(pixels: np.ndarray, height: int, width: int, resample: int = BICUBIC) -> np.ndarray:
-    """Scale uint8 [h, w, 3] to uint8 [height, width, 3]; Pillow's filters smooth when they shrink."""
-    if pixels.shape[:2] == (height, width):
-        return pixels
-    from PIL import Image
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """The size that a picture or frame is brought to, and Pillow's number of the filter."""
 
-    image = Image.fromarray(pixels).resize((width, height), resample=Image.Resampling(resample))
-    return np.asarray(image)
+    height: int
+    width: int
+    resample: int = BICUBIC
+
+    @property
+    def pixels(self) -> int:
+        return self.height * self.width
+
+    def image(self, image: Image.Image) -> Image.Image:
+        """Scale a Pillow image; its filters smooth when they shrink."""
+        size = (self.width, self.height)
+        return image if image.size == size else image.resize(size, resample=self.resample)
+
+    def array(self, pixels: np.ndarray) -> np.ndarray:
+        """Scale uint8 [h, w, 3] to uint8 [height, width, 3]."""
+        if pixels.shape[:2] == (self.height, self.width):
+            return pixels
+        from PIL import Image
+
+        return np.asarray(self.image(Image.fromarray(pixels)))
 
 
 def patchify(frames: np.ndarray, settings: PatchSettings) -> tuple[np.ndarray, tuple[int, int, int]]:
@@ -76,18 +95,23 @@ def patchify(frames: np.ndarray, settings: PatchSettings) -> tuple[np.ndarray, t
     num_frames, height, width, _ = frames.shape
     grid = (-(-num_frames // temporal), height // patch, width // patch)
     blocks = (grid[0], grid[1] // merge, grid[2] // merge)
-    table = settings.table()
     patches = np.empty((*blocks, merge, merge, 3, temporal, patch, patch), dtype=np.float32)
-    for time in range(grid[0]):
-        for step in range(temporal):
-            index = time * temporal + step
-            if index >= num_frames and step > 0:
-                patches[time, ..., step, :, :] = patches[time, ..., step - 1, :, :]
-                continue
-            frame = frames[min(index, num_frames - 1)]
-            # [block rows, merge, patch, block columns, merge, patch, channel] -> blocks, merge, merge, channel,
-            # patch, patch
-            split = frame.reshape(blocks[1], merge, patch, blocks[2], merge, patch, 3).transpose(0, 3, 1, 4, 6, 2, 5)
-            for channel in range(3):
-                patches[time, ..., channel, step, :, :] = table[channel][split[..., channel, :, :]]
+    for index in range(grid[0] * temporal):
+        time, step = divmod(index, temporal)
+        if index >= num_frames:
+            patches[time, ..., step, :, :] = patches[time, ..., step - 1, :, :]
+            continue
+        planes = _normalised(frames[index], settings)  # [3, height, width]
+        split = planes.reshape(3, blocks[1], merge, patch, blocks[2], merge, patch)
+        # -> block rows, block columns, merge, merge, channel, patch, patch
+        patches[time, ..., step, :, :] = split.transpose(1, 4, 2, 5, 0, 3, 6)
     return patches.reshape(grid[0] * grid[1] * grid[2], 3 * temporal * patch * patch), grid
+
+
+def _normalised(frame: np.ndarray, settings: PatchSettings) -> np.ndarray:
+    """uint8 [height, width, 3] to float32 [3, height, width], scaled and centred per channel."""
+    planes = np.ascontiguousarray(frame.transpose(2, 0, 1)).astype(np.float32)
+    for plane, mean, std in zip(planes, settings.mean, settings.std):
+        plane *= np.float32(settings.rescale_factor / std)
+        plane -= np.float32(mean / std)
+    return planes

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("omniloop.access")
 fault = logging.getLogger("omniloop.fault")
 
-_LABEL = re.compile(rb"^[\x21-\x7e]{1,128}$")
+_LABEL = re.compile(rb"^[\x20-\x7e]{1,128}$")
 
 
 class ClientGone(Exception):
@@ -118,7 +118,9 @@ class Exchange:
         headers += [(name.encode(), value.encode("ascii", "replace")) for name, value in error.headers.items()]
         if error.close:
             headers.append((b"connection", b"close"))
-        await self.answer(error.status, error.body(), headers)
+        of_messages = self.path.startswith("/v1/messages")
+        body = error.messages_body(self.request_id) if of_messages else error.body()
+        await self.answer(error.status, body, headers)
 
 
 def request_label(scope: Scope) -> str:

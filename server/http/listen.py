@@ -100,8 +100,11 @@ def make_listener(config: Config, app: ASGIApp) -> Listener:
         proxy_headers=False,
         timeout_keep_alive=max(1, int(limits.keepalive_timeout)),
         timeout_graceful_shutdown=2,
-        root_path="",
         ssl_keyfile=server.ssl_keyfile or None,
         ssl_certfile=server.ssl_certfile or None,
     )
+    try:
+        settings.load()
+    except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+        raise BindError(f"--ssl-certfile {server.ssl_certfile}, --ssl-keyfile: cannot be used ({error})") from None
     return Listener(settings)

@@ -22,6 +22,7 @@ import numpy as np
 from engine.errors import ConfigError
 from mm.item import MediaRef
 from server.render.errors import RenderError, invalid
+from server.render.escape import Escapes
 from server.render.media import MediaTokens
 from server.render.messages import MessageReader, MessageRules
 from server.render.prompt import Prompt, Side, context_error, truncate
@@ -43,6 +44,7 @@ class RenderConfig:
     content_format: str = "auto"  # auto, string, openai
     default_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     trust_request_chat_template: bool = False
+    escape_special_tokens: bool = False  # of clients' text in conversations
     max_prompt_bytes: int = 0  # 0: 16 per token of the context
     tokenize_offload_bytes: int = 2048
     template_timeout: float = 5.0
@@ -102,6 +104,7 @@ class Renderer:
             )
 
         def work() -> Prompt:
+            escapes = Escapes(self.tokenizer.special_spellings) if self.config.escape_special_tokens else None
             text, media = self._render(
                 messages,
                 tools,
@@ -110,8 +113,12 @@ class Renderer:
                 continue_final_message,
                 template_kwargs,
                 chat_template,
+                escapes,
             )
-            return self._tokenized(text, media, add_special_tokens, truncate_prompt_tokens, truncation_side, "messages")
+            segments = None if escapes is None else escapes.segments(text)
+            return self._tokenized(
+                text, media, add_special_tokens, truncate_prompt_tokens, truncation_side, "messages", segments
+            )
 
         return await self._in_pool(work)
 
@@ -149,13 +156,17 @@ class Renderer:
         continue_final_message: bool,
         template_kwargs: Mapping[str, Any] | None,
         chat_template: str | None,
+        escapes: Escapes | None,
     ) -> tuple[str, list[MediaRef]]:
         template = self._template_for(tools, chat_template)
-        reader = MessageReader(self._rules(template))
+        reader = MessageReader(self._rules(template), escapes)
         conversation = reader.read(messages)
+        self._check_size(_text_size(conversation), "messages")  # clients know these words, not the template cap's
         for value, name in ((tools, "tools"), (documents, "documents"), (template_kwargs, "chat_template_kwargs")):
             self.media.refuse_in_value(value, name)
         tag = _open_last(conversation) if continue_final_message else ""
+        if escapes is not None:
+            tools, documents, template_kwargs = map(escapes.value, (tools, documents, template_kwargs))
         kwargs = {**self.config.default_template_kwargs, **(template_kwargs or {})}
         text = template.render(
             conversation,
@@ -175,17 +186,28 @@ class Renderer:
         limit: int | None,
         side: Side,
         param: str,
+        segments: list[tuple[str, bool]] | None = None,
     ) -> Prompt:
+        if segments is not None:
+            text = "".join(piece for piece, _ in segments)
         try:
             size = len(text) if text.isascii() else len(text.encode())
         except UnicodeEncodeError as error:
             raise invalid(f"{param} contains half of a surrogate pair, which is no character.", param) from error
+        self._check_size(size, param)
+        if segments is None:
+            listed = self.tokenizer.encode(text, add_special_tokens)
+        else:
+            listed = self.tokenizer.encode_segments(segments, add_special_tokens)
+        ids = np.array(listed, dtype=np.int32)
+        kept = truncate(ids, limit, side, self._max_len)
+        return self._prompt(kept, media, text if len(kept) == len(ids) else self.tokenizer.decode(kept), param)
+
+    def _check_size(self, size: int, param: str) -> None:
+        """Text too long for any tokenizer to make it fit."""
         if size > self.config.prompt_bytes:
             at_least = max(-(-size // 16), self._max_len + 1)
             raise context_error(self._max_len, at_least, param, f" (estimated from {size} bytes)")
-        ids = np.array(self.tokenizer.encode(text, add_special_tokens), dtype=np.int32)
-        kept = truncate(ids, limit, side, self._max_len)
-        return self._prompt(kept, media, text if len(kept) == len(ids) else self.tokenizer.decode(kept), param)
 
     def _prompt(self, ids: np.ndarray, media: list[MediaRef], text: str | None, param: str) -> Prompt:
         slots = self.media.slots(ids, media, param)
@@ -267,6 +289,15 @@ def _template_texts(tokenizer: Tokenizer, config: RenderConfig) -> dict[str, str
         raise ConfigError(
             f"--chat-template {given}: not a template and not a readable file ({error.strerror})"
         ) from error
+
+
+def _text_size(conversation: list[dict[str, Any]]) -> int:
+    """Characters in the contents of all messages."""
+    size = 0
+    for message in conversation:
+        content = message["content"]
+        size += len(content) if isinstance(content, str) else sum(len(part.get("text", "")) for part in content or ())
+    return size
 
 
 def _open_last(conversation: list[dict[str, Any]]) -> str:

@@ -17,6 +17,7 @@ import orjson
 from engine.request import Modality
 from mm.item import MediaRef
 from server.render.errors import RenderError, invalid, shown
+from server.render.escape import Escapes
 from server.render.media import MediaTokens
 from server.render.template import ContentFormat
 from server.render.template_facts import TemplateFacts
@@ -63,8 +64,9 @@ class MessageRules:
 class MessageReader:
     """Reads one conversation."""
 
-    def __init__(self, rules: MessageRules) -> None:
+    def __init__(self, rules: MessageRules, escapes: Escapes | None = None) -> None:
         self.rules = rules
+        self.escapes = escapes
         self.media: list[MediaRef] = []
         self.size = 0  # characters of text
 
@@ -115,13 +117,13 @@ class MessageReader:
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise invalid(f"{path} needs a function with a name and arguments.", path)
         self.rules.media.refuse_in_value(call, path)
-        return {**call, "type": "function", "function": {**function, "arguments": self._arguments(function, path)}}
+        call = {**call, "type": "function", "function": {**function, "arguments": self._arguments(function, path)}}
+        return call if self.escapes is None else self.escapes.value(call)
 
     def _arguments(self, function: dict[str, Any], path: str) -> dict[str, Any]:
         # Many templates walk through the arguments, so text becomes an object before they see it.
         arguments = function.get("arguments")
         if isinstance(arguments, str):
-            self.size += len(arguments)
             try:
                 arguments = orjson.loads(arguments) if arguments.strip() else {}
             except orjson.JSONDecodeError:
@@ -192,7 +194,7 @@ class MessageReader:
             raise invalid(f"{path} must be a string.", path)
         self.size += len(value)
         self.rules.media.refuse_in_text(value, path)
-        return value
+        return value if self.escapes is None else self.escapes.text(value)
 
     # -- media
 

@@ -7,6 +7,7 @@ table of token bytes from which answers are detokenized (`_fast/detok.pyx`).
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -71,6 +72,25 @@ class Tokenizer:
             return self.core.encode(text, add_special_tokens=add_special_tokens).ids
         return self.core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
+    def encode_segments(self, segments: Iterable[tuple[str, bool]], add_special_tokens: bool = False) -> list[int]:
+        """Ids of a text in pieces; in those that are marked, special tokens are only letters."""
+        ids: list[int] = []
+        for text, plain in segments:
+            core = self._plain_core if plain else self.core
+            ids += core.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        if not add_special_tokens:
+            return ids
+        bare, framed = self.encode("x"), self.encode("x", add_special_tokens=True)
+        start = next(k for k in range(len(framed)) if framed[k : k + len(bare)] == bare)
+        return [*framed[:start], *ids, *framed[start + len(bare) :]]
+
+    @functools.cached_property
+    def _plain_core(self) -> tokenizers.Tokenizer:
+        # A second object, because the switch is part of it and threads share the first.
+        core = tokenizers.Tokenizer.from_str(self.core.to_str())
+        core.encode_special_tokens = True
+        return core
+
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
         """The text of a whole sequence, as the library decodes it; spaces are not cleaned up."""
         if not self._bytes.rules.known:
@@ -98,6 +118,11 @@ class Tokenizer:
 
     def id_of(self, token: str) -> int | None:
         return self.core.token_to_id(token)
+
+    @property
+    def special_spellings(self) -> list[str]:
+        """How every special token is written."""
+        return [token.content for token in self._added.values() if token.special]
 
     def is_special(self, token_id: int) -> bool:
         return self.table.is_special(token_id)

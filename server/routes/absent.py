@@ -16,8 +16,6 @@ SPEECH = "the served model is no speech recogniser; send audio as a part of /v1/
 LATER = "this version does not serve this endpoint; use /v1/chat/completions"
 
 ABSENT = {
-    "/v1/messages": LATER,
-    "/v1/messages/count_tokens": LATER,
     "/v1/responses": LATER,
     "/v1/embeddings": POOLING,
     "/pooling": POOLING,

@@ -6,6 +6,7 @@ this server cannot do are refused by name before anything is spent.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -19,7 +20,7 @@ from server.output.choices import chat_choice, chat_message
 from server.output.logprobs import TokenNames
 from server.render.prompt import Prompt
 from server.routes.chunks import ChatChunks
-from server.routes.endpoint import check_model, json_response, response_id, route, side_of
+from server.routes.endpoint import built, check_model, response_id, route, side_of
 from server.sampling import Asked, in_range, priority_of, resolve, salt_of
 from server.schema.chat import ChatBody
 from server.state import AppState, exchange_of
@@ -36,14 +37,14 @@ async def create(request: Request) -> Response | None:
     asked = check(state, body)
     name = response_id("chatcmpl-", body.request_id, exchange)
     async with client_present(request):
-        with state.places.hold(asked.n):
+        with state.places.hold(asked.n, exchange.key_name):
             async with within(state.config.limits.prepare_timeout, "the prompt took longer than --prepare-timeout"):
                 prompt = await render(state, body)
                 job = await prepare(
                     exchange, prompt, asked, salt=salt_of(body), priority=priority_of(body, state.config)
                 )
             with Answer(exchange, asked, [job], body.skip_special_tokens is not False) as answer:
-                answer.submit(name, exchange.request_id)
+                await answer.submit(name, exchange.request_id)
                 names = TokenNames(state.tokenizer, bool(body.return_tokens_as_token_ids))
                 top = body.top_logprobs or 0
                 if asked.stream:
@@ -51,8 +52,7 @@ async def create(request: Request) -> Response | None:
                     await PushedStream(answer, frames).run()
                     return None
                 await answer.wait()
-                content = whole(answer, body, name, model, names)
-    return json_response(content)
+                return await built(answer, partial(whole, answer, body, name, model, names))
 
 
 def check(state: AppState, body: ChatBody) -> Asked:

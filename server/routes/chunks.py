@@ -14,6 +14,7 @@ import orjson
 from engine.request import TokenLogprob
 from server.errors import ApiError
 from server.generate import Answer, Choice
+from server.http.sse import DONE
 from server.output.choices import echo_text, usage
 from server.output.logprobs import CompletionLogprobs, TokenNames, joined
 
@@ -24,6 +25,7 @@ class Chunks:
     """What chat and completion chunks share."""
 
     kind = ""
+    done = DONE
 
     def __init__(self, answer: Answer, response_id: str, model: str, return_token_ids: bool) -> None:
         self.answer = answer

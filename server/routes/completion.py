@@ -5,21 +5,23 @@ Owner: loop. In: CompletionBody. Out: choices in prompt-major order, index = pro
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from server.errors import invalid, not_here
-from server.generate import Answer, Choice, Job, prepare
+from server.generate import SLICE, Answer, Choice, Job, prepare
 from server.http.body import read_json
 from server.http.exchange import Exchange
 from server.http.watch import client_present, within
 from server.output.choices import completion_choice, echo_text
 from server.output.logprobs import CompletionLogprobs, TokenNames, joined
 from server.routes.chunks import CompletionChunks
-from server.routes.endpoint import check_model, json_response, response_id, route, side_of
+from server.routes.endpoint import built, check_model, response_id, route, side_of
 from server.sampling import Asked, in_range, priority_of, resolve, salt_of
 from server.schema.completion import CompletionBody
 from server.state import AppState, exchange_of
@@ -37,19 +39,18 @@ async def create(request: Request) -> Response | None:
     asked = check(state, body, len(prompts))
     name = response_id("cmpl-", body.request_id, exchange)
     async with client_present(request):
-        with state.places.hold(asked.n * len(prompts)):
+        with state.places.hold(asked.n * len(prompts), exchange.key_name):
             async with within(state.config.limits.prepare_timeout, "the prompts took longer than --prepare-timeout"):
                 jobs = await render(exchange, body, prompts, asked)
             with Answer(exchange, asked, jobs, body.skip_special_tokens is not False) as answer:
-                answer.submit(name, exchange.request_id)
+                await answer.submit(name, exchange.request_id)
                 makers = logprob_makers(state, body, answer)
                 if asked.stream:
                     ids, echo = bool(body.return_token_ids), bool(body.echo)
                     await PushedStream(answer, CompletionChunks(answer, name, model, ids, makers, echo)).run()
                     return None
                 await answer.wait()
-                content = whole(answer, body, name, model, makers)
-    return json_response(content)
+                return await built(answer, partial(whole, answer, body, name, model, makers))
 
 
 def prompts_of(state: AppState, body: CompletionBody) -> Prompts:
@@ -93,6 +94,8 @@ async def render(exchange: Exchange, body: CompletionBody, prompts: Prompts, ask
     salt, priority = salt_of(body), priority_of(body, state.config)
     jobs = []
     for at, text in enumerate(prompts):
+        if at % SLICE == SLICE - 1:  # others may have the loop in between
+            await asyncio.sleep(0)
         param = "prompt" if len(prompts) == 1 else f"prompt[{at}]"
         prompt = await state.renderer.completion(
             text,

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests import tiny
+from tests.end_to_end.known import Known, answers
 from tests.end_to_end.process import SMALL, ServerProcess, serving
 
 MODEL = "tiny-omni"
@@ -32,4 +33,11 @@ def embedded_process() -> Iterator[ServerProcess]:
 
 @pytest.fixture
 def port(server_process: ServerProcess) -> int:
+    assert server_process.alive, server_process.log
     return server_process.port
+
+
+@pytest.fixture(scope="session")
+def known() -> dict[str, Known]:
+    """The conversations whose answers are known, by name."""
+    return answers()

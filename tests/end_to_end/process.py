@@ -52,6 +52,10 @@ class ServerProcess:
         return self._popen.pid
 
     @property
+    def alive(self) -> bool:
+        return self._popen is not None and self._popen.poll() is None
+
+    @property
     def log(self) -> str:
         """What it has written to stderr so far."""
         self._log.seek(0)

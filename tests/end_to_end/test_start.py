@@ -1,4 +1,4 @@
-"""How the server starts and stops, seen by a user: time to ready, answers before that, signals, sockets, wrong flags."""
+"""How the server starts and stops, as a user sees it: time to ready, answers before, signals, sockets, wrong flags."""
 
 from __future__ import annotations
 

@@ -10,15 +10,10 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from tests.end_to_end.conftest import MODEL
-from tests.end_to_end.known import TOKENS, Known, answers, conversations
+from tests.end_to_end.known import TOKENS, conversations
 
 NAMES = list(conversations())
 FIXED = {"temperature": 0, "max_tokens": TOKENS, "extra_body": {"ignore_eos": True, "return_token_ids": True}}
-
-
-@pytest.fixture(scope="module")
-def known() -> dict[str, Known]:
-    return answers()
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import socket
 import struct
@@ -59,10 +60,8 @@ class Connection:
 
     async def __aexit__(self, *exc: object) -> None:
         self.writer.close()
-        try:
+        with contextlib.suppress(OSError):
             await self.writer.wait_closed()
-        except OSError:
-            pass
 
     async def send(self, data: bytes) -> None:
         self.writer.write(data)
@@ -107,7 +106,7 @@ class Connection:
 async def ask(port: int | str, method: str, path: str, body: Any = None, **named: Any) -> Reply:
     """One request on a connection of its own."""
     async with Connection(port) as connection:
-        await connection.send(request_bytes(method, path, body, **named))
+        connection.writer.write(request_bytes(method, path, body, **named))  # the answer may come before the body's end
         return await connection.reply(method)
 
 

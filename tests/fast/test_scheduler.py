@@ -76,3 +76,298 @@ def test_what_never_fits_is_refused_when_it_is_added():
     assert scheduler.add_entry(9) == -3
     with pytest.raises(ValueError, match="prompt of 256 tokens"):
         scheduler.add(1, ids(*range(256)), max_tokens=1)
+
+
+def test_a_row_that_ends_frees_its_blocks_before_its_slot():
+    scheduler = make()
+    scheduler.add(1, ids(1, 2, 3, 4, 5), max_tokens=9, eos_ids=[7])
+    one, two = plan_for(scheduler), plan_for(scheduler)
+    scheduler.schedule(one)
+    scheduler.schedule(two)
+    scheduler.commit(one, ids(7))
+    assert scheduler.used_blocks == 0
+    assert scheduler.ledger()["slots"] == 1
+    assert scheduler.schedule(one) == 0
+    scheduler.commit(two, ids(7))
+    assert scheduler.ledger()["slots"] == 0
+
+
+def test_stop_ids_count_only_from_min_tokens_on():
+    scheduler = make()
+    scheduler.add(1, ids(1), max_tokens=9, min_tokens=3, eos_ids=[7], stop_ids=[9, 8])
+    assert [int(step(scheduler, 7).out_finish[0]) for _ in range(2)] == [0, 0]
+    assert step(scheduler, 8).out_finish[0] == STOP_TOKEN
+    scheduler.add(2, ids(1), max_tokens=2, min_tokens=5, eos_ids=[7])
+    assert [int(step(scheduler, 7).out_finish[0]) for _ in range(2)] == [0, LENGTH]
+    scheduler.add(3, ids(1), max_tokens=2, ignore_eos=True, eos_ids=[7])
+    assert [int(step(scheduler, 7).out_finish[0]) for _ in range(2)] == [0, LENGTH]
+
+
+@pytest.mark.parametrize("length", [254, 255])
+def test_a_context_is_used_to_its_last_token(length):
+    scheduler = make(max_tokens=64, num_blocks=65)
+    assert scheduler.add(1, ids(*range(length)), max_tokens=1000) == 0
+    made = []
+    while not made or not made[-1]:
+        plan = step(scheduler)
+        made += [int(plan.out_finish[0])] if plan.out_token[0] >= 0 else []
+    assert made == [0] * (255 - length) + [LENGTH]
+    assert scheduler.ledger()["used"] == 0
+
+
+def test_decoding_rows_go_first_and_prompts_share_what_is_left():
+    scheduler = make(max_tokens=10)
+    first = scheduler.add(1, ids(1, 2), max_tokens=9)
+    step(scheduler)
+    second = scheduler.add(2, ids(*range(12)), max_tokens=9)
+    third = scheduler.add(3, ids(*range(50, 60)), max_tokens=9)
+    plan = step(scheduler)
+    assert rows(plan) == {first: (2, 1, SAMPLE), second: (0, 9, 0)}
+    assert plan.num_decode_rows == 1
+    plan = step(scheduler)
+    assert rows(plan) == {first: (3, 1, SAMPLE), second: (9, 3, SAMPLE), third: (0, 6, 0)}
+
+
+def test_a_chunk_is_never_longer_than_the_limit():
+    scheduler = make(max_chunk=5)
+    slot = scheduler.add(1, ids(*range(12)), max_tokens=9)
+    assert [rows(step(scheduler))[slot][1] for _ in range(4)] == [5, 5, 2, 1]
+
+
+def test_a_preempted_request_keeps_its_prefix_and_its_tokens():
+    scheduler = make(num_blocks=9, max_rows=2)
+    one = scheduler.add(1, ids(*range(10, 22)), max_tokens=20, arrival=1.0)
+    two = scheduler.add(2, ids(*range(30, 42)), max_tokens=20, arrival=2.0)
+    plans = [step(scheduler, 7)]
+    while scheduler.num_preemptions == 0:
+        plans.append(step(scheduler, 7))
+    assert list(rows(plans[-1])) == [one]
+    assert scheduler.num_waiting == 1
+    made = scheduler.num_tokens(two) - 12
+    assert scheduler.abort(1)
+    again = step(scheduler, 8)
+    # Of its own four full blocks the other row has taken the last one; that is computed anew, and the sample follows.
+    start, count, flags = rows(again)[two]
+    assert (start + count, flags) == (12 + made, SAMPLE)
+    assert (start, made) == (12, 5)
+    assert list(again.token_ids[:count]) == [*range(30, 42), *[7] * made][start:]
+    assert scheduler.cached_tokens(two) == 0, "the client hears of the first start only"
+
+
+def test_the_last_arrival_is_preempted_and_returns_to_the_front():
+    scheduler = make(num_blocks=9, max_rows=2, max_slots=4)
+    scheduler.add(1, ids(*range(10, 22)), max_tokens=20, arrival=1.0)
+    two = scheduler.add(2, ids(*range(30, 42)), max_tokens=12, arrival=2.0)
+    step(scheduler)
+    three = scheduler.add(3, ids(*range(50, 54)), max_tokens=12, arrival=0.5)
+    while scheduler.num_preemptions == 0:
+        step(scheduler)
+    assert scheduler.queue.peek() == two
+    assert scheduler.abort(1)
+    assert set(rows(step(scheduler))) == {two, three}
+
+
+def test_priority_decides_who_runs_and_who_is_preempted():
+    scheduler = make(num_blocks=9, max_rows=2, policy=1)
+    low = scheduler.add(1, ids(*range(10, 22)), max_tokens=20, priority=5, arrival=1.0)
+    high = scheduler.add(2, ids(*range(30, 42)), max_tokens=20, priority=-5, arrival=3.0)
+    mid = scheduler.add(3, ids(*range(50, 62)), max_tokens=20, priority=0, arrival=2.0)
+    assert list(rows(step(scheduler))) == [high, mid]
+    while scheduler.num_preemptions == 0:
+        step(scheduler)
+    assert scheduler.queue.peek() == mid
+    assert scheduler.abort(2)
+    assert set(rows(step(scheduler))) == {mid, low}
+
+
+def test_an_equal_prompt_takes_over_the_blocks_of_the_first():
+    scheduler = make()
+    scheduler.add(1, ids(*range(12)), max_tokens=1)
+    step(scheduler)
+    slot = scheduler.add(2, ids(*range(12)), max_tokens=1)
+    other = scheduler.add(3, ids(*range(12)), max_tokens=1, root=b"another scope...")
+    plan = step(scheduler)
+    assert rows(plan) == {slot: (8, 4, SAMPLE), other: (0, 12, SAMPLE)}
+    assert (scheduler.prefix_queries, scheduler.prefix_hits) == (36, 8)
+
+
+def test_equal_prompts_that_started_together_end_up_sharing_blocks():
+    scheduler = make()
+    one = scheduler.add(1, ids(*range(12)), max_tokens=4)
+    two = scheduler.add(2, ids(*range(12)), max_tokens=4)
+    step(scheduler)
+    assert scheduler.tables.row(one) == scheduler.tables.row(two)
+    plan = step(scheduler)
+    told = {(plan.update_slot[u], plan.update_index[u]) for u in range(plan.num_updates)}
+    assert {(two, 0), (two, 1), (two, 2)} <= told, "the device hears of the exchange with the row's next step"
+
+
+def test_a_sliding_group_gives_back_what_its_window_has_left():
+    scheduler = make(groups=[(1, 6)], num_blocks=10, max_tokens=8)
+    slot = scheduler.add(1, ids(*range(40)), max_tokens=100)
+    for _ in range(60):
+        step(scheduler)
+        row = scheduler.tables.row(slot)
+        assert sum(block > 0 for block in row) <= 5
+    assert len(row) > 20
+
+
+def test_blocks_of_a_row_that_ended_with_an_error_are_not_offered_to_others():
+    scheduler = make()
+    scheduler.add(1, ids(*range(12)), max_tokens=4)
+    plan = plan_for(scheduler)
+    scheduler.schedule(plan)
+    scheduler.commit(plan, ids(-1), ids(ERROR))
+    assert (plan.out_token[0], plan.out_finish[0]) == (-1, ERROR)
+    ledger = scheduler.ledger()
+    assert ledger["index_entries"] == ledger["used"] == ledger["slots"] == 0
+
+
+def test_a_reset_of_the_prefix_cache_leaves_live_rows_alone():
+    scheduler = make()
+    slot = scheduler.add(1, ids(*range(12)), max_tokens=20)
+    step(scheduler)
+    assert scheduler.ledger()["index_entries"] == 3
+    scheduler.reset_prefix_cache()
+    for _ in range(8):
+        assert list(rows(step(scheduler))) == [slot]
+    # What this row names later would hang on forgotten parents: it names nothing more.
+    assert scheduler.ledger()["index_entries"] == 0
+    assert scheduler.abort(1)
+    assert scheduler.ledger()["free"] == scheduler.ledger()["total"]
+
+
+def test_a_failed_step_ends_its_rows_and_nobody_else():
+    scheduler = make(max_rows=2)
+    scheduler.add(1, ids(1, 2, 3), max_tokens=8)
+    one, two = plan_for(scheduler), plan_for(scheduler)
+    scheduler.schedule(one)
+    other = scheduler.add(2, ids(4, 5, 6), max_tokens=8)
+    scheduler.schedule(two)
+    with pytest.raises(ValueError, match="not the oldest"):
+        scheduler.fail(two)
+    scheduler.fail(one)
+    assert (one.out_token[0], one.out_finish[0], one.out_request[0]) == (-1, ERROR, 1)
+    scheduler.commit(two, ids(7, 7))
+    assert sorted(zip(two.out_request[:2], two.out_token[:2], two.out_finish[:2])) == [(1, -1, 0), (2, 7, 0)]
+    assert list(rows(step(scheduler))) == [other]
+
+
+def test_an_abort_says_at_once_whether_the_slot_is_free():
+    scheduler = make()
+    waiting = scheduler.add(1, ids(1, 2), max_tokens=5)
+    assert scheduler.abort(1)
+    assert list(scheduler.freed_slots[: scheduler.num_freed]) == [waiting]
+    assert not scheduler.abort(1)
+    running = scheduler.add(2, ids(1, 2), max_tokens=5)
+    plan = plan_for(scheduler)
+    scheduler.schedule(plan)
+    assert scheduler.abort(2)
+    assert scheduler.num_freed == 0
+    scheduler.commit(plan, ids(7))
+    assert (plan.out_token[0], plan.out_finish[0]) == (-1, 0)
+    assert list(scheduler.freed_slots[: scheduler.num_freed]) == [running]
+
+
+def test_slots_run_out_before_anything_breaks():
+    scheduler = make(max_slots=2, max_rows=2)
+    assert [scheduler.add(k, ids(1), max_tokens=1) for k in range(3)] == [0, 1, -1]
+
+
+def test_a_plan_lies_in_the_memory_it_is_given():
+    size = StepPlan.record_len(4, 32, 100)
+    memory = np.full(size + 3, 5, np.int32)
+    plan = StepPlan(4, 32, 100, memory)
+    scheduler = make(max_model_len=100)
+    scheduler.add(1, ids(11, 12, 13), max_tokens=5)
+    scheduler.schedule(plan)
+    assert list(memory[:6]) == [1, 3, 0, 1, 0, 0]
+    assert np.shares_memory(np.asarray(plan.token_ids), memory)
+    assert {11, 12, 13} <= set(memory.tolist())
+    assert list(memory[size:]) == [5, 5, 5]
+    with pytest.raises(ValueError, match="buffer holds 10"):
+        StepPlan(4, 32, 100, np.zeros(10, np.int32))
+
+
+def test_a_plan_in_flight_is_not_overwritten():
+    scheduler = make()
+    scheduler.add(1, ids(1), max_tokens=5)
+    plan = plan_for(scheduler)
+    scheduler.schedule(plan)
+    with pytest.raises(ValueError, match="in flight"):
+        scheduler.schedule(plan)
+    with pytest.raises(ValueError, match="needs 4, 32, 64"):
+        scheduler.schedule(StepPlan(4, 32, 5))
+
+
+def test_an_empty_step_needs_no_commit():
+    scheduler = make()
+    plan = plan_for(scheduler)
+    assert scheduler.schedule(plan) == 0
+    assert plan.step_id == -1
+    scheduler.commit(plan, ids())
+    assert scheduler.num_in_flight == 0
+
+
+@pytest.mark.parametrize("start", [2**31 - 3, 2**32 - 3, 2**62 - 9])
+def test_counters_pass_the_edges_of_32_bits(start):
+    scheduler = make(first_step=start)
+    scheduler.add(2**63 - 1, ids(1, 2), max_tokens=8)
+    for k in range(8):
+        plan = step(scheduler)
+        assert plan.step_id == start + k
+        assert plan.record[4] + (int(plan.record[5]) << 31) == start + k
+        assert plan.out_request[0] == 2**63 - 1
+    assert plan.out_finish[0] == LENGTH
+
+
+def test_a_long_context_costs_memory_only_where_it_is_used():
+    scheduler = make(max_slots=512, max_model_len=1 << 20, num_blocks=1 << 16, block_size=16, max_tokens=64)
+    assert scheduler.add(1, ids(*range(100)), max_tokens=1 << 20) == -2
+    assert scheduler.add(1, ids(*range(100)), max_tokens=1 << 19) == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"max_rows": 9}, "as rows"),
+        ({"num_blocks": 1}, "block 0 is the dummy"),
+        ({"groups": []}, "groups is empty"),
+        ({"groups": [(1, 0)]}, "window 0"),
+        ({"groups": [(7, 0)]}, "kind 7"),
+        ({"hash_key": b"short"}, "exactly 16"),
+        ({"policy": 2}, "by priority"),
+        ({"encoder_budget": -1}, "no limit"),
+        ({"block_size": 0}, "block_size=0"),
+    ],
+)
+def test_a_wrong_setting_is_refused_in_words(changes, words):
+    with pytest.raises(ValueError, match=words):
+        make(**changes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"tokens": ids()}, "prompt of 0 tokens"),
+        ({"max_tokens": 0}, "at least one is generated"),
+        ({"request_id": -1}, "ids are >= 0"),
+        ({"root": b"x"}, "root has 16 bytes"),
+        ({"keys": np.zeros(2, np.int64)}, "as many as tokens"),
+        ({"media": ids(0, 4, 1, 0).reshape(1, 4)}, "inside the prompt"),
+        ({"media": ids(0, 2, 1, 0).reshape(1, 4)}, "does not exist"),
+    ],
+)
+def test_a_wrong_request_is_refused_in_words(arguments, words):
+    scheduler = make()
+    values = {"request_id": 1, "tokens": ids(1, 2, 3), "max_tokens": 4, **arguments}
+    with pytest.raises(ValueError, match=words):
+        scheduler.add(values.pop("request_id"), values.pop("tokens"), **values)
+    assert scheduler.ledger()["slots"] == 0
+
+
+def test_an_add_that_fails_half_way_gives_its_slot_back():
+    scheduler = make()
+    with pytest.raises(TypeError):
+        scheduler.add(1, ids(1, 2), max_tokens=4, stop_ids=["x"])
+    assert scheduler.ledger()["slots"] == 0

@@ -333,6 +333,13 @@ async def test_public_names_are_dialled_and_failures_read_alike() -> None:
     assert len(texts) == 1
 
 
+async def test_addresses_in_urls_are_dialled_without_lookup() -> None:
+    network = Network({})
+    await tried(network, "http://8.8.8.8/", "http://[2606:4700:4700::1111]:443/a?b")
+    assert network.looked_up == []
+    assert network.dialled == [socket.AF_INET, socket.AF_INET6]
+
+
 async def test_a_resolver_that_hangs_is_left_behind() -> None:
 
     class Hanging(Network):

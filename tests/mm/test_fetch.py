@@ -289,18 +289,20 @@ async def test_fetches_take_turns_in_all_and_per_host() -> None:
 
 
 async def test_no_turn_in_time_is_busy() -> None:
-    async with served(media_max_fetches=1, image_fetch_timeout=0.3) as (server, fetcher):
+    async with served(media_max_fetches=1, image_fetch_timeout=0.1) as (server, fetcher):
+        done = asyncio.Event()
 
         async def slow(writer: asyncio.StreamWriter) -> None:
-            await asyncio.sleep(0.5)
+            await done.wait()
+            plain(BODY)(writer)
 
         server.answers["/a"] = slow
-        first, second = await asyncio.gather(
-            *(fetcher.fetch(server.url("/a"), "image", count) for _ in range(2)), return_exceptions=True
-        )
-        assert isinstance(first, MediaError)
-        assert isinstance(second, MediaError)
-        assert {first.reason, second.reason} == {"media_fetch_failed", "media_busy"}
+        first = asyncio.create_task(fetcher.fetch(server.url("/a"), "video", count))
+        await asyncio.sleep(0.05)
+        error = await refusal(fetcher, server.url("/a"))
+        assert (error.status, error.reason) == (429, "media_busy")
+        done.set()
+        assert await first == BODY
 
 
 async def file_outcome(root: Path, url: str, **limits: object) -> bytes | MediaError:

@@ -15,6 +15,7 @@ from mm.decode.image import ImageFile
 from mm.decode.magic import sniff
 from mm.errors import MediaError
 from mm.limits import MediaLimits
+from mm.transform.image import Scale
 from tests.mm import made
 
 LIMITS = MediaLimits()
@@ -23,7 +24,7 @@ LIMITS = MediaLimits()
 def decode(data: bytes, limits: MediaLimits = LIMITS) -> np.ndarray:
     word = sniff(data)
     assert word is not None
-    return ImageFile(data, word, limits).decode()
+    return ImageFile(data, word, limits).decode(Scale)  # as large as it is
 
 
 def saved(image: Image.Image, kind: str, **options: object) -> bytes:
@@ -262,6 +263,13 @@ def test_header_sizes_that_disagree_with_the_data_do_no_harm(height: int, width:
         assert out.reason == "media_invalid"
     else:
         assert out.shape == (height, width, 3)
+
+
+def test_jpegs_of_endless_scans_are_refused_unread() -> None:
+    data = made.picture(made.noise(16, 16), "JPEG", progressive=True)
+    assert decode(data).shape == (16, 16, 3)
+    error = refusal(data + b"\xff\xda" * 100)
+    assert (error.status, error.reason) == (400, "media_too_complex")
 
 
 def test_random_damage_never_escapes_as_another_error() -> None:

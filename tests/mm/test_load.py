@@ -291,7 +291,7 @@ async def test_overrunning_work_keeps_its_place_until_it_ends(monkeypatch: pytes
 
 async def test_no_memory_in_time_is_busy(monkeypatch: pytest.MonkeyPatch) -> None:
     stuck = Stuck(monkeypatch)
-    async with loader(decoded_budget_bytes=1_200_000, image_decode_timeout=0.2) as media:
+    async with loader(decoded_budget_bytes=3_000_000, image_decode_timeout=0.2) as media:
         first = asyncio.create_task(media.load([MediaRef("image", IMAGE)]))
         await asyncio.to_thread(stuck.started.wait, 5)
         other = made.data_url(made.png(made.noise(50, 50)), "image/png")

@@ -14,7 +14,7 @@ from mm.processors.base import Processor, read_processor_files
 from mm.processors.qwen_omni import QwenOmni
 from mm.processors.qwen_vl import QwenVL
 from mm.processors.registry import processor_for
-from mm.transform.image import PatchSettings, patchify, resize, smart_resize
+from mm.transform.image import PatchSettings, Scale, patchify, smart_resize
 from mm.transform.mel import MelSettings, log_mel, mel_filters
 from tests.mm import made
 
@@ -50,7 +50,8 @@ def test_pictures_equal_the_reference(embedded: Processor, height: int, width: i
     reference = Qwen2VLImageProcessorPil(**{key: flat_embedded()[key] for key in keys})
     pixels = photo(height, width)
     expected = reference(images=[pixels], return_tensors="np", input_data_format="channels_last")
-    (part,) = embedded.process(MediaItem("image", pixels), DIGEST, PLAIN).parts
+    scaled = embedded.plan_image(height, width, PLAIN).array(pixels)
+    (part,) = embedded.process(MediaItem("image", scaled), DIGEST, PLAIN).parts
     np.testing.assert_array_equal(part.features["grid_thw"], expected["image_grid_thw"])
     assert np.abs(part.features["pixel_values"] - expected["pixel_values"]).max() < 2 / 255
     assert part.num_tokens == int(expected["image_grid_thw"].prod()) // 4
@@ -132,7 +133,7 @@ def test_sizes_follow_the_reference_and_its_bounds() -> None:
 
 def test_resize_leaves_fitting_pictures_alone() -> None:
     pixels = made.noise(56, 56)
-    assert resize(pixels, 56, 56) is pixels
+    assert Scale(56, 56).array(pixels) is pixels
 
 
 def test_the_embedded_model_reads_all_three(embedded: Processor) -> None:
@@ -212,12 +213,12 @@ def test_long_films_get_smaller_frames_before_they_are_refused(tmp_path: Path) -
     short = vl.plan_film(300, 30.0, 1080, 1920, PLAIN, LIMITS)
     long = vl.plan_film(30 * 590, 30.0, 1080, 1920, PLAIN, LIMITS)
     assert len(long.indices) == 256
-    assert long.height * long.width < short.height * short.width
+    assert long.scale.pixels < short.scale.pixels
     assert long.pixels * 24 <= LIMITS.request_decoded_bytes
     assert long.pixels <= LIMITS.video_max_total_pixels
     asked = vl.plan_film(300, 30.0, 1080, 1920, MediaOptions(max_pixels=784 * 16, fps=1.0), LIMITS)
     assert len(asked.indices) == 10
-    assert asked.height * asked.width <= 784 * 16
+    assert asked.scale.pixels <= 784 * 16
 
 
 def test_settings_tell_one_processor_from_another(tmp_path: Path, embedded: Processor) -> None:

@@ -13,6 +13,7 @@ from mm.decode.magic import sniff
 from mm.decode.video import FilmFile
 from mm.errors import MediaError
 from mm.limits import MediaLimits
+from mm.transform.image import Scale
 from tests.mm import made
 
 torch = pytest.importorskip("torch")
@@ -35,7 +36,7 @@ USUAL = FrameRule()
 
 def planner(rule: FrameRule = USUAL, height: int = 64, width: int = 96):
     def plan(num_frames: int, fps: float, _height: int, _width: int) -> FilmPlan:
-        return FilmPlan(sample_indices(num_frames, rule.count(num_frames, fps)), height, width, 0.5)
+        return FilmPlan(sample_indices(num_frames, rule.count(num_frames, fps)), Scale(height, width), 0.5)
 
     return plan
 
@@ -104,7 +105,7 @@ def test_variable_rate_is_sampled_by_frame_and_told_by_time() -> None:
 
     def plan(num_frames: int, fps: float, height: int, width: int) -> FilmPlan:
         rates.append((num_frames, fps))
-        return FilmPlan(np.arange(num_frames), height, width, 1.0)
+        return FilmPlan(np.arange(num_frames), Scale(height, width), 1.0)
 
     frames = opened(made.film(made.ramp(8), 10, "matroska", times=times, options={"bf": "0"}), plan=plan).decode(
         Alarm()
@@ -121,7 +122,7 @@ def test_constant_rates_are_recognised_exactly(fps: int, container: str) -> None
 
     def plan(num_frames: int, rate: float, height: int, width: int) -> FilmPlan:
         rates.append(rate)
-        return FilmPlan(np.arange(1), height, width, 1.0)
+        return FilmPlan(np.arange(1), Scale(height, width), 1.0)
 
     opened(made.film(made.ramp(30), fps, container, "libx264" if container == "mp4" else "libvpx"), plan=plan)
     assert rates == [pytest.approx(fps, rel=1e-6)]

@@ -8,6 +8,8 @@ from typing import Any
 
 import orjson
 
+LENGTH = {"max_tokens": 4, "ignore_eos": True}  # answers of known length, whatever the weights
+
 
 @dataclass
 class Call:
@@ -139,7 +141,7 @@ class Client:
 
     async def chat(self, text: str = "hello", **fields: Any) -> Call:
         messages = fields.pop("messages", [{"role": "user", "content": text}])
-        return await self.post("/v1/chat/completions", {"messages": messages, "max_tokens": 4, **fields})
+        return await self.post("/v1/chat/completions", {"messages": messages, **LENGTH, **fields})
 
     async def complete(self, prompt: Any = "hello", **fields: Any) -> Call:
-        return await self.post("/v1/completions", {"prompt": prompt, "max_tokens": 4, **fields})
+        return await self.post("/v1/completions", {"prompt": prompt, **LENGTH, **fields})

@@ -119,7 +119,7 @@ async def test_stop_token_is_reported_by_id(client, ids):
 
 async def test_end_of_sequence_counts_and_has_no_reason_text(client, state):
     eos = state.vocabulary.eos[0]
-    body = (await client.chat(allowed_token_ids=[eos], temperature=0)).json()
+    body = (await client.chat(allowed_token_ids=[eos], temperature=0, ignore_eos=False)).json()
     assert body["choices"][0]["finish_reason"] == "stop"
     assert body["choices"][0]["stop_reason"] is None
     assert body["usage"]["completion_tokens"] == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from server import cli
@@ -129,9 +131,18 @@ def test_every_flag_of_a_group_reaches_the_engine():
 
 def test_version_is_the_distribution_s():
     import tomllib
-    from pathlib import Path
 
     from server import __version__
 
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     assert project["project"]["version"] == __version__
+
+
+def test_no_flag_is_dead():
+    sources = "".join(
+        path.read_text() for path in Path(cli.__file__).parent.rglob("*.py") if path.name not in ("cli.py", "config.py")
+    )
+    config = Path(cli.__file__).with_name("config.py").read_text().partition("class Config:")[2]
+    for flag in cli.all_flags().values():
+        if flag.group != "media":  # mm reads its own
+            assert f".{flag.field}" in sources + config, f"nothing reads --{flag.name}"

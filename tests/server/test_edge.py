@@ -66,7 +66,7 @@ async def test_probes_answer_empty_200(client):
 
 async def test_s02_every_route_but_the_open_ones_needs_a_key(serve):
     client = serve(server={"api_key": ("right", "other")})
-    posted = ("/v1/chat/completions", "/tokenize", "/v1/messages", "/abort_requests")
+    posted = ("/v1/chat/completions", "/tokenize", "/v1/responses", "/abort_requests")
     got = ("/v1/models", "/load", "/nothing", "/")
     for method, path in [*(("POST", path) for path in posted), *(("GET", path) for path in got)]:
         reply = await client.call(method, path).finish()
@@ -214,7 +214,8 @@ async def test_repeated_host_is_refused(client):
 
 
 @pytest.mark.parametrize(
-    ("given", "kept"), [("abc-123", True), ("x" * 128, True), ("x" * 129, False), ("a b", False), ("é", False)]
+    ("given", "kept"),
+    [("abc-123", True), ("x" * 128, True), ("x" * 129, False), ("a b", True), ("a\tb", False), ("é", False)],
 )
 async def test_s07_request_ids_are_labels(client, given, kept):
     reply = await client.get("/version", headers={"x-request-id": given})

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 
 import pytest
 
-from tests.server.conftest import quiet
+from engine.engine import Engine
+from server import load
+from server.app import make_app
+from server.state import AppState
+from tests.server.asgi import Client
+from tests.server.conftest import config_of, quiet
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -255,7 +261,7 @@ async def test_unknown_paths_and_wrong_methods(client):
 
 @pytest.mark.parametrize(
     "path",
-    ["/v1/messages", "/v1/messages/count_tokens?beta=true", "/v1/responses", "/v1/embeddings", "/pooling", "/rerank",
+    ["/v1/responses", "/v1/embeddings", "/pooling", "/rerank",
      "/v1/audio/transcriptions", "/v1/completions/render", "/inference/v1/generate"],
 )  # fmt: skip
 async def test_known_routes_that_are_not_served_are_501(client, path):
@@ -354,3 +360,106 @@ async def test_media_refusals_keep_their_reason(client):
     reply = await client.chat(messages=[{"role": "user", "content": [part]}])
     assert reply.status == 400
     check_shape(reply)
+
+
+async def test_s42_a_key_has_its_own_ceiling(serve):
+    client = serve(server={"api_key": ("one", "two")}, limits={"max_inflight_per_key": 2})
+    body = {"prompt": "a", "max_tokens": 300, "ignore_eos": True, "n": 2}
+    running = client.call("POST", "/v1/completions", body, headers={"x-api-key": "one"}).start()
+    await asyncio.sleep(0.02)
+    body = {"prompt": "a", "max_tokens": 1}
+    refused = await client.post("/v1/completions", body, headers={"x-api-key": "one"})
+    assert refused.status == 429
+    assert refused.error["reason"] == "key_busy"
+    assert (await client.post("/v1/completions", body, headers={"x-api-key": "two"})).status == 200
+    await running.finish()
+    assert (await client.post("/v1/completions", body, headers={"x-api-key": "one"})).status == 200
+
+
+async def test_s42_waiting_tokens_are_bounded(serve):
+    client = serve(limits={"max_queued_tokens": 100})
+    assert (await client.complete([7] * 50, n=2)).status == 200
+    assert (await client.complete([7] * 51, n=2)).error["reason"] == "queue_full"
+    assert client.state.places.tokens == 0
+
+
+async def test_s11_slow_bodies_are_408(serve):
+    client = serve(limits={"body_idle_timeout": 0.1})
+    call = client.call("POST", "/v1/completions", body=b'{"prompt":"a"}')
+    call._pieces = [b'{"prom', b""]
+    original = call.receive
+
+    async def receive():
+        if len(call._pieces) == 1:
+            await asyncio.sleep(1)
+        return await original()
+
+    call.receive = receive
+    await call.finish()
+    assert call.status == 408
+    assert call.error["reason"] == "upload_timeout"
+    assert call.reply_headers["connection"] == "close"
+    assert client.state.body_budget.used == 0
+
+
+async def test_leaving_while_the_body_arrives_is_no_fault(serve, caplog):
+    client = serve()
+    call = client.call("POST", "/v1/completions", body=[b'{"prom', b"pt"])
+    call._pieces = [b'{"prom', b"pt", b"x"]
+    call.start()
+    original = call.receive
+
+    async def receive():
+        return {"type": "http.disconnect"} if len(call._pieces) < 3 else await original()
+
+    call.receive = receive
+    call._task.cancel()
+    await asyncio.gather(call._task, return_exceptions=True)
+    call._task = None
+    await call.finish()
+    assert not call.complete
+    assert client.state.body_budget.used == 0
+    assert not caplog.records or all(record.levelname == "INFO" for record in caplog.records)
+
+
+async def test_a_fault_while_an_answer_grows_ends_that_answer_alone(serve, monkeypatch):
+    client = serve()
+    from server.routes.chunks import ChatChunks
+
+    def broken(self, choice):
+        raise RuntimeError("secret")
+
+    neighbour = asyncio.ensure_future(client.complete("a", max_tokens=64, ignore_eos=True))
+    await asyncio.sleep(0.01)
+    monkeypatch.setattr(ChatChunks, "chunks", broken)
+    reply = await client.chat(stream=True)
+    assert reply.status == 500
+    check_shape(reply)
+    assert (await neighbour).json()["usage"]["completion_tokens"] == 64
+
+
+async def test_the_end_of_the_device_thread_answers_everybody(state):
+    other = AppState(config_of())
+    other.engine = Engine(other.config.engine())
+    died = []
+    other.engine.on_death = died.append
+    await load.load(other)
+    other.phase = "ready"
+    client = Client(make_app(other))
+    running = client.call("POST", "/v1/completions", {"prompt": "a", "max_tokens": 4000, "ignore_eos": True}).start()
+    streamed = client.call(
+        "POST", "/v1/completions", {"prompt": "a", "max_tokens": 4000, "stream": True, "ignore_eos": True}
+    ).start()
+    await streamed.wrote.wait()
+    other.engine._device._inbox.put(("abort",))  # nothing that the thread could understand
+    await running.finish()
+    await streamed.finish()
+    assert running.status == 503
+    assert running.error["reason"] == "engine_dead"
+    assert streamed.events()[-2]["error"]["reason"] == "engine_dead"
+    assert streamed.events()[-1] == "[DONE]"
+    assert died
+    assert (await client.complete("a")).status == 503
+    await other.media.close()
+    await other.engine.stop(0.0)
+    other.pool.shutdown()

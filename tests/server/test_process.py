@@ -21,6 +21,9 @@ ROOT = Path(__file__).parents[2]
 FLAGS = ["--port", "0", "--host", "127.0.0.1", "--num-gpu-blocks-override", "1024", "--num-threads", "1"]
 
 
+GO_ON = {"ignore_eos": True}
+
+
 class Server:
     """One `python -m server`."""
 
@@ -36,7 +39,9 @@ class Server:
                 if line.startswith("Listening on "):
                     self.where = line.removeprefix("Listening on ").strip()
                     break
-            assert self.where, self.process.stderr.read() if self.process.stderr else ""
+            if not self.where:
+                self.process.kill()
+                raise AssertionError(self.process.communicate()[1])
 
     @property
     def port(self) -> int:
@@ -73,7 +78,7 @@ def server() -> Iterator[Server]:
 
 
 def chat(text: str = "hi", **fields: object) -> dict[str, object]:
-    return {"messages": [{"role": "user", "content": text}], "max_tokens": 4, **fields}
+    return {"messages": [{"role": "user", "content": text}], "max_tokens": 4, "ignore_eos": True, **fields}
 
 
 def request(body: dict[str, object], path: str = "/v1/chat/completions") -> bytes:
@@ -167,13 +172,18 @@ def test_the_openai_client_streams_and_counts(server):
         assert client.models.retrieve("omniloop").id == "omniloop"
         messages = [{"role": "user", "content": "hello"}]
         whole = client.chat.completions.create(
-            model="omniloop", messages=messages, max_tokens=8, logprobs=True, top_logprobs=2
+            model="omniloop", messages=messages, max_tokens=8, logprobs=True, top_logprobs=2, extra_body=GO_ON
         )
         assert whole.usage.completion_tokens == 8
         assert len(whole.choices[0].logprobs.content[0].top_logprobs) == 2
         pieces = list(
             client.chat.completions.create(
-                model="omniloop", messages=messages, max_tokens=8, stream=True, stream_options={"include_usage": True}
+                model="omniloop",
+                messages=messages,
+                max_tokens=8,
+                stream=True,
+                stream_options={"include_usage": True},
+                extra_body=GO_ON,
             )
         )
         text = "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)

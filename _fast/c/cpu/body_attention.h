@@ -6,6 +6,7 @@
  * segments or several. A pair is worked on only in tiles where it sees a key, and a hidden key adds an exact zero: so
  * the bits of a query depend on its own position, keys and values alone. */
 
+enum { FEW = 4 }; /* pairs for which values are not worth a copy */
 enum { STATE_SUMS = 2 * PAIRS }; /* a state: maxima [PAIRS], weights [PAIRS], sums [width / 64][PAIRS][64] */
 
 struct range {
@@ -101,13 +102,18 @@ static void locate(const struct attention *call, const struct unit *unit, const 
 }
 
 /* count keys -> panel [dim, 64]; the columns past count (up to a whole vector) repeat the last key, and get masked. */
-INLINE void load_keys(const char *const places[PANEL], long count, long dim, int bf16, float *panel) {
+INLINE void load_keys(const char *const places[PANEL], const char *const ahead[PANEL], long count, long dim, int bf16,
+                      float *panel) {
     for (long key = 0; key < count; key += W)
         for (long d = 0; d < dim; d += W) {
             vf r[W];
 #pragma GCC unroll 16
             for (int i = 0; i < W; i++)
-                r[i] = t_load(places[key + i < count ? key + i : count - 1], d, dim - d, bf16);
+            {
+                const long at = key + i < count ? key + i : count - 1;
+                r[i] = t_load(places[at], d, dim - d, bf16);
+                __builtin_prefetch(ahead[at] + d * (bf16 ? 2 : 4));
+            }
             transpose(r);
             if (dim - d >= W) {
 #pragma GCC unroll 16
@@ -140,11 +146,48 @@ static void load_queries(const struct attention *call, const struct unit *unit, 
     }
 }
 
-/* rows of x times a panel into 64 sums each; the rows' sums lie side by side. */
-static void panel_product(const float *x, const float *panel, long depth, float *sums, long rows) {
+/* Buffers of one unit; on the stack, touched only as far as the head is wide. */
+struct workplace {
+    _Alignas(64) float q[PAIRS * X_STRIDE];
+    _Alignas(64) float keys[HEAD_MAX * PANEL];
+    _Alignas(64) float values[HEAD_MAX * PANEL];
+    _Alignas(64) float scores[PAIRS * PANEL];
+    _Alignas(64) float weights[PAIRS * X_STRIDE];
+    const char *keys_at[PANEL], *values_at[PANEL]; /* where the tile's keys and values lie */
+    const char *next_at[PANEL];                    /* and the next tile's keys, to be asked for in time */
+};
+
+/* Rows of x times a panel into 64 sums each; the rows' sums lie side by side. */
+static void panel_product(const float *x, const void *panel, long stride, long columns, int bf16, long depth,
+                          float *sums, long rows, const char *ahead) {
+    const int width = columns < PANEL ? (int)columns : PANEL;
     for (long row = 0, height; row < rows; row += height) {
         height = tile_height(rows - row);
-        TILES[0][height - 1](x + row * X_STRIDE, panel, depth, sums + row * PANEL, (const char *)panel);
+        TILES[bf16][height - 1](x + row * X_STRIDE, panel, stride, width, depth, sums + row * PANEL, ahead);
+    }
+}
+
+/* Weights times values. A few pairs read whole runs of the cache where the width allows; for many, or for widths that end
+ * within a panel, the values are brought together once. Either way each sum takes the keys in ascending order. */
+static void add_values(const struct attention *call, struct workplace *place, long count, long a, long b, float *state) {
+    const long dim = call->dim, bytes = call->kv_bf16 ? 2 : 4;
+    const int direct = b - a <= FEW && dim % PANEL == 0;
+    if (!direct && call->kv_bf16) load_values(place->values_at, count, dim, 1, place->values);
+    if (!direct && !call->kv_bf16) load_values(place->values_at, count, dim, 0, place->values);
+    for (long c = 0; c < panels_of(dim); c++) {
+        float *sums = state + STATE_SUMS + (c * PAIRS + a) * PANEL;
+        const float *weights = place->weights + a * X_STRIDE;
+        if (!direct) {
+            panel_product(weights, place->values + c * PANEL * PANEL, PANEL, dim - c * PANEL, 0, count, sums, b - a,
+                          place->next_at[0]);
+            continue;
+        }
+        for (long key = 0, run; key < count; key += run) {
+            const char *from = place->values_at[key];
+            for (run = 1; key + run < count && place->values_at[key + run] == from + run * dim * bytes;) run++;
+            panel_product(weights + key, from + c * PANEL * bytes, dim, PANEL, call->kv_bf16, run, sums, b - a,
+                          place->next_at[key] + c * PANEL * bytes);
+        }
     }
 }
 
@@ -182,30 +225,22 @@ static float softmax_row(const struct attention *call, const float *scores, floa
     return decay;
 }
 
-/* Buffers of one unit; on the stack, touched only as far as the head is wide. */
-struct workplace {
-    _Alignas(64) float q[PAIRS * X_STRIDE];
-    _Alignas(64) float keys[HEAD_MAX * PANEL];
-    _Alignas(64) float values[HEAD_MAX * PANEL];
-    _Alignas(64) float scores[PAIRS * PANEL];
-    _Alignas(64) float weights[PAIRS * X_STRIDE];
-};
-
 /* One tile of keys for the pairs [a, b) of the unit, which all see at least one of them. */
 static void tile_of_keys(const struct attention *call, const struct unit *unit, struct workplace *place, long first,
                          long a, long b, float *state) {
     const long dim = call->dim;
-    long end = keys_of(call, unit->row, unit->pair_begin + b - 1).end - first;
-    const long count = end < PANEL ? end : PANEL;
-    const char *places[PANEL];
-    locate(call, unit, call->k, call->k_stride, call->k_head_stride, first, count, places);
-    if (call->kv_bf16) load_keys(places, count, dim, 1, place->keys);
-    else load_keys(places, count, dim, 0, place->keys);
+    const long last = keys_of(call, unit->row, unit->pair_begin + b - 1).end;
+    const long count = last - first < PANEL ? last - first : PANEL;
+    const long next = last - first - PANEL < PANEL ? last - first - PANEL : PANEL;
+    locate(call, unit, call->v, call->v_stride, call->v_head_stride, first, count, place->values_at);
+    locate(call, unit, call->k, call->k_stride, call->k_head_stride, first, count, place->keys_at);
+    memcpy(place->next_at, place->keys_at, sizeof place->next_at);
+    if (next > 0) locate(call, unit, call->k, call->k_stride, call->k_head_stride, first + PANEL, next, place->next_at);
+    if (call->kv_bf16) load_keys(place->keys_at, place->values_at, count, dim, 1, place->keys);
+    else load_keys(place->keys_at, place->values_at, count, dim, 0, place->keys);
     memset(place->scores + a * PANEL, 0, (size_t)((b - a) * PANEL) * sizeof(float));
-    panel_product(place->q + a * X_STRIDE, place->keys, dim, place->scores + a * PANEL, b - a);
-    locate(call, unit, call->v, call->v_stride, call->v_head_stride, first, count, places);
-    if (call->kv_bf16) load_values(places, count, dim, 1, place->values);
-    else load_values(places, count, dim, 0, place->values);
+    panel_product(place->q + a * X_STRIDE, place->keys, PANEL, count, 0, dim, place->scores + a * PANEL, b - a,
+                  (const char *)place->keys);
     for (long p = a; p < b; p++) {
         struct range seen = keys_of(call, unit->row, unit->pair_begin + p);
         seen.begin -= first, seen.end -= first;
@@ -217,9 +252,7 @@ static void tile_of_keys(const struct attention *call, const struct unit *unit, 
             for (int v = 0; v < PANEL; v += W) v_store(sums + v, v_load(sums + v) * v_set(decay));
         }
     }
-    for (long c = 0; c < panels_of(dim); c++)
-        panel_product(place->weights + a * X_STRIDE, place->values + c * PANEL * PANEL, count,
-                      state + STATE_SUMS + (c * PAIRS + a) * PANEL, b - a);
+    add_values(call, place, count, a, b, state);
 }
 
 static void clear_state(long dim, long pairs, float *state) {

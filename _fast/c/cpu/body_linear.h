@@ -17,22 +17,23 @@ enum { TILE = 6 };
 
 enum { PREFETCH = 4096 }; /* bytes ahead in the panel: the processor's own prefetch stops at each page */
 
-/* `ahead` runs through memory beside the panel and names what will be read later. */
-INLINE void tile_sums(const float *x, const void *panel, int weight_bf16, long depth, float *sums, const char *ahead,
-                      int rows, int slice) {
+/* Rows of the panel lie `stride` apart; `ahead` runs through memory beside them and names what will be read later.
+ * `columns` (at most 64) limits the work: sums past it, up to a whole slice, may or may not be brought up to date. */
+INLINE void tile_sums(const float *x, const void *panel, long stride, int columns, int weight_bf16, long depth,
+                      float *sums, const char *ahead, int rows, int slice) {
     const int width = weight_bf16 ? 2 : 4;
-    for (int column = 0; column < PANEL; column += slice * W) {
+    for (int column = 0; column < columns; column += slice * W) {
         vf sum[TILE][16];
 #pragma GCC unroll 16
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 16
             for (int v = 0; v < slice; v++) sum[r][v] = v_load(sums + r * PANEL + column + v * W);
         const char *coming = ahead + column * width;
-        for (long k = 0; k < depth; k++, coming += PANEL * width) {
+        for (long k = 0; k < depth; k++, coming += stride * width) {
             vf w[16];
             for (int line = 0; line < slice * W * width; line += 64) __builtin_prefetch(coming + line);
 #pragma GCC unroll 16
-            for (int v = 0; v < slice; v++) w[v] = t_load(panel, k * PANEL + column + v * W, W, weight_bf16);
+            for (int v = 0; v < slice; v++) w[v] = t_load(panel, k * stride + column + v * W, W, weight_bf16);
 #pragma GCC unroll 16
             for (int r = 0; r < rows; r++) {
                 vf a = v_set(x[r * X_STRIDE + k]);
@@ -47,15 +48,15 @@ INLINE void tile_sums(const float *x, const void *panel, int weight_bf16, long d
     }
 }
 
-typedef void (*tile_fn)(const float *x, const void *panel, long depth, float *sums, const char *ahead);
+typedef void (*tile_fn)(const float *x, const void *panel, long stride, int columns, long depth, float *sums,
+                        const char *ahead);
 
-#define TILE_FUNCTIONS(rows)                                                                                     \
-    static void tile_f_##rows(const float *x, const void *panel, long depth, float *sums, const char *ahead) {   \
-        tile_sums(x, panel, 0, depth, sums, ahead, rows, SLICE(rows));                                           \
-    }                                                                                                            \
-    static void tile_h_##rows(const float *x, const void *panel, long depth, float *sums, const char *ahead) {   \
-        tile_sums(x, panel, 1, depth, sums, ahead, rows, SLICE(rows));                                           \
+#define TILE_FUNCTION(name, weight_bf16, rows)                                                                        \
+    static void name##rows(const float *x, const void *panel, long stride, int columns, long depth, float *sums,     \
+                           const char *ahead) {                                                                       \
+        tile_sums(x, panel, stride, columns, weight_bf16, depth, sums, ahead, rows, SLICE(rows));                     \
     }
+#define TILE_FUNCTIONS(rows) TILE_FUNCTION(tile_f_, 0, rows) TILE_FUNCTION(tile_h_, 1, rows)
 TILE_FUNCTIONS(1)
 TILE_FUNCTIONS(2)
 TILE_FUNCTIONS(3)
@@ -131,7 +132,7 @@ static void linear_block(const struct linear *call, long panel, long row_begin, 
             height = tile_height(row_end - row);
             float *own = sums + (row - row_begin) * PANEL;
             if (k == 0) memset(own, 0, (size_t)(height * PANEL) * sizeof(float));
-            tiles[height - 1](x + row * X_STRIDE, weights, depth, own, ahead);
+            tiles[height - 1](x + row * X_STRIDE, weights, PANEL, PANEL, depth, own, ahead);
             ahead = row == row_begin ? weights + depth * PANEL * width : weights;
             if (last)
                 for (long r = 0; r < height; r++) finish_row(call, panel, row + r, own + r * PANEL);

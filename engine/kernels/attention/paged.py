@@ -28,24 +28,23 @@ def paged_attention(
 ) -> Tensor:
     """q [T, Hq, D], caches [num_blocks, Hkv, block_size, D] -> a new [T, Hq * D] of q's dtype."""
     tokens, heads, dim = q.shape
-    if q.is_cuda:
-        return launch_paged(q, k_cache, v_cache, meta, scale, window, softcap).view(tokens, heads * dim)
-    if not q.is_cpu or (q.dtype != torch.float32 and q.dtype != torch.bfloat16) or dim > cpu.HEAD_MAX:
+    narrow = q.dtype is torch.bfloat16
+    if not q.is_cpu or not (narrow or q.dtype is torch.float32) or dim > cpu.HEAD_MAX:
+        if q.is_cuda:
+            return launch_paged(q, k_cache, v_cache, meta, scale, window, softcap).view(tokens, heads * dim)
         return paged_attention_reference(q, k_cache, v_cache, meta, scale, window, softcap)
-    kv_heads, block_size = k_cache.shape[1], k_cache.shape[2]
-    rows, max_blocks = meta.block_tables.shape
-    assert q.is_contiguous() and k_cache.is_contiguous() and v_cache.is_contiguous()
-    assert k_cache.shape == v_cache.shape and k_cache.shape[3] == dim and heads % kv_heads == 0
-    assert k_cache.dtype == v_cache.dtype and k_cache.dtype in (torch.float32, torch.bfloat16)
-    assert meta.query_start.shape == (rows + 1,) and meta.context_len.shape == (rows,)
-    assert meta.block_tables.dtype == meta.query_start.dtype == meta.context_len.dtype == torch.int32
-    assert meta.block_tables.is_contiguous() and meta.query_start.is_contiguous() and meta.context_len.is_contiguous()
+    _, kv_heads, block_size, width = k_cache.shape
+    tables = meta.block_tables
+    rows, max_blocks = tables.shape
+    assert dim == width and heads % kv_heads == 0 and k_cache.shape == v_cache.shape
+    assert q.is_contiguous() and k_cache.is_contiguous() and v_cache.is_contiguous() and tables.is_contiguous()
+    assert meta.query_start.numel() == rows + 1 and meta.context_len.numel() == rows and tables.dtype is torch.int32
     out = q.new_empty(tokens, heads * dim)
     cpu.paged_attention(
         out.data_ptr(), q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(),
-        meta.block_tables.data_ptr(), meta.query_start.data_ptr(), meta.context_len.data_ptr(),
+        tables.data_ptr(), meta.query_start.data_ptr(), meta.context_len.data_ptr(),
         rows, heads, kv_heads, dim, max_blocks, block_size,
-        window, scale, softcap, q.dtype == torch.bfloat16, k_cache.dtype == torch.bfloat16,
+        window, scale, softcap, narrow, k_cache.dtype is torch.bfloat16,
     )  # fmt: skip
     return out
 

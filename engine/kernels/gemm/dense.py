@@ -81,12 +81,12 @@ def linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None, residual:
     x is contiguous, or two-dimensional with contiguous rows. The result goes to `out` when given: contiguous, of the
     result's shape; `residual` has that shape too and may be `out` itself, which makes it `out += x W^T + bias`.
     """
-    if packed.plain:
-        bias = None if packed.bias is None else packed.bias.to(x.dtype)
-        y = torch.nn.functional.linear(x, packed.panels, bias)
-        y = y if residual is None else y.add_(residual)
-        return y if out is None else out.copy_(y)
-    if not x.is_cpu or (x.dtype != torch.float32 and x.dtype != torch.bfloat16):
+    if not x.is_cpu or (x.dtype is not torch.float32 and x.dtype is not torch.bfloat16):
+        if packed.plain:
+            bias = None if packed.bias is None else packed.bias.to(x.dtype)
+            y = torch.nn.functional.linear(x, packed.panels, bias)
+            y = y if residual is None else y.add_(residual)
+            return y if out is None else out.copy_(y)
         y = linear_reference(x, packed, None, residual)
         return y if out is None else out.copy_(y)
     assert not packed.gated, "these weights are packed for gated_linear"
@@ -95,10 +95,10 @@ def linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None, residual:
 
 def gated_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
     """x [..., K] -> silu(x gate^T) * (x up^T) [..., I] of x's dtype; the same rules as `linear`."""
-    if packed.plain:
-        y = silu_mul(torch.nn.functional.linear(x, packed.panels))
-        return y if out is None else out.copy_(y)
-    if not x.is_cpu or (x.dtype != torch.float32 and x.dtype != torch.bfloat16):
+    if not x.is_cpu or (x.dtype is not torch.float32 and x.dtype is not torch.bfloat16):
+        if packed.plain:
+            y = silu_mul(torch.nn.functional.linear(x, packed.panels))
+            return y if out is None else out.copy_(y)
         y = gated_linear_reference(x, packed)
         return y if out is None else out.copy_(y)
     assert packed.gated, "these weights are not packed by pack_gated"
@@ -124,26 +124,26 @@ def gated_linear_reference(x: Tensor, packed: PackedLinear, out: Tensor | None =
 
 
 def _launch(x: Tensor, packed: PackedLinear, width: int, out: Tensor | None, residual: Tensor | None) -> Tensor:
-    depth = packed.in_features
-    assert x.shape[-1] == depth, f"x has {x.shape[-1]} features; this layer takes {depth}"
-    if x.dim() == 2 and x.stride(1) == 1:
-        rows, stride = x.shape[0], x.stride(0)
-    else:
-        assert x.is_contiguous(), "x must be contiguous, or two-dimensional with contiguous rows"
+    depth, shape = packed.in_features, x.shape
+    assert shape[-1] == depth, f"x has {shape[-1]} features; this layer takes {depth}"
+    if x.is_contiguous():
         rows, stride = x.numel() // depth, depth
-    if out is None:
-        out = x.new_empty((*x.shape[:-1], width))
     else:
-        assert out.shape[-1] == width and out.numel() == rows * width and out.dtype == x.dtype and out.is_contiguous()
+        assert len(shape) == 2 and x.stride(1) == 1, "x must be contiguous, or two-dimensional with contiguous rows"
+        rows, stride = shape[0], x.stride(0)
+    if out is None:
+        out = x.new_empty(rows, width) if len(shape) == 2 else x.new_empty((*shape[:-1], width))
+    else:
+        assert out.shape[-1] == width and out.numel() == rows * width and out.dtype is x.dtype and out.is_contiguous()
     address = 0
     if residual is not None:
-        assert residual.shape == out.shape and residual.dtype == x.dtype and residual.is_contiguous()
+        assert residual.shape == out.shape and residual.dtype is x.dtype and residual.is_contiguous()
         address = residual.data_ptr()
     panels, bias = packed.panels, packed.bias
     cpu.linear(
         out.data_ptr(), x.data_ptr(), panels.data_ptr(), 0 if bias is None else bias.data_ptr(), address,
         rows, depth, packed.out_features, stride, width, width,
-        x.dtype == torch.bfloat16, panels.dtype == torch.bfloat16, packed.gated,
+        x.dtype is torch.bfloat16, panels.dtype is torch.bfloat16, packed.gated,
     )  # fmt: skip
     return out
 

@@ -20,6 +20,7 @@ class Device:
         self.kv = {}  # (block, offset) -> (group, identity)
         self.last = {}  # slot -> newest sampled token
         self.embeddings = {}  # entry -> content
+        self.last_read = {}  # entry -> step
         self.identities = {}
 
     def identity(self, request, position):
@@ -44,6 +45,7 @@ class Device:
         runs = {}
         for m in range(plan.num_media):
             for k in range(plan.media_length[m]):
+                self.last_read[plan.media_entry[m]] = plan.step_id
                 assert plan.media_start[m] + k not in runs
                 runs[plan.media_start[m] + k] = (plan.media_entry[m], plan.media_row[m] + k)
         sampled = []

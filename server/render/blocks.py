@@ -1,0 +1,194 @@
+"""Anthropic messages: roles and blocks, read into a Conversation; and their tools as chat templates know them.
+
+Owner: any thread, pure functions. In: `system` and `messages` straight from JSON (API.md section 12), nothing about
+them taken for granted; unknown fields of blocks are ignored. Out: a Conversation, or RenderError with the client's own
+path. A system text that begins with the billing header is dropped: it changes with every request, and nothing after it
+would be found in the prefix cache.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from server.render.conversation import Conversation, Part, text_part
+from server.render.errors import RenderError, invalid, shown
+
+BILLING = "x-anthropic-billing-header"
+BLOCKS = "text, image, document, thinking, redacted_thinking, tool_use, tool_result, tool_reference"
+_IMAGE_TYPE = re.compile(r"^image/[a-z0-9.+-]{1,64}$")
+
+
+def read_blocks(system: str | list[dict[str, Any]] | None, messages: list[dict[str, Any]]) -> Conversation:
+    """The whole conversation."""
+    if not messages:
+        raise invalid("messages: is empty; send at least one message", "messages")
+    conversation = Conversation()
+    conversation.system(system_parts(system, "system"), "system")
+    for at, message in enumerate(messages):
+        path = f"messages[{at}]"
+        role, content = message.get("role"), message.get("content")
+        if role == "system":
+            conversation.system(system_parts(content, f"{path}.content"), path)
+        elif role == "user":
+            _user(conversation, _blocks(content, f"{path}.content"), path)
+        elif role == "assistant":
+            _assistant(conversation, _blocks(content, f"{path}.content"), path)
+        else:
+            got = shown(role) if isinstance(role, str) else "missing"
+            raise invalid(f"{path}.role: got {got}; must be user, assistant or system", f"{path}.role")
+    conversation.close()
+    return conversation
+
+
+def is_prefill(messages: list[dict[str, Any]]) -> bool:
+    """Whether the answer goes on where the last message ends."""
+    return bool(messages) and messages[-1].get("role") == "assistant"
+
+
+def system_parts(content: Any, path: str) -> list[Part]:
+    if content is None:
+        return []
+    parts = [(text_part(_text(block, path)), path) for block, path in _blocks(content, path)]
+    return [part for part in parts if not part[0]["text"].startswith(BILLING)]
+
+
+def _blocks(content: Any, path: str) -> list[tuple[dict[str, Any], str]]:
+    """(block, path); a string is one text block."""
+    if isinstance(content, str):
+        return [(text_part(content), path)] if content else []
+    if not isinstance(content, list):
+        raise invalid(f"{path}: must be a string or a list of blocks", path)
+    for at, block in enumerate(content):
+        if not isinstance(block, dict) or not isinstance(block.get("type"), str):
+            raise invalid(f"{path}[{at}]: must be an object with a type", f"{path}[{at}]")
+    return [(block, f"{path}[{at}]") for at, block in enumerate(content)]
+
+
+def _user(conversation: Conversation, blocks: list[tuple[dict[str, Any], str]], path: str) -> None:
+    parts: list[Part] = []
+    said = False  # a user message may hold nothing but results
+    for block, where in blocks:
+        if block["type"] == "tool_result":
+            if parts:
+                conversation.user(parts, path)
+                parts = []
+            conversation.result(_string(block, "tool_use_id", where), _result_parts(block, where), where)
+            said = True
+        else:
+            parts += _part(block, where)
+    if parts or not said:
+        conversation.user(parts, path)
+
+
+def _result_parts(block: dict[str, Any], path: str) -> list[Part]:
+    content = block.get("content")
+    parts: list[Part] = []
+    for inner, where in _blocks("" if content is None else content, f"{path}.content"):
+        parts += _part(inner, where)
+    if block.get("is_error") is True:
+        text = next((at for at, part in enumerate(parts) if part[0]["type"] == "text"), None)
+        if text is None:
+            parts.insert(0, (text_part("Error"), path))
+        else:
+            parts[text] = (text_part("Error: " + parts[text][0]["text"]), parts[text][1])
+    return parts
+
+
+def _assistant(conversation: Conversation, blocks: list[tuple[dict[str, Any], str]], path: str) -> None:
+    conversation.assistant([], path)
+    for block, where in blocks:
+        kind = block["type"]
+        if kind == "thinking":
+            conversation.assistant([], path, reasoning=_string(block, "thinking", where))
+        elif kind == "tool_use":
+            given = block.get("input")
+            if given is not None and not isinstance(given, dict):
+                raise invalid(f"{where}.input: must be an object", f"{where}.input")
+            conversation.call(_string(block, "id", where), _string(block, "name", where), given or {}, where)
+        elif kind != "redacted_thinking":
+            conversation.assistant(_part(block, where), path)
+
+
+def _part(block: dict[str, Any], path: str) -> list[Part]:
+    """A block that is content, as parts of a chat message."""
+    kind = block["type"]
+    if kind == "text":
+        return [(text_part(_text(block, path)), path)]
+    if kind == "image":
+        return [({"type": "image_url", "image_url": {"url": _image_url(block, path)}}, path)]
+    if kind == "document":
+        return _document(block, path)
+    if kind == "tool_reference":
+        return [(text_part(_string(block, "tool_name", path)), path)]
+    raise invalid(f"{path}.type: {shown(kind)} is not taken here; known blocks are {BLOCKS}", f"{path}.type")
+
+
+def _text(block: dict[str, Any], path: str) -> str:
+    if block["type"] != "text":
+        raise invalid(f"{path}.type: got {shown(block['type'])}; must be text", f"{path}.type")
+    return _string(block, "text", path)
+
+
+def _string(block: dict[str, Any], key: str, path: str) -> str:
+    value = block.get(key)
+    if not isinstance(value, str):
+        raise invalid(f"{path}.{key}: must be a string", f"{path}.{key}")
+    return value
+
+
+def _source(block: dict[str, Any], path: str) -> dict[str, Any]:
+    source = block.get("source")
+    if not isinstance(source, dict):
+        raise invalid(f"{path}.source: must be an object with a type", f"{path}.source")
+    return source
+
+
+def _image_url(block: dict[str, Any], path: str) -> str:
+    source, where = _source(block, path), f"{path}.source"
+    if source.get("type") == "url":
+        return _string(source, "url", where)
+    if source.get("type") == "base64":
+        kind = _string(source, "media_type", where)
+        if not _IMAGE_TYPE.match(kind):
+            raise invalid(f"{where}.media_type: got {shown(kind)}; must be such as image/png", f"{where}.media_type")
+        return f"data:{kind};base64,{_string(source, 'data', where)}"
+    raise invalid(f"{where}.type: must be base64 or url", f"{where}.type")
+
+
+def _document(block: dict[str, Any], path: str) -> list[Part]:
+    """Plain text or blocks, with title and context before it."""
+    source, where = _source(block, path), f"{path}.source"
+    head = [text_part(block[key]) for key in ("title", "context") if isinstance(block.get(key), str)]
+    parts: list[Part] = [(part, path) for part in head]
+    kind = source.get("type")
+    if kind == "text":
+        return [*parts, (text_part(_string(source, "data", where)), path)]
+    if kind == "content":
+        for inner, at in _blocks(source.get("content"), f"{where}.content"):
+            parts += _part(inner, at)
+        return parts
+    raise RenderError(
+        400, "media_unsupported", f"{where}.type: only text and content are read; send the document as text", where
+    )
+
+
+def read_tools(tools: list[dict[str, Any]] | None) -> tuple[list[dict[str, Any]], list[str]]:
+    """(tools as templates know them, types of dropped server tools)."""
+    kept: list[dict[str, Any]] = []
+    dropped: list[str] = []
+    for at, tool in enumerate(tools or ()):
+        path = f"tools[{at}]"
+        kind, schema = tool.get("type"), tool.get("input_schema")
+        if isinstance(kind, str) and kind != "custom" and schema is None:
+            dropped.append(kind)
+            continue
+        if schema is not None and not isinstance(schema, dict):
+            raise invalid(f"{path}.input_schema: must be an object", f"{path}.input_schema")
+        name = _string(tool, "name", path)
+        function: dict[str, Any] = {"name": name}
+        if tool.get("description") is not None:
+            function["description"] = _string(tool, "description", path)
+        function["parameters"] = schema or {"type": "object", "properties": {}}
+        kept.append({"type": "function", "function": function})
+    return kept, dropped

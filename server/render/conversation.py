@@ -1,0 +1,204 @@
+"""Conversation: chat messages made from another protocol's blocks or items, and where the client wrote each of them.
+
+Owner: any thread; one per request. In: turns as render/blocks.py and render/items.py read them. Out: messages for
+`Renderer.chat`. Turns of one speaker in a row become one message, because many templates insist on taking turns; media
+of a tool's result follow in a user message, because most templates print a tool message as text. What the renderer
+complains about is told in the client's own paths.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from mm.errors import MediaError
+from server.render.chat import Renderer
+from server.render.errors import RenderError
+
+Part = tuple[dict[str, Any], str]  # a content part of a chat message, and its path in the body
+
+_WHERE = re.compile(r"messages\[(\d+)\](?:\.content(?:\[(\d+)\])?)?")
+_MARK = "a-system-text-inside"
+_PROBE = [
+    {"role": "system", "content": "a"},
+    {"role": "user", "content": "b"},
+    {"role": "assistant", "content": "c"},
+    {"role": "system", "content": _MARK},
+    {"role": "user", "content": "d"},
+]
+_keeps_inside: WeakKeyDictionary[Renderer, bool] = WeakKeyDictionary()
+
+
+def text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+@dataclass(slots=True)
+class Turn:
+    """One message as it grows."""
+
+    role: str
+    path: str
+    parts: list[Part]
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    answers: str = ""  # id of the call that a tool message answers
+    name: str = ""  # of the tool that answers
+
+    def append(self, parts: list[Part]) -> None:
+        """More of the same speaker: a new line between two texts."""
+        if parts and self.parts and self.parts[-1][0]["type"] == parts[0][0]["type"] == "text":
+            (first, path), *rest = parts
+            parts = [(text_part("\n" + first["text"]), path), *rest]
+        self.parts += parts
+
+    def message(self) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": self.role, "content": self.content()}
+        if self.calls:
+            message["tool_calls"] = self.calls
+        if self.reasoning:
+            message["reasoning_content"] = "\n".join(self.reasoning)
+        if self.answers:
+            message["tool_call_id"] = self.answers
+        if self.name:
+            message["name"] = self.name
+        return message
+
+    def content(self) -> str | list[dict[str, Any]] | None:
+        """A string where one says it all; system texts and a tool's are read as one by every template."""
+        if not self.parts:
+            return None if self.calls else ""
+        if self.role in ("system", "tool"):
+            return "\n".join(part["text"] for part, _ in self.parts)
+        if len(self.parts) == 1 and self.parts[0][0]["type"] == "text":
+            return self.parts[0][0]["text"]
+        return [part for part, _ in self.parts]
+
+
+class Conversation:
+    """Turns in order."""
+
+    def __init__(self) -> None:
+        self.turns: list[Turn] = []
+        self._shown: list[Part] = []  # media of tool results, for the next user message
+        self._names: dict[str, str] = {}  # id of a call -> name of its tool
+
+    def system(self, parts: list[Part], path: str, role: str = "system") -> None:
+        self._show()
+        if parts:
+            self.turns.append(Turn(role, path, parts))
+
+    def user(self, parts: list[Part], path: str) -> None:
+        shown, self._shown = self._shown, []
+        self._turn("user", path).append(shown + parts)
+
+    def assistant(self, parts: list[Part], path: str, *, reasoning: str = "") -> None:
+        self._show()
+        turn = self._turn("assistant", path)
+        turn.append(parts)
+        if reasoning:
+            turn.reasoning.append(reasoning)
+
+    def call(self, call_id: str, name: str, arguments: dict[str, Any] | str, path: str) -> None:
+        """A tool call of the assistant."""
+        self._show()
+        self._names[call_id] = name
+        function = {"name": name, "arguments": arguments}
+        self._turn("assistant", path).calls.append({"id": call_id, "type": "function", "function": function})
+
+    def result(self, call_id: str, parts: list[Part], path: str) -> None:
+        """What a tool answered."""
+        texts = [part for part in parts if part[0]["type"] == "text"]
+        self._shown += [part for part in parts if part[0]["type"] != "text"]
+        texts = texts or [(text_part(""), path)]
+        self.turns.append(Turn("tool", path, texts, answers=call_id, name=self._names.get(call_id, "")))
+
+    def close(self) -> None:
+        """After the last turn."""
+        self._show()
+
+    def _show(self) -> None:
+        if self._shown:
+            self.user([], self._shown[0][1])
+
+    def _turn(self, role: str, path: str) -> Turn:
+        """The running message of this speaker, or a new one."""
+        if not self.turns or self.turns[-1].role != role:
+            self.turns.append(Turn(role, path, []))
+        return self.turns[-1]
+
+    def messages(self) -> list[dict[str, Any]]:
+        return [turn.message() for turn in self.turns]
+
+    async def settle(self, renderer: Renderer) -> None:
+        """System texts inside stay where they are if the template shows them there, else they join the first one."""
+        inside = any(turn.role in ("system", "developer") for turn in self.turns[1:])
+        if inside and not await keeps_inside(renderer):
+            self.hoist()
+
+    def hoist(self) -> None:
+        """All system texts in one leading message."""
+        leading = [turn for turn in self.turns if turn.role in ("system", "developer")]
+        parts = [part for turn in leading for part in turn.parts]
+        rest = [turn for turn in self.turns if turn.role not in ("system", "developer")]
+        self.turns = []
+        self.system(parts, leading[0].path)
+        for turn in rest:
+            if self.turns[-1].role == turn.role in ("user", "assistant"):
+                last = self.turns[-1]
+                last.append(turn.parts)
+                last.calls += turn.calls
+                last.reasoning += turn.reasoning
+            else:
+                self.turns.append(turn)
+
+    def without_oldest(self, count: int) -> Conversation | None:
+        """The same without its first `count` messages that are no system text; None if nothing would be left."""
+        others = [at for at, turn in enumerate(self.turns) if turn.role not in ("system", "developer")]
+        if count >= len(others):
+            return None
+        dropped = set(others[:count])
+        shorter = Conversation()
+        shorter.turns = [turn for at, turn in enumerate(self.turns) if at not in dropped]
+        return shorter
+
+    @contextmanager
+    def told(self) -> Iterator[None]:
+        """What rendering and loading complain about inside, in the client's own paths."""
+        try:
+            yield
+        except (RenderError, MediaError) as error:
+            error.message = self.where(error.message)
+            error.param = error.param and self.where(error.param)
+            raise
+
+    def where(self, text: str) -> str:
+        """A text of the renderer, with the client's paths for ours."""
+
+        def path(found: re.Match[str]) -> str:
+            at, part = int(found[1]), found[2]
+            if at >= len(self.turns):
+                return found[0]
+            turn = self.turns[at]
+            if part is not None and int(part) < len(turn.parts):
+                return turn.parts[int(part)][1]
+            return turn.parts[0][1] if len(turn.parts) == 1 else turn.path
+
+        return _WHERE.sub(path, text)
+
+
+async def keeps_inside(renderer: Renderer) -> bool:
+    """Whether the server's template shows a system message that is not the first; tried once."""
+    known = _keeps_inside.get(renderer)
+    if known is None:
+        try:
+            prompt = await renderer.chat(_PROBE)
+            known = _MARK in (prompt.text or "")
+        except RenderError:
+            known = False
+        _keeps_inside[renderer] = known
+    return known

@@ -1,0 +1,53 @@
+"""Special tokens that clients write, kept from becoming tokens (`--escape-special-tokens`).
+
+Owner: the pool; one Escapes per request. In: a client's text. Out: the same with a mark of digits, unique to the
+request, where a special token was spelled. Templates carry marks unharmed (trimming, quoting, upper case). After the
+template the marks are found again, and what stood there is tokenized as plain text.
+
+    client text -> marks -> template -> segments: (text, False) as templates are, (spelling, True) as plain text
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable
+from typing import Any
+
+
+class Escapes:
+    """The marks of one request."""
+
+    def __init__(self, spellings: Iterable[str]) -> None:
+        longest_first = sorted(filter(None, spellings), key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        self._nonce = f"{secrets.randbelow(10**24):024d}"
+        self._mark = re.compile(self._nonce + r"(\d{6})")
+        self._found: list[str] = []
+
+    def text(self, text: str) -> str:
+        """A client's text with marks."""
+        return text if self._special is None else self._special.sub(self._put, text)
+
+    def value(self, value: Any) -> Any:
+        """A copy of plain data in which every string has marks, keys included."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, dict):
+            return {self.value(key): self.value(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self.value(item) for item in value]
+        return value
+
+    def segments(self, text: str) -> list[tuple[str, bool]]:
+        """The rendered text in pieces; True marks what is plain text."""
+        pieces = self._mark.split(text)
+        return [
+            (self._found[int(piece)], True) if index % 2 else (piece, False)
+            for index, piece in enumerate(pieces)
+            if piece
+        ]
+
+    def _put(self, match: re.Match[str]) -> str:
+        self._found.append(match[0])
+        return f"{self._nonce}{len(self._found) - 1:06d}"

@@ -1,0 +1,172 @@
+"""/v1/messages and /v1/messages/count_tokens (API.md section 12): the Anthropic protocol over the same engine.
+
+Owner: loop; blocks are read in the pool. In: MessagesBody. Out: one JSON body, or events pushed as the engine makes
+them. Errors have the protocol's own body, made where every answer is (http/exchange.py). `thinking` sets the template's
+`enable_thinking`; its budget means something only to a reasoning parser. Tool calls cannot be parsed yet, so tools are
+taken only where no call may come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.errors import ApiError, invalid, not_here, shown
+from server.generate import Answer, Job, prepare
+from server.http.body import read_json
+from server.http.exchange import Exchange
+from server.http.watch import client_present, within
+from server.output.messages import MessageEvents, whole_message
+from server.render.blocks import is_prefill, read_blocks, read_tools
+from server.routes.endpoint import check_model, json_response, route
+from server.sampling import Asked, resolve, salt_of
+from server.schema.common import SamplingFields
+from server.schema.messages import CountBody, MessagesBody
+from server.state import AppState, exchange_of
+from server.stream import PushedStream
+
+log = logging.getLogger("omniloop")
+
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
+Tools = list[dict[str, Any]] | None
+
+
+async def create(request: Request) -> Response | None:
+    exchange = exchange_of(request)
+    exchange.headers.append((b"request-id", exchange.request_id.encode()))
+    state = exchange.state
+    body = await read_json(request, MessagesBody, state.config.limits.max_request_bytes)
+    model = check_model(state, body.model)
+    asked = check(state, body)
+    tools = check_tools(body, calls_back=True)
+    name = "msg_" + exchange.request_id
+    async with client_present(request):
+        with state.places.hold(1):
+            job = await prompt_of(exchange, body, tools, asked)
+            with Answer(exchange, asked, [job]) as answer:
+                await answer.submit(name, exchange.request_id)
+                if asked.stream:
+                    await PushedStream(answer, MessageEvents(answer, name, model)).run()
+                    return None
+                await answer.wait()
+                content = whole_message(answer, name, model)
+    return json_response(content)
+
+
+async def count(request: Request) -> Response:
+    """What the prompt would cost, media included."""
+    exchange = exchange_of(request)
+    exchange.headers.append((b"request-id", exchange.request_id.encode()))
+    state = exchange.state
+    body = await read_json(request, CountBody, state.config.limits.max_request_bytes)
+    check_model(state, body.model)
+    check_prompt_fields(body)
+    tools = check_tools(body, calls_back=False)
+    asked = resolve(SamplingFields(), None, 0, state.defaults, state.config, state.vocabulary)
+    async with client_present(request):
+        with state.places.hold(1):
+            job = await prompt_of(exchange, body, tools, asked)
+    return json_response({"input_tokens": job.num_tokens})
+
+
+def check(state: AppState, body: MessagesBody) -> Asked:
+    """Everything that can be refused before the template runs."""
+    at_least_one("max_tokens", body.max_tokens)
+    check_prompt_fields(body)
+    if body.output_format is not None:
+        raise not_here("output_format", "output_format: this server cannot hold answers to a schema")
+    fields = SamplingFields(
+        temperature=body.temperature,
+        top_p=body.top_p,
+        top_k=body.top_k,
+        stop=body.stop_sequences,
+        stream=body.stream,
+    )
+    most = min(body.max_tokens, 2**31 - 1)  # capped, never refused
+    try:
+        return resolve(fields, None, most, state.defaults, state.config, state.vocabulary)
+    except ApiError as error:
+        if (error.param or "").startswith("stop"):
+            raise invalid("stop_sequences", error.message.replace("stop", "stop_sequences", 1)) from None
+        raise
+
+
+def at_least_one(name: str, value: Any) -> None:
+    if type(value) is not int or value < 1:
+        raise invalid(name, f"{name}: got {shown(value)}; must be an integer of at least 1")
+
+
+def check_prompt_fields(body: CountBody) -> None:
+    """`thinking` and `output_config`, which both routes take."""
+    thinking = body.thinking
+    if thinking is not None:
+        kind, budget = thinking.get("type"), thinking.get("budget_tokens")
+        if kind not in ("enabled", "disabled", "adaptive"):
+            raise invalid("thinking.type", f"thinking.type: got {shown(kind)}; must be enabled, disabled or adaptive")
+        if budget is not None:
+            at_least_one("thinking.budget_tokens", budget)
+    config = body.output_config or {}
+    effort = config.get("effort")
+    if effort is not None and effort not in EFFORTS:
+        text = f"output_config.effort: got {shown(effort)}; must be one of {', '.join(EFFORTS)}"
+        raise invalid("output_config.effort", text)
+    if config.get("format") is not None:
+        raise not_here("output_config.format", "output_config.format: this server cannot hold answers to a schema")
+
+
+def check_tools(body: CountBody, calls_back: bool) -> Tools:
+    """Tools for the template; refused where a call may come back."""
+    kept, dropped = read_tools(body.tools)
+    if dropped:
+        log.warning("%d tools that only Anthropic's servers run were left out of a request", len(dropped))
+    choice = body.tool_choice or {"type": "auto"}
+    kind, name = choice.get("type"), choice.get("name")
+    if kind not in ("auto", "any", "tool", "none"):
+        raise invalid("tool_choice.type", f"tool_choice.type: got {shown(kind)}; must be auto, any, tool or none")
+    if kind in ("any", "tool") and not body.tools:
+        raise invalid("tool_choice", "tool_choice: asks for a call, but there are no tools")
+    if kind == "tool" and kept and name not in [tool["function"]["name"] for tool in kept]:
+        raise invalid("tool_choice.name", f"tool_choice.name: {shown(name)} is not among the tools")
+    if kept and kind != "none" and calls_back:
+        raise not_here("tools", "tools: this server cannot parse tool calls; send tool_choice none, or no tools")
+    return kept or None
+
+
+async def prompt_of(exchange: Exchange, body: CountBody, tools: Tools, asked: Asked) -> Job:
+    """Blocks to a prompt with its media; complaints name the client's own fields."""
+    state = exchange.state
+    salt = salt_of(SamplingFields(cache_salt=body.cache_salt))
+    prefill = is_prefill(body.messages)
+    async with within(state.config.limits.prepare_timeout, "the prompt took longer than --prepare-timeout"):
+        in_pool = asyncio.get_running_loop().run_in_executor
+        conversation = await in_pool(state.pool, read_blocks, body.system, body.messages)
+        if prefill and conversation.turns[-1].calls:
+            raise invalid("messages", "messages: the last one holds a tool_use; send its tool_result after it")
+        await conversation.settle(state.renderer)
+        with conversation.told():
+            prompt = await state.renderer.chat(
+                conversation.messages(),
+                tools=tools,
+                add_generation_prompt=not prefill,
+                continue_final_message=prefill,
+                template_kwargs=template_kwargs(body),
+            )
+            return await prepare(exchange, prompt, asked, salt=salt)
+
+
+def template_kwargs(body: CountBody) -> dict[str, Any]:
+    """The request's own variables win over what `thinking` and `effort` imply."""
+    kwargs: dict[str, Any] = dict(body.chat_template_kwargs or {})
+    if body.thinking is not None:
+        kwargs.setdefault("enable_thinking", body.thinking["type"] != "disabled")
+    effort = (body.output_config or {}).get("effort")
+    if effort is not None:
+        kwargs.setdefault("reasoning_effort", effort)
+    return kwargs
+
+
+ROUTES = [route("/v1/messages", create, "POST"), route("/v1/messages/count_tokens", count, "POST")]

@@ -1,0 +1,87 @@
+"""The build of the scheduler's modules: silent, without performance hints, and inner functions free of Python.
+
+Also that they pass their own tests with every Cython check on. That form is built apart from the tree:
+
+    OMNILOOP_DEBUG=1 python setup.py build_ext --inplace    # in a copy of the tree, as the slow test below does
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+ROOM = ("blocks", "encoder", "plan", "prefix", "queue", "running", "scheduler", "seqs", "tables")
+
+
+@pytest.fixture(scope="module")
+def generated(tmp_path_factory):
+    """The C of each module of the room, and what Cython said while it wrote it."""
+    folder = tmp_path_factory.mktemp("cython")
+    shutil.copytree(ROOT / "_fast", folder / "_fast", ignore=shutil.ignore_patterns("*.so", "c", "*.c"))
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "cython", "-3", "--warning-errors", "-X", "show_performance_hints=True",
+            "-X", "boundscheck=False", "-X", "wraparound=False", "-X", "initializedcheck=False",
+            "-X", "cdivision=True", "-X", "freethreading_compatible=True", *[f"_fast/{name}.pyx" for name in ROOM],
+        ],
+        cwd=folder, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return {name: (folder / "_fast" / f"{name}.c").read_text() for name in ROOM}, done.stdout + done.stderr
+
+
+def test_cython_has_no_performance_hint_and_no_warning(generated):
+    assert generated[1].strip() == ""
+
+
+def nogil_bodies(source, code):
+    """(name, C body) of each cdef function declared nogil."""
+    for name in re.findall(r"^ *cdef (?:inline )?[\w* ]*?(\w+)\([^)]*\) noexcept nogil:", source, re.MULTILINE):
+        pattern = rf"^static [^\n;]*?__pyx_f_5_fast_\w*?{name}\([^;{{]*?\) {{\n(.*?)^}}\n"
+        bodies = re.findall(pattern, code, re.MULTILINE | re.DOTALL)
+        assert bodies, f"{name} is not in the generated C: the pattern of this test is out of date"
+        yield from ((name, body) for body in bodies)
+
+
+@pytest.mark.parametrize("name", ROOM)
+def test_inner_functions_never_touch_python(name, generated):
+    source = (ROOT / "_fast" / f"{name}.pyx").read_text()
+    functions = list(nogil_bodies(source, generated[0][name]))
+    for function, body in functions:
+        touched = re.findall(r"\b(?:Py[A-Z]\w+\(|__Pyx_(?:Raise|GetAttr|PyObject|With|Ensure)\w*\(|Py_[A-Z]+REF)", body)
+        assert not touched, f"{name}.{function}: {sorted(set(touched))}"
+    assert functions
+
+
+def test_no_public_method_releases_the_lock_in_a_loop():
+    for name in ROOM:
+        for method in re.split(r"\n    def ", (ROOT / "_fast" / f"{name}.pyx").read_text())[1:]:
+            assert method.split("\n    cdef ")[0].count("with nogil:") <= 1
+            assert not re.search(r"\n {12,}with nogil:", method), f"{name}: {method.splitlines()[0]}"
+
+
+@pytest.mark.slow
+def test_the_walks_pass_with_every_check_of_cython_on(tmp_path):
+    """Bounds, wraparound, None, overflow and division are checked; any failure in a nogil function is an error here."""
+    (tmp_path / "_fast").mkdir()
+    for path in (ROOT / "_fast").iterdir():
+        if path.suffix in (".pxd", ".py") or (path.stem in ROOM and path.suffix == ".pyx"):
+            shutil.copy(path, tmp_path / "_fast")
+    # Without optimization the C compiler takes a third of the time.
+    (tmp_path / "setup.py").write_text((ROOT / "setup.py").read_text().replace('"-O3"', '"-O0", "-g0", "-w"'))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    (tmp_path / "README.md").write_text("")
+    shutil.copytree(ROOT / "tests" / "fast", tmp_path / "tests" / "fast", ignore=shutil.ignore_patterns("__pycache__"))
+    environment = {**os.environ, "OMNILOOP_DEBUG": "1"}
+    walks = [f"tests/fast/{name}.py" for name in ("test_parts_walk", "test_prefix_walk", "test_scheduler_walk")]
+    for command in (
+        [sys.executable, "-W", "ignore", "setup.py", "-q", "build_ext", "--inplace"],
+        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *walks],
+    ):
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=170)
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]

@@ -1,0 +1,82 @@
+"""The scan that runs before any JSON is decoded: equal to its oracle, linear in time, right at its limits."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+
+import pytest
+
+from _fast import json_scan
+from tests.fast.oracles import json_scan as oracle
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        (b"", json_scan.OK),
+        (b'{"a":[1,2.5,-3e7,"x",true,null]}', json_scan.OK),
+        (b"[18446744073709551615]", json_scan.OK),
+        (b"[18446744073709551616]", json_scan.INTEGER_TOO_LARGE),
+        (b"[-9223372036854775808]", json_scan.OK),
+        (b"[-9223372036854775809]", json_scan.INTEGER_TOO_LARGE),
+        (b"[123456789012345678901234567890.0]", json_scan.OK),
+        (b"[1e400]", json_scan.OK),
+        (b"[NaN]", json_scan.NOT_FINITE),
+        (b"[-Infinity]", json_scan.NOT_FINITE),
+        (b'["NaN Infinity"]', json_scan.OK),
+        (rb'["\ud83d\ude00"]', json_scan.OK),
+        (rb'["\ud83d"]', json_scan.LONE_SURROGATE),
+        (rb'["\ude00"]', json_scan.LONE_SURROGATE),
+        (rb'["\ud83d\u0041"]', json_scan.LONE_SURROGATE),
+        (rb'["\\ud83d"]', json_scan.OK),
+        (rb'["\"NaN"]', json_scan.OK),
+        (b'"never closed', json_scan.OK),
+        (b'"ends in \\', json_scan.OK),
+    ],
+)
+def test_values_at_the_edge(text, code):
+    assert json_scan.scan(text, 10, 100)[0] == code == oracle.scan(text, 10, 100)
+
+
+def test_depth_and_nodes_count_what_is_there():
+    assert json_scan.scan(b"[[[]]]", 3, 100)[0] == json_scan.OK
+    assert json_scan.scan(b"[[[]]]", 2, 100) == (json_scan.TOO_DEEP, 2)
+    assert json_scan.scan(b"[1,2,3]", 2, 4)[0] == json_scan.OK
+    assert json_scan.scan(b"[1,2,3]", 2, 3)[0] == json_scan.TOO_MANY_NODES
+    with pytest.raises(ValueError, match="at least 1"):
+        json_scan.scan(b"", 0, 1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_random_texts_agree_with_the_oracle(seed):
+    random_ = random.Random(seed)
+    pieces = [*(bytes([char]) for char in b'{}[],:"-0.e \\'), b"\\u", b"d83d", b"\\ude00", b"NaN", b"Infinity"]
+    pieces += [b"12", b"99999999999999999999", b"true", "é".encode()]
+    for _ in range(500):
+        text = b"".join(random_.choices(pieces, k=random_.randrange(1, 30)))
+        assert json_scan.scan(text, 5, 20)[0] == oracle.scan(text, 5, 20), text
+
+
+def test_real_bodies_pass():
+    body = {
+        "messages": [{"role": "user", "content": 'é😀 " \\ \u2028 ' * 50}] * 20,
+        "x": [1.5, -2, None, True, {}] * 100,
+    }
+    for ascii_ in (True, False):
+        assert json_scan.scan(json.dumps(body, ensure_ascii=ascii_).encode(), 10, 10_000)[0] == json_scan.OK
+
+
+@pytest.mark.parametrize("unit", [b"[", b"\\n", b'\\"', b"a", b'"",', b"1,", b"\\ud83d\\ude00"])
+def test_time_is_linear(unit):
+    def seconds(count: int) -> float:
+        text = b'"' * (unit.startswith(b"\\") or unit == b"a") + unit * (count // len(unit))
+        best = 9.0
+        for _ in range(5):
+            begun = time.thread_time()
+            json_scan.scan(text, 1 << 40, 1 << 40)
+            best = min(best, time.thread_time() - begun)
+        return best
+
+    assert seconds(4 << 20) <= 3 * seconds(2 << 20) + 0.002

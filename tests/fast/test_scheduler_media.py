@@ -1,0 +1,216 @@
+"""Scheduler and media: towers before their rows, budgets, a cache shared by requests, and what failures leave."""
+
+import numpy as np
+import pytest
+
+from _fast.plan import StepPlan
+from _fast.scheduler import Scheduler
+
+SAMPLE, ERROR = 1, 5
+
+
+def make(**changes):
+    values = {"max_slots": 8, "max_rows": 4, "max_tokens": 32, "max_model_len": 256, "num_blocks": 64, "block_size": 4}
+    return Scheduler(**{**values, **changes})
+
+
+def plan_for(scheduler):
+    return StepPlan(scheduler.max_rows, scheduler.max_tokens, 4 * scheduler.max_model_len)
+
+
+def add(scheduler, number, length, *spans, keys=None, **rules):
+    """A request whose spans are (start, length, entry, entry_row_start)."""
+    tokens = np.arange(length, dtype=np.int32) + 100 * number
+    media = np.array(spans, np.int32).reshape(-1, 4)
+    return scheduler.add(number, tokens, **{"max_tokens": 4, **rules}, media=media, keys=keys)
+
+
+def step(scheduler):
+    plan = plan_for(scheduler)
+    scheduler.schedule(plan)
+    scheduler.commit(plan, np.full(max(1, plan.num_rows), 7, np.int32))
+    return plan
+
+
+def encodes(plan):
+    return list(zip(*[list(a[: plan.num_encodes]) for a in (plan.encode_slot, plan.encode_item, plan.encode_entry)]))
+
+
+def runs(plan):
+    arrays = (plan.media_start, plan.media_length, plan.media_entry, plan.media_row)
+    return list(zip(*[list(a[: plan.num_media]) for a in arrays]))
+
+
+def lens(plan):
+    return {int(plan.row_slot[r]): int(plan.row_len[r]) for r in range(plan.num_rows)}
+
+
+def test_a_tower_runs_in_the_step_that_reads_its_first_row():
+    scheduler = make(max_chunk=6)
+    entry = scheduler.add_entry(7)
+    slot = add(scheduler, 1, 20, (8, 7, entry, 0))
+    first, second, third = step(scheduler), step(scheduler), step(scheduler)
+    assert (encodes(first), runs(first)) == ([], [])
+    assert (encodes(second), runs(second)) == ([(slot, 0, entry)], [(2, 4, entry, 0)])
+    assert (encodes(third), runs(third)) == ([], [(0, 3, entry, 4)])
+
+
+def test_an_entry_is_encoded_once_for_all_who_show_it():
+    scheduler = make()
+    entry = scheduler.add_entry(4)
+    add(scheduler, 1, 8, (2, 4, entry, 0))
+    add(scheduler, 2, 8, (1, 4, entry, 0))
+    plan = step(scheduler)
+    assert len(encodes(plan)) == 1
+    assert runs(plan) == [(2, 4, entry, 0), (9, 4, entry, 0)]
+    assert scheduler.ledger()["encoder_in_use"] == 1
+
+
+def test_towers_stay_below_the_budget_of_a_step():
+    scheduler = make(encoder_budget=6)
+    entries = [scheduler.add_entry(4) for _ in range(3)]
+    slot = add(scheduler, 1, 16, *[(1 + 5 * k, 4, entry, 0) for k, entry in enumerate(entries)])
+    cuts = [step(scheduler) for _ in range(3)]
+    assert [encodes(plan) for plan in cuts] == [[(slot, k, entry)] for k, entry in enumerate(entries)]
+    assert [lens(plan)[slot] for plan in cuts] == [6, 5, 5]
+
+
+def test_an_entry_larger_than_the_budget_runs_alone():
+    scheduler = make(encoder_budget=6)
+    large, small = scheduler.add_entry(9), scheduler.add_entry(2)
+    add(scheduler, 1, 4, (0, 2, small, 0))
+    slot = add(scheduler, 2, 12, (1, 9, large, 0))
+    assert [entry for _, _, entry in encodes(step(scheduler))] == [small]
+    plan = step(scheduler)
+    assert encodes(plan) == [(slot, 0, large)]
+
+
+def test_an_entry_that_can_never_fit_is_refused():
+    scheduler = make(encoder_capacity=8)
+    assert scheduler.add_entry(9) == -3
+    one, two = scheduler.add_entry(5), scheduler.add_entry(5)
+    # Interleaved runs need both at once; one after the other they fit.
+    assert add(scheduler, 1, 20, (0, 2, one, 0), (2, 2, two, 0), (4, 2, one, 2), (6, 2, two, 2)) == -3
+    assert add(scheduler, 1, 20, (0, 2, one, 0), (4, 2, one, 2), (6, 2, two, 0), (8, 2, two, 2)) >= 0
+
+
+def test_idle_embeddings_are_kept_until_their_room_is_needed():
+    scheduler = make(encoder_capacity=8)
+    old, new = scheduler.add_entry(5), scheduler.add_entry(5)
+    add(scheduler, 1, 8, (1, 5, old, 0), max_tokens=1)
+    step(scheduler)
+    assert scheduler.ledger()["encoder_rows"] == 5
+    assert scheduler.ledger()["encoder_in_use"] == 0
+    assert scheduler.take_evicted() == []
+    add(scheduler, 2, 8, (1, 5, old, 0), max_tokens=1)
+    assert encodes(step(scheduler)) == [], "it is still there"
+    add(scheduler, 3, 8, (1, 5, new, 0), max_tokens=1)
+    assert [entry for _, _, entry in encodes(step(scheduler))] == [new]
+    assert scheduler.take_evicted() == [(old, True)]
+    assert scheduler.add_entry(3) == old, "a dead entry's number is free again"
+
+
+def test_an_embedding_is_not_evicted_while_a_step_in_flight_reads_it():
+    scheduler = make(encoder_capacity=8)
+    old, new = scheduler.add_entry(5), scheduler.add_entry(5)
+    add(scheduler, 1, 8, (1, 5, old, 0))
+    one, two = plan_for(scheduler), plan_for(scheduler)
+    scheduler.schedule(one)
+    scheduler.abort(1)
+    waiting = add(scheduler, 2, 8, (3, 5, new, 0))
+    scheduler.schedule(two)
+    assert lens(two) == {waiting: 3}, "its tokens before the picture can go, the picture waits"
+    scheduler.commit(one, np.zeros(1, np.int32))
+    assert scheduler.take_evicted() == []
+    three = plan_for(scheduler)
+    scheduler.schedule(three)
+    assert [entry for _, _, entry in encodes(three)] == [new]
+    assert scheduler.take_evicted() == [(old, True)]
+
+
+def test_a_cached_prefix_needs_no_tower():
+    scheduler = make()
+    keys = np.arange(12, dtype=np.int64) - (1 << 62)
+    entry = scheduler.add_entry(6)
+    add(scheduler, 1, 12, (1, 6, entry, 0), keys=keys, max_tokens=1)
+    step(scheduler)
+    other = scheduler.add_entry(6)
+    slot = add(scheduler, 1, 12, (1, 6, other, 0), keys=keys, max_tokens=1)
+    plan = step(scheduler)
+    assert scheduler.num_freed == 1
+    assert (lens(plan), encodes(plan), runs(plan)) == ({slot: 4}, [], [])
+    assert scheduler.take_evicted() == [(other, True)], "it was never encoded and nobody names it"
+
+
+def test_rows_that_wait_for_each_others_room_do_not_wait_forever():
+    scheduler = make(encoder_capacity=8, max_chunk=4)
+    a, b, c, d = (scheduler.add_entry(4) for _ in range(4))
+    # Both hold one entry to their end and need a second one before it.
+    one = add(scheduler, 1, 20, (0, 2, a, 0), (4, 4, b, 0), (12, 2, a, 2))
+    two = add(scheduler, 2, 20, (0, 2, c, 0), (4, 4, d, 0), (12, 2, c, 2))
+    finished = 0
+    for _ in range(40):
+        plan = step(scheduler)
+        finished += sum(plan.out_finish[r] > 0 for r in range(plan.num_rows))
+        scheduler.take_evicted()
+    assert {one, two} == {0, 1}
+    assert finished == 2
+    assert scheduler.num_preemptions > 0
+
+
+def test_who_read_what_a_failed_step_should_have_encoded_ends_as_well():
+    scheduler = make(max_rows=3)
+    shared = scheduler.add_entry(4)
+    add(scheduler, 1, 8, (1, 4, shared, 0))
+    one, two = plan_for(scheduler), plan_for(scheduler)
+    scheduler.schedule(one)
+    reader = add(scheduler, 2, 8, (1, 4, shared, 0))
+    other = add(scheduler, 3, 8)
+    scheduler.schedule(two)
+    assert set(lens(two)) == {0, reader, other}
+    scheduler.fail(one)
+    scheduler.commit(two, np.full(3, 7, np.int32))
+    ends = {int(two.row_slot[r]): (int(two.out_token[r]), int(two.out_finish[r])) for r in range(3)}
+    assert ends == {0: (-1, 0), reader: (-1, ERROR), other: (7, 0)}
+    assert scheduler.take_evicted() == [(shared, True)]
+    assert scheduler.ledger()["encoder_rows"] == 0
+
+
+def test_an_entry_of_a_failed_step_is_encoded_again_for_who_comes_later():
+    scheduler = make()
+    entry = scheduler.add_entry(4)
+    add(scheduler, 1, 8, (1, 4, entry, 0))
+    plan = plan_for(scheduler)
+    scheduler.schedule(plan)
+    slot = add(scheduler, 2, 8, (1, 4, entry, 0))
+    scheduler.fail(plan)
+    assert scheduler.take_evicted() == []
+    assert encodes(step(scheduler)) == [(slot, 0, entry)]
+
+
+def test_an_entry_that_no_request_named_can_be_taken_back():
+    scheduler = make()
+    entry = scheduler.add_entry(4)
+    assert scheduler.discard_entry(entry)
+    assert not scheduler.discard_entry(entry)
+    entry = scheduler.add_entry(4)
+    add(scheduler, 1, 8, (1, 4, entry, 0))
+    assert not scheduler.discard_entry(entry)
+
+
+def test_entries_beyond_the_first_allocation_are_found():
+    scheduler = make()
+    entries = [scheduler.add_entry(1) for _ in range(300)]
+    assert len(set(entries)) == 300
+    assert scheduler.ledger()["encoder_entries"] == 300
+
+
+@pytest.mark.parametrize(
+    ("span", "words"),
+    [((4, 2, 1, 0), "spans ascend"), ((6, 0, 1, 0), "spans ascend"), ((6, 2, 1, 3), "past the 4 rows")],
+)
+def test_spans_that_make_no_sense_are_refused_in_words(span, words):
+    scheduler = make()
+    assert scheduler.add_entry(4) == 1
+    with pytest.raises(ValueError, match=words):
+        add(scheduler, 1, 20, (2, 4, 1, 0), span)
