@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import triton  # noqa: F401  (before any kernel file, so that they take it; TRITON_INTERPRET says in which mode)
 
 from engine.attention.base import AttentionMeta
 from engine.kernels.activation import (
