@@ -85,7 +85,8 @@ class Runtime:
         self.plans = [StepPlan(rows, tokens, rows * (longest + 1)) for _ in range(2)]
         self.next_plan = 0
         self.slots = SlotState(max_slots, longest)
-        self.sampler = Sampler(max_slots, model_config.text.vocab_size)
+        self.sampler = Sampler(max_slots, model_config.text.vocab_size, config.logprobs_mode)
+        self._as_logits = config.logprobs_mode.endswith("_logits")
         self.encoder = EncoderCache(model)
         self.admission = Admission(
             self.scheduler, self.slots, self.sampler, self.encoder, config.enable_prefix_caching, config.debug_poison
@@ -165,8 +166,9 @@ class Runtime:
                 start = int(step.rows.starts[row])
                 del live.prompt_logprobs[done + 1 :]  # a preempted prompt is computed again
                 asked = live.request.sampling.prompt_logprobs or 0
+                following = prompt[done + 1 : done + 1 + count]
                 live.prompt_logprobs += prompt_logprobs(
-                    self.model.logits, hidden[start : start + count], prompt[done + 1 : done + 1 + count], asked
+                    self.model.logits, hidden[start : start + count], following, asked, self._as_logits
                 )
 
 
