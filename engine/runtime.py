@@ -99,6 +99,20 @@ class Runtime:
         """True while a request runs or waits."""
         return bool(self.scheduler.num_running or self.scheduler.num_waiting)
 
+    def reset_prefix_cache(self) -> bool:
+        """Forgets every cached prefix; False, and nothing is forgotten, while a request holds blocks."""
+        if self.has_work or self.scheduler.used_blocks:
+            return False
+        self.scheduler.reset_prefix_cache()
+        return True
+
+    def reset_encoder_cache(self) -> bool:
+        """Drops what the towers made; they run again for media seen before. False while a request is open."""
+        if self.has_work:
+            return False
+        self.encoder.drop_rows()
+        return True
+
     # -- the two halves of a step -----------------------------------------------------------------------------------
 
     def launch_forward(self, plan: StepPlan) -> StepResult:
