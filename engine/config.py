@@ -9,6 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+# What answers report: of the logits as the model made them, or after all rules, temperature and cuts (what was drawn
+# from); as log-probabilities, or as logits.
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -31,6 +35,7 @@ class EngineConfig:
     max_num_queued_reqs: int = 1024
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     max_logprobs: int = 20
+    logprobs_mode: LogprobsMode = "raw_logprobs"
     encoder_budget: int = 0  # tower rows encoded in a step; 0 = derived
     encoder_cache_tokens: int = 0  # tower rows kept; 0 = derived
     num_threads: int = 0  # CPU compute threads; 0 = all cores

@@ -33,6 +33,7 @@ from engine.stream import TokenStream
 if TYPE_CHECKING:
     from engine.loop import DeviceThread, StepOutput
     from engine.models.hf import ModelConfig
+    from engine.runtime import Runtime
 
 log = logging.getLogger("omniloop.engine")
 
@@ -53,6 +54,7 @@ class Engine:
         self.max_model_len = 0
         self.block_size = config.block_size
         self.num_blocks = 0
+        self._paused = False
         self._limits: Limits
         self._device: DeviceThread | None = None
         self._loop: asyncio.AbstractEventLoop
@@ -117,6 +119,40 @@ class Engine:
             self._routes.pop(stream.first_id + choice, None)
         self._note_idle()
 
+    def pause(self) -> None:
+        """Plans no further step; open requests keep their places, new ones wait with them."""
+        self._paused = True
+        if self._device is not None:
+            self._device.pause(True)
+
+    def resume(self) -> None:
+        self._paused = False
+        if self._device is not None:
+            self._device.pause(False)
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forgets cached prefixes; False while blocks are in use."""
+        return await self._on_device(_reset_prefix_cache)
+
+    async def reset_encoder_cache(self) -> bool:
+        """Forgets what towers made; False while requests are open."""
+        return await self._on_device(_reset_encoder_cache)
+
+    async def _on_device(self, work: Callable[[Runtime], bool]) -> bool:
+        """Work between two steps. Raises NotReadyError when the device thread does not get to it."""
+        if self.state != "ready" or self._device is None:
+            raise NotReadyError(self.state, f"the engine is {self.state}")
+        done = self._loop.create_future()
+        self._device.call(work, done)
+        try:
+            return await asyncio.wait_for(done, self.config.step_timeout)
+        except TimeoutError:
+            raise NotReadyError("stalled", "the engine does not answer") from None
+
+    @property
+    def is_paused(self) -> bool:
+        return self._paused
+
     async def stop(self, timeout: float = 30.0) -> None:
         """Refuses new requests, lets open ones finish for `timeout` seconds, aborts the rest, ends the thread."""
         if self.state == "ready":
@@ -129,6 +165,7 @@ class Engine:
             except TimeoutError:
                 for stream in {id(stream): stream for stream, _ in self._routes.values()}.values():
                     stream.abort()
+        self.resume()
         device, self._device = self._device, None
         await self._loop.run_in_executor(None, device.stop)
 
@@ -197,6 +234,14 @@ def _row_error(output: StepOutput, row: int) -> EngineError:
     if row in output.invalid:
         return InvalidLogitsError("the model's output for this request was not a number")
     return StepFailedError("a step of the engine failed; this request was part of it")
+
+
+def _reset_prefix_cache(runtime: Runtime) -> bool:
+    return runtime.reset_prefix_cache()
+
+
+def _reset_encoder_cache(runtime: Runtime) -> bool:
+    return runtime.reset_encoder_cache()
 
 
 def _import_loop() -> ModuleType:

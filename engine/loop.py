@@ -6,8 +6,8 @@ N+1 on the device. Planning waits until N is nearly done, so that a request whic
     thread  | plan N+1, launch fwd N+1 | collect N, commit N, launch sample N+1, deliver N | gather ... | plan N+2
     stream  | ... fwd N, sample N | fwd N+1 ......................... sample N+1 | fwd N+2
 
-In: the inbox (submit, abort, stop; and the step that has just ended, put there by the stream). Out: one StepOutput per
-step to the loop by call_soon_threadsafe.
+In: the inbox (submit, abort, pause, call, stop; and the step that has just ended, put there by the stream). Out: one
+StepOutput per step to the loop by call_soon_threadsafe.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ class DeviceThread:
         self._thread = threading.Thread(target=self._main, name="omniloop-device", daemon=True)
         self._runtime: Runtime | None = None
         self._stopping = False
+        self._paused = False  # nothing is planned; what runs keeps its place
         self._seconds: dict[int, float] = {}  # how long steps take, by the bit length of their token count
         self._refused: list[int] = []
         self.last_beat = 0.0
@@ -97,6 +98,14 @@ class DeviceThread:
     def abort(self, device_id: int) -> None:
         """Ends one choice within a step."""
         self._inbox.put(("abort", device_id))
+
+    def pause(self, paused: bool) -> None:
+        """Plans no further step, or goes on."""
+        self._inbox.put(("pause", paused))
+
+    def call(self, work: Callable[[Runtime], Any], done: asyncio.Future[Any]) -> None:
+        """Runs `work` between two steps; `done` gets what it returns, on the loop."""
+        self._inbox.put(("call", work, done))
 
     def stop(self, timeout: float = 10.0) -> None:
         """Ends the thread after the steps in flight."""
@@ -155,7 +164,7 @@ class DeviceThread:
         until = None
         if previous is not None:
             until = previous.predicted_end(self._seconds.get(previous.plan.num_tokens.bit_length(), 0.0)) - MARGIN
-        elif runtime.has_work:
+        elif runtime.has_work and not self._paused:
             until = 0.0
         while True:
             self.last_beat = time.monotonic()
@@ -171,7 +180,7 @@ class DeviceThread:
                     until = 0.0
                 continue
             self._take(runtime, item)
-            if until is None and (self._stopping or self._refused or runtime.has_work):
+            if until is None and (self._stopping or self._refused or (runtime.has_work and not self._paused)):
                 until = 0.0
 
     def _take(self, runtime: Runtime, item: tuple[Any, ...]) -> None:
@@ -179,11 +188,22 @@ class DeviceThread:
             self._refused += runtime.admission.submit(item[1], item[2])
         elif item[0] == "abort":
             self._refused += runtime.admission.abort(item[1])
+        elif item[0] == "pause":
+            self._paused = item[1]
+        elif item[0] == "call":
+            self._answer(item[1], runtime, item[2])
         else:
             self._stopping = True
 
+    def _answer(self, work: Callable[[Runtime], Any], runtime: Runtime, done: asyncio.Future[Any]) -> None:
+        """Work asked for from the loop; its fault is the asker's."""
+        try:
+            self._tell(_resolve, done, work(runtime), None)
+        except Exception as error:
+            self._tell(_resolve, done, None, error)
+
     def _plan(self, runtime: Runtime, stats: StepStats) -> StepResult | None:
-        if self._stopping:
+        if self._stopping or self._paused:
             return None
         plan = runtime.plans[runtime.next_plan]
         if runtime.scheduler.schedule(plan) == 0:

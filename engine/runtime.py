@@ -85,7 +85,8 @@ class Runtime:
         self.plans = [StepPlan(rows, tokens, rows * (longest + 1)) for _ in range(2)]
         self.next_plan = 0
         self.slots = SlotState(max_slots, longest)
-        self.sampler = Sampler(max_slots, model_config.text.vocab_size)
+        self.sampler = Sampler(max_slots, model_config.text.vocab_size, config.logprobs_mode)
+        self._as_logits = config.logprobs_mode.endswith("_logits")
         self.encoder = EncoderCache(model)
         self.admission = Admission(
             self.scheduler, self.slots, self.sampler, self.encoder, config.enable_prefix_caching, config.debug_poison
@@ -97,6 +98,20 @@ class Runtime:
     def has_work(self) -> bool:
         """True while a request runs or waits."""
         return bool(self.scheduler.num_running or self.scheduler.num_waiting)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets every cached prefix; False, and nothing is forgotten, while a request holds blocks."""
+        if self.has_work or self.scheduler.used_blocks:
+            return False
+        self.scheduler.reset_prefix_cache()
+        return True
+
+    def reset_encoder_cache(self) -> bool:
+        """Drops what the towers made; they run again for media seen before. False while a request is open."""
+        if self.has_work:
+            return False
+        self.encoder.drop_rows()
+        return True
 
     # -- the two halves of a step -----------------------------------------------------------------------------------
 
@@ -165,8 +180,9 @@ class Runtime:
                 start = int(step.rows.starts[row])
                 del live.prompt_logprobs[done + 1 :]  # a preempted prompt is computed again
                 asked = live.request.sampling.prompt_logprobs or 0
+                following = prompt[done + 1 : done + 1 + count]
                 live.prompt_logprobs += prompt_logprobs(
-                    self.model.logits, hidden[start : start + count], prompt[done + 1 : done + 1 + count], asked
+                    self.model.logits, hidden[start : start + count], following, asked, self._as_logits
                 )
 
 

@@ -11,45 +11,65 @@ import numpy as np
 import torch
 
 from engine.kernels.sampling.logprobs import logprobs
+from engine.kernels.sampling.top_k_top_p import top_k_top_p
 from engine.request import SamplingParams, TokenLogprob
 
 CHUNK = 64  # prompt positions whose [chunk, vocab] logits exist at a time
 
 
 def answer_logprobs(
-    raw: dict[int, torch.Tensor], tokens: np.ndarray, wanted: dict[int, SamplingParams]
+    logits: dict[int, torch.Tensor], tokens: np.ndarray, wanted: dict[int, SamplingParams], as_logits: bool = False
 ) -> dict[int, TokenLogprob]:
-    """By row: the sampled token's log-probability of the raw logits, its rank, the k most likely, the ids asked for."""
+    """By row: the sampled token's log-probability (or logit), its rank, the k most likely, the ids asked for.
+
+    logits float32 [vocab] by row: raw or processed, as the operator chose.
+    """
     found = {}
     for row, params in wanted.items():
-        logits = raw[row][None, :]  # [1, vocab]
-        k = logits.shape[1] if params.logprobs == -1 else min(params.logprobs or 0, logits.shape[1])
-        entry = _entries(logits, np.asarray([tokens[row]]), k)[0]
+        line = logits[row][None, :]  # [1, vocab]
+        k = line.shape[1] if params.logprobs == -1 else min(params.logprobs or 0, line.shape[1])
+        entry = _entries(line, np.asarray([tokens[row]]), k, as_logits)[0]
         if params.logprob_token_ids:
-            ids = torch.tensor([params.logprob_token_ids])
-            values = (logits.gather(1, ids) - torch.logsumexp(logits, dim=-1)[:, None])[0]
+            values = line.gather(1, torch.tensor([params.logprob_token_ids]))[0]
             entry.top_ids += list(params.logprob_token_ids)
-            entry.top_logprobs += values.tolist()
+            entry.top_logprobs += (values if as_logits else values - torch.logsumexp(line, dim=-1)).tolist()
         found[row] = entry
     return found
 
 
+def processed(logits: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
+    """What one token is drawn from, as logits float32 [vocab]; -inf where it cannot fall. Greedy rows are not scaled.
+
+    logits float32 [vocab], after the row's rules.
+    """
+    if temperature == 0.0:
+        return logits.clone()
+    line = logits[None, :] / temperature  # [1, vocab]
+    one = torch.ones(1)
+    kept = top_k_top_p(line, one, torch.tensor([top_k]), one * top_p, one * min_p) > 0
+    return line.masked_fill(~kept, float("-inf"))[0]
+
+
 def prompt_logprobs(
-    project: Callable[[torch.Tensor], torch.Tensor], hidden: torch.Tensor, next_tokens: np.ndarray, k: int
+    project: Callable[[torch.Tensor], torch.Tensor],
+    hidden: torch.Tensor,
+    next_tokens: np.ndarray,
+    k: int,
+    as_logits: bool = False,
 ) -> list[TokenLogprob]:
     """For hidden [n, hidden_size] of prompt positions and the tokens that follow them, one TokenLogprob each.
 
-    `project` makes float32 logits; only CHUNK rows of them exist at a time.
+    `project` makes float32 logits; only CHUNK rows of them exist at a time. Nothing was drawn: raw in every mode.
     """
     found: list[TokenLogprob] = []
     for start in range(0, len(next_tokens), CHUNK):
         logits = project(hidden[start : start + CHUNK])  # [chunk, vocab]
         width = logits.shape[1] if k == -1 else min(k, logits.shape[1])
-        found += _entries(logits, next_tokens[start : start + CHUNK], width)
+        found += _entries(logits, next_tokens[start : start + CHUNK], width, as_logits)
     return found
 
 
-def _entries(logits: torch.Tensor, tokens: np.ndarray, k: int) -> list[TokenLogprob]:
-    own, rank, ids, values = logprobs(logits, torch.from_numpy(tokens.astype(np.int64)), k)
+def _entries(logits: torch.Tensor, tokens: np.ndarray, k: int, as_logits: bool) -> list[TokenLogprob]:
+    own, rank, ids, values = logprobs(logits, torch.from_numpy(tokens.astype(np.int64)), k, as_logits)
     rows = zip(tokens.tolist(), own.tolist(), rank.tolist(), ids.tolist(), values.tolist())
     return [TokenLogprob(*row) for row in rows]

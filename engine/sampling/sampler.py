@@ -9,18 +9,21 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from engine.config import LogprobsMode
 from engine.kernels.sampling.draw import draw
 from engine.kernels.sampling.top_k_top_p import top_k_top_p
 from engine.request import SamplingParams, TokenLogprob
-from engine.sampling.logprobs import answer_logprobs
+from engine.sampling.logprobs import answer_logprobs, processed
 from engine.sampling.rules import RowRules, needs_rules
 
 
 class Sampler:
     """Per-slot sampling parameters as arrays, and the step that uses them."""
 
-    def __init__(self, max_slots: int, vocab: int) -> None:
+    def __init__(self, max_slots: int, vocab: int, logprobs_mode: LogprobsMode = "raw_logprobs") -> None:
         self._vocab = vocab
+        self._raw = logprobs_mode in ("raw_logprobs", "raw_logits")
+        self._as_logits = logprobs_mode in ("raw_logits", "processed_logits")
         self._temperature = np.zeros(max_slots, np.float32)
         self._top_k = np.zeros(max_slots, np.int64)
         self._top_p = np.ones(max_slots, np.float32)
@@ -63,19 +66,32 @@ class Sampler:
         """
         finite = torch.isfinite(logits.sum(dim=-1)).numpy()
         special = np.flatnonzero(self._special[slots]).tolist()
-        raw = {row: logits[row].clone() for row in special if int(slots[row]) in self._logprobs}
+        asked = [row for row in special if int(slots[row]) in self._logprobs]
+        told = {row: logits[row].clone() for row in asked} if self._raw else {}
         for row in special:
             rules = self._rules.get(int(slots[row]))
             if rules is not None:
                 rules.apply(logits[row], int(index[row]))
+        if not self._raw:
+            told = {row: self._processed(logits[row], int(slots[row])) for row in asked}
         tokens = self._choose(logits, slots, index, finite)
         tokens[~finite] = -1
         for row in special:
             rules = self._rules.get(int(slots[row]))
             if rules is not None and finite[row]:
                 rules.record(int(tokens[row]))
-        wanted = {row: self._logprobs[int(slots[row])] for row in raw if finite[row]}
-        return tokens, answer_logprobs(raw, tokens, wanted) if wanted else {}
+        wanted = {row: self._logprobs[int(slots[row])] for row in asked if finite[row]}
+        return tokens, answer_logprobs(told, tokens, wanted, self._as_logits) if wanted else {}
+
+    def _processed(self, logits: torch.Tensor, slot: int) -> torch.Tensor:
+        """What the row's token is drawn from."""
+        return processed(
+            logits,
+            float(self._temperature[slot]),
+            int(self._top_k[slot]),
+            float(self._top_p[slot]),
+            float(self._min_p[slot]),
+        )
 
     def _choose(self, logits: torch.Tensor, slots: np.ndarray, index: np.ndarray, finite: np.ndarray) -> np.ndarray:
         temperature = self._temperature[slots]

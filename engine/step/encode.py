@@ -44,6 +44,10 @@ class EncoderCache:
             self._entries.pop(self._digests.pop(entry), None)
             del self._inputs[entry]
 
+    def drop_rows(self) -> None:
+        """Drops all rows; `rows` makes them again (device thread, with no step in flight)."""
+        self._rows.clear()
+
     def rows(self, entry: int, start: int, length: int) -> torch.Tensor | None:
         """Rows [length, hidden] of an entry, its tower run first if it has not been (stream).
 

@@ -164,3 +164,34 @@ def test_reset_covers_every_array_of_a_slot():
             assert np.array_equal(mine, value), name
         else:
             assert mine == value, name
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_each_logprobs_mode_tells_its_own_numbers(temperature):
+    logits = logits_of(1)[0]
+    rules = SamplingParams(
+        temperature=temperature, top_k=4, logit_bias=((7, 3.0),), logprobs=6, logprob_token_ids=(7, 9)
+    )
+    biased = logits.clone()
+    biased[7] += 3.0
+    kept = biased / (temperature or 1.0)
+    if temperature:
+        kept[kept < kept.topk(4).values[-1]] = float("-inf")
+    wanted = {
+        "raw_logprobs": torch.log_softmax(logits, 0),
+        "raw_logits": logits,
+        "processed_logprobs": torch.log_softmax(kept, 0),
+        "processed_logits": kept,
+    }
+    chosen = set()
+    for mode, values in wanted.items():
+        sampler = Sampler(4, VOCAB, mode)
+        sampler.admit(2, rules, np.asarray([0], np.int32), 1)
+        tokens, told = sampler.sample(logits.clone()[None], np.array([2]), np.array([0]))
+        chosen.add(int(tokens[0]))
+        entry = told[0]
+        assert entry.logprob == pytest.approx(float(values[tokens[0]]), abs=1e-5)
+        assert entry.top_logprobs[:6] == pytest.approx(values.topk(6).values.tolist(), abs=1e-5)
+        assert entry.top_ids[6:] == [7, 9]
+        assert entry.top_logprobs[6:] == pytest.approx(values[[7, 9]].tolist(), abs=1e-5)
+    assert len(chosen) == 1  # what is told never changes what is drawn

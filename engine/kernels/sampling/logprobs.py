@@ -10,17 +10,19 @@ from __future__ import annotations
 import torch
 
 
-def logprobs(logits: torch.Tensor, tokens: torch.Tensor, k: int) -> tuple[torch.Tensor, ...]:
+def logprobs(logits: torch.Tensor, tokens: torch.Tensor, k: int, as_logits: bool = False) -> tuple[torch.Tensor, ...]:
     """(logprob [rows], rank int64 [rows], top ids int64 [rows, k], top logprobs float32 [rows, k], descending).
 
-    logits float32 [rows, vocab]; tokens int64 [rows]; k >= 0.
+    logits float32 [rows, vocab]; tokens int64 [rows]; k >= 0. With `as_logits` the values are the logits themselves.
     """
-    return logprobs_reference(logits, tokens, k)
+    return logprobs_reference(logits, tokens, k, as_logits)
 
 
-def logprobs_reference(logits: torch.Tensor, tokens: torch.Tensor, k: int) -> tuple[torch.Tensor, ...]:
+def logprobs_reference(
+    logits: torch.Tensor, tokens: torch.Tensor, k: int, as_logits: bool = False
+) -> tuple[torch.Tensor, ...]:
     """The specification, in plain torch."""
-    norm = torch.logsumexp(logits, dim=-1)  # [rows]
+    norm = torch.zeros(len(logits)) if as_logits else torch.logsumexp(logits, dim=-1)  # [rows]
     own = logits.gather(1, tokens[:, None])  # [rows, 1]
     rank = (logits > own).sum(dim=-1) + 1
     values, ids = logits.topk(k, dim=-1)
