@@ -131,6 +131,7 @@ class ChatConfig:
     )
     default_chat_template_kwargs: dict[str, Any] = flag({}, "variables for every template")  # noqa: RUF009
     trust_request_chat_template: bool = flag(False, "let requests bring their own template")
+    escape_special_tokens: bool = flag(False, "special tokens that clients write become plain text")
     enable_force_include_usage: bool = flag(False, "usage in every stream, asked for or not")
     pool_threads: int = flag(0, "threads for text and media; 0: derived from the cores", low=0)
 

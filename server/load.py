@@ -116,6 +116,7 @@ def make_renderer(state: AppState) -> Renderer:
         content_format=config.chat.chat_template_content_format,
         default_template_kwargs=config.chat.default_chat_template_kwargs,
         trust_request_chat_template=config.chat.trust_request_chat_template,
+        escape_special_tokens=config.chat.escape_special_tokens,
         max_prompt_bytes=config.limits.max_prompt_bytes,
         tokenize_offload_bytes=config.limits.tokenize_offload_bytes,
         template_timeout=config.limits.template_timeout,

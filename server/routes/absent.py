@@ -44,5 +44,4 @@ ROUTES = [route(path, refusal(text), "POST") for path, text in ABSENT.items()]
 ROUTES += [
     route("/v1/responses/{id}", refusal(LATER), "GET", "DELETE"),
     route("/v1/responses/{id}/cancel", refusal(LATER), "POST"),
-    route("/tokenizer_info", refusal("this version does not serve this endpoint"), "GET"),
 ]

@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize: what the prompt would be, without generating (API.md section 16)."""
+"""/tokenize, /detokenize and /tokenizer_info: what the prompt would be, without generating (API.md section 16)."""
 
 from __future__ import annotations
 
@@ -56,4 +56,13 @@ async def detokenize(request: Request) -> Response:
     return json_response({"prompt": state.tokenizer.decode(body.tokens)})
 
 
-ROUTES = [route("/tokenize", tokenize, "POST"), route("/detokenize", detokenize, "POST")]
+async def info(request: Request) -> Response:
+    """What a client needs to build the same tokenizer's prompts; no paths."""
+    return json_response(state_of(request).tokenizer.info())
+
+
+ROUTES = [
+    route("/tokenize", tokenize, "POST"),
+    route("/detokenize", detokenize, "POST"),
+    route("/tokenizer_info", info, "GET"),
+]

@@ -318,3 +318,14 @@ async def test_keep_alive_comments_fill_silence(serve):
 
 def ask(text):
     return {"messages": [{"role": "user", "content": text}]}
+
+
+async def test_nothing_is_held_when_all_have_left(client, state):
+    await client.chat(stream=True)
+    await quiet(state)
+    held = client.state.ledger()
+    for name in ("exchanges", "places", "body_bytes", "engine_streams", "engine_routes"):
+        assert held[name] == 0
+    assert client.state.places.tokens == 0
+    assert client.state.places.requests == 0
+    assert not client.state.live

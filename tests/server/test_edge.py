@@ -262,6 +262,13 @@ async def test_tokenize_and_detokenize_go_round(client, state):
     assert (await client.post("/detokenize", {"tokens": [-1]})).error["reason"] == "token_id_out_of_range"
 
 
+async def test_tokenizer_info_names_tokens_and_no_paths(client, state):
+    body = (await client.get("/tokenizer_info")).json()
+    assert body["eos_token"] == state.tokenizer.eos_token
+    assert {"bos_token", "pad_token", "chat_template"} <= set(body)
+    assert "/" not in (body.get("name_or_path") or "")
+
+
 # -- metrics and log
 
 
