@@ -1,0 +1,156 @@
+"""Each Triton kernel on the accelerator: microseconds, and the fraction of the copy or product rate of the same run.
+
+Graphs of 20 calls over rotating inputs beyond the cache, random values, medians with p10 and p90. Prints a table and
+writes gpu_kernels.json into the folder given by --out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from engine.attention.base import AttentionMeta
+from engine.kernels.activation import silu_mul
+from engine.kernels.attention.paged import paged_attention
+from engine.kernels.attention.work import empty_list, fill_list
+from engine.kernels.gemm.dense import linear, pack
+from engine.kernels.norm import add_rms_norm
+from engine.kernels.qkv import qkv_rope_store
+
+CALLS, REPLAYS = 20, 60
+HEADS, KV_HEADS, DIM, HIDDEN, INNER = 32, 8, 128, 4096, 12288  # Qwen3-8B
+
+
+def draw(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+
+
+def time_of(calls: list[Callable[[], object]]) -> tuple[float, float, float]:
+    """(median, p10, p90) seconds of one call; `calls` differ in their inputs only."""
+    for call in calls:
+        call()
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for number in range(CALLS):
+            calls[number % len(calls)]()
+    for _ in range(3):
+        graph.replay()
+    times = []
+    for _ in range(REPLAYS):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) * 1e-3 / CALLS)
+    times.sort()
+    return statistics.median(times), times[len(times) // 10], times[len(times) * 9 // 10]
+
+
+def rates() -> tuple[float, float]:
+    """(bytes per second of a copy, flops per second of a bfloat16 product) on this card now."""
+    pairs = [(torch.empty(1 << 28, device="cuda", dtype=torch.bfloat16), draw(1 << 28)) for _ in range(2)]
+    copied = 2 * pairs[0][0].numel() * 2 / time_of([lambda a=a, b=b: a.copy_(b) for a, b in pairs])[0]
+    a, b = draw(8192, 8192), draw(8192, 8192)
+    return copied, 2 * 8192**3 / time_of([lambda: a @ b])[0]
+
+
+def step(contexts: list[int], queries: list[int]) -> tuple[torch.Tensor, list, AttentionMeta]:
+    counts = [-(-length // 16) for length in contexts]
+    tables = torch.zeros(len(contexts), max(counts), dtype=torch.int32)
+    order, used = torch.randperm(sum(counts) + 1).to(torch.int32), 0
+    for row, count in enumerate(counts):
+        tables[row, :count] = order[used : used + count]
+        used += count
+    starts = torch.tensor([0, *queries]).cumsum(0).to(torch.int32).cuda()
+    lengths = torch.tensor(contexts, dtype=torch.int32).cuda()
+    meta = AttentionMeta(starts, lengths, tables.cuda(), torch.zeros(0).cuda(), max(queries), max(contexts))
+    work = empty_list(len(contexts), sum(queries), sum(-(-length // 256) for length in contexts), "cuda")
+    fill_list(work, meta, HEADS // KV_HEADS)
+    copies = max(1, min(4, (200 << 20) // (len(order) * KV_HEADS * 16 * DIM * 4)))
+    caches = [(draw(len(order), KV_HEADS, 16, DIM), draw(len(order), KV_HEADS, 16, DIM)) for _ in range(copies)]
+    return draw(sum(queries), HEADS, DIM), caches, replace(meta, work=work)
+
+
+def attention(name: str, contexts: list[int], queries: list[int]) -> dict:
+    q, caches, meta = step(contexts, queries)
+    took = time_of([lambda k=k, v=v: paged_attention(q, k, v, meta, DIM**-0.5) for k, v in caches])
+    flops = sum(4 * HEADS * DIM * (n * c - n * (n - 1) / 2) for n, c in zip(queries, contexts))
+    return {"name": name, "times": took, "bytes": sum(contexts) * KV_HEADS * DIM * 4, "flops": flops}
+
+
+def rows_of(count: int) -> list[dict]:
+    """The small kernels and products of one layer at `count` tokens."""
+    found = []
+    sets = max(2, (60 << 20) // (count * HIDDEN * 6) + 1)
+    pairs = [(draw(count, HIDDEN), draw(count, HIDDEN)) for _ in range(min(sets, CALLS))]
+    weight = torch.randn(HIDDEN, device="cuda")
+    took = time_of([lambda x=x, r=r: add_rms_norm(x, r, weight, 1e-6) for x, r in pairs])
+    found.append({"name": f"add_rms_norm {count}", "times": took, "bytes": count * HIDDEN * 2 * 4})
+    inputs = [draw(count, 2 * INNER) for _ in range(min(sets, 8))]
+    took = time_of([lambda x=x: silu_mul(x) for x in inputs])
+    found.append({"name": f"silu_mul {count}", "times": took, "bytes": count * INNER * 2 * 3})
+    width = (HEADS + 2 * KV_HEADS) * DIM
+    cos = torch.randn(count, DIM // 2, device="cuda")
+    slots, norm = torch.randperm(4096 * 16, device="cuda")[:count], torch.randn(DIM, device="cuda")
+    k_cache, v_cache = draw(4096, KV_HEADS, 16, DIM), draw(4096, KV_HEADS, 16, DIM)
+    inputs = [draw(count, width) for _ in range(min(sets, 8))]
+    args = (cos, cos, norm, norm, 1e-6, HEADS, KV_HEADS, DIM, k_cache, v_cache, slots)
+    took = time_of([lambda x=x: qkv_rope_store(x, *args) for x in inputs])
+    found.append({"name": f"qkv_rope_store {count}", "times": took, "bytes": count * width * 2 * 2 + count * DIM * 4})
+    x = draw(count, HIDDEN)
+    weights = [pack(draw(2 * INNER, HIDDEN)) for _ in range(2)]
+    took = time_of([lambda w=w: linear(x, w) for w in weights])
+    found.append(
+        {
+            "name": f"linear gate_up {count}",
+            "times": took,
+            "bytes": 2 * INNER * HIDDEN * 2,
+            "flops": 4 * count * INNER * HIDDEN,
+        }
+    )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, default=Path("."))
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    copy, product = rates()
+    cases = [row for count in (1, 32, 256, 2048) for row in rows_of(count)]
+    cases += [attention(f"decode {rows} x {context}", [context] * rows, [1] * rows)
+              for rows, context in ((1, 1024), (32, 1024), (256, 1024), (32, 4096), (1, 32768))]  # fmt: skip
+    cases.append(attention("decode 31 x 512 + 1 x 32768", [512] * 31 + [32768], [1] * 32))
+    cases += [attention(f"prefill {n}", [n], [n]) for n in (512, 2048, 8192)]
+    cases.append(attention("chunk 512 of 8192", [8192], [512]))
+    print(f"{torch.cuda.get_device_name()}: copy {copy / 1e12:.2f} TB/s, product {product / 1e12:.0f} TFLOP/s")
+    print(f"{'kernel':<30}{'us':>9}{'p10':>9}{'p90':>9}{'% copy':>8}{'% product':>10}")
+    for case in cases:
+        median, low, high = case["times"]
+        case["of_copy"] = case["bytes"] / median / copy
+        case["of_product"] = case.get("flops", 0) / median / product
+        print(
+            f"{case['name']:<30}{median * 1e6:9.1f}{low * 1e6:9.1f}{high * 1e6:9.1f}"
+            f"{case['of_copy'] * 100:8.1f}{case['of_product'] * 100:10.1f}"
+        )
+    args.out.mkdir(parents=True, exist_ok=True)
+    report = {
+        "device": torch.cuda.get_device_name(),
+        "copy_bytes_per_s": copy,
+        "product_flops": product,
+        "cases": cases,
+    }
+    (args.out / "gpu_kernels.json").write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Triton kernels on a real accelerator, random bfloat16 inputs against float64 references."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine.attention.base import AttentionMeta
+from engine.kernels.activation import gelu, gelu_reference, silu_mul, silu_mul_reference
+from engine.kernels.attention.attend import PART_LEN
+from engine.kernels.attention.paged import paged_attention, paged_attention_reference
+from engine.kernels.attention.work import empty_list, fill_list
+from engine.kernels.gemm.dense import gated_linear, linear, pack, pack_gated
+from engine.kernels.norm import add_rms_norm, layer_norm, layer_norm_reference, rms_norm, rms_norm_reference
+from engine.kernels.qkv import qkv_rope_store, qkv_rope_store_reference
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
+LIMIT = 8e-3  # of bfloat16's rounding
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda").to(dtype)
+
+
+def error(got: torch.Tensor, want: torch.Tensor) -> float:
+    return float((got.double() - want.double()).norm() / want.double().norm().clamp(min=1e-9))
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 1024), (17, 4096), (300, 5120), (3, 100)])
+def test_norms(rows, width):
+    x, residual, weight, bias = draw(rows, width), draw(rows, width), draw(width), draw(width)
+    assert error(rms_norm(x, weight, 1e-6), rms_norm_reference(x.double(), weight.double(), 1e-6)) < LIMIT
+    got, summed = add_rms_norm(x, residual.clone(), weight, 1e-6)
+    assert torch.equal(summed, residual + x)
+    assert error(got, rms_norm_reference(summed.double(), weight.double(), 1e-6)) < LIMIT
+    want = layer_norm_reference(x.double(), weight.double(), bias.double(), 1e-5)
+    assert error(layer_norm(x, weight, bias, 1e-5), want) < LIMIT
+
+
+@pytest.mark.parametrize("width", [12288, 3072, 70])
+def test_activations(width):
+    x = draw(33, 2 * width)
+    assert error(silu_mul(x), silu_mul_reference(x.double())) < LIMIT
+    assert error(gelu(x), gelu_reference(x.double())) < LIMIT
+    assert error(gelu(x, "tanh"), gelu_reference(x.double(), "tanh")) < LIMIT
+
+
+@pytest.mark.parametrize("rows", [1, 37, 512])
+def test_products(rows):
+    x, weight, up, bias = draw(rows, 1024), draw(3072, 1024), draw(3072, 1024), draw(3072)
+    want = x.double() @ weight.double().T
+    assert error(linear(x, pack(weight, bias)), want + bias.double()) < LIMIT
+    gated = torch.nn.functional.silu(want) * (x.double() @ up.double().T)
+    assert error(gated_linear(x, pack_gated(weight, up)), gated) < 2 * LIMIT
+
+
+@pytest.mark.parametrize(("dim", "half", "norm"), [(128, 64, True), (64, 32, False), (80, 20, True), (256, 128, False)])
+def test_qkv_rope_store(dim, half, norm):
+    tokens, heads, kv_heads = 65, 32, 8
+    qkv, angle = draw(tokens, (heads + 2 * kv_heads) * dim), torch.randn(tokens, half, device="cuda")
+    weights = (draw(dim), draw(dim)) if norm else (None, None)
+    slots = torch.randperm(20 * 16, device="cuda")[:tokens]
+    caches = [torch.zeros(20, kv_heads, 16, dim, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
+    args = (qkv, angle.cos(), angle.sin(), *weights, 1e-6, heads, kv_heads, dim)
+    got = qkv_rope_store(*args, caches[0], caches[1], slots)
+    want = qkv_rope_store_reference(*args, caches[2], caches[3], slots)
+    for mine, theirs in ((got, want), (caches[0], caches[2]), (caches[1], caches[3])):
+        assert error(mine, theirs) < LIMIT
+
+
+def pages(contexts, queries, kv_heads, dim, block_size=16):
+    counts = [-(-length // block_size) for length in contexts]
+    order = torch.randperm(sum(counts) + 2)
+    caches = torch.full((2, len(order), kv_heads, block_size, dim), float("nan"), device="cuda", dtype=torch.bfloat16)
+    tables = torch.zeros(len(contexts), max(counts), dtype=torch.int32)
+    used = 0
+    for row, (length, count) in enumerate(zip(contexts, counts)):
+        tables[row, :count] = order[used : used + count]
+        used += count
+        for number, block in enumerate(tables[row, :count].tolist()):
+            fill = min(block_size, length - number * block_size)
+            caches[:, block, :, :fill] = draw(2, kv_heads, fill, dim)
+    starts = torch.tensor([0, *queries]).cumsum(0).to(torch.int32)
+    mapping = torch.zeros(0, dtype=torch.int64, device="cuda")
+    lengths = torch.tensor(contexts, dtype=torch.int32)
+    meta = AttentionMeta(starts.cuda(), lengths.cuda(), tables.cuda(), mapping, max(queries), max(contexts))
+    return caches[0].contiguous(), caches[1].contiguous(), meta
+
+
+STEPS = {
+    "decode": ([1, 16, 33, PART_LEN + 5, 8 * PART_LEN, 1000], [1] * 6),
+    "prefill": ([200, 700], [200, 700]),
+    "chunk": ([900, 2000], [400, 129]),
+    "mixed": ([400, 65, 1700, 300], [1, 65, 1, 90]),
+}
+
+
+@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (100, 0.0), (0, 30.0)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"), [(32, 8, 128), (16, 8, 64), (28, 4, 128), (8, 8, 80), (8, 4, 256)]
+)
+@pytest.mark.parametrize("step", STEPS)
+def test_paged_attention(step, heads, kv_heads, dim, window, softcap):
+    contexts, queries = STEPS[step]
+    k_cache, v_cache, meta = pages(contexts, queries, kv_heads, dim)
+    q = draw(sum(queries), heads, dim)
+    work = empty_list(8, sum(queries), 64, "cuda")
+    fill_list(work, meta, heads // kv_heads)
+    got = paged_attention(q, k_cache, v_cache, replace(meta, work=work), dim**-0.5, window, softcap)
+    want = paged_attention_reference(q.double(), k_cache, v_cache, meta, dim**-0.5, window, softcap)
+    assert error(got, want) < LIMIT
