@@ -7,6 +7,7 @@ for listed origins (S6).
 
 from __future__ import annotations
 
+import ipaddress
 from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from server.http.exchange import Exchange
     from server.state import AppState
 
-LOOPBACK_HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
+LOOPBACK = frozenset({b"localhost", b"127.0.0.1", b"[::1]"})
 
 
 class Edge:
@@ -29,8 +30,9 @@ class Edge:
         self.app = app
         self.state = state
         server = state.config.server
-        hosts = server.allowed_hosts or (tuple(LOOPBACK_HOSTS) if state.config.is_loopback and not server.uds else ())
-        self.hosts = frozenset(host.lower().encode() for host in hosts)
+        self.hosts = frozenset(host.lower().encode() for host in server.allowed_hosts)
+        if not self.hosts and state.config.is_loopback and not server.uds:
+            self.hosts = LOOPBACK
         self.origins = frozenset(origin.encode() for origin in server.allowed_origins)
         self.any_origin = "*" in server.allowed_origins
         self.open_paths = PROBES - {"/metrics"} if server.metrics_require_key else PROBES
@@ -41,14 +43,14 @@ class Edge:
         if self.hosts and host_name(host) not in self.hosts:
             raise ApiError(421, "host_not_allowed", "this server does not answer for that host")
         if origin:
-            self.check_origin(exchange, origin)
+            self.check_origin(exchange, origin, host)
         if exchange.method == "OPTIONS":
             await self.preflight(exchange, bool(origin and asked))
             return
         self.check_key(exchange, scope)
         await self.app(scope, receive, send)
 
-    def check_origin(self, exchange: Exchange, origin: bytes) -> None:
+    def check_origin(self, exchange: Exchange, origin: bytes, host: bytes) -> None:
         server = self.state.config.server
         if self.any_origin or origin in self.origins:
             shown = origin if not self.any_origin else b"*"
@@ -61,17 +63,19 @@ class Edge:
         elif (
             exchange.method not in ("GET", "HEAD", "OPTIONS")
             and (not self.state.keys or self.state.config.is_loopback)
-            and not self.is_own(origin)
+            and not self.is_own(origin, host)
         ):
             raise ApiError(403, "origin_not_allowed", "this origin is not on the server's list (--allowed-origins)")
 
-    def is_own(self, origin: bytes) -> bool:
-        """The server's own page: on a loopback bind, the loopback names with our port."""
-        if not self.state.config.is_loopback:
+    def is_own(self, origin: bytes, host: bytes) -> bool:
+        """Our own page: the origin is the host that was asked, by address, or by a name that is known to be ours.
+
+        Any other name may have been pointed at us by the page that asks (DNS rebinding).
+        """
+        if origin.partition(b"://")[2].lower() != host.lower():
             return False
-        authority = origin.partition(b"://")[2]
-        port = b":" + str(self.state.port).encode()
-        return authority.endswith(port) and host_name(authority) in {name.encode() for name in LOOPBACK_HOSTS}
+        name = host_name(host)
+        return name in self.hosts or name in LOOPBACK or is_address(name)
 
     async def preflight(self, exchange: Exchange, asked: bool) -> None:
         """OPTIONS needs no key and does nothing; a browser's question gets the CORS answer."""
@@ -124,6 +128,15 @@ def host_name(host: bytes) -> bytes:
     if host.startswith(b"["):
         return host[: host.find(b"]") + 1].lower()
     return host.partition(b":")[0].lower()
+
+
+def is_address(name: bytes) -> bool:
+    """An IP address, in the form a browser sends it."""
+    try:
+        ipaddress.ip_address(name.decode("latin1").strip("[]"))
+    except ValueError:
+        return False
+    return True
 
 
 class Gate:

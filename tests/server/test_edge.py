@@ -197,6 +197,23 @@ async def test_s06_listed_origins_get_their_headers(serve):
     assert refused.reply_headers["access-control-allow-origin"] == "https://app.example"
 
 
+@pytest.mark.parametrize(
+    ("origin", "host", "status"),
+    [
+        ("http://192.168.1.5:8000", "192.168.1.5:8000", 200),
+        ("http://localhost:8000", "localhost:8000", 200),
+        ("http://[::1]:8000", "[::1]:8000", 200),
+        ("http://192.168.1.5:8000", "192.168.1.5:9000", 403),
+        ("http://rebound.example:8000", "rebound.example:8000", 403),
+        ("null", "192.168.1.5:8000", 403),
+    ],
+)
+async def test_s06_the_server_s_own_page_may_ask(serve, origin, host, status):
+    headers = {"origin": origin, "host": host}
+    reply = await serve().post("/v1/completions", {"prompt": "a", "max_tokens": 1}, headers=headers)
+    assert reply.status == status
+
+
 async def test_s06_any_origin(serve):
     reply = await serve(server={"allowed_origins": ("*",)}).get("/v1/models", headers={"origin": "https://x"})
     assert reply.reply_headers["access-control-allow-origin"] == "*"
