@@ -87,8 +87,8 @@ class ImageFile:
 
     @property
     def cost(self) -> int:
-        """Bytes held at most while decoding: the picture, an RGBA copy, the result."""
-        return self.width * self.height * 12
+        """Bytes held at most while decoding: Pillow's four per pixel, a copy per step of the way to RGB."""
+        return self.width * self.height * 16
 
     def decode(self, planner: Planner) -> np.ndarray:
         """Decode into the normal form, scaled as `planner` says of the upright size; uint8 [height, width, 3]."""
@@ -172,9 +172,13 @@ def _flat_rgb(image: Image.Image) -> Image.Image:
 
 def _from_deep_grey(image: Image.Image) -> Image.Image:
     """16-bit grey, rounded to 8 bits; one value may be declared transparent."""
-    deep = np.asarray(image).astype(np.int64)  # [height, width]
+    deep = np.asarray(image)  # [height, width], uint16 or int32
+    levels = np.clip(deep, 0, 65535).astype(np.uint32)
+    levels *= 255
+    levels += 32767
+    levels //= 65535
+    grey = levels.astype(np.uint8)
     key = image.info.get("transparency")
-    grey = (np.clip(deep, 0, 65535) * 255 + 32767) // 65535
     if isinstance(key, int):
         grey[deep == key] = 255
-    return _pillow().fromarray(grey.astype(np.uint8)).convert("RGB")
+    return _pillow().fromarray(grey).convert("RGB")
