@@ -34,12 +34,12 @@ from server.errors import not_found
 from server.http.edge import Edge, Gate
 from server.http.exchange import Exchanges
 from server.http.listen import BindError, Listener, address, bind, make_listener
-from server.routes import absent, admin, chat, completion, health, messages, models, tokenize
+from server.routes import absent, admin, chat, completion, health, messages, models, responses, tokenize
 from server.state import AppState
 
 log = logging.getLogger("omniloop")
 
-FAMILIES = (chat, completion, messages, models, health, tokenize, admin, absent)
+FAMILIES = (chat, completion, messages, responses, models, health, tokenize, admin, absent)
 EXIT_DEAD = 70
 EXIT_STUCK = 3
 JOIN_S = 10.0  # for threads and sockets after the drain

@@ -100,6 +100,9 @@ class LimitsConfig:
     max_stop_ids: int = flag(64, "stop_token_ids", low=1)
     max_logit_bias: int = flag(1024, "entries of logit_bias", low=1)
     max_bad_words: int = flag(64, "bad_words, of 128 bytes at most", low=1)
+    response_store_max: int = flag(1024, "stored responses; 0: none are stored", low=0)
+    response_store_ttl: float = flag(3600.0, "seconds a response stays stored", low=0.01)
+    response_store_bytes: int = flag(64 * MIB, "all stored responses and their inputs", low=1024)
     max_allowed_ids: int = flag(4096, "allowed_token_ids", low=1)
 
 

@@ -21,6 +21,7 @@ from server.http.exchange import Exchange
 from server.limits import ApiKeys, BodyBudget, Places, WrongKeys
 from server.metrics import Metrics
 from server.sampling import Vocabulary
+from server.store import ResponseStore
 
 if TYPE_CHECKING:
     from mm.load import MediaLoader
@@ -55,6 +56,10 @@ class AppState:
         self.pool = ThreadPoolExecutor(config.pool_threads, "pool")
         self.open_exchanges: set[Exchange] = set()
         self.live: dict[tuple[str, str], set[Answer]] = {}  # (key name, request id) -> what /abort_requests can end
+        limits = config.limits
+        self.responses = ResponseStore(
+            limits.response_store_max, limits.response_store_ttl, limits.response_store_bytes
+        )
         self.media = None
         self.idle = asyncio.Event()  # set when the last open exchange ends
         self.startup: dict[str, float] = {}  # seconds by phase
@@ -65,6 +70,7 @@ class AppState:
             "exchanges": len(self.open_exchanges),
             "places": self.places.taken,
             "body_bytes": self.body_budget.used,
+            "background": self.responses.running,
         } | {f"engine_{name}": count for name, count in self.engine.ledger().items()}
 
 

@@ -156,15 +156,19 @@ class Conversation:
             else:
                 self.turns.append(turn)
 
-    def without_oldest(self, count: int) -> Conversation | None:
-        """The same without its first `count` messages that are no system text; None if nothing would be left."""
+    def cuts(self) -> Iterator[Conversation]:
+        """The same, then with ever more of its oldest messages left out; system texts and the newest one stay."""
         others = [at for at, turn in enumerate(self.turns) if turn.role not in ("system", "developer")]
-        if count >= len(others):
-            return None
-        dropped = set(others[:count])
-        shorter = Conversation()
-        shorter.turns = [turn for at, turn in enumerate(self.turns) if at not in dropped]
-        return shorter
+        yield self
+        count = 1
+        while count < len(others):
+            while count < len(others) - 1 and self.turns[others[count]].role != "user":
+                count += 1  # what is left begins with a user's message
+            dropped = set(others[:count])
+            shorter = Conversation()
+            shorter.turns = [turn for at, turn in enumerate(self.turns) if at not in dropped]
+            yield shorter
+            count = 2 * count if 2 * count < len(others) else max(count + 1, len(others) - 1)
 
     @contextmanager
     def told(self) -> Iterator[None]:

@@ -16,7 +16,6 @@ SPEECH = "the served model is no speech recogniser; send audio as a part of /v1/
 LATER = "this version does not serve this endpoint; use /v1/chat/completions"
 
 ABSENT = {
-    "/v1/responses": LATER,
     "/v1/embeddings": POOLING,
     "/pooling": POOLING,
     "/classify": POOLING,
@@ -42,6 +41,4 @@ def refusal(text: str) -> Handler:
 
 ROUTES = [route(path, refusal(text), "POST") for path, text in ABSENT.items()]
 ROUTES += [
-    route("/v1/responses/{id}", refusal(LATER), "GET", "DELETE"),
-    route("/v1/responses/{id}/cancel", refusal(LATER), "POST"),
 ]

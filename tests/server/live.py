@@ -23,7 +23,8 @@ TEMPLATE = r"""
 [{{ m.role }}{{ ' ' + m.name if m.name }}{{ ' #' + m.tool_call_id if m.tool_call_id }}]
 {%- if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif -%}
 {{ m.content or '' }}
-{%- for c in m.tool_calls or [] %}<call {{ c.id }} {{ c.function.name }} {{ c.function.arguments | tojson }}>{% endfor %}{{ '\n' }}
+{%- for c in m.tool_calls or [] %}<call {{ c.id }} {{ c.function.name }} {{ c.function.arguments | tojson }}>
+{%- endfor -%}{{ '\n' }}
 {%- endfor -%}
 {%- if add_generation_prompt -%}[assistant]
 {%- if enable_thinking is defined %} thinking={{ enable_thinking }}{% endif -%}

@@ -92,7 +92,7 @@ async def test_errors_arrive_as_the_clients_own_exceptions(client):
 
 
 async def test_wrong_key_is_refused(serve):
-    async with listening(serve(server={"api_key": ("other",)})) as url:
-        async with anthropic.AsyncAnthropic(**options(url)) as api:
-            with pytest.raises(anthropic.AuthenticationError):
-                await api.messages.create(**HELLO)
+    client = serve(server={"api_key": ("other",)})
+    async with listening(client) as url, anthropic.AsyncAnthropic(**options(url)) as api:
+        with pytest.raises(anthropic.AuthenticationError):
+            await api.messages.create(**HELLO)

@@ -1,0 +1,86 @@
+"""Background: a response that goes on after its HTTP exchange has ended, until it is done, cancelled or deleted.
+
+Owner: loop. The answer belongs to an exchange without a client (`detached`), which is open as long as it runs: so a
+draining server waits for it and, at the timeout, tells it to end, as it does with any other. What it becomes is
+handed to the store.
+
+    queued -- first token --> in_progress --> completed | incomplete | failed | cancelled
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from starlette.requests import Request
+from starlette.types import Message
+
+from server.errors import ApiError, internal
+from server.generate import Answer
+from server.http.exchange import Exchange
+from server.output.response_items import ResponseObject
+from server.state import exchange_of
+
+if TYPE_CHECKING:
+    from server.store import Stored
+
+log = logging.getLogger("omniloop.background")
+fault = logging.getLogger("omniloop.fault")
+
+
+async def nowhere(message: Message) -> None:
+    """Nobody listens."""
+
+
+def detached(request: Request) -> Exchange:
+    """An exchange of the same key, id and arrival, for work that outlives the request."""
+    exchange = exchange_of(request)
+    copy = Exchange(request.scope, nowhere, exchange.state)
+    copy.request_id, copy.key_name, copy.arrival = exchange.request_id, exchange.key_name, exchange.arrival
+    copy.route, copy.task = exchange.route, None
+    return copy
+
+
+class Background:
+    """One running response."""
+
+    def __init__(self, answer: Answer, shape: ResponseObject, entry: Stored, held: ExitStack) -> None:
+        self.answer = answer
+        self.shape = shape
+        self.entry = entry
+        self._held = held  # the answer and its place, until it ends
+        answer.state.open_exchanges.add(answer.exchange)
+        self._task = asyncio.get_running_loop().create_task(self._run())
+        answer.exchange.task = self._task
+
+    def snapshot(self) -> dict[str, Any]:
+        """The response while it runs."""
+        return self.shape.at("in_progress" if self.answer.exchange.first_token else "queued")
+
+    async def cancel(self) -> None:
+        """Ends it, and waits until that is stored."""
+        self.answer.abort()
+        await asyncio.wait({self._task})
+
+    async def _run(self) -> None:
+        exchange, state = self.answer.exchange, self.answer.state
+        last = self.shape.at("cancelled")
+        try:
+            with self._held:
+                await self.answer.wait()
+                last = self.shape.whole(self.answer)
+        except ApiError as error:
+            last = self.shape.failed(error)
+        except Exception as error:
+            last = self.shape.failed(internal(exchange.request_id))
+            fault.error("background response failed: id=%s", exchange.request_id, exc_info=error)
+        finally:
+            state.responses.finish(self.entry, orjson.dumps(last), last["output"])
+            state.open_exchanges.discard(exchange)
+            if not state.open_exchanges:
+                state.idle.set()
+            words = " ".join(f"{name}={value}" for name, value in exchange.details.items())
+            log.info("%s %s %s", exchange.request_id, last["status"], words)

@@ -1,0 +1,198 @@
+"""Responses items: messages, calls and their outputs, read into a Conversation; and tools as chat templates know them.
+
+Owner: any thread, pure functions. In: `instructions` and items straight from JSON (API.md section 11), nothing about
+them taken for granted; earlier items come from stored responses. Out: a Conversation, or RenderError with the client's
+own path. Items of tools that only OpenAI's servers run are left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from server.render.conversation import Conversation, Part, text_part
+from server.render.errors import invalid, shown
+
+Item = dict[str, Any]
+
+TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+HOSTED_ITEMS = frozenset({
+    "apply_patch_call", "apply_patch_call_output", "code_interpreter_call", "computer_call", "computer_call_output",
+    "file_search_call", "image_generation_call", "local_shell_call", "local_shell_call_output", "mcp_approval_request",
+    "mcp_approval_response", "mcp_call", "mcp_list_tools", "shell_call", "shell_call_output", "tool_search_call",
+    "tool_search_output", "web_search_call",
+})  # fmt: skip
+ITEMS = "message, function_call, function_call_output, custom_tool_call, custom_tool_call_output, reasoning"
+FREE_TEXT = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+
+
+def as_items(value: str | list[Item]) -> list[Item]:
+    """A text is one user message."""
+    return [{"type": "message", "role": "user", "content": value}] if isinstance(value, str) else value
+
+
+def references(items: list[Item]) -> list[str]:
+    """Ids of earlier items that these name instead of repeating them."""
+    return [str(item.get("id")) for item in items if item.get("type") == "item_reference"]
+
+
+def read_items(
+    instructions: str | None, earlier: list[Item], given: str | list[Item], known: dict[str, Item] | None = None
+) -> Conversation:
+    """The whole conversation; `known` are the items that references may name."""
+    conversation = Conversation()
+    if instructions:
+        conversation.system([(text_part(instructions), "instructions")], "instructions")
+    for item in earlier:
+        _item(conversation, item, "previous_response_id")
+    items = as_items(given)
+    if not items:
+        raise invalid("input: is empty; send a text or at least one item", "input")
+    for at, item in enumerate(items):
+        path = "input" if isinstance(given, str) else f"input[{at}]"
+        if item.get("type") == "item_reference":
+            found = (known or {}).get(str(item.get("id")))
+            if found is None:
+                raise invalid(f"{path}.id: names no stored item; send the item itself", f"{path}.id")
+            item = found
+        _item(conversation, item, path)
+    conversation.close()
+    if not any(turn.role not in ("system", "developer") for turn in conversation.turns):
+        raise invalid("input: holds no message; send a text or a message of the user", "input")
+    return conversation
+
+
+def resolved(given: str | list[Item], known: dict[str, Item]) -> list[Item]:
+    """What is stored of a request: its items, with references replaced by what they name."""
+    return [known.get(str(item.get("id")), item) if is_reference(item) else item for item in as_items(given)]
+
+
+def is_reference(item: Item) -> bool:
+    return item.get("type") == "item_reference"
+
+
+def _item(conversation: Conversation, item: Item, path: str) -> None:
+    kind = item.get("type")
+    if kind is None or kind == "message":
+        _message(conversation, item, path)
+    elif kind == "function_call":
+        space = item.get("namespace")
+        name = _string(item, "name", path)
+        name = f"{space}__{name}" if isinstance(space, str) and space else name
+        conversation.call(_string(item, "call_id", path), name, _string(item, "arguments", path), path)
+    elif kind == "custom_tool_call":
+        arguments = {"input": _string(item, "input", path)}
+        conversation.call(_string(item, "call_id", path), _string(item, "name", path), arguments, path)
+    elif kind in ("function_call_output", "custom_tool_call_output"):
+        parts = _parts(item.get("output"), f"{path}.output")
+        conversation.result(_string(item, "call_id", path), parts, path)
+    elif kind == "reasoning":
+        _reasoning(conversation, item, path)
+    elif kind not in HOSTED_ITEMS:
+        got = shown(kind) if isinstance(kind, str) else "not a string"
+        raise invalid(f"{path}.type: got {got}; known items are {ITEMS}", f"{path}.type")
+
+
+def _message(conversation: Conversation, item: Item, path: str) -> None:
+    role = item.get("role")
+    parts = _parts(item.get("content"), f"{path}.content")
+    if role == "user":
+        conversation.user(parts, path)
+    elif role == "assistant":
+        conversation.assistant(parts, path)
+    elif role in ("system", "developer"):
+        if any(part["type"] != "text" for part, _ in parts):
+            raise invalid(f"{path}.content: only text is taken in a {role} message", f"{path}.content")
+        conversation.system(parts, path, role)
+    else:
+        got = shown(role) if isinstance(role, str) else "missing"
+        raise invalid(f"{path}.role: got {got}; must be user, assistant, system or developer", f"{path}.role")
+
+
+def _reasoning(conversation: Conversation, item: Item, path: str) -> None:
+    """Its text, or where that is not given, its summary."""
+    for key in ("content", "summary"):
+        value = item.get(key)
+        if value is None:
+            continue
+        if not isinstance(value, list) or not all(isinstance(part, dict) for part in value):
+            raise invalid(f"{path}.{key}: must be a list of texts", f"{path}.{key}")
+        if value:
+            text = "\n".join(_string(part, "text", f"{path}.{key}[{at}]") for at, part in enumerate(value))
+            conversation.assistant([], path, reasoning=text)
+            return
+
+
+def _parts(content: Any, path: str) -> list[Part]:
+    if isinstance(content, str):
+        return [(text_part(content), path)] if content else []
+    if not isinstance(content, list):
+        raise invalid(f"{path}: must be a string or a list of parts", path)
+    return [(_part(part, f"{path}[{at}]"), f"{path}[{at}]") for at, part in enumerate(content)]
+
+
+def _part(part: Any, path: str) -> dict[str, Any]:
+    """A part of chat; kinds that are not known here are left to the renderer, which names those it takes."""
+    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+        raise invalid(f"{path}: must be an object with a type", path)
+    kind = part["type"]
+    if kind in TEXTS:
+        return text_part(_string(part, TEXTS[kind], path))
+    if kind == "input_image":
+        return {"type": "image_url", "image_url": {"url": _data(part, "image_url", path)}}
+    if kind == "input_file":
+        return {"type": "file", "file": {"file_data": _data(part, "file_data", path)}}
+    return part
+
+
+def _data(part: dict[str, Any], key: str, path: str) -> str:
+    value = part.get(key)
+    if not isinstance(value, str) or not value:
+        raise invalid(f"{path}.{key}: must be a string; stored files (file_id) are not known here", f"{path}.{key}")
+    return value
+
+
+def _string(item: Item, key: str, path: str) -> str:
+    value = item.get(key)
+    if not isinstance(value, str):
+        raise invalid(f"{path}.{key}: must be a string", f"{path}.{key}")
+    return value
+
+
+def read_response_tools(tools: list[Item] | None) -> tuple[list[Item], list[Item], int]:
+    """(tools as templates know them, the same as the response echoes them, number of dropped built-in tools)."""
+    kept: list[Item] = []
+    echoed: list[Item] = []
+    dropped = 0
+    for at, tool in enumerate(tools or ()):
+        path, kind = f"tools[{at}]", tool.get("type")
+        if not isinstance(kind, str):
+            raise invalid(f"{path}.type: must be a string", f"{path}.type")
+        if kind == "function":
+            kept.append(_function(tool, path))
+            echoed.append({"type": kind, **kept[-1]["function"], "strict": tool.get("strict") is True})
+        elif kind == "custom":
+            kept.append(_function({**tool, "parameters": FREE_TEXT}, path))
+            echoed.append({"type": kind, "name": tool["name"], "description": tool.get("description")})
+        elif kind == "namespace":
+            inner = tool.get("tools")
+            if not isinstance(inner, list) or not all(isinstance(one, dict) for one in inner):
+                raise invalid(f"{path}.tools: must be a list of functions", f"{path}.tools")
+            name = _string(tool, "name", path)
+            offered = [_function(one, f"{path}.tools[{k}]") for k, one in enumerate(inner)]
+            shown_tools = [{"type": "function", **one["function"]} for one in offered]
+            kept += [_function(one, path, f"{name}__") for one in inner]
+            echoed.append({"type": kind, "name": name, "tools": shown_tools})
+        else:
+            dropped += 1
+    return kept, echoed, dropped
+
+
+def _function(tool: Item, path: str, prefix: str = "") -> Item:
+    function: Item = {"name": prefix + _string(tool, "name", path)}
+    if tool.get("description") is not None:
+        function["description"] = _string(tool, "description", path)
+    parameters = tool.get("parameters")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise invalid(f"{path}.parameters: must be an object", f"{path}.parameters")
+    function["parameters"] = parameters or {"type": "object", "properties": {}}
+    return {"type": "function", "function": function}

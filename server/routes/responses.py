@@ -1,0 +1,332 @@
+"""/v1/responses (API.md section 11): create, retrieve, cancel, delete.
+
+Owner: loop; items are read in the pool. In: ResponsesBody. Out: one JSON body, events pushed as the engine makes them,
+or at once a queued response that goes on in the background. What is stored belongs to the key that made it. Calls
+cannot be parsed yet, so tools are taken only where none may come back; tools that only OpenAI's servers run are
+left out with a warning, because coding clients always send them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.background import Background, detached
+from server.errors import ApiError, invalid, not_found, not_here, queue_full, shown
+from server.generate import Answer, Job, prepare
+from server.http.body import read_json
+from server.http.exchange import Exchange
+from server.http.watch import client_present, within
+from server.output.logprobs import TokenNames
+from server.output.response_events import ResponseEvents
+from server.output.response_items import ResponseObject
+from server.render.conversation import Conversation
+from server.render.errors import RenderError
+from server.render.items import as_items, read_items, read_response_tools, references, resolved
+from server.routes.chat import EFFORTS
+from server.routes.endpoint import check_model, json_response, route
+from server.sampling import Asked, in_range, resolve
+from server.schema.common import SamplingFields
+from server.schema.responses import ResponsesBody
+from server.state import AppState, exchange_of
+from server.store import Stored, Turn
+from server.stream import PushedStream
+
+log = logging.getLogger("omniloop")
+
+LOGPROBS = "message.output_text.logprobs"
+INCLUDE = frozenset({
+    LOGPROBS, "reasoning.encrypted_content", "code_interpreter_call.outputs", "computer_call_output.output.image_url",
+    "file_search_call.results", "message.input_image.image_url", "web_search_call.action.sources",
+    "web_search_call.results",
+})  # fmt: skip
+Tools = tuple[list[dict[str, Any]] | None, list[dict[str, Any]]]  # for the template; as echoed
+
+
+async def create(request: Request) -> Response | None:
+    exchange = exchange_of(request)
+    state = exchange.state
+    body = await read_json(request, ResponsesBody, state.config.limits.max_request_bytes)
+    model = check_model(state, body.model)
+    asked = check(state, body)
+    tools = check_tools(body)
+    parent = earlier(state, exchange.key_name, body.previous_response_id)
+    async with client_present(request):
+        with ExitStack() as held:
+            held.enter_context(state.places.hold(1))
+            turn, job = await prompt_of(exchange, body, parent, tools, asked)
+            shape = shape_of(exchange, body, model, asked, tools)
+            if body.background:
+                return json_response(await in_background(request, asked, job, shape, turn, held))
+            answer = held.enter_context(Answer(exchange, asked, [job]))
+            await answer.submit(shape.name, exchange.request_id)
+            keep = partial(store, exchange, body, turn)
+            if asked.stream:
+                await PushedStream(answer, ResponseEvents(answer, shape, keep)).run()
+                return None
+            await answer.wait()
+            build = partial(shape.whole, answer)
+            run = asyncio.get_running_loop().run_in_executor
+            content = await run(state.pool, build) if answer.is_large else build()
+            keep(content)
+    return json_response(content)
+
+
+async def in_background(
+    request: Request, asked: Asked, job: Job, shape: ResponseObject, turn: Turn, held: ExitStack
+) -> dict[str, Any]:
+    """Hands the answer over to a task of its own; gives what the client sees now."""
+    state = exchange_of(request).state
+    if state.responses.running >= state.responses.most:
+        raise queue_full(state.places.retry_after(), "as many responses run in the background as this server stores")
+    exchange = detached(request)
+    answer = held.enter_context(Answer(exchange, asked, [job]))
+    await answer.submit(shape.name, exchange.request_id)
+    entry = Stored(exchange.key_name, shape.name, turn)
+    entry.running = Background(answer, shape, entry, held.pop_all())
+    state.responses.add(entry)
+    return shape.at("queued")
+
+
+def store(exchange: Exchange, body: ResponsesBody, turn: Turn, content: dict[str, Any]) -> None:
+    """A response that has ended, unless the client wants it forgotten."""
+    if body.store is False:
+        return
+    output = content["output"]
+    turn.outputs = orjson.dumps(output)
+    ids = tuple(item["id"] for item in output)
+    exchange.state.responses.add(Stored(exchange.key_name, content["id"], turn, orjson.dumps(content), ids))
+
+
+# -- what is asked
+
+
+def check(state: AppState, body: ResponsesBody) -> Asked:
+    """Everything that can be refused before the template runs."""
+    for name in ("conversation", "prompt"):
+        if getattr(body, name) is not None:
+            raise not_here(name, f"{name}: objects kept by OpenAI's servers are not known here; send the items")
+    check_background(state, body)
+    check_objects(body)
+    if body.max_output_tokens is not None:
+        in_range("max_output_tokens", body.max_output_tokens, 1, 2**31 - 1)
+    for at, value in enumerate(body.include or ()):
+        if value not in INCLUDE:
+            raise invalid(f"include[{at}]", f"include[{at}]: {shown(value)} is not known")
+    wanted = LOGPROBS in (body.include or ())
+    if body.top_logprobs and not wanted:
+        raise invalid("top_logprobs", f"top_logprobs: needs {LOGPROBS} in include")
+    if body.top_logprobs is not None and state.config.limits.max_logprobs != -1:
+        in_range("top_logprobs", body.top_logprobs, 0, state.config.limits.max_logprobs)
+    fields = SamplingFields(temperature=body.temperature, top_p=body.top_p, top_k=body.top_k, stream=body.stream)
+    logprobs = (body.top_logprobs or 0) if wanted else None
+    return resolve(fields, logprobs, body.max_output_tokens, state.defaults, state.config, state.vocabulary)
+
+
+def check_background(state: AppState, body: ResponsesBody) -> None:
+    if not body.background:
+        return
+    if body.store is False or not state.responses.most:
+        text = "background: needs store: true" if body.store is False else "background: this server stores nothing"
+        raise invalid("background", text)
+    if body.stream:
+        raise not_here("stream", "stream: not with background; poll GET /v1/responses/{id}")
+
+
+def check_objects(body: ResponsesBody) -> None:
+    """text, reasoning, truncation, metadata."""
+    text = body.text
+    kind = (text.format or {"type": "text"}).get("type") if text else "text"
+    if kind in ("json_object", "json_schema"):
+        raise not_here("text.format", "text.format: this server cannot hold answers to a schema; only text")
+    if kind != "text":
+        raise invalid("text.format.type", f"text.format.type: got {shown(kind)}; must be text")
+    one_of("text.verbosity", text.verbosity if text else None, ("low", "medium", "high"))
+    reasoning = body.reasoning
+    one_of("reasoning.effort", reasoning.effort if reasoning else None, EFFORTS)
+    one_of("reasoning.summary", reasoning.summary if reasoning else None, ("auto", "concise", "detailed"))
+    one_of("truncation", body.truncation, ("auto", "disabled"))
+    pairs = body.metadata or {}
+    if len(pairs) > 16 or any(len(key) > 64 or len(value) > 512 for key, value in pairs.items()):
+        raise invalid("metadata", "metadata: at most 16 pairs, keys of 64 and values of 512 characters")
+    for name in ("user", "prompt_cache_key"):
+        if len(getattr(body, name) or "") > 512:
+            raise invalid(name, f"{name}: at most 512 characters")
+
+
+def one_of(name: str, value: str | None, allowed: tuple[str, ...]) -> None:
+    if value is not None and value not in allowed:
+        raise invalid(name, f"{name}: got {shown(value)}; must be one of {', '.join(allowed)}")
+
+
+def check_tools(body: ResponsesBody) -> Tools:
+    """Tools for the template and for the echo; refused where a call may come back."""
+    kept, echoed, dropped = read_response_tools(body.tools)
+    if dropped:
+        log.warning("%d tools that only OpenAI's servers run were left out of a request", dropped)
+    choice = body.tool_choice
+    if isinstance(choice, str):
+        one_of("tool_choice", choice, ("none", "auto", "required"))
+    elif choice is not None and not isinstance(choice.get("type"), str):
+        raise invalid("tool_choice.type", "tool_choice.type: must be a string")
+    if (choice == "required" or isinstance(choice, dict)) and not body.tools:
+        raise invalid("tool_choice", "tool_choice: asks for a call, but there are no tools")
+    if isinstance(choice, dict) and choice["type"] in ("function", "custom"):
+        names = [tool["function"]["name"] for tool in kept]
+        if choice.get("name") not in names:
+            raise invalid("tool_choice.name", f"tool_choice.name: {shown(choice.get('name'))} is not among the tools")
+    if kept and choice != "none":
+        raise not_here("tools", "tools: this server cannot parse tool calls; send tool_choice none, or no tools")
+    return kept or None, echoed
+
+
+# -- the prompt
+
+
+def earlier(state: AppState, key: str, name: str | None) -> Turn | None:
+    """The turn that this one continues."""
+    if name is None:
+        return None
+    entry = state.responses.get(key, name)
+    if entry is None:
+        raise not_found(f"previous_response_id: {missing(name)}", "previous_response_id")
+    if entry.running is not None:
+        raise invalid("previous_response_id", "previous_response_id: that response still runs; wait for its end")
+    return entry.turn
+
+
+async def prompt_of(
+    exchange: Exchange, body: ResponsesBody, parent: Turn | None, tools: Tools, asked: Asked
+) -> tuple[Turn, Job]:
+    """Items to a prompt with its media; complaints name the client's own fields."""
+    state = exchange.state
+    named = state.responses.items(exchange.key_name, references(as_items(body.input)))
+
+    def read() -> tuple[Conversation, Turn]:
+        before = parent.items() if parent else []
+        conversation = read_items(body.instructions, before, body.input, named)
+        inputs = b"[]" if body.store is False else orjson.dumps(resolved(body.input, named))
+        return conversation, Turn(inputs, parent)
+
+    async with within(state.config.limits.prepare_timeout, "the prompt took longer than --prepare-timeout"):
+        conversation, turn = await asyncio.get_running_loop().run_in_executor(state.pool, read)
+        await conversation.settle(state.renderer)
+        cuts = conversation.cuts() if body.truncation == "auto" else iter((conversation,))
+        too_long: Exception | None = None
+        for shorter in cuts:
+            try:
+                return turn, await render(exchange, shorter, body, tools, asked)
+            except (RenderError, ApiError) as error:
+                if error.reason != "context_length_exceeded":
+                    raise
+                too_long = error
+        assert too_long is not None
+        raise too_long
+
+
+async def render(
+    exchange: Exchange, conversation: Conversation, body: ResponsesBody, tools: Tools, asked: Asked
+) -> Job:
+    effort = body.reasoning.effort if body.reasoning else None
+    kwargs = {"reasoning_effort": effort, "enable_thinking": effort != "none"} if effort is not None else None
+    with conversation.told():
+        prompt = await exchange.state.renderer.chat(conversation.messages(), tools=tools[0], template_kwargs=kwargs)
+        return await prepare(exchange, prompt, asked, param="input")
+
+
+def shape_of(exchange: Exchange, body: ResponsesBody, model: str, asked: Asked, tools: Tools) -> ResponseObject:
+    """The response object with all that is echoed."""
+    choice = body.tool_choice
+    if isinstance(choice, dict):
+        choice = {key: choice[key] for key in ("type", "name") if isinstance(choice.get(key), str)}
+    text, reasoning = body.text, body.reasoning
+    verbosity = {"verbosity": text.verbosity} if text and text.verbosity else {}
+    name = f"resp_{exchange.request_id}"
+    if exchange.state.responses.get(exchange.key_name, name):  # a label of the client's, used before
+        name = f"resp_{uuid4().hex}"
+    echo = {
+        "created_at": int(time.time()),
+        "background": bool(body.background),
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": body.metadata or {},
+        "model": model,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": body.prompt_cache_key,
+        "reasoning": {"effort": reasoning and reasoning.effort, "summary": reasoning and reasoning.summary},
+        "service_tier": None,
+        "store": body.store is not False,
+        "temperature": asked.params.temperature,
+        "text": {"format": {"type": "text"}, **verbosity},
+        "tool_choice": choice or "auto",
+        "tools": tools[1],
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": asked.params.top_p,
+        "truncation": body.truncation or "disabled",
+        "user": body.user,
+    }
+    return ResponseObject(name, echo, TokenNames(exchange.state.tokenizer), body.top_logprobs or 0)
+
+
+# -- what is stored
+
+
+def missing(name: str) -> str:
+    return f"there is no stored response {shown(name)}"
+
+
+def stored(request: Request) -> Stored:
+    """404 for an id that is unknown, forgotten, or another key's."""
+    exchange, name = exchange_of(request), request.path_params["id"]
+    entry = exchange.state.responses.get(exchange.key_name, name)
+    if entry is None:
+        raise not_found(missing(name))
+    return entry
+
+
+def body_of(entry: Stored) -> Response:
+    if entry.running is not None:
+        return json_response(entry.running.snapshot())
+    return Response(entry.body, media_type="application/json")
+
+
+async def retrieve(request: Request) -> Response:
+    if request.query_params.get("stream") == "true":
+        raise not_here("stream", "stream: a stored response is not streamed again; retrieve it whole")
+    return body_of(stored(request))
+
+
+async def cancel(request: Request) -> Response:
+    """Ends a response in the background; one that has ended already stays as it is."""
+    entry = stored(request)
+    if entry.running is not None:
+        await entry.running.cancel()
+    elif not orjson.loads(entry.body)["background"]:
+        raise invalid(None, "only a response that was made with background: true can be cancelled")
+    return body_of(entry)
+
+
+async def delete(request: Request) -> Response:
+    entry = stored(request)
+    exchange_of(request).state.responses.remove(entry)
+    if entry.running is not None:
+        await entry.running.cancel()
+    return json_response({"id": entry.name, "object": "response", "deleted": True})
+
+
+ROUTES = [
+    route("/v1/responses", create, "POST"),
+    route("/v1/responses/{id}", retrieve, "GET"),
+    route("/v1/responses/{id}", delete, "DELETE"),
+    route("/v1/responses/{id}/cancel", cancel, "POST"),
+]

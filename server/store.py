@@ -1,0 +1,171 @@
+"""ResponseStore: finished and running responses by key and id, bounded in number, bytes and time (SECURITY S7).
+
+Owner: loop. A Turn is what one request said and got; it knows the turn before it, so a conversation of a hundred turns
+is held once. Its bytes count as long as a stored response or a later turn needs it. The oldest go first; what still
+runs in the background stays. A response is found by its whole id and the key that made it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+if TYPE_CHECKING:
+    from server.background import Background
+
+OVERHEAD = 1024  # bytes of objects around a stored response, about
+Item = dict[str, Any]
+
+
+class Turn:
+    """Items of one request and its answer, as JSON; frozen once it is stored."""
+
+    __slots__ = ("inputs", "outputs", "parent", "users")
+
+    def __init__(self, inputs: bytes, parent: Turn | None) -> None:
+        self.inputs = inputs
+        self.outputs = b"[]"
+        self.parent = parent
+        self.users = 0  # stored responses and stored later turns
+
+    @property
+    def size(self) -> int:
+        return len(self.inputs) + len(self.outputs) + OVERHEAD
+
+    def items(self) -> list[Item]:
+        """Of the whole conversation, from its beginning; any thread."""
+        chain: list[Turn] = []
+        turn: Turn | None = self
+        while turn is not None:
+            chain.append(turn)
+            turn = turn.parent
+        return [item for turn in reversed(chain) for part in (turn.inputs, turn.outputs) for item in orjson.loads(part)]
+
+
+@dataclass(slots=True, eq=False)
+class Stored:
+    """One response. `body` is its JSON once it has ended, until then `running` says how it is."""
+
+    key: str
+    name: str
+    turn: Turn
+    body: bytes = b""
+    item_ids: tuple[str, ...] = ()
+    running: Background | None = None
+    expires: float = 0.0
+
+
+class ResponseStore:
+    """Owner: loop."""
+
+    def __init__(self, most: int, ttl: float, most_bytes: int) -> None:
+        self.most = most
+        self.ttl = ttl
+        self.most_bytes = most_bytes
+        self.used = 0  # bytes
+        self._entries: OrderedDict[tuple[str, str], Stored] = OrderedDict()
+        self._items: dict[tuple[str, str], Stored] = {}  # (key, id of an output item)
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def running(self) -> int:
+        return sum(entry.running is not None for entry in self._entries.values())
+
+    def get(self, key: str, name: str) -> Stored | None:
+        self._purge()
+        return self._entries.get((key, name))
+
+    def items(self, key: str, ids: Iterable[str]) -> dict[str, Item]:
+        """Output items of stored responses, by id; unknown ids are left out."""
+        found: dict[str, Item] = {}
+        for name in ids:
+            entry = self._items.get((key, name))
+            if entry is not None and name not in found:
+                found |= {item["id"]: item for item in orjson.loads(entry.turn.outputs)}
+        return found
+
+    def add(self, entry: Stored) -> None:
+        """A response that has ended, or begins to run."""
+        self._entries[entry.key, entry.name] = entry
+        self._retain(entry.turn)
+        self._settle(entry)
+
+    def finish(self, entry: Stored, body: bytes, outputs: list[Item]) -> None:
+        """The end of a running one; nothing happens if it was removed meanwhile."""
+        entry.running = None
+        if self._entries.get((entry.key, entry.name)) is not entry:
+            return
+        self.used -= entry.turn.size
+        entry.turn.outputs = orjson.dumps(outputs)
+        self.used += entry.turn.size
+        entry.body = body
+        entry.item_ids = tuple(item["id"] for item in outputs)
+        self._entries.move_to_end((entry.key, entry.name))
+        self._settle(entry)
+
+    def remove(self, entry: Stored) -> None:
+        if self._entries.pop((entry.key, entry.name), None) is None:
+            return
+        self.used -= len(entry.body)
+        for name in entry.item_ids:
+            self._items.pop((entry.key, name), None)
+        self._release(entry.turn)
+
+    def _settle(self, entry: Stored) -> None:
+        """After an entry has got its body: clock and bounds."""
+        self.used += len(entry.body)
+        for name in entry.item_ids:
+            self._items[entry.key, name] = entry
+        entry.expires = asyncio.get_running_loop().time() + self.ttl
+        if len(self._entries) > self.most or self.used > self.most_bytes:
+            self._evict()
+        self._wind()
+
+    def _evict(self) -> None:
+        for entry in list(self._entries.values()):
+            if len(self._entries) <= self.most and self.used <= self.most_bytes:
+                return
+            if entry.running is None:
+                self.remove(entry)
+
+    def _purge(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for entry in list(self._entries.values()):
+            if entry.running is None:
+                if entry.expires > now:
+                    return
+                self.remove(entry)
+
+    def _wind(self) -> None:
+        """One timer, for the oldest."""
+        if self._timer is None and self._entries:
+            self._timer = asyncio.get_running_loop().call_later(max(1.0, self.ttl / 8), self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._purge()
+        self._wind()
+
+    def _retain(self, turn: Turn | None) -> None:
+        while turn is not None:
+            turn.users += 1
+            if turn.users > 1:
+                return
+            self.used += turn.size
+            turn = turn.parent
+
+    def _release(self, turn: Turn | None) -> None:
+        while turn is not None:
+            turn.users -= 1
+            if turn.users:
+                return
+            self.used -= turn.size
+            turn = turn.parent
