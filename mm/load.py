@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from engine.request import Modality
 from mm.budget import Budget
 from mm.cache import ProcessorCache
+from mm.decode import import_codecs
 from mm.decode.alarm import Alarm, too_complex
 from mm.decode.frames import FilmPlan
 from mm.decode.magic import agrees, as_audio, sniff
@@ -70,6 +71,7 @@ class MediaLoader:
         self._slots = asyncio.Semaphore(self.num_slots)
         self._budget = Budget(limits.decoded_budget_bytes)
         self._requests = 0
+        pool.submit(import_codecs)  # while nobody waits for them
 
     def ledger(self) -> dict[str, int]:
         """Counts that are zero when no request is open (the cache's bytes are bounded instead)."""

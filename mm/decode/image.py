@@ -49,9 +49,12 @@ _START_OF_SCAN, _MAX_SCANS = b"\xff\xda", 100
 
 
 @functools.cache
-def _pillow() -> types.ModuleType:
-    """Import Pillow once, and make its guard against decompression bombs an error rather than a note."""
-    from PIL import Image, ImageFile
+def image_library() -> types.ModuleType:
+    """Import Pillow once, and make its guard against decompression bombs an error rather than a note.
+
+    The parsers of our five formats are named here: asked for one it has not loaded, Pillow would load all forty.
+    """
+    from PIL import BmpImagePlugin, GifImagePlugin, Image, ImageFile, JpegImagePlugin, PngImagePlugin, WebPImagePlugin  # noqa: F401
 
     warnings.simplefilter("error", Image.DecompressionBombWarning)
     warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")  # notes on damaged metadata, which we drop
@@ -73,7 +76,7 @@ class ImageFile:
             )
         if word == "jpeg" and data.count(_START_OF_SCAN) > _MAX_SCANS:
             raise too_complex()
-        image_module = _pillow()
+        image_module = image_library()
         try:
             self._image = image_module.open(io.BytesIO(data), formats=[_OPENERS[word]])
         except (image_module.DecompressionBombError, image_module.DecompressionBombWarning):
@@ -138,7 +141,7 @@ def _orientation(image: Image.Image) -> int:
 
 def _upright(image: Image.Image, orientation: int) -> Image.Image:
     """Undo the camera's rotation, EXIF values 2-8."""
-    transpose = _pillow().Transpose
+    transpose = image_library().Transpose
     turns = {
         2: transpose.FLIP_LEFT_RIGHT,
         3: transpose.ROTATE_180,
@@ -164,7 +167,7 @@ def _flat_rgb(image: Image.Image) -> Image.Image:
             image.info["transparency"] = 255 if key else 0
     if image.has_transparency_data:
         rgba = image if image.mode == "RGBA" else image.convert("RGBA")
-        white = _pillow().new("RGB", image.size, (255, 255, 255))
+        white = image_library().new("RGB", image.size, (255, 255, 255))
         white.paste(rgba, mask=rgba.getchannel("A"))
         return white
     return image if image.mode == "RGB" else image.convert("RGB")
@@ -181,4 +184,4 @@ def _from_deep_grey(image: Image.Image) -> Image.Image:
     key = image.info.get("transparency")
     if isinstance(key, int):
         grey[deep == key] = 255
-    return _pillow().fromarray(grey).convert("RGB")
+    return image_library().fromarray(grey).convert("RGB")
