@@ -32,7 +32,7 @@ def as_items(value: str | list[Item]) -> list[Item]:
 
 def references(items: list[Item]) -> list[str]:
     """Ids of earlier items that these name instead of repeating them."""
-    return [str(item.get("id")) for item in items if item.get("type") == "item_reference"]
+    return [_id(item) for item in items if is_reference(item)]
 
 
 def read_items(
@@ -49,8 +49,8 @@ def read_items(
         raise invalid("input: is empty; send a text or at least one item", "input")
     for at, item in enumerate(items):
         path = "input" if isinstance(given, str) else f"input[{at}]"
-        if item.get("type") == "item_reference":
-            found = (known or {}).get(str(item.get("id")))
+        if is_reference(item):
+            found = (known or {}).get(_id(item))
             if found is None:
                 raise invalid(f"{path}.id: names no stored item; send the item itself", f"{path}.id")
             item = found
@@ -63,11 +63,16 @@ def read_items(
 
 def resolved(given: str | list[Item], known: dict[str, Item]) -> list[Item]:
     """What is stored of a request: its items, with references replaced by what they name."""
-    return [known.get(str(item.get("id")), item) if is_reference(item) else item for item in as_items(given)]
+    return [known.get(_id(item), item) if is_reference(item) else item for item in as_items(given)]
 
 
 def is_reference(item: Item) -> bool:
     return item.get("type") == "item_reference"
+
+
+def _id(item: Item) -> str:
+    value = item.get("id")
+    return value if isinstance(value, str) else ""
 
 
 def _item(conversation: Conversation, item: Item, path: str) -> None:
@@ -87,8 +92,8 @@ def _item(conversation: Conversation, item: Item, path: str) -> None:
         conversation.result(_string(item, "call_id", path), parts, path)
     elif kind == "reasoning":
         _reasoning(conversation, item, path)
-    elif kind not in HOSTED_ITEMS:
-        got = shown(kind) if isinstance(kind, str) else "not a string"
+    elif not isinstance(kind, str) or kind not in HOSTED_ITEMS:
+        got = shown(kind) if isinstance(kind, str) else "no string"
         raise invalid(f"{path}.type: got {got}; known items are {ITEMS}", f"{path}.type")
 
 

@@ -300,6 +300,11 @@ def body_of(entry: Stored) -> Response:
     return Response(entry.body, media_type="application/json")
 
 
+async def one(request: Request) -> Response:
+    """GET and DELETE of a stored response."""
+    return await (delete if request.method == "DELETE" else retrieve)(request)
+
+
 async def retrieve(request: Request) -> Response:
     if request.query_params.get("stream") == "true":
         raise not_here("stream", "stream: a stored response is not streamed again; retrieve it whole")
@@ -326,7 +331,6 @@ async def delete(request: Request) -> Response:
 
 ROUTES = [
     route("/v1/responses", create, "POST"),
-    route("/v1/responses/{id}", retrieve, "GET"),
-    route("/v1/responses/{id}", delete, "DELETE"),
+    route("/v1/responses/{id}", one, "GET", "DELETE"),
     route("/v1/responses/{id}/cancel", cancel, "POST"),
 ]
