@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from engine.config import EngineConfig
+from engine.config import EngineConfig, LogprobsMode
 from mm.limits import MediaLimits
 
 EMBEDDED = Path(__file__).parent / "embedded"
@@ -55,6 +55,9 @@ class ServerConfig:
     disable_access_log: bool = flag(False, "no line per request")
     log_rate: int = flag(100, "lines per second of one kind; the rest is counted", low=1)
     metrics_require_key: bool = flag(False, "guard /metrics with the API key too")
+    disable_docs: bool = flag(False, "no /docs and no /openapi.json")
+    enable_dev_endpoints: bool = flag(False, "routes that pause the server, clear caches and show its settings")
+    admin_api_key: str = flag("", "key for those routes; needed when the bind is not loopback", hidden_value=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,7 @@ class ModelFlags:
     max_model_len: int = flag(0, "context in tokens, 32k accepted; 0: the checkpoint's", tokens=True, low=0)
     generation_config: str = flag("auto", "auto: the checkpoint's sampling defaults; vllm: ignore them")
     override_generation_config: dict[str, Any] = flag({}, "sampling defaults over the checkpoint's")  # noqa: RUF009
+    logprobs_mode: LogprobsMode = flag("raw_logprobs", "what they tell: the model's, or what was drawn")  # noqa: RUF009
     num_threads: int = flag(0, "compute threads on a CPU; 0: all cores", low=0)
     trust_remote_code: bool = flag(False, "accepted; no code of a model folder ever runs")
 
@@ -135,6 +139,8 @@ class ChatConfig:
     default_chat_template_kwargs: dict[str, Any] = flag({}, "variables for every template")  # noqa: RUF009
     trust_request_chat_template: bool = flag(False, "let requests bring their own template")
     escape_special_tokens: bool = flag(False, "special tokens that clients write become plain text")
+    response_role: str = flag("assistant", "role of answers")
+    return_tokens_as_token_ids: bool = flag(False, "tokens in log-probabilities as token_id:N")
     enable_force_include_usage: bool = flag(False, "usage in every stream, asked for or not")
     pool_threads: int = flag(0, "threads for text and media; 0: derived from the cores", low=0)
 
@@ -159,6 +165,7 @@ class SchedulerConfig:
     max_prefill_chunk: int = flag(0, "prompt tokens of one row in a step; 0: the budget", tokens=True, low=0)
     max_num_queued_reqs: int = flag(1024, "waiting requests; 429 beyond", low=1)
     scheduling_policy: Literal["fcfs", "priority"] = flag("fcfs", "who goes first")
+    stream_interval: int = flag(1, "tokens per chunk of a stream, at least", low=1)
     step_timeout: float = flag(60.0, "seconds a step may take before the engine counts as stalled", low=1)
 
 
@@ -248,6 +255,7 @@ class Config:
             max_num_queued_reqs=rows.max_num_queued_reqs,
             scheduling_policy=rows.scheduling_policy,
             max_logprobs=self.limits.max_logprobs,
+            logprobs_mode=model.logprobs_mode,
             num_threads=model.num_threads,
             step_timeout=rows.step_timeout,
         )

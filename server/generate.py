@@ -23,6 +23,7 @@ from engine.errors import EngineError
 from engine.request import Delta, Modality, Request, TokenLogprob
 from engine.stream import TokenStream
 from mm.splice import Spliced, splice
+from server import beam
 from server.errors import ApiError, context_length, from_engine, internal
 from server.http.exchange import Exchange
 from server.output.choices import ChoiceStream, Piece, usage
@@ -163,6 +164,7 @@ class Answer:
         self.asked = asked
         self.jobs = jobs
         self.error: ApiError | None = None
+        self.aborted = False
         self.created = int(time.time())
         self.cached_tokens = [0] * len(jobs)
         self.prompt_logprobs: list[list[TokenLogprob | None] | None] = [None] * len(jobs)
@@ -189,6 +191,7 @@ class Answer:
             include_stop=self.asked.include_stop,
             skip_special_tokens=skip_special_tokens,
             min_tokens=self.asked.params.min_tokens,
+            repetition=self.asked.repetition,
         )
 
     @property
@@ -201,14 +204,13 @@ class Answer:
         if self._scores_only and self.asked.params.prompt_logprobs is None:  # nothing to compute
             asyncio.get_running_loop().call_soon(self._scored_all)
             return
+        await self.state.running.wait()  # an operator has paused the server
         self._take_tokens()
         try:
-            for at, job in enumerate(self.jobs):
+            for at, job in enumerate(() if self.asked.beam else self.jobs):
                 if at % SLICE == SLICE - 1:  # others may have the loop in between
                     await asyncio.sleep(0)
-                stream = self.state.engine.submit(job.request)
-                self._streams.append(stream)
-                stream.subscribe(partial(self._take, at))
+                self.follow(self.state.engine.submit(job.request), partial(self.take, at))
         except EngineError as error:
             self.close()
             raise from_engine(error, self.state.places.retry_after()) from None
@@ -220,6 +222,17 @@ class Answer:
         if limits.request_timeout:
             left = limits.request_timeout - (time.monotonic() - self.exchange.arrival)
             self._later(max(0.0, left), "the request took longer than --request-timeout")
+
+    def follow(self, stream: TokenStream, take: Callable[[Delta], None]) -> None:
+        """Another stream of the engine that belongs to this answer."""
+        self._streams.append(stream)
+        stream.subscribe(take)
+
+    def unfollow(self) -> None:
+        """Leaves the streams followed so far; beam search follows others next."""
+        for stream in self._streams:
+            stream.close()
+        self._streams.clear()
 
     def _take_tokens(self) -> None:
         count = sum(job.num_tokens for job in self.jobs) * self.asked.n
@@ -236,7 +249,7 @@ class Answer:
     def _nobody(self, choice: Choice | None) -> None:
         """A whole answer needs no word of progress."""
 
-    def _take(self, at: int, delta: Delta) -> None:
+    def take(self, at: int, delta: Delta) -> None:
         """A Delta of prompt `at`, straight from the step; a fault here ends this answer, never the step's others."""
         if self.error is not None:
             return
@@ -335,6 +348,7 @@ class Answer:
 
     def abort(self) -> None:
         """Ends every choice with finish_reason abort."""
+        self.aborted = True
         for stream in self._streams:
             stream.abort()
 
@@ -390,6 +404,8 @@ class Answer:
 
     async def wait(self) -> None:
         """Until every choice has ended; raises what ended it early."""
+        if self.asked.beam:
+            await beam.search(self)
         await self.finished
         if self.error is not None:
             raise self.error

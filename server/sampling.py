@@ -7,6 +7,7 @@ generation_config.json, the table of API.md section 4. Every number is finite an
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +15,17 @@ from typing import Any
 from engine.request import SamplingParams
 from server.config import Config, LimitsConfig
 from server.errors import ApiError, invalid, not_here, shown
+from server.output.repetition import Repetition
 from server.schema.common import SamplingFields
 
 COLDEST = 0.01  # lower temperatures than this are treated as this
+PRIORITY = re.compile(r"-?[0-9]{1,9}\Z")  # X-Vllm-Priority
+MAX_PATTERN = 256  # tokens of a repeated pattern
+BEAM_CANNOT = (
+    "logit_bias", "allowed_token_ids", "bad_words", "min_tokens",
+    "presence_penalty", "frequency_penalty", "repetition_penalty",
+)  # fmt: skip
+PLAIN = SamplingParams()
 INT64 = 2**63 - 1
 
 
@@ -42,6 +51,9 @@ class Asked:
     include_usage: bool
     continuous_usage: bool
     interval: int  # tokens per chunk
+    beam: bool = False  # the n best of beam search, instead of n draws
+    length_penalty: float = 1.0
+    repetition: Repetition | None = None
 
 
 def defaults_from(generation: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
@@ -97,22 +109,23 @@ def resolve(
         logit_bias=logit_bias_of(body, limits, vocabulary),
         allowed_token_ids=allowed_of(body, limits, vocabulary),
         bad_words=bad_words_of(body, limits, vocabulary),
-        logprobs=top_count("logprobs", logprobs, limits),
+        logprobs=top_count("logprobs", 0 if logprobs is None and body.logprob_token_ids else logprobs, limits),
         logprob_token_ids=token_ids("logprob_token_ids", body.logprob_token_ids, limits.max_logprob_ids, vocabulary),
         prompt_logprobs=top_count("prompt_logprobs", body.prompt_logprobs, limits),
     )
     return Asked(
         params=params,
         max_tokens=max_tokens,
-        n=int(in_range("n", 1 if body.n is None else body.n, 1, limits.max_n)),
+        n=width_of(body, params, limits, config.model.logprobs_mode),
         stop=stop_strings(body, limits),
         include_stop=bool(body.include_stop_str_in_output),
         stream=stream,
         include_usage=bool(options and options.include_usage) or config.chat.enable_force_include_usage,
         continuous_usage=bool(options and options.continuous_usage_stats),
-        interval=int(
-            in_range("stream_interval", 1 if body.stream_interval is None else body.stream_interval, 1, 1 << 20)
-        ),
+        interval=interval_of(body, config),
+        beam=bool(body.use_beam_search),
+        length_penalty=in_range("length_penalty", 1.0 if body.length_penalty is None else body.length_penalty, -10, 10),
+        repetition=repetition_of(body),
     )
 
 
@@ -123,10 +136,43 @@ def refuse_missing_features(body: SamplingFields) -> None:
         raise not_here("response_format", f"response_format: type {shown(kind)} is not supported; only text is")
     if body.structured_outputs:
         raise not_here("structured_outputs", "structured_outputs: not supported by this server")
-    if body.use_beam_search:
-        raise not_here("use_beam_search", "use_beam_search: not supported by this server")
-    if body.repetition_detection:
-        raise not_here("repetition_detection", "repetition_detection: not supported by this server")
+
+
+def interval_of(body: SamplingFields, config: Config) -> int:
+    """Tokens per chunk: the request's, never below the server's."""
+    asked = in_range("stream_interval", 1 if body.stream_interval is None else body.stream_interval, 1, 1 << 20)
+    return max(int(asked), config.scheduler.stream_interval)
+
+
+def width_of(body: SamplingFields, params: SamplingParams, limits: LimitsConfig, mode: str) -> int:
+    """`n`; with beam search the width, which must not meet fields that it would ignore."""
+    n = int(in_range("n", 1 if body.n is None else body.n, 1, limits.max_n))
+    if not body.use_beam_search:
+        return n
+    if body.stream:
+        raise invalid("use_beam_search", "use_beam_search: not with stream: true; the best is known at the end")
+    if mode != "raw_logprobs":
+        raise not_here("use_beam_search", f"use_beam_search: not on a server with --logprobs-mode {mode}")
+    if limits.max_logprobs != -1 and 2 * n > limits.max_logprobs:
+        most = limits.max_logprobs // 2
+        raise invalid("n", f"n: got {n}; beam search on this server is at most {most} wide (--max-logprobs)")
+    for name in BEAM_CANNOT:
+        if getattr(params, name) != getattr(PLAIN, name):
+            raise invalid(name, f"{name}: has no part in beam search; leave it out, or use_beam_search")
+    return n
+
+
+def repetition_of(body: SamplingFields) -> Repetition | None:
+    """`repetition_detection`, checked; None when its patterns have no length."""
+    fields = body.repetition_detection
+    if fields is None or not fields.max_pattern_size:
+        return None
+    name = "repetition_detection"
+    longest = int(in_range(f"{name}.max_pattern_size", fields.max_pattern_size, 0, MAX_PATTERN))
+    shortest = int(in_range(f"{name}.min_pattern_size", fields.min_pattern_size or 1, 1, longest))
+    if fields.min_count is None:
+        raise invalid(f"{name}.min_count", f"{name}.min_count: is missing and required")
+    return Repetition(shortest, longest, int(in_range(f"{name}.min_count", fields.min_count, 2, 1 << 20)))
 
 
 def in_range(name: str, value: Any, low: float, high: float) -> Any:
@@ -249,9 +295,11 @@ def salt_of(body: SamplingFields) -> str:
     return salt
 
 
-def priority_of(body: SamplingFields, config: Config) -> int:
-    """Lower goes first; only the priority policy looks at it."""
+def priority_of(body: SamplingFields, config: Config, header: str = "") -> int:
+    """Lower goes first; only the priority policy looks at it. A gateway's header counts where the body is silent."""
     priority = body.priority or 0
+    if body.priority is None and config.scheduler.scheduling_policy == "priority" and PRIORITY.match(header):
+        priority = int(header)
     if priority and config.scheduler.scheduling_policy != "priority":
         raise invalid(
             "priority", f"priority: got {priority}; this server runs first come, first served, so it must be 0"

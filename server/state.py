@@ -61,6 +61,8 @@ class AppState:
             limits.response_store_max, limits.response_store_ttl, limits.response_store_bytes
         )
         self.media = None
+        self.running = asyncio.Event()  # cleared while an operator has paused the server
+        self.running.set()
         self.idle = asyncio.Event()  # set when the last open exchange ends
         self.startup: dict[str, float] = {}  # seconds by phase
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.request import Delta, FinishReason, TokenLogprob
+from server.output.repetition import Repetition, RepetitionWatch
 from server.output.text import StopStrings, TextStream
 from server.render.prompt import Prompt
 from server.render.tokenizer import Tokenizer
@@ -37,7 +38,7 @@ class Piece:
 class ChoiceStream:
     """One choice as it grows."""
 
-    __slots__ = ("_include_stop", "ended", "index", "num_tokens", "text")
+    __slots__ = ("_include_stop", "_watch", "ended", "index", "num_tokens", "text")
 
     def __init__(
         self,
@@ -48,6 +49,7 @@ class ChoiceStream:
         include_stop: bool = False,
         skip_special_tokens: bool = True,
         min_tokens: int = 0,
+        repetition: Repetition | None = None,
     ) -> None:
         self.index = index
         self.ended = False
@@ -56,11 +58,15 @@ class ChoiceStream:
             tokenizer, stop, include_stop=include_stop, skip_special_tokens=skip_special_tokens, min_tokens=min_tokens
         )
         self._include_stop = include_stop
+        self._watch = None if repetition is None else RepetitionWatch(repetition, min_tokens)
 
     def take(self, delta: Delta) -> Piece:
         """Reads the next Delta of this choice. One that comes after a stop string adds nothing."""
         if self.ended:
             return Piece("", [])
+        runs_on = not delta.finish_reason
+        if self._watch is not None and (said := self._watch.feed(delta.token_ids)):
+            delta = _repeated(delta, said)
         ids, reason = delta.token_ids, delta.finish_reason
         if reason in ENDED_BY_TOKEN and not self._include_stop:
             text = self.text.feed(ids[:-1])
@@ -70,16 +76,16 @@ class ChoiceStream:
         if reason and self.text.stopped is None:
             text += self.text.finish()
         if self.text.stopped is not None:
-            return self._stopped(delta, text)
+            return self._stopped(delta, text, runs_on)
         self.num_tokens += len(ids)
-        piece = Piece(text, ids, delta.logprobs)
+        piece = Piece(text, ids, delta.logprobs, stop_engine=runs_on and bool(reason))
         if reason:
             self.ended = True
             piece.finish_reason = reason.wire
             piece.stop_reason = delta.stop_token_id if reason is FinishReason.STOP_TOKEN else None
         return piece
 
-    def _stopped(self, delta: Delta, text: str) -> Piece:
+    def _stopped(self, delta: Delta, text: str, runs_on: bool) -> Piece:
         kept = self.text.num_tokens - self.num_tokens
         self.num_tokens += kept
         self.ended = True
@@ -89,8 +95,16 @@ class ChoiceStream:
             None if delta.logprobs is None else delta.logprobs[:kept],
             "stop",
             self.text.stopped,
-            stop_engine=not delta.finish_reason,
+            stop_engine=runs_on,
         )
+
+
+def _repeated(delta: Delta, said: int) -> Delta:
+    """The Delta up to the token that completed a repetition; an end of its own at that very token stands."""
+    if delta.finish_reason and said == len(delta.token_ids):
+        return delta
+    logprobs = None if delta.logprobs is None else delta.logprobs[:said]
+    return Delta(delta.index, delta.token_ids[:said], FinishReason.REPETITION, logprobs=logprobs)
 
 
 class GatheredChoice:

@@ -40,5 +40,4 @@ def refusal(text: str) -> Handler:
 
 
 ROUTES = [route(path, refusal(text), "POST") for path, text in ABSENT.items()]
-ROUTES += [
-]
+ROUTES += []

@@ -19,8 +19,8 @@ from server.http.watch import client_present, within
 from server.output.choices import chat_choice, chat_message
 from server.output.logprobs import TokenNames
 from server.render.prompt import Prompt
-from server.routes.chunks import ChatChunks
-from server.routes.endpoint import built, check_model, response_id, route, side_of
+from server.routes.chunks import ChatChunks, ChatShown
+from server.routes.endpoint import built, check_model, names_of, response_id, route, side_of
 from server.sampling import Asked, in_range, priority_of, resolve, salt_of
 from server.schema.chat import ChatBody
 from server.state import AppState, exchange_of
@@ -41,15 +41,20 @@ async def create(request: Request) -> Response | None:
             async with within(state.config.limits.prepare_timeout, "the prompt took longer than --prepare-timeout"):
                 prompt = await render(state, body)
                 job = await prepare(
-                    exchange, prompt, asked, salt=salt_of(body), priority=priority_of(body, state.config)
+                    exchange,
+                    prompt,
+                    asked,
+                    salt=salt_of(body),
+                    priority=priority_of(body, state.config, request.headers.get("x-vllm-priority", "")),
                 )
             with Answer(exchange, asked, [job], body.skip_special_tokens is not False) as answer:
                 await answer.submit(name, exchange.request_id)
-                names = TokenNames(state.tokenizer, bool(body.return_tokens_as_token_ids))
-                top = body.top_logprobs or 0
+                names = names_of(state, body)
                 if asked.stream:
-                    frames = ChatChunks(answer, name, model, bool(body.return_token_ids), names, top)
-                    await PushedStream(answer, frames).run()
+                    shown = ChatShown(names, shown_top(body), state.config.chat.response_role, echo_of(state, body))
+                    await PushedStream(
+                        answer, ChatChunks(answer, name, model, bool(body.return_token_ids), shown)
+                    ).run()
                     return None
                 await answer.wait()
                 return await built(answer, partial(whole, answer, body, name, model, names))
@@ -68,10 +73,10 @@ def check(state: AppState, body: ChatBody) -> Asked:
     for field in ("mm_processor_kwargs", "media_io_kwargs"):
         if getattr(body, field):
             raise ApiError(403, "override_not_trusted", f"{field}: this server takes none from requests", field)
-    if body.echo:
-        raise not_here("echo", "echo: not supported on chat; use continue_final_message")
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid("top_logprobs", "top_logprobs: needs logprobs: true")
+    if body.use_beam_search and body.tools:
+        raise invalid("use_beam_search", "use_beam_search: not with tools")
     top = body.top_logprobs or 0
     limits = state.config.limits
     if limits.max_logprobs != -1:
@@ -125,6 +130,22 @@ def generation_prompt(body: ChatBody) -> bool:
     return body.add_generation_prompt
 
 
+def shown_top(body: ChatBody) -> int:
+    """How many of an entry's likeliest to show: what was asked for, or all there are when ids were named too."""
+    return -1 if body.logprob_token_ids else body.top_logprobs or 0
+
+
+def echo_of(state: AppState, body: ChatBody) -> str:
+    """The text of the last message, if it has the role of the answer and `echo` is on."""
+    last = body.messages[-1]
+    if not body.echo or last.get("role") != state.config.chat.response_role:
+        return ""
+    content = last.get("content")
+    if isinstance(content, list):
+        return "".join(part["text"] for part in content if isinstance(part.get("text"), str))
+    return content if isinstance(content, str) else ""
+
+
 def whole(answer: Answer, body: ChatBody, name: str, model: str, names: TokenNames) -> dict[str, Any]:
     """The body of an answer that is not streamed."""
     job, asked = answer.jobs[0], answer.asked
@@ -133,7 +154,7 @@ def whole(answer: Answer, body: ChatBody, name: str, model: str, names: TokenNam
         "object": "chat.completion",
         "created": answer.created,
         "model": model,
-        "choices": [whole_choice(choice, body, names) for choice in answer.choices],
+        "choices": [whole_choice(answer, choice, body, names) for choice in answer.choices],
         "usage": answer.usage(),
         "system_fingerprint": None,
         "service_tier": None,
@@ -149,14 +170,15 @@ def whole(answer: Answer, body: ChatBody, name: str, model: str, names: TokenNam
     return content
 
 
-def whole_choice(choice: Choice, body: ChatBody, names: TokenNames) -> dict[str, Any]:
+def whole_choice(answer: Answer, choice: Choice, body: ChatBody, names: TokenNames) -> dict[str, Any]:
     text, token_ids, entries = choice.drain()
+    with_logprobs = answer.asked.params.logprobs is not None
     return chat_choice(
         choice.index,
-        chat_message(text),
+        chat_message(echo_of(answer.state, body) + text, role=answer.state.config.chat.response_role),
         choice.finish_reason,
         choice.stop_reason,
-        logprobs=names.chat(entries, body.top_logprobs or 0) if body.logprobs else None,
+        logprobs=names.chat(entries, shown_top(body)) if with_logprobs else None,
         token_ids=token_ids if body.return_token_ids else None,
     )
 

@@ -7,6 +7,7 @@ the usage chunk and [DONE] (API.md 3.5, 9, 10).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -67,17 +68,25 @@ def ending(choice: Choice) -> bytes:
     return b',"finish_reason":' + dumps(choice.finish_reason) + b',"stop_reason":' + dumps(choice.stop_reason)
 
 
+@dataclass(frozen=True, slots=True)
+class ChatShown:
+    """What a chat stream shows beside its text."""
+
+    names: TokenNames
+    top: int  # likeliest tokens per log-probability entry; -1: all there are
+    role: str = "assistant"
+    echo: str = ""  # the last message, said again before the answer
+
+
 class ChatChunks(Chunks):
     """`chat.completion.chunk`."""
 
     kind = "chat.completion.chunk"
 
-    def __init__(
-        self, answer: Answer, response_id: str, model: str, return_token_ids: bool, names: TokenNames, top: int
-    ) -> None:
+    def __init__(self, answer: Answer, response_id: str, model: str, return_token_ids: bool, shown: ChatShown) -> None:
         super().__init__(answer, response_id, model, return_token_ids)
-        self.names = names
-        self.top = top
+        self.shown = shown
+        self.role = b',"delta":{"role":' + dumps(shown.role) + b',"content":""},"logprobs":null,"finish_reason":null'
         indices = range(len(answer.choices))
         self.content = [self.head + b'{"index":%d,"delta":{"content":' % at for at in indices]
         self.after = b'},"logprobs":null,"finish_reason":null' + b"}]}\n\n"
@@ -96,13 +105,16 @@ class ChatChunks(Chunks):
         return opening + body + self.close(choice)
 
     def opening(self, choice: Choice) -> bytes:
-        """The role chunk."""
+        """The role chunk, and what is echoed."""
         choice.started = True
-        role = b'{"index":%d,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null'
         prompt = b""
         if self.return_token_ids:
             prompt = b',"prompt_token_ids":' + dumps(choice.job.request.prompt_token_ids.tolist())
-        return self.head + role % choice.index + prompt + self.close(choice)
+        role = self.head + b'{"index":%d' % choice.index + self.role + prompt + self.close(choice)
+        if not self.shown.echo:
+            return role
+        said = self.content[choice.index] + dumps(self.shown.echo) + b'},"logprobs":null,"finish_reason":null'
+        return role + said + self.close(choice)
 
     def empty(self, choice: Choice) -> bytes:
         return self.head + b'{"index":%d,"delta":{' % choice.index
@@ -110,7 +122,7 @@ class ChatChunks(Chunks):
     def logprobs(self, entries: list[TokenLogprob]) -> bytes:
         if self.answer.asked.params.logprobs is None or not entries:
             return b"null"
-        return dumps(self.names.chat(entries, self.top))
+        return dumps(self.shown.names.chat(entries, self.shown.top))
 
 
 class CompletionChunks(Chunks):

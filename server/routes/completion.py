@@ -19,9 +19,9 @@ from server.http.body import read_json
 from server.http.exchange import Exchange
 from server.http.watch import client_present, within
 from server.output.choices import completion_choice, echo_text
-from server.output.logprobs import CompletionLogprobs, TokenNames, joined
+from server.output.logprobs import CompletionLogprobs, joined
 from server.routes.chunks import CompletionChunks
-from server.routes.endpoint import built, check_model, response_id, route, side_of
+from server.routes.endpoint import built, check_model, names_of, response_id, route, side_of
 from server.sampling import Asked, in_range, priority_of, resolve, salt_of
 from server.schema.completion import CompletionBody
 from server.state import AppState, exchange_of
@@ -41,7 +41,8 @@ async def create(request: Request) -> Response | None:
     async with client_present(request):
         with state.places.hold(asked.n * len(prompts), exchange.key_name):
             async with within(state.config.limits.prepare_timeout, "the prompts took longer than --prepare-timeout"):
-                jobs = await render(exchange, body, prompts, asked)
+                header = request.headers.get("x-vllm-priority", "")
+                jobs = await render(exchange, body, prompts, asked, header)
             with Answer(exchange, asked, jobs, body.skip_special_tokens is not False) as answer:
                 await answer.submit(name, exchange.request_id)
                 makers = logprob_makers(state, body, answer)
@@ -89,9 +90,12 @@ def check(state: AppState, body: CompletionBody, num_prompts: int) -> Asked:
     return asked
 
 
-async def render(exchange: Exchange, body: CompletionBody, prompts: Prompts, asked: Asked) -> list[Job]:
+async def render(
+    exchange: Exchange, body: CompletionBody, prompts: Prompts, asked: Asked, header: str = ""
+) -> list[Job]:
+    """Every prompt, ready for the engine; `header` is X-Vllm-Priority."""
     state = exchange.state
-    salt, priority = salt_of(body), priority_of(body, state.config)
+    salt, priority = salt_of(body), priority_of(body, state.config, header)
     jobs = []
     for at, text in enumerate(prompts):
         if at % SLICE == SLICE - 1:  # others may have the loop in between
@@ -110,11 +114,11 @@ async def render(exchange: Exchange, body: CompletionBody, prompts: Prompts, ask
 
 def logprob_makers(state: AppState, body: CompletionBody, answer: Answer) -> list[CompletionLogprobs]:
     """One per choice, since text offsets run on; none without logprobs."""
-    if body.logprobs is None:
+    if answer.asked.params.logprobs is None:
         return []
-    names = TokenNames(state.tokenizer, bool(body.return_tokens_as_token_ids))
-    show = body.skip_special_tokens is False
-    return [CompletionLogprobs(names, body.logprobs, show_special=show) for _ in answer.choices]
+    top = -1 if body.logprob_token_ids else body.logprobs or 0
+    names, show = names_of(state, body), body.skip_special_tokens is False
+    return [CompletionLogprobs(names, top, show_special=show) for _ in answer.choices]
 
 
 def whole(
@@ -146,8 +150,7 @@ def whole_choice(
         logprobs = joined(first, maker.add(entries)) if first else maker.add(entries)
     shown_prompt = None
     if body.prompt_logprobs is not None and prompt_entries is not None:
-        names = TokenNames(answer.state.tokenizer, bool(body.return_tokens_as_token_ids))
-        shown_prompt = names.prompt(prompt_entries)
+        shown_prompt = names_of(answer.state, body).prompt(prompt_entries)
     return completion_choice(
         choice.index,
         echo_text(answer.state.tokenizer, choice.job.prompt) + text if body.echo else text,

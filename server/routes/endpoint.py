@@ -18,7 +18,9 @@ from starlette.types import Receive, Scope, Send
 
 from server.errors import ApiError, invalid, not_found, shown
 from server.http.exchange import Exchange
+from server.output.logprobs import TokenNames
 from server.render.prompt import Side
+from server.schema.common import SamplingFields
 from server.state import AppState, exchange_of
 
 if TYPE_CHECKING:
@@ -68,6 +70,12 @@ def check_model(state: AppState, name: str | None) -> str:
         most = state.config.limits.max_name_bytes
         raise ApiError(400, "invalid_parameter", f"model: is longer than {most} bytes", "model")
     raise not_found(f"model {shown(name)} does not exist; this server has {', '.join(state.names)}", "model")
+
+
+def names_of(state: AppState, body: SamplingFields) -> TokenNames:
+    """How this request's log-probabilities spell tokens."""
+    as_ids = body.return_tokens_as_token_ids
+    return TokenNames(state.tokenizer, state.config.chat.return_tokens_as_token_ids if as_ids is None else as_ids)
 
 
 def response_id(prefix: str, given: str | None, exchange: Exchange) -> str:

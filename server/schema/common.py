@@ -16,6 +16,14 @@ class StreamOptions(msgspec.Struct, kw_only=True):
     continuous_usage_stats: bool | None = None
 
 
+class RepetitionFields(msgspec.Struct, kw_only=True):
+    """`repetition_detection`."""
+
+    max_pattern_size: int | None = None
+    min_pattern_size: int | None = None
+    min_count: int | None = None
+
+
 class SamplingFields(msgspec.Struct, kw_only=True):
     """API.md section 4, the part that both generation routes take."""
 
@@ -56,4 +64,5 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     use_beam_search: bool | None = None
-    repetition_detection: dict[str, Any] | None = None
+    length_penalty: float | None = None
+    repetition_detection: RepetitionFields | None = None

@@ -146,10 +146,18 @@ async def test_values_at_the_edge_are_taken(client, fields):
         ({"response_format": {"type": "json_object"}}, 501, "response_format"),
         ({"structured_outputs": {"regex": "a"}}, 501, "structured_outputs"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 501, "tools"),
-        ({"use_beam_search": True}, 501, "use_beam_search"),
-        ({"repetition_detection": {"min_count": 2}}, 501, "repetition_detection"),
+        ({"use_beam_search": True, "stream": True}, 400, "use_beam_search"),
+        ({"use_beam_search": True, "n": 11}, 400, "n"),
+        ({"use_beam_search": True, "logit_bias": {"5": 1}}, 400, "logit_bias"),
+        ({"use_beam_search": True, "length_penalty": 11}, 400, "length_penalty"),
+        ({"repetition_detection": {"max_pattern_size": 4}}, 400, "repetition_detection.min_count"),
+        ({"repetition_detection": {"max_pattern_size": 4, "min_count": 1}}, 400, "repetition_detection.min_count"),
+        (
+            {"repetition_detection": {"max_pattern_size": 257, "min_count": 2}},
+            400,
+            "repetition_detection.max_pattern_size",
+        ),
         ({"thinking_token_budget": 5}, 501, "thinking_token_budget"),
-        ({"echo": True}, 501, "echo"),
         ({"mm_processor_kwargs": {"fps": 1}}, 403, "mm_processor_kwargs"),
         ({"media_io_kwargs": {"video": {}}}, 403, "media_io_kwargs"),
         ({"chat_template": "x"}, 403, "chat_template"),
@@ -261,7 +269,7 @@ async def test_unknown_paths_and_wrong_methods(client):
 
 @pytest.mark.parametrize(
     "path",
-    ["/v1/responses", "/v1/embeddings", "/pooling", "/rerank",
+    ["/v1/embeddings", "/pooling", "/rerank",
      "/v1/audio/transcriptions", "/v1/completions/render", "/inference/v1/generate"],
 )  # fmt: skip
 async def test_known_routes_that_are_not_served_are_501(client, path):
