@@ -46,6 +46,7 @@ cdef class EncoderTable:
     cdef void _release(self, int32_t entry) noexcept nogil
     cdef bint _make_room(self, int32_t rows) noexcept nogil
     cdef void _evict(self, int32_t entry) noexcept nogil
+    cdef void _recall(self, int32_t entry) noexcept nogil
     cdef void _forget(self, int32_t entry) noexcept nogil
     cdef void _append(self, int32_t entry) noexcept nogil
     cdef void _unlink(self, int32_t entry) noexcept nogil

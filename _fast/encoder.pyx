@@ -96,6 +96,7 @@ cdef class EncoderTable:
             entry = self.gone[i]
             told.append((entry, self.entries[entry].refs == 0))
             self.entries[entry].state = NEW
+            self.entries[entry].encoded_in = -1
             if self.entries[entry].refs == 0:
                 self._forget(entry)
         self.num_evicted = 0
@@ -195,6 +196,8 @@ cdef class EncoderTable:
                 entry = &self.entries[seqs.spans[slot][k].entry]
                 if entry.refs == 0:
                     self.num_in_use += 1
+                    if entry.state == EVICTED and entry.encoded_in < 0:
+                        self._recall(seqs.spans[slot][k].entry)
                 entry.refs += 1
 
     cdef void drop(self, SeqTable seqs, slot_t slot) noexcept nogil:
@@ -312,6 +315,15 @@ cdef class EncoderTable:
         self.entries[entry].state = EVICTED
         self.gone[self.num_evicted] = entry
         self.num_evicted += 1
+
+    cdef void _recall(self, int32_t entry) noexcept nogil:
+        """An entry without embedding that was about to be told as dead is named again: the engine hears nothing."""
+        cdef int32_t at = 0
+        while self.gone[at] != entry:
+            at += 1
+        self.num_evicted -= 1
+        self.gone[at] = self.gone[self.num_evicted]
+        self.entries[entry].state = NEW
 
     cdef void _forget(self, int32_t entry) noexcept nogil:
         self.entries[entry].rows = 0

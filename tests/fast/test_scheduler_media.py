@@ -198,6 +198,16 @@ def test_an_entry_that_no_request_named_can_be_taken_back():
     assert not scheduler.discard_entry(entry)
 
 
+def test_an_entry_named_again_before_its_end_was_told_lives_on():
+    scheduler = make()
+    entry = scheduler.add_entry(4)
+    add(scheduler, 1, 8, (1, 4, entry, 0))
+    scheduler.abort(1)
+    slot = add(scheduler, 2, 8, (1, 4, entry, 0))
+    assert encodes(step(scheduler)) == [(slot, 0, entry)]
+    assert scheduler.take_evicted() == []
+
+
 def test_entries_beyond_the_first_allocation_are_found():
     scheduler = make()
     entries = [scheduler.add_entry(1) for _ in range(300)]
