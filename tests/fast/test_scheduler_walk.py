@@ -78,8 +78,8 @@ class Walk:
         }
         self.groups, self.block_size = groups, self.settings["block_size"]
         self.scheduler = Scheduler(**self.settings)
-        updates = len(groups) * 64
-        self.plans = [StepPlan(rows, self.settings["max_tokens"], updates + rng.choice([0, 40, 4000])) for _ in range(3)]
+        updates = [len(groups) * 64 + rng.choice([0, 40, 4000]) for _ in range(3)]
+        self.plans = [StepPlan(rows, self.settings["max_tokens"], count) for count in updates]
         self.device = Device(rng, groups, self.block_size, self.draw)
         self.by_slot, self.live, self.entries, self.contents = {}, {}, {}, {}
         self.launched = []  # (plan, sampled, fails, which rows are broken), oldest first
