@@ -31,6 +31,7 @@ class LiveRow:
     choice: int
     request: Request
     first_sent: bool = False
+    started: float = 0.0  # when its first step began, on the clock of time.monotonic
     prompt_logprobs: list[TokenLogprob | None] | None = None  # grows as the prompt is computed
 
 

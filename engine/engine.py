@@ -210,8 +210,10 @@ class Engine:
         if logprob is not None:
             delta.logprobs = [logprob]
         first = output.firsts.get(row)
+        if first is not None:
+            delta.queued = first[1]
         if first is not None and choice == 0:
-            delta.cached_tokens, delta.prompt_logprobs = first
+            delta.cached_tokens, _, delta.prompt_logprobs = first
             self.stats.prompt_tokens += len(stream.request.prompt_token_ids)
             self.stats.cached_tokens += delta.cached_tokens
         if finish is not FinishReason.NONE:

@@ -34,7 +34,7 @@ from engine.step.result import StepResult
 log = logging.getLogger("omniloop.engine")
 
 MARGIN = 0.0005  # seconds before the expected end of a step at which the next one is planned
-First = tuple[int, "list[TokenLogprob | None] | None"]
+First = tuple[int, float, "list[TokenLogprob | None] | None"]
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class StepOutput:
     tokens: list[int] = field(default_factory=list)  # -1: none
     finishes: list[int] = field(default_factory=list)  # FinishReason
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by place in the lists
-    firsts: dict[int, First] = field(default_factory=dict)  # by place: cached tokens, prompt log-probabilities
+    firsts: dict[int, First] = field(default_factory=dict)  # by place: cached tokens, seconds queued, prompt log-probs
     invalid: set[int] = field(default_factory=set)  # places whose logits were not finite
     start: int = 0  # how far the loop has delivered
 
@@ -254,6 +254,8 @@ class DeviceThread:
         finishes = np.asarray(plan.out_finish)[:rows].tolist()
         for row, choice in enumerate(live):
             token, finish = tokens[row], finishes[row]
+            if choice is not None and not choice.started:
+                choice.started = step.started_at
             if choice is None or (token < 0 and finish == FinishReason.NONE):
                 continue
             place = output.add(choice.device_id, token, finish)
@@ -263,7 +265,8 @@ class DeviceThread:
                 output.invalid.add(place)
             if not choice.first_sent:
                 choice.first_sent = True
-                output.firsts[place] = (cached[choice.device_id], choice.prompt_logprobs)
+                queued = max(0.0, choice.started - choice.request.arrival) if choice.request.arrival else 0.0
+                output.firsts[place] = (cached[choice.device_id], queued, choice.prompt_logprobs)
                 self._refused += admission.release_siblings(choice.device_id)
             output.stats.num_sampled += token >= 0
 

@@ -129,6 +129,7 @@ class Delta:
     stop_token_id: int | None = None  # set with STOP_TOKEN
     logprobs: list[TokenLogprob] | None = None  # one per token id
     cached_tokens: int | None = None  # on the first delta of choice 0: prompt tokens found in the prefix cache
+    queued: float | None = None  # on the first delta of a choice: seconds from arrival to its first step
     prompt_logprobs: list[TokenLogprob | None] | None = None  # on the first delta of choice 0
     error: EngineError | None = None  # with ERROR
     extra: dict[str, Any] = field(default_factory=dict)

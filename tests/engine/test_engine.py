@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import time
 
 import numpy as np
 import pytest
@@ -44,6 +45,15 @@ async def test_first_delta_tells_cached_tokens():
         again = await answer_deltas(engine, text_request(PROMPT, 4))
         assert again[0][0].cached_tokens == 32  # two whole blocks of the 40 tokens
         assert engine.stats.cached_tokens == 32
+
+
+async def test_first_delta_tells_how_long_the_request_queued():
+    async with running(QWEN3, max_num_seqs=1) as engine:
+        base = text_request(PROMPT, 30, ignore_eos=True)
+        sent = [Request(base.prompt_token_ids, base.sampling, arrival=time.monotonic()) for _ in range(2)]
+        first, second = await asyncio.gather(*[answer_deltas(engine, request) for request in sent])
+        assert 0 <= first[0][0].queued < second[0][0].queued < 5
+        assert all(delta.queued is None for delta in second[0][1:])
 
 
 async def test_salts_separate_cached_prefixes():
