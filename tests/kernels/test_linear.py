@@ -69,6 +69,24 @@ def test_gated_linear_equals_its_reference_in_float64(tokens, depth, width, dtyp
     torch.testing.assert_close(gated_linear_reference(x.double(), packed), expected)
 
 
+def test_gated_linear_adds_the_biases_before_the_gate():
+    x, gate, up = torch.randn(9, 40), torch.randn(45, 40), torch.randn(45, 40)
+    b, c = torch.randn(45), torch.randn(45)
+    packed = pack_gated(gate, up, b, c)
+    assert torch.equal(packed.plain_bias(), torch.cat([b, c]))
+    expected = torch.nn.functional.silu(x.double() @ gate.double().T + b) * (x.double() @ up.double().T + c)
+    torch.testing.assert_close(gated_linear(x, packed).double(), expected, **tolerance(torch.float32))
+    torch.testing.assert_close(gated_linear_reference(x.double(), packed), expected)
+
+
+def test_large_weights_begin_at_a_huge_page():
+    weight = torch.randn(1100, 700)
+    packed = pack(weight)
+    assert packed.panels.data_ptr() % (2 << 20) == 0
+    assert packed.panels.is_contiguous()
+    assert torch.equal(packed.weight(), weight)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("depth", [48, 1200])
 def test_a_token_gets_the_same_bits_in_any_company(depth, dtype):

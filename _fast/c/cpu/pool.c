@@ -13,7 +13,9 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
+#include <stdint.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -237,4 +239,14 @@ void *pool_scratch(size_t bytes) {
         pthread_setspecific(scratch_key, held);
     }
     return held + 1;
+}
+
+void memory_huge(void *start, size_t bytes) {
+#if defined(MADV_HUGEPAGE)
+    const uintptr_t page = (uintptr_t)2 << 20;
+    const uintptr_t begin = ((uintptr_t)start + page - 1) / page * page, end = ((uintptr_t)start + bytes) / page * page;
+    if (begin < end) (void)madvise((void *)begin, end - begin, MADV_HUGEPAGE);
+#else
+    (void)start, (void)bytes;
+#endif
 }

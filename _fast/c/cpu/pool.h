@@ -17,4 +17,7 @@ void parallel_for(long count, long grain, range_fn run, const void *context);
 /* A buffer of the calling thread, 64-byte aligned, valid until its next call; NULL when memory is out. */
 void *pool_scratch(size_t bytes);
 
+/* Asks for huge pages behind the whole 2 MiB pages of this memory, which is not yet written; a hint, it cannot fail. */
+void memory_huge(void *start, size_t bytes);
+
 #endif

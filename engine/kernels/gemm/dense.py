@@ -18,6 +18,7 @@ from _fast import cpu
 from engine.kernels.activation import silu_mul
 
 PANEL = 64  # output rows in a panel
+HUGE_PAGE = 2 << 20  # bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,18 +62,23 @@ def pack(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
     return PackedLinear(_panels(_pad(_narrowed(weight), padded)), wide_bias, rows, weight.shape[1])
 
 
-def pack_gated(gate: Tensor, up: Tensor) -> PackedLinear:
-    """gate and up [I, K] each -> PackedLinear for `gated_linear`: silu(x gate^T) * (x up^T) in one pass."""
+def pack_gated(
+    gate: Tensor, up: Tensor, gate_bias: Tensor | None = None, up_bias: Tensor | None = None
+) -> PackedLinear:
+    """gate and up [I, K], biases [I], both or none -> PackedLinear for `gated_linear`: both products in one pass."""
     assert gate.dim() == 2 and gate.shape == up.shape, f"gate {tuple(gate.shape)} and up {tuple(up.shape)} must match"
+    assert (gate_bias is None) == (up_bias is None), "give both biases or none; one that is missing is zeros"
     width, columns = gate.shape
+    bias = None
+    if gate_bias is not None and up_bias is not None:
+        bias = torch.stack([gate_bias, up_bias])
     if gate.is_cuda:
-        return PackedLinear(torch.cat([gate, up]), None, 2 * width, columns, gated=True, plain=True)
-    both = _narrowed(torch.stack([gate, up]))
-    half = PANEL // 2
-    padded = both.new_zeros(2, -(-width // half) * half, columns)
-    padded[:, :width] = both
-    rows = padded.view(2, -1, half, columns).transpose(0, 1).reshape(-1, columns)  # 32 gate rows, 32 up rows, ...
-    return PackedLinear(_panels(rows), None, 2 * width, columns, gated=True)
+        flat = None if bias is None else bias.flatten()
+        return PackedLinear(torch.cat([gate, up]), flat, 2 * width, columns, gated=True, plain=True)
+    if bias is not None:
+        bias = _interleave(bias.to(torch.float32)[..., None]).flatten()
+    rows = _interleave(_narrowed(torch.stack([gate, up])))
+    return PackedLinear(_panels(rows), bias, 2 * width, columns, gated=True)
 
 
 def linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
@@ -94,10 +100,11 @@ def linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None, residual:
 
 
 def gated_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
-    """x [..., K] -> silu(x gate^T) * (x up^T) [..., I] of x's dtype; the same rules as `linear`."""
+    """x [..., K] -> silu(x gate^T + b) * (x up^T + c) [..., I] of x's dtype; the same rules as `linear`."""
     if not x.is_cpu or (x.dtype is not torch.float32 and x.dtype is not torch.bfloat16):
         if packed.plain:
-            y = silu_mul(torch.nn.functional.linear(x, packed.panels))
+            bias = None if packed.bias is None else packed.bias.to(x.dtype)
+            y = silu_mul(torch.nn.functional.linear(x, packed.panels, bias))
             return y if out is None else out.copy_(y)
         y = gated_linear_reference(x, packed)
         return y if out is None else out.copy_(y)
@@ -118,7 +125,9 @@ def linear_reference(
 
 def gated_linear_reference(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    gate, up = torch.nn.functional.linear(x.to(wide), packed.weight().to(wide)).chunk(2, dim=-1)
+    bias = packed.plain_bias()
+    both = torch.nn.functional.linear(x.to(wide), packed.weight().to(wide), None if bias is None else bias.to(wide))
+    gate, up = both.chunk(2, dim=-1)
     y = torch.nn.functional.silu(gate) * up
     return y.to(x.dtype) if out is None else out.copy_(y)
 
@@ -155,6 +164,9 @@ def _narrowed(weight: Tensor) -> Tensor:
     )
     if weight.dtype == torch.bfloat16:
         return weight
+    few = weight.flatten()[:4096]  # enough to tell most float32 checkpoints without a pass over the whole
+    if not torch.equal(few.to(torch.bfloat16).to(torch.float32), few):
+        return weight
     narrow = weight.to(torch.bfloat16)
     return narrow if torch.equal(narrow.to(torch.float32), weight) else weight
 
@@ -167,5 +179,22 @@ def _pad(rows: Tensor, count: int) -> Tensor:
     return padded
 
 
+def _interleave(both: Tensor) -> Tensor:
+    """[2, I, columns] -> 32 rows of the first, the same 32 of the second, and so on; padded with zeros at the end."""
+    half = PANEL // 2
+    _, width, columns = both.shape
+    padded = both.new_zeros(2, -(-width // half) * half, columns)
+    padded[:, :width] = both
+    return padded.view(2, -1, half, columns).transpose(0, 1).reshape(-1, columns)
+
+
 def _panels(rows: Tensor) -> Tensor:
-    return rows.view(-1, PANEL, rows.shape[1]).transpose(1, 2).contiguous()
+    """[N, K] -> [N / 64, K, 64], in huge pages where that many bytes make them worthwhile."""
+    panels = rows.view(-1, PANEL, rows.shape[1]).transpose(1, 2)
+    size = rows.element_size()
+    if not rows.is_cpu or rows.numel() * size < HUGE_PAGE:
+        return panels.contiguous()
+    room = torch.empty(rows.numel() + HUGE_PAGE // size, dtype=rows.dtype)
+    first = -room.data_ptr() % HUGE_PAGE // size  # the slack is never written, so it costs no memory
+    cpu.advise_huge(room.data_ptr() + first * size, rows.numel() * size)
+    return room[first : first + rows.numel()].view(panels.shape).copy_(panels)
