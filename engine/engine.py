@@ -130,6 +130,10 @@ class Engine:
         if self._device is not None:
             self._device.pause(False)
 
+    async def quiet(self) -> None:
+        """Until no request is open."""
+        await self._idle.wait()
+
     async def reset_prefix_cache(self) -> bool:
         """Forgets cached prefixes; False while blocks are in use."""
         return await self._on_device(_reset_prefix_cache)

@@ -34,12 +34,26 @@ from server.errors import not_found
 from server.http.edge import Edge, Gate
 from server.http.exchange import Exchanges
 from server.http.listen import BindError, Listener, address, bind, make_listener
-from server.routes import absent, admin, chat, completion, health, messages, models, responses, tokenize
+from server.routes import (
+    absent,
+    admin,
+    chat,
+    completion,
+    dev,
+    docs,
+    health,
+    messages,
+    models,
+    render,
+    responses,
+    tokenize,
+    tokens,
+)
 from server.state import AppState
 
 log = logging.getLogger("omniloop")
 
-FAMILIES = (chat, completion, messages, responses, models, health, tokenize, admin, absent)
+FAMILIES = (chat, completion, messages, responses, models, health, tokenize, render, tokens, admin, absent)
 EXIT_DEAD = 70
 EXIT_STUCK = 3
 JOIN_S = 10.0  # for threads and sockets after the drain
@@ -48,7 +62,9 @@ SWITCH_INTERVAL_S = 0.0005
 
 def make_app(state: AppState) -> ASGIApp:
     """Exchanges -> Edge -> Gate -> Router."""
-    routes = [line for family in FAMILIES for line in family.ROUTES]
+    server = state.config.server
+    switched = [*([] if server.disable_docs else [docs]), *([dev] if server.enable_dev_endpoints else [])]
+    routes = [line for family in (*FAMILIES, *switched) for line in family.ROUTES]
     router = Router(routes, redirect_slashes=False, default=unknown_path)
 
     async def root(scope: Scope, receive: Receive, send: Send) -> None:

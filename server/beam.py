@@ -171,7 +171,8 @@ class BeamSearch:
             if beam.finish is FinishReason.STOP_TOKEN:
                 delta.stop_token_id = beam.tokens[-1]
             if index == 0 and self.first is not None:
-                delta.cached_tokens, delta.prompt_logprobs = self.first.cached_tokens, self.first.prompt_logprobs
+                delta.cached_tokens, delta.queued = self.first.cached_tokens, self.first.queued
+                delta.prompt_logprobs = self.first.prompt_logprobs
             self.answer.take(self.at, delta)
 
 

@@ -53,9 +53,22 @@ async def prepare(
     exchange: Exchange, prompt: Prompt, asked: Asked, *, salt: str = "", priority: int = 0, param: str = "messages"
 ) -> Job:
     """Media, placeholders and lengths of one prompt. Raises ApiError, RenderError or MediaError."""
+    spliced = await with_media(exchange.state, prompt, scope_of(exchange, salt))
+    return job_of(exchange, prompt, spliced, asked, salt=salt, priority=priority, param=param)
+
+
+def scope_of(exchange: Exchange, salt: str) -> bytes:
+    """Whose caches a request reads: its key's, narrowed by its salt."""
+    if not exchange.key_name and not salt:
+        return b""
+    return hashlib.sha256(f"{exchange.key_name}\0{salt}".encode()).digest()
+
+
+def job_of(
+    exchange: Exchange, prompt: Prompt, spliced: Spliced, asked: Asked, *, salt: str, priority: int, param: str
+) -> Job:
+    """Lengths settled: how many tokens the prompt has and leaves."""
     state = exchange.state
-    scope = hashlib.sha256(f"{exchange.key_name}\0{salt}".encode()).digest() if exchange.key_name or salt else b""
-    spliced = await with_media(state, prompt, scope)
     ids = spliced.prompt_token_ids
     length, room = len(ids), state.engine.max_model_len - len(ids)
     if length == 0:
@@ -73,7 +86,7 @@ async def prepare(
         position_delta=spliced.position_delta,
         n=asked.n,
         priority=priority,
-        cache_salt=scope,
+        cache_salt=scope_of(exchange, salt),
         label=exchange.request_id,
         arrival=exchange.arrival,
     )
@@ -271,6 +284,8 @@ class Answer:
         if delta.error is not None:
             self.fail(from_engine(delta.error))
             return
+        if delta.queued is not None:
+            self.state.metrics.observe("request_queue_time_seconds", delta.queued)
         if delta.cached_tokens is not None:
             self.cached_tokens[at] = delta.cached_tokens
             self.prompt_logprobs[at] = delta.prompt_logprobs

@@ -49,6 +49,7 @@ class AppState:
         self.created = int(time.time())
         self.names = config.model_names
         self.keys = ApiKeys(config.server.api_key, config.server.api_key_file)
+        self.admin_keys = ApiKeys((config.server.admin_api_key,) if config.server.admin_api_key else ())
         self.wrong_keys = WrongKeys(config.server.auth_max_failures)
         self.body_budget = BodyBudget(config.limits.body_budget_bytes)
         self.places = Places(0, config.limits.max_inflight_per_key, config.limits.max_queued_tokens)

@@ -145,6 +145,10 @@ class Renderer:
             return work()
         return await self._in_pool(work)
 
+    def from_ids(self, ids: list[int], media: list[MediaRef], param: str) -> Prompt:
+        """The prompt of token ids that hold one placeholder for each of the items."""
+        return self._prompt(self._checked_ids(ids, param), media, None, param)
+
     # -- in the pool
 
     def _render(

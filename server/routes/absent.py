@@ -13,7 +13,6 @@ from server.routes.endpoint import Handler, route
 
 POOLING = "the served model generates text; it makes no embeddings, classes or scores"
 SPEECH = "the served model is no speech recogniser; send audio as a part of /v1/chat/completions"
-LATER = "this version does not serve this endpoint; use /v1/chat/completions"
 
 ABSENT = {
     "/v1/embeddings": POOLING,
@@ -26,9 +25,6 @@ ABSENT = {
     "/v2/rerank": POOLING,
     "/v1/audio/transcriptions": SPEECH,
     "/v1/audio/translations": SPEECH,
-    "/v1/chat/completions/render": LATER,
-    "/v1/completions/render": LATER,
-    "/inference/v1/generate": LATER,
 }
 
 
@@ -40,4 +36,3 @@ def refusal(text: str) -> Handler:
 
 
 ROUTES = [route(path, refusal(text), "POST") for path, text in ABSENT.items()]
-ROUTES += []

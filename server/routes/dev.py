@@ -1,0 +1,175 @@
+"""What an operator asks of a running server: pause, forget caches, show settings; only with --enable-dev-endpoints.
+
+Owner: loop. Unless the bind is loopback these routes need the admin key (SECURITY S3). Nothing here loads tensors,
+calls a method by name or edits weights. Sleeping would give an accelerator's memory back; on a CPU there is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from engine.errors import NotReadyError
+from server import __version__
+from server.errors import ApiError, from_engine, invalid, not_here, shown
+from server.http.watch import client_present
+from server.limits import presented_key
+from server.routes.endpoint import Handler, json_response, route
+from server.state import AppState, exchange_of, state_of
+
+# Paths, addresses of files and secrets: never shown.
+HIDDEN = {
+    "api_key", "api_key_file", "admin_api_key", "uds", "ssl_keyfile", "ssl_certfile", "model", "tokenizer",
+    "chat_template", "default_chat_template_kwargs", "allowed_local_media_path", "root_path", "served_model_name",
+}  # fmt: skip
+MODES = ("abort", "wait", "keep")
+
+
+def guarded(handler: Handler) -> Handler:
+    """The handler, for those who may."""
+
+    async def checked(request: Request) -> Response | None:
+        state = state_of(request)
+        if not state.config.is_loopback:
+            presented = presented_key(request.scope)
+            if presented is None or state.admin_keys.match(presented) is None:
+                raise ApiError(403, "admin_only", "this route needs the key given with --admin-api-key")
+        return await handler(request)
+
+    return checked
+
+
+async def pause(request: Request) -> Response:
+    """mode=abort ends what runs, wait lets it finish, keep freezes it; new requests wait until /resume."""
+    state = state_of(request)
+    mode = request.query_params.get("mode", "abort")
+    if mode not in MODES:
+        raise invalid("mode", f"mode: got {shown(mode)}; must be one of {', '.join(MODES)}")
+    state.running.clear()
+    if mode == "keep":
+        state.engine.pause()
+        return json_response({"status": "paused"})
+    if mode == "abort":
+        abort_all(state)
+    async with client_present(request):
+        await quiet_or_resumed(state)
+    return json_response({"status": "paused"})
+
+
+async def quiet_or_resumed(state: AppState) -> None:
+    """Until nothing runs, or somebody has ended the pause."""
+    waiting = [asyncio.ensure_future(state.engine.quiet()), asyncio.ensure_future(state.running.wait())]
+    try:
+        await asyncio.wait(waiting, return_when="FIRST_COMPLETED")
+    finally:
+        for future in waiting:
+            future.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+
+def abort_all(state: AppState) -> None:
+    for exchange in list(state.open_exchanges):
+        if exchange.answer_open is not None:
+            exchange.answer_open.abort()
+
+
+async def resume(request: Request) -> Response:
+    state = state_of(request)
+    state.engine.resume()
+    state.running.set()
+    return json_response({"status": "resumed"})
+
+
+async def is_paused(request: Request) -> Response:
+    return json_response({"is_paused": not state_of(request).running.is_set()})
+
+
+async def is_sleeping(request: Request) -> Response:
+    return json_response({"is_sleeping": False})
+
+
+async def no_sleep(request: Request) -> Response:
+    raise not_here(None, "sleeping frees an accelerator's memory; this engine holds its weights in host memory")
+
+
+async def no_profile(request: Request) -> Response:
+    raise not_here(None, "this build has no profiler; run one on the process, as in py-spy record --pid")
+
+
+async def reset_prefix_cache(request: Request) -> Response:
+    return await told(state_of(request).engine.reset_prefix_cache)
+
+
+async def reset_encoder_cache(request: Request) -> Response:
+    return await told(state_of(request).engine.reset_encoder_cache)
+
+
+async def reset_mm_cache(request: Request) -> Response:
+    media = state_of(request).media
+    if media is not None:
+        media.cache.clear()
+    return json_response({"success": True})
+
+
+async def told(work: Callable[[], Awaitable[bool]]) -> Response:
+    try:
+        return json_response({"success": await work()})
+    except NotReadyError as error:
+        raise from_engine(error) from None
+
+
+async def server_info(request: Request) -> Response:
+    """Version and settings as text or JSON; no paths, keys or environment."""
+    exchange = exchange_of(request)
+    form = request.query_params.get("config_format", "text")
+    if form not in ("text", "json"):
+        raise invalid("config_format", f"config_format: got {shown(form)}; must be text or json")
+    settings = public(exchange.state)
+    if form == "json":
+        return json_response({"version": __version__, "config": settings})
+    lines = [f"{group}.{name}={value}" for group, fields in settings.items() for name, value in fields.items()]
+    return json_response({"version": __version__, "config": "\n".join(lines)})
+
+
+def public(state: AppState) -> dict[str, dict[str, Any]]:
+    """Every setting that is a number, a word or a list of them, but those that say where things lie."""
+    found: dict[str, dict[str, Any]] = {}
+    for group in dataclasses.fields(state.config):
+        fields = getattr(state.config, group.name)
+        names = [field.name for field in dataclasses.fields(fields) if field.name not in HIDDEN]
+        values = {name: getattr(fields, name) for name in names}
+        kinds = bool | int | float | str | tuple | list | dict
+        found[group.name] = {name: value for name, value in values.items() if isinstance(value, kinds)}
+    found["engine"] = {
+        "max_model_len": state.engine.max_model_len,
+        "num_blocks": state.engine.num_blocks,
+        "architecture": state.engine.model.architecture,
+        "modalities": list(state.engine.model.modalities),
+    }
+    return found
+
+
+def line(path: str, handler: Handler, method: str) -> Route:
+    return route(path, guarded(handler), method)
+
+
+ROUTES = [
+    line("/pause", pause, "POST"),
+    line("/resume", resume, "POST"),
+    line("/is_paused", is_paused, "GET"),
+    line("/sleep", no_sleep, "POST"),
+    line("/wake_up", no_sleep, "POST"),
+    line("/is_sleeping", is_sleeping, "GET"),
+    line("/reset_prefix_cache", reset_prefix_cache, "POST"),
+    line("/reset_mm_cache", reset_mm_cache, "POST"),
+    line("/reset_encoder_cache", reset_encoder_cache, "POST"),
+    line("/server_info", server_info, "GET"),
+    line("/start_profile", no_profile, "POST"),
+    line("/stop_profile", no_profile, "POST"),
+]

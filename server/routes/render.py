@@ -1,0 +1,97 @@
+"""/v1/chat/completions/render and /v1/completions/render: the request as token ids, without generating.
+
+Owner: loop. In: the same bodies as the routes they belong to, checked by the same functions. Out: what
+/inference/v1/generate takes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.generate import Job, prepare
+from server.http.body import read_json
+from server.http.watch import client_present, within
+from server.render.widened import features_of
+from server.routes import chat as chat_route
+from server.routes import completion as completion_route
+from server.routes.endpoint import check_model, json_response, response_id, route
+from server.sampling import Asked, priority_of, salt_of
+from server.schema.chat import ChatBody
+from server.schema.common import SamplingFields
+from server.schema.completion import CompletionBody
+from server.state import exchange_of
+
+SLOW = "the prompt took longer than --prepare-timeout"
+# What a rendered request says beside its sampling, or has used up.
+NOT_SAMPLING = {
+    "model", "stream", "stream_options", "request_id", "priority", "cache_salt", "add_special_tokens",
+    "truncate_prompt_tokens", "truncation_side",
+}  # fmt: skip
+
+
+async def chat(request: Request) -> Response:
+    exchange = exchange_of(request)
+    state = exchange.state
+    body = await read_json(request, ChatBody, state.config.limits.max_request_bytes)
+    model = check_model(state, body.model)
+    asked = chat_route.check(state, body)
+    name = response_id("chatcmpl-", body.request_id, exchange)
+    async with client_present(request):
+        with state.places.hold(1, exchange.key_name):
+            async with within(state.config.limits.prepare_timeout, SLOW):
+                prompt = await chat_route.render(state, body)
+                priority = priority_of(body, state.config)
+                job = await prepare(exchange, prompt, asked, salt=salt_of(body), priority=priority)
+    return json_response(rendered(name, model, job, body, asked))
+
+
+async def completion(request: Request) -> Response:
+    exchange = exchange_of(request)
+    state = exchange.state
+    body = await read_json(request, CompletionBody, state.config.limits.max_text_request_bytes)
+    model = check_model(state, body.model)
+    prompts = completion_route.prompts_of(state, body)
+    asked = completion_route.check(state, body, len(prompts))
+    name = response_id("cmpl-", body.request_id, exchange)
+    async with client_present(request):
+        with state.places.hold(1, exchange.key_name):
+            async with within(state.config.limits.prepare_timeout, SLOW):
+                jobs = await completion_route.render(exchange, body, prompts, asked)
+    return json_response([rendered(name, model, job, body, asked) for job in jobs])
+
+
+def rendered(name: str, model: str, job: Job, body: SamplingFields, asked: Asked) -> dict[str, Any]:
+    """One prompt of a request, ready to be sent to /inference/v1/generate."""
+    return {
+        "request_id": name,
+        "token_ids": job.request.prompt_token_ids.tolist(),
+        "model": model,
+        "sampling_params": sampling_of(job, body, asked),
+        "features": features_of(job.request.media),
+        "stream": asked.stream,
+        "cache_salt": body.cache_salt,
+        "priority": job.request.priority,
+    }
+
+
+def sampling_of(job: Job, body: SamplingFields, asked: Asked) -> dict[str, Any]:
+    """The fields that were sent, and the defaults that apply, as numbers."""
+    known = {field.name for field in msgspec.structs.fields(SamplingFields)} - NOT_SAMPLING
+    sent = {name: msgspec.to_builtins(getattr(body, name)) for name in sorted(known)}
+    params = job.request.sampling
+    decided = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty")
+    return {
+        **{name: value for name, value in sent.items() if value is not None},
+        **{name: getattr(params, name) for name in decided},
+        "n": asked.n,
+        "max_tokens": params.max_tokens,
+        **({} if params.logprobs is None else {"logprobs": params.logprobs}),
+        **({} if params.prompt_logprobs is None else {"prompt_logprobs": params.prompt_logprobs}),
+    }
+
+
+ROUTES = [route("/v1/chat/completions/render", chat, "POST"), route("/v1/completions/render", completion, "POST")]

@@ -1,0 +1,154 @@
+"""/inference/v1/generate: token ids in, token ids (and text, if asked for) out (API.md section 16).
+
+Owner: loop. In: GenerateBody, usually what a render endpoint returned. Media come as hashes of what the same caller has
+rendered on this server; spans and hashes are recomputed and compared. Out: one JSON body, or chunks.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import msgspec
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mm.splice import splice
+from server.errors import ApiError, invalid
+from server.generate import Answer, Choice, Job, job_of, scope_of
+from server.http.body import read_json
+from server.http.exchange import Exchange
+from server.http.sse import DONE
+from server.http.watch import client_present, within
+from server.output.logprobs import TokenNames
+from server.render.prompt import Prompt
+from server.render.widened import mismatch, narrowed
+from server.routes.endpoint import built, check_model, names_of, response_id, route
+from server.sampling import Asked, priority_of, resolve, salt_of
+from server.schema.generate import GenerateBody, TokenSampling
+from server.state import AppState, exchange_of
+from server.stream import PushedStream
+
+PARAM = "token_ids"
+
+
+async def create(request: Request) -> Response | None:
+    exchange = exchange_of(request)
+    state = exchange.state
+    body = await read_json(request, GenerateBody, state.config.limits.max_text_request_bytes)
+    check_model(state, body.model)
+    fields = sampling_of(body)
+    asked = check(state, fields)
+    name = response_id("", body.request_id, exchange)
+    async with client_present(request):
+        with state.places.hold(asked.n, exchange.key_name):
+            async with within(state.config.limits.prepare_timeout, "the prompt took longer than --prepare-timeout"):
+                job = await prompt_of(exchange, body, fields, asked)
+            with Answer(exchange, asked, [job], fields.skip_special_tokens is not False) as answer:
+                await answer.submit(name, exchange.request_id)
+                frames = TokenChunks(answer, name, names_of(state, fields), body.output_mode == "text")
+                if asked.stream:
+                    await PushedStream(answer, frames).run()
+                    return None
+                await answer.wait()
+                return await built(answer, partial(whole, answer, frames))
+
+
+def sampling_of(body: GenerateBody) -> TokenSampling:
+    """`sampling_params` with what this body says outside of them."""
+    fields = body.sampling_params or TokenSampling()
+    return msgspec.structs.replace(
+        fields,
+        stream=body.stream,
+        stream_options=body.stream_options,
+        cache_salt=body.cache_salt,
+        priority=body.priority,
+    )
+
+
+def check(state: AppState, fields: TokenSampling) -> Asked:
+    most = fields.max_tokens
+    if most is not None and not 1 <= most < 2**31:
+        raise invalid("sampling_params.max_tokens", f"sampling_params.max_tokens: got {most}; must be at least 1")
+    return resolve(fields, fields.logprobs, most, state.defaults, state.config, state.vocabulary)
+
+
+async def prompt_of(exchange: Exchange, body: GenerateBody, fields: TokenSampling, asked: Asked) -> Job:
+    """Token ids checked like any other prompt's; media looked up, compared and spliced again."""
+    state, salt = exchange.state, salt_of(fields)
+    priority = priority_of(fields, state.config)
+    if not body.token_ids:
+        raise ApiError(400, "empty_prompt", "token_ids: is empty; send at least one", PARAM)
+    if body.features is None:
+        prompt = await state.renderer.completion(body.token_ids, False, param=PARAM)
+        spliced = splice(prompt.token_ids, (), (), None)
+        return job_of(exchange, prompt, spliced, asked, salt=salt, priority=priority, param=PARAM)
+    if state.media is None:
+        raise mismatch("this model reads text only")
+    processor = state.media.processor
+    assert processor is not None
+    narrow = narrowed(body.token_ids, body.features, processor, state.media.cache, scope_of(exchange, salt))
+    prompt = state.renderer.from_ids(narrow.token_ids, narrow.refs, PARAM)
+    spliced = splice(prompt.token_ids, prompt.slots, narrow.processed, processor)
+    if spliced.prompt_token_ids.tolist() != body.token_ids:
+        raise mismatch("the prompt is not what the server renders for these media")
+    widened = Prompt(spliced.prompt_token_ids, prompt.media, prompt.slots)
+    return job_of(exchange, widened, spliced, asked, salt=salt, priority=priority, param=PARAM)
+
+
+class TokenChunks:
+    """Choices as token ids; one object per answer, whole or streamed."""
+
+    done = DONE
+
+    def __init__(self, answer: Answer, name: str, names: TokenNames, with_text: bool) -> None:
+        self.answer = answer
+        self.name = name
+        self.names = names
+        self.with_text = with_text
+
+    def choice(self, choice: Choice) -> dict[str, Any]:
+        """What the choice has made since the last call."""
+        choice.started = True
+        text, token_ids, entries = choice.drain()
+        found: dict[str, Any] = {
+            "index": choice.index,
+            "token_ids": token_ids,
+            "finish_reason": choice.finish_reason,
+            "stop_reason": choice.stop_reason,
+            "logprobs": None,
+        }
+        if self.answer.asked.params.logprobs is not None:
+            found["logprobs"] = self.names.chat(entries, -1)
+        if self.with_text:
+            found["text"] = text
+        return found
+
+    def frame(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+        return b"data: " + orjson.dumps({"request_id": self.name, "choices": choices, **more}) + b"\n\n"
+
+    def chunks(self, choice: Choice) -> bytes:
+        if not choice.num_held and choice.finish_reason is None:
+            return b""
+        return self.frame([self.choice(choice)])
+
+    def usage(self) -> bytes:
+        return self.frame([], usage=self.answer.usage()) if self.answer.asked.include_usage else b""
+
+    def error(self, error: ApiError) -> bytes:
+        return b"data: " + error.body() + b"\n\n"
+
+
+def whole(answer: Answer, frames: TokenChunks) -> dict[str, Any]:
+    prompt_logprobs = answer.prompt_logprobs[0]
+    wanted = answer.asked.params.prompt_logprobs is not None and prompt_logprobs is not None
+    return {
+        "request_id": frames.name,
+        "choices": [frames.choice(choice) for choice in answer.choices],
+        "usage": answer.usage(),
+        "prompt_logprobs": frames.names.prompt(prompt_logprobs) if wanted and prompt_logprobs else None,
+    }
+
+
+ROUTES = [route("/inference/v1/generate", create, "POST")]
