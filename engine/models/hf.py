@@ -1,14 +1,14 @@
 """config.json and generation_config.json -> ModelConfig: every oddity of checkpoints' configurations ends here.
 
-In: a folder in Hugging Face format (configuration only; weights are read by engine/weights). Out: frozen dataclasses in
-which nothing is optional that a model computes with, so a model never asks whether a key was there. Both spellings of
-rotary settings are read: `rope_parameters` (flat, or nested by layer type) and `rope_theta` with `rope_scaling`.
+In: a folder in Hugging Face or Mistral format (configuration only; engine/weights reads the weights). Out: frozen
+dataclasses in which nothing is optional that a model computes with, so a model never asks whether a key was there. Both
+spellings of rotary settings are read: `rope_parameters` (flat, or nested by layer type), or `rope_theta` with
+`rope_scaling`.
 Thread: any. Code named by `auto_map` is never imported: it is logged and ignored.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ import torch
 from engine.errors import ConfigError
 from engine.models import hf_rope
 from engine.models.config import AudioConfig, LayerConfig, ModelConfig, TextConfig, VisionConfig
+from engine.models.hf_files import read_json, read_root
 from engine.models.hf_section import Section
 
 log = logging.getLogger(__name__)
@@ -64,8 +65,8 @@ SUPPORTED = tuple(_FAMILIES)
 def load_model_config(folder: str | Path) -> ModelConfig:
     """Reads and checks the configuration of a checkpoint; ConfigError in one line when it cannot be served."""
     folder = Path(folder)
-    root = Section(_read_json(folder / "config.json"), "config.json")
-    generation = _read_json(folder / "generation_config.json", required=False)
+    root = read_root(folder)
+    generation = read_json(folder / "generation_config.json", required=False)
     architecture = _architecture(root)
     if "auto_map" in root.values:
         log.warning("%s names code to import (auto_map); it is ignored", folder / "config.json")
@@ -117,20 +118,6 @@ def resolve_dtype(config: ModelConfig, requested: str, device: str) -> torch.dty
     if requested != "auto":
         return DTYPES[requested]
     return torch.bfloat16 if config.torch_dtype == torch.float32 else config.torch_dtype
-
-
-def _read_json(path: Path, required: bool = True) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        if not required:
-            return {}
-        raise ConfigError(f"{path} is missing; a folder in Hugging Face format is needed") from None
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read as JSON: {error}") from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} must hold a JSON object, got {type(value).__name__}")
-    return value
 
 
 def _architecture(root: Section) -> str:

@@ -2,6 +2,7 @@
 
 In: a folder. Out: Shards, each with the names, shapes and dtypes of its tensors; tensors are views of a private memory
 map. Pickled weights are never opened. A shard index is honoured: a tensor counts only in the file the index names.
+Mistral's consolidated files are read where there are no others; their tensors go by transformers' names.
 Thread: any; used by one thread at a time.
 """
 
@@ -17,11 +18,15 @@ from pathlib import Path
 from torch import Tensor
 
 from engine.errors import ConfigError
+from engine.models import hf_files
+from engine.weights import consolidated
 from engine.weights.table import Shape
 
 MAX_HEADER_BYTES = 104_857_600
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+CONSOLIDATED = "consolidated*.safetensors"
+CONSOLIDATED_INDEX = "consolidated.safetensors.index.json"
 # Bytes per value, by the names of the format.
 DTYPE_BYTES = {
     "F64": 8,
@@ -54,6 +59,8 @@ class Shard:
 
     path: Path
     tensors: dict[str, TensorInfo]
+    names: dict[str, str] | None = None  # of a consolidated file: name in `tensors` -> name in the file
+    head_dim: int = 0  # of a consolidated file
 
     @contextmanager
     def open(self) -> Iterator[Reader]:
@@ -62,7 +69,7 @@ class Shard:
 
         try:
             with safe_open(self.path, framework="pt", device="cpu") as file:
-                yield Reader(file)
+                yield Reader(file, self.names, self.head_dim)
         except SafetensorError as error:
             raise ConfigError(f"{self.path} cannot be read: {error}") from None
 
@@ -70,14 +77,21 @@ class Shard:
 class Reader:
     """An open shard."""
 
-    __slots__ = ("_file",)
+    __slots__ = ("_file", "_head_dim", "_names")
 
-    def __init__(self, file: object) -> None:
+    def __init__(self, file: object, names: dict[str, str] | None, head_dim: int) -> None:
         self._file = file
+        self._names = names
+        self._head_dim = head_dim
 
     def tensor(self, name: str) -> Tensor:
-        """A view of the mapped file."""
-        return self._file.get_tensor(name)  # type: ignore[attr-defined]
+        """A view of the mapped file; a copy where rows must change places."""
+        if self._names is not None:
+            name = self._names[name]
+        tensor = self._file.get_tensor(name)  # type: ignore[attr-defined]
+        if self._names is not None and consolidated.is_rotated(name):
+            return consolidated.half_split(tensor, self._head_dim)
+        return tensor
 
 
 def open_checkpoint(folder: str | Path) -> list[Shard]:
@@ -87,10 +101,16 @@ def open_checkpoint(folder: str | Path) -> list[Shard]:
         path = folder / SINGLE
         return [Shard(path, read_header(path))]
     if (folder / INDEX).is_file():
-        return _indexed(folder)
+        return _indexed(folder, INDEX)
+    if (folder / CONSOLIDATED_INDEX).is_file():
+        return [_renamed(shard, folder) for shard in _indexed(folder, CONSOLIDATED_INDEX)]
+    if found := sorted(folder.glob(CONSOLIDATED)):
+        return [_renamed(Shard(path, read_header(path)), folder) for path in found]
     pickled = sorted(path.name for path in folder.glob("*") if path.suffix in (".bin", ".pt", ".pth", ".ckpt"))
     hint = f"; {', '.join(pickled)} can hold code and is never read: convert it to safetensors" if pickled else ""
-    raise ConfigError(f"{folder} holds neither {SINGLE} nor {INDEX}{hint} (--load-format dummy draws random weights)")
+    raise ConfigError(
+        f"{folder} holds neither {SINGLE}, {INDEX} nor {CONSOLIDATED}{hint} (--load-format dummy draws random weights)"
+    )
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
@@ -141,8 +161,15 @@ def _entry(path: Path, name: str, entry: dict, data_bytes: int) -> TensorInfo:
     return TensorInfo(shape, dtype, num_bytes)
 
 
-def _indexed(folder: Path) -> list[Shard]:
-    path = folder / INDEX
+def _renamed(shard: Shard, folder: Path) -> Shard:
+    """A consolidated shard in transformers' names."""
+    names = {consolidated.canonical(name): name for name in shard.tensors}
+    tensors = {name: shard.tensors[original] for name, original in names.items()}
+    return Shard(shard.path, tensors, names, hf_files.head_dim(folder))
+
+
+def _indexed(folder: Path, index: str) -> list[Shard]:
+    path = folder / index
     try:
         weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         owners = {str(name): str(file) for name, file in weight_map.items()}
@@ -160,6 +187,6 @@ def _indexed(folder: Path) -> list[Shard]:
         if misplaced or absent:
             said = [f"not in the index: {', '.join(misplaced)}"] if misplaced else []
             said += [f"only in the index: {', '.join(absent)}"] if absent else []
-            raise ConfigError(f"{folder / file} and {INDEX} disagree; {'; '.join(said)}")
+            raise ConfigError(f"{folder / file} and {index} disagree; {'; '.join(said)}")
         shards.append(Shard(folder / file, tensors))
     return shards

@@ -197,7 +197,7 @@ def test_towers_must_fit_the_decoder(read):
 
 
 def test_folder_without_configuration(tmp_path):
-    with pytest.raises(ConfigError, match="is missing; a folder in Hugging Face format is needed"):
+    with pytest.raises(ConfigError, match="is missing; a folder in Hugging Face or Mistral format"):
         hf.load_model_config(tmp_path)
     (tmp_path / "config.json").write_text("[1")
     with pytest.raises(ConfigError, match="cannot be read as JSON"):

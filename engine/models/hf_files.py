@@ -1,0 +1,109 @@
+"""The configuration files of a checkpoint: config.json, or Mistral's params.json rewritten in its words.
+
+In: a folder. Out: one Section, as a transformers checkpoint would have it, so that the rest of hf.py knows one spelling
+only. A consolidated checkpoint has params.json, consolidated*.safetensors (engine/weights/consolidated.py) and a
+tokenizer of Mistral's own; its special ids 1 and 2 are the same in every release. Thread: any.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from engine.errors import ConfigError
+from engine.models.hf_section import Section
+
+CONFIG = "config.json"
+PARAMS = "params.json"
+MAX_POSITION = 128_000  # what params.json that name no length are made for
+# What these models have and this version does not compute.
+UNSUPPORTED = {
+    "moe": "mixture of experts",
+    "vision_encoder": "a picture tower",
+    "multimodal": "towers for other modalities",
+    "quantization": "quantized weights",
+    "q_lora_rank": "latent attention",
+    "llama_4_scaling": "queries scaled by position",
+    "lora": "adapters inside",
+}
+
+
+def read_root(folder: Path) -> Section:
+    """The configuration of a folder."""
+    if not (folder / CONFIG).is_file() and (folder / PARAMS).is_file():
+        return Section(_as_config(Section(read_json(folder / PARAMS), PARAMS)), PARAMS)
+    return Section(read_json(folder / CONFIG), CONFIG)
+
+
+def read_json(path: Path, required: bool = True) -> dict[str, Any]:
+    """A file that holds a JSON object."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        if not required:
+            return {}
+        raise ConfigError(f"{path} is missing; a folder in Hugging Face or Mistral format is needed") from None
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path} cannot be read as JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} must hold a JSON object, got {type(value).__name__}")
+    return value
+
+
+def head_dim(folder: Path) -> int:
+    """Values per attention head of a consolidated checkpoint."""
+    params = Section(read_json(folder / PARAMS), PARAMS)
+    return params.size("head_dim", params.size("dim") // params.size("n_heads"))
+
+
+def _as_config(params: Section) -> dict[str, Any]:
+    for key, what in UNSUPPORTED.items():
+        if params.values.get(key) is not None:
+            raise ConfigError(f"{PARAMS}: {key} asks for {what}, which this version does not serve in this format")
+    heads = params.size("n_heads")
+    limit = params.size("max_position_embeddings", params.size("max_seq_len", MAX_POSITION))
+    config: dict[str, Any] = {
+        "architectures": ["MistralForCausalLM"],
+        "model_type": "mistral",
+        "hidden_size": params.size("dim"),
+        "intermediate_size": params.size("hidden_dim"),
+        "num_hidden_layers": params.size("n_layers"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": params.size("n_kv_heads", heads),
+        "head_dim": params.size("head_dim", params.size("dim") // heads),
+        "vocab_size": params.size("vocab_size"),
+        "rms_norm_eps": params.number("norm_eps"),
+        "rope_theta": params.number("rope_theta", 10_000.0),
+        "max_position_embeddings": limit,
+        "sliding_window": _window(params),
+        "tie_word_embeddings": params.boolean("tied_embeddings", False),
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "dtype": params.values.get("dtype") or "bfloat16",
+    }
+    if params.values.get("yarn") is not None:
+        config["rope_scaling"] = _yarn(params.section("yarn"), limit)
+    return config
+
+
+def _window(params: Section) -> int | None:
+    """One window for all layers; the list form (some layers without) is another architecture."""
+    value = params.values.get("sliding_window", params.values.get("_sliding_window"))
+    if isinstance(value, list):
+        raise ConfigError(f"{PARAMS}: sliding_window={value} differs between layers, which this architecture has not")
+    return None if value is None else params.size("sliding_window", value)
+
+
+def _yarn(yarn: Section, limit: int) -> dict[str, Any]:
+    """`beta` and `alpha` are the fast and the slow bound; without `apply_scale` attention is not scaled."""
+    scaling: dict[str, Any] = {
+        "rope_type": "yarn",
+        "factor": yarn.number("factor"),
+        "original_max_position_embeddings": yarn.size("original_max_position_embeddings", limit),
+        "beta_fast": yarn.number("beta", 32.0),
+        "beta_slow": yarn.number("alpha", 1.0),
+    }
+    if not yarn.boolean("apply_scale", True):
+        scaling["attention_factor"] = 1.0
+    return scaling

@@ -1,0 +1,55 @@
+"""Mistral's own weight files (consolidated*.safetensors), told in the names and the row order of transformers.
+
+In: shards with names such as `layers.0.attention.wq.weight`. Out: the same shards, in which a tensor goes by the name
+that the weight tables know. Rotary pairs lie side by side in these files (rows 2i and 2i + 1 of a head); the kernels
+want the first half of a head's rows, then the second, so query and key rows are put in that order when they are read:
+
+    file:   a0 b0 a1 b1 a2 b2 ...   ->   a0 a1 a2 ... b0 b1 b2 ...      within each head
+"""
+
+from __future__ import annotations
+
+import re
+
+from torch import Tensor
+
+from engine.errors import ConfigError
+
+NAMES = {
+    "tok_embeddings": "model.embed_tokens",
+    "norm": "model.norm",
+    "output": "lm_head",
+    "attention.wq": "self_attn.q_proj",
+    "attention.wk": "self_attn.k_proj",
+    "attention.wv": "self_attn.v_proj",
+    "attention.wo": "self_attn.o_proj",
+    "attention_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "feed_forward.w1": "mlp.gate_proj",
+    "feed_forward.w2": "mlp.down_proj",
+    "feed_forward.w3": "mlp.up_proj",
+}
+_NAME = re.compile(r"(layers\.\d+\.)?(.+)\.(weight|bias)")
+_ROTATED = re.compile(r"attention\.w[qk]\.(weight|bias)$")
+
+
+def canonical(name: str) -> str:
+    """The name in transformers' words; a name unknown here stays, to be reported as left over."""
+    found = _NAME.fullmatch(name)
+    if found is None or found[2] not in NAMES:
+        return name
+    layer, module = found[1], NAMES[found[2]]
+    return f"model.{layer}{module}.{found[3]}" if layer else f"{module}.{found[3]}"
+
+
+def is_rotated(name: str) -> bool:
+    """Whether rows of this tensor of the file meet the rotary embedding."""
+    return _ROTATED.search(name) is not None
+
+
+def half_split(tensor: Tensor, head_dim: int) -> Tensor:
+    """A copy with each head's even rows before its odd ones."""
+    rows, *rest = tensor.shape  # [heads * head_dim, hidden], or without hidden
+    if rows % head_dim or head_dim % 2:
+        raise ConfigError(f"{rows} rows of a query or key weight are no heads of head_dim={head_dim} in params.json")
+    return tensor.view(rows // head_dim, head_dim // 2, 2, *rest).transpose(1, 2).reshape(tensor.shape)

@@ -1,0 +1,172 @@
+"""Mistral's own format: params.json and consolidated*.safetensors compute what the transformers folder computes."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.errors import ConfigError
+from engine.models.hf import load_model_config
+from engine.weights import consolidated
+from engine.weights.files import CONSOLIDATED_INDEX, open_checkpoint
+from tests import tiny
+from tests.models.harness import Harness, load
+
+TOKENS = list(range(40, 80))
+LAYER = {
+    "input_layernorm": "attention_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attention.wq",
+    "self_attn.k_proj": "attention.wk",
+    "self_attn.v_proj": "attention.wv",
+    "self_attn.o_proj": "attention.wo",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.down_proj": "feed_forward.w2",
+    "mlp.up_proj": "feed_forward.w3",
+}
+OUTER = {"model.embed_tokens": "tok_embeddings", "model.norm": "norm", "lm_head": "output"}
+
+
+def interleave(rows, head_dim):
+    """Row i of each head's halves becomes rows 2i and 2i + 1."""
+    heads = rows.reshape(-1, head_dim, rows.shape[-1])
+    out = torch.empty_like(heads)
+    out[:, 0::2], out[:, 1::2] = heads[:, : head_dim // 2], heads[:, head_dim // 2 :]
+    return out.reshape(rows.shape)
+
+
+def tensors_of(folder, head_dim):
+    """The folder's weights as Mistral writes them."""
+    out = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        module = name.removesuffix(".weight")
+        if module in OUTER:
+            out[f"{OUTER[module]}.weight"] = tensor
+            continue
+        _, _, index, rest = module.split(".", 3)
+        rotated = rest in ("self_attn.q_proj", "self_attn.k_proj")
+        tensor = interleave(tensor, head_dim) if rotated else tensor
+        out[f"layers.{index}.{LAYER[rest]}.weight"] = tensor.contiguous()
+    return out
+
+
+def params_of(folder):
+    config = json.loads((folder / "config.json").read_text())
+    return {
+        "dim": config["hidden_size"],
+        "n_layers": config["num_hidden_layers"],
+        "head_dim": config["head_dim"],
+        "hidden_dim": config["intermediate_size"],
+        "n_heads": config["num_attention_heads"],
+        "n_kv_heads": config["num_key_value_heads"],
+        "norm_eps": config["rms_norm_eps"],
+        "vocab_size": config["vocab_size"],
+        "rope_theta": config["rope_parameters"]["rope_theta"],
+        "sliding_window": config["sliding_window"],
+        "max_position_embeddings": config["max_position_embeddings"],
+    }
+
+
+def write(folder, params, tensors=None):
+    (folder / "params.json").write_text(json.dumps(params))
+    if tensors is not None:
+        save_file(tensors, folder / "consolidated.safetensors")
+    return folder
+
+
+def logits(folder):
+    harness = Harness(load(folder))
+    return harness.prefill(harness.add(TOKENS))
+
+
+@pytest.mark.parametrize("name", ["mistral", "mistral-window"])
+def test_both_formats_give_equal_logits(name, tmp_path):
+    source = tiny.checkpoint(name)
+    params = params_of(source)
+    folder = write(tmp_path, params, tensors_of(source, params["head_dim"]))
+    assert torch.equal(logits(folder), logits(source))
+
+
+def test_shards_with_an_index_and_without(tmp_path):
+    source = tiny.checkpoint("mistral")
+    params = params_of(source)
+    tensors = tensors_of(source, params["head_dim"])
+    folder = write(tmp_path, params)
+    names, owners = sorted(tensors), {}
+    for part in range(2):
+        file = f"consolidated-0000{part + 1}-of-00002.safetensors"
+        save_file({name: tensors[name] for name in names[part::2]}, folder / file)
+        owners.update(dict.fromkeys(names[part::2], file))
+    want = logits(source)
+    assert torch.equal(logits(folder), want)
+    (folder / CONSOLIDATED_INDEX).write_text(json.dumps({"weight_map": owners}))
+    assert torch.equal(logits(folder), want)
+
+
+def test_rows_in_pairs_and_rows_in_halves_turn_alike():
+    """Rotating neighbours (as complex numbers) and rotating halves give the same scores."""
+    generator = torch.Generator().manual_seed(0)
+    head_dim, hidden, length = 8, 16, 5
+    wq, wk = (torch.randn(head_dim, hidden, generator=generator) for _ in range(2))
+    x = torch.randn(length, hidden, generator=generator)
+    angles = torch.arange(length)[:, None] / 10_000 ** (torch.arange(0, head_dim, 2) / head_dim)
+
+    def paired(rows):
+        turned = torch.view_as_complex(rows.view(length, -1, 2)) * torch.polar(torch.ones_like(angles), angles)
+        return torch.view_as_real(turned).flatten(1)
+
+    def halved(rows):
+        a, b = rows.chunk(2, dim=1)
+        return torch.cat([a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()], dim=1)
+
+    want = paired(x @ wq.T) @ paired(x @ wk.T).T
+    q, k = (consolidated.half_split(weight, head_dim) for weight in (wq, wk))
+    torch.testing.assert_close(halved(x @ q.T) @ halved(x @ k.T).T, want)
+
+
+def test_transformers_files_win_where_a_folder_has_both(tmp_path):
+    source = tiny.checkpoint("mistral")
+    for name in ("config.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((source / name).read_bytes())
+    write(tmp_path, {"dim": 1}, {"tok_embeddings.weight": torch.zeros(1, 1)})
+    assert load_model_config(tmp_path).text.hidden_size == 64
+    assert [shard.path.name for shard in open_checkpoint(tmp_path)] == ["model.safetensors"]
+
+
+def test_params_are_read_as_config(tmp_path):
+    params = params_of(tiny.checkpoint("mistral"))
+    yarn = {"factor": 4.0, "original_max_position_embeddings": 128, "beta": 32, "alpha": 1, "apply_scale": False}
+    del params["max_position_embeddings"], params["n_kv_heads"]
+    config = load_model_config(write(tmp_path, {**params, "yarn": yarn, "tied_embeddings": True}))
+    assert (config.architecture, config.bos_token_id, config.eos_token_ids) == ("MistralForCausalLM", 1, (2,))
+    assert (config.text.num_kv_heads, config.text.tie_embeddings, config.max_position) == (4, True, 128_000)
+    rope = config.text.layers[0].rope
+    assert (rope.kind, rope.factor, rope.attention_factor) == ("yarn", 4.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"moe": {"num_experts": 8}}, "params.json: moe asks for mixture of experts"),
+        ({"vision_encoder": {"hidden_size": 8}}, "a picture tower"),
+        ({"quantization": {"qformat_weight": "fp8_e4m3"}}, "quantized weights"),
+        ({"dim": None}, "params.json: dim is missing"),
+        ({"sliding_window": [None, 8]}, "differs between layers"),
+    ],
+)
+def test_what_cannot_be_served_is_named(tmp_path, change, message):
+    params = {**params_of(tiny.checkpoint("mistral")), **change}
+    with pytest.raises(ConfigError, match=message):
+        load_model_config(write(tmp_path, params))
+
+
+def test_what_does_not_fit_is_told_in_one_error(tmp_path):
+    source = tiny.checkpoint("mistral")
+    params = params_of(source)
+    tensors = tensors_of(source, params["head_dim"])
+    tensors["layers.1.attention.wx.weight"] = tensors.pop("layers.1.attention.wo.weight")
+    with pytest.raises(
+        ConfigError, match=r"1 missing: layers\.1\.self_attn\.o_proj.*left over: layers\.1\.attention\.wx"
+    ):
+        load(write(tmp_path, params, tensors))
