@@ -103,8 +103,8 @@ class Metrics:
         self.histograms["iteration_tokens_total"].observe(stats.num_tokens)
 
     def http(self, method: str, status: int, route: str, seconds: float) -> None:
-        """Once per exchange; `route` is a template, never a path."""
-        key = (method if method in METHODS else "other", str(status), route)
+        """Once per exchange; `route` is a template, never a path. Dashboards ask for status classes: 2xx, 5xx."""
+        key = (method if method in METHODS else "other", f"{status // 100}xx", route)
         if key not in self.http_count and len(self.http_count) >= self.max_series:
             key = ("other", "other", "other")
         self.http_count[key] = self.http_count.get(key, 0) + 1
