@@ -44,6 +44,13 @@ def detached(request: Request) -> Exchange:
     return copy
 
 
+async def whole(answer: Answer, shape: ResponseObject) -> dict[str, Any]:
+    """The response of a finished answer; one with many log-probabilities is put together in the pool."""
+    if not answer.is_large:
+        return shape.whole(answer)
+    return await asyncio.get_running_loop().run_in_executor(answer.state.pool, shape.whole, answer)
+
+
 class Background:
     """One running response."""
 
@@ -71,7 +78,7 @@ class Background:
         try:
             with self._held:
                 await self.answer.wait()
-                last = self.shape.whole(self.answer)
+                last = await whole(self.answer, self.shape)
         except ApiError as error:
             last = self.shape.failed(error)
         except Exception as error:

@@ -17,7 +17,7 @@ import orjson
 from engine.request import TokenLogprob
 from server.errors import ApiError
 from server.generate import Answer, Choice
-from server.output.response_items import ResponseObject, text_content
+from server.output.response_items import NO_LOGPROBS, ResponseObject, text_content
 
 dumps = orjson.dumps
 
@@ -37,7 +37,7 @@ class ResponseEvents:
         self.in_item = False
         self.texts: list[str] = []
         self.waiting: list[TokenLogprob] = []
-        self.logprobs: list[dict[str, Any]] = []
+        self.logprobs: list[bytes] = []  # JSON without its brackets
         self.place = {"item_id": shape.item_id, "output_index": 0, "content_index": 0}
         head = {"type": "response.output_text.delta", **self.place}
         self.delta_head = b"event: response.output_text.delta\ndata: " + dumps(head)[:-1] + b',"delta":'
@@ -65,18 +65,19 @@ class ResponseEvents:
 
     def open_item(self) -> bytes:
         self.in_item = True
-        item = {**self.shape.message("", [], "in_progress"), "content": []}
+        item = {**self.shape.message("", NO_LOGPROBS, "in_progress"), "content": []}
         return self.event("response.output_item.added", output_index=0, item=item) + self.event(
-            "response.content_part.added", **self.place, part=text_content("", [])
+            "response.content_part.added", **self.place, part=text_content("", NO_LOGPROBS)
         )
 
     def delta(self, text: str) -> bytes:
         """With the log-probabilities of all tokens since the last one; tokens without text yet have waited here."""
-        shown = self.shape.shown(self.waiting)
-        self.waiting = []
+        shown = self.shape.encoded(self.waiting)
+        if self.waiting:
+            self.logprobs.append(shown[1:-1])
+            self.waiting = []
         self.texts.append(text)
-        self.logprobs += shown
-        frame = self.delta_head + dumps(text) + b',"logprobs":' + dumps(shown)
+        frame = self.delta_head + dumps(text) + b',"logprobs":' + shown
         frame += b',"sequence_number":%d}\n\n' % self.number
         self.number += 1
         return frame
@@ -84,9 +85,10 @@ class ResponseEvents:
     def finish(self) -> bytes:
         """Every `.done`, and the last state."""
         text, shape = "".join(self.texts), self.shape
-        last = shape.ended(self.answer, text, self.logprobs)
+        logprobs = orjson.Fragment(b"[" + b",".join(self.logprobs) + b"]")
+        last = shape.ended(self.answer, text, logprobs)
         (item,) = last["output"]
-        frames = self.event("response.output_text.done", **self.place, text=text, logprobs=self.logprobs)
+        frames = self.event("response.output_text.done", **self.place, text=text, logprobs=logprobs)
         frames += self.event("response.content_part.done", **self.place, part=item["content"][0])
         frames += self.event("response.output_item.done", output_index=0, item=item)
         return frames + self.end(last)

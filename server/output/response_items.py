@@ -11,12 +11,15 @@ from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
 
+import orjson
+
 from engine.request import TokenLogprob
 from server.errors import ApiError
 from server.generate import Answer, Choice
 from server.output.logprobs import TokenNames
 
 Item = dict[str, Any]
+NO_LOGPROBS = orjson.Fragment(b"[]")
 
 
 class ResponseObject:
@@ -52,12 +55,13 @@ class ResponseObject:
     def whole(self, answer: Answer) -> dict[str, Any]:
         """The last state of an answer that nobody has read yet."""
         text, _, entries = answer.choices[0].drain()
-        return self.ended(answer, text, self.shown(entries))
+        return self.ended(answer, text, orjson.Fragment(self.encoded(entries)))
 
-    def shown(self, entries: list[TokenLogprob]) -> list[Item]:
-        return self.names.chat(entries, self.top)["content"] if entries else []
+    def encoded(self, entries: list[TokenLogprob]) -> bytes:
+        """Log-probabilities as JSON, made once: several events and the store repeat them."""
+        return orjson.dumps(self.names.chat(entries, self.top)["content"]) if entries else b"[]"
 
-    def ended(self, answer: Answer, text: str, logprobs: list[Item]) -> dict[str, Any]:
+    def ended(self, answer: Answer, text: str, logprobs: orjson.Fragment) -> dict[str, Any]:
         """The last state of a choice that has ended."""
         choice = answer.choices[0]
         status, incomplete = status_of(choice)
@@ -67,7 +71,7 @@ class ResponseObject:
     def failed(self, error: ApiError) -> dict[str, Any]:
         return self.at("failed", error={"code": code_of(error), "message": error.message})
 
-    def message(self, text: str, logprobs: list[Item], status: str) -> Item:
+    def message(self, text: str, logprobs: orjson.Fragment, status: str) -> Item:
         return {
             "id": self.item_id,
             "type": "message",
@@ -77,7 +81,7 @@ class ResponseObject:
         }
 
 
-def text_content(text: str, logprobs: list[Item]) -> Item:
+def text_content(text: str, logprobs: orjson.Fragment) -> Item:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 

@@ -84,6 +84,7 @@ class Conversation:
 
     def __init__(self) -> None:
         self.turns: list[Turn] = []
+        self.root = "messages"  # what the client calls the whole
         self._shown: list[Part] = []  # media of tool results, for the next user message
         self._names: dict[str, str] = {}  # id of a call -> name of its tool
 
@@ -166,6 +167,7 @@ class Conversation:
                 count += 1  # what is left begins with a user's message
             dropped = set(others[:count])
             shorter = Conversation()
+            shorter.root = self.root
             shorter.turns = [turn for at, turn in enumerate(self.turns) if at not in dropped]
             yield shorter
             count = 2 * count if 2 * count < len(others) else max(count + 1, len(others) - 1)
@@ -177,7 +179,7 @@ class Conversation:
             yield
         except (RenderError, MediaError) as error:
             error.message = self.where(error.message)
-            error.param = error.param and self.where(error.param)
+            error.param = self.root if error.param == "messages" else error.param and self.where(error.param)
             raise
 
     def where(self, text: str) -> str:

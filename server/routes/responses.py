@@ -20,7 +20,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.background import Background, detached
+from server.background import Background, detached, whole
 from server.errors import ApiError, invalid, not_found, not_here, queue_full, shown
 from server.generate import Answer, Job, prepare
 from server.http.body import read_json
@@ -74,9 +74,7 @@ async def create(request: Request) -> Response | None:
                 await PushedStream(answer, ResponseEvents(answer, shape, keep)).run()
                 return None
             await answer.wait()
-            build = partial(shape.whole, answer)
-            run = asyncio.get_running_loop().run_in_executor
-            content = await run(state.pool, build) if answer.is_large else build()
+            content = await whole(answer, shape)
             keep(content)
     return json_response(content)
 
@@ -214,6 +212,7 @@ async def prompt_of(
     def read() -> tuple[Conversation, Turn]:
         before = parent.items() if parent else []
         conversation = read_items(body.instructions, before, body.input, named)
+        conversation.root = "input"
         inputs = b"[]" if body.store is False else orjson.dumps(resolved(body.input, named))
         return conversation, Turn(inputs, parent)
 
