@@ -93,7 +93,11 @@ def moving(dice: Dice) -> Film:
     still = _still(dice, mover, corner) if with_still else None
     looks = [look_of(dice, mover), look_of(dice, still) if still else {}]
     wait = dice.between(0, 0.15) if dice.chance(0.3) else 0.0
-    spin = dice.between(-90, 90) if dice.chance(0.1) and mover.shape in ("circle", "star", "cross", "triangle", "hexagon") else 0.0
+    spin = (
+        dice.between(-90, 90)
+        if dice.chance(0.1) and mover.shape in ("circle", "star", "cross", "triangle", "hexagon")
+        else 0.0
+    )
 
     def scene(t: float) -> list[tuple[Thing, dict]]:
         share = min(1.0, max(0.0, (t - wait) / (1 - 2 * wait))) if wait else t
@@ -118,7 +122,10 @@ def changing(dice: Dice) -> Film:
     places = spread(dice, count, 0.13, 0.24)
     shapes = dice.some(SHAPES, count)
     colours = dice.some([c for c in NAMES if c not in ("gray",)], count + 1)
-    things = [thing(dice, shape=s, colour=c, x=x, y=y, size=r) for s, c, (x, y, r) in zip(shapes, colours, places, strict=False)]
+    things = [
+        thing(dice, shape=s, colour=c, x=x, y=y, size=r)
+        for s, c, (x, y, r) in zip(shapes, colours, places, strict=False)
+    ]
     after = colours[-1]
     looks = [look_of(dice, t) for t in things]
     later = {**looks[0], "fill": tint(dice, after), "edge": None}
@@ -139,7 +146,10 @@ def appearing(dice: Dice) -> Film:
     """Two objects appear one after the other and stay."""
     places = spread(dice, 2, 0.12, 0.24)
     shapes, colours = dice.some(SHAPES, 2), dice.some(NAMES, 2)
-    things = [thing(dice, shape=s, colour=c, x=x, y=y, size=r) for s, c, (x, y, r) in zip(shapes, colours, places, strict=True)]
+    things = [
+        thing(dice, shape=s, colour=c, x=x, y=y, size=r)
+        for s, c, (x, y, r) in zip(shapes, colours, places, strict=True)
+    ]
     looks = [look_of(dice, t) for t in things]
     start, second = dice.between(0.0, 0.05), dice.between(0.4, 0.6)
 

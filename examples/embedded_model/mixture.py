@@ -69,7 +69,9 @@ def _text_turns(dice: Dice) -> list[Turn]:
     return turns
 
 
-def stream(seed: int, held: bool = False, mixture: Mixture | None = None, start: int = 0, step: int = 1) -> Iterator[Sample]:
+def stream(
+    seed: int, held: bool = False, mixture: Mixture | None = None, start: int = 0, step: int = 1
+) -> Iterator[Sample]:
     """Samples start, start + step, ... of a seed."""
     mixture = mixture or Mixture()
     for number in itertools.count(start, step):

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from examples.embedded_model import blueprint as bp
 
-
 HEAD = 64  # size of every attention head, in all three towers
 GROUP = 2  # query heads that share a key-value head
 FULL = bp.vision_config()["fullatt_block_indexes"]
@@ -30,7 +29,11 @@ def parts(thinker: nn.Module) -> tuple[nn.Module, nn.Module, nn.Module]:
 
 def canonical(name: str) -> str:
     """A parameter's name as checkpoints write it, whatever the version of transformers calls it."""
-    for long, short in (("model.language_model.", "model."), ("model.visual.", "visual."), ("model.audio_tower.", "audio_tower.")):
+    for long, short in (
+        ("model.language_model.", "model."),
+        ("model.visual.", "visual."),
+        ("model.audio_tower.", "audio_tower."),
+    ):
         if name.startswith(long):
             return short + name[len(long) :]
     return name
@@ -108,7 +111,9 @@ def _mel_filters(device: str) -> Tensor:
     """Slaney's 80 filters, [80, 201]."""
     from transformers.audio_utils import mel_filter_bank
 
-    bank = mel_filter_bank(1 + bp.N_FFT // 2, bp.NUM_MELS, 0.0, 8000.0, bp.SAMPLE_RATE, norm="slaney", mel_scale="slaney")
+    bank = mel_filter_bank(
+        1 + bp.N_FFT // 2, bp.NUM_MELS, 0.0, 8000.0, bp.SAMPLE_RATE, norm="slaney", mel_scale="slaney"
+    )
     return torch.from_numpy(bank).float().T.contiguous().to(device)
 
 
@@ -151,7 +156,9 @@ class Packed(nn.Module):
         angles = (places[:, :, None] * inverse).flatten(1)[:, None]
         cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         for number, block in enumerate(eyes.blocks):
-            ends, longest = (batch["frame_ends"], int(batch["frame_longest"])) if number in FULL else (batch["window_ends"], 64)
+            ends, longest = (
+                (batch["frame_ends"], int(batch["frame_longest"])) if number in FULL else (batch["window_ends"], 64)
+            )
             x = self.vision_layer(x, block, cos, sin, ends, longest)
         merged = eyes.merger.mlp(norm(x, eyes.merger.ln_q.weight, 1e-6).view(-1, 4 * x.shape[1]))
         return torch.zeros_like(merged).index_copy(0, order, merged)

@@ -114,7 +114,9 @@ def counting(dice: Dice) -> list[Turn]:
     chosen = [w for w in dice.some(what, 4) if w[1] > 0 or dice.chance(0.3)] or [what[0]]
     turns = [Turn([dice.ask("count", what=name)], str(number)) for name, number in chosen]
     if dice.chance(0.15):
-        turns[-1] = Turn([dice.ask("count", what="shapes").rstrip("?.") + "? Answer as JSON."], json.dumps({"count": total}), "json")
+        turns[-1] = Turn(
+            [dice.ask("count", what="shapes").rstrip("?.") + "? Answer as JSON."], json.dumps({"count": total}), "json"
+        )
     return with_media(dice, [media], turns)
 
 
@@ -122,7 +124,10 @@ def _pair(dice: Dice, count: int) -> list[Thing]:
     """Objects that differ in shape and in colour."""
     shapes, colours = dice.some(SHAPES, count), dice.some(NAMES, count)
     places = spread(dice, count, 0.09, 0.2)
-    return [thing(dice, shape=s, colour=c, x=x, y=y, size=r) for s, c, (x, y, r) in zip(shapes, colours, places, strict=True)]
+    return [
+        thing(dice, shape=s, colour=c, x=x, y=y, size=r)
+        for s, c, (x, y, r) in zip(shapes, colours, places, strict=True)
+    ]
 
 
 def _side(a: Thing, b: Thing) -> str:
@@ -149,7 +154,7 @@ def relations(dice: Dice) -> list[Turn]:
     words = {"left": "to the left of", "right": "to the right of", "above": "above", "below": "below"}
     if dice.chance(0.3):
         words = {"left": "left of", "right": "right of", "above": "over", "below": "under"}
-    media, ground = picture(dice, things)
+    media, _ = picture(dice, things)
     side = _side(a, b)
     opposite = {"left": "right", "right": "left", "above": "below", "below": "above"}[side]
     call_a, call_b = ((a.shape, b.shape), (a.name, b.name), (f"{a.colour} {a.shape}", b.shape))[dice.whole(0, 2)]
@@ -171,7 +176,12 @@ def relations(dice: Dice) -> list[Turn]:
     if max(a.size, b.size) > 1.25 * min(a.size, b.size):
         big = dice.chance(0.5)
         chosen = max(a, b, key=lambda t: t.size) if big else min(a, b, key=lambda t: t.size)
-        turns.append(Turn([dice.ask("bigger", a=a.name, b=b.name, size="bigger" if big else "smaller")], sentence(f"the {chosen.name}")))
+        turns.append(
+            Turn(
+                [dice.ask("bigger", a=a.name, b=b.name, size="bigger" if big else "smaller")],
+                sentence(f"the {chosen.name}"),
+            )
+        )
     order = dice.some(range(len(turns)), dice.whole(2, 4))
     return with_media(dice, [media], [turns[i] for i in order])
 
@@ -197,7 +207,16 @@ def several(dice: Dice) -> list[Turn]:
     items = []
     for shape, colour in zip(shapes, colours, strict=True):
         size = dice.between(0.18, 0.42)
-        items.append(thing(dice, shape=shape, colour=colour, size=size, x=dice.between(size, 1 - size), y=dice.between(size, 1 - size)))
+        items.append(
+            thing(
+                dice,
+                shape=shape,
+                colour=colour,
+                size=size,
+                x=dice.between(size, 1 - size),
+                y=dice.between(size, 1 - size),
+            )
+        )
     media = [picture(dice, [item])[0] for item in items]
     wanted = dice.whole(0, count - 1)
     called = items[wanted].shape if shapes.count(shapes[wanted]) == 1 and dice.chance(0.6) else items[wanted].name

@@ -182,7 +182,9 @@ def place(dice: Dice, canvas: Image.Image, item: Thing, look: dict, scale: int =
     else:
         draw.polygon(points, fill=fill)
     if look["edge"] is not None:
-        draw.line([*points, points[0]], fill=look["edge"], width=max(scale, round(radius * look["edge_width"])), joint="curve")
+        draw.line(
+            [*points, points[0]], fill=look["edge"], width=max(scale, round(radius * look["edge_width"])), joint="curve"
+        )
 
 
 def look_of(dice: Dice, item: Thing) -> dict:

@@ -110,7 +110,12 @@ class Dice:
         """A name nobody has: syllables, or a word with a capital letter."""
         if self.chance(0.4):
             return self.word(8).capitalize()
-        syllables = (self.pick("bcdfghjklmnprstvwz") + self.pick("aeiou") + self.pick(("", "", "n", "r", "l", "s", "m", "ck", "th")) for _ in range(self.whole(1, 3)))
+        syllables = (
+            self.pick("bcdfghjklmnprstvwz")
+            + self.pick("aeiou")
+            + self.pick(("", "", "n", "r", "l", "s", "m", "ck", "th"))
+            for _ in range(self.whole(1, 3))
+        )
         return "".join(syllables).capitalize()
 
     def system(self) -> str:

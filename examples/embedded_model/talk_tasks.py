@@ -18,9 +18,37 @@ TOWNS = ("Paris", "London", "Berlin", "Rome", "Madrid", "Vienna", "Oslo", "Pragu
          "Chicago", "Tokyo", "Cairo", "Sydney", "Toronto", "Lima", "Geneva", "Milan")  # fmt: skip
 ANIMALS = ("dog", "cat", "horse", "rabbit", "parrot", "turtle", "goat", "pony", "duck", "hamster", "cow", "sheep")
 COLOURS = ("red", "green", "blue", "yellow", "black", "white", "brown", "orange", "purple", "pink", "gray")
-THINGS = ("bike", "car", "hat", "coat", "bag", "house", "boat", "lamp", "chair", "scarf", "umbrella", "cup", "kite", "drum")
+THINGS = (
+    "bike",
+    "car",
+    "hat",
+    "coat",
+    "bag",
+    "house",
+    "boat",
+    "lamp",
+    "chair",
+    "scarf",
+    "umbrella",
+    "cup",
+    "kite",
+    "drum",
+)
 FOODS = ("apples", "pears", "bread", "soup", "cheese", "rice", "cake", "salad", "pizza", "cookies", "grapes", "plums")
-JOBS = ("teacher", "doctor", "baker", "farmer", "pilot", "nurse", "painter", "writer", "driver", "cook", "judge", "singer")
+JOBS = (
+    "teacher",
+    "doctor",
+    "baker",
+    "farmer",
+    "pilot",
+    "nurse",
+    "painter",
+    "writer",
+    "driver",
+    "cook",
+    "judge",
+    "singer",
+)
 
 SMALL_TALK: tuple[tuple[tuple[str, ...], str], ...] = (
     (("Hello!", "Hi!", "Hello", "Hi", "Hey", "Hey!", "Hello there!", "Hi there!", "Good day!", "Hello, omniloop!"),
@@ -192,9 +220,23 @@ def as_json(dice: Dice) -> list[Turn]:
             fields["job"] = job
         keys = dice.some(list(fields), dice.whole(2, len(fields)))
         listed = ", ".join(keys[:-1]) + " and " + keys[-1]
-        verb = dice.pick(("Answer", "Respond", "Give it", "Return it", "Write it", "Say it", "Put it", "Show it", "Print it"))
-        how = dice.pick(("as JSON", "in JSON", "as a JSON object", "in JSON format", "using JSON", "in the form of JSON"))
-        that = dice.pick(("with the keys {k}", "with {k}", "using the keys {k}", "with keys {k}", "giving {k}", "containing {k}", "(keys: {k})"))
+        verb = dice.pick(
+            ("Answer", "Respond", "Give it", "Return it", "Write it", "Say it", "Put it", "Show it", "Print it")
+        )
+        how = dice.pick(
+            ("as JSON", "in JSON", "as a JSON object", "in JSON format", "using JSON", "in the form of JSON")
+        )
+        that = dice.pick(
+            (
+                "with the keys {k}",
+                "with {k}",
+                "using the keys {k}",
+                "with keys {k}",
+                "giving {k}",
+                "containing {k}",
+                "(keys: {k})",
+            )
+        )
         shapes = (f"{{s}} {verb} {how} {that}.", f"{verb} {how} {that}: {{s}}", f"{{s}}\n{verb} {how} {that}.", f"{how} {that}: {{s}}",
                   "{s} Answer as JSON with the keys {k}.", "Extract {k} as JSON: {s}", "{s} Give me {k} as JSON.", "{s} I need JSON {t}.",
                   "Write {k} as a JSON object: {s}", "{s}\nReturn JSON with {k}.", "JSON with {k}, please: {s}", "Make JSON {t}: {s}",
@@ -202,7 +244,9 @@ def as_json(dice: Dice) -> list[Turn]:
         shapes = tuple(shape.replace("{t}", that) for shape in shapes)
         if dice.held:
             shapes = ("{s} Please reply with JSON that has {k}.", "Turn this into JSON with the keys {k}: {s}")
-        return [Turn([dice.pick(shapes).format(s=sentence, k=listed)], json.dumps({k: fields[k] for k in keys}), "json")]
+        return [
+            Turn([dice.pick(shapes).format(s=sentence, k=listed)], json.dumps({k: fields[k] for k in keys}), "json")
+        ]
     if roll < 0.8:
         a, b = dice.whole(0, 99), dice.whole(0, 99)
         shapes = ("What is {a} + {b}? Answer as JSON.", "{a} + {b}, as JSON with the key result.", "Answer in JSON: {a} + {b}",

@@ -37,8 +37,17 @@ SHARD_BYTES = 15 * 1024 * 1024
 class Batches(IterableDataset):
     """Packed batches of about `tokens` tokens; every worker throws its own share of the samples."""
 
-    def __init__(self, seed: str, tokens: int, held: bool, weights: dict[str, float], repeat: int = 0, skip: int = 0) -> None:
-        self.seed, self.tokens, self.held, self.weights, self.repeat, self.skip = seed, tokens, held, weights, repeat, skip
+    def __init__(
+        self, seed: str, tokens: int, held: bool, weights: dict[str, float], repeat: int = 0, skip: int = 0
+    ) -> None:
+        self.seed, self.tokens, self.held, self.weights, self.repeat, self.skip = (
+            seed,
+            tokens,
+            held,
+            weights,
+            repeat,
+            skip,
+        )
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         torch.set_num_threads(1)
@@ -123,7 +132,9 @@ def right_turns(logits: torch.Tensor, targets: torch.Tensor, batch: dict[str, to
 
 
 @torch.no_grad()
-def evaluate(model: Packed, device: str, seed: str, workers: int, rounds: int, tokens: int) -> dict[str, tuple[int, int]]:
+def evaluate(
+    model: Packed, device: str, seed: str, workers: int, rounds: int, tokens: int
+) -> dict[str, tuple[int, int]]:
     """Right and asked, for every row of the table, on held-out samples."""
     counts = torch.zeros(2, len(TABLE), dtype=torch.long)
     for batch in loader(Batches(seed, tokens, True, {}, repeat=rounds), workers):
@@ -234,7 +245,10 @@ def train(args: argparse.Namespace) -> None:
     batches = Batches(f"{args.seed}/{facts['piece']}", args.tokens, False, weights)
     feeder = Feeder(iter(loader(batches, args.workers)), device, args.keep if device == "cuda" else 0)
     meter, deadline = Meter(), began + 60 * args.minutes
-    print(f"{device}, {args.workers} workers, piece {facts['piece']}, step {facts['step']}, {facts['spent'] / 60:.1f} min so far", flush=True)
+    print(
+        f"{device}, {args.workers} workers, piece {facts['piece']}, step {facts['step']}, {facts['spent'] / 60:.1f} min so far",
+        flush=True,
+    )
     last = time.time()
     while time.time() < deadline:
         waited = time.time()
@@ -270,11 +284,15 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=8.0, help="length of this piece, start-up included")
-    parser.add_argument("--total-minutes", type=float, default=48.0, help="length that the learning rate is planned for")
+    parser.add_argument(
+        "--total-minutes", type=float, default=48.0, help="length that the learning rate is planned for"
+    )
     parser.add_argument("--state", type=Path, default=Path(".carry/state"))
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--init", type=Path, help="start from this model.safetensors instead of random weights")
-    parser.add_argument("--facts", default="", help='with --init: {"step": 9000, "spent": 1500, "piece": 3, "samples": 1}')
+    parser.add_argument(
+        "--facts", default="", help='with --init: {"step": 9000, "spent": 1500, "piece": 3, "samples": 1}'
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=max(0, (os.cpu_count() or 2) - 1))
     parser.add_argument("--tokens", type=int, default=32768, help="tokens in one step")
