@@ -25,7 +25,7 @@ lint: .stamp-build .stamp-dev  ## ruff check and format, mypy, cython-lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(PY) -m mypy
-	$(BIN)/cython-lint _fast
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/cython-lint _fast  # it calls pycodestyle by name
 
 format: .stamp-dev
 	$(BIN)/ruff check --fix .
