@@ -76,10 +76,11 @@ def qkv_kernel(
         kv_head = (head - num_heads) % num_kv_heads
         cache = v_cache if is_value else k_cache
         target = cache + ((slot // block_size * num_kv_heads + kv_head) * block_size + slot % block_size) * HEAD_DIM
-        written = slot >= 0
-        tl.store(target + pair, a.to(k_cache.dtype.element_ty), mask=in_pair & written)
-        tl.store(target + HALF + pair, b.to(k_cache.dtype.element_ty), mask=in_pair & written)
-        tl.store(target + 2 * HALF + more, rest.to(k_cache.dtype.element_ty), mask=in_rest & written)
+        in_pair = pair < tl.where(slot >= 0, HALF, 0)
+        in_rest = more < tl.where(slot >= 0, HEAD_DIM - 2 * HALF, 0)
+        tl.store(target + pair, a.to(k_cache.dtype.element_ty), mask=in_pair)
+        tl.store(target + HALF + pair, b.to(k_cache.dtype.element_ty), mask=in_pair)
+        tl.store(target + 2 * HALF + more, rest.to(k_cache.dtype.element_ty), mask=in_rest)
 
 
 def qkv_rope_store(

@@ -21,6 +21,7 @@ def test_triton_cases(interpret, tmp_path):
     name = "cases_interpreter.py" if interpret == "1" else "cases_compile.py"
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(CASES / name)]
     settings = {"TRITON_INTERPRET": interpret, "TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    settings["TRITON_DEFAULT_FP_FUSION"] = "1"  # as it was before the default moved: saves a warning
     done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **settings}, check=False)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
