@@ -83,12 +83,12 @@ async def in_background(
     request: Request, asked: Asked, job: Job, shape: ResponseObject, turn: Turn, held: ExitStack
 ) -> dict[str, Any]:
     """Hands the answer over to a task of its own; gives what the client sees now."""
-    state = exchange_of(request).state
-    if state.responses.running >= state.responses.most:
-        raise queue_full(state.places.retry_after(), "as many responses run in the background as this server stores")
     exchange = detached(request)
+    state = exchange.state
     answer = held.enter_context(Answer(exchange, asked, [job]))
     await answer.submit(shape.name, exchange.request_id)
+    if state.responses.running >= state.responses.most:  # here, where nobody can come in between
+        raise queue_full(state.places.retry_after(), "as many responses run in the background as this server stores")
     entry = Stored(exchange.key_name, shape.name, turn)
     entry.running = Background(answer, shape, entry, held.pop_all())
     state.responses.add(entry)
@@ -250,7 +250,8 @@ def shape_of(exchange: Exchange, body: ResponsesBody, model: str, asked: Asked, 
     text, reasoning = body.text, body.reasoning
     verbosity = {"verbosity": text.verbosity} if text and text.verbosity else {}
     name = f"resp_{exchange.request_id}"
-    if exchange.state.responses.get(exchange.key_name, name):  # a label of the client's, used before
+    state = exchange.state
+    if state.responses.get(exchange.key_name, name):  # a label of the client's, used before
         name = f"resp_{uuid4().hex}"
     echo = {
         "created_at": int(time.time()),
@@ -274,7 +275,8 @@ def shape_of(exchange: Exchange, body: ResponsesBody, model: str, asked: Asked, 
         "truncation": body.truncation or "disabled",
         "user": body.user,
     }
-    return ResponseObject(name, echo, TokenNames(exchange.state.tokenizer), body.top_logprobs or 0)
+    names = TokenNames(state.tokenizer, state.config.chat.return_tokens_as_token_ids)
+    return ResponseObject(name, echo, names, body.top_logprobs or 0)
 
 
 # -- what is stored

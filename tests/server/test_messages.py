@@ -205,6 +205,10 @@ async def test_unknown_fields_and_betas_are_ignored(client):
     assert reply.status == 200
 
 
+def block(value):
+    return {"messages": [{"role": "user", "content": [value]}]}
+
+
 BAD = [
     ({"max_tokens": 0}, "max_tokens: got 0"),
     ({"max_tokens": None}, "max_tokens"),
@@ -218,6 +222,11 @@ BAD = [
         {"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]},
         "messages[0].content[0].text: must be",
     ),
+    (block({"type": "document", "source": {"type": "base64"}}), "messages[0].content[0].source.type: only text and"),
+    (block({"type": "image", "source": {"type": "file", "file_id": "f"}}), "source.type: must be base64 or url"),
+    (block({"type": "image", "source": {"type": "base64", "media_type": "text/html"}}), "media_type: got 'text/html'"),
+    (block({"type": "image"}), "messages[0].content[0].source: must be an object"),
+    (block({"type": "tool_result"}), "messages[0].content[0].tool_use_id: must be a string"),
     ({"system": [{"type": "image"}]}, "system[0].type: got 'image'; must be text"),
     ({"metadata": 5}, "metadata"),
     ({"temperature": 2.5}, "temperature: got 2.5"),

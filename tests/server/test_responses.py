@@ -335,3 +335,10 @@ async def test_streams_equal_whole_answers_for_random_requests(client):
         assert last["usage"]["output_tokens"] == body["usage"]["output_tokens"]
         tokens = [[e["token"] for e in b["output"][0]["content"][0]["logprobs"]] for b in (body, last)]
         assert tokens[0] == tokens[1]
+
+
+async def test_operators_may_show_tokens_as_ids(serve):
+    client = serve(chat={"return_tokens_as_token_ids": True})
+    body = (await ask(client, include=["message.output_text.logprobs"])).json()
+    entry = body["output"][0]["content"][0]["logprobs"][0]
+    assert entry["token"].startswith("token_id:")
