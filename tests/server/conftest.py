@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from server import load
 from server.app import make_app
 from server.config import Config
 from server.state import AppState
+from tests import tiny
 from tests.server.asgi import Client
 
 SMALL = {
@@ -41,8 +43,23 @@ def config_of(**groups: dict[str, Any]) -> Config:
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def state() -> AsyncIterator[AppState]:
     """A ready server's state."""
+    async with ready(config_of()) as state:
+        yield state
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def tiny_state() -> AsyncIterator[AppState]:
+    """The same with a tiny text model and room for a thousand prompts, for tests of many requests."""
+    model = {"model": str(tiny.checkpoint("qwen3")), "num_threads": 1}
+    async with ready(config_of(model=model, scheduler={"max_num_seqs": 64, "max_num_queued_reqs": 1024})) as state:
+        yield state
+
+
+@asynccontextmanager
+async def ready(config: Config) -> AsyncIterator[AppState]:
+    """A state whose engine runs."""
     asyncio.get_running_loop().set_debug(True)
-    state = AppState(config_of())
+    state = AppState(config)
     state.engine = Engine(state.config.engine())
     await load.load(state)
     state.phase = "ready"
@@ -56,6 +73,17 @@ async def state() -> AsyncIterator[AppState]:
 @pytest.fixture
 def serve(state: AppState) -> Callable[..., Client]:
     """Makes a client for an app with other settings on the same engine: serve(limits={"max_n": 2})."""
+    return maker(state)
+
+
+@pytest.fixture
+def tiny_client(tiny_state: AppState) -> Client:
+    """A client of the tiny model."""
+    return maker(tiny_state)()
+
+
+def maker(state: AppState) -> Callable[..., Client]:
+    """See `serve`."""
 
     def make(phase: str = "ready", **groups: Any) -> Client:
         other = AppState(config_of(**groups))
