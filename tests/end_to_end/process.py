@@ -143,6 +143,11 @@ class ServerProcess:
                 found[re.split(r"[:/]", os.readlink(folder / entry))[0] or "file"] += 1
         return found
 
+    def cpu_seconds(self) -> float:
+        """Time that all its threads have computed."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
     def threads(self) -> int:
         return len(os.listdir(f"/proc/{self.pid}/task"))
 

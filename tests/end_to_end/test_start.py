@@ -249,3 +249,12 @@ def test_help_names_every_flag_and_is_quick():
     for name in ("--model", "--port", "--uds", "--max-num-seqs", "--allowed-media-domains", "--config"):
         assert name in done.stdout
     assert took < 1.5 or took < bare_torch_import(), "help must not import torch"
+
+
+async def test_an_idle_server_takes_next_to_no_cpu(server_process):
+    reply = await ask(server_process.port, "POST", "/v1/completions", greedy(max_tokens=8))
+    assert reply.status == 200
+    await asyncio.sleep(0.3)
+    before = server_process.cpu_seconds()
+    await asyncio.sleep(1)
+    assert server_process.cpu_seconds() - before < 0.1
