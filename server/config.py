@@ -114,8 +114,8 @@ class ModelFlags:
     """Which checkpoint, and how it is read."""
 
     model: str = flag("", "folder in Hugging Face format; none: the embedded model")
-    tokenizer: str = flag("", "folder of the tokenizer; none: the model's")
-    tokenizer_mode: Literal["auto", "hf"] = flag("auto", "hf: tokenizer.json")
+    tokenizer: str = flag("", "folder or file of the tokenizer; none: the model's folder")
+    tokenizer_mode: Literal["auto", "hf", "mistral"] = flag("auto", "hf: tokenizer.json; mistral: mistral-common")
     device: Literal["auto", "cpu", "cuda"] = flag("auto", "where it runs (cuda: also ROCm)")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = flag("auto", "of weights and activations")
     load_format: Literal["auto", "safetensors", "dummy"] = flag("auto", "dummy: random weights")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import orjson
 
 from engine.errors import ConfigError
 from mm.item import MediaRef
@@ -26,10 +27,14 @@ from server.render.escape import Escapes
 from server.render.media import MediaTokens
 from server.render.messages import MessageReader, MessageRules
 from server.render.prompt import Prompt, Side, context_error, truncate
-from server.render.template import ChatTemplate, TemplateLimits
+from server.render.template import ChatTemplate, ContentFormat, TemplateLimits
+from server.render.template_facts import TemplateFacts
 from server.render.tokenizer import Tokenizer
 
 T = TypeVar("T")
+
+# What a tokenizer's own chat format expects: parts, or one string; and nothing where an assistant only called tools.
+FORMAT_FACTS = TemplateFacts("openai", asks_for_string=True, asks_for_none=True, knows_developer=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +80,12 @@ class Renderer:
             config.template_max_kwargs,
             config.template_max_kwargs_bytes,
         )
+        self._format = tokenizer.chat_format
+        if self._format is not None and config.chat_template:
+            raise ConfigError(
+                "--chat-template: this checkpoint's tokenizer has a chat format of its own, without templates; "
+                "leave the flag out, or use --tokenizer-mode hf with a folder that has tokenizer.json"
+            )
         self.templates = {name: self._compiled(text) for name, text in _template_texts(tokenizer, config).items()}
 
     @property
@@ -104,6 +115,10 @@ class Renderer:
             )
 
         def work() -> Prompt:
+            if self._format is not None and chat_template is None:
+                ids, media = self._formatted(messages, tools, documents, continue_final_message, template_kwargs)
+                kept = truncate(ids, truncate_prompt_tokens, truncation_side, self._max_len)
+                return self._prompt(kept, media, self.tokenizer.decode(kept), "messages")
             escapes = Escapes(self.tokenizer.special_spellings) if self.config.escape_special_tokens else None
             text, media = self._render(
                 messages,
@@ -163,9 +178,7 @@ class Renderer:
         escapes: Escapes | None,
     ) -> tuple[str, list[MediaRef]]:
         template = self._template_for(tools, chat_template)
-        reader = MessageReader(self._rules(template), escapes)
-        conversation = reader.read(messages)
-        self._check_size(_text_size(conversation), "messages")  # clients know these words, not the template cap's
+        conversation, media = self._read(messages, self._rules(template.content_format, template.facts), escapes)
         for value, name in ((tools, "tools"), (documents, "documents"), (template_kwargs, "chat_template_kwargs")):
             self.media.refuse_in_value(value, name)
         tag = _open_last(conversation) if continue_final_message else ""
@@ -180,7 +193,36 @@ class Renderer:
             kwargs=kwargs,
             limits=self._limits,
         )
-        return (_cut_at(text, tag) if tag else text), reader.media
+        return (_cut_at(text, tag) if tag else text), media
+
+    def _formatted(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        documents: list[dict[str, Any]] | None,
+        continue_final_message: bool,
+        template_kwargs: Mapping[str, Any] | None,
+    ) -> tuple[np.ndarray, list[MediaRef]]:
+        """Ids from the tokenizer's own chat format; control tokens cannot come from a client's text there."""
+        assert self._format is not None
+        conversation, media = self._read(messages, self._rules("openai", FORMAT_FACTS), None)
+        self._check_size(len(orjson.dumps(tools)) if tools else 0, "tools")
+        ids = self._format.encode(
+            conversation,
+            tools=tools,
+            documents=documents,
+            continue_final_message=continue_final_message,
+            kwargs={**self.config.default_template_kwargs, **(template_kwargs or {})},
+        )
+        return np.array(ids, dtype=np.int32), media
+
+    def _read(
+        self, messages: list[dict[str, Any]], rules: MessageRules, escapes: Escapes | None
+    ) -> tuple[list[dict[str, Any]], list[MediaRef]]:
+        reader = MessageReader(rules, escapes)
+        conversation = reader.read(messages)
+        self._check_size(_text_size(conversation), "messages")  # clients know these words, not the template cap's
+        return conversation, reader.media
 
     def _tokenized(
         self,
@@ -239,11 +281,11 @@ class Renderer:
     def _max_len(self) -> int:
         return self.config.max_model_len
 
-    def _rules(self, template: ChatTemplate) -> MessageRules:
+    def _rules(self, content_format: ContentFormat, facts: TemplateFacts) -> MessageRules:
         config = self.config
         return MessageRules(
-            template.content_format,
-            template.facts,
+            content_format,
+            facts,
             self.media,
             config.max_media_items,
             config.limit_mm_per_prompt,

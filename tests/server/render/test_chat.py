@@ -12,6 +12,7 @@ import pytest
 from engine.errors import ConfigError
 from server.render.chat import RenderConfig, Renderer
 from server.render.errors import RenderError
+from server.render.hf_tokenizer import HfTokenizer
 from server.render.prompt import check_length
 from server.render.tokenizer import Tokenizer
 from tests.server.render import templates as kit
@@ -452,7 +453,7 @@ async def test_escaped_special_tokens_are_only_letters(make, tokenizer):
 
 
 async def test_escaped_prompts_are_framed_as_others(pool, tmp_path):
-    tokenizer = Tokenizer(vocab.byte_fallback(llama=False), {}, {"default": "{{ messages[0].content }}"})
+    tokenizer = HfTokenizer(vocab.byte_fallback(llama=False), {}, {"default": "{{ messages[0].content }}"})
     prompts = [
         await Renderer(tokenizer, RenderConfig(64, escape_special_tokens=escape), pool).chat(
             user("a b"), add_special_tokens=True

@@ -1,0 +1,123 @@
+"""HfTokenizer: a checkpoint's tokenizer.json and the files beside it, without transformers.
+
+Owner: any thread; the Rust object is never changed after it is made. Long texts are encoded and decoded with the GIL
+released. In: text, or token ids. Out: token ids, or text. Special tokens written in a text become their ids.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, processors
+
+from engine.errors import ConfigError
+from server.render.token_bytes import TokenBytes
+from server.render.tokenizer import Tokenizer
+from server.render.tokenizer_config import content, named_tokens, read_config, read_templates
+
+# Below this many characters the GIL is kept: waking the library's own threads costs more than it gives.
+RELEASE_CHARS = 4096
+
+
+class HfTokenizer(Tokenizer):
+    """One tokenizer.json."""
+
+    def __init__(self, core: tokenizers.Tokenizer, config: dict[str, Any], templates: dict[str, str]) -> None:
+        self.core = core
+        named = named_tokens(config)
+        _register_special(core, config, named)
+        _frame(core, config, named)
+        core.no_truncation()
+        core.no_padding()
+        self._bytes = TokenBytes(core)
+        self._added = core.get_added_tokens_decoder()
+        table = self._bytes.table(core.get_vocab(with_added_tokens=False), self._added)
+        super().__init__(config, templates, named, table)
+        rules = self._bytes.rules
+        self.strip = rules.strip
+        self.decodes_first_apart = not rules.known or (rules.metaspace is not None and rules.metaspace_first)
+
+    @classmethod
+    def read(cls, source: Path) -> HfTokenizer:
+        """The file and those beside it."""
+        try:
+            core = tokenizers.Tokenizer.from_file(str(source))
+        except Exception as error:  # the library raises bare Exception
+            raise ConfigError(f"{source}: not a tokenizer that this server reads ({error})") from error
+        config = read_config(source.parent)
+        return cls(core, config, read_templates(source.parent, config))
+
+    def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
+        if len(text) < RELEASE_CHARS:
+            return self.core.encode(text, add_special_tokens=add_special_tokens).ids
+        return self.core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+
+    def encode_segments(self, segments: Iterable[tuple[str, bool]], add_special_tokens: bool = False) -> list[int]:
+        ids: list[int] = []
+        for text, plain in segments:
+            core = self._plain_core if plain else self.core
+            ids += core.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        if not add_special_tokens:
+            return ids
+        bare, framed = self.encode("x"), self.encode("x", add_special_tokens=True)
+        start = next(k for k in range(len(framed)) if framed[k : k + len(bare)] == bare)
+        return [*framed[:start], *ids, *framed[start + len(bare) :]]
+
+    @functools.cached_property
+    def _plain_core(self) -> tokenizers.Tokenizer:
+        # A second object, because the switch is part of it and threads share the first.
+        core = tokenizers.Tokenizer.from_str(self.core.to_str())
+        core.encode_special_tokens = True
+        return core
+
+    def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
+        if not self._bytes.rules.known:
+            return self.core.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
+        return super().decode(ids, skip_special_tokens)
+
+    def first_bytes(self, token_id: int) -> bytes:
+        name = self.core.id_to_token(token_id)
+        return b"" if name is None else self._bytes.first(name)
+
+    def token_of(self, token_id: int) -> str | None:
+        return self.core.id_to_token(token_id)
+
+    def id_of(self, token: str) -> int | None:
+        return self.core.token_to_id(token)
+
+    @property
+    def special_spellings(self) -> list[str]:
+        return [token.content for token in self._added.values() if token.special]
+
+
+def _frame(core: tokenizers.Tokenizer, config: dict[str, Any], named: dict[str, str]) -> None:
+    """`add_bos_token` and `add_eos_token`, where given, replace what tokenizer.json puts around a text."""
+    if "add_bos_token" not in config and "add_eos_token" not in config:
+        return
+    bos = named.get("bos_token") if config.get("add_bos_token") else None
+    eos = named.get("eos_token") if config.get("add_eos_token") else None
+    pieces = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
+    tokens = [(text, core.token_to_id(text)) for text in (bos, eos) if text]
+    core.post_processor = processors.TemplateProcessing(single=pieces, special_tokens=tokens)
+
+
+def _register_special(core: tokenizers.Tokenizer, config: dict[str, Any], named: dict[str, str]) -> None:
+    """Adds what only tokenizer_config.json knows: `added_tokens_decoder`, and named tokens not yet marked special."""
+    known = {token.content: token.special for token in core.get_added_tokens_decoder().values()}
+    decoder = config.get("added_tokens_decoder") or {}
+    for _, entry in sorted(decoder.items(), key=lambda item: int(item[0])):
+        if entry.get("content") not in known:
+            flags = {key: entry[key] for key in ("single_word", "lstrip", "rstrip", "normalized") if key in entry}
+            token = AddedToken(entry["content"], special=bool(entry.get("special")), **flags)
+            core.add_special_tokens([token]) if token.special else core.add_tokens([token])
+            known[token.content] = token.special
+    listed = [config.get("additional_special_tokens"), config.get("extra_special_tokens")]
+    texts = [content(value) for values in listed if isinstance(values, list) for value in values]
+    for text in [*named.values(), *texts]:
+        if text and not known.get(text):
+            core.add_special_tokens([AddedToken(text, special=True, normalized=False)])
+            known[text] = True

@@ -1,0 +1,155 @@
+"""MistralChat: a conversation to token ids, in Mistral's own format for the tokenizer's version (mistral-common).
+
+Owner: the pool; nothing in it changes after it is made. In: messages as render/messages.py gives them. Out: token ids,
+or RenderError with the library's complaint. Media are never loaded here: the library's encoders are replaced by ones
+that write a single placeholder, which mm/splice.py widens later. What the versions do not know is adapted: ids of calls
+(nine letters or digits before version 13), reasoning (from version 13), text beside calls (from version 7).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from server.render.errors import RenderError, invalid, shown
+
+SHORT_ID = re.compile(r"[a-zA-Z0-9]{9}")
+# In place of the payload, which the placeholder's encoder does not look at.
+NOTHING = "data:,"
+MEDIA_PARTS = {
+    "image": {"type": "image_url", "image_url": {"url": NOTHING}},
+    "audio": {"type": "audio_url", "audio_url": {"url": NOTHING}},
+}
+
+
+class MistralChat:
+    """The chat format of one tokenizer."""
+
+    def __init__(self, library: Any) -> None:
+        self._library = library
+        self.version: int = library.version.version_num
+        instruct = library.instruct_tokenizer
+        text = instruct.tokenizer
+        self._thinks = self.version >= 13 and text.is_special("[THINK]")
+        if self.version >= 3 and text.is_special("[IMG]"):
+            image = _Placeholder([text.get_special_token("[IMG]")], image=np.empty(0))
+            instruct.image_encoder = image
+        if self.version >= 7 and text.is_special("[AUDIO]"):
+            marks = [mark for mark in ("[BEGIN_AUDIO]", "[AUDIO]") if text.is_special(mark)]
+            instruct.audio_encoder = _Placeholder([text.get_special_token(mark) for mark in marks], audio=None)
+
+    def encode(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        tools: list[dict[str, Any]] | None,
+        documents: list[dict[str, Any]] | None,
+        continue_final_message: bool,
+        kwargs: Mapping[str, Any],
+    ) -> list[int]:
+        """Ids of the whole conversation, with what begins it."""
+        from mistral_common.exceptions import MistralCommonException
+        from mistral_common.protocol.instruct.request import ChatCompletionRequest
+
+        if documents:
+            raise invalid(
+                "documents are not part of this model's chat format; put their text in a message.", "documents"
+            )
+        if continue_final_message and messages[-1]["role"] != "assistant":
+            raise invalid("continue_final_message needs an assistant message at the end.", "continue_final_message")
+        # Other kwargs are for templates, which ignore what they do not know.
+        effort = {"reasoning_effort": kwargs.get("reasoning_effort")} if self.version >= 15 else {}
+        try:
+            request = ChatCompletionRequest.from_openai(
+                self._adapted(messages),
+                tools,
+                continue_final_message,
+                **effort,
+            )
+            return self._library.encode_chat_completion(request).tokens
+        except (MistralCommonException, ValueError) as error:
+            raise _refused(f": {shown(_first_line(error), 300)}") from error
+        except Exception as error:  # assertions about its own rules, whose text may hold anything
+            raise _refused(f" ({type(error).__name__}).") from error
+
+    def _adapted(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        ids = _CallIds(short=self.version < 13)
+        return [self._message(message, ids) for message in messages]
+
+    def _message(self, message: dict[str, Any], ids: _CallIds) -> dict[str, Any]:
+        role, content = message["role"], message["content"]
+        if isinstance(content, list):
+            content = [MEDIA_PARTS.get(part["type"], part) for part in content]
+        out: dict[str, Any] = {"role": role, "content": content}
+        if role == "tool":
+            out.update(content=content if content is not None else "", tool_call_id=ids.answered(message))
+            if message.get("name"):
+                out["name"] = message["name"]
+        elif role == "assistant":
+            calls = message.get("tool_calls")
+            if calls:
+                out["tool_calls"] = [{**call, "id": ids.asked(call)} for call in calls]
+                if self.version < 7 or not content:
+                    out["content"] = None
+            if self._thinks and message.get("reasoning"):
+                out["reasoning"] = message["reasoning"]
+        return out
+
+
+class _Placeholder:
+    """Stands where the library has an encoder of pictures or sounds."""
+
+    def __init__(self, tokens: list[int], **payload: Any) -> None:
+        self._encoding = SimpleNamespace(tokens=tokens, **payload)
+        self.audio_config = SimpleNamespace(is_streaming=False)
+
+    def __call__(self, chunk: Any) -> Any:
+        return self._encoding
+
+
+class _CallIds:
+    """Ids of calls and of their answers, as the version wants them; the same id always becomes the same."""
+
+    def __init__(self, short: bool) -> None:
+        self._short = short
+        self._waiting: list[str] = []
+        self._count = 0
+
+    def asked(self, call: dict[str, Any]) -> str:
+        given = call.get("id")
+        self._count += 1
+        made = self._fitting(given) if isinstance(given, str) and given else f"call{self._count:05d}"
+        self._waiting.append(made)
+        return made
+
+    def answered(self, message: dict[str, Any]) -> str:
+        """Without an id of its own, an answer belongs to the oldest call that waits."""
+        given = message.get("tool_call_id")
+        made = self._fitting(given) if given else (self._waiting[0] if self._waiting else "call00000")
+        if made in self._waiting:
+            self._waiting.remove(made)
+        return made
+
+    def _fitting(self, given: str) -> str:
+        if not self._short or SHORT_ID.fullmatch(given):
+            return given
+        return hashlib.sha256(given.encode("utf-8", "surrogatepass")).hexdigest()[:9]
+
+
+def _first_line(error: Exception) -> str:
+    """What is wrong; of a validation error, without the library's addresses."""
+    errors = getattr(error, "errors", None)
+    if callable(errors):
+        first = errors()[0]
+        where = ".".join(str(step) for step in first["loc"])
+        return f"{where}: {first['msg']}" if where else str(first["msg"])
+    return str(error).partition("\n")[0]
+
+
+def _refused(why: str) -> RenderError:
+    return RenderError(400, "template_error", f"The model's chat format refused the conversation{why}", "messages")
