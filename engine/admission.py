@@ -110,7 +110,8 @@ class Admission:
         params = request.sampling
         prompt = np.ascontiguousarray(request.prompt_token_ids, np.int32)
         root = hashlib.blake2b(request.cache_salt, digest_size=16).digest()
-        media, keys = self._media(request, root)
+        made: list[int] = []  # entries that no earlier request named
+        media, keys = self._media(request, root, made)
         slot = self._scheduler.add(
             device_id,
             prompt,
@@ -127,6 +128,9 @@ class Admission:
             read_cache=params.prompt_logprobs is None,
         )
         if slot < 0:
+            for entry in made:
+                if self._scheduler.discard_entry(entry):
+                    self._encoder.evict(entry, dead=True)
             return False
         row = LiveRow(device_id, choice, request)
         if params.prompt_logprobs is not None and choice == 0:
@@ -138,7 +142,7 @@ class Admission:
         self._sampler.admit(slot, params, prompt, seed)
         return True
 
-    def _media(self, request: Request, root: bytes) -> tuple[np.ndarray | None, np.ndarray | None]:
+    def _media(self, request: Request, root: bytes, made: list[int]) -> tuple[np.ndarray | None, np.ndarray | None]:
         """The scheduler's view of the media: runs int32 [m, 4], and a key per prompt token that names the content."""
         if not request.media:
             return None, None
@@ -149,7 +153,9 @@ class Admission:
             entry = self._encoder.find(digest)
             if entry is None:
                 entry = self._scheduler.add_entry(item.num_tokens)
+                assert entry >= 0, "items larger than the encoder cache are refused before they get here"
                 self._encoder.stage(entry, digest, item)
+                made.append(entry)
             base = np.uint64(int.from_bytes(digest[:8], "little"))
             done = 0
             for start, length in item.spans:

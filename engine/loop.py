@@ -283,9 +283,10 @@ class DeviceThread:
         live = [runtime.admission.rows.get(slot) for slot in step.rows.slots.tolist()]
         runtime.scheduler.fail(plan)
         runtime.admission.free_slots()
-        for choice in live:
-            if choice is not None:
-                output.add(choice.device_id, -1, FinishReason.ERROR)
+        finishes = np.asarray(plan.out_finish)[: plan.num_rows].tolist()
+        for choice, finish in zip(live, finishes):
+            if choice is not None and finish != FinishReason.NONE:  # not a row that had ended before
+                output.add(choice.device_id, -1, finish)
                 self._refused += runtime.admission.release_siblings(choice.device_id)
 
     def _learn(self, step: StepResult) -> None:

@@ -309,3 +309,31 @@ async def test_compute_threads_change_no_bit():
             answers.append([entry for delta in deltas for entry in delta.logprobs])
     assert answers[0] == answers[1] == answers[2]
     assert torch.get_num_threads() == 1
+
+
+async def test_media_of_a_refused_request_leaves_nothing():
+    async with running(tiny.checkpoint("omni"), max_num_seqs=2, max_num_queued_reqs=1) as engine:
+        runtime = runtime_of(engine)
+        pad = tiny.IDS["<|IMAGE|>"]
+        item = MediaInput("image", b"y" * 16, ((1, 4),), 4, {"pixel_values": np.zeros((3, 5), np.float32)})
+        full = [engine.submit(text_request(PROMPT, 100, ignore_eos=True)) for _ in range(3)]
+        for stream in full:
+            if stream is not full[2]:  # the third waits in the queue
+                await anext(stream)
+        # The loop's own count would refuse it; the device thread must cope all the same.
+        request = Request(np.array([1, pad, pad, pad, pad, 2], np.int32), SamplingParams(), media=(item,))
+        done: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
+        submit = runtime.admission.submit
+
+        def refused(given: Request, first_id: int) -> list[int]:
+            got = submit(given, first_id)
+            engine._loop.call_soon_threadsafe(done.set_result, got)
+            return got
+
+        runtime.admission.submit = refused
+        engine._device.submit(request, 999)
+        assert await asyncio.wait_for(done, 5) == [999]
+        assert engine.ledger()["encoder_entries"] == 0
+        assert runtime.encoder.find(item.hash) is None
+        for stream in full:
+            stream.close()
