@@ -193,6 +193,35 @@ class _Environment(ImmutableSandboxedEnvironment):
         return super().call_binop(context, operator, left, right)
 
 
+class _Dict:
+    """`dict(...)` without the type behind it, whose methods lead out of plain data."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+class _Namespace(jinja2.utils.Namespace):
+    """`namespace(...)`, in which no name begins with an underscore."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # so that a template may have a name `self` in it
+        self, values = args[0], dict(*args[1:], **kwargs)
+        for name in values:
+            _check_name(name)
+        jinja2.utils.Namespace.__init__(self, values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_name(name)
+        super().__setitem__(name, value)
+
+
+def _check_name(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError("a namespace takes no name that begins with an underscore")
+
+
 def _to_json(
     value: Any,
     ensure_ascii: bool = False,
@@ -215,7 +244,7 @@ def _make_environment() -> _Environment:
     environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
     environment.filters["tojson"] = _to_json
     extra: dict[str, Callable[..., Any]] = {"raise_exception": _raise_exception, "strftime_now": _strftime_now}
-    environment.globals.update(extra)
+    environment.globals.update(extra, dict=_Dict(), namespace=_Namespace)
     environment.globals.pop("lipsum", None)
     return environment
 

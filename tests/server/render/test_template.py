@@ -72,6 +72,7 @@ SNIPPETS = [
     "{% set ns = namespace(a=[]) %}{% for i in range(3) %}{% set ns.a = ns.a + [i] %}{% endfor %}{{ ns.a }}",
     "  {% if true %}\n  kept\n  {% endif %}\n{# a comment #}\nend\n",
     "{{ nothing }}{{ nothing is defined }}{{ x.missing }}{{ x.get('k', 'd') }}{{ 'abc'[1:] }}{{ 'a-b'.split('-') }}",
+    "{{ dict.fromkeys('ab', 1) }}{{ namespace(self=2, a=1).self }}{{ namespace({'k': 3}).k }}",
     "{{ dict(a=1, b=x.z).b }}{{ [1, 2, 3][-1] }}{{ 'ß' | upper }}{{ '%s|%d' | format('a', 3) }}{{ 1.50 }}",
 ]
 
@@ -146,6 +147,9 @@ def test_a_long_rendering_is_ended_by_the_clock(source):
         ("{{ ''.__class__.__mro__ }}", "sandbox forbids"),
         ("{{ messages.append(1) }}", "sandbox forbids"),
         ("{% include 'x' %}", "TypeError"),
+        ("{{ namespace(_a=1) }}", "sandbox forbids"),
+        ("{% set ns = namespace() %}{% set ns._a = 1 %}", "sandbox forbids"),
+        ("{{ dict.mro() }}", "undefined|has no attribute"),
         ("{{ 1 + messages }}", "TypeError"),
         ("{{ nothing.at.all }}", "undefined"),
         ("{{ range(999999999) | list }}", "OverflowError"),
