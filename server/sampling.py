@@ -23,7 +23,7 @@ PRIORITY = re.compile(r"-?[0-9]{1,9}\Z")  # X-Vllm-Priority
 MAX_PATTERN = 256  # tokens of a repeated pattern
 BEAM_CANNOT = (
     "logit_bias", "allowed_token_ids", "bad_words", "min_tokens",
-    "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "logprob_token_ids",
 )  # fmt: skip
 PLAIN = SamplingParams()
 INT64 = 2**63 - 1
@@ -116,7 +116,7 @@ def resolve(
     return Asked(
         params=params,
         max_tokens=max_tokens,
-        n=width_of(body, params, limits, config.model.logprobs_mode),
+        n=width_of(body, params, max_tokens, limits, config.model.logprobs_mode),
         stop=stop_strings(body, limits),
         include_stop=bool(body.include_stop_str_in_output),
         stream=stream,
@@ -144,13 +144,17 @@ def interval_of(body: SamplingFields, config: Config) -> int:
     return max(int(asked), config.scheduler.stream_interval)
 
 
-def width_of(body: SamplingFields, params: SamplingParams, limits: LimitsConfig, mode: str) -> int:
+def width_of(
+    body: SamplingFields, params: SamplingParams, max_tokens: int | None, limits: LimitsConfig, mode: str
+) -> int:
     """`n`; with beam search the width, which must not meet fields that it would ignore."""
     n = int(in_range("n", 1 if body.n is None else body.n, 1, limits.max_n))
     if not body.use_beam_search:
         return n
     if body.stream:
         raise invalid("use_beam_search", "use_beam_search: not with stream: true; the best is known at the end")
+    if max_tokens == 0:
+        raise invalid("max_tokens", "max_tokens: must be at least 1 with use_beam_search")
     if mode != "raw_logprobs":
         raise not_here("use_beam_search", f"use_beam_search: not on a server with --logprobs-mode {mode}")
     if limits.max_logprobs != -1 and 2 * n > limits.max_logprobs:

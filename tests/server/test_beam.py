@@ -114,3 +114,19 @@ async def test_a_search_past_its_deadline_is_504(serve, state):
     )
     assert reply.status == 504
     assert (await quiet(state))["routes"] == 0
+
+
+async def test_beams_refuse_what_they_would_ignore(client):
+    for fields, param in (
+        ({"echo": True, "max_tokens": 0, "logprobs": 1}, "max_tokens"),
+        ({"logprob_token_ids": [5]}, "logprob_token_ids"),
+        ({"min_tokens": 2}, "min_tokens"),
+        ({"bad_words": ["a"]}, "bad_words"),
+        ({"frequency_penalty": 1}, "frequency_penalty"),
+    ):
+        reply = await client.complete("a", use_beam_search=True, **fields)
+        assert (reply.status, reply.error["param"]) == (400, param)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert (await client.chat(use_beam_search=True, tools=tools, tool_choice="none")).error[
+        "param"
+    ] == "use_beam_search"

@@ -12,7 +12,8 @@ from engine.request import SamplingParams
 from server.config import Config
 from server.sampling import Vocabulary, defaults_from, resolve
 from server.schema.common import RepetitionFields, SamplingFields
-from tests.server.conftest import config_of
+from tests import tiny
+from tests.server.conftest import config_of, maker, ready
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -270,3 +271,50 @@ async def test_numbers_the_engine_gets_are_finite(client):
         reply = await client.post("/v1/completions", body=b'{"prompt": "a", "%s": 1e999}' % name.encode())
         assert reply.status == 400
     assert all(math.isfinite(v) for v in dataclasses.asdict(SamplingParams()).values() if isinstance(v, float))
+
+
+async def test_processed_logprobs_of_the_whole_vocabulary_where_the_operator_chose_so():
+    model = {"model": str(tiny.checkpoint("qwen3")), "num_threads": 1, "logprobs_mode": "processed_logprobs"}
+    config = config_of(model=model, limits={"max_logprobs": -1})
+    assert config.engine().logprobs_mode == "processed_logprobs"
+    async with ready(config) as state:
+        client = maker(state)(model=model, limits={"max_logprobs": -1})
+        fields = {"logprobs": True, "top_logprobs": -1, "temperature": 1, "allowed_token_ids": [65, 66]}
+        body = (await client.chat(**fields)).json()
+        for entry in body["choices"][0]["logprobs"]["content"]:
+            values = [top["logprob"] for top in entry["top_logprobs"]]
+            assert len(values) == state.vocabulary.width
+            assert math.exp(values[0]) + math.exp(values[1]) == pytest.approx(1.0, abs=1e-5)
+            assert set(values[2:]) == {-9999.0}
+        told = (await client.complete("ab", echo=True, logprobs=-1, max_tokens=0)).json()["choices"][0]["logprobs"]
+        assert len(told["top_logprobs"][1]) >= state.tokenizer.vocab_size  # ids beyond it have no text
+        assert (await client.chat(use_beam_search=True)).status == 501  # beams add up raw log-probabilities
+
+
+async def test_max_completion_tokens_wins(client):
+    body = (await client.chat(max_tokens=9, max_completion_tokens=2)).json()
+    assert body["usage"]["completion_tokens"] == 2
+
+
+async def test_the_prompt_is_made_as_asked(client, serve):
+    plain = (await client.chat("hi", return_prompt_text=True)).json()["prompt_text"]
+    open_end = (await client.chat("hi", return_prompt_text=True, add_generation_prompt=False)).json()["prompt_text"]
+    assert plain.startswith(open_end)
+    assert len(plain) > len(open_end)
+    template = "{{ documents[0].title }}|{{ messages[0].content }}|{{ mood }}"
+    fields = {"chat_template": template, "documents": [{"title": "T", "text": "x"}], "return_prompt_text": True}
+    refused = await client.chat("hi", **fields)
+    assert (refused.status, refused.error["param"]) == (403, "chat_template")
+    trusting = serve()
+    settings = dataclasses.replace(trusting.state.renderer.config, trust_request_chat_template=True)
+    trusting.state.renderer = type(trusting.state.renderer)(trusting.state.tokenizer, settings, trusting.state.pool)
+    body = (await trusting.chat("hi", **fields, chat_template_kwargs={"mood": "m"})).json()
+    assert body["prompt_text"] == "T|hi|m"
+
+
+async def test_fields_without_effect_here_are_taken(client):
+    plain = (await client.chat(temperature=0)).json()["choices"]
+    quiet = {"include_reasoning": False, "spaces_between_special_tokens": False, "parallel_tool_calls": False}
+    quiet |= {"user": "u", "metadata": {"a": 1}, "store": True, "session_id": "s", "best_of": 3, "guided_json": {}}
+    reply = await client.chat(temperature=0, **quiet)
+    assert reply.json()["choices"] == plain
