@@ -14,7 +14,6 @@ import secrets
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -28,6 +27,7 @@ from server.render.media import MediaTokens
 from server.render.messages import MessageReader, MessageRules
 from server.render.prompt import Prompt, Side, context_error, truncate
 from server.render.template import ChatTemplate, ContentFormat, TemplateLimits
+from server.render.template_choice import check_defaults, choose, missing
 from server.render.template_facts import TemplateFacts
 from server.render.tokenizer import Tokenizer
 
@@ -45,7 +45,7 @@ class RenderConfig:
     num_embeddings: int = 0  # rows of the embedding: prompt ids are below it; 0: the tokenizer's size
     media_token_ids: Mapping[str, int] = field(default_factory=dict)  # modality -> placeholder id
     placeholders: Mapping[str, str] = field(default_factory=dict)  # modality -> text, where a processor knows better
-    chat_template: str | None = None  # text or file, instead of the checkpoint's
+    chat_template: str | None = None  # name, file or text, instead of the checkpoint's
     content_format: str = "auto"  # auto, string, openai
     default_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     trust_request_chat_template: bool = False
@@ -86,7 +86,8 @@ class Renderer:
                 "--chat-template: this checkpoint's tokenizer has a chat format of its own, without templates; "
                 "leave the flag out, or use --tokenizer-mode hf with a folder that has tokenizer.json"
             )
-        self.templates = {name: self._compiled(text) for name, text in _template_texts(tokenizer, config).items()}
+        check_defaults(config.default_template_kwargs, tokenizer)
+        self.templates = choose(tokenizer, config.chat_template, config.content_format)
 
     @property
     def template(self) -> ChatTemplate | None:
@@ -303,38 +304,15 @@ class Renderer:
                     "--trust-request-chat-template.",
                     "chat_template",
                 )
-            return self._compiled(chat_template)
+            return ChatTemplate(chat_template, self.tokenizer.special_tokens, self.config.content_format)
         name = "tool_use" if tools and "tool_use" in self.templates else "default"
         template = self.templates.get(name)
         if template is None:
-            raise RenderError(
-                400,
-                "template_error",
-                "This model has no chat template; start the server with --chat-template, or use /v1/completions.",
-                "messages",
-            )
+            raise missing(self.templates)
         return template
-
-    def _compiled(self, text: str) -> ChatTemplate:
-        return ChatTemplate(text, self.tokenizer.special_tokens, self.config.content_format)
 
     async def _in_pool(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)
-
-
-def _template_texts(tokenizer: Tokenizer, config: RenderConfig) -> dict[str, str]:
-    """The operator's template instead of the checkpoint's; a value without braces names a file."""
-    given = config.chat_template
-    if not given:
-        return tokenizer.chat_templates
-    if "{" in given:
-        return {"default": given}
-    try:
-        return {"default": Path(given).read_text("utf-8")}
-    except OSError as error:
-        raise ConfigError(
-            f"--chat-template {given}: not a template and not a readable file ({error.strerror})"
-        ) from error
 
 
 def _text_size(conversation: list[dict[str, Any]]) -> int:

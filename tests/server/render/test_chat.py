@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from engine.errors import ConfigError
 from server.render.chat import RenderConfig, Renderer
 from server.render.errors import RenderError
 from server.render.hf_tokenizer import HfTokenizer
@@ -319,19 +318,6 @@ async def test_tools_have_their_own_template_where_there_is_one(tokenizer, pool)
     renderer = Renderer(tokenizer, RenderConfig(100), pool)
     assert (await renderer.chat(user("x"))).text == "plain"
     assert (await renderer.chat(user("x"), tools=kit.TOOLS)).text == "2 tools"
-
-
-async def test_no_template_names_the_flag(pool):
-    tokenizer = Tokenizer.load(EMBEDDED)
-    tokenizer.chat_templates = {}
-    await refused(Renderer(tokenizer, RenderConfig(100), pool).chat(user("x")), "--chat-template", "template_error")
-
-
-def test_a_template_file_is_read_and_a_missing_one_named(make, tmp_path):
-    (tmp_path / "t.jinja").write_text("FILE")
-    assert make(chat_template=str(tmp_path / "t.jinja")).template.source == "FILE"
-    with pytest.raises(ConfigError, match="chat-template"):
-        make(chat_template=str(tmp_path / "none.jinja"))
 
 
 # -- lengths and ids

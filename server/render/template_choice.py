@@ -1,0 +1,104 @@
+"""Which chat templates a server uses: the operator's, the checkpoint's, or where there is none, its vocabulary's own.
+
+Owner: none, pure functions; called once while the server loads. In: a tokenizer and --chat-template (a name of one of
+the checkpoint's templates, a file, or the text itself). Out: compiled templates by name. A checkpoint's template that
+does not compile is left out with a warning, so that completions are still served; the operator's is a ConfigError.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from engine.errors import ConfigError
+from server.render.errors import RenderError
+from server.render.template import OUR_NAMES, ChatTemplate
+from server.render.tokenizer import Tokenizer
+
+log = logging.getLogger("server.render")
+
+_NO_TOOLS = (
+    "{% if tools %}{{ raise_exception('tools need a chat template of the model; see --chat-template') }}{% endif %}"
+)
+# (tokens that only this family has, its plain format). For checkpoints that come without a template.
+FALLBACKS: dict[str, tuple[tuple[str, ...], str]] = {
+    "ChatML": (
+        ("<|im_start|>", "<|im_end|>"),
+        _NO_TOOLS
+        + "{% for m in messages %}{{ '<|im_start|>' ~ m.role ~ '\\n' ~ m.content ~ '<|im_end|>\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}",
+    ),
+    "Llama 3": (
+        ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+        _NO_TOOLS + "{{ bos_token }}{% for m in messages %}"
+        "{{ '<|start_header_id|>' ~ m.role ~ '<|end_header_id|>\\n\\n' ~ m.content | trim ~ '<|eot_id|>' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}",
+    ),
+    "Gemma": (
+        ("<start_of_turn>", "<end_of_turn>"),
+        _NO_TOOLS + "{{ bos_token }}{% for m in messages %}{{ '<start_of_turn>' ~ "
+        "('model' if m.role == 'assistant' else 'user') ~ '\\n' ~ m.content | trim ~ '<end_of_turn>\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<start_of_turn>model\\n' }}{% endif %}",
+    ),
+}
+
+
+def choose(tokenizer: Tokenizer, given: str | None, content_format: str) -> dict[str, ChatTemplate]:
+    """Compiled templates by name; "default" is the one used without tools."""
+    if given:
+        try:
+            return {"default": ChatTemplate(_given(tokenizer, given), tokenizer.special_tokens, content_format)}
+        except RenderError as error:
+            raise ConfigError(f"--chat-template: {error.message}") from error
+    found: dict[str, ChatTemplate] = {}
+    for name, text in tokenizer.chat_templates.items():
+        try:
+            found[name] = ChatTemplate(text, tokenizer.special_tokens, content_format)
+        except RenderError as error:
+            log.warning("the checkpoint's chat template %r is left out: %s", name, error.message)
+    if found or tokenizer.chat_templates or tokenizer.chat_format is not None:
+        return found
+    for family, (tokens, text) in FALLBACKS.items():
+        if set(tokens) <= set(tokenizer.special_spellings):
+            log.warning("the checkpoint has no chat template; its tokens are those of %s, whose format is used", family)
+            return {"default": ChatTemplate(text, tokenizer.special_tokens, content_format)}
+    return {}
+
+
+def missing(templates: Mapping[str, ChatTemplate]) -> RenderError:
+    """A conversation for which there is no template."""
+    names = ", ".join(sorted(templates))
+    has = f"has only the chat templates {names}" if names else "has no chat template"
+    named = " (one of these names, a file or text)" if names else ""
+    return RenderError(
+        400,
+        "template_error",
+        f"This model {has}; start the server with --chat-template{named}, or use /v1/completions.",
+        "messages",
+    )
+
+
+def check_defaults(kwargs: Mapping[str, Any], tokenizer: Tokenizer) -> None:
+    """--default-chat-template-kwargs may not replace what the server itself passes."""
+    for name in kwargs:
+        if name in OUR_NAMES or name in tokenizer.special_tokens or name == "chat_template":
+            raise ConfigError(
+                f"--default-chat-template-kwargs: {name} would replace a name the server passes; leave it out"
+            )
+
+
+def _given(tokenizer: Tokenizer, given: str) -> str:
+    """A value without braces is a name or a file."""
+    if given in tokenizer.chat_templates:
+        return tokenizer.chat_templates[given]
+    if "{" in given:
+        return given
+    try:
+        return Path(given).read_text("utf-8")
+    except (OSError, ValueError) as error:
+        names = ", ".join(sorted(tokenizer.chat_templates)) or "none"
+        raise ConfigError(
+            f"--chat-template {given}: not a template, not a readable file and not one of the checkpoint's ({names})"
+        ) from error

@@ -1,0 +1,89 @@
+"""Which chat template is used: the operator's, a named one, one for tools, and what happens where there is none."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from engine.errors import ConfigError
+from server.render.chat import RenderConfig, Renderer
+from server.render.errors import RenderError
+from server.render.hf_tokenizer import HfTokenizer
+from tests.server.render import templates as kit
+from tests.server.render import vocab
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with ThreadPoolExecutor(1) as pool:
+        yield pool
+
+
+def user(text):
+    return [{"role": "user", "content": text}]
+
+
+async def refused(awaitable, message, reason):
+    with pytest.raises(RenderError, match=message) as caught:
+        await awaitable
+    assert (caught.value.status, caught.value.reason) == (400, reason)
+
+
+def without_template(*special, **templates):
+    core = vocab.byte_level()
+    core.add_special_tokens(list(special))
+    return HfTokenizer(core, {"bos_token": "<s>"}, templates)
+
+
+async def test_no_template_names_the_flag(pool):
+    renderer = Renderer(without_template(), RenderConfig(100), pool)
+    await refused(renderer.chat(user("x")), "has no chat template.*--chat-template", "template_error")
+    renderer = Renderer(without_template(rag="R", tool_use="T"), RenderConfig(100), pool)
+    await refused(renderer.chat(user("x")), "only the chat templates rag, tool_use", "template_error")
+    assert (await renderer.chat(user("x"), tools=kit.TOOLS)).text == "T"
+    named = Renderer(without_template(rag="R"), RenderConfig(100, chat_template="rag"), pool)
+    assert (await named.chat(user("x"))).text == "R"
+
+
+@pytest.mark.parametrize(
+    ("special", "text"),
+    [
+        (("<|im_start|>", "<|im_end|>"), "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"),
+        (
+            ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+            "<s><|start_header_id|>user<|end_header_id|>\n\nx<|eot_id|>"
+            "<|start_header_id|>assistant<|end_header_id|>\n\n",
+        ),
+        (("<start_of_turn>", "<end_of_turn>"), "<s><start_of_turn>user\nx<end_of_turn>\n<start_of_turn>model\n"),
+    ],
+)
+async def test_without_a_template_the_vocabulary_tells_the_format(special, text, pool, caplog):
+    renderer = Renderer(without_template(*special), RenderConfig(100), pool)
+    assert "no chat template" in caplog.text
+    assert (await renderer.chat(user("x"))).text == text
+    await refused(renderer.chat(user("x"), tools=kit.TOOLS), "tools need a chat template", "template_error")
+
+
+async def test_a_broken_template_of_the_checkpoint_leaves_completions(pool, caplog):
+    renderer = Renderer(without_template(default="{% for %}", tool_use="T"), RenderConfig(100), pool)
+    assert "'default' is left out" in caplog.text
+    assert len(await renderer.completion("x")) == 1
+    await refused(renderer.chat(user("x")), "only the chat templates tool_use", "template_error")
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "bos_token", "chat_template"])
+def test_default_kwargs_never_replace_our_names(name, pool):
+    with pytest.raises(ConfigError, match=f"--default-chat-template-kwargs: {name} would replace"):
+        Renderer(without_template(), RenderConfig(100, default_template_kwargs={name: 1}), pool)
+
+
+def made(pool, chat_template):
+    return Renderer(without_template(), RenderConfig(100, chat_template=chat_template), pool)
+
+
+def test_a_template_file_is_read_and_a_missing_one_named(pool, tmp_path):
+    (tmp_path / "t.jinja").write_text("FILE")
+    assert made(pool, str(tmp_path / "t.jinja")).template.source == "FILE"
+    with pytest.raises(ConfigError, match="chat-template"):
+        made(pool, str(tmp_path / "none.jinja"))
+    with pytest.raises(ConfigError, match="--chat-template: The chat template does not compile"):
+        made(pool, "{% for %}")
