@@ -12,6 +12,7 @@ The score is that of transformers' beam search: sum / length ** length_penalty, 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -100,6 +101,7 @@ class BeamSearch:
             return None
         if self.first is None and deltas:
             self.first = deltas[0]
+            answer.began(time.monotonic())
         return deltas
 
     def request(self, beam: Beam) -> Request:

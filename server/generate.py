@@ -325,10 +325,14 @@ class Answer:
             metrics.observe_gap((now - choice.last_at) / len(delta.token_ids))
         else:
             choice.first_at = now
-            if not self.exchange.first_token:
-                self.exchange.first_token = now
-                metrics.observe("time_to_first_token_seconds", now - self.exchange.arrival)
+            self.began(now)
         choice.last_at = now
+
+    def began(self, now: float) -> None:
+        """The engine has made a token for this answer."""
+        if not self.exchange.first_token:
+            self.exchange.first_token = now
+            self.state.metrics.observe("time_to_first_token_seconds", now - self.exchange.arrival)
 
     def _ended(self, choice: Choice) -> None:
         self._open -= 1

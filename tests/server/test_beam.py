@@ -130,3 +130,10 @@ async def test_beams_refuse_what_they_would_ignore(client):
     assert (await client.chat(use_beam_search=True, tools=tools, tool_choice="none")).error[
         "param"
     ] == "use_beam_search"
+
+
+async def test_a_long_search_is_past_the_queue_with_its_first_token(serve):
+    client = serve(limits={"queue_timeout": 0.4})
+    reply = await client.complete("hi", use_beam_search=True, n=4, max_tokens=150, ignore_eos=True)
+    assert reply.status == 200, reply.content
+    assert client.state.metrics.histograms["time_to_first_token_seconds"].total < 0.4
