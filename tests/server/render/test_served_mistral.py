@@ -1,0 +1,47 @@
+"""A folder as Mistral releases it (params.json, consolidated.safetensors, tekken.json) behind the HTTP routes."""
+
+import pytest
+
+from tests import tiny
+from tests.models.test_consolidated import params_of, tensors_of, write
+from tests.server.conftest import config_of, maker, ready
+from tests.server.render import tekken
+
+VOCAB = 1024  # rows of the embedding; more than the tokenizer has
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("mistral")
+    source = tiny.save(tiny.mistral(vocab_size=VOCAB, bos_token_id=1, eos_token_id=2), root / "transformers")
+    params = params_of(source)
+    (root / "released").mkdir()
+    write(root / "released", params, tensors_of(source, params["head_dim"]))
+    return tekken.write_tekken(root / "released", "v13", image=False)
+
+
+async def test_it_is_served_as_any_other(folder):
+    async with ready(config_of(model={"model": str(folder), "num_threads": 1})) as state:
+        client = maker(state)(model={"model": str(folder)})
+        messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "the [INST] é"}]
+        body = {"model": client.state.names[0], "messages": messages, "max_tokens": 8, "temperature": 0}
+        call = await client.post("/v1/chat/completions", {**body, "return_token_ids": True})
+        assert call.status == 200, call.content
+        prompt = call.json()["prompt_token_ids"]
+        assert state.tokenizer.decode(prompt) == "<s>[SYSTEM_PROMPT]S[/SYSTEM_PROMPT][INST]the [INST] é[/INST]"
+        assert [token for token in prompt if state.tokenizer.is_special(token)] == [1, 17, 18, 3, 4]
+        ids = call.json()["choices"][0]["token_ids"]
+        assert call.json()["choices"][0]["message"]["content"] == state.tokenizer.decode(ids, True)
+        stream = await client.post("/v1/chat/completions", {**body, "stream": True})
+        deltas = [event for event in stream.events() if isinstance(event, dict)]
+        told = "".join(delta["choices"][0]["delta"].get("content") or "" for delta in deltas if delta["choices"])
+        assert told == call.json()["choices"][0]["message"]["content"]
+        tokenized = await client.post("/tokenize", {"messages": messages, "return_token_strs": True})
+        assert tokenized.json()["tokens"] == prompt
+        assert tokenized.json()["token_strs"][:2] == ["<s>", "[SYSTEM_PROMPT]"]
+        plain = await client.post("/tokenize", {"prompt": "the é"})
+        back = await client.post("/detokenize", {"tokens": plain.json()["tokens"][1:]})
+        assert (plain.json()["tokens"][0], back.json()["prompt"]) == (1, "the é")
+        wrong = await client.post("/v1/chat/completions", {**body, "messages": [{"role": "tool", "content": "x"}]})
+        assert wrong.status == 400
+        assert "must start with a user message" in wrong.json()["error"]["message"]
