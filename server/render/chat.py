@@ -10,6 +10,7 @@ plain JSON data from a request. Out: a Prompt (token ids, MediaRefs, where their
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
@@ -17,7 +18,6 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
-import orjson
 
 from engine.errors import ConfigError
 from mm.item import MediaRef
@@ -207,7 +207,8 @@ class Renderer:
         """Ids from the tokenizer's own chat format; control tokens cannot come from a client's text there."""
         assert self._format is not None
         conversation, media = self._read(messages, self._rules("openai", FORMAT_FACTS), None)
-        self._check_size(len(orjson.dumps(tools)) if tools else 0, "tools")
+        self._check_size(_json_size(tools, "tools"), "tools")
+        _json_size(conversation, "messages")
         ids = self._format.encode(
             conversation,
             tools=tools,
@@ -322,6 +323,16 @@ def _text_size(conversation: list[dict[str, Any]]) -> int:
         content = message["content"]
         size += len(content) if isinstance(content, str) else sum(len(part.get("text", "")) for part in content or ())
     return size
+
+
+def _json_size(value: Any, param: str) -> int:
+    """Bytes of plain data as JSON; refuses text that is no Unicode."""
+    try:
+        return len(json.dumps(value, ensure_ascii=False).encode())
+    except UnicodeEncodeError as error:
+        raise invalid(f"{param} contains half of a surrogate pair, which is no character.", param) from error
+    except (RecursionError, ValueError) as error:
+        raise invalid(f"{param} nests too deeply.", param) from error
 
 
 def _open_last(conversation: list[dict[str, Any]]) -> str:

@@ -10,6 +10,7 @@ import pytest
 from server.render.chat import RenderConfig, Renderer
 from server.render.errors import RenderError
 from server.render.tokenizer import Tokenizer
+from tests.server.render import tekken
 from tests.server.render import templates as kit
 
 EMBEDDED = Path(__file__).parents[3] / "server" / "embedded"
@@ -56,8 +57,8 @@ def spots(value, found):
     return found
 
 
-def changed(rng):
-    body = copy.deepcopy({"messages": SEED, "tools": kit.TOOLS, "documents": [{"title": "a", "text": "b"}]})
+def changed(rng, seed=SEED, documents=({"title": "a", "text": "b"},)):
+    body = copy.deepcopy({"messages": seed, "tools": kit.TOOLS, "documents": list(documents)})
     for _ in range(rng.choice([1, 1, 2, 4])):
         container, key = rng.choice(spots(body, []))
         action = rng.randrange(4)
@@ -91,6 +92,30 @@ async def test_only_render_errors_leave(template):
                 prompts.append(await renderer.chat(messages, tools=tools, documents=documents))
             except RenderError as error:
                 errors.append(error)
+    check(prompts, errors)
+
+
+@pytest.mark.parametrize("version", ["v3", "v11", "v13", "v15"])
+async def test_only_render_errors_leave_a_chat_format(version, tmp_path):
+    rng = random.Random(7)
+    tokenizer = Tokenizer.load(tekken.write_tekken(tmp_path, version, audio=version == "v13"))
+    ids = {"image": tokenizer.id_of("[IMG]"), "audio": tokenizer.id_of("[AUDIO]")}
+    seed = [dict(message) for message in SEED]
+    seed[1]["content"] = SEED[1]["content"][: 3 if version == "v13" else 2]
+    prompts, errors = [], []
+    with ThreadPoolExecutor(1) as pool:
+        renderer = Renderer(tokenizer, RenderConfig(8192, media_token_ids=ids), pool)
+        for _ in range(400):
+            body = changed(rng, seed, ())
+            messages, tools, documents = body.get("messages"), body.get("tools"), body.get("documents")
+            try:
+                prompts.append(await renderer.chat(messages, tools=tools, documents=documents))
+            except RenderError as error:
+                errors.append(error)
+    check(prompts, errors)
+
+
+def check(prompts, errors):
     assert len(prompts) > 20 < len(errors)
     assert all(len(prompt.slots) == len(prompt.media) for prompt in prompts)
     for error in errors:
