@@ -9,7 +9,7 @@
 #include <stdint.h>
 
 enum { PANEL = 64 };      /* output columns of a panel of packed weights; keys in a tile of attention */
-enum { ROW_BLOCK = 96 };  /* most rows that one call of linear_block gets */
+enum { ROW_BLOCK = 128 };  /* most rows that one call of linear_block gets */
 enum { K_BLOCK = 512 };    /* columns of x, and depth of a panel, that are worked on at a time: both fit the caches */
 enum { X_STRIDE = K_BLOCK + 16 }; /* floats between rows of x; not a power of two, which would crowd the cache's sets */
 enum { SEGMENT = 512 };   /* keys between two merges of attention's running sums */
