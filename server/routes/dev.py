@@ -18,8 +18,9 @@ from starlette.routing import Route
 from engine.errors import NotReadyError
 from server import __version__
 from server.errors import ApiError, from_engine, invalid, not_here, shown
+from server.http.exchange import Exchange
 from server.http.watch import client_present
-from server.limits import presented_key
+from server.limits import presented_key, too_many_failures
 from server.routes.endpoint import Handler, json_response, route
 from server.state import AppState, exchange_of, state_of
 
@@ -35,14 +36,22 @@ def guarded(handler: Handler) -> Handler:
     """The handler, for those who may."""
 
     async def checked(request: Request) -> Response | None:
-        state = state_of(request)
-        if not state.config.is_loopback:
-            presented = presented_key(request.scope)
-            if presented is None or state.admin_keys.match(presented) is None:
-                raise ApiError(403, "admin_only", "this route needs the key given with --admin-api-key")
+        exchange = exchange_of(request)
+        if not exchange.state.config.is_loopback:
+            check_admin(exchange, presented_key(request.scope))
         return await handler(request)
 
     return checked
+
+
+def check_admin(exchange: Exchange, presented: bytes | None) -> None:
+    """403 without the admin key, and 429 for an address that goes on guessing it."""
+    state = exchange.state
+    if state.wrong_keys.exhausted(exchange.client):
+        raise too_many_failures()
+    if presented is None or state.admin_keys.match(presented) is None:
+        state.wrong_keys.note(exchange.client)
+        raise ApiError(403, "admin_only", "this route needs the key given with --admin-api-key")
 
 
 async def pause(request: Request) -> Response:

@@ -43,6 +43,12 @@ async def test_s03_an_open_address_needs_the_admin_key(serve):
     assert (await both.get("/is_paused")).status == 401
 
 
+async def test_s02_guessing_the_admin_key_is_throttled(serve):
+    client = serve(server={"enable_dev_endpoints": True, "admin_api_key": "boss", "auth_max_failures": 3})
+    statuses = [(await client.get("/is_paused", headers={"x-api-key": str(at)})).status for at in range(5)]
+    assert statuses == [403, 403, 403, 429, 429]
+
+
 async def test_a_pause_freezes_what_runs_and_holds_what_comes(operator, state):
     whole = (await operator.chat("hi", max_tokens=300)).json()["choices"]
     running = operator.call("POST", "/v1/chat/completions", ask(max_tokens=300)).start()

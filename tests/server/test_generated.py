@@ -29,15 +29,21 @@ KNOWN: dict[str, list[Any]] = {
         [{"role": "assistant", "content": None, "tool_calls": []}],
         [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:,x"}}]}],
     ],
-    "prompt": ["hello", ["a", "b"], [1, 2, 3], [[1], [2, 3]], [[]]],
+    "prompt": ["hello", ["a", "b"], [1, 2, 3], [[1], [2, 3]], "hi", "a b", [[]]],
     "input": ["hello", [{"role": "user", "content": "hi"}], [{"type": "function_call_output", "call_id": "c"}]],
-    "token_ids": [[1, 2, 3], [319], [320], [-1]],
-    "tokens": [[1, 2], [320]],
-    "model": ["tiny", "none"],
+    "token_ids": [[1, 2, 3], [319], [5], [320], [-1]],
+    "tokens": [[1, 2], [5], [320]],
+    "model": [None, None, None, "none"],
     "response_format": [{"type": "text"}, {"type": "json_object"}],
     "tools": [[{"type": "function", "function": {"name": "f"}}], [{"name": "f", "input_schema": {}}]],
     "logit_bias": [{"5": 1}, {"x": 1}, {"999999": 1}],
     "max_tokens": [1, 3, 3],
+    "max_output_tokens": [1, 3],
+    "stream_options": [None, {"include_usage": True}],
+    "n": [1, 2, 3, 0],
+    "top_k": [1, 5, -1, 400],
+    "logprobs": [True, 1, 0, 21],
+    "stop": ["a", ["a", "b"], [], [""]],
 }
 
 
@@ -79,13 +85,14 @@ class Maker:
         """Most fields left out, most of the others right."""
         draw, found = self.draw, {}
         for name, kind in schema["properties"].items():
-            needed = name in schema.get("required", ()) or name in ("prompt", "input", "max_tokens")
-            if draw.random() > (0.95 if needed else 0.12):
+            alone = name == "prompt" and not {"messages", "input"} & schema["properties"].keys()
+            needed = name in (*schema.get("required", ()), "input", "max_tokens") or alone
+            if draw.random() > (0.97 if needed else 0.07):
                 continue
             chance = draw.random()
-            if chance < 0.08:
+            if chance < 0.04:
                 found[name] = self.strange()
-            elif name in KNOWN and chance < 0.85:
+            elif name in KNOWN and chance < 0.97:
                 found[name] = draw.choice(KNOWN[name])
             else:
                 found[name] = self.value(kind, depth + 1)
