@@ -2,7 +2,11 @@
 
 import sys
 
-from server.cli import main
+from server import signals
+
+signals.hold()  # before the imports below, which take a while
+
+from server.cli import main  # noqa: E402
 
 if __name__ == "__main__":
     sys.exit(main())

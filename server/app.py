@@ -28,7 +28,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engine.engine import Engine
 from engine.errors import ConfigError
-from server import load, logs
+from server import load, logs, signals
 from server.config import Config
 from server.errors import not_found
 from server.http.edge import Edge, Gate
@@ -110,6 +110,8 @@ class Process:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self.on_signal)
         loop.add_signal_handler(signal.SIGHUP, self.on_hangup)
+        for _ in range(signals.taken()):
+            self.on_signal()
         self.listener = make_listener(self.state.config, make_app(self.state))
         serving = loop.create_task(self.listener.serve([self.socket]))
         try:

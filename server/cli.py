@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from mm.limits import MediaLimits
+from server import signals
 from server.config import MEDIA_HELP, Config, environment_keys
 
 COMMANDS = {"serve": "start the server (the default)", "info": "print versions, devices and the model, and exit"}
@@ -307,6 +308,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         print(f"omniloop: {error}", file=sys.stderr)
         return 2
+    if command != "serve":
+        signals.release()
     run: dict[str, Callable[[Config], int]] = {"serve": serve, "info": info}
     return run[command](config)
 
