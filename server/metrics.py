@@ -133,6 +133,10 @@ class Metrics:
             gauge = GaugeMetricFamily(f"vllm:{name}", text, labels=names)
             gauge.add_metric(values, value)
             yield gauge
+        reasons = GaugeMetricFamily("vllm:num_requests_waiting_by_reason", "Why they wait.", labels=[*names, "reason"])
+        reasons.add_metric([*values, "capacity"], stats.waiting if stats else 0)
+        reasons.add_metric([*values, "deferred"], 0)  # nothing here waits for anything but room
+        yield reasons
         queries, hits = self.mm_cache()
         counters = {
             "prompt_tokens": ("Prompt tokens of started requests.", stats.prompt_tokens if stats else 0),
