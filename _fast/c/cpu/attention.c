@@ -83,7 +83,10 @@ int op_attention(const struct attention *given) {
         share.first_unit[row + 1] =
             share.first_unit[row] + (queries_of(&call, row) * group + PAIRS - 1) / PAIRS * call.kv_heads;
     if (!split) {
-        parallel_for(units, 1, run_units, &share);
+        /* A row's KV heads to one thread where there is plenty: each asks the memory for the next one's keys. */
+        const long plenty = units / (8 * pool_threads());
+        const long grain = plenty < 1 ? 1 : plenty < call.kv_heads ? plenty : call.kv_heads;
+        parallel_for(units, grain, run_units, &share);
         return 0;
     }
     call.states = (float *)(void *)(buffer + index_bytes);

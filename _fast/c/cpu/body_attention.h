@@ -225,17 +225,31 @@ static float softmax_row(const struct attention *call, const float *scores, floa
     return decay;
 }
 
+/* The keys to ask for while this tile's values are added: those of the next tile, or of the first tile of the next KV
+ * head, which the same thread most likely meets next. */
+static void find_next(const struct attention *call, const struct unit *unit, long first, long last,
+                      struct workplace *place) {
+    struct unit then = *unit;
+    first += PANEL;
+    if (first >= last) {
+        first = keys_of(call, unit->row, unit->pair_begin).begin / PANEL * PANEL;
+        then.kv_head++;
+    }
+    memcpy(place->next_at, place->keys_at, sizeof place->next_at);
+    if (then.kv_head == call->kv_heads) return;
+    const long count = last - first < PANEL ? last - first : PANEL;
+    locate(call, &then, call->k, call->k_stride, call->k_head_stride, first, count, place->next_at);
+}
+
 /* One tile of keys for the pairs [a, b) of the unit, which all see at least one of them. */
 static void tile_of_keys(const struct attention *call, const struct unit *unit, struct workplace *place, long first,
                          long a, long b, float *state) {
     const long dim = call->dim;
     const long last = keys_of(call, unit->row, unit->pair_begin + b - 1).end;
     const long count = last - first < PANEL ? last - first : PANEL;
-    const long next = last - first - PANEL < PANEL ? last - first - PANEL : PANEL;
     locate(call, unit, call->v, call->v_stride, call->v_head_stride, first, count, place->values_at);
     locate(call, unit, call->k, call->k_stride, call->k_head_stride, first, count, place->keys_at);
-    memcpy(place->next_at, place->keys_at, sizeof place->next_at);
-    if (next > 0) locate(call, unit, call->k, call->k_stride, call->k_head_stride, first + PANEL, next, place->next_at);
+    find_next(call, unit, first, last, place);
     if (call->kv_bf16) load_keys(place->keys_at, place->values_at, count, dim, 1, place->keys);
     else load_keys(place->keys_at, place->values_at, count, dim, 0, place->keys);
     memset(place->scores + a * PANEL, 0, (size_t)((b - a) * PANEL) * sizeof(float));
