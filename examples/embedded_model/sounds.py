@@ -215,8 +215,9 @@ def wear(dice: Dice, wave: np.ndarray, speech: bool = True) -> np.ndarray:
     wave = np.concatenate([ends[0], wave, ends[1]])
     if dice.chance(0.3):
         wave = _room(dice, wave)
-    if speech and dice.chance(0.25):
-        up, down = dice.pick(((10, 11), (11, 10), (15, 16), (16, 15), (20, 21), (21, 20)))
+    if speech and dice.chance(0.2 if dice.held else 0.5):  # other throats: pitch and formants move together
+        near = ((10, 11), (11, 10), (15, 16), (16, 15), (20, 21), (21, 20))
+        up, down = dice.pick(near if dice.held else (*near, (5, 6), (6, 5), (7, 8), (8, 7), (9, 8), (8, 9)))
         wave = resample(wave, up, down)
     if dice.chance(0.2):
         narrow = dice.pick((2, 2, 4)) if not speech else 2
