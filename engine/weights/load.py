@@ -92,7 +92,7 @@ def _match(table: Table, places: dict[str, Place], shards: list[Shard], folder: 
             elif canonical in present:
                 wrong.append(f"{name} is there twice, under different prefixes")
             elif info.shape != place.shape:
-                wrong.append(f"{name} has shape {list(info.shape)}, config.json asks for {list(place.shape)}")
+                wrong.append(f"{name} has shape {list(info.shape)}, the configuration asks for {list(place.shape)}")
             elif info.dtype not in READABLE:
                 wrong.append(f"{name} has dtype {info.dtype}, readable are {', '.join(READABLE)}")
             else:

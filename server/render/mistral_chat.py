@@ -25,6 +25,7 @@ MEDIA_PARTS = {
     "image": {"type": "image_url", "image_url": {"url": NOTHING}},
     "audio": {"type": "audio_url", "audio_url": {"url": NOTHING}},
 }
+SAID = ("content", "tool_calls", "reasoning")
 
 
 class MistralChat:
@@ -62,13 +63,14 @@ class MistralChat:
             )
         if continue_final_message and messages[-1]["role"] != "assistant":
             raise invalid("continue_final_message needs an assistant message at the end.", "continue_final_message")
+        adapted = self._adapted(messages)
         # Other kwargs are for templates, which ignore what they do not know.
         effort = {"reasoning_effort": kwargs.get("reasoning_effort")} if self.version >= 15 else {}
         try:
             request = ChatCompletionRequest.from_openai(
-                self._adapted(messages),
+                adapted,
                 tools,
-                continue_final_message,
+                continue_final_message and adapted[-1]["role"] == "assistant",
                 **effort,
             )
             return self._library.encode_chat_completion(request).tokens
@@ -79,7 +81,9 @@ class MistralChat:
 
     def _adapted(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         ids = _CallIds(short=self.version < 13)
-        return [self._message(message, ids) for message in messages]
+        adapted = [self._message(message, ids) for message in messages]
+        # An assistant that said nothing, which the library refuses, leaves no trace in what the model reads.
+        return [message for message in adapted if message["role"] != "assistant" or any(map(message.get, SAID))]
 
     def _message(self, message: dict[str, Any], ids: _CallIds) -> dict[str, Any]:
         role, content = message["role"], message["content"]

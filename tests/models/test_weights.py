@@ -76,7 +76,7 @@ def test_wrong_shapes_say_what_was_got_and_what_is_needed(copy):
     folder = copy("mistral")
     rewrite(folder, lambda tensors: tensors.update({"model.layers.1.self_attn.k_proj.weight": torch.zeros(65, 64)}))
     with pytest.raises(
-        ConfigError, match=r"k_proj.weight has shape \[65, 64\], config.json asks for \[64, 64\]"
+        ConfigError, match=r"k_proj.weight has shape \[65, 64\], the configuration asks for \[64, 64\]"
     ) as error:
         load(folder)
     assert "missing" not in str(error.value)

@@ -228,6 +228,16 @@ async def test_the_last_answer_is_continued(kind, make):
         await renderer.chat(messages[:1], add_generation_prompt=False, continue_final_message=True)
 
 
+async def test_an_assistant_that_said_nothing_is_left_out(make):
+    silent = [{"role": "user", "content": "U"}, {"role": "assistant", "content": ""}]
+    spoken = await make("v13").chat([*silent, {"role": "user", "content": "V"}])
+    assert spoken.text == "<s>[INST]U\n\nV[/INST]"
+    begun = await make("v13").chat(silent, add_generation_prompt=False, continue_final_message=True)
+    assert begun.text == "<s>[INST]U[/INST]"
+    with pytest.raises(RenderError, match="refused the conversation"):
+        await make("v13").chat(silent[1:])
+
+
 async def test_media_have_one_placeholder_each(make):
     parts = [{"type": "text", "text": "these"}, PNG, PNG, SOUND, {"type": "text", "text": "?"}]
     prompt = await make("v13").chat([{"role": "user", "content": parts}])
