@@ -6,6 +6,7 @@ Prints the number of events it has read. Light to import, so that it does not ta
 from __future__ import annotations
 
 import asyncio
+import random
 import sys
 import time
 
@@ -19,8 +20,9 @@ async def keep(port: int, streams: int, seconds: float) -> int:
 
     async def client(number: int) -> None:
         nonlocal events
+        draw = random.Random(number)  # lengths differ, or all would end and begin together
         while time.monotonic() < until:
-            got = await stream(port, "/v1/completions", greedy([5 + number] * 20, 100))
+            got = await stream(port, "/v1/completions", greedy([5 + number] * 20, draw.randint(50, 150)))
             assert got.done, (got.status, got.error)
             events += len(got.events)
 
