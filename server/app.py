@@ -23,7 +23,7 @@ from collections.abc import Coroutine, Iterator
 from typing import Any
 
 import uvloop
-from starlette.routing import Router
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from engine.engine import Engine
@@ -62,16 +62,20 @@ SWITCH_INTERVAL_S = 0.0005
 
 def make_app(state: AppState) -> ASGIApp:
     """Exchanges -> Edge -> Gate -> Router."""
-    server = state.config.server
-    switched = [*([] if server.disable_docs else [docs]), *([dev] if server.enable_dev_endpoints else [])]
-    routes = [line for family in (*FAMILIES, *switched) for line in family.ROUTES]
-    router = Router(routes, redirect_slashes=False, default=unknown_path)
+    router = Router(routes_of(state.config), redirect_slashes=False, default=unknown_path)
 
     async def root(scope: Scope, receive: Receive, send: Send) -> None:
         scope["app"] = router  # makes starlette raise on a wrong method, instead of answering in its own words
         await router(scope, receive, send)
 
     return Exchanges(Edge(Gate(root, state), state), state)
+
+
+def routes_of(config: Config) -> list[Route]:
+    """Every line of the table that the flags leave on."""
+    server = config.server
+    switched = [*([] if server.disable_docs else [docs]), *([dev] if server.enable_dev_endpoints else [])]
+    return [line for family in (*FAMILIES, *switched) for line in family.ROUTES]
 
 
 async def unknown_path(scope: Scope, receive: Receive, send: Send) -> None:
