@@ -96,16 +96,24 @@ async def test_beams_of_a_picture_keep_its_places(client):
 async def test_a_search_can_be_left_and_aborted(client, state):
     body = {"prompt": "hi", "use_beam_search": True, "n": 4, "max_tokens": 4000, "ignore_eos": True, "request_id": "b"}
     call = client.call("POST", "/v1/completions", body).start()
-    await asyncio.sleep(0.2)
+    await begun(client, 1)
     call.leave()
     await call.finish()
     assert (await quiet(state))["routes"] == 0
     call = client.call("POST", "/v1/completions", body).start()
-    await asyncio.sleep(0.2)
+    await begun(client, 2)
     await client.post("/abort_requests", {"request_ids": ["cmpl-b"]})
     await call.finish()
     assert {choice["finish_reason"] for choice in call.json()["choices"]} == {"abort"}
     assert (await quiet(state))["routes"] == client.state.places.taken == 0
+
+
+async def begun(client, count: int) -> None:
+    """Until this many searches have made their first tokens."""
+    for _ in range(1000):
+        if sum(client.state.metrics.histograms["time_to_first_token_seconds"].counts) >= count:
+            return
+        await asyncio.sleep(0.005)
 
 
 async def test_a_search_past_its_deadline_is_504(serve, state):
@@ -132,8 +140,8 @@ async def test_beams_refuse_what_they_would_ignore(client):
     ] == "use_beam_search"
 
 
-async def test_a_long_search_is_past_the_queue_with_its_first_token(serve):
-    client = serve(limits={"queue_timeout": 0.4})
-    reply = await client.complete("hi", use_beam_search=True, n=4, max_tokens=150, ignore_eos=True)
+async def test_a_search_is_past_the_queue_with_its_first_token(client):
+    reply = await client.complete("hi", use_beam_search=True, n=3, max_tokens=60, ignore_eos=True)
     assert reply.status == 200, reply.content
-    assert client.state.metrics.histograms["time_to_first_token_seconds"].total < 0.4
+    times = client.state.metrics.histograms
+    assert 0 < times["time_to_first_token_seconds"].total < times["e2e_request_latency_seconds"].total / 6

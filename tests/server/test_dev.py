@@ -50,9 +50,9 @@ async def test_s02_guessing_the_admin_key_is_throttled(serve):
 
 
 async def test_a_pause_freezes_what_runs_and_holds_what_comes(operator, state):
-    whole = (await operator.chat("hi", max_tokens=300)).json()["choices"]
-    running = operator.call("POST", "/v1/chat/completions", ask(max_tokens=300)).start()
-    await asyncio.sleep(0.05)
+    whole = (await operator.chat("hi", max_tokens=600)).json()["choices"]
+    running = operator.call("POST", "/v1/chat/completions", ask(max_tokens=600)).start()
+    await busy(state)
     assert (await operator.post("/pause?mode=keep")).json() == {"status": "paused"}
     assert (await operator.get("/is_paused")).json() == {"is_paused": True}
     late = operator.call("POST", "/v1/chat/completions", ask(max_tokens=3)).start()
@@ -71,8 +71,8 @@ async def test_a_pause_freezes_what_runs_and_holds_what_comes(operator, state):
 
 @pytest.mark.parametrize(("mode", "reason"), [("abort", "abort"), ("wait", "length")])
 async def test_a_pause_ends_what_runs_or_waits_for_it(operator, state, mode, reason):
-    running = operator.call("POST", "/v1/chat/completions", ask(max_tokens=200)).start()
-    await asyncio.sleep(0.05)
+    running = operator.call("POST", "/v1/chat/completions", ask(max_tokens=600)).start()
+    await busy(state)
     assert (await operator.post(f"/pause?mode={mode}")).status == 200
     assert state.engine.ledger()["routes"] == 0
     await running.finish()
@@ -91,11 +91,11 @@ async def test_caches_are_forgotten(operator, state):
     text = "the quick brown fox jumps over the lazy dog " * 5
     await operator.chat(text)
     await quiet(state)
-    busy = operator.call("POST", "/v1/chat/completions", ask(max_tokens=300)).start()
-    await asyncio.sleep(0.05)
+    running = operator.call("POST", "/v1/chat/completions", ask(max_tokens=2000)).start()
+    await busy(state)
     assert (await operator.post("/reset_prefix_cache")).json() == {"success": False}
-    busy.leave()
-    await busy.finish()
+    running.leave()
+    await running.finish()
     await quiet(state)
     for _ in range(100):
         if (await operator.post("/reset_prefix_cache")).json()["success"]:
@@ -129,6 +129,14 @@ async def test_what_this_engine_cannot_do_is_501(operator):
     for path in ("/sleep?level=1", "/wake_up", "/start_profile", "/stop_profile"):
         assert (await operator.post(path)).status == 501
     assert (await operator.get("/is_sleeping")).json() == {"is_sleeping": False}
+
+
+async def busy(state) -> None:
+    """Until a request runs."""
+    for _ in range(1000):
+        if state.engine.ledger().get("live_rows"):
+            return
+        await asyncio.sleep(0.005)
 
 
 def ask(**fields):
