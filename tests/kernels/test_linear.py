@@ -99,6 +99,14 @@ def test_a_token_gets_the_same_bits_in_any_company(depth, dtype):
             assert torch.equal(op(x[first:last], weights), whole[first:last])
 
 
+def test_more_rows_than_are_worked_on_at_once_keep_their_order():
+    x, residual = torch.randn(1100, 20).to(torch.bfloat16), torch.randn(1100, 70).to(torch.bfloat16)
+    packed = pack(torch.randn(70, 20))
+    whole = linear(x, packed, None, residual)
+    for row in (0, 511, 512, 1023, 1024, 1099):
+        assert torch.equal(linear(x[row : row + 1], packed, None, residual[row : row + 1]), whole[row : row + 1])
+
+
 def test_the_number_of_threads_changes_no_bit():
     x, packed = torch.randn(33, 700), pack(torch.randn(1000, 700))
     results = []

@@ -9,7 +9,7 @@ enum { TILE = 14 };
 #define SLICE(rows) ((rows) <= 6 ? 4 : 2) /* vectors of a panel's width that are in registers at once */
 #elif defined(__aarch64__)
 enum { TILE = 6 };
-#define SLICE(rows) ((rows) == 1 ? 16 : (rows) <= 3 ? 8 : 4)
+#define SLICE(rows) ((rows) <= 2 ? 8 : 4)
 #else
 enum { TILE = 6 };
 #define SLICE(rows) ((rows) == 1 ? 8 : (rows) <= 3 ? 4 : 2)

@@ -1,7 +1,7 @@
 /* Shares a linear layer out: panels for few rows, panels by blocks of rows for many. */
 #include "ops.h"
 
-enum { HELPINGS = 4 };
+enum { HELPINGS = 4, ROWS_AT_ONCE = 512 };
 
 struct share {
     const struct linear *call;
@@ -20,7 +20,8 @@ static void run_tasks(const void *context, long begin, long end) {
 
 static void run_spreading(const void *call, long begin, long end) { kernels()->spread_rows(call, begin, end); }
 
-int op_linear(const struct linear *given, const void *x, long x_stride, int x_bf16) {
+/* Up to ROWS_AT_ONCE rows: bounds the work buffer, and costs nothing, since panels are read once per ROW_BLOCK anyway. */
+static int run_rows(const struct linear *given, const void *x, long x_stride, int x_bf16) {
     struct linear call = *given;
     if (call.rows == 1 && !x_bf16 && call.depth <= K_BLOCK) {
         call.x = x;
@@ -34,12 +35,25 @@ int op_linear(const struct linear *given, const void *x, long x_stride, int x_bf
     }
     const long panels = (call.columns + PANEL - 1) / PANEL;
     const long blocks = (call.rows + ROW_BLOCK - 1) / ROW_BLOCK;
-    const struct share share = {&call, panels, (call.rows + blocks - 1) / (blocks > 0 ? blocks : 1), blocks};
+    const struct share share = {&call, panels, (call.rows + blocks - 1) / blocks, blocks};
     /* Below about 4 microseconds of work another thread is not worth calling. */
     const long work = call.depth * PANEL * share.block;
     const long least = work > 65536 ? 1 : 65536 / (work + 1) + 1;
     /* Neighbouring panels to one thread, since each asks the memory for the next; a few helpings each for balance. */
     const long even = panels * blocks / (HELPINGS * pool_threads());
     parallel_for(panels * blocks, even > least ? even : least, run_tasks, &share);
+    return 0;
+}
+
+int op_linear(const struct linear *given, const void *x, long x_stride, int x_bf16) {
+    const long size = given->out_bf16 ? 2 : 4;
+    for (long first = 0; first < given->rows; first += ROWS_AT_ONCE) {
+        struct linear call = *given;
+        call.rows = given->rows - first < ROWS_AT_ONCE ? given->rows - first : ROWS_AT_ONCE;
+        call.out = (char *)given->out + first * given->out_stride * size;
+        if (given->residual != NULL)
+            call.residual = (const char *)given->residual + first * given->residual_stride * size;
+        if (run_rows(&call, (const char *)x + first * x_stride * (x_bf16 ? 2 : 4), x_stride, x_bf16) != 0) return -1;
+    }
     return 0;
 }
