@@ -265,7 +265,7 @@ def print_text(dice: Dice, text: str, ink: str, ground: str) -> np.ndarray:
     width, height = canvas_size(dice)
     width, height = max(width, height, 84), min(width, max(64, height))
     canvas = background(dice, width, height, ground)
-    choices = fonts(dice.held)
+    choices = () if dice.portable else fonts(dice.held)
     path = "" if not choices or (dice.held and dice.chance(0.4)) else dice.pick(choices)
     trial = font(path, 40).getbbox(text)
     wish = dice.between(0.45, 0.92) * width / max(1, trial[2] - trial[0])

@@ -53,8 +53,9 @@ class Sample:
 class Dice:
     """Seeded chance, with the held-out switch."""
 
-    def __init__(self, seed: int | str, held: bool = False) -> None:
+    def __init__(self, seed: int | str, held: bool = False, portable: bool = False) -> None:
         self.held = held
+        self.portable = portable  # nothing but this repository and Pillow: no fonts or voices of the machine
         self.task = ""  # the generator at work, for the split of the word list
         self.r = random.Random(f"{seed}/{held}")
         self.np = np.random.default_rng(self.r.getrandbits(63))

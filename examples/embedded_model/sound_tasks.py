@@ -8,12 +8,16 @@ from examples.embedded_model.blueprint import SAMPLE_RATE
 from examples.embedded_model.picture_tasks import sentence, with_media
 from examples.embedded_model.sample import Dice, Media, Turn
 from examples.embedded_model.sounds import COMMANDS, beeps, digit_text, slide, speak, wear
+from examples.embedded_model.spoken import utterances
 
 NUMBER_WORDS = ("no", "one", "two", "three", "four", "five", "six")
 
 
 def digit_sound(dice: Dice) -> tuple[Media, str]:
     """One to six digits read by a voice; usually one breath, sometimes digit by digit."""
+    if dice.portable:
+        said, wave = dice.pick([u for u in utterances() if u[0].isdigit()])
+        return Media("audio", wear(dice, wave), SAMPLE_RATE), said
     length = dice.whole(1, 6) if dice.chance(0.7) else dice.whole(4, 6)
     digits = "".join(dice.pick("0123456789") for _ in range(length))
     return Media("audio", wear(dice, speak(dice, digit_text(dice, digits))), SAMPLE_RATE), digits
@@ -21,6 +25,9 @@ def digit_sound(dice: Dice) -> tuple[Media, str]:
 
 def command_sound(dice: Dice) -> tuple[Media, str]:
     """One command word."""
+    if dice.portable:
+        said, wave = dice.pick([u for u in utterances() if not u[0].isdigit()])
+        return Media("audio", wear(dice, wave), SAMPLE_RATE), said
     word = dice.pick(COMMANDS)
     text = dice.pick((word, word, word + ".", word + "!", word.capitalize()))
     return Media("audio", wear(dice, speak(dice, text)), SAMPLE_RATE), word
