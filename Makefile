@@ -6,6 +6,7 @@ TORCH ?= torch==2.13.0
 VENV ?= .venv
 PORT ?= 8000
 ARGS ?=
+GPU_PY ?= python3
 
 BIN := $(VENV)/bin
 PY := $(BIN)/python
@@ -13,7 +14,7 @@ PY := $(BIN)/python
 # cython-lint looks for pycodestyle on the path.
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: serve test lint format build bench gpu clean wheel
+.PHONY: serve test lint format build bench gpu gpu-wheels clean wheel
 
 serve: .stamp-build  ## the server on port 8000 with the embedded model (or ARGS="--model ...")
 	$(PY) -m server --port $(PORT) $(ARGS)
@@ -36,8 +37,16 @@ build: .stamp-build
 bench: .stamp-build .stamp-dev  ## serving over sockets against a bare torch loop, in one run
 	$(PY) -m tests.bench.serve_cpu $(ARGS)
 
-gpu: .stamp-build  ## on a machine with an accelerator: GPU tests and benchmarks, JSON into $$OUT
-	$(PY) -m pytest -m gpu $(ARGS)
+gpu:  ## on a machine with an accelerator and its own torch: build, GPU tests and benchmarks, JSON into $$OUT
+	$(GPU_PY) setup.py -q build_ext --inplace
+	$(GPU_PY) -m pytest -m gpu $(ARGS)
+	$(GPU_PY) -m tests.bench.gpu_kernels --out $${OUT:-build/gpu}
+
+# What such a machine may lack, for one that cannot fetch: carry .whl/ there, install it into a folder on PYTHONPATH.
+GPU_WHEELS := pytest pytest-asyncio pytest-timeout pluggy iniconfig pygments packaging
+gpu-wheels: .stamp-venv  ## the wheels that `make gpu` needs beside torch and Triton, into .whl/
+	$(PY) -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
+	    --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 -d .whl $(GPU_WHEELS)
 
 wheel: .stamp-venv
 	$(PY) -m pip wheel -q --no-deps -w dist .
