@@ -23,6 +23,11 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", README, re.M | re.S)
 
 
+def answers() -> list[str]:
+    """What README says each shell command answers, in order."""
+    return re.findall(r"^```sh\n.*?^```\n\nIt answers `([^`]+)`$", README, re.M | re.S)
+
+
 def text_of(events: list[str]) -> str:
     chunks = [json.loads(line.removeprefix("data: ")) for line in events]
     return "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
@@ -33,11 +38,12 @@ def test_there_is_a_command_for_text_picture_sound_and_film():
     found = [next((kind for kind in kinds if kind in block), "text") for block in blocks("sh")]
     assert {"text", *kinds} <= set(found)
     assert len(blocks("python")) >= 1
+    assert len(answers()) == len(blocks("sh"))
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="README's commands are curl's")
-@pytest.mark.parametrize("command", blocks("sh"), ids=lambda command: command[-60:].strip().splitlines()[-1][:40])
-def test_the_shell_command_streams_an_answer(embedded_process: ServerProcess, command):
+@pytest.mark.parametrize(("command", "answer"), list(zip(blocks("sh"), answers())), ids=answers())
+def test_the_shell_command_streams_the_answer_that_readme_shows(embedded_process: ServerProcess, command, answer):
     assert "localhost:8000" in command
     here = command.replace("localhost:8000", f"localhost:{embedded_process.port}")
     here = here.replace("curl ", f"curl -w '{STATUS}' ", 1)
@@ -49,7 +55,7 @@ def test_the_shell_command_streams_an_answer(embedded_process: ServerProcess, co
     events = [line for line in body.splitlines() if line]
     assert events.pop() == "data: [DONE]"
     assert len(events) >= 3
-    assert text_of(events).strip() or "finish_reason" in events[-1]
+    assert text_of(events) == answer
 
 
 @pytest.mark.parametrize("program", blocks("python"))
