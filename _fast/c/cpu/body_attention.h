@@ -108,8 +108,7 @@ INLINE void load_keys(const char *const places[PANEL], const char *const ahead[P
         for (long d = 0; d < dim; d += W) {
             vf r[W];
 #pragma GCC unroll 16
-            for (int i = 0; i < W; i++)
-            {
+            for (int i = 0; i < W; i++) {
                 const long at = key + i < count ? key + i : count - 1;
                 r[i] = t_load(places[at], d, dim - d, bf16);
                 __builtin_prefetch(ahead[at] + d * (bf16 ? 2 : 4));
