@@ -71,13 +71,17 @@ def table(score: Score) -> str:
             continue
         low, high = wilson(sum(answers), len(answers))
         goal = f"{wanted} %" if wanted else "–"
-        out.append(f"| {name} | {100 * sum(answers) / len(answers):.1f} % | {100 * low:.1f}–{100 * high:.1f} | {len(answers)} | {goal} |")
+        out.append(
+            f"| {name} | {100 * sum(answers) / len(answers):.1f} % | {100 * low:.1f}–{100 * high:.1f} | {len(answers)} | {goal} |"
+        )
         if len(rows) > 1:
             for row in rows:
                 part = score.get(row, [])
                 if part:
                     low, high = wilson(sum(part), len(part))
-                    out.append(f"| – {row.removeprefix('text_')} | {100 * sum(part) / len(part):.1f} % | {100 * low:.1f}–{100 * high:.1f} | {len(part)} | |")
+                    out.append(
+                        f"| – {row.removeprefix('text_')} | {100 * sum(part) / len(part):.1f} % | {100 * low:.1f}–{100 * high:.1f} | {len(part)} | |"
+                    )
     return "\n".join(out)
 
 
@@ -86,7 +90,9 @@ async def ask(client, model: str, messages: list[dict]) -> str:
     from openai import APIStatusError
 
     try:
-        stream = await client.chat.completions.create(model=model, messages=messages, temperature=0, max_tokens=96, stream=True)
+        stream = await client.chat.completions.create(
+            model=model, messages=messages, temperature=0, max_tokens=96, stream=True
+        )
         return "".join([chunk.choices[0].delta.content or "" async for chunk in stream if chunk.choices])
     except APIStatusError as error:  # counts as wrong, and is shown
         return f"(error {error.status_code}: {error.message})"

@@ -1,6 +1,6 @@
 """Writes the checkpoint folder from a training state: bf16 weights under transformers' names, and every config file.
 
-    python -m examples.embedded_model.export --state .carry/state
+python -m examples.embedded_model.export --state .carry/state
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from examples.embedded_model.sample import Dice, Media, Turn
 from examples.embedded_model.sounds import beeps, slide
 from examples.embedded_model.spoken import utterances
 
+EXACT = {"fflags": "+bitexact"}  # no random stream numbers: the same samples give the same bytes
 SOUND_CODECS = {"mp3": "libmp3lame", "ogg": "libopus", "flac": "flac"}
 FILM_CODECS = {"mp4": ("libx264",), "webm": ("libvpx-vp9", "libvpx")}
 
@@ -52,7 +53,7 @@ def encode_sound(samples: np.ndarray, kind: str, rate: int = SAMPLE_RATE, bit_ra
             file.setframerate(rate)
             file.writeframes(whole.tobytes())
         return out.getvalue()
-    with av.open(out, "w", format=kind) as container:
+    with av.open(out, "w", format=kind, container_options=EXACT) as container:
         _write_sound(container, whole, rate, SOUND_CODECS[kind], bit_rate)
     return out.getvalue()
 
@@ -68,7 +69,9 @@ def _write_sound(container, whole: np.ndarray, rate: int, codec: str, bit_rate: 
 def _mux_sound(container, stream, whole: np.ndarray, rate: int) -> None:
     frame = av.AudioFrame.from_ndarray(whole[None], format="s16", layout="mono")
     frame.sample_rate, frame.pts, frame.time_base = rate, 0, Fraction(1, rate)
-    resampler = av.AudioResampler(format=stream.format, layout="mono", rate=stream.rate, frame_size=stream.frame_size or None)
+    resampler = av.AudioResampler(
+        format=stream.format, layout="mono", rate=stream.rate, frame_size=stream.frame_size or None
+    )
     for piece in [*resampler.resample(frame), *resampler.resample(None)]:
         container.mux(stream.encode(piece))
     container.mux(stream.encode(None))
@@ -77,7 +80,7 @@ def _mux_sound(container, stream, whole: np.ndarray, rate: int) -> None:
 def encode_film(frames: np.ndarray, fps: float, kind: str, codec: str, sound: np.ndarray | None = None) -> bytes:
     """mp4 or webm; the sound track is AAC or Opus."""
     out = io.BytesIO()
-    with av.open(out, "w", format=kind) as container:
+    with av.open(out, "w", format=kind, container_options=EXACT) as container:
         stream = container.add_stream(codec, rate=Fraction(fps).limit_denominator(1000))
         stream.width, stream.height, stream.pix_fmt = frames.shape[2], frames.shape[1], "yuv420p"
         stream.bit_rate = 400000
@@ -91,6 +94,17 @@ def encode_film(frames: np.ndarray, fps: float, kind: str, codec: str, sound: np
             whole = (_resampled(sound, 48000).clip(-1, 1) * 32767).astype(np.int16)
             _mux_sound(container, heard, whole, 48000)
     return out.getvalue()
+
+
+def decode_picture(pixels: np.ndarray) -> np.ndarray:
+    """To a PNG and back."""
+    return np.array(Image.open(io.BytesIO(encode_picture(pixels, "png"))))
+
+
+def decode_film(frames: np.ndarray, fps: float) -> list[np.ndarray]:
+    """To an MP4 and back."""
+    with av.open(io.BytesIO(encode_film(frames, fps, "mp4", "libx264"))) as container:
+        return [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
 
 
 def part(dice: Dice, media: Media) -> dict:
@@ -136,7 +150,10 @@ def _sample_pictures(folder: Path) -> None:
     for name, things in (
         ("red-circle.png", [Thing("circle", "red", size=0.3)]),
         ("star-and-square.png", [Thing("star", "blue", 0.27, 0.5, 0.2), Thing("square", "green", 0.74, 0.5, 0.18)]),
-        ("five-triangles.png", [Thing("triangle", "orange", 0.2 + 0.3 * (i % 3), 0.3 + 0.4 * (i // 3), 0.11) for i in range(5)]),
+        (
+            "five-triangles.png",
+            [Thing("triangle", "orange", 0.2 + 0.3 * (i % 3), 0.3 + 0.4 * (i // 3), 0.11) for i in range(5)],
+        ),
     ):
         _draw(things, 512).save(folder / name, optimize=True)
     canvas = Image.new("RGB", (384, 160), (255, 255, 255))

@@ -102,7 +102,7 @@ PHRASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("Which shape is the {what} one?", "What is the shape of the {what} object?"),
     ),
     "relation": (
-        ("Is it correct that the {a} is {rel} the {b}?", "Is it so that the {a} is {rel} the {b}?", "Would it be right to say the {a} is {rel} the {b}?", 
+        ("Is it correct that the {a} is {rel} the {b}?", "Is it so that the {a} is {rel} the {b}?", "Would it be right to say the {a} is {rel} the {b}?",
          "In the picture, is the {a} {rel} the {b}?", "Can you see the {a} {rel} the {b}?", "Does the {a} lie {rel} the {b}?", "Is it true that the {a} is {rel} the {b}?", "The {a} is {rel} the {b}, yes or no?", "Here, is the {a} {rel} the {b}?", "Does the image show the {a} {rel} the {b}?", "Is the {a} placed {rel} the {b}?",
          "Is the {a} {rel} the {b}?", "Is the {a} {rel} the {b} in the picture?", "Would you say the {a} is {rel} the {b}?",
          "Do you see the {a} {rel} the {b}?", "Look at the picture: is the {a} {rel} the {b}?",
@@ -110,7 +110,7 @@ PHRASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("In this image, is the {a} {rel} the {b}?", "Is it right that the {a} is {rel} the {b}?"),
     ),
     "where": (
-        ("Where do you find the {a}, seen from the {b}?", "With respect to the {b}, where is the {a}?", 
+        ("Where do you find the {a}, seen from the {b}?", "With respect to the {b}, where is the {a}?",
          "Seen from the {b}, where is the {a}?", "Compared to the {b}, where is the {a}?", "Where is the {a} if you look from the {b}?", "What is the position of the {a} relative to the {b}?", "Where does the {a} lie relative to the {b}?", "From the {b}, where is the {a}?", "In relation to the {b}, where is the {a}?", "Where can you find the {a} relative to the {b}?",
          "Where is the {a}, seen from the {b}: left, right, above or below?", "Where is the {a} relative to the {b}?",
          "Is the {a} left, right, above or below the {b}?", "On which side of the {b} is the {a}?",
@@ -334,7 +334,7 @@ PHRASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("Can you write {w} backwards?", "Give me {w} in reverse."),
     ),
     "reverse_list": (
-        ("Backwards, please: {w}", "Please give me this list in reverse: {w}", 
+        ("Backwards, please: {w}", "Please give me this list in reverse: {w}",
          "Reverse the order of this list: {w}", "Give me this list backwards: {w}", "In reverse order: {w}", "Reverse: {w}", "Reverse these items: {w}", "What is the reverse of this list: {w}", "Start from the end: {w}",
          "Reverse this list: {w}", "Reverse the list {w}", "Put this list in reverse order: {w}",
          "Write this list backwards: {w}", "Turn the list around: {w}"),
@@ -359,13 +359,13 @@ PHRASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("Can you spell {w}?",),
     ),
     "repeat": (
-        ("Can you say this: {w}", "Could you repeat: {w}", 
+        ("Can you say this: {w}", "Could you repeat: {w}",
          "Say this again: {w}", "Repeat the following: {w}", "Write the same: {w}", "Echo: {w}", "Say after me: {w}", "Please say: {w}", "I say, you repeat: {w}",
          "Repeat after me: {w}", "Say: {w}", "Repeat: {w}", "Please repeat: {w}", "Write this: {w}", "Copy this: {w}"),
         ("Can you repeat this: {w}",),
     ),
     "sort_up": (
-        ("In order, please: {w}", "Sort these, please: {w}", "Please put these numbers in order: {w}", 
+        ("In order, please: {w}", "Sort these, please: {w}", "Please put these numbers in order: {w}",
          "Sort the following numbers: {w}", "Sort the list of numbers: {w}", "From smallest to largest: {w}", "In ascending order: {w}", "Bring these numbers into order: {w}", "Numbers in order: {w}", "Rank from low to high: {w}", "Order the numbers {w}", "Sort numbers: {w}", "Sort them: {w}",
          "Sort these numbers: {w}", "Sort {w}", "Sort the list {w}", "Put these numbers in order: {w}",
          "Sort from small to large: {w}", "Sort in ascending order: {w}", "Order these numbers: {w}",
@@ -379,7 +379,7 @@ PHRASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
         ("Sort these from largest to smallest: {w}",),
     ),
     "sort_words": (
-        ("Alphabetically, please: {w}", "Sort by alphabet, please: {w}", "These words in order, please: {w}", "Sort these, please: {w}", "Alphabetical order of these words: {w}", "Put in alphabetical order: {w}", 
+        ("Alphabetically, please: {w}", "Sort by alphabet, please: {w}", "These words in order, please: {w}", "Sort these, please: {w}", "Alphabetical order of these words: {w}", "Put in alphabetical order: {w}",
          "In alphabetical order: {w}", "Sort the words: {w}", "Sort the following words: {w}", "Words in alphabetical order: {w}", "Sort by alphabet: {w}", "Bring these words into alphabetical order: {w}", "Alphabetical: {w}", "Order the words alphabetically: {w}", "Sort from a to z: {w}", "What is the alphabetical order of {w}?",
          "Sort these words: {w}", "Sort these words alphabetically: {w}", "Put these words in alphabetical order: {w}",
          "Sort alphabetically: {w}", "Order these words by alphabet: {w}", "Arrange alphabetically: {w}"),
