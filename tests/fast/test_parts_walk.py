@@ -12,7 +12,7 @@ from tests.fast.oracles import blocks, prefix, queue
 KEY = bytes(range(16))
 
 
-@pytest.mark.parametrize("seed", range(80))
+@pytest.mark.parametrize("seed", range(150))
 def test_the_pool_makes_the_same_moves_as_its_oracle(seed):
     rng = random.Random(seed)
     size = rng.randint(2, 65)
@@ -73,7 +73,7 @@ def test_the_hash_is_siphash_with_128_bits(words):
 
 
 @pytest.mark.parametrize("hash_bits", [128, 8])
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(40))
 def test_the_index_finds_exactly_what_its_oracle_finds(seed, hash_bits):
     rng = random.Random(seed)
     size = rng.choice([2, 8, 64, 200])

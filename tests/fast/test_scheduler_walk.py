@@ -315,7 +315,7 @@ class Walk:
         assert ledger["index_entries"] == ledger["cached"]
 
 
-@pytest.mark.parametrize("seed", range(100))
+@pytest.mark.parametrize("seed", range(160))
 def test_every_row_reads_its_own_prefix_and_every_request_ends_once(seed):
     Walk(seed).run(150)
 
