@@ -6,6 +6,7 @@ i of seed s is always the same. `held=True` gives the held-out stream.
 
 from __future__ import annotations
 
+import argparse
 import bisect
 import itertools
 from collections.abc import Iterator
@@ -90,3 +91,22 @@ def texts_only(seed: int, count: int) -> Iterator[str]:
             for turn in maker(Dice(f"{seed}/{number}")):
                 yield " ".join(p for p in turn.parts if isinstance(p, str))
                 yield turn.answer
+
+
+def main() -> None:
+    """Print some conversations."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--show", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--held", action="store_true")
+    parser.add_argument("--only", default="", help="a room, a row of the table or a generator")
+    args = parser.parse_args()
+    for sample in itertools.islice(stream(args.seed, args.held, Mixture(only=args.only)), args.show):
+        print(f"{sample.task}  {sample.system}")
+        for turn in sample.turns:
+            asked = [p if isinstance(p, str) else f"<{p.kind} {p.data.shape}>" for p in turn.parts]
+            print(f"    {' '.join(asked)!r} -> {turn.answer!r}")
+
+
+if __name__ == "__main__":
+    main()

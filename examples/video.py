@@ -1,0 +1,43 @@
+"""Ask about a film.
+
+python examples/video.py examples/media/red-circle-moves-up.mp4 --question "What happens in the video?"
+"""
+
+import argparse
+import base64
+from pathlib import Path
+
+from openai import OpenAI
+
+MEDIA = Path(__file__).parent / "media"
+
+
+def part(path: Path) -> dict:
+    """The file as a message part, in base64."""
+    data = base64.b64encode(path.read_bytes()).decode()
+    return {"type": "video_url", "video_url": {"url": f"data:video/{path.suffix[1:].lower()};base64,{data}"}}
+
+
+def main() -> None:
+    """Ask one question about the files."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("files", nargs="*", type=Path, default=[MEDIA / "blue-square-moves-right.mp4"])
+    parser.add_argument("--question", default="What happens in the video?")
+    parser.add_argument("--base-url", default="http://localhost:8000/v1")
+    parser.add_argument("--api-key", default="none")
+    args = parser.parse_args()
+    client = OpenAI(base_url=args.base_url, api_key=args.api_key)
+    content = [*(part(path) for path in args.files), {"type": "text", "text": args.question}]
+    stream = client.chat.completions.create(
+        model=client.models.list().data[0].id,
+        messages=[{"role": "user", "content": content}],
+        temperature=0,
+        stream=True,
+    )
+    for chunk in stream:
+        print((chunk.choices[0].delta.content or "") if chunk.choices else "", end="", flush=True)
+    print()
+
+
+if __name__ == "__main__":
+    main()
