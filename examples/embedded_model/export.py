@@ -1,6 +1,6 @@
 """Writes the checkpoint folder from a training state: bf16 weights under transformers' names, and every config file.
 
-python -m examples.embedded_model.export --state .carry/state
+python -m examples.embedded_model.export --state build/embedded_model
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def export(state: Path, folder: Path) -> int:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--state", type=Path, default=Path(".carry/state"))
+    parser.add_argument("--state", type=Path, default=Path("build/embedded_model"))
     parser.add_argument("--out", type=Path, default=MODEL_DIR)
     args = parser.parse_args()
     size = export(args.state, args.out)

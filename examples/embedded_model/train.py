@@ -4,7 +4,7 @@ Worker processes draw, speak and encode; this process only computes. The learnin
 far out of `--total-minutes`: a short warm-up, a level stretch, a straight fall to zero over the last third. Every piece
 ends with held-out accuracies (every token of an answer must be the most likely one) and a checkpoint.
 
-    python -m examples.embedded_model.train --minutes 8.5 --total-minutes 50 --state .carry/state [--resume]
+    python -m examples.embedded_model.train --minutes 8.5 --total-minutes 50 --state build/embedded_model [--resume]
 """
 
 from __future__ import annotations
@@ -287,7 +287,7 @@ def main() -> None:
     parser.add_argument(
         "--total-minutes", type=float, default=48.0, help="length that the learning rate is planned for"
     )
-    parser.add_argument("--state", type=Path, default=Path(".carry/state"))
+    parser.add_argument("--state", type=Path, default=Path("build/embedded_model"))
     parser.add_argument("--resume", action="store_true")
     parser.add_argument("--init", type=Path, help="start from this model.safetensors instead of random weights")
     parser.add_argument(
