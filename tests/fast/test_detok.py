@@ -144,5 +144,6 @@ def test_cost_is_linear(stops):
             best = min(best, time.thread_time() - start)
         return best
 
-    assert seconds(1 << 18) / seconds(1 << 17) <= 2.5
-    assert seconds(1 << 16) / (1 << 16) < 5e-6  # seconds per token; 0.2 µs alone on a core
+    # A neighbour that takes the caches for a moment spoils one measurement, a quadratic cost all of them.
+    assert any(seconds(1 << 18) / seconds(1 << 17) <= 2.5 for _ in range(4))
+    assert any(seconds(1 << 16) / (1 << 16) < 5e-6 for _ in range(4))  # seconds per token; 0.2 µs alone on a core
