@@ -16,9 +16,9 @@ pytestmark = pytest.mark.skipif(not HAS_TRITON, reason="triton has no wheel for 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("interpret", ["1", "0"])
-def test_triton_cases(interpret, tmp_path):
-    name = "cases_interpreter.py" if interpret == "1" else "cases_compile.py"
+@pytest.mark.parametrize("name", sorted(path.name for path in CASES.glob("cases_*.py")))
+def test_triton_cases(name, tmp_path):
+    interpret = "1" if name.startswith("cases_interpreter") else "0"
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(CASES / name)]
     settings = {"TRITON_INTERPRET": interpret, "TRITON_CACHE_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
     settings["TRITON_DEFAULT_FP_FUSION"] = "1"  # as it was before the default moved: saves a warning

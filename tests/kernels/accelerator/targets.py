@@ -1,0 +1,32 @@
+"""The six targets every Triton kernel must compile for, and the check that it does: no such card is needed.
+
+cases_compile*.py list kernels as name -> (kernel, argument types, constants, options) and hand each to `compiles`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+# target -> bytes of shared memory that a block may use
+TARGETS = {
+    "sm_80": (GPUTarget("cuda", 80, 32), 163 << 10),
+    "sm_90": (GPUTarget("cuda", 90, 32), 227 << 10),
+    "sm_100": (GPUTarget("cuda", 100, 32), 227 << 10),
+    "gfx942": (GPUTarget("hip", "gfx942", 64), 64 << 10),
+    "gfx950": (GPUTarget("hip", "gfx950", 64), 160 << 10),
+    "gfx1100": (GPUTarget("hip", "gfx1100", 32), 64 << 10),
+}
+
+
+def compiles(target: str, kernel: Any, signature: dict[str, str], constants: dict[str, Any], options: dict) -> Any:
+    """Compiles for the target, fails unless the shared memory fits; returns what the compiler made."""
+    device, shared = TARGETS[target]
+    source = ASTSource(kernel, {**signature, **dict.fromkeys(constants, "constexpr")}, constexprs=constants)
+    made = triton.compile(source, target=device, options=options)
+    assert made.asm["cubin" if device.backend == "cuda" else "hsaco"]
+    assert made.metadata.shared <= shared, f"{made.metadata.shared} bytes of shared memory on {target}, not {shared}"
+    return made
