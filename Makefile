@@ -42,11 +42,17 @@ gpu:  ## on a machine with an accelerator and its own torch: build, GPU tests an
 	$(GPU_PY) -m pytest -m gpu $(ARGS)
 	$(GPU_PY) -m tests.bench.gpu_kernels --out $${OUT:-build/gpu}
 
-# What such a machine may lack, for one that cannot fetch: carry .whl/ there, install it into a folder on PYTHONPATH.
-GPU_WHEELS := pytest pytest-asyncio pytest-timeout pluggy iniconfig pygments packaging
-gpu-wheels: .stamp-venv  ## the wheels that `make gpu` needs beside torch and Triton, into .whl/
-	$(PY) -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
-	    --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 -d .whl $(GPU_WHEELS)
+# What such a machine lacks beside torch, Triton, transformers and their needs, for one that cannot fetch: carry .whl/ (and
+# .whl-media/, for sounds and films: 33 MiB) there, and install them into a folder on PYTHONPATH.
+GPU_WHEELS := starlette uvicorn httptools msgspec orjson python-multipart soxr \
+    pytest pytest-asyncio pytest-timeout pytest-xdist execnet pluggy iniconfig pygments packaging
+GPU_DOWNLOAD := -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
+    $(foreach glibc,28 27 17 12,--platform manylinux_2_$(glibc)_x86_64) --platform manylinux2014_x86_64
+gpu-wheels: .stamp-venv  ## the wheels that `make gpu` needs, into .whl/ and .whl-media/
+	rm -rf .whl .whl-media
+	$(PY) $(GPU_DOWNLOAD) -d .whl $(GPU_WHEELS)
+	$(PY) $(GPU_DOWNLOAD) -d .whl-media av
+	du -sh .whl .whl-media
 
 wheel: .stamp-venv
 	$(PY) -m pip wheel -q --no-deps -w dist .
