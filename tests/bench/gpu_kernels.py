@@ -18,7 +18,7 @@ import torch
 from engine.attention.base import AttentionMeta
 from engine.kernels.activation import silu_mul
 from engine.kernels.attention.paged import paged_attention
-from engine.kernels.attention.work import empty_list, fill_list
+from engine.kernels.attention.work import empty_list, fill_list, max_parts
 from engine.kernels.gemm.dense import linear, pack
 from engine.kernels.norm import add_rms_norm
 from engine.kernels.qkv import qkv_rope_store
@@ -72,8 +72,17 @@ def step(contexts: list[int], queries: list[int]) -> tuple[torch.Tensor, list, A
         used += count
     starts = torch.tensor([0, *queries]).cumsum(0).to(torch.int32).cuda()
     lengths = torch.tensor(contexts, dtype=torch.int32).cuda()
-    meta = AttentionMeta(starts, lengths, tables.cuda(), torch.zeros(0).cuda(), max(queries), max(contexts))
-    work = empty_list(len(contexts), sum(queries), sum(-(-length // 256) for length in contexts), "cuda")
+    meta = AttentionMeta(
+        starts,
+        lengths,
+        tables.cuda(),
+        torch.zeros(0).cuda(),
+        max(queries),
+        max(contexts),
+        decode_only=max(queries) == 1,
+    )
+    room = max_parts(len(order), 16, len(contexts))
+    work = empty_list(len(contexts), sum(queries), room, HEADS, DIM, "cuda")
     fill_list(work, meta, HEADS // KV_HEADS)
     copies = max(1, min(4, (200 << 20) // (len(order) * KV_HEADS * 16 * DIM * 4)))
     caches = [(draw(len(order), KV_HEADS, 16, DIM), draw(len(order), KV_HEADS, 16, DIM)) for _ in range(copies)]

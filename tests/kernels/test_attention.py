@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -94,6 +96,27 @@ def test_a_row_gets_the_same_bits_in_any_batch_and_with_any_number_of_threads():
             alone = paged_attention(q[row : row + 1], pages.k, pages.v, pages.meta([1], [row]), 0.125)
             assert torch.equal(alone, results[0][row : row + 1])
     assert all(torch.equal(results[0], other) for other in results[1:])
+
+
+def test_rows_without_tokens_are_skipped_and_tables_are_found_by_table_row():
+    pages = Pages([40, 90, 200], 2, 32, 16, torch.float32)
+    q = torch.randn(8, 4, 32)
+    want = paged_attention(q[:7], pages.k, pages.v, pages.meta([1, 5, 1]), 0.2)
+    meta = pages.meta([1, 5, 1])
+    starts, lengths = torch.tensor([0, 0, 1, 6, 7, 7], dtype=torch.int32), torch.tensor([0, 40, 90, 200, 0])
+    order = [3, 2, 0, 1, 3]
+    tables = torch.full((4, pages.tables.shape[1]), -7, dtype=torch.int32)
+    tables[order[1:4]] = pages.tables
+    meta = replace(
+        meta,
+        query_start=starts,
+        context_len=lengths.to(torch.int32),
+        block_tables=tables,
+        table_row=torch.tensor(order, dtype=torch.int32),
+    )
+    assert torch.equal(paged_attention(q, pages.k, pages.v, meta, 0.2)[:7], want)  # the eighth token is padding
+    reference = paged_attention_reference(q, pages.k.nan_to_num(), pages.v.nan_to_num(), meta, 0.2)
+    close(reference[:7], want.double(), torch.float32)
 
 
 def test_scattered_blocks_give_the_same_bits_as_blocks_in_order():

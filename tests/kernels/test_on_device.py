@@ -7,9 +7,8 @@ import torch
 
 from engine.attention.base import AttentionMeta
 from engine.kernels.activation import gelu, gelu_reference, silu_mul, silu_mul_reference
-from engine.kernels.attention.attend import PART_LEN
 from engine.kernels.attention.paged import paged_attention, paged_attention_reference
-from engine.kernels.attention.work import empty_list, fill_list
+from engine.kernels.attention.work import empty_list, fill_list, max_parts
 from engine.kernels.gemm.dense import gated_linear, linear, pack, pack_gated
 from engine.kernels.norm import add_rms_norm, layer_norm, layer_norm_reference, rms_norm, rms_norm_reference
 from engine.kernels.qkv import qkv_rope_store, qkv_rope_store_reference
@@ -80,15 +79,27 @@ def pages(contexts, queries, kv_heads, dim, block_size=16):
         for number, block in enumerate(tables[row, :count].tolist()):
             fill = min(block_size, length - number * block_size)
             caches[:, block, :, :fill] = draw(2, kv_heads, fill, dim)
+    lines = torch.randperm(len(contexts) + 2)[: len(contexts)]  # other slots' lines lie between
+    table = torch.zeros(len(contexts) + 2, max(counts), dtype=torch.int32)
+    table[lines] = tables
     starts = torch.tensor([0, *queries]).cumsum(0).to(torch.int32)
     mapping = torch.zeros(0, dtype=torch.int64, device="cuda")
     lengths = torch.tensor(contexts, dtype=torch.int32)
-    meta = AttentionMeta(starts.cuda(), lengths.cuda(), tables.cuda(), mapping, max(queries), max(contexts))
+    meta = AttentionMeta(
+        starts.cuda(),
+        lengths.cuda(),
+        table.cuda(),
+        mapping,
+        max(queries),
+        max(contexts),
+        table_row=lines.to(torch.int32).cuda(),
+        decode_only=max(queries) == 1,
+    )
     return caches[0].contiguous(), caches[1].contiguous(), meta
 
 
 STEPS = {
-    "decode": ([1, 16, 33, PART_LEN + 5, 8 * PART_LEN, 1000], [1] * 6),
+    "decode": ([1, 16, 33, 261, 2048, 1000, 0], [1, 1, 1, 1, 1, 1, 0]),
     "prefill": ([200, 700], [200, 700]),
     "chunk": ([900, 2000], [400, 129]),
     "mixed": ([400, 65, 1700, 300], [1, 65, 1, 90]),
@@ -104,7 +115,7 @@ def test_paged_attention(step, heads, kv_heads, dim, window, softcap):
     contexts, queries = STEPS[step]
     k_cache, v_cache, meta = pages(contexts, queries, kv_heads, dim)
     q = draw(sum(queries), heads, dim)
-    work = empty_list(8, sum(queries), 64, "cuda")
+    work = empty_list(8, sum(queries), max_parts(300, 16, 8), heads, dim, "cuda")
     fill_list(work, meta, heads // kv_heads)
     got = paged_attention(q, k_cache, v_cache, replace(meta, work=work), dim**-0.5, window, softcap)
     want = paged_attention_reference(q.double(), k_cache, v_cache, meta, dim**-0.5, window, softcap)

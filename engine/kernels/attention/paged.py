@@ -26,7 +26,10 @@ def paged_attention(
     window: int = 0,
     softcap: float = 0.0,
 ) -> Tensor:
-    """q [T, Hq, D], caches [num_blocks, Hkv, block_size, D] -> a new [T, Hq * D] of q's dtype."""
+    """q [T, Hq, D], caches [num_blocks, Hkv, block_size, D] -> a new [T, Hq * D] of q's dtype.
+
+    Tokens of no row (beyond query_start[-1]) are left as the memory was.
+    """
     tokens, heads, dim = q.shape
     narrow = q.dtype is torch.bfloat16
     if not q.is_cpu or not (narrow or q.dtype is torch.float32) or dim > cpu.HEAD_MAX:
@@ -34,7 +37,8 @@ def paged_attention(
             return launch_paged(q, k_cache, v_cache, meta, scale, window, softcap).view(tokens, heads * dim)
         return paged_attention_reference(q, k_cache, v_cache, meta, scale, window, softcap)
     _, kv_heads, block_size, width = k_cache.shape
-    tables = meta.block_tables
+    # The C kernel reads line r for row r; only tests of the device path bring table_row here.
+    tables = meta.block_tables if meta.table_row is None else meta.block_tables[meta.table_row]
     rows, max_blocks = tables.shape
     assert dim == width and heads % kv_heads == 0 and k_cache.shape == v_cache.shape
     assert q.is_contiguous() and k_cache.is_contiguous() and v_cache.is_contiguous() and tables.is_contiguous()
@@ -56,8 +60,10 @@ def launch_paged(
     work, rows = meta.work, meta.context_len.shape[0]
     assert work is not None, "an accelerator's step makes its work lists before the first layer"
     out = torch.empty_like(q)
-    attend_whole(out, q, k_cache, v_cache, meta, work.tiles, work.num_tiles, scale, window, softcap)
-    sums, stats = attend_parts(q, k_cache, v_cache, meta, work.parts, work.num_parts, scale, window, softcap)
+    if not meta.decode_only:
+        attend_whole(out, q, k_cache, v_cache, meta, work.tiles, work.num_tiles, scale, window, softcap)
+    sums, stats = work.sums, work.stats
+    attend_parts(sums, stats, q, k_cache, v_cache, meta, work.parts, work.num_parts, scale, window, softcap)
     merge(out, sums, stats, work.token_of[:rows], work.first_part[: rows + 1])
     return out
 
@@ -79,7 +85,10 @@ def paged_attention_reference(
     starts = meta.query_start.tolist()
     for row, length in enumerate(meta.context_len.tolist()):
         first, last = starts[row], starts[row + 1]
-        blocks = meta.block_tables[row, : -(-length // block_size)].long()
+        if first == last:
+            continue
+        line = row if meta.table_row is None else int(meta.table_row[row])
+        blocks = meta.block_tables[line, : -(-length // block_size)].long()
         # [num_blocks, Hkv, block_size, D] -> [Hq, length, D]
         k, v = (
             c[blocks].transpose(0, 1).reshape(c.shape[1], -1, head_dim)[:, :length].repeat_interleave(group, 0).to(wide)

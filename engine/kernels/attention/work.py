@@ -1,10 +1,12 @@
-"""The work lists of a step's attention: decode rows cut into parts of their context, longer rows into tiles of queries.
+"""The work lists of a step's attention: rows of one query cut into parts of their context, others into query tiles.
 
-    decode row (one query):   ceil(context / PART_LEN) items (row, 0, part), in order
-    any other row:            ceil(queries / tile) items (row, first token, 0)
+    one query:   ceil(context / part) items (row, first key, last key + 1, line), ascending, equal but for the last one
+    more:        ceil(queries / tile) items (row, first token, 0, line)
 
-Made once per step, on the device, and read by every layer; nothing of it is known to the host. Users:
-engine/kernels/attention/paged on accelerators.
+The length of a part comes from the step's total context, on the device: enough parts for every unit, and never more
+than the list has room for. An invariant list makes every row tiles: then a token's bits depend neither on the step's
+other rows nor on how its prompt was cut. `line` is the row's line of the block tables. Made once per step and read by
+every layer; nothing of it is known to the host. Users: engine/step, engine/kernels/attention/paged on accelerators.
 """
 
 from __future__ import annotations
@@ -15,20 +17,25 @@ import torch
 from torch import Tensor
 
 from engine.attention.base import AttentionMeta
-from engine.kernels.attention.attend import PART_LEN, prefill_tile
-from engine.kernels.target import tl, triton
+from engine.kernels.attention.attend import prefill_tile
+from engine.kernels.target import target, tl, triton
+
+MIN_PART = 64  # keys; parts are multiples of it
+PARTS_PER_UNIT = 16  # parts times KV heads that a step aims at, for each unit of the device
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkList:
-    """Device tensors, all int32; counts are on the device too, so a captured launch can read another step's list."""
+    """Device tensors, int32; counts are on the device too, so a captured launch can read another step's list."""
 
-    parts: Tensor  # [capacity, 3]: row, 0, part
+    parts: Tensor  # [capacity, 4]: row, first key, last key + 1, line
     num_parts: Tensor  # [1]
-    first_part: Tensor  # [num_rows + 1]
-    token_of: Tensor  # [num_rows]: the row's only token, or -1
-    tiles: Tensor  # [capacity, 3]: row, first token inside the row, 0
+    first_part: Tensor  # [max_rows + 1]
+    token_of: Tensor  # [max_rows]: the token of a row in parts, or -1
+    tiles: Tensor  # [max_tokens, 4]: row, first token inside the row, 0, line
     num_tiles: Tensor  # [1]
+    sums: Tensor  # [capacity, heads, head_dim] float32: what each part leaves for the merge
+    stats: Tensor  # [capacity, heads, 2] float32
 
 
 @triton.jit
@@ -39,11 +46,14 @@ def work_kernel(
     token_of,
     tiles,
     num_tiles,
-    query_start,
-    context_len,
+    query_start,  # [num_rows + 1]
+    context_len,  # [num_rows]
+    table_row,  # [num_rows], or None: line r
     num_rows,
-    PART: tl.constexpr,
-    TILE: tl.constexpr,
+    aim,  # parts that the step's total context is cut into
+    SINGLE: tl.constexpr,  # queries of a row that is cut into parts: 1, or -1 for an invariant list
+    STEP: tl.constexpr,  # parts are multiples of it
+    TILE: tl.constexpr,  # tokens
     ROWS: tl.constexpr,  # power of two >= num_rows
 ):
     """One program: rows side by side in a vector, their items below each other."""
@@ -52,49 +62,83 @@ def work_kernel(
     start = tl.load(query_start + row, mask=here, other=0)
     length = tl.load(query_start + row + 1, mask=here, other=0) - start
     context = tl.load(context_len + row, mask=here, other=0)
-    single = here & (length == 1)
-    count = tl.where(single, (context + PART - 1) // PART, 0)
+    line = row
+    if table_row is not None:
+        line = tl.load(table_row + row, mask=here, other=0)
+    single = here & (length == SINGLE)
+    total = tl.sum(tl.where(single, context, 0).to(tl.int64), 0)
+    part = tl.maximum((total + aim * STEP - 1) // (aim * STEP), 1).to(tl.int32) * STEP
+    count = tl.where(single, (context + part - 1) // part, 0)
     end = tl.cumsum(count, 0)
     tl.store(first_part + row, end - count, mask=here)
     tl.store(first_part + num_rows, tl.sum(count, 0))
     tl.store(num_parts, tl.sum(count, 0))
     tl.store(token_of + row, tl.where(single, start, -1), mask=here)
-    for part in range(tl.max(count, 0)):
-        place = parts + (end - count + part) * 3
-        more = part < count
+    for number in range(tl.max(count, 0)):
+        place = parts + (end - count + number) * 4
+        more = number < count
         tl.store(place, row, mask=more)
-        tl.store(place + 1, tl.zeros([ROWS], tl.int32), mask=more)
-        tl.store(place + 2, tl.zeros([ROWS], tl.int32) + part, mask=more)
-    count = tl.where(here & (length > 1), (length + TILE - 1) // TILE, 0)
+        tl.store(place + 1, row * 0 + number * part, mask=more)
+        tl.store(place + 2, tl.minimum(context, (number + 1) * part), mask=more)
+        tl.store(place + 3, line, mask=more)
+    count = tl.where(here & (length > 0) & (length != SINGLE), (length + TILE - 1) // TILE, 0)
     end = tl.cumsum(count, 0)
     tl.store(num_tiles, tl.sum(count, 0))
-    for tile in range(tl.max(count, 0)):
-        place = tiles + (end - count + tile) * 3
-        more = tile < count
+    for number in range(tl.max(count, 0)):
+        place = tiles + (end - count + number) * 4
+        more = number < count
         tl.store(place, row, mask=more)
-        tl.store(place + 1, tl.zeros([ROWS], tl.int32) + tile * TILE, mask=more)
-        tl.store(place + 2, tl.zeros([ROWS], tl.int32), mask=more)
+        tl.store(place + 1, row * 0 + number * TILE, mask=more)
+        tl.store(place + 2, row * 0, mask=more)
+        tl.store(place + 3, line, mask=more)
 
 
-def empty_list(max_rows: int, max_tokens: int, max_parts: int, device: str | torch.device) -> WorkList:
-    """Room for the lists of any step within these bounds."""
+def max_parts(num_blocks: int, block_size: int, max_rows: int) -> int:
+    """Capacity for parts: one per row, and those that the aim adds, as far as such a cache can need them."""
+    most = -(-num_blocks * block_size // MIN_PART) * max_rows  # rows may share blocks
+    return max_rows + max(1, min(most, PARTS_PER_UNIT * target().num_units))
+
+
+def empty_list(
+    max_rows: int, max_tokens: int, max_parts: int, heads: int, head_dim: int, device: str | torch.device
+) -> WorkList:
+    """Room for the lists of any step within these bounds; `max_parts` from the function of that name."""
+    assert max_parts > max_rows, f"max_parts={max_parts}: {max_rows} rows need more than one part each"
 
     def room(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.int32, device=device)
 
+    sums = torch.empty(max_parts, heads, head_dim, dtype=torch.float32, device=device)
+    stats = torch.empty(max_parts, heads, 2, dtype=torch.float32, device=device)
     # A row of n queries makes at most n tiles, so the step's tokens bound them.
-    return WorkList(room(max_parts, 3), room(1), room(max_rows + 1), room(max_rows), room(max_tokens, 3), room(1))
+    return WorkList(
+        room(max_parts, 4), room(1), room(max_rows + 1), room(max_rows), room(max_tokens, 4), room(1), sums, stats
+    )
 
 
-def fill_list(work: WorkList, meta: AttentionMeta, group: int) -> None:
-    """Writes the step's lists; `group` is query heads per KV head. The room must suffice: counts are not checked."""
+def fill_list(work: WorkList, meta: AttentionMeta, group: int, invariant: bool = False) -> None:
+    """Writes the step's lists; `group` is query heads per KV head. Rows without tokens make no items."""
+    if meta.context_len.is_cpu:
+        fill_list_reference(work, meta, group, invariant)
+    else:
+        launch_list(work, meta, group, invariant)
+
+
+def launch_list(work: WorkList, meta: AttentionMeta, group: int, invariant: bool) -> None:
     rows = meta.context_len.shape[0]
     assert work.token_of.shape[0] >= rows
     work_kernel[(1,)](
         work.parts, work.num_parts, work.first_part, work.token_of, work.tiles, work.num_tiles,
-        meta.query_start, meta.context_len, rows,
-        PART=PART_LEN, TILE=tile_tokens(group), ROWS=triton.next_power_of_2(rows), num_warps=4,
+        meta.query_start, meta.context_len, meta.table_row, rows, aim_of(work, group),
+        SINGLE=-1 if invariant else 1, STEP=MIN_PART, TILE=tile_tokens(group),
+        ROWS=triton.next_power_of_2(rows), num_warps=4,
     )  # fmt: skip
+
+
+def aim_of(work: WorkList, group: int) -> int:
+    """Parts that a step aims at; with one more per row they fit into the list."""
+    kv_heads = work.sums.shape[1] // group
+    return max(1, min(work.parts.shape[0] - work.token_of.shape[0], PARTS_PER_UNIT * target().num_units // kv_heads))
 
 
 def tile_tokens(group: int) -> int:
@@ -102,19 +146,26 @@ def tile_tokens(group: int) -> int:
     return prefill_tile(group) // group
 
 
-def fill_list_reference(work: WorkList, meta: AttentionMeta, group: int) -> None:
-    parts, tiles, firsts, token_of = [], [], [0], []
-    starts = meta.query_start.tolist()
-    for row, context in enumerate(meta.context_len.tolist()):
-        length = starts[row + 1] - starts[row]
-        if length == 1:
-            parts += [(row, 0, part) for part in range(-(-context // PART_LEN))]
+def fill_list_reference(work: WorkList, meta: AttentionMeta, group: int, invariant: bool = False) -> None:
+    parts: list[tuple[int, ...]] = []
+    tiles: list[tuple[int, ...]] = []
+    firsts, token_of = [0], []
+    starts, contexts = meta.query_start.tolist(), meta.context_len.tolist()
+    lines = list(range(len(contexts))) if meta.table_row is None else meta.table_row.tolist()
+    single = [not invariant and starts[row + 1] - starts[row] == 1 for row in range(len(contexts))]
+    total = sum(context for context, cut in zip(contexts, single) if cut)
+    part = max(1, -(-total // (aim_of(work, group) * MIN_PART))) * MIN_PART
+    for row, context in enumerate(contexts):
+        if single[row]:
+            bounds = [(first, min(context, first + part)) for first in range(0, context, part)]
+            parts += [(row, first, last, lines[row]) for first, last in bounds]
         else:
-            tiles += [(row, first, 0) for first in range(0, length, tile_tokens(group))]
-        token_of.append(starts[row] if length == 1 else -1)
+            queries = starts[row + 1] - starts[row]
+            tiles += [(row, first, 0, lines[row]) for first in range(0, queries, tile_tokens(group))]
+        token_of.append(starts[row] if single[row] else -1)
         firsts.append(len(parts))
     work.num_parts[0], work.num_tiles[0] = len(parts), len(tiles)
-    work.parts[: len(parts)] = torch.tensor(parts, dtype=torch.int32).view(-1, 3)
-    work.tiles[: len(tiles)] = torch.tensor(tiles, dtype=torch.int32).view(-1, 3)
+    work.parts[: len(parts)] = torch.tensor(parts, dtype=torch.int32).view(-1, 4)
+    work.tiles[: len(tiles)] = torch.tensor(tiles, dtype=torch.int32).view(-1, 4)
     work.first_part[: len(firsts)] = torch.tensor(firsts, dtype=torch.int32)
     work.token_of[: len(token_of)] = torch.tensor(token_of, dtype=torch.int32)

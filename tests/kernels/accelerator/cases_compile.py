@@ -4,9 +4,9 @@ import pytest
 import triton  # noqa: F401  (before any kernel file, so that they take it)
 
 from engine.kernels.activation import point_kernel
-from engine.kernels.attention.attend import PART_LEN, attend_kernel
+from engine.kernels.attention.attend import attend_kernel
 from engine.kernels.attention.merge import merge_kernel
-from engine.kernels.attention.work import work_kernel
+from engine.kernels.attention.work import MIN_PART, work_kernel
 from engine.kernels.norm import norm_kernel
 from engine.kernels.qkv import qkv_kernel
 from tests.kernels.accelerator.targets import TARGETS, compiles
@@ -45,11 +45,11 @@ KERNELS = {
         {"num_warps": 1},
     ),
     "decode": (
-        attend_kernel, {"out": "*fp32", "stats": "*fp32", **ATTEND}, {**SHAPE, "PART": PART_LEN, "BLOCK_M": 16},
+        attend_kernel, {"out": "*fp32", "stats": "*fp32", **ATTEND}, {**SHAPE, "SPLIT": True, "BLOCK_M": 16},
         {"num_warps": 4, "num_stages": 2},
     ),
     "prefill": (
-        attend_kernel, {"out": T, "stats": T, **ATTEND}, {**SHAPE, "PART": 0, "BLOCK_M": 128},
+        attend_kernel, {"out": T, "stats": T, **ATTEND}, {**SHAPE, "SPLIT": False, "BLOCK_M": 128},
         {"num_warps": 8, "num_stages": 2},
     ),
     "merge": (
@@ -61,8 +61,9 @@ KERNELS = {
     "work": (
         work_kernel,
         {"parts": "*i32", "num_parts": "*i32", "first_part": "*i32", "token_of": "*i32", "tiles": "*i32",
-         "num_tiles": "*i32", "query_start": "*i32", "context_len": "*i32", "num_rows": "i32"},
-        {"PART": PART_LEN, "TILE": 32, "ROWS": 256},
+         "num_tiles": "*i32", "query_start": "*i32", "context_len": "*i32", "table_row": "*i32",
+         "num_rows": "i32", "aim": "i32"},
+        {"SINGLE": 1, "STEP": MIN_PART, "TILE": 32, "ROWS": 256},
         {"num_warps": 4},
     ),
 }  # fmt: skip

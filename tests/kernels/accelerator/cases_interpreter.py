@@ -17,10 +17,9 @@ from engine.kernels.activation import (
     quick_gelu_reference,
     silu_mul_reference,
 )
-from engine.kernels.attention.attend import PART_LEN
 from engine.kernels.attention.merge import merge, merge_reference
 from engine.kernels.attention.paged import launch_paged, paged_attention_reference
-from engine.kernels.attention.work import empty_list, fill_list, fill_list_reference
+from engine.kernels.attention.work import MIN_PART, WorkList, empty_list, fill_list_reference, launch_list, max_parts
 from engine.kernels.norm import add_rms_norm_reference, launch_norm, layer_norm_reference, rms_norm_reference
 from engine.kernels.qkv import launch_qkv, qkv_rope_store_reference
 from engine.kernels.target import HAS_TRITON
@@ -126,23 +125,29 @@ def pages(contexts, queries, kv_heads, dim, block_size, dtype):
         for number, block in enumerate(blocks.tolist()):
             fill = min(block_size, length - number * block_size)
             caches[:, block, :, :fill] = torch.randn(2, kv_heads, fill, dim).to(dtype)
+    lines = torch.randperm(len(contexts) + 2)[: len(contexts)]  # other slots' lines lie between
+    table = torch.full((len(contexts) + 2, max(counts)), -7, dtype=torch.int32)
+    table[lines] = tables
     starts = torch.tensor([0, *queries]).cumsum(0).to(torch.int32)
     meta = AttentionMeta(
         starts,
         torch.tensor(contexts, dtype=torch.int32),
-        tables,
+        table,
         torch.zeros(0, dtype=torch.int64),
         max(queries),
         max(contexts),
+        table_row=lines.to(torch.int32),
+        decode_only=max(queries) == 1,
     )
     return caches[0].contiguous(), caches[1].contiguous(), meta
 
 
+# contexts and queries of the rows; a row of a graph's room that the step does not use has neither
 STEPS = {
-    "decode": ([1, 16, 33, PART_LEN + 5, 2 * PART_LEN], [1, 1, 1, 1, 1]),
+    "decode": ([1, 16, 33, 0, 3 * MIN_PART + 5, 2 * MIN_PART], [1, 1, 1, 0, 1, 1]),
     "prefill": ([20, 70], [20, 70]),
-    "chunk": ([90], [40]),
-    "mixed": ([40, 65, 17, 30], [1, 65, 1, 9]),
+    "chunk": ([90, 0], [40, 0]),
+    "mixed": ([0, 40, 65, 17, 30], [0, 1, 65, 1, 9]),
 }
 
 
@@ -154,25 +159,66 @@ def test_attention(step, heads, kv_heads, dim, window, softcap, dtype):
     contexts, queries = STEPS[step]
     k_cache, v_cache, meta = pages(contexts, queries, kv_heads, dim, 16, dtype)
     q = torch.randn(sum(queries), heads, dim).to(dtype)
-    work = empty_list(8, sum(queries), 16, "cpu")
-    fill_list(work, meta, heads // kv_heads)
+    work = empty_list(8, sum(queries), 16, heads, dim, "cpu")
+    launch_list(work, meta, heads // kv_heads, False)
     out = launch_paged(q, k_cache, v_cache, replace(meta, work=work), dim**-0.5, window, softcap)
     want = paged_attention_reference(q, k_cache, v_cache, meta, dim**-0.5, window, softcap).view_as(out)
     assert error(out, want) < limit(dtype) * 2
 
 
+@pytest.mark.parametrize("options", [(0, 0.0), (24, 0.0)])
+def test_an_invariant_list_gives_a_token_the_same_bits_however_its_prompt_was_cut(options):
+    k_cache, v_cache, meta = pages([150], [150], 2, 32, 16, torch.float32)
+    q = torch.randn(150, 4, 32)
+
+    def attend(first, last):
+        starts, length = torch.tensor([0, last - first], dtype=torch.int32), torch.tensor([last], dtype=torch.int32)
+        part = replace(meta, query_start=starts, context_len=length, decode_only=False)
+        work = empty_list(1, 150, 2, 4, 32, "cpu")
+        launch_list(work, part, 2, True)
+        return launch_paged(q[first:last].contiguous(), k_cache, v_cache, replace(part, work=work), 0.2, *options)
+
+    whole = attend(0, 150)
+    for first, last in ((0, 1), (3, 70), (63, 64), (64, 66), (129, 150), (149, 150)):
+        assert torch.equal(attend(first, last), whole[first:last]), (first, last)
+
+
+def columns(work: WorkList, rows: int) -> list[torch.Tensor]:
+    parts, tiles = int(work.num_parts), int(work.num_tiles)
+    return [work.parts[:parts], work.tiles[:tiles], work.first_part[: rows + 1], work.token_of[:rows]]
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize("room", [9, 12, 40])
 @pytest.mark.parametrize("step", STEPS)
-def test_work_lists(step):
+def test_work_lists(step, room, invariant):
     contexts, queries = STEPS[step]
     _, _, meta = pages(contexts, queries, 1, 16, 16, torch.float32)
-    got, want = empty_list(8, sum(queries), 16, "cpu"), empty_list(8, sum(queries), 16, "cpu")
-    for work in (got, want):
-        for name in ("parts", "num_parts", "first_part", "token_of", "tiles", "num_tiles"):
-            getattr(work, name).fill_(-5)
-    fill_list(got, meta, 2)
-    fill_list_reference(want, meta, 2)
-    for name in ("parts", "num_parts", "first_part", "token_of", "tiles", "num_tiles"):
-        assert torch.equal(getattr(got, name), getattr(want, name)), name
+    got, want = (empty_list(8, sum(queries), room, 2, 16, "cpu") for _ in range(2))
+    launch_list(got, meta, 2, invariant)
+    fill_list_reference(want, meta, 2, invariant)
+    for mine, theirs in zip(columns(got, len(contexts)), columns(want, len(contexts))):
+        assert torch.equal(mine, theirs)
+    assert int(got.num_parts) <= room
+    assert not invariant or int(got.num_parts) == 0
+
+
+def test_parts_fit_into_their_room():
+    assert max_parts(10, 16, 4) == 4 + min(12, max_parts(10**6, 16, 4) - 4)
+    rows = 6
+    room = max_parts(400, 16, rows)
+    work = empty_list(rows, rows, room, 1, 16, "cpu")
+    for contexts in ([6400] * rows, [1] * rows, [6400, 1, 1, 63, 64, 65]):
+        starts, lengths = torch.arange(rows + 1, dtype=torch.int32), torch.tensor(contexts, dtype=torch.int32)
+        tables = torch.zeros(rows, 400, dtype=torch.int32)
+        launch_list(work, AttentionMeta(starts, lengths, tables, torch.zeros(0), 1, max(contexts)), 1, False)
+        parts = work.parts[: int(work.num_parts)]
+        assert rows <= len(parts) <= room
+        for row, context in enumerate(contexts):  # the parts of a row cover its context without gaps
+            mine = parts[parts[:, 0] == row]
+            assert mine[0, 1] == 0
+            assert mine[-1, 2] == context
+            assert torch.equal(mine[1:, 1], mine[:-1, 2])
 
 
 def test_merge_of_uneven_parts():
