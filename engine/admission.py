@@ -1,7 +1,7 @@
 """Requests on the device thread: from the inbox into a slot, and out of it again.
 
 Owner: device thread. In: a Request and the engine's number for its first choice. It stages what steps read by slot
-(SlotState, Sampler, EncoderCache) and tells the scheduler numbers only. The choices of one request beyond the first
+(Executor, EncoderCache) and tells the scheduler numbers only. The choices of one request beyond the first
 wait until the first one's prompt is in the prefix cache, then join and share its blocks.
 """
 
@@ -16,9 +16,7 @@ import numpy as np
 from _fast.scheduler import Scheduler
 from engine.kernels.sampling.draw import mix64
 from engine.request import Request, TokenLogprob
-from engine.sampling.sampler import Sampler
-from engine.step.encode import EncoderCache
-from engine.step.slots import SlotState
+from engine.step.executor import Executor
 
 MEDIA_KEY = np.uint64(1 << 63)
 
@@ -30,7 +28,6 @@ class LiveRow:
     device_id: int
     choice: int
     request: Request
-    first_sent: bool = False
     started: float = 0.0  # when its first step began, on the clock of time.monotonic
     prompt_logprobs: list[TokenLogprob | None] | None = None  # grows as the prompt is computed
 
@@ -38,22 +35,14 @@ class LiveRow:
 class Admission:
     """Who lives in which slot."""
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        slots: SlotState,
-        sampler: Sampler,
-        encoder: EncoderCache,
-        prefix_caching: bool,
-        poison: bool,
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, executor: Executor, prefix_caching: bool, poison: bool) -> None:
         self._scheduler = scheduler
-        self._slots = slots
-        self._sampler = sampler
-        self._encoder = encoder
+        self._executor = executor
+        self._encoder = executor.encoder
         self._share = prefix_caching
         self._poison = poison
         self.rows: dict[int, LiveRow] = {}  # by slot
+        self.fresh: set[int] = set()  # slots of which the loop has heard nothing yet
         self._slot_of: dict[int, int] = {}  # by the engine's number
         self._siblings: dict[int, tuple[Request, list[int]]] = {}  # first choice -> the ones that wait for it
 
@@ -87,8 +76,8 @@ class Admission:
         for slot in np.asarray(self._scheduler.freed_slots)[: self._scheduler.num_freed].tolist():
             row = self.rows.pop(slot)
             del self._slot_of[row.device_id]
-            self._slots.reset(slot, self._poison)
-            self._sampler.reset(slot, self._poison)
+            self.fresh.discard(slot)
+            self._executor.reset(slot, self._poison)
         for entry, dead in self._scheduler.take_evicted():
             self._encoder.evict(entry, dead)
 
@@ -97,8 +86,7 @@ class Admission:
         return {
             "live_rows": len(self.rows),
             "siblings": sum(len(choices) for _, choices in self._siblings.values()),
-            "positions": len(self._slots.positions),
-        }
+        } | self._executor.ledger()
 
     def _forget_sibling(self, device_id: int) -> None:
         for first_id, (_, choices) in self._siblings.items():
@@ -137,9 +125,9 @@ class Admission:
             row.prompt_logprobs = [None]  # nothing predicts the first token
         self.rows[slot] = row
         self._slot_of[device_id] = slot
-        self._slots.admit(slot, request)
+        self.fresh.add(slot)
         seed = secrets.randbits(64) if params.seed is None else params.seed + choice
-        self._sampler.admit(slot, params, prompt, seed)
+        self._executor.admit(slot, request, seed, row.prompt_logprobs)
         return True
 
     def _media(self, request: Request, root: bytes, made: list[int]) -> tuple[np.ndarray | None, np.ndarray | None]:

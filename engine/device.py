@@ -1,8 +1,8 @@
 """The device as the engine sees it: a stream that runs launched work in order, and events that tell how far it is.
 
-Owner: the device thread launches and waits; the stream's own thread runs. On an accelerator the stream belongs to the
-driver; on a CPU it is `HostStream`, a thread that stands where the accelerator would, so that the step loop is the
-same for both: launch step N+1, then wait for the event of step N.
+Owner: the device thread launches and waits; the stream's own thread runs. On an accelerator (`Accelerator`) streams
+belong to the driver; on a CPU it is `HostStream`, a thread that stands where the accelerator would, so that the step
+loop is the same for both: launch step N+1, then wait for the event of step N.
 
     device thread   launch fwd N+1 | wait event N ........ | commit N, launch sample N+1 | wait ...
     stream          ... fwd N, sample N (event N) | fwd N+1 ..................... sample N+1 (event N+1)
@@ -15,9 +15,13 @@ import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+    from _fast.driver import Launcher
 
 
 class HostEvent:
@@ -71,11 +75,102 @@ class HostStream:
                 del item, call, args
 
 
+class Accelerator:
+    """A CUDA or HIP device as the engine uses it: three streams, pinned memory, graphs. Owner: the device thread.
+
+    Work runs on `compute`; plans come over on `up` and tokens go home on `down`, so that a copy never waits behind a
+    step. The streams meet only through the launcher's events.
+    """
+
+    def __init__(self, device: str) -> None:
+        """Binds the calling thread to the device and to the compute stream."""
+        import torch
+
+        torch.cuda.set_device(device)
+        self.device = torch.device(device)
+        self.compute, self.up, self.down = (torch.cuda.Stream(self.device) for _ in range(3))
+        torch.cuda.set_stream(self.compute)
+        self._pool = torch.cuda.graph_pool_handle()
+        self._graphs: list[Any] = []  # kept: a graph's memory lives as long as it does
+
+    def pinned(self, count: int) -> torch.Tensor:
+        """Zeros int32 [count] on the host, in pages that the device copies from directly."""
+        import torch
+
+        return torch.zeros(count, dtype=torch.int32, pin_memory=True)
+
+    def capture(self, body: Callable[[], None]) -> int:
+        """Runs `body` once as it is (so that nothing in it is met for the first time), then records it as a graph.
+
+        Returns the executable graph's handle. All graphs share one memory pool, so they must run one after the other.
+        """
+        import torch
+
+        body()
+        self.compute.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
+            body()
+        finally:
+            graph.capture_end()
+        self._graphs.append(graph)
+        return int(graph.raw_cuda_graph_exec())
+
+    def launcher(self, records: list[torch.Tensor], stagings: list[torch.Tensor], tokens: torch.Tensor,
+                 ring: list[torch.Tensor]) -> Launcher:  # fmt: skip
+        """A step's GIL-free calls: pinned `records` into `stagings`, graphs, `tokens` home into the pinned `ring`."""
+        from _fast.driver import Launcher
+
+        from engine.kernels.target import runtime_calls
+
+        return Launcher(
+            runtime_calls(),
+            self.compute.cuda_stream,
+            self.up.cuda_stream,
+            self.down.cuda_stream,
+            [record.data_ptr() for record in records],
+            [staging.data_ptr() for staging in stagings],
+            tokens.data_ptr(),
+            [buffer.data_ptr() for buffer in ring],
+            tokens.shape[0],
+        )
+
+    def peak_of(self, work: Callable[[], None]) -> int:
+        """Bytes that `work` holds at its worst, beyond what is held now."""
+        import torch
+
+        self.compute.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        work()
+        self.compute.synchronize()
+        return int(torch.cuda.max_memory_allocated(self.device)) - before
+
+    def close(self) -> None:
+        """Waits for what was launched."""
+        self.compute.synchronize()
+        self.down.synchronize()
+
+
 def choose_device(requested: str) -> str:
-    """The device to run on: only "cpu" has kernels in this version; anything else is refused by name."""
-    if requested in ("auto", "cpu"):
+    """ "cpu", or "cuda:0" for the first accelerator (torch calls ROCm's devices cuda too); "auto" prefers that one."""
+    import torch
+
+    from engine.kernels.target import HAS_TRITON
+
+    if requested == "cpu" or (requested == "auto" and not torch.cuda.is_available()):
         return "cpu"
-    raise ConfigError(f"device={requested!r}: this version computes on 'cpu'; use --device cpu or leave it out")
+    if requested not in ("auto", "cuda"):
+        raise ConfigError(f"--device {requested}: must be auto, cpu or cuda")
+    if not torch.cuda.is_available():
+        built = torch.version.cuda or torch.version.hip
+        cause = "it is a build for CPUs" if built is None else "is the driver there, and may this process open it?"
+        raise ConfigError(f"--device cuda: torch {torch.__version__} sees no accelerator ({cause}); use --device cpu")
+    if not HAS_TRITON:
+        raise ConfigError(f"--device {requested}: the kernels need Triton, which is not installed; use --device cpu")
+    return "cuda:0"
 
 
 def usable_cores() -> int:

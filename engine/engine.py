@@ -191,8 +191,10 @@ class Engine:
             if self.on_step is not None:
                 self.on_step(output.stats)
         end = min(output.start + SLICE, len(output.ids))
+        tokens, finishes = output.tokens, output.finishes
         for row in range(output.start, end):
-            self._route(output, row)
+            if tokens[row] >= 0 or finishes[row]:
+                self._route(output, row)
         if end < len(output.ids):
             output.start = end
             self._loop.call_soon(self._on_output, output)

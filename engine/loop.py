@@ -39,10 +39,10 @@ First = tuple[int, float, "list[TokenLogprob | None] | None"]
 
 @dataclass(slots=True)
 class StepOutput:
-    """One step's news for the loop: parallel lists over the rows that have any."""
+    """One step's news for the loop: parallel lists over its rows. A row without token and finish has none."""
 
     stats: StepStats
-    ids: list[int] = field(default_factory=list)  # the engine's number of each choice
+    ids: list[int] = field(default_factory=list)  # the engine's number of each choice; it may have ended before
     tokens: list[int] = field(default_factory=list)  # -1: none
     finishes: list[int] = field(default_factory=list)  # FinishReason
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by place in the lists
@@ -118,7 +118,8 @@ class DeviceThread:
         if runtime is None:
             return {}
         held = dict(runtime.scheduler.ledger())
-        return held | runtime.admission.ledger() | {"inbox": self._inbox.qsize(), "encoder_rows": len(runtime.encoder)}
+        encoder_rows = len(runtime.executor.encoder)
+        return held | runtime.admission.ledger() | {"inbox": self._inbox.qsize(), "encoder_rows": encoder_rows}
 
     # -- the thread -----------------------------------------------------------------------------------------------
 
@@ -135,7 +136,7 @@ class DeviceThread:
             log.exception("the device thread ended")
             self._tell(self._on_death, error)
         finally:
-            runtime.stream.close()
+            runtime.executor.close()
 
     def _run(self, runtime: Runtime) -> None:
         previous: StepResult | None = None
@@ -236,39 +237,39 @@ class DeviceThread:
 
     def _commit(self, runtime: Runtime, step: StepResult, output: StepOutput) -> None:
         plan, admission = step.plan, runtime.admission
+        runtime.executor.collect(step)
         assert step.tokens is not None
-        rows = plan.num_rows
-        live = [admission.rows.get(slot) for slot in step.rows.slots.tolist()]
-        cached = {
-            choice.device_id: runtime.scheduler.cached_tokens(slot)
-            for slot, choice in zip(step.rows.slots.tolist(), live)
-            if choice is not None and not choice.first_sent
-        }
+        fresh = self._first_news(runtime, step) if admission.fresh else {}
         override = None
         if step.invalid:
-            override = np.zeros(rows, np.int32)
+            override = np.zeros(plan.num_rows, np.int32)
             override[step.invalid] = FinishReason.ERROR
+            output.invalid = set(step.invalid)
         runtime.scheduler.commit(plan, step.tokens, override)
+        output.ids = np.asarray(plan.out_request)[: plan.num_rows].tolist()
+        output.tokens = np.asarray(plan.out_token)[: plan.num_rows].tolist()
+        output.finishes = np.asarray(plan.out_finish)[: plan.num_rows].tolist()
+        output.logprobs = step.logprobs
+        output.stats.num_sampled = plan.num_rows - output.tokens.count(-1)
         admission.free_slots()  # before anything is added: a freed slot is taken again at once
-        tokens = np.asarray(plan.out_token)[:rows].tolist()
-        finishes = np.asarray(plan.out_finish)[:rows].tolist()
-        for row, choice in enumerate(live):
-            token, finish = tokens[row], finishes[row]
-            if choice is not None and not choice.started:
-                choice.started = step.started_at
-            if choice is None or (token < 0 and finish == FinishReason.NONE):
+        for row, (slot, news) in fresh.items():
+            if output.tokens[row] >= 0 or output.finishes[row]:
+                admission.fresh.discard(slot)
+                output.firsts[row] = news
+                self._refused += admission.release_siblings(output.ids[row])
+
+    def _first_news(self, runtime: Runtime, step: StepResult) -> dict[int, tuple[int, First]]:
+        """By row, for those of which the loop has heard nothing yet: slot, and what it is told with the first token."""
+        found = {}
+        for row, slot in enumerate(step.rows.slots.tolist()):
+            if slot not in runtime.admission.fresh:
                 continue
-            place = output.add(choice.device_id, token, finish)
-            if row in step.logprobs:
-                output.logprobs[place] = step.logprobs[row]
-            if row in step.invalid:
-                output.invalid.add(place)
-            if not choice.first_sent:
-                choice.first_sent = True
-                queued = max(0.0, choice.started - choice.request.arrival) if choice.request.arrival else 0.0
-                output.firsts[place] = (cached[choice.device_id], queued, choice.prompt_logprobs)
-                self._refused += admission.release_siblings(choice.device_id)
-            output.stats.num_sampled += token >= 0
+            choice = runtime.admission.rows[slot]
+            if not choice.started:
+                choice.started = step.started_at
+            queued = max(0.0, choice.started - choice.request.arrival) if choice.request.arrival else 0.0
+            found[row] = (slot, (runtime.scheduler.cached_tokens(slot), queued, choice.prompt_logprobs))
+        return found
 
     def _fail(self, runtime: Runtime, step: StepResult, output: StepOutput) -> None:
         """The step raised: its rows end, everybody else goes on."""

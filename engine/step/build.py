@@ -36,10 +36,8 @@ class RowArrays:
 
 def apply_updates(plan: StepPlan, slots: SlotState) -> None:
     """Writes the plan's block-table changes; later entries for the same place win."""
-    count = plan.num_updates
-    if count:
-        where = np.asarray(plan.update_slot)[:count], np.asarray(plan.update_index)[:count]
-        slots.block_tables[where] = np.asarray(plan.update_block)[:count]
+    updates = np.asarray(plan.updates)[: plan.num_updates]  # [num_updates, 4]: slot, index, block, group
+    slots.block_tables[updates[:, 0], updates[:, 1]] = updates[:, 2]
 
 
 def build(
@@ -73,9 +71,7 @@ def build(
         max_query_len=int(lens.max()),
         max_context_len=longest,
     )
-    positions = index + slots.position_delta[rows.slots][row_of]
-    if mrope:
-        positions = _mrope_positions(positions, rows, slots)
+    positions = mrope_positions(rows, slots) if mrope else index + slots.position_delta[rows.slots][row_of]
     return Batch(
         token_ids=torch.from_numpy(token_ids),
         positions=torch.from_numpy(positions),
@@ -86,9 +82,12 @@ def build(
     )
 
 
-def _mrope_positions(positions: np.ndarray, rows: RowArrays, slots: SlotState) -> np.ndarray:
-    """Three axes [3, num_tokens]; inside a prompt they come from the request, beyond it all three are equal."""
-    axes = np.repeat(positions[None, :], 3, axis=0)
+def mrope_positions(rows: RowArrays, slots: SlotState) -> np.ndarray:
+    """Three axes int64 [3, num_tokens]: inside a prompt from the request, beyond it all equal, index + delta."""
+    lens = rows.lens
+    row_of = np.repeat(np.arange(len(lens)), lens)  # [num_tokens]
+    index = rows.computed[row_of].astype(np.int64) + np.arange(len(row_of)) - rows.starts[:-1][row_of]
+    axes = np.repeat((index + slots.position_delta[rows.slots][row_of])[None, :], 3, axis=0)
     inside = np.flatnonzero(rows.computed < slots.prompt_len[rows.slots])
     for row in inside.tolist():
         given = slots.positions.get(int(rows.slots[row]))

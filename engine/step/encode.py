@@ -13,6 +13,7 @@ import torch
 
 from engine.models.base import Model
 from engine.request import MediaInput
+from engine.step.result import StepResult
 
 log = logging.getLogger("omniloop.engine")
 
@@ -47,6 +48,21 @@ class EncoderCache:
     def drop_rows(self) -> None:
         """Drops all rows; `rows` makes them again (device thread, with no step in flight)."""
         self._rows.clear()
+
+    def take(self, step: StepResult) -> list[tuple[int, int, torch.Tensor]]:
+        """(token_start, length, rows [length, hidden]) of a step's media (stream).
+
+        A plan row whose tower failed is noted as invalid: it ends alone.
+        """
+        plan, found = step.plan, []
+        for run in range(plan.num_media):
+            start, length = int(plan.media_start[run]), int(plan.media_length[run])
+            rows = self.rows(int(plan.media_entry[run]), int(plan.media_row[run]), length)
+            if rows is None:
+                step.invalid.append(int(np.searchsorted(step.rows.starts, start, side="right")) - 1)
+            else:
+                found.append((start, length, rows))
+        return found
 
     def rows(self, entry: int, start: int, length: int) -> torch.Tensor | None:
         """Rows [length, hidden] of an entry, its tower run first if it has not been (stream).

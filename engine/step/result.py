@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -17,13 +18,22 @@ from engine.request import TokenLogprob
 from engine.step.build import RowArrays
 
 
+class Event(Protocol):
+    """Fires when a step's tokens can be read."""
+
+    fired_at: float  # time.perf_counter() seconds, 0 before
+
+    def wait(self, timeout: float) -> bool:
+        """Blocks without the GIL until it has fired; False after `timeout` seconds, where the device can be asked."""
+
+
 @dataclass(slots=True)
 class StepResult:
     """What a launched step owns until it is collected."""
 
     plan: StepPlan
     rows: RowArrays
-    event: HostEvent = field(default_factory=HostEvent)
+    event: Event = field(default_factory=HostEvent)
     launched_at: float = field(default_factory=time.perf_counter)
     started_at: float = 0.0  # the stream began the forward
     logits: torch.Tensor | None = None  # [num_sampled, vocab] float32

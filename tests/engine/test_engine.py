@@ -306,7 +306,7 @@ async def test_compute_threads_change_no_bit():
     torch_threads: list[int] = []  # of the stream's thread: torch keeps the number per thread
     for threads in (1, 2, 3):
         async with running(QWEN3, num_threads=threads) as engine:
-            runtime_of(engine).stream.launch(lambda: torch_threads.append(torch.get_num_threads()))
+            runtime_of(engine).executor.stream.launch(lambda: torch_threads.append(torch.get_num_threads()))
             deltas = (await answer_deltas(engine, text_request(PROMPT, 8, logprobs=5, ignore_eos=True)))[0]
             answers.append([entry for delta in deltas for entry in delta.logprobs])
     assert answers[0] == answers[1] == answers[2]
@@ -336,6 +336,6 @@ async def test_media_of_a_refused_request_leaves_nothing():
         engine._device.submit(request, 999)
         assert await asyncio.wait_for(done, 5) == [999]
         assert engine.ledger()["encoder_entries"] == 0
-        assert runtime.encoder.find(item.hash) is None
+        assert runtime.executor.encoder.find(item.hash) is None
         for stream in full:
             stream.close()

@@ -1,0 +1,255 @@
+"""DeviceExecutor: steps on an accelerator. Plain steps are three graphs and two copies; anything else is Python.
+
+Owner: device thread, for everything here. A step whose rows ask for nothing special is launched whole at once, its
+choice of tokens included; one with rules or log-probabilities samples after the step before it has been settled. A
+step with media, prompt log-probabilities, or more tokens than any graph holds, runs its forward eagerly.
+
+    up       | record n+1 |                                     | record n+2 |
+    compute  ... forward n, sample n | prep n+1, forward n+1, sample n+1 | ...
+    down                             | tokens n |                        | tokens n+1 |
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import torch
+from _fast.driver import Launcher
+from engine.sampling.device import DeviceSampler, Pending, prompt_logprobs
+
+from _fast.plan import StepPlan
+from engine.cache.pool import allocate
+from engine.cache.room import device_blocks
+from engine.config import EngineConfig
+from engine.device import Accelerator
+from engine.models.base import Model
+from engine.request import Request, TokenLogprob
+from engine.step.buffers import StepBuffers
+from engine.step.build import RowArrays, mrope_positions
+from engine.step.encode import EncoderCache
+from engine.step.executor import Sizes
+from engine.step.graphs import DECODE, MIXED, decode_sizes, mixed_sizes
+from engine.step.prompts import Due, PromptLogprobs
+from engine.step.result import StepResult
+from engine.step.slots import SlotState
+
+
+class TokensHome:
+    """Fires when a step's tokens are in the pinned ring; at once when the step failed before it asked for them."""
+
+    __slots__ = ("_launcher", "_ring", "asked", "fired_at")
+
+    def __init__(self, launcher: Launcher, ring: int) -> None:
+        self._launcher = launcher
+        self._ring = ring
+        self.asked = False
+        self.fired_at = 0.0
+
+    def wait(self, timeout: float) -> bool:
+        """Blocks without the GIL. A device that never answers is noticed by the loop, which watches this thread."""
+        done = not self.asked or self._launcher.wait(self._ring, timeout)
+        self.fired_at = time.perf_counter()
+        return done
+
+
+@dataclass(slots=True)
+class DeviceStep(StepResult):
+    """A step in flight on an accelerator."""
+
+    number: int = 0  # of its record and ring buffer
+    plain: bool = False  # its choice of tokens was launched with its forward
+    pending: Pending | None = None  # log-probabilities on their way home
+    owed: list[tuple[Due, Pending]] = field(default_factory=list)  # and those of prompts
+
+
+class DeviceExecutor:
+    """The accelerator's executor; ready after profile, allocate and capture, in this order."""
+
+    def __init__(self, config: EngineConfig, model: Model, sizes: Sizes, accelerator: Accelerator) -> None:
+        self._config, self._model, self._sizes, self._accelerator = config, model, sizes, accelerator
+        self.encoder = EncoderCache(model)
+        self._buffers = StepBuffers(model, sizes, accelerator, config.deterministic)
+        self.plans = self._buffers.plans
+        self._host = SlotState(sizes.max_slots, 1)  # of which only positions are read here
+        self._sampler = DeviceSampler(
+            self._buffers.slots, sizes.max_slots, sizes.max_rows, model.config.text.vocab_size,
+            accelerator.device, config.logprobs_mode, config.max_logprobs,
+        )  # fmt: skip
+        self._prompts = PromptLogprobs(config.logprobs_mode.endswith("_logits"))
+        buffers = self._buffers
+        self._launcher = accelerator.launcher(buffers.records, buffers.stagings, buffers.tokens, buffers.ring)
+        self._newest: DeviceStep | None = None
+
+    # -- start ------------------------------------------------------------------------------------------------------
+
+    def profile(self) -> int:
+        """Runs the largest step without a cache and returns how many KV blocks fit beside it."""
+        sizes, specs, dtype = self._sizes, self._model.cache_specs(), self._model.dtype
+        device = self._accelerator.device
+        caches = allocate(specs, 1, sizes.block_size, dtype, poison=False, device=device)
+        self._buffers.set_caches(caches, 1)
+        self._buffers.prep(0)
+        peak = self._accelerator.peak_of(self._largest)
+        # The graphs' pool holds the same step once more.
+        return device_blocks(self._config, specs, dtype, sizes.max_model_len, sizes.max_rows, peak, peak)
+
+    def _largest(self) -> None:
+        self._forward_into(MIXED, self._sizes.max_tokens)
+        self._choose(self._sizes.max_rows)
+
+    def allocate(self, blocks: int) -> None:
+        """The KV cache and what is sized by it; `blocks` includes the dummy block."""
+        config, sizes = self._config, self._sizes
+        specs = self._model.cache_specs()
+        caches = allocate(
+            specs, blocks, sizes.block_size, self._model.dtype, config.debug_poison, self._accelerator.device
+        )
+        self._buffers.set_caches(caches, blocks)
+
+    def capture(self) -> None:
+        """Records every graph, or with enforce_eager those of prep only."""
+        capture, launcher, sizes = self._accelerator.capture, self._launcher, self._sizes
+        for staging in range(len(self._buffers.stagings)):
+            launcher.set_prep(staging, capture(partial(self._buffers.prep, staging)))
+        if self._config.enforce_eager:
+            self._largest()
+            return
+        decode = decode_sizes(sizes.max_rows, self._config.cudagraph_capture_sizes)
+        for size in reversed(mixed_sizes(sizes.max_tokens)):
+            launcher.set_forward(MIXED, size, capture(partial(self._forward_into, MIXED, size)))
+        for size in reversed(decode):
+            launcher.set_forward(DECODE, size, capture(partial(self._forward_into, DECODE, size)))
+            launcher.set_sample(size, capture(partial(self._choose, size)))
+
+    def _forward_into(self, kind: int, tokens: int) -> None:
+        """A forward of `tokens` padded tokens, and the hidden states of its sampled rows into their fixed place."""
+        buffers, rows = self._buffers, min(tokens, self._sizes.max_rows)
+        hidden = self._model.forward(buffers.batch(tokens, rows, kind == DECODE, []))  # [tokens, hidden_size]
+        self._keep_sampled(hidden, rows)
+
+    def _keep_sampled(self, hidden: torch.Tensor, rows: int) -> None:
+        buffers = self._buffers
+        torch.index_select(hidden, 0, buffers.inputs.sample_index[:rows], out=buffers.sampled_hidden[:rows])
+
+    def _choose(self, rows: int) -> None:
+        """Logits of the first `rows` sampled rows, and a token for each that is one."""
+        buffers = self._buffers
+        logits = self._model.logits(buffers.sampled_hidden[:rows])  # [rows, vocab]
+        self._sampler.launch_plain(buffers.inputs, logits, buffers.tokens)
+
+    # -- requests ---------------------------------------------------------------------------------------------------
+
+    def admit(self, slot: int, request: Request, seed: int, prompt_logprobs: list[TokenLogprob | None] | None) -> None:
+        words = np.zeros(12, np.int32)
+        words[:3] = slot, len(request.prompt_token_ids), request.position_delta
+        words[3:] = self._sampler.admit(slot, request.sampling, np.asarray(request.prompt_token_ids), seed)
+        self._buffers.params.stage(slot, words)
+        self._host.admit(slot, request)
+        self._prompts.admit(slot, request, prompt_logprobs)
+
+    def reset(self, slot: int, poison: bool) -> None:
+        self._buffers.params.forget(slot)
+        self._sampler.reset(slot, poison)
+        self._host.reset(slot, poison)
+        self._prompts.reset(slot)
+
+    def ledger(self) -> dict[str, int]:
+        return {"positions": len(self._host.positions), "prompt_logprobs": len(self._prompts)}
+
+    # -- steps ------------------------------------------------------------------------------------------------------
+
+    def launch_forward(self, plan: StepPlan) -> StepResult:
+        number = self.plans.index(plan)
+        step = DeviceStep(plan, RowArrays(plan), TokensHome(self._launcher, number), number=number)
+        self._newest = step
+        try:
+            self._launch_forward(step)
+        except Exception as error:
+            step.error = error
+        return step
+
+    def _launch_forward(self, step: DeviceStep) -> None:
+        plan, rows = step.plan, step.rows
+        self._buffers.params.pack(plan)
+        if self._model.config.mrope and bool((rows.computed < self._host.prompt_len[rows.slots]).any()):
+            self._buffers.send_positions(plan, mrope_positions(rows, self._host))
+        self._launcher.upload(plan, step.number)
+        self._launcher.prep()
+        due = list(self._prompts.due(rows))
+        kind = DECODE if plan.num_decode_rows == plan.num_rows else MIXED
+        size = 0 if due or plan.num_media else self._launcher.pick(kind, plan.num_tokens)
+        if size:
+            self._launcher.forward(kind, size)
+        else:
+            self._run_eagerly(step, kind, due)
+        if self._sampler.is_plain(rows.slots[rows.sampled]):
+            step.plain = True
+            self._sample_plain(step)
+
+    def _run_eagerly(self, step: DeviceStep, kind: int, due: list[Due]) -> None:
+        plan, buffers = step.plan, self._buffers
+        media = self.encoder.take(step) if plan.num_media else []
+        hidden = self._model.forward(buffers.batch(plan.num_tokens, plan.num_rows, kind == DECODE, media))
+        if plan.num_sampled:
+            self._keep_sampled(hidden, plan.num_sampled)
+        for one in due:
+            rows = hidden[one.start : one.start + one.count]
+            pending = prompt_logprobs(self._model.logits, rows, one.next_tokens, one.k, self._prompts.as_logits)
+            step.owed.append((one, pending))
+
+    def _sample_plain(self, step: DeviceStep) -> None:
+        count = step.plan.num_sampled
+        if count:
+            size = self._launcher.pick_sample(count)
+            if size:
+                self._launcher.sample(size)
+            else:
+                self._choose(count)
+        self._ask(step)
+
+    def _ask(self, step: DeviceStep) -> None:
+        """The step's tokens start for home."""
+        self._launcher.download(step.number)
+        assert isinstance(step.event, TokensHome)
+        step.event.asked = True
+
+    def launch_sample(self, step: StepResult, done: Callable[[StepResult], None]) -> None:
+        assert isinstance(step, DeviceStep)
+        if step.plain or step.error is not None:
+            return
+        try:
+            rows, buffers = step.rows, self._buffers
+            slots = rows.slots[rows.sampled]
+            index = rows.computed[rows.sampled] + rows.lens[rows.sampled] - self._host.prompt_len[slots]
+            logits = self._model.logits(buffers.sampled_hidden[: len(slots)])  # [num_sampled, vocab]
+            step.pending = self._sampler.launch_special(buffers.inputs, logits, buffers.tokens, slots, index)
+            self._ask(step)
+        except Exception as error:
+            step.error = error
+
+    def collect(self, step: StepResult) -> None:
+        assert isinstance(step, DeviceStep)
+        step.started_at = max(step.started_at, step.launched_at)
+        if self._newest is not None and self._newest is not step:
+            self._newest.started_at = step.event.fired_at  # the device goes on with it at once
+        if step.error is not None:
+            return
+        sampled = step.rows.sampled
+        chosen = self._buffers.ring[step.number].numpy()[sampled]  # a copy: the ring is written again
+        step.invalid += sampled[chosen < 0].tolist()
+        step.tokens = np.full(step.plan.num_rows, -1, np.int32)
+        step.tokens[sampled] = chosen
+        step.tokens[step.invalid] = -1
+        self._sampler.record(step.rows.slots[sampled], chosen)
+        if step.pending is not None:
+            step.logprobs = {int(sampled[k]): entry for k, entry in step.pending.collect().items()}
+        for due, pending in step.owed:
+            entries = pending.collect()
+            due.target += [entries[k] for k in range(due.count)]
+
+    def close(self) -> None:
+        self._accelerator.close()

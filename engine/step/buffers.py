@@ -1,0 +1,107 @@
+"""StepBuffers: every fixed piece of memory that steps on an accelerator pass through, allocated once at start.
+
+Owner: device thread. A plan is written by the scheduler into a pinned record, copied into one of two stagings, and
+spread by the prep kernels over the slots' state and the inputs of the forward; tokens come home into a pinned ring.
+
+    plan n -> records[n % 3] --up--> stagings[step % 2] --prep--> slots, inputs --forward--> sampled_hidden
+                                                     ring[n % 3] <--down-- tokens <--sample--
+
+A record and its ring buffer are used again three steps later: by then the step has been settled, so both copies have
+run. A staging is used again two steps later, when the prep that read it has run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from _fast.params import SlotParams
+from _fast.plan import StepPlan
+from engine.attention.base import AttentionMeta
+from engine.device import Accelerator
+from engine.kernels.attention.work import WorkList, empty_list, fill_list, max_parts
+from engine.kernels.step_inputs import empty_inputs, empty_slots, step_inputs
+from engine.models.base import Model
+from engine.step.batch import Batch
+from engine.step.executor import Sizes
+
+RECORDS, STAGINGS = 3, 2
+MIN_UPDATES = 16384  # block-table changes that one plan may carry: 256 KiB of its record
+Caches = list[tuple[Tensor, Tensor]]
+
+
+class StepBuffers:
+    """Fixed addresses; what steps do with them is the executor's."""
+
+    def __init__(self, model: Model, sizes: Sizes, accelerator: Accelerator, invariant: bool) -> None:
+        device, rows, tokens = accelerator.device, sizes.max_rows, sizes.max_tokens
+        updates = max(sizes.max_blocks + 1, MIN_UPDATES)
+        length = StepPlan.record_len(rows, tokens, updates)
+        self._sizes = sizes
+        self._invariant = invariant
+        spec = model.cache_specs()[0]
+        text = model.config.text
+        self._heads, self._head_dim = text.num_heads, spec.head_dim
+        self._group = text.num_heads // spec.num_kv_heads
+        self.records = [accelerator.pinned(length) for _ in range(RECORDS)]
+        self.ring = [accelerator.pinned(rows) for _ in range(RECORDS)]
+        self.plans = [StepPlan(rows, tokens, updates, buffer=record.numpy()) for record in self.records]
+        self.stagings = [torch.zeros(length, dtype=torch.int32, device=device) for _ in range(STAGINGS)]
+        self.params = SlotParams(sizes.max_slots)
+        self.slots = empty_slots(sizes.max_slots, sizes.max_blocks, device)
+        self.inputs = empty_inputs(rows, tokens, model.config.mrope, device)
+        self.tokens = torch.full((rows,), -1, dtype=torch.int32, device=device)
+        self.sampled_hidden = torch.zeros(rows, text.hidden_size, dtype=model.dtype, device=device)
+        self.work: WorkList = self._work(1)
+        self.caches: Caches = []
+
+    def set_caches(self, caches: Caches, num_blocks: int) -> None:
+        """The KV cache, and room for the work lists of any step over it."""
+        self.caches = caches
+        self.work = self._work(num_blocks)
+
+    def _work(self, num_blocks: int) -> WorkList:
+        sizes = self._sizes
+        parts = max_parts(num_blocks, sizes.block_size, sizes.max_rows)
+        return empty_list(sizes.max_rows, sizes.max_tokens, parts, self._heads, self._head_dim, self.tokens.device)
+
+    def prep(self, staging: int) -> None:
+        """Launches what turns a staged record into the inputs of a forward: slots, tokens, rows, work lists."""
+        sizes = self._sizes
+        step_inputs(self.inputs, self.slots, self.stagings[staging], sizes.max_rows, sizes.max_tokens, sizes.block_size)
+        fill_list(self.work, self._meta(sizes.max_tokens, sizes.max_rows, False), self._group, self._invariant)
+
+    def batch(self, tokens: int, rows: int, decode_only: bool, media: list[tuple[int, int, Tensor]]) -> Batch:
+        """Views of the first `tokens` tokens and `rows` rows; more than the step has is padding."""
+        inputs = self.inputs
+        return Batch(
+            token_ids=inputs.token_ids[:tokens],
+            positions=inputs.positions[..., :tokens],
+            media=media,
+            attention=replace(self._meta(tokens, rows, decode_only), work=self.work),
+            sample_index=inputs.sample_index[:rows],
+            caches=self.caches,
+        )
+
+    def _meta(self, tokens: int, rows: int, decode_only: bool) -> AttentionMeta:
+        inputs, longest = self.inputs, self._sizes.max_model_len
+        return AttentionMeta(
+            query_start=inputs.query_start[: rows + 1],
+            context_len=inputs.context_len[:rows],
+            block_tables=self.slots.block_tables,
+            slot_mapping=inputs.slot_mapping[:tokens],
+            max_query_len=1 if decode_only else tokens,
+            max_context_len=longest,
+            table_row=inputs.row_slot[:rows],
+            decode_only=decode_only,
+        )
+
+    def send_positions(self, plan: StepPlan, positions: np.ndarray) -> None:
+        """Appends int32 [3, num_tokens] to a packed plan's record, for prompts that bring positions of their own."""
+        record = np.asarray(plan.record)
+        start = plan.used_len
+        record[start : start + positions.size] = positions.reshape(-1)
+        record[8], record[9] = start, start + positions.size

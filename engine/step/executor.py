@@ -1,0 +1,61 @@
+"""Executor: what runs a planned step, on the CPU or on an accelerator, behind one face.
+
+Owner: device thread. In: StepPlans and the slots' requests. Out: StepResults, whose event fires when their tokens can
+be read. There are two: HostExecutor (engine/step/host) and DeviceExecutor (engine/step/accelerated); the loop, the
+scheduler and admission do not know which they have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from _fast.plan import StepPlan
+from engine.request import Request, TokenLogprob
+from engine.step.encode import EncoderCache
+from engine.step.result import StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Bounds of every step, fixed at start."""
+
+    max_rows: int  # rows in a step
+    max_tokens: int  # tokens in a step
+    max_slots: int  # requests running and waiting
+    max_model_len: int  # tokens of prompt and answer
+    block_size: int  # tokens in a KV block
+
+    @property
+    def max_blocks(self) -> int:
+        """Entries of one request's block table."""
+        return -(-self.max_model_len // self.block_size)
+
+
+class Executor(Protocol):
+    """Runs steps in the order they are launched."""
+
+    plans: list[StepPlan]  # taken in turn; one is free again when its step has been settled
+    encoder: EncoderCache
+
+    def admit(self, slot: int, request: Request, seed: int, prompt_logprobs: list[TokenLogprob | None] | None) -> None:
+        """Stages a request's row, which no step in flight knows; `prompt_logprobs` grows as the prompt is computed."""
+
+    def reset(self, slot: int, poison: bool) -> None:
+        """Forgets a freed slot; with `poison` its numbers become ones that no live row may use."""
+
+    def launch_forward(self, plan: StepPlan) -> StepResult:
+        """Puts towers and forward of a planned step on the stream."""
+
+    def launch_sample(self, step: StepResult, done: Callable[[StepResult], None]) -> None:
+        """Puts the choice of tokens on the stream; `done` is called, on any thread, when they can be read early."""
+
+    def collect(self, step: StepResult) -> None:
+        """After the step's event: fills tokens, invalid rows and log-probabilities on the host."""
+
+    def ledger(self) -> dict[str, int]:
+        """What is held per request; zero when idle."""
+
+    def close(self) -> None:
+        """Waits for what was launched and lets go of the stream."""

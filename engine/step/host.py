@@ -1,0 +1,113 @@
+"""HostExecutor: steps on the CPU, launched onto a HostStream that stands where an accelerator's stream would.
+
+Owner: device thread launches; the stream's thread runs. In: plans. Out: StepResults; the stream puts each into the
+inbox when it is done, so that the loop need not guess how long a step takes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from _fast.plan import StepPlan
+from engine.config import EngineConfig
+from engine.device import HostEvent, HostStream
+from engine.models.base import Model
+from engine.request import Request, TokenLogprob
+from engine.sampling.logprobs import prompt_logprobs
+from engine.sampling.sampler import Sampler
+from engine.step.build import RowArrays, apply_updates, build
+from engine.step.encode import EncoderCache
+from engine.step.executor import Sizes
+from engine.step.prompts import PromptLogprobs
+from engine.step.result import StepResult
+from engine.step.slots import SlotState
+
+Caches = list[tuple[torch.Tensor, torch.Tensor]]
+
+
+class HostExecutor:
+    """The CPU's executor."""
+
+    def __init__(self, config: EngineConfig, model: Model, sizes: Sizes, caches: Caches) -> None:
+        rows, tokens = sizes.max_rows, sizes.max_tokens
+        # A plan is written while the step before it runs, never while its own last step does: two are enough.
+        self.plans = [StepPlan(rows, tokens, rows * (sizes.max_blocks + 1)) for _ in range(2)]
+        self.encoder = EncoderCache(model)
+        self._model = model
+        self._mrope = model.config.mrope
+        self._block_size = sizes.block_size
+        self._caches = caches
+        self._slots = SlotState(sizes.max_slots, sizes.max_blocks)
+        self._sampler = Sampler(sizes.max_slots, model.config.text.vocab_size, config.logprobs_mode)
+        self._prompts = PromptLogprobs(config.logprobs_mode.endswith("_logits"))
+        self.stream = HostStream()
+
+    def admit(self, slot: int, request: Request, seed: int, prompt_logprobs: list[TokenLogprob | None] | None) -> None:
+        self._slots.admit(slot, request)
+        self._sampler.admit(slot, request.sampling, np.asarray(request.prompt_token_ids), seed)
+        self._prompts.admit(slot, request, prompt_logprobs)
+
+    def reset(self, slot: int, poison: bool) -> None:
+        self._slots.reset(slot, poison)
+        self._sampler.reset(slot, poison)
+        self._prompts.reset(slot)
+
+    def launch_forward(self, plan: StepPlan) -> StepResult:
+        step = StepResult(plan, RowArrays(plan))
+        self.stream.launch(self._forward, step)
+        return step
+
+    def launch_sample(self, step: StepResult, done: Callable[[StepResult], None]) -> None:
+        self.stream.launch(self._sample, step, done)
+
+    def collect(self, step: StepResult) -> None:
+        """Nothing to do: the stream has filled the step."""
+
+    def ledger(self) -> dict[str, int]:
+        return {"positions": len(self._slots.positions), "prompt_logprobs": len(self._prompts)}
+
+    def close(self) -> None:
+        self.stream.close()
+
+    # -- on the stream ----------------------------------------------------------------------------------------------
+
+    def _forward(self, step: StepResult) -> None:
+        step.started_at = time.perf_counter()
+        try:
+            apply_updates(step.plan, self._slots)
+            media = self.encoder.take(step)
+            batch = build(step.plan, step.rows, self._slots, self._block_size, media, self._caches, self._mrope)
+            hidden = self._model.forward(batch)  # [num_tokens, hidden]
+            for due in self._prompts.due(step.rows):
+                due.target += prompt_logprobs(
+                    self._model.logits, hidden[due.start : due.start + due.count], due.next_tokens, due.k,
+                    self._prompts.as_logits,
+                )  # fmt: skip
+            if len(step.rows.sampled):
+                step.logits = self._model.logits(hidden[batch.sample_index])  # [num_sampled, vocab] float32
+        except Exception as error:
+            step.error = error
+
+    def _sample(self, step: StepResult, done: Callable[[StepResult], None]) -> None:
+        try:
+            tokens = np.full(step.plan.num_rows, -1, np.int32)
+            if step.error is None and step.logits is not None:
+                rows = step.rows.sampled
+                slots = step.rows.slots[rows]
+                index = step.rows.computed[rows] + step.rows.lens[rows] - self._slots.prompt_len[slots]
+                chosen, logprobs = self._sampler.sample(step.logits, slots, index)
+                step.invalid += rows[chosen < 0].tolist()
+                step.logprobs = {int(rows[k]): entry for k, entry in logprobs.items()}
+                tokens[rows] = chosen
+                tokens[step.invalid] = -1
+                self._slots.last_token[slots] = np.maximum(chosen, 0)
+            step.tokens, step.logits = tokens, None
+        except Exception as error:
+            step.error = error
+        assert isinstance(step.event, HostEvent)
+        step.event.fire()
+        done(step)
