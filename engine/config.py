@@ -20,12 +20,13 @@ class EngineConfig:
 
     model: str  # folder in Hugging Face format
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"
     seed: int = 0  # of dummy weights and of requests without a seed
     max_model_len: int = 0  # tokens; 0 = what the checkpoint holds
     block_size: int = 16  # tokens in a KV block
-    gpu_memory_utilization: float = 0.92
+    gpu_memory_utilization: float = 0.92  # share of the accelerator's memory
+    device_reserve_bytes: int = 1 << 30  # of that share, kept free for what no plan knows
     kv_cache_memory_bytes: int = 0  # 0 = derived from the free memory
     num_gpu_blocks_override: int = 0
     enable_prefix_caching: bool = True
@@ -40,4 +41,9 @@ class EngineConfig:
     encoder_cache_tokens: int = 0  # tower rows kept; 0 = derived
     num_threads: int = 0  # CPU compute threads; 0 = all cores
     step_timeout: float = 60.0  # seconds
+    max_failed_steps: int = 3  # in a row; then the device counts as lost
+    max_oom: int = 3  # steps without room on the device in a minute; then it counts as lost
+    enforce_eager: bool = False  # launch every kernel by itself, capture no graphs
+    cudagraph_capture_sizes: tuple[int, ...] = ()  # tokens of the steps to capture, ascending; () = derived
+    deterministic: bool = False  # bit-identical tokens and log-probabilities whatever else is in the batch
     debug_poison: bool = False  # freed blocks and slots hold NaN and out-of-range ids

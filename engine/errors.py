@@ -1,9 +1,14 @@
 """Errors the engine raises or attaches to a Delta; the server maps them to HTTP (server/errors.py).
 
 `reason` is the stable word of SECURITY's answers; `scope` says how far the damage goes: request < step < device.
+`scope_of` reads it off any exception that a step raised: an accelerator whose context is lost answers every later call
+with an error, so nothing is tried again there; the process is restarted.
 """
 
 from __future__ import annotations
+
+import re
+from typing import Literal
 
 
 class EngineError(Exception):
@@ -39,6 +44,13 @@ class StepFailedError(EngineError):
     scope = "step"
 
 
+class DeviceOutOfMemoryError(EngineError):
+    """A step did not fit into the accelerator's memory; its rows end with 503, later ones find a smaller step."""
+
+    reason = "device_out_of_memory"
+    scope = "step"
+
+
 class InvalidLogitsError(EngineError):
     """A row's logits were NaN or infinite; that row ends with 500."""
 
@@ -56,3 +68,44 @@ class ConfigError(EngineError):
     """The engine cannot be built from this configuration or checkpoint: one line, the process does not start."""
 
     reason = "invalid_request"
+
+
+# How the runtimes, the vendors' libraries, Triton and our own calls of the runtime begin what they say of a failure.
+# "found at least two devices, cuda:0 and cpu" is none of these: torch refused before anything was launched.
+_OF_A_DEVICE = re.compile(
+    r"(cuda|hip|rocm)( driver| runtime)? error|(cu|hip|roc)blas|cusolver|cudnn|miopen|[nr]ccl|triton error|"
+    r"device-side assert|accelerator call"
+)
+_NO_MEMORY = re.compile(r"out of memory|status_alloc_failed|error_?memory_?allocation")
+
+
+def scope_of(error: BaseException) -> Literal["step", "device"]:
+    """How far the damage of an exception reaches that a step raised.
+
+    Out of memory ends the step: the allocator refused before anything ran. Any other complaint of the accelerator
+    (illegal address, assert, ECC, failed launch, a number nobody knows) ends the device; our own mistakes end the step.
+    """
+    if isinstance(error, EngineError):
+        return "device" if error.scope == "device" else "step"
+    if not isinstance(error, Exception):  # somebody ends this thread
+        return "device"
+    if is_out_of_memory(error):
+        return "step"
+    if type(error).__name__ == "AcceleratorError":
+        return "device"
+    told_from_below = isinstance(error, RuntimeError) and _OF_A_DEVICE.search(str(error).lower())
+    return "device" if told_from_below else "step"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether the accelerator had no room; Python's MemoryError is the host's."""
+    if type(error).__name__ == "OutOfMemoryError":
+        return True
+    return isinstance(error, RuntimeError) and _NO_MEMORY.search(str(error).lower()) is not None
+
+
+def for_rows(error: BaseException) -> EngineError:
+    """What the rows of a step are told that raised `error`."""
+    if is_out_of_memory(error):
+        return DeviceOutOfMemoryError("the accelerator had no memory left for this request; try again later")
+    return StepFailedError("a step of the engine failed; this request was part of it")

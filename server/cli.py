@@ -149,7 +149,7 @@ class Arguments:
             elif word.startswith("-") and len(word) > 1:
                 raise unknown(word.lstrip("-"), self.flags)
             elif self.several:
-                self.values[self.several] = (*self.values[self.several], word)
+                self.values[self.several] = (*self.values[self.several], *listed(self.flags[self.several], word))
             elif "model" in self.values:
                 raise UsageError(f"{word!r}: one model is already named ({self.values['model']})")
             else:
@@ -197,7 +197,8 @@ def listed(flag: Flag, text: str) -> list[Any]:
         except ValueError:
             raise UsageError(f"--{flag.name} {text}: must be a JSON list, or words with commas") from None
     if typing.get_args(flag.kind)[0] is int:
-        return [number(dataclasses.replace(flag, kind=int), word) for word in words if word]
+        whole = dataclasses.replace(flag, kind=int)
+        return [in_range(whole, number(whole, word)) for word in words if word]
     return [word for word in words if word]
 
 

@@ -117,7 +117,7 @@ class ModelFlags:
     tokenizer: str = flag("", "folder or file of the tokenizer; none: the model's folder")
     tokenizer_mode: Literal["auto", "hf", "mistral"] = flag("auto", "hf: tokenizer.json; mistral: mistral-common")
     device: Literal["auto", "cpu", "cuda"] = flag("auto", "where it runs (cuda: also ROCm)")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = flag("auto", "of weights and activations")
+    dtype: Literal["auto", "float32", "bfloat16"] = flag("auto", "of weights and activations")
     load_format: Literal["auto", "safetensors", "dummy"] = flag("auto", "dummy: random weights")
     seed: int = flag(0, "of dummy weights")
     max_model_len: int = flag(0, "context in tokens, 32k accepted; 0: the checkpoint's", tokens=True, low=0)
@@ -151,6 +151,7 @@ class CacheConfig:
 
     block_size: int = flag(16, "tokens in a block", low=1)
     gpu_memory_utilization: float = flag(0.92, "share of the accelerator's memory to use", low=0.01, high=1)
+    device_reserve_bytes: int = flag(1024 * MIB, "of that share, kept free for what no plan knows", low=0)
     kv_cache_memory_bytes: int = flag(0, "bytes for blocks; 0: derived", low=0)
     num_gpu_blocks_override: int = flag(0, "number of blocks; 0: derived", low=0)
     enable_prefix_caching: bool = flag(True, "share blocks of equal prefixes")
@@ -167,6 +168,13 @@ class SchedulerConfig:
     scheduling_policy: Literal["fcfs", "priority"] = flag("fcfs", "who goes first")
     stream_interval: int = flag(1, "tokens per chunk of a stream, at least", low=1)
     step_timeout: float = flag(60.0, "seconds a step may take before the engine counts as stalled", low=1)
+    max_failed_steps: int = flag(3, "failed steps in a row that end the process", low=1)
+    max_oom: int = flag(3, "steps in a minute without room on the device that end the process", low=1)
+    enforce_eager: bool = flag(False, "capture no graphs of kernels")
+    cudagraph_capture_sizes: tuple[int, ...] = flag(
+        (), "tokens of steps to capture; none: derived", several=True, low=1
+    )
+    deterministic: bool = flag(False, "equal bits for a request, whatever else is in its batch")
 
 
 # The media flags are the fields of mm's own limits; what they mean is said here.
@@ -246,6 +254,7 @@ class Config:
             max_model_len=model.max_model_len,
             block_size=cache.block_size,
             gpu_memory_utilization=cache.gpu_memory_utilization,
+            device_reserve_bytes=cache.device_reserve_bytes,
             kv_cache_memory_bytes=cache.kv_cache_memory_bytes,
             num_gpu_blocks_override=cache.num_gpu_blocks_override,
             enable_prefix_caching=cache.enable_prefix_caching,
@@ -258,6 +267,11 @@ class Config:
             logprobs_mode=model.logprobs_mode,
             num_threads=model.num_threads,
             step_timeout=rows.step_timeout,
+            max_failed_steps=rows.max_failed_steps,
+            max_oom=rows.max_oom,
+            enforce_eager=rows.enforce_eager,
+            cudagraph_capture_sizes=tuple(sorted(set(rows.cudagraph_capture_sizes))),
+            deterministic=rows.deterministic,
         )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import orjson
 
-from engine.errors import EngineError, NotReadyError, QueueFullError, RequestError
+from engine.errors import DeviceOutOfMemoryError, EngineError, NotReadyError, QueueFullError, RequestError
 from mm.errors import MediaError
 from server.render.errors import RenderError
 
@@ -145,6 +145,8 @@ def from_engine(error: EngineError, retry_after: int = 1) -> ApiError:
         return unavailable(error.reason, str(error), 1)
     if isinstance(error, RequestError):
         return ApiError(400, error.reason, str(error))
+    if isinstance(error, DeviceOutOfMemoryError):
+        return unavailable(error.reason, str(error), 5)
     if error.scope == "device":
         return unavailable("engine_dead", "the engine stopped working; this server is restarting", 10)
     return ApiError(500, error.reason, "the engine could not finish this request")

@@ -54,14 +54,19 @@ def count_blocks(
 
 
 def allocate(
-    specs: list[CacheSpec], num_blocks: int, block_size: int, dtype: torch.dtype, poison: bool
+    specs: list[CacheSpec],
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype,
+    poison: bool,
+    device: torch.device | str = "cpu",
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """(keys, values) per layer, each [num_blocks, num_kv_heads, block_size, head_dim], not written yet."""
     caches = []
     for spec in specs:
         assert isinstance(spec, FullSpec | SlidingSpec)
         shape = (num_blocks, spec.num_kv_heads, block_size, spec.head_dim)
-        pair = (torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype))
+        pair = (torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
         for tensor in pair:
             if poison:
                 tensor.fill_(float("nan"))

@@ -1,5 +1,6 @@
 """config.json in its many spellings -> one ModelConfig, and refusals that name key and remedy."""
 
+import dataclasses
 import json
 import logging
 
@@ -211,16 +212,26 @@ def test_code_named_by_auto_map_is_logged_and_ignored(read, caplog):
     assert "auto_map" in caplog.text
 
 
-def test_dtypes():
+def test_dtypes(caplog):
     config = hf.load_model_config(tiny.checkpoint("llama"))
     assert hf.resolve_dtype(config, "auto", "cpu") == torch.float32
     assert hf.resolve_dtype(config, "bfloat16", "cpu") == torch.bfloat16
-    assert hf.resolve_dtype(config, "auto", "cuda") == torch.bfloat16
-    assert hf.resolve_dtype(config, "float16", "cuda") == torch.float16
-    with pytest.raises(ConfigError, match="dtype='float16' is not computed on a CPU; use auto, float32 or bfloat16"):
-        hf.resolve_dtype(config, "float16", "cpu")
-    with pytest.raises(ConfigError, match="dtype='int8': allowed are auto, float32"):
-        hf.resolve_dtype(config, "int8", "cpu")
+    assert hf.resolve_dtype(config, "auto", "cuda:0") == torch.bfloat16
+    assert hf.resolve_dtype(config, "float32", "cuda:0") == torch.float32
+    for device in ("cpu", "cuda:0"):
+        for wrong in ("float16", "int8"):
+            with pytest.raises(ConfigError, match=f"--dtype {wrong}: allowed are auto, float32, bfloat16"):
+                hf.resolve_dtype(config, wrong, device)
+    assert not caplog.records
+
+
+def test_a_float16_checkpoint_is_served_in_bfloat16_and_says_so(caplog):
+    config = dataclasses.replace(hf.load_model_config(tiny.checkpoint("llama")), torch_dtype=torch.float16)
+    assert hf.resolve_dtype(config, "auto", "cuda:0") == torch.bfloat16
+    assert "--dtype float32 keeps all its digits" in caplog.text
+    caplog.clear()
+    assert hf.resolve_dtype(config, "auto", "cpu") == torch.float32
+    assert not caplog.records
 
 
 def test_the_two_lists_of_architectures_agree():

@@ -72,9 +72,12 @@ def test_the_model_may_stand_alone():
         (["--port", "70000"], "--port 70000: must be 0 to 65535"),
         (["--port"], "--port: needs a value"),
         (["--port", "--host"], "--port: needs a value"),
-        (["--dtype", "int3"], "--dtype int3: must be one of auto, float32, bfloat16, float16"),
+        (["--dtype", "int3"], "--dtype int3: must be one of auto, float32, bfloat16"),
         (["--gpu-memory-utilization", "1.5"], "must be 0.01 to 1"),
         (["--gpu-memory-utilization", "nan"], "must be 0.01 to 1"),
+        (["--cudagraph-capture-sizes", "1", "2", "/model"], "--cudagraph-capture-sizes /model: must be a whole number"),
+        (["--cudagraph-capture-sizes", "0"], "--cudagraph-capture-sizes 0: must be at least 1"),
+        (["--max-failed-steps", "0"], "must be at least 1"),
         (["--enable-prefix-caching=perhaps"], "must be true or false"),
         (["--ssl-keyfile", "k"], "give both or neither"),
         (["--allowed-origins", "*", "--allow-credentials"], "name the origins"),
@@ -87,6 +90,23 @@ def test_wrong_words_end_in_one_line(words, text, capsys):
     said = capsys.readouterr().err
     assert text in said
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [["8", "1", "2"], ["8,1", "2"], ["[8, 1, 2]"], ["2", "1", "2", "8"]])
+def test_graph_sizes_are_given_in_any_order(words):
+    assert config_of("--cudagraph-capture-sizes", *words, "--enforce-eager").engine().cudagraph_capture_sizes == (
+        1,
+        2,
+        8,
+    )
+
+
+def test_the_engine_gets_what_it_should_do_about_bad_luck():
+    engine = config_of("--max-failed-steps", "5", "--max-oom", "7", "--deterministic", "--enforce-eager").engine()
+    assert (engine.max_failed_steps, engine.max_oom) == (5, 7)
+    assert engine.deterministic
+    assert engine.enforce_eager
+    assert engine.device_reserve_bytes == 1 << 30
 
 
 def test_files_hold_the_same_names_and_the_command_line_wins(tmp_path):

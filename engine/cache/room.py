@@ -1,0 +1,135 @@
+"""How much of an accelerator the KV cache gets: arithmetic over measured bytes.
+
+Thread: device, at start, after the weights and a profiling step. In: flags, specs, DeviceMemory. Out: a number of
+blocks, or a ConfigError that names a value that fits.
+
+    total x utilization = used now (weights, driver, others) + peak of a step + graphs + reserve + BLOCKS
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import torch
+
+from engine.cache.pool import bytes_per_block
+from engine.cache.spec import CacheSpec
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.memory import DeviceMemory, device_memory, gib
+
+log = logging.getLogger("omniloop.engine")
+
+MOST_BLOCKS = 1 << 20  # beyond what rows can hold: a tiny model does not need a hundred million blocks
+LEAST_TOKENS = 256  # a context shorter than this serves nobody
+
+
+def device_blocks(
+    config: EngineConfig,
+    specs: list[CacheSpec],
+    dtype: torch.dtype,
+    max_model_len: int,
+    rows: int,
+    peak_bytes: int,
+    graph_bytes: int,
+    memory: DeviceMemory | None = None,
+) -> int:
+    """Blocks to allocate, the dummy one included.
+
+    `peak_bytes`: what the largest step takes beyond what is live now; `graph_bytes`: what captured graphs will hold;
+    `memory`: now, with the weights in place and nothing of a step alive; None asks the current device.
+    """
+    memory = memory or device_memory()
+    share = utilization(config)
+    size = bytes_per_block(specs, config.block_size, dtype)
+    longest = -(-max_model_len // config.block_size)
+    taken = memory.used + peak_bytes + graph_bytes
+    wished = config.num_gpu_blocks_override * size or config.kv_cache_memory_bytes
+    if wished:
+        _refuse_if_beyond(config, wished, size, memory.total - taken)
+    budget = wished or int(share * memory.total) - taken - config.device_reserve_bytes
+    count = config.num_gpu_blocks_override or min(budget // size - 1, max(MOST_BLOCKS, rows * longest))
+    if count * config.block_size < min(LEAST_TOKENS, max_model_len) and not config.num_gpu_blocks_override:
+        raise ConfigError(_too_small(config, wished, taken, (longest + 1) * size, memory))
+    log.info(
+        "device memory: %s in all, %s used now, %s for a step, %s for graphs; KV cache %s: %d blocks of %d tokens, "
+        "%.1f contexts of %d tokens",
+        gib(memory.total),
+        gib(memory.used),
+        gib(peak_bytes),
+        gib(graph_bytes),
+        gib((count + 1) * size),
+        count,
+        config.block_size,
+        count / longest,
+        max_model_len,
+    )
+    return count + 1
+
+
+def check_weights(config: EngineConfig, weight_bytes: int, memory: DeviceMemory) -> None:
+    """Refuses, before anything is loaded, weights that cannot fit."""
+    share = utilization(config)
+    needed = memory.used + weight_bytes + config.device_reserve_bytes
+    if needed <= share * memory.total:
+        return
+    lead = (
+        f"--gpu-memory-utilization {share:g} of {gib(memory.total)}: the weights take {gib(weight_bytes)}, "
+        f"{gib(memory.used)} are used already and {gib(config.device_reserve_bytes)} are kept in reserve"
+    )
+    raise ConfigError(f"{lead}; {_advice(needed, memory.total, 'serve a smaller model, or free the device')}")
+
+
+def utilization(config: EngineConfig) -> float:
+    """The share of the device's memory to use, checked."""
+    share = config.gpu_memory_utilization
+    if not 0 < share <= 1:
+        raise ConfigError(f"--gpu-memory-utilization {share:g}: must be more than 0 and at most 1")
+    return share
+
+
+def fit_context(config: EngineConfig, wanted: int, num_blocks: int) -> int:
+    """Tokens of context: what is wanted or what the blocks hold; an explicit wish that does not fit is refused.
+
+    `num_blocks` includes the dummy block.
+    """
+    fits = (num_blocks - 1) * config.block_size
+    if wanted <= fits:
+        return wanted
+    if config.max_model_len:
+        raise ConfigError(
+            f"--max-model-len {wanted}: the KV cache holds {fits} tokens; ask for at most {fits}, "
+            "or raise --kv-cache-memory-bytes or --gpu-memory-utilization"
+        )
+    log.warning("context limited to %d of %d tokens by the KV cache's memory", fits, wanted)
+    return fits
+
+
+def _refuse_if_beyond(config: EngineConfig, wished: int, size: int, left: int) -> None:
+    """An explicit size of the cache is checked against what the device has at all."""
+    if wished <= left:
+        return
+    largest = max(left // size - 1, 0)
+    if config.num_gpu_blocks_override:
+        said = f"--num-gpu-blocks-override {config.num_gpu_blocks_override}: at most {largest} fit"
+    else:
+        said = f"--kv-cache-memory-bytes {wished}: at most {max(left, 0)} fit"
+    raise ConfigError(f"{said} beside the weights and a step ({gib(max(left, 0))} are left, {gib(size)} per block)")
+
+
+def _too_small(config: EngineConfig, wished: int, taken: int, context: int, memory: DeviceMemory) -> str:
+    if wished:
+        return f"--kv-cache-memory-bytes {wished}: one context takes {context} bytes; ask for at least that"
+    lead = (
+        f"--gpu-memory-utilization {config.gpu_memory_utilization:g} of {gib(memory.total)} leaves no room for a KV "
+        f"cache: {gib(memory.used)} are used, a step and its graphs take {gib(taken - memory.used)}, "
+        f"{gib(config.device_reserve_bytes)} are kept in reserve and one context takes {gib(context)}"
+    )
+    needed = taken + config.device_reserve_bytes + context
+    return f"{lead}; {_advice(needed, memory.total, 'lower --max-model-len or --max-num-batched-tokens')}"
+
+
+def _advice(needed: int, total: int, otherwise: str) -> str:
+    smallest = math.ceil(100 * needed / total) / 100
+    return f"the smallest value that fits is {smallest:g}" if smallest <= 1 else f"no value fits: {otherwise}"

@@ -1,0 +1,75 @@
+"""An accelerator's memory in numbers, and what is said when it is not enough at start.
+
+Owner: device thread, at start. In: the driver's and torch's counters. Out: DeviceMemory, plain bytes, so that all that
+is decided from it (engine/cache/room) is arithmetic; one line for the operator when an allocation fails.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from engine.errors import ConfigError, is_out_of_memory
+
+GIB = 1 << 30
+# What to change when a phase of the start does not fit.
+REMEDIES = {
+    "weights": "serve a smaller model, or free the device of other processes",
+    "cache": "lower --gpu-memory-utilization or --kv-cache-memory-bytes",
+    "profiling": "lower --max-num-batched-tokens or --max-num-seqs",
+    "graphs": "give fewer --cudagraph-capture-sizes, or --enforce-eager",
+    "warmup": "lower --gpu-memory-utilization or --max-num-batched-tokens",
+}
+_ASKED = re.compile(r"[Tt]ried to allocate ([\d.]+ [KMGT]?i?B)")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Bytes at one moment."""
+
+    total: int
+    free: int  # what the driver would still give
+    allocated: int = 0  # live tensors of this process
+    reserved: int = 0  # what torch took from the driver to hold them; at least `allocated`
+
+    @property
+    def used(self) -> int:
+        """Taken by live tensors, the driver and other processes; what torch keeps only for reuse counts as free."""
+        return self.total - self.free - (self.reserved - self.allocated)
+
+
+def device_memory(device: str | None = None) -> DeviceMemory:
+    """The counters of an accelerator now; None is the current one."""
+    free, total = torch.cuda.mem_get_info(device)
+    return DeviceMemory(total, free, torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device))
+
+
+def gib(count: int) -> str:
+    """Bytes as operators read them."""
+    return f"{count / GIB:.2f} GiB"
+
+
+@contextmanager
+def enough_for(phase: str, memory: Callable[[], DeviceMemory]) -> Iterator[None]:
+    """Turns running out of memory in a phase of the start (a key of REMEDIES) into a ConfigError."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ConfigError(out_of_memory(error, phase, memory())) from error
+
+
+def out_of_memory(error: BaseException, phase: str, now: DeviceMemory) -> str:
+    """How much was asked for, how much there is, which flag to lower."""
+    found = _ASKED.search(str(error))
+    asked = f"{found[1]} more were asked for" if found else "an allocation failed"
+    others = now.used - now.allocated
+    return (
+        f"out of device memory during {phase}: {asked}, {gib(now.free)} of {gib(now.total)} are free "
+        f"({gib(now.reserved)} held here, {gib(others)} by the driver and other processes); {REMEDIES[phase]}"
+    )

@@ -1,0 +1,132 @@
+"""How much of an accelerator the cache gets, and the one line that refuses what does not fit. Numbers only."""
+
+import logging
+import re
+
+import pytest
+import torch
+
+from engine.cache.pool import bytes_per_block
+from engine.cache.room import check_weights, device_blocks, fit_context
+from engine.cache.spec import FullSpec
+from engine.config import EngineConfig
+from engine.device import choose_device
+from engine.errors import ConfigError
+from engine.kernels import target
+from engine.memory import GIB, DeviceMemory, enough_for
+
+SPECS = [FullSpec(8, 128)] * 32  # an 8B model: 2 MiB for 16 tokens
+MEMORY = DeviceMemory(total=80 * GIB, free=60 * GIB, allocated=15 * GIB, reserved=19 * GIB)
+
+
+def config(**settings):
+    return EngineConfig(model="x", **settings)
+
+
+def blocks(memory=MEMORY, max_model_len=8192, rows=256, peak=2 * GIB, graphs=GIB, **settings):
+    return device_blocks(config(**settings), SPECS, torch.bfloat16, max_model_len, rows, peak, graphs, memory)
+
+
+def test_what_torch_keeps_for_reuse_is_not_used():
+    assert MEMORY.used == 16 * GIB
+
+
+def test_blocks_take_what_is_left_of_the_share(caplog):
+    assert bytes_per_block(SPECS, 16, torch.bfloat16) == 2 << 20
+    with caplog.at_level(logging.INFO, "omniloop.engine"):
+        count = blocks(gpu_memory_utilization=0.9)
+    assert count == (72 - 16 - 2 - 1 - 1) * 512
+    assert "80.00 GiB in all, 16.00 GiB used now, 2.00 GiB for a step, 1.00 GiB for graphs" in caplog.text
+    assert "KV cache 52.00 GiB" in caplog.text
+    assert blocks(gpu_memory_utilization=0.9, device_reserve_bytes=0) == count + 512
+
+
+def test_a_tiny_model_does_not_take_all():
+    specs = [FullSpec(1, 16)]
+    count = device_blocks(config(), specs, torch.float32, 512, 64, 0, 0, MEMORY)
+    assert count == (1 << 20) + 1
+
+
+def test_explicit_sizes_go_first_and_are_checked():
+    assert blocks(num_gpu_blocks_override=100) == 101
+    assert blocks(kv_cache_memory_bytes=GIB) == 512
+    with pytest.raises(ConfigError, match=r"--num-gpu-blocks-override 40000: at most 31231 fit beside the weights"):
+        blocks(num_gpu_blocks_override=40000)
+    with pytest.raises(ConfigError, match=rf"--kv-cache-memory-bytes {70 * GIB}: at most {61 * GIB} fit"):
+        blocks(kv_cache_memory_bytes=70 * GIB)
+    with pytest.raises(ConfigError, match=r"--kv-cache-memory-bytes 5: one context takes (\d+) bytes") as error:
+        blocks(kv_cache_memory_bytes=5)
+    enough = int(re.findall(r"takes (\d+) bytes", str(error.value))[0])
+    assert blocks(kv_cache_memory_bytes=enough) == 8192 // 16 + 1
+
+
+@pytest.mark.parametrize("share", [0, -0.5, 1.5, float("nan")])
+def test_a_share_that_is_none_is_refused(share):
+    with pytest.raises(ConfigError, match="must be more than 0 and at most 1"):
+        blocks(gpu_memory_utilization=share)
+    with pytest.raises(ConfigError, match="must be more than 0 and at most 1"):
+        check_weights(config(gpu_memory_utilization=share), GIB, MEMORY)
+
+
+def test_a_share_too_small_names_one_that_fits():
+    with pytest.raises(ConfigError, match=r"the smallest value that fits is 0\.(\d+)") as error:
+        blocks(gpu_memory_utilization=0.2)
+    smallest = float(re.findall(r"fits is (0\.\d+)", str(error.value))[0])
+    assert (blocks(gpu_memory_utilization=smallest) - 1) * 16 >= 8192
+    with pytest.raises(ConfigError, match=r"no value fits: lower --max-model-len or --max-num-batched-tokens"):
+        blocks(peak=64 * GIB)
+
+
+def test_weights_are_weighed_before_they_are_read():
+    empty = DeviceMemory(total=80 * GIB, free=79 * GIB)
+    check_weights(config(), 15 * GIB, empty)
+    with pytest.raises(ConfigError, match=r"the weights take 15.00 GiB, 1.00 GiB are used already .* is 0.22") as error:
+        check_weights(config(gpu_memory_utilization=0.1), 15 * GIB, empty)
+    assert "\n" not in str(error.value)
+    check_weights(config(gpu_memory_utilization=0.22), 15 * GIB, empty)
+    with pytest.raises(ConfigError, match="no value fits: serve a smaller model"):
+        check_weights(config(), 140 * GIB, empty)
+
+
+def test_a_context_that_does_not_fit_is_shortened_or_refused(caplog):
+    assert fit_context(config(), 8192, 513) == 8192
+    assert not caplog.records
+    assert fit_context(config(), 8192, 101) == 1600
+    assert "limited to 1600 of 8192 tokens" in caplog.text
+    with pytest.raises(ConfigError, match="--max-model-len 8192: the KV cache holds 1600 tokens; ask for at most 1600"):
+        fit_context(config(max_model_len=8192), 8192, 101)
+
+
+@pytest.mark.parametrize(
+    ("phase", "flag"),
+    [("profiling", "--max-num-batched-tokens"), ("cache", "--gpu-memory-utilization"), ("graphs", "--enforce-eager")],
+)
+def test_out_of_memory_at_start_is_one_line(phase, flag):
+    with pytest.raises(ConfigError) as error, enough_for(phase, lambda: MEMORY):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity")
+    text = str(error.value)
+    assert f"during {phase}: 2.50 GiB more were asked for, 60.00 GiB of 80.00 GiB are free" in text
+    assert "(19.00 GiB held here, 1.00 GiB by the driver and other processes)" in text
+    assert flag in text
+    assert "\n" not in text
+
+
+def test_other_faults_of_a_phase_stay_what_they_are():
+    with pytest.raises(ValueError, match="mine"), enough_for("graphs", lambda: MEMORY):
+        raise ValueError("mine")
+
+
+def test_the_device_is_chosen_by_what_torch_sees(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto") == choose_device("cpu") == "cpu"
+    with pytest.raises(ConfigError, match=r"--device cuda: torch .* sees no accelerator \(.+\); use --device cpu"):
+        choose_device("cuda")
+    with pytest.raises(ConfigError, match="--device tpu: must be auto, cpu or cuda"):
+        choose_device("tpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(target, "HAS_TRITON", True)
+    assert choose_device("auto") == choose_device("cuda") == "cuda:0"
+    assert choose_device("cpu") == "cpu"
+    monkeypatch.setattr(target, "HAS_TRITON", False)
+    with pytest.raises(ConfigError, match="need Triton"):
+        choose_device("auto")
