@@ -22,6 +22,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
+import torch
 
 from _fast.plan import StepPlan
 from engine.config import EngineConfig
@@ -124,19 +125,20 @@ class DeviceThread:
     # -- the thread -----------------------------------------------------------------------------------------------
 
     def _main(self) -> None:
-        try:
-            runtime = self._runtime = load_runtime(self._config, self._startup)
-        except BaseException as error:
-            self._tell(_resolve, self._ready, None, error)
-            return
-        self._tell(_resolve, self._ready, (runtime.model_config, runtime.limits), None)
-        try:
-            self._run(runtime)
-        except BaseException as error:
-            log.exception("the device thread ended")
-            self._tell(self._on_death, error)
-        finally:
-            runtime.executor.close()
+        with torch.inference_mode():
+            try:
+                runtime = self._runtime = load_runtime(self._config, self._startup)
+            except BaseException as error:
+                self._tell(_resolve, self._ready, None, error)
+                return
+            self._tell(_resolve, self._ready, (runtime.model_config, runtime.limits), None)
+            try:
+                self._run(runtime)
+            except BaseException as error:
+                log.exception("the device thread ended")
+                self._tell(self._on_death, error)
+            finally:
+                runtime.executor.close()
 
     def _run(self, runtime: Runtime) -> None:
         previous: StepResult | None = None

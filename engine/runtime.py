@@ -127,7 +127,7 @@ def load_runtime(config: EngineConfig, startup: dict[str, float]) -> Runtime:
         dtype = resolve_dtype(model_config, config.dtype, device)
         sizes = _sizes(config, model_config, device)
     with phase("device"):
-        accelerator = None if device == "cpu" else _accelerator(config, device)
+        accelerator = open_accelerator(config, device)
     with phase("weights"), torch.inference_mode():
         model = build_model(model_config, dtype, device)
         load_weights(model, config.model, config.load_format, device=device, dtype=dtype, seed=config.seed)
@@ -150,8 +150,10 @@ def _on_host(config: EngineConfig, model: Model, sizes: Sizes, phase: Phase) -> 
     return Runtime(config, model, HostExecutor(config, model, sizes, caches), sizes, blocks)
 
 
-def _accelerator(config: EngineConfig, device: str) -> Accelerator:
-    # A CPU's products are invariant as they are, and its start need not read the device's kernels.
+def open_accelerator(config: EngineConfig, device: str) -> Accelerator | None:
+    """The accelerator, bound to the calling thread; None on a CPU, whose products are invariant as they are."""
+    if device == "cpu":
+        return None
     from engine.kernels.gemm.dense import set_invariant
 
     set_invariant(config.deterministic)

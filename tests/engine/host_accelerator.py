@@ -1,0 +1,96 @@
+"""The device path on a CPU: an Accelerator whose streams are the calling thread, and whose graphs are plain calls.
+
+Everything above it is the real thing: plans in records, prep, padded steps, the device's sampler, plans and tokens
+copied by the launcher's rules. Kernels fall back to their references. What a driver would do asynchronously happens
+at once, except tokens: they are read only after `wait`, and a record that is written too early is noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from _fast.plan import StepPlan
+
+
+class HostLauncher:
+    """The calls of _fast.driver.Launcher, in the calling thread."""
+
+    def __init__(self, graphs: list[Callable[[], None]], records: list, stagings: list, tokens, ring: list) -> None:
+        self._graphs, self._records, self._stagings, self._tokens, self._ring = graphs, records, stagings, tokens, ring
+        self._staging = 0
+        self._prep: dict[int, int] = {}
+        self._forward: dict[tuple[int, int], int] = {}
+        self._sample: dict[int, int] = {}
+        self.counts = {"upload": 0, "prep": 0, "forward": 0, "sample": 0, "download": 0, "wait": 0}
+
+    def set_prep(self, staging: int, graph: int) -> None:
+        self._prep[staging] = graph
+
+    def set_forward(self, kind: int, size: int, graph: int) -> None:
+        self._forward[kind, size] = graph
+
+    def set_sample(self, size: int, graph: int) -> None:
+        self._sample[size] = graph
+
+    def pick(self, kind: int, count: int) -> int:
+        size = min((size for of, size in self._forward if of == kind and size >= count), default=0)
+        return 0 if kind == 1 and count > 64 and size > 1.25 * count else size
+
+    def pick_sample(self, count: int) -> int:
+        return min((size for size in self._sample if size >= count), default=0)
+
+    def upload(self, plan: StepPlan, record: int) -> None:
+        self.counts["upload"] += 1
+        self._staging = (self._staging + 1) % len(self._stagings)
+        used = plan.used_len
+        assert np.asarray(plan.record).ctypes.data == self._records[record].data_ptr()
+        self._stagings[self._staging].fill_(-7)  # what was not copied must not be read
+        self._stagings[self._staging][:used] = self._records[record][:used]
+
+    def prep(self) -> None:
+        self.counts["prep"] += 1
+        self._graphs[self._prep[self._staging]]()
+
+    def forward(self, kind: int, size: int) -> None:
+        self.counts["forward"] += 1
+        self._graphs[self._forward[kind, size]]()
+
+    def sample(self, size: int) -> None:
+        self.counts["sample"] += 1
+        self._graphs[self._sample[size]]()
+
+    def download(self, ring: int) -> None:
+        self.counts["download"] += 1
+        self._ring[ring].copy_(self._tokens)
+
+    def wait(self, ring: int, timeout: float) -> bool:
+        self.counts["wait"] += 1
+        return True
+
+
+class HostAccelerator:
+    """Stands where engine.device.Accelerator would."""
+
+    def __init__(self) -> None:
+        self.device = torch.device("cpu")
+        self._graphs: list[Callable[[], None]] = []
+
+    def pinned(self, count: int) -> torch.Tensor:
+        return torch.zeros(count, dtype=torch.int32)
+
+    def capture(self, body: Callable[[], None]) -> int:
+        body()
+        self._graphs.append(body)
+        return len(self._graphs) - 1
+
+    def launcher(self, records: list, stagings: list, tokens: torch.Tensor, ring: list) -> HostLauncher:
+        return HostLauncher(self._graphs, records, stagings, tokens, ring)
+
+    def peak_of(self, work: Callable[[], None]) -> int:
+        work()
+        return 1 << 20
+
+    def close(self) -> None:
+        pass
