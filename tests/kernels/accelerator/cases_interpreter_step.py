@@ -1,0 +1,78 @@
+"""The prep kernels in the interpreter against their reference, on plans of the real scheduler and on broken records."""
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+import triton  # noqa: F401  (before any kernel file, so that they take it; TRITON_INTERPRET says in which mode)
+
+from engine.kernels.step_inputs import empty_inputs, empty_slots, launch_inputs, step_inputs_reference, tail_of
+from engine.kernels.target import HAS_TRITON
+from tests.kernels.plans import Walk
+
+
+def equal(got, want) -> None:
+    for field in dataclasses.fields(got):
+        assert torch.equal(getattr(got, field.name), getattr(want, field.name)), field.name
+
+
+@pytest.mark.parametrize("mrope", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_step_equals_the_reference(seed, mrope):
+    assert HAS_TRITON
+    walk = Walk(seed, mrope)
+    mine = empty_slots(walk.max_slots, walk.max_blocks, "cpu")
+    theirs = copy.deepcopy(mine)
+    for _, record in walk.steps(40):
+        got, want = (empty_inputs(walk.max_rows, walk.max_tokens, mrope, "cpu") for _ in range(2))
+        for field in dataclasses.fields(got):
+            getattr(got, field.name).fill_(-77)
+        for slots in (mine, theirs):
+            slots.last_token[: walk.max_slots] = torch.from_numpy(walk.slots.last_token)
+        size = (walk.max_rows, walk.max_tokens, walk.block_size)
+        launch_inputs(got, mine, torch.from_numpy(record), *size)
+        step_inputs_reference(want, theirs, torch.from_numpy(record), *size)
+        equal(got, want)
+        equal(mine, theirs)
+
+
+def test_more_tokens_and_changes_than_one_program_takes():
+    max_rows, max_tokens, block_size = 40, 700, 2
+    updates, params = 5000, 600
+    tail = tail_of(max_rows, max_tokens)
+    record = torch.zeros(tail + 4 * updates + 12 * params, dtype=torch.int32)
+    record[0], record[1], record[3], record[7] = 33, 650, updates, params
+    starts = torch.cat([torch.tensor([0]), torch.randperm(649)[:32].sort().values + 1, torch.tensor([650])])
+    record[16 : 16 + 33] = torch.randperm(700)[:33]
+    record[56 : 56 + 34] = starts
+    record[97 : 97 + 33] = starts.diff()
+    record[137 : 137 + 33] = torch.randint(0, 40, (33,))
+    record[177 : 177 + 33] = torch.randint(0, 4, (33,))
+    record[217 : 217 + 650] = torch.randint(0, 1000, (650,))
+    places = torch.randperm(700 * 400)[:updates]
+    entries = record[tail : tail + 4 * updates].view(updates, 4)
+    entries[:, 0], entries[:, 1] = places // 400, places % 400
+    entries[:, 2] = torch.randint(0, 99, (updates,))
+    words = record[tail + 4 * updates :].view(params, 12)
+    words.copy_(torch.randint(0, 1 << 30, (params, 12)))
+    words[:, 0] = torch.randperm(700)[:params]
+    mine, theirs = empty_slots(700, 400, "cpu"), empty_slots(700, 400, "cpu")
+    got, want = (empty_inputs(max_rows, max_tokens, False, "cpu") for _ in range(2))
+    launch_inputs(got, mine, record, max_rows, max_tokens, block_size)
+    step_inputs_reference(want, theirs, record, max_rows, max_tokens, block_size)
+    equal(got, want)
+    equal(mine, theirs)
+
+
+@pytest.mark.parametrize("value", [-1, 1 << 30, -(1 << 30), 7])
+def test_a_broken_record_stays_inside_its_tensors(value):
+    slots, out = empty_slots(3, 5, "cpu"), empty_inputs(2, 4, True, "cpu")
+    record = torch.full((tail_of(2, 4) + 40,), value, dtype=torch.int32)
+    launch_inputs(out, slots, record, 2, 4, 16)
+    assert ((out.row_slot >= 0) & (out.row_slot <= 3)).all()
+    assert (out.context_len <= 5 * 16).all()
+    assert ((out.query_start >= 0) & (out.query_start <= 4)).all()
+    assert ((out.sample_index >= 0) & (out.sample_index < 4)).all()
+    assert (out.token_ids >= 0).all()
+    assert (out.slot_mapping >= -1).all()

@@ -1,0 +1,131 @@
+"""Random plans of the real scheduler, with what the engine would send along: the records that prep kernels read.
+
+`walk` yields (plan, staging record, host slots, block size) for step after step: chunked prompts, decode rows that feed
+on a sample still on the device, prefix hits, preemption, aborts. The caller owns the device side and calls `sampled`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from _fast.plan import StepPlan
+from _fast.scheduler import Scheduler
+from engine.step.slots import SlotState
+
+PARAM_WORDS = 12
+MAX_LEN = 64
+
+
+def words_of(slot: int, prompt_len: int, delta: int, draw: random.Random) -> np.ndarray:
+    """One slot's parameters, PARAM_WORDS int32; the floats as their bits."""
+    real = np.array([draw.random() * 2, draw.random(), draw.random(), draw.random(), -draw.random(), 1.5], np.float32)
+    bits = real.view(np.int32)
+    seed = np.array([draw.getrandbits(64)], np.uint64).view(np.int32)
+    ints = [slot, prompt_len, delta, bits[0], draw.randint(-1, 50), bits[1], bits[2], *seed, *bits[3:]]
+    return np.array(ints, np.int32)
+
+
+@dataclass
+class Walk:
+    """One engine's host side in small."""
+
+    seed: int
+    mrope: bool = False
+    num_blocks: int = 60
+    draw: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        draw = self.draw = random.Random(self.seed)
+        self.block_size = draw.choice([1, 2, 4, 8])
+        self.max_rows = draw.randint(1, 7)
+        self.max_slots = self.max_rows + draw.randint(0, 5)
+        self.max_tokens = self.max_rows + draw.choice([0, 5, 40])
+        self.max_blocks = -(-MAX_LEN // self.block_size)
+        self.scheduler = Scheduler(
+            max_slots=self.max_slots,
+            max_rows=self.max_rows,
+            max_tokens=self.max_tokens,
+            max_model_len=MAX_LEN,
+            num_blocks=1 + max(self.num_blocks // self.block_size, self.max_blocks + 1),
+            block_size=self.block_size,
+            max_chunk=draw.choice([0, 3]),
+        )
+        self.plans = [StepPlan(self.max_rows, self.max_tokens, self.max_rows * (self.max_blocks + 1)) for _ in range(2)]
+        self.slots = SlotState(self.max_slots, self.max_blocks)
+        self.unsent: dict[int, np.ndarray] = {}
+        self.number = 0
+
+    @property
+    def capacity(self) -> int:
+        return len(self.plans[0].record) + PARAM_WORDS * self.max_rows + 3 * self.max_tokens
+
+    def add(self) -> None:
+        draw = self.draw
+        prompt = np.array([draw.randrange(2) for _ in range(draw.choice([1, 2, draw.randint(1, 50)]))], np.int32)
+        limit = draw.randint(1, 20)
+        slot = self.scheduler.add(self.number, prompt, max_tokens=limit, arrival=float(self.number), ignore_eos=True)
+        if slot < 0:
+            return
+        self.number += 1
+        slots, delta = self.slots, draw.randint(-len(prompt), 5) if self.mrope else 0
+        slots.reset(slot)
+        slots.prompt_len[slot], slots.position_delta[slot] = len(prompt), max(delta, -len(prompt))
+        if self.mrope and draw.random() < 0.5:
+            slots.positions[slot] = np.array([[draw.randrange(99) for _ in prompt] for _ in range(3)], np.int32)
+        self.unsent[slot] = words_of(slot, len(prompt), int(slots.position_delta[slot]), draw)
+
+    def record(self, plan: StepPlan) -> np.ndarray:
+        """The plan's record with parameters and positions behind its updates; whatever lies beyond is garbage."""
+        size = 16 + 5 * self.max_rows + 1 + self.max_tokens + 4 * plan.num_updates
+        staged = np.full(self.capacity, 0x7F0F0F0F, np.int32)
+        staged[:size] = np.asarray(plan.record)[:size]
+        rows = range(plan.num_rows)
+        for row in rows:
+            words = self.unsent.pop(plan.row_slot[row], None)
+            if words is not None:
+                staged[size : size + PARAM_WORDS] = words
+                staged[7] += 1
+                size += PARAM_WORDS
+        given = [self.slots.positions.get(plan.row_slot[row]) for row in rows]
+        if any(axes is not None for axes in given):
+            staged[8] = size
+            for row, axes in enumerate(given):
+                start, first, length = plan.row_start[row], plan.row_computed[row], plan.row_len[row]
+                for axis in range(3):
+                    for k in range(length):
+                        at = first + k
+                        inside = axes is not None and at < axes.shape[1]
+                        staged[size + axis * plan.num_tokens + start + k] = axes[axis, at] if inside else at
+            size += 3 * plan.num_tokens
+        staged[9] = size
+        return staged
+
+    def steps(self, count: int) -> Iterator[tuple[StepPlan, np.ndarray]]:
+        """Plans that hold rows, and their records; two steps are in flight where there is work for two."""
+        launched: list[tuple[StepPlan, np.ndarray]] = []
+        for number in range(count):
+            if self.draw.random() < 0.5:
+                self.add()
+            if self.number and self.draw.random() < 0.05:
+                self.scheduler.abort(self.draw.randrange(self.number))
+            plan = self.plans[number % 2]
+            self.scheduler.schedule(plan)
+            if plan.num_rows:
+                yield plan, self.record(plan)
+                tokens = self.sample(plan)
+                launched.append((plan, tokens))
+            if len(launched) == 2 or (launched and not plan.num_rows):
+                self.scheduler.commit(*launched.pop(0))
+
+    def sample(self, plan: StepPlan) -> np.ndarray:
+        """Draws the step's tokens; the host's slots hold them afterwards."""
+        tokens = np.full(plan.num_rows, -1, np.int32)
+        for row in range(plan.num_rows):
+            if plan.row_flags[row] & 1:
+                tokens[row] = self.draw.randrange(2, 90)
+                self.slots.last_token[plan.row_slot[row]] = tokens[row]
+        return tokens

@@ -1,0 +1,109 @@
+"""The prep kernels' reference against engine/step/build, on plans of the real scheduler; padding and bad records."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from engine.kernels.step_inputs import empty_inputs, empty_slots, step_inputs, tail_of
+from engine.step.build import RowArrays, apply_updates, build
+from tests.kernels.plans import Walk
+
+
+def poisoned(walk):
+    """Inputs of which every entry is wrong until it is written."""
+    out = empty_inputs(walk.max_rows, walk.max_tokens, walk.mrope, "cpu")
+    for field in dataclasses.fields(out):
+        getattr(out, field.name).fill_(-77)
+    return out
+
+
+def check_rows(out, walk, plan, batch, rows):
+    count, real = plan.num_rows, int(out.num_sampled)
+    dummy = walk.max_slots
+    assert int(out.num_rows) == count
+    assert torch.equal(out.query_start[: count + 1], batch.attention.query_start)
+    assert (out.query_start[count + 1 :] == plan.num_tokens).all()
+    assert torch.equal(out.context_len[:count], batch.attention.context_len)
+    assert (out.context_len[count:] == 0).all()
+    assert out.row_slot.tolist() == [*rows.slots.tolist(), *[dummy] * (walk.max_rows - count)]
+    assert real == len(rows.sampled)
+    assert torch.equal(out.sample_index[:real], batch.sample_index)
+    slots = rows.slots[rows.sampled]
+    place = rows.computed[rows.sampled] + rows.lens[rows.sampled] - walk.slots.prompt_len[slots]
+    assert out.sample_row.tolist() == [*rows.sampled.tolist(), *[-1] * (walk.max_rows - real)]
+    assert out.sample_slot.tolist() == [*slots.tolist(), *[dummy] * (walk.max_rows - real)]
+    assert out.sample_place.tolist() == [*place.tolist(), *[0] * (walk.max_rows - real)]
+    assert (out.sample_index[real:] == 0).all()
+
+
+@pytest.mark.parametrize("mrope", [False, True])
+@pytest.mark.parametrize("seed", range(12))
+def test_a_step_equals_what_the_host_builds(seed, mrope):
+    walk = Walk(seed, mrope)
+    slots = empty_slots(walk.max_slots, walk.max_blocks, "cpu")
+    seen = 0
+    for plan, record in walk.steps(120):
+        rows = RowArrays(plan)
+        apply_updates(plan, walk.slots)
+        batch = build(plan, rows, walk.slots, walk.block_size, [], [], mrope)
+        slots.last_token[: walk.max_slots] = torch.from_numpy(walk.slots.last_token)
+        out = poisoned(walk)
+        step_inputs(out, slots, torch.from_numpy(record), walk.max_rows, walk.max_tokens, walk.block_size)
+        tokens = plan.num_tokens
+        assert torch.equal(out.token_ids[:tokens], batch.token_ids)
+        assert torch.equal(out.positions[..., :tokens], batch.positions.clamp(min=0))
+        assert torch.equal(out.slot_mapping[:tokens], batch.attention.slot_mapping)
+        assert (out.token_ids[tokens:] == 0).all()
+        assert (out.positions[..., tokens:] == 0).all()
+        assert (out.slot_mapping[tokens:] == -1).all()
+        check_rows(out, walk, plan, batch, rows)
+        for row, context in enumerate((rows.computed + rows.lens).tolist()):
+            used = -(-context // walk.block_size)  # entries beyond may hold what the slot's last request left
+            line = slots.block_tables[rows.slots[row], :used]
+            assert torch.equal(line, batch.attention.block_tables[row, :used])
+        seen += 1
+    assert seen > 40
+
+
+def test_small_pools_preempt_in_these_walks():
+    walks = [Walk(seed, num_blocks=1) for seed in range(12)]
+    for walk in walks:
+        for _ in walk.steps(120):
+            pass
+    assert any(walk.scheduler.num_preemptions for walk in walks)
+    assert any(walk.scheduler.prefix_hits for walk in walks)
+
+
+def test_parameters_reach_their_slot():
+    max_rows, max_tokens = 2, 3
+    slots, out = empty_slots(4, 5, "cpu"), empty_inputs(max_rows, max_tokens, False, "cpu")
+    tail = tail_of(max_rows, max_tokens)
+    record = np.zeros(tail + 4 + 12, np.int32)
+    record[[3, 7]] = 1
+    record[tail : tail + 4] = 3, 1, 9, 0
+    record[tail + 4 :] = [2, 7, -3, 0, 50, 0, 0, -1, 0x12345678, 0, 0, 0]
+    for word, value in ((3, 0.7), (5, 0.9), (6, 0.05), (9, 1.0), (10, -0.5), (11, 1.2)):
+        record[tail + 4 + word] = np.float32(value).view(np.int32)
+    step_inputs(out, slots, torch.from_numpy(record), max_rows, max_tokens, 16)
+    assert slots.block_tables.nonzero().tolist() == [[3, 1]]
+    assert int(slots.block_tables[3, 1]) == 9
+    got = [getattr(slots, f.name)[2].item() for f in dataclasses.fields(slots)[2:]]
+    assert got == pytest.approx([7, -3, 0.7, 50, 0.9, 0.05, 0x12345678FFFFFFFF, 1.0, -0.5, 1.2])
+    assert (slots.temperature[[0, 1, 3, 4]] == 0).all()
+
+
+def test_numbers_out_of_bounds_touch_nothing():
+    max_rows, max_tokens = 2, 4
+    slots, out = empty_slots(3, 5, "cpu"), empty_inputs(max_rows, max_tokens, True, "cpu")
+    record = np.full(tail_of(max_rows, max_tokens) + 40, 1 << 30, np.int32)
+    step_inputs(out, slots, torch.from_numpy(record), max_rows, max_tokens, 16)
+    assert not any(getattr(slots, f.name).any() for f in dataclasses.fields(slots))
+    assert (out.slot_mapping == -1).all()
+    assert (out.row_slot == 3).all()
+    assert (out.context_len <= 5 * 16).all()
+    assert ((out.query_start >= 0) & (out.query_start <= max_tokens)).all()
+    assert ((out.sample_index >= 0) & (out.sample_index < max_tokens)).all()
