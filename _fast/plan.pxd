@@ -10,6 +10,9 @@ cdef class StepPlan:
     cdef readonly int32_t num_tokens
     cdef readonly int32_t num_decode_rows
     cdef readonly int32_t num_updates
+    cdef readonly int32_t num_sampled  # rows that yield a token
+    cdef readonly int32_t num_params  # slots whose sampling words travel with this step
+    cdef readonly int32_t tail_at  # where the updates begin in the record
     cdef readonly int32_t num_encodes
     cdef readonly int32_t num_media
     cdef readonly int64_t step_id  # -1: nothing scheduled
@@ -20,10 +23,7 @@ cdef class StepPlan:
     cdef readonly int32_t[::1] row_computed
     cdef readonly int32_t[::1] row_flags
     cdef readonly int32_t[::1] token_ids
-    cdef readonly int32_t[::1] update_slot
-    cdef readonly int32_t[::1] update_index
-    cdef readonly int32_t[::1] update_block
-    cdef readonly int32_t[::1] update_group
+    cdef readonly int32_t[:, ::1] updates  # [max_updates, 4]: slot, index, block, group
     cdef readonly int32_t[::1] encode_slot
     cdef readonly int32_t[::1] encode_item
     cdef readonly int32_t[::1] encode_entry

@@ -1,7 +1,8 @@
 from typing import Any
 
 class StepPlan:
-    """Array attributes are int32 memoryviews at full capacity (`out_request`: int64); see plan.pyx."""
+    """Array attributes are int32 memoryviews at full capacity (`out_request`: int64; `updates`: [max_updates, 4]);
+    see plan.pyx."""
 
     max_rows: int
     max_tokens: int
@@ -10,6 +11,9 @@ class StepPlan:
     num_tokens: int
     num_decode_rows: int
     num_updates: int
+    num_sampled: int
+    num_params: int
+    tail_at: int
     num_encodes: int
     num_media: int
     step_id: int
@@ -20,10 +24,7 @@ class StepPlan:
     row_computed: Any
     row_flags: Any
     token_ids: Any
-    update_slot: Any
-    update_index: Any
-    update_block: Any
-    update_group: Any
+    updates: Any
     encode_slot: Any
     encode_item: Any
     encode_entry: Any
@@ -37,3 +38,5 @@ class StepPlan:
     def __init__(self, max_rows: int, max_tokens: int, max_updates: int, buffer: Any = None) -> None: ...
     @staticmethod
     def record_len(max_rows: int, max_tokens: int, max_updates: int) -> int: ...
+    @property
+    def used_len(self) -> int: ...

@@ -4,12 +4,14 @@ Owner: the device thread. In: schedule() fills rows, tokens and block-table chan
 Out: views at full capacity; readers slice them to the counts. What the device needs lies in one int32 record, which
 the engine may place in pinned memory, so that one copy brings it over:
 
-    header[16] | row_slot | row_start (+1) | row_len | row_computed | row_flags | token_ids | update_slot | _index
-               | _block | _group
-    header: num_rows, num_tokens, num_decode_rows, num_updates, low 31 bits of step_id, the others
+    header[16] | row_slot | row_start (+1) | row_len | row_computed | row_flags | token_ids | tail
+    header: 0 num_rows, 1 num_tokens, 2 num_decode_rows, 3 num_updates, 4 low 31 bits of step_id, 5 the others,
+            6 num_sampled, 7 num_params, 8 where positions begin (0: none), 9 used_len; the rest is 0
+    tail:   updates [num_updates][4] = slot, index, block, group | params [num_params][12] | positions [3][num_tokens]
 
-Encodes, media runs and results stay on the host, in memory of the plan. A plan is rewritten by the next schedule()
-that is given it; the engine must not do that before the plan's copy has run and its step is committed.
+Only the first used_len values need to be copied. Encodes, media runs and results stay on the host, in memory of the
+plan. A plan is rewritten by the next schedule() that is given it; the engine must not do that before the plan's copy
+has run and its step is committed. What is appended behind the params keeps values 8 and 9 of the header true.
 """
 
 from array import array
@@ -18,7 +20,7 @@ cimport cython
 from libc.string cimport memcpy
 
 from _fast.seqs cimport Span
-from _fast.types cimport ROW_FEED, ROW_SAMPLE, token_t
+from _fast.types cimport AT_SAMPLED, AT_USED, HEADER, PARAM_WORDS, ROW_FEED, ROW_SAMPLE, token_t
 
 
 @cython.final
@@ -35,7 +37,7 @@ cdef class StepPlan:
         cdef int32_t[::1] record = array("i", bytes(4 * size)) if buffer is None else buffer
         if record.shape[0] < size:
             raise ValueError(f"buffer holds {record.shape[0]} int32 values: this plan needs {size}")
-        cdef int32_t at = 16
+        cdef int32_t at = HEADER
         self.record = record[:size]
         self.max_rows = max_rows
         self.max_tokens = max_tokens
@@ -52,13 +54,9 @@ cdef class StepPlan:
         at += max_rows
         self.token_ids = record[at:at + max_tokens]
         at += max_tokens
-        self.update_slot = record[at:at + max_updates]
-        at += max_updates
-        self.update_index = record[at:at + max_updates]
-        at += max_updates
-        self.update_block = record[at:at + max_updates]
-        at += max_updates
-        self.update_group = record[at:at + max_updates]
+        self.tail_at = at
+        # Rows of four over the head of the tail; params and positions follow the last one that is used.
+        self.updates = memoryview(record[at:at + 4 * max_updates]).cast("B").cast("i", (max_updates, 4))
         # Each encode and each media run covers at least one token of the step.
         self.encode_slot = array("i", bytes(4 * max_tokens))
         self.encode_item = array("i", bytes(4 * max_tokens))
@@ -76,7 +74,12 @@ cdef class StepPlan:
     @staticmethod
     def record_len(int32_t max_rows, int32_t max_tokens, int32_t max_updates):
         """How many int32 values the record of such a plan takes."""
-        return 16 + 5 * max_rows + 1 + max_tokens + 4 * max_updates
+        return HEADER + 5 * max_rows + 1 + max_tokens + 4 * max_updates + PARAM_WORDS * max_rows + 3 * max_tokens
+
+    @property
+    def used_len(self):
+        """How much of the record the device needs; 0: nothing is scheduled."""
+        return self.record[AT_USED]
 
     cdef void clear(self) noexcept nogil:
         """An empty plan."""
@@ -85,11 +88,13 @@ cdef class StepPlan:
         self.num_tokens = 0
         self.num_decode_rows = 0
         self.num_updates = 0
+        self.num_sampled = 0
+        self.num_params = 0
         self.num_encodes = 0
         self.num_media = 0
         self.step_id = -1
         self.row_start[0] = 0
-        for i in range(16):
+        for i in range(HEADER):
             self.record[i] = 0
 
     cdef int32_t row(self, SeqTable seqs, slot_t slot, int32_t count) noexcept nogil:
@@ -114,6 +119,7 @@ cdef class StepPlan:
             memcpy(&self.token_ids[at], seqs.tokens[slot] + start, <size_t>count * sizeof(token_t))
         if start + count == seqs.num_tokens[slot] + seqs.pending[slot]:
             flags |= ROW_SAMPLE
+            self.num_sampled += 1
         self.row_flags[row] = flags
         self.num_rows = row + 1
         self.num_tokens = at + count
@@ -140,10 +146,10 @@ cdef class StepPlan:
     cdef void update(self, slot_t slot, int32_t group, int32_t index, block_t block) noexcept nogil:
         """Entry `index` of the slot's block table in `group` is now `block`."""
         cdef int32_t at = self.num_updates
-        self.update_slot[at] = slot
-        self.update_group[at] = group
-        self.update_index[at] = index
-        self.update_block[at] = block
+        self.updates[at, 0] = slot
+        self.updates[at, 1] = index
+        self.updates[at, 2] = block
+        self.updates[at, 3] = group
         self.num_updates = at + 1
 
     cdef void encode(self, slot_t slot, int32_t item, int32_t entry) noexcept nogil:
@@ -172,3 +178,5 @@ cdef class StepPlan:
         self.record[3] = self.num_updates
         self.record[4] = <int32_t>(step_id & 0x7FFFFFFF)
         self.record[5] = <int32_t>(step_id >> 31)
+        self.record[AT_SAMPLED] = self.num_sampled
+        self.record[AT_USED] = self.tail_at + 4 * self.num_updates

@@ -39,3 +39,10 @@ cdef enum Refusal:
 
 cdef enum Limits:
     MAX_IN_FLIGHT = 2  # plans scheduled and not yet committed
+
+cdef enum:  # places and sizes in the record of a plan, in int32 values (plan.pyx)
+    HEADER = 16
+    AT_SAMPLED = 6
+    AT_PARAMS = 7
+    AT_USED = 9
+    PARAM_WORDS = 12  # slot, prompt_len, position_delta, then nine of sampling (params.pyx)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOM = ("blocks", "encoder", "plan", "prefix", "queue", "running", "scheduler", "seqs", "tables")
+ROOM = ("blocks", "encoder", "params", "plan", "prefix", "queue", "running", "scheduler", "seqs", "tables")
 
 
 @pytest.fixture(scope="module")

@@ -198,7 +198,7 @@ def test_equal_prompts_that_started_together_end_up_sharing_blocks():
     step(scheduler)
     assert scheduler.tables.row(one) == scheduler.tables.row(two)
     plan = step(scheduler)
-    told = {(plan.update_slot[u], plan.update_index[u]) for u in range(plan.num_updates)}
+    told = {(plan.updates[u, 0], plan.updates[u, 1]) for u in range(plan.num_updates)}
     assert {(two, 0), (two, 1), (two, 2)} <= told, "the device hears of the exchange with the row's next step"
 
 
@@ -281,7 +281,7 @@ def test_a_plan_lies_in_the_memory_it_is_given():
     scheduler = make(max_model_len=100)
     scheduler.add(1, ids(11, 12, 13), max_tokens=5)
     scheduler.schedule(plan)
-    assert list(memory[:6]) == [1, 3, 0, 1, 0, 0]
+    assert list(memory[:10]) == [1, 3, 0, 1, 0, 0, 1, 0, 0, plan.used_len]
     assert np.shares_memory(np.asarray(plan.token_ids), memory)
     assert {11, 12, 13} <= set(memory.tolist())
     assert list(memory[size:]) == [5, 5, 5]

@@ -35,8 +35,8 @@ class Device:
     def run(self, plan, requests, fails):
         """Execute a plan; `requests` by slot. Returns the sampled tokens, one per row. A failing step does damage."""
         for u in range(plan.num_updates):
-            group, slot, index = plan.update_group[u], plan.update_slot[u], plan.update_index[u]
-            self.tables[group][slot, index] = plan.update_block[u]
+            slot, index, block, group = (plan.updates[u, k] for k in range(4))
+            self.tables[group][slot, index] = block
         for e in range(plan.num_encodes):
             request = requests[plan.encode_slot[e]]
             _start, _, entry, _, content = request.media[plan.encode_item[e]]
