@@ -21,7 +21,9 @@ from engine.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
+
     from _fast.driver import Launcher
+    from engine.memory import DeviceMemory
 
 
 class HostEvent:
@@ -135,6 +137,12 @@ class Accelerator:
             [buffer.data_ptr() for buffer in ring],
             tokens.shape[0],
         )
+
+    def memory(self) -> DeviceMemory:
+        """The device's memory now."""
+        from engine.memory import device_memory
+
+        return device_memory()
 
     def peak_of(self, work: Callable[[], None]) -> int:
         """Bytes that `work` holds at its worst, beyond what is held now."""

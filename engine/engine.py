@@ -241,7 +241,7 @@ class Engine:
 def _row_error(output: StepOutput, row: int) -> EngineError:
     if row in output.invalid:
         return InvalidLogitsError("the model's output for this request was not a number")
-    return StepFailedError("a step of the engine failed; this request was part of it")
+    return output.error or StepFailedError("a step of the engine failed; this request was part of it")
 
 
 def _reset_prefix_cache(runtime: Runtime) -> bool:

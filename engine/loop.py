@@ -26,7 +26,8 @@ import torch
 
 from _fast.plan import StepPlan
 from engine.config import EngineConfig
-from engine.errors import DeviceLostError
+from engine.errors import DeviceLostError, EngineError, for_rows
+from engine.failures import FailureCount
 from engine.request import FinishReason, Request, TokenLogprob
 from engine.runtime import Runtime, load_runtime
 from engine.stats import StepStats
@@ -34,7 +35,7 @@ from engine.step.result import StepResult
 
 log = logging.getLogger("omniloop.engine")
 
-MARGIN = 0.0005  # seconds before the expected end of a step at which the next one is planned
+MARGIN = 0.0005  # seconds before the expected end of a step at which the next one is planned; half of a short step
 First = tuple[int, float, "list[TokenLogprob | None] | None"]
 
 
@@ -49,6 +50,7 @@ class StepOutput:
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by place in the lists
     firsts: dict[int, First] = field(default_factory=dict)  # by place: cached tokens, seconds queued, prompt log-probs
     invalid: set[int] = field(default_factory=set)  # places whose logits were not finite
+    error: EngineError | None = None  # of every row that ends with ERROR, when the step failed
     start: int = 0  # how far the loop has delivered
 
     def add(self, device_id: int, token: int, finish: int) -> int:
@@ -84,6 +86,7 @@ class DeviceThread:
         self._paused = False  # nothing is planned; what runs keeps its place
         self._seconds: dict[int, float] = {}  # how long steps take, by the bit length of their token count
         self._refused: list[int] = []
+        self._failures = FailureCount(config.max_failed_steps, config.max_oom)
         self.last_beat = 0.0
 
     # -- called from other threads ------------------------------------------------------------------------------
@@ -166,7 +169,8 @@ class DeviceThread:
         """Takes what the inbox holds, and waits there while there is nothing better to do."""
         until = None
         if previous is not None:
-            until = previous.predicted_end(self._seconds.get(previous.plan.num_tokens.bit_length(), 0.0)) - MARGIN
+            seconds = self._seconds.get(previous.plan.num_tokens.bit_length(), 0.0)
+            until = previous.predicted_end(seconds) - min(MARGIN, seconds / 2)
         elif runtime.has_work and not self._paused:
             until = 0.0
         while True:
@@ -227,11 +231,14 @@ class DeviceThread:
         waited = time.perf_counter()
         stats.wait_s = waited - begun
         output = StepOutput(stats)
+        if step.error is None:
+            runtime.executor.collect(step)
         if step.error is not None:
             self._fail(runtime, step, output)
         else:
             self._commit(runtime, step, output)
             self._learn(step)
+            self._failures.note_ok()
             stats.device_s = step.event.fired_at - step.started_at
         self._note(runtime, step.plan, stats)
         stats.commit_s = time.perf_counter() - waited
@@ -239,7 +246,6 @@ class DeviceThread:
 
     def _commit(self, runtime: Runtime, step: StepResult, output: StepOutput) -> None:
         plan, admission = step.plan, runtime.admission
-        runtime.executor.collect(step)
         assert step.tokens is not None
         fresh = self._first_news(runtime, step) if admission.fresh else {}
         override = None
@@ -274,8 +280,9 @@ class DeviceThread:
         return found
 
     def _fail(self, runtime: Runtime, step: StepResult, output: StepOutput) -> None:
-        """The step raised: its rows end, everybody else goes on."""
+        """The step raised: its rows end, everybody else goes on, unless the device itself is what failed."""
         plan = step.plan
+        assert step.error is not None
         log.error(
             "step %d failed (%d rows, %d tokens); its rows end",
             plan.step_id,
@@ -283,6 +290,9 @@ class DeviceThread:
             plan.num_tokens,
             exc_info=step.error,
         )
+        if self._failures.note_failed(step.error, time.monotonic()):
+            raise DeviceLostError(f"step {plan.step_id} failed and the device counts as lost: {step.error}")
+        output.error = for_rows(step.error)
         live = [runtime.admission.rows.get(slot) for slot in step.rows.slots.tolist()]
         runtime.scheduler.fail(plan)
         runtime.admission.free_slots()

@@ -21,10 +21,12 @@ from _fast.plan import StepPlan
 from _fast.scheduler import Scheduler
 from engine.admission import Admission
 from engine.cache.pool import allocate, count_blocks, group_of
+from engine.cache.room import fit_context
 from engine.config import EngineConfig
 from engine.device import Accelerator, choose_device, usable_cores
 from engine.errors import ConfigError
 from engine.limits import Limits
+from engine.memory import enough_for
 from engine.models.base import Model
 from engine.models.hf import ModelConfig, load_model_config, resolve_dtype
 from engine.models.registry import build_model
@@ -145,7 +147,7 @@ def _on_host(config: EngineConfig, model: Model, sizes: Sizes, phase: Phase) -> 
     with phase("cache"):
         specs = model.cache_specs()
         blocks = count_blocks(config, specs, model.dtype, sizes.max_model_len, sizes.max_rows)
-        sizes = _fitted(config, sizes, blocks)
+        sizes = replace(sizes, max_model_len=fit_context(config, sizes.max_model_len, blocks))
         caches = allocate(specs, blocks, config.block_size, model.dtype, config.debug_poison)
     return Runtime(config, model, HostExecutor(config, model, sizes, caches), sizes, blocks)
 
@@ -164,12 +166,13 @@ def _on_device(config: EngineConfig, model: Model, sizes: Sizes, accelerator: Ac
     from engine.step.accelerated import DeviceExecutor
 
     executor = DeviceExecutor(config, model, sizes, accelerator)
-    with phase("profile"):
+    memory = accelerator.memory
+    with phase("profile"), enough_for("profiling", memory):
         blocks = executor.profile()
-        sizes = _fitted(config, sizes, blocks)
-    with phase("cache"):
+        sizes = replace(sizes, max_model_len=fit_context(config, sizes.max_model_len, blocks))
+    with phase("cache"), enough_for("cache", memory):
         executor.allocate(blocks)
-    with phase("graphs"):
+    with phase("graphs"), enough_for("graphs", memory):
         executor.capture()
     return Runtime(config, model, executor, sizes, blocks)
 
@@ -215,17 +218,3 @@ def _sizes(config: EngineConfig, model_config: ModelConfig, device: str) -> Size
         max_model_len=config.max_model_len or held,
         block_size=config.block_size,
     )
-
-
-def _fitted(config: EngineConfig, sizes: Sizes, blocks: int) -> Sizes:
-    """The context that the KV cache can hold; an explicit wish that does not fit is refused."""
-    wanted, fits = sizes.max_model_len, (blocks - 1) * config.block_size
-    if wanted <= fits:
-        return sizes
-    if config.max_model_len:
-        raise ConfigError(
-            f"--max-model-len {wanted}: the KV cache holds {fits} tokens; ask for at most {fits}, "
-            "or raise --kv-cache-memory-bytes"
-        )
-    log.warning("context limited to %d of %d tokens by the KV cache's memory", fits, wanted)
-    return replace(sizes, max_model_len=fits)

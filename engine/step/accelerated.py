@@ -18,9 +18,8 @@ from functools import partial
 
 import numpy as np
 import torch
-from _fast.driver import Launcher
-from engine.sampling.device import DeviceSampler, Pending, prompt_logprobs
 
+from _fast.driver import Launcher
 from _fast.plan import StepPlan
 from engine.cache.pool import allocate
 from engine.cache.room import device_blocks
@@ -28,6 +27,7 @@ from engine.config import EngineConfig
 from engine.device import Accelerator
 from engine.models.base import Model
 from engine.request import Request, TokenLogprob
+from engine.sampling.device import DeviceSampler, Pending, prompt_logprobs
 from engine.step.buffers import StepBuffers
 from engine.step.build import RowArrays, mrope_positions
 from engine.step.encode import EncoderCache
@@ -36,6 +36,9 @@ from engine.step.graphs import DECODE, MIXED, decode_sizes, mixed_sizes
 from engine.step.prompts import Due, PromptLogprobs
 from engine.step.result import StepResult
 from engine.step.slots import SlotState
+
+
+GRAPH_BYTES = 256 << 20  # what the driver keeps for about a hundred graphs, seen with 36 layers
 
 
 class TokensHome:
@@ -94,8 +97,13 @@ class DeviceExecutor:
         self._buffers.set_caches(caches, 1)
         self._buffers.prep(0)
         peak = self._accelerator.peak_of(self._largest)
-        # The graphs' pool holds the same step once more.
-        return device_blocks(self._config, specs, dtype, sizes.max_model_len, sizes.max_rows, peak, peak)
+        self._buffers.set_caches([], 1)
+        return device_blocks(
+            self._config, specs, dtype, sizes.max_model_len, sizes.max_rows,
+            peak_bytes=peak,
+            graph_bytes=peak + GRAPH_BYTES,  # the graphs' pool holds the same step once more
+            memory=self._accelerator.memory(),
+        )  # fmt: skip
 
     def _largest(self) -> None:
         self._forward_into(MIXED, self._sizes.max_tokens)

@@ -11,7 +11,9 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+
 from _fast.plan import StepPlan
+from engine.memory import DeviceMemory
 
 
 class HostLauncher:
@@ -91,6 +93,9 @@ class HostAccelerator:
     def peak_of(self, work: Callable[[], None]) -> int:
         work()
         return 1 << 20
+
+    def memory(self) -> DeviceMemory:
+        return DeviceMemory(total=1 << 40, free=1 << 40)
 
     def close(self) -> None:
         pass
