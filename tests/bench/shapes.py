@@ -24,19 +24,53 @@ QWEN3_CPU = {
     "attention_bias": False,
     "eos_token_id": 1,
 }
+TINY = {  # for trying a benchmark out
+    **QWEN3_CPU,
+    "hidden_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "intermediate_size": 256,
+    "vocab_size": 2048,
+    "max_position_embeddings": 1024,
+}
+QWEN3_8B = {
+    **QWEN3_CPU,
+    "hidden_size": 4096,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 12288,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 151645,
+}
+QWEN3_06B = {
+    **QWEN3_8B,
+    "hidden_size": 1024,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "intermediate_size": 3072,
+    "tie_word_embeddings": True,
+}
+SHAPES = {"tiny": TINY, "8b": QWEN3_8B, "0.6b": QWEN3_06B}
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def byte_tokenizer(vocab: int) -> dict:
-    """A byte-level BPE tokenizer.json: 256 bytes, then two-letter entries that no merge reaches, up to `vocab` ids."""
+    """A byte-level BPE tokenizer.json: 256 bytes, then words of four letters that no merge reaches, up to `vocab` ids.
+
+    Nearly every id that random weights choose is a word, so a stream has text with each token, as with real models.
+    """
     from tokenizers import pre_tokenizers
 
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokens = list(alphabet)
-    first = 0
-    while len(tokens) < vocab:
-        second, first_letter = first % len(alphabet), (first // len(alphabet)) % len(alphabet)
-        tokens.append(alphabet[first_letter] + alphabet[second] * (1 + first // len(alphabet) ** 2))
-        first += 1
+    tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
+    for number in range(vocab - len(tokens)):
+        places = (number // 26**3, number // 26**2, number // 26, number)
+        tokens.append("".join(LETTERS[place % 26] for place in places))
     return {
         "version": "1.0",
         "truncation": None,
@@ -60,10 +94,14 @@ def byte_tokenizer(vocab: int) -> dict:
     }
 
 
+TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}assistant: "
+
+
 def write_folder(folder: Path, config: dict) -> Path:
-    """Writes config.json and tokenizer.json; returns the folder."""
+    """Writes config.json, tokenizer.json and a chat template; returns the folder."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text(json.dumps(byte_tokenizer(config["vocab_size"])))
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"}))
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder

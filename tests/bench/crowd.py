@@ -1,0 +1,144 @@
+"""Many requests at once through an Engine in this process, and what every step delivered: for gpu_offline.
+
+Owner: the loop's thread. Reads of StepStats, once per step: num_rows, num_tokens, schedule_s, launch_s, commit_s and,
+where the engine fills it, gap_s (seconds that the device stood idle before the step; below 0: not measured). The clock
+is the loop's, when a step's tokens arrive there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine import Delta, Engine, FinishReason, Request, SamplingParams
+from engine.stats import StepStats
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A step has arrived; the counts are those before its tokens."""
+
+    at: float  # seconds of time.perf_counter
+    tokens: int  # that requests have
+    started: int  # requests with two tokens: all of them decode
+    ended: int  # requests that are done
+    rows: int  # of the step
+    step_tokens: int  # computed in it
+    host_s: float  # the device thread's own work for it
+    gap_s: float  # device idle before it; below 0: not measured
+
+
+class Steps:
+    """Listens to an engine's steps."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.moments: list[Moment] = []
+        self.crowd: Crowd | None = None
+        engine.on_step = self._add
+
+    def _add(self, stats: StepStats) -> None:
+        crowd = self.crowd
+        counts = (crowd.tokens, crowd.started, crowd.ended) if crowd is not None else (0, 0, 0)
+        host_s = stats.schedule_s + stats.launch_s + stats.commit_s
+        gap_s = getattr(stats, "gap_s", -1.0)
+        self.moments.append(
+            Moment(time.perf_counter(), *counts, stats.num_rows, stats.num_tokens, host_s, gap_s)
+        )  # fmt: skip
+
+
+class Crowd:
+    """Requests that are sent together. `run` returns when all have ended."""
+
+    def __init__(self, engine: Engine, prompts: list[np.ndarray], max_tokens: list[int]) -> None:
+        self.engine = engine
+        self.requests = [request(ids, count) for ids, count in zip(prompts, max_tokens, strict=True)]
+        self.tokens = self.started = self.ended = 0
+        self.counts = [0] * len(prompts)
+        self.firsts = [0.0] * len(prompts)  # perf_counter of each request's first token
+        self.begun = self.done_at = 0.0
+
+    async def run(self, steps: Steps | None = None) -> Crowd:
+        """Sends all; with `steps`, its moments tell of these requests."""
+        if steps is not None:
+            steps.crowd, steps.moments = self, []
+        self._done = asyncio.get_running_loop().create_future()
+        self.begun = time.perf_counter()
+        streams = [self.engine.submit(each) for each in self.requests]
+        for number, stream in enumerate(streams):
+            stream.subscribe(lambda delta, number=number: self._take(number, delta))
+        await self._done
+        for stream in streams:
+            stream.close()
+        return self
+
+    def _take(self, number: int, delta: Delta) -> None:
+        if delta.finish_reason is FinishReason.ERROR and not self._done.done():
+            self._done.set_exception(delta.error or RuntimeError("a request ended with an error"))
+            return
+        got = len(delta.token_ids)
+        if got and not self.counts[number]:
+            self.firsts[number] = time.perf_counter()
+        before = self.counts[number]
+        self.counts[number] += got
+        self.tokens += got
+        self.started += before < 2 <= self.counts[number]
+        if delta.finish_reason is not FinishReason.NONE:
+            self.ended += 1
+            if self.ended == len(self.counts) and not self._done.done():
+                self.done_at = time.perf_counter()
+                self._done.set_result(None)
+
+    @property
+    def seconds(self) -> float:
+        """From the first submit to the last token."""
+        return self.done_at - self.begun
+
+
+def request(ids: np.ndarray, max_tokens: int) -> Request:
+    """Greedy, to its full length."""
+    sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+    return Request(np.asarray(ids, np.int32), sampling)
+
+
+@dataclass(frozen=True, slots=True)
+class Decode:
+    """Steps in which every row of a crowd decodes, and nothing else happens."""
+
+    step_s: float  # per step, by token arrival
+    context: float  # tokens, the mean over rows and steps
+    host_s: float  # the device thread's own work, the mean
+    gaps: list[float]  # device idle before a step, where it was measured
+    steps: int
+    window: tuple[float, float]  # perf_counter of the first and the last of them
+
+
+async def decode(engine: Engine, steps: Steps, rows: int, context: int, draw: np.random.Generator) -> Decode:
+    """All rows decode at about `context` tokens; rows that are admitted earlier get shorter prompts to match."""
+    budget = engine.config.max_num_batched_tokens or 2048
+    window = max(8, min(96, context // 2))
+    lags = [(rows - 1 - row) * context // budget for row in range(rows)]
+    lengths = [max(1, context - window // 2 - lag) for lag in lags]
+    vocab = engine.limits.vocab_size
+    crowd = Crowd(
+        engine,
+        [draw.integers(2, vocab, length, dtype=np.int32) for length in lengths],
+        [window + 2 * lag + 8 for lag in lags],
+    )
+    await crowd.run(steps)
+    # Step k's tokens lie between moments k and k + 1; the first two and the last see the edges of the crowd.
+    full = [m for m in steps.moments if m.started == rows and m.ended == 0 and m.rows == m.step_tokens == rows][2:-1]
+    if len(full) < 4:
+        raise RuntimeError(f"only {len(full)} steps in which all {rows} rows decoded; the crowd came in too slowly")
+    count = (full[-1].tokens - full[0].tokens) / rows
+    mean_tokens = (full[0].tokens + full[-1].tokens) / 2 / rows
+    return Decode(
+        step_s=(full[-1].at - full[0].at) / count,
+        context=sum(lengths) / rows + mean_tokens,
+        host_s=sum(m.host_s for m in full) / count,
+        gaps=[m.gap_s for m in full if m.gap_s >= 0],
+        steps=round(count),
+        window=(full[0].at, full[-1].at),
+    )

@@ -1,0 +1,318 @@
+"""Speed of one model in one process, without HTTP: start, decode steps, first tokens, prefill, whole batches, the host.
+
+Random weights of a real shape (--load-format dummy), greedy, random prompts, prefix cache off, as the peer had it.
+Each shape runs in a process of its own, once with an empty kernel cache and once more with a full one for the times to
+ready. Prints what was seen beside aim, floor and peer; writes gpu_offline_SHAPE.json into --out.
+Run: python -m tests.bench.gpu_offline [--shape 8b,0.6b] [--out DIR] [--only decode,ttft,prefill,offline,prefix,profile]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine import Engine, EngineConfig
+from tests.bench import targets
+from tests.bench.crowd import Crowd, Steps, decode
+from tests.bench.shapes import SHAPES, write_folder
+
+REPEATS = 3
+CASE_S, SHAPE_S = 150.0, 420.0  # a case and a shape that take longer are given up
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What is asked of a shape."""
+
+    rows: tuple[int, ...] = (1, 32, 256)
+    contexts: tuple[int, ...] = (512, 1024)
+    alone: tuple[int, ...] = (128, 256)  # prompts of the first-token cases
+    long: int = 8192
+    many: tuple[int, int] = (16, 1024)
+    batch: tuple[int, int, int] = (256, 512, 128)
+    half: int = 0  # bytes of KV cache when two engines run at once; 0: they do not fit
+    engine: dict[str, Any] = field(default_factory=dict)
+
+
+TINY_ENGINE = {"num_gpu_blocks_override": 512, "max_num_seqs": 16, "max_num_batched_tokens": 64, "num_threads": 1}
+SIZES = {
+    "tiny": Sizes((1, 4), (48, 96), (16,), 200, (4, 64), (16, 32, 16), 1 << 24, TINY_ENGINE),
+    "8b": Sizes(),
+    "0.6b": Sizes(half=22 << 30),
+}
+
+
+def since_process_start() -> float:
+    """Seconds since this process was made, interpreter and imports included."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
+class Bench:
+    """The cases of one shape; `seen` and `units` fill as they run."""
+
+    def __init__(self, shape: str, device: str, folder: Path) -> None:
+        self.shape, self.sizes = shape, SIZES[shape]
+        self.settings = {"model": str(folder), "load_format": "dummy", "device": device, **self.sizes.engine}
+        self.draw = np.random.default_rng(0)
+        self.seen: dict[str, float] = {}
+        self.units: dict[str, str] = {}
+        self.more: dict[str, Any] = {}  # what the table has no room for
+        self.failed: list[str] = []
+        self.engine: Engine
+        self.steps: Steps
+
+    def put(self, name: str, value: float, unit: str) -> None:
+        self.seen[name], self.units[name] = value, unit
+
+    def keep(self, out: Path | None) -> None:
+        """Writes what there is so far: a case that takes the process down loses only itself."""
+        kept = {"shape": self.shape, "seen": self.seen, "units": self.units, "more": self.more, "failed": self.failed}
+        targets.write(out, f"gpu_offline_{self.shape}.json", kept)
+
+    async def start(self) -> None:
+        self.engine = Engine(EngineConfig(**self.settings, enable_prefix_caching=False))
+        await self.engine.start()
+        self.steps = Steps(self.engine)
+        self.more["startup"] = {name: round(seconds, 3) for name, seconds in self.engine.startup.items()}
+
+    async def case(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
+        """A case that fails is reported, and the next one runs."""
+        begun = time.perf_counter()
+        try:
+            await asyncio.wait_for(run(), CASE_S)
+        except Exception:
+            self.failed.append(name)
+            traceback.print_exc()
+        print(f"  [{self.shape} {name}: {time.perf_counter() - begun:.1f} s]", file=sys.stderr, flush=True)
+
+    def prompts(self, count: int, length: int) -> list[np.ndarray]:
+        return [self.draw.integers(2, self.engine.limits.vocab_size, length, dtype=np.int32) for _ in range(count)]
+
+    async def decode(self) -> None:
+        for context in self.sizes.contexts:
+            for rows in self.sizes.rows:
+                found = await decode(self.engine, self.steps, rows, context, self.draw)
+                self.put(f"step, {rows} rows at {context}", found.step_s * 1e3, "ms")
+                self.more[f"decode {rows} at {context}"] = {
+                    "steps": found.steps,
+                    "context": found.context,
+                    "host_us": found.host_s * 1e6,
+                    "gap_us": [round(gap * 1e6, 1) for gap in sorted(found.gaps)],
+                }
+                if rows == self.sizes.rows[-1] and context == self.sizes.contexts[0]:
+                    self.put(f"host work per step, {rows} rows", found.host_s * 1e6, "us")
+                    for name, share in (("p50", 50), ("p99", 99)) if found.gaps else ():
+                        gap = float(np.percentile(found.gaps, share))
+                        self.put(f"device idle between steps, {rows} rows, {name}", gap * 1e6, "us")
+
+    async def ttft(self) -> None:
+        for length in self.sizes.alone:
+            times = []
+            for _ in range(3 + 4 * REPEATS):
+                crowd = await Crowd(self.engine, self.prompts(1, length), [4]).run()
+                times.append(crowd.firsts[0] - crowd.begun)
+                await asyncio.sleep(0.02)  # the engine falls idle
+            self.put(f"TTFT idle, {length} tokens", statistics.median(times[3:]) * 1e3, "ms")
+
+    async def prefill(self) -> None:
+        count, length = self.sizes.many
+        single, several = [], []
+        for _ in range(1 + REPEATS):
+            single.append((await Crowd(self.engine, self.prompts(1, self.sizes.long), [1]).run()).seconds)
+            several.append((await Crowd(self.engine, self.prompts(count, length), [1] * count).run()).seconds)
+        self.put(f"prefill 1 x {self.sizes.long}", statistics.median(single[1:]) * 1e3, "ms")
+        self.put(f"prefill {count} x {length}", count * length / statistics.median(several[1:]), "tok/s")
+
+    async def offline(self) -> None:
+        rows, length, answer = self.sizes.batch
+        rates = [await self.rate(self.engine) for _ in range(1 + REPEATS)][1:]
+        self.put(f"offline {rows} x ({length} in, {answer} out)", statistics.median(rates), "tok/s")
+        self.more["offline rates"] = rates
+
+    async def rate(self, engine: Engine) -> float:
+        """Output tokens per second of a whole batch, prompts all different."""
+        rows, length, answer = self.sizes.batch
+        crowd = await Crowd(engine, self.prompts(rows, length), [answer] * rows).run()
+        return rows * answer / crowd.seconds
+
+    async def prefix(self) -> None:
+        """Cache on against off by turns; prompts share nothing. Both engines are alive, each with half the memory."""
+        engines = {False: self.engine, True: Engine(EngineConfig(**self.settings, enable_prefix_caching=True))}
+        rates: dict[bool, list[float]] = {False: [], True: []}
+        await engines[True].start()
+        try:
+            for turn in range(1 + 2 * REPEATS):
+                for cache in (True, False) if turn % 2 else (False, True):
+                    rates[cache].append(await self.rate(engines[cache]))
+        finally:
+            await engines[True].stop(5)
+        off, on = (statistics.median(rates[cache][1:]) for cache in (False, True))
+        self.put("prefix cache on, 0 % hits: share lost", (off - on) / off * 100, "%")
+        self.more["prefix cache"] = {"off": rates[False][1:], "on": rates[True][1:]}
+
+    async def profile(self) -> None:
+        """Where the device's time goes in decode steps, by kernel, and how long it stands idle; by torch's profiler."""
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        if not torch.cuda.is_available() or self.settings["device"] == "cpu":
+            return
+        with profile(activities=[ProfilerActivity.CUDA]):  # its own start takes seconds
+            torch.cuda.synchronize()
+        for rows in (self.sizes.rows[0], self.sizes.rows[-1]):
+            with profile(activities=[ProfilerActivity.CUDA]) as found:
+                seen = await decode(self.engine, self.steps, rows, 256, self.draw)
+                torch.cuda.synchronize()
+            events = [
+                (event.start_ns() / 1e3, event.end_ns() / 1e3, event.name())
+                for event in found.profiler.kineto_results.events()
+                if str(event.device_type()).endswith("CUDA")
+            ]
+            skew = time.time() - time.perf_counter()  # the profiler's clock is the wall's
+            begun, ended = ((at + skew) * 1e6 for at in seen.window)
+            inside = [event for event in events if begun <= event[0] <= ended]
+            table = self.more[f"profile {rows} rows"] = kernels(inside, seen.steps)
+            self.put(f"profiled step, {rows} rows at 256", table["step_us"] / 1e3, "ms")
+            self.put(f"profiled step, {rows} rows at 256, idle", table["idle_us"], "us")
+            print_kernels(f"{self.shape}: kernels of a decode step of {rows} rows", table)
+
+
+def kernels(events: list[tuple[float, float, str]], steps: int) -> dict[str, Any]:
+    """Microseconds per step by kernel, and the device's idle time; `events` are (start, end, name) in microseconds."""
+    if not events:
+        return {"steps": steps, "step_us": 0.0, "idle_us": 0.0, "gaps_us": {}, "kernels": []}
+    totals: dict[str, list[float]] = {}
+    events = sorted(events)
+    gaps, busy_until = [], events[0][0]
+    for start, end, name in events:
+        entry = totals.setdefault(name, [0.0, 0])
+        entry[0] += end - start
+        entry[1] += 1
+        if start > busy_until:
+            gaps.append(start - busy_until)
+        busy_until = max(busy_until, end)
+    longest = sorted(gaps, reverse=True)[:steps]  # about one per step: those between steps
+    return {
+        "steps": steps,
+        "step_us": (busy_until - events[0][0]) / steps,
+        "idle_us": sum(gaps) / steps,
+        "gaps_us": {f"p{share}": round(float(np.percentile(longest, share)), 1) for share in (50, 99) if longest},
+        "kernels": [
+            {"name": name[:120], "us": round(total / steps, 2), "calls": round(calls / steps, 2)}
+            for name, (total, calls) in sorted(totals.items(), key=lambda item: -item[1][0])
+        ],
+    }
+
+
+def print_kernels(title: str, found: dict[str, Any]) -> None:
+    print(f"\n{title}: {found['step_us']:.0f} us, idle {found['idle_us']:.1f}, longest gaps {found['gaps_us']}")
+    for entry in found["kernels"][:16]:
+        print(f"  {entry['us']:9.1f} us {entry['calls']:7.1f} x  {entry['name'][:96]}", flush=True)
+
+
+@contextlib.contextmanager
+def model_folder(shape: str) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as name:
+        yield write_folder(Path(name) / f"dummy-{shape}", SHAPES[shape])
+
+
+async def run_shape(shape: str, device: str, only: list[str], out: Path | None) -> int:
+    """All cases of one shape in this process; how many failed."""
+    with model_folder(shape) as folder:
+        bench = Bench(shape, device, folder)
+        if "prefix" in only:
+            bench.settings["kv_cache_memory_bytes"] = bench.sizes.half
+        await bench.start()
+        bench.put("ready, this process", since_process_start(), "s")
+        try:
+            bench.keep(out)
+            for name in only:
+                await bench.case(name, getattr(bench, name))
+                bench.keep(out)
+        finally:
+            await bench.engine.stop(5)
+    return len(bench.failed)
+
+
+def child(shape: str, args: argparse.Namespace, only: list[str], out: Path, cache: Path) -> int:
+    """One shape in a process of its own, with a kernel cache of its own."""
+    command = [sys.executable, "-m", "tests.bench.gpu_offline", "--inside", "--shape", shape, "--device", args.device]
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(cache)}
+    command += ["--only", ",".join(only), "--out", str(out)]
+    try:
+        return subprocess.run(command, env=environment, check=False, timeout=SHAPE_S).returncode
+    except subprocess.TimeoutExpired:
+        print(f"{shape}: given up after {SHAPE_S:.0f} s", file=sys.stderr, flush=True)
+        return 1
+
+
+def report(shape: str, args: argparse.Namespace, cache: Path) -> int:
+    """Runs a shape cold, then warm for the time to ready and for two engines; prints the table and writes the JSON."""
+    only = [name for name in args.only.split(",") if name]
+    second = [name for name in only if name == "prefix" and SIZES[shape].half]
+    with tempfile.TemporaryDirectory() as name:
+        cold, warm = Path(name) / "cold", Path(name) / "warm"
+        status = child(shape, args, [name for name in only if name != "prefix"], cold, cache)
+        file = f"gpu_offline_{shape}.json"
+        if not (cold / file).is_file():
+            print(f"{shape}: nothing was measured (status {status})", flush=True)
+            return status or 1
+        kept = json.loads((cold / file).read_text())
+        seen = {"ready, nothing compiled": kept["seen"].pop("ready, this process"), **kept["seen"]}
+        units = {**kept["units"], "ready, nothing compiled": "s", "ready, kernels cached": "s"}
+        if not args.quick:
+            status |= child(shape, args, second, warm, cache)
+            again = json.loads((warm / file).read_text()) if (warm / file).is_file() else None
+            if again is not None:
+                ready = again["seen"].pop("ready, this process")
+                seen = {"ready, kernels cached": ready, **seen, **again["seen"]}
+                units |= again["units"]
+                kept["more"] |= {f"{name}, kernels cached": found for name, found in again["more"].items()}
+    targets.show(f"{shape}, offline, {device_name(args.device)}", seen, targets.OFFLINE.get(shape, {}), units)
+    for name, phases in kept["more"].items():
+        if name.startswith("startup"):
+            print(f"{name}: " + ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in phases.items()))
+    targets.write(args.out, file, {**kept, "seen": seen, "units": units, "device": device_name(args.device)})
+    return status
+
+
+def device_name(device: str) -> str:
+    import torch
+
+    return torch.cuda.get_device_name() if device != "cpu" and torch.cuda.is_available() else "cpu"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", default="8b,0.6b", help=", ".join(SHAPES))
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--only", default="decode,ttft,prefill,offline,profile,prefix")
+    parser.add_argument("--quick", action="store_true", help="no second start for the time with kernels cached")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.inside:
+        only = [name for name in args.only.split(",") if name]
+        return asyncio.run(run_shape(args.shape, args.device, only, args.out))
+    with tempfile.TemporaryDirectory() as cache:
+        return max(report(shape, args, Path(cache) / shape) for shape in args.shape.split(","))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

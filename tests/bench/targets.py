@@ -1,0 +1,118 @@
+"""What one card is held to: the floor, the peer's number and our aim per case, and the table that compares a run.
+
+The numbers are for one H100 (80 GB), bfloat16, from arithmetic (floor), from vLLM 0.26 on the same card with the same
+client settings (peer; "/" separates its Python and its Rust front end), and from the project's own targets (aim).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """None or "" where nobody has a number. Less is better, unless the unit is a rate."""
+
+    unit: str
+    floor: float | None = None
+    peer: str = ""
+    aim: float | None = None
+
+    @property
+    def more_is_better(self) -> bool:
+        return self.unit.endswith("/s")
+
+
+def steps(unit: str, floor: tuple, peer: tuple, aim: tuple, context: str) -> dict[str, Target]:
+    """Decode steps of 1, 32 and 256 rows."""
+    return {
+        f"step, {rows} rows at {context}": Target(unit, *numbers)
+        for rows, *numbers in zip((1, 32, 256), floor, peer, aim)
+    }
+
+
+EVERY = {  # of any shape; the host's part does not depend on the model
+    "host work per step, 256 rows": Target("us", aim=60),
+    "device idle between steps, 256 rows, p50": Target("us", 0, aim=30),
+    "device idle between steps, 256 rows, p99": Target("us", 0, aim=100),
+    "prefix cache on, 0 % hits: share lost": Target("%", 0, aim=1),
+}
+OFFLINE = {
+    "8b": {
+        "ready, kernels cached": Target("s", peer="79/95", aim=15),
+        "ready, nothing compiled": Target("s", peer="79/95", aim=25),
+        **steps("ms", (5.1, 5.9, 11.5), ("6.79", "7.75", "16.6"), (6.0, 7.0, 14.5), "512"),
+        **steps("ms", (5.1, 6.66, 17.9), ("", "", ""), (6.0, 8.3, 22.0), "1024"),
+        "TTFT idle, 256 tokens": Target("ms", 4.6, aim=12),
+        "prefill 1 x 8192": Target("ms", 167, aim=230),
+        "prefill 16 x 1024": Target("tok/s", 55_000, "42300", 44_000),
+        "offline 256 x (512 in, 128 out)": Target("tok/s", 7_700, "6361", 7_000),
+        **EVERY,
+    },
+    "0.6b": {
+        "ready, kernels cached": Target("s", peer="86/83", aim=15),
+        "ready, nothing compiled": Target("s", peer="86/83", aim=25),
+        **steps("ms", (0.42, 1.0, 5.4), ("2.27", "2.57", "8.1"), (1.3, 1.7, 7.0), "512"),
+        **steps("ms", (0.44, 1.65, 10.4), ("", "", ""), (1.3, None, None), "1024"),
+        "TTFT idle, 128 tokens": Target("ms", 0.45, aim=6),
+        **EVERY,
+    },
+}
+SERVE = {
+    "8b": {
+        "1 streams, TTFT p50": Target("ms", 9.3, "23.9/19.2", 13),
+        "1 streams, TPOT": Target("ms", 5.1, "6.78/6.78", 6.0),
+        "16 streams, output": Target("tok/s", 2_420, "1782/1805", 2_050),
+        "64 streams, output": Target("tok/s", 5_500, "4230", 4_800),
+        "64 streams, ITL p99": Target("ms", None, "126", 40),
+        "256 streams, output": Target("tok/s", 7_700, "5853/6341", 6_700),
+        "256 streams, TTFT p50": Target("ms", None, "1861/593", 550),
+    },
+    "0.6b": {
+        "1 streams, TTFT p50": Target("ms", 0.9, "19.8/16.8", 6),
+        "1 streams, TPOT": Target("ms", 0.44, "2.2/2.4", 1.3),
+        "16 streams, output": Target("tok/s", 21_000, "4692/4682", 9_000),
+        "256 streams, output": Target("tok/s", 32_000, "11305/19174", 22_000),
+        "256 streams, TTFT p50": Target("ms", None, "637/274", 250),
+    },
+}
+HOST = {  # beside each case of serving
+    "loop stall p99": Target("ms", aim=5),
+    "loop CPU per token": Target("us", aim=10),
+}
+
+
+def number(value: float | None) -> str:
+    """Three digits that matter."""
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def verdict(seen: float, target: Target) -> str:
+    """How the aim was met; a ratio above 1 is that much better than the aim."""
+    if not target.aim or not seen:
+        return ""
+    ratio = seen / target.aim if target.more_is_better else target.aim / seen
+    return f"{'met' if ratio >= 1 else 'MISSED'} {ratio:.2f}x"
+
+
+def show(title: str, seen: dict[str, float], targets: dict[str, Target], units: dict[str, str] | None = None) -> None:
+    """One line per case; cases without a target are printed too, in the unit that `units` names."""
+    print(f"\n{title}\n{'case':<48}{'seen':>10} {'unit':<6}{'aim':>9}{'floor':>9}{'peer':>14}  against the aim")
+    for name, value in seen.items():
+        target = targets.get(name) or Target((units or {}).get(name, ""))
+        print(
+            f"{name:<48}{number(value):>10} {target.unit:<6}{number(target.aim):>9}{number(target.floor):>9}"
+            f"{target.peer or '-':>14}  {verdict(value, target)}",
+            flush=True,
+        )
+
+
+def write(out: Path | None, name: str, report: dict) -> None:
+    """`report` as JSON into the folder `out`, when there is one."""
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text(json.dumps(report, indent=1) + "\n")
