@@ -64,6 +64,7 @@ class Embedding:
         piece = pieces["weight"][0]
         assert piece is not None
         self.dtype = dtype
-        self.table = piece.to(device, weight_dtype(piece.dtype, dtype), copy=True)
+        # On a CPU the piece is a view of the file; on an accelerator it is the loader's and from now on the model's.
+        self.table = piece.to(device, weight_dtype(piece.dtype, dtype), copy=piece.is_cpu)
         if self.head.tied:
             self.head.fill(pieces, dtype, device)

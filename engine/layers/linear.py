@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.activation import silu_mul
-from engine.kernels.gemm.dense import PackedLinear, gated_linear, linear, pack, pack_gated
+from engine.kernels.gemm.dense import PackedLinear, gated_linear, linear, pack, pack_gated, stacked
 from engine.weights.table import Shape
 
 
@@ -56,7 +56,7 @@ class Linear:
             for piece in pieces["weight"]
             if piece is not None
         ]
-        weight = weights[0] if len(weights) == 1 else torch.cat(weights)  # [sum of out_features, in_features]
+        weight = stacked(weights)  # [sum of out_features, in_features]
         bias = None
         if any(self.biases):
             parts = [

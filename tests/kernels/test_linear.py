@@ -13,6 +13,7 @@ from engine.kernels.gemm.dense import (
     linear_reference,
     pack,
     pack_gated,
+    stacked,
 )
 
 pytestmark = pytest.mark.usefixtures("isa")
@@ -145,3 +146,28 @@ def test_nan_stays_in_its_own_token():
     y = linear(x, pack(torch.randn(64, 64)))
     assert y[11].isnan().all()
     assert not y[torch.arange(20) != 11].isnan().any()
+
+
+def test_pieces_that_lie_one_after_the_other_are_stacked_without_a_copy():
+    whole = torch.randn(12, 5)
+    pieces = list(whole.split([3, 4, 5]))
+    joined = stacked(pieces)
+    assert torch.equal(joined, whole)
+    assert joined.data_ptr() == whole.data_ptr()
+    assert stacked(pieces[1:]).data_ptr() == pieces[1].data_ptr()
+    assert torch.equal(stacked(pieces[1:]), whole[3:])
+    assert stacked(pieces[:1]).data_ptr() == whole.data_ptr()
+
+
+def test_pieces_that_lie_elsewhere_are_copied():
+    whole = torch.randn(12, 6)
+    for pieces in (
+        [whole[:3], whole[4:]],
+        [whole[3:], whole[:3]],
+        [whole[:3], whole[3:].clone()],
+        [whole[:3].clone(), whole[3:].clone()],
+        [whole[:, :3], whole[:, 3:]],
+    ):
+        joined = stacked(pieces)
+        assert torch.equal(joined, torch.cat(pieces))
+        assert joined.data_ptr() != pieces[0].data_ptr()

@@ -51,6 +51,19 @@ class PackedLinear:
         return halves.reshape(2, -1, rows.shape[1])[:, : self.out_features // 2].reshape(self.out_features, -1)
 
 
+def stacked(pieces: list[Tensor]) -> Tensor:
+    """The pieces one below the other; no copy where they lie so in memory: so the loader of an accelerator puts them."""
+    first, *others = pieces
+    end = first.data_ptr() + first.numel() * first.element_size()
+    for piece in others:
+        same_storage = piece.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        if not (same_storage and piece.data_ptr() == end and piece.dtype == first.dtype and piece.is_contiguous()):
+            return torch.cat(pieces)
+        end += piece.numel() * piece.element_size()
+    rows = sum(piece.shape[0] for piece in pieces)
+    return first.as_strided((rows, *first.shape[1:]), first.stride(), first.storage_offset())
+
+
 def pack(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
     """weight [N, K] float32 or bfloat16, bias [N] or None -> PackedLinear (a copy; the originals can go)."""
     assert weight.dim() == 2, f"weight has shape {tuple(weight.shape)}; [out_features, in_features] is needed"
@@ -74,7 +87,7 @@ def pack_gated(
         bias = torch.stack([gate_bias, up_bias])
     if gate.is_cuda:
         flat = None if bias is None else bias.flatten()
-        return PackedLinear(torch.cat([gate, up]), flat, 2 * width, columns, gated=True, plain=True)
+        return PackedLinear(stacked([gate, up]), flat, 2 * width, columns, gated=True, plain=True)
     if bias is not None:
         bias = _interleave(bias.to(torch.float32)[..., None]).flatten()
     rows = _interleave(_narrowed(torch.stack([gate, up])))
