@@ -1,0 +1,97 @@
+"""Clients that cannot live in our environment, each in a folder of its own under build/clients/.
+
+litellm wants an older openai and huggingface-hub than the tests do, guidellm brings half of PyData. Each gets a virtual
+environment over ours: what suits it here is used from here, only the rest is installed (8 s and 100 MB instead of 25 s
+and 600). The Vercel AI SDK comes by npm. A folder is made once and kept until its requirements change; a machine that
+reaches no package index skips the tests, any other failure to install is a failure.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+from tests.end_to_end.process import ROOT
+
+CLIENTS = ROOT / "build" / "clients"
+INSTALL_S = 170
+# What pip and npm print when there is no way to an index.
+UNREACHABLE = ("connection broken by", "ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ETIMEDOUT", "ENETUNREACH")
+
+
+class Installing:
+    """An installation that goes on beside others; `done` waits for it and gives its folder."""
+
+    def __init__(self, name: str, *requirements: str) -> None:
+        self.requirements = requirements
+        mark = hashlib.sha256(json.dumps([sys.version, *requirements]).encode()).hexdigest()[:12]
+        self.folder = CLIENTS / f"{name}-{mark}"
+        self.stamp = self.folder / "complete"
+        self._process: subprocess.Popen[str] | None = None
+        if not self.stamp.exists():
+            for old in CLIENTS.glob(f"{name}-*"):
+                shutil.rmtree(old)
+            self.folder.mkdir(parents=True)
+            self._process = subprocess.Popen(
+                self.command(), cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            )
+
+    def command(self) -> list[str]:
+        raise NotImplementedError
+
+    def done(self) -> Path:
+        if self._process is not None and not self.stamp.exists():
+            printed = self._process.communicate(timeout=INSTALL_S)[0]
+            if self._process.returncode:
+                if any(word in printed for word in UNREACHABLE):
+                    pytest.skip(f"no package index can be reached to install {' '.join(self.requirements)}")
+                pytest.fail(f"{' '.join(self.requirements)} cannot be installed:\n{printed[-2000:]}")
+            self.stamp.touch()
+        return self.folder
+
+    def close(self) -> None:
+        """Ends what nobody has waited for; whatever is half done is begun again next time."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.communicate()
+
+
+class PythonClient(Installing):
+    """A virtual environment that sees ours, behind its own."""
+
+    @property
+    def python(self) -> str:
+        return str(self.folder / "bin" / "python")
+
+    def command(self) -> list[str]:
+        venv.create(self.folder, with_pip=False, symlinks=True)
+        own = Path(sysconfig.get_path("purelib", vars={"base": str(self.folder), "platbase": str(self.folder)}))
+        (own / "outer.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        quiet = ("-q", "--disable-pip-version-check", "--no-input", "--no-compile", "--retries", "1")
+        return [self.python, "-m", "pip", "install", *quiet, *self.requirements]
+
+
+class NodeClient(Installing):
+    """A folder with node_modules; only where node and npm are."""
+
+    def command(self) -> list[str]:
+        (self.folder / "package.json").write_text('{"private": true}\n')
+        return ["npm", "install", "--loglevel=error", "--no-audit", "--no-fund", "--fetch-retries=1", *self.requirements]
+
+
+def run(command: list[str], cwd: Path, **environment: str) -> str:
+    """What the program prints; it must end well."""
+    done = subprocess.run(
+        command, cwd=cwd, env={**os.environ, **environment}, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, f"status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return done.stdout
