@@ -85,7 +85,8 @@ class NodeClient(Installing):
 
     def command(self) -> list[str]:
         (self.folder / "package.json").write_text('{"private": true}\n')
-        return ["npm", "install", "--loglevel=error", "--no-audit", "--no-fund", "--fetch-retries=1", *self.requirements]
+        quiet = ("--loglevel=error", "--no-audit", "--no-fund", "--fetch-retries=0")
+        return ["npm", "install", *quiet, *self.requirements]
 
 
 def run(command: list[str], cwd: Path, **environment: str) -> str:
