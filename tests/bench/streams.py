@@ -1,0 +1,125 @@
+"""Clients of gpu_serve, a process of their own: closed loops over keep-alive sockets, with a parser that only counts.
+
+`python -m tests.bench.streams FILE.npz` reads a job (JSON) from stdin, connects, writes "ready", waits for a line, and
+keeps its connections busy until the job's time is over; then the file holds what came. One thread, one epoll, a few
+microseconds a read: one process keeps up with tens of thousands of events a second. Prompts are random token ids.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import selectors
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+EVENT, DONE, END = b"data: {", b"[DONE]", b"0\r\n\r\n"
+TAIL = len(EVENT) - 1  # what of a read may begin a mark that the next one ends
+clock = time.perf_counter
+
+
+@dataclass(slots=True)
+class Job:
+    """What a process of clients does."""
+
+    port: int
+    connections: int
+    prompt: int  # tokens
+    answer: int  # tokens
+    vocab: int
+    seed: int
+    warm_s: float
+    measure_s: float
+    fields: dict[str, Any]  # of every body, beside the prompt
+
+
+class Tally:
+    """What came, in seconds of perf_counter."""
+
+    def __init__(self) -> None:
+        self.firsts: list[tuple[float, float]] = []  # (sent, first event) of each request
+        self.gaps: list[tuple[float, float]] = []  # (at, since the event before)
+        self.answers: list[tuple[float, float, float, int]] = []  # (connection, first, end, events)
+
+
+class Connection:
+    """One client: sends a request, counts its events, sends the next."""
+
+    def __init__(self, number: int, job: Job, tally: Tally) -> None:
+        self.number, self.job, self.tally = number, job, tally
+        self.draw = random.Random(job.seed * 100_003 + number)
+        self.socket = socket.create_connection(("127.0.0.1", job.port))
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.next = self._body()
+
+    def _body(self) -> bytes:
+        prompt = [self.draw.randrange(300, self.job.vocab) for _ in range(self.job.prompt)]
+        body = json.dumps({"prompt": prompt, "max_tokens": self.job.answer, **self.job.fields}).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+        return f"{head}Content-Type: application/json\r\n\r\n".encode() + body
+
+    def send(self) -> None:
+        self.sent = clock()
+        self.socket.sendall(self.next)
+        self.first = self.last = 0.0
+        self.events, self.ended, self.tail = 0, False, b""
+        self.next = self._body()  # while the server works
+
+    def take(self) -> None:
+        """Reads what is there; when the answer is whole, the next request goes out."""
+        data = self.socket.recv(1 << 18)
+        now = clock()
+        if not data or (not self.events and not self.tail and not data.startswith(b"HTTP/1.1 200")):
+            raise RuntimeError(f"connection {self.number}: {data[:600].decode(errors='replace') or 'closed'}")
+        seen = self.tail + data
+        count = seen.count(EVENT)
+        if count:
+            if self.events:
+                self.tally.gaps.append((now, now - self.last))
+            else:
+                self.first = now
+                self.tally.firsts.append((self.sent, now))
+            self.tally.gaps += [(now, 0.0)] * (count - 1)  # events that came together
+            self.events += count
+            self.last = now
+        self.ended = self.ended or DONE in seen
+        self.tail = seen[-TAIL:]
+        if self.ended and seen.endswith(END):
+            self.tally.answers.append((self.number, self.first, now, self.events))
+            self.send()
+
+
+def run(job: Job, path: str) -> None:
+    """Connects, waits for the word, works until the time is over, writes the file."""
+    tally = Tally()
+    selector = selectors.EpollSelector()
+    connections = [Connection(number, job, tally) for number in range(job.connections)]
+    for connection in connections:
+        selector.register(connection.socket, selectors.EVENT_READ, connection)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    begun = clock()
+    for connection in connections:
+        connection.send()
+    until = begun + job.warm_s + job.measure_s
+    while (left := until - clock()) > 0:
+        for key, _ in selector.select(left):
+            key.data.take()
+    for connection in connections:
+        connection.socket.close()
+    np.savez(
+        path,
+        begun=begun,
+        firsts=np.array(tally.firsts, np.float64).reshape(-1, 2),
+        gaps=np.array(tally.gaps, np.float64).reshape(-1, 2),
+        answers=np.array(tally.answers, np.float64).reshape(-1, 4),
+    )
+
+
+if __name__ == "__main__":
+    run(Job(**json.loads(sys.stdin.readline())), sys.argv[1])
