@@ -1,0 +1,121 @@
+"""Logits -> one token per row, on the device: greedy or drawn, with min-p, top-k and top-p, without a sort.
+
+    groups (one pass over the logits) -> pick (greedy and temperature-only rows) -> cut (rows with a threshold)
+
+A row's token is a function of its logits, its slot's parameters and its place in the answer; the number of rows and its
+position among them do not enter. Rows whose logits hold NaN or +inf, or nothing finite, get -1; -inf is a ban. Users:
+engine/sampling/device.
+"""
+
+# ruff: noqa: PT018 (a launcher checks in few lines)
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from engine.kernels.sampling.cut import CHUNK, cut_kernel, draw_reference, threshold_reference
+from engine.kernels.sampling.groups import GROUP, groups, groups_reference
+from engine.kernels.sampling.pick import pick_kernel, pick_reference
+from engine.kernels.target import triton
+
+if TYPE_CHECKING:
+    from engine.kernels.step_inputs import SlotTensors
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ChooseRoom:
+    """Workspace of `choose`, made once; what one call leaves in it is of use until the next."""
+
+    best: Tensor  # [max_rows, num_groups] float32: each group's largest logit
+    mass: Tensor  # [max_rows, num_groups] float32
+    chosen: Tensor  # [max_rows, num_groups] int32: groups that reach the row's bound
+    threshold: Tensor  # [max_rows] float32: the smallest logit that could be drawn; -inf without a cut
+
+
+def choose_room(max_rows: int, vocab: int, device: str | torch.device) -> ChooseRoom:
+    """Room for steps of up to max_rows rows: 12 bytes for every GROUP tokens of vocabulary and row."""
+
+    def lines(dtype: torch.dtype) -> Tensor:
+        return torch.zeros(max_rows, -(-vocab // GROUP), dtype=dtype, device=device)
+
+    line = torch.full((max_rows,), float("-inf"), device=device)
+    return ChooseRoom(lines(torch.float32), lines(torch.float32), lines(torch.int32), line)
+
+
+def choose(
+    tokens_out: Tensor,
+    slots: SlotTensors,
+    room: ChooseRoom,
+    logits: Tensor,
+    sample_row: Tensor,
+    sample_slot: Tensor,
+    sample_place: Tensor,
+) -> None:
+    """Writes tokens_out[sample_row] and slots.last_token[sample_slot] (0 for -1); sample_row -1 writes nothing.
+
+    tokens_out int32 [max_rows]; logits [rows, vocab], bfloat16, float16 or float32; sample_* int32 [rows or more].
+    """
+    if not logits.is_cuda:
+        choose_reference(tokens_out, slots, room, logits, sample_row, sample_slot, sample_place)
+        return
+    launch_choose(tokens_out, slots, room, logits, sample_row, sample_slot, sample_place)
+
+
+def launch_choose(
+    tokens_out: Tensor,
+    slots: SlotTensors,
+    room: ChooseRoom,
+    logits: Tensor,
+    sample_row: Tensor,
+    sample_slot: Tensor,
+    sample_place: Tensor,
+) -> None:
+    """The three kernels, on grids that depend on shapes only."""
+    rows, vocab = logits.shape
+    if rows == 0:
+        return
+    num_groups = room.best.shape[1]
+    assert len(sample_place) >= rows and len(room.best) >= rows and tokens_out.is_contiguous()
+    groups(room.best, room.mass, logits, slots.temperature, sample_row, sample_slot)
+    tables = (
+        room.best, room.mass, logits, slots.temperature, slots.top_k, slots.top_p, slots.min_p, slots.seed,
+        sample_row, sample_slot, sample_place, vocab, logits.stride(0), num_groups,
+    )  # fmt: skip
+    lanes = triton.next_power_of_2(num_groups)
+    pick_kernel[(rows,)](tokens_out, slots.last_token, room.threshold, *tables, GROUP=GROUP, LANES=lanes, num_warps=8)
+    cut_kernel[(rows,)](
+        tokens_out, slots.last_token, room.threshold, room.chosen, *tables,
+        SHIFT=16 if logits.dtype is torch.bfloat16 else 0, GROUP=GROUP, LANES=lanes, CHUNK=CHUNK, num_warps=8,
+    )  # fmt: skip
+
+
+def choose_reference(
+    tokens_out: Tensor,
+    slots: SlotTensors,
+    room: ChooseRoom,
+    logits: Tensor,
+    sample_row: Tensor,
+    sample_slot: Tensor,
+    sample_place: Tensor,
+) -> None:
+    vocab = logits.shape[1]
+    groups_reference(room.best, room.mass, logits, slots.temperature, sample_row, sample_slot)
+    for row, (target, slot) in enumerate(zip(sample_row.tolist()[: len(logits)], sample_slot.tolist())):
+        if target < 0:
+            continue
+        line = logits[row].float()
+        token, least = -1, float("-inf")
+        if bool((line < float("inf")).all()) and float(line.max()) > float("-inf"):
+            heat, seed, place = float(slots.temperature[slot]), int(slots.seed[slot]), int(sample_place[row])
+            limits = int(slots.top_k[slot]), float(slots.top_p[slot]), float(slots.min_p[slot])
+            if heat > 0 and (0 < limits[0] < vocab or limits[1] < 1 or limits[2] > 0):
+                least = threshold_reference(line, heat, *limits)
+                token = draw_reference(line, least, heat, seed, place)
+            else:
+                token = pick_reference(line, room.best[row], room.mass[row], heat, seed, place)
+        tokens_out[target] = token
+        slots.last_token[slot] = max(token, 0)
+        room.threshold[row] = least

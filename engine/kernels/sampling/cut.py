@@ -1,0 +1,207 @@
+"""Rows with min-p, top-k or top-p: the exact threshold without sorting, and the token drawn from what is above it.
+
+    keep x where 2^((x - max) * scale) >= min_p;  of these, where fewer than k are larger;
+    of these, where the larger ones' mass is below p * the mass of all of these
+
+as in top_k_top_p.py, ties at a threshold all kept. The groups' numbers give a bound that no threshold lies below: so
+many groups have a larger best (top-k), or hold so much mass above it (top-p). Only groups that reach the bound are
+read again; over their tokens a search on the ordered bits of the logits ends at the threshold itself. Peaked rows read
+a few dozen groups, a flat row all of them. Users: engine/kernels/sampling/choose.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.kernels.sampling.groups import scale_of, scale_reference
+from engine.kernels.sampling.noise import TOKEN_STREAM, noise, noise_reference
+from engine.kernels.sampling.pick import is_cut
+from engine.kernels.target import tl, triton
+
+CHUNK = 64  # groups that are read side by side
+
+
+@triton.jit
+def key_of(x, SHIFT: tl.constexpr):
+    """int32 in the order of float32 x; with SHIFT 16 of values that came from bfloat16. -0 counts as 0."""
+    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SHIFT
+
+
+@triton.jit
+def value_of(key, SHIFT: tl.constexpr):
+    """A float32 that is above all values of smaller keys and not above those of `key`."""
+    bits = key << SHIFT
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def bound_key(top, part, highest, scale, need, by_count, SHIFT: tl.constexpr, GRAIN: tl.constexpr, GROUP: tl.constexpr):
+    """A key that is not above the one sought: `need` tokens, or `need` of mass, are at or above it."""
+    keys = key_of(top, SHIFT)
+    peak = tl.exp2((top - highest) * scale)
+    low = key_of(tl.full([], -3.4028234e38, tl.float32), SHIFT).to(tl.int64)
+    high = key_of(highest, SHIFT).to(tl.int64) + 1
+    while high - low > GRAIN:
+        middle = low + ((high - low) >> 1)
+        edge = tl.exp2((value_of(middle.to(tl.int32), SHIFT) - highest) * scale)
+        # Of a group that reaches the key, at most GROUP - 1 tokens are below it.
+        held = tl.where(by_count, 1.0, tl.maximum(peak, part * peak - (GROUP - 1) * edge))
+        enough = tl.sum(tl.where(keys >= middle.to(tl.int32), held, 0.0), 0) >= need
+        low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle)
+    return low.to(tl.int32)
+
+
+@triton.jit
+def read(at, chosen, first, count, vocab, GROUP: tl.constexpr, CHUNK: tl.constexpr):
+    """Logits and token ids [CHUNK, GROUP] of the chosen groups from `first` on; -inf beyond the last."""
+    number = first + tl.arange(0, CHUNK)
+    group = tl.load(chosen + number, mask=number < count, other=0)
+    token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    inside = (number < count)[:, None] & (token < vocab)
+    return tl.load(at + token, mask=inside, other=float("-inf")).to(tl.float32), token
+
+
+@triton.jit
+def weigh(at, chosen, count, vocab, key, highest, scale, by_count,
+          SHIFT: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+    """How many tokens of the chosen groups have a larger key, or their mass."""
+    total = tl.zeros([CHUNK, GROUP], tl.float32)
+    for first in range(0, count, CHUNK):
+        x, _ = read(at, chosen, first, count, vocab, GROUP, CHUNK)
+        weight = tl.where(by_count, 1.0, tl.exp2((x - highest) * scale))
+        total += tl.where(key_of(x, SHIFT) > key, weight, 0.0)
+    return tl.sum(tl.sum(total, 1), 0)
+
+
+@triton.jit
+def search(at, chosen, count, vocab, lowest, highest, scale, need, by_count,
+           SHIFT: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+    """The smallest key, `lowest` or above, above which there is less than `need`."""
+    low = lowest.to(tl.int64) - 1
+    high = key_of(highest, SHIFT).to(tl.int64)
+    while high - low > 1:
+        middle = low + ((high - low) >> 1)
+        got = weigh(at, chosen, count, vocab, middle.to(tl.int32), highest, scale, by_count, SHIFT, GROUP, CHUNK)
+        low = tl.where(got < need, low, middle)
+        high = tl.where(got < need, middle, high)
+    return high.to(tl.int32)
+
+
+@triton.jit
+def draw(at, chosen, count, vocab, key, highest, scale, seed, place,
+         SHIFT: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+    """One of the tokens whose key is not below `key`."""
+    best = tl.full([CHUNK, GROUP], float("-inf"), tl.float32)
+    winner = tl.zeros([CHUNK, GROUP], tl.int32)
+    for first in range(0, count, CHUNK):
+        x, token = read(at, chosen, first, count, vocab, GROUP, CHUNK)
+        score = (x - highest) * scale + noise(seed, place, token, 0)
+        score = tl.where(key_of(x, SHIFT) >= key, score, float("-inf"))
+        winner = tl.where(score > best, token, winner)
+        best = tl.maximum(best, score)
+    top = tl.max(tl.max(best, 1), 0)
+    return tl.min(tl.min(tl.where(best == top, winner, vocab - 1), 1), 0)
+
+
+@triton.jit
+def cut_kernel(
+    tokens_out,  # [max_rows] int32
+    last_token,  # [slots] int32
+    threshold,  # [rows] float32: the smallest logit that may be drawn
+    chosen,  # [rows, num_groups] int32: room for the list of groups
+    best,  # [rows, num_groups] float32
+    mass,  # [rows, num_groups] float32
+    logits,  # [rows, vocab]
+    temperature,  # [slots], as are the next four
+    top_k,
+    top_p,
+    min_p,
+    seed,
+    sample_row,  # [rows], as are the next two
+    sample_slot,
+    sample_place,
+    vocab,
+    logits_stride,
+    num_groups,
+    SHIFT: tl.constexpr,  # 16 for bfloat16 logits, else 0
+    GROUP: tl.constexpr,
+    LANES: tl.constexpr,  # power of two >= num_groups
+    CHUNK: tl.constexpr,
+):
+    """One row per program; rows without a cut end at once."""
+    row = tl.program_id(0)
+    target = tl.load(sample_row + row)
+    slot = tl.load(sample_slot + row)
+    heat, k = tl.load(temperature + slot), tl.load(top_k + slot)
+    p, floor = tl.load(top_p + slot), tl.load(min_p + slot)
+    if (target >= 0) & is_cut(heat, k, p, floor, vocab):
+        scale = scale_of(heat)
+        group = tl.arange(0, LANES)
+        line = row.to(tl.int64) * num_groups
+        top = tl.load(best + line + group, mask=group < num_groups, other=float("-inf"))
+        part = tl.load(mass + line + group, mask=group < num_groups, other=0.0)
+        highest = tl.max(top, 0)
+        bad = (tl.max(tl.where(part == part, 0, 1), 0) > 0) | (highest == float("-inf"))
+        result, least = -1, float("-inf")
+        if bad == 0:
+            by_count = (k > 0) & (k < vocab)
+            total = tl.sum(part * tl.exp2((top - highest) * scale), 0)
+            need = tl.where(by_count, k.to(tl.float32), p * total)
+            key = key_of(tl.full([], -3.4028234e38, tl.float32), SHIFT)
+            if by_count | (floor <= 0.0):
+                # A little more than needed: sums taken in another order may differ in their last bits.
+                more = tl.where(by_count, need, need * 1.00001)
+                key = bound_key(top, part, highest, scale, more, by_count, SHIFT, 1 if SHIFT else 4096, GROUP)
+            if floor > 0.0:
+                # The first key whose value is not below the bound: of bfloat16's keys the positive ones are of the
+                # smallest float32 that they stand for, the negative ones of the largest.
+                lowest = key_of(highest + tl.log2(tl.minimum(floor, 1.0)) / scale, 0).to(tl.int64)
+                up = tl.where(lowest >= 0, (1 << SHIFT) - 1, 0)
+                key = tl.maximum(key, ((lowest + up) >> SHIFT).to(tl.int32))
+            reached = (key_of(top, SHIFT) >= key) & (group < num_groups)
+            count = tl.sum(reached.to(tl.int32), 0)
+            tl.store(chosen + line + tl.cumsum(reached.to(tl.int32), 0) - 1, group, mask=reached)
+            tl.debug_barrier()
+            at, listed = logits + row.to(tl.int64) * logits_stride, chosen + line
+            if by_count:
+                key = search(at, listed, count, vocab, key, highest, scale, need, True, SHIFT, GROUP, CHUNK)
+            if p < 1.0:
+                if by_count | (floor > 0.0):
+                    need = p * weigh(at, listed, count, vocab, key - 1, highest, scale, False, SHIFT, GROUP, CHUNK)
+                key = search(at, listed, count, vocab, key, highest, scale, need, False, SHIFT, GROUP, CHUNK)
+            place = tl.load(sample_place + row)
+            drawn = draw(at, listed, count, vocab, key, highest, scale, tl.load(seed + slot), place,
+                         SHIFT, GROUP, CHUNK)  # fmt: skip
+            result, least = drawn, value_of(key, SHIFT)
+        tl.store(tokens_out + target, result)
+        tl.store(last_token + slot, tl.maximum(result, 0))
+        tl.store(threshold + row, least)
+
+
+def threshold_reference(line: Tensor, heat: float, top_k: int, top_p: float, min_p: float) -> float:
+    """The specification, from sorted float64: the smallest logit of line float32 [vocab] that may be drawn."""
+    scale = scale_reference(heat)
+    ordered = line.sort(descending=True).values.double()
+    weight = torch.exp2((ordered - ordered[0]) * scale)
+    least = float("-inf")
+    if min_p > 0:
+        least = float(ordered[weight >= min(min_p, 1.0)].min())
+    if 0 < top_k < len(line):
+        least = max(least, float(ordered[top_k - 1]))
+    if top_p < 1:
+        kept = ordered >= least
+        before = weight.cumsum(0) - weight
+        inside = kept & (before < top_p * weight[kept].sum())
+        inside[0] = True
+        least = max(least, float(ordered[inside].min()))
+    return least
+
+
+def draw_reference(line: Tensor, least: float, heat: float, seed: int, place: int) -> int:
+    """The specification of the draw: line float32 [vocab], from the tokens whose logit is `least` or more."""
+    score = (line - line.max()) * scale_reference(heat)
+    score += noise_reference(seed, place, torch.arange(len(line)), TOKEN_STREAM)
+    return int(torch.where(line >= least, score, float("-inf")).argmax())

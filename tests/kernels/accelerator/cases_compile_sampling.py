@@ -1,0 +1,45 @@
+"""The sampling kernels compile for every target."""
+
+import pytest
+import triton  # noqa: F401  (before any kernel file, so that they take it)
+
+from engine.kernels.sampling.cut import CHUNK, cut_kernel
+from engine.kernels.sampling.groups import GROUP, TILE, groups_kernel
+from engine.kernels.sampling.pick import pick_kernel
+from tests.kernels.accelerator.targets import TARGETS, compiles
+
+I, F = "*i32", "*fp32"  # noqa: E741
+TABLES = {
+    "temperature": F, "top_k": I, "top_p": F, "min_p": F, "seed": "*i64", "sample_row": I, "sample_slot": I,
+    "sample_place": I, "vocab": "i32", "logits_stride": "i32", "num_groups": "i32",
+}  # fmt: skip
+OUT = {"tokens_out": I, "last_token": I, "threshold": F}
+ROW = {"GROUP": GROUP, "LANES": 4096}
+KERNELS = {
+    **{
+        f"groups {dtype}": (
+            groups_kernel,
+            {"best": F, "mass": F, "logits": dtype, "temperature": F, "sample_row": I, "sample_slot": I,
+             "vocab": "i32", "logits_stride": "i32", "num_groups": "i32"},
+            {"GROUP": GROUP, "TILE": TILE}, {"num_warps": 4},
+        )
+        for dtype in ("*bf16", "*fp32")
+    },
+    **{
+        f"pick {dtype}": (pick_kernel, {**OUT, "best": F, "mass": F, "logits": dtype, **TABLES}, ROW, {"num_warps": 8})
+        for dtype in ("*bf16", "*fp32")
+    },
+    **{
+        f"cut {dtype}": (
+            cut_kernel, {**OUT, "chosen": I, "best": F, "mass": F, "logits": dtype, **TABLES},
+            {**ROW, "SHIFT": shift, "CHUNK": CHUNK}, {"num_warps": 8},
+        )
+        for dtype, shift in (("*bf16", 16), ("*fp32", 0))
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", KERNELS)
+def test_compiles(name, target):
+    compiles(target, *KERNELS[name])

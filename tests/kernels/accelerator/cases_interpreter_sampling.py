@@ -1,0 +1,102 @@
+"""The sampling kernels in Triton's interpreter: tokens and thresholds against the references."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import triton  # noqa: F401  (before any kernel file, so that they take it; TRITON_INTERPRET says in which mode)
+
+from engine.kernels.sampling.choose import choose_reference, choose_room, launch_choose
+from engine.kernels.sampling.groups import groups, groups_reference
+from engine.kernels.sampling.noise import philox
+from tests.kernels.sampling import KINDS, Rows, kept, rows_of
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:(overflow|divide by zero|invalid value|All-NaN slice) encountered:RuntimeWarning"
+)
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def chosen(run, logits, rows: Rows):
+    """(tokens, last tokens, thresholds) of a run that starts from poisoned outputs."""
+    room = choose_room(len(logits), logits.shape[1], "cpu")
+    for field in (room.best, room.mass, room.threshold):
+        field.fill_(float("nan"))
+    room.chosen.fill_(2**30)
+    slots = replace(rows.slots, last_token=torch.full_like(rows.slots.last_token, -9))
+    tokens = rows.tokens.clone()
+    run(tokens, slots, room, logits, rows.row, rows.slot, rows.place)
+    return tokens, slots.last_token, room.threshold
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("vocab", "spread"), [(1000, 3.0), (4500, 0.5), (50, 2.0)])
+def test_tokens_and_thresholds(vocab, spread, dtype):
+    rows = rows_of(len(KINDS) * 2, KINDS)
+    logits = (torch.randn(len(rows.row), vocab) * spread).to(dtype)
+    logits[:, 3::7] = float("-inf")
+    rows.row[5] = -1
+    got, want = chosen(launch_choose, logits, rows), chosen(choose_reference, logits, rows)
+    assert torch.equal(got[0], want[0])
+    assert torch.equal(got[1], want[1])
+    for row in range(len(logits)):
+        kind = KINDS[row % len(KINDS)]
+        if row != 5 and kind[0] > 0:
+            keep = kept(logits[row], *kind)
+            line = logits[row].float()
+            assert torch.equal((line >= got[2][row]) & line.isfinite(), torch.from_numpy(keep)), kind
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_that_are_no_numbers_and_rows_of_equal_logits(dtype):
+    kinds = [KINDS[0], KINDS[1], KINDS[4], KINDS[5], KINDS[8]]
+    rows = rows_of(5 * len(kinds), kinds)
+    logits = torch.randn(len(rows.row), 200).to(dtype)
+    logits[:5, 77] = float("nan")
+    logits[5:10, 130] = float("inf")
+    logits[10:15] = float("-inf")
+    logits[15:20] = -0.0
+    logits[15:20, ::2] = 0.0
+    logits[20:] = float("-inf")
+    logits[20:, 150] = -3e38
+    tokens, last, _ = chosen(launch_choose, logits, rows)
+    assert tokens[0] == tokens[-1] == -7
+    assert (tokens[1:16] == -1).all()
+    assert (last[:15] == 0).all()
+    assert tokens[16] == 0
+    assert ((tokens[16:21] >= 0) & (tokens[16:21] < 200)).all()
+    assert (tokens[21:26] == 150).all()
+    assert torch.equal(tokens, chosen(choose_reference, logits, rows)[0])
+
+
+def test_a_row_keeps_its_token_wherever_it_stands():
+    rows = rows_of(len(KINDS), KINDS)
+    logits = torch.randn(len(KINDS), 700) * 2
+    together = chosen(launch_choose, logits, rows)[0][1:-1]
+    turned = [(number * 5 + 3) % len(KINDS) for number in range(len(KINDS))]
+    other = replace(rows, slot=rows.slot[turned], place=rows.place[turned])
+    assert torch.equal(chosen(launch_choose, logits[turned], other)[0][1:-1], together[turned])
+    for row in range(len(KINDS)):
+        one = replace(rows, row=rows.row[:1], slot=rows.slot[row : row + 1], place=rows.place[row : row + 1])
+        assert chosen(launch_choose, logits[row : row + 1], one)[0][1] == together[row]
+
+
+def test_groups_of_strided_rows():
+    logits = torch.randn(3, 400)[:, :331]
+    heat, row, slot = torch.tensor([0.0, 0.5, 1.0]), torch.tensor([0, -1, 2]), torch.tensor([1, 0, 2])
+    got = torch.full((2, 3, 6), -1.0)
+    want = got.clone()
+    groups(got[0], got[1], logits, heat, row, slot)
+    groups_reference(want[0], want[1], logits, heat, row, slot)
+    assert torch.allclose(got, want)
+    assert (got[:, 1] == -1).all()
+
+
+def test_philox_gives_the_published_numbers():
+    """Vectors of the authors' known-answer file for philox4x32, ten rounds."""
+    assert philox(0, 0, torch.tensor([0]), 0).tolist() == [0x6627E8D5]

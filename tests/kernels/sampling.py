@@ -1,0 +1,70 @@
+"""Steps for the sampling kernels: slots with parameters of every kind, rows in any order, and float64 definitions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.kernels.step_inputs import SlotTensors, empty_slots
+
+# temperature, top_k, top_p, min_p
+KINDS = [
+    (0.0, 0, 1.0, 0.0),
+    (1.0, 0, 1.0, 0.0),
+    (0.7, 0, 1.0, 0.0),
+    (1.0, 1, 1.0, 0.0),
+    (0.6, 20, 0.95, 0.0),
+    (1.0, 0, 0.9, 0.0),
+    (1.0, 0, 0.3, 0.0),
+    (1.3, 200, 1.0, 0.0),
+    (0.8, 0, 1.0, 0.05),
+    (1.2, 50, 0.8, 0.02),
+    (1.0, 0, 0.7, 0.01),
+    (2.0, 0, 0.999, 0.0),
+    (0.01, 5, 0.5, 0.0),
+]
+
+
+@dataclass
+class Rows:
+    """What `choose` reads besides the logits; row r belongs to slot `slot[r]` and plan row `row[r]`."""
+
+    slots: SlotTensors
+    row: Tensor
+    slot: Tensor
+    place: Tensor
+    tokens: Tensor
+
+
+def rows_of(count: int, kinds: list[tuple[float, int, float, float]], device: str = "cpu") -> Rows:
+    """Row r has kind r modulo their number, and seed and place of its own."""
+    slots = empty_slots(count, 1, device)
+    for number, field in enumerate((slots.temperature, slots.top_k, slots.top_p, slots.min_p)):
+        field[:count] = torch.tensor([kinds[r % len(kinds)][number] for r in range(count)], device=device)
+    slots.seed[:count] = torch.arange(count, device=device) * 0x1234_5678_9ABC + 7
+    row = torch.arange(count, dtype=torch.int32, device=device)
+    tokens = torch.full((count + 2,), -7, dtype=torch.int32, device=device)
+    return Rows(slots, row + 1, row.clone(), row * 3 + 1, tokens)
+
+
+def kept(line: Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:
+    """The tokens that may be drawn: the definition, as loops over sorted float64."""
+    x = line.double().cpu().numpy()
+    scaled = x / temperature
+    probs = np.exp(scaled - scaled.max())
+    keep = (probs >= min_p * probs.max()) & np.isfinite(x)
+    if top_k:
+        ordered = np.sort(np.where(keep, x, -np.inf))[::-1]
+        keep &= x >= ordered[min(top_k, len(x)) - 1]
+    if top_p < 1:
+        mass, total, least = 0.0, probs[keep].sum(), np.inf
+        for value in np.sort(x[keep])[::-1]:
+            if mass >= top_p * total:
+                break
+            least = value
+            mass += float(np.exp(value / temperature - scaled.max()))
+        keep &= x >= least
+    return keep
