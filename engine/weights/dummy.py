@@ -1,7 +1,8 @@
 """Random weights of the right shapes (--load-format dummy): only config.json is needed.
 
 Each tensor has its own generator, seeded by its name and the given seed, so the values depend neither on the order of
-loading nor on other tensors. Norm weights lie around 1, so that activations keep their size through the layers.
+loading nor on other tensors. They are drawn on the device, where they will stay; another kind of device draws others.
+Norm weights lie around 1, so that activations keep their size through the layers.
 """
 
 from __future__ import annotations
@@ -14,12 +15,11 @@ from torch import Tensor
 STD = 0.02
 
 
-def draw(name: str, shape: tuple[int, ...], dtype: torch.dtype, device: str, seed: int) -> Tensor:
-    """A normal tensor of standard deviation 0.02; around 1 where the name says it is a norm's weight."""
+def draw(name: str, tensor: Tensor, seed: int) -> Tensor:
+    """Fills `tensor`: normal, standard deviation 0.02, around 1 where the name says it is a norm's weight."""
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=7).digest()
-    generator = torch.Generator(device=device)
+    generator = torch.Generator(device=tensor.device)
     generator.manual_seed(int.from_bytes(digest, "little"))
-    tensor = torch.empty(shape, dtype=dtype, device=device)  # shape as in the checkpoint
     tensor.normal_(0.0, STD, generator=generator)
     module, _, kind = name.rpartition(".")
     if kind == "weight" and is_norm(module):

@@ -51,6 +51,7 @@ class TensorInfo:
     shape: Shape
     dtype: str  # the format's name: F32, BF16 ...
     num_bytes: int
+    begin: int  # where its bytes start in the file
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,12 @@ class Shard:
     names: dict[str, str] | None = None  # of a consolidated file: name in `tensors` -> name in the file
     head_dim: int = 0  # of a consolidated file
 
+    def arranged(self, name: str, tensor: Tensor) -> Tensor:
+        """A tensor as the file holds it, with its rows where the kernels want them; a copy if they change places."""
+        if self.names is not None and consolidated.is_rotated(self.names[name]):
+            return consolidated.half_split(tensor, self.head_dim)
+        return tensor
+
     @contextmanager
     def open(self) -> Iterator[Reader]:
         """Maps the file; tensors read from it stay valid as long as they are referenced."""
@@ -69,7 +76,7 @@ class Shard:
 
         try:
             with safe_open(self.path, framework="pt", device="cpu") as file:
-                yield Reader(file, self.names, self.head_dim)
+                yield Reader(file, self)
         except SafetensorError as error:
             raise ConfigError(f"{self.path} cannot be read: {error}") from None
 
@@ -77,21 +84,17 @@ class Shard:
 class Reader:
     """An open shard."""
 
-    __slots__ = ("_file", "_head_dim", "_names")
+    __slots__ = ("_file", "_shard")
 
-    def __init__(self, file: object, names: dict[str, str] | None, head_dim: int) -> None:
+    def __init__(self, file: object, shard: Shard) -> None:
         self._file = file
-        self._names = names
-        self._head_dim = head_dim
+        self._shard = shard
 
     def tensor(self, name: str) -> Tensor:
         """A view of the mapped file; a copy where rows must change places."""
-        if self._names is not None:
-            name = self._names[name]
-        tensor = self._file.get_tensor(name)  # type: ignore[attr-defined]
-        if self._names is not None and consolidated.is_rotated(name):
-            return consolidated.half_split(tensor, self._head_dim)
-        return tensor
+        names = self._shard.names
+        tensor = self._file.get_tensor(name if names is None else names[name])  # type: ignore[attr-defined]
+        return self._shard.arranged(name, tensor)
 
 
 def open_checkpoint(folder: str | Path) -> list[Shard]:
@@ -131,7 +134,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         raise ConfigError(f"{path}: the header must be a JSON object")
     header.pop("__metadata__", None)
     entries = sorted(header.items(), key=lambda item: _begin(path, *item))
-    return {name: _entry(path, name, entry, size - 8 - length) for name, entry in entries}
+    return {name: _entry(path, name, entry, 8 + length, size) for name, entry in entries}
 
 
 def _begin(path: Path, name: str, entry: object) -> int:
@@ -141,7 +144,8 @@ def _begin(path: Path, name: str, entry: object) -> int:
         raise ConfigError(f"{path}: the header's entry of {name} is damaged") from None
 
 
-def _entry(path: Path, name: str, entry: dict, data_bytes: int) -> TensorInfo:
+def _entry(path: Path, name: str, entry: dict, data_start: int, file_bytes: int) -> TensorInfo:
+    data_bytes = file_bytes - data_start
     try:
         shape = tuple(int(size) for size in entry["shape"])
         begin, end = (int(offset) for offset in entry["data_offsets"])
@@ -158,7 +162,7 @@ def _entry(path: Path, name: str, entry: dict, data_bytes: int) -> TensorInfo:
             f"{path}: {name} {dtype}{list(shape)} takes {num_bytes} bytes, "
             f"but its range is {begin}..{end} of {data_bytes}"
         )
-    return TensorInfo(shape, dtype, num_bytes)
+    return TensorInfo(shape, dtype, num_bytes, data_start + begin)
 
 
 def _renamed(shard: Shard, folder: Path) -> Shard:

@@ -1,8 +1,9 @@
-"""Fills a model: streams the shards, joins pieces, packs each part as soon as it is complete.
+"""Fills a model: reads the shards, joins pieces, packs each part as soon as it is complete.
 
 In: a model whose parts know their shapes, its WEIGHTS, and a folder (or nothing, with load_format "dummy"). Everything
 is checked from the headers first: a ConfigError names every missing, every left-over and every misshapen tensor before
-a byte of weights is read. Thread: the one that builds the model. Memory: the packed parts, and one part's pieces.
+a byte of weights is read. Thread: the one that builds the model. Memory: the packed parts, and one part's pieces. On a
+CPU the files are mapped; to an accelerator they are streamed (stream.py), and random weights are drawn there.
 """
 
 from __future__ import annotations
@@ -12,12 +13,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
 
 from engine.errors import ConfigError
 from engine.weights.dummy import draw
 from engine.weights.files import Shard, open_checkpoint
-from engine.weights.table import Part, Place, Table, expand
+from engine.weights.pieces import Pieces
+from engine.weights.stream import stream
+from engine.weights.table import Place, Table, expand
+from engine.weights.upload import upload_for
 
 if TYPE_CHECKING:
     from engine.models.base import Model
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
-READABLE = ("F32", "F16", "BF16")
+READABLE = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def load_weights(
@@ -40,40 +43,50 @@ def load_weights(
     """Fills every part of `model`. `dtype` is the activations'; `seed` is read by load_format "dummy" only."""
     table = model.weight_table()
     places = expand(table, model)
-    filler = _Filler(places, dtype, device)
+    upload = upload_for(device)
     if load_format == "dummy":
-        _draw_all(places, filler, model.config.torch_dtype, device, seed, progress)
+        saved = dict.fromkeys(places, model.config.torch_dtype)
+        pieces = Pieces(places, saved, dtype, device)
+        _draw_all(places, pieces, model.config.torch_dtype, seed, _counted(progress, _num_bytes(places, saved)))
     elif load_format in ("auto", "safetensors"):
         shards = open_checkpoint(folder)
         names = _match(table, places, shards, folder)
-        _stream(shards, names, filler, progress)
+        tensors = {name: info for shard in shards for name, info in shard.tensors.items() if name in names}
+        saved = {names[name]: READABLE[info.dtype] for name, info in tensors.items()}
+        pieces = Pieces(places, saved, dtype, device)
+        told = _counted(progress, sum(info.num_bytes for info in tensors.values()))
+        if upload is None:
+            _map(shards, names, pieces, told)
+        else:
+            stream(shards, names, pieces, upload, told)
     else:
-        raise ConfigError(f"load_format={load_format!r}: allowed are auto, safetensors, dummy")
-    assert not filler.pending, "every part was complete in the headers"
+        raise ConfigError(f"--load-format {load_format}: allowed are auto, safetensors, dummy")
+    if upload is not None:
+        upload.finish()
+    assert not pieces.pending, "every part was complete in the headers"
 
 
-class _Filler:
-    """Collects pieces until a part has all of them."""
+def weight_bytes(model: Model) -> int:
+    """What the model's weights take in the checkpoint's dtype, before any is read."""
+    places = expand(model.weight_table(), model)
+    return _num_bytes(places, dict.fromkeys(places, model.config.torch_dtype))
 
-    def __init__(self, places: dict[str, Place], dtype: torch.dtype, device: str) -> None:
-        self._places = places
-        self._dtype = dtype
-        self._device = device
-        self.pending: dict[Part, int] = {}  # pieces that a part still waits for
-        self._pieces: dict[Part, dict[str, list[Tensor | None]]] = {}
-        for place in places.values():
-            self.pending[place.part] = self.pending.get(place.part, 0) + 1
 
-    def add(self, name: str, tensor: Tensor) -> None:
-        place = self._places[name]
-        part = place.part
-        if part not in self._pieces:
-            self._pieces[part] = {kind: [None] * len(shapes) for kind, shapes in part.expects().items()}
-        self._pieces[part][place.kind][place.index] = tensor
-        self.pending[part] -= 1
-        if not self.pending[part]:
-            part.fill(self._pieces.pop(part), self._dtype, self._device)
-            del self.pending[part]
+def _num_bytes(places: dict[str, Place], saved: dict[str, torch.dtype]) -> int:
+    return sum(torch.Size(place.shape).numel() * saved[name].itemsize for name, place in places.items())
+
+
+def _counted(progress: Progress | None, total: int) -> Callable[[int], None]:
+    """Sums up bytes for `progress`."""
+    done = 0
+
+    def told(count: int) -> None:
+        nonlocal done
+        done += count
+        if progress is not None:
+            progress(done, total)
+
+    return told
 
 
 def _match(table: Table, places: dict[str, Place], shards: list[Shard], folder: str) -> dict[str, str]:
@@ -111,31 +124,19 @@ def _count(word: str, lines: list[str]) -> list[str]:
     return [f"{len(lines)} {word}: {', '.join(lines)}"] if lines else []
 
 
-def _stream(shards: list[Shard], names: dict[str, str], filler: _Filler, progress: Progress | None) -> None:
-    total = sum(info.num_bytes for shard in shards for name, info in shard.tensors.items() if name in names)
-    done = 0
+def _map(shards: list[Shard], names: dict[str, str], pieces: Pieces, told: Callable[[int], None]) -> None:
+    """Views of the mapped files, one after the other; each part copies what it keeps."""
     for shard in shards:
         with shard.open() as reader:
             for name, info in shard.tensors.items():
                 if name in names:
-                    filler.add(names[name], reader.tensor(name))
-                    done += info.num_bytes
-                    if progress is not None:
-                        progress(done, total)
+                    pieces.add(names[name], reader.tensor(name))
+                    told(info.num_bytes)
 
 
 def _draw_all(
-    places: dict[str, Place],
-    filler: _Filler,
-    dtype: torch.dtype,
-    device: str,
-    seed: int,
-    progress: Progress | None,
+    places: dict[str, Place], pieces: Pieces, dtype: torch.dtype, seed: int, told: Callable[[int], None]
 ) -> None:
-    counts = {name: torch.Size(place.shape).numel() * dtype.itemsize for name, place in places.items()}
-    total, done = sum(counts.values()), 0
     for name, place in places.items():
-        filler.add(name, draw(name, place.shape, dtype, device, seed))
-        done += counts[name]
-        if progress is not None:
-            progress(done, total)
+        pieces.add(name, draw(name, pieces.room(name), seed))
+        told(torch.Size(place.shape).numel() * dtype.itemsize)

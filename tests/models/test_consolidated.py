@@ -9,9 +9,11 @@ from safetensors.torch import load_file, save_file
 from engine.errors import ConfigError
 from engine.models.hf import load_model_config
 from engine.weights import consolidated
+from engine.weights import load as loading
 from engine.weights.files import CONSOLIDATED_INDEX, open_checkpoint
 from tests import tiny
 from tests.models.harness import Harness, load
+from tests.models.late import LateUpload
 
 TOKENS = list(range(40, 80))
 LAYER = {
@@ -86,6 +88,16 @@ def test_both_formats_give_equal_logits(name, tmp_path):
     params = params_of(source)
     folder = write(tmp_path, params, tensors_of(source, params["head_dim"]))
     assert torch.equal(logits(folder), logits(source))
+
+
+def test_an_accelerator_gets_rotated_rows_in_the_kernels_order(tmp_path, monkeypatch):
+    source = tiny.checkpoint("mistral")
+    params = params_of(source)
+    folder = write(tmp_path, params, tensors_of(source, params["head_dim"]))
+    upload = LateUpload()
+    monkeypatch.setattr(loading, "upload_for", lambda device: upload)
+    assert torch.equal(logits(folder), logits(source))
+    assert upload.finished
 
 
 def test_shards_with_an_index_and_without(tmp_path):

@@ -241,7 +241,7 @@ def test_pickled_weights_are_named_and_not_read(copy):
 
 
 def test_unknown_load_format_is_refused():
-    with pytest.raises(ConfigError, match="load_format='pickle': allowed are auto, safetensors, dummy"):
+    with pytest.raises(ConfigError, match="--load-format pickle: allowed are auto, safetensors, dummy"):
         load(tiny.checkpoint("llama"), load_format="pickle")
 
 
