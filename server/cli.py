@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import os
 import sys
 import types
 import typing
@@ -275,7 +276,7 @@ def parse(argv: Sequence[str]) -> tuple[str, Config]:
     arguments = Arguments(flags)
     arguments.read(words)
     if arguments.help:
-        print(help_text(flags))
+        say(help_text(flags))
         raise SystemExit(0)
     values = from_file(arguments.config_file, flags) if arguments.config_file else {}
     return command, build({**values, **arguments.values})
@@ -325,5 +326,13 @@ def info(config: Config) -> int:
     from server.app import describe
 
     for line in describe(config):
-        print(line)
+        say(line)
     return 0
+
+
+def say(text: str) -> None:
+    """Prints; whoever has stopped reading (`--help | head`) has what it wanted."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # and Python would try once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

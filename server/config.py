@@ -43,7 +43,11 @@ class ServerConfig:
     allowed_origins: tuple[str, ...] = flag((), "browser origins to allow; '*' for any")
     allowed_methods: tuple[str, ...] = flag(("GET", "POST", "OPTIONS"), "methods told to browsers")
     allowed_headers: tuple[str, ...] = flag(
-        ("authorization", "content-type", "x-api-key", "x-request-id"), "headers told to browsers"
+        (
+            *("authorization", "content-type", "x-api-key", "x-request-id", "user-agent", "idempotency-key"),
+            *("openai-*", "anthropic-*", "x-stainless-*"),  # what the clients of these names send from a page
+        ),
+        "headers browsers may send; name-* is a family",
     )
     allow_credentials: bool = flag(False, "let browsers send credentials; not with origin '*'")
     shutdown_delay: float = flag(0.0, "seconds to go on accepting after SIGTERM, while ready says 503", low=0)

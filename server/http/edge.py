@@ -8,6 +8,7 @@ for listed origins (S6).
 from __future__ import annotations
 
 import ipaddress
+import re
 from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from server.http.exchange import Exchange
     from server.state import AppState
 
+HEADER_NAME = re.compile(rb"[a-z0-9-]{1,64}")
 LOOPBACK = frozenset({b"localhost", b"127.0.0.1", b"[::1]"})
 
 
@@ -45,7 +47,7 @@ class Edge:
         if origin:
             self.check_origin(exchange, origin, host)
         if exchange.method == "OPTIONS":
-            await self.preflight(exchange, bool(origin and asked))
+            await self.preflight(exchange, scope, bool(origin and asked))
             return
         self.check_key(exchange, scope)
         await self.app(scope, receive, send)
@@ -77,18 +79,32 @@ class Edge:
         name = host_name(host)
         return name in self.hosts or name in LOOPBACK or is_address(name)
 
-    async def preflight(self, exchange: Exchange, asked: bool) -> None:
+    async def preflight(self, exchange: Exchange, scope: Scope, asked: bool) -> None:
         """OPTIONS needs no key and does nothing; a browser's question gets the CORS answer."""
         server = self.state.config.server
         headers = []
         if asked and any(name == b"access-control-allow-origin" for name, _ in exchange.headers):
             headers = [
                 (b"access-control-allow-methods", ", ".join(server.allowed_methods).encode()),
-                (b"access-control-allow-headers", ", ".join(server.allowed_headers).encode()),
+                (b"access-control-allow-headers", b", ".join(self.headers_for(scope))),
                 (b"access-control-max-age", b"600"),
             ]
         exchange.route = "options"
         await exchange.answer(200, b"", headers)
+
+    def headers_for(self, scope: Scope) -> list[bytes]:
+        """What a browser may send: the listed names, and those it asks for that begin as a listed `name-*` does.
+
+        Such a family is not told as it is listed, because browsers do not know patterns.
+        """
+        listed = [name.lower().encode() for name in self.state.config.server.allowed_headers]
+        families = tuple(name[:-1] for name in listed if name.endswith(b"-*"))
+        wanted = b",".join(value for name, value in scope["headers"] if name == b"access-control-request-headers")
+        names = [name for name in listed if not name.endswith(b"-*")]
+        for name in (word.strip().lower() for word in wanted.split(b",")):
+            if name.startswith(families) and name not in names and HEADER_NAME.fullmatch(name):
+                names.append(name)
+        return names
 
     def check_key(self, exchange: Exchange, scope: Scope) -> None:
         keys = self.state.keys

@@ -259,6 +259,14 @@ def test_help_names_every_flag_and_is_quick():
     assert took < 1.5 or took < bare_torch_import(), "help must not import torch"
 
 
+@pytest.mark.parametrize("words", ["--help", "info"])
+def test_a_reader_that_leaves_early_is_no_error(words):
+    shell = f"set -o pipefail; {sys.executable} -m server {words} | head -n 0"
+    done = subprocess.run(["bash", "-c", shell], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert done.stdout == done.stderr == ""
+
+
 async def test_an_idle_server_takes_next_to_no_cpu(server_process):
     reply = await ask(server_process.port, "POST", "/v1/completions", greedy(max_tokens=8))
     assert reply.status == 200

@@ -214,6 +214,33 @@ async def test_s06_the_server_s_own_page_may_ask(serve, origin, host, status):
     assert reply.status == status
 
 
+# What the browser builds of the openai and anthropic clients add to a request.
+SENT_FROM_PAGES = [
+    "authorization", "content-type", "user-agent", "openai-organization", "openai-project",
+    "x-stainless-arch", "x-stainless-helper-method", "x-stainless-lang", "x-stainless-os",
+    "x-stainless-package-version", "x-stainless-retry-count", "x-stainless-runtime",
+    "x-stainless-runtime-version", "x-stainless-timeout",
+    "x-api-key", "anthropic-version", "anthropic-beta", "anthropic-dangerous-direct-browser-access",
+]  # fmt: skip
+
+
+async def test_s06_clients_in_a_page_may_send_their_headers(serve):
+    app = {"origin": "https://app.example", "access-control-request-method": "POST"}
+    client = serve(server={"allowed_origins": ("https://app.example",)})
+
+    async def allowed(asked):
+        reply = await client.call(
+            "OPTIONS", "/v1/messages", headers={**app, "access-control-request-headers": asked}
+        ).finish()
+        return reply.reply_headers["access-control-allow-headers"].split(", ")
+
+    assert set(await allowed(",".join(SENT_FROM_PAGES))) >= set(SENT_FROM_PAGES)
+    others = await allowed("X-Stainless-New, cookie, x-other, anthropic-\x80, anthropic-a b, x-stainless-" + "y" * 80)
+    assert "x-stainless-new" in others
+    assert not any(name.startswith(("cookie", "x-other", "anthropic", "x-stainless-y")) for name in others)
+    assert not any("*" in name for name in others)
+
+
 async def test_s06_any_origin(serve):
     reply = await serve(server={"allowed_origins": ("*",)}).get("/v1/models", headers={"origin": "https://x"})
     assert reply.reply_headers["access-control-allow-origin"] == "*"
