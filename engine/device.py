@@ -21,8 +21,8 @@ from engine.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
-
     from _fast.driver import Launcher
+
     from engine.memory import DeviceMemory
 
 

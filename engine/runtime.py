@@ -21,7 +21,7 @@ from _fast.plan import StepPlan
 from _fast.scheduler import Scheduler
 from engine.admission import Admission
 from engine.cache.pool import allocate, count_blocks, group_of
-from engine.cache.room import fit_context
+from engine.cache.room import check_weights, fit_context
 from engine.config import EngineConfig
 from engine.device import Accelerator, choose_device, usable_cores
 from engine.errors import ConfigError
@@ -34,7 +34,8 @@ from engine.request import Request, SamplingParams
 from engine.step.executor import Executor, Sizes
 from engine.step.host import HostExecutor
 from engine.step.result import StepResult
-from engine.weights.load import load_weights
+from engine.weights.load import load_weights, weight_bytes
+from engine.weights.progress import WeightsLine
 
 log = logging.getLogger("omniloop.engine")
 
@@ -48,7 +49,6 @@ class Runtime:
 
     def __init__(self, config: EngineConfig, model: Model, executor: Executor, sizes: Sizes, blocks: int) -> None:
         model_config = model.config
-        capacity = config.encoder_cache_tokens or max(4 * sizes.max_tokens, 16384)
         self.config, self.model_config, self.model, self.executor = config, model_config, model, executor
         self.limits = Limits(
             max_model_len=sizes.max_model_len,
@@ -57,7 +57,7 @@ class Runtime:
             vocab_size=model_config.text.vocab_size,
             num_embeddings=model_config.text.vocab_size,
             max_logprobs=config.max_logprobs,
-            encoder_capacity=capacity,
+            encoder_capacity=sizes.encoder_rows,
             modalities=tuple(name for name in model_config.modalities if name != "text"),
         )
         self.scheduler = Scheduler(
@@ -73,7 +73,7 @@ class Runtime:
             policy=int(config.scheduling_policy == "priority"),
             max_chunk=config.max_prefill_chunk,
             encoder_budget=config.encoder_budget or max(sizes.max_tokens, 1024),
-            encoder_capacity=capacity,
+            encoder_capacity=sizes.encoder_rows,
         )
         self.next_plan = 0
         self.admission = Admission(self.scheduler, executor, config.enable_prefix_caching, config.debug_poison)
@@ -132,7 +132,7 @@ def load_runtime(config: EngineConfig, startup: dict[str, float]) -> Runtime:
         accelerator = open_accelerator(config, device)
     with phase("weights"), torch.inference_mode():
         model = build_model(model_config, dtype, device)
-        load_weights(model, config.model, config.load_format, device=device, dtype=dtype, seed=config.seed)
+        read_weights(config, model, accelerator)
     if accelerator is None:
         runtime = _on_host(config, model, sizes, phase)
     else:
@@ -141,6 +141,17 @@ def load_runtime(config: EngineConfig, startup: dict[str, float]) -> Runtime:
         warm_up(runtime)
     log.debug("start-up: %s", ", ".join(f"{name} {seconds:.3f} s" for name, seconds in startup.items()))
     return runtime
+
+
+def read_weights(config: EngineConfig, model: Model, accelerator: Accelerator | None) -> None:
+    """Fills the model; an accelerator is asked first whether it has the room."""
+    line = WeightsLine()
+    if accelerator is None:
+        load_weights(model, config.model, config.load_format, model.device, model.dtype, config.seed, line)
+        return
+    check_weights(config, weight_bytes(model), accelerator.memory())
+    with enough_for("weights", accelerator.memory):
+        load_weights(model, config.model, config.load_format, model.device, model.dtype, config.seed, line)
 
 
 def _on_host(config: EngineConfig, model: Model, sizes: Sizes, phase: Phase) -> Runtime:
@@ -211,10 +222,12 @@ def _sizes(config: EngineConfig, model_config: ModelConfig, device: str) -> Size
         raise ConfigError(
             f"--max-model-len {config.max_model_len}: this checkpoint holds {held}; ask for at most {held}"
         )
+    tokens = max(tokens, rows)
     return Sizes(
         max_rows=rows,
-        max_tokens=max(tokens, rows),
+        max_tokens=tokens,
         max_slots=rows + config.max_num_queued_reqs,
         max_model_len=config.max_model_len or held,
         block_size=config.block_size,
+        encoder_rows=config.encoder_cache_tokens or max(4 * tokens, 16384),
     )

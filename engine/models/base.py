@@ -43,6 +43,10 @@ class Model(ABC):
     def logits(self, hidden: Tensor) -> Tensor:
         """Rows of forward's result, [n, hidden_size] -> [n, vocab_size] float32."""
 
+    def largest_media(self, max_rows: int) -> list[tuple[str, dict[str, Tensor]]]:
+        """(modality, features) of items that make about `max_rows` rows each: what towers take at their worst."""
+        return []
+
     def encode(self, modality: str, features: dict[str, Tensor]) -> Tensor:
         """Embedding rows [num_tokens, hidden_size] of one media item."""
         raise AssertionError(f"{self.config.architecture} takes text only, got {modality}: refused at the edge")

@@ -7,6 +7,8 @@ checkpoint are left unread: answers are text.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -37,6 +39,17 @@ class Qwen25OmniThinker(Qwen2):
         super().__init__(config, dtype, device)
         self.vision = qwen_vl.QwenVisionTower(config.vision, dtype, device) if config.vision else None
         self.audio = qwen_omni_audio.QwenOmniAudioTower(config.audio, dtype, device) if config.audio else None
+
+    def largest_media(self, max_rows: int) -> list[tuple[str, dict[str, Tensor]]]:
+        found: list[tuple[str, dict[str, Tensor]]] = []
+        if self.vision is not None:
+            side = math.isqrt(max_rows) * self.vision.config.merge_size  # patches along a square picture
+            pixels = torch.zeros(side * side, self.vision.patch_size, device=self.device, dtype=self.dtype)
+            found.append(("image", {"pixel_values": pixels, "grid_thw": torch.tensor([[1, side, side]])}))
+        if self.audio is not None:
+            mel = torch.zeros(self.audio.config.num_mel_bins, 4 * max_rows, device=self.device, dtype=self.dtype)
+            found.append(("audio", {"input_features": mel}))
+        return found
 
     def encode(self, modality: str, features: dict[str, Tensor]) -> Tensor:
         """image, video: pixel_values [patches, numbers], grid_thw [1, 3]; audio: input_features [mels, frames]."""

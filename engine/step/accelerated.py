@@ -15,11 +15,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from engine.sampling.device import DeviceSampler, Pending, prompt_logprobs
 
-from _fast.driver import Launcher
 from _fast.plan import StepPlan
 from engine.cache.pool import allocate
 from engine.cache.room import device_blocks
@@ -27,7 +28,6 @@ from engine.config import EngineConfig
 from engine.device import Accelerator
 from engine.models.base import Model
 from engine.request import Request, TokenLogprob
-from engine.sampling.device import DeviceSampler, Pending, prompt_logprobs
 from engine.step.buffers import StepBuffers
 from engine.step.build import RowArrays, mrope_positions
 from engine.step.encode import EncoderCache
@@ -36,6 +36,9 @@ from engine.step.graphs import DECODE, MIXED, decode_sizes, mixed_sizes
 from engine.step.prompts import Due, PromptLogprobs
 from engine.step.result import StepResult
 from engine.step.slots import SlotState
+
+if TYPE_CHECKING:
+    from _fast.driver import Launcher
 
 
 GRAPH_BYTES = 256 << 20  # what the driver keeps for about a hundred graphs, seen with 36 layers
@@ -106,6 +109,8 @@ class DeviceExecutor:
         )  # fmt: skip
 
     def _largest(self) -> None:
+        for modality, features in self._model.largest_media(self._sizes.encoder_rows):
+            self._model.encode(modality, features)
         self._forward_into(MIXED, self._sizes.max_tokens)
         self._choose(self._sizes.max_rows)
 
@@ -124,7 +129,6 @@ class DeviceExecutor:
         for staging in range(len(self._buffers.stagings)):
             launcher.set_prep(staging, capture(partial(self._buffers.prep, staging)))
         if self._config.enforce_eager:
-            self._largest()
             return
         decode = decode_sizes(sizes.max_rows, self._config.cudagraph_capture_sizes)
         for size in reversed(mixed_sizes(sizes.max_tokens)):

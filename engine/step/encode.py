@@ -76,8 +76,8 @@ class EncoderCache:
 
     def _encode(self, entry: int) -> torch.Tensor | None:
         item = self._inputs[entry]
-        features = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in item.features.items()}
         try:
+            features = {name: self._tensor(array) for name, array in item.features.items()}
             encoded = self._model.encode(item.modality, features)  # [num_tokens, hidden]
             if encoded.shape[0] != item.num_tokens:
                 raise ValueError(f"the tower made {encoded.shape[0]} rows, the prompt holds {item.num_tokens}")
@@ -86,6 +86,14 @@ class EncoderCache:
             return None
         self._rows[entry] = encoded
         return encoded
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        """One feature where its tower reads it: pixels and frames on the device, grids and times on the host."""
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        if self._model.device == "cpu" or not tensor.is_floating_point() or tensor.dim() < 2:
+            return tensor
+        # From pinned pages, so that the copy takes its turn on the stream instead of holding this thread.
+        return tensor.pin_memory().to(self._model.device, non_blocking=True)
 
     def __len__(self) -> int:
         return len(self._rows)

@@ -26,6 +26,7 @@ class Sizes:
     max_slots: int  # requests running and waiting
     max_model_len: int  # tokens of prompt and answer
     block_size: int  # tokens in a KV block
+    encoder_rows: int  # tower rows that one item may have
 
     @property
     def max_blocks(self) -> int:
