@@ -36,6 +36,7 @@ def norm_kernel(
     column = tl.arange(0, BLOCK)
     inside = column < width
     wide = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
+    gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32) + offset  # on its way during the sums
     if ADD:
         # Rounded to the tensor's dtype first: the norm reads what the residual will hold.
         wide += tl.load(residual + row * width + column, mask=inside, other=0.0).to(tl.float32)
@@ -45,7 +46,7 @@ def norm_kernel(
     if CENTRE:
         wide = tl.where(inside, wide - tl.sum(wide, 0) / width, 0.0)
     scale = 1.0 / tl.sqrt_rn(tl.sum(wide * wide, 0) / width + eps)
-    y = wide * scale * (tl.load(weight + column, mask=inside, other=0.0).to(tl.float32) + offset)
+    y = wide * scale * gain
     if BIAS:
         y += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
     tl.store(out + row * width + column, y.to(out.dtype.element_ty), mask=inside)

@@ -32,55 +32,71 @@ def qkv_kernel(
     num_heads,
     num_kv_heads,
     block_size,
+    num_slots,  # of the caches: num_blocks * block_size
     eps,
     HEAD_DIM: tl.constexpr,
     HALF: tl.constexpr,  # rotated pairs; 2 * HALF <= HEAD_DIM
     NORM: tl.constexpr,
     STORE: tl.constexpr,  # False: rotate only, no caches
+    HEADS: tl.constexpr,  # of one program, power of two
     BLOCK: tl.constexpr,  # power of two >= HALF
-    REST: tl.constexpr,  # power of two >= HEAD_DIM - 2 * HALF, at least 1
+    REST: tl.constexpr,  # power of two >= HEAD_DIM - 2 * HALF; 0 where nothing is left unrotated
 ):
-    """One head of one token per program: q heads, then k heads, then v heads."""
+    """HEADS heads of one kind of one token per program, [HEADS, pairs]: q's programs, then k's, then v's."""
     token = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    pair, more = tl.arange(0, BLOCK), tl.arange(0, REST)
-    in_pair, in_rest = pair < HALF, more < HEAD_DIM - 2 * HALF
-    source = qkv + token * qkv_stride + head * HEAD_DIM
-    a = tl.load(source + pair, mask=in_pair, other=0.0).to(tl.float32)
-    b = tl.load(source + HALF + pair, mask=in_pair, other=0.0).to(tl.float32)
-    rest = tl.load(source + 2 * HALF + more, mask=in_rest, other=0.0).to(tl.float32)
-    is_value = head >= num_heads + num_kv_heads
+    group = tl.program_id(1)
+    q_groups, kv_groups = tl.cdiv(num_heads, HEADS), tl.cdiv(num_kv_heads, HEADS)
+    is_query, is_value = group < q_groups, group >= q_groups + kv_groups
+    group = tl.where(is_query, group, (group - q_groups) % kv_groups)  # among its kind
+    count = tl.where(is_query, num_heads, num_kv_heads)
+    before = tl.where(is_query, 0, num_heads) + tl.where(is_value, num_kv_heads, 0)
+    head = (group * HEADS + tl.arange(0, HEADS))[:, None]
+    pair = tl.arange(0, BLOCK)[None, :]
+    mask = (head < count) & (pair < HALF)
+    source = qkv + token * qkv_stride + (before + head) * HEAD_DIM
+    a = tl.load(source + pair, mask=mask, other=0.0).to(tl.float32)
+    b = tl.load(source + HALF + pair, mask=mask, other=0.0).to(tl.float32)
+    if REST:
+        more = 2 * HALF + tl.arange(0, REST)[None, :]
+        more_mask = (head < count) & (more < HEAD_DIM)
+        rest = tl.load(source + more, mask=more_mask, other=0.0).to(tl.float32)
     if not is_value:
+        c = tl.load(cos + token * HALF + pair, mask=pair < HALF, other=0.0)
+        s = tl.load(sin + token * HALF + pair, mask=pair < HALF, other=0.0)
         if NORM:
-            total = tl.sum(a * a, 0) + tl.sum(b * b, 0) + tl.sum(rest * rest, 0)
-            scale = 1.0 / tl.sqrt_rn(total / HEAD_DIM + eps)
-            weight = q_norm if head < num_heads else k_norm
+            weight = q_norm if is_query else k_norm
+            total = tl.sum(a * a + b * b, 1)
+            if REST:
+                total += tl.sum(rest * rest, 1)
+                rest_weight = tl.load(weight + more, mask=more < HEAD_DIM, other=0.0).to(tl.float32)
+            scale = (1.0 / tl.sqrt_rn(total / HEAD_DIM + eps))[:, None]
+            a = a * scale * tl.load(weight + pair, mask=pair < HALF, other=0.0).to(tl.float32)
+            b = b * scale * tl.load(weight + HALF + pair, mask=pair < HALF, other=0.0).to(tl.float32)
             # Rounded as a norm of its own would round it.
-            a = (a * scale * tl.load(weight + pair, mask=in_pair, other=0.0).to(tl.float32)).to(qkv.dtype.element_ty)
-            b = b * scale * tl.load(weight + HALF + pair, mask=in_pair, other=0.0).to(tl.float32)
+            a = a.to(qkv.dtype.element_ty).to(tl.float32)
             b = b.to(qkv.dtype.element_ty).to(tl.float32)
-            a = a.to(tl.float32)
-            rest = rest * scale * tl.load(weight + 2 * HALF + more, mask=in_rest, other=0.0).to(tl.float32)
-        c = tl.load(cos + token * HALF + pair, mask=in_pair, other=0.0)
-        s = tl.load(sin + token * HALF + pair, mask=in_pair, other=0.0)
+            if REST:
+                rest = rest * scale * rest_weight
         turned = a * c - b * s
         b = b * c + a * s
         a = turned
-    if head < num_heads:
+    if is_query:
         target = q_out + (token * num_heads + head) * HEAD_DIM
-        tl.store(target + pair, a.to(q_out.dtype.element_ty), mask=in_pair)
-        tl.store(target + HALF + pair, b.to(q_out.dtype.element_ty), mask=in_pair)
-        tl.store(target + 2 * HALF + more, rest.to(q_out.dtype.element_ty), mask=in_rest)
+        tl.store(target + pair, a.to(q_out.dtype.element_ty), mask=mask)
+        tl.store(target + HALF + pair, b.to(q_out.dtype.element_ty), mask=mask)
+        if REST:
+            tl.store(target + more, rest.to(q_out.dtype.element_ty), mask=more_mask)
     elif STORE:
         slot = tl.load(slot_mapping + token).to(tl.int64)
-        kv_head = (head - num_heads) % num_kv_heads
+        real = tl.where((slot >= 0) & (slot < num_slots), num_kv_heads, 0)
         cache = v_cache if is_value else k_cache
-        target = cache + ((slot // block_size * num_kv_heads + kv_head) * block_size + slot % block_size) * HEAD_DIM
-        in_pair = pair < tl.where(slot >= 0, HALF, 0)
-        in_rest = more < tl.where(slot >= 0, HEAD_DIM - 2 * HALF, 0)
-        tl.store(target + pair, a.to(k_cache.dtype.element_ty), mask=in_pair)
-        tl.store(target + HALF + pair, b.to(k_cache.dtype.element_ty), mask=in_pair)
-        tl.store(target + 2 * HALF + more, rest.to(k_cache.dtype.element_ty), mask=in_rest)
+        place = (slot // block_size * num_kv_heads + head) * block_size + slot % block_size
+        target = cache + place * HEAD_DIM
+        mask = (head < real) & (pair < HALF)
+        tl.store(target + pair, a.to(k_cache.dtype.element_ty), mask=mask)
+        tl.store(target + HALF + pair, b.to(k_cache.dtype.element_ty), mask=mask)
+        if REST:
+            tl.store(target + more, rest.to(k_cache.dtype.element_ty), mask=(head < real) & (more < HEAD_DIM))
 
 
 def qkv_rope_store(
@@ -147,15 +163,26 @@ def launch_qkv(
     tokens, half = qkv.shape[0], cos.shape[-1]
     assert qkv.stride(-1) == 1 and cos.is_contiguous() and sin.is_contiguous() and (q_norm is None) == (k_norm is None)
     q = torch.empty(tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
+    rest = head_dim - 2 * half
+    heads, warps = _tile(tokens, num_heads, triton.next_power_of_2(head_dim))
+    groups = triton.cdiv(num_heads, heads) + 2 * triton.cdiv(num_kv_heads, heads)
     store = k_cache is not None
-    qkv_kernel[(tokens, num_heads + 2 * num_kv_heads)](
+    block_size = k_cache.shape[2] if k_cache is not None else 1
+    qkv_kernel[(tokens, groups)](
         q, k_cache if store else q, v_cache if store else q, qkv, cos, sin,
         cos if q_norm is None else q_norm, cos if k_norm is None else k_norm, slot_mapping if store else q,
-        qkv.stride(0), num_heads, max(num_kv_heads, 1), k_cache.shape[2] if k_cache is not None else 1, eps,
-        HEAD_DIM=head_dim, HALF=half, NORM=q_norm is not None, STORE=store,
-        BLOCK=triton.next_power_of_2(half), REST=triton.next_power_of_2(max(head_dim - 2 * half, 1)), num_warps=1,
+        qkv.stride(0), num_heads, max(num_kv_heads, 1), block_size,
+        k_cache.shape[0] * block_size if k_cache is not None else 0, eps,
+        HEAD_DIM=head_dim, HALF=half, NORM=q_norm is not None, STORE=store, HEADS=heads,
+        BLOCK=triton.next_power_of_2(half), REST=triton.next_power_of_2(rest) if rest else 0, num_warps=warps,
     )  # fmt: skip
     return q
+
+
+def _tile(tokens: int, num_heads: int, dim: int) -> tuple[int, int]:
+    """Heads of a program and its warps: 32 values a thread keep wide loads in flight without spilling."""
+    heads = max(1, min(triton.next_power_of_2(num_heads), 1024 // dim))
+    return heads, max(1, heads * dim // 1024)
 
 
 def qkv_rope_store_reference(

@@ -15,6 +15,36 @@ import torch
 from torch import Tensor
 
 from _fast import cpu
+from engine.kernels.target import tl, triton
+
+
+@triton.jit
+def angle_kernel(
+    cos,  # [num_tokens, half] float32
+    sin,
+    positions,  # [num_tokens], or [3, num_tokens] for THREE, rows axis_stride apart
+    inv_freq,  # [half]
+    num_tokens,
+    half,
+    axis_stride,
+    first_end,  # THREE: frequencies below it read row 0, those from second_end on row 2
+    second_end,
+    scaling,
+    THREE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    BLOCK: tl.constexpr,  # power of two >= half
+):
+    """TOKENS tokens per program, all their frequencies."""
+    token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS))[:, None]
+    pair = tl.arange(0, BLOCK)[None, :]
+    inside = (token < num_tokens) & (pair < half)
+    axis = (pair >= first_end).to(tl.int32) + (pair >= second_end).to(tl.int32)
+    place = token + (axis * axis_stride if THREE else axis * 0)
+    position = tl.load(positions + place, mask=inside, other=0).to(tl.float32)
+    angle = position * tl.load(inv_freq + pair, mask=pair < half, other=0.0)
+    target = token.to(tl.int64) * half + pair
+    tl.store(cos + target, tl.cos(angle) * scaling, mask=inside)
+    tl.store(sin + target, tl.sin(angle) * scaling, mask=inside)
 
 
 def cos_sin(
@@ -25,6 +55,37 @@ def cos_sin(
     mrope_section: how many frequencies each of the three rows supplies, in order; they add up to D_rot/2. Without it
     three rows are taken to be equal. scaling multiplies both (YaRN's attention factor).
     """
+    if positions.is_cuda:
+        return launch_cos_sin(positions, inv_freq, mrope_section, scaling)
+    return cos_sin_reference(positions, inv_freq, mrope_section, scaling)
+
+
+def launch_cos_sin(
+    positions: Tensor, inv_freq: Tensor, mrope_section: Sequence[int] | None = None, scaling: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """The Triton kernel, one launch; positions with contiguous rows, else as `cos_sin`."""
+    half, tokens = inv_freq.numel(), positions.shape[-1]
+    assert positions.stride(-1) == 1 and inv_freq.is_contiguous()
+    three = positions.dim() == 2 and mrope_section is not None
+    first, second = half, half
+    if three and mrope_section is not None:
+        assert len(mrope_section) == 3 and sum(mrope_section) == half, (
+            f"mrope_section {list(mrope_section)}: three numbers that add up to {half}"
+        )
+        first, second = mrope_section[0], mrope_section[0] + mrope_section[1]
+    cos, sin = torch.empty(2, tokens, half, dtype=torch.float32, device=positions.device).unbind(0)
+    block = triton.next_power_of_2(half)
+    rows = max(1, 256 // block)
+    angle_kernel[(triton.cdiv(tokens, rows),)](
+        cos, sin, positions, inv_freq, tokens, half, positions.stride(0), first, second, scaling,
+        THREE=three, TOKENS=rows, BLOCK=block, num_warps=4,
+    )  # fmt: skip
+    return cos, sin
+
+
+def cos_sin_reference(
+    positions: Tensor, inv_freq: Tensor, mrope_section: Sequence[int] | None = None, scaling: float = 1.0
+) -> tuple[Tensor, Tensor]:
     if positions.dim() == 2 and mrope_section is not None:
         assert sum(mrope_section) == inv_freq.numel(), (
             f"mrope_section {list(mrope_section)} must add up to {inv_freq.numel()}"

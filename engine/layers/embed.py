@@ -1,7 +1,7 @@
-"""Embedding and Head: token ids -> rows of the residual stream, and hidden states -> float32 logits.
+"""Embedding and Head: token ids -> rows of the residual stream, and hidden states -> logits.
 
 Owner: the model; read only after loading. Where the checkpoint ties them, the embedding fills the head from its own
-table (packed once more: the two are read in different orders).
+table: on an accelerator both read it, on a CPU it is packed once more, since the two are read in different orders.
 """
 
 from __future__ import annotations
@@ -28,8 +28,11 @@ class Head:
         self.tied = tied
 
     def __call__(self, hidden: Tensor) -> Tensor:
-        """hidden [n, hidden_size] -> [n, vocab_size] float32; products of bfloat16 rows are not rounded again."""
-        return linear(hidden.to(torch.float32), self.packed)
+        """hidden [n, hidden_size] -> [n, vocab_size], on a CPU in float32: products of bfloat16 are not rounded again.
+
+        On an accelerator in hidden's dtype: the samplers there read it as it is, and half the bytes.
+        """
+        return linear(hidden.to(torch.float32) if hidden.is_cpu else hidden, self.packed)
 
     def expects(self) -> dict[str, tuple[Shape | None, ...]]:
         return {} if self.tied else {"weight": ((self.vocab_size, self.hidden_size),)}
@@ -37,7 +40,7 @@ class Head:
     def fill(self, pieces: dict[str, list[Tensor | None]], dtype: torch.dtype, device: str) -> None:
         piece = pieces["weight"][0]
         assert piece is not None
-        self.packed = pack(piece.to(device, weight_dtype(piece.dtype, dtype)))
+        self.packed = pack(piece.to(device, weight_dtype(piece.dtype, dtype, device)))
 
 
 class Embedding:
@@ -54,7 +57,7 @@ class Embedding:
         self.dtype = torch.float32
 
     def __call__(self, token_ids: Tensor) -> Tensor:
-        """token_ids [T] int64 -> a new [T, hidden_size]."""
+        """token_ids [T] int64, each below vocab_size -> a new [T, hidden_size]; one launch on an accelerator."""
         return functional.embedding(token_ids, self.table).to(self.dtype)
 
     def expects(self) -> dict[str, tuple[Shape | None, ...]]:
@@ -65,6 +68,6 @@ class Embedding:
         assert piece is not None
         self.dtype = dtype
         # On a CPU the piece is a view of the file; on an accelerator it is the loader's and from now on the model's.
-        self.table = piece.to(device, weight_dtype(piece.dtype, dtype), copy=piece.is_cpu)
+        self.table = piece.to(device, weight_dtype(piece.dtype, dtype, device), copy=piece.is_cpu)
         if self.head.tied:
-            self.head.fill(pieces, dtype, device)
+            self.head.fill({"weight": [self.table]}, dtype, device)

@@ -52,7 +52,7 @@ class Linear:
 
     def fill(self, pieces: dict[str, list[Tensor | None]], dtype: torch.dtype, device: str) -> None:
         weights = [
-            piece.to(device, weight_dtype(piece.dtype, dtype)).reshape(-1, self.in_features)
+            piece.to(device, weight_dtype(piece.dtype, dtype, device)).reshape(-1, self.in_features)
             for piece in pieces["weight"]
             if piece is not None
         ]
@@ -84,9 +84,13 @@ class GatedLinear(Linear):
         if any(self.biases) or gate is None or up is None:
             super().fill(pieces, dtype, device)
         else:
-            self.packed = pack_gated(*(piece.to(device, weight_dtype(piece.dtype, dtype)) for piece in (gate, up)))
+            kinds = (weight_dtype(piece.dtype, dtype, device) for piece in (gate, up))
+            self.packed = pack_gated(*(piece.to(device, kind) for piece, kind in zip((gate, up), kinds)))
 
 
-def weight_dtype(saved: torch.dtype, activations: torch.dtype) -> torch.dtype:
-    """How a matrix is kept: bfloat16 stays bfloat16 (kernels widen it exactly); others take the activations' dtype."""
-    return saved if saved == torch.bfloat16 else activations
+def weight_dtype(saved: torch.dtype, activations: torch.dtype, device: str) -> torch.dtype:
+    """How a matrix is kept: in the activations' dtype on an accelerator, whose libraries multiply like by like.
+
+    On a CPU bfloat16 stays bfloat16 (kernels widen it exactly) and others take the activations' dtype.
+    """
+    return saved if saved == torch.bfloat16 and device == "cpu" else activations

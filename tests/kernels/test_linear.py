@@ -13,6 +13,8 @@ from engine.kernels.gemm.dense import (
     linear_reference,
     pack,
     pack_gated,
+    pack_plain,
+    set_invariant,
     stacked,
 )
 
@@ -171,3 +173,39 @@ def test_pieces_that_lie_elsewhere_are_copied():
         joined = stacked(pieces)
         assert torch.equal(joined, torch.cat(pieces))
         assert joined.data_ptr() != pieces[0].data_ptr()
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("biased", [False, True])
+def test_plain_weights_of_an_accelerator_follow_the_same_rules(biased, dtype, invariant):
+    x, weight, residual = (
+        torch.randn(2, 5, 40).to(dtype),
+        torch.randn(60, 40).to(dtype),
+        torch.randn(2, 5, 60).to(dtype),
+    )
+    bias = torch.randn(60) if biased else None
+    set_invariant(invariant)
+    packed, gated = pack_plain(weight, bias, gated=False), pack_plain(weight, bias, gated=True)
+    set_invariant(False)
+    assert packed.invariant == invariant
+    assert packed.panels.data_ptr() == weight.data_ptr()
+    assert bias is None or packed.bias.dtype == dtype
+    both = torch.nn.functional.linear(x.double(), weight.double(), None if bias is None else bias.to(dtype).double())
+    near = tolerance(dtype) if dtype == torch.float32 else {"rtol": 2e-2, "atol": 6e-2}
+    torch.testing.assert_close(linear(x, packed).double(), both, **near)
+    torch.testing.assert_close(linear(x[:, ::2].reshape(6, 40), packed), linear(x, packed)[:, ::2].reshape(6, 60))
+    torch.testing.assert_close(linear(x, packed, None, residual).double(), both + residual.double(), **near)
+    out = residual.clone()
+    assert linear(x, packed, out, out) is out
+    torch.testing.assert_close(out.double(), both + residual.double(), **near)
+    gate, up = both.chunk(2, dim=-1)
+    y = torch.nn.functional.silu(gate) * up
+    torch.testing.assert_close(
+        gated_linear(x, gated).double(), y, rtol=3e-2, atol=0.3 if dtype != torch.float32 else 1e-4
+    )
+
+
+def test_plain_weights_say_when_the_rows_are_of_another_kind():
+    with pytest.raises(AssertionError, match="load them as"):
+        linear(torch.zeros(1, 4, dtype=torch.bfloat16), pack_plain(torch.zeros(3, 4), None, gated=False))

@@ -4,6 +4,9 @@ Packing (CPU): panels of 64 output rows, [ceil(N/64), K, 64], so one microkernel
 single token and keeps it in cache for many. Each output is one fused multiply-add chain over k = 0..K-1, whatever the
 number of tokens: the base of the engine's batch invariance. bfloat16 weights stay bfloat16 in memory (float32 ones too,
 when every value survives the narrowing) and are widened in registers, which is exact. Users: every layer with weights.
+
+On an accelerator the matrix stays as it is, in the activations' dtype, and the vendor's library multiplies; or, where
+the weights were packed for it, gemm/invariant, which keeps the promise above there too.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -16,9 +19,21 @@ from torch import Tensor
 
 from _fast import cpu
 from engine.kernels.activation import silu_mul
+from engine.kernels.gemm.invariant import invariant_linear
 
 PANEL = 64  # output rows in a panel
 HUGE_PAGE = 2 << 20  # bytes
+
+_invariant = False  # of what is packed from now on
+
+
+def set_invariant(value: bool) -> None:
+    """Whether weights packed for an accelerator give a row the same bits in any company (on a CPU they always do).
+
+    Process-wide; the runtime sets it once, before weights load.
+    """
+    global _invariant
+    _invariant = value
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,6 +46,7 @@ class PackedLinear:
     in_features: int
     gated: bool = False  # each panel holds 32 gate rows, then the 32 up rows that go with them
     plain: bool = False  # on an accelerator: panels is the weight itself, [out_features, in_features], bias unpadded
+    invariant: bool = False  # plain: multiplied by gemm/invariant
 
     def weight(self) -> Tensor:
         """The unpacked weight, [out_features, in_features] (gated: all gate rows, then all up rows); a copy."""
@@ -39,7 +55,7 @@ class PackedLinear:
         return self._unpack(self.panels.transpose(1, 2).reshape(-1, self.in_features))
 
     def plain_bias(self) -> Tensor | None:
-        """The bias in the order of `weight`, [out_features] float32."""
+        """The bias in the order of `weight`, [out_features]; float32, on an accelerator the weight's dtype."""
         if self.plain:
             return self.bias
         return None if self.bias is None else self._unpack(self.bias[:, None]).flatten()
@@ -52,12 +68,13 @@ class PackedLinear:
 
 
 def stacked(pieces: list[Tensor]) -> Tensor:
-    """The pieces one below the other; no copy where they lie so in memory: so the loader of an accelerator puts them."""
+    """The pieces one below the other; no copy where they lie so already, as an accelerator's loader puts them."""
     first, *others = pieces
     end = first.data_ptr() + first.numel() * first.element_size()
+    storage = first.untyped_storage().data_ptr()
     for piece in others:
-        same_storage = piece.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        if not (same_storage and piece.data_ptr() == end and piece.dtype == first.dtype and piece.is_contiguous()):
+        follows = piece.data_ptr() == end and piece.untyped_storage().data_ptr() == storage
+        if not (follows and piece.dtype == first.dtype and first.is_contiguous() and piece.is_contiguous()):
             return torch.cat(pieces)
         end += piece.numel() * piece.element_size()
     rows = sum(piece.shape[0] for piece in pieces)
@@ -68,8 +85,8 @@ def pack(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
     """weight [N, K] float32 or bfloat16, bias [N] or None -> PackedLinear (a copy; the originals can go)."""
     assert weight.dim() == 2, f"weight has shape {tuple(weight.shape)}; [out_features, in_features] is needed"
     rows = weight.shape[0]
-    if weight.is_cuda:  # the vendor's library multiplies there, and wants the matrix as it is
-        return PackedLinear(weight.contiguous(), bias, rows, weight.shape[1], plain=True)
+    if weight.is_cuda:
+        return pack_plain(weight, bias, gated=False)
     padded = -(-rows // PANEL) * PANEL
     wide_bias = None if bias is None else _pad(bias.to(torch.float32), padded)
     return PackedLinear(_panels(_pad(_narrowed(weight), padded)), wide_bias, rows, weight.shape[1])
@@ -86,12 +103,18 @@ def pack_gated(
     if gate_bias is not None and up_bias is not None:
         bias = torch.stack([gate_bias, up_bias])
     if gate.is_cuda:
-        flat = None if bias is None else bias.flatten()
-        return PackedLinear(stacked([gate, up]), flat, 2 * width, columns, gated=True, plain=True)
+        return pack_plain(stacked([gate, up]), None if bias is None else bias.flatten(), gated=True)
     if bias is not None:
         bias = _interleave(bias.to(torch.float32)[..., None]).flatten()
     rows = _interleave(_narrowed(torch.stack([gate, up])))
     return PackedLinear(_panels(rows), bias, 2 * width, columns, gated=True)
+
+
+def pack_plain(weight: Tensor, bias: Tensor | None, gated: bool) -> PackedLinear:
+    """weight [N, K] (gated: all gate rows, then all up rows) as an accelerator's libraries want it; not a copy."""
+    narrow = None if bias is None else bias.to(weight.dtype)  # once here, not in every call
+    rows, columns = weight.shape
+    return PackedLinear(weight.contiguous(), narrow, rows, columns, gated=gated, plain=True, invariant=_invariant)
 
 
 def linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
@@ -100,12 +123,9 @@ def linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None, residual:
     x is contiguous, or two-dimensional with contiguous rows. The result goes to `out` when given: contiguous, of the
     result's shape; `residual` has that shape too and may be `out` itself, which makes it `out += x W^T + bias`.
     """
+    if packed.plain:
+        return plain_linear(x, packed, out, residual)
     if not x.is_cpu or (x.dtype is not torch.float32 and x.dtype is not torch.bfloat16):
-        if packed.plain:
-            bias = None if packed.bias is None else packed.bias.to(x.dtype)
-            y = torch.nn.functional.linear(x, packed.panels, bias)
-            y = y if residual is None else y.add_(residual)
-            return y if out is None else out.copy_(y)
         y = linear_reference(x, packed, None, residual)
         return y if out is None else out.copy_(y)
     assert not packed.gated, "these weights are packed for gated_linear"
@@ -114,15 +134,34 @@ def linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None, residual:
 
 def gated_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
     """x [..., K] -> silu(x gate^T + b) * (x up^T + c) [..., I] of x's dtype; the same rules as `linear`."""
+    if packed.plain:
+        y = silu_mul(plain_linear(x, packed, None, None))
+        return y if out is None else out.copy_(y)
     if not x.is_cpu or (x.dtype is not torch.float32 and x.dtype is not torch.bfloat16):
-        if packed.plain:
-            bias = None if packed.bias is None else packed.bias.to(x.dtype)
-            y = silu_mul(torch.nn.functional.linear(x, packed.panels, bias))
-            return y if out is None else out.copy_(y)
         y = gated_linear_reference(x, packed)
         return y if out is None else out.copy_(y)
     assert packed.gated, "these weights are not packed by pack_gated"
     return _launch(x, packed, packed.out_features // 2, out, None)
+
+
+def plain_linear(x: Tensor, packed: PackedLinear, out: Tensor | None, residual: Tensor | None) -> Tensor:
+    """`linear` on an accelerator: one launch, but for the vendor's library with a residual beside a bias."""
+    assert x.dtype is packed.panels.dtype, f"x is {x.dtype}, the weights {packed.panels.dtype}: load them as {x.dtype}"
+    weight, bias, width = packed.panels, packed.bias, packed.out_features
+    rows = x if x.dim() == 2 else x.reshape(-1, packed.in_features)
+    added = None if residual is None else residual.view(-1, width)
+    y = rows.new_empty(len(rows), width) if out is None else out.view(-1, width)
+    if packed.invariant:
+        invariant_linear(rows, weight, bias, added, y)
+    elif added is not None:
+        torch.addmm(added, rows, weight.t(), out=y)
+        if bias is not None:
+            y += bias
+    elif bias is not None:
+        torch.addmm(bias, rows, weight.t(), out=y)
+    else:
+        torch.mm(rows, weight.t(), out=y)
+    return y.view(*x.shape[:-1], width) if out is None else out
 
 
 def linear_reference(

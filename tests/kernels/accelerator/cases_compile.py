@@ -4,8 +4,8 @@ import pytest
 import triton  # noqa: F401  (before any kernel file, so that they take it)
 
 from engine.kernels.activation import point_kernel
-from engine.kernels.attention.attend import attend_kernel
-from engine.kernels.attention.merge import merge_kernel
+from engine.kernels.attention.decode import MERGED, decode_kernel
+from engine.kernels.attention.prefill import prefill_kernel
 from engine.kernels.attention.work import MIN_PART, work_kernel
 from engine.kernels.norm import norm_kernel
 from engine.kernels.qkv import qkv_kernel
@@ -13,10 +13,16 @@ from tests.kernels.accelerator.targets import TARGETS, compiles
 
 T = "*bf16"
 ATTEND = {
-    "q": T, "k_cache": T, "v_cache": T, "query_start": "*i32", "context_len": "*i32", "block_tables": "*i32",
-    "items": "*i32", "num_items": "*i32", "max_blocks": "i32", "scale": "fp32", "softcap": "fp32",
-}  # fmt: skip
-SHAPE = {"GROUP": 4, "HEAD_DIM": 128, "BLOCK_SIZE": 16, "WINDOW": 0, "SOFTCAP": False, "BLOCK_N": 64, "BLOCK_D": 128}
+    "q": T,
+    "k_cache": T,
+    "v_cache": T,
+    "block_tables": "*i32",
+    "max_blocks": "i32",
+    "scale": "fp32",
+    "bend": "fp32",
+}
+SHAPE = {"GROUP": 4, "HEAD_DIM": 128, "BLOCK_SIZE": 16, "WINDOW": 0, "SOFTCAP": False, "BLOCK_D": 128, "WIDE": False}
+PARTS = {"sums": "*fp32", "stats": "*fp32", "arrived": "*i32", "parts": "*i32", "num_parts": "*i32"}
 KERNELS = {
     "rms_norm": (
         norm_kernel,
@@ -36,32 +42,40 @@ KERNELS = {
         f"point {op}": (point_kernel, {"out": T, "x": T, "width": "i32"}, {"OP": op, "BLOCK": 1024}, {"num_warps": 4})
         for op in range(4)
     },
-    "qkv": (
-        qkv_kernel,
-        {"q_out": T, "k_cache": T, "v_cache": T, "qkv": T, "cos": "*fp32", "sin": "*fp32", "q_norm": "*fp32",
-         "k_norm": "*fp32", "slot_mapping": "*i64", "qkv_stride": "i32", "num_heads": "i32", "num_kv_heads": "i32",
-         "block_size": "i32", "eps": "fp32"},
-        {"HEAD_DIM": 128, "HALF": 64, "NORM": True, "STORE": True, "BLOCK": 64, "REST": 1},
-        {"num_warps": 1},
-    ),
-    "decode": (
-        attend_kernel, {"out": "*fp32", "stats": "*fp32", **ATTEND}, {**SHAPE, "SPLIT": True, "BLOCK_M": 16},
-        {"num_warps": 4, "num_stages": 2},
-    ),
-    "prefill": (
-        attend_kernel, {"out": T, "stats": T, **ATTEND}, {**SHAPE, "SPLIT": False, "BLOCK_M": 128},
-        {"num_warps": 8, "num_stages": 2},
-    ),
-    "merge": (
-        merge_kernel,
-        {"out": T, "sums": "*fp32", "stats": "*fp32", "token_of": "*i32", "first_item": "*i32"},
-        {"HEAD_DIM": 128, "BLOCK_D": 128},
-        {"num_warps": 2},
-    ),
+    **{
+        f"qkv {dim} {half}": (
+            qkv_kernel,
+            {"q_out": T, "k_cache": T, "v_cache": T, "qkv": T, "cos": "*fp32", "sin": "*fp32", "q_norm": "*fp32",
+             "k_norm": "*fp32", "slot_mapping": "*i64", "qkv_stride": "i32", "num_heads": "i32", "num_kv_heads": "i32",
+             "block_size": "i32", "num_slots": "i32", "eps": "fp32"},
+            {"HEAD_DIM": dim, "HALF": half, "NORM": True, "STORE": True, "HEADS": 8, "BLOCK": block, "REST": rest},
+            {"num_warps": 1},
+        )
+        for dim, half, block, rest in ((128, 64, 64, 0), (80, 20, 32, 64))
+    },
+    **{
+        f"decode {dim}": (
+            decode_kernel,
+            {"out": T, **PARTS, **ATTEND},
+            {**SHAPE, "HEAD_DIM": dim, "BLOCK_D": block_d, "BLOCK_M": 16, "BLOCK_N": block_n, "BLOCK_G": 4,
+             "AT_ONCE": MERGED // (4 * block_d), "STAGES": 2},
+            {"num_warps": 4, "num_stages": 2},
+        )
+        for dim, block_d, block_n in ((80, 128, 64), (128, 128, 64), (256, 256, 32))
+    },
+    **{
+        f"prefill {dim}": (
+            prefill_kernel,
+            {"out": T, "tiles": "*i32", "num_tiles": "*i32", **ATTEND},
+            {**SHAPE, "HEAD_DIM": dim, "BLOCK_D": block_d, "BLOCK_M": 128, "BLOCK_N": block_n, "STAGES": 2},
+            {"num_warps": 8, "num_stages": 2},
+        )
+        for dim, block_d, block_n in ((80, 128, 64), (128, 128, 64), (256, 256, 32))
+    },
     "work": (
         work_kernel,
-        {"parts": "*i32", "num_parts": "*i32", "first_part": "*i32", "token_of": "*i32", "tiles": "*i32",
-         "num_tiles": "*i32", "query_start": "*i32", "context_len": "*i32", "table_row": "*i32",
+        {"parts": "*i32", "num_parts": "*i32", "tiles": "*i32", "num_tiles": "*i32",
+         "query_start": "*i32", "context_len": "*i32", "table_row": "*i32",
          "num_rows": "i32", "aim": "i32"},
         {"SINGLE": 1, "STEP": MIN_PART, "TILE": 32, "ROWS": 256},
         {"num_warps": 4},

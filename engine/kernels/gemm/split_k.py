@@ -1,0 +1,171 @@
+"""Products of few rows (1 to 64), split along the summed axis: y = x W^T (+ bias) (+ residual), or silu(gate) * up.
+
+A product of few rows reads every weight once and computes next to nothing, so all units must be reading all the time.
+A small output has fewer tiles than the card has units: its sums are cut into parts, one program each. A program leaves
+its partial sums in float32 behind; the one that arrives last adds them up in their order, so the result does not
+depend on who was last. Weight rows are the tile's long side (a matrix unit wants 64), tokens its short one.
+Users: gemm/dense on accelerators, for the shapes that kernels/tune.py names.
+"""
+
+# ruff: noqa: PT018 (a launcher checks in few lines)
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.kernels.target import tl, triton
+
+MAX_ROWS = 64
+MAX_TILES = 1 << 14  # tiles of weight rows that one launch may have when it is split
+
+
+class Split(NamedTuple):
+    """How a product of few rows is cut."""
+
+    block_n: int  # weight rows of a tile; of a gated product as many of gate and of up
+    block_k: int  # columns read at a time
+    splits: int  # programs that share a tile's sum
+    stages: int  # loads in flight
+    warps: int
+
+
+@triton.jit
+def split_kernel(
+    out,  # [rows, width]
+    partial,  # [tiles, splits, 1 or 2 when GATED, BLOCK_N, BLOCK_M] float32 when SPLIT
+    arrived,  # [MAX_TILES] int32 when SPLIT; zero before and after
+    x,  # [rows, depth], rows x_stride apart
+    weight,  # [width, depth]; when GATED [2 * width, depth]
+    bias,  # [width] or [2 * width] when BIAS
+    residual,  # [rows, width] when RESIDUAL; may be out
+    rows,
+    width,
+    depth,
+    x_stride,
+    splits,
+    part_len,  # columns of a split, a multiple of BLOCK_K
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    GATED: tl.constexpr,
+    SPLIT: tl.constexpr,
+    BLOCK_M: tl.constexpr,  # power of two >= rows
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EVEN: tl.constexpr,  # depth is a multiple of BLOCK_K
+):
+    """One tile of weight rows and one part of the columns per program."""
+    tile, split = tl.program_id(0), tl.program_id(1)
+    n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = tl.arange(0, BLOCK_M)
+    k = split * part_len + tl.arange(0, BLOCK_K)
+    w_at = weight + n.to(tl.int64)[:, None] * depth + k[None, :]
+    u_at = weight + (n.to(tl.int64) + width)[:, None] * depth + k[None, :]  # of no use but when GATED
+    x_at = x + m.to(tl.int64)[None, :] * x_stride + k[:, None]
+    n_in, m_in = (n < width)[:, None], (m < rows)[None, :]
+    sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    ups = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    for first in range(split * part_len, tl.minimum((split + 1) * part_len, depth), BLOCK_K):
+        w_mask, x_mask = n_in, m_in
+        if not EVEN:
+            k_in = first + tl.arange(0, BLOCK_K) < depth
+            w_mask, x_mask = n_in & k_in[None, :], m_in & k_in[:, None]
+        tokens = tl.load(x_at, mask=x_mask, other=0.0)
+        sums = tl.dot(tl.load(w_at, mask=w_mask, other=0.0), tokens, sums, input_precision="ieee")
+        if GATED:
+            ups = tl.dot(tl.load(u_at, mask=w_mask, other=0.0), tokens, ups, input_precision="ieee")
+            u_at += BLOCK_K
+        w_at += BLOCK_K
+        x_at += BLOCK_K
+    last = True
+    if SPLIT:
+        size: tl.constexpr = BLOCK_N * BLOCK_M * (2 if GATED else 1)
+        place = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + m[None, :]
+        mine = partial + (tile * splits).to(tl.int64) * size + place
+        tl.store(mine + split * size, sums)
+        if GATED:
+            tl.store(mine + split * size + BLOCK_N * BLOCK_M, ups)
+        tl.debug_barrier()  # every thread's part is written before the arrival is told
+        last = tl.atomic_add(arrived + tile, 1, sem="acq_rel") == splits - 1
+        if last:
+            sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+            ups = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+            for part in range(splits):
+                sums += tl.load(mine + part * size, cache_modifier=".cg")
+                if GATED:
+                    ups += tl.load(mine + part * size + BLOCK_N * BLOCK_M, cache_modifier=".cg")
+            tl.store(arrived + tile, 0)
+    if last:
+        inside = n_in & m_in
+        if BIAS:
+            sums += tl.load(bias + n, mask=n < width, other=0.0).to(tl.float32)[:, None]
+        if GATED:
+            if BIAS:
+                ups += tl.load(bias + width + n, mask=n < width, other=0.0).to(tl.float32)[:, None]
+            sums = sums / (1.0 + tl.exp(-sums)) * ups
+        target = m.to(tl.int64)[None, :] * width + n[:, None]
+        if RESIDUAL:
+            sums += tl.load(residual + target, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out + target, sums.to(out.dtype.element_ty), mask=inside)
+
+
+def split_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor, gated: bool, cut: Split
+) -> None:
+    """x [M, K] with contiguous rows, M <= 64, times weight [N, K] into out [M, N]; gated: weight [2N, K], gate first.
+
+    bias [N] (gated: [2N]); residual [M, N], contiguous, may be out itself. All of one dtype. Capturable once
+    `arrivals` was called on the device.
+    """
+    if x.is_cuda:
+        launch_split(x, weight, bias, residual, out, gated, cut)
+    else:
+        split_linear_reference(x, weight, bias, residual, out, gated, cut)
+
+
+def launch_split(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor, gated: bool, cut: Split
+) -> None:
+    """The Triton kernel; arguments as `split_linear`."""
+    rows, depth = x.shape
+    width = out.shape[1]
+    assert rows <= MAX_ROWS and x.stride(1) == 1 and weight.is_contiguous() and out.is_contiguous()
+    assert weight.shape == (2 * width if gated else width, depth), f"{tuple(weight.shape)} times {tuple(x.shape)}"
+    block_m = max(16, triton.next_power_of_2(rows))
+    tiles, steps = triton.cdiv(width, cut.block_n), triton.cdiv(depth, cut.block_k)
+    part_len = triton.cdiv(steps, cut.splits) * cut.block_k
+    splits = triton.cdiv(depth, part_len)  # none of them empty
+    assert splits == 1 or tiles <= MAX_TILES
+    partial = out
+    if splits > 1:
+        size = tiles * splits * cut.block_n * block_m * (2 if gated else 1)
+        partial = torch.empty(size, dtype=torch.float32, device=x.device)
+    split_kernel[(tiles, splits)](
+        out, partial, arrivals(x.device) if splits > 1 else out, x, weight, out if bias is None else bias,
+        out if residual is None else residual, rows, width, depth, x.stride(0), splits, part_len,
+        BIAS=bias is not None, RESIDUAL=residual is not None, GATED=gated, SPLIT=splits > 1,
+        BLOCK_M=block_m, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, EVEN=depth % cut.block_k == 0,
+        num_warps=cut.warps, num_stages=cut.stages,
+    )  # fmt: skip
+
+
+def split_linear_reference(
+    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor, gated: bool, cut: Split
+) -> None:
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    y = torch.nn.functional.linear(x.to(wide), weight.to(wide), None if bias is None else bias.to(wide))
+    if gated:
+        gate, up = y.chunk(2, dim=1)
+        y = torch.nn.functional.silu(gate) * up
+    out.copy_(y if residual is None else y + residual)
+
+
+@functools.cache
+def arrivals(device: torch.device) -> Tensor:
+    """How many programs of each tile are done, [MAX_TILES] int32: zero between launches, so one serves them all.
+
+    Launches that share it must follow each other on one stream. The first call allocates: before any capture.
+    """
+    return torch.zeros(MAX_TILES, dtype=torch.int32, device=device)

@@ -1,0 +1,76 @@
+"""Products and the rotary table in the interpreter against their references.
+
+Products run in float32 and float16: the interpreter holds bfloat16 as integers and cannot multiply them.
+"""
+
+import pytest
+import torch
+import triton  # noqa: F401  (before any kernel file, so that they take it; TRITON_INTERPRET says in which mode)
+
+from engine.kernels.gemm.invariant import invariant_linear_reference, launch_invariant
+from engine.kernels.gemm.split_k import Split, arrivals, launch_split, split_linear_reference
+from engine.kernels.rope import cos_sin_reference, launch_cos_sin
+from engine.kernels.target import HAS_TRITON
+
+DTYPES = [torch.float32, torch.float16]
+
+
+def error(got: torch.Tensor, want: torch.Tensor) -> float:
+    return float((got.double() - want.double()).norm() / want.double().norm().clamp(min=1e-9))
+
+
+def limit(dtype: torch.dtype) -> float:
+    return 1e-6 if dtype == torch.float32 else 1e-3
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    assert HAS_TRITON
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("rows", "width", "depth"), [(1, 64, 128), (5, 100, 200), (20, 130, 96), (64, 1, 64)])
+def test_split_products(rows, width, depth, gated, splits, dtype):
+    weight = (torch.randn(width * (1 + gated), depth) / 8).to(dtype)
+    x, bias, residual = torch.randn(rows, depth + 8).to(dtype)[:, :depth], torch.randn(len(weight)).to(dtype), None
+    got, want = torch.empty(rows, width, dtype=dtype), torch.empty(rows, width, dtype=dtype)
+    cut = Split(64, 32, splits, 2, 4)
+    for added in (residual, torch.randn(rows, width).to(dtype)):
+        launch_split(x, weight, bias, added, got, gated, cut)
+        split_linear_reference(x, weight, bias, added, want, gated, cut)
+        assert error(got, want) < limit(dtype)
+    got.copy_(residual := torch.randn(rows, width).to(dtype))
+    launch_split(x, weight, None, got, got, gated, cut)
+    split_linear_reference(x, weight, None, residual, want, gated, cut)
+    assert error(got, want) < limit(dtype)
+    assert not arrivals(x.device).any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("width", "depth"), [(130, 200), (64, 64)])
+def test_invariant_products_have_the_same_bits_in_any_company(width, depth, dtype):
+    x, weight, bias = torch.randn(130, depth).to(dtype), torch.randn(width, depth).to(dtype), torch.randn(width)
+    whole, want, residual = (torch.randn(130, width).to(dtype) for _ in range(3))
+    launch_invariant(x, weight, bias.to(dtype), residual, whole)
+    invariant_linear_reference(x, weight, bias.to(dtype), residual, want)
+    assert error(whole, want) < limit(dtype)
+    for rows in (1, 3, 17, 130):
+        for first in {0, 130 - rows, 70 % (131 - rows)}:
+            got = residual[first : first + rows].clone()
+            launch_invariant(x[first : first + rows], weight, bias.to(dtype), got, got)
+            assert torch.equal(got, whole[first : first + rows])
+
+
+@pytest.mark.parametrize("sections", [None, (8, 8, 8), (4, 10, 10)])
+@pytest.mark.parametrize("three", [True, False])
+def test_rotary_table(three, sections):
+    positions = torch.randint(0, 200000, (3, 40))[:, :11]
+    positions = positions if three else positions[0]
+    inv_freq = 1.0 / 10000 ** (torch.arange(24) / 24)
+    got = launch_cos_sin(positions, inv_freq, sections, 1.5)
+    for mine, theirs in zip(got, cos_sin_reference(positions, inv_freq, sections, 1.5)):
+        assert mine.shape == (11, 24)
+        assert float((mine - theirs).abs().max()) < 1e-6
