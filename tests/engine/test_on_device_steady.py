@@ -1,0 +1,183 @@
+"""After "ready" an accelerator meets nothing new: no kernel is compiled or loaded, no graph captured, no memory taken.
+
+And the step itself never waits for the device but at its one event: torch's own guard is set to raise. Each load leaves
+as many bytes allocated as it found.
+"""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from engine import Engine
+from tests import tiny
+from tests.engine_kit import answer, prompts, quiet, text_request
+from tests.invariance.devices import Device
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
+CUDA = Device("cuda")
+PROMPTS = prompts(60, tiny.FIRST_SPECIAL, seed=3, longest=200)
+
+
+def memory() -> dict[str, int]:
+    """What was taken from the driver so far: device memory, and pinned memory where torch counts it."""
+    torch.cuda.synchronize()
+    stats = torch.cuda.memory_stats()
+    taken = {
+        name: stats.get(name, 0) for name in ("num_device_alloc", "num_alloc_retries", "reserved_bytes.all.current")
+    }
+    pinned = torch.cuda.host_memory_stats() if hasattr(torch.cuda, "host_memory_stats") else {}
+    return taken | {f"host {name}": pinned.get(name, 0) for name in ("num_host_alloc", "segment.current")}
+
+
+@contextmanager
+def nothing_new(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Fails when something inside compiles or loads a kernel, captures a graph or takes memory from the driver."""
+    import triton
+
+    seen: Counter[str] = Counter()
+
+    def met(*_: object, **facts: object) -> None:
+        seen[f"kernel {facts.get('repr')}"] += 1
+
+    begin = torch.cuda.CUDAGraph.capture_begin
+
+    def capture(*args: object, **kwargs: object) -> None:
+        seen["graph captured"] += 1
+        begin(*args, **kwargs)
+
+    before = memory()
+    with monkeypatch.context() as patch:
+        patch.setattr(triton.knobs.runtime, "jit_post_compile_hook", met)
+        patch.setattr(torch.cuda.CUDAGraph, "capture_begin", capture)
+        yield
+    assert not seen
+    assert memory() == before
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    """Calls that wait for the device raise."""
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+async def plain_load(engine: Engine, count: int = 60) -> None:
+    """Greedy and seeded rows that come, go and are left, of all lengths."""
+    draw = random.Random(count)
+
+    async def one(number: int) -> None:
+        await asyncio.sleep(draw.random() * 0.2)
+        rules = {} if number % 2 else {"temperature": 0.8, "top_p": 0.9, "top_k": 40, "seed": number}
+        sent = text_request(PROMPTS[number % 60], draw.randint(1, 40), ignore_eos=True, **rules)
+        if number % 7:
+            await answer(engine, sent)
+            return
+        async with engine.submit(sent) as stream:  # leaves early
+            async for _ in stream:
+                return
+
+    await asyncio.gather(*[one(number) for number in range(count)])
+    await quiet(engine)
+
+
+async def special_load(engine: Engine) -> None:
+    """Rows with rules, penalties and log-probabilities, beside plain ones."""
+    rules = (
+        {"logit_bias": ((5, 3.0),), "min_tokens": 4},
+        {"allowed_token_ids": tuple(range(20, 60))},
+        {"bad_words": ((7,), (30, 31))},
+        {"presence_penalty": 0.7, "frequency_penalty": 0.4, "repetition_penalty": 1.2, "temperature": 0.7},
+        {"logprobs": 5},
+        {"prompt_logprobs": 3, "logprobs": 20},
+        {"min_p": 0.05, "temperature": 1.2},
+        {},
+    )
+    sent = [text_request(ids, 20, ignore_eos=True, **rules[k % len(rules)]) for k, ids in enumerate(PROMPTS)]
+    await asyncio.gather(*[answer(engine, each) for each in sent])
+    await quiet(engine)
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_gpu_blocks_override": 40}], ids=["room", "pressure"])
+@pytest.mark.parametrize("name", ["qwen3", "omni", "mistral-window"])
+async def test_text_meets_nothing_new(name, settings, monkeypatch):
+    async with CUDA.running(tiny.checkpoint(name), **settings) as engine:
+        allocated = torch.cuda.memory_allocated()
+        with nothing_new(monkeypatch):
+            for _ in range(3):
+                await plain_load(engine)
+        assert torch.cuda.memory_allocated() == allocated
+
+
+async def test_the_first_request_meets_nothing_new(monkeypatch):
+    async with CUDA.running(tiny.checkpoint("qwen3")) as engine:
+        with nothing_new(monkeypatch):
+            await answer(engine, text_request(PROMPTS[0], 8, ignore_eos=True))
+
+
+async def test_rules_and_log_probabilities_meet_nothing_new(monkeypatch):
+    async with CUDA.running(tiny.checkpoint("qwen3")) as engine:
+        allocated = torch.cuda.memory_allocated()
+        with nothing_new(monkeypatch):
+            for _ in range(3):
+                await special_load(engine)
+        assert torch.cuda.memory_allocated() == allocated
+
+
+async def test_media_meet_nothing_new(monkeypatch):
+    pytest.importorskip("av")
+    from tests.invariance.test_media import MIXES, make_request
+
+    async with CUDA.running(tiny.checkpoint("omni"), enable_prefix_caching=False) as engine:
+        requests = [await make_request(names) for names in MIXES.values()]
+        with nothing_new(monkeypatch):
+            for _ in range(2):
+                await asyncio.gather(*[answer(engine, request) for request in requests])
+                assert await engine.reset_encoder_cache()
+        await quiet(engine)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "omni"])
+async def test_plain_steps_wait_at_their_event_only(name):
+    async with CUDA.running(tiny.checkpoint(name)) as engine:
+        with no_waiting():
+            await plain_load(engine)
+
+
+async def test_special_steps_wait_at_their_event_only():
+    async with CUDA.running(tiny.checkpoint("qwen3")) as engine:
+        with no_waiting():
+            await special_load(engine)
+
+
+async def test_steps_are_predictable_and_counted():
+    """StepStats of a decode: rows, tokens, and host time that is there and small beside a second."""
+    async with CUDA.running(tiny.checkpoint("qwen3")) as engine:
+        seen = []
+        engine.on_step = seen.append
+        await asyncio.gather(*[answer(engine, text_request(ids, 40, ignore_eos=True)) for ids in PROMPTS[:16]])
+    assert sum(stats.num_sampled for stats in seen) == 16 * 40
+    full = [stats for stats in seen if stats.num_rows == stats.num_tokens == 16]
+    assert len(full) >= 20
+    assert all(0 <= stats.schedule_s + stats.launch_s + stats.commit_s < 1 for stats in full)
+
+
+async def test_memory_comes_back_when_the_engine_stops():
+    """Two engines one after the other leave nothing behind but what torch keeps for reuse."""
+    import gc
+
+    left = []
+    for _ in range(2):
+        async with CUDA.running(tiny.checkpoint("qwen3")) as engine:
+            await plain_load(engine, 10)
+        del engine
+        gc.collect()
+        left.append(torch.cuda.memory_allocated())
+    assert left[1] <= left[0]
