@@ -213,6 +213,7 @@ class DeviceThread:
         if self._stopping or self._paused:
             return None
         plan = runtime.plans[runtime.next_plan]
+        runtime.executor.claim(plan)
         if runtime.scheduler.schedule(plan) == 0:
             return None
         runtime.next_plan = (runtime.next_plan + 1) % len(runtime.plans)

@@ -62,11 +62,12 @@ class TokensHome:
         return done
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class DeviceStep(StepResult):
     """A step in flight on an accelerator."""
 
-    number: int = 0  # of its record and ring buffer
+    event: TokensHome
+    number: int  # of its record and ring buffer
     plain: bool = False  # its choice of tokens was launched with its forward
     pending: Pending | None = None  # log-probabilities on their way home
     owed: list[tuple[Due, Pending]] = field(default_factory=list)  # and those of prompts
@@ -174,9 +175,12 @@ class DeviceExecutor:
 
     # -- steps ------------------------------------------------------------------------------------------------------
 
+    def claim(self, plan: StepPlan) -> None:
+        self._launcher.claim(self.plans.index(plan))
+
     def launch_forward(self, plan: StepPlan) -> StepResult:
         number = self.plans.index(plan)
-        step = DeviceStep(plan, RowArrays(plan), TokensHome(self._launcher, number), number=number)
+        step = DeviceStep(plan, RowArrays(plan), event=TokensHome(self._launcher, number), number=number)
         self._newest = step
         try:
             self._launch_forward(step)
@@ -185,22 +189,32 @@ class DeviceExecutor:
         return step
 
     def _launch_forward(self, step: DeviceStep) -> None:
-        plan, rows = step.plan, step.rows
+        plan, rows, launcher = step.plan, step.rows, self._launcher
         self._buffers.params.pack(plan)
         if self._model.config.mrope and bool((rows.computed < self._host.prompt_len[rows.slots]).any()):
             self._buffers.send_positions(plan, mrope_positions(rows, self._host))
-        self._launcher.upload(plan, step.number)
-        self._launcher.prep()
         due = list(self._prompts.due(rows))
         kind = DECODE if plan.num_decode_rows == plan.num_rows else MIXED
-        size = 0 if due or plan.num_media else self._launcher.pick(kind, plan.num_tokens)
+        size = 0 if due or plan.num_media else launcher.pick(kind, plan.num_tokens)
+        sample_size = launcher.pick_sample(plan.num_sampled) if plan.num_sampled else 0
+        step.plain = self._sampler.is_plain(rows.slots[rows.sampled])
+        if step.plain and size and (sample_size or not plan.num_sampled):
+            launcher.launch(plan, step.number, kind, size, sample_size, step.number)
+            step.event.asked = True
+            return
+        launcher.upload(plan, step.number)
+        launcher.prep()
         if size:
-            self._launcher.forward(kind, size)
+            launcher.forward(kind, size)
         else:
             self._run_eagerly(step, kind, due)
-        if self._sampler.is_plain(rows.slots[rows.sampled]):
-            step.plain = True
-            self._sample_plain(step)
+        if step.plain:
+            if sample_size:
+                launcher.sample(sample_size)
+            elif plan.num_sampled:
+                launcher.before_sample()
+                self._choose(plan.num_sampled)
+            self._ask(step)
 
     def _run_eagerly(self, step: DeviceStep, kind: int, due: list[Due]) -> None:
         plan, buffers = step.plan, self._buffers
@@ -213,20 +227,9 @@ class DeviceExecutor:
             pending = prompt_logprobs(self._model.logits, rows, one.next_tokens, one.k, self._prompts.as_logits)
             step.owed.append((one, pending))
 
-    def _sample_plain(self, step: DeviceStep) -> None:
-        count = step.plan.num_sampled
-        if count:
-            size = self._launcher.pick_sample(count)
-            if size:
-                self._launcher.sample(size)
-            else:
-                self._choose(count)
-        self._ask(step)
-
     def _ask(self, step: DeviceStep) -> None:
         """The step's tokens start for home."""
         self._launcher.download(step.number)
-        assert isinstance(step.event, TokensHome)
         step.event.asked = True
 
     def launch_sample(self, step: StepResult, done: Callable[[StepResult], None]) -> None:
@@ -238,6 +241,7 @@ class DeviceExecutor:
             slots = rows.slots[rows.sampled]
             index = rows.computed[rows.sampled] + rows.lens[rows.sampled] - self._host.prompt_len[slots]
             logits = self._model.logits(buffers.sampled_hidden[: len(slots)])  # [num_sampled, vocab]
+            self._launcher.before_sample()
             step.pending = self._sampler.launch_special(buffers.inputs, logits, buffers.tokens, slots, index)
             self._ask(step)
         except Exception as error:

@@ -56,6 +56,9 @@ class HostExecutor:
         self._sampler.reset(slot, poison)
         self._prompts.reset(slot)
 
+    def claim(self, plan: StepPlan) -> None:
+        """Nothing to wait for: a plan's step has been settled before its turn comes again."""
+
     def launch_forward(self, plan: StepPlan) -> StepResult:
         step = StepResult(plan, RowArrays(plan))
         self.stream.launch(self._forward, step)

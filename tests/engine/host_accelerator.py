@@ -45,11 +45,25 @@ class HostLauncher:
 
     def upload(self, plan: StepPlan, record: int) -> None:
         self.counts["upload"] += 1
-        self._staging = (self._staging + 1) % len(self._stagings)
+        self._staging = plan.step_id % len(self._stagings)
         used = plan.used_len
         assert np.asarray(plan.record).ctypes.data == self._records[record].data_ptr()
         self._stagings[self._staging].fill_(-7)  # what was not copied must not be read
         self._stagings[self._staging][:used] = self._records[record][:used]
+
+    def claim(self, record: int) -> None:
+        pass  # everything launched has run
+
+    def before_sample(self) -> None:
+        pass
+
+    def launch(self, plan: StepPlan, record: int, kind: int, size: int, sample_size: int, ring: int) -> None:
+        self.upload(plan, record)
+        self.prep()
+        self.forward(kind, size)
+        if sample_size:
+            self.sample(sample_size)
+        self.download(ring)
 
     def prep(self) -> None:
         self.counts["prep"] += 1
