@@ -22,7 +22,7 @@ def logprobs_reference(
     logits: torch.Tensor, tokens: torch.Tensor, k: int, as_logits: bool = False
 ) -> tuple[torch.Tensor, ...]:
     """The specification, in plain torch."""
-    norm = torch.zeros(len(logits)) if as_logits else torch.logsumexp(logits, dim=-1)  # [rows]
+    norm = logits.new_zeros(len(logits)) if as_logits else torch.logsumexp(logits, dim=-1)  # [rows]
     own = logits.gather(1, tokens[:, None])  # [rows, 1]
     rank = (logits > own).sum(dim=-1) + 1
     values, ids = logits.topk(k, dim=-1)

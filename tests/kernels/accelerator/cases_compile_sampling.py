@@ -4,7 +4,10 @@ import pytest
 import triton  # noqa: F401  (before any kernel file, so that they take it)
 
 from engine.kernels.sampling.cut import CHUNK, cut_kernel
+from engine.kernels.sampling.edit import edit_kernel
 from engine.kernels.sampling.groups import GROUP, TILE, groups_kernel
+from engine.kernels.sampling.mask import mask_kernel
+from engine.kernels.sampling.penalize import count_kernel, penalize_kernel
 from engine.kernels.sampling.pick import pick_kernel
 from tests.kernels.accelerator.targets import TARGETS, compiles
 
@@ -16,6 +19,16 @@ TABLES = {
 OUT = {"tokens_out": I, "last_token": I, "threshold": F}
 ROW = {"GROUP": GROUP, "LANES": 4096}
 KERNELS = {
+    "edit": (edit_kernel, {"logits": F, "edits": I, "num_edits": "i32", "rows": "i32", "vocab": "i32"},
+             {"BLOCK": 256}, {}),
+    "mask": (mask_kernel, {"logits": F, "bits": I, "line": I, "vocab": "i32", "words": "i32"}, {"BLOCK": 1024}, {}),
+    "penalize": (
+        penalize_kernel,
+        {"logits": F, "counts": I, "prompt_bits": I, "presence": F, "frequency": F, "repetition": F, "line": I,
+         "slot": I, "vocab": "i32", "words": "i32"},
+        {"BLOCK": 1024}, {},
+    ),
+    "count": (count_kernel, {"counts": I, "token": I, "line": I, "rows": "i32", "vocab": "i32"}, {"BLOCK": 256}, {}),
     **{
         f"groups {dtype}": (
             groups_kernel,

@@ -7,8 +7,11 @@ import torch
 import triton  # noqa: F401  (before any kernel file, so that they take it; TRITON_INTERPRET says in which mode)
 
 from engine.kernels.sampling.choose import choose_reference, choose_room, launch_choose
+from engine.kernels.sampling.edit import edit_reference, launch_edit
 from engine.kernels.sampling.groups import groups, groups_reference
+from engine.kernels.sampling.mask import launch_mask, mask_reference
 from engine.kernels.sampling.noise import philox
+from engine.kernels.sampling.penalize import count_reference, launch_count, launch_penalize, penalize_reference
 from tests.kernels.sampling import KINDS, Rows, kept, rows_of
 
 pytestmark = pytest.mark.filterwarnings(
@@ -100,3 +103,44 @@ def test_groups_of_strided_rows():
 def test_philox_gives_the_published_numbers():
     """Vectors of the authors' known-answer file for philox4x32, ten rounds."""
     assert philox(0, 0, torch.tensor([0]), 0).tolist() == [0x6627E8D5]
+
+
+def rule_rows(vocab: int):
+    """Logits of five rows, three lines of counts and bits, and slots with different penalties."""
+    words = -(-vocab // 32)
+    logits = torch.randn(5, vocab) * 2
+    logits[0, 3], logits[2, 7], logits[1, 9] = float("nan"), float("inf"), float("-inf")
+    counts = torch.randint(0, 3, (3, vocab), dtype=torch.int32)
+    bits = torch.randint(-(2**31), 2**31 - 1, (3, words), dtype=torch.int32)
+    slots = rows_of(4, KINDS).slots
+    slots.presence[:4] = torch.tensor([0.0, 0.5, -0.3, 0.0])
+    slots.frequency[:4] = torch.tensor([0.1, 0.0, 1.5, 0.0])
+    slots.repetition[:4] = torch.tensor([1.0, 1.3, 0.8, 1.0])
+    line = torch.tensor([2, -1, 0, 1, -1], dtype=torch.int32)
+    return logits, counts, bits, slots, line, torch.tensor([1, 0, 2, 0, 3], dtype=torch.int32)
+
+
+@pytest.mark.parametrize("vocab", [40, 2100])
+def test_rules(vocab):
+    logits, counts, bits, slots, line, slot = rule_rows(vocab)
+    values = torch.tensor([1.5, float("-inf"), -2.0, 9.0]).view(torch.int32)
+    edits = torch.tensor([[0, 3], [2, 7], [4, 39], [5, 1]], dtype=torch.int32)
+    edits = torch.cat([edits, values[:, None]], 1)
+    for launch, reference, args in (
+        (launch_edit, edit_reference, (edits,)),
+        (launch_mask, mask_reference, (bits, line)),
+        (launch_penalize, penalize_reference, (counts, bits, slots, line, slot)),
+    ):
+        got, want = logits.clone(), logits.clone()
+        launch(got, *args)
+        reference(want, *args)
+        assert torch.allclose(got, want, equal_nan=True, rtol=1e-6)
+        assert not torch.equal(got.nan_to_num(), logits.nan_to_num())
+        assert got[0, 3].isnan()
+        assert not got[2, 7].isfinite()
+    got, want = counts.clone(), counts.clone()
+    token = torch.tensor([4, 5, -1, 39, 7], dtype=torch.int32)
+    launch_count(got, token, line)
+    count_reference(want, token, line)
+    assert torch.equal(got, want)
+    assert int(got.sum() - counts.sum()) == 2
