@@ -7,7 +7,10 @@ library.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -39,6 +42,22 @@ class MediaOptions:
     min_pixels: int | None = None
     max_pixels: int | None = None
     use_audio_in_video: bool = False
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any], **otherwise: Any) -> MediaOptions:
+        """From JSON values; ValueError names a wrong one. `otherwise` stands where nothing is given."""
+        known = {item.name: item for item in dataclasses.fields(cls)}
+        for name, value in given.items():
+            if name not in known:
+                raise ValueError(f"there is no option {name!r}; known are {', '.join(known)}")
+            wants_bool = known[name].type == "bool"
+            is_whole = isinstance(value, int) and not isinstance(value, bool)
+            is_number = is_whole or (isinstance(value, float) and known[name].type == "float | None")
+            if not (isinstance(value, bool) if wants_bool else is_number and 0 < value < 2**31):
+                raise ValueError(
+                    f"{name} must be {'true or false' if wants_bool else 'a number above 0'}, not {value!r}"
+                )
+        return cls(**{**otherwise, **given})
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import asyncio
 import concurrent.futures
 import hashlib
 import os
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -35,7 +36,6 @@ from mm.sources import Embedded, decode_base64, invalid_data_url, parse_base64, 
 from mm.transform.image import Scale
 
 T = TypeVar("T")
-_NO_OPTIONS = MediaOptions()
 _WORDS: dict[Modality, str] = {"image": "pictures", "audio": "sound", "video": "films"}
 
 
@@ -57,13 +57,15 @@ class MediaLoader:
         processor: Processor | None,
         pool: concurrent.futures.Executor,
         *,
+        options: MediaOptions = MediaOptions(),  # noqa: B008 (a frozen value)
         fetcher: Fetcher | None = None,
         max_decodes: int | None = None,
     ) -> None:
         self.limits = limits
+        self.options = options  # the operator's, where a request brings none
         self.processor = processor
         self.cache = ProcessorCache(int(limits.mm_processor_cache_gb * 2**30))
-        self.stuck = 0  # pool threads whose work nobody waits for any more
+        self._stuck: dict[_Place, float] = {}  # pool threads whose work nobody waits for any more -> since when
         self._pool = pool
         self._fetcher = fetcher or Fetcher(limits, pool)
         self._key = os.urandom(16)  # digests cannot be prepared offline
@@ -79,15 +81,20 @@ class MediaLoader:
             "media_requests": self._requests,
             "media_reserved_bytes": self._budget.used,
             "media_fetches": self._fetcher.open,
-            "media_stuck": self.stuck,
+            "media_stuck": len(self._stuck),
             "media_cache_bytes": self.cache.used,
         }
+
+    def stuck_for(self, seconds: float) -> int:
+        """Threads of the pool that work on for nobody, and have for longer than that."""
+        now = time.monotonic()
+        return sum(now - since > seconds for since in self._stuck.values())
 
     async def close(self) -> None:
         await self._fetcher.close()
 
     async def load(
-        self, refs: Sequence[MediaRef], *, options: MediaOptions = _NO_OPTIONS, scope: bytes = b""
+        self, refs: Sequence[MediaRef], *, options: MediaOptions | None = None, scope: bytes = b""
     ) -> list[Processed]:
         """Load all items of one request; `scope` names the caller (key and salt) for cache and uuids."""
         if not refs:
@@ -95,7 +102,7 @@ class MediaLoader:
         self._check_counts(refs)
         if self._requests >= self.limits.max_media_waiting:
             raise busy(f"{self._requests} requests are loading media; try again shortly")
-        request = _MediaRequest(self.limits, options, scope)
+        request = _MediaRequest(self.limits, options or self.options, scope)
         jobs = [_Job(self, request, ref) for ref in refs]
         for job in jobs:
             job.check_source()
@@ -411,7 +418,7 @@ class _Place:
             self._release()
             return
         loop = asyncio.get_running_loop()
-        self._loader.stuck += 1
+        self._loader._stuck[self] = time.monotonic()
 
         def ended(_: concurrent.futures.Future[Any]) -> None:
             if not loop.is_closed():
@@ -420,7 +427,7 @@ class _Place:
         self.running.add_done_callback(ended)
 
     def _late(self) -> None:
-        self._loader.stuck -= 1
+        del self._loader._stuck[self]
         self._release()
 
     def _release(self) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from mm.item import MediaOptions
 from mm.limits import MediaLimits
 from server import signals
 from server.config import MEDIA_HELP, Config, environment_keys
@@ -266,6 +267,10 @@ def check(config: Config) -> None:
         raise UsageError("--ssl-keyfile and --ssl-certfile: give both or neither")
     if config.model.generation_config not in ("auto", "vllm"):
         raise UsageError(f"--generation-config {config.model.generation_config}: must be auto or vllm")
+    try:
+        MediaOptions.of(config.chat.mm_processor_kwargs)
+    except ValueError as error:
+        raise UsageError(f"--mm-processor-kwargs: {error}") from None
 
 
 def parse(argv: Sequence[str]) -> tuple[str, Config]:

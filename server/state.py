@@ -68,12 +68,14 @@ class AppState:
         self.startup: dict[str, float] = {}  # seconds by phase
 
     def ledger(self) -> dict[str, int]:
-        """What is held right now; zero when idle (RELIABILITY.md)."""
+        """What is held right now; zero when idle but for caches and totals (RELIABILITY.md)."""
+        media = {} if self.media is None else self.media.ledger()
         return {
             "exchanges": len(self.open_exchanges),
             "places": self.places.taken,
             "body_bytes": self.body_budget.used,
             "background": self.responses.running,
+            **media,
         } | {f"engine_{name}": count for name, count in self.engine.ledger().items()}
 
 

@@ -1,7 +1,8 @@
 """Probes, numbers and names: /health, /health/live, /health/ready, /ping, /, /version, /load, /metrics.
 
-Owner: loop. Ready means: loaded, warmed, not leaving, device thread turning. Live means: this loop turns and the device
-thread beats; a server that is still loading is alive. Overload is neither (SECURITY S41).
+Owner: loop. Ready means: loaded, warmed, not leaving, device thread turning, pool not full of decoders that are stuck.
+Live means: this loop turns and the device thread beats; a server that is still loading is alive. Overload is neither
+(SECURITY S41).
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from server.metrics import exposition
 from server.routes.endpoint import json_response, route
 from server.state import AppState, state_of
 
+STUCK_S = 10.0  # a decoder that was told to stop does so sooner
+
 
 async def ready(request: Request) -> Response:
     state = state_of(request)
@@ -25,6 +28,8 @@ async def ready(request: Request) -> Response:
         raise not_ready(state.phase)
     if stalled(state):
         raise not_ready("stalled")
+    if decoders_stuck(state):
+        raise not_ready("decoding")
     return Response(b"")
 
 
@@ -40,6 +45,11 @@ async def live(request: Request) -> Response:
 def stalled(state: AppState) -> bool:
     """Whether the device thread has not turned for longer than a step may take."""
     return time.monotonic() - state.engine.last_beat > state.config.scheduler.step_timeout
+
+
+def decoders_stuck(state: AppState) -> bool:
+    """Whether half of the pool works on media that nobody waits for, and does not come to an end."""
+    return state.media is not None and 2 * state.media.stuck_for(STUCK_S) >= state.config.pool_threads
 
 
 async def root(request: Request) -> Response:

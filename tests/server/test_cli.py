@@ -78,6 +78,13 @@ def test_the_model_may_stand_alone():
         (["--cudagraph-capture-sizes", "1", "2", "/model"], "--cudagraph-capture-sizes /model: must be a whole number"),
         (["--cudagraph-capture-sizes", "0"], "--cudagraph-capture-sizes 0: must be at least 1"),
         (["--max-failed-steps", "0"], "must be at least 1"),
+        (
+            ["--mm-processor-kwargs", '{"speed": 1}'],
+            "there is no option 'speed'; known are num_frames, fps, min_pixels",
+        ),
+        (["--mm-processor-kwargs", '{"fps": 0}'], "--mm-processor-kwargs: fps must be a number above 0, not 0"),
+        (["--mm-processor-kwargs", '{"max_pixels": 1.5}'], "max_pixels must be a number above 0"),
+        (["--mm-processor-kwargs", '{"use_audio_in_video": 1}'], "use_audio_in_video must be true or false, not 1"),
         (["--enable-prefix-caching=perhaps"], "must be true or false"),
         (["--ssl-keyfile", "k"], "give both or neither"),
         (["--allowed-origins", "*", "--allow-credentials"], "name the origins"),

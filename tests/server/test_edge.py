@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from types import SimpleNamespace
 
 import pytest
 
@@ -48,6 +49,17 @@ async def test_a_silent_device_thread_is_neither_ready_nor_live(serve, monkeypat
         assert reply.status == 503
         assert reply.error["reason"] == "stalled"
     assert not_ready("stalled").headers["retry-after"]
+
+
+async def test_a_pool_half_full_of_stuck_decoders_is_alive_but_not_ready(serve, monkeypatch):
+    client = serve(chat={"pool_threads": 4})
+    for stuck, status in ((0, 200), (1, 200), (2, 503)):
+        monkeypatch.setattr(client.state, "media", SimpleNamespace(stuck_for=lambda seconds, stuck=stuck: stuck))
+        reply = await client.get("/health")
+        assert reply.status == status
+        assert (await client.get("/health/live")).status == 200
+    assert reply.error["reason"] == "stalled"
+    assert "decoded" in reply.error["message"]
 
 
 async def test_probes_answer_empty_200(client):
