@@ -13,8 +13,8 @@ from torch import Tensor
 
 from _fast import cpu
 from engine.attention.base import AttentionMeta
-from engine.kernels.attention.attend import attend_parts, attend_whole
-from engine.kernels.attention.merge import merge
+from engine.kernels.attention.decode import attend_parts
+from engine.kernels.attention.prefill import attend_tiles
 
 
 def paged_attention(
@@ -56,15 +56,13 @@ def paged_attention(
 def launch_paged(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale: float, window: int, softcap: float
 ) -> Tensor:
-    """The Triton kernels over the step's work lists -> [T, Hq, D]: tiles of long rows, parts of decode rows, merge."""
-    work, rows = meta.work, meta.context_len.shape[0]
+    """The Triton kernels over the step's work lists -> [T, Hq, D]: tiles of long rows, parts of decode rows."""
+    work, tables = meta.work, meta.block_tables
     assert work is not None, "an accelerator's step makes its work lists before the first layer"
     out = torch.empty_like(q)
     if not meta.decode_only:
-        attend_whole(out, q, k_cache, v_cache, meta, work.tiles, work.num_tiles, scale, window, softcap)
-    sums, stats = work.sums, work.stats
-    attend_parts(sums, stats, q, k_cache, v_cache, meta, work.parts, work.num_parts, scale, window, softcap)
-    merge(out, sums, stats, work.token_of[:rows], work.first_part[: rows + 1])
+        attend_tiles(out, q, k_cache, v_cache, tables, work, meta.context_len.shape[0], scale, window, softcap)
+    attend_parts(out, q, k_cache, v_cache, tables, work, scale, window, softcap)
     return out
 
 

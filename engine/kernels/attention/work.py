@@ -1,7 +1,7 @@
 """The work lists of a step's attention: rows of one query cut into parts of their context, others into query tiles.
 
-    one query:   ceil(context / part) items (row, first key, last key + 1, line), ascending, equal but for the last one
-    more:        ceil(queries / tile) items (row, first token, 0, line)
+    one query:   ceil(context / part) parts, ascending, equal but for the last one
+    more:        ceil(queries / tile) tiles, the one with most keys first
 
 The length of a part comes from the step's total context, on the device: enough parts for every unit, and never more
 than the list has room for. An invariant list makes every row tiles: then a token's bits depend neither on the step's
@@ -17,33 +17,31 @@ import torch
 from torch import Tensor
 
 from engine.attention.base import AttentionMeta
-from engine.kernels.attention.attend import prefill_tile
+from engine.kernels.attention.prefill import tile_lines
 from engine.kernels.target import target, tl, triton
 
 MIN_PART = 64  # keys; parts are multiples of it
-PARTS_PER_UNIT = 16  # parts times KV heads that a step aims at, for each unit of the device
+PARTS_PER_UNIT = 4  # parts times KV heads that a step aims at, for each unit of the device
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WorkList:
     """Device tensors, int32; counts are on the device too, so a captured launch can read another step's list."""
 
-    parts: Tensor  # [capacity, 4]: row, first key, last key + 1, line
+    parts: Tensor  # [capacity, 8]: token, first key, last key + 1, context, line, the row's first part, last part + 1
     num_parts: Tensor  # [1]
-    first_part: Tensor  # [max_rows + 1]
-    token_of: Tensor  # [max_rows]: the token of a row in parts, or -1
-    tiles: Tensor  # [max_tokens, 4]: row, first token inside the row, 0, line
+    tiles: Tensor  # [max_tokens, 4]: first token, tokens, position of the first token, line
     num_tiles: Tensor  # [1]
+    arrived: Tensor  # [capacity, heads]: zero between launches, see decode.py
     sums: Tensor  # [capacity, heads, head_dim] float32: what each part leaves for the merge
     stats: Tensor  # [capacity, heads, 2] float32
+    max_rows: int
 
 
 @triton.jit
 def work_kernel(
     parts,
     num_parts,
-    first_part,
-    token_of,
     tiles,
     num_tiles,
     query_start,  # [num_rows + 1]
@@ -70,26 +68,26 @@ def work_kernel(
     part = tl.maximum((total + aim * STEP - 1) // (aim * STEP), 1).to(tl.int32) * STEP
     count = tl.where(single, (context + part - 1) // part, 0)
     end = tl.cumsum(count, 0)
-    tl.store(first_part + row, end - count, mask=here)
-    tl.store(first_part + num_rows, tl.sum(count, 0))
     tl.store(num_parts, tl.sum(count, 0))
-    tl.store(token_of + row, tl.where(single, start, -1), mask=here)
     for number in range(tl.max(count, 0)):
-        place = parts + (end - count + number) * 4
+        place = parts + (end - count + number) * 8
         more = number < count
-        tl.store(place, row, mask=more)
+        tl.store(place, start, mask=more)
         tl.store(place + 1, row * 0 + number * part, mask=more)
         tl.store(place + 2, tl.minimum(context, (number + 1) * part), mask=more)
-        tl.store(place + 3, line, mask=more)
+        tl.store(place + 3, context, mask=more)
+        tl.store(place + 4, line, mask=more)
+        tl.store(place + 5, end - count, mask=more)
+        tl.store(place + 6, end, mask=more)
     count = tl.where(here & (length > 0) & (length != SINGLE), (length + TILE - 1) // TILE, 0)
     end = tl.cumsum(count, 0)
     tl.store(num_tiles, tl.sum(count, 0))
     for number in range(tl.max(count, 0)):
-        place = tiles + (end - count + number) * 4
+        place = tiles + (end - 1 - number) * 4
         more = number < count
-        tl.store(place, row, mask=more)
-        tl.store(place + 1, row * 0 + number * TILE, mask=more)
-        tl.store(place + 2, row * 0, mask=more)
+        tl.store(place, start + number * TILE, mask=more)
+        tl.store(place + 1, tl.minimum(length - number * TILE, TILE), mask=more)
+        tl.store(place + 2, context - length + number * TILE, mask=more)
         tl.store(place + 3, line, mask=more)
 
 
@@ -104,6 +102,7 @@ def empty_list(
 ) -> WorkList:
     """Room for the lists of any step within these bounds; `max_parts` from the function of that name."""
     assert max_parts > max_rows, f"max_parts={max_parts}: {max_rows} rows need more than one part each"
+    assert max_parts * heads * head_dim < 1 << 31, f"max_parts={max_parts} for {heads} heads of {head_dim}: too many"
 
     def room(*shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.int32, device=device)
@@ -111,9 +110,8 @@ def empty_list(
     sums = torch.empty(max_parts, heads, head_dim, dtype=torch.float32, device=device)
     stats = torch.empty(max_parts, heads, 2, dtype=torch.float32, device=device)
     # A row of n queries makes at most n tiles, so the step's tokens bound them.
-    return WorkList(
-        room(max_parts, 4), room(1), room(max_rows + 1), room(max_rows), room(max_tokens, 4), room(1), sums, stats
-    )
+    parts, tiles = room(max_parts, 8), room(max_tokens, 4)
+    return WorkList(parts, room(1), tiles, room(1), room(max_parts, heads).zero_(), sums, stats, max_rows)
 
 
 def fill_list(work: WorkList, meta: AttentionMeta, group: int, invariant: bool = False) -> None:
@@ -126,10 +124,10 @@ def fill_list(work: WorkList, meta: AttentionMeta, group: int, invariant: bool =
 
 def launch_list(work: WorkList, meta: AttentionMeta, group: int, invariant: bool) -> None:
     rows = meta.context_len.shape[0]
-    assert work.token_of.shape[0] >= rows
+    assert work.max_rows >= rows
     work_kernel[(1,)](
-        work.parts, work.num_parts, work.first_part, work.token_of, work.tiles, work.num_tiles,
-        meta.query_start, meta.context_len, meta.table_row, rows, aim_of(work, group),
+        work.parts, work.num_parts, work.tiles, work.num_tiles, meta.query_start, meta.context_len, meta.table_row,
+        rows, aim_of(work, group),
         SINGLE=-1 if invariant else 1, STEP=MIN_PART, TILE=tile_tokens(group),
         ROWS=triton.next_power_of_2(rows), num_warps=4,
     )  # fmt: skip
@@ -138,34 +136,34 @@ def launch_list(work: WorkList, meta: AttentionMeta, group: int, invariant: bool
 def aim_of(work: WorkList, group: int) -> int:
     """Parts that a step aims at; with one more per row they fit into the list."""
     kv_heads = work.sums.shape[1] // group
-    return max(1, min(work.parts.shape[0] - work.token_of.shape[0], PARTS_PER_UNIT * target().num_units // kv_heads))
+    return max(1, min(work.parts.shape[0] - work.max_rows, PARTS_PER_UNIT * target().num_units // kv_heads))
 
 
 def tile_tokens(group: int) -> int:
     """Tokens in a prefill tile."""
-    return prefill_tile(group) // group
+    return tile_lines(group) // group
 
 
 def fill_list_reference(work: WorkList, meta: AttentionMeta, group: int, invariant: bool = False) -> None:
     parts: list[tuple[int, ...]] = []
     tiles: list[tuple[int, ...]] = []
-    firsts, token_of = [0], []
     starts, contexts = meta.query_start.tolist(), meta.context_len.tolist()
     lines = list(range(len(contexts))) if meta.table_row is None else meta.table_row.tolist()
     single = [not invariant and starts[row + 1] - starts[row] == 1 for row in range(len(contexts))]
     total = sum(context for context, cut in zip(contexts, single) if cut)
     part = max(1, -(-total // (aim_of(work, group) * MIN_PART))) * MIN_PART
+    tile = tile_tokens(group)
     for row, context in enumerate(contexts):
+        begin, length = starts[row], starts[row + 1] - starts[row]
         if single[row]:
-            bounds = [(first, min(context, first + part)) for first in range(0, context, part)]
-            parts += [(row, first, last, lines[row]) for first, last in bounds]
+            places = len(parts), len(parts) - (-context // part)
+            keys = [(first, min(context, first + part)) for first in range(0, context, part)]
+            parts += [(begin, *bounds, context, lines[row], *places) for bounds in keys]
         else:
-            queries = starts[row + 1] - starts[row]
-            tiles += [(row, first, 0, lines[row]) for first in range(0, queries, tile_tokens(group))]
-        token_of.append(starts[row] if single[row] else -1)
-        firsts.append(len(parts))
+            tiles += [
+                (begin + first, min(tile, length - first), context - length + first, lines[row])
+                for first in reversed(range(0, length, tile))
+            ]
     work.num_parts[0], work.num_tiles[0] = len(parts), len(tiles)
-    work.parts[: len(parts)] = torch.tensor(parts, dtype=torch.int32).view(-1, 4)
+    work.parts[: len(parts), :7] = torch.tensor(parts, dtype=torch.int32).view(-1, 7)
     work.tiles[: len(tiles)] = torch.tensor(tiles, dtype=torch.int32).view(-1, 4)
-    work.first_part[: len(firsts)] = torch.tensor(firsts, dtype=torch.int32)
-    work.token_of[: len(token_of)] = torch.tensor(token_of, dtype=torch.int32)

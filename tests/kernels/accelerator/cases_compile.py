@@ -61,7 +61,7 @@ KERNELS = {
              "AT_ONCE": MERGED // (4 * block_d), "STAGES": 2},
             {"num_warps": 4, "num_stages": 2},
         )
-        for dim, block_d, block_n in ((80, 128, 64), (128, 128, 64), (256, 256, 32))
+        for dim, block_d, block_n in ((128, 128, 64), (256, 256, 32))
     },
     **{
         f"prefill {dim}": (

@@ -1,0 +1,182 @@
+"""Attention of rows with one query over the paged cache, each row's context cut into parts that run side by side.
+
+    part p:  m_p, l_p, o_p;   m = max_p m_p;   out = sum_p 2^(m_p - m) o_p / sum_p 2^(m_p - m) l_p
+
+A program takes one part of one row and KV head with all query heads of the group. A row that is one part is written
+at once. Else the part leaves its sums, and the program that finds all others arrived adds them up: always in
+ascending order, whichever program it is, so bits do not depend on timing. Its counter goes back to zero for the next
+launch. Users: engine/kernels/attention/paged on accelerators.
+"""
+
+# ruff: noqa: PT018 (a launcher checks in few lines)
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from engine.kernels.attention.attend import attend_keys, score_scales
+from engine.kernels.target import target, tl, triton
+
+if TYPE_CHECKING:
+    from engine.kernels.attention.work import WorkList
+
+MERGED = 4096  # numbers that a merge holds at once: parts * group * head_dim
+
+
+@triton.jit
+def add_parts(
+    out,  # the row's token and KV head: [GROUP, HEAD_DIM]
+    sums,  # float32 [num_parts, num_heads, HEAD_DIM]
+    stats,  # float32 [num_parts, num_heads, 2]: maximum (power of two) and sum
+    begin,
+    end,
+    first_head,
+    num_heads,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_G: tl.constexpr,  # power of two >= GROUP
+    BLOCK_D: tl.constexpr,
+    AT_ONCE: tl.constexpr,  # parts
+):
+    """Adds parts begin..end-1. Other units have just written them, so they are read past this unit's own cache."""
+    head = tl.arange(0, BLOCK_G)
+    dim = tl.arange(0, BLOCK_D)
+    best = tl.full([BLOCK_G], -1e30, tl.float32)
+    total = tl.zeros([BLOCK_G], tl.float32)
+    result = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+    for first in range(begin, end, AT_ONCE):
+        part = first + tl.arange(0, AT_ONCE)
+        slot = part[:, None] * num_heads + first_head + head[None, :]
+        there = (part < end)[:, None] & (head < GROUP)[None, :]
+        part_best = tl.load(stats + slot * 2, mask=there, other=-1e30, cache_modifier=".cg")
+        part_total = tl.load(stats + slot * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
+        place = slot[:, :, None] * HEAD_DIM + dim[None, None, :]
+        inside = there[:, :, None] & (dim < HEAD_DIM)[None, None, :]
+        part_sum = tl.load(sums + place, mask=inside, other=0.0, cache_modifier=".cg")
+        higher = tl.maximum(best, tl.max(part_best, 0))
+        fade = tl.exp2(best - higher)
+        grow = tl.exp2(part_best - higher[None, :])
+        total = total * fade + tl.sum(part_total * grow, 0)
+        result = result * fade[:, None] + tl.sum(part_sum * grow[:, :, None], 0)
+        best = higher
+    result = result / tl.where(head < GROUP, total, 1.0)[:, None]
+    mask = (head < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
+    tl.store(out + head[:, None] * HEAD_DIM + dim[None, :], result.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def decode_kernel(
+    out,  # [num_tokens, num_heads, HEAD_DIM]
+    sums,  # float32 [capacity, num_heads, HEAD_DIM]
+    stats,  # float32 [capacity, num_heads, 2]
+    arrived,  # int32 [capacity, num_kv_heads], all zero between launches; a row counts where its first part lies
+    q,  # [num_tokens, num_heads, HEAD_DIM]
+    k_cache,  # [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM]
+    v_cache,
+    block_tables,  # [lines, max_blocks] int32
+    parts,  # [num_parts, 8] int32: token, first key, last key + 1, context, line, the row's first part, last part + 1
+    num_parts,  # [1] int32
+    max_blocks,
+    scale,
+    bend,
+    WINDOW: tl.constexpr,  # 0: none
+    SOFTCAP: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,  # power of two >= GROUP and 16
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+    WIDE: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    kv_head = tl.program_id(0)
+    num_kv_heads = tl.num_programs(0)
+    num_heads = num_kv_heads * GROUP
+    head = tl.arange(0, BLOCK_M)
+    dim = tl.arange(0, BLOCK_D)
+    inside = (head < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
+    mine = head[:, None] * HEAD_DIM + dim[None, :]
+    block_stride = num_kv_heads * BLOCK_SIZE * HEAD_DIM
+    k_head = k_cache + kv_head * BLOCK_SIZE * HEAD_DIM
+    v_head = v_cache + kv_head * BLOCK_SIZE * HEAD_DIM
+    count = tl.load(num_parts)
+    for part in range(tl.program_id(1), count, tl.num_programs(1)):
+        token = tl.load(parts + part * 8).to(tl.int64)
+        low = tl.load(parts + part * 8 + 1)
+        high = tl.load(parts + part * 8 + 2)
+        if WINDOW > 0:
+            low = tl.maximum(low, tl.load(parts + part * 8 + 3) - WINDOW)
+        table = block_tables + tl.load(parts + part * 8 + 4).to(tl.int64) * max_blocks
+        begin = tl.load(parts + part * 8 + 5)
+        end = tl.load(parts + part * 8 + 6)
+        where = (token * num_heads + kv_head * GROUP) * HEAD_DIM
+        query = tl.load(q + where + mine, mask=inside, other=0.0)
+        best = tl.full([BLOCK_M], -1e30, tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        result = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        best, total, result = attend_keys(
+            query, head * 0 + high - 1, best, total, result, k_head, v_head, table, low, high, high, block_stride,
+            scale, bend, True, 0, SOFTCAP, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES,
+        )  # fmt: skip
+        if end - begin == 1:
+            result = result / total[:, None]
+            tl.store(out + where + mine, result.to(out.dtype.element_ty), mask=inside)
+        else:
+            slot = part * num_heads + kv_head * GROUP  # the list's sums stay below 2^31 numbers
+            tl.store(sums + slot * HEAD_DIM + mine, result, mask=inside)
+            tl.store(stats + (slot + head) * 2, best, mask=head < GROUP)
+            tl.store(stats + (slot + head) * 2 + 1, total, mask=head < GROUP)
+            # Every thread's stores come before the barrier, and so before the count that publishes them.
+            tl.debug_barrier()
+            counter = arrived + begin * num_kv_heads + kv_head
+            before = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
+            if before == end - begin - 1:
+                add_parts(
+                    out + where, sums, stats, begin, end, kv_head * GROUP, num_heads,
+                    GROUP, HEAD_DIM, BLOCK_G, BLOCK_D, AT_ONCE,
+                )  # fmt: skip
+                tl.store(counter, 0)
+
+
+def attend_parts(
+    out: Tensor,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    work: WorkList,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+) -> None:
+    """The work list's parts -> their tokens of out [T, Hq, D]; shapes as `paged_attention`."""
+    heads, dim = q.shape[1], q.shape[2]
+    _, kv_heads, block_size, _ = k_cache.shape
+    group = heads // kv_heads
+    assert q.is_contiguous() and k_cache.is_contiguous() and v_cache.is_contiguous() and k_cache.shape == v_cache.shape
+    assert heads % kv_heads == 0 and k_cache.shape[3] == dim and work.parts.dtype == block_tables.dtype == torch.int32
+    assert work.sums.shape[1:] == q.shape[1:], f"work lists for heads {work.sums.shape[1:]}, queries {q.shape[1:]}"
+    block_d, block_g = max(16, triton.next_power_of_2(dim)), triton.next_power_of_2(group)
+    block_n, options = _tuned(block_d, q.element_size())
+    scale, bend = score_scales(scale, softcap)
+    programs = max(1, min(4 * target().num_units // kv_heads, work.parts.shape[0]))
+    decode_kernel[(kv_heads, programs)](
+        out, work.sums, work.stats, work.arrived, q, k_cache, v_cache, block_tables, work.parts, work.num_parts,
+        block_tables.shape[1], scale, bend,
+        WINDOW=window, SOFTCAP=softcap > 0, GROUP=group, HEAD_DIM=dim, BLOCK_SIZE=block_size,
+        BLOCK_M=max(16, block_g), BLOCK_N=block_n, BLOCK_D=block_d, BLOCK_G=block_g,
+        AT_ONCE=max(1, MERGED // (block_g * block_d)), WIDE=k_cache.numel() >= 1 << 31,
+        STAGES=options["num_stages"], **options,
+    )  # fmt: skip
+
+
+def _tuned(block_d: int, element_size: int) -> tuple[int, dict[str, int]]:
+    """(keys per block, launch options). Few warps: what waits here is memory, and more parts on a unit hide it."""
+    if block_d > 128 or element_size > 2:
+        return 32, {"num_warps": 4, "num_stages": 2}
+    return 64, {"num_warps": 2 if target().kind == "cuda" else 4, "num_stages": 2}

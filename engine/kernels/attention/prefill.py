@@ -1,0 +1,133 @@
+"""Attention of query tiles over the paged cache: prompts, chunks, and every row where bits must not vary.
+
+A tile holds BLOCK_M lines: consecutive tokens of one row times the query heads that share one KV head, so a loaded key
+serves all of them. Blocks of keys that all its tokens see go without a mask; the last ones, along the diagonal, with
+one. Tiles come from the step's work list (work.py), those with most keys first: on the device, so that a launch
+depends on shapes only and can be captured in a graph. Users: engine/kernels/attention/paged on accelerators.
+"""
+
+# ruff: noqa: PT018 (a launcher checks in few lines)
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from engine.kernels.attention.attend import attend_keys, score_scales
+from engine.kernels.target import target, tl, triton
+
+if TYPE_CHECKING:
+    from engine.kernels.attention.work import WorkList
+
+
+@triton.jit
+def prefill_kernel(
+    out,  # [num_tokens, num_heads, HEAD_DIM]
+    q,  # [num_tokens, num_heads, HEAD_DIM]
+    k_cache,  # [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM]
+    v_cache,
+    block_tables,  # [lines, max_blocks] int32
+    tiles,  # [num_tiles, 4] int32: first token, tokens, position of the first token, line of the block tables
+    num_tiles,  # [1] int32
+    max_blocks,
+    scale,
+    bend,
+    WINDOW: tl.constexpr,  # 0: none
+    SOFTCAP: tl.constexpr,
+    GROUP: tl.constexpr,  # query heads per KV head
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,  # power of two >= HEAD_DIM
+    WIDE: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    kv_head = tl.program_id(0)
+    num_kv_heads = tl.num_programs(0)
+    line = tl.arange(0, BLOCK_M)
+    dim = tl.arange(0, BLOCK_D)
+    block_stride = num_kv_heads * BLOCK_SIZE * HEAD_DIM
+    k_head = k_cache + kv_head * BLOCK_SIZE * HEAD_DIM
+    v_head = v_cache + kv_head * BLOCK_SIZE * HEAD_DIM
+    count = tl.load(num_tiles)
+    for tile in range(tl.program_id(1), count, tl.num_programs(1)):
+        token = tl.load(tiles + tile * 4)
+        tokens = tl.load(tiles + tile * 4 + 1)
+        first = tl.load(tiles + tile * 4 + 2)
+        table = block_tables + tl.load(tiles + tile * 4 + 3).to(tl.int64) * max_blocks
+        valid = line < tokens * GROUP
+        position = first + tl.minimum(line // GROUP, tokens - 1)
+        head = kv_head * GROUP + line % GROUP
+        where = ((token + line // GROUP).to(tl.int64) * (num_kv_heads * GROUP) + head) * HEAD_DIM
+        inside = valid[:, None] & (dim < HEAD_DIM)[None, :]
+        query = tl.load(q + where[:, None] + dim[None, :], mask=inside, other=0.0)
+        best = tl.full([BLOCK_M], -1e30, tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        result = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        end = first + tokens  # one past the last position of the tile
+        low = end * 0
+        if WINDOW > 0:  # both edges need the mask
+            low = tl.maximum(low, (first - WINDOW + 1) // BLOCK_N * BLOCK_N)
+        else:
+            seen = (first + 1) // BLOCK_N * BLOCK_N  # keys that the first token sees, in whole blocks
+            best, total, result = attend_keys(
+                query, position, best, total, result, k_head, v_head, table, low, seen, end, block_stride, scale, bend,
+                False, 0, SOFTCAP, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES,
+            )  # fmt: skip
+            low = seen
+        best, total, result = attend_keys(
+            query, position, best, total, result, k_head, v_head, table, low, end, end, block_stride, scale, bend,
+            True, WINDOW, SOFTCAP, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES if WINDOW > 0 else 1,
+        )  # fmt: skip
+        result = result / total[:, None]
+        tl.store(out + where[:, None] + dim[None, :], result.to(out.dtype.element_ty), mask=inside)
+
+
+def attend_tiles(
+    out: Tensor,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    work: WorkList,
+    rows: int,
+    scale: float,
+    window: int = 0,
+    softcap: float = 0.0,
+) -> None:
+    """The work list's tiles -> their tokens of out [T, Hq, D]; shapes as `paged_attention`, `rows` bounds the grid."""
+    tokens, heads, dim = q.shape
+    _, kv_heads, block_size, _ = k_cache.shape
+    group = heads // kv_heads
+    assert q.is_contiguous() and k_cache.is_contiguous() and v_cache.is_contiguous() and k_cache.shape == v_cache.shape
+    assert heads % kv_heads == 0 and k_cache.shape[3] == dim and work.tiles.dtype == block_tables.dtype == torch.int32
+    block_m, block_d = tile_lines(group), max(16, triton.next_power_of_2(dim))
+    tile = block_m // group
+    # Whole tiles, and one begun by each row: as many rows as keep the device busy, programs take further tiles in turn.
+    ends = min(rows, (tokens + 1) // 2, max(1, 2 * target().num_units // kv_heads))
+    programs = tokens // tile + ends
+    block_n, options = _tuned(block_d, q.element_size(), programs * kv_heads)
+    scale, bend = score_scales(scale, softcap)
+    prefill_kernel[(kv_heads, programs)](
+        out, q, k_cache, v_cache, block_tables, work.tiles, work.num_tiles, block_tables.shape[1], scale, bend,
+        WINDOW=window, SOFTCAP=softcap > 0, GROUP=group, HEAD_DIM=dim, BLOCK_SIZE=block_size,
+        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d, WIDE=k_cache.numel() >= 1 << 31,
+        STAGES=options["num_stages"], **options,
+    )  # fmt: skip
+
+
+def tile_lines(group: int) -> int:
+    """Lines of a tile: 128, or more when a group alone is larger."""
+    return max(128, triton.next_power_of_2(group))
+
+
+def _tuned(block_d: int, element_size: int, programs: int) -> tuple[int, dict[str, int]]:
+    """(keys per block, launch options). Bits depend on neither: a token's sums run in the same order in all of them."""
+    if block_d > 128 or element_size > 2:
+        return 32, {"num_warps": 8, "num_stages": 2}
+    if target().arch == "sm_90" and programs > target().num_units:
+        # Two tiles on a unit hide each other's waits; they share its registers.
+        return 64, {"num_warps": 8, "num_stages": 2, "maxnreg": 128}
+    return 64, {"num_warps": 8, "num_stages": 3 if target().arch == "sm_90" else 2}
