@@ -30,7 +30,7 @@ cdef class Scheduler:
     cdef int32_t num_groups
     cdef bint by_priority
     cdef int64_t next_order
-    cdef int64_t next_step
+    cdef readonly int64_t next_step  # the step_id that the next schedule() gives
     cdef int64_t settled_step
     cdef RunningRows running
     cdef int32_t[::1] share  # tokens of this step, by slot

@@ -20,6 +20,7 @@ class Scheduler:
     prefix_queries: int
     prefix_hits: int
     num_freed: int
+    next_step: int
     freed_slots: Any
     pool: BlockPool
     index: PrefixIndex

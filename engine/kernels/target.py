@@ -7,6 +7,7 @@ name. Calling such a function is a bug of the launcher that did so.
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import importlib
 import importlib.util
@@ -43,6 +44,32 @@ def target() -> Target:
     return Target("cuda", arch, facts.multi_processor_count, facts.warp_size, shared)
 
 
+CALLS = (
+    "GraphLaunch", "MemcpyAsync", "EventCreateWithFlags", "EventDestroy", "EventRecord", "EventQuery",
+    "EventSynchronize", "StreamWaitEvent", "GetErrorString",
+)  # fmt: skip
+RUNTIMES = {"libcudart.so": "cuda", "libamdhip64.so": "hip"}  # how the file's name begins, and its functions' names
+
+
+def runtime_calls() -> dict[str, int]:
+    """Addresses of the functions that a step calls, in the runtime library that torch has loaded; names without prefix.
+
+    Streams, events and graphs are torch's own, so it must be the very library that made them: nothing is loaded here.
+    """
+    with open("/proc/self/maps") as lines:
+        loaded = {line.split(maxsplit=5)[5].rstrip("\n") for line in lines if "/" in line}
+    for path in sorted(loaded):
+        for start, prefix in RUNTIMES.items():
+            if os.path.basename(path).startswith(start):
+                library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+                found = {name: getattr(library, prefix + name) for name in CALLS}
+                return {name: ctypes.cast(call, ctypes.c_void_p).value or 0 for name, call in found.items()}
+    raise RuntimeError(
+        f"torch {torch.__version__} has loaded none of {', '.join(RUNTIMES)}: steps need a build of torch that links "
+        "the CUDA or HIP runtime as a shared library"
+    )
+
+
 class _NoTriton:
     """Stands where `triton` or `triton.language` would: decorators return their function, other names are objects."""
 
@@ -51,6 +78,9 @@ class _NoTriton:
 
     def heuristics(self, _values: Any) -> Any:
         return lambda inner: inner
+
+    def constexpr(self, value: Any) -> Any:
+        return value
 
     def cdiv(self, a: int, b: int) -> int:
         return -(-a // b)

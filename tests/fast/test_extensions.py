@@ -15,7 +15,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOM = ("blocks", "encoder", "params", "plan", "prefix", "queue", "running", "scheduler", "seqs", "tables")
+ROOM = (
+    "blocks", "driver", "encoder", "params", "plan", "prefix", "queue", "running", "scheduler", "seqs", "tables",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")

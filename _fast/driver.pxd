@@ -1,0 +1,87 @@
+from _fast.plan cimport StepPlan
+from _fast.types cimport int32_t, int64_t
+
+ctypedef int (*GraphLaunch)(void* graph, void* stream) noexcept nogil
+ctypedef int (*MemcpyAsync)(void* to, const void* source, size_t size, int kind, void* stream) noexcept nogil
+ctypedef int (*EventCreateWithFlags)(void** event, unsigned int flags) noexcept nogil
+ctypedef int (*EventDestroy)(void* event) noexcept nogil
+ctypedef int (*EventRecord)(void* event, void* stream) noexcept nogil
+ctypedef int (*EventQuery)(void* event) noexcept nogil
+ctypedef int (*EventSynchronize)(void* event) noexcept nogil
+ctypedef int (*StreamWaitEvent)(void* stream, void* event, unsigned int flags) noexcept nogil
+ctypedef const char* (*GetErrorString)(int code) noexcept nogil
+
+cdef enum:
+    MAX_BUFFERS = 8  # records, stagings or ring buffers
+    MAX_GRAPHS = 256  # of one kind
+    DECODE = 0
+    MIXED = 1
+    SAMPLE = 2
+
+
+cdef struct Graphs:  # of one kind, sizes ascending
+    int32_t count
+    int32_t size[256]
+    void* graph[256]
+
+
+cdef double now() noexcept nogil
+
+
+cdef class Launcher:
+    cdef readonly int32_t max_rows
+    cdef readonly double ended_at  # seconds of time.perf_counter when the last wait() returned
+    cdef readonly int64_t waited_step  # everything up to this step has run on the device
+    cdef int32_t num_records
+    cdef int32_t num_stagings
+    cdef int32_t num_ring
+    cdef int32_t staging  # the one of the newest upload
+    cdef int32_t record
+    cdef int32_t last_ring  # of the newest download; -1: there was none
+    cdef int32_t num_rows  # of the newest upload
+    cdef int64_t step
+    cdef int failed_call
+    cdef int failed_code
+    cdef void* compute
+    cdef void* up
+    cdef void* down
+    cdef void* tokens
+    cdef void* sampled  # event: the newest step's tokens are chosen
+    cdef void* passed  # event: the compute stream has come so far
+    cdef void* records[8]
+    cdef void* stagings[8]
+    cdef void* ring[8]
+    cdef void* uploaded[8]  # event per record: its copy has run
+    cdef void* home[8]  # event per ring buffer: it holds its step's tokens
+    cdef void* prep_graph[8]
+    cdef int64_t record_step[8]
+    cdef int64_t staging_step[8]
+    cdef int64_t ring_step[8]
+    cdef double launched_at[8]  # per record
+    cdef Graphs graphs[3]
+    cdef GraphLaunch graph_launch
+    cdef MemcpyAsync memcpy_async
+    cdef EventCreateWithFlags event_create
+    cdef EventDestroy event_destroy
+    cdef EventRecord event_record
+    cdef EventQuery event_query
+    cdef EventSynchronize event_synchronize
+    cdef StreamWaitEvent stream_wait_event
+    cdef GetErrorString get_error_string
+
+    cdef bint ok(self, int call, int code) noexcept nogil
+    cdef void* _find(self, int32_t kind, int32_t size) noexcept nogil
+    cdef bint claim_record(self, int32_t record) noexcept nogil
+    cdef bint send(self, StepPlan plan, int32_t record) noexcept nogil
+    cdef bint launch_prep(self) noexcept nogil
+    cdef bint launch_graph(self, void* graph) noexcept nogil
+    cdef bint keep_tokens(self) noexcept nogil
+    cdef bint fetch(self, int32_t ring) noexcept nogil
+    cdef bint launch_plain(self, StepPlan plan, int32_t record, void* forward, void* sample,
+                           int32_t ring) noexcept nogil
+    cdef bint await_tokens(self, int32_t ring) noexcept nogil
+    cdef int32_t choose(self, int32_t kind, int32_t count) noexcept nogil
+    cdef const int32_t* tokens_at(self, int32_t ring) noexcept nogil
+    cdef _raise(self)
+    cdef _event(self, void** event, unsigned int flags)
+    cdef _check_index(self, str what, int32_t index, int32_t count)

@@ -1,0 +1,400 @@
+"""Launcher: the device runtime's calls of one step, made through C function pointers without the GIL.
+
+Owner: the device thread, on whose current device the events are created. In: a sealed plan in its pinned record, the
+handles of captured graphs. Out: tokens in a pinned ring. Three streams meet only through events:
+
+    up       copy record -> staging, (uploaded)
+    compute  ............... wait (uploaded) | prep | forward | wait (home of the step before) | sample, (sampled)
+    down     ................................................................ wait (sampled) | copy tokens, (home)
+
+Two rules live here and nowhere else. A record may be rewritten when its copy has run (claim); a staging may be
+overwritten when the prep that read it has run. Both are known for free once a later wait() has returned; what was
+launched and never waited for (its step failed) costs an extra event. The sampled tokens' one place on the device is
+written again only after their copy home.
+
+wait() has no time limit, because the driver's call has none and nobody polls: a device that hangs is seen by whoever
+watches this thread's beat. CUDA and HIP share the numbers used here: copy kinds 1 and 2, event flags 1 (block, do not
+spin) and 2 (no timing), error 600 (not ready).
+"""
+
+cimport cython
+from libc.stdint cimport uintptr_t
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+
+from _fast.types cimport AT_USED
+
+cdef enum:
+    TO_DEVICE = 1
+    TO_HOST = 2
+    BLOCKING = 1
+    NO_TIMING = 2
+    NOT_READY = 600
+
+cdef enum:  # places in CALLS
+    GRAPH_LAUNCH = 0
+    MEMCPY_ASYNC
+    EVENT_CREATE
+    EVENT_DESTROY
+    EVENT_RECORD
+    EVENT_QUERY
+    EVENT_SYNCHRONIZE
+    STREAM_WAIT_EVENT
+
+CALLS = (
+    "GraphLaunch", "MemcpyAsync", "EventCreateWithFlags", "EventDestroy", "EventRecord", "EventQuery",
+    "EventSynchronize", "StreamWaitEvent", "GetErrorString",
+)
+
+
+cdef double now() noexcept nogil:
+    """Seconds of time.perf_counter()."""
+    cdef timespec at
+    clock_gettime(CLOCK_MONOTONIC, &at)
+    return <double>at.tv_sec + 1e-9 * <double>at.tv_nsec
+
+
+cdef int _addresses(object values, void** into, str what) except -1:
+    """Copies a list of addresses; returns how many."""
+    cdef int count = 0
+    if not 1 <= len(values) <= MAX_BUFFERS:
+        raise ValueError(f"{len(values)} {what}: a launcher holds 1 to {MAX_BUFFERS}")
+    for value in values:
+        if not value:
+            raise ValueError(f"an address of {what} is null")
+        into[count] = <void*><uintptr_t>value
+        count += 1
+    return count
+
+
+@cython.final
+cdef class Launcher:
+    """Streams, graphs and buffers of one device; every method but pick() may raise RuntimeError with the call's name.
+
+    `calls` are the addresses that engine.kernels.target.runtime_calls() found; records, stagings and ring buffers are
+    addresses whose memory the caller keeps alive. Kinds of graphs: 0 decode, 1 mixed.
+    """
+
+    def __init__(self, dict calls not None, uintptr_t compute, uintptr_t up, uintptr_t down, records, stagings,
+                 uintptr_t tokens_device, token_ring, int32_t max_rows):
+        cdef int32_t i
+        missing = [name for name in CALLS if not calls.get(name)]
+        if missing:
+            raise ValueError(f"the device runtime lacks {', '.join(missing)}")
+        if max_rows < 1 or tokens_device == 0:
+            raise ValueError(f"max_rows={max_rows}, tokens at {tokens_device:#x}: need at least one row and a place")
+        self.graph_launch = <GraphLaunch><uintptr_t>calls["GraphLaunch"]
+        self.memcpy_async = <MemcpyAsync><uintptr_t>calls["MemcpyAsync"]
+        self.event_create = <EventCreateWithFlags><uintptr_t>calls["EventCreateWithFlags"]
+        self.event_destroy = <EventDestroy><uintptr_t>calls["EventDestroy"]
+        self.event_record = <EventRecord><uintptr_t>calls["EventRecord"]
+        self.event_query = <EventQuery><uintptr_t>calls["EventQuery"]
+        self.event_synchronize = <EventSynchronize><uintptr_t>calls["EventSynchronize"]
+        self.stream_wait_event = <StreamWaitEvent><uintptr_t>calls["StreamWaitEvent"]
+        self.get_error_string = <GetErrorString><uintptr_t>calls["GetErrorString"]
+        self.compute, self.up, self.down = <void*>compute, <void*>up, <void*>down
+        self.tokens = <void*>tokens_device
+        self.max_rows = max_rows
+        self.num_records = _addresses(records, self.records, "records")
+        self.num_stagings = _addresses(stagings, self.stagings, "stagings")
+        self.num_ring = _addresses(token_ring, self.ring, "ring buffers")
+        self.waited_step = self.step = self.last_ring = self.record = -1
+        for i in range(MAX_BUFFERS):
+            self.record_step[i] = self.staging_step[i] = self.ring_step[i] = -1
+        self._event(&self.sampled, NO_TIMING)
+        self._event(&self.passed, NO_TIMING)
+        for i in range(self.num_records):
+            self._event(&self.uploaded[i], NO_TIMING | BLOCKING)
+        for i in range(self.num_ring):
+            self._event(&self.home[i], NO_TIMING | BLOCKING)
+
+    def __dealloc__(self):
+        cdef int32_t i
+        if self.sampled:
+            self.event_destroy(self.sampled)
+        if self.passed:
+            self.event_destroy(self.passed)
+        for i in range(MAX_BUFFERS):
+            if self.uploaded[i]:
+                self.event_destroy(self.uploaded[i])
+            if self.home[i]:
+                self.event_destroy(self.home[i])
+
+    # Graphs.
+
+    def set_prep(self, int32_t staging, uintptr_t graph):
+        """The graph that reads this staging."""
+        self._check_index("staging", staging, self.num_stagings)
+        self.prep_graph[staging] = <void*>graph
+
+    def set_forward(self, int32_t kind, int32_t size, uintptr_t graph):
+        """The forward for up to `size` tokens; kind 0: every row has one, 1: any."""
+        self._check_index("kind", kind, 2)
+        self._set(kind, size, graph)
+
+    def set_sample(self, int32_t size, uintptr_t graph):
+        """The choice of tokens for up to `size` rows."""
+        self._set(SAMPLE, size, graph)
+
+    def _set(self, int32_t kind, int32_t size, uintptr_t graph):
+        cdef Graphs* own = &self.graphs[kind]
+        cdef int32_t at = own.count
+        if size < 1 or graph == 0:
+            raise ValueError(f"a graph of size {size} at {graph:#x}: sizes are at least 1, handles not null")
+        if own.count == MAX_GRAPHS:
+            raise ValueError(f"{MAX_GRAPHS} graphs of one kind are the most")
+        while at > 0 and own.size[at - 1] > size:
+            own.size[at] = own.size[at - 1]
+            own.graph[at] = own.graph[at - 1]
+            at -= 1
+        own.size[at] = size
+        own.graph[at] = <void*>graph
+        own.count += 1
+
+    def pick(self, int32_t kind, int32_t count):
+        """The smallest size that holds `count` tokens; 0: run them eagerly (none does, or it would be padding)."""
+        self._check_index("kind", kind, 2)
+        return self.choose(kind, count)
+
+    def pick_sample(self, int32_t count):
+        """The smallest size that holds `count` sampled rows; 0: none does."""
+        return self.choose(SAMPLE, count)
+
+    cdef int32_t choose(self, int32_t kind, int32_t count) noexcept nogil:
+        cdef const Graphs* own = &self.graphs[kind]
+        cdef int32_t low = 0
+        cdef int32_t high = own.count
+        cdef int32_t mid
+        while low < high:
+            mid = (low + high) >> 1
+            if own.size[mid] < count:
+                low = mid + 1
+            else:
+                high = mid
+        if low == own.count or (kind == MIXED and count > 64 and 4 * own.size[low] > 5 * count):
+            return 0
+        return own.size[low]
+
+    cdef void* _find(self, int32_t kind, int32_t size) noexcept nogil:
+        """The graph of exactly this size, or NULL."""
+        cdef int32_t i
+        for i in range(self.graphs[kind].count):
+            if self.graphs[kind].size[i] == size:
+                return self.graphs[kind].graph[i]
+        return NULL
+
+    # The parts of a step, in their order.
+
+    def claim(self, int32_t record_index):
+        """Before schedule() rewrites the record: returns when the copy that read it has run."""
+        cdef bint done
+        self._check_index("record", record_index, self.num_records)
+        with nogil:
+            done = self.claim_record(record_index)
+        if not done:
+            self._raise()
+
+    def upload(self, StepPlan plan not None, int32_t record_index):
+        """Sends the used part of the plan's record to staging number step_id modulo their count."""
+        cdef bint done
+        self._check_plan(plan, record_index)
+        with nogil:
+            done = self.send(plan, record_index)
+        if not done:
+            self._raise()
+
+    def prep(self):
+        """Launches the prep graph of the newest upload, behind it."""
+        cdef bint done
+        if self.step < 0 or self.prep_graph[self.staging] == NULL:
+            raise ValueError(f"nothing was uploaded, or staging {self.staging} has no prep graph")
+        with nogil:
+            done = self.launch_prep()
+        if not done:
+            self._raise()
+
+    def forward(self, int32_t kind, int32_t size):
+        """Launches the forward graph of exactly this size."""
+        self._check_index("kind", kind, 2)
+        self._launch(kind, size)
+
+    def sample(self, int32_t size):
+        """Launches the sample graph of exactly this size; the step before has its tokens copied first."""
+        if self._find(SAMPLE, size) == NULL:
+            raise ValueError(f"there is no sample graph of size {size}; pick_sample() gives the sizes there are")
+        self.before_sample()
+        self._launch(SAMPLE, size)
+
+    def _launch(self, int32_t kind, int32_t size):
+        cdef void* graph = self._find(kind, size)
+        cdef bint done
+        if graph == NULL:
+            raise ValueError(f"there is no graph of kind {kind} and size {size}; pick() gives the sizes there are")
+        with nogil:
+            done = self.launch_graph(graph)
+        if not done:
+            self._raise()
+
+    def before_sample(self):
+        """Before tokens are chosen by other means than sample(): those of the step before are copied first."""
+        cdef bint done
+        with nogil:
+            done = self.keep_tokens()
+        if not done:
+            self._raise()
+
+    def download(self, int32_t ring_index):
+        """Starts the newest step's tokens on their way to the ring buffer; wait() says when they are there."""
+        cdef bint done
+        self._check_index("ring buffer", ring_index, self.num_ring)
+        if self.step < 0:
+            raise ValueError("no step was uploaded: there are no tokens to fetch")
+        with nogil:
+            done = self.fetch(ring_index)
+        if not done:
+            self._raise()
+
+    def launch(self, StepPlan plan not None, int32_t record_index, int32_t kind, int32_t size, int32_t sample_size,
+               int32_t ring_index):
+        """A whole plain step: upload, prep, forward, sample (none when sample_size is 0), download."""
+        cdef void* forward
+        cdef void* sample
+        cdef bint done
+        self._check_plan(plan, record_index)
+        self._check_index("kind", kind, 2)
+        self._check_index("ring buffer", ring_index, self.num_ring)
+        forward = self._find(kind, size)
+        sample = self._find(SAMPLE, sample_size) if sample_size else NULL
+        if forward == NULL or (sample_size and sample == NULL):
+            raise ValueError(f"no graphs for kind {kind}, size {size}, sample size {sample_size}; pick() knows them")
+        if self.prep_graph[plan.step_id % self.num_stagings] == NULL:
+            raise ValueError(f"staging {plan.step_id % self.num_stagings} has no prep graph")
+        with nogil:
+            done = self.launch_plain(plan, record_index, forward, sample, ring_index)
+        if not done:
+            self._raise()
+
+    def wait(self, int32_t ring_index, double timeout_s):
+        """Blocks until the ring buffer holds its step's tokens. False: they are there, but later than timeout_s."""
+        cdef bint done
+        cdef double begun = now()
+        self._check_index("ring buffer", ring_index, self.num_ring)
+        if self.ring_step[ring_index] < 0:
+            raise ValueError(f"ring buffer {ring_index} was never asked for: download() comes before wait()")
+        with nogil:
+            done = self.await_tokens(ring_index)
+        if not done:
+            self._raise()
+        return self.ended_at - begun <= timeout_s
+
+    def done(self, int32_t ring_index):
+        """True when wait() would return at once."""
+        cdef int code
+        self._check_index("ring buffer", ring_index, self.num_ring)
+        code = self.event_query(self.home[ring_index])
+        if code != 0 and code != NOT_READY:
+            self.ok(EVENT_QUERY, code)
+            self._raise()
+        return code == 0
+
+    # The same without the GIL. False: a call failed, and _raise() says which.
+
+    cdef bint claim_record(self, int32_t record) noexcept nogil:
+        if self.record_step[record] <= self.waited_step:
+            return True
+        return self.ok(EVENT_SYNCHRONIZE, self.event_synchronize(self.uploaded[record]))
+
+    cdef bint send(self, StepPlan plan, int32_t record) noexcept nogil:
+        cdef int32_t staging = <int32_t>(plan.step_id % self.num_stagings)
+        cdef size_t size = <size_t>plan.record[AT_USED] * sizeof(int32_t)
+        if self.staging_step[staging] > self.waited_step:
+            # Nobody has waited for the step that used this staging: it may still be about to read it.
+            if not self.ok(EVENT_RECORD, self.event_record(self.passed, self.compute)):
+                return False
+            if not self.ok(STREAM_WAIT_EVENT, self.stream_wait_event(self.up, self.passed, 0)):
+                return False
+        self.launched_at[record] = now()
+        self.staging = staging
+        self.record = record
+        self.num_rows = plan.num_rows
+        self.step = plan.step_id
+        self.staging_step[staging] = self.record_step[record] = plan.step_id
+        return (
+            self.ok(
+                MEMCPY_ASYNC,
+                self.memcpy_async(self.stagings[staging], self.records[record], size, TO_DEVICE, self.up),
+            )
+            and self.ok(EVENT_RECORD, self.event_record(self.uploaded[record], self.up))
+        )
+
+    cdef bint launch_prep(self) noexcept nogil:
+        return (
+            self.ok(STREAM_WAIT_EVENT, self.stream_wait_event(self.compute, self.uploaded[self.record], 0))
+            and self.ok(GRAPH_LAUNCH, self.graph_launch(self.prep_graph[self.staging], self.compute))
+        )
+
+    cdef bint launch_graph(self, void* graph) noexcept nogil:
+        return self.ok(GRAPH_LAUNCH, self.graph_launch(graph, self.compute))
+
+    cdef bint keep_tokens(self) noexcept nogil:
+        if self.last_ring < 0 or self.ring_step[self.last_ring] <= self.waited_step:
+            return True
+        return self.ok(STREAM_WAIT_EVENT, self.stream_wait_event(self.compute, self.home[self.last_ring], 0))
+
+    cdef bint fetch(self, int32_t ring) noexcept nogil:
+        cdef size_t size = <size_t>self.num_rows * sizeof(int32_t)
+        self.last_ring = ring
+        self.ring_step[ring] = self.step
+        return (
+            self.ok(EVENT_RECORD, self.event_record(self.sampled, self.compute))
+            and self.ok(STREAM_WAIT_EVENT, self.stream_wait_event(self.down, self.sampled, 0))
+            and self.ok(MEMCPY_ASYNC, self.memcpy_async(self.ring[ring], self.tokens, size, TO_HOST, self.down))
+            and self.ok(EVENT_RECORD, self.event_record(self.home[ring], self.down))
+        )
+
+    cdef bint launch_plain(self, StepPlan plan, int32_t record, void* forward, void* sample,
+                           int32_t ring) noexcept nogil:
+        if not (self.send(plan, record) and self.launch_prep() and self.launch_graph(forward)):
+            return False
+        if sample and not (self.keep_tokens() and self.launch_graph(sample)):
+            return False
+        return self.fetch(ring)
+
+    cdef bint await_tokens(self, int32_t ring) noexcept nogil:
+        if not self.ok(EVENT_SYNCHRONIZE, self.event_synchronize(self.home[ring])):
+            return False
+        self.ended_at = now()
+        self.waited_step = max(self.waited_step, self.ring_step[ring])
+        return True
+
+    cdef const int32_t* tokens_at(self, int32_t ring) noexcept nogil:
+        return <const int32_t*>self.ring[ring]
+
+    # Faults.
+
+    cdef bint ok(self, int call, int code) noexcept nogil:
+        """Notes what a call (its place in CALLS) returned; True when that was success."""
+        if code:
+            self.failed_call = call
+            self.failed_code = code
+        return code == 0
+
+    cdef _raise(self):
+        cdef const char* text = self.get_error_string(self.failed_code)
+        words = f" ({text.decode('utf-8', 'replace')})" if text else ""
+        raise RuntimeError(f"{CALLS[self.failed_call]} returned {self.failed_code}{words}")
+
+    cdef _event(self, void** event, unsigned int flags):
+        if not self.ok(EVENT_CREATE, self.event_create(event, flags)):
+            event[0] = NULL
+            self._raise()
+
+    cdef _check_index(self, str what, int32_t index, int32_t count):
+        if not 0 <= index < count:
+            raise ValueError(f"{what} {index}: there are 0 to {count - 1}")
+
+    def _check_plan(self, StepPlan plan, int32_t record_index):
+        self._check_index("record", record_index, self.num_records)
+        if <void*>&plan.record[0] != self.records[record_index]:
+            raise ValueError(f"the plan does not lie in record {record_index}")
+        if plan.num_rows < 1 or plan.num_rows > self.max_rows:
+            raise ValueError(f"the plan has {plan.num_rows} rows: a step has 1 to {self.max_rows}")

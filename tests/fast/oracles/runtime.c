@@ -1,0 +1,280 @@
+/* A device runtime whose streams run as late, or as early, as events allow, and whose graphs do a step's bookkeeping.
+
+   Each stream is a list of calls. A lazy stream runs them only when somebody waits for an event behind them, an eager
+   one at once as far as it may. So a buffer that is written too early, or a stream that should have waited, changes
+   what is read. The functions have CUDA's names, so that the library can stand for libcudart.
+
+   The model behind "prep", "forward" and "sample": a record is taken apart by its header; a slot's words travel once;
+   a token is a hash of the slot's seed and the token's place; a fed token is the slot's newest. A step whose own
+   numbers do not fit together sets `fault`. */
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { WORDS = 12, MAX_OPS = 64, MAX_LOG = 1 << 16, EVENTS = 64, SLOTS = 1024, ROWS = 1024 };
+enum { COPY, GRAPH, RECORD, WAIT };
+enum { LOG_GRAPH, LOG_UP, LOG_DOWN, LOG_RECORD, LOG_STREAM_WAIT, LOG_SYNC, LOG_QUERY };
+
+typedef struct { int kind, event; int64_t version; void *to; const void *from; size_t size; int64_t graph; } Op;
+typedef struct { Op ops[MAX_OPS]; int64_t begin, end; int eager; } Stream;
+typedef struct { int64_t asked, reached; int stream, used; unsigned flags; int64_t at; } Event;
+
+static Stream streams[3];            /* handles 1, 2, 3: compute, up, down */
+static Event events[EVENTS + 1];     /* handles 1 .. EVENTS */
+static int32_t calls[MAX_LOG][2];    /* (what, of which) */
+static int64_t num_calls;
+static int fail_call = -1, fail_code, fail_after;
+static int32_t max_rows, max_tokens, *tokens_device, *stagings[8];
+static int32_t words[SLOTS][WORDS], last_token[SLOTS], table_updates;
+static int32_t header[16], rows_slot[ROWS], rows_place[ROWS], rows_sampled;
+static int64_t fault, device_end, step_ns, faulty_step = -1;
+static int32_t vocab = 1000, bare;
+
+static int64_t clock_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return t.tv_sec * 1000000000LL + t.tv_nsec;
+}
+
+static int note(int what, int which)
+{
+    if (num_calls < MAX_LOG) {
+        calls[num_calls][0] = what;
+        calls[num_calls][1] = which;
+    }
+    num_calls++;
+    if (what == fail_call && fail_after-- == 0)
+        return fail_code;
+    return 0;
+}
+
+int32_t draw(int32_t seed, int32_t place)
+{
+    uint32_t x = (uint32_t)seed * 2654435761u + (uint32_t)place * 40503u + 12345u;
+    x ^= x >> 15;
+    x *= 2246822519u;
+    x ^= x >> 13;
+    return (int32_t)(x % (uint32_t)vocab);
+}
+
+static void prep(const int32_t *record)
+{
+    const int32_t *slot = record + 16, *start = slot + max_rows, *len = start + max_rows + 1;
+    const int32_t *computed = len + max_rows, *flags = computed + max_rows, *token = flags + max_rows;
+    const int32_t *tail = token + max_tokens, *param = tail + 4 * record[3];
+    int32_t row, k;
+    memcpy(header, record, sizeof header);
+    if (bare)
+        return;
+    table_updates += record[3];
+    for (k = 0; k < record[7]; k++)
+        memcpy(words[param[k * WORDS]], param + k * WORDS, WORDS * sizeof(int32_t));
+    rows_sampled = 0;
+    for (row = 0; row < record[0]; row++) {
+        int32_t s = slot[row];
+        fault |= start[row + 1] - start[row] != len[row] || words[s][0] != s;
+        if (flags[row] & 2)
+            fault |= (token[start[row]] != -1) << 1;
+        else
+            for (k = 0; k < len[row]; k++)
+                fault |= (token[start[row] + k] < 0) << 2;
+        rows_slot[row] = s;
+        rows_place[row] = flags[row] & 1 ? computed[row] + len[row] - words[s][1] : -1;
+        rows_sampled += flags[row] & 1;
+        /* What a row reads: its newest token, fed here or known to the host, is the one drawn last. */
+        if (computed[row] >= words[s][1]) {
+            int32_t newest = flags[row] & 2 ? last_token[s] : token[start[row]];
+            fault |= (newest != draw(words[s][7], computed[row] - words[s][1])) << 3;
+        }
+    }
+    fault |= (rows_sampled != record[6]) << 4;
+}
+
+static void sample(int32_t size)
+{
+    int32_t row;
+    if (bare) {
+        for (row = 0; row < header[0]; row++)
+            tokens_device[row] = 7;
+        return;
+    }
+    fault |= (rows_sampled > size) << 5;
+    for (row = 0; row < header[0]; row++)
+        if (rows_place[row] >= 0) {
+            int32_t token = draw(words[rows_slot[row]][7], rows_place[row]);
+            last_token[rows_slot[row]] = token;
+            tokens_device[row] = token;
+        } else
+            tokens_device[row] = -7; /* nobody may read this */
+    if (faulty_step >= 0 && header[4] == faulty_step)
+        for (row = 0; row < header[0]; row++)
+            if (rows_place[row] >= 0) {
+                tokens_device[row] = -1;
+                break;
+            }
+}
+
+/* Graph handles: 1000 + staging, 20000 + decode size, 30000 + mixed size, 40000 + sample size. */
+static void graph(int64_t handle)
+{
+    if (handle < 20000)
+        prep(stagings[handle - 1000]);
+    else if (handle < 40000) {
+        int32_t size = (int32_t)(handle % 10000);
+        fault |= (header[1] > size) << 6 | (handle < 30000 && header[1] != header[0]) << 7;
+    } else
+        sample((int32_t)(handle - 40000));
+}
+
+static void reach(int event, int64_t version);
+
+static void run_one(Stream *stream)
+{
+    Op *op = &stream->ops[stream->begin % MAX_OPS];
+    stream->begin++;
+    if (op->kind == COPY)
+        memcpy(op->to, op->from, op->size);
+    else if (op->kind == GRAPH)
+        graph(op->graph);
+    else if (op->kind == RECORD)
+        events[op->event].reached = op->version;
+    else
+        reach(op->event, op->version);
+}
+
+static void reach(int event, int64_t version)
+{
+    Stream *stream = &streams[events[event].stream];
+    while (events[event].reached < version && stream->begin < stream->end)
+        run_one(stream);
+}
+
+static int push(void *handle, Op op)
+{
+    Stream *stream = &streams[(intptr_t)handle - 1];
+    if (stream->end - stream->begin == MAX_OPS)
+        run_one(stream);
+    stream->ops[stream->end++ % MAX_OPS] = op;
+    while (stream->eager && stream->begin < stream->end)
+        run_one(stream);
+    return 0;
+}
+
+int cudaGraphLaunch(void *handle, void *stream)
+{
+    Op op = {.kind = GRAPH, .graph = (int64_t)(intptr_t)handle};
+    int code = note(LOG_GRAPH, (int)(intptr_t)handle);
+    if (!code && op.graph >= 20000 && op.graph < 40000 && step_ns) {
+        int64_t now = clock_ns();
+        device_end = (device_end > now ? device_end : now) + step_ns;
+    }
+    return code ? code : push(stream, op);
+}
+
+int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, void *stream)
+{
+    Op op = {.kind = COPY, .to = to, .from = from, .size = size};
+    int code = note(kind == 1 ? LOG_UP : LOG_DOWN, (int)size);
+    return code ? code : push(stream, op);
+}
+
+int cudaEventCreateWithFlags(void **event, unsigned flags)
+{
+    intptr_t i;
+    for (i = 1; i <= EVENTS; i++)
+        if (!events[i].used) {
+            events[i] = (Event){.used = 1, .flags = flags};
+            *event = (void *)i;
+            return 0;
+        }
+    return 2;
+}
+
+int cudaEventDestroy(void *event)
+{
+    events[(intptr_t)event].used = 0;
+    return 0;
+}
+
+int cudaEventRecord(void *event, void *stream)
+{
+    Event *own = &events[(intptr_t)event];
+    Op op = {.kind = RECORD, .event = (int)(intptr_t)event, .version = ++own->asked};
+    int code = note(LOG_RECORD, (int)(intptr_t)event);
+    own->stream = (int)(intptr_t)stream - 1;
+    own->at = device_end;
+    return code ? code : push(stream, op);
+}
+
+int cudaStreamWaitEvent(void *stream, void *event, unsigned flags)
+{
+    Op op = {.kind = WAIT, .event = (int)(intptr_t)event, .version = events[(intptr_t)event].asked};
+    int code = note(LOG_STREAM_WAIT, (int)(intptr_t)event);
+    (void)flags;
+    return code ? code : push(stream, op);
+}
+
+int cudaEventQuery(void *event)
+{
+    Event *own = &events[(intptr_t)event];
+    int code = note(LOG_QUERY, (int)(intptr_t)event);
+    if (code)
+        return code;
+    return own->reached < own->asked || own->at > clock_ns() ? 600 : 0;
+}
+
+int cudaEventSynchronize(void *event)
+{
+    Event *own = &events[(intptr_t)event];
+    int code = note(LOG_SYNC, (int)(intptr_t)event);
+    if (code)
+        return code;
+    reach((int)(intptr_t)event, own->asked);
+    if (own->at > clock_ns()) {
+        struct timespec until = {own->at / 1000000000LL, own->at % 1000000000LL};
+        clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
+    }
+    return 0;
+}
+
+const char *cudaGetErrorString(int code)
+{
+    return code == 700 ? "an illegal memory access was encountered" : "unknown";
+}
+
+/* What tests set and read. */
+
+void setup(int32_t rows, int32_t tokens, int32_t *device_tokens, int32_t **device_stagings, int32_t count)
+{
+    memset(streams, 0, sizeof streams);
+    memset(events, 0, sizeof events);
+    memset(words, 255, sizeof words);
+    memset(last_token, 255, sizeof last_token);
+    max_rows = rows;
+    max_tokens = tokens;
+    tokens_device = device_tokens;
+    memcpy(stagings, device_stagings, count * sizeof(int32_t *));
+    num_calls = fault = device_end = step_ns = table_updates = bare = 0;
+    fail_call = -1;
+    faulty_step = -1;
+}
+
+void set_eager(int compute, int up, int down) { streams[0].eager = compute, streams[1].eager = up, streams[2].eager = down; }
+void set_failure(int call, int code, int after) { fail_call = call, fail_code = code, fail_after = after; }
+void set_step_ns(int64_t ns) { step_ns = ns; }
+void set_faulty_step(int64_t step) { faulty_step = step; }
+void set_bare(int32_t value) { bare = value; }
+void set_vocab(int32_t value) { vocab = value; }
+int64_t get_fault(void) { return fault; }
+int64_t get_num_events(void) { int64_t n = 0; for (int i = 1; i <= EVENTS; i++) n += events[i].used; return n; }
+int64_t take_calls(int32_t *into, int64_t room)
+{
+    int64_t n = num_calls < MAX_LOG ? num_calls : MAX_LOG;
+    n = n < room ? n : room;
+    memcpy(into, calls, n * sizeof calls[0]);
+    num_calls = 0;
+    return n;
+}

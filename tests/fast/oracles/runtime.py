@@ -1,0 +1,94 @@
+"""The stand-in for CUDA's runtime (runtime.c), compiled once per test session, and a launcher over it.
+
+A `Rig` has records, stagings, ring buffers and graphs as the engine would make them, all in host memory.
+"""
+
+import atexit
+import ctypes
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from _fast.driver import Launcher
+from _fast.params import SlotParams
+from _fast.plan import StepPlan
+
+GRAPH, UP, DOWN, RECORD, STREAM_WAIT, SYNC, QUERY = range(7)
+CALLS = (
+    "GraphLaunch", "MemcpyAsync", "EventCreateWithFlags", "EventDestroy", "EventRecord", "EventQuery",
+    "EventSynchronize", "StreamWaitEvent", "GetErrorString",
+)  # fmt: skip
+WORDS = 12
+
+
+@cache
+def library() -> ctypes.CDLL:
+    folder = Path(tempfile.mkdtemp(prefix="omniloop-runtime-"))
+    path = folder / "libcudart.so.0"
+    source = Path(__file__).with_name("runtime.c")
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-Wall", "-Werror", "-o", path, source], check=True)
+    loaded = ctypes.CDLL(str(path))
+    atexit.register(shutil.rmtree, folder)  # a library whose file is gone is not found again
+    for name in ("set_step_ns", "set_faulty_step"):
+        getattr(loaded, name).argtypes = [ctypes.c_int64]
+    for name in ("get_fault", "get_num_events", "take_calls"):
+        getattr(loaded, name).restype = ctypes.c_int64
+    return loaded
+
+
+def addresses() -> dict[str, int]:
+    return {name: ctypes.cast(getattr(library(), f"cuda{name}"), ctypes.c_void_p).value for name in CALLS}
+
+
+def seed_words(slot: int, prompt_len: int, seed: int) -> np.ndarray:
+    words = np.zeros(WORDS, np.int32)
+    words[[0, 1, 7]] = slot, prompt_len, seed
+    return words
+
+
+class Rig:
+    """Memory, graphs and a launcher for one scheduler's limits."""
+
+    def __init__(self, rows, tokens, updates, max_slots, *, records=3, stagings=2, ring=3, graphs=True):
+        self.lib = library()
+        size = StepPlan.record_len(rows, tokens, updates)
+        self.records = [np.full(size, -99, np.int32) for _ in range(records)]
+        self.stagings = [np.full(size, -88, np.int32) for _ in range(stagings)]
+        self.ring = [np.full(rows, -77, np.int32) for _ in range(ring)]
+        self.tokens = np.full(rows, -66, np.int32)
+        self.plans = [StepPlan(rows, tokens, updates, record) for record in self.records]
+        self.params = SlotParams(max_slots)
+        pointers = (ctypes.c_void_p * stagings)(*[s.ctypes.data for s in self.stagings])
+        self.lib.setup(rows, tokens, ctypes.c_void_p(self.tokens.ctypes.data), pointers, stagings)
+        self.launcher = Launcher(
+            addresses(), 1, 2, 3, [r.ctypes.data for r in self.records], [s.ctypes.data for s in self.stagings],
+            self.tokens.ctypes.data, [b.ctypes.data for b in self.ring], rows,
+        )  # fmt: skip
+        for staging in range(stagings):
+            self.launcher.set_prep(staging, 1000 + staging)
+        if graphs:
+            self.set_graphs(rows, tokens)
+
+    def set_graphs(self, rows, tokens):
+        for size in sorted({1, 2, 4, *range(8, rows, 8), rows}, reverse=True):
+            self.launcher.set_forward(0, size, 20000 + size)
+            self.launcher.set_sample(size, 40000 + size)
+        for size in sorted({*range(16, tokens, 16), tokens}, reverse=True):
+            self.launcher.set_forward(1, size, 30000 + size)
+
+    def take_calls(self) -> list[tuple[int, int]]:
+        into = np.zeros((1 << 16, 2), np.int32)
+        count = self.lib.take_calls(ctypes.c_void_p(into.ctypes.data), ctypes.c_int64(len(into)))
+        return [tuple(line) for line in into[:count].tolist()]
+
+    def draw(self, seed, place):
+        return self.lib.draw(seed, place)
+
+    @property
+    def fault(self):
+        """Bits of what a step's numbers got wrong (runtime.c); 0: nothing."""
+        return self.lib.get_fault()

@@ -1,0 +1,294 @@
+"""Launcher: the calls of a step in their order, over a runtime whose streams run as late or as early as they may."""
+
+import gc
+import itertools
+
+import numpy as np
+import pytest
+
+from _fast.plan import StepPlan
+from _fast.scheduler import Scheduler
+from engine.kernels import target
+from tests.fast.oracles.runtime import (
+    DOWN,
+    GRAPH,
+    RECORD,
+    STREAM_WAIT,
+    SYNC,
+    UP,
+    Rig,
+    addresses,
+    library,
+    seed_words,
+)
+
+ROWS, TOKENS, SLOTS = 8, 64, 12
+
+
+class Engine:
+    """The plain order of a step, in Python, with two steps in flight."""
+
+    def __init__(self, seed=0, **options):
+        self.rng = np.random.default_rng(seed)
+        self.scheduler = Scheduler(
+            max_slots=SLOTS, max_rows=ROWS, max_tokens=TOKENS, max_model_len=128, num_blocks=100, block_size=4
+        )
+        self.rig = Rig(ROWS, TOKENS, 128, SLOTS, **options)
+        self.told, self.rules, self.number = {}, {}, 0
+        self.in_flight = []
+
+    def add(self):
+        length, most = int(self.rng.integers(1, 50)), int(self.rng.integers(1, 30))
+        prompt = self.rng.integers(0, 900, length).astype(np.int32)
+        slot = self.scheduler.add(self.number, prompt, max_tokens=most)
+        if slot >= 0:
+            self.rig.params.stage(slot, seed_words(slot, length, self.number))
+            self.rules[self.number] = most
+            self.told[self.number] = []
+            self.number += 1
+
+    def plan(self):
+        launcher, index = self.rig.launcher, self.scheduler.next_step % len(self.rig.plans)
+        launcher.claim(index)
+        plan = self.rig.plans[index]
+        if not self.scheduler.schedule(plan):
+            return None
+        self.rig.params.pack(plan)
+        return plan, index
+
+    def launch(self, together):
+        """False: there was nothing to launch."""
+        planned = self.plan()
+        if planned is None:
+            return False
+        plan, index = planned
+        launcher = self.rig.launcher
+        kind = 0 if plan.num_decode_rows == plan.num_rows else 1
+        size = launcher.pick(kind, plan.num_tokens)
+        sample = launcher.pick_sample(plan.num_sampled) if plan.num_sampled else 0
+        if together and size:
+            launcher.launch(plan, index, kind, size, sample, index)
+        else:
+            launcher.upload(plan, index)
+            launcher.prep()
+            if size:
+                launcher.forward(kind, size)
+            if sample:
+                launcher.sample(sample)
+            launcher.download(index)
+        self.in_flight.append(planned)
+        return True
+
+    def settle(self):
+        plan, index = self.in_flight.pop(0)
+        assert self.rig.launcher.wait(index, 5.0)
+        assert self.rig.launcher.done(index)
+        tokens = self.rig.ring[index][: plan.num_rows]
+        self.scheduler.commit(plan, tokens)
+        for row in range(plan.num_rows):
+            if plan.out_token[row] >= 0:
+                self.told[plan.out_request[row]].append(plan.out_token[row])
+        for slot in self.scheduler.freed_slots[: self.scheduler.num_freed]:
+            self.rig.params.forget(slot)
+
+    def run(self, steps, arrivals=0.4):
+        while steps or self.in_flight or self.scheduler.num_running or self.scheduler.num_waiting:
+            steps -= steps > 0
+            if steps and self.rng.random() < arrivals:
+                self.add()
+            launched = self.launch(together=self.rng.random() < 0.5)
+            if self.in_flight and (not launched or len(self.in_flight) == 2):
+                self.settle()
+        assert self.rig.fault == 0
+        for number, tokens in self.told.items():
+            assert tokens == [self.rig.draw(number, place) for place in range(self.rules[number])]
+
+
+@pytest.mark.parametrize("eager", list(itertools.product([0, 1], repeat=3)))
+def test_tokens_are_right_however_late_or_early_the_streams_run(eager):
+    engine = Engine(seed=sum(eager))
+    engine.rig.lib.set_eager(*eager)
+    engine.run(300)
+    assert engine.number > 50
+
+
+@pytest.mark.parametrize("buffers", [{"records": 2, "ring": 2}, {"records": 3, "ring": 3, "stagings": 3}])
+def test_other_numbers_of_buffers_work_too(buffers):
+    engine = Engine(seed=1, **buffers)
+    engine.rig.lib.set_eager(1, 0, 0)
+    engine.run(200)
+
+
+def test_a_step_is_one_copy_up_one_down_three_graphs_and_one_wait():
+    engine = Engine()
+    engine.add()
+    engine.launch(together=True)
+    for _ in range(3):
+        engine.rig.take_calls()
+        engine.launch(together=True)
+        engine.settle()
+        calls = [what for what, _ in engine.rig.take_calls() if what != 6]
+        launch = [UP, RECORD, STREAM_WAIT, GRAPH, GRAPH, STREAM_WAIT, GRAPH, RECORD, STREAM_WAIT, DOWN, RECORD]
+        assert calls == [*launch, SYNC]
+
+
+def test_only_the_used_part_of_a_record_and_the_rows_tokens_travel():
+    engine = Engine()
+    engine.add()
+    engine.launch(together=True)
+    plan, _ = engine.in_flight[0]
+    calls = engine.rig.take_calls()
+    assert [size for what, size in calls if what == UP] == [4 * plan.used_len]
+    assert [size for what, size in calls if what == DOWN] == [4 * plan.num_rows]
+    assert (engine.rig.stagings[0][plan.used_len :] == -88).all()
+
+
+def test_one_call_and_its_parts_make_the_same_calls():
+    logs = []
+    for together in (True, False):
+        engine = Engine(seed=3)
+        engine.add()
+        for _ in range(4):
+            engine.launch(together)
+            if len(engine.in_flight) == 2:
+                engine.settle()
+        logs.append([call for call in engine.rig.take_calls() if call[0] != 6])
+    assert logs[0] == logs[1]
+
+
+def test_a_step_nobody_waited_for_still_has_its_record_and_its_staging_read_first():
+    """Its scheduler step failed after its prep was launched; the streams are as late as they may be."""
+    engine = Engine()
+    rig, scheduler = engine.rig, engine.scheduler
+    for _ in range(6):
+        engine.add()
+    failed = []
+    for _ in range(4):
+        plan, index = engine.plan()
+        rig.launcher.upload(plan, index)
+        rig.launcher.prep()
+        failed += [plan.out_request[row] for row in range(plan.num_rows)]
+        scheduler.fail(plan)
+        for slot in scheduler.freed_slots[: scheduler.num_freed]:
+            rig.params.forget(slot)
+        engine.add()
+        engine.add()
+    for number in failed:
+        del engine.told[number]
+    engine.run(40)
+    assert engine.told
+
+
+@pytest.mark.parametrize(
+    ("what", "name", "method"),
+    [
+        (GRAPH, "GraphLaunch", "prep"),
+        (UP, "MemcpyAsync", "upload"),
+        (DOWN, "MemcpyAsync", "download"),
+        (RECORD, "EventRecord", "upload"),
+        (STREAM_WAIT, "StreamWaitEvent", "prep"),
+        (SYNC, "EventSynchronize", "wait"),
+        (6, "EventQuery", "done"),
+    ],
+)
+def test_a_call_that_fails_is_named_with_its_number(what, name, method):
+    engine = Engine()
+    engine.add()
+    plan, index = engine.plan()
+    launcher = engine.rig.launcher
+    steps = {
+        "upload": lambda: launcher.upload(plan, index),
+        "prep": launcher.prep,
+        "download": lambda: launcher.download(index),
+        "wait": lambda: launcher.wait(index, 1.0),
+        "done": lambda: launcher.done(index),
+    }
+    for step, call in steps.items():
+        if step == method:
+            engine.rig.lib.set_failure(what, 700, 0)
+            with pytest.raises(RuntimeError, match=rf"{name} returned 700 \(an illegal memory access"):
+                call()
+            return
+        call()
+
+
+def test_one_call_for_all_says_which_part_failed():
+    for k, name in enumerate(("GraphLaunch", "GraphLaunch", "GraphLaunch")):
+        engine = Engine()
+        engine.add()
+        plan, index = engine.plan()
+        engine.rig.lib.set_failure(GRAPH, 2, k)
+        size = engine.rig.launcher.pick(1, plan.num_tokens)
+        with pytest.raises(RuntimeError, match=f"{name} returned 2"):
+            engine.rig.launcher.launch(plan, index, 1, size, 1, index)
+
+
+def test_a_size_is_the_smallest_that_holds_the_count():
+    launcher = Rig(256, 2048, 64, 256, graphs=False).launcher
+    assert launcher.pick(0, 1) == 0
+    for size in (256, 8, 1, 16):
+        launcher.set_forward(0, size, 20000 + size)
+        launcher.set_sample(size, 40000 + size)
+    assert [launcher.pick(0, count) for count in (1, 2, 8, 9, 17, 256, 257)] == [1, 8, 8, 16, 256, 256, 0]
+    assert [launcher.pick_sample(count) for count in (1, 9, 257)] == [1, 16, 0]
+    for size in (64, 128, 1024):
+        launcher.set_forward(1, size, 30000 + size)
+    # Padding above a quarter is worse than launching every kernel by itself, but for steps that are small anyway.
+    assert [launcher.pick(1, count) for count in (1, 64, 65, 102, 103, 128, 800, 820)] == [
+        64, 64, 0, 0, 128, 128, 0, 1024,
+    ]  # fmt: skip
+
+
+def test_events_are_given_back():
+    before = library().get_num_events()
+    rig = Rig(4, 16, 64, 4)
+    assert rig.lib.get_num_events() > 0
+    del rig
+    gc.collect()
+    assert library().get_num_events() <= before
+
+
+def test_a_wait_that_took_too_long_says_so():
+    engine = Engine()
+    engine.add()
+    engine.rig.lib.set_step_ns(20_000_000)
+    engine.launch(together=True)
+    assert not engine.rig.launcher.done(0)
+    assert engine.rig.launcher.wait(0, 0.001) is False
+    assert engine.rig.launcher.wait(0, 0.001) is True
+
+
+def test_a_mistake_is_refused_in_words():
+    engine = Engine()
+    engine.add()
+    launcher = engine.rig.launcher
+    with pytest.raises(ValueError, match="nothing was uploaded"):
+        launcher.prep()
+    with pytest.raises(ValueError, match="never asked for"):
+        launcher.wait(0, 1.0)
+    with pytest.raises(ValueError, match="no step was uploaded"):
+        launcher.download(0)
+    plan, index = engine.plan()
+    with pytest.raises(ValueError, match="does not lie in record 1"):
+        launcher.upload(plan, 1)
+    with pytest.raises(ValueError, match="record 3: there are 0 to 2"):
+        launcher.upload(plan, 3)
+    with pytest.raises(ValueError, match="no graphs for kind 0, size 7"):
+        launcher.launch(plan, index, 0, 7, 1, 0)
+    with pytest.raises(ValueError, match="no graph of kind 1 and size 7"):
+        launcher.forward(1, 7)
+    with pytest.raises(ValueError, match="no sample graph of size 7"):
+        launcher.sample(7)
+    with pytest.raises(ValueError, match="not null"):
+        launcher.set_forward(0, 8, 0)
+    with pytest.raises(ValueError, match="0 rows"):
+        launcher.upload(StepPlan(ROWS, TOKENS, 128, engine.rig.records[1]), 1)
+
+
+def test_the_runtime_is_found_among_the_loaded_libraries(monkeypatch):
+    assert target.runtime_calls().keys() == addresses().keys()
+    if target.target().kind == "cpu":  # nothing but the stand-in is loaded
+        assert target.runtime_calls() == addresses()
+    monkeypatch.setattr(target, "RUNTIMES", {"libnobody.so": "no"})
+    with pytest.raises(RuntimeError, match=r"none of libnobody.so: .* shared library"):
+        target.runtime_calls()
