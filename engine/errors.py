@@ -70,11 +70,11 @@ class ConfigError(EngineError):
     reason = "invalid_request"
 
 
-# How the runtimes, the vendors' libraries, Triton and our own calls of the runtime begin what they say of a failure.
+# What the runtimes, the vendors' libraries, Triton and our own calls of the runtime (_fast/driver) say of a failure.
 # "found at least two devices, cuda:0 and cpu" is none of these: torch refused before anything was launched.
 _OF_A_DEVICE = re.compile(
     r"(cuda|hip|rocm)( driver| runtime)? error|(cu|hip|roc)blas|cusolver|cudnn|miopen|[nr]ccl|triton error|"
-    r"device-side assert|accelerator call"
+    r"device-side assert|(graph|memcpy|event|stream)\w+ returned \d+"
 )
 _NO_MEMORY = re.compile(r"out of memory|status_alloc_failed|error_?memory_?allocation")
 

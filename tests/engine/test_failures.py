@@ -22,7 +22,8 @@ DEVICE = [
     RuntimeError("Triton Error [HIP]:  Code: 719, Messsage: unspecified launch failure"),
     RuntimeError("CUBLAS_STATUS_EXECUTION_FAILED when calling cublasGemmEx"),
     RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"),
-    RuntimeError("an accelerator call answered 700"),
+    RuntimeError("GraphLaunch returned 700 (an illegal memory access was encountered)"),
+    RuntimeError("EventSynchronize returned 719"),
     DeviceLostError("a step did not end"),
     KeyboardInterrupt(),
     SystemExit(1),
@@ -42,6 +43,7 @@ NO_ROOM = [
     RuntimeError("HIP out of memory. Tried to allocate 20.00 MiB."),
     RuntimeError("CUDA error: out of memory"),
     RuntimeError("Triton Error [CUDA]: out of memory"),
+    RuntimeError("GraphLaunch returned 2 (out of memory)"),
     RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"),
 ]
 
