@@ -44,7 +44,7 @@ gpu:  ## on a machine with an accelerator and its own torch: build, GPU tests an
 
 # What such a machine lacks beside torch, Triton, transformers and their needs, for one that cannot fetch: carry .whl/ (and
 # .whl-media/, for sounds and films: 33 MiB) there, and install them into a folder on PYTHONPATH.
-GPU_WHEELS := starlette uvicorn httptools msgspec orjson python-multipart soxr \
+GPU_WHEELS := cython starlette uvicorn httptools msgspec orjson python-multipart soxr \
     pytest pytest-asyncio pytest-timeout pytest-xdist execnet pluggy iniconfig pygments packaging
 GPU_DOWNLOAD := -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
     $(foreach glibc,28 27 17 12,--platform manylinux_2_$(glibc)_x86_64) --platform manylinux2014_x86_64
@@ -64,7 +64,7 @@ clean:
 .stamp-venv: pyproject.toml
 	test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	$(PY) -m pip install -q --disable-pip-version-check $(TORCH)
-	$(PY) -m pip install -q --disable-pip-version-check 'setuptools>=77' 'cython>=3.1'
+	$(PY) -m pip install -q --disable-pip-version-check 'setuptools>=77' 'cython>=3.1,!=3.3.0'
 	$(PY) .ci/requirements.py | $(PY) -m pip install -q --disable-pip-version-check -r /dev/stdin
 	touch $@
 

@@ -96,7 +96,7 @@ class StepBuffers:
             max_query_len=1 if decode_only else tokens,
             max_context_len=longest,
             table_row=inputs.row_slot[:rows],
-            decode_only=decode_only,
+            decode_only=decode_only and not self._invariant,  # an invariant list has tiles only
         )
 
     def send_positions(self, plan: StepPlan, positions: np.ndarray) -> None:
