@@ -12,6 +12,7 @@ import sys
 import time
 
 import pytest
+import torch
 
 from server.app import FAMILIES
 from tests import tiny
@@ -238,6 +239,15 @@ def test_a_wrong_model_folder_is_one_line(tmp_path):
     other = run("--host", "127.0.0.1", "--port", "0", "--model", str(tmp_path))
     assert other.returncode == 1
     assert "MambaForCausalLM" in one_line(other)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is an accelerator")
+def test_an_accelerator_that_is_not_there_is_one_line():
+    done = run("--host", "127.0.0.1", "--port", "0", "--device", "cuda")
+    assert done.returncode == 1
+    assert re.fullmatch(
+        r"omniloop: --device cuda: torch \S+ sees no accelerator .+; use --device cpu\n", one_line(done)
+    )
 
 
 def test_a_port_in_use_is_one_line():
