@@ -1,0 +1,99 @@
+"""Log-probabilities on their way from the device: made without waiting, read when the step's event has fired.
+
+Owner: device thread. Everything about a row is packed into one line of int32 words on the device and copied into pinned
+memory on the stream that computed it; `collect` turns the words into TokenLogprob objects.
+
+    line: token | logprob | rank | k ids | k values | values of the ids asked for        (floats as their bits)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engine.kernels.sampling.logprobs import logprobs
+from engine.request import TokenLogprob
+from engine.sampling.logprobs import CHUNK
+
+
+class Pending:
+    """Lines in flight; each belongs to a number that its maker chose (a sampled row, a prompt position)."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self) -> None:
+        self._parts: list[tuple[Tensor, int, list[int], list[tuple[int, Sequence[int]]]]] = []
+
+    def add(self, lines: Tensor, width: int, numbers: list[int], wanted: list[tuple[int, Sequence[int]]]) -> None:
+        """Sends lines int32 [n, 3 + 2 * width + extra] home; by line its number, how many of the `width` most likely
+        it gets, and the ids asked for by name."""
+        self._parts.append((home(lines), width, numbers, wanted))
+
+    def collect(self) -> dict[int, TokenLogprob]:
+        """By number; lines of rows without a token (-1) are left out. Call it after the event of the step."""
+        found = {}
+        for lines, width, numbers, wanted in self._parts:
+            words = lines.numpy()
+            values = words.view(np.float32)
+            for line, (number, (k, asked)) in enumerate(zip(numbers, wanted)):
+                if words[line, 0] < 0:
+                    continue
+                ids, told = words[line, 3 : 3 + k].tolist(), values[line, 3 + width : 3 + width + k].tolist()
+                told += values[line, 3 + 2 * width : 3 + 2 * width + len(asked)].tolist()
+                token, logprob, rank = int(words[line, 0]), float(values[line, 1]), int(words[line, 2])
+                found[number] = TokenLogprob(token, logprob, rank, [*ids, *asked], told)
+        return found
+
+
+def tell(logits: Tensor, tokens: Tensor, k: int, as_logits: bool, asked: Tensor | None = None) -> Tensor:
+    """Lines int32 [n, 3 + 2 * k + m] on the logits' device, CHUNK rows of temporaries at a time.
+
+    logits float32 [n, vocab]; tokens int64 [n], -1 for none; asked int64 [n, m] ids.
+    """
+    parts = []
+    for start in range(0, len(logits), CHUNK):
+        rows, token = logits[start : start + CHUNK], tokens[start : start + CHUNK]
+        own, rank, ids, values = logprobs(rows, token.clamp(min=0), k, as_logits)
+        line = [token[:, None].int(), _bits(own[:, None]), rank[:, None].int(), ids.int(), _bits(values)]
+        if asked is not None:
+            more = rows.gather(1, asked[start : start + CHUNK])  # [chunk, m]
+            line.append(_bits(more if as_logits else more - torch.logsumexp(rows, dim=-1, keepdim=True)))
+        parts.append(torch.cat(line, dim=1))
+    return torch.cat(parts)
+
+
+def prompt_logprobs(
+    project: Callable[[Tensor], Tensor], hidden: Tensor, next_tokens: np.ndarray, k: int, as_logits: bool = False
+) -> Pending:
+    """As engine/sampling/logprobs.prompt_logprobs, without waiting; numbers are places in next_tokens."""
+    pending = Pending()
+    following = send(next_tokens.astype(np.int64), hidden.device)  # [n]
+    for start in range(0, len(next_tokens), CHUNK):
+        logits = project(hidden[start : start + CHUNK]).float()  # [chunk, vocab]
+        width = logits.shape[1] if k == -1 else min(k, logits.shape[1])
+        lines = tell(logits, following[start : start + CHUNK], width, as_logits)
+        pending.add(lines, width, list(range(start, start + len(logits))), [(width, ())] * len(logits))
+    return pending
+
+
+def send(values: np.ndarray, device: torch.device) -> Tensor:
+    """A copy of values on the device, through pinned memory of its own: nothing waits, nothing is written twice."""
+    if device.type == "cpu":
+        return torch.from_numpy(values.copy())
+    pinned = torch.empty(values.shape, dtype=torch.from_numpy(values).dtype, pin_memory=True)
+    pinned.numpy()[...] = values
+    # torch keeps the pinned block until the copy has run, also when this name is gone.
+    return pinned.to(device, non_blocking=True)
+
+
+def home(values: Tensor) -> Tensor:
+    """A copy in host memory, pinned where there is a device; to be read after the stream has got that far."""
+    pinned = torch.empty(values.shape, dtype=values.dtype, pin_memory=values.is_cuda)
+    return pinned.copy_(values, non_blocking=True)
+
+
+def _bits(values: Tensor) -> Tensor:
+    return values.float().contiguous().view(torch.int32)

@@ -1,0 +1,249 @@
+"""The accelerator's sampler, on CPU tensors where its kernels are their references, held to the CPU's sampler."""
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+import torch
+
+from engine.kernels.step_inputs import SlotTensors, empty_inputs, empty_slots
+from engine.request import SamplingParams
+from engine.sampling.device import DeviceSampler, prompt_logprobs
+from engine.sampling.logprobs import prompt_logprobs as prompt_logprobs_here
+from engine.sampling.sampler import Sampler
+from tests.engine.test_sampler import expected_probs
+
+VOCAB, SLOTS, ROWS = 50, 12, 8
+MODES = ["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
+RULES = [
+    {},
+    {"logit_bias": ((6, 5.0), (7, -100.0), (6, 0.5))},
+    {"allowed_token_ids": (8, 6, 40)},
+    {"bad_words": ((5,), (3, 4, 5), (9, 9))},
+    {"min_tokens": 3, "eos_token_ids": (5,), "stop_token_ids": (6, 7)},
+    {"min_tokens": 2, "eos_token_ids": (5,), "stop_token_ids": (6,), "ignore_eos": True, "logit_bias": ((6, 9.0),)},
+    {"presence_penalty": 1.5},
+    {"frequency_penalty": 0.7, "repetition_penalty": 1.3},
+    {"repetition_penalty": 0.7, "allowed_token_ids": tuple(range(0, 50, 3)), "logit_bias": ((3, 2.0),)},
+    {"logprobs": 3},
+    {"logprobs": -1, "presence_penalty": 0.5},
+    {"logprobs": 0, "logprob_token_ids": (4, 44), "bad_words": ((2,),)},
+]
+
+
+def logits_of(rows: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(rows, VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
+
+
+class Both:
+    """A DeviceSampler and a Sampler that see the same requests and the same logits."""
+
+    def __init__(self, mode: str = "raw_logprobs", rows: int = ROWS) -> None:
+        self.slots = empty_slots(SLOTS, 1, "cpu")
+        self.device = DeviceSampler(self.slots, SLOTS, rows, VOCAB, "cpu", mode, -1)
+        self.here = Sampler(SLOTS, VOCAB, mode)
+        self.rows = rows
+
+    def admit(self, slot: int, rules: dict, prompt=(3, 4), seed: int = 1) -> None:
+        params, ids = SamplingParams(**rules), np.asarray(prompt, np.int32)
+        stage(self.slots, slot, self.device.admit(slot, params, ids, seed))
+        self.here.admit(slot, params, ids, seed)
+
+    def step(self, logits: torch.Tensor, slots: list[int], index: list[int], record: bool = True):
+        """(tokens, log-probabilities) of both, the device's first; tokens by sampled row."""
+        inputs = empty_inputs(self.rows, 32, False, "cpu")
+        count = len(slots)
+        order = torch.randperm(self.rows)[:count].sort().values.int()
+        inputs.sample_row[:count] = order
+        inputs.sample_slot.fill_(SLOTS)
+        inputs.sample_slot[:count] = torch.tensor(slots, dtype=torch.int32)
+        inputs.sample_place[:count] = torch.tensor(index, dtype=torch.int32)
+        tokens = torch.full((self.rows,), -7, dtype=torch.int32)
+        at = np.asarray(slots)
+        pending = None
+        if self.device.is_plain(at):
+            self.device.launch_plain(inputs, logits.clone(), tokens)
+        else:
+            pending = self.device.launch_special(inputs, logits.clone(), tokens, at, np.asarray(index))
+        got = tokens[order.long()].numpy()
+        assert (tokens == -7).sum() == self.rows - count
+        assert self.slots.last_token[slots].tolist() == np.maximum(got, 0).tolist()
+        if record:
+            self.device.record(at, got)
+        want, told = self.here.sample(logits.clone(), at, np.asarray(index))
+        return got, pending.collect() if pending else {}, want, told
+
+
+def stage(slots: SlotTensors, slot: int, words: np.ndarray) -> None:
+    """What prep does with a slot's words."""
+    real = words.view(np.float32)
+    slots.temperature[slot], slots.top_p[slot], slots.min_p[slot] = real[0].item(), real[2].item(), real[3].item()
+    slots.top_k[slot] = int(words[1])
+    slots.seed[slot] = int(words[4:6].view(np.int64)[0])
+    slots.presence[slot], slots.frequency[slot], slots.repetition[slot] = (float(value) for value in real[6:9])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_greedy_rows_with_every_rule_agree_over_several_steps(mode):
+    both = Both(mode)
+    for slot, rules in enumerate(RULES):
+        both.admit(slot, {"temperature": 0.0, **rules}, prompt=[slot, 3, 4])
+    number = dict.fromkeys(range(SLOTS), 0)
+    for step in range(8):
+        # More slots than lines take turns, so lines are given up and written again.
+        slots = [(step * 5 + k) % SLOTS for k in range(ROWS)]
+        logits = logits_of(ROWS, 7)
+        got, told, want, known = both.step(logits, slots, [number[slot] for slot in slots])
+        assert got.tolist() == want.tolist(), step
+        assert told.keys() == known.keys()
+        for row, entry in known.items():
+            mine = told[row]
+            assert (mine.token_id, mine.rank) == (entry.token_id, entry.rank)
+            assert mine.logprob == pytest.approx(entry.logprob, abs=1e-5)
+            assert mine.top_logprobs == pytest.approx(entry.top_logprobs, abs=1e-5)
+            assert len(mine.top_ids) == len(entry.top_ids)
+            assert mine.top_ids[:3] == entry.top_ids[:3]
+        for slot in slots:
+            number[slot] += 1
+
+
+def test_lines_that_were_given_up_are_written_again():
+    both = Both(rows=2)
+    for slot in range(5):
+        both.admit(slot, {"temperature": 0.0, "frequency_penalty": 0.9, "repetition_penalty": 1.2}, prompt=[slot])
+    logits = logits_of(2, 3)
+    for step in range(20):
+        slots = [step % 5, (step * 2 + 1) % 5]
+        if slots[0] == slots[1]:
+            continue
+        got, _, want, _ = both.step(logits, slots, [step, step])
+        assert got.tolist() == want.tolist(), step
+    assert len(both.device._lines) == 2
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {},
+        {"temperature": 0.5},
+        {"temperature": 2.0, "top_k": 5},
+        {"top_p": 0.8},
+        {"min_p": 0.1},
+        {"temperature": 1.5, "top_k": 20, "top_p": 0.7, "min_p": 0.02},
+        {"logit_bias": ((3, 2.0),), "top_p": 0.9},
+    ],
+)
+def test_draws_follow_the_distribution(rules):
+    count, vocab = 1500, 150  # more than two groups of tokens
+    logits = torch.randn(1, vocab, generator=torch.Generator().manual_seed(1)) * 2
+    biased = logits[0].clone()
+    for token, value in rules.get("logit_bias", ()):
+        biased[token] += value
+    wanted = expected_probs(biased, **{name: value for name, value in rules.items() if name != "logit_bias"})
+    slots = empty_slots(1, 1, "cpu")
+    sampler = DeviceSampler(slots, 1, count, vocab, "cpu", "raw_logprobs", 20)
+    stage(slots, 0, sampler.admit(0, SamplingParams(**rules), np.zeros(1, np.int32), 12))
+    inputs = empty_inputs(count, 8, False, "cpu")
+    inputs.sample_row.copy_(torch.arange(count))
+    inputs.sample_place.copy_(torch.arange(count))
+    tokens = torch.empty(count, dtype=torch.int32)
+    launch = sampler.launch_plain if sampler.is_plain(np.array([0])) else None
+    many = logits.expand(count, -1).contiguous()
+    if launch:
+        launch(inputs, many, tokens)
+    else:
+        sampler.launch_special(inputs, many, tokens, np.zeros(count, np.int64), np.arange(count))
+    seen = np.bincount(tokens.numpy(), minlength=vocab)
+    assert seen[wanted == 0].sum() == 0
+    used = wanted * count >= 5
+    chi2 = ((seen[used] - wanted[used] * count) ** 2 / (wanted[used] * count)).sum()
+    freedom = used.sum() - 1
+    # Wilson-Hilferty: about the 99.9 % point of chi-squared.
+    assert freedom > 0
+    assert chi2 <= freedom * (1 - 2 / (9 * freedom) + 3.09 * np.sqrt(2 / (9 * freedom))) ** 3
+
+
+def test_a_request_draws_the_same_tokens_whoever_shares_the_step():
+    both = Both()
+    kinds = [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.2}, {"presence_penalty": 1.0}, {"logprobs": 2}]
+    for slot, rules in enumerate(kinds):
+        both.admit(slot, rules, seed=2**63 + slot)
+    logits = logits_of(len(kinds))
+    together = both.step(logits, list(range(len(kinds))), [4] * len(kinds), record=False)[0]
+    for slot in range(len(kinds)):
+        other = Both()
+        other.admit(slot, kinds[slot], seed=2**63 + slot - 2**64)
+        assert other.step(logits[slot : slot + 1], [slot], [4])[0][0] == together[slot]
+
+
+def test_rows_that_are_not_numbers_are_marked_and_tell_nothing():
+    both = Both()
+    for slot in range(4):
+        both.admit(slot, {"temperature": float(slot % 2), "logprobs": 1, "logit_bias": ((4, -3.0),)})
+    logits = logits_of(4)
+    logits[1, 4], logits[2, 9], logits[3, 1:] = float("nan"), float("inf"), float("-inf")
+    got, told, _, _ = both.step(logits, [0, 1, 2, 3], [0, 0, 0, 0])
+    assert got[1:].tolist() == [-1, -1, 0]
+    assert sorted(told) == [0, 3]
+
+
+def test_reset_covers_everything_of_a_slot():
+    both = Both()
+    fresh = Both()
+    rules = {
+        "temperature": 0.3,
+        "logprobs": 1,
+        "presence_penalty": 1.0,
+        "bad_words": ((1, 2),),
+        "allowed_token_ids": (1, 2),
+    }
+    for poison in (False, True):
+        both.admit(1, rules)
+        both.step(logits_of(1), [1], [0])
+        assert len(both.device._lines) == 1
+        both.device.reset(1, poison)
+        assert len(both.device._lines) == 0
+        for name, value in vars(fresh.device).items():
+            mine = vars(both.device)[name]
+            if isinstance(value, np.ndarray):
+                assert np.array_equal(mine, value), name
+            elif isinstance(value, dict):
+                assert mine == value, name
+    both.admit(1, {"temperature": 0.0, "frequency_penalty": 0.5, "allowed_token_ids": (7, 9)})
+    both.here.reset(1)
+    both.admit(1, {"temperature": 0.0, "frequency_penalty": 0.5, "allowed_token_ids": (7, 9)})
+    for step in range(3):  # nothing of the poisoned lines is left
+        got, _, want, _ = both.step(logits_of(1), [1], [step])
+        assert got.tolist() == want.tolist()
+
+
+def test_words_of_a_slot_hold_every_number_the_device_reads():
+    both = Both()
+    params = SamplingParams(
+        temperature=0.25, top_k=10**6, top_p=0.5, min_p=0.125, presence_penalty=-1.5, frequency_penalty=0.75,
+        repetition_penalty=1.25,
+    )  # fmt: skip
+    stage(both.slots, 2, both.device.admit(2, params, np.zeros(1, np.int32), -5))
+    got = {field.name: getattr(both.slots, field.name)[2] for field in fields(SlotTensors)}
+    assert [got[name].item() for name in ("temperature", "top_k", "top_p", "min_p", "seed")] == [
+        0.25,
+        50,
+        0.5,
+        0.125,
+        -5,
+    ]
+    assert [got[name].item() for name in ("presence", "frequency", "repetition")] == [-1.5, 0.75, 1.25]
+
+
+@pytest.mark.parametrize("as_logits", [False, True])
+@pytest.mark.parametrize("k", [0, 5, -1])
+def test_prompt_logprobs_are_those_of_the_cpu(k, as_logits):
+    hidden, head = torch.randn(150, 8), torch.randn(8, VOCAB)
+    tokens = np.arange(150, dtype=np.int32) % VOCAB
+    got = prompt_logprobs(lambda rows: rows @ head, hidden, tokens, k, as_logits).collect()
+    want = prompt_logprobs_here(lambda rows: rows @ head, hidden, tokens, k, as_logits)
+    assert list(got) == list(range(150))
+    for mine, entry in zip(got.values(), want):
+        assert (mine.token_id, mine.rank, mine.top_ids) == (entry.token_id, entry.rank, entry.top_ids)
+        assert mine.logprob == pytest.approx(entry.logprob, abs=1e-6)
+        assert mine.top_logprobs == pytest.approx(entry.top_logprobs, abs=1e-6)
