@@ -67,9 +67,9 @@ def load_weights(
 
 
 def weight_bytes(model: Model) -> int:
-    """What the model's weights take in the checkpoint's dtype, before any is read."""
+    """What the weights will take on an accelerator, which keeps them in the activations' dtype."""
     places = expand(model.weight_table(), model)
-    return _num_bytes(places, dict.fromkeys(places, model.config.torch_dtype))
+    return _num_bytes(places, dict.fromkeys(places, model.dtype))
 
 
 def _num_bytes(places: dict[str, Place], saved: dict[str, torch.dtype]) -> int:

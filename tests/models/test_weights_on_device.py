@@ -1,0 +1,71 @@
+"""Weights on an accelerator: the bits of the files, joined in place, and quickly. Needs a device."""
+
+import json
+import time
+
+import pytest
+import torch
+
+from engine.models.hf import load_model_config
+from engine.models.registry import build_model
+from engine.weights import load as loading
+from engine.weights import stream as streaming
+from engine.weights.load import load_weights, weight_bytes
+from engine.weights.table import expand
+from tests import tiny
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
+
+
+def filled(folder, device, activations, **options):
+    model = build_model(load_model_config(folder), activations, device)
+    with torch.inference_mode():
+        load_weights(model, str(folder), device=device, dtype=activations, **options)
+    return model
+
+
+def parts_of(model):
+    return list({id(place.part): place.part for place in expand(model.weight_table(), model).values()}.values())
+
+
+def values_of(part):
+    """What a part multiplies with, in the checkpoint's order, as float32 on the host."""
+    packed = getattr(part, "packed", None)
+    found = [packed.weight(), packed.plain_bias()] if packed is not None else []
+    found += [getattr(part, name, None) for name in ("table", "weight", "bias")]
+    return [tensor.float().cpu() for tensor in found if isinstance(tensor, torch.Tensor)]
+
+
+@pytest.mark.parametrize("saved", ["float32", "bfloat16"])
+@pytest.mark.parametrize("make", [tiny.llama, tiny.qwen2, tiny.qwen3, tiny.omni])
+def test_the_device_holds_what_the_host_reads(make, saved, tmp_path, monkeypatch):
+    folder = tiny.save(make(), tmp_path / "model", dtype=saved, max_shard_size="200KB")
+
+    def stream(*args):
+        streaming.stream(*args, chunk_bytes=4096 + 12, threads=3)
+
+    monkeypatch.setattr(loading, "stream", stream)
+    got = filled(folder, "cuda:0", torch.bfloat16)
+    want = filled(folder, "cpu", torch.bfloat16)
+    for ours, theirs in zip(parts_of(got), parts_of(want), strict=True):
+        for mine, expected in zip(values_of(ours), values_of(theirs), strict=True):
+            # A bias is kept in the activations' dtype there, in float32 here.
+            assert torch.equal(mine, expected) or torch.equal(mine, expected.bfloat16().float())
+
+
+def test_random_weights_are_drawn_quickly_and_once(tmp_path):
+    shape = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 8, "num_attention_heads": 32}
+    shape |= {"num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False}
+    base = json.loads((tiny.checkpoint("llama") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**base, **shape, "torch_dtype": "bfloat16", "dtype": "bfloat16"}))
+    filled(tiny.checkpoint("llama"), "cuda:0", torch.bfloat16, load_format="dummy")  # the first call of anything
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    begun = time.perf_counter()
+    model = filled(tmp_path, "cuda:0", torch.bfloat16, load_format="dummy")
+    seconds, size = time.perf_counter() - begun, weight_bytes(model)
+    print(f"{size / 1e9:.1f} GB drawn in {seconds:.2f} s, {size / 1e9 / seconds:.0f} GB/s")
+    assert seconds < size / 5e9
+    assert torch.cuda.memory_allocated() - before < 1.01 * size
+    assert torch.cuda.max_memory_allocated() - before < 1.05 * size, "joined pieces are not copied"
