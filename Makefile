@@ -14,7 +14,8 @@ PY := $(BIN)/python
 # cython-lint looks for pycodestyle on the path.
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: serve test lint format build bench gpu gpu-wheels clean wheel
+.PHONY: serve test lint format build bench gpu gpu-build gpu-test gpu-kernels gpu-offline gpu-serve gpu-summary
+.PHONY: gpu-wheels clean wheel
 
 serve: .stamp-build  ## the server on port 8000 with the embedded model (or ARGS="--model ...")
 	$(PY) -m server --port $(PORT) $(ARGS)
@@ -37,10 +38,45 @@ build: .stamp-build
 bench: .stamp-build .stamp-dev  ## serving over sockets against a bare torch loop, in one run
 	$(PY) -m tests.bench.serve_cpu $(ARGS)
 
-gpu:  ## on a machine with an accelerator and its own torch: build, GPU tests and benchmarks, JSON into $$OUT
-	$(GPU_PY) setup.py -q build_ext --inplace
-	$(GPU_PY) -m pytest -m gpu $(ARGS)
-	$(GPU_PY) -m tests.bench.gpu_kernels --out $${OUT:-build/gpu}
+# One step after the other, whatever becomes of those before; a table of all that was measured comes last.
+GPU_STEPS ?= test kernels offline serve
+GPU_SHAPES ?= 8b,0.6b
+GPU_JOBS ?= 4
+GPU_OUT := $(or $(OUT),build/gpu)
+# Only what the tests need is loaded: such a machine has plugins of its own.
+GPU_PYTEST := PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(GPU_PY) -m pytest -p pytest_asyncio.plugin -p pytest_timeout \
+    -p xdist.plugin -p no:cacheprovider -n $(GPU_JOBS) --tb=short -q -m gpu
+GPU_TESTS ?= $(shell grep -rlE "mark\.gpu" tests --include="test_*.py") tests/invariance
+gpu: SHELL := /bin/bash
+gpu:  ## on a machine with an accelerator and its own torch: build, GPU tests, benchmarks; log and JSON into $$OUT
+	@mkdir -p $(GPU_OUT); failed=; \
+	for step in build $(GPU_STEPS) summary; do \
+	    SECONDS=0; $(MAKE) --no-print-directory gpu-$$step 2>&1 | tee -a $(GPU_OUT)/gpu.log; \
+	    [ $${PIPESTATUS[0]} = 0 ] || failed="$$failed $$step"; \
+	    echo "[gpu-$$step: $$SECONDS s]" | tee -a $(GPU_OUT)/gpu.log; \
+	done; \
+	[ -z "$$failed" ] || { echo "failed:$$failed"; exit 1; }
+
+gpu-build:
+	OMNILOOP_BUILD_JOBS=$$(nproc) $(GPU_PY) setup.py -q build_ext --inplace --parallel $$(nproc) > $(GPU_OUT)/build.log 2>&1 \
+	    || { tail -50 $(GPU_OUT)/build.log; exit 1; }
+	rm $(GPU_OUT)/build.log
+
+gpu-test:
+	$(GPU_PYTEST) $(GPU_TESTS) $(ARGS)
+
+gpu-kernels:
+	$(GPU_PY) -m tests.bench.gpu_kernels --out $(GPU_OUT)
+	test ! -f tests/bench/gpu_sampling.py || $(GPU_PY) -m tests.bench.gpu_sampling --out $(GPU_OUT)
+
+gpu-offline:
+	$(GPU_PY) -m tests.bench.gpu_offline --shape $(GPU_SHAPES) --out $(GPU_OUT) $(ARGS)
+
+gpu-serve:
+	$(GPU_PY) -m tests.bench.gpu_serve --shape $(GPU_SHAPES) --out $(GPU_OUT) $(ARGS)
+
+gpu-summary:
+	@$(GPU_PY) -m tests.bench.targets $(GPU_OUT)
 
 # What such a machine lacks beside torch, Triton, transformers and their needs, for one that cannot fetch: carry .whl/ (and
 # .whl-media/, for sounds and films: 33 MiB) there, and install them into a folder on PYTHONPATH.

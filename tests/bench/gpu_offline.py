@@ -2,7 +2,7 @@
 
 Random weights of a real shape (--load-format dummy), greedy, random prompts, prefix cache off, as the peer had it.
 Each shape runs in a process of its own, once with an empty kernel cache and once more with a full one for the times to
-ready. Prints what was seen beside aim, floor and peer; writes gpu_offline_SHAPE.json into --out.
+ready. Prints what was seen beside aim, floor and peer; writes gpu_offline.json into --out.
 Run: python -m tests.bench.gpu_offline [--shape 8b,0.6b] [--out DIR] [--only decode,ttft,prefill,offline,prefix,profile]
 """
 
@@ -32,6 +32,7 @@ from tests.bench.crowd import Crowd, Steps, decode
 from tests.bench.shapes import SHAPES, write_folder
 
 REPEATS = 3
+FILE = "gpu_offline.json"
 CASE_S, SHAPE_S = 150.0, 420.0  # a case and a shape that take longer are given up
 
 
@@ -83,7 +84,7 @@ class Bench:
     def keep(self, out: Path | None) -> None:
         """Writes what there is so far: a case that takes the process down loses only itself."""
         kept = {"shape": self.shape, "seen": self.seen, "units": self.units, "more": self.more, "failed": self.failed}
-        targets.write(out, f"gpu_offline_{self.shape}.json", kept)
+        targets.keep(out, FILE, self.shape, kept)
 
     async def start(self) -> None:
         self.engine = Engine(EngineConfig(**self.settings, enable_prefix_caching=False))
@@ -269,17 +270,16 @@ def report(shape: str, args: argparse.Namespace, cache: Path) -> int:
     with tempfile.TemporaryDirectory() as name:
         cold, warm = Path(name) / "cold", Path(name) / "warm"
         status = child(shape, args, [name for name in only if name != "prefix"], cold, cache)
-        file = f"gpu_offline_{shape}.json"
-        if not (cold / file).is_file():
+        if not (cold / FILE).is_file():
             print(f"{shape}: nothing was measured (status {status})", flush=True)
             return status or 1
-        kept = json.loads((cold / file).read_text())
+        kept = json.loads((cold / FILE).read_text())[shape]
         seen = {"ready, nothing compiled": kept["seen"].pop("ready, this process"), **kept["seen"]}
         units = {**kept["units"], "ready, nothing compiled": "s", "ready, kernels cached": "s"}
         if not args.quick:
             status |= child(shape, args, second, warm, cache)
-            again = json.loads((warm / file).read_text()) if (warm / file).is_file() else None
-            if again is not None:
+            if (warm / FILE).is_file():
+                again = json.loads((warm / FILE).read_text())[shape]
                 ready = again["seen"].pop("ready, this process")
                 seen = {"ready, kernels cached": ready, **seen, **again["seen"]}
                 units |= again["units"]
@@ -288,7 +288,7 @@ def report(shape: str, args: argparse.Namespace, cache: Path) -> int:
     for name, phases in kept["more"].items():
         if name.startswith("startup"):
             print(f"{name}: " + ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in phases.items()))
-    targets.write(args.out, file, {**kept, "seen": seen, "units": units, "device": device_name(args.device)})
+    targets.keep(args.out, FILE, shape, {**kept, "seen": seen, "units": units, "device": device_name(args.device)})
     return status
 
 

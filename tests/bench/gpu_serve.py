@@ -2,7 +2,7 @@
 
 As the peer was measured: random weights of a real shape, 512 tokens in and 128 out, greedy, all streaming, prompts all
 different, prefix cache off. Prints what was seen beside aim, floor and peer, with the lateness of the server's loop and
-its CPU time per token; writes gpu_serve_SHAPE.json into --out. Output per second is that of whole answers, per
+its CPU time per token; writes gpu_serve.json into --out. Output per second is that of whole answers, per
 connection from its first end to its last within the time measured, so that waves of equal requests do not bend it.
 Run: python -m tests.bench.gpu_serve [--shape 8b,0.6b] [--streams 1,16,64,256] [--seconds 15] [--out DIR]
 """
@@ -253,12 +253,11 @@ def run_shape(shape: str, args: argparse.Namespace) -> int:
             found["loop stall p99"] = float(np.percentile(late, 99)) * 1e3
             found["loop stall longest"] = float(late.max()) * 1e3
         seen |= {f"{streams} streams, {name}": found[name] for name in UNITS if name in found}
-    aims = {name: targets.HOST.get(name.split(", ")[1]) for name in seen}
-    aims |= targets.SERVE.get(shape, {})
     units = {name: UNITS[name.split(", ")[1]] for name in seen}
-    targets.show(f"{shape}, serving, ready in {server.ready_s:.1f} s", seen, aims, units)
+    title = f"{shape}, serving, ready in {server.ready_s:.1f} s"
+    targets.show(title, seen, targets.serve_targets(shape, seen), units)
     report = {"shape": shape, "ready_s": server.ready_s, "seen": seen, "units": units, "cases": cases}
-    targets.write(args.out, f"gpu_serve_{shape}.json", {**report, "failed": failed})
+    targets.keep(args.out, "gpu_serve.json", shape, {**report, "failed": failed})
     return len(failed)
 
 

@@ -2,11 +2,13 @@
 
 The numbers are for one H100 (80 GB), bfloat16, from arithmetic (floor), from vLLM 0.26 on the same card with the same
 client settings (peer; "/" separates its Python and its Rust front end), and from the project's own targets (aim).
+Run: python -m tests.bench.targets DIR shows again what gpu_offline and gpu_serve have left there.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -99,11 +101,11 @@ def verdict(seen: float, target: Target) -> str:
     return f"{'met' if ratio >= 1 else 'MISSED'} {ratio:.2f}x"
 
 
-def show(title: str, seen: dict[str, float], targets: dict[str, Target], units: dict[str, str] | None = None) -> None:
-    """One line per case; cases without a target are printed too, in the unit that `units` names."""
+def show(title: str, seen: dict[str, float], targets: dict[str, Target], units: dict[str, str]) -> None:
+    """One line per case; cases without a target are printed too, in their unit."""
     print(f"\n{title}\n{'case':<48}{'seen':>10} {'unit':<6}{'aim':>9}{'floor':>9}{'peer':>14}  against the aim")
     for name, value in seen.items():
-        target = targets.get(name) or Target((units or {}).get(name, ""))
+        target = targets.get(name) or Target(units.get(name, ""))
         print(
             f"{name:<48}{number(value):>10} {target.unit:<6}{number(target.aim):>9}{number(target.floor):>9}"
             f"{target.peer or '-':>14}  {verdict(value, target)}",
@@ -111,8 +113,33 @@ def show(title: str, seen: dict[str, float], targets: dict[str, Target], units: 
         )
 
 
-def write(out: Path | None, name: str, report: dict) -> None:
-    """`report` as JSON into the folder `out`, when there is one."""
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / name).write_text(json.dumps(report, indent=1) + "\n")
+def keep(out: Path | None, name: str, shape: str, report: dict) -> None:
+    """The report of a shape, into the JSON file `name` of the folder `out`, beside those of other shapes."""
+    if out is None:
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / name
+    found = json.loads(file.read_text()) if file.is_file() else {}
+    file.write_text(json.dumps({**found, shape: report}, indent=1) + "\n")
+
+
+def serve_targets(shape: str, seen: dict[str, float]) -> dict[str, Target]:
+    """Targets of the cases of gpu_serve that were seen."""
+    beside = {name: HOST[name.split(", ")[1]] for name in seen if name.split(", ")[1] in HOST}
+    return beside | SERVE.get(shape, {})
+
+
+def summary(out: Path) -> None:
+    """What a folder's reports say about the cases that have a target."""
+    for file, title in (("gpu_offline.json", "offline"), ("gpu_serve.json", "serving")):
+        found = json.loads((out / file).read_text()) if (out / file).is_file() else {}
+        for shape, report in found.items():
+            seen = report["seen"]
+            targets = OFFLINE.get(shape, {}) if title == "offline" else serve_targets(shape, seen)
+            show(f"{shape}, {title}", {name: seen[name] for name in seen if name in targets}, targets, {})
+            if report["failed"]:
+                print(f"failed: {report['failed']}")
+
+
+if __name__ == "__main__":
+    summary(Path(sys.argv[1]))
