@@ -28,6 +28,7 @@ cdef class Scheduler:
     cdef readonly EncoderTable encoder
     cdef int32_t max_chunk
     cdef int32_t num_groups
+    cdef public int32_t prompt_budget  # prompt tokens in a step beside rows that decode; at least 1 is given
     cdef bint by_priority
     cdef int64_t next_order
     cdef readonly int64_t next_step  # the step_id that the next schedule() gives

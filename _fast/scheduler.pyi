@@ -17,6 +17,7 @@ class Scheduler:
     block_size: int
     num_running: int
     num_preemptions: int
+    prompt_budget: int
     prefix_queries: int
     prefix_hits: int
     num_freed: int

@@ -49,6 +49,7 @@ cdef class Scheduler:
         self.max_model_len = max_model_len
         self.block_size = block_size
         self.max_chunk = min(max_chunk, max_tokens) if max_chunk else max_tokens
+        self.prompt_budget = max_tokens
         self.by_priority = policy == 1
         self.next_step = first_step
         self.settled_step = first_step - 1
@@ -220,12 +221,15 @@ cdef class Scheduler:
         cdef int32_t count
         cdef int32_t changed
         cdef slot_t slot
-        self.tokens_left = self.max_tokens
+        cdef int32_t decoding = 0
         for i in range(self.running.size):
             count = self._left(self.running.slots[i])
             self.share[self.running.slots[i]] = count
             if count == 1:
-                self.tokens_left -= 1
+                decoding += 1
+        self.tokens_left = self.max_tokens - decoding
+        if decoding:
+            self.tokens_left = min(self.tokens_left, max(self.prompt_budget, 1))
         i = 0
         while i < self.running.size:
             slot = self.running.slots[i]

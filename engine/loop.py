@@ -28,6 +28,7 @@ from _fast.plan import StepPlan
 from engine.config import EngineConfig
 from engine.errors import DeviceLostError, EngineError, for_rows
 from engine.failures import FailureCount
+from engine.pace import Pace
 from engine.request import FinishReason, Request, TokenLogprob
 from engine.runtime import Runtime, load_runtime
 from engine.stats import StepStats
@@ -84,8 +85,9 @@ class DeviceThread:
         self._runtime: Runtime | None = None
         self._stopping = False
         self._paused = False  # nothing is planned; what runs keeps its place
-        self._seconds: dict[int, float] = {}  # how long steps take, by the bit length of their token count
         self._refused: list[int] = []
+        self._pace: Pace
+        self._decoding = 0  # rows of the newest plan that decode
         self._failures = FailureCount(config.max_failed_steps, config.max_oom)
         self.last_beat = 0.0
 
@@ -134,6 +136,7 @@ class DeviceThread:
             except BaseException as error:
                 self._tell(_resolve, self._ready, None, error)
                 return
+            self._pace = Pace(runtime.sizes.max_tokens)
             self._tell(_resolve, self._ready, (runtime.model_config, runtime.limits), None)
             try:
                 self._run(runtime)
@@ -169,7 +172,7 @@ class DeviceThread:
         """Takes what the inbox holds, and waits there while there is nothing better to do."""
         until = None
         if previous is not None:
-            seconds = self._seconds.get(previous.plan.num_tokens.bit_length(), 0.0)
+            seconds = self._pace.expected(previous.plan)
             until = previous.predicted_end(seconds) - min(MARGIN, seconds / 2)
         elif runtime.has_work and not self._paused:
             until = 0.0
@@ -214,8 +217,10 @@ class DeviceThread:
             return None
         plan = runtime.plans[runtime.next_plan]
         runtime.executor.claim(plan)
+        runtime.scheduler.prompt_budget = self._pace.prompt_budget(self._decoding)
         if runtime.scheduler.schedule(plan) == 0:
             return None
+        self._decoding = plan.num_decode_rows
         runtime.next_plan = (runtime.next_plan + 1) % len(runtime.plans)
         begun = time.perf_counter()
         step = runtime.launch_forward(plan)
@@ -238,7 +243,7 @@ class DeviceThread:
             self._fail(runtime, step, output)
         else:
             self._commit(runtime, step, output)
-            self._learn(step)
+            self._pace.note(step.plan, step.event.fired_at - step.started_at)
             self._failures.note_ok()
             stats.device_s = step.event.fired_at - step.started_at
         self._note(runtime, step.plan, stats)
@@ -302,13 +307,6 @@ class DeviceThread:
             if choice is not None and finish != FinishReason.NONE:  # not a row that had ended before
                 output.add(choice.device_id, -1, finish)
                 self._refused += runtime.admission.release_siblings(choice.device_id)
-
-    def _learn(self, step: StepResult) -> None:
-        """Keeps how long steps of this size take; it falls quickly and rises slowly, so planning is never late."""
-        key = step.plan.num_tokens.bit_length()
-        took = step.event.fired_at - step.started_at
-        known = self._seconds.get(key, took)
-        self._seconds[key] = min(took, known + 0.05 * (took - known)) if took < known else known + 0.05 * (took - known)
 
     def _note(self, runtime: Runtime, plan: StepPlan, stats: StepStats) -> None:
         scheduler = runtime.scheduler

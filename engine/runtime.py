@@ -50,6 +50,7 @@ class Runtime:
     def __init__(self, config: EngineConfig, model: Model, executor: Executor, sizes: Sizes, blocks: int) -> None:
         model_config = model.config
         self.config, self.model_config, self.model, self.executor = config, model_config, model, executor
+        self.sizes = sizes
         self.limits = Limits(
             max_model_len=sizes.max_model_len,
             num_blocks=blocks - 1,

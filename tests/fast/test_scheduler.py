@@ -371,3 +371,15 @@ def test_an_add_that_fails_half_way_gives_its_slot_back():
     with pytest.raises(TypeError):
         scheduler.add(1, ids(1, 2), max_tokens=4, stop_ids=["x"])
     assert scheduler.ledger()["slots"] == 0
+
+
+def test_prompts_beside_decoding_rows_keep_to_their_budget():
+    scheduler = make()
+    scheduler.prompt_budget = 5
+    first = scheduler.add(1, ids(*range(20)), max_tokens=8)
+    assert rows(step(scheduler))[first][1] == 20  # nothing decodes: the whole step is the prompt's
+    second = scheduler.add(2, ids(*range(30, 42)), max_tokens=8)
+    assert [rows(step(scheduler))[second][1] for _ in range(3)] == [5, 5, 2]
+    scheduler.prompt_budget = 0
+    third = scheduler.add(3, ids(1, 2, 3), max_tokens=8)
+    assert rows(step(scheduler))[third][1] == 1  # it goes on, however slowly

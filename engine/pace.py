@@ -1,0 +1,54 @@
+"""Pace: how long steps take, learned from the ones that ran; what planning needs to know about time.
+
+Owner: device thread. In: the sizes of settled steps and their seconds. Out: when the step in flight should end, and how
+many prompt tokens may join rows that decode, so that a long prompt slows the others to half their speed at worst.
+"""
+
+from __future__ import annotations
+
+from _fast.plan import StepPlan
+
+LEAST_PROMPT = 256  # tokens: about as many as the weights' own reading time hides
+ENOUGH = 64  # prompt tokens in a step that tell what one more costs
+RISE = 0.05  # of a longer step that is believed at once; a shorter one is believed fully
+
+
+class Pace:
+    """Seconds by size class, and seconds per prompt token."""
+
+    __slots__ = ("_decode", "_max_tokens", "_per_token", "_seconds")
+
+    def __init__(self, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._seconds: dict[int, float] = {}  # by the bit length of a step's tokens
+        self._decode: dict[int, float] = {}  # of steps that only decode, by the bit length of their rows
+        self._per_token = 0.0  # what one more prompt token costs
+
+    def expected(self, plan: StepPlan) -> float:
+        """Seconds that a step takes, as far as is known; 0: nothing is."""
+        return self._seconds.get(plan.num_tokens.bit_length(), 0.0)
+
+    def note(self, plan: StepPlan, took: float) -> None:
+        """Learns from a settled step. Estimates fall at once and rise slowly, so that planning is never late."""
+        rows, tokens = plan.num_rows, plan.num_tokens
+        _learn(self._seconds, tokens.bit_length(), took)
+        if plan.num_decode_rows == rows:
+            _learn(self._decode, rows.bit_length(), took)
+            return
+        prompt = tokens - plan.num_decode_rows
+        if prompt >= ENOUGH:
+            beside = self._decode.get(plan.num_decode_rows.bit_length(), 0.0) if plan.num_decode_rows else 0.0
+            cost = max(took - beside, 0.0) / prompt
+            self._per_token += (cost - self._per_token) * (0.2 if self._per_token else 1.0)
+
+    def prompt_budget(self, decoding: int) -> int:
+        """Prompt tokens that a step may take beside `decoding` rows: as many as double its time."""
+        alone = self._decode.get(decoding.bit_length(), 0.0)
+        if not decoding or not alone or not self._per_token:
+            return self._max_tokens
+        return min(self._max_tokens, max(LEAST_PROMPT, int(alone / self._per_token)))
+
+
+def _learn(known: dict[int, float], key: int, took: float) -> None:
+    before = known.get(key, took)
+    known[key] = took if took < before else before + RISE * (took - before)

@@ -1,0 +1,35 @@
+"""Pace: what steps teach about time."""
+
+from types import SimpleNamespace
+
+from engine.pace import LEAST_PROMPT, Pace
+
+
+def plan(rows: int, prompt: int = 0) -> SimpleNamespace:
+    return SimpleNamespace(num_rows=rows + bool(prompt), num_decode_rows=rows, num_tokens=rows + prompt)
+
+
+def test_a_shorter_step_is_believed_at_once_and_a_longer_one_slowly():
+    pace = Pace(2048)
+    assert pace.expected(plan(8)) == 0
+    for took, expected in ((0.010, 0.010), (0.006, 0.006), (0.026, 0.007)):
+        pace.note(plan(8), took)
+        assert abs(pace.expected(plan(8)) - expected) < 1e-9
+
+
+def test_prompts_may_double_a_step_that_decodes():
+    pace = Pace(2048)
+    assert pace.prompt_budget(64) == 2048  # nothing is known yet
+    pace.note(plan(64), 0.010)
+    pace.note(plan(0, prompt=2000), 0.040)  # 20 microseconds a token
+    assert pace.prompt_budget(64) == 500
+    assert pace.prompt_budget(0) == 2048
+    pace.note(plan(64), 0.001)
+    assert pace.prompt_budget(64) == LEAST_PROMPT
+
+
+def test_a_mixed_step_charges_prompts_with_what_is_beyond_the_decoding_rows():
+    pace = Pace(4096)
+    pace.note(plan(64), 0.010)
+    pace.note(plan(64, prompt=1000), 0.030)
+    assert pace.prompt_budget(64) == 500
