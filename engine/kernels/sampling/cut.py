@@ -14,8 +14,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.kernels.sampling.groups import scale_of, scale_reference
-from engine.kernels.sampling.noise import TOKEN_STREAM, noise, noise_reference
+from engine.kernels.sampling.groups import GROUP, scale_of, scale_reference
+from engine.kernels.sampling.noise import GROUP_STREAM, TOKEN_STREAM, noise, noise_reference
 from engine.kernels.sampling.pick import is_cut
 from engine.kernels.target import tl, triton
 
@@ -65,45 +65,62 @@ def read(at, chosen, first, count, vocab, GROUP: tl.constexpr, CHUNK: tl.constex
 
 
 @triton.jit
-def weigh(at, chosen, count, vocab, key, highest, scale, by_count,
-          SHIFT: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
-    """How many tokens of the chosen groups have a larger key, or their mass."""
-    total = tl.zeros([CHUNK, GROUP], tl.float32)
+def weigh(at, chosen, count, vocab, low, middle, high, highest, scale,
+          BY_COUNT: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+    """How many tokens of the chosen groups are at or above each of three values, or their mass."""
+    above_low = tl.zeros([CHUNK, GROUP], tl.float32)
+    above_middle = tl.zeros([CHUNK, GROUP], tl.float32)
+    above_high = tl.zeros([CHUNK, GROUP], tl.float32)
     for first in range(0, count, CHUNK):
         x, _ = read(at, chosen, first, count, vocab, GROUP, CHUNK)
-        weight = tl.where(by_count, 1.0, tl.exp2((x - highest) * scale))
-        total += tl.where(key_of(x, SHIFT) > key, weight, 0.0)
-    return tl.sum(tl.sum(total, 1), 0)
+        if BY_COUNT:
+            weight = tl.full([CHUNK, GROUP], 1.0, tl.float32)
+        else:
+            weight = tl.exp2((x - highest) * scale)
+        above_low += tl.where(x >= low, weight, 0.0)
+        above_middle += tl.where(x >= middle, weight, 0.0)
+        above_high += tl.where(x >= high, weight, 0.0)
+    return tl.sum(tl.sum(above_low, 1), 0), tl.sum(tl.sum(above_middle, 1), 0), tl.sum(tl.sum(above_high, 1), 0)
 
 
 @triton.jit
-def search(at, chosen, count, vocab, lowest, highest, scale, need, by_count,
-           SHIFT: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
-    """The smallest key, `lowest` or above, above which there is less than `need`."""
+def search(at, chosen, count, vocab, lowest, highest, scale, need,
+           BY_COUNT: tl.constexpr, SHIFT: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+    """The smallest key, `lowest` or above, above which there is less than `need`; two bits of it per pass."""
     low = lowest.to(tl.int64) - 1
     high = key_of(highest, SHIFT).to(tl.int64)
     while high - low > 1:
-        middle = low + ((high - low) >> 1)
-        got = weigh(at, chosen, count, vocab, middle.to(tl.int32), highest, scale, by_count, SHIFT, GROUP, CHUNK)
-        low = tl.where(got < need, low, middle)
-        high = tl.where(got < need, middle, high)
+        a = low + tl.maximum((high - low) >> 2, 1)
+        b = low + ((high - low) >> 1)
+        c = low + (((high - low) * 3) >> 2)
+        above_a, above_b, above_c = weigh(
+            at, chosen, count, vocab, value_of((a + 1).to(tl.int32), SHIFT), value_of((b + 1).to(tl.int32), SHIFT),
+            value_of((c + 1).to(tl.int32), SHIFT), highest, scale, BY_COUNT, GROUP, CHUNK,
+        )  # fmt: skip
+        old = high
+        high = tl.where(above_a < need, a, tl.where(above_b < need, b, tl.where(above_c < need, c, old)))
+        low = tl.where(above_c >= need, c, tl.where(above_b >= need, b, tl.where(above_a >= need, a, low)))
     return high.to(tl.int32)
 
 
 @triton.jit
-def draw(at, chosen, count, vocab, key, highest, scale, seed, place,
-         SHIFT: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
-    """One of the tokens whose key is not below `key`."""
-    best = tl.full([CHUNK, GROUP], float("-inf"), tl.float32)
-    winner = tl.zeros([CHUNK, GROUP], tl.int32)
+def draw(at, chosen, count, vocab, least, highest, scale, seed, place,
+         GROUP: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+    """One of the tokens whose logit is `least` or more: first its group, then itself, as in pick.py."""
+    best = tl.full([CHUNK], float("-inf"), tl.float32)
+    winner = tl.zeros([CHUNK], tl.int32)
     for first in range(0, count, CHUNK):
         x, token = read(at, chosen, first, count, vocab, GROUP, CHUNK)
-        score = (x - highest) * scale + noise(seed, place, token, 0)
-        score = tl.where(key_of(x, SHIFT) >= key, score, float("-inf"))
-        winner = tl.where(score > best, token, winner)
+        held = tl.sum(tl.where(x >= least, tl.exp2((x - highest) * scale), 0.0), 1)
+        group = tl.min(token, 1) // GROUP
+        score = tl.log2(held) + noise(seed, place, group, 1)
+        winner = tl.where(score > best, group, winner)
         best = tl.maximum(best, score)
-    top = tl.max(tl.max(best, 1), 0)
-    return tl.min(tl.min(tl.where(best == top, winner, vocab - 1), 1), 0)
+    group = tl.min(tl.where(best == tl.max(best, 0), winner, vocab), 0)
+    token = group * GROUP + tl.arange(0, GROUP)
+    x = tl.load(at + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
+    score = tl.where(x >= least, (x - highest) * scale + noise(seed, place, token, 0), float("-inf"))
+    return group * GROUP + tl.argmax(score, 0)
 
 
 @triton.jit
@@ -170,12 +187,15 @@ def cut_kernel(
                 key = search(at, listed, count, vocab, key, highest, scale, need, True, SHIFT, GROUP, CHUNK)
             if p < 1.0:
                 if by_count | (floor > 0.0):
-                    need = p * weigh(at, listed, count, vocab, key - 1, highest, scale, False, SHIFT, GROUP, CHUNK)
+                    least = value_of(key, SHIFT)
+                    rest, _, _ = weigh(
+                        at, listed, count, vocab, least, least, least, highest, scale, False, GROUP, CHUNK
+                    )
+                    need = p * rest
                 key = search(at, listed, count, vocab, key, highest, scale, need, False, SHIFT, GROUP, CHUNK)
+            least = value_of(key, SHIFT)
             place = tl.load(sample_place + row)
-            drawn = draw(at, listed, count, vocab, key, highest, scale, tl.load(seed + slot), place,
-                         SHIFT, GROUP, CHUNK)  # fmt: skip
-            result, least = drawn, value_of(key, SHIFT)
+            result = draw(at, listed, count, vocab, least, highest, scale, tl.load(seed + slot), place, GROUP, CHUNK)
         tl.store(tokens_out + target, result)
         tl.store(last_token + slot, tl.maximum(result, 0))
         tl.store(threshold + row, least)
@@ -202,6 +222,12 @@ def threshold_reference(line: Tensor, heat: float, top_k: int, top_p: float, min
 
 def draw_reference(line: Tensor, least: float, heat: float, seed: int, place: int) -> int:
     """The specification of the draw: line float32 [vocab], from the tokens whose logit is `least` or more."""
-    score = (line - line.max()) * scale_reference(heat)
-    score += noise_reference(seed, place, torch.arange(len(line)), TOKEN_STREAM)
-    return int(torch.where(line >= least, score, float("-inf")).argmax())
+    scale, vocab = scale_reference(heat), len(line)
+    score = torch.full((-(-vocab // GROUP) * GROUP,), float("-inf"))
+    score[:vocab] = torch.where(line >= least, (line - line.max()) * scale, float("-inf"))
+    score = score.view(-1, GROUP)
+    group = torch.arange(len(score))
+    held = torch.log2(torch.exp2(score).sum(1)) + noise_reference(seed, place, group, GROUP_STREAM)
+    first = int(held.argmax()) * GROUP
+    token = torch.arange(first, first + GROUP)
+    return first + int((score[first // GROUP] + noise_reference(seed, place, token, TOKEN_STREAM)).argmax())
