@@ -21,8 +21,8 @@ from engine.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
-    from _fast.driver import Launcher
 
+    from _fast.driver import Launcher
     from engine.memory import DeviceMemory
 
 
@@ -123,7 +123,6 @@ class Accelerator:
                  ring: list[torch.Tensor]) -> Launcher:  # fmt: skip
         """A step's GIL-free calls: pinned `records` into `stagings`, graphs, `tokens` home into the pinned `ring`."""
         from _fast.driver import Launcher
-
         from engine.kernels.target import runtime_calls
 
         return Launcher(

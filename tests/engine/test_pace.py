@@ -22,7 +22,7 @@ def test_prompts_may_double_a_step_that_decodes():
     assert pace.prompt_budget(64) == 2048  # nothing is known yet
     pace.note(plan(64), 0.010)
     pace.note(plan(0, prompt=2000), 0.040)  # 20 microseconds a token
-    assert pace.prompt_budget(64) == 500
+    assert abs(pace.prompt_budget(64) - 500) <= 1
     assert pace.prompt_budget(0) == 2048
     pace.note(plan(64), 0.001)
     assert pace.prompt_budget(64) == LEAST_PROMPT
@@ -32,4 +32,4 @@ def test_a_mixed_step_charges_prompts_with_what_is_beyond_the_decoding_rows():
     pace = Pace(4096)
     pace.note(plan(64), 0.010)
     pace.note(plan(64, prompt=1000), 0.030)
-    assert pace.prompt_budget(64) == 500
+    assert abs(pace.prompt_budget(64) - 500) <= 1
