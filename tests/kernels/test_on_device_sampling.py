@@ -1,0 +1,153 @@
+"""The sampling kernels on a real accelerator: thresholds and draws against float64 definitions."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from engine.kernels.sampling.choose import choose, choose_room
+from engine.kernels.sampling.edit import edit, edit_reference
+from engine.kernels.sampling.mask import mask, mask_reference
+from engine.kernels.sampling.penalize import count, penalize, penalize_reference
+from tests.kernels.sampling import KINDS, kept, rows_of
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def chosen(logits, rows):
+    """(tokens by row, thresholds) from poisoned outputs."""
+    room = choose_room(len(logits), logits.shape[1], "cuda")
+    for field in (room.best, room.mass, room.threshold):
+        field.fill_(float("nan"))
+    room.chosen.fill_(2**30)
+    tokens = torch.full_like(rows.tokens, -7)
+    choose(tokens, rows.slots, room, logits, rows.row, rows.slot, rows.place)
+    assert tokens[0] == tokens[-1] == -7
+    return tokens[rows.row.long()], room.threshold
+
+
+def logits_of(rows, vocab, spread, dtype):
+    return (torch.randn(rows, vocab, device="cuda") * spread).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("vocab", "spread"), [(151936, 3.0), (151936, 1.0), (32000, 2.0), (1000, 2.0), (50257, 4.0)])
+def test_thresholds_are_those_of_sorted_values(vocab, spread, dtype):
+    rows = rows_of(len(KINDS), KINDS, "cuda")
+    logits = logits_of(len(KINDS), vocab, spread, dtype)
+    logits[:, 5::11] = float("-inf")
+    tokens, least = chosen(logits, rows)
+    for row, kind in enumerate(KINDS):
+        line = logits[row].float()
+        if kind[0] == 0:
+            assert tokens[row] == int((line == line.max()).nonzero()[0])
+            continue
+        keep = kept(logits[row], *kind)
+        assert keep[int(tokens[row])]
+        differ = ((line >= least[row]) & line.isfinite()).cpu().numpy() != keep
+        # Rounding may move a bound of mass (or min_p's) past one value, never further.
+        values = np.unique(line.cpu().numpy()[differ])
+        assert len(values) <= (1 if kind[2] < 1 or kind[3] > 0 else 0), kind
+
+
+@pytest.mark.parametrize("rules", [KINDS[1], KINDS[2], KINDS[4], KINDS[5], KINDS[9]])
+def test_draws_follow_the_distribution(rules):
+    vocab, count = 1000, 20_000
+    line = logits_of(1, vocab, 2.0, torch.bfloat16)
+    keep = kept(line[0], *rules)
+    weight = torch.softmax(line[0].double() / rules[0], 0).cpu().numpy() * keep
+    wanted = weight / weight.sum() * count
+    rows = rows_of(count, [rules], "cuda")
+    rows.slots.seed.fill_(3)
+    rows.place.copy_(torch.arange(count))
+    tokens, _ = chosen(line.expand(count, -1).contiguous(), rows)
+    seen = np.bincount(tokens.cpu().numpy(), minlength=vocab)
+    assert seen[~keep].sum() == 0
+    used = wanted >= 5
+    parts = [((seen[used] - wanted[used]) ** 2 / wanted[used]).sum()]
+    if wanted[~used].sum() >= 5:
+        parts.append((seen[~used].sum() - wanted[~used].sum()) ** 2 / wanted[~used].sum())
+    freedom = used.sum() + len(parts) - 2
+    assert sum(parts) <= freedom * (1 - 2 / (9 * freedom) + 3.09 * np.sqrt(2 / (9 * freedom))) ** 3
+
+
+@pytest.mark.parametrize("vocab", [151936, 50257])
+def test_a_row_keeps_its_token_at_any_size_and_place(vocab):
+    size = 256
+    rows = rows_of(size, KINDS, "cuda")
+    logits = logits_of(size, vocab, 2.0, torch.bfloat16)
+    together, _ = chosen(logits, rows)
+    order = torch.randperm(size, device="cuda")
+    turned, _ = chosen(logits[order], replace(rows, slot=rows.slot[order], place=rows.place[order]))
+    assert torch.equal(turned, together[order])
+    for few in (1, 3, 17, 129, 255):
+        part = replace(rows, row=rows.row[-few:], slot=rows.slot[-few:], place=rows.place[-few:])
+        assert torch.equal(chosen(logits[-few:], part)[0], together[-few:])
+
+
+def test_rows_that_are_no_numbers():
+    rows = rows_of(256, KINDS, "cuda")
+    logits = logits_of(256, 151936, 2.0, torch.bfloat16)
+    logits[3, 151935], logits[17, 0], logits[31, 70000] = float("nan"), float("inf"), float("nan")
+    logits[100] = float("-inf")
+    logits[101], logits[101, 9] = float("-inf"), -1e30
+    rows.row[200] = -1
+    tokens, _ = chosen(logits, replace(rows, row=rows.row.clone()))
+    bad = (tokens == -1).nonzero()[:, 0].tolist()
+    assert bad == [3, 17, 31, 100]
+    assert tokens[101] == 9
+
+
+def test_replayed_steps_are_the_captured_ones():
+    rows = rows_of(64, KINDS, "cuda")
+    room = choose_room(64, 151936, "cuda")
+    logits, fresh = (logits_of(64, 151936, 2.0, torch.bfloat16) for _ in range(2))
+
+    def run():
+        choose(rows.tokens, rows.slots, room, logits, rows.row, rows.slot, rows.place)
+
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    logits.copy_(fresh)
+    rows.place.add_(5)
+    graph.replay()
+    replayed = rows.tokens.clone()
+    run()
+    assert torch.equal(replayed, rows.tokens)
+
+
+@pytest.mark.parametrize("vocab", [151936, 50257])
+def test_rules(vocab):
+    words = -(-vocab // 32)
+    logits = logits_of(5, vocab, 2.0, torch.float32)
+    counts = torch.randint(0, 3, (3, vocab), dtype=torch.int32)
+    bits = torch.randint(-(2**31), 2**31 - 1, (3, words), dtype=torch.int32)
+    slots = rows_of(4, KINDS).slots
+    for field, values in ((slots.presence, (0.0, 0.5, -0.3)), (slots.frequency, (0.1, 0.0, 1.5))):
+        field[:3] = torch.tensor(values)
+    slots.repetition.fill_(1.3)
+    line, slot = torch.tensor([2, -1, 0, 1, -1], dtype=torch.int32), torch.tensor([1, 0, 2, 0, 3], dtype=torch.int32)
+    near = {name: getattr(slots, name).cuda() for name in ("presence", "frequency", "repetition")}
+    on_device = replace(slots, **near)
+    values = torch.tensor([1.5, float("-inf"), -2.0]).view(torch.int32)
+    edits = torch.cat([torch.tensor([[0, 3], [2, 7], [4, vocab - 1]], dtype=torch.int32), values[:, None]], 1)
+    want = logits.cpu()
+    edit(logits, edits.cuda())
+    edit_reference(want, edits)
+    mask(logits, bits.cuda(), line.cuda())
+    mask_reference(want, bits, line)
+    penalize(logits, counts.cuda(), bits.cuda(), on_device, line.cuda(), slot.cuda())
+    penalize_reference(want, counts, bits, slots, line, slot)
+    assert torch.allclose(logits.cpu(), want, rtol=1e-6, atol=1e-6)
+    token = torch.tensor([vocab - 1, 5, -1, 39, 7], dtype=torch.int32)
+    counted = counts.cuda()
+    count(counted, token.cuda(), line.cuda())
+    assert (counted.cpu() - counts).nonzero().tolist() == [[1, 39], [2, vocab - 1]]
