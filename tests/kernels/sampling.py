@@ -51,7 +51,7 @@ def rows_of(count: int, kinds: list[tuple[float, int, float, float]], device: st
 
 
 def kept(line: Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:
-    """The tokens that may be drawn: the definition, as loops over sorted float64."""
+    """The tokens that may be drawn: the definition, over sorted float64."""
     x = line.double().cpu().numpy()
     scaled = x / temperature
     probs = np.exp(scaled - scaled.max())
@@ -60,11 +60,8 @@ def kept(line: Tensor, temperature: float, top_k: int, top_p: float, min_p: floa
         ordered = np.sort(np.where(keep, x, -np.inf))[::-1]
         keep &= x >= ordered[min(top_k, len(x)) - 1]
     if top_p < 1:
-        mass, total, least = 0.0, probs[keep].sum(), np.inf
-        for value in np.sort(x[keep])[::-1]:
-            if mass >= top_p * total:
-                break
-            least = value
-            mass += float(np.exp(value / temperature - scaled.max()))
-        keep &= x >= least
+        order = np.sort(x[keep])[::-1]
+        weight = np.exp(order / temperature - scaled.max())
+        larger = np.cumsum(weight) - weight
+        keep &= x >= order[larger < top_p * weight.sum()].min()
     return keep
