@@ -25,6 +25,7 @@ from engine.kernels.sampling.mask import mask
 from engine.kernels.sampling.penalize import count, penalize
 from engine.request import SamplingParams
 from engine.sampling.lines import TokenLines
+from engine.sampling.logprobs import CHUNK
 from engine.sampling.pending import Pending, prompt_logprobs, send, tell
 from engine.sampling.row_rules import HostRules
 from engine.sampling.rules import needs_rules
@@ -102,6 +103,11 @@ class DeviceSampler:
         """
         choose(tokens_out, self._slots, self._room, logits, inputs.sample_row, inputs.sample_slot, inputs.sample_place)
 
+    def special_bytes(self, rows: int) -> int:
+        """Device memory that launch_special takes at most for so many rows, beside what was made at start: float32
+        logits, before and after the rules, and of CHUNK rows at a time what a sort of all values needs."""
+        return 4 * self._vocab * (2 * rows + 10 * min(rows, CHUNK))
+
     def record(self, slots: np.ndarray, tokens: np.ndarray) -> None:
         """Committed tokens of a step's sampled rows (-1: none), before the next launch_special."""
         for row in np.flatnonzero(self._special[slots]).tolist():
@@ -178,23 +184,23 @@ class DeviceSampler:
         params = [self._logprobs[int(slots[special[k]])] for k in asked]
         counts = [self._vocab if one.logprobs == -1 else min(one.logprobs or 0, self._vocab) for one in params]
         for whole in (False, True):
-            part = [n for n in range(len(asked)) if (counts[n] > TOP_MAX) == whole]
-            if not part:
-                continue
-            width, extra = max(counts[n] for n in part), max(len(params[n].logprob_token_ids) for n in part)
-            words = np.zeros((len(part), 1 + extra), np.int64)
-            words[:, 0] = [asked[n] for n in part]
-            for place, n in enumerate(part):
-                words[place, 1 : 1 + len(params[n].logprob_token_ids)] = params[n].logprob_token_ids
-            sent = send(words, self._device)
-            rows = sent[:, 0].contiguous()
-            told = work.index_select(0, rows)  # [n, vocab]
-            if not self._raw:
-                told = self._processed(told, heat.index_select(0, rows), self._room.threshold.index_select(0, rows))
-            ids = sent[:, 1:].contiguous() if extra else None
-            lines = tell(told, tokens.index_select(0, rows).long(), width, self._as_logits, ids)
-            numbers = [int(special[asked[n]]) for n in part]
-            pending.add(lines, width, numbers, [(counts[n], params[n].logprob_token_ids) for n in part])
+            alike = [n for n in range(len(asked)) if (counts[n] > TOP_MAX) == whole]
+            for start in range(0, len(alike), CHUNK):
+                part = alike[start : start + CHUNK]
+                width, extra = max(counts[n] for n in part), max(len(params[n].logprob_token_ids) for n in part)
+                words = np.zeros((len(part), 1 + extra), np.int64)
+                words[:, 0] = [asked[n] for n in part]
+                for place, n in enumerate(part):
+                    words[place, 1 : 1 + len(params[n].logprob_token_ids)] = params[n].logprob_token_ids
+                sent = send(words, self._device)
+                rows = sent[:, 0].contiguous()
+                told = work.index_select(0, rows)  # [n, vocab]
+                if not self._raw:
+                    told = self._processed(told, heat.index_select(0, rows), self._room.threshold.index_select(0, rows))
+                ids = sent[:, 1:].contiguous() if extra else None
+                lines = tell(told, tokens.index_select(0, rows).long(), width, self._as_logits, ids)
+                numbers = [int(special[asked[n]]) for n in part]
+                pending.add(lines, width, numbers, [(counts[n], params[n].logprob_token_ids) for n in part])
         return pending
 
     def _processed(self, logits: Tensor, heat: Tensor, threshold: Tensor) -> Tensor:

@@ -49,20 +49,17 @@ class Pending:
 
 
 def tell(logits: Tensor, tokens: Tensor, k: int, as_logits: bool, asked: Tensor | None = None) -> Tensor:
-    """Lines int32 [n, 3 + 2 * k + m] on the logits' device, CHUNK rows of temporaries at a time.
+    """Lines int32 [n, 3 + 2 * k + m] on the logits' device.
 
-    logits float32 [n, vocab]; tokens int64 [n], -1 for none; asked int64 [n, m] ids.
+    logits float32 [n, vocab], at most CHUNK rows for the sake of memory; tokens int64 [n], -1 for none; asked int64
+    [n, m].
     """
-    parts = []
-    for start in range(0, len(logits), CHUNK):
-        rows, token = logits[start : start + CHUNK], tokens[start : start + CHUNK]
-        own, rank, ids, values = logprobs(rows, token.clamp(min=0), k, as_logits)
-        line = [token[:, None].int(), _bits(own[:, None]), rank[:, None].int(), ids.int(), _bits(values)]
-        if asked is not None:
-            more = rows.gather(1, asked[start : start + CHUNK])  # [chunk, m]
-            line.append(_bits(more if as_logits else more - torch.logsumexp(rows, dim=-1, keepdim=True)))
-        parts.append(torch.cat(line, dim=1))
-    return torch.cat(parts)
+    own, rank, ids, values = logprobs(logits, tokens.clamp(min=0), k, as_logits)
+    parts = [tokens[:, None].int(), _bits(own[:, None]), rank[:, None].int(), ids.int(), _bits(values)]
+    if asked is not None:
+        more = logits.gather(1, asked)  # [n, m]
+        parts.append(_bits(more if as_logits else more - torch.logsumexp(logits, dim=-1, keepdim=True)))
+    return torch.cat(parts, dim=1)
 
 
 def prompt_logprobs(
