@@ -47,6 +47,12 @@ def codec_library() -> types.ModuleType:
     return av
 
 
+@functools.cache
+def _lenient() -> dict[str, str]:
+    """Metadata that is no UTF-8 refuses no file: PyAV keeps such bytes by itself since 19, and was told before."""
+    return {"metadata_errors": "replace"} if int(codec_library().__version__.split(".")[0]) < 19 else {}
+
+
 def open_container(data: bytes, demuxer: str, limits: MediaLimits) -> av.container.InputContainer:
     """Open bytes with one named demuxer; no protocol may be opened from inside the file.
 
@@ -64,8 +70,8 @@ def open_container(data: bytes, demuxer: str, limits: MediaLimits) -> av.contain
             mode="r",
             format=demuxer,
             options=options,
-            metadata_errors="replace",
             io_open=_no_more_files,
+            **_lenient(),
         )
     except Exception as error:
         raise_unless_damage(error)
