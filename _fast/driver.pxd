@@ -70,7 +70,7 @@ cdef class Launcher:
     cdef GetErrorString get_error_string
 
     cdef bint ok(self, int call, int code) noexcept nogil
-    cdef void* _find(self, int32_t kind, int32_t size) noexcept nogil
+    cdef void* find(self, int32_t kind, int32_t size) noexcept nogil
     cdef bint claim_record(self, int32_t record) noexcept nogil
     cdef bint send(self, StepPlan plan, int32_t record) noexcept nogil
     cdef bint launch_prep(self) noexcept nogil

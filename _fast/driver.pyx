@@ -174,7 +174,7 @@ cdef class Launcher:
             return 0
         return own.size[low]
 
-    cdef void* _find(self, int32_t kind, int32_t size) noexcept nogil:
+    cdef void* find(self, int32_t kind, int32_t size) noexcept nogil:
         """The graph of exactly this size, or NULL."""
         cdef int32_t i
         for i in range(self.graphs[kind].count):
@@ -219,13 +219,13 @@ cdef class Launcher:
 
     def sample(self, int32_t size):
         """Launches the sample graph of exactly this size; the step before has its tokens copied first."""
-        if self._find(SAMPLE, size) == NULL:
+        if self.find(SAMPLE, size) == NULL:
             raise ValueError(f"there is no sample graph of size {size}; pick_sample() gives the sizes there are")
         self.before_sample()
         self._launch(SAMPLE, size)
 
     def _launch(self, int32_t kind, int32_t size):
-        cdef void* graph = self._find(kind, size)
+        cdef void* graph = self.find(kind, size)
         cdef bint done
         if graph == NULL:
             raise ValueError(f"there is no graph of kind {kind} and size {size}; pick() gives the sizes there are")
@@ -262,8 +262,8 @@ cdef class Launcher:
         self._check_plan(plan, record_index)
         self._check_index("kind", kind, 2)
         self._check_index("ring buffer", ring_index, self.num_ring)
-        forward = self._find(kind, size)
-        sample = self._find(SAMPLE, sample_size) if sample_size else NULL
+        forward = self.find(kind, size)
+        sample = self.find(SAMPLE, sample_size) if sample_size else NULL
         if forward == NULL or (sample_size and sample == NULL):
             raise ValueError(f"no graphs for kind {kind}, size {size}, sample size {sample_size}; pick() knows them")
         if self.prep_graph[plan.step_id % self.num_stagings] == NULL:

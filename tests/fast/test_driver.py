@@ -156,10 +156,12 @@ def test_one_call_and_its_parts_make_the_same_calls():
     assert logs[0] == logs[1]
 
 
-def test_a_step_nobody_waited_for_still_has_its_record_and_its_staging_read_first():
-    """Its scheduler step failed after its prep was launched; the streams are as late as they may be."""
+@pytest.mark.parametrize("eager", [(0, 0, 0), (0, 1, 0)])
+def test_a_step_nobody_waited_for_still_has_its_record_and_its_staging_read_first(eager):
+    """It failed on the host after its prep was launched; streams are as late as they may be, or copies early."""
     engine = Engine()
     rig, scheduler = engine.rig, engine.scheduler
+    rig.lib.set_eager(*eager)
     for _ in range(6):
         engine.add()
     failed = []

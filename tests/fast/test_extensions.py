@@ -16,7 +16,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOM = (
-    "blocks", "driver", "encoder", "params", "plan", "prefix", "queue", "running", "scheduler", "seqs", "tables",
+    "blocks", "driver", "encoder", "params", "plan", "prefix", "queue", "ring", "running", "scheduler", "seqs",
+    "steady", "tables",
 )  # fmt: skip
 
 

@@ -1,0 +1,48 @@
+from _fast.plan cimport StepPlan
+from _fast.types cimport int32_t, int64_t
+
+
+cdef struct StepNumbers:  # what a step did and how long its parts took, seconds
+    int64_t step_id
+    int64_t preemptions
+    int64_t prefix_queries
+    int64_t prefix_hits
+    int32_t num_rows
+    int32_t num_tokens
+    int32_t num_sampled
+    int32_t running
+    int32_t waiting
+    int32_t blocks_used
+    double schedule_s
+    double launch_s
+    double wait_s
+    double commit_s
+    double device_s
+
+
+cdef struct Entry:
+    StepNumbers numbers
+    int32_t count
+    bint is_object
+
+
+cdef tuple as_tuple(StepNumbers* of)
+
+
+cdef class OutputRing:
+    cdef readonly int32_t max_rows
+    cdef readonly int32_t num_entries
+    cdef readonly int fd  # becomes readable with each entry
+    cdef int64_t pushed  # entries ever written; the producer's
+    cdef int64_t popped  # entries ever read; the consumer's
+    cdef int64_t overflow  # objects in `backlog`
+    cdef Entry* entries
+    cdef int64_t* ids  # [num_entries * max_rows], as the next three
+    cdef int32_t* tokens
+    cdef int32_t* finishes
+    cdef int32_t* cached
+    cdef list objects  # by entry
+    cdef object backlog  # deque
+
+    cdef bint push(self, StepPlan plan, const int32_t* cached, StepNumbers* numbers) noexcept nogil
+    cdef void wake(self) noexcept nogil

@@ -1,0 +1,43 @@
+from _fast.driver cimport Launcher
+from _fast.params cimport SlotParams
+from _fast.plan cimport StepPlan
+from _fast.ring cimport OutputRing, StepNumbers
+from _fast.scheduler cimport Scheduler
+from _fast.types cimport int32_t, int64_t, uint8_t
+
+cdef enum:
+    MAX_PLANS = 8
+    NUM_CLASSES = 32
+
+
+cdef class SteadyLoop:
+    cdef readonly int32_t in_flight  # plan that is launched and not committed; -1: none (as for the next three)
+    cdef readonly int32_t planned  # scheduled, not packed, not launched
+    cdef readonly int32_t waited  # its tokens are on the host, not committed
+    cdef readonly int32_t undelivered  # committed, its news in its out arrays and in `cached`
+    cdef readonly bint freed  # the last commit gave slots back or evicted media
+    cdef readonly double last_beat  # seconds of time.monotonic
+    cdef readonly int64_t num_steps  # settled here since start
+    cdef readonly double[::1] seconds  # how long steps take, by the bit length of their token count; 0: not known
+    cdef readonly int32_t[::1] cached  # per row of the last commit: cached prompt tokens at a first token, else -1
+    cdef Scheduler scheduler
+    cdef SlotParams params
+    cdef Launcher launcher
+    cdef OutputRing ring
+    cdef list plans
+    cdef void* plan_at[MAX_PLANS]
+    cdef int32_t num_plans
+    cdef const uint8_t[::1] special
+    cdef int wake_fd
+    cdef bint exact  # ended_at of the launcher is when that step ended, not when somebody came to look
+    cdef StepNumbers last
+
+    cdef int32_t _run(self) noexcept nogil
+    cdef bint _inbox_wakes(self) noexcept nogil
+    cdef double _until(self, StepPlan plan, int32_t index) noexcept nogil
+    cdef int32_t _next(self, StepPlan plan, int32_t index) noexcept nogil
+    cdef int32_t _size(self, StepPlan plan) noexcept nogil
+    cdef int32_t _settle(self, StepPlan plan, int32_t index) noexcept nogil
+    cdef void _note_firsts(self, StepPlan plan) noexcept nogil
+    cdef void _note_numbers(self, StepPlan plan) noexcept nogil
+    cdef double _learn(self, StepPlan plan, double launched, double before) noexcept nogil

@@ -1,0 +1,43 @@
+from collections.abc import Sequence
+from typing import Any
+
+from _fast.driver import Launcher
+from _fast.params import SlotParams
+from _fast.plan import StepPlan
+from _fast.ring import OutputRing
+from _fast.scheduler import Scheduler
+
+REASON_INBOX: int
+REASON_PYTHON: int
+REASON_INVALID: int
+REASON_RING: int
+REASON_FREED: int
+REASON_IDLE: int
+SPECIAL_ALWAYS: int
+SPECIAL_PROMPT: int
+
+class SteadyLoop:
+    in_flight: int
+    planned: int
+    waited: int
+    undelivered: int
+    freed: bool
+    last_beat: float
+    num_steps: int
+    seconds: Any
+    cached: Any
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        plans: Sequence[StepPlan],
+        params: SlotParams,
+        launcher: Launcher,
+        ring: OutputRing,
+        special: Any,
+        wake_fd: int,
+    ) -> None: ...
+    @property
+    def numbers(self) -> tuple[Any, ...]: ...
+    def run(self, in_flight: int) -> int: ...
+    def is_plain(self, plan: StepPlan) -> bool: ...
+    def plan_until(self, index: int) -> float: ...

@@ -1,0 +1,296 @@
+"""SteadyLoop: plain steps one after the other, without the GIL, until something needs Python.
+
+Owner: the device thread. In: scheduler, plans in their records, staged words, a launcher with graphs, the inbox's
+eventfd. Out: news in an OutputRing; a reason to return, and which plan is where. One turn is engine/loop's:
+
+    thread   wait for the inbox | plan N+1, pack, launch all of it | wait for N | commit N | push N's news | wait ...
+    device   ... N ............................................... | N+1 .............................. | ...
+
+A step is plain when it runs no tower, takes no media rows, has a graph, and no row is `special`: bit 0 of a slot's
+byte says that Python handles each of its steps, bit 1 those that compute tokens of its prompt (so also the one that
+samples its first token). Plan, record and ring buffer of a step have the number step_id modulo the plans' count.
+"""
+
+from array import array
+
+cimport cython
+from posix.time cimport timespec
+
+from _fast.driver cimport DECODE, MIXED, SAMPLE, now
+from _fast.ring cimport as_tuple
+from _fast.types cimport ROW_SAMPLE, slot_t
+
+cdef extern from *:
+    """
+    #include <errno.h>
+    #include <poll.h>
+    #include <time.h>
+    /* 1: fd is readable; 0: it was not until then. Elsewhere than on Linux the time is cut to milliseconds. */
+    static int omniloop_readable(int fd, const struct timespec *wait)
+    {
+        struct pollfd of = {fd, POLLIN, 0};
+    #ifdef __linux__
+        return ppoll(&of, 1, wait, NULL) > 0;
+    #else
+        return poll(&of, 1, (int)(wait->tv_sec * 1000 + wait->tv_nsec / 1000000)) > 0;
+    #endif
+    }
+    """
+    bint readable "omniloop_readable"(int fd, const timespec* wait) noexcept nogil
+
+cdef enum:
+    GOES_ON = 0
+    INBOX = 1
+    PYTHON = 2
+    INVALID = 3
+    RING = 4
+    FREED = 5
+    IDLE = 6
+    FAILED = 7
+    ALWAYS = 1  # bit of `special`
+
+REASON_INBOX = INBOX  # the inbox has something
+REASON_PYTHON = PYTHON  # `planned` is not plain
+REASON_INVALID = INVALID  # `waited` has rows whose logits were not finite
+REASON_RING = RING  # the ring is full: `undelivered`
+REASON_FREED = FREED  # slots or media entries came back
+REASON_IDLE = IDLE  # nothing is in flight, nothing can be planned
+
+cdef double MARGIN = 0.0005  # seconds before the expected end of a step at which the next one is planned
+cdef double PROMPT = 20e-6  # a wait shorter than this found its step done already
+SPECIAL_ALWAYS = ALWAYS
+SPECIAL_PROMPT = 2
+
+
+cdef inline int32_t size_class(int32_t num_tokens) noexcept nogil:
+    """The bit length of a token count."""
+    cdef int32_t bits = 0
+    while num_tokens:
+        num_tokens >>= 1
+        bits += 1
+    return bits
+
+
+@cython.final
+cdef class SteadyLoop:
+    """Everything it is given is the device thread's; `last_beat` alone may be read by others."""
+
+    def __init__(self, Scheduler scheduler not None, list plans not None, SlotParams params not None,
+                 Launcher launcher not None, OutputRing ring not None, const uint8_t[::1] special not None,
+                 int wake_fd):
+        cdef int32_t i = 0
+        cdef StepPlan plan
+        if len(plans) < 2 or not len(plans) == launcher.num_records == launcher.num_ring:
+            raise ValueError(
+                f"{len(plans)} plans, {launcher.num_records} records, {launcher.num_ring} ring buffers: need at least "
+                "two plans, and as many records and ring buffers"
+            )
+        for plan in plans:
+            if <void*>&plan.record[0] != launcher.records[i]:
+                raise ValueError(f"plan {i} does not lie in record {i}")
+            if plan.max_rows < scheduler.max_rows or plan.max_tokens < scheduler.max_tokens:
+                raise ValueError(f"plan {i} is too small for the scheduler's {scheduler.max_rows} rows")
+            if plan.max_updates < scheduler.num_groups * scheduler.tables.max_blocks:
+                raise ValueError(f"plan {i} has too few updates for {scheduler.tables.max_blocks} blocks per slot")
+            self.plan_at[i] = <void*>plan
+            i += 1
+        if special.shape[0] < scheduler.max_slots or params.max_slots < scheduler.max_slots:
+            raise ValueError(f"special and params need a place for each of {scheduler.max_slots} slots")
+        if ring.max_rows < scheduler.max_rows or launcher.max_rows < scheduler.max_rows:
+            raise ValueError(f"ring and launcher need room for {scheduler.max_rows} rows")
+        self.scheduler, self.params, self.launcher, self.ring = scheduler, params, launcher, ring
+        self.plans = plans
+        self.num_plans = i
+        self.special = special
+        self.wake_fd = wake_fd
+        self.seconds = array("d", bytes(8 * NUM_CLASSES))
+        self.cached = array("i", bytes(4 * scheduler.max_rows))
+        self.in_flight = self.planned = self.waited = self.undelivered = -1
+
+    def run(self, int32_t in_flight):
+        """Goes on from plan `in_flight` (launched, plain; -1: none) and returns a REASON; RuntimeError: device lost.
+
+        Then, in this order: `waited` is to be committed, `undelivered` to be told, slots to be forgotten if `freed`;
+        `planned` is to be packed and launched; and `in_flight`, launched before it, to be settled after that, or given
+        to the next run().
+        """
+        cdef int32_t reason
+        if not -1 <= in_flight < self.num_plans:
+            raise ValueError(f"plan {in_flight}: there are 0 to {self.num_plans - 1}, and -1 is none")
+        if self.scheduler.next_step - self.scheduler.settled_step - 1 != (in_flight >= 0):
+            raise ValueError(f"{self.scheduler.num_in_flight} steps are in flight, and plan {in_flight} was given")
+        if in_flight >= 0 and (<StepPlan>self.plan_at[in_flight]).step_id != self.scheduler.settled_step + 1:
+            raise ValueError(f"plan {in_flight} does not hold the step in flight")
+        self.in_flight = in_flight
+        self.planned = self.waited = self.undelivered = -1
+        self.freed = False
+        self.exact = False
+        with nogil:
+            reason = self._run()
+        if reason == FAILED:
+            self.launcher._raise()
+        return reason
+
+    def is_plain(self, StepPlan plan not None):
+        """True for a scheduled plan whose step may be given to run()."""
+        return self._size(plan) > 0
+
+    def plan_until(self, int32_t index):
+        """When to plan behind plan `index` in flight, in seconds of time.perf_counter; 0: at once."""
+        if not 0 <= index < self.num_plans:
+            raise ValueError(f"plan {index}: there are 0 to {self.num_plans - 1}")
+        return self._until(<StepPlan>self.plan_at[index], index)
+
+    @property
+    def numbers(self):
+        """Of the step settled last, as OutputRing.pop() gives them: needed for an undelivered one."""
+        return as_tuple(&self.last)
+
+    cdef int32_t _run(self) noexcept nogil:
+        cdef int32_t index
+        cdef int32_t reason
+        while True:
+            self.last_beat = now()
+            if self._inbox_wakes():
+                return INBOX
+            index = <int32_t>(self.scheduler.next_step % self.num_plans)
+            reason = self._next(<StepPlan>self.plan_at[index], index)
+            if reason == IDLE:  # there is nothing to plan before the step in flight is settled
+                index = -1
+                if self.in_flight < 0:
+                    return IDLE
+            elif reason:
+                self.planned = index
+                return reason
+            if self.in_flight >= 0:
+                reason = self._settle(<StepPlan>self.plan_at[self.in_flight], self.in_flight)
+            self.in_flight = index
+            if reason not in (GOES_ON, IDLE):
+                return reason
+
+    cdef bint _inbox_wakes(self) noexcept nogil:
+        """True as soon as the inbox has something; False when it had nothing until the next step must be planned."""
+        cdef timespec wait
+        cdef double left = 0.0
+        if self.in_flight >= 0:
+            left = max(0.0, self._until(<StepPlan>self.plan_at[self.in_flight], self.in_flight) - now())
+        wait.tv_sec = <long>left
+        wait.tv_nsec = <long>((left - <double>wait.tv_sec) * 1e9)
+        return readable(self.wake_fd, &wait)
+
+    cdef double _until(self, StepPlan plan, int32_t index) noexcept nogil:
+        """Late enough for a request to arrive in time, early enough that the device does not wait."""
+        cdef double took = self.seconds[size_class(plan.num_tokens)]
+        if took <= 0.0:
+            return 0.0
+        return max(self.launcher.launched_at[index], self.launcher.ended_at) + took - min(MARGIN, 0.5 * took)
+
+    cdef int32_t _next(self, StepPlan plan, int32_t index) noexcept nogil:
+        """Plan, pack and launch the next step, all of it. IDLE: there is none. PYTHON: it is not plain."""
+        cdef double begun = now()
+        cdef double packed
+        cdef int32_t size
+        cdef void* forward
+        cdef void* sample = NULL
+        if not self.launcher.claim_record(index):
+            return FAILED
+        self.scheduler._plan(plan)
+        self.last.schedule_s = now() - begun
+        self.last.launch_s = 0.0
+        if plan.num_rows == 0:
+            return IDLE
+        size = self._size(plan)
+        if size == 0:
+            return PYTHON
+        self.params.append(plan)
+        packed = now()
+        forward = self.launcher.find(DECODE if plan.num_decode_rows == plan.num_rows else MIXED, size)
+        if plan.num_sampled:
+            sample = self.launcher.find(SAMPLE, self.launcher.choose(SAMPLE, plan.num_sampled))
+        if not self.launcher.launch_plain(plan, index, forward, sample, index):
+            return FAILED
+        self.last.schedule_s = packed - begun
+        self.last.launch_s = now() - packed
+        return GOES_ON
+
+    cdef int32_t _size(self, StepPlan plan) noexcept nogil:
+        """The size of the graph that runs a plain plan; 0: it is not plain."""
+        cdef int32_t row
+        cdef slot_t slot
+        cdef uint8_t special
+        if plan.num_rows == 0 or plan.num_encodes or plan.num_media:
+            return 0
+        for row in range(plan.num_rows):
+            slot = plan.row_slot[row]
+            special = self.special[slot]
+            if special & ALWAYS or (special and plan.row_computed[row] < self.scheduler.seqs.prompt_len[slot]):
+                return 0
+        if plan.num_sampled and self.launcher.choose(SAMPLE, plan.num_sampled) == 0:
+            return 0
+        return self.launcher.choose(DECODE if plan.num_decode_rows == plan.num_rows else MIXED, plan.num_tokens)
+
+    cdef int32_t _settle(self, StepPlan plan, int32_t index) noexcept nogil:
+        """Wait for a step's tokens, commit them and hand on the news."""
+        cdef double before = self.launcher.ended_at
+        cdef double waiting = now()
+        cdef const int32_t* tokens = self.launcher.tokens_at(index)
+        cdef int32_t row
+        if not self.launcher.await_tokens(index):
+            return FAILED
+        for row in range(plan.num_rows):
+            if plan.row_flags[row] & ROW_SAMPLE and tokens[row] < 0:
+                self.waited = index
+                return INVALID
+        self._note_firsts(plan)
+        self.scheduler._commit(plan, tokens, NULL)
+        self.num_steps += 1
+        self.freed = self.scheduler.num_freed > 0 or self.scheduler.encoder.num_evicted > 0
+        self.last.wait_s = self.launcher.ended_at - waiting
+        self.last.device_s = self._learn(plan, self.launcher.launched_at[index], before)
+        self._note_numbers(plan)
+        self.last.commit_s = now() - self.launcher.ended_at
+        if not self.ring.push(plan, &self.cached[0], &self.last):
+            self.undelivered = index
+            return RING
+        return FREED if self.freed else GOES_ON
+
+    cdef void _note_firsts(self, StepPlan plan) noexcept nogil:
+        """Before the commit, which may forget the slot: rows whose token is their request's first."""
+        cdef int32_t row
+        cdef slot_t slot
+        for row in range(plan.num_rows):
+            slot = plan.row_slot[row]
+            self.cached[row] = -1
+            if (
+                plan.row_flags[row] & ROW_SAMPLE
+                and plan.row_computed[row] + plan.row_len[row] == self.scheduler.seqs.prompt_len[slot]
+            ):
+                self.cached[row] = max(0, self.scheduler.seqs.cached[slot])
+
+    cdef void _note_numbers(self, StepPlan plan) noexcept nogil:
+        self.last.step_id = plan.step_id
+        self.last.num_rows = plan.num_rows
+        self.last.num_tokens = plan.num_tokens
+        self.last.running = self.scheduler.running.size
+        self.last.waiting = self.scheduler.queue.size
+        self.last.blocks_used = self.scheduler.pool.num_used
+        self.last.preemptions = self.scheduler.num_preemptions
+        self.last.prefix_queries = self.scheduler.prefix_queries
+        self.last.prefix_hits = self.scheduler.prefix_hits
+
+    cdef double _learn(self, StepPlan plan, double launched, double before) noexcept nogil:
+        """Seconds the step just waited for took, kept for its class: falling at once, rising slowly.
+
+        A step begins when it is launched or when the one before it ends, of which wait() tells the time only if it
+        had to wait; a step found done gives an upper bound, which is enough to make the next plan earlier.
+        """
+        cdef double begun = max(launched, before)
+        cdef double took = self.launcher.ended_at - begun
+        cdef double* known = &self.seconds[size_class(plan.num_tokens)]
+        cdef bint begun_exact = self.exact or launched >= before
+        self.exact = self.last.wait_s > PROMPT
+        if known[0] <= 0.0 or (took < known[0] and begun_exact):
+            known[0] = took
+        elif self.exact:
+            known[0] += 0.05 * (took - known[0])
+        return took

@@ -1,0 +1,431 @@
+"""SteadyLoop against the plain order in Python: the same steps, tokens and endings, whoever runs which step.
+
+Both run one script of arrivals and aborts, each tied to the number of the step before which it happens. The stand-in
+runtime wakes the inbox when the step before that is launched, so that the loop returns exactly there.
+"""
+
+import contextlib
+import os
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from _fast.ring import OutputRing
+from _fast.scheduler import Scheduler
+from _fast.steady import (
+    REASON_FREED,
+    REASON_IDLE,
+    REASON_INBOX,
+    REASON_INVALID,
+    REASON_PYTHON,
+    REASON_RING,
+    SPECIAL_ALWAYS,
+    SPECIAL_PROMPT,
+    SteadyLoop,
+)
+from tests.fast.oracles.runtime import GRAPH, QUERY, SYNC, UP, Rig, seed_words
+
+ROWS, TOKENS, SLOTS, ERROR, EOS = 6, 64, 12, 5, 3
+
+
+class Engine:
+    """The order of engine/loop with two steps in flight. News are kept as (step, ids, tokens, finishes, firsts)."""
+
+    def __init__(self, script, vocab=40, **settings):
+        defaults = {"max_slots": SLOTS, "max_rows": ROWS, "max_tokens": TOKENS, "max_model_len": 128, "block_size": 4}
+        self.scheduler = Scheduler(**{**defaults, "num_blocks": 60, **settings})
+        rows = self.scheduler.max_rows
+        self.rig = Rig(rows, self.scheduler.max_tokens, 1 << 12, self.scheduler.max_slots)
+        self.rig.lib.set_vocab(vocab)
+        self.special = np.zeros(self.scheduler.max_slots, np.uint8)
+        self.script = list(script)  # (step, what, number, details), by step
+        self.live = {}  # number -> slot
+        self.news = []
+        self.previous = None  # index of the plan in flight
+
+    # What arrives.
+
+    def due(self, idle=False):
+        """Does what the script has for the next step; when nothing runs, whatever comes first."""
+        while self.script and (self.script[0][0] <= self.scheduler.next_step or idle):
+            idle = False
+            _, what, number, details = self.script.pop(0)
+            if what == "add":
+                length, most, flags = details
+                prompt = (np.arange(length) * 7 % 11).astype(np.int32)
+                slot = self.scheduler.add(number, prompt, max_tokens=most, eos_ids=[EOS])
+                if slot >= 0:
+                    self.rig.params.stage(slot, seed_words(slot, length, number))
+                    self.special[slot] = flags
+                    self.live[number] = slot
+            elif number in self.live:
+                assert self.scheduler.abort(number)
+                del self.live[number]
+                self.forget()
+
+    def forget(self):
+        for slot in self.scheduler.freed_slots[: self.scheduler.num_freed]:
+            self.rig.params.forget(slot)
+
+    # A step, in its parts.
+
+    def plan(self):
+        index = self.scheduler.next_step % len(self.rig.plans)
+        self.rig.launcher.claim(index)
+        return index if self.scheduler.schedule(self.rig.plans[index]) else None
+
+    def launch(self, index):
+        plan, launcher = self.rig.plans[index], self.rig.launcher
+        self.rig.params.pack(plan)
+        launcher.upload(plan, index)
+        launcher.prep()
+        size = launcher.pick(plan.num_decode_rows != plan.num_rows, plan.num_tokens)
+        if size:
+            launcher.forward(plan.num_decode_rows != plan.num_rows, size)
+        if plan.num_sampled:
+            launcher.sample(launcher.pick_sample(plan.num_sampled))
+        launcher.download(index)
+
+    def settle(self, index, wait=True):
+        plan = self.rig.plans[index]
+        if wait:
+            assert self.rig.launcher.wait(index, 5.0)
+        tokens = self.rig.ring[index][: plan.num_rows]
+        sampled = (np.asarray(plan.row_flags)[: plan.num_rows] & 1).astype(bool)
+        override = np.where(sampled & (tokens < 0), ERROR, 0).astype(np.int32)
+        firsts = self.firsts(plan)
+        self.scheduler.commit(plan, tokens, override)
+        self.forget()
+        self.tell(self.read(plan, firsts))
+
+    def firsts(self, plan):
+        """Before the commit: row -> cached prompt tokens, where the row's token will be its request's first."""
+        found = {}
+        for row in range(plan.num_rows):
+            facts = self.scheduler.seqs.snapshot(plan.row_slot[row])
+            if plan.row_flags[row] & 1 and plan.row_computed[row] + plan.row_len[row] == facts["prompt_len"]:
+                found[row] = max(0, facts["cached"])
+        return found
+
+    def read(self, plan, firsts):
+        told = (plan.step_id, [], [], [], {})
+        for row in range(plan.num_rows):
+            number, token, finish = plan.out_request[row], plan.out_token[row], plan.out_finish[row]
+            if token >= 0 or finish:
+                if row in firsts:
+                    told[4][len(told[1])] = firsts[row]
+                for column, value in zip(told[1:4], (number, token, finish)):
+                    column.append(value)
+        return told
+
+    def tell(self, told):
+        self.hear(told)
+
+    def hear(self, told):
+        self.news.append(told)
+        for number, finish in zip(told[1], told[3]):
+            if finish:
+                del self.live[number]
+
+    def turn(self):
+        """One turn in Python. False: there was nothing to do."""
+        index = self.plan()
+        if index is None and self.previous is None:
+            return False
+        if index is not None:
+            self.launch(index)
+        if self.previous is not None:
+            self.settle(self.previous)
+        self.previous = index
+        return True
+
+    def run(self):
+        while True:
+            self.due()
+            if not self.turn():
+                if not self.script:
+                    break
+                self.due(idle=True)
+        assert self.rig.fault == 0
+        assert not self.live
+        assert self.scheduler.ledger()["slots"] == self.scheduler.ledger()["in_flight"] == 0
+        return self.news
+
+
+class Mixed(Engine):
+    """The same with SteadyLoop, and Python for a share of the turns; news pass through the ring."""
+
+    def __init__(self, script, *, entries=64, python=0.2, seed=0, **settings):
+        super().__init__(script, **settings)
+        self.ring = OutputRing(self.scheduler.max_rows, entries)
+        self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self.steady = SteadyLoop(
+            self.scheduler, self.rig.plans, self.rig.params, self.rig.launcher, self.ring, self.special, self.wake
+        )
+        self.rng = np.random.default_rng(seed)
+        self.python = python
+        self.reasons = dict.fromkeys(range(1, 7), 0)
+
+    def tell(self, told):
+        self.ring.put(told)
+
+    def drain(self):
+        self.ring.acknowledge()
+        while (told := self.ring.pop()) is not None:
+            self.hear((told[0][0], *told[1:]) if isinstance(told[0], tuple) else told)
+
+    def due(self, idle=False):
+        self.drain()
+        super().due(idle)
+        with contextlib.suppress(BlockingIOError):  # it may have returned for another reason just then
+            os.eventfd_read(self.wake)
+
+    def turn(self):
+        steady = self.steady
+        plain = self.previous is None or steady.is_plain(self.rig.plans[self.previous])
+        if not plain or self.rng.random() < self.python:
+            return super().turn()
+        self.rig.lib.set_wake(self.wake, self.script[0][0] - self.scheduler.next_step if self.script else 0)
+        reason = steady.run(-1 if self.previous is None else self.previous)
+        self.rig.lib.set_wake(self.wake, 0)
+        self.reasons[reason] += 1
+        return self.follow(reason)
+
+    def follow(self, reason):
+        steady = self.steady
+        assert (steady.waited >= 0) == (reason == REASON_INVALID)
+        assert (steady.undelivered >= 0) == (reason == REASON_RING)
+        assert (steady.planned >= 0) == (reason == REASON_PYTHON)
+        assert not steady.freed or reason in (REASON_FREED, REASON_RING)
+        if reason == REASON_INBOX:
+            assert self.scheduler.next_step == self.script[0][0]
+        if steady.waited >= 0:
+            self.settle(steady.waited, wait=False)
+        if steady.undelivered >= 0:
+            plan = self.rig.plans[steady.undelivered]
+            assert steady.numbers[:3] == (plan.step_id, plan.num_rows, plan.num_tokens)
+            self.tell(self.read(plan, {row: cached for row, cached in enumerate(steady.cached) if cached >= 0}))
+        if steady.freed:
+            self.forget()
+        self.previous = steady.in_flight if steady.in_flight >= 0 else None
+        if steady.planned >= 0:
+            assert not steady.is_plain(self.rig.plans[steady.planned])
+            self.launch(steady.planned)
+            if self.previous is not None:
+                self.settle(self.previous)
+            self.previous = steady.planned
+        return reason != REASON_IDLE
+
+    def close(self):
+        self.drain()
+        self.ring.close()
+        os.close(self.wake)
+
+
+def script_of(seed, length=120, flags=(0, 0, 0, 0, 1, 2), most=30):
+    """Arrivals and aborts at random steps."""
+    rng = np.random.default_rng(seed)
+    step, number, script = 0, 0, []
+    for _ in range(length):
+        step += int(rng.integers(0, 5))
+        if number and rng.random() < 0.15:
+            script.append((step, "abort", int(rng.integers(0, number)), None))
+        else:
+            details = int(rng.integers(1, 90)), int(rng.integers(1, most)), int(rng.choice(flags))
+            script.append((step, "add", number, details))
+            number += 1
+    return script
+
+
+def both(script, faulty=-1, eager=(0, 0, 0), **options):
+    """What the plain order told and what the mixed one did, and the latter's engine."""
+    settings = {name: options.pop(name) for name in ("num_blocks", "vocab") if name in options}
+    plain = Engine(script, **settings)
+    plain.rig.lib.set_faulty_step(faulty)
+    expected = plain.run()
+    mixed = Mixed(script, **settings, **options)
+    mixed.rig.lib.set_eager(*eager)
+    mixed.rig.lib.set_faulty_step(faulty)
+    mixed.run()
+    mixed.close()
+    return [told for told in expected if told[1]], [told for told in mixed.news if told[1]], mixed
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("python", [0.0, 0.4])
+def test_the_same_news_in_the_same_order_whoever_runs_a_step(seed, python):
+    eager = (seed & 1, seed >> 1 & 1, seed >> 2 & 1)
+    expected, told, mixed = both(script_of(seed), eager=eager, python=python, seed=seed)
+    assert told == expected
+    assert mixed.steady.num_steps > 30
+    assert min(mixed.reasons[reason] for reason in (REASON_INBOX, REASON_PYTHON, REASON_FREED)) > 3
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("entries", [1, 3])
+def test_a_ring_that_is_full_loses_and_reorders_nothing(seed, entries):
+    script = [(5 * step, *rest) for step, *rest in script_of(seed, 40)]  # many steps between two looks at the ring
+    expected, told, mixed = both(script, entries=entries, seed=seed)
+    assert told == expected
+    assert mixed.reasons[REASON_RING] > 10
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_pool_that_preempts_makes_no_difference(seed):
+    expected, told, mixed = both(script_of(seed, flags=(0,)), num_blocks=34, vocab=500, python=0.1, seed=seed)
+    assert told == expected
+    assert mixed.scheduler.num_preemptions > 0
+
+
+@pytest.mark.parametrize("faulty", [3, 40, 41])
+def test_a_row_without_a_token_ends_alone_and_python_settles_it(faulty):
+    expected, told, mixed = both(script_of(7, flags=(0,)), faulty=faulty, python=0.0)
+    assert told == expected
+    assert mixed.reasons[REASON_INVALID] == 1
+    assert sum(finish == ERROR for news in told for finish in news[3]) == 1
+
+
+def steady_case(most=100, prompts=(5,), entries=4096, flags=0, vocab=1 << 30, **settings):
+    settings = {"max_model_len": 1 << 14, "num_blocks": 1 << 13, "max_slots": 8, **settings}
+    script = [(0, "add", number, (length, most, flags)) for number, length in enumerate(prompts)]
+    mixed = Mixed(script, entries=entries, python=0.0, vocab=vocab, **settings)
+    mixed.due()
+    return mixed
+
+
+def test_a_steady_step_is_one_copy_up_three_graphs_one_copy_down_and_one_wait():
+    mixed = steady_case(most=50, prompts=(5, 9))
+    mixed.rig.take_calls()
+    assert mixed.steady.run(-1) == REASON_FREED
+    calls = [what for what, _ in mixed.rig.take_calls()]
+    steps = 50
+    assert mixed.steady.num_steps == steps
+    launched = calls.count(UP)
+    assert steps <= launched <= steps + 1
+    assert calls.count(GRAPH) == 3 * launched
+    assert calls.count(SYNC) == steps
+    assert calls.count(QUERY) == 0, "nobody polls"
+    mixed.close()
+
+
+def test_a_step_tells_what_it_did_and_how_long_its_parts_took():
+    mixed = steady_case(most=20, prompts=(5, 9))
+    mixed.rig.lib.set_step_ns(2_000_000)
+    assert mixed.steady.run(-1) == REASON_FREED
+    told = []
+    while (entry := mixed.ring.pop()) is not None:
+        told.append(entry)
+    assert mixed.steady.numbers == told[-1][0]
+    numbers, ids, tokens, finishes, firsts = told[0]
+    assert numbers[:10] == (0, 2, 14, 2, 2, 0, 4, 0, 14, 0)  # equal prompts share a block
+    assert (ids, len(tokens), finishes, firsts) == ([0, 1], 2, [0, 0], {0: 0, 1: 0})
+    for numbers, *_, firsts in told[1:]:
+        assert not firsts
+        schedule, launch, wait, commit, device = numbers[10:]
+        assert 0 < schedule < 0.1
+        assert 0 <= launch < 0.1  # behind the last there is nothing to launch
+        assert 0 <= wait < 0.1
+        assert 0 < commit < 0.1
+        assert 0.001 < device < 0.1
+    mixed.close()
+
+
+def test_the_special_byte_decides_who_runs_a_step():
+    for flags, python_steps in ((SPECIAL_PROMPT, 2), (SPECIAL_ALWAYS, 8)):
+        mixed = steady_case(most=7, prompts=(100,), flags=flags)  # chunks of 64 and 36, then six single tokens
+        mixed.run()
+        assert mixed.scheduler.next_step == 8
+        assert 8 - mixed.steady.num_steps - python_steps in (0, 1), (
+            "one in flight behind a special step may be Python's"
+        )
+        mixed.close()
+
+
+def test_a_step_without_a_graph_is_left_to_python():
+    mixed = steady_case(prompts=(70,), max_tokens=80)
+    rows = mixed.scheduler.max_rows
+    mixed.rig = Rig(rows, 80, 1 << 12, 8, graphs=False)
+    mixed.rig.set_graphs(rows, 64)  # for 70 tokens there is none
+    parts = mixed.rig.plans, mixed.rig.params, mixed.rig.launcher, mixed.ring, mixed.special, mixed.wake
+    mixed.rig.params.stage(0, seed_words(0, 70, 0))
+    mixed.steady = SteadyLoop(mixed.scheduler, *parts)
+    assert mixed.steady.run(-1) == REASON_PYTHON
+    assert mixed.rig.plans[mixed.steady.planned].num_tokens == 70
+    mixed.follow(REASON_PYTHON)
+    assert mixed.steady.run(mixed.previous) == REASON_FREED
+    mixed.close()
+
+
+def test_the_next_step_is_planned_late_and_an_arrival_in_time_joins_it():
+    mixed = steady_case(most=400)
+    mixed.rig.lib.set_step_ns(20_000_000)
+    mixed.rig.lib.set_wake(mixed.wake, 6)
+    assert mixed.steady.run(-1) == REASON_INBOX
+    assert 0.015 < mixed.steady.seconds[1] < 0.03
+    os.eventfd_read(mixed.wake)
+    before, begun = mixed.scheduler.next_step, time.perf_counter()
+    until = mixed.steady.plan_until(mixed.steady.in_flight)
+    assert 0.01 < until - begun < 0.021
+    threading.Timer(0.005, os.eventfd_write, (mixed.wake, 1)).start()
+    assert mixed.steady.run(mixed.steady.in_flight) == REASON_INBOX
+    assert time.perf_counter() < until
+    assert mixed.scheduler.next_step == before, "nothing was planned meanwhile"
+    mixed.close()
+
+
+def test_it_runs_while_another_thread_never_lets_go_of_the_lock():
+    mixed = steady_case(most=3000)
+    mixed.rig.lib.set_step_ns(200_000)
+    steady, interval = mixed.steady, sys.getswitchinterval()
+    thread = threading.Thread(target=steady.run, args=(-1,))
+    thread.start()
+    while steady.num_steps < 10:
+        time.sleep(0.001)
+    sys.setswitchinterval(30.0)
+    try:
+        before, until = steady.num_steps, time.perf_counter() + 0.2
+        while time.perf_counter() < until:
+            pass
+        made, beat = steady.num_steps - before, time.monotonic() - steady.last_beat
+    finally:
+        sys.setswitchinterval(interval)
+    os.eventfd_write(mixed.wake, 1)
+    thread.join(10)
+    assert made > 100
+    assert beat < 0.1
+    mixed.close()
+
+
+def test_a_call_that_fails_is_raised_by_name():
+    for what, name in ((GRAPH, "GraphLaunch"), (SYNC, "EventSynchronize")):
+        mixed = steady_case()
+        mixed.rig.lib.set_failure(what, 700, 5)
+        with pytest.raises(RuntimeError, match=f"{name} returned 700"):
+            mixed.steady.run(-1)
+        mixed.close()
+
+
+def test_a_mistake_is_refused_in_words():
+    mixed = steady_case()
+    steady, rig = mixed.steady, mixed.rig
+    with pytest.raises(ValueError, match="plan 3"):
+        steady.run(3)
+    with pytest.raises(ValueError, match="0 steps are in flight"):
+        steady.run(0)
+    mixed.launch(mixed.plan())
+    for wrong, words in ((-1, "1 steps are in flight"), (1, "does not hold the step in flight")):
+        with pytest.raises(ValueError, match=words):
+            steady.run(wrong)
+    parts = [mixed.scheduler, rig.plans, rig.params, rig.launcher, mixed.ring, mixed.special, mixed.wake]
+    for place, wrong, words in (
+        (1, rig.plans[:2], "2 plans, 3 records"),
+        (1, [rig.plans[1], rig.plans[0], rig.plans[2]], "does not lie in record 0"),
+        (4, OutputRing(2), "room for 6 rows"),
+        (5, mixed.special[:3], "each of 8 slots"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            SteadyLoop(*parts[:place], wrong, *parts[place + 1 :])
+    mixed.close()
