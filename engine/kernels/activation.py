@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from _fast import cpu
+from engine.kernels.overlap import begin, launch_options
 from engine.kernels.target import tl, triton
 
 GELU_ERF, GELU_TANH, QUICK_GELU, SILU_MUL = range(4)
@@ -26,8 +27,10 @@ def point_kernel(
     width,
     OP: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """One row's BLOCK columns per program, in float32."""
+    begin(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
@@ -76,7 +79,8 @@ def launch_point(op: int, x: Tensor, width: int) -> Tensor:
     out = torch.empty((*x.shape[:-1], width), dtype=x.dtype, device=x.device)
     rows = out.numel() // width
     block = min(1024, triton.next_power_of_2(width))
-    point_kernel[(rows, triton.cdiv(width, block))](out, x, width, OP=op, BLOCK=block, num_warps=4)
+    grid = (rows, triton.cdiv(width, block))
+    point_kernel[grid](out, x, width, OP=op, BLOCK=block, num_warps=4, **launch_options())
     return out
 
 

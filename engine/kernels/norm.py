@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from _fast import cpu
+from engine.kernels.overlap import begin, launch_options
 from engine.kernels.target import tl, triton
 
 
@@ -30,13 +31,15 @@ def norm_kernel(
     BIAS: tl.constexpr,
     CENTRE: tl.constexpr,
     BLOCK: tl.constexpr,  # power of two >= width
+    OVERLAP: tl.constexpr,
 ):
     """One row per program: the whole row in registers, sums in float32."""
     row = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < width
+    gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32) + offset
+    begin(OVERLAP)
     wide = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
-    gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32) + offset  # on its way during the sums
     if ADD:
         # Rounded to the tensor's dtype first: the norm reads what the residual will hold.
         wide += tl.load(residual + row * width + column, mask=inside, other=0.0).to(tl.float32)
@@ -94,7 +97,7 @@ def launch_norm(
         out, x if residual is None else residual, rows, weight, weight if bias is None else bias,
         width, rows.stride(0), eps, offset,
         ADD=residual is not None, BIAS=bias is not None, CENTRE=centre, BLOCK=block,
-        num_warps=min(16, max(1, block // 512)),
+        num_warps=min(16, max(1, block // 512)), **launch_options(),
     )  # fmt: skip
     return out
 

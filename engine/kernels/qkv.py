@@ -13,6 +13,7 @@ from torch import Tensor
 
 from _fast import cpu
 from engine.kernels.norm import rms_norm_reference
+from engine.kernels.overlap import begin, launch_options
 from engine.kernels.rope import apply_rope_reference
 from engine.kernels.target import tl, triton
 
@@ -41,8 +42,10 @@ def qkv_kernel(
     HEADS: tl.constexpr,  # of one program, power of two
     BLOCK: tl.constexpr,  # power of two >= HALF
     REST: tl.constexpr,  # power of two >= HEAD_DIM - 2 * HALF; 0 where nothing is left unrotated
+    OVERLAP: tl.constexpr,
 ):
     """HEADS heads of one kind of one token per program, [HEADS, pairs]: q's programs, then k's, then v's."""
+    begin(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     q_groups, kv_groups = tl.cdiv(num_heads, HEADS), tl.cdiv(num_kv_heads, HEADS)
@@ -174,15 +177,16 @@ def launch_qkv(
         qkv.stride(0), num_heads, max(num_kv_heads, 1), block_size,
         k_cache.shape[0] * block_size if k_cache is not None else 0, eps,
         HEAD_DIM=head_dim, HALF=half, NORM=q_norm is not None, STORE=store, HEADS=heads,
-        BLOCK=triton.next_power_of_2(half), REST=triton.next_power_of_2(rest) if rest else 0, num_warps=warps,
+        BLOCK=triton.next_power_of_2(half), REST=triton.next_power_of_2(rest) if rest else 0,
+        num_warps=warps, **launch_options(),
     )  # fmt: skip
     return q
 
 
 def _tile(tokens: int, num_heads: int, dim: int) -> tuple[int, int]:
-    """Heads of a program and its warps: 32 values a thread keep wide loads in flight without spilling."""
-    heads = max(1, min(triton.next_power_of_2(num_heads), 1024 // dim))
-    return heads, max(1, heads * dim // 1024)
+    """Heads of a program and its warps: few values a thread for short waits, 32 of them where there are many tokens."""
+    values, warps = (1024, 1) if tokens >= 1024 else (2048, 4)
+    return max(1, min(triton.next_power_of_2(num_heads), values // dim)), warps
 
 
 def qkv_rope_store_reference(

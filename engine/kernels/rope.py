@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from _fast import cpu
+from engine.kernels.overlap import begin, launch_options
 from engine.kernels.target import tl, triton
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def angle_kernel(
     cos,  # [num_tokens, half] float32
     sin,
@@ -33,8 +34,10 @@ def angle_kernel(
     THREE: tl.constexpr,
     TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,  # power of two >= half
+    OVERLAP: tl.constexpr,
 ):
     """TOKENS tokens per program, all their frequencies."""
+    begin(OVERLAP)
     token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS))[:, None]
     pair = tl.arange(0, BLOCK)[None, :]
     inside = (token < num_tokens) & (pair < half)
@@ -78,7 +81,7 @@ def launch_cos_sin(
     rows = max(1, 256 // block)
     angle_kernel[(triton.cdiv(tokens, rows),)](
         cos, sin, positions, inv_freq, tokens, half, positions.stride(0), first, second, scaling,
-        THREE=three, TOKENS=rows, BLOCK=block, num_warps=4,
+        THREE=three, TOKENS=rows, BLOCK=block, num_warps=4, **launch_options(),
     )  # fmt: skip
     return cos, sin
 

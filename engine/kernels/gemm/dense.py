@@ -5,8 +5,8 @@ single token and keeps it in cache for many. Each output is one fused multiply-a
 number of tokens: the base of the engine's batch invariance. bfloat16 weights stay bfloat16 in memory (float32 ones too,
 when every value survives the narrowing) and are widened in registers, which is exact. Users: every layer with weights.
 
-On an accelerator the matrix stays as it is, in the activations' dtype, and the vendor's library multiplies; or, where
-the weights were packed for it, gemm/invariant, which keeps the promise above there too.
+On an accelerator the matrix stays as it is, in the activations' dtype, and the vendor's library multiplies; few rows go
+to gemm/split_k where kernels/tune says so, and weights packed for it to gemm/invariant, which keeps the promise above.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -20,6 +20,8 @@ from torch import Tensor
 from _fast import cpu
 from engine.kernels.activation import silu_mul
 from engine.kernels.gemm.invariant import invariant_linear
+from engine.kernels.gemm.split_k import arrivals, split_linear
+from engine.kernels.tune import few_rows
 
 PANEL = 64  # output rows in a panel
 HUGE_PAGE = 2 << 20  # bytes
@@ -114,6 +116,8 @@ def pack_plain(weight: Tensor, bias: Tensor | None, gated: bool) -> PackedLinear
     """weight [N, K] (gated: all gate rows, then all up rows) as an accelerator's libraries want it; not a copy."""
     narrow = None if bias is None else bias.to(weight.dtype)  # once here, not in every call
     rows, columns = weight.shape
+    if weight.is_cuda:
+        arrivals(weight.device)  # allocated here, since a product may first run while a graph is captured
     return PackedLinear(weight.contiguous(), narrow, rows, columns, gated=gated, plain=True, invariant=_invariant)
 
 
@@ -135,8 +139,7 @@ def linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None, residual:
 def gated_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
     """x [..., K] -> silu(x gate^T + b) * (x up^T + c) [..., I] of x's dtype; the same rules as `linear`."""
     if packed.plain:
-        y = silu_mul(plain_linear(x, packed, None, None))
-        return y if out is None else out.copy_(y)
+        return plain_gated(x, packed, out)
     if not x.is_cpu or (x.dtype is not torch.float32 and x.dtype is not torch.bfloat16):
         y = gated_linear_reference(x, packed)
         return y if out is None else out.copy_(y)
@@ -146,13 +149,15 @@ def gated_linear(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> 
 
 def plain_linear(x: Tensor, packed: PackedLinear, out: Tensor | None, residual: Tensor | None) -> Tensor:
     """`linear` on an accelerator: one launch, but for the vendor's library with a residual beside a bias."""
-    assert x.dtype is packed.panels.dtype, f"x is {x.dtype}, the weights {packed.panels.dtype}: load them as {x.dtype}"
     weight, bias, width = packed.panels, packed.bias, packed.out_features
-    rows = x if x.dim() == 2 else x.reshape(-1, packed.in_features)
+    rows = _plain_rows(x, packed)
     added = None if residual is None else residual.view(-1, width)
     y = rows.new_empty(len(rows), width) if out is None else out.view(-1, width)
+    cut = None if packed.invariant or not _narrow(x) else few_rows(len(rows), width, packed.in_features, False)
     if packed.invariant:
         invariant_linear(rows, weight, bias, added, y)
+    elif cut is not None:
+        split_linear(rows, weight, bias, added, y, False, cut)
     elif added is not None:
         torch.addmm(added, rows, weight.t(), out=y)
         if bias is not None:
@@ -162,6 +167,28 @@ def plain_linear(x: Tensor, packed: PackedLinear, out: Tensor | None, residual: 
     else:
         torch.mm(rows, weight.t(), out=y)
     return y.view(*x.shape[:-1], width) if out is None else out
+
+
+def plain_gated(x: Tensor, packed: PackedLinear, out: Tensor | None) -> Tensor:
+    """`gated_linear` on an accelerator: one launch for few rows, else two."""
+    rows, width = _plain_rows(x, packed), packed.out_features // 2
+    cut = None if packed.invariant or not _narrow(x) else few_rows(len(rows), width, packed.in_features, True)
+    if cut is None:
+        y = silu_mul(plain_linear(x, packed, None, None))
+        return y if out is None else out.copy_(y)
+    y = rows.new_empty(len(rows), width) if out is None else out.view(-1, width)
+    split_linear(rows, packed.panels, packed.bias, None, y, True, cut)
+    return y.view(*x.shape[:-1], width) if out is None else out
+
+
+def _plain_rows(x: Tensor, packed: PackedLinear) -> Tensor:
+    assert x.dtype is packed.panels.dtype, f"x is {x.dtype}, the weights {packed.panels.dtype}: load them as {x.dtype}"
+    return x if x.dim() == 2 else x.reshape(-1, packed.in_features)
+
+
+def _narrow(x: Tensor) -> bool:
+    """Whether the matrix units of an accelerator take x as it is."""
+    return x.dtype is torch.bfloat16 or x.dtype is torch.float16
 
 
 def linear_reference(

@@ -2,7 +2,7 @@
 
 The vendor's library picks its algorithm by the number of rows, and with it the order of every sum. Here tile and order
 depend on the weight alone: each output is one chain of matrix-unit steps over k = 0..K-1, never split, and a row that
-is not there is zeros in the same tile. Few rows cost what a full tile of TOKENS costs; that is the price.
+is not there is zeros in the same tile. Few rows cost what a full tile costs; that is the price.
 Users: gemm/dense on accelerators, for weights packed while `set_invariant(True)` holds (--deterministic).
 """
 
@@ -12,13 +12,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from engine.kernels.overlap import begin, launch_options
 from engine.kernels.target import tl, triton
 
-TOKENS = 64  # rows of a tile
 GROUP = 8  # tiles of weight rows that are worked on together, for the cache
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def invariant_kernel(
     out,  # [rows, width]
     x,  # [rows, depth], rows x_stride apart
@@ -36,6 +36,7 @@ def invariant_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     EVEN: tl.constexpr,  # depth is a multiple of BLOCK_K
+    OVERLAP: tl.constexpr,
 ):
     """One tile per program: GROUP tiles of weight rows side by side, then the next tokens."""
     program, m_tiles, n_tiles = tl.program_id(0), tl.cdiv(rows, BLOCK_M), tl.cdiv(width, BLOCK_N)
@@ -49,6 +50,7 @@ def invariant_kernel(
     x_at = x + m.to(tl.int64)[None, :] * x_stride + k[:, None]
     n_in, m_in = (n < width)[:, None], (m < rows)[None, :]
     sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    begin(OVERLAP)
     for first in range(0, depth, BLOCK_K):
         w_mask, x_mask = n_in, m_in
         if not EVEN:
@@ -86,19 +88,20 @@ def launch_invariant(x: Tensor, weight: Tensor, bias: Tensor | None, residual: T
     assert weight.shape[1] == depth, f"x has {depth} features; this layer takes {weight.shape[1]}"
     if rows == 0:
         return
-    block_n, block_k, stages = tile_of(width, x.element_size())
-    invariant_kernel[(triton.cdiv(rows, TOKENS) * triton.cdiv(width, block_n),)](
+    block_m, block_n, block_k, stages, warps = tile_of(width, x.element_size())
+    invariant_kernel[(triton.cdiv(rows, block_m) * triton.cdiv(width, block_n),)](
         out, x, weight, out if bias is None else bias, out if residual is None else residual,
         rows, width, depth, x.stride(0), BIAS=bias is not None, RESIDUAL=residual is not None,
-        GROUP=GROUP, BLOCK_M=TOKENS, BLOCK_N=block_n, BLOCK_K=block_k, EVEN=depth % block_k == 0,
-        num_warps=4, num_stages=stages,
+        GROUP=GROUP, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, EVEN=depth % block_k == 0,
+        num_warps=warps, num_stages=stages, **launch_options(),
     )  # fmt: skip
 
 
-def tile_of(width: int, size: int) -> tuple[int, int, int]:
-    """(weight rows, columns, stages) of a tile, from the weight alone: never from the number of rows."""
-    block_n = 128 if width >= 8192 else 64
-    return (block_n, 64, 3) if size == 2 else (64, 32, 2)
+def tile_of(width: int, size: int) -> tuple[int, int, int, int, int]:
+    """(tokens, weight rows, columns, stages, warps) of a tile, from the weight alone: never from the number of rows."""
+    if size != 2:
+        return 64, 64, 32, 2, 4
+    return (128, 128, 64, 3, 8) if width >= 8192 else (64, 64, 128, 3, 4)
 
 
 def invariant_linear_reference(

@@ -16,9 +16,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from engine.kernels.overlap import begin, launch_options, overlaps
 from engine.kernels.target import tl, triton
 
 MAX_ROWS = 64
+AHEAD = 4  # lines of each weight row that a program fetches while the kernel before it still runs
 MAX_TILES = 1 << 14  # tiles of weight rows that one launch may have when it is split
 
 
@@ -33,6 +35,24 @@ class Split(NamedTuple):
 
 
 @triton.jit
+def fetch(address, inside):
+    """Brings lines into the second-level cache; nobody waits for them. [lines] pointers of 2-byte values."""
+    tl.inline_asm_elementwise(
+        """{
+        .reg .pred p;
+        setp.ne.s32 p, $2, 0;
+        @p prefetch.global.L2 [$1];
+        mov.u32 $0, 0;
+        }""",
+        "=r,l,r",
+        [address, inside.to(tl.int32)],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+
+
+@triton.jit(do_not_specialize=["rows", "splits"])
 def split_kernel(
     out,  # [rows, width]
     partial,  # [tiles, splits, 1 or 2 when GATED, BLOCK_N, BLOCK_M] float32 when SPLIT
@@ -55,6 +75,8 @@ def split_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     EVEN: tl.constexpr,  # depth is a multiple of BLOCK_K
+    AHEAD: tl.constexpr,  # lines of 128 bytes of each weight row that are asked for before the rows are there
+    OVERLAP: tl.constexpr,
 ):
     """One tile of weight rows and one part of the columns per program."""
     tile, split = tl.program_id(0), tl.program_id(1)
@@ -67,6 +89,13 @@ def split_kernel(
     n_in, m_in = (n < width)[:, None], (m < rows)[None, :]
     sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     ups = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    if AHEAD:
+        line = split * part_len + tl.arange(0, AHEAD) * 64
+        fetch(weight + n.to(tl.int64)[:, None] * depth + line[None, :], n_in & (line < depth)[None, :])
+        if GATED:
+            up_lines = weight + (n.to(tl.int64) + width)[:, None] * depth + line[None, :]
+            fetch(up_lines, n_in & (line < depth)[None, :])
+    begin(OVERLAP)
     for first in range(split * part_len, tl.minimum((split + 1) * part_len, depth), BLOCK_K):
         w_mask, x_mask = n_in, m_in
         if not EVEN:
@@ -147,6 +176,7 @@ def launch_split(
         out if residual is None else residual, rows, width, depth, x.stride(0), splits, part_len,
         BIAS=bias is not None, RESIDUAL=residual is not None, GATED=gated, SPLIT=splits > 1,
         BLOCK_M=block_m, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, EVEN=depth % cut.block_k == 0,
+        AHEAD=AHEAD if overlaps() else 0, **launch_options(),
         num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip
 

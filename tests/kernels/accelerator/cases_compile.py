@@ -5,6 +5,7 @@ import triton  # noqa: F401  (before any kernel file, so that they take it)
 
 from engine.kernels.activation import point_kernel
 from engine.kernels.attention.decode import MERGED, decode_kernel
+from engine.kernels.attention.dense import dense_kernel
 from engine.kernels.attention.prefill import prefill_kernel
 from engine.kernels.attention.work import MIN_PART, work_kernel
 from engine.kernels.norm import norm_kernel
@@ -28,18 +29,21 @@ KERNELS = {
         norm_kernel,
         {"out": T, "residual": T, "x": T, "weight": "*fp32", "bias": "*fp32", "width": "i32", "x_stride": "i32",
          "eps": "fp32", "offset": "fp32"},
-        {"ADD": True, "BIAS": False, "CENTRE": False, "BLOCK": 4096},
+        {"ADD": True, "BIAS": False, "CENTRE": False, "BLOCK": 4096, "OVERLAP": True},
         {"num_warps": 8},
     ),
     "layer_norm": (
         norm_kernel,
         {"out": T, "residual": T, "x": T, "weight": "*fp32", "bias": "*fp32", "width": "i32", "x_stride": "i32",
          "eps": "fp32", "offset": "fp32"},
-        {"ADD": False, "BIAS": True, "CENTRE": True, "BLOCK": 2048},
+        {"ADD": False, "BIAS": True, "CENTRE": True, "BLOCK": 2048, "OVERLAP": True},
         {"num_warps": 4},
     ),
     **{
-        f"point {op}": (point_kernel, {"out": T, "x": T, "width": "i32"}, {"OP": op, "BLOCK": 1024}, {"num_warps": 4})
+        f"point {op}": (
+            point_kernel, {"out": T, "x": T, "width": "i32"}, {"OP": op, "BLOCK": 1024, "OVERLAP": True},
+            {"num_warps": 4},
+        )
         for op in range(4)
     },
     **{
@@ -48,7 +52,8 @@ KERNELS = {
             {"q_out": T, "k_cache": T, "v_cache": T, "qkv": T, "cos": "*fp32", "sin": "*fp32", "q_norm": "*fp32",
              "k_norm": "*fp32", "slot_mapping": "*i64", "qkv_stride": "i32", "num_heads": "i32", "num_kv_heads": "i32",
              "block_size": "i32", "num_slots": "i32", "eps": "fp32"},
-            {"HEAD_DIM": dim, "HALF": half, "NORM": True, "STORE": True, "HEADS": 8, "BLOCK": block, "REST": rest},
+            {"HEAD_DIM": dim, "HALF": half, "NORM": True, "STORE": True, "HEADS": 8, "BLOCK": block, "REST": rest,
+             "OVERLAP": True},
             {"num_warps": 1},
         )
         for dim, half, block, rest in ((128, 64, 64, 0), (80, 20, 32, 64))
@@ -57,11 +62,11 @@ KERNELS = {
         f"decode {dim}": (
             decode_kernel,
             {"out": T, **PARTS, **ATTEND},
-            {**SHAPE, "HEAD_DIM": dim, "BLOCK_D": block_d, "BLOCK_M": 16, "BLOCK_N": block_n, "BLOCK_G": 4,
-             "AT_ONCE": MERGED // (4 * block_d), "STAGES": 2},
-            {"num_warps": 4, "num_stages": 2},
+            {**SHAPE, "HEAD_DIM": dim, "BLOCK_D": block_d, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_G": 4,
+             "AT_ONCE": MERGED * warps // (4 * block_d), "STAGES": stages},
+            {"num_warps": warps, "num_stages": stages},
         )
-        for dim, block_d, block_n in ((128, 128, 64), (256, 256, 32))
+        for dim, block_d, warps, stages in ((128, 128, 1, 3), (256, 256, 4, 2))
     },
     **{
         f"prefill {dim}": (
@@ -71,6 +76,18 @@ KERNELS = {
             {"num_warps": 8, "num_stages": 2},
         )
         for dim, block_d, block_n in ((80, 128, 64), (128, 128, 64), (256, 256, 32))
+    },
+    **{
+        f"dense {dim}": (
+            dense_kernel,
+            {"out": T, "q": T, "k": T, "v": T, "bounds": "*i32", "num_rows": "i32", "num_segments": "i32",
+             "halvings": "i32", "scale": "fp32", "q_stride": "i32", "q_head": "i32", "k_stride": "i32",
+             "k_head": "i32", "v_stride": "i32", "v_head": "i32"},
+            {"CAUSAL": False, "GROUP": 1, "HEAD_DIM": dim, "BLOCK_M": block_m, "BLOCK_N": 64, "BLOCK_D": 64,
+             "REST": rest, "STAGES": 2},
+            {"num_warps": block_m // 16, "num_stages": 2},
+        )
+        for dim, block_m, rest in ((80, 128, 16), (64, 64, 0))
     },
     "work": (
         work_kernel,

@@ -3,9 +3,11 @@
 import pytest
 import triton  # noqa: F401  (before any kernel file, so that they take it)
 
-from engine.kernels.gemm.invariant import TOKENS, invariant_kernel, tile_of
+from engine.kernels.gemm.invariant import invariant_kernel, tile_of
 from engine.kernels.gemm.split_k import split_kernel
 from engine.kernels.rope import angle_kernel
+from engine.kernels.target import Target
+from engine.kernels.tune import CLASSES, SHAPES, choose
 from tests.kernels.accelerator.targets import TARGETS, compiles
 
 T = "*bf16"
@@ -24,7 +26,7 @@ KERNELS = {
             split_kernel,
             SPLIT,
             {"BIAS": True, "RESIDUAL": not gated, "GATED": gated, "SPLIT": True, "BLOCK_M": rows, "BLOCK_N": 64,
-             "BLOCK_K": 64, "EVEN": even},
+             "BLOCK_K": 64, "EVEN": even, "AHEAD": 4, "OVERLAP": True},
             {"num_warps": 4, "num_stages": 3},
         )
         for rows, gated, even in ((16, False, True), (64, False, False), (16, True, True))
@@ -33,14 +35,16 @@ KERNELS = {
         f"invariant {width}": (
             invariant_kernel,
             INVARIANT,
-            {"BIAS": True, "RESIDUAL": True, "GROUP": 8, "BLOCK_M": TOKENS, "BLOCK_N": tile_of(width, 2)[0],
-             "BLOCK_K": tile_of(width, 2)[1], "EVEN": True},
-            {"num_warps": 4, "num_stages": tile_of(width, 2)[2]},
+            {"BIAS": True, "RESIDUAL": True, "GROUP": 8, "EVEN": True, "OVERLAP": True,
+             **dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), tile_of(width, 2)))},
+            dict(zip(("num_stages", "num_warps"), tile_of(width, 2)[3:])),
         )
         for width in (4096, 24576)
     },
     **{
-        f"angle {three}": (angle_kernel, ANGLE, {"THREE": three, "TOKENS": 4, "BLOCK": 64}, {"num_warps": 4})
+        f"angle {three}": (
+            angle_kernel, ANGLE, {"THREE": three, "TOKENS": 4, "BLOCK": 64, "OVERLAP": True}, {"num_warps": 4}
+        )
         for three in (False, True)
     },
 }  # fmt: skip
@@ -50,3 +54,33 @@ KERNELS = {
 @pytest.mark.parametrize("name", KERNELS)
 def test_compiles(name, target):
     compiles(target, *KERNELS[name])
+
+
+CUTS = sorted(
+    {
+        (rows, gated, choice[number])
+        for (_, _, gated), choice in SHAPES["sm_90"].items()
+        for number, rows in enumerate(CLASSES)
+        if choice[number] is not None
+    }
+)
+
+
+@pytest.mark.parametrize(("rows", "gated", "cut"), CUTS)
+def test_every_cut_of_the_table_compiles_and_fits(rows, gated, cut):
+    constants = {"BIAS": False, "RESIDUAL": False, "GATED": gated, "SPLIT": cut.splits > 1, "BLOCK_M": rows,
+                 "BLOCK_N": cut.block_n, "BLOCK_K": cut.block_k, "EVEN": True, "AHEAD": 4, "OVERLAP": True}  # fmt: skip
+    compiles("sm_90", split_kernel, SPLIT, constants, {"num_warps": cut.warps, "num_stages": cut.stages})
+
+
+def test_shapes_beside_the_table_go_by_the_rule_and_other_cards_to_the_vendor():
+    hopper = Target("cuda", "sm_90", 132, 32, 227 << 10)
+    assert choose(hopper, 1, 5120, 5120, False) is None  # 80 programs for 132 units
+    assert choose(hopper, 32, 2048, 2048, False) == (64, 256, 4, 3, 4)
+    assert choose(hopper, 33, 2048, 2048, False) is None
+    assert choose(hopper, 1, 9728, 2560, True) == (32, 128, 1, 4, 4)
+    assert choose(hopper, 1, 2048, 2050, False) is None
+    assert choose(hopper, 17, 4096, 1024, False) == SHAPES["sm_90"][4096, 1024, False][1]
+    assert choose(hopper, 65, 4096, 1024, False) is None
+    assert choose(hopper, 0, 4096, 1024, False) is None
+    assert choose(Target("hip", "gfx942", 304, 64, 64 << 10), 1, 4096, 1024, False) is None

@@ -1,0 +1,47 @@
+"""Kernels that begin while the one before them ends (programmatic dependent launch; CUDA from sm_90 on).
+
+Between two dependent kernels of a graph lie about 1.3 microseconds in which nothing runs. A kernel launched with
+`launch_options()` may start as soon as every program of the kernel before it has called `begin` or ended; it then waits
+inside `begin` until that kernel has written everything:
+
+    kernel N    | begin ... work ............ |
+    kernel N+1       | its weights -> L2 | wait | work ...
+
+The rule: before `begin` a kernel touches nothing that another kernel writes; weights are all it may read. One that
+forgets to wait is a silent race, so every kernel that is given `launch_options()` calls `begin` first of all.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+from engine.kernels.target import HAS_TRITON, target, tl, triton
+
+if HAS_TRITON:
+    _cuda: Any = importlib.import_module("triton.language.extra.cuda")
+    wait_before, let_next_start = _cuda.gdc_wait, _cuda.gdc_launch_dependents
+else:
+    wait_before = let_next_start = None
+
+
+@functools.cache
+def overlaps() -> bool:
+    """Whether kernels of this device overlap; the OVERLAP constant of each launch."""
+    device = target()
+    return device.kind == "cuda" and int(device.arch.removeprefix("sm_")) >= 90
+
+
+@functools.cache
+def launch_options() -> dict[str, Any]:
+    """What a launch passes on for it."""
+    return {"OVERLAP": True, "launch_pdl": True} if overlaps() else {"OVERLAP": False}
+
+
+@triton.jit
+def begin(OVERLAP: tl.constexpr):
+    """The next kernel may start; everything before this line is then written by the kernels before."""
+    if OVERLAP:
+        let_next_start()
+        wait_before()

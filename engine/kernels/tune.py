@@ -1,0 +1,84 @@
+"""How a product of few rows is cut, by card and shape: measured offline and committed, so that a start tunes nothing.
+
+A weight [N, K] is looked up with the least row class that holds the rows; None stands for the vendor's library, which
+also takes every other card and every larger product. A shape that is not in the table goes by the rule that fits those
+that are, up to 32 rows. Filled by `python -m tests.bench.gpu_products`, which prints lines for SHAPES.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from engine.kernels.gemm.split_k import MAX_ROWS, MAX_TILES, Split
+from engine.kernels.target import Target, target
+
+CLASSES = (16, 32, 64)  # rows; a product of one row costs what one of 16 does
+Choice = tuple[Split | None, Split | None, Split | None]  # by class
+
+# Microseconds of the vendor's product (with silu·mul when gated) and of ours, one H100, bfloat16, at 1, 32, 64 rows.
+SHAPES: dict[str, dict[tuple[int, int, bool], Choice]] = {
+    "sm_90": {
+        # Qwen3-0.6B: q|k|v, o, gate|up, down
+        (4096, 1024, False): (Split(64, 256, 2, 3, 4), Split(64, 256, 2, 3, 4), None),  # 5.4 5.8 5.8 -> 5.0 5.4
+        (1024, 2048, False): (  # 5.8 5.8 5.9 -> 3.9 4.5 5.3
+            Split(64, 256, 4, 3, 4), Split(64, 256, 4, 3, 4), Split(16, 256, 2, 4, 4)
+        ),
+        (3072, 1024, True): (Split(32, 128, 4, 4, 4), Split(16, 256, 1, 3, 4), None),  # 8.1 8.3 8.6 -> 7.0 7.3
+        (1024, 3072, False): (  # 6.8 7.1 7.3 -> 5.1 5.7 6.3
+            Split(64, 256, 6, 3, 4), Split(64, 256, 6, 3, 4), Split(16, 256, 2, 4, 4)
+        ),
+        # Qwen3-8B, Llama-3-8B
+        (6144, 4096, False): (  # 20.9 21.6 20.8 -> 18.5 19.4 20.0
+            Split(64, 256, 1, 3, 4), Split(64, 256, 1, 3, 4), Split(64, 128, 1, 4, 4)
+        ),
+        (4096, 4096, False): (Split(64, 128, 4, 4, 4), Split(64, 256, 2, 3, 4), None),  # 15.6 14.6 14.8 -> 13.2 14.0
+        (12288, 4096, True): (  # 73.5 75.7 77.4 -> 68.8 71.6 73.3
+            Split(32, 128, 1, 4, 4), Split(32, 128, 1, 4, 4), Split(32, 128, 1, 3, 4)
+        ),
+        (4096, 12288, False): (  # 38.6 40.2 41.6 -> 36.1 37.5 39.4
+            Split(64, 128, 4, 4, 4), Split(64, 256, 2, 3, 4), Split(64, 256, 2, 3, 4)
+        ),
+        # Qwen2.5-7B and Qwen2.5-VL-7B
+        (4608, 3584, False): (None, None, None),  # 14.2 14.4 14.6; ours 14.3 15.7 18.0
+        (3584, 3584, False): (Split(64, 256, 2, 3, 4), Split(64, 256, 2, 3, 4), None),  # 11.7 11.8 11.8 -> 11.0 11.4
+        (18944, 3584, True): (  # 99.1 101.4 105.0 -> 93.5 96.5 100.2
+            Split(32, 128, 1, 4, 4), Split(16, 256, 1, 3, 4), Split(16, 128, 1, 4, 4)
+        ),
+        (3584, 18944, False): (  # 52.8 53.3 54.3 -> 48.4 49.8 52.2
+            Split(64, 256, 2, 3, 4), Split(64, 256, 2, 3, 4), Split(64, 256, 2, 3, 4)
+        ),
+        # The head of Qwen3-0.6B; its table is read once a step
+        (151936, 1024, False): (  # 111 118 123 -> 102 110 114
+            Split(64, 128, 1, 4, 4), Split(64, 128, 1, 3, 4), Split(64, 128, 1, 3, 4)
+        ),
+    }
+}  # fmt: skip
+
+
+@functools.cache
+def few_rows(rows: int, width: int, depth: int, gated: bool) -> Split | None:
+    """How this card multiplies `rows` rows by a weight [width, depth] (gated: two of them); None: the vendor's way."""
+    return choose(target(), rows, width, depth, gated)
+
+
+def choose(device: Target, rows: int, width: int, depth: int, gated: bool) -> Split | None:
+    """`few_rows` on a given device."""
+    shapes = SHAPES.get(device.arch)
+    if shapes is None or not 0 < rows <= MAX_ROWS or depth % 64:
+        return None
+    known = shapes.get((width, depth, gated))
+    if known is not None:
+        return known[next(k for k, most in enumerate(CLASSES) if rows <= most)]
+    return _by_rule(device.num_units, width, depth, gated) if rows <= 32 else None
+
+
+def _by_rule(units: int, width: int, depth: int, gated: bool) -> Split | None:
+    """One program per unit with long tiles in flight, where their number fills the units well."""
+    if gated:
+        return Split(32, 128, 1, 4, 4) if width >= 64 * units else None
+    tiles = -(-width // 64)
+    splits = max(1, min(units // tiles, depth // 512))
+    programs = tiles * splits
+    filled = programs / (-(-programs // units) * units)
+    fits = splits == 1 or tiles <= MAX_TILES
+    return Split(64, 256, splits, 3, 4) if fits and filled >= 0.7 else None

@@ -1,0 +1,137 @@
+"""Products, the rotary table and prep kernels on a real accelerator; kernels that overlap give what they give alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from engine.kernels.gemm.dense import gated_linear, linear, pack, pack_gated, set_invariant
+from engine.kernels.norm import add_rms_norm
+from engine.kernels.overlap import overlaps
+from engine.kernels.rope import cos_sin, cos_sin_reference
+from engine.kernels.step_inputs import empty_inputs, empty_slots, step_inputs, step_inputs_reference, tail_of
+from engine.kernels.tune import SHAPES, few_rows
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
+LIMIT = 8e-3  # of bfloat16's rounding
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda").to(dtype)
+
+
+def error(got: torch.Tensor, want: torch.Tensor) -> float:
+    return float((got.double() - want.double()).norm() / want.double().norm().clamp(min=1e-9))
+
+
+@pytest.mark.parametrize("shape", [*SHAPES["sm_90"], (2048, 2048, False), (20000, 640, True)])
+def test_few_rows_by_every_cut(shape):
+    width, depth, gated = shape
+    weight, bias = draw(width * (1 + gated), depth) / 16, draw(width * (1 + gated))
+    packed = pack_gated(*weight.chunk(2), *bias.chunk(2)) if gated else pack(weight, bias)
+    for rows in (1, 3, 16, 17, 33, 64, 65):
+        x, residual = draw(rows, depth), draw(rows, width)
+        both = x.double() @ weight.double().T + bias.double()
+        if gated:
+            gate, up = both.chunk(2, dim=1)
+            want = torch.nn.functional.silu(gate) * up
+            runs = [gated_linear(x, packed) for _ in range(20)]
+        else:
+            want = both + residual.double()
+            runs = [linear(x, packed, None, residual) for _ in range(20)]
+        assert error(runs[0], want) < LIMIT * (1 + gated), (rows, few_rows(rows, *shape))
+        assert all(torch.equal(runs[0], again) for again in runs[1:])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("width", "depth"), [(4096, 1024), (9000, 520), (1024, 3072)])
+def test_invariant_products_have_the_same_bits_in_any_company(width, depth, dtype):
+    weight, x, bias = draw(width, depth, dtype=dtype), draw(700, depth, dtype=dtype), draw(width, dtype=dtype)
+    set_invariant(True)
+    packed, gated = pack(weight, bias), pack_gated(*weight.chunk(2))
+    set_invariant(False)
+    for op, weights in ((linear, packed), (gated_linear, gated)):
+        whole = op(x, weights)
+        for first, last in ((0, 1), (5, 8), (100, 117), (0, 130), (699, 700), (300, 557)):
+            assert torch.equal(op(x[first:last], weights), whole[first:last])
+    assert error(linear(x, packed), x.double() @ weight.double().T + bias.double()) < LIMIT
+
+
+@pytest.mark.parametrize("sections", [None, (16, 24, 24)])
+def test_rotary_table(sections):
+    positions = torch.randint(0, 300000, (3, 500), device="cuda")[:, :77]
+    inv_freq = (1.0 / 1e6 ** (torch.arange(64) / 64)).cuda()
+    got = cos_sin(positions, inv_freq, sections, 1.25)
+    for mine, theirs in zip(got, cos_sin_reference(positions.cpu(), inv_freq.cpu(), sections, 1.25)):
+        assert float((mine.cpu() - theirs).abs().max()) < 2e-6
+
+
+@pytest.mark.parametrize("mrope", [False, True])
+def test_step_inputs(mrope):
+    max_rows, max_tokens, updates, params, lines = 256, 2048, 9000, 250, 300
+    tail = tail_of(max_rows, max_tokens)
+    at = tail + 4 * updates + 12 * params
+    record = torch.zeros(at + 3 * 1900 + 7, dtype=torch.int32)
+    record[[0, 1, 3, 7, 8]] = torch.tensor([200, 1900, updates, params, at], dtype=torch.int32)
+    starts = torch.cat([torch.tensor([0]), torch.randperm(1899)[:199].sort().values + 1, torch.tensor([1900])])
+    columns = record[16:tail].split([max_rows, max_rows + 1, max_rows, max_rows, max_rows, max_tokens])
+    columns[0][:200] = torch.randperm(lines)[:200]
+    columns[1][:201], columns[2][:200] = starts, starts.diff()
+    columns[3][:200], columns[4][:200] = torch.randint(0, 900, (200,)), torch.randint(0, 4, (200,))
+    columns[5][:1900] = torch.randint(0, 150000, (1900,))
+    places = torch.randperm(lines * 120)[:updates]
+    entries = record[tail : tail + 4 * updates].view(updates, 4)
+    entries[:, 0], entries[:, 1], entries[:, 2] = places // 120, places % 120, torch.randint(0, 9999, (updates,))
+    words = record[tail + 4 * updates : at].view(params, 12)
+    words.copy_(torch.randint(0, 1 << 30, (params, 12)))
+    words[:, 0], words[:, 1] = torch.randperm(lines)[:params], torch.randint(0, 1000, (params,))
+    record[at : at + 5700] = torch.randint(0, 5000, (5700,))
+    mine, theirs = empty_slots(lines, 120, "cuda"), empty_slots(lines, 120, "cpu")
+    got, want = (empty_inputs(max_rows, max_tokens, mrope, device) for device in ("cuda", "cpu"))
+    for _ in range(2):
+        step_inputs(got, mine, record.cuda(), max_rows, max_tokens, 16)
+    step_inputs_reference(want, theirs, record, max_rows, max_tokens, 16)
+    for ours, plain in ((got, want), (mine, theirs)):
+        for field in dataclasses.fields(ours):
+            assert torch.equal(getattr(ours, field.name).cpu(), getattr(plain, field.name)), field.name
+
+
+@pytest.mark.parametrize("rows", [1, 24, 64, 200])
+def test_a_graph_of_kernels_that_overlap_repeats_its_bits(rows):
+    """Every value is read right after it is written: a kernel that does not wait shows as a difference."""
+    assert overlaps() == (torch.version.hip is None and torch.cuda.get_device_capability()[0] >= 9)
+    hidden, inner = 1024, 3072
+    layers = [
+        (pack(draw(hidden, hidden) / 32), pack_gated(*(draw(2 * inner, hidden) / 32).chunk(2)),
+         pack(draw(hidden, inner) / 50), draw(hidden).float())
+        for _ in range(6)
+    ]  # fmt: skip
+    start, x, residual = draw(2, rows, hidden), draw(rows, hidden), draw(rows, hidden)
+
+    def run(pause: Callable[[], None] = lambda: None) -> torch.Tensor:
+        x.copy_(start[0])
+        residual.copy_(start[1])
+        y = x
+        for first, gate_up, down, weight in layers:
+            y = linear(y, first)
+            pause()
+            y, _ = add_rms_norm(y, residual, weight, 1e-6)
+            pause()
+            y = gated_linear(y, gate_up)
+            pause()
+            y = linear(y, down)
+            pause()
+            y, _ = add_rms_norm(y, residual, weight, 1e-6)
+            pause()
+        return y
+
+    want = run(torch.cuda.synchronize)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = run()
+    for _ in range(300):
+        graph.replay()
+        assert torch.equal(got, want)
