@@ -26,7 +26,7 @@ from mm.splice import Spliced, splice
 from server import beam
 from server.errors import ApiError, context_length, from_engine, internal
 from server.http.exchange import Exchange
-from server.output.choices import ChoiceStream, Piece, usage
+from server.output.choices import ChoiceStream, usage
 from server.output.text import StopStrings
 from server.render.prompt import Prompt
 from server.sampling import Asked
@@ -136,7 +136,16 @@ class Choice:
     def num_tokens(self) -> int:
         return self.stream.num_tokens
 
-    def take(self, delta: Delta) -> Piece:
+    def take(self, delta: Delta) -> bool:
+        """Whether the engine has to be told that this choice has ended."""
+        text = self.stream.grow(delta)
+        if text is not None:
+            if text:
+                self._texts.append(text)
+            self._token_ids += delta.token_ids
+            if delta.logprobs:
+                self._logprobs += delta.logprobs
+            return False
         piece = self.stream.take(delta)
         if piece.text:
             self._texts.append(piece.text)
@@ -145,7 +154,7 @@ class Choice:
             self._logprobs += piece.logprobs
         if piece.finish_reason is not None:
             self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
-        return piece
+        return piece.stop_engine
 
     @property
     def num_held(self) -> int:
@@ -167,6 +176,14 @@ class Choice:
         logprobs, self._logprobs = self._logprobs, []
         return (texts[0] if len(texts) == 1 else "".join(texts)), ids, logprobs
 
+    def drain_text(self) -> str:
+        """The same where nobody asks for ids and log-probabilities."""
+        texts = self._texts
+        text = texts[0] if len(texts) == 1 else "".join(texts)
+        texts.clear()
+        self._token_ids.clear()
+        return text
+
 
 class Answer:
     """Owner: loop. Leaving it (`async with`) aborts what still runs and gives its places back."""
@@ -176,6 +193,8 @@ class Answer:
         self.exchange = exchange
         self.asked = asked
         self.jobs = jobs
+        self._n = asked.n
+        self._observe_gap = self.state.metrics.observe_gap
         self.error: ApiError | None = None
         self.aborted = False
         self.created = int(time.time())
@@ -267,7 +286,11 @@ class Answer:
         if self.error is not None:
             return
         try:
-            self._fold(at, delta)
+            choice = self.choices[at * self._n + delta.index]
+            if choice.finish_reason is None:
+                if delta.queued is not None or delta.cached_tokens is not None or delta.error is not None:
+                    self._first(at, delta)
+                self._grow(at, choice, delta)
         except Exception as error:
             self.broken(error)
 
@@ -277,10 +300,8 @@ class Answer:
         self.changed = self._nobody
         self.fail(internal(self.exchange.request_id))
 
-    def _fold(self, at: int, delta: Delta) -> None:
-        choice = self.choices[at * self.asked.n + delta.index]
-        if choice.finish_reason is not None:
-            return
+    def _first(self, at: int, delta: Delta) -> None:
+        """What comes once: how long the request waited, what the cache had, what failed."""
         if delta.error is not None:
             self.fail(from_engine(delta.error))
             return
@@ -289,23 +310,24 @@ class Answer:
         if delta.cached_tokens is not None:
             self.cached_tokens[at] = delta.cached_tokens
             self.prompt_logprobs[at] = delta.prompt_logprobs
+
+    def _grow(self, at: int, choice: Choice, delta: Delta) -> None:
+        if self.error is not None:
+            return
         if self._scores_only:
             self._streams[at].stop_choice(delta.index)
             choice.finish_reason = "length"
             self._ended(choice)
         else:
-            self._grow(at, choice, delta)
+            if delta.token_ids:
+                self._clock(choice, len(delta.token_ids))
+            if choice.take(delta):
+                self._streams[at].stop_choice(delta.index)
+            if choice.finish_reason is not None:
+                self._ended(choice)
         self.changed(choice)
         if self._open == 0 and not self.finished.done():
             self.finished.set_result(None)
-
-    def _grow(self, at: int, choice: Choice, delta: Delta) -> None:
-        self._clock(choice, delta)
-        piece = choice.take(delta)
-        if piece.stop_engine:
-            self._streams[at].stop_choice(delta.index)
-        if piece.finish_reason is not None:
-            self._ended(choice)
 
     def _scored_all(self) -> None:
         for choice in self.choices:
@@ -315,14 +337,11 @@ class Answer:
         if not self.finished.done():
             self.finished.set_result(None)
 
-    def _clock(self, choice: Choice, delta: Delta) -> None:
+    def _clock(self, choice: Choice, count: int) -> None:
         """Times of first and later tokens."""
-        if not delta.token_ids:
-            return
         now = time.monotonic()
-        metrics = self.state.metrics
         if choice.first_at:
-            metrics.observe_gap((now - choice.last_at) / len(delta.token_ids))
+            self._observe_gap((now - choice.last_at) / count)
         else:
             choice.first_at = now
             self.began(now)

@@ -42,10 +42,9 @@ class PushedStream:
         self.events = EventStream(answer.exchange, self.flush)
         self._moved: dict[Choice, None] = {}  # in the order they moved
         self._scheduled = False
-        self._direct = len(answer.choices) == 1
         self._interval = answer.asked.interval
         self._limit = answer.state.config.limits.stream_buffer_bytes
-        answer.changed = self.note
+        answer.changed = self.note if len(answer.choices) > 1 or self._interval > 1 else self.one
 
     async def run(self) -> None:
         """Until the last byte; raises ApiError while the answer can still be a status."""
@@ -67,19 +66,36 @@ class PushedStream:
         """A choice moved, or (None) the answer failed."""
         if choice is not None:
             self._moved[choice] = None
-        if self._direct:
-            self.flush()
-        elif not self._scheduled:  # other choices of the same step follow in this turn of the loop
+        if not self._scheduled:  # other choices of the same step follow in this turn of the loop
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self.flush)
+
+    def one(self, choice: Choice | None) -> None:
+        """The only choice moved: what happens once per token, without the rest of `flush`."""
+        events = self.events
+        if choice is not None and choice.finish_reason is None and events.takes_more:
+            try:
+                data = self.frames.chunks(choice)
+                if data:
+                    events.write(data)
+            except Exception as error:
+                self._broken(error)
+            return
+        if choice is not None:
+            self._moved[choice] = None
+        self.flush()
 
     def flush(self) -> None:
         """Frames and writes all that moved, in one write."""
         try:
             self._flush()
-        except Exception as error:  # the engine's step and the loop go on
-            self.events.give_up()
-            self.answer.broken(error)
+        except Exception as error:
+            self._broken(error)
+
+    def _broken(self, error: Exception) -> None:
+        """A fault of our own: the engine's step and the loop go on."""
+        self.events.give_up()
+        self.answer.broken(error)
 
     def _flush(self) -> None:
         self._scheduled = False

@@ -41,6 +41,11 @@ def _nothing() -> None:
     """A server without our extension closes the connection by itself, later."""
 
 
+def _not_now(piece: bytes) -> bool:
+    """A server without our extension takes pieces through `send` only."""
+    return False
+
+
 class Exchange:
     """Owner: loop; lives as long as the request."""
 
@@ -49,6 +54,7 @@ class Exchange:
         "answer_open",
         "answered",
         "arrival",
+        "chunk",
         "client",
         "details",
         "first_token",
@@ -72,7 +78,9 @@ class Exchange:
         self.path: str = scope["path"]
         self.client: str = (scope.get("client") or ("local",))[0]
         self.raw_send = send
-        self.abort: Callable[[], None] = scope.get("extensions", {}).get("omniloop.abort", _nothing)
+        extensions = scope.get("extensions", {})
+        self.abort: Callable[[], None] = extensions.get("omniloop.abort", _nothing)
+        self.chunk: Callable[[bytes], bool] = extensions.get("omniloop.chunk", _not_now)
         self.arrival = time.monotonic()
         self.request_id = request_label(scope)
         self.headers: list[tuple[bytes, bytes]] = [(b"x-request-id", self.request_id.encode())]
@@ -157,6 +165,7 @@ class Exchanges:
 
     async def serve(self, exchange: Exchange, scope: Scope, receive: Receive) -> None:
         try:
+            await self.state.turnstile.enter()
             await self.app(scope, receive, exchange.send)
             return
         except ApiError as caught:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from server.config import LimitsConfig
 from server.errors import ApiError
@@ -18,7 +19,9 @@ from server.errors import ApiError
 log = logging.getLogger("omniloop.edge")
 
 
-ABORT = "omniloop.abort"  # ASGI extension: drops the connection and what it has not taken yet
+# ASGI extensions
+ABORT = "omniloop.abort"  # drops the connection and what it has not taken yet
+CHUNK = "omniloop.chunk"  # writes a piece of a streamed answer at once, if it can
 LINGER_S = 2.0  # how long an answered client may go on sending before it is cut off
 
 
@@ -93,7 +96,8 @@ class Connection(HttpToolsProtocol):
         self.disarm()
         self.in_head = False
         self.in_body = True
-        super().on_headers_complete()
+        super().on_headers_complete()  # the app begins in a later turn of the loop
+        self.scope["extensions"][CHUNK] = chunk_writer(self.cycle)  # type: ignore[assignment]
 
     def on_message_complete(self) -> None:
         self.in_body = False
@@ -147,6 +151,22 @@ class Connection(HttpToolsProtocol):
             self.loop.call_later(LINGER_S, self.transport.close)
         else:
             self.transport.close()
+
+
+def chunk_writer(cycle: RequestResponseCycle) -> Callable[[bytes], bool]:
+    """Writes a piece of an answer that has begun; False: it has to go through ASGI's `send`, which can wait.
+
+    A third of what `send` costs, which matters once per token.
+    """
+    flow, write = cycle.flow, cycle.transport.write
+
+    def write_chunk(piece: bytes) -> bool:
+        if flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding:
+            return False
+        write(b"%x\r\n%b\r\n" % (len(piece), piece))
+        return True
+
+    return write_chunk
 
 
 def with_limits(limits: LimitsConfig) -> type[Connection]:

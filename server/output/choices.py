@@ -38,7 +38,7 @@ class Piece:
 class ChoiceStream:
     """One choice as it grows."""
 
-    __slots__ = ("_include_stop", "_watch", "ended", "index", "num_tokens", "text")
+    __slots__ = ("_feed", "_include_stop", "_plain", "_watch", "ended", "index", "num_tokens", "text")
 
     def __init__(
         self,
@@ -59,6 +59,15 @@ class ChoiceStream:
         )
         self._include_stop = include_stop
         self._watch = None if repetition is None else RepetitionWatch(repetition, min_tokens)
+        self._feed = self.text.feed
+        self._plain = self._watch is None and self.text.stops.compiled is None  # only the engine ends it
+
+    def grow(self, delta: Delta) -> str | None:
+        """The new text, where nothing can end with this Delta; None: `take` has to look closer. Once per token."""
+        if not self._plain or delta.finish_reason or self.ended:
+            return None
+        self.num_tokens += len(delta.token_ids)
+        return self._feed(delta.token_ids)
 
     def take(self, delta: Delta) -> Piece:
         """Reads the next Delta of this choice. One that comes after a stop string adds nothing."""

@@ -97,8 +97,7 @@ class ChatChunks(Chunks):
             if not choice.has_text:
                 return opening
             if self.plain:
-                text, _, _ = choice.drain()
-                return opening + self.content[choice.index] + dumps(text) + self.after
+                return opening + self.content[choice.index] + dumps(choice.drain_text()) + self.after
         text, token_ids, logprobs = choice.drain()
         begin = self.content[choice.index] + dumps(text) if text else self.empty(choice)
         body = begin + b'},"logprobs":' + self.logprobs(logprobs) + ending(choice) + self.ids(token_ids)
@@ -146,9 +145,9 @@ class CompletionChunks(Chunks):
         if choice.finish_reason is None and not choice.has_text and not (first and self.echo):
             return b""
         choice.started = True
-        text, token_ids, entries = choice.drain()
         if self.plain and choice.finish_reason is None and not first:
-            return self.text[choice.index] + dumps(text) + self.after
+            return self.text[choice.index] + dumps(choice.drain_text()) + self.after
+        text, token_ids, entries = choice.drain()
         shown = echo_text(self.answer.state.tokenizer, choice.job.prompt) + text if first and self.echo else text
         prompt = b""
         if first and self.return_token_ids:

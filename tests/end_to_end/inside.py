@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -16,7 +17,7 @@ import uvloop
 
 from engine.engine import Engine
 from server import load
-from server.app import SWITCH_INTERVAL_S, make_app
+from server.app import SWITCH_INTERVAL_S, make_app, spare_the_collector
 from server.cli import parse
 from server.http.listen import address, bind, make_listener
 from server.state import AppState
@@ -90,6 +91,7 @@ class InsideServer:
         serving = asyncio.ensure_future(listener.serve([self.socket]))
         state.engine = Engine(self.config.engine())
         await load.load(state)
+        spare_the_collector()
         state.phase = "ready"
         self._ready.set()
         await self._stop.wait()
@@ -104,7 +106,7 @@ class InsideServer:
 @contextlib.contextmanager
 def inside(*flags: str) -> Iterator[InsideServer]:
     """A ready server in this process; nothing may be held when it is left."""
-    interval = sys.getswitchinterval()
+    interval, threshold = sys.getswitchinterval(), gc.get_threshold()
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     server = InsideServer(*flags)
     server.start()
@@ -113,6 +115,8 @@ def inside(*flags: str) -> Iterator[InsideServer]:
     finally:
         server.stop()
         sys.setswitchinterval(interval)
+        gc.set_threshold(*threshold)
+        gc.unfreeze()
 
 
 def held(ledger: dict[str, int]) -> dict[str, int]:

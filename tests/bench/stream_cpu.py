@@ -1,0 +1,134 @@
+"""What a streamed token costs the loop: route, text, frame, write; and how long the loop is held. A table, and JSON.
+
+The whole server on real sockets, with readers in a process of their own. `cpu` has no model time in it: the engine is
+paused, and steps of made-up tokens are given to its own delivery, as the device thread would; what the loop's thread
+then computes (thread time, uvicorn's and the transport's writes included) is divided by the tokens. `stall` lets the
+tiny model run and records how late a heartbeat of 1 ms on the loop is. Run: python -m tests.bench.stream_cpu [--json F]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from statistics import median, quantiles
+
+from engine.loop import StepOutput
+from engine.stats import StepStats
+from tests import tiny
+from tests.end_to_end.inside import InsideServer, flags_of, inside
+from tests.end_to_end.process import ROOT
+
+TEXT = "The quick brown fox jumps over the lazy dog, 漢字 and 😀 too.\n"
+ROOM = {"num_threads": 1, "max_num_seqs": 256, "max_num_batched_tokens": 512, "num_gpu_blocks_override": 16384}
+
+
+def readers(port: int, streams: int, seconds: float, tokens: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.bench.readers", *map(str, (port, streams, seconds, tokens))]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+
+
+# -- CPU per token
+
+
+async def delivered(server: InsideServer, ids: list[int], tokens: list[int]) -> float:
+    """Seconds the loop's thread computes until a step's tokens are with the kernel."""
+    output = StepOutput(StepStats(num_tokens=len(ids), num_sampled=len(ids)))
+    for at, number in enumerate(ids):
+        output.add(number, tokens[at], 0)
+    begun = time.thread_time()
+    server.state.engine._on_output(output)
+    for _ in range(len(ids) // 16 + 2):  # slices, and what the transport writes at the end of a turn
+        await asyncio.sleep(0)
+    return time.thread_time() - begun
+
+
+async def cost(server: InsideServer, streams: int, steps: int) -> list[float]:
+    """Microseconds per token of each step."""
+    engine = server.state.engine
+    for _ in range(2000):
+        if len(engine._routes) == streams:
+            break
+        await asyncio.sleep(0.01)
+    ids = list(engine._routes)
+    assert len(ids) == streams, f"{len(ids)} of {streams} requests have arrived"
+    words = server.state.tokenizer.encode(TEXT * 4)
+    await delivered(server, ids, [words[0]] * streams)  # heads and role chunks
+    found = []
+    for step in range(steps):
+        tokens = [words[(step + 7 * at) % len(words)] for at in range(streams)]
+        found.append(await delivered(server, ids, tokens) / streams * 1e6)
+        await asyncio.sleep(0.002)  # the readers keep up, as they do between steps of a model
+    return found
+
+
+def cpu(streams: int, steps: int = 200) -> tuple[float, float]:
+    """Microseconds per token: of the median step, and of the best tenth, which neighbours have troubled least."""
+    with inside(*flags_of(**ROOM), "--disable-access-log") as server:
+        server.call(lambda: paused(server))
+        with readers(server.port, streams, 120, 0) as process:
+            try:
+                found = server.call(lambda: cost(server, streams, steps))
+                return round(median(found), 2), round(quantiles(found, n=10)[0], 2)
+            finally:
+                process.terminate()
+
+
+async def paused(server: InsideServer) -> None:
+    server.state.engine.pause()
+
+
+# -- stalls
+
+
+async def beats(seconds: float, every: float = 0.001) -> list[float]:
+    """Seconds that each beat of a task on the loop came too late."""
+    late = []
+    end = time.perf_counter() + seconds
+    while (begun := time.perf_counter()) < end:
+        await asyncio.sleep(every)
+        late.append(time.perf_counter() - begun - every)
+    return late
+
+
+def stall(streams: int, seconds: float = 6.0, tokens: int = 100) -> dict[str, float]:
+    """Lateness in ms, from the moment that the first requests arrive, so that admission is in it."""
+    flags = ("--model", str(tiny.checkpoint("qwen3")), *flags_of(**ROOM), "--disable-access-log")
+    with inside(*flags) as server:
+        if not streams:
+            late, events = server.call(lambda: beats(seconds)), 0
+        else:
+            with readers(server.port, streams, seconds + 1, tokens) as process:
+                while server.state.engine.stats.running == 0 and process.poll() is None:
+                    time.sleep(0.005)
+                late = server.call(lambda: beats(seconds))
+                events = int(process.communicate(timeout=60)[0])
+    cuts = quantiles(late, n=100)
+    found = {"p50": cuts[49], "p99": cuts[98], "max": max(late)}
+    return {name: round(value * 1e3, 2) for name, value in found.items()} | {
+        "events_per_s": round(events / (seconds + 1))
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--json")
+    parser.add_argument("--machine", default=f"{platform.machine()}, Python {platform.python_version()}")
+    asked = parser.parse_args()
+    results = {
+        "machine": asked.machine,
+        "cpu_us_per_token": {str(streams): dict(zip(("median", "best"), cpu(streams))) for streams in (1, 32, 256)},
+        "loop_late_ms": {str(streams): stall(streams) for streams in (0, 32, 64, 256)},
+    }
+    print(json.dumps(results, indent=1))
+    if asked.json:
+        Path(asked.json).write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
