@@ -73,10 +73,14 @@ cdef class Scheduler:
             bint read_cache=True):
         """A request enters the queue: its slot, or -1 (no slot free), -2 (too few blocks), -3 (media too large)."""
         cdef int64_t n = tokens.shape[0]
-        if n < 1 or n >= self.max_model_len or max_tokens < 1 or min_tokens < 0:
+        # The last token of an answer is never computed, so one may follow a prompt that fills the context.
+        cdef int64_t longest = max(n + 1, <int64_t>self.max_model_len)
+        if n < 1 or n > self.max_model_len or max_tokens < 1 or min_tokens < 0 or (
+            n == self.max_model_len and max_tokens > 1
+        ):
             raise ValueError(
                 f"prompt of {n} tokens, max_tokens={max_tokens}, min_tokens={min_tokens}: the prompt takes 1 to "
-                f"{self.max_model_len - 1} tokens, and at least one is generated"
+                f"{self.max_model_len} tokens, and at least one is generated; a prompt that long leaves room for one"
             )
         if request_id < 0 or len(root) != 16 or (keys is not None and keys.shape[0] != n):
             raise ValueError(f"request {request_id}: ids are >= 0, root has 16 bytes, keys are as many as tokens")
@@ -86,7 +90,7 @@ cdef class Scheduler:
             need = self.encoder.largest_need(media)
             if self.encoder.capacity and need > self.encoder.capacity:
                 return MEDIA_TOO_LARGE
-        cdef int32_t max_len = <int32_t>min(n + max_tokens, <int64_t>self.max_model_len)
+        cdef int32_t max_len = <int32_t>min(n + max_tokens, longest)
         if self.tables.demand(0, max_len - 1) > self.pool.total:
             return NEVER_FITS
         cdef slot_t slot = self.seqs.take()

@@ -33,7 +33,8 @@ def check(request: Request, limits: Limits) -> None:
     count = len(ids)
     if count == 0:
         raise RequestError("the prompt has no tokens; send at least one")
-    if count >= limits.max_model_len:
+    # The last token of an answer is never computed, so one may follow a prompt that fills the context.
+    if count > limits.max_model_len or (count == limits.max_model_len and request.sampling.max_tokens > 1):
         raise RequestError(
             f"This model's maximum context length is {limits.max_model_len} tokens. "
             f"However, your prompt contains {count} input tokens"

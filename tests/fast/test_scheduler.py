@@ -74,8 +74,8 @@ def test_what_never_fits_is_refused_when_it_is_added():
     assert scheduler.add(1, ids(*range(20)), max_tokens=4) == -2
     assert scheduler.add(1, ids(*range(10)), max_tokens=7) == 0
     assert scheduler.add_entry(9) == -3
-    with pytest.raises(ValueError, match="prompt of 256 tokens"):
-        scheduler.add(1, ids(*range(256)), max_tokens=1)
+    with pytest.raises(ValueError, match="prompt of 257 tokens"):
+        scheduler.add(1, ids(*range(257)), max_tokens=1)
 
 
 def test_a_row_that_ends_frees_its_blocks_before_its_slot():
@@ -287,6 +287,21 @@ def test_a_plan_lies_in_the_memory_it_is_given():
     assert list(memory[size:]) == [5, 5, 5]
     with pytest.raises(ValueError, match="buffer holds 10"):
         StepPlan(4, 32, 100, np.zeros(10, np.int32))
+
+
+def test_one_token_follows_a_prompt_that_fills_the_context():
+    scheduler = make(max_model_len=12, num_blocks=4, block_size=4)  # three blocks and the dummy: no room for a fourth
+    with pytest.raises(ValueError, match="leaves room for one"):
+        scheduler.add(1, ids(*range(12)), max_tokens=2)
+    with pytest.raises(ValueError, match="prompt of 13 tokens"):
+        scheduler.add(1, ids(*range(13)), max_tokens=1)
+    scheduler.add(1, ids(*range(12)), max_tokens=1)
+    plan = plan_for(scheduler)
+    assert scheduler.schedule(plan) == 1
+    assert scheduler.schedule(plan_for(scheduler)) == 0, "its last sample is on its way"
+    scheduler.commit(plan, np.array([7], np.int32))
+    assert (plan.out_token[0], plan.out_finish[0]) == (7, LENGTH)
+    assert scheduler.ledger()["slots"] == scheduler.ledger()["used"] == 0
 
 
 def test_a_plan_in_flight_is_not_overwritten():

@@ -90,3 +90,19 @@ async def test_a_scored_prompt_is_not_read_from_the_cache(tiny_client):
         body = (await tiny_client.post("/v1/completions", {"prompt": prompt, **SCORE})).json()
         assert body["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
         assert len(body["choices"][0]["logprobs"]["tokens"]) == len(prompt) + 1
+
+
+async def test_a_prompt_that_fills_the_context_can_be_scored(tiny_client, tiny_state):
+    whole = tiny_state.engine.max_model_len
+    prompt = (random_prompts(1, 100)[0] * whole)[:whole]
+    body = {"prompt": prompt, "temperature": 0, "echo": True, "logprobs": 1}
+    reply = await tiny_client.call("POST", "/v1/completions", {**body, "max_tokens": 0}).finish(timeout=60)
+    assert reply.status == 200, reply.content[:500]
+    choice = reply.json()["choices"][0]
+    assert len(choice["logprobs"]["token_logprobs"]) == whole
+    (shorter,) = await score(tiny_client, [prompt[:-1]])
+    assert choice["logprobs"]["token_logprobs"][:-1] == shorter["logprobs"]["token_logprobs"][:-1]
+    for changes in ({"max_tokens": 1}, {"max_tokens": 0, "prompt": [*prompt, 5]}):
+        refused = await tiny_client.post("/v1/completions", {**body, **changes})
+        assert refused.status == 400
+        assert refused.error["reason"] == "context_length_exceeded"
