@@ -1,10 +1,11 @@
 """Serving speed of one model over sockets: closed loops of streams; the server and its clients are separate processes.
 
-As the peer was measured: random weights of a real shape, 512 tokens in and 128 out, greedy, all streaming, prompts all
-different, prefix cache off. Prints what was seen beside aim, floor and peer, with the lateness of the server's loop and
-its CPU time per token; writes gpu_serve.json into --out. Output per second is that of whole answers, per
-connection from its first end to its last within the time measured, so that waves of equal requests do not bend it.
-Run: python -m tests.bench.gpu_serve [--shape 8b,0.6b] [--streams 1,16,64,256] [--seconds 15] [--out DIR]
+As the peer was measured: random weights of a real shape, 512 tokens in and 128 out (or a picture of 1024 x 1024 and a
+question), greedy, all streaming, prompts all different, prefix cache off. Prints what was seen beside aim, floor and
+peer, with the lateness of the server's loop and its CPU time per token; writes gpu_serve.json into --out. Output per
+second is that of whole answers, per connection from its first end to its last within the time measured, so that waves
+of equal requests do not bend it.
+Run: python -m tests.bench.gpu_serve [--shape 8b,0.6b,vl-7b] [--streams 1,16,64,256] [--seconds 15] [--out DIR]
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,36 @@ from tests.bench.shapes import SHAPES, write_folder
 from tests.bench.streams import Job
 
 READY_S = 240.0
-STREAMS_PER_PROCESS = 32
-LENGTHS = {"tiny": (32, 16)}  # prompt and answer; the rest has the peer's
+STREAMS_PER_PROCESS, PICTURES_PER_PROCESS = 32, 4  # a client draws and packs its pictures itself
+LENGTHS = {"tiny": (32, 16), "tiny-vl": (32, 16), "vl-7b": (64, 128)}  # prompt and answer; the rest has the peer's
 PEER_LENGTHS = (512, 128)
 TINY_FLAGS = ("--num-gpu-blocks-override", "1024", "--max-num-seqs", "32", "--num-threads", "1")
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One load; `picture` is width and height."""
+
+    streams: int
+    picture: tuple[int, ...] = ()
+    fresh: bool = True
+    more: str = ""  # in its name
+
+    @property
+    def name(self) -> str:
+        return f"{self.streams} streams{self.more}"
+
+
+def cases_of(shape: str, streams: str) -> list[Case]:
+    """What is asked of a shape; a model that sees gets pictures instead of long prompts."""
+    if shape == "tiny-vl":
+        return [Case(1, (112, 84)), Case(1, (112, 84), fresh=False, more=" of one picture"), Case(4, (112, 84))]
+    if "vision_config" in SHAPES[shape]:
+        large, once = Case(1, (1920, 1080), more=" of 1080p"), Case(1, (1024, 1024), False, " of one picture")
+        return [Case(1, (1024, 1024)), once, large, Case(8, (1024, 1024)), Case(32, (1024, 1024))]
+    return [Case(int(word)) for word in streams.split(",")]
+
+
 UNITS = {
     "output": "tok/s",
     "TTFT p50": "ms",
@@ -129,13 +156,14 @@ def check(port: int) -> None:
 
 
 def load(
-    port: int, shape: str, streams: int, warm_s: float, measure_s: float, warm: Callable[[], None]
+    port: int, shape: str, asked: Case, warm_s: float, measure_s: float, warm: Callable[[], None]
 ) -> tuple[float, dict[str, np.ndarray]]:
     """Runs the clients, calls `warm` when their warm-up is over; (when they began, arrays of streams.Tally, joined)."""
     prompt, answer = LENGTHS.get(shape, PEER_LENGTHS)
     fields = {"temperature": 0, "ignore_eos": True, "stream": True}
-    processes = min(8, -(-streams // STREAMS_PER_PROCESS))
-    shares = [streams // processes + (number < streams % processes) for number in range(processes)]
+    each = PICTURES_PER_PROCESS if asked.picture else STREAMS_PER_PROCESS
+    processes = min(8, -(-asked.streams // each))
+    shares = [asked.streams // processes + (number < asked.streams % processes) for number in range(processes)]
     with tempfile.TemporaryDirectory() as name:
         files = [Path(name) / f"{number}.npz" for number in range(processes)]
         clients = [
@@ -147,9 +175,10 @@ def load(
         ]  # fmt: skip
         try:
             for number, (client, share) in enumerate(zip(clients, shares)):
-                vocab = SHAPES[shape]["vocab_size"]
-                seed = streams * 100 + number
-                job = Job(port, share, prompt, answer, vocab, seed, warm_s, measure_s, fields)
+                vocab = SHAPES[shape].get("vocab_size", 0)
+                seed = asked.streams * 1000 + len(asked.more) * 10 + number
+                times = (warm_s, measure_s)
+                job = Job(port, share, prompt, answer, vocab, seed, *times, fields, list(asked.picture), asked.fresh)
                 tell(client, json.dumps(asdict(job)))
             for client in clients:
                 assert client.stdout is not None
@@ -209,12 +238,12 @@ def summary(came: dict[str, np.ndarray], answer: int, since: float, until: float
     }
 
 
-def case(server: Server, shape: str, streams: int, seconds: float) -> dict[str, float]:
-    """One number of streams; the keys beginning with "_" are for reading the beats later."""
-    warm_s = min(2.0 + streams / 64, seconds)
+def measure(server: Server, shape: str, asked: Case, seconds: float) -> dict[str, float]:
+    """One case; the keys beginning with "_" are for reading the beats later."""
+    warm_s = min(2.0 + asked.streams / 64, seconds)
     before: list[tuple[float, float, float]] = []  # clock, CPU of the loop, CPU of all threads
     begun, came = load(
-        server.port, shape, streams, warm_s, seconds, lambda: before.append((time.perf_counter(), *server.cpu()))
+        server.port, shape, asked, warm_s, seconds, lambda: before.append((time.perf_counter(), *server.cpu()))
     )
     after = (time.perf_counter(), *server.cpu())
     took, loop_cpu, cpu = (late - early for late, early in zip(after, before[0]))
@@ -229,30 +258,30 @@ def case(server: Server, shape: str, streams: int, seconds: float) -> dict[str, 
 
 def run_shape(shape: str, args: argparse.Namespace) -> int:
     """All cases of a shape against one server; how many failed."""
-    flags = TINY_FLAGS if shape == "tiny" else ()
-    cases: dict[int, dict[str, float]] = {}
+    flags = TINY_FLAGS if shape.startswith("tiny") else ()
+    cases: dict[str, dict[str, float]] = {}
     failed = []
     with tempfile.TemporaryDirectory() as name:
         server = Server(shape, args.device, Path(name), Path(name) / "beats", flags)
         try:
             print(f"{shape}: ready in {server.ready_s:.1f} s", flush=True)
             check(server.port)
-            for streams in [int(word) for word in args.streams.split(",")]:
+            for asked in cases_of(shape, args.streams):
                 try:
-                    cases[streams] = case(server, shape, streams, args.seconds)
+                    cases[asked.name] = measure(server, shape, asked, args.seconds)
                 except Exception:
-                    failed.append(streams)
+                    failed.append(asked.name)
                     traceback.print_exc()
         finally:
             beats = server.stop()
     seen: dict[str, float] = {}
-    for streams, found in cases.items():
+    for label, found in cases.items():
         since, until = found.pop("_since"), found.pop("_until")
         late = beats[(beats[:, 0] >= since) & (beats[:, 0] <= until), 1]
         if len(late):
             found["loop stall p99"] = float(np.percentile(late, 99)) * 1e3
             found["loop stall longest"] = float(late.max()) * 1e3
-        seen |= {f"{streams} streams, {name}": found[name] for name in UNITS if name in found}
+        seen |= {f"{label}, {name}": found[name] for name in UNITS if name in found}
     units = {name: UNITS[name.split(", ")[1]] for name in seen}
     title = f"{shape}, serving, ready in {server.ready_s:.1f} s"
     targets.show(title, seen, targets.serve_targets(shape, seen), units)

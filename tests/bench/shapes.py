@@ -56,11 +56,62 @@ QWEN3_06B = {
     "intermediate_size": 3072,
     "tie_word_embeddings": True,
 }
-SHAPES = {"tiny": TINY, "8b": QWEN3_8B, "0.6b": QWEN3_06B}
+
+
+def seeing(text: dict, vision: dict, first: int) -> dict:
+    """A Qwen2.5-Omni thinker without audio: what a Qwen2.5-VL computes. Special tokens have the ids from `first` on."""
+    ids = {name: first + number for number, name in enumerate(SPECIAL)}
+    return {
+        "architectures": ["Qwen2_5OmniThinkerForConditionalGeneration"],
+        "model_type": "qwen2_5_omni_thinker",
+        "text_config": {**text, "rope_theta": 1000000.0, "hidden_act": "silu", "rms_norm_eps": 1e-6},
+        "vision_config": {"patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, **vision},
+        "image_token_index": ids["<|IMAGE|>"],
+        "video_token_index": ids["<|VIDEO|>"],
+        "audio_token_index": ids["<|AUDIO|>"],
+        "vision_start_token_id": ids["<|vision_bos|>"],
+        "vision_end_token_id": ids["<|vision_eos|>"],
+        "torch_dtype": "bfloat16",
+        "eos_token_id": ids["<|im_end|>"],
+        "special": ids,  # read by write_folder only
+    }
+
+
+SPECIAL = ("<|im_start|>", "<|im_end|>", "<|AUDIO|>", "<|vision_bos|>", "<|vision_eos|>", "<|IMAGE|>", "<|VIDEO|>")
+QWEN25_VL_7B = seeing(
+    {
+        "hidden_size": 3584,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "intermediate_size": 18944,
+        "vocab_size": 152064,
+        "max_position_embeddings": 32768,
+        "rope_scaling": {"rope_type": "default", "mrope_section": [16, 24, 24]},
+    },
+    {"depth": 32, "hidden_size": 1280, "num_heads": 16, "intermediate_size": 3420, "out_hidden_size": 3584},
+    151644,
+)
+TINY_VL = seeing(
+    {
+        "hidden_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 256,
+        "vocab_size": 2048,
+        "max_position_embeddings": 4096,
+        "rope_scaling": {"rope_type": "default", "mrope_section": [4, 6, 6]},
+    },
+    {"depth": 2, "hidden_size": 64, "num_heads": 2, "intermediate_size": 96, "out_hidden_size": 128}
+    | {"fullatt_block_indexes": [1]},
+    2000,
+)
+SHAPES = {"tiny": TINY, "8b": QWEN3_8B, "0.6b": QWEN3_06B, "vl-7b": QWEN25_VL_7B, "tiny-vl": TINY_VL}
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
-def byte_tokenizer(vocab: int) -> dict:
+def byte_tokenizer(vocab: int, special: dict[str, int] | None = None) -> dict:
     """A byte-level BPE tokenizer.json: 256 bytes, then words of four letters that no merge reaches, up to `vocab` ids.
 
     Nearly every id that random weights choose is a word, so a stream has text with each token, as with real models.
@@ -71,11 +122,14 @@ def byte_tokenizer(vocab: int) -> dict:
     for number in range(vocab - len(tokens)):
         places = (number // 26**3, number // 26**2, number // 26, number)
         tokens.append("".join(LETTERS[place % 26] for place in places))
+    for token, number in (special or {}).items():
+        tokens[number] = token
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | {"special": True}
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
-        "added_tokens": [],
+        "added_tokens": [{"id": number, "content": token, **flags} for token, number in (special or {}).items()],
         "normalizer": None,
         "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
         "post_processor": None,
@@ -94,14 +148,29 @@ def byte_tokenizer(vocab: int) -> dict:
     }
 
 
-TEMPLATE = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}assistant: "
+TEMPLATE = """\
+{%- for message in messages -%}
+{{ message['role'] }}: {% if message['content'] is string %}{{ message['content'] }}{% else %}
+{%- for part in message['content'] -%}
+{%- if part['type'] in ('image', 'image_url') -%}<|vision_bos|><|IMAGE|><|vision_eos|>
+{%- else -%}{{ part['text'] }}{%- endif -%}
+{%- endfor -%}
+{%- endif %}
+{% endfor -%}
+assistant: """
 
 
 def write_folder(folder: Path, config: dict) -> Path:
-    """Writes config.json, tokenizer.json and a chat template; returns the folder."""
+    """Writes config.json, tokenizer.json, a chat template and, for a model that sees, its processor; the folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    (folder / "tokenizer.json").write_text(json.dumps(byte_tokenizer(config["vocab_size"])))
+    special = config.get("special", {})
+    vocab = config.get("text_config", config)["vocab_size"]
+    (folder / "config.json").write_text(json.dumps({key: config[key] for key in config if key != "special"}))
+    (folder / "tokenizer.json").write_text(json.dumps(byte_tokenizer(vocab, special)))
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    if special:
+        pixels = {"min_pixels": 56 * 56, "max_pixels": 28 * 28 * 16384}
+        picture = {"patch_size": 14, "temporal_patch_size": 2, "merge_size": 2, **pixels}
+        (folder / "preprocessor_config.json").write_text(json.dumps(picture))
     return folder

@@ -2,11 +2,14 @@
 
 `python -m tests.bench.streams FILE.npz` reads a job (JSON) from stdin, connects, writes "ready", waits for a line, and
 keeps its connections busy until the job's time is over; then the file holds what came. One thread, one epoll, a few
-microseconds a read: one process keeps up with tens of thousands of events a second. Prompts are random token ids.
+microseconds a read: one process keeps up with tens of thousands of events a second. Prompts are random token ids, or a
+picture with a question.
 """
 
 from __future__ import annotations
 
+import base64
+import io
 import json
 import random
 import selectors
@@ -29,13 +32,15 @@ class Job:
 
     port: int
     connections: int
-    prompt: int  # tokens
+    prompt: int  # tokens; with a picture, of the text beside it
     answer: int  # tokens
     vocab: int
     seed: int
     warm_s: float
     measure_s: float
     fields: dict[str, Any]  # of every body, beside the prompt
+    picture: list[int]  # width, height; empty: no picture
+    fresh: bool = True  # every picture is another
 
 
 class Tally:
@@ -55,12 +60,21 @@ class Connection:
         self.draw = random.Random(job.seed * 100_003 + number)
         self.socket = socket.create_connection(("127.0.0.1", job.port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.picture = ""
         self.next = self._body()
 
     def _body(self) -> bytes:
-        prompt = [self.draw.randrange(300, self.job.vocab) for _ in range(self.job.prompt)]
-        body = json.dumps({"prompt": prompt, "max_tokens": self.job.answer, **self.job.fields}).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+        job, draw = self.job, self.draw
+        if job.picture:
+            if job.fresh or not self.picture:
+                self.picture = jpeg(*job.picture, draw.getrandbits(63))
+            words = "".join(draw.choices("abcdefgh ", k=job.prompt))
+            parts = [{"type": "image_url", "image_url": {"url": self.picture}}, {"type": "text", "text": words}]
+            path, asked = "/v1/chat/completions", {"messages": [{"role": "user", "content": parts}]}
+        else:
+            path, asked = "/v1/completions", {"prompt": [draw.randrange(300, job.vocab) for _ in range(job.prompt)]}
+        body = json.dumps({**asked, "max_tokens": job.answer, **job.fields}).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
         return f"{head}Content-Type: application/json\r\n\r\n".encode() + body
 
     def send(self) -> None:
@@ -92,6 +106,21 @@ class Connection:
         if self.ended and seen.endswith(END):
             self.tally.answers.append((self.number, self.first, now, self.events))
             self.send()
+
+
+def jpeg(width: int, height: int, seed: int) -> str:
+    """A picture with structure at several scales, as a data: URL."""
+    from PIL import Image
+
+    draw = np.random.default_rng(seed)
+    coarse, fine = (
+        Image.fromarray(draw.integers(0, 256, (height // cell, width // cell, 3), dtype=np.uint8))
+        .resize((width, height), Image.Resampling.BILINEAR)
+        for cell in (64, 8)
+    )  # fmt: skip
+    out = io.BytesIO()
+    Image.blend(coarse, fine, 0.3).save(out, "JPEG", quality=85)
+    return "data:image/jpeg;base64," + base64.b64encode(out.getvalue()).decode()
 
 
 def run(job: Job, path: str) -> None:

@@ -80,6 +80,13 @@ SERVE = {
         "256 streams, TTFT p50": Target("ms", None, "637/274", 250),
     },
 }
+SERVE["vl-7b"] = {  # pictures of 1024 x 1024 where nothing else is said
+    "1 streams, TTFT p50": Target("ms", 33, "166", 55),
+    "1 streams of one picture, TTFT p50": Target("ms", aim=15),
+    "1 streams of 1080p, TTFT p50": Target("ms", 67, "293", 110),
+    "8 streams, output": Target("tok/s", peer="517", aim=900),
+    "32 streams, output": Target("tok/s", peer="842", aim=1_300),
+}
 HOST = {  # beside each case of serving
     "loop stall p99": Target("ms", aim=5),
     "loop CPU per token": Target("us", aim=10),
