@@ -84,6 +84,8 @@ class Accelerator:
     step. The streams meet only through the launcher's events.
     """
 
+    has_steady_loop = hasattr(os, "eventfd")  # the GIL-free loop waits for the inbox on one
+
     def __init__(self, device: str) -> None:
         """Binds the calling thread to the device and to the compute stream."""
         import torch

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING
@@ -26,12 +27,14 @@ from engine.errors import (
     StepFailedError,
 )
 from engine.limits import Limits, check
+from engine.output import StepOutput, from_ring
 from engine.request import Delta, FinishReason, Request
 from engine.stats import EngineStats, StepStats
 from engine.stream import TokenStream
 
 if TYPE_CHECKING:
-    from engine.loop import DeviceThread, StepOutput
+    from _fast.ring import OutputRing
+    from engine.loop import DeviceThread
     from engine.models.hf import ModelConfig
     from engine.runtime import Runtime
 
@@ -61,6 +64,8 @@ class Engine:
         self._routes: dict[int, tuple[TokenStream, int]] = {}  # id on the device thread -> stream, choice
         self._next_id = 1
         self._idle: asyncio.Event
+        self._ring: OutputRing | None = None
+        self._outputs: deque[StepOutput] = deque()  # oldest first; the first is being delivered
 
     async def start(self) -> None:
         """Starts the device thread and waits until the model is loaded and warm. Raises ConfigError."""
@@ -78,6 +83,9 @@ class Engine:
         self.max_model_len = self._limits.max_model_len
         self.num_blocks = self._limits.num_blocks
         self.stats.blocks_total = self.num_blocks
+        self._ring = self._device.ring
+        if self._ring is not None:
+            loop.add_reader(self._ring.fd, self._on_ring)
         self.state = "ready"
 
     @property
@@ -172,6 +180,11 @@ class Engine:
         self.resume()
         device, self._device = self._device, None
         await self._loop.run_in_executor(None, device.stop)
+        if self._ring is not None:
+            self._on_ring()
+            self._loop.remove_reader(self._ring.fd)
+            self._ring.close()
+            self._ring = None
 
     def ledger(self) -> dict[str, int]:
         """What is held right now; all zero but totals and caches when idle (RELIABILITY.md)."""
@@ -184,21 +197,38 @@ class Engine:
         if not self._routes:
             self._idle.set()
 
+    def _on_ring(self) -> None:
+        """The device thread has news in its ring."""
+        assert self._ring is not None
+        self._ring.acknowledge()
+        while (entry := self._ring.pop()) is not None:
+            self._on_output(from_ring(entry, self.num_blocks))
+
     def _on_output(self, output: StepOutput) -> None:
-        """Routes one step's tokens, SLICE rows per turn of the loop."""
-        if output.start == 0:
-            self.stats.add(output.stats)
-            if self.on_step is not None:
-                self.on_step(output.stats)
+        """One step's news; behind those of earlier steps that are not delivered yet, so that tokens stay in order."""
+        self.stats.add(output.stats)
+        if self.on_step is not None:
+            self.on_step(output.stats)
+        self._outputs.append(output)
+        if len(self._outputs) == 1:
+            self._deliver()
+
+    def _deliver(self) -> None:
+        """Routes rows of the oldest output, SLICE of them per turn of the loop."""
+        output = self._outputs[0]
         end = min(output.start + SLICE, len(output.ids))
         tokens, finishes = output.tokens, output.finishes
-        for row in range(output.start, end):
-            if tokens[row] >= 0 or finishes[row]:
-                self._route(output, row)
-        if end < len(output.ids):
-            output.start = end
-            self._loop.call_soon(self._on_output, output)
-        self._note_idle()
+        try:
+            for row in range(output.start, end):
+                output.start = row + 1  # a reader that raises harms its own row only
+                if tokens[row] >= 0 or finishes[row]:
+                    self._route(output, row)
+        finally:
+            if output.start == len(output.ids):
+                self._outputs.popleft()
+            if self._outputs:
+                self._loop.call_soon(self._deliver)
+            self._note_idle()
 
     def _route(self, output: StepOutput, row: int) -> None:
         device_id = output.ids[row]

@@ -17,49 +17,31 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
-from typing import Any
+from queue import Empty
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from _fast.plan import StepPlan
 from engine.config import EngineConfig
-from engine.errors import DeviceLostError, EngineError, for_rows
+from engine.errors import DeviceLostError, for_rows
 from engine.failures import FailureCount
+from engine.inbox import Inbox
+from engine.output import First, StepOutput
 from engine.pace import Pace
-from engine.request import FinishReason, Request, TokenLogprob
+from engine.request import FinishReason, Request
 from engine.runtime import Runtime, load_runtime
 from engine.stats import StepStats
 from engine.step.result import StepResult
 
+if TYPE_CHECKING:
+    from _fast.ring import OutputRing
+    from engine.steady import SteadySteps
+
 log = logging.getLogger("omniloop.engine")
 
 MARGIN = 0.0005  # seconds before the expected end of a step at which the next one is planned; half of a short step
-First = tuple[int, float, "list[TokenLogprob | None] | None"]
-
-
-@dataclass(slots=True)
-class StepOutput:
-    """One step's news for the loop: parallel lists over its rows. A row without token and finish has none."""
-
-    stats: StepStats
-    ids: list[int] = field(default_factory=list)  # the engine's number of each choice; it may have ended before
-    tokens: list[int] = field(default_factory=list)  # -1: none
-    finishes: list[int] = field(default_factory=list)  # FinishReason
-    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by place in the lists
-    firsts: dict[int, First] = field(default_factory=dict)  # by place: cached tokens, seconds queued, prompt log-probs
-    invalid: set[int] = field(default_factory=set)  # places whose logits were not finite
-    error: EngineError | None = None  # of every row that ends with ERROR, when the step failed
-    start: int = 0  # how far the loop has delivered
-
-    def add(self, device_id: int, token: int, finish: int) -> int:
-        """Appends a row; returns its place."""
-        self.ids.append(device_id)
-        self.tokens.append(token)
-        self.finishes.append(finish)
-        return len(self.ids) - 1
 
 
 class DeviceThread:
@@ -80,7 +62,7 @@ class DeviceThread:
         self._on_output = on_output
         self._on_death = on_death
         self._startup = startup
-        self._inbox: SimpleQueue[Any] = SimpleQueue()
+        self._inbox = Inbox()
         self._thread = threading.Thread(target=self._main, name="omniloop-device", daemon=True)
         self._runtime: Runtime | None = None
         self._stopping = False
@@ -89,7 +71,8 @@ class DeviceThread:
         self._pace: Pace
         self._decoding = 0  # rows of the newest plan that decode
         self._failures = FailureCount(config.max_failed_steps, config.max_oom)
-        self.last_beat = 0.0
+        self._steady: SteadySteps | None = None
+        self._last_beat = 0.0
 
     # -- called from other threads ------------------------------------------------------------------------------
 
@@ -118,6 +101,16 @@ class DeviceThread:
         self._inbox.put(("stop",))
         self._thread.join(timeout)
 
+    @property
+    def ring(self) -> OutputRing | None:
+        """Where steps' news come from, once ready; None: each is a call on the loop."""
+        return self._steady.ring if self._steady is not None else None
+
+    @property
+    def last_beat(self) -> float:
+        """time.monotonic() of the thread's last turn."""
+        return max(self._last_beat, self._steady.last_beat if self._steady is not None else 0.0)
+
     def ledger(self) -> dict[str, int]:
         """What is held; exact when no step runs."""
         runtime = self._runtime
@@ -125,7 +118,7 @@ class DeviceThread:
             return {}
         held = dict(runtime.scheduler.ledger())
         encoder_rows = len(runtime.executor.encoder)
-        return held | runtime.admission.ledger() | {"inbox": self._inbox.qsize(), "encoder_rows": encoder_rows}
+        return held | runtime.admission.ledger() | {"inbox": len(self._inbox), "encoder_rows": encoder_rows}
 
     # -- the thread -----------------------------------------------------------------------------------------------
 
@@ -137,6 +130,7 @@ class DeviceThread:
                 self._tell(_resolve, self._ready, None, error)
                 return
             self._pace = Pace(runtime.sizes.max_tokens)
+            self._steady = runtime.steady(self._inbox)
             self._tell(_resolve, self._ready, (runtime.model_config, runtime.limits), None)
             try:
                 self._run(runtime)
@@ -145,16 +139,22 @@ class DeviceThread:
                 self._tell(self._on_death, error)
             finally:
                 runtime.executor.close()
+                self._inbox.close()
 
     def _run(self, runtime: Runtime) -> None:
         previous: StepResult | None = None
         while True:
-            self._gather(runtime, previous)
-            if self._stopping and previous is None:
-                return
+            plan = None
+            if self._goes_steadily(runtime, previous):
+                previous, plan = self._run_steadily(runtime, previous)
+            if plan is None:
+                self._gather(runtime, previous)
+                if self._stopping and previous is None:
+                    return
             stats = StepStats()
             begun = time.perf_counter()
-            step = self._plan(runtime, stats)  # step N+1: numbers, then its forward, launched
+            plan = plan or self._plan(runtime)  # step N+1: numbers
+            step = self._launch(runtime, plan, stats) if plan is not None else None  # ... and its forward
             planned = time.perf_counter()
             output = None
             if previous is not None:
@@ -168,19 +168,45 @@ class DeviceThread:
                 self._deliver(runtime, StepOutput(stats))
             previous = step
 
+    def _goes_steadily(self, runtime: Runtime, previous: StepResult | None) -> bool:
+        if self._steady is None or self._stopping or self._paused or self._refused or not runtime.has_work:
+            return False
+        return self._steady.may_follow(previous)
+
+    def _run_steadily(self, runtime: Runtime, previous: StepResult | None) -> tuple[StepResult | None, StepPlan | None]:
+        """Steps without the GIL; returns the step in flight and, if Python is to launch it, the plan behind it."""
+        assert self._steady is not None
+        while True:
+            left = self._steady.run(previous)
+            if left.waited is not None:
+                self._deliver(runtime, self._settle(runtime, left.waited, StepStats()))
+            elif left.undelivered is not None:
+                output = StepOutput(StepStats())
+                self._note(runtime, left.undelivered, output.stats)
+                _columns(left.undelivered, output)
+                self._deliver(runtime, output)
+            if left.freed and left.waited is None:
+                runtime.admission.free_slots()
+            previous = left.in_flight
+            if not left.again or self._refused:
+                return previous, left.planned
+
     def _gather(self, runtime: Runtime, previous: StepResult | None) -> None:
         """Takes what the inbox holds, and waits there while there is nothing better to do."""
         until = None
-        if previous is not None:
+        self._inbox.hush()
+        if previous is not None and previous.plan_at:
+            until = previous.plan_at
+        elif previous is not None:
             seconds = self._pace.expected(previous.plan)
             until = previous.predicted_end(seconds) - min(MARGIN, seconds / 2)
         elif runtime.has_work and not self._paused:
             until = 0.0
         while True:
-            self.last_beat = time.monotonic()
+            self._last_beat = time.monotonic()
             wait = 1.0 if until is None else until - time.perf_counter()
             try:
-                item = self._inbox.get(timeout=wait) if wait > 0 else self._inbox.get_nowait()
+                item = self._inbox.take(wait)
             except Empty:
                 if until is None:
                     continue
@@ -212,16 +238,16 @@ class DeviceThread:
         except Exception as error:
             self._tell(_resolve, done, None, error)
 
-    def _plan(self, runtime: Runtime, stats: StepStats) -> StepResult | None:
+    def _plan(self, runtime: Runtime) -> StepPlan | None:
         if self._stopping or self._paused:
             return None
-        plan = runtime.plans[runtime.next_plan]
+        plan = runtime.next_plan
         runtime.executor.claim(plan)
-        runtime.scheduler.prompt_budget = self._pace.prompt_budget(self._decoding)
-        if runtime.scheduler.schedule(plan) == 0:
-            return None
+        runtime.scheduler.prompt_budget = self._pace.prompt_budget(self._decoding, runtime.scheduler.num_waiting)
+        return plan if runtime.scheduler.schedule(plan) else None
+
+    def _launch(self, runtime: Runtime, plan: StepPlan, stats: StepStats) -> StepResult:
         self._decoding = plan.num_decode_rows
-        runtime.next_plan = (runtime.next_plan + 1) % len(runtime.plans)
         begun = time.perf_counter()
         step = runtime.launch_forward(plan)
         stats.launch_s = time.perf_counter() - begun
@@ -243,7 +269,8 @@ class DeviceThread:
             self._fail(runtime, step, output)
         else:
             self._commit(runtime, step, output)
-            self._pace.note(step.plan, step.event.fired_at - step.started_at)
+            if not step.plan_at:  # of the others only the GIL-free loop knows when they began
+                self._pace.note(step.plan, step.event.fired_at - step.started_at)
             self._failures.note_ok()
             stats.device_s = step.event.fired_at - step.started_at
         self._note(runtime, step.plan, stats)
@@ -260,11 +287,8 @@ class DeviceThread:
             override[step.invalid] = FinishReason.ERROR
             output.invalid = set(step.invalid)
         runtime.scheduler.commit(plan, step.tokens, override)
-        output.ids = np.asarray(plan.out_request)[: plan.num_rows].tolist()
-        output.tokens = np.asarray(plan.out_token)[: plan.num_rows].tolist()
-        output.finishes = np.asarray(plan.out_finish)[: plan.num_rows].tolist()
+        _columns(plan, output)
         output.logprobs = step.logprobs
-        output.stats.num_sampled = plan.num_rows - output.tokens.count(-1)
         admission.free_slots()  # before anything is added: a freed slot is taken again at once
         for row, (slot, news) in fresh.items():
             if output.tokens[row] >= 0 or output.finishes[row]:
@@ -321,13 +345,24 @@ class DeviceThread:
         for device_id in self._refused:
             output.add(device_id, -1, FinishReason.ERROR)
         self._refused.clear()
-        self._tell(self._on_output, output)
+        if self._steady is not None:
+            self._steady.ring.put(output)
+        else:
+            self._tell(self._on_output, output)
 
     def _tell(self, call: Callable[..., None], *args: Any) -> None:
         try:
             self._loop.call_soon_threadsafe(call, *args)
         except RuntimeError:  # the loop has closed: nobody is left to hear it
             log.debug("the event loop is closed; dropped %s", call)
+
+
+def _columns(plan: StepPlan, output: StepOutput) -> None:
+    """A committed plan's rows, as lists."""
+    output.ids = np.asarray(plan.out_request)[: plan.num_rows].tolist()
+    output.tokens = np.asarray(plan.out_token)[: plan.num_rows].tolist()
+    output.finishes = np.asarray(plan.out_finish)[: plan.num_rows].tolist()
+    output.stats.num_sampled = plan.num_rows - output.tokens.count(-1)
 
 
 def _resolve(ready: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 from _fast.plan import StepPlan
 
 LEAST_PROMPT = 256  # tokens: about as many as the weights' own reading time hides
-ENOUGH = 64  # prompt tokens in a step that tell what one more costs
+ENOUGH = 256  # tokens in a step whose time is the tokens' and no longer the weights'
 RISE = 0.05  # of a longer step that is believed at once; a shorter one is believed fully
+FEW = 4  # prompts waiting; with more, the crowd's throughput counts more than the rhythm of those that decode
+LONG_STEP = 0.036  # seconds that a step may then take
 
 
 class Pace:
-    """Seconds by size class, and seconds per prompt token."""
+    """Seconds by size class, and seconds per token of a full step."""
 
     __slots__ = ("_decode", "_max_tokens", "_per_token", "_seconds")
 
@@ -22,7 +24,7 @@ class Pace:
         self._max_tokens = max_tokens
         self._seconds: dict[int, float] = {}  # by the bit length of a step's tokens
         self._decode: dict[int, float] = {}  # of steps that only decode, by the bit length of their rows
-        self._per_token = 0.0  # what one more prompt token costs
+        self._per_token = 0.0  # of steps that computing bounds
 
     def expected(self, plan: StepPlan) -> float:
         """Seconds that a step takes, as far as is known; 0: nothing is."""
@@ -34,19 +36,19 @@ class Pace:
         _learn(self._seconds, tokens.bit_length(), took)
         if plan.num_decode_rows == rows:
             _learn(self._decode, rows.bit_length(), took)
-            return
-        prompt = tokens - plan.num_decode_rows
-        if prompt >= ENOUGH:
-            beside = self._decode.get(plan.num_decode_rows.bit_length(), 0.0) if plan.num_decode_rows else 0.0
-            cost = max(took - beside, 0.0) / prompt
-            self._per_token += (cost - self._per_token) * (0.2 if self._per_token else 1.0)
+        elif tokens >= ENOUGH:
+            self._per_token += (took / tokens - self._per_token) * (0.2 if self._per_token else 1.0)
 
-    def prompt_budget(self, decoding: int) -> int:
-        """Prompt tokens that a step may take beside `decoding` rows: as many as double its time."""
+    def prompt_budget(self, decoding: int, waiting: int) -> int:
+        """Prompt tokens that a step may take beside `decoding` rows, with `waiting` requests queued.
+
+        As many as double its time; with a crowd waiting, as many as fit into LONG_STEP.
+        """
         alone = self._decode.get(decoding.bit_length(), 0.0)
         if not decoding or not alone or not self._per_token:
             return self._max_tokens
-        return min(self._max_tokens, max(LEAST_PROMPT, int(alone / self._per_token)))
+        allowed = 2 * alone if waiting <= FEW else max(2 * alone, LONG_STEP)
+        return min(self._max_tokens, max(LEAST_PROMPT, int(allowed / self._per_token) - decoding))
 
 
 def _learn(known: dict[int, float], key: int, took: float) -> None:

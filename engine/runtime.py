@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from engine.cache.room import check_weights, fit_context
 from engine.config import EngineConfig
 from engine.device import Accelerator, choose_device, usable_cores
 from engine.errors import ConfigError
+from engine.inbox import Inbox
 from engine.limits import Limits
 from engine.memory import enough_for
 from engine.models.base import Model
@@ -36,6 +38,9 @@ from engine.step.host import HostExecutor
 from engine.step.result import StepResult
 from engine.weights.load import load_weights, weight_bytes
 from engine.weights.progress import WeightsLine
+
+if TYPE_CHECKING:
+    from engine.steady import SteadySteps
 
 log = logging.getLogger("omniloop.engine")
 
@@ -76,13 +81,16 @@ class Runtime:
             encoder_budget=config.encoder_budget or max(sizes.max_tokens, 1024),
             encoder_capacity=sizes.encoder_rows,
         )
-        self.next_plan = 0
         self.admission = Admission(self.scheduler, executor, config.enable_prefix_caching, config.debug_poison)
 
     @property
-    def plans(self) -> list[StepPlan]:
-        """Taken in turn, from `next_plan` on."""
-        return self.executor.plans
+    def next_plan(self) -> StepPlan:
+        """The one that the next step is written into: they take turns by step number."""
+        return self.executor.plans[self.scheduler.next_step % len(self.executor.plans)]
+
+    def steady(self, inbox: Inbox) -> SteadySteps | None:
+        """The loop of steps that need no Python, where the executor has one."""
+        return self.executor.steady(self.scheduler, inbox)
 
     @property
     def has_work(self) -> bool:
@@ -200,8 +208,7 @@ def warm_up(runtime: Runtime) -> None:
         root=bytes(16), read_cache=False,
     )  # fmt: skip
     executor.admit(slot, request, 0, None)
-    while scheduler.schedule(plan := runtime.plans[runtime.next_plan]):
-        runtime.next_plan = (runtime.next_plan + 1) % len(runtime.plans)
+    while scheduler.schedule(plan := runtime.next_plan):
         step = runtime.launch_forward(plan)
         runtime.launch_sample(step, lambda _: None)
         if not step.event.wait(runtime.config.step_timeout * 10):

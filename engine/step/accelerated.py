@@ -19,15 +19,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from engine.sampling.device import DeviceSampler, Pending, prompt_logprobs
 
 from _fast.plan import StepPlan
+from _fast.ring import OutputRing
+from _fast.scheduler import Scheduler
+from _fast.steady import SPECIAL_ALWAYS, SPECIAL_PROMPT, SteadyLoop
 from engine.cache.pool import allocate
 from engine.cache.room import device_blocks
 from engine.config import EngineConfig
 from engine.device import Accelerator
+from engine.inbox import Inbox
 from engine.models.base import Model
 from engine.request import Request, TokenLogprob
+from engine.sampling.device import DeviceSampler, Pending, prompt_logprobs
 from engine.step.buffers import StepBuffers
 from engine.step.build import RowArrays, mrope_positions
 from engine.step.encode import EncoderCache
@@ -39,6 +43,7 @@ from engine.step.slots import SlotState
 
 if TYPE_CHECKING:
     from _fast.driver import Launcher
+    from engine.steady import SteadySteps
 
 
 GRAPH_BYTES = 256 << 20  # what the driver keeps for about a hundred graphs, seen with 36 layers
@@ -89,6 +94,7 @@ class DeviceExecutor:
         self._prompts = PromptLogprobs(config.logprobs_mode.endswith("_logits"))
         buffers = self._buffers
         self._launcher = accelerator.launcher(buffers.records, buffers.stagings, buffers.tokens, buffers.ring)
+        self._special = np.zeros(sizes.max_slots, np.uint8)  # by slot: which steps the GIL-free loop leaves alone
         self._newest: DeviceStep | None = None
 
     # -- start ------------------------------------------------------------------------------------------------------
@@ -161,6 +167,8 @@ class DeviceExecutor:
         words[:3] = slot, len(request.prompt_token_ids), request.position_delta
         words[3:] = self._sampler.admit(slot, request.sampling, np.asarray(request.prompt_token_ids), seed)
         self._buffers.params.stage(slot, words)
+        # Prompts are Python's: their first token is told with what the prompt's arrival left to tell.
+        self._special[slot] = SPECIAL_PROMPT if self._sampler.is_plain(np.array([slot])) else SPECIAL_ALWAYS
         self._host.admit(slot, request)
         self._prompts.admit(slot, request, prompt_logprobs)
 
@@ -174,6 +182,27 @@ class DeviceExecutor:
         return {"positions": len(self._host.positions), "prompt_logprobs": len(self._prompts)}
 
     # -- steps ------------------------------------------------------------------------------------------------------
+
+    def steady(self, scheduler: Scheduler, inbox: Inbox) -> SteadySteps | None:
+        from engine.steady import SteadySteps
+
+        if not self._accelerator.has_steady_loop:
+            return None
+        return SteadySteps(self, scheduler, inbox.watch())
+
+    def steady_loop(self, scheduler: Scheduler, ring: OutputRing, wake_fd: int) -> SteadyLoop:
+        """The GIL-free loop over this executor's plans and graphs."""
+        return SteadyLoop(
+            scheduler, self.plans, self._buffers.params, self._launcher, ring, self._special, wake_fd
+        )  # fmt: skip
+
+    def adopt(self, plan: StepPlan) -> DeviceStep:
+        """A plain step that the GIL-free loop launched, as Python settles it."""
+        number = self.plans.index(plan)
+        step = DeviceStep(plan, RowArrays(plan), event=TokensHome(self._launcher, number), number=number, plain=True)
+        step.event.asked = True
+        self._newest = step
+        return step
 
     def claim(self, plan: StepPlan) -> None:
         self._launcher.claim(self.plans.index(plan))

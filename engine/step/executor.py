@@ -9,12 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from _fast.plan import StepPlan
+from _fast.scheduler import Scheduler
+from engine.inbox import Inbox
 from engine.request import Request, TokenLogprob
 from engine.step.encode import EncoderCache
 from engine.step.result import StepResult
+
+if TYPE_CHECKING:
+    from engine.steady import SteadySteps
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,9 @@ class Executor(Protocol):
 
     def collect(self, step: StepResult) -> None:
         """After the step's event: fills tokens, invalid rows and log-probabilities on the host."""
+
+    def steady(self, scheduler: Scheduler, inbox: Inbox) -> SteadySteps | None:
+        """The loop of steps that need no Python, if there is one; it watches the inbox."""
 
     def ledger(self) -> dict[str, int]:
         """What is held per request; zero when idle."""

@@ -13,8 +13,10 @@ import numpy as np
 import torch
 
 from _fast.plan import StepPlan
+from _fast.scheduler import Scheduler
 from engine.config import EngineConfig
 from engine.device import HostEvent, HostStream
+from engine.inbox import Inbox
 from engine.models.base import Model
 from engine.request import Request, TokenLogprob
 from engine.sampling.logprobs import prompt_logprobs
@@ -69,6 +71,9 @@ class HostExecutor:
 
     def collect(self, step: StepResult) -> None:
         """Nothing to do: the stream has filled the step."""
+
+    def steady(self, scheduler: Scheduler, inbox: Inbox) -> None:
+        """None: the stream itself is a thread of Python's."""
 
     def ledger(self) -> dict[str, int]:
         return {"positions": len(self._slots.positions), "prompt_logprobs": len(self._prompts)}

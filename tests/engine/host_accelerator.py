@@ -89,6 +89,8 @@ class HostLauncher:
 class HostAccelerator:
     """Stands where engine.device.Accelerator would."""
 
+    has_steady_loop = False  # it calls the driver
+
     def __init__(self) -> None:
         self.device = torch.device("cpu")
         self._graphs: list[Callable[[], None]] = []

@@ -19,17 +19,19 @@ def test_a_shorter_step_is_believed_at_once_and_a_longer_one_slowly():
 
 def test_prompts_may_double_a_step_that_decodes():
     pace = Pace(2048)
-    assert pace.prompt_budget(64) == 2048  # nothing is known yet
-    pace.note(plan(64), 0.010)
+    assert pace.prompt_budget(64, 0) == 2048  # nothing is known yet
+    pace.note(plan(64), 0.008)
     pace.note(plan(0, prompt=2000), 0.040)  # 20 microseconds a token
-    assert abs(pace.prompt_budget(64) - 500) <= 1
-    assert pace.prompt_budget(0) == 2048
+    assert abs(pace.prompt_budget(64, 0) - (800 - 64)) <= 1
+    assert pace.prompt_budget(0, 0) == 2048
     pace.note(plan(64), 0.001)
-    assert pace.prompt_budget(64) == LEAST_PROMPT
+    assert pace.prompt_budget(64, 0) == LEAST_PROMPT
 
 
-def test_a_mixed_step_charges_prompts_with_what_is_beyond_the_decoding_rows():
-    pace = Pace(4096)
-    pace.note(plan(64), 0.010)
-    pace.note(plan(64, prompt=1000), 0.030)
-    assert abs(pace.prompt_budget(64) - 500) <= 1
+def test_a_crowd_that_waits_may_make_steps_longer():
+    pace = Pace(2048)
+    pace.note(plan(64), 0.008)
+    pace.note(plan(64, prompt=936), 0.020)
+    assert abs(pace.prompt_budget(64, 100) - (1800 - 64)) <= 1
+    pace.note(plan(200), 0.040)  # twice that is more than a long step
+    assert abs(pace.prompt_budget(200, 100) - 2048) <= 1

@@ -1,0 +1,52 @@
+"""Inbox: what other threads hand to the device thread, and the file descriptor that tells a waiter without the GIL.
+
+Owner: the device thread takes; any thread puts. A taker that is going to empty the inbox calls `hush` first: whatever
+is put after that makes `fd` readable again, so nothing is overlooked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from queue import SimpleQueue
+from typing import Any
+
+
+class Inbox:
+    """A queue without bound: the loop bounds what it hands over (Limits.max_open)."""
+
+    def __init__(self) -> None:
+        self._items: SimpleQueue[Any] = SimpleQueue()
+        self.fd = -1  # an eventfd, once `watch` has been called
+
+    def watch(self) -> int:
+        """Opens the eventfd and returns it; readable from now on whenever something was put since the last `hush`."""
+        self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        if len(self):
+            os.eventfd_write(self.fd, 1)
+        return self.fd
+
+    def put(self, item: Any) -> None:
+        """Appends and wakes the taker."""
+        self._items.put(item)
+        if self.fd >= 0:
+            os.eventfd_write(self.fd, 1)
+
+    def take(self, wait: float) -> Any:
+        """The oldest item; raises queue.Empty when there is none within `wait` seconds (<= 0: now)."""
+        return self._items.get(timeout=wait) if wait > 0 else self._items.get_nowait()
+
+    def hush(self) -> None:
+        """Makes `fd` unreadable until the next put."""
+        if self.fd >= 0:
+            with contextlib.suppress(BlockingIOError):  # nothing was put since
+                os.eventfd_read(self.fd)
+
+    def close(self) -> None:
+        """Gives the eventfd back."""
+        if self.fd >= 0:
+            fd, self.fd = self.fd, -1
+            os.close(fd)
+
+    def __len__(self) -> int:
+        return self._items.qsize()

@@ -1,0 +1,51 @@
+"""StepOutput: one step's news on its way from the device thread to the loop.
+
+Owner: made by the device thread, or read out of the ring that the GIL-free steps write; then the loop's. In: what a
+commit settled. Out: parallel lists over the step's rows, which Engine routes to their streams.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.errors import EngineError
+from engine.request import TokenLogprob
+from engine.stats import StepStats
+
+First = tuple[int, float, "list[TokenLogprob | None] | None"]
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """One step's news for the loop: parallel lists over its rows. A row without token and finish has none."""
+
+    stats: StepStats
+    ids: list[int] = field(default_factory=list)  # the engine's number of each choice; it may have ended before
+    tokens: list[int] = field(default_factory=list)  # -1: none
+    finishes: list[int] = field(default_factory=list)  # FinishReason
+    logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by place in the lists
+    firsts: dict[int, First] = field(default_factory=dict)  # by place: cached tokens, seconds queued, prompt log-probs
+    invalid: set[int] = field(default_factory=set)  # places whose logits were not finite
+    error: EngineError | None = None  # of every row that ends with ERROR, when the step failed
+    start: int = 0  # how far the loop has delivered
+
+    def add(self, device_id: int, token: int, finish: int) -> int:
+        """Appends a row; returns its place."""
+        self.ids.append(device_id)
+        self.tokens.append(token)
+        self.finishes.append(finish)
+        return len(self.ids) - 1
+
+
+def from_ring(entry: Any, blocks_total: int) -> StepOutput:
+    """An entry of the ring (OutputRing.pop): an output made in Python, or the columns of a step without the GIL."""
+    if isinstance(entry, StepOutput):
+        return entry
+    numbers, ids, tokens, finishes, firsts = entry
+    assert not firsts, "steps that sample a request's first token are Python's"
+    (step_id, rows, num_tokens, sampled, running, waiting, used, preemptions, queries, hits, *times) = numbers
+    stats = StepStats(
+        step_id, rows, num_tokens, sampled, 0, running, waiting, used, blocks_total, preemptions, queries, hits, *times
+    )
+    return StepOutput(stats, ids, tokens, finishes)

@@ -1,0 +1,70 @@
+"""SteadySteps: hands steps that only decode plain rows to the GIL-free loop, and takes back what needs Python.
+
+Owner: device thread; the ring's reading end is the loop's. In: the step in flight. Out: where the GIL-free loop left
+off. Plain are rows past their prompt that have no rules and want no log-probabilities; everything else is Python's, and
+so is each step after a request has come or gone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from _fast.plan import StepPlan
+from _fast.ring import OutputRing
+from _fast.scheduler import Scheduler
+from _fast.steady import REASON_FREED, REASON_INVALID, REASON_RING
+from engine.step.accelerated import DeviceExecutor, DeviceStep
+from engine.step.result import StepResult
+
+AGAIN = (REASON_FREED, REASON_RING, REASON_INVALID)  # Python catches up, then the GIL-free loop goes on
+
+
+@dataclass(slots=True)
+class Left:
+    """What the GIL-free loop left to Python; to be handled in this order."""
+
+    waited: DeviceStep | None  # its tokens are there, some rows' logits were not finite: to be committed
+    undelivered: StepPlan | None  # committed, but the ring was full
+    freed: bool  # slots or media entries came back
+    in_flight: DeviceStep | None  # launched behind all of these
+    planned: StepPlan | None  # scheduled behind it, and not plain: to be launched
+    again: bool  # then the loop can go on
+
+
+class SteadySteps:
+    """The GIL-free loop of one runtime."""
+
+    def __init__(self, executor: DeviceExecutor, scheduler: Scheduler, wake_fd: int) -> None:
+        self.ring = OutputRing(scheduler.max_rows)
+        self._executor = executor
+        self._loop = executor.steady_loop(scheduler, self.ring, wake_fd)
+
+    @property
+    def last_beat(self) -> float:
+        """time.monotonic() of the loop's last turn."""
+        return self._loop.last_beat
+
+    def may_follow(self, previous: StepResult | None) -> bool:
+        """Whether the loop can go on behind a step in flight that Python launched."""
+        if previous is None:
+            return True
+        assert isinstance(previous, DeviceStep)
+        return previous.plain and previous.error is None and self._loop.is_plain(previous.plan)
+
+    def run(self, previous: StepResult | None) -> Left:
+        """Runs plain steps until something needs Python; RuntimeError when the device is lost."""
+        loop, executor = self._loop, self._executor
+        reason = loop.run(-1 if previous is None else executor.plans.index(previous.plan))
+        plans = executor.plans
+        in_flight = None
+        if loop.in_flight >= 0:
+            in_flight = executor.adopt(plans[loop.in_flight])
+            in_flight.plan_at = loop.plan_until(loop.in_flight)
+        return Left(
+            waited=executor.adopt(plans[loop.waited]) if loop.waited >= 0 else None,
+            undelivered=plans[loop.undelivered] if loop.undelivered >= 0 else None,
+            freed=loop.freed,
+            in_flight=in_flight,
+            planned=plans[loop.planned] if loop.planned >= 0 else None,
+            again=reason in AGAIN,
+        )
