@@ -128,17 +128,22 @@ async def decode(engine: Engine, steps: Steps, rows: int, context: int, draw: np
         [window + 2 * lag + 8 for lag in lags],
     )
     await crowd.run(steps)
-    # Step k's tokens lie between moments k and k + 1; the first two and the last see the edges of the crowd.
-    full = [m for m in steps.moments if m.started == rows and m.ended == 0 and m.rows == m.step_tokens == rows][2:-1]
+    # Counts of tokens lag behind steps a little, so the first steps and the last ones are left out.
+    full = [
+        number
+        for number, m in enumerate(steps.moments)
+        if m.started == rows and m.ended == 0 and m.rows == m.step_tokens == rows
+    ][2:-2]
     if len(full) < 4:
         raise RuntimeError(f"only {len(full)} steps in which all {rows} rows decoded; the crowd came in too slowly")
-    count = (full[-1].tokens - full[0].tokens) / rows
-    mean_tokens = (full[0].tokens + full[-1].tokens) / 2 / rows
+    first, last = steps.moments[full[0]], steps.moments[full[-1]]
+    count = full[-1] - full[0]
+    inside = steps.moments[full[0] + 1 : full[-1] + 1]
     return Decode(
-        step_s=(full[-1].at - full[0].at) / count,
-        context=sum(lengths) / rows + mean_tokens,
-        host_s=sum(m.host_s for m in full) / count,
-        gaps=[m.gap_s for m in full if m.gap_s >= 0],
-        steps=round(count),
-        window=(full[0].at, full[-1].at),
+        step_s=(last.at - first.at) / count,
+        context=(sum(lengths) + (first.tokens + last.tokens) / 2) / rows,
+        host_s=sum(m.host_s for m in inside) / count,
+        gaps=[m.gap_s for m in inside if m.gap_s >= 0],
+        steps=count,
+        window=(first.at, last.at),
     )

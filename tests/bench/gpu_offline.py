@@ -192,6 +192,9 @@ class Bench:
             self.put(f"profiled step, {rows} rows at 256", table["step_us"] / 1e3, "ms")
             self.put(f"profiled step, {rows} rows at 256, idle", table["idle_us"], "us")
             print_kernels(f"{self.shape}: kernels of a decode step of {rows} rows", table)
+        for share, gap in table["gaps_us"].items():  # of the largest crowd, unless the engine has measured it itself
+            if (name := f"device idle between steps, {rows} rows, {share}") not in self.seen:
+                self.put(name, gap, "us")
 
 
 def kernels(events: list[tuple[float, float, str]], steps: int) -> dict[str, Any]:
