@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.kernels.overlap import begin, launch_options
 from engine.kernels.target import tl, triton
 
 HEADER_LEN = 16
@@ -122,8 +123,10 @@ def state_kernel(
     UPDATE: tl.constexpr,  # words of an update
     PARAMS: tl.constexpr,  # words of a slot's parameters
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     """Updates and parameters, BLOCK of them at a time; the scheduler names no table entry and no slot twice."""
+    begin(OVERLAP)
     start, stride = tl.program_id(0) * BLOCK, tl.num_programs(0) * BLOCK
     lane = tl.arange(0, BLOCK)
     num_updates = tl.minimum(tl.maximum(tl.load(staging + 3), 0), (capacity - tail) // UPDATE)
@@ -261,8 +264,10 @@ def inputs_kernel(
     ROWS: tl.constexpr,
     STEPS: tl.constexpr,
     BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Program 0 writes what is by row, each other program BLOCK tokens."""
+    begin(OVERLAP)
     program = tl.program_id(0)
     if program == 0:
         fill_rows(
@@ -311,7 +316,7 @@ def launch_inputs(
         slots.block_tables, slots.prompt_len, slots.position_delta, slots.temperature, slots.top_k, slots.top_p,
         slots.min_p, slots.seed, slots.presence, slots.frequency, slots.repetition,
         staging, staging.numel(), tail_of(max_rows, max_tokens), lines - 1, max_blocks,
-        UPDATE=UPDATE_WORDS, PARAMS=PARAM_WORDS, BLOCK=CHANGES, num_warps=4,
+        UPDATE=UPDATE_WORDS, PARAMS=PARAM_WORDS, BLOCK=CHANGES, num_warps=4, **launch_options(),
     )  # fmt: skip
     rows = triton.next_power_of_2(max_rows + 1)
     inputs_kernel[(1 + triton.cdiv(max_tokens, TOKENS),)](
@@ -319,7 +324,8 @@ def launch_inputs(
         out.sample_index, out.sample_row, out.sample_slot, out.sample_place, out.num_rows, out.num_sampled,
         slots.block_tables, slots.last_token, slots.prompt_len, slots.position_delta,
         staging, staging.numel(), max_rows, max_tokens, lines - 1, max_blocks, block_size,
-        MROPE=out.positions.dim() == 2, ROWS=rows, STEPS=max_rows.bit_length(), BLOCK=TOKENS, num_warps=4,
+        MROPE=out.positions.dim() == 2, ROWS=rows, STEPS=max_rows.bit_length(), BLOCK=TOKENS,
+        num_warps=4, **launch_options(),
     )  # fmt: skip
 
 

@@ -1,26 +1,45 @@
 """Products whose result for a row has the same bits whatever rows come along: y = x W^T (+ bias) (+ residual).
 
-The vendor's library picks its algorithm by the number of rows, and with it the order of every sum. Here tile and order
-depend on the weight alone: each output is one chain of matrix-unit steps over k = 0..K-1, never split, and a row that
-is not there is zeros in the same tile. Few rows cost what a full tile costs; that is the price.
+The vendor's library picks its algorithm by the number of rows, and with it the order of every sum. Here tile, parts and
+order depend on the weight alone: the columns fall into parts, each output is one chain of matrix-unit steps per part,
+and the parts are added in their order. Who does it does not matter: with few rows each part is a program of its own and
+the one that arrives last adds up (as in gemm/split_k); with many, one program does them one after the other. A row that
+is not there is zeros in the same tile.
 Users: gemm/dense on accelerators, for weights packed while `set_invariant(True)` holds (--deterministic).
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
+from engine.kernels.gemm.split_k import arrivals
 from engine.kernels.overlap import begin, launch_options
 from engine.kernels.target import tl, triton
 
 GROUP = 8  # tiles of weight rows that are worked on together, for the cache
+UNITS = 128  # programs that a product should have at least; the same on every card, as its bits depend on the parts
+
+
+class Tile(NamedTuple):
+    """How a product is cut, whatever the number of rows."""
+
+    block_m: int  # tokens
+    block_n: int  # weight rows
+    block_k: int  # columns read at a time
+    part_len: int  # columns of a part
+    stages: int
+    warps: int
 
 
 @triton.jit(do_not_specialize=["rows"])
 def invariant_kernel(
     out,  # [rows, width]
+    partial,  # [tiles, parts, BLOCK_N, BLOCK_M] float32 when APART
+    arrived,  # [MAX_TILES] int32 when APART; zero before and after
     x,  # [rows, depth], rows x_stride apart
     weight,  # [width, depth]
     bias,  # [width] when BIAS
@@ -29,8 +48,11 @@ def invariant_kernel(
     width,
     depth,
     x_stride,
+    parts,
+    part_len,
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
+    APART: tl.constexpr,  # one part per program
     GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -38,7 +60,7 @@ def invariant_kernel(
     EVEN: tl.constexpr,  # depth is a multiple of BLOCK_K
     OVERLAP: tl.constexpr,
 ):
-    """One tile per program: GROUP tiles of weight rows side by side, then the next tokens."""
+    """One tile per program, all its parts or one of them: GROUP tiles of weight rows side by side, then more tokens."""
     program, m_tiles, n_tiles = tl.program_id(0), tl.cdiv(rows, BLOCK_M), tl.cdiv(width, BLOCK_N)
     group = program // (GROUP * m_tiles)
     here = tl.minimum(n_tiles - group * GROUP, GROUP)
@@ -46,33 +68,52 @@ def invariant_kernel(
     n = (group * GROUP + inner % here) * BLOCK_N + tl.arange(0, BLOCK_N)
     m = inner // here * BLOCK_M + tl.arange(0, BLOCK_M)
     k = tl.arange(0, BLOCK_K)
-    w_at = weight + n.to(tl.int64)[:, None] * depth + k[None, :]
-    x_at = x + m.to(tl.int64)[None, :] * x_stride + k[:, None]
     n_in, m_in = (n < width)[:, None], (m < rows)[None, :]
-    sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    first_part = tl.program_id(1)
+    total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     begin(OVERLAP)
-    for first in range(0, depth, BLOCK_K):
-        w_mask, x_mask = n_in, m_in
-        if not EVEN:
-            k_in = first + k < depth
-            w_mask, x_mask = n_in & k_in[None, :], m_in & k_in[:, None]
-        tokens = tl.load(x_at, mask=x_mask, other=0.0)
-        sums = tl.dot(tl.load(w_at, mask=w_mask, other=0.0), tokens, sums, input_precision="ieee")
-        w_at += BLOCK_K
-        x_at += BLOCK_K
-    inside = n_in & m_in
-    if BIAS:
-        sums += tl.load(bias + n, mask=n < width, other=0.0).to(tl.float32)[:, None]
-    target = m.to(tl.int64)[None, :] * width + n[:, None]
-    if RESIDUAL:
-        sums += tl.load(residual + target, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + target, sums.to(out.dtype.element_ty), mask=inside)
+    for part in range(first_part, first_part + 1 if APART else parts):
+        start = part * part_len
+        w_at = weight + n.to(tl.int64)[:, None] * depth + start + k[None, :]
+        x_at = x + m.to(tl.int64)[None, :] * x_stride + start + k[:, None]
+        sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+        for first in range(start, tl.minimum(start + part_len, depth), BLOCK_K):
+            w_mask, x_mask = n_in, m_in
+            if not EVEN:
+                k_in = first + k < depth
+                w_mask, x_mask = n_in & k_in[None, :], m_in & k_in[:, None]
+            tokens = tl.load(x_at, mask=x_mask, other=0.0)
+            sums = tl.dot(tl.load(w_at, mask=w_mask, other=0.0), tokens, sums, input_precision="ieee")
+            w_at += BLOCK_K
+            x_at += BLOCK_K
+        total += sums
+    last = True
+    if APART:
+        size: tl.constexpr = BLOCK_N * BLOCK_M
+        mine = partial + (program * parts).to(tl.int64) * size
+        mine += tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
+        tl.store(mine + first_part * size, total, mask=m_in)
+        tl.debug_barrier()  # every thread's part is written before the arrival is told
+        last = tl.atomic_add(arrived + program, 1, sem="acq_rel") == parts - 1
+        if last:
+            total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+            for part in range(parts):
+                total += tl.load(mine + part * size, mask=m_in, other=0.0, cache_modifier=".cg")
+            tl.store(arrived + program, 0)
+    if last:
+        inside = n_in & m_in
+        if BIAS:
+            total += tl.load(bias + n, mask=n < width, other=0.0).to(tl.float32)[:, None]
+        target = m.to(tl.int64)[None, :] * width + n[:, None]
+        if RESIDUAL:
+            total += tl.load(residual + target, mask=inside, other=0.0).to(tl.float32)
+        tl.store(out + target, total.to(out.dtype.element_ty), mask=inside)
 
 
 def invariant_linear(x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, out: Tensor) -> None:
     """x [M, K] with contiguous rows times weight [N, K] into out [M, N]; bias [N]; residual [M, N], may be out itself.
 
-    All of one dtype, contiguous but for x. Capturable.
+    All of one dtype, contiguous but for x. Capturable once `arrivals` was called on the device.
     """
     if x.is_cuda:
         launch_invariant(x, weight, bias, residual, out)
@@ -88,20 +129,28 @@ def launch_invariant(x: Tensor, weight: Tensor, bias: Tensor | None, residual: T
     assert weight.shape[1] == depth, f"x has {depth} features; this layer takes {weight.shape[1]}"
     if rows == 0:
         return
-    block_m, block_n, block_k, stages, warps = tile_of(width, x.element_size())
-    invariant_kernel[(triton.cdiv(rows, block_m) * triton.cdiv(width, block_n),)](
-        out, x, weight, out if bias is None else bias, out if residual is None else residual,
-        rows, width, depth, x.stride(0), BIAS=bias is not None, RESIDUAL=residual is not None,
-        GROUP=GROUP, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, EVEN=depth % block_k == 0,
-        num_warps=warps, num_stages=stages, **launch_options(),
+    tile = tile_of(width, depth, x.element_size())
+    tiles, parts = triton.cdiv(rows, tile.block_m) * triton.cdiv(width, tile.block_n), triton.cdiv(depth, tile.part_len)
+    apart = parts > 1 and tiles < UNITS
+    partial = out
+    if apart:
+        size = tiles * parts * tile.block_m * tile.block_n
+        partial = torch.empty(size, dtype=torch.float32, device=x.device)
+    invariant_kernel[(tiles, parts if apart else 1)](
+        out, partial, arrivals(x.device) if apart else out, x, weight, out if bias is None else bias,
+        out if residual is None else residual, rows, width, depth, x.stride(0), parts, tile.part_len,
+        BIAS=bias is not None, RESIDUAL=residual is not None, APART=apart, GROUP=GROUP, BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, EVEN=depth % tile.block_k == 0,
+        num_warps=tile.warps, num_stages=tile.stages, **launch_options(),
     )  # fmt: skip
 
 
-def tile_of(width: int, size: int) -> tuple[int, int, int, int, int]:
-    """(tokens, weight rows, columns, stages, warps) of a tile, from the weight alone: never from the number of rows."""
-    if size != 2:
-        return 64, 64, 32, 2, 4
-    return (128, 128, 64, 3, 8) if width >= 8192 else (64, 64, 128, 3, 4)
+def tile_of(width: int, depth: int, size: int) -> Tile:
+    """The tile of a weight [width, depth] of `size` bytes per value: never by the number of rows."""
+    block_m, block_n, block_k, stages, warps = (128, 128, 64, 3, 8) if size == 2 else (64, 64, 32, 2, 4)
+    parts = max(1, min(UNITS // triton.cdiv(width, block_n), depth // 512))
+    part_len = triton.cdiv(triton.cdiv(depth, parts), block_k) * block_k
+    return Tile(block_m, block_n, block_k, part_len, stages, warps)
 
 
 def invariant_linear_reference(

@@ -11,11 +11,13 @@ from engine.kernels.tune import CLASSES, SHAPES, choose
 from tests.kernels.accelerator.targets import TARGETS, compiles
 
 T = "*bf16"
+TILE = tile_of(4096, 4096, 2)
 SPLIT = {
     "out": T, "partial": "*fp32", "arrived": "*i32", "x": T, "weight": T, "bias": T, "residual": T,
     "rows": "i32", "width": "i32", "depth": "i32", "x_stride": "i32", "splits": "i32", "part_len": "i32",
 }  # fmt: skip
-INVARIANT = {"out": T, "x": T, "weight": T, "bias": T, "residual": T, **dict.fromkeys(list(SPLIT)[7:11], "i32")}
+INVARIANT = {**SPLIT}
+INVARIANT["parts"] = INVARIANT.pop("splits")
 ANGLE = {
     "cos": "*fp32", "sin": "*fp32", "positions": "*i64", "inv_freq": "*fp32", "num_tokens": "i32", "half": "i32",
     "axis_stride": "i32", "first_end": "i32", "second_end": "i32", "scaling": "fp32",
@@ -32,14 +34,14 @@ KERNELS = {
         for rows, gated, even in ((16, False, True), (64, False, False), (16, True, True))
     },
     **{
-        f"invariant {width}": (
+        f"invariant apart {apart}": (
             invariant_kernel,
             INVARIANT,
-            {"BIAS": True, "RESIDUAL": True, "GROUP": 8, "EVEN": True, "OVERLAP": True,
-             **dict(zip(("BLOCK_M", "BLOCK_N", "BLOCK_K"), tile_of(width, 2)))},
-            dict(zip(("num_stages", "num_warps"), tile_of(width, 2)[3:])),
+            {"BIAS": True, "RESIDUAL": True, "APART": apart, "GROUP": 8, "EVEN": True, "OVERLAP": True,
+             "BLOCK_M": TILE.block_m, "BLOCK_N": TILE.block_n, "BLOCK_K": TILE.block_k},
+            {"num_warps": TILE.warps, "num_stages": TILE.stages},
         )
-        for width in (4096, 24576)
+        for apart in (False, True)
     },
     **{
         f"angle {three}": (

@@ -20,10 +20,11 @@ INPUTS = {
     "block_size": "i32",
 }  # fmt: skip
 KERNELS = {
-    "state": (state_kernel, STATE, {"UPDATE": 4, "PARAMS": 12, "BLOCK": 256}, {"num_warps": 4}),
+    "state": (state_kernel, STATE, {"UPDATE": 4, "PARAMS": 12, "BLOCK": 256, "OVERLAP": True}, {"num_warps": 4}),
     **{
         f"inputs {mrope}": (
-            inputs_kernel, INPUTS, {"MROPE": mrope, "ROWS": 512, "STEPS": 9, "BLOCK": 128}, {"num_warps": 4}
+            inputs_kernel, INPUTS, {"MROPE": mrope, "ROWS": 512, "STEPS": 9, "BLOCK": 128, "OVERLAP": True},
+            {"num_warps": 4},
         )
         for mrope in (False, True)
     },

@@ -7,6 +7,7 @@ import pytest
 import torch
 import triton  # noqa: F401  (before any kernel file, so that they take it; TRITON_INTERPRET says in which mode)
 
+from engine.kernels.gemm import invariant
 from engine.kernels.gemm.invariant import invariant_linear_reference, launch_invariant
 from engine.kernels.gemm.split_k import Split, arrivals, launch_split, split_linear_reference
 from engine.kernels.rope import cos_sin_reference, launch_cos_sin
@@ -50,9 +51,10 @@ def test_split_products(rows, width, depth, gated, splits, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("width", "depth"), [(130, 200), (64, 64)])
-def test_invariant_products_have_the_same_bits_in_any_company(width, depth, dtype):
+@pytest.mark.parametrize(("width", "depth"), [(130, 200), (64, 64), (70, 1100)])
+def test_invariant_products_have_the_same_bits_in_any_company(width, depth, dtype, monkeypatch):
     x, weight, bias = torch.randn(130, depth).to(dtype), torch.randn(width, depth).to(dtype), torch.randn(width)
+    monkeypatch.setattr(invariant, "UNITS", 5)  # so that the rows decide whether parts are done apart
     whole, want, residual = (torch.randn(130, width).to(dtype) for _ in range(3))
     launch_invariant(x, weight, bias.to(dtype), residual, whole)
     invariant_linear_reference(x, weight, bias.to(dtype), residual, want)
