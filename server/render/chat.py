@@ -25,7 +25,7 @@ from server.render.errors import RenderError, invalid
 from server.render.escape import Escapes
 from server.render.media import MediaTokens
 from server.render.messages import MessageReader, MessageRules
-from server.render.prompt import Prompt, Side, context_error, truncate
+from server.render.prompt import Prompt, Side, context_error, id_array, truncate
 from server.render.template import ChatTemplate, ContentFormat, TemplateLimits
 from server.render.template_choice import check_defaults, choose, missing
 from server.render.template_facts import TemplateFacts
@@ -216,7 +216,7 @@ class Renderer:
             continue_final_message=continue_final_message,
             kwargs={**self.config.default_template_kwargs, **(template_kwargs or {})},
         )
-        return np.array(ids, dtype=np.int32), media
+        return id_array(ids), media
 
     def _read(
         self, messages: list[dict[str, Any]], rules: MessageRules, escapes: Escapes | None
@@ -247,7 +247,7 @@ class Renderer:
             listed = self.tokenizer.encode(text, add_special_tokens)
         else:
             listed = self.tokenizer.encode_segments(segments, add_special_tokens)
-        ids = np.array(listed, dtype=np.int32)
+        ids = id_array(listed)
         kept = truncate(ids, limit, side, self._max_len)
         return self._prompt(kept, media, text if len(kept) == len(ids) else self.tokenizer.decode(kept), param)
 
@@ -275,7 +275,7 @@ class Renderer:
                     f"{param}[{index}] is not a token id of this model; ids are integers from 0 to {limit - 1}.",
                     f"{param}[{index}]",
                 )
-        return np.array(ids, dtype=np.int32)
+        return id_array(ids)
 
     # -- parts
 

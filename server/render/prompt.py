@@ -15,6 +15,7 @@ from mm.item import MediaRef
 from server.render.errors import RenderError, invalid
 
 Side = Literal["left", "right"]
+PIECE = 16384  # ids; NumPy holds the GIL for about 0.3 ms to read them
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,16 @@ class Prompt:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+
+def id_array(ids: list[int]) -> np.ndarray:
+    """int32 [num_tokens]. Long lists are read in pieces: in one go, 160,000 ids would hold the loop for 3 ms."""
+    if len(ids) <= PIECE:
+        return np.array(ids, dtype=np.int32)
+    found = np.empty(len(ids), dtype=np.int32)
+    for start in range(0, len(ids), PIECE):
+        found[start : start + PIECE] = ids[start : start + PIECE]
+    return found
 
 
 def context_error(max_model_len: int, num_tokens: int, param: str | None = None, note: str = "") -> RenderError:
