@@ -17,6 +17,7 @@ import torch
 
 from engine.attention.base import AttentionMeta
 from engine.kernels.activation import silu_mul
+from engine.kernels.attention.dense import dense_attention
 from engine.kernels.attention.paged import paged_attention
 from engine.kernels.attention.work import empty_list, fill_list, max_parts
 from engine.kernels.gemm.dense import linear, pack
@@ -96,6 +97,17 @@ def attention(name: str, contexts: list[int], queries: list[int]) -> dict:
     return {"name": name, "times": took, "bytes": sum(contexts) * KV_HEADS * DIM * 4, "flops": flops}
 
 
+def tower(name: str, heads: int, dim: int, lengths: list[int]) -> dict:
+    """Attention inside segments, with q and k from one tensor and v from another, as the vision tower has them."""
+    rows = sum(lengths)
+    bounds = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32).cuda()
+    inputs = [(draw(rows, 2 * heads, dim), draw(rows, 3 * heads, dim)) for _ in range(4)]
+    sets = [(qk[:, :heads], qk[:, heads:], qkv[:, 2 * heads :]) for qk, qkv in inputs]
+    took = time_of([lambda s=s: dense_attention(*s, bounds, dim**-0.5) for s in sets])
+    flops = sum(4 * heads * dim * n * n for n in lengths)
+    return {"name": name, "times": took, "bytes": 4 * rows * heads * dim * 2, "flops": flops}
+
+
 def rows_of(count: int) -> list[dict]:
     """The small kernels and products of one layer at `count` tokens."""
     found = []
@@ -141,6 +153,10 @@ def main() -> None:
     cases.append(attention("decode 31 x 512 + 1 x 32768", [512] * 31 + [32768], [1] * 32))
     cases += [attention(f"prefill {n}", [n], [n]) for n in (512, 2048, 8192)]
     cases.append(attention("chunk 512 of 8192", [8192], [512]))
+    windows = [high * wide * 4 for high in [4] * 9 + [1] for wide in [4] * 9 + [1]]  # of 74 x 74 patches
+    cases.append(tower("vision windows 5476", 16, 80, windows))
+    cases.append(tower("vision frame 5476", 16, 80, [5476]))
+    cases.append(tower("audio chunks 1500", 20, 64, [100] * 15))
     print(f"{torch.cuda.get_device_name()}: copy {copy / 1e12:.2f} TB/s, product {product / 1e12:.0f} TFLOP/s")
     print(f"{'kernel':<30}{'us':>9}{'p10':>9}{'p90':>9}{'% copy':>8}{'% product':>10}")
     for case in cases:

@@ -7,6 +7,7 @@ import torch
 
 from engine.attention.base import AttentionMeta
 from engine.kernels.activation import gelu, gelu_reference, silu_mul, silu_mul_reference
+from engine.kernels.attention.dense import dense_attention, dense_attention_reference
 from engine.kernels.attention.paged import paged_attention, paged_attention_reference
 from engine.kernels.attention.work import empty_list, fill_list, max_parts
 from engine.kernels.gemm.dense import gated_linear, linear, pack, pack_gated
@@ -119,4 +120,57 @@ def test_paged_attention(step, heads, kv_heads, dim, window, softcap):
     fill_list(work, meta, heads // kv_heads)
     got = paged_attention(q, k_cache, v_cache, replace(meta, work=work), dim**-0.5, window, softcap)
     want = paged_attention_reference(q.double(), k_cache, v_cache, meta, dim**-0.5, window, softcap)
+    assert error(got, want) < LIMIT
+
+
+def test_an_invariant_list_gives_a_token_the_same_bits_however_its_prompt_was_cut():
+    k_cache, v_cache, meta = pages([700], [700], 8, 128)
+    q = draw(700, 32, 128)
+
+    def attend(first, last):
+        starts, length = torch.tensor([0, last - first]), torch.tensor([last])
+        part = replace(meta, query_start=starts.int().cuda(), context_len=length.int().cuda(), decode_only=False)
+        work = empty_list(1, 700, 2, 32, 128, "cuda")
+        fill_list(work, part, 4, invariant=True)
+        return paged_attention(q[first:last].contiguous(), k_cache, v_cache, replace(part, work=work), 0.1)
+
+    whole = attend(0, 700)
+    for first, last in ((0, 1), (5, 70), (63, 64), (300, 513), (650, 700), (699, 700)):
+        assert torch.equal(attend(first, last), whole[first:last]), (first, last)
+
+
+def test_parts_are_added_in_one_order_whoever_comes_last():
+    contexts = [3000, 9000, 50] * 8
+    k_cache, v_cache, meta = pages(contexts, [1] * 24, 8, 128)
+    q = draw(24, 32, 128)
+    work = empty_list(24, 24, max_parts(10_000, 16, 24), 32, 128, "cuda")
+    fill_list(work, meta, 4)
+    first = paged_attention(q, k_cache, v_cache, replace(meta, work=work), 0.1)
+    for _ in range(50):
+        assert torch.equal(paged_attention(q, k_cache, v_cache, replace(meta, work=work), 0.1), first)
+    assert not work.arrived.any()
+
+
+WINDOWS = [0, *range(64, 577, 64), 592, *range(656, 1169, 64), 1184, 1188]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim", "bounds"),
+    [
+        (16, 16, 80, WINDOWS),
+        (16, 16, 80, [0, 1500]),
+        (16, 16, 80, [0, 700, 701, 701, 1500]),
+        (20, 20, 64, [0, 100, 200, 300, 350]),
+        (16, 4, 72, WINDOWS),
+        (8, 8, 128, [0, 1500]),
+        (4, 4, 256, [0, 300]),
+    ],
+)
+def test_dense_attention(heads, kv_heads, dim, bounds, causal):
+    fused = draw(bounds[-1], heads + 2 * kv_heads, dim)
+    q, k, v = fused.split([heads, kv_heads, kv_heads], 1)
+    segments = torch.tensor(bounds, dtype=torch.int32, device="cuda")
+    got = dense_attention(q, k, v, segments, dim**-0.5, causal)
+    want = dense_attention_reference(q.double(), k.double(), v.double(), segments, dim**-0.5, causal)
     assert error(got, want) < LIMIT

@@ -22,7 +22,7 @@ from engine.kernels.target import target, tl, triton
 if TYPE_CHECKING:
     from engine.kernels.attention.work import WorkList
 
-MERGED = 4096  # numbers that a merge holds at once: parts * group * head_dim
+MERGED = 4096  # numbers that each warp of a merge holds at once: parts * group * head_dim
 
 
 @triton.jit
@@ -162,21 +162,24 @@ def attend_parts(
     assert heads % kv_heads == 0 and k_cache.shape[3] == dim and work.parts.dtype == block_tables.dtype == torch.int32
     assert work.sums.shape[1:] == q.shape[1:], f"work lists for heads {work.sums.shape[1:]}, queries {q.shape[1:]}"
     block_d, block_g = max(16, triton.next_power_of_2(dim)), triton.next_power_of_2(group)
-    block_n, options = _tuned(block_d, q.element_size())
+    block_m = max(16, block_g)
+    block_n, options = _tuned(block_m, block_d, q.element_size())
     scale, bend = score_scales(scale, softcap)
     programs = max(1, min(4 * target().num_units // kv_heads, work.parts.shape[0]))
     decode_kernel[(kv_heads, programs)](
         out, work.sums, work.stats, work.arrived, q, k_cache, v_cache, block_tables, work.parts, work.num_parts,
         block_tables.shape[1], scale, bend,
         WINDOW=window, SOFTCAP=softcap > 0, GROUP=group, HEAD_DIM=dim, BLOCK_SIZE=block_size,
-        BLOCK_M=max(16, block_g), BLOCK_N=block_n, BLOCK_D=block_d, BLOCK_G=block_g,
-        AT_ONCE=max(1, MERGED // (block_g * block_d)), WIDE=k_cache.numel() >= 1 << 31,
+        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d, BLOCK_G=block_g,
+        AT_ONCE=max(1, MERGED * options["num_warps"] // (block_g * block_d)), WIDE=k_cache.numel() >= 1 << 31,
         STAGES=options["num_stages"], **options,
     )  # fmt: skip
 
 
-def _tuned(block_d: int, element_size: int) -> tuple[int, dict[str, int]]:
-    """(keys per block, launch options). Few warps: what waits here is memory, and more parts on a unit hide it."""
+def _tuned(block_m: int, block_d: int, element_size: int) -> tuple[int, dict[str, int]]:
+    """(keys per block, launch options). As few warps as hold the sums: memory is what a part waits for, and the more
+    parts share a unit, the less it stands still."""
+    warps = min(8, max(1, block_m * block_d // 2048))
     if block_d > 128 or element_size > 2:
-        return 32, {"num_warps": 4, "num_stages": 2}
-    return 64, {"num_warps": 2 if target().kind == "cuda" else 4, "num_stages": 2}
+        return 32, {"num_warps": max(4, warps), "num_stages": 2}
+    return 32, {"num_warps": warps, "num_stages": 3 if target().kind == "cuda" else 2}

@@ -1,18 +1,175 @@
 """Attention inside segments of one sequence of rows, without a cache: vision and audio towers.
 
 out[t] = sum_j softmax_j(scale * q[t] . k[j]) v[j] over the rows j of t's segment (and j <= t when causal). Windows are
-more, shorter segments. Users: `engine/encoders/*`.
+more, shorter segments. On an accelerator nothing about a segment is known to the host but the mean length: where it is
+short a program takes one segment, tile by tile; else one tile of rows, wherever segments begin, and each row finds its
+own one by bisection. Heads of 80 are taken as 64 + 16, since blocks are powers of two. Users: `engine/encoders/*`.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
 from __future__ import annotations
 
 import itertools
+import math
 
 import torch
 from torch import Tensor
 
 from _fast import cpu
+from engine.kernels.target import target, tl, triton
+
+SHORT_MEAN = 128  # rows; windows of vision towers have 64, chunks of audio towers 100
+
+
+@triton.jit
+def load_rows(base, row, stride, dim, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """[rows, BLOCK_D] of one head; columns past HEAD_DIM are zero."""
+    where = row.to(tl.int64)[:, None] * stride + dim[None, :]
+    if HEAD_DIM == BLOCK_D:
+        return tl.load(base + where)
+    else:
+        return tl.load(base + where, mask=dim[None, :] < HEAD_DIM, other=0.0)
+
+
+@triton.jit
+def attend_rows(
+    query,  # [BLOCK_M, BLOCK_D]
+    query_rest,  # [BLOCK_M, REST], or None
+    begin,  # [BLOCK_M] int32: first key of a line's segment
+    end,  # [BLOCK_M] int32: its last key + 1
+    best,
+    total,
+    result,  # [BLOCK_M, BLOCK_D] float32
+    result_rest,
+    k,
+    v,
+    low,
+    high,
+    num_rows,
+    k_stride,
+    v_stride,
+    scale,
+    MASK: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    REST: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """Keys low..high-1 -> best, total, result, result_rest.
+
+    STAGES is at least 2: without a pipeline Triton 3.6 makes wrong products of REST on sm_90.
+    """
+    main: tl.constexpr = BLOCK_D if REST > 0 else HEAD_DIM
+    dim = tl.arange(0, BLOCK_D)
+    for start in tl.range(low, high, BLOCK_N, num_stages=STAGES):
+        key = start + tl.arange(0, BLOCK_N)
+        row = tl.minimum(key, num_rows - 1)
+        keys = load_rows(k, row, k_stride, dim, main, BLOCK_D)
+        score = tl.dot(query, tl.trans(keys), input_precision="ieee")
+        if REST > 0:
+            rest = load_rows(k + main, row, k_stride, tl.arange(0, REST), HEAD_DIM - main, REST)
+            score = tl.dot(query_rest, tl.trans(rest), score, input_precision="ieee")
+        if MASK:
+            seen = (key[None, :] >= begin[:, None]) & (key[None, :] < end[:, None])
+            score = tl.where(seen, score, float("-inf"))
+        higher = tl.maximum(best, tl.max(score, 1) * scale)
+        weight = tl.exp2(score * scale - higher[:, None])
+        fade = tl.exp2(best - higher)
+        total = total * fade + tl.sum(weight, 1)
+        weight = weight.to(query.dtype)
+        values = load_rows(v, row, v_stride, dim, main, BLOCK_D)
+        result = tl.dot(weight, values, result * fade[:, None], input_precision="ieee")
+        if REST > 0:
+            rest = load_rows(v + main, row, v_stride, tl.arange(0, REST), HEAD_DIM - main, REST)
+            result_rest = tl.dot(weight, rest, result_rest * fade[:, None], input_precision="ieee")
+        best = higher
+    return best, total, result, result_rest
+
+
+@triton.jit
+def dense_kernel(
+    out,  # [num_rows, num_heads, HEAD_DIM], contiguous
+    q,  # [num_rows, num_heads, HEAD_DIM], strided
+    k,  # [num_rows, num_kv_heads, HEAD_DIM], strided
+    v,
+    bounds,  # [num_segments + 1] int32
+    num_rows,
+    num_segments,
+    halvings,  # of num_segments, until one is left
+    scale,  # of scores to powers of two
+    q_stride,
+    q_head,
+    k_stride,
+    k_head,
+    v_stride,
+    v_head,
+    CAUSAL: tl.constexpr,
+    SHORT: tl.constexpr,  # a program takes a segment; else BLOCK_M rows
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_D: tl.constexpr,  # power of two: of the whole head, or with REST of its first numbers
+    REST: tl.constexpr,  # 0, or a power of two for the numbers after those
+    STAGES: tl.constexpr,
+):
+    head = tl.program_id(0)
+    main: tl.constexpr = BLOCK_D if REST > 0 else HEAD_DIM
+    dim = tl.arange(0, BLOCK_D)
+    rest = tl.arange(0, REST if REST > 0 else 1)
+    q += head * q_head
+    k += head // GROUP * k_head
+    v += head // GROUP * v_head
+    if SHORT:
+        first, last = tl.load(bounds + tl.program_id(1)), tl.load(bounds + tl.program_id(1) + 1)
+    else:
+        first = tl.program_id(1) * BLOCK_M
+        last = tl.minimum(first + BLOCK_M, num_rows)
+    for tile in range(first, last, BLOCK_M):
+        line = tile + tl.arange(0, BLOCK_M)
+        row = tl.minimum(line, last - 1)
+        if SHORT:
+            begin, end = row * 0 + first, row * 0 + last
+        else:
+            segment = row * 0  # the last one that begins at or before the row: bisection between it and `above`
+            above = segment + num_segments
+            for _ in range(halvings):
+                middle = (segment + above) // 2
+                after = tl.load(bounds + middle) <= row
+                segment = tl.where(after, middle, segment)
+                above = tl.where(after, above, middle)
+            begin, end = tl.load(bounds + segment), tl.load(bounds + segment + 1)
+        if CAUSAL:
+            end = row + 1
+        low, high = tl.min(begin, 0), tl.max(end, 0)
+        # Rows of one segment see the same keys: whole blocks of them need no mask.
+        same = low
+        if not CAUSAL:
+            same = low + tl.where(tl.max(begin, 0) == low, (tl.min(end, 0) - low) // BLOCK_N * BLOCK_N, 0)
+        query = load_rows(q, row, q_stride, dim, main, BLOCK_D)
+        query_rest, result_rest = query, tl.zeros([1, 1], tl.float32)
+        if REST > 0:
+            query_rest = load_rows(q + main, row, q_stride, rest, HEAD_DIM - main, REST)
+            result_rest = tl.zeros([BLOCK_M, REST], tl.float32)
+        best = tl.full([BLOCK_M], -1e30, tl.float32)
+        total = tl.zeros([BLOCK_M], tl.float32)
+        result = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+        best, total, result, result_rest = attend_rows(
+            query, query_rest, begin, end, best, total, result, result_rest, k, v, low, same, num_rows,
+            k_stride, v_stride, scale, False, HEAD_DIM, BLOCK_N, BLOCK_D, REST, STAGES,
+        )  # fmt: skip
+        best, total, result, result_rest = attend_rows(
+            query, query_rest, begin, end, best, total, result, result_rest, k, v, same, high, num_rows,
+            k_stride, v_stride, scale, True, HEAD_DIM, BLOCK_N, BLOCK_D, REST, STAGES,
+        )  # fmt: skip
+        to = out + (line.to(tl.int64) * tl.num_programs(0) + head)[:, None] * HEAD_DIM
+        written = (line < last)[:, None]
+        result = (result / total[:, None]).to(out.dtype.element_ty)
+        tl.store(to + dim[None, :], result, mask=written & (dim[None, :] < main))
+        if REST > 0:
+            result_rest = (result_rest / total[:, None]).to(out.dtype.element_ty)
+            tl.store(to + main + rest[None, :], result_rest, mask=written & (rest[None, :] < HEAD_DIM - main))
 
 
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float, causal: bool = False) -> Tensor:
@@ -22,6 +179,8 @@ def dense_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: 
     cover all rows: cu_seqlens starts at 0 and ends at T.
     """
     rows, heads, dim = q.shape
+    if q.is_cuda and q.dtype != torch.float64:
+        return launch_dense(q, k, v, cu_seqlens, scale, causal)
     if not q.is_cpu or (q.dtype != torch.float32 and q.dtype != torch.bfloat16) or dim > cpu.HEAD_MAX:
         return dense_attention_reference(q, k, v, cu_seqlens, scale, causal)
     kv_heads = k.shape[1]
@@ -36,6 +195,42 @@ def dense_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: 
         scale, causal, q.dtype == torch.bfloat16,
     )  # fmt: skip
     return out
+
+
+def launch_dense(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float, causal: bool) -> Tensor:
+    """The Triton kernel; arguments as `dense_attention`."""
+    rows, heads, dim = q.shape
+    kv_heads, segments = k.shape[1], cu_seqlens.shape[0] - 1
+    assert k.shape == v.shape == (rows, kv_heads, dim) and heads % kv_heads == 0 and q.dtype == k.dtype == v.dtype
+    assert q.stride(2) == k.stride(2) == v.stride(2) == 1, "the last axis of q, k and v must be contiguous"
+    assert cu_seqlens.dtype == torch.int32 and cu_seqlens.is_contiguous() and segments > 0
+    out = torch.empty(rows, heads * dim, dtype=q.dtype, device=q.device)
+    block_d, rest = head_blocks(dim)
+    short = rows <= SHORT_MEAN * segments
+    block_m, block_n, options = _tuned(block_d, rest, q.element_size(), short)
+    dense_kernel[(heads, segments if short else triton.cdiv(rows, block_m))](
+        out, q, k, v, cu_seqlens, rows, segments, segments.bit_length(), scale * math.log2(math.e),
+        q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+        CAUSAL=causal, SHORT=short, GROUP=heads // kv_heads, HEAD_DIM=dim, BLOCK_M=block_m, BLOCK_N=block_n,
+        BLOCK_D=block_d, REST=rest, STAGES=options["num_stages"], **options,
+    )  # fmt: skip
+    return out
+
+
+def head_blocks(dim: int) -> tuple[int, int]:
+    """(BLOCK_D, REST): a head a little wider than a power of two is taken as that and a small rest."""
+    whole = max(16, triton.next_power_of_2(dim))
+    rest = max(16, triton.next_power_of_2(dim - whole // 2))
+    return (whole // 2, rest) if whole > 64 and rest < whole // 2 else (whole, 0)
+
+
+def _tuned(block_d: int, rest: int, element_size: int, short: bool) -> tuple[int, int, dict[str, int]]:
+    """(rows of a tile, keys of a block, launch options)."""
+    if block_d > 128 or element_size > 2:
+        return 64, 32, {"num_warps": 4, "num_stages": 2}
+    if short:
+        return 64, 32 if rest else 64, {"num_warps": 4, "num_stages": 2}
+    return 128, 64, {"num_warps": 8, "num_stages": 3 if target().arch == "sm_90" else 2}
 
 
 def dense_attention_reference(

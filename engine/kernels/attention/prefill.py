@@ -51,8 +51,8 @@ def prefill_kernel(
     block_stride = num_kv_heads * BLOCK_SIZE * HEAD_DIM
     k_head = k_cache + kv_head * BLOCK_SIZE * HEAD_DIM
     v_head = v_cache + kv_head * BLOCK_SIZE * HEAD_DIM
-    count = tl.load(num_tiles)
-    for tile in range(tl.program_id(1), count, tl.num_programs(1)):
+    tile = tl.program_id(1)
+    if tile < tl.load(num_tiles):
         token = tl.load(tiles + tile * 4)
         tokens = tl.load(tiles + tile * 4 + 1)
         first = tl.load(tiles + tile * 4 + 2)
@@ -104,13 +104,11 @@ def attend_tiles(
     assert q.is_contiguous() and k_cache.is_contiguous() and v_cache.is_contiguous() and k_cache.shape == v_cache.shape
     assert heads % kv_heads == 0 and k_cache.shape[3] == dim and work.tiles.dtype == block_tables.dtype == torch.int32
     block_m, block_d = tile_lines(group), max(16, triton.next_power_of_2(dim))
-    tile = block_m // group
-    # Whole tiles, and one begun by each row: as many rows as keep the device busy, programs take further tiles in turn.
-    ends = min(rows, (tokens + 1) // 2, max(1, 2 * target().num_units // kv_heads))
-    programs = tokens // tile + ends
-    block_n, options = _tuned(block_d, q.element_size(), programs * kv_heads)
+    full = tokens // (block_m // group)
+    block_n, options = _tuned(block_d, q.element_size(), full * kv_heads)
     scale, bend = score_scales(scale, softcap)
-    prefill_kernel[(kv_heads, programs)](
+    # No step of these shapes has more tiles: full ones, and one that each row begins.
+    prefill_kernel[(kv_heads, min(tokens, full + rows))](
         out, q, k_cache, v_cache, block_tables, work.tiles, work.num_tiles, block_tables.shape[1], scale, bend,
         WINDOW=window, SOFTCAP=softcap > 0, GROUP=group, HEAD_DIM=dim, BLOCK_SIZE=block_size,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d, WIDE=k_cache.numel() >= 1 << 31,
@@ -127,7 +125,7 @@ def _tuned(block_d: int, element_size: int, programs: int) -> tuple[int, dict[st
     """(keys per block, launch options). Bits depend on neither: a token's sums run in the same order in all of them."""
     if block_d > 128 or element_size > 2:
         return 32, {"num_warps": 8, "num_stages": 2}
-    if target().arch == "sm_90" and programs > target().num_units:
-        # Two tiles on a unit hide each other's waits; they share its registers.
+    if target().arch == "sm_90" and 2 * programs > 5 * target().num_units:
+        # Two tiles on a unit hide each other's waits and share its registers; with few tiles units are not so full.
         return 64, {"num_warps": 8, "num_stages": 2, "maxnreg": 128}
     return 64, {"num_warps": 8, "num_stages": 3 if target().arch == "sm_90" else 2}

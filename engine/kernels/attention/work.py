@@ -21,7 +21,7 @@ from engine.kernels.attention.prefill import tile_lines
 from engine.kernels.target import target, tl, triton
 
 MIN_PART = 64  # keys; parts are multiples of it
-PARTS_PER_UNIT = 4  # parts times KV heads that a step aims at, for each unit of the device
+PARTS_PER_UNIT = 2  # parts times KV heads that a step aims at, for each unit of the device
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -83,11 +83,11 @@ KERNELS = {
             {"out": T, "q": T, "k": T, "v": T, "bounds": "*i32", "num_rows": "i32", "num_segments": "i32",
              "halvings": "i32", "scale": "fp32", "q_stride": "i32", "q_head": "i32", "k_stride": "i32",
              "k_head": "i32", "v_stride": "i32", "v_head": "i32"},
-            {"CAUSAL": False, "GROUP": 1, "HEAD_DIM": dim, "BLOCK_M": block_m, "BLOCK_N": 64, "BLOCK_D": 64,
-             "REST": rest, "STAGES": 2},
+            {"CAUSAL": False, "SHORT": short, "GROUP": 1, "HEAD_DIM": dim, "BLOCK_M": block_m, "BLOCK_N": block_n,
+             "BLOCK_D": 64, "REST": rest, "STAGES": 2},
             {"num_warps": block_m // 16, "num_stages": 2},
         )
-        for dim, block_m, rest in ((80, 128, 16), (64, 64, 0))
+        for dim, block_m, block_n, rest, short in ((80, 128, 64, 16, False), (64, 64, 64, 0, True))
     },
     "work": (
         work_kernel,

@@ -17,6 +17,7 @@ from engine.kernels.activation import (
     quick_gelu_reference,
     silu_mul_reference,
 )
+from engine.kernels.attention.dense import dense_attention_reference, launch_dense
 from engine.kernels.attention.paged import launch_paged, paged_attention_reference
 from engine.kernels.attention.work import MIN_PART, empty_list, fill_list_reference, launch_list, max_parts
 from engine.kernels.norm import add_rms_norm_reference, launch_norm, layer_norm_reference, rms_norm_reference
@@ -215,3 +216,16 @@ def test_parts_fit_into_their_room():
             assert mine[0, 1] == 0
             assert mine[-1, 2] == context
             assert torch.equal(mine[1:, 1], mine[:-1, 2])
+
+
+@pytest.mark.parametrize("dtype", DOT_DTYPES)
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(2, 2, 64), (4, 2, 80), (1, 1, 40)])
+@pytest.mark.parametrize("bounds", [[0, 200], [0, 64, 128, 144, 200], [0, 1, 1, 150, 150, 200], [0, 3, 395, 395]])
+def test_dense_attention(bounds, heads, kv_heads, dim, causal, dtype):
+    fused = torch.randn(bounds[-1], (heads + 2 * kv_heads) * dim).to(dtype)
+    q, k, v = (part.unflatten(1, (-1, dim)) for part in fused.split([heads * dim, kv_heads * dim, kv_heads * dim], 1))
+    segments = torch.tensor(bounds, dtype=torch.int32)
+    got = launch_dense(q, k, v, segments, dim**-0.5, causal)
+    want = dense_attention_reference(q.double(), k.double(), v.double(), segments, dim**-0.5, causal)
+    assert error(got, want) < limit(dtype)
