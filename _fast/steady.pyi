@@ -24,6 +24,7 @@ class SteadyLoop:
     freed: bool
     last_beat: float
     num_steps: int
+    free_s: float
     seconds: Any
     cached: Any
     def __init__(

@@ -57,7 +57,7 @@ REASON_FREED = FREED  # slots or media entries came back
 REASON_IDLE = IDLE  # nothing is in flight, nothing can be planned
 
 cdef double MARGIN = 0.0005  # seconds before the expected end of a step at which the next one is planned
-cdef double PROMPT = 20e-6  # a wait shorter than this found its step done already
+cdef double AT_ONCE = 20e-6  # seconds; a wait shorter than this found its step done already
 SPECIAL_ALWAYS = ALWAYS
 SPECIAL_PROMPT = 2
 
@@ -115,6 +115,7 @@ cdef class SteadyLoop:
         to the next run().
         """
         cdef int32_t reason
+        cdef double begun
         if not -1 <= in_flight < self.num_plans:
             raise ValueError(f"plan {in_flight}: there are 0 to {self.num_plans - 1}, and -1 is none")
         if self.scheduler.next_step - self.scheduler.settled_step - 1 != (in_flight >= 0):
@@ -126,7 +127,9 @@ cdef class SteadyLoop:
         self.freed = False
         self.exact = False
         with nogil:
+            begun = now()
             reason = self._run()
+            self.free_s += now() - begun
         if reason == FAILED:
             self.launcher._raise()
         return reason
@@ -281,16 +284,19 @@ cdef class SteadyLoop:
     cdef double _learn(self, StepPlan plan, double launched, double before) noexcept nogil:
         """Seconds the step just waited for took, kept for its class: falling at once, rising slowly.
 
-        A step begins when it is launched or when the one before it ends, of which wait() tells the time only if it
-        had to wait; a step found done gives an upper bound, which is enough to make the next plan earlier.
+        A step begins when it is launched or when the one before it ends, and wait() tells the time of an end only if
+        it had to wait. A step found done was expected too late, the device may be idle: the next one of its class is
+        expected in half the time. So a wrong number costs a few steps, not as many as it is times too large.
         """
         cdef double begun = max(launched, before)
         cdef double took = self.launcher.ended_at - begun
         cdef double* known = &self.seconds[size_class(plan.num_tokens)]
         cdef bint begun_exact = self.exact or launched >= before
-        self.exact = self.last.wait_s > PROMPT
-        if known[0] <= 0.0 or (took < known[0] and begun_exact):
+        self.exact = self.last.wait_s > AT_ONCE
+        if not self.exact:
+            known[0] = 0.5 * min(known[0], took)
+        elif known[0] <= 0.0 or (took < known[0] and begun_exact):
             known[0] = took
-        elif self.exact:
+        elif took > known[0]:
             known[0] += 0.05 * (took - known[0])
         return took

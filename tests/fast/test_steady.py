@@ -376,6 +376,24 @@ def test_the_next_step_is_planned_late_and_an_arrival_in_time_joins_it():
     mixed.close()
 
 
+def test_a_step_that_was_looked_at_late_does_not_delay_those_behind_it():
+    mixed = steady_case(most=400)
+    mixed.rig.lib.set_step_ns(1_000_000)
+    mixed.launch(mixed.plan())
+    time.sleep(0.1)
+    mixed.rig.lib.set_wake(mixed.wake, 20)
+    begun = time.perf_counter()
+    assert mixed.steady.run(0) == REASON_INBOX
+    assert time.perf_counter() - begun < 0.06
+    os.eventfd_read(mixed.wake)
+    mixed.steady.seconds[1] = 0.05  # and a wrong number is soon forgotten: 50 + 25 + 12 + ... ms
+    mixed.rig.lib.set_wake(mixed.wake, 20)
+    begun = time.perf_counter()
+    assert mixed.steady.run(mixed.steady.in_flight) == REASON_INBOX
+    assert time.perf_counter() - begun < 0.18
+    mixed.close()
+
+
 def test_it_runs_while_another_thread_never_lets_go_of_the_lock():
     mixed = steady_case(most=3000)
     mixed.rig.lib.set_step_ns(200_000)

@@ -1,0 +1,156 @@
+"""What a plain decode step costs the host: SteadyLoop and the same order in Python, alone and beside a busy thread.
+
+The device is the stand-in runtime of the tests, whose steps take no time, so all that is left is the host's work:
+schedule, pack, the calls of a launch, the wait, commit and the news. `busy` is a thread that runs Python without a
+pause, as a loop with many streams nearly does; the server's switch interval (0.5 ms) is set. Microseconds per step,
+mean over the steps, median of the rounds. Run: python -m tests.bench.bench_steady [--json FILE] [--steps N]
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from _fast.ring import OutputRing
+from _fast.scheduler import Scheduler
+from _fast.steady import REASON_INBOX, SteadyLoop
+from tests.fast.oracles.runtime import Rig, seed_words
+
+PARTS = ("schedule", "launch", "wait", "commit")
+
+
+class Decoding:
+    """`rows` rows past their prompts, one step in flight."""
+
+    def __init__(self, rows, steps):
+        longest = 64 + steps
+        tokens = max(2048, rows)
+        self.scheduler = Scheduler(
+            max_slots=rows, max_rows=rows, max_tokens=tokens, max_model_len=longest,
+            num_blocks=rows * (longest // 16 + 2) + 1, block_size=16,
+        )  # fmt: skip
+        self.rig = Rig(rows, tokens, 1 << 14, rows)
+        self.rig.lib.set_bare(1)
+        self.ring = OutputRing(rows, steps)
+        self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        special = np.zeros(rows, np.uint8)
+        parts = self.rig.plans, self.rig.params, self.rig.launcher, self.ring, special, self.wake
+        self.steady = SteadyLoop(self.scheduler, *parts)
+        for k in range(rows):
+            prompt = np.arange(16 + k % 16, dtype=np.int32) + k  # rows reach the ends of their blocks in turn
+            slot = self.scheduler.add(k, prompt, max_tokens=longest, eos_ids=[1, 2])
+            self.rig.params.stage(slot, seed_words(slot, len(prompt), k))
+        self.previous = self.launch()
+        while self.rig.plans[self.previous].num_decode_rows < rows:
+            self.python_turn()
+        while self.ring.pop() is not None:
+            pass
+
+    def launch(self):
+        index = self.scheduler.next_step % len(self.rig.plans)
+        plan, launcher = self.rig.plans[index], self.rig.launcher
+        self.scheduler.schedule(plan)
+        self.rig.params.pack(plan)
+        kind = int(plan.num_decode_rows != plan.num_rows)
+        launcher.upload(plan, index)
+        launcher.prep()
+        launcher.forward(kind, launcher.pick(kind, plan.num_tokens))
+        launcher.sample(launcher.pick_sample(plan.num_sampled))
+        launcher.download(index)
+        return index
+
+    def python_turn(self):
+        index = self.launch()
+        plan = self.rig.plans[self.previous]
+        self.rig.launcher.wait(self.previous, 10.0)
+        self.scheduler.commit(plan, self.rig.ring[self.previous])
+        rows = plan.num_rows
+        columns = [np.asarray(out)[:rows].tolist() for out in (plan.out_request, plan.out_token, plan.out_finish)]
+        self.ring.put(columns)
+        self.previous = index
+
+    def in_python(self, steps):
+        begun = time.perf_counter()
+        for _ in range(steps):
+            self.python_turn()
+        return {"step": (time.perf_counter() - begun) / steps * 1e6}
+
+    def in_steady(self, steps):
+        for _ in range(2):  # the first time touches the ring's memory
+            self.rig.lib.set_wake(self.wake, steps)
+            before, free = self.steady.num_steps, self.steady.free_s
+            reason = self.steady.run(self.previous)
+            assert reason == REASON_INBOX
+            self.previous = self.steady.in_flight
+            os.eventfd_read(self.wake)
+            made, took = self.steady.num_steps - before, self.steady.free_s - free
+            told = [self.ring.pop()[0] for _ in range(made)]
+        numbers = np.array(told)
+        parts = {name: float(numbers[:, 10 + k].mean()) * 1e6 for k, name in enumerate(PARTS)}
+        return {"step": took / made * 1e6, **parts}
+
+    def close(self):
+        self.ring.close()
+        os.close(self.wake)
+
+
+def beside(busy, call, *args):
+    """The call's value, made on a thread while this one is busy, or sleeps."""
+    found = []
+    thread = threading.Thread(target=lambda: found.append(call(*args)))
+    thread.start()
+    while busy and thread.is_alive():
+        for _ in range(1000):
+            pass
+    thread.join()
+    return found[0]
+
+
+def case(rows, steady, busy, steps, rounds):
+    """Microseconds by part, medians over the rounds."""
+    found = []
+    for _ in range(rounds):
+        decoding = Decoding(rows, 2 * steps + 8)
+        found.append(beside(busy, decoding.in_steady if steady else decoding.in_python, steps))
+        decoding.close()
+    return {name: round(statistics.median(one[name] for one in found), 2) for name in found[0]}
+
+
+def run(steps, rounds):
+    """Every case: name -> microseconds by part."""
+    cases = {}
+    for rows in (1, 32, 256):
+        for steady in (True, False):
+            for busy in (False, True):
+                # Beside a busy thread Python waits for the lock in every step: fewer steps tell as much.
+                count = steps if steady or not busy else max(50, steps // 5)
+                name = f"{rows} rows, {'steady' if steady else 'Python'}{', busy' if busy else ''}"
+                cases[name] = case(rows, steady, busy, count, rounds)
+    return cases
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    sys.setswitchinterval(0.0005)
+    result = run(options.steps, options.rounds)
+    print(f"{'case':26} {'step us':>9}" + "".join(f" {name:>9}" for name in PARTS))
+    for name, parts in result.items():
+        print(f"{name:26} {parts['step']:9.2f}" + "".join(f" {parts[p]:9.2f}" for p in PARTS if p in parts))
+    if options.json:
+        machine = {"machine": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+        options.json.write_text(json.dumps({**machine, "us": result}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
