@@ -19,6 +19,7 @@ ROOM = (
     "blocks", "driver", "encoder", "params", "plan", "prefix", "queue", "ring", "running", "scheduler", "seqs",
     "steady", "tables",
 )  # fmt: skip
+WALKS = ("test_parts_walk", "test_plan", "test_prefix_walk", "test_scheduler_walk", "test_steady")
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,7 @@ def test_the_walks_pass_with_every_check_of_cython_on(tmp_path):
     (tmp_path / "README.md").write_text("")
     shutil.copytree(ROOT / "tests" / "fast", tmp_path / "tests" / "fast", ignore=shutil.ignore_patterns("__pycache__"))
     environment = {**os.environ, "OMNILOOP_DEBUG": "1"}
-    walks = [f"tests/fast/{name}.py" for name in ("test_parts_walk", "test_prefix_walk", "test_scheduler_walk")]
+    walks = [f"tests/fast/{name}.py" for name in WALKS]
     for command in (
         [sys.executable, "-W", "ignore", "setup.py", "-q", "build_ext", "--inplace"],
         [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", "not full", *walks],
