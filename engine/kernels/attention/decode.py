@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.attention.attend import attend_keys, score_scales
+from engine.kernels.overlap import begin, launch_options
 from engine.kernels.target import target, tl, triton
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ def add_parts(
     out,  # the row's token and KV head: [GROUP, HEAD_DIM]
     sums,  # float32 [num_parts, num_heads, HEAD_DIM]
     stats,  # float32 [num_parts, num_heads, 2]: maximum (power of two) and sum
-    begin,
-    end,
+    from_part,
+    to_part,
     first_head,
     num_heads,
     GROUP: tl.constexpr,
@@ -40,16 +41,16 @@ def add_parts(
     BLOCK_D: tl.constexpr,
     AT_ONCE: tl.constexpr,  # parts
 ):
-    """Adds parts begin..end-1. Other units have just written them, so they are read past this unit's own cache."""
+    """Adds parts from_part..to_part-1; other units have just written them, so they are read past this unit's cache."""
     head = tl.arange(0, BLOCK_G)
     dim = tl.arange(0, BLOCK_D)
     best = tl.full([BLOCK_G], -1e30, tl.float32)
     total = tl.zeros([BLOCK_G], tl.float32)
     result = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
-    for first in range(begin, end, AT_ONCE):
+    for first in range(from_part, to_part, AT_ONCE):
         part = first + tl.arange(0, AT_ONCE)
         slot = part[:, None] * num_heads + first_head + head[None, :]
-        there = (part < end)[:, None] & (head < GROUP)[None, :]
+        there = (part < to_part)[:, None] & (head < GROUP)[None, :]
         part_best = tl.load(stats + slot * 2, mask=there, other=-1e30, cache_modifier=".cg")
         part_total = tl.load(stats + slot * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
         place = slot[:, :, None] * HEAD_DIM + dim[None, None, :]
@@ -93,7 +94,9 @@ def decode_kernel(
     AT_ONCE: tl.constexpr,
     WIDE: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    begin(OVERLAP)
     kv_head = tl.program_id(0)
     num_kv_heads = tl.num_programs(0)
     num_heads = num_kv_heads * GROUP
@@ -112,8 +115,8 @@ def decode_kernel(
         if WINDOW > 0:
             low = tl.maximum(low, tl.load(parts + part * 8 + 3) - WINDOW)
         table = block_tables + tl.load(parts + part * 8 + 4).to(tl.int64) * max_blocks
-        begin = tl.load(parts + part * 8 + 5)
-        end = tl.load(parts + part * 8 + 6)
+        from_part = tl.load(parts + part * 8 + 5)
+        to_part = tl.load(parts + part * 8 + 6)
         where = (token * num_heads + kv_head * GROUP) * HEAD_DIM
         query = tl.load(q + where + mine, mask=inside, other=0.0)
         best = tl.full([BLOCK_M], -1e30, tl.float32)
@@ -123,7 +126,7 @@ def decode_kernel(
             query, head * 0 + high - 1, best, total, result, k_head, v_head, table, low, high, high, block_stride,
             scale, bend, True, 0, SOFTCAP, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES,
         )  # fmt: skip
-        if end - begin == 1:
+        if to_part - from_part == 1:
             result = result / total[:, None]
             tl.store(out + where + mine, result.to(out.dtype.element_ty), mask=inside)
         else:
@@ -133,11 +136,11 @@ def decode_kernel(
             tl.store(stats + (slot + head) * 2 + 1, total, mask=head < GROUP)
             # Every thread's stores come before the barrier, and so before the count that publishes them.
             tl.debug_barrier()
-            counter = arrived + begin * num_kv_heads + kv_head
+            counter = arrived + from_part * num_kv_heads + kv_head
             before = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
-            if before == end - begin - 1:
+            if before == to_part - from_part - 1:
                 add_parts(
-                    out + where, sums, stats, begin, end, kv_head * GROUP, num_heads,
+                    out + where, sums, stats, from_part, to_part, kv_head * GROUP, num_heads,
                     GROUP, HEAD_DIM, BLOCK_G, BLOCK_D, AT_ONCE,
                 )  # fmt: skip
                 tl.store(counter, 0)
@@ -172,7 +175,7 @@ def attend_parts(
         WINDOW=window, SOFTCAP=softcap > 0, GROUP=group, HEAD_DIM=dim, BLOCK_SIZE=block_size,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d, BLOCK_G=block_g,
         AT_ONCE=max(1, MERGED * options["num_warps"] // (block_g * block_d)), WIDE=k_cache.numel() >= 1 << 31,
-        STAGES=options["num_stages"], **options,
+        STAGES=options["num_stages"], **options, **launch_options(),
     )  # fmt: skip
 
 

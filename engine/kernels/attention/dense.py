@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from _fast import cpu
+from engine.kernels.overlap import begin, launch_options
 from engine.kernels.target import target, tl, triton
 
 SHORT_MEAN = 128  # rows; windows of vision towers have 64, chunks of audio towers 100
@@ -35,8 +36,8 @@ def load_rows(base, row, stride, dim, HEAD_DIM: tl.constexpr, BLOCK_D: tl.conste
 def attend_rows(
     query,  # [BLOCK_M, BLOCK_D]
     query_rest,  # [BLOCK_M, REST], or None
-    begin,  # [BLOCK_M] int32: first key of a line's segment
-    end,  # [BLOCK_M] int32: its last key + 1
+    since,  # [BLOCK_M] int32: first key of a line's segment
+    until,  # [BLOCK_M] int32: its last key + 1
     best,
     total,
     result,  # [BLOCK_M, BLOCK_D] float32
@@ -71,7 +72,7 @@ def attend_rows(
             rest = load_rows(k + main, row, k_stride, tl.arange(0, REST), HEAD_DIM - main, REST)
             score = tl.dot(query_rest, tl.trans(rest), score, input_precision="ieee")
         if MASK:
-            seen = (key[None, :] >= begin[:, None]) & (key[None, :] < end[:, None])
+            seen = (key[None, :] >= since[:, None]) & (key[None, :] < until[:, None])
             score = tl.where(seen, score, float("-inf"))
         higher = tl.maximum(best, tl.max(score, 1) * scale)
         weight = tl.exp2(score * scale - higher[:, None])
@@ -113,7 +114,9 @@ def dense_kernel(
     BLOCK_D: tl.constexpr,  # power of two: of the whole head, or with REST of its first numbers
     REST: tl.constexpr,  # 0, or a power of two for the numbers after those
     STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    begin(OVERLAP)
     head = tl.program_id(0)
     main: tl.constexpr = BLOCK_D if REST > 0 else HEAD_DIM
     dim = tl.arange(0, BLOCK_D)
@@ -130,7 +133,7 @@ def dense_kernel(
         line = tile + tl.arange(0, BLOCK_M)
         row = tl.minimum(line, last - 1)
         if SHORT:
-            begin, end = row * 0 + first, row * 0 + last
+            since, until = row * 0 + first, row * 0 + last
         else:
             segment = row * 0  # the last one that begins at or before the row: bisection between it and `above`
             above = segment + num_segments
@@ -139,14 +142,14 @@ def dense_kernel(
                 after = tl.load(bounds + middle) <= row
                 segment = tl.where(after, middle, segment)
                 above = tl.where(after, above, middle)
-            begin, end = tl.load(bounds + segment), tl.load(bounds + segment + 1)
+            since, until = tl.load(bounds + segment), tl.load(bounds + segment + 1)
         if CAUSAL:
-            end = row + 1
-        low, high = tl.min(begin, 0), tl.max(end, 0)
+            until = row + 1
+        low, high = tl.min(since, 0), tl.max(until, 0)
         # Rows of one segment see the same keys: whole blocks of them need no mask.
         same = low
         if not CAUSAL:
-            same = low + tl.where(tl.max(begin, 0) == low, (tl.min(end, 0) - low) // BLOCK_N * BLOCK_N, 0)
+            same = low + tl.where(tl.max(since, 0) == low, (tl.min(until, 0) - low) // BLOCK_N * BLOCK_N, 0)
         query = load_rows(q, row, q_stride, dim, main, BLOCK_D)
         query_rest, result_rest = query, tl.zeros([1, 1], tl.float32)
         if REST > 0:
@@ -156,11 +159,11 @@ def dense_kernel(
         total = tl.zeros([BLOCK_M], tl.float32)
         result = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         best, total, result, result_rest = attend_rows(
-            query, query_rest, begin, end, best, total, result, result_rest, k, v, low, same, num_rows,
+            query, query_rest, since, until, best, total, result, result_rest, k, v, low, same, num_rows,
             k_stride, v_stride, scale, False, HEAD_DIM, BLOCK_N, BLOCK_D, REST, STAGES,
         )  # fmt: skip
         best, total, result, result_rest = attend_rows(
-            query, query_rest, begin, end, best, total, result, result_rest, k, v, same, high, num_rows,
+            query, query_rest, since, until, best, total, result, result_rest, k, v, same, high, num_rows,
             k_stride, v_stride, scale, True, HEAD_DIM, BLOCK_N, BLOCK_D, REST, STAGES,
         )  # fmt: skip
         to = out + (line.to(tl.int64) * tl.num_programs(0) + head)[:, None] * HEAD_DIM
@@ -212,7 +215,7 @@ def launch_dense(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: flo
         out, q, k, v, cu_seqlens, rows, segments, segments.bit_length(), scale * math.log2(math.e),
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         CAUSAL=causal, SHORT=short, GROUP=heads // kv_heads, HEAD_DIM=dim, BLOCK_M=block_m, BLOCK_N=block_n,
-        BLOCK_D=block_d, REST=rest, STAGES=options["num_stages"], **options,
+        BLOCK_D=block_d, REST=rest, STAGES=options["num_stages"], **options, **launch_options(),
     )  # fmt: skip
     return out
 

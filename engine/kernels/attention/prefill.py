@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.attention.attend import attend_keys, score_scales
+from engine.kernels.overlap import begin, launch_options
 from engine.kernels.target import target, tl, triton
 
 if TYPE_CHECKING:
@@ -43,7 +44,9 @@ def prefill_kernel(
     BLOCK_D: tl.constexpr,  # power of two >= HEAD_DIM
     WIDE: tl.constexpr,
     STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
+    begin(OVERLAP)
     kv_head = tl.program_id(0)
     num_kv_heads = tl.num_programs(0)
     line = tl.arange(0, BLOCK_M)
@@ -112,7 +115,7 @@ def attend_tiles(
         out, q, k_cache, v_cache, block_tables, work.tiles, work.num_tiles, block_tables.shape[1], scale, bend,
         WINDOW=window, SOFTCAP=softcap > 0, GROUP=group, HEAD_DIM=dim, BLOCK_SIZE=block_size,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d, WIDE=k_cache.numel() >= 1 << 31,
-        STAGES=options["num_stages"], **options,
+        STAGES=options["num_stages"], **options, **launch_options(),
     )  # fmt: skip
 
 

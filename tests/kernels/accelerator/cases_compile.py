@@ -22,7 +22,16 @@ ATTEND = {
     "scale": "fp32",
     "bend": "fp32",
 }
-SHAPE = {"GROUP": 4, "HEAD_DIM": 128, "BLOCK_SIZE": 16, "WINDOW": 0, "SOFTCAP": False, "BLOCK_D": 128, "WIDE": False}
+SHAPE = {
+    "GROUP": 4,
+    "HEAD_DIM": 128,
+    "BLOCK_SIZE": 16,
+    "WINDOW": 0,
+    "SOFTCAP": False,
+    "BLOCK_D": 128,
+    "WIDE": False,
+    "OVERLAP": True,
+}
 PARTS = {"sums": "*fp32", "stats": "*fp32", "arrived": "*i32", "parts": "*i32", "num_parts": "*i32"}
 KERNELS = {
     "rms_norm": (
@@ -84,7 +93,7 @@ KERNELS = {
              "halvings": "i32", "scale": "fp32", "q_stride": "i32", "q_head": "i32", "k_stride": "i32",
              "k_head": "i32", "v_stride": "i32", "v_head": "i32"},
             {"CAUSAL": False, "SHORT": short, "GROUP": 1, "HEAD_DIM": dim, "BLOCK_M": block_m, "BLOCK_N": block_n,
-             "BLOCK_D": 64, "REST": rest, "STAGES": 2},
+             "BLOCK_D": 64, "REST": rest, "STAGES": 2, "OVERLAP": True},
             {"num_warps": block_m // 16, "num_stages": 2},
         )
         for dim, block_m, block_n, rest, short in ((80, 128, 64, 16, False), (64, 64, 64, 0, True))
