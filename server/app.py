@@ -156,6 +156,10 @@ class Process:
         config = self.state.config
         if config.model.trust_remote_code:
             log.warning("--trust-remote-code has no effect: no code of a model folder ever runs")
+        if config.chat.enable_auto_tool_choice:
+            log.info("--enable-auto-tool-choice is not needed: tool_choice auto has no switch here")
+        if config.server.enable_log_requests or config.server.enable_log_outputs:
+            log.warning("clients' words are written to the log: --enable-log-requests or --enable-log-outputs is on")
         if not self.state.keys and not config.is_loopback:
             log.warning("no --api-key is set and %s is not a loopback address: anybody who reaches it may use it",
                         config.server.host)  # fmt: skip

@@ -263,6 +263,8 @@ def check(config: Config) -> None:
     server = config.server
     if "*" in server.allowed_origins and server.allow_credentials:
         raise UsageError("--allowed-origins '*' with --allow-credentials: name the origins, or drop credentials")
+    if server.root_path and (not server.root_path.startswith("/") or server.root_path.endswith("/")):
+        raise UsageError(f"--root-path {server.root_path}: must begin with / and not end with it")
     if bool(server.ssl_keyfile) != bool(server.ssl_certfile):
         raise UsageError("--ssl-keyfile and --ssl-certfile: give both or neither")
     if config.model.generation_config not in ("auto", "vllm"):

@@ -23,7 +23,7 @@ from engine.errors import EngineError
 from engine.request import Delta, Modality, Request, TokenLogprob
 from engine.stream import TokenStream
 from mm.splice import Spliced, splice
-from server import beam
+from server import beam, logs
 from server.errors import ApiError, context_length, from_engine, internal
 from server.http.exchange import Exchange
 from server.output.choices import ChoiceStream, usage
@@ -114,6 +114,7 @@ class Choice:
         "index",
         "job",
         "last_at",
+        "said",
         "started",
         "stop_reason",
         "stream",
@@ -125,6 +126,7 @@ class Choice:
         self.stream = stream
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
+        self.said: list[str] | None = None  # its text so far, where answers are logged
         self.started = False  # its first chunk has been framed
         self.first_at = 0.0  # time.monotonic() of the first and the newest token
         self.last_at = 0.0
@@ -174,12 +176,16 @@ class Choice:
         texts, self._texts = self._texts, []
         ids, self._token_ids = self._token_ids, []
         logprobs, self._logprobs = self._logprobs, []
+        if self.said is not None:
+            self.said += texts
         return (texts[0] if len(texts) == 1 else "".join(texts)), ids, logprobs
 
     def drain_text(self) -> str:
         """The same where nobody asks for ids and log-probabilities."""
         texts = self._texts
         text = texts[0] if len(texts) == 1 else "".join(texts)
+        if self.said is not None:
+            self.said.append(text)
         texts.clear()
         self._token_ids.clear()
         return text
@@ -238,6 +244,11 @@ class Answer:
             return
         await self.state.running.wait()  # an operator has paused the server
         self._take_tokens()
+        if self.state.config.server.enable_log_requests:
+            logs.asked(self)
+        if self.state.config.server.enable_log_outputs:
+            for choice in self.choices:
+                choice.said = []
         try:
             for at, job in enumerate(() if self.asked.beam else self.jobs):
                 if at % SLICE == SLICE - 1:  # others may have the loop in between
@@ -393,6 +404,10 @@ class Answer:
     def close(self) -> None:
         """Leaves the engine; idempotent."""
         self.describe()
+        if self.choices[0].said is not None:
+            logs.answered(self)
+            for choice in self.choices:
+                choice.said = None
         for timer in self._timers:
             timer.cancel()
         self.state.places.give_tokens(self._tokens_held)

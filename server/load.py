@@ -127,6 +127,7 @@ def make_renderer(state: AppState) -> Renderer:
         limit_mm_per_prompt=config.media.limit_mm_per_prompt,
         max_messages=config.limits.max_messages,
         max_parts=config.limits.max_content_parts,
+        max_tools=config.limits.max_tools,
     )
     return Renderer(state.tokenizer, settings, state.pool)
 

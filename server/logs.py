@@ -1,21 +1,28 @@
 """What the log looks like: one line per event, control characters escaped, repeats counted.
 
 Owner: any thread (logging's own lock). Lines never hold prompts, outputs, media, queries, headers, keys (SECURITY S9);
-the callers see to that, this module to the rest: format, rate, tracebacks of our own faults without locals.
+the callers see to that, this module to the rest: format, rate, tracebacks of our own faults without locals. Only the
+logger omniloop.words may hold text, and only while the operator has switched that on.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import sys
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
+from engine.request import SamplingParams
 from server.config import ServerConfig
 
 if TYPE_CHECKING:
+    from server.generate import Answer
     from server.state import AppState
+
+words = logging.getLogger("omniloop.words")  # what clients and the model say; only where the operator asks for it
 
 _ESCAPES = {code: f"\\x{code:02x}" for code in [*range(32), 127, *range(128, 160)]} | {
     0x2028: "\\u2028",
@@ -36,14 +43,15 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object per line."""
+    """One JSON object per line; a request's line has its numbers as fields of their own."""
 
     def format(self, record: logging.LogRecord) -> str:
         content = {
             "time": round(record.created, 3),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": record.getMessage().rstrip(),
+            **getattr(record, "fields", {}),
         }
         if record.exc_info:
             content["traceback"] = self.formatException(record.exc_info)
@@ -79,6 +87,34 @@ def configure(server: ServerConfig) -> None:
     logging.getLogger("omniloop").setLevel(server.log_level.upper())
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
     logging.getLogger("asyncio").setLevel(logging.WARNING)
+
+
+def asked(answer: Answer) -> None:
+    """The beginning of each prompt, and how it is to be continued (--enable-log-requests)."""
+    most = answer.state.config.server.max_log_len
+    for job in answer.jobs:
+        ids = job.request.prompt_token_ids
+        text = job.prompt.text if job.prompt.text is not None else " ".join(map(str, ids[: most // 4].tolist()))
+        params = ", ".join(f"{name}={value!r}" for name, value in told(job.request.sampling))
+        label = answer.exchange.request_id
+        words.info("%s asks: %s | %d tokens, n=%d, %s", label, text[:most], len(ids), job.request.n, params[:1024])
+
+
+def told(sampling: SamplingParams) -> Iterator[tuple[str, Any]]:
+    """The parameters that differ from their defaults."""
+    for item in dataclasses.fields(sampling):
+        value = getattr(sampling, item.name)
+        if value != item.default and item.name != "eos_token_ids":
+            yield item.name, value
+
+
+def answered(answer: Answer) -> None:
+    """The beginning of each answer (--enable-log-outputs)."""
+    most = answer.state.config.server.max_log_len
+    for choice in answer.choices:
+        text = "".join(choice.said or ())[:most]
+        label = answer.exchange.request_id
+        words.info("%s gets: %s | %d tokens, %s", label, text, choice.num_tokens, choice.finish_reason)
 
 
 def startup_times(state: AppState) -> None:

@@ -26,6 +26,7 @@ PER_TOKEN = [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2
 LATENCY = [0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680]
 ITERATION = [2**k for k in range(15)]
 CHOICES = [1, 2, 5, 10, 20]
+HTTP = [0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60]
 
 
 def one_two_five(limit: int) -> list[float]:
@@ -73,7 +74,7 @@ class Metrics:
         self.finished = dict.fromkeys(FINISHED, 0)
         self.rejections = dict.fromkeys(REJECTIONS, 0)
         self.http_count: dict[tuple[str, str, str], int] = {}
-        self.http_seconds = Histogram(LATENCY[:13])
+        self.http_seconds: dict[tuple[str, str], Histogram] = {}  # by method and handler
         self.mm_cache: Callable[[], tuple[int, int]] = lambda: (0, 0)  # queries, hits
         self.resize(1 << 17)
 
@@ -108,7 +109,10 @@ class Metrics:
         if key not in self.http_count and len(self.http_count) >= self.max_series:
             key = ("other", "other", "other")
         self.http_count[key] = self.http_count.get(key, 0) + 1
-        self.http_seconds.observe(seconds)
+        place = (key[0], key[2])
+        if place not in self.http_seconds:
+            self.http_seconds[place] = Histogram(HTTP)
+        self.http_seconds[place].observe(seconds)
 
     def observe(self, name: str, value: float) -> None:
         self.histograms[name].observe(value)
@@ -180,8 +184,11 @@ class Metrics:
         for key, count in self.http_count.items():
             requests.add_metric(list(key), count)
         yield requests
-        seconds = HistogramMetricFamily("http_request_duration_seconds", "HTTP exchanges.", labels=[])
-        seconds.add_metric([], self.http_seconds.buckets(), self.http_seconds.total)
+        seconds = HistogramMetricFamily(
+            "http_request_duration_seconds", "HTTP exchanges.", labels=["method", "handler"]
+        )
+        for place, histogram in self.http_seconds.items():
+            seconds.add_metric(list(place), histogram.buckets(), histogram.total)
         yield seconds
 
 

@@ -55,7 +55,7 @@ TABLE: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/messages"): work("Answer a conversation, in the Anthropic protocol", MessagesBody, True),
     ("POST", "/v1/messages/count_tokens"): work("Count the tokens of a conversation", CountBody),
     ("POST", "/v1/responses"): work("Answer, and keep the answer", ResponsesBody, True),
-    ("GET", "/v1/responses/{id}"): Operation("A stored response"),
+    ("GET", "/v1/responses/{id}"): Operation("A stored response", statuses=(*READ, 501), query=("stream",)),
     ("DELETE", "/v1/responses/{id}"): Operation("Forget a stored response"),
     ("POST", "/v1/responses/{id}/cancel"): Operation("End a response that is being made"),
     ("GET", "/v1/models"): Operation("The names of the served model"),
@@ -91,8 +91,8 @@ TABLE: dict[tuple[str, str], Operation] = {
 }
 
 
-def openapi() -> dict[str, Any]:
-    """The whole document."""
+def openapi(root_path: str = "") -> dict[str, Any]:
+    """The whole document; `root_path` is where a proxy mounts this server."""
     bodies = list({operation.body: None for operation in TABLE.values() if operation.body is not None})
     _, schemas = msgspec.json.schema_components(bodies, ref_template=REFERENCE)
     paths: dict[str, dict[str, Any]] = {}
@@ -101,6 +101,7 @@ def openapi() -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "omniloop", "version": __version__},
+        "servers": [{"url": root_path or "/"}],
         "paths": paths,
         "components": {"schemas": {**schemas, "Error": ERROR}, "securitySchemes": SECURITY},
         "security": [{}, {"bearer": []}, {"key": []}],
@@ -112,6 +113,8 @@ def described(path: str, operation: Operation) -> dict[str, Any]:
     found: dict[str, Any] = {"summary": operation.summary, "responses": answers(operation)}
     if "{id}" in path:
         found["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
+    for name in operation.query:
+        found.setdefault("parameters", []).append({"name": name, "in": "query", "schema": {"type": "string"}})
     if operation.body is not None:
         schema = {"$ref": REFERENCE.format(name=operation.body.__name__)}
         found["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}

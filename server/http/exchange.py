@@ -204,20 +204,21 @@ class Exchanges:
         level = logging.DEBUG if exchange.route in PROBES else logging.INFO
         if self.state.config.server.disable_access_log or not log.isEnabledFor(level):
             return
-        words = [f"{name}={value}" for name, value in exchange.details.items()]
-        if exchange.reason:
-            words.insert(0, f"reason={exchange.reason}")
-        if exchange.key_name:
-            words.insert(0, f"key={exchange.key_name}")
+        method = exchange.method if exchange.method in KNOWN_METHODS else "other"
+        told: dict[str, object] = {"key": exchange.key_name, "reason": exchange.reason, **exchange.details}
+        more = {name: value for name, value in told.items() if value != ""}
+        fields: dict[str, object] = {"request_id": exchange.request_id, "method": method, "route": exchange.route}
+        fields |= {"status": exchange.status, "ms": round(seconds * 1000, 1), **more}
         log.log(
             level,
             "%s %s %s %d %.1fms %s",
             exchange.request_id,
-            exchange.method if exchange.method in KNOWN_METHODS else "other",
+            method,
             exchange.route,
             exchange.status,
             seconds * 1000,
-            " ".join(words),
+            " ".join(f"{name}={value}" for name, value in more.items()),
+            extra={"fields": fields},
         )
 
 

@@ -60,6 +60,7 @@ class RenderConfig:
     limit_mm_per_prompt: Mapping[str, int] = field(default_factory=dict)
     max_messages: int = 2048
     max_parts: int = 1024
+    max_tools: int = 512
 
     @property
     def prompt_bytes(self) -> int:
@@ -114,6 +115,9 @@ class Renderer:
                 "continue_final_message leaves the last message open, so add_generation_prompt must be false.",
                 "continue_final_message",
             )
+        if len(tools or ()) > self.config.max_tools:
+            most = self.config.max_tools
+            raise invalid(f"tools: got {len(tools or ())}; at most {most} are allowed.", "tools")
 
         def work() -> Prompt:
             if self._format is not None and chat_template is None:

@@ -20,7 +20,7 @@ from server.output.choices import chat_choice, chat_message
 from server.output.logprobs import TokenNames
 from server.render.prompt import Prompt
 from server.routes.chunks import ChatChunks, ChatShown
-from server.routes.endpoint import built, check_model, names_of, response_id, route, side_of
+from server.routes.endpoint import built, check_model, names_of, offered, response_id, route, side_of
 from server.sampling import Asked, in_range, priority_of, resolve, salt_of
 from server.schema.chat import ChatBody
 from server.state import AppState, exchange_of
@@ -111,7 +111,7 @@ async def render(state: AppState, body: ChatBody) -> Prompt:
         kwargs.setdefault("enable_thinking", body.reasoning_effort != "none")
     return await state.renderer.chat(
         body.messages,
-        tools=body.tools,
+        tools=offered(state, body.tools, body.tool_choice),
         documents=body.documents,
         add_generation_prompt=generation_prompt(body),
         continue_final_message=bool(body.continue_final_message),

@@ -9,13 +9,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.routes.endpoint import route
+from server.state import state_of
 
 
 @cache
-def document() -> bytes:
+def document(root_path: str) -> bytes:
     from server.openapi import openapi
 
-    return orjson.dumps(openapi())
+    return orjson.dumps(openapi(root_path))
 
 
 @cache
@@ -26,7 +27,8 @@ def page() -> str:
 
 
 async def description(request: Request) -> Response:
-    return Response(document(), media_type="application/json")
+    root_path = state_of(request).config.server.root_path
+    return Response(document(root_path), media_type="application/json")
 
 
 async def reading(request: Request) -> Response:

@@ -22,7 +22,7 @@ from server.http.exchange import Exchange
 from server.http.watch import client_present, within
 from server.output.messages import MessageEvents, whole_message
 from server.render.blocks import is_prefill, read_blocks, read_tools
-from server.routes.endpoint import check_model, json_response, route
+from server.routes.endpoint import check_model, json_response, offered, route
 from server.sampling import Asked, resolve, salt_of
 from server.schema.common import SamplingFields
 from server.schema.messages import CountBody, MessagesBody
@@ -42,7 +42,7 @@ async def create(request: Request) -> Response | None:
     body = await read_json(request, MessagesBody, state.config.limits.max_request_bytes)
     model = check_model(state, body.model)
     asked = check(state, body)
-    tools = check_tools(body, calls_back=True)
+    tools = offered(state, check_tools(body, calls_back=True), (body.tool_choice or {}).get("type"))
     name = "msg_" + exchange.request_id
     async with client_present(request):
         with state.places.hold(1):
@@ -65,7 +65,7 @@ async def count(request: Request) -> Response:
     body = await read_json(request, CountBody, state.config.limits.max_request_bytes)
     check_model(state, body.model)
     check_prompt_fields(body)
-    tools = check_tools(body, calls_back=False)
+    tools = offered(state, check_tools(body, calls_back=False), (body.tool_choice or {}).get("type"))
     asked = resolve(SamplingFields(), None, 0, state.defaults, state.config, state.vocabulary)
     async with client_present(request):
         with state.places.hold(1):

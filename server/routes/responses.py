@@ -33,7 +33,7 @@ from server.render.conversation import Conversation
 from server.render.errors import RenderError
 from server.render.items import as_items, read_items, read_response_tools, references, resolved
 from server.routes.chat import EFFORTS
-from server.routes.endpoint import check_model, json_response, route
+from server.routes.endpoint import check_model, json_response, offered, route
 from server.sampling import Asked, in_range, resolve
 from server.schema.common import SamplingFields
 from server.schema.responses import ResponsesBody
@@ -238,7 +238,8 @@ async def render(
     effort = body.reasoning.effort if body.reasoning else None
     kwargs = {"reasoning_effort": effort, "enable_thinking": effort != "none"} if effort is not None else None
     with conversation.told():
-        prompt = await exchange.state.renderer.chat(conversation.messages(), tools=tools[0], template_kwargs=kwargs)
+        shown_tools = offered(exchange.state, tools[0], body.tool_choice)
+        prompt = await exchange.state.renderer.chat(conversation.messages(), tools=shown_tools, template_kwargs=kwargs)
         return await prepare(exchange, prompt, asked, param="input")
 
 
