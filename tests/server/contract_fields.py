@@ -1,0 +1,140 @@
+"""Which test would fail if a field of a request were ignored: by schema type, then by test, the fields it guards.
+
+test_contract_fields.py holds this against the types of server/schema: a field without a test, a test that is gone or no
+longer speaks of the field, fail there; its long form ignores each field in turn and runs its test, which must fail.
+Fields that inherit their handling (CompletionBody from SamplingFields) are named again where the route itself acts.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from server.schema.chat import ChatBody
+from server.schema.common import RepetitionFields, SamplingFields, StreamOptions
+from server.schema.completion import CompletionBody
+from server.schema.generate import Features, GenerateBody, Place, TokenSampling
+from server.schema.messages import CountBody, MessagesBody
+from server.schema.responses import ReasoningOptions, ResponsesBody, TextOptions
+from server.schema.tokenize import AbortBody, DetokenizeBody, TokenizeBody
+
+ENGINE = "test_sampling_fields.py::test_the_field_reaches_the_engine"
+ANSWER = "test_sampling_fields.py::test_the_field_reaches_the_answer"
+PROMPT = "test_sampling_fields.py::test_the_prompt_is_made_as_asked"
+REFUSED = "test_errors.py::test_what_this_server_cannot_do_is_named"
+BAD = "test_errors.py::test_bad_fields_are_refused_by_name"
+HASHES = "test_tokens.py::test_s24_spans_and_hashes_are_recomputed_and_compared"
+RENDERED = "test_tokens.py::test_a_rendered_conversation_is_answered_as_the_conversation_itself"
+ECHO = "test_responses.py::test_echo_follows_the_request"
+
+TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
+    SamplingFields: {
+        ENGINE: "max_tokens temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty seed "
+        "ignore_eos stop_token_ids min_tokens logit_bias allowed_token_ids bad_words prompt_logprobs logprob_token_ids",
+        ANSWER: "n stop include_stop_str_in_output stream stream_interval use_beam_search length_penalty",
+        REFUSED: "model response_format structured_outputs",
+        "test_chat.py::test_continuous_usage_runs_on_every_chunk": "stream_options",
+        "test_route_fields.py::test_special_tokens_are_put_before_a_conversation_if_asked": "add_special_tokens",
+        "test_sampling_fields.py::test_special_tokens_are_added_and_skipped_as_asked": "skip_special_tokens",
+        "test_sampling_fields.py::test_truncation_keeps_the_side_that_was_asked_for": "truncate_prompt_tokens "
+        "truncation_side",
+        "test_sampling_fields.py::test_priority_goes_by_field_or_header_where_the_policy_looks_at_it": "priority",
+        "test_chat.py::test_second_identical_prompt_is_cached": "cache_salt",
+        "test_sampling_fields.py::test_request_id_names_the_answer": "request_id",
+        "test_chat.py::test_token_ids_are_returned_when_asked": "return_token_ids",
+        "test_sampling_fields.py::test_tokens_are_shown_as_ids_by_field_or_flag": "return_tokens_as_token_ids",
+        "test_sampling_fields.py::test_repetition_ends_an_answer": "repetition_detection",
+    },
+    StreamOptions: {
+        "test_chat.py::test_stream_comes_in_the_exact_order_and_equals_the_whole_answer": "include_usage",
+        "test_chat.py::test_continuous_usage_runs_on_every_chunk": "continuous_usage_stats",
+    },
+    RepetitionFields: {
+        "test_sampling_fields.py::test_rules_of_repetition_are_read_as_sent": "max_pattern_size min_pattern_size "
+        "min_count",
+    },
+    ChatBody: {
+        "test_chat.py::test_developer_role_and_template_variables_reach_the_template": "messages chat_template_kwargs",
+        "test_sampling_fields.py::test_max_completion_tokens_wins": "max_completion_tokens",
+        "test_chat.py::test_logprobs_hold_exactly_the_likeliest": "logprobs top_logprobs",
+        "test_tools.py::test_tools_that_may_not_be_called_can_stay_out_of_the_prompt": "tools tool_choice",
+        "test_route_fields.py::test_effort_reaches_the_template_of_chat": "reasoning_effort",
+        REFUSED: "thinking_token_budget mm_processor_kwargs media_io_kwargs",
+        PROMPT: "chat_template add_generation_prompt documents return_prompt_text",
+        "test_chat.py::test_last_message_can_be_continued": "continue_final_message",
+        "test_sampling_fields.py::test_echo_says_the_last_message_again_before_the_answer": "echo",
+    },
+    CompletionBody: {
+        "test_completion.py::test_choices_come_prompt_by_prompt": "prompt n",
+        "test_completion.py::test_suffix_and_embeds_are_named_not_ignored": "prompt_embeds suffix",
+        "test_completion.py::test_echo_with_logprobs_covers_prompt_and_output": "logprobs echo",
+        "test_route_fields.py::test_a_completion_is_made_as_asked": "max_tokens stop include_stop_str_in_output "
+        "add_special_tokens skip_special_tokens truncate_prompt_tokens truncation_side return_token_ids "
+        "return_tokens_as_token_ids request_id prompt_logprobs cache_salt priority stream stream_options "
+        "stream_interval use_beam_search repetition_detection response_format structured_outputs model",
+    },
+    ResponsesBody: {
+        "test_responses_store.py::test_text_and_items_are_the_same": "input",
+        "test_route_fields.py::test_an_unknown_model_is_404_on_every_route": "model",
+        ECHO: "instructions parallel_tool_calls text reasoning tools tool_choice store",
+        "test_responses.py::test_sampling_fields_reach_the_engine": "max_output_tokens temperature top_p top_k",
+        "test_responses.py::test_events_are_exactly_these_bytes": "stream",
+        "test_responses_store.py::test_a_conversation_goes_on_without_its_instructions": "previous_response_id",
+        "test_responses.py::test_logprobs_are_given_when_included": "include top_logprobs",
+        "test_responses.py::test_over_long_input_is_refused_or_cut_as_asked": "truncation",
+        "test_responses_store.py::test_background_response_is_queued_then_polled_to_its_end": "metadata background",
+        "test_route_fields.py::test_what_a_response_echoes_unchanged": "user prompt_cache_key",
+        "test_responses.py::test_what_cannot_be_done_yet_is_refused_by_name": "conversation prompt",
+    },
+    ReasoningOptions: {
+        "test_responses_store.py::test_effort_reaches_the_template": "effort",
+        ECHO: "summary",
+    },
+    TextOptions: {
+        "test_responses.py::test_what_cannot_be_done_yet_is_refused_by_name": "format",
+        ECHO: "verbosity",
+    },
+    CountBody: {
+        "test_route_fields.py::test_an_unknown_model_is_404_on_every_route": "model",
+        "test_messages_prompt.py::test_system_text_goes_first_as_string_or_blocks": "messages system",
+        "test_messages_prompt.py::test_tools_are_shown_when_none_may_be_called": "tools tool_choice",
+        "test_messages_prompt.py::test_thinking_and_effort_reach_the_template": "thinking output_config",
+        "test_messages_prompt.py::test_template_variables_of_the_request_win": "chat_template_kwargs",
+        "test_messages.py::test_what_the_cache_gave_is_counted_apart": "cache_salt",
+    },
+    MessagesBody: {
+        "test_messages.py::test_sampling_fields_reach_the_engine": "max_tokens temperature top_p top_k",
+        "test_messages.py::test_stop_sequence_ends_the_answer_and_is_named": "stop_sequences",
+        "test_messages.py::test_events_are_exactly_these_bytes": "stream",
+        "test_messages.py::test_what_cannot_be_done_yet_is_refused_by_name": "output_format",
+    },
+    TokenizeBody: {
+        "test_route_fields.py::test_an_unknown_model_is_404_on_every_route": "model",
+        "test_edge.py::test_tokenize_and_detokenize_go_round": "prompt messages return_token_strs",
+        "test_tools.py::test_s05_too_many_tools_are_refused_on_every_route": "tools",
+        "test_route_fields.py::test_a_conversation_is_tokenized_as_asked": "add_special_tokens add_generation_prompt "
+        "continue_final_message chat_template_kwargs",
+    },
+    DetokenizeBody: {
+        "test_route_fields.py::test_an_unknown_model_is_404_on_every_route": "model",
+        "test_edge.py::test_tokenize_and_detokenize_go_round": "tokens",
+    },
+    AbortBody: {"test_chat.py::test_abort_requests_ends_an_answer": "request_ids"},
+    GenerateBody: {
+        RENDERED: "token_ids sampling_params output_mode request_id",
+        "test_tokens.py::test_fields_beside_the_sampling_count": "model priority",
+        "test_tokens.py::test_a_stream_of_tokens_makes_the_whole_answer": "stream stream_options",
+        "test_tokens.py::test_pictures_are_found_by_hash_and_seen_again": "features",
+        HASHES: "cache_salt",
+    },
+    TokenSampling: {RENDERED: "logprobs"},
+    Features: {HASHES: "mm_hashes mm_placeholders"},
+    Place: {HASHES: "offset length"},
+}
+
+# Taken and without effect, as the contract says or until a later part of it: nothing can fail without them.
+NO_EFFECT: dict[type[msgspec.Struct], str] = {
+    SamplingFields: "spaces_between_special_tokens",  # byte-level and piece tokenizers put none
+    ChatBody: "parallel_tool_calls include_reasoning",  # no calls and no reasoning are parsed yet
+    MessagesBody: "metadata",
+    GenerateBody: "kv_transfer_params",
+}

@@ -1,0 +1,151 @@
+"""Fields that each route reads for itself: what is true of them on one route is true on its siblings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.server.live import use_template
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+HI = [{"role": "user", "content": "hi"}]
+SMALLEST = {
+    "/v1/chat/completions": {"messages": HI, "max_tokens": 1},
+    "/v1/completions": {"prompt": "hi", "max_tokens": 1},
+    "/v1/messages": {"messages": HI, "max_tokens": 1},
+    "/v1/messages/count_tokens": {"messages": HI},
+    "/v1/responses": {"input": "hi", "max_output_tokens": 1},
+    "/tokenize": {"prompt": "hi"},
+    "/detokenize": {"tokens": [5]},
+    "/inference/v1/generate": {"token_ids": [5], "sampling_params": {"max_tokens": 1}},
+}
+
+
+class Heard:
+    """A renderer that notes what it was asked for."""
+
+    def __init__(self, renderer: Any) -> None:
+        self.renderer = renderer
+        self.asked: dict[str, Any] = {}
+
+    async def chat(self, messages, **named):
+        self.asked = named
+        return await self.renderer.chat(messages, **named)
+
+    async def completion(self, prompt, add_special_tokens=True, **named):
+        self.asked = {"add_special_tokens": add_special_tokens, **named}
+        return await self.renderer.completion(prompt, add_special_tokens, **named)
+
+
+@pytest.fixture
+def heard(client):
+    client.state.renderer = Heard(client.state.renderer)
+    return client.state.renderer
+
+
+@pytest.fixture
+def submitted(client, monkeypatch):
+    """Requests that reach the engine."""
+    seen = []
+    submit = client.state.engine.submit
+    monkeypatch.setattr(client.state.engine, "submit", lambda request: seen.append(request) or submit(request))
+    return seen
+
+
+@pytest.mark.parametrize("path", SMALLEST)
+async def test_an_unknown_model_is_404_on_every_route(client, path):
+    assert (await client.post(path, {**SMALLEST[path], "model": "omniloop"})).status == 200
+    reply = await client.post(path, {**SMALLEST[path], "model": "none"})
+    assert reply.status == 404
+    assert "model none does not exist" in reply.error["message"]
+
+
+async def test_special_tokens_are_put_before_a_conversation_if_asked(client, heard):
+    for given, wanted in ((None, False), (False, False), (True, True)):
+        await client.chat(add_special_tokens=given)
+        assert heard.asked["add_special_tokens"] is wanted
+
+
+async def test_effort_reaches_the_template_of_chat(client):
+    use_template(client)
+    for effort, shown in (("none", "thinking=False effort=none"), ("high", "thinking=True effort=high")):
+        body = (await client.chat(reasoning_effort=effort, return_prompt_text=True)).json()
+        assert body["prompt_text"].endswith(f"[assistant] {shown}")
+    kwargs = {"enable_thinking": False}
+    body = (await client.chat(reasoning_effort="low", chat_template_kwargs=kwargs, return_prompt_text=True)).json()
+    assert body["prompt_text"].endswith("thinking=False effort=low")
+
+
+async def test_a_conversation_is_tokenized_as_asked(client):
+    use_template(client)
+    client.state.renderer = heard = Heard(client.state.renderer)
+    fields = {"add_special_tokens": True, "add_generation_prompt": False, "continue_final_message": True}
+    messages = [*HI, {"role": "assistant", "content": "well"}]
+    open_end = await client.post("/tokenize", {"messages": messages, **fields})
+    assert open_end.status == 200, open_end.content
+    assert {name: heard.asked[name] for name in fields} == fields
+    tokens = {}
+    for name, more in {
+        "plain": {},
+        "closed": {"add_generation_prompt": False},
+        "moody": {"chat_template_kwargs": {"mood": "m"}},
+    }.items():
+        reply = await client.post("/tokenize", {"messages": messages, **more})
+        tokens[name] = client.state.tokenizer.decode(reply.json()["tokens"])
+    assert tokens["plain"] == tokens["closed"] + "[assistant]"
+    assert tokens["moody"] == tokens["plain"] + " mood=m"
+
+
+async def test_what_a_response_echoes_unchanged(client):
+    fields = {"user": "u", "prompt_cache_key": "k"}
+    body = (await client.post("/v1/responses", {**SMALLEST["/v1/responses"], **fields})).json()
+    assert {name: body[name] for name in fields} == fields
+
+
+async def test_a_completion_is_made_as_asked(client, serve, heard, submitted):
+    special = client.state.vocabulary.eos[0]
+    (token,) = client.state.tokenizer.encode(" the")[:1]
+    the = {"allowed_token_ids": [token], "ignore_eos": True}
+
+    async def choice(**fields: Any) -> dict[str, Any]:
+        reply = await client.complete("one two three", **fields)
+        assert reply.status == 200, reply.content
+        return reply.json()["choices"][0]
+
+    # the prompt
+    await choice(add_special_tokens=False, truncate_prompt_tokens=2, truncation_side="right")
+    assert heard.asked["add_special_tokens"] is False
+    assert (heard.asked["truncate_prompt_tokens"], heard.asked["truncation_side"]) == (2, "right")
+    # its end
+    assert (await choice(**the, max_tokens=3, return_token_ids=True))["token_ids"] == [token] * 3
+    assert (await choice(**the, stop=" the the"))["text"] == ""
+    assert (await choice(**the, stop=" the the", include_stop_str_in_output=True))["text"] == " the the"
+    rule = {"max_pattern_size": 1, "min_pattern_size": 1, "min_count": 3}
+    assert (await choice(**the, max_tokens=9, repetition_detection=rule))["finish_reason"] == "repetition"
+    # its text and tokens
+    shown = await choice(allowed_token_ids=[special], ignore_eos=True, max_tokens=1, skip_special_tokens=False)
+    assert shown["text"] == client.state.tokenizer.token_text(special)
+    named = await choice(**the, logprobs=0, return_tokens_as_token_ids=True)
+    assert named["logprobs"]["tokens"][0] == f"token_id:{token}"
+    assert len((await choice(prompt_logprobs=1, return_token_ids=True))["prompt_logprobs"]) > 1
+    # whose and when
+    assert (await client.complete("a", request_id="mine")).json()["id"] == "cmpl-mine"
+    submitted.clear()
+    await choice(cache_salt="a")
+    await choice()
+    assert submitted[0].cache_salt != submitted[1].cache_salt
+    first = serve(scheduler={"scheduling_policy": "priority"})
+    await first.complete("a", priority=-3)
+    assert submitted[-1].priority == -3
+    # how it is sent
+    events = (await client.complete("a", **the, max_tokens=6, stream=True, stream_interval=3,
+              stream_options={"include_usage": True})).events()  # fmt: skip
+    assert events[-2]["usage"]["completion_tokens"] == 6
+    assert max(event["choices"][0]["text"].count(" the") for event in events[:-2]) >= 3
+    # what only some servers can do
+    assert (await client.complete("a", use_beam_search=True, stream=True)).error["param"] == "use_beam_search"
+    for name, value in (("response_format", {"type": "json_object"}), ("structured_outputs", {"regex": "a"})):
+        assert ((await client.complete("a", **{name: value})).status) == 501
+    assert (await client.complete("a", model="other")).status == 404
