@@ -2,7 +2,7 @@
 
 A weight [N, K] is looked up with the least row class that holds the rows; None stands for the vendor's library, which
 also takes every other card and every larger product. A shape that is not in the table goes by the rule that fits those
-that are, up to 32 rows. Filled by `python -m tests.bench.gpu_products`, which prints lines for SHAPES.
+that are, up to 32 rows. Filled from `python -m tests.bench.gpu_products`, which prints the choice for each shape.
 """
 
 from __future__ import annotations
@@ -55,9 +55,13 @@ SHAPES: dict[str, dict[tuple[int, int, bool], Choice]] = {
 }  # fmt: skip
 
 
-@functools.cache
 def few_rows(rows: int, width: int, depth: int, gated: bool) -> Split | None:
     """How this card multiplies `rows` rows by a weight [width, depth] (gated: two of them); None: the vendor's way."""
+    return _chosen(rows, width, depth, gated) if rows <= MAX_ROWS else None
+
+
+@functools.cache
+def _chosen(rows: int, width: int, depth: int, gated: bool) -> Split | None:
     return choose(target(), rows, width, depth, gated)
 
 
