@@ -103,6 +103,18 @@ class DeviceSampler:
         """
         choose(tokens_out, self._slots, self._room, logits, inputs.sample_row, inputs.sample_slot, inputs.sample_place)
 
+    def warm_up(self, inputs: StepInputs, logits: Tensor, tokens_out: Tensor) -> None:
+        """Runs every kernel of a special row once, on logits [1, vocab]: none is compiled while requests wait.
+
+        At start, before slot 0 has a request; `inputs` as `empty_inputs` made them.
+        """
+        rules = SamplingParams(
+            logit_bias=((0, 1.0),), allowed_token_ids=(0, 1), presence_penalty=1.0, logprobs=0, logprob_token_ids=(0,)
+        )
+        self.admit(0, rules, np.zeros(1, np.int32), 0)
+        self.launch_special(inputs, logits, tokens_out, np.zeros(1, np.int64), np.zeros(1, np.int64))
+        self.reset(0)
+
     def special_bytes(self, rows: int) -> int:
         """Device memory that launch_special takes at most for so many rows, beside what was made at start: float32
         logits, before and after the rules, and of CHUNK rows at a time what a sort of all values needs."""
@@ -125,9 +137,16 @@ class DeviceSampler:
         """
         special = np.flatnonzero(self._special[slots])
         number = len(special)
+        if number == 0:  # a row that ended since this step was planned was the special one
+            self.launch_plain(inputs, logits, tokens_out)
+            return None
         lines, edits = self._rules_of(special, slots, index)
-        sent = send(np.concatenate([special.astype(np.int32), lines.ravel(), edits.ravel()]), self._device)
-        rows, line = sent[:number].long(), sent[number : 3 * number].view(2, number)
+        # Parts begin at multiples of 16 bytes: Triton would compile a kernel again for other addresses.
+        width = -(-number // 4) * 4
+        words = np.full((3, width), -1, np.int32)
+        words[0, :number], words[1:, :number] = special, lines
+        sent = send(np.concatenate([words.ravel(), edits.ravel()]), self._device)
+        rows, line = sent[:number].long(), sent[width : 3 * width].view(2, width)[:, :number]
         row, slot, place = (
             field.index_select(0, rows) for field in (inputs.sample_row, inputs.sample_slot, inputs.sample_place)
         )
@@ -138,13 +157,13 @@ class DeviceSampler:
         asked = [k for k in range(number) if int(slots[special[k]]) in self._logprobs]
         changed = bool(len(edits)) or bool((lines >= 0).any())
         raw = work.clone() if asked and self._raw and changed else work
-        edit(work, sent[3 * number :].view(-1, 3))
+        edit(work, sent[3 * width :].view(-1, 3))
         if (lines[1] >= 0).any():
             mask(work, self._lines.allowed, line[1])
         if (lines[0] >= 0).any():
             penalize(work, self._lines.counts, self._lines.prompt, self._slots, line[0], slot)
         choose(tokens_out, self._slots, self._room, work, row, slot, place)
-        tokens = tokens_out.index_select(0, row.long())  # [R]
+        tokens = tokens_out.index_select(0, row.long().clamp(min=0))  # [R]
         if (lines[0] >= 0).any():
             count(self._lines.counts, tokens, line[0])
         if not asked:

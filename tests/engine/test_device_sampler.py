@@ -1,5 +1,6 @@
 """The accelerator's sampler, on CPU tensors where its kernels are their references, held to the CPU's sampler."""
 
+import warnings
 from contextlib import contextmanager
 from dataclasses import fields
 
@@ -45,8 +46,9 @@ def without_waiting(where: str):
         yield
         return
     torch.cuda.synchronize()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        with warnings.catch_warnings(action="ignore"):  # torch calls the mode itself a prototype
+            torch.cuda.set_sync_debug_mode("error")
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -274,3 +276,27 @@ def test_prompt_logprobs_are_those_of_the_cpu(k, as_logits, where):
         assert (mine.token_id, mine.rank, mine.top_ids) == (entry.token_id, entry.rank, entry.top_ids)
         assert mine.logprob == pytest.approx(entry.logprob, abs=1e-5)
         assert mine.top_logprobs == pytest.approx(entry.top_logprobs, abs=1e-5)
+
+
+def test_warm_up_leaves_nothing_behind():
+    both = Both()
+    tokens = torch.full((ROWS,), -7, dtype=torch.int32)
+    both.device.warm_up(empty_inputs(ROWS, 32, False, "cpu"), logits_of(1), tokens)
+    assert (tokens == -7).all()
+    assert both.device.is_plain(np.arange(SLOTS))
+    assert len(both.device._lines) == 0
+    both.admit(0, {"temperature": 0.0, "presence_penalty": 1.0, "allowed_token_ids": (3, 9, 11)})
+    for step in range(4):
+        got, _, want, _ = both.step(logits_of(1, 5), [0], [step])
+        assert got.tolist() == want.tolist()
+
+
+def test_a_step_whose_special_row_has_ended_is_sampled_like_any_other():
+    both = Both()
+    both.admit(0, {"temperature": 0.0})
+    inputs = empty_inputs(ROWS, 32, False, "cpu")
+    inputs.sample_row[:1], inputs.sample_slot[:1] = 2, 0
+    tokens = torch.full((ROWS,), -7, dtype=torch.int32)
+    logits = logits_of(1)
+    assert both.device.launch_special(inputs, logits, tokens, np.array([0]), np.array([1])) is None
+    assert tokens[2] == logits[0].argmax()

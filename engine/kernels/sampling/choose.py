@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.kernels.sampling.cut import CHUNK, STAGES, cut_kernel, draw_reference, threshold_reference
+from engine.kernels.sampling.cut import CHUNK, cut_kernel, draw_reference, threshold_reference
 from engine.kernels.sampling.groups import GROUP, groups, groups_reference
 from engine.kernels.sampling.pick import pick_kernel, pick_reference
 from engine.kernels.target import triton
@@ -88,8 +88,7 @@ def launch_choose(
     pick_kernel[(rows,)](tokens_out, slots.last_token, room.threshold, *tables, GROUP=GROUP, LANES=lanes, num_warps=8)
     cut_kernel[(rows,)](
         tokens_out, slots.last_token, room.threshold, room.chosen, *tables,
-        SHIFT=16 if logits.dtype is torch.bfloat16 else 0, GROUP=GROUP, LANES=lanes, CHUNK=CHUNK, STAGES=STAGES,
-        num_warps=8,
+        SHIFT=16 if logits.dtype is torch.bfloat16 else 0, GROUP=GROUP, LANES=lanes, CHUNK=CHUNK, num_warps=8,
     )  # fmt: skip
 
 

@@ -20,7 +20,6 @@ from engine.kernels.sampling.pick import is_cut
 from engine.kernels.target import tl, triton
 
 CHUNK = 64  # groups that are read side by side
-STAGES = 3  # chunks on their way at a time
 
 
 @triton.jit
@@ -67,12 +66,12 @@ def read(at, chosen, first, count, vocab, GROUP: tl.constexpr, CHUNK: tl.constex
 
 @triton.jit
 def weigh(at, chosen, count, vocab, low, middle, high, highest, scale,
-          BY_COUNT: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
+          BY_COUNT: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
     """How many tokens of the chosen groups are at or above each of three values, or their mass."""
     above_low = tl.zeros([CHUNK, GROUP], tl.float32)
     above_middle = tl.zeros([CHUNK, GROUP], tl.float32)
     above_high = tl.zeros([CHUNK, GROUP], tl.float32)
-    for first in tl.range(0, count, CHUNK, num_stages=STAGES):
+    for first in range(0, count, CHUNK):
         x, _ = read(at, chosen, first, count, vocab, GROUP, CHUNK)
         # Comparisons as numbers: a product is one instruction on units that the comparisons leave idle.
         is_low, is_middle, is_high = (x >= low).to(tl.float32), (x >= middle).to(tl.float32), (x >= high).to(tl.float32)
@@ -90,8 +89,7 @@ def weigh(at, chosen, count, vocab, low, middle, high, highest, scale,
 
 @triton.jit
 def search(at, chosen, count, vocab, lowest, highest, scale, need,
-           BY_COUNT: tl.constexpr, SHIFT: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr,
-           STAGES: tl.constexpr):  # fmt: skip
+           BY_COUNT: tl.constexpr, SHIFT: tl.constexpr, GROUP: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
     """The smallest key, `lowest` or above, above which there is less than `need`; two bits of it per pass."""
     low = lowest.to(tl.int64) - 1
     high = key_of(highest, SHIFT).to(tl.int64)
@@ -108,7 +106,6 @@ def search(at, chosen, count, vocab, lowest, highest, scale, need,
         above_a, above_b, above_c = weigh(
             at, chosen, count, vocab, value_of((a + 1).to(tl.int32), SHIFT), value_of((b + 1).to(tl.int32), SHIFT),
             value_of((c + 1).to(tl.int32), SHIFT), highest, scale, BY_COUNT, GROUP, CHUNK,
-            STAGES,
         )  # fmt: skip
         old = high
         high = tl.where(above_a < need, a, tl.where(above_b < need, b, tl.where(above_c < need, c, old)))
@@ -160,7 +157,6 @@ def cut_kernel(
     GROUP: tl.constexpr,
     LANES: tl.constexpr,  # power of two >= num_groups
     CHUNK: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     """One row per program; rows without a cut end at once."""
     row = tl.program_id(0)
@@ -198,15 +194,15 @@ def cut_kernel(
             tl.debug_barrier()
             at, listed = logits + row.to(tl.int64) * logits_stride, chosen + line
             if by_count:
-                key = search(at, listed, count, vocab, key, highest, scale, need, True, SHIFT, GROUP, CHUNK, STAGES)
+                key = search(at, listed, count, vocab, key, highest, scale, need, True, SHIFT, GROUP, CHUNK)
             if p < 1.0:
                 if by_count | (floor > 0.0):
                     least = value_of(key, SHIFT)
                     rest, _, _ = weigh(
-                        at, listed, count, vocab, least, least, least, highest, scale, False, GROUP, CHUNK, STAGES
+                        at, listed, count, vocab, least, least, least, highest, scale, False, GROUP, CHUNK
                     )
                     need = p * rest
-                key = search(at, listed, count, vocab, key, highest, scale, need, False, SHIFT, GROUP, CHUNK, STAGES)
+                key = search(at, listed, count, vocab, key, highest, scale, need, False, SHIFT, GROUP, CHUNK)
             least = value_of(key, SHIFT)
             place = tl.load(sample_place + row)
             result = draw(at, listed, count, vocab, least, highest, scale, tl.load(seed + slot), place, GROUP, CHUNK)

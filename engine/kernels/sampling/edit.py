@@ -16,7 +16,8 @@ from engine.kernels.target import tl, triton
 BLOCK = 256
 
 
-@triton.jit
+# Numbers that change from step to step must not make another kernel each.
+@triton.jit(do_not_specialize=["num_edits", "rows"])
 def edit_kernel(
     logits,  # [rows, vocab] float32
     edits,  # [num_edits, 3] int32

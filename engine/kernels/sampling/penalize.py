@@ -56,7 +56,7 @@ def penalize_kernel(
         tl.store(place, x, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def count_kernel(
     counts,  # [lines, vocab] int32
     token,  # [rows] int32; -1: none

@@ -3,7 +3,7 @@
 import pytest
 import triton  # noqa: F401  (before any kernel file, so that they take it)
 
-from engine.kernels.sampling.cut import CHUNK, STAGES, cut_kernel
+from engine.kernels.sampling.cut import CHUNK, cut_kernel
 from engine.kernels.sampling.edit import edit_kernel
 from engine.kernels.sampling.groups import GROUP, TILE, groups_kernel
 from engine.kernels.sampling.mask import mask_kernel
@@ -45,7 +45,7 @@ KERNELS = {
     **{
         f"cut {dtype}": (
             cut_kernel, {**OUT, "chosen": I, "best": F, "mass": F, "logits": dtype, **TABLES},
-            {**ROW, "SHIFT": shift, "CHUNK": CHUNK, "STAGES": STAGES}, {"num_warps": 8},
+            {**ROW, "SHIFT": shift, "CHUNK": CHUNK}, {"num_warps": 8},
         )
         for dtype, shift in (("*bf16", 16), ("*fp32", 0))
     },
