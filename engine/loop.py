@@ -100,6 +100,8 @@ class DeviceThread:
         """Ends the thread after the steps in flight."""
         self._inbox.put(("stop",))
         self._thread.join(timeout)
+        if not self._thread.is_alive():  # else it may still look at the inbox's descriptor
+            self._inbox.close()
 
     @property
     def ring(self) -> OutputRing | None:
@@ -139,7 +141,6 @@ class DeviceThread:
                 self._tell(self._on_death, error)
             finally:
                 runtime.executor.close()
-                self._inbox.close()
 
     def _run(self, runtime: Runtime) -> None:
         previous: StepResult | None = None

@@ -44,11 +44,15 @@ class Pace:
 
         As many as double its time; with a crowd waiting, as many as fit into LONG_STEP.
         """
-        alone = self._decode.get(decoding.bit_length(), 0.0)
+        alone = self._nearest(decoding.bit_length())
         if not decoding or not alone or not self._per_token:
             return self._max_tokens
         allowed = 2 * alone if waiting <= FEW else max(2 * alone, LONG_STEP)
         return min(self._max_tokens, max(LEAST_PROMPT, int(allowed / self._per_token) - decoding))
+
+    def _nearest(self, bits: int) -> float:
+        """Seconds of a step that decodes so many rows, or of the nearest size that was seen: they differ little."""
+        return min(((abs(seen - bits), took) for seen, took in self._decode.items()), default=(0, 0.0))[1]
 
 
 def _learn(known: dict[int, float], key: int, took: float) -> None:

@@ -6,6 +6,7 @@ as many bytes allocated as it found.
 
 import asyncio
 import random
+import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -62,8 +63,9 @@ def nothing_new(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @contextmanager
 def no_waiting() -> Iterator[None]:
     """Calls that wait for the device raise."""
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        with warnings.catch_warnings(action="ignore"):  # torch calls the mode itself a prototype
+            torch.cuda.set_sync_debug_mode("error")
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")

@@ -35,3 +35,12 @@ def test_a_crowd_that_waits_may_make_steps_longer():
     assert abs(pace.prompt_budget(64, 100) - (1800 - 64)) <= 1
     pace.note(plan(200), 0.040)  # twice that is more than a long step
     assert abs(pace.prompt_budget(200, 100) - 2048) <= 1
+
+
+def test_an_unknown_number_of_rows_is_taken_for_the_nearest_known():
+    pace = Pace(2048)
+    pace.note(plan(64), 0.008)
+    pace.note(plan(1), 0.006)
+    pace.note(plan(0, prompt=2000), 0.040)
+    assert abs(pace.prompt_budget(4, 0) - (600 - 4)) <= 1
+    assert abs(pace.prompt_budget(200, 0) - (800 - 200)) <= 1
