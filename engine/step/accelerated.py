@@ -110,7 +110,7 @@ class DeviceExecutor:
         self._buffers.set_caches([], 1)
         return device_blocks(
             self._config, specs, dtype, sizes.max_model_len, sizes.max_rows,
-            peak_bytes=peak,
+            peak_bytes=peak + self._sampler.special_bytes(sizes.max_rows),
             graph_bytes=peak + GRAPH_BYTES,  # the graphs' pool holds the same step once more
             memory=self._accelerator.memory(),
         )  # fmt: skip
@@ -133,8 +133,11 @@ class DeviceExecutor:
     def capture(self) -> None:
         """Records every graph, or with enforce_eager those of prep only."""
         capture, launcher, sizes = self._accelerator.capture, self._launcher, self._sizes
-        for staging in range(len(self._buffers.stagings)):
-            launcher.set_prep(staging, capture(partial(self._buffers.prep, staging)))
+        buffers = self._buffers
+        # First: the step that prep reads has no rows yet, as the rules' kernels want it.
+        self._sampler.warm_up(buffers.inputs, self._model.logits(buffers.sampled_hidden[:1]), buffers.tokens)
+        for staging in range(len(buffers.stagings)):
+            launcher.set_prep(staging, capture(partial(buffers.prep, staging)))
         if self._config.enforce_eager:
             return
         decode = decode_sizes(sizes.max_rows, self._config.cudagraph_capture_sizes)
