@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +19,12 @@ import orjson
 from starlette.requests import Request
 from starlette.types import Message
 
+from engine.request import TokenLogprob
 from server.errors import ApiError, internal
-from server.generate import Answer
+from server.generate import Answer, Choice
 from server.http.exchange import Exchange
 from server.output.response_items import ResponseObject
+from server.output.response_record import ResponseRecord
 from server.state import exchange_of
 
 if TYPE_CHECKING:
@@ -44,11 +47,11 @@ def detached(request: Request) -> Exchange:
     return copy
 
 
-async def whole(answer: Answer, shape: ResponseObject) -> dict[str, Any]:
+async def in_pool_if_large(answer: Answer, build: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """The response of a finished answer; one with many log-probabilities is put together in the pool."""
     if not answer.is_large:
-        return shape.whole(answer)
-    return await asyncio.get_running_loop().run_in_executor(answer.state.pool, shape.whole, answer)
+        return build()
+    return await asyncio.get_running_loop().run_in_executor(answer.state.pool, build)
 
 
 class Background:
@@ -58,7 +61,10 @@ class Background:
         self.answer = answer
         self.shape = shape
         self.entry = entry
+        self.record = ResponseRecord(shape.at("in_progress"), shape.item_id)
+        self._entries: list[TokenLogprob] = []
         self._held = held  # the answer and its place, until it ends
+        answer.changed = self._note
         answer.state.open_exchanges.add(answer.exchange)
         self._task = asyncio.get_running_loop().create_task(self._run())
         answer.exchange.task = self._task
@@ -66,6 +72,17 @@ class Background:
     def snapshot(self) -> dict[str, Any]:
         """The response while it runs."""
         return self.shape.at("in_progress" if self.answer.exchange.first_token else "queued")
+
+    def _note(self, choice: Choice | None) -> None:
+        """Once per step."""
+        if choice is not None:
+            text, _, entries = choice.drain()
+            self._entries += entries
+            self.record.grow(text)
+
+    def _whole(self) -> dict[str, Any]:
+        logprobs = orjson.Fragment(self.shape.encoded(self._entries))
+        return self.shape.ended(self.answer, "".join(self.record.texts), logprobs)
 
     async def cancel(self) -> None:
         """Ends it, and waits until that is stored."""
@@ -78,14 +95,16 @@ class Background:
         try:
             with self._held:
                 await self.answer.wait()
-                last = await whole(self.answer, self.shape)
+                last = await in_pool_if_large(self.answer, self._whole)
         except ApiError as error:
             last = self.shape.failed(error)
         except Exception as error:
             last = self.shape.failed(internal(exchange.request_id))
             fault.error("background response failed: id=%s", exchange.request_id, exc_info=error)
         finally:
-            state.responses.finish(self.entry, orjson.dumps(last), last["output"])
+            body = orjson.dumps(last)
+            state.responses.finish(self.entry, body, last["output"], self.record.cuts)
+            self.record.end(orjson.loads(body))  # its readers find it stored
             state.open_exchanges.discard(exchange)
             if not state.open_exchanges:
                 state.idle.set()

@@ -50,7 +50,7 @@ class JsonLines(logging.Formatter):
             "time": round(record.created, 3),
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage().rstrip(),
+            "message": record.getMessage(),
             **getattr(record, "fields", {}),
         }
         if record.exc_info:

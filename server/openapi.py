@@ -55,7 +55,7 @@ TABLE: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/messages"): work("Answer a conversation, in the Anthropic protocol", MessagesBody, True),
     ("POST", "/v1/messages/count_tokens"): work("Count the tokens of a conversation", CountBody),
     ("POST", "/v1/responses"): work("Answer, and keep the answer", ResponsesBody, True),
-    ("GET", "/v1/responses/{id}"): Operation("A stored response", statuses=(*READ, 501), query=("stream",)),
+    ("GET", "/v1/responses/{id}"): Operation("A stored response", streams=True, query=("stream", "starting_after")),
     ("DELETE", "/v1/responses/{id}"): Operation("Forget a stored response"),
     ("POST", "/v1/responses/{id}/cancel"): Operation("End a response that is being made"),
     ("GET", "/v1/models"): Operation("The names of the served model"),

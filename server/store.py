@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
+from server.output.response_record import ResponseRecord
+
 if TYPE_CHECKING:
     from server.background import Background
 
@@ -56,8 +58,19 @@ class Stored:
     turn: Turn
     body: bytes = b""
     item_ids: tuple[str, ...] = ()
+    cuts: bytes = b""  # where its stream was cut into deltas
     running: Background | None = None
     expires: float = 0.0
+
+    @property
+    def size(self) -> int:
+        """Bytes of what it holds itself."""
+        return len(self.body) + len(self.cuts)
+
+    @property
+    def record(self) -> ResponseRecord:
+        """Its events."""
+        return self.running.record if self.running is not None else ResponseRecord.of(self.body, self.cuts)
 
 
 class ResponseStore:
@@ -98,7 +111,7 @@ class ResponseStore:
         self._retain(entry.turn)
         self._settle(entry)
 
-    def finish(self, entry: Stored, body: bytes, outputs: list[Item]) -> None:
+    def finish(self, entry: Stored, body: bytes, outputs: list[Item], cuts: bytes) -> None:
         """The end of a running one; nothing happens if it was removed meanwhile."""
         entry.running = None
         if self._entries.get((entry.key, entry.name)) is not entry:
@@ -106,7 +119,7 @@ class ResponseStore:
         self.used -= entry.turn.size
         entry.turn.outputs = orjson.dumps(outputs)
         self.used += entry.turn.size
-        entry.body = body
+        entry.body, entry.cuts = body, cuts
         entry.item_ids = tuple(item["id"] for item in outputs)
         self._entries.move_to_end((entry.key, entry.name))
         self._settle(entry)
@@ -114,14 +127,14 @@ class ResponseStore:
     def remove(self, entry: Stored) -> None:
         if self._entries.pop((entry.key, entry.name), None) is None:
             return
-        self.used -= len(entry.body)
+        self.used -= entry.size
         for name in entry.item_ids:
             self._items.pop((entry.key, name), None)
         self._release(entry.turn)
 
     def _settle(self, entry: Stored) -> None:
         """After an entry has got its body: clock and bounds."""
-        self.used += len(entry.body)
+        self.used += entry.size
         for name in entry.item_ids:
             self._items[entry.key, name] = entry
         entry.expires = asyncio.get_running_loop().time() + self.ttl

@@ -211,13 +211,13 @@ class Exchanges:
         fields |= {"status": exchange.status, "ms": round(seconds * 1000, 1), **more}
         log.log(
             level,
-            "%s %s %s %d %.1fms %s",
+            "%s %s %s %d %.1fms%s",
             exchange.request_id,
             method,
             exchange.route,
             exchange.status,
             seconds * 1000,
-            " ".join(f"{name}={value}" for name, value in more.items()),
+            "".join(f" {name}={value}" for name, value in more.items()),
             extra={"fields": fields},
         )
 

@@ -141,11 +141,12 @@ class EventStream:
 
     async def _after(self, earlier: asyncio.Task[None], message: dict[str, Any], last: bool) -> None:
         await earlier
-        self.paused = True
         await self._send(message)
         self._resumed(last)
 
     def _resumed(self, last: bool) -> None:
+        if self._pump is not asyncio.current_task():  # another message waits behind this one, and goes first
+            return
         self.paused = False
         if self._stall_timer is not None:
             self._stall_timer.cancel()

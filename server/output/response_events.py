@@ -17,11 +17,11 @@ import orjson
 from engine.request import TokenLogprob
 from server.errors import ApiError
 from server.generate import Answer, Choice
-from server.output.response_items import NO_LOGPROBS, ResponseObject, text_content
+from server.output.response_items import ResponseObject
+from server.output.response_record import LAST, NO_LOGPROBS, frame, text_content
 
 dumps = orjson.dumps
-
-LAST = {"completed": "response.completed", "failed": "response.failed"}  # any other end: response.incomplete
+OnEnd = Callable[[dict[str, Any], list[str]], None]  # the last state, and the text of each delta
 
 
 class ResponseEvents:
@@ -29,7 +29,7 @@ class ResponseEvents:
 
     done = b""
 
-    def __init__(self, answer: Answer, shape: ResponseObject, on_end: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(self, answer: Answer, shape: ResponseObject, on_end: OnEnd) -> None:
         self.answer = answer
         self.shape = shape
         self.on_end = on_end
@@ -43,9 +43,8 @@ class ResponseEvents:
         self.delta_head = b"event: response.output_text.delta\ndata: " + dumps(head)[:-1] + b',"delta":'
 
     def event(self, kind: str, **fields: Any) -> bytes:
-        data = dumps({"type": kind, "sequence_number": self.number, **fields})
         self.number += 1
-        return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
+        return frame(kind, self.number - 1, fields)
 
     def chunks(self, choice: Choice) -> bytes:
         text, _, entries = choice.drain()
@@ -94,7 +93,7 @@ class ResponseEvents:
         return frames + self.end(last)
 
     def end(self, last: dict[str, Any]) -> bytes:
-        self.on_end(last)
+        self.on_end(last, self.texts)
         return self.event(LAST.get(last["status"], "response.incomplete"), response=last)
 
     def usage(self) -> bytes:

@@ -17,9 +17,9 @@ from engine.request import TokenLogprob
 from server.errors import ApiError
 from server.generate import Answer, Choice
 from server.output.logprobs import TokenNames
+from server.output.response_record import text_content
 
 Item = dict[str, Any]
-NO_LOGPROBS = orjson.Fragment(b"[]")
 
 
 class ResponseObject:
@@ -79,10 +79,6 @@ class ResponseObject:
             "role": "assistant",
             "content": [text_content(text, logprobs)],
         }
-
-
-def text_content(text: str, logprobs: orjson.Fragment) -> Item:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
 
 
 def status_of(choice: Choice) -> tuple[str, str | None]:

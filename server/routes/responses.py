@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from contextlib import ExitStack
 from functools import partial
@@ -20,7 +21,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.background import Background, detached, whole
+from server.background import Background, detached, in_pool_if_large
 from server.errors import ApiError, invalid, not_found, not_here, queue_full, shown
 from server.generate import Answer, Job, prepare
 from server.http.body import read_json
@@ -29,6 +30,7 @@ from server.http.watch import client_present, within
 from server.output.logprobs import TokenNames
 from server.output.response_events import ResponseEvents
 from server.output.response_items import ResponseObject
+from server.output.response_record import cuts_of
 from server.render.conversation import Conversation
 from server.render.errors import RenderError
 from server.render.items import as_items, read_items, read_response_tools, references, resolved
@@ -40,9 +42,11 @@ from server.schema.responses import ResponsesBody
 from server.state import AppState, exchange_of
 from server.store import Stored, Turn
 from server.stream import PushedStream
+from server.watch_response import WatchedResponse
 
 log = logging.getLogger("omniloop")
 
+NUMBER = re.compile(r"-?[0-9]{1,9}\Z")
 LOGPROBS = "message.output_text.logprobs"
 INCLUDE = frozenset({
     LOGPROBS, "reasoning.encrypted_content", "code_interpreter_call.outputs", "computer_call_output.output.image_url",
@@ -66,7 +70,11 @@ async def create(request: Request) -> Response | None:
             turn, job = await prompt_of(exchange, body, parent, tools, asked)
             shape = shape_of(exchange, body, model, asked, tools)
             if body.background:
-                return json_response(await in_background(request, asked, job, shape, turn, held))
+                entry = await in_background(request, asked, job, shape, turn, held)
+                if not body.stream:
+                    return json_response(shape.at("queued"))
+                await WatchedResponse(exchange, entry.record, 0).run()
+                return None
             answer = held.enter_context(Answer(exchange, asked, [job]))
             await answer.submit(shape.name, exchange.request_id)
             keep = partial(store, exchange, body, turn)
@@ -74,15 +82,15 @@ async def create(request: Request) -> Response | None:
                 await PushedStream(answer, ResponseEvents(answer, shape, keep)).run()
                 return None
             await answer.wait()
-            content = await whole(answer, shape)
-            keep(content)
+            content = await in_pool_if_large(answer, partial(shape.whole, answer))
+            keep(content, [part["text"] for item in content["output"] for part in item["content"] if part["text"]])
     return json_response(content)
 
 
 async def in_background(
     request: Request, asked: Asked, job: Job, shape: ResponseObject, turn: Turn, held: ExitStack
-) -> dict[str, Any]:
-    """Hands the answer over to a task of its own; gives what the client sees now."""
+) -> Stored:
+    """Hands the answer over to a task of its own."""
     exchange = detached(request)
     state = exchange.state
     answer = held.enter_context(Answer(exchange, asked, [job]))
@@ -92,17 +100,18 @@ async def in_background(
     entry = Stored(exchange.key_name, shape.name, turn)
     entry.running = Background(answer, shape, entry, held.pop_all())
     state.responses.add(entry)
-    return shape.at("queued")
+    return entry
 
 
-def store(exchange: Exchange, body: ResponsesBody, turn: Turn, content: dict[str, Any]) -> None:
-    """A response that has ended, unless the client wants it forgotten."""
+def store(exchange: Exchange, body: ResponsesBody, turn: Turn, content: dict[str, Any], texts: list[str]) -> None:
+    """A response that has ended, unless the client wants it forgotten; `texts` are those of its deltas."""
     if body.store is False:
         return
     output = content["output"]
     turn.outputs = orjson.dumps(output)
     ids = tuple(item["id"] for item in output)
-    exchange.state.responses.add(Stored(exchange.key_name, content["id"], turn, orjson.dumps(content), ids))
+    entry = Stored(exchange.key_name, content["id"], turn, orjson.dumps(content), ids, cuts_of(texts))
+    exchange.state.responses.add(entry)
 
 
 # -- what is asked
@@ -136,8 +145,6 @@ def check_background(state: AppState, body: ResponsesBody) -> None:
     if body.store is False or not state.responses.most:
         text = "background: needs store: true" if body.store is False else "background: this server stores nothing"
         raise invalid("background", text)
-    if body.stream:
-        raise not_here("stream", "stream: not with background; poll GET /v1/responses/{id}")
 
 
 def check_objects(body: ResponsesBody) -> None:
@@ -302,15 +309,25 @@ def body_of(entry: Stored) -> Response:
     return Response(entry.body, media_type="application/json")
 
 
-async def one(request: Request) -> Response:
+async def one(request: Request) -> Response | None:
     """GET and DELETE of a stored response."""
     return await (delete if request.method == "DELETE" else retrieve)(request)
 
 
-async def retrieve(request: Request) -> Response:
-    if request.query_params.get("stream") == "true":
-        raise not_here("stream", "stream: a stored response is not streamed again; retrieve it whole")
-    return body_of(stored(request))
+async def retrieve(request: Request) -> Response | None:
+    """The response as it is, or with stream=true its events, those after `starting_after` where that is given."""
+    query = request.query_params
+    if query.get("stream", "false") not in ("true", "false"):
+        raise invalid("stream", f"stream: got {shown(query['stream'])}; must be true or false")
+    after = query.get("starting_after", "-1")
+    if not NUMBER.match(after):
+        raise invalid("starting_after", f"starting_after: got {shown(after)}; must be the number of an event")
+    entry = stored(request)
+    if query.get("stream") != "true":
+        return body_of(entry)
+    async with client_present(request):
+        await WatchedResponse(exchange_of(request), entry.record, int(after) + 1).run()
+    return None
 
 
 async def cancel(request: Request) -> Response:

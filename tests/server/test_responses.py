@@ -232,7 +232,6 @@ async def test_bad_fields_are_named(client, fields, param, text):
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {}}}}, "text.format"),
         ({"tools": [{"type": "function", "name": "f"}]}, "tools"),
         ({"tools": [{"type": "custom", "name": "f"}], "tool_choice": "required"}, "tools"),
-        ({"background": True, "stream": True}, "stream"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt"),
     ],

@@ -207,7 +207,7 @@ async def test_deleted_and_unstored_responses_are_gone(client):
     assert body["store"] is False
     assert (await client.get(f"/v1/responses/{body['id']}")).status == 404
     assert client.state.responses.used == 0
-    assert (await client.get("/v1/responses/x?stream=true")).status == 501
+    assert (await client.get("/v1/responses/x?stream=true")).status == 404
 
 
 async def test_a_label_used_twice_makes_two_responses(client):
