@@ -5,6 +5,7 @@ as many bytes allocated as it found.
 """
 
 import asyncio
+import gc
 import random
 import warnings
 from collections import Counter
@@ -172,14 +173,14 @@ async def test_steps_are_predictable_and_counted():
 
 
 async def test_memory_comes_back_when_the_engine_stops():
-    """Two engines one after the other leave nothing behind but what torch keeps for reuse."""
-    import gc
-
+    """Engines one after the other leave nothing behind but what torch keeps for reuse."""
     left = []
-    for _ in range(2):
+    for _ in range(3):
         async with CUDA.running(tiny.checkpoint("qwen3")) as engine:
             await plain_load(engine, 10)
         del engine
+        await asyncio.sleep(0.1)  # the loop lets go of its last calls
         gc.collect()
+        torch._C._cuda_clearCublasWorkspaces()  # one per stream, kept by torch
         left.append(torch.cuda.memory_allocated())
-    assert left[1] <= left[0]
+    assert left[1:] == left[:1] * 2
