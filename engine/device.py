@@ -103,6 +103,17 @@ class Accelerator:
 
         return torch.zeros(count, dtype=torch.int32, pin_memory=True)
 
+    def keep_pinned(self, largest: int, each: int) -> None:
+        """Takes `each` pinned blocks of every size up to `largest` bytes from the driver, and leaves them for reuse.
+
+        What special steps and media send later finds its room here, so a running server asks the driver for none.
+        """
+        import torch
+
+        sizes = [1 << bits for bits in range(9, largest.bit_length())]  # torch rounds up to a power of two
+        held = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for size in sizes for _ in range(each)]
+        del held
+
     def capture(self, body: Callable[[], None]) -> int:
         """Runs `body` once as it is (so that nothing in it is met for the first time), then records it as a graph.
 
@@ -158,9 +169,12 @@ class Accelerator:
         return int(torch.cuda.max_memory_allocated(self.device)) - before
 
     def close(self) -> None:
-        """Waits for what was launched."""
+        """Waits for what was launched, and gives back what the vendor's library keeps per stream."""
+        import torch
+
         self.compute.synchronize()
         self.down.synchronize()
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 def choose_device(requested: str) -> str:

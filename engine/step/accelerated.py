@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from engine.steady import SteadySteps
 
 
+PINNED_BYTES = 4 << 20  # of one copy that a special step or a picture sends
 GRAPH_BYTES = 256 << 20  # what the driver keeps for about a hundred graphs, seen with 36 layers
 
 
@@ -134,6 +135,7 @@ class DeviceExecutor:
         """Records every graph, or with enforce_eager those of prep only."""
         capture, launcher, sizes = self._accelerator.capture, self._launcher, self._sizes
         buffers = self._buffers
+        self._accelerator.keep_pinned(PINNED_BYTES, each=4)  # two steps in flight, two blocks each
         # First: the step that prep reads has no rows yet, as the rules' kernels want it.
         self._sampler.warm_up(buffers.inputs, self._model.logits(buffers.sampled_hidden[:1]), buffers.tokens)
         for staging in range(len(buffers.stagings)):

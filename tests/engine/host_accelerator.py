@@ -98,6 +98,9 @@ class HostAccelerator:
     def pinned(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.int32)
 
+    def keep_pinned(self, largest: int, each: int) -> None:
+        pass  # nothing is pinned here
+
     def capture(self, body: Callable[[], None]) -> int:
         body()
         self._graphs.append(body)
