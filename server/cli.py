@@ -273,6 +273,13 @@ def check(config: Config) -> None:
         MediaOptions.of(config.chat.mm_processor_kwargs)
     except ValueError as error:
         raise UsageError(f"--mm-processor-kwargs: {error}") from None
+    if config.chat.media_io_kwargs:
+        from server.media_options import merged
+
+        try:
+            merged({}, config.chat.media_io_kwargs)
+        except ValueError as error:
+            raise UsageError(f"--media-io-kwargs: {error}") from None
 
 
 def parse(argv: Sequence[str]) -> tuple[str, Config]:

@@ -22,6 +22,7 @@ from typing import Any, Self
 from engine.errors import EngineError
 from engine.request import Delta, Modality, Request, TokenLogprob
 from engine.stream import TokenStream
+from mm.item import MediaOptions
 from mm.splice import Spliced, splice
 from server import beam, logs
 from server.errors import ApiError, context_length, from_engine, internal
@@ -50,10 +51,17 @@ class Job:
 
 
 async def prepare(
-    exchange: Exchange, prompt: Prompt, asked: Asked, *, salt: str = "", priority: int = 0, param: str = "messages"
+    exchange: Exchange,
+    prompt: Prompt,
+    asked: Asked,
+    *,
+    salt: str = "",
+    priority: int = 0,
+    param: str = "messages",
+    options: MediaOptions | None = None,
 ) -> Job:
     """Media, placeholders and lengths of one prompt. Raises ApiError, RenderError or MediaError."""
-    spliced = await with_media(exchange.state, prompt, scope_of(exchange, salt))
+    spliced = await with_media(exchange.state, prompt, scope_of(exchange, salt), options)
     return job_of(exchange, prompt, spliced, asked, salt=salt, priority=priority, param=param)
 
 
@@ -93,12 +101,12 @@ def job_of(
     return Job(prompt, request, spliced.counts)
 
 
-async def with_media(state: AppState, prompt: Prompt, scope: bytes) -> Spliced:
+async def with_media(state: AppState, prompt: Prompt, scope: bytes, options: MediaOptions | None = None) -> Spliced:
     """The prompt with its placeholders widened; unchanged when it has none."""
     if not prompt.media:
         return Spliced(prompt.token_ids, (), None, 0, {})
     assert state.media is not None, "the renderer refuses media that the model does not take"
-    processed = await state.media.load(prompt.media, scope=scope)
+    processed = await state.media.load(prompt.media, options=options, scope=scope)
     return splice(prompt.token_ids, prompt.slots, processed, state.media.processor)
 
 

@@ -136,12 +136,13 @@ def make_loader(state: AppState) -> MediaLoader | None:
     """None for a model that takes text only."""
     if len(state.engine.model.modalities) < 2:
         return None
-    from mm.item import MediaOptions
     from mm.load import MediaLoader
     from mm.processors.registry import processor_for
+    from server.media_options import merged
 
     model = state.engine.model
     processor = processor_for(model.folder, model.raw)
     heard = processor is not None and {"audio", "video"} <= processor.modalities  # a film's own sound track
-    options = MediaOptions.of(state.config.chat.mm_processor_kwargs, use_audio_in_video=heard)
+    chat = state.config.chat
+    options = merged(chat.mm_processor_kwargs, chat.media_io_kwargs, use_audio_in_video=heard)
     return MediaLoader(state.config.media, processor, state.pool, options=options)

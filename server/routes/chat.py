@@ -12,7 +12,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.errors import ApiError, invalid, not_here, shown
+from server import media_options
+from server.errors import invalid, not_here, shown
 from server.generate import Answer, Choice, prepare
 from server.http.body import read_json
 from server.http.watch import client_present, within
@@ -46,6 +47,7 @@ async def create(request: Request) -> Response | None:
                     asked,
                     salt=salt_of(body),
                     priority=priority_of(body, state.config, request.headers.get("x-vllm-priority", "")),
+                    options=media_options.of_request(state, body),
                 )
             with Answer(exchange, asked, [job], body.skip_special_tokens is not False) as answer:
                 await answer.submit(name, exchange.request_id)
@@ -70,9 +72,7 @@ def check(state: AppState, body: ChatBody) -> Asked:
         raise invalid("reasoning_effort", f"reasoning_effort: got {got}; must be one of {', '.join(EFFORTS)}")
     if body.thinking_token_budget is not None and body.thinking_token_budget != -1:
         raise not_here("thinking_token_budget", "thinking_token_budget: not supported by this server")
-    for field in ("mm_processor_kwargs", "media_io_kwargs"):
-        if getattr(body, field):
-            raise ApiError(403, "override_not_trusted", f"{field}: this server takes none from requests", field)
+    media_options.of_request(state, body)
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid("top_logprobs", "top_logprobs: needs logprobs: true")
     if body.use_beam_search and body.tools:

@@ -12,6 +12,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server import media_options
 from server.generate import Job, prepare
 from server.http.body import read_json
 from server.http.watch import client_present, within
@@ -45,7 +46,8 @@ async def chat(request: Request) -> Response:
             async with within(state.config.limits.prepare_timeout, SLOW):
                 prompt = await chat_route.render(state, body)
                 priority = priority_of(body, state.config)
-                job = await prepare(exchange, prompt, asked, salt=salt_of(body), priority=priority)
+                options = media_options.of_request(state, body)
+                job = await prepare(exchange, prompt, asked, salt=salt_of(body), priority=priority, options=options)
     return json_response(rendered(name, model, job, body, asked))
 
 

@@ -28,7 +28,8 @@ ECHO = "test_responses.py::test_echo_follows_the_request"
 
 TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
     SamplingFields: {
-        ENGINE: "max_tokens temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty seed "
+        "test_route_fields.py::test_an_answer_is_as_long_as_asked": "max_tokens",
+        ENGINE: "temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty seed "
         "ignore_eos stop_token_ids min_tokens logit_bias allowed_token_ids bad_words prompt_logprobs logprob_token_ids",
         ANSWER: "n stop include_stop_str_in_output stream stream_interval use_beam_search length_penalty",
         REFUSED: "model response_format structured_outputs",
@@ -53,13 +54,13 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         "min_count",
     },
     ChatBody: {
-        "test_chat.py::test_developer_role_and_template_variables_reach_the_template": "messages chat_template_kwargs",
+        "test_chat.py::test_developer_role_and_template_variables_reach_the_template": "messages",
         "test_sampling_fields.py::test_max_completion_tokens_wins": "max_completion_tokens",
         "test_chat.py::test_logprobs_hold_exactly_the_likeliest": "logprobs top_logprobs",
         "test_tools.py::test_tools_that_may_not_be_called_can_stay_out_of_the_prompt": "tools tool_choice",
         "test_route_fields.py::test_effort_reaches_the_template_of_chat": "reasoning_effort",
         REFUSED: "thinking_token_budget mm_processor_kwargs media_io_kwargs",
-        PROMPT: "chat_template add_generation_prompt documents return_prompt_text",
+        PROMPT: "chat_template chat_template_kwargs add_generation_prompt documents return_prompt_text",
         "test_chat.py::test_last_message_can_be_continued": "continue_final_message",
         "test_sampling_fields.py::test_echo_says_the_last_message_again_before_the_answer": "echo",
     },

@@ -62,6 +62,15 @@ async def test_an_unknown_model_is_404_on_every_route(client, path):
     assert "model none does not exist" in reply.error["message"]
 
 
+async def test_an_answer_is_as_long_as_asked(client):
+    for count in (1, 7):
+        for reply in (
+            await client.chat(max_tokens=count, ignore_eos=True),
+            await client.complete(max_tokens=count, ignore_eos=True),
+        ):
+            assert reply.json()["usage"]["completion_tokens"] == count
+
+
 async def test_special_tokens_are_put_before_a_conversation_if_asked(client, heard):
     for given, wanted in ((None, False), (False, False), (True, True)):
         await client.chat(add_special_tokens=given)
