@@ -55,6 +55,7 @@ SIZES = {
     "tiny": Sizes((1, 4), (48, 96), (16,), 200, (4, 64), (16, 32, 16), 1 << 24, TINY_ENGINE),
     "8b": Sizes(),
     "0.6b": Sizes(half=22 << 30),
+    "vl-7b": Sizes(),
 }
 
 

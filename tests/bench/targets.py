@@ -62,6 +62,12 @@ OFFLINE = {
         **EVERY,
     },
 }
+OFFLINE["vl-7b"] = {  # text only
+    "ready, kernels cached": Target("s", peer="149", aim=15),
+    "ready, nothing compiled": Target("s", peer="149", aim=25),
+    **steps("ms", (4.73, 5.34, 9.7), ("", "", ""), (None, None, None), "1024"),
+    **EVERY,
+}
 SERVE = {
     "8b": {
         "1 streams, TTFT p50": Target("ms", 9.3, "23.9/19.2", 13),
