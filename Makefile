@@ -15,7 +15,7 @@ PY := $(BIN)/python
 export PATH := $(abspath $(BIN)):$(PATH)
 
 .PHONY: serve test lint format build bench gpu gpu-build gpu-test gpu-kernels gpu-offline gpu-serve gpu-summary
-.PHONY: gpu-wheels clean wheel
+.PHONY: gpu-products gpu-wheels clean wheel
 
 serve: .stamp-build  ## the server on port 8000 with the embedded model (or ARGS="--model ...")
 	$(PY) -m server --port $(PORT) $(ARGS)
@@ -67,7 +67,9 @@ gpu-test:
 
 gpu-kernels:
 	$(GPU_PY) -m tests.bench.gpu_kernels --out $(GPU_OUT)
-	test ! -f tests/bench/gpu_sampling.py || $(GPU_PY) -m tests.bench.gpu_sampling --out $(GPU_OUT)
+
+gpu-products:
+	$(GPU_PY) -m tests.bench.gpu_products
 
 gpu-offline:
 	$(GPU_PY) -m tests.bench.gpu_offline --shape $(GPU_SHAPES) --out $(GPU_OUT) $(ARGS)

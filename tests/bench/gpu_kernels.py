@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +25,7 @@ from engine.kernels.attention.work import empty_list, fill_list, max_parts
 from engine.kernels.gemm.dense import linear, pack
 from engine.kernels.norm import add_rms_norm
 from engine.kernels.qkv import qkv_rope_store
+from tests.bench.gpu_sampling import sampling_cases
 
 CALLS, REPLAYS = 20, 60
 HEADS, KV_HEADS, DIM, HIDDEN, INNER = 32, 8, 128, 4096, 12288  # Qwen3-8B
@@ -141,22 +144,38 @@ def rows_of(count: int) -> list[dict]:
     return found
 
 
-def main() -> None:
+def every_case() -> tuple[list[dict], int]:
+    """The table's rows, and how many groups of them failed: one that does takes no other with it."""
+    windows = [high * wide * 4 for high in [4] * 9 + [1] for wide in [4] * 9 + [1]]  # of 74 x 74 patches
+    groups: list[Callable[[], list[dict]]] = [
+        *(lambda count=count: rows_of(count) for count in (1, 32, 256, 2048)),
+        lambda: [attention(f"decode {rows} x {context}", [context] * rows, [1] * rows)
+                 for rows, context in ((1, 1024), (32, 1024), (256, 1024), (32, 4096), (1, 32768))],
+        lambda: [attention("decode 31 x 512 + 1 x 32768", [512] * 31 + [32768], [1] * 32)],
+        lambda: [attention(f"prefill {n}", [n], [n]) for n in (512, 2048, 8192)],
+        lambda: [attention("chunk 512 of 8192", [8192], [512])],
+        lambda: [tower("vision windows 5476", 16, 80, windows), tower("vision frame 5476", 16, 80, [5476])],
+        lambda: [tower("audio chunks 1500", 20, 64, [100] * 15)],
+        lambda: sampling_cases(time_of),
+    ]  # fmt: skip
+    cases: list[dict] = []
+    failed = 0
+    for group in groups:
+        try:
+            cases += group()
+        except Exception:
+            failed += 1
+            traceback.print_exc()
+    return cases, failed
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=Path("."))
     args = parser.parse_args()
     torch.manual_seed(0)
     copy, product = rates()
-    cases = [row for count in (1, 32, 256, 2048) for row in rows_of(count)]
-    cases += [attention(f"decode {rows} x {context}", [context] * rows, [1] * rows)
-              for rows, context in ((1, 1024), (32, 1024), (256, 1024), (32, 4096), (1, 32768))]  # fmt: skip
-    cases.append(attention("decode 31 x 512 + 1 x 32768", [512] * 31 + [32768], [1] * 32))
-    cases += [attention(f"prefill {n}", [n], [n]) for n in (512, 2048, 8192)]
-    cases.append(attention("chunk 512 of 8192", [8192], [512]))
-    windows = [high * wide * 4 for high in [4] * 9 + [1] for wide in [4] * 9 + [1]]  # of 74 x 74 patches
-    cases.append(tower("vision windows 5476", 16, 80, windows))
-    cases.append(tower("vision frame 5476", 16, 80, [5476]))
-    cases.append(tower("audio chunks 1500", 20, 64, [100] * 15))
+    cases, failed = every_case()
     print(f"{torch.cuda.get_device_name()}: copy {copy / 1e12:.2f} TB/s, product {product / 1e12:.0f} TFLOP/s")
     print(f"{'kernel':<30}{'us':>9}{'p10':>9}{'p90':>9}{'% copy':>8}{'% product':>10}")
     for case in cases:
@@ -175,7 +194,8 @@ def main() -> None:
         "cases": cases,
     }
     (args.out / "gpu_kernels.json").write_text(json.dumps(report, indent=2) + "\n")
+    return failed
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
