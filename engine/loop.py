@@ -271,7 +271,7 @@ class DeviceThread:
         else:
             self._commit(runtime, step, output)
             if not step.plan_at:  # of the others only the GIL-free loop knows when they began
-                self._pace.note(step.plan, step.event.fired_at - step.started_at)
+                self._pace.note(step.plan, step.event.fired_at - step.started_at, stats.wait_s)
             self._failures.note_ok()
             stats.device_s = step.event.fired_at - step.started_at
         self._note(runtime, step.plan, stats)

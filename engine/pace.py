@@ -10,6 +10,7 @@ from _fast.plan import StepPlan
 
 LEAST_PROMPT = 256  # tokens: about as many as the weights' own reading time hides
 ENOUGH = 256  # tokens in a step whose time is the tokens' and no longer the weights'
+FOUND_DONE = 20e-6  # seconds: a wait shorter than this was none
 RISE = 0.05  # of a longer step that is believed at once; a shorter one is believed fully
 FEW = 4  # prompts waiting; with more, the crowd's throughput counts more than the rhythm of those that decode
 LONG_STEP = 0.036  # seconds that a step may then take
@@ -30,10 +31,18 @@ class Pace:
         """Seconds that a step takes, as far as is known; 0: nothing is."""
         return self._seconds.get(plan.num_tokens.bit_length(), 0.0)
 
-    def note(self, plan: StepPlan, took: float) -> None:
-        """Learns from a settled step. Estimates fall at once and rise slowly, so that planning is never late."""
+    def note(self, plan: StepPlan, took: float, waited: float) -> None:
+        """Learns from a settled step, for which the thread had to wait `waited` seconds.
+
+        Estimates fall at once and rise slowly, so that planning is never late. A step found done ended at an unknown
+        time before: half of what it seems to have taken is believed, or one slow step would make later ones wait.
+        """
         rows, tokens = plan.num_rows, plan.num_tokens
+        if waited < FOUND_DONE:
+            took /= 2
         _learn(self._seconds, tokens.bit_length(), took)
+        if waited < FOUND_DONE:
+            return
         if plan.num_decode_rows == rows:
             _learn(self._decode, rows.bit_length(), took)
         elif tokens >= ENOUGH:

@@ -252,6 +252,8 @@ class DeviceExecutor:
 
     def _run_eagerly(self, step: DeviceStep, kind: int, due: list[Due]) -> None:
         plan, buffers = step.plan, self._buffers
+        # Launches and towers make its time a guess: what follows is planned at once.
+        step.plan_at = step.launched_at
         media = self.encoder.take(step) if plan.num_media else []
         hidden = self._model.forward(buffers.batch(plan.num_tokens, plan.num_rows, kind == DECODE, media))
         if plan.num_sampled:

@@ -5,6 +5,9 @@ from types import SimpleNamespace
 from engine.pace import LEAST_PROMPT, Pace
 
 
+WAITED = 0.001  # seconds that the thread waited for the step's end
+
+
 def plan(rows: int, prompt: int = 0) -> SimpleNamespace:
     return SimpleNamespace(num_rows=rows + bool(prompt), num_decode_rows=rows, num_tokens=rows + prompt)
 
@@ -13,34 +16,42 @@ def test_a_shorter_step_is_believed_at_once_and_a_longer_one_slowly():
     pace = Pace(2048)
     assert pace.expected(plan(8)) == 0
     for took, expected in ((0.010, 0.010), (0.006, 0.006), (0.026, 0.007)):
-        pace.note(plan(8), took)
+        pace.note(plan(8), took, WAITED)
         assert abs(pace.expected(plan(8)) - expected) < 1e-9
 
 
 def test_prompts_may_double_a_step_that_decodes():
     pace = Pace(2048)
     assert pace.prompt_budget(64, 0) == 2048  # nothing is known yet
-    pace.note(plan(64), 0.008)
-    pace.note(plan(0, prompt=2000), 0.040)  # 20 microseconds a token
+    pace.note(plan(64), 0.008, WAITED)
+    pace.note(plan(0, prompt=2000), 0.040, WAITED)  # 20 microseconds a token
     assert abs(pace.prompt_budget(64, 0) - (800 - 64)) <= 1
     assert pace.prompt_budget(0, 0) == 2048
-    pace.note(plan(64), 0.001)
+    pace.note(plan(64), 0.001, WAITED)
     assert pace.prompt_budget(64, 0) == LEAST_PROMPT
 
 
 def test_a_crowd_that_waits_may_make_steps_longer():
     pace = Pace(2048)
-    pace.note(plan(64), 0.008)
-    pace.note(plan(64, prompt=936), 0.020)
+    pace.note(plan(64), 0.008, WAITED)
+    pace.note(plan(64, prompt=936), 0.020, WAITED)
     assert abs(pace.prompt_budget(64, 100) - (1800 - 64)) <= 1
-    pace.note(plan(200), 0.040)  # twice that is more than a long step
+    pace.note(plan(200), 0.040, WAITED)  # twice that is more than a long step
     assert abs(pace.prompt_budget(200, 100) - 2048) <= 1
 
 
 def test_an_unknown_number_of_rows_is_taken_for_the_nearest_known():
     pace = Pace(2048)
-    pace.note(plan(64), 0.008)
-    pace.note(plan(1), 0.006)
-    pace.note(plan(0, prompt=2000), 0.040)
+    pace.note(plan(64), 0.008, WAITED)
+    pace.note(plan(1), 0.006, WAITED)
+    pace.note(plan(0, prompt=2000), 0.040, WAITED)
     assert abs(pace.prompt_budget(4, 0) - (600 - 4)) <= 1
     assert abs(pace.prompt_budget(200, 0) - (800 - 200)) <= 1
+
+
+def test_a_step_found_done_halves_what_is_expected():
+    pace = Pace(2048)
+    pace.note(plan(8), 1.0, WAITED)  # something was met for the first time
+    for _ in range(8):
+        pace.note(plan(8), pace.expected(plan(8)), 0.0)  # planned too late: it was done long before
+    assert pace.expected(plan(8)) < 0.005
