@@ -115,9 +115,8 @@ class Renderer:
                 "continue_final_message leaves the last message open, so add_generation_prompt must be false.",
                 "continue_final_message",
             )
-        if len(tools or ()) > self.config.max_tools:
-            most = self.config.max_tools
-            raise invalid(f"tools: got {len(tools or ())}; at most {most} are allowed.", "tools")
+        if isinstance(tools, list) and len(tools) > self.config.max_tools:
+            raise invalid(f"tools: got {len(tools)}; at most {self.config.max_tools} are allowed.", "tools")
 
         def work() -> Prompt:
             if self._format is not None and chat_template is None:

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from statistics import median, quantiles
 
-from engine.loop import StepOutput
+from engine.output import StepOutput
 from engine.stats import StepStats
 from tests import tiny
 from tests.end_to_end.inside import InsideServer, flags_of, inside
