@@ -41,7 +41,7 @@ bench: .stamp-build .stamp-dev  ## serving over sockets against a bare torch loo
 # One step after the other, whatever becomes of those before; a table of all that was measured comes last.
 GPU_STEPS ?= test kernels offline serve
 GPU_SHAPES ?= 8b,0.6b
-GPU_JOBS ?= 4
+GPU_JOBS ?= 6
 GPU_OUT := $(or $(OUT),build/gpu)
 # Only what the tests need is loaded: such a machine has plugins of its own.
 GPU_PYTEST := PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 $(GPU_PY) -m pytest -p pytest_asyncio.plugin -p pytest_timeout \
@@ -80,8 +80,9 @@ gpu-serve:
 gpu-summary:
 	@$(GPU_PY) -m tests.bench.targets $(GPU_OUT)
 
-# What such a machine lacks beside torch, Triton, transformers and their needs, for one that cannot fetch: carry .whl/ (and
-# .whl-media/, for sounds and films: 33 MiB) there, and install them into a folder on PYTHONPATH.
+# What such a machine lacks beside torch, Triton, transformers and their needs, for one that cannot fetch: carry .whl/ there
+# and install it into a folder on PYTHONPATH; for sounds and films also .whl-media/, which is unpacked into that folder
+# (`python3 -m tarfile -e .whl-media/av.tar.xz FOLDER`; packed again, since the wheel has 33 MiB and this 24).
 GPU_WHEELS := cython starlette uvicorn httptools msgspec orjson python-multipart soxr \
     pytest pytest-asyncio pytest-timeout pytest-xdist execnet pluggy iniconfig pygments packaging
 GPU_DOWNLOAD := -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
@@ -90,6 +91,7 @@ gpu-wheels: .stamp-venv  ## the wheels that `make gpu` needs, into .whl/ and .wh
 	rm -rf .whl .whl-media
 	$(PY) $(GPU_DOWNLOAD) -d .whl $(GPU_WHEELS)
 	$(PY) $(GPU_DOWNLOAD) -d .whl-media av
+	cd .whl-media && $(abspath $(PY)) -m zipfile -e av-*.whl av && rm av-*.whl && tar cJf av.tar.xz -C av . && rm -r av
 	du -sh .whl .whl-media
 
 wheel: .stamp-venv
