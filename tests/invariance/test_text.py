@@ -110,11 +110,12 @@ async def test_several_choices_share_the_prompt_and_agree(cache, device):
             device.check(await answer(engine, request(prompt, n=5)), [each] * 5)
 
 
-async def test_poisoned_memory_changes_nothing(device):
-    wanted = await asyncio.to_thread(answers, "qwen3", device)
-    async with device.running(
-        tiny.checkpoint("qwen3"), debug_poison=True, num_gpu_blocks_override=24, max_model_len=160
-    ) as engine:
+@pytest.mark.parametrize("settings", [{"num_gpu_blocks_override": 24, "max_model_len": 160}, {"max_prefill_chunk": 7}])
+@pytest.mark.parametrize("name", ["qwen3", "mistral-window"])
+async def test_poisoned_memory_changes_nothing(name, settings, device):
+    """What was never written, and what a window has left behind, is read by nobody."""
+    wanted = await asyncio.to_thread(answers, name, device)
+    async with device.running(tiny.checkpoint(name), debug_poison=True, **settings) as engine:
         for _ in range(2):
             device.check(await all_at_once(engine), wanted)
             await quiet(engine)

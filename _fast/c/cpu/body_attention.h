@@ -82,9 +82,10 @@ INLINE void transpose(vf r[W]) {
 }
 #endif
 
-/* First elements of keys (or values) first..first+count-1 of a row, for one KV head. */
+/* First elements of keys (or values) first..first+count-1 of a row, for one KV head. Pages of keys before `floor` may
+ * have left the cache, since no window reaches them: that key stands in their place, and gets masked. */
 static void locate(const struct attention *call, const struct unit *unit, const void *tensor, long stride,
-                   long head_stride, long first, long count, const char *places[PANEL]) {
+                   long head_stride, long first, long count, long floor, const char *places[PANEL]) {
     const long bytes = call->kv_bf16 ? 2 : 4;
     const char *base = tensor;
     if (call->tables == NULL) {
@@ -93,12 +94,14 @@ static void locate(const struct attention *call, const struct unit *unit, const 
         return;
     }
     const int32_t *table = call->tables + unit->row * call->max_blocks;
-    long block = first / call->block_size, offset = first % call->block_size;
-    for (long i = 0; i < count; block++, offset = 0) {
+    const long skipped = floor > first ? (floor - first < count ? floor - first : count - 1) : 0;
+    long block = (first + skipped) / call->block_size, offset = (first + skipped) % call->block_size;
+    for (long i = skipped; i < count; block++, offset = 0) {
         const char *page =
             base + ((long)table[block] * call->kv_heads + unit->kv_head) * call->block_size * call->dim * bytes;
         for (; offset < call->block_size && i < count; offset++) places[i++] = page + offset * call->dim * bytes;
     }
+    for (long i = 0; i < skipped; i++) places[i] = places[skipped];
 }
 
 /* count keys -> panel [dim, 64]; the columns past count (up to a whole vector) repeat the last key, and get masked. */
@@ -237,7 +240,7 @@ static void find_next(const struct attention *call, const struct unit *unit, lon
     memcpy(place->next_at, place->keys_at, sizeof place->next_at);
     if (then.kv_head == call->kv_heads) return;
     const long count = last - first < PANEL ? last - first : PANEL;
-    locate(call, &then, call->k, call->k_stride, call->k_head_stride, first, count, place->next_at);
+    locate(call, &then, call->k, call->k_stride, call->k_head_stride, first, count, first, place->next_at);
 }
 
 /* One tile of keys for the pairs [a, b) of the unit, which all see at least one of them. */
@@ -246,8 +249,9 @@ static void tile_of_keys(const struct attention *call, const struct unit *unit, 
     const long dim = call->dim;
     const long last = keys_of(call, unit->row, unit->pair_begin + b - 1).end;
     const long count = last - first < PANEL ? last - first : PANEL;
-    locate(call, unit, call->v, call->v_stride, call->v_head_stride, first, count, place->values_at);
-    locate(call, unit, call->k, call->k_stride, call->k_head_stride, first, count, place->keys_at);
+    const long floor = keys_of(call, unit->row, unit->pair_begin + a).begin;
+    locate(call, unit, call->v, call->v_stride, call->v_head_stride, first, count, floor, place->values_at);
+    locate(call, unit, call->k, call->k_stride, call->k_head_stride, first, count, floor, place->keys_at);
     find_next(call, unit, first, last, place);
     if (call->kv_bf16) load_keys(place->keys_at, place->values_at, count, dim, 1, place->keys);
     else load_keys(place->keys_at, place->values_at, count, dim, 0, place->keys);

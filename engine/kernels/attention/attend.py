@@ -29,6 +29,7 @@ def attend_keys(
     table,  # int32: the row's blocks
     low,
     high,
+    floor,  # with WINDOW: keys before it may have left the cache, and it is read in their place
     end,  # keys from here on are not in the cache: the last one before is read in their place
     block_stride,
     scale,
@@ -46,9 +47,14 @@ def attend_keys(
     """Keys low..high-1 (or the rest of the last block, which position hides) -> best, total, result."""
     dim = tl.arange(0, BLOCK_D)
     lane = tl.arange(0, BLOCK_N)
-    blocks = tl.load(table + tl.minimum(low + lane, end - 1) // BLOCK_SIZE)
+    first = low + lane
+    if WINDOW > 0:
+        first = tl.maximum(first, floor)
+    blocks = tl.load(table + tl.minimum(first, end - 1) // BLOCK_SIZE)
     for start in tl.range(low, high, BLOCK_N, num_stages=STAGES):
         key = tl.minimum(start + lane, end - 1)
+        if WINDOW > 0:
+            key = tl.maximum(key, floor)
         if WIDE:
             blocks = blocks.to(tl.int64)
         place = blocks * block_stride + key % BLOCK_SIZE * HEAD_DIM

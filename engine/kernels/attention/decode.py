@@ -123,7 +123,7 @@ def decode_kernel(
         total = tl.zeros([BLOCK_M], tl.float32)
         result = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         best, total, result = attend_keys(
-            query, head * 0 + high - 1, best, total, result, k_head, v_head, table, low, high, high, block_stride,
+            query, head * 0 + high - 1, best, total, result, k_head, v_head, table, low, high, low, high, block_stride,
             scale, bend, True, 0, SOFTCAP, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES,
         )  # fmt: skip
         if to_part - from_part == 1:

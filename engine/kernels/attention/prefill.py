@@ -71,17 +71,18 @@ def prefill_kernel(
         result = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         end = first + tokens  # one past the last position of the tile
         low = end * 0
+        floor = tl.maximum(low, first - WINDOW + 1)
         if WINDOW > 0:  # both edges need the mask
             low = tl.maximum(low, (first - WINDOW + 1) // BLOCK_N * BLOCK_N)
         else:
             seen = (first + 1) // BLOCK_N * BLOCK_N  # keys that the first token sees, in whole blocks
             best, total, result = attend_keys(
-                query, position, best, total, result, k_head, v_head, table, low, seen, end, block_stride, scale, bend,
+                query, position, best, total, result, k_head, v_head, table, low, seen, floor, end, block_stride, scale, bend,
                 False, 0, SOFTCAP, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES,
             )  # fmt: skip
             low = seen
         best, total, result = attend_keys(
-            query, position, best, total, result, k_head, v_head, table, low, end, end, block_stride, scale, bend,
+            query, position, best, total, result, k_head, v_head, table, low, end, floor, end, block_stride, scale, bend,
             True, WINDOW, SOFTCAP, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES if WINDOW > 0 else 1,
         )  # fmt: skip
         result = result / total[:, None]
