@@ -77,13 +77,13 @@ def prefill_kernel(
         else:
             seen = (first + 1) // BLOCK_N * BLOCK_N  # keys that the first token sees, in whole blocks
             best, total, result = attend_keys(
-                query, position, best, total, result, k_head, v_head, table, low, seen, floor, end, block_stride, scale, bend,
-                False, 0, SOFTCAP, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES,
+                query, position, best, total, result, k_head, v_head, table, low, seen, floor, end, block_stride, scale,
+                bend, False, 0, SOFTCAP, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES,
             )  # fmt: skip
             low = seen
         best, total, result = attend_keys(
-            query, position, best, total, result, k_head, v_head, table, low, end, floor, end, block_stride, scale, bend,
-            True, WINDOW, SOFTCAP, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES if WINDOW > 0 else 1,
+            query, position, best, total, result, k_head, v_head, table, low, end, floor, end, block_stride, scale,
+            bend, True, WINDOW, SOFTCAP, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES if WINDOW > 0 else 1,
         )  # fmt: skip
         result = result / total[:, None]
         tl.store(out + where[:, None] + dim[None, :], result.to(out.dtype.element_ty), mask=inside)
