@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections.abc import Callable
 from typing import Any
 
@@ -142,6 +143,7 @@ class Connection(HttpToolsProtocol):
         self.disarm()
         body = error.body()
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n" % len(body)
+        head += b"x-request-id: %s\r\n" % uuid.uuid4().hex.encode()
         for name, value in error.headers.items():
             head += f"{name}: {value}\r\n".encode()
         if self.cycle is None or self.cycle.response_complete:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -107,6 +108,7 @@ def test_s01_header_limits_answer_431_and_close(server):
         reply = server.raw(data)
         assert reply.startswith(b"HTTP/1.1 431 "), reply[:80]
         assert b'"reason":"headers_too_large"' in reply
+        assert re.search(rb"\r\nx-request-id: [0-9a-f]{32}\r\n", reply)
 
 
 @pytest.mark.parametrize(
