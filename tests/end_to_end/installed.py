@@ -75,7 +75,8 @@ class PythonClient(Installing):
     def command(self) -> list[str]:
         venv.create(self.folder, with_pip=False, symlinks=True)
         own = Path(sysconfig.get_path("purelib", vars={"base": str(self.folder), "platbase": str(self.folder)}))
-        (own / "outer.pth").write_text(sysconfig.get_path("purelib") + "\n")
+        ours = {sysconfig.get_path("purelib"): None, sysconfig.get_path("platlib"): None}
+        (own / "outer.pth").write_text("".join(f"{path}\n" for path in ours))
         quiet = ("-q", "--disable-pip-version-check", "--no-input", "--no-compile", "--retries", "1")
         return [self.python, "-m", "pip", "install", *quiet, *self.requirements]
 
