@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 from engine.pace import LEAST_PROMPT, Pace
 
-
 WAITED = 0.001  # seconds that the thread waited for the step's end
 
 
