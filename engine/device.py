@@ -77,6 +77,9 @@ class HostStream:
                 del item, call, args
 
 
+SMALL_PINNED = 1 << 16  # bytes; of smaller blocks several are in flight at a time
+
+
 class Accelerator:
     """A CUDA or HIP device as the engine uses it: three streams, pinned memory, graphs. Owner: the device thread.
 
@@ -103,15 +106,19 @@ class Accelerator:
 
         return torch.zeros(count, dtype=torch.int32, pin_memory=True)
 
-    def keep_pinned(self, largest: int, each: int) -> None:
-        """Takes `each` pinned blocks of every size up to `largest` bytes from the driver, and leaves them for reuse.
+    def keep_pinned(self, largest: int) -> None:
+        """Takes pinned blocks of every size up to `largest` bytes from the driver, and leaves them for reuse.
 
         What special steps and media send later finds its room here, so a running server asks the driver for none.
         """
         import torch
 
         sizes = [1 << bits for bits in range(9, largest.bit_length())]  # torch rounds up to a power of two
-        held = [torch.empty(size, dtype=torch.uint8, pin_memory=True) for size in sizes for _ in range(each)]
+        held = [
+            torch.empty(size, dtype=torch.uint8, pin_memory=True)
+            for size in sizes
+            for _ in range(16 if size <= SMALL_PINNED else 4)
+        ]
         del held
 
     def capture(self, body: Callable[[], None]) -> int:

@@ -162,7 +162,7 @@ class DeviceThread:
                 output = self._settle(runtime, previous, stats)  # step N: the only wait, then lengths settled
             if step is not None:
                 runtime.launch_sample(step, self._inbox.put)  # step N+1: what it may say is known now
-            stats.schedule_s = planned - begun
+            stats.schedule_s = planned - begun - stats.launch_s
             if output is not None:
                 self._deliver(runtime, output)
             elif self._refused:

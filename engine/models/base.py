@@ -43,8 +43,9 @@ class Model(ABC):
     def logits(self, hidden: Tensor) -> Tensor:
         """Rows of forward's result, [n, hidden_size] -> [n, vocab_size] float32."""
 
-    def largest_media(self, max_rows: int) -> list[tuple[str, dict[str, Tensor]]]:
-        """(modality, features) of items that make about `max_rows` rows each: what towers take at their worst."""
+    def media_examples(self, max_rows: int) -> list[tuple[str, dict[str, Tensor]]]:
+        """(modality, features) of items of many sizes, up to about `max_rows` rows: what towers take at their worst,
+        and whatever kernels differ by."""
         return []
 
     def encode(self, modality: str, features: dict[str, Tensor]) -> Tensor:

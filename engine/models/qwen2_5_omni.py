@@ -40,15 +40,18 @@ class Qwen25OmniThinker(Qwen2):
         self.vision = qwen_vl.QwenVisionTower(config.vision, dtype, device) if config.vision else None
         self.audio = qwen_omni_audio.QwenOmniAudioTower(config.audio, dtype, device) if config.audio else None
 
-    def largest_media(self, max_rows: int) -> list[tuple[str, dict[str, Tensor]]]:
+    def media_examples(self, max_rows: int) -> list[tuple[str, dict[str, Tensor]]]:
         found: list[tuple[str, dict[str, Tensor]]] = []
         if self.vision is not None:
-            side = math.isqrt(max_rows) * self.vision.config.merge_size  # patches along a square picture
-            pixels = torch.zeros(side * side, self.vision.patch_size, device=self.device, dtype=self.dtype)
-            found.append(("image", {"pixel_values": pixels, "grid_thw": torch.tensor([[1, side, side]])}))
+            merge, side = self.vision.config.merge_size, math.isqrt(max_rows)
+            for t, h, w in ((1, side, side), (1, 1, 1), (1, 2, 2), (1, 3, 5), (2, 3, 5), (16, 2, 2), (1, 4, 64)):
+                grid = (t, min(h, side) * merge, min(w, side) * merge)  # frames and patches
+                pixels = torch.zeros(math.prod(grid), self.vision.patch_size, device=self.device, dtype=self.dtype)
+                found.append(("image", {"pixel_values": pixels, "grid_thw": torch.tensor([grid])}))
         if self.audio is not None:
-            mel = torch.zeros(self.audio.config.num_mel_bins, 4 * max_rows, device=self.device, dtype=self.dtype)
-            found.append(("audio", {"input_features": mel}))
+            for frames in (4 * max_rows, 3, 64, 3000, 3001):
+                mel = torch.zeros(self.audio.config.num_mel_bins, frames, device=self.device, dtype=self.dtype)
+                found.append(("audio", {"input_features": mel}))
         return found
 
     def encode(self, modality: str, features: dict[str, Tensor]) -> Tensor:

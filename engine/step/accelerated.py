@@ -107,18 +107,21 @@ class DeviceExecutor:
         caches = allocate(specs, 1, sizes.block_size, dtype, poison=False, device=device)
         self._buffers.set_caches(caches, 1)
         self._buffers.prep(0)
-        peak = self._accelerator.peak_of(self._largest)
+        step = self._accelerator.peak_of(self._largest)
+        peak = max(step, self._accelerator.peak_of(self._towers))
         self._buffers.set_caches([], 1)
         return device_blocks(
             self._config, specs, dtype, sizes.max_model_len, sizes.max_rows,
             peak_bytes=peak + self._sampler.special_bytes(sizes.max_rows),
-            graph_bytes=peak + GRAPH_BYTES,  # the graphs' pool holds the same step once more
+            graph_bytes=step + GRAPH_BYTES,  # the graphs' pool holds the largest step once more
             memory=self._accelerator.memory(),
         )  # fmt: skip
 
-    def _largest(self) -> None:
-        for modality, features in self._model.largest_media(self._sizes.encoder_rows):
+    def _towers(self) -> None:
+        for modality, features in self._model.media_examples(self._sizes.encoder_rows):
             self._model.encode(modality, features)
+
+    def _largest(self) -> None:
         self._forward_into(MIXED, self._sizes.max_tokens)
         self._choose(self._sizes.max_rows)
 
@@ -135,7 +138,7 @@ class DeviceExecutor:
         """Records every graph, or with enforce_eager those of prep only."""
         capture, launcher, sizes = self._accelerator.capture, self._launcher, self._sizes
         buffers = self._buffers
-        self._accelerator.keep_pinned(PINNED_BYTES, each=4)  # two steps in flight, two blocks each
+        self._accelerator.keep_pinned(PINNED_BYTES)
         # First: the step that prep reads has no rows yet, as the rules' kernels want it.
         self._sampler.warm_up(buffers.inputs, self._model.logits(buffers.sampled_hidden[:1]), buffers.tokens)
         for staging in range(len(buffers.stagings)):

@@ -8,6 +8,7 @@ is the loop's, when a step's tokens arrive there.
 from __future__ import annotations
 
 import asyncio
+import statistics
 import time
 from dataclasses import dataclass
 
@@ -109,7 +110,7 @@ class Decode:
 
     step_s: float  # per step, by token arrival
     context: float  # tokens, the mean over rows and steps
-    host_s: float  # the device thread's own work, the mean
+    host_s: float  # the device thread's own work, the median
     gaps: list[float]  # device idle before a step, where it was measured
     steps: int
     window: tuple[float, float]  # perf_counter of the first and the last of them
@@ -142,7 +143,7 @@ async def decode(engine: Engine, steps: Steps, rows: int, context: int, draw: np
     return Decode(
         step_s=(last.at - first.at) / count,
         context=(sum(lengths) + (first.tokens + last.tokens) / 2) / rows,
-        host_s=sum(m.host_s for m in inside) / count,
+        host_s=statistics.median(m.host_s for m in inside),
         gaps=[m.gap_s for m in inside if m.gap_s >= 0],
         steps=count,
         window=(first.at, last.at),

@@ -98,7 +98,7 @@ class HostAccelerator:
     def pinned(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.int32)
 
-    def keep_pinned(self, largest: int, each: int) -> None:
+    def keep_pinned(self, largest: int) -> None:
         pass  # nothing is pinned here
 
     def capture(self, body: Callable[[], None]) -> int:
