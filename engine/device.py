@@ -113,7 +113,7 @@ class Accelerator:
         """
         import torch
 
-        sizes = [1 << bits for bits in range(9, largest.bit_length())]  # torch rounds up to a power of two
+        sizes = [1 << bits for bits in range(largest.bit_length())]  # torch rounds up to a power of two
         held = [
             torch.empty(size, dtype=torch.uint8, pin_memory=True)
             for size in sizes

@@ -88,7 +88,8 @@ def attend_rows(
     return best, total, result, result_rest
 
 
-@triton.jit
+# Every picture and sound has its own numbers: none of them may ask for a kernel of its own.
+@triton.jit(do_not_specialize=["num_rows", "num_segments", "halvings"])
 def dense_kernel(
     out,  # [num_rows, num_heads, HEAD_DIM], contiguous
     q,  # [num_rows, num_heads, HEAD_DIM], strided
