@@ -69,7 +69,7 @@ class DeviceThread:
         self._paused = False  # nothing is planned; what runs keeps its place
         self._refused: list[int] = []
         self._pace: Pace
-        self._decoding = 0  # rows of the newest plan that decode
+        self._decoding = 0  # rows that decode in the next step, but for those that end
         self._failures = FailureCount(config.max_failed_steps, config.max_oom)
         self._steady: SteadySteps | None = None
         self._last_beat = 0.0
@@ -248,7 +248,7 @@ class DeviceThread:
         return plan if runtime.scheduler.schedule(plan) else None
 
     def _launch(self, runtime: Runtime, plan: StepPlan, stats: StepStats) -> StepResult:
-        self._decoding = plan.num_decode_rows
+        self._decoding = plan.num_sampled  # what yields a token now decodes in the next step
         begun = time.perf_counter()
         step = runtime.launch_forward(plan)
         stats.launch_s = time.perf_counter() - begun

@@ -188,7 +188,7 @@ class SchedulerConfig:
     cudagraph_capture_sizes: tuple[int, ...] = flag(
         (), "tokens of steps to capture; none: derived", several=True, low=1
     )
-    deterministic: bool = flag(False, "equal bits for a request, whatever else is in its batch")
+    deterministic: bool = flag(False, "equal bits for a request, whatever else is in its batch (a third slower)")
 
 
 # The media flags are the fields of mm's own limits; what they mean is said here.
