@@ -324,6 +324,7 @@ class DeviceThread:
         if self._failures.note_failed(step.error, time.monotonic()):
             raise DeviceLostError(f"step {plan.step_id} failed and the device counts as lost: {step.error}")
         output.error = for_rows(step.error)
+        output.stats.failed = True
         live = [runtime.admission.rows.get(slot) for slot in step.rows.slots.tolist()]
         runtime.scheduler.fail(plan)
         runtime.admission.free_slots()

@@ -30,6 +30,7 @@ class StepStats:
     wait_s: float = 0.0  # collect: the only wait
     commit_s: float = 0.0
     device_s: float = 0.0  # forward start to sampled tokens on the host
+    failed: bool = False  # it raised; its rows ended
 
 
 @dataclass(slots=True)
@@ -66,4 +67,5 @@ class EngineStats:
             step.prefix_hits,
         )
         self.generation_tokens += step.num_sampled
+        self.failed_steps += step.failed
         self.host_s += step.schedule_s + step.launch_s + step.commit_s

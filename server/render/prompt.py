@@ -52,14 +52,6 @@ def context_error(max_model_len: int, num_tokens: int, param: str | None = None,
     )
 
 
-def check_length(num_tokens: int, max_model_len: int, param: str | None = None, *, room: int = 1) -> None:
-    """Refuses an empty prompt, and one with less than `room` tokens to generate (0 with echo and max_tokens 0)."""
-    if num_tokens == 0:
-        raise RenderError(400, "empty_prompt", "The prompt is empty: send at least one token.", param)
-    if num_tokens + room > max_model_len:
-        raise context_error(max_model_len, num_tokens, param)
-
-
 def truncate(token_ids: np.ndarray, limit: int | None, side: Side, max_model_len: int) -> np.ndarray:
     """The last (`left`: the left side is cut) or first `limit` tokens; -1 means the context length."""
     if limit is None:

@@ -91,5 +91,6 @@ async def test_mistakes_with_good_steps_between_them_end_nobody_else(caplog):
         ended = [await error_of(engine, 5) for _ in range(20)]
         failed = [error for error in ended if error is not None]
         assert len(failed) >= 3
+        assert engine.stats.failed_steps >= 3
         assert all(isinstance(error, StepFailedError) for error in failed)
         assert await answer(engine, text_request(PROMPT, 5, ignore_eos=True)) == wanted

@@ -109,7 +109,7 @@ STEPS = {
 
 @pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (100, 0.0), (0, 30.0)])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim"), [(32, 8, 128), (16, 8, 64), (28, 4, 128), (8, 8, 80), (8, 4, 256)]
+    ("heads", "kv_heads", "dim"), [(32, 8, 128), (16, 8, 64), (28, 4, 128), (8, 8, 80), (16, 4, 96), (8, 4, 256)]
 )
 @pytest.mark.parametrize("step", STEPS)
 def test_paged_attention(step, heads, kv_heads, dim, window, softcap):

@@ -12,7 +12,6 @@ import pytest
 from server.render.chat import RenderConfig, Renderer
 from server.render.errors import RenderError
 from server.render.hf_tokenizer import HfTokenizer
-from server.render.prompt import check_length
 from server.render.tokenizer import Tokenizer
 from tests.server.render import templates as kit
 from tests.server.render import vocab
@@ -328,12 +327,6 @@ async def test_prompts_as_long_as_the_context(make):
     assert len(await renderer.completion([5] * 8)) == 8
     words = r"^This model's maximum context length is 8 tokens\. However, your prompt contains 9 input tokens"
     await refused(renderer.completion([5] * 9), words, "context_length_exceeded")
-    with pytest.raises(RenderError, match="contains 8 input tokens"):
-        check_length(8, 8)
-    check_length(8, 8, room=0)
-    with pytest.raises(RenderError, match="empty") as caught:
-        check_length(0, 8)
-    assert caught.value.reason == "empty_prompt"
 
 
 async def test_bytes_are_capped_before_tokenizing(make):
