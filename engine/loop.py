@@ -128,11 +128,11 @@ class DeviceThread:
         with torch.inference_mode():
             try:
                 runtime = self._runtime = load_runtime(self._config, self._startup)
+                self._pace = Pace(runtime.sizes.max_tokens)
+                self._steady = runtime.steady(self._inbox)
             except BaseException as error:
                 self._tell(_resolve, self._ready, None, error)
                 return
-            self._pace = Pace(runtime.sizes.max_tokens)
-            self._steady = runtime.steady(self._inbox)
             self._tell(_resolve, self._ready, (runtime.model_config, runtime.limits), None)
             try:
                 self._run(runtime)

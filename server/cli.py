@@ -96,7 +96,7 @@ def convert(flag: Flag, text: str) -> Any:
         except ValueError:
             value = None
         if not isinstance(value, dict):
-            raise UsageError(f"--{flag.name}: must be a JSON object such as '{{\"name\": 1}}'")
+            raise UsageError(f"--{flag.name} {text}: must be a JSON object such as '{{\"name\": 1}}'")
         return value
     if kind in (int, float):
         return in_range(flag, number(flag, text))

@@ -182,7 +182,7 @@ def repetition_of(body: SamplingFields) -> Repetition | None:
 def in_range(name: str, value: Any, low: float, high: float) -> Any:
     """`lo <= x <= hi` on a finite number; NaN fails both comparisons."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise invalid(name, f"{name}: got {shown(value)}; must be {low:g} to {high:g}")
+        raise invalid(name, f"{name}: got {shown(value)}; must be {_bound(low)} to {_bound(high)}")
     return value
 
 
@@ -309,3 +309,8 @@ def priority_of(body: SamplingFields, config: Config, header: str = "") -> int:
             "priority", f"priority: got {priority}; this server runs first come, first served, so it must be 0"
         )
     return int(in_range("priority", priority, -(2**31), 2**31 - 1))
+
+
+def _bound(value: float) -> str:
+    """A limit as a client would write it."""
+    return str(int(value)) if float(value).is_integer() else f"{value:g}"

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
+from abc import ABC, abstractmethod
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ INSTALL_S = 170
 UNREACHABLE = ("connection broken by", "ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ETIMEDOUT", "ENETUNREACH")
 
 
-class Installing:
+class Installing(ABC):
     """An installation that goes on beside others; `done` waits for it and gives its folder."""
 
     def __init__(self, name: str, *requirements: str) -> None:
@@ -45,8 +46,9 @@ class Installing:
                 self.command(), cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
             )
 
+    @abstractmethod
     def command(self) -> list[str]:
-        raise NotImplementedError
+        """What installs the requirements into the folder."""
 
     def done(self) -> Path:
         if self._process is not None and not self.stamp.exists():

@@ -222,7 +222,7 @@ def test_an_unknown_flag_names_the_nearest():
         (("--port", "eighty"), "--port eighty: must be a whole number"),
         (("--port", "70000"), "--port 70000: must be 0 to 65535"),
         (("--dtype", "float8"), "--dtype float8: must be one of auto, float32, bfloat16"),
-        (("--limit-mm-per-prompt", "{"), "--limit-mm-per-prompt: must be a JSON object"),
+        (("--limit-mm-per-prompt", "{"), "--limit-mm-per-prompt {: must be a JSON object"),
     ],
 )
 def test_a_wrong_value_is_one_line_and_status_2(flags, words):

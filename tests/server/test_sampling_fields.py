@@ -10,7 +10,8 @@ import pytest
 
 from engine.request import SamplingParams
 from server.config import Config
-from server.sampling import Vocabulary, defaults_from, resolve
+from server.errors import ApiError
+from server.sampling import Vocabulary, defaults_from, in_range, resolve
 from server.schema.common import RepetitionFields, SamplingFields
 from tests import tiny
 from tests.server.conftest import config_of, maker, ready
@@ -318,3 +319,9 @@ async def test_fields_without_effect_here_are_taken(client):
     quiet |= {"user": "u", "metadata": {"a": 1}, "store": True, "session_id": "s", "best_of": 3, "guided_json": {}}
     reply = await client.chat(temperature=0, **quiet)
     assert reply.json()["choices"] == plain
+
+
+def test_a_number_out_of_range_is_told_its_limits_in_plain_digits():
+    with pytest.raises(ApiError) as caught:
+        in_range("max_tokens", 0, 1, 2**31 - 1)
+    assert str(caught.value) == "max_tokens: got 0; must be 1 to 2147483647"
