@@ -321,7 +321,7 @@ async def test_fields_without_effect_here_are_taken(client):
     assert reply.json()["choices"] == plain
 
 
-def test_a_number_out_of_range_is_told_its_limits_in_plain_digits():
+async def test_a_number_out_of_range_is_told_its_limits_in_plain_digits():
     with pytest.raises(ApiError) as caught:
         in_range("max_tokens", 0, 1, 2**31 - 1)
     assert str(caught.value) == "max_tokens: got 0; must be 1 to 2147483647"
