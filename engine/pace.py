@@ -14,6 +14,7 @@ FOUND_DONE = 20e-6  # seconds: a wait shorter than this was none
 RISE = 0.05  # of a longer step that is believed at once; a shorter one is believed fully
 FEW = 4  # prompts waiting; with more, the crowd's throughput counts more than the rhythm of those that decode
 LONG_STEP = 0.036  # seconds that a step may then take
+TILE = 128  # tokens: a product's time grows by tiles of so many rows, so a step that fills them costs no more
 
 
 class Pace:
@@ -51,13 +52,15 @@ class Pace:
     def prompt_budget(self, decoding: int, waiting: int) -> int:
         """Prompt tokens that a step may take beside `decoding` rows, with `waiting` requests queued.
 
-        As many as double its time; with a crowd waiting, as many as fit into LONG_STEP.
+        As many as double its time; with a crowd waiting, as many as fit into LONG_STEP. Rows and prompts together
+        fill whole tiles.
         """
         alone = self._nearest(decoding.bit_length())
         if not decoding or not alone or not self._per_token:
             return self._max_tokens
         allowed = 2 * alone if waiting <= FEW else max(2 * alone, LONG_STEP)
-        return min(self._max_tokens, max(LEAST_PROMPT, int(allowed / self._per_token) - decoding))
+        tiles = max(round(allowed / self._per_token / TILE), -(-(decoding + LEAST_PROMPT) // TILE))
+        return min(self._max_tokens, tiles * TILE - decoding)
 
     def _nearest(self, bits: int) -> float:
         """Seconds of a step that decodes so many rows, or of the nearest size that was seen: they differ little."""

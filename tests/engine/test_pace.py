@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from engine.pace import LEAST_PROMPT, Pace
+from engine.pace import LEAST_PROMPT, TILE, Pace
 
 WAITED = 0.001  # seconds that the thread waited for the step's end
 
@@ -24,19 +24,19 @@ def test_prompts_may_double_a_step_that_decodes():
     assert pace.prompt_budget(64, 0) == 2048  # nothing is known yet
     pace.note(plan(64), 0.008, WAITED)
     pace.note(plan(0, prompt=2000), 0.040, WAITED)  # 20 microseconds a token
-    assert abs(pace.prompt_budget(64, 0) - (800 - 64)) <= 1
+    assert pace.prompt_budget(64, 0) == 768 - 64  # 800 would do; six whole tiles
     assert pace.prompt_budget(0, 0) == 2048
     pace.note(plan(64), 0.001, WAITED)
-    assert pace.prompt_budget(64, 0) == LEAST_PROMPT
+    assert LEAST_PROMPT <= pace.prompt_budget(64, 0) < LEAST_PROMPT + TILE
 
 
 def test_a_crowd_that_waits_may_make_steps_longer():
     pace = Pace(2048)
     pace.note(plan(64), 0.008, WAITED)
     pace.note(plan(64, prompt=936), 0.020, WAITED)
-    assert abs(pace.prompt_budget(64, 100) - (1800 - 64)) <= 1
+    assert pace.prompt_budget(64, 100) == 1792 - 64
     pace.note(plan(200), 0.040, WAITED)  # twice that is more than a long step
-    assert abs(pace.prompt_budget(200, 100) - 2048) <= 1
+    assert pace.prompt_budget(200, 100) == 2048
 
 
 def test_an_unknown_number_of_rows_is_taken_for_the_nearest_known():
@@ -44,8 +44,8 @@ def test_an_unknown_number_of_rows_is_taken_for_the_nearest_known():
     pace.note(plan(64), 0.008, WAITED)
     pace.note(plan(1), 0.006, WAITED)
     pace.note(plan(0, prompt=2000), 0.040, WAITED)
-    assert abs(pace.prompt_budget(4, 0) - (600 - 4)) <= 1
-    assert abs(pace.prompt_budget(200, 0) - (800 - 200)) <= 1
+    assert pace.prompt_budget(4, 0) == 640 - 4
+    assert pace.prompt_budget(200, 0) == 768 - 200
 
 
 def test_a_step_found_done_halves_what_is_expected():
