@@ -6,7 +6,6 @@ from large to small, so that the shared pool is as large as the largest needs an
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Callable
 from typing import Protocol
 
@@ -37,9 +36,3 @@ def mixed_sizes(max_tokens: int) -> list[int]:
         sizes += range(start + step, end + 1, step)
         start = end
     return [size for size in sizes if size < limit] + [limit]
-
-
-def padded(sizes: list[int], count: int) -> int:
-    """The smallest size that holds `count`; 0: none does."""
-    at = bisect.bisect_left(sizes, count)
-    return sizes[at] if at < len(sizes) else 0

@@ -1,13 +1,15 @@
 """Which sizes have a graph."""
 
-from engine.step.graphs import MIXED_LIMIT, decode_sizes, mixed_sizes, padded
+import itertools
+
+from engine.step.graphs import MIXED_LIMIT, decode_sizes, mixed_sizes
 
 
 def test_mixed_sizes_are_tiles_and_waste_little():
     sizes = mixed_sizes(8192)
     assert sizes[-1] == MIXED_LIMIT
     assert {256, 512, 1024, 1536} <= set(sizes)  # what fills a product's tiles is not padded further
-    for smaller, larger in zip(sizes, sizes[1:]):
+    for smaller, larger in itertools.pairwise(sizes):
         assert larger - smaller <= max(16, 0.125 * smaller)
 
 
@@ -16,8 +18,6 @@ def test_the_most_that_a_step_can_have_is_a_size():
         sizes = mixed_sizes(most)
         assert sizes == sorted(set(sizes))
         assert sizes[-1] == most
-        assert padded(sizes, most) == most
-        assert padded(sizes, most + 1) == 0
 
 
 def test_decode_sizes_are_the_operators_choice_where_there_is_one():
