@@ -77,6 +77,7 @@ def paged_attention(
     tables: int,
     starts: int,
     lengths: int,
+    sinks: int,
     rows: int,
     heads: int,
     kv_heads: int,

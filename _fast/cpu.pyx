@@ -83,6 +83,7 @@ cdef extern from "kernels.h" nogil:
         const int32_t *tables
         const int32_t *starts
         const int32_t *lengths
+        const float *sinks
         long rows
         long heads
         long kv_heads
@@ -265,11 +266,11 @@ def qkv_rope_store(
 
 def paged_attention(
     uintptr_t out, uintptr_t q, uintptr_t k_cache, uintptr_t v_cache,
-    uintptr_t tables, uintptr_t starts, uintptr_t lengths,
+    uintptr_t tables, uintptr_t starts, uintptr_t lengths, uintptr_t sinks,
     long rows, long heads, long kv_heads, long dim, long max_blocks, long block_size,
     long window, float scale, float softcap, bint bf16, bint kv_bf16,
 ):
-    """Causal attention of contiguous q [tokens, heads, dim] over block tables."""
+    """Causal attention of contiguous q [tokens, heads, dim] over block tables; sinks = 0: none."""
     cdef attention_call call
     cdef int failed
     call.out = <void *> out
@@ -280,6 +281,7 @@ def paged_attention(
     call.tables = <const int32_t *> tables
     call.starts = <const int32_t *> starts
     call.lengths = <const int32_t *> lengths
+    call.sinks = <const float *> sinks
     call.rows = rows
     call.heads = heads
     call.kv_heads = kv_heads
@@ -321,6 +323,7 @@ def dense_attention(
     call.tables = NULL
     call.starts = <const int32_t *> starts
     call.lengths = NULL
+    call.sinks = NULL
     call.rows = segments
     call.heads = heads
     call.kv_heads = kv_heads

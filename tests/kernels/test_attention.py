@@ -71,6 +71,27 @@ def test_paged_attention_equals_its_reference(heads, kv_heads, dim, block_size, 
     close(actual, paged_attention_reference(q.double(), k, v, meta, dim**-0.5, **options), dtype)
 
 
+@pytest.mark.parametrize("threads", [1, 8])  # of so many, each takes segments of the long context
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("options", [{}, {"window": 40}, {"softcap": 3.0}])
+def test_sinks_join_the_sum_once_and_have_no_value(options, dtype, threads):
+    cpu.set_num_threads(threads)
+    lengths, heads, dim = [1, 130, 1100], 6, 48
+    pages = Pages(lengths, 2, dim, 16, dtype)
+    meta, q = pages.meta([1, 30, 1]), torch.randn(32, heads, dim).to(dtype)
+    sinks = torch.tensor([0.0, 2.5, -3.0, 40.0, -200.0, float("-inf")])
+    k, v = pages.k.double().nan_to_num(), pages.v.double().nan_to_num()
+    want = paged_attention_reference(q.double(), k, v, meta, dim**-0.5, **options, sinks=sinks)
+    close(paged_attention(q, pages.k, pages.v, meta, dim**-0.5, **options, sinks=sinks), want, dtype)
+    # The first row has one key: beside the sink its weight is that of two logits.
+    block = pages.tables[0, 0].long()
+    key, value = (cache[block, :, 0].repeat_interleave(3, 0) for cache in (k, v))
+    score = (q[0].double() * key).sum(1) * dim**-0.5
+    if "softcap" in options:
+        score = 3.0 * torch.tanh(score / 3.0)
+    close(want.view(32, heads, dim)[0], torch.sigmoid(score - sinks)[:, None] * value, torch.float32)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("options", [{}, {"window": 100}, {"softcap": 5.0}])
 def test_a_chunk_gets_the_same_bits_as_the_whole(options, dtype):

@@ -118,12 +118,17 @@ def test_paged_attention(step, heads, kv_heads, dim, window, softcap):
     q = draw(sum(queries), heads, dim)
     work = empty_list(8, sum(queries), max_parts(300, 16, 8), heads, dim, "cuda")
     fill_list(work, meta, heads // kv_heads)
-    got = paged_attention(q, k_cache, v_cache, replace(meta, work=work), dim**-0.5, window, softcap)
-    want = paged_attention_reference(q.double(), k_cache, v_cache, meta, dim**-0.5, window, softcap)
-    assert error(got, want) < LIMIT
+    sinks = torch.randn(heads, device="cuda") * 3
+    sinks[1], sinks[2] = 20.0, float("-inf")
+    for sink in (None, sinks):
+        got = paged_attention(q, k_cache, v_cache, replace(meta, work=work), dim**-0.5, window, softcap, sink)
+        want = paged_attention_reference(q.double(), k_cache, v_cache, meta, dim**-0.5, window, softcap, sink)
+        assert error(got, want) < LIMIT
 
 
-def test_an_invariant_list_gives_a_token_the_same_bits_however_its_prompt_was_cut():
+@pytest.mark.parametrize("sunken", [False, True])
+def test_an_invariant_list_gives_a_token_the_same_bits_however_its_prompt_was_cut(sunken):
+    sinks = torch.randn(32, device="cuda") if sunken else None
     k_cache, v_cache, meta = pages([700], [700], 8, 128)
     q = draw(700, 32, 128)
 
@@ -132,7 +137,8 @@ def test_an_invariant_list_gives_a_token_the_same_bits_however_its_prompt_was_cu
         part = replace(meta, query_start=starts.int().cuda(), context_len=length.int().cuda(), decode_only=False)
         work = empty_list(1, 700, 2, 32, 128, "cuda")
         fill_list(work, part, 4, invariant=True)
-        return paged_attention(q[first:last].contiguous(), k_cache, v_cache, replace(part, work=work), 0.1)
+        args = (k_cache, v_cache, replace(part, work=work), 0.1)
+        return paged_attention(q[first:last].contiguous(), *args, sinks=sinks)
 
     whole = attend(0, 700)
     for first, last in ((0, 1), (5, 70), (63, 64), (300, 513), (650, 700), (699, 700)):

@@ -316,7 +316,10 @@ static void write_out(const struct attention *call, const struct unit *unit, con
     for (long p = 0; p < unit->pair_end - unit->pair_begin; p++) {
         const long pair = unit->pair_begin + p, token = call->starts[unit->row] + pair / group;
         const long at = (token * call->heads + unit->kv_head * group + pair % group) * dim;
-        const vf scale = v_set(1.0f / state[PAIRS + p]);
+        float sink[W] = {0.0f};
+        if (call->sinks != NULL)
+            v_store(sink, v_exp(v_set(call->sinks[unit->kv_head * group + pair % group] - state[p])));
+        const vf scale = v_set(1.0f / (state[PAIRS + p] + sink[0]));
         for (long d = 0; d < dim; d += W) {
             const float *sums = state + STATE_SUMS + (d / PANEL * PAIRS + p) * PANEL + d % PANEL;
             t_store(call->out, at + d, v_load(sums) * scale, dim - d, call->bf16);

@@ -77,6 +77,7 @@ struct attention {
     const int32_t *tables; /* [rows, max_blocks], or NULL for dense */
     const int32_t *starts; /* [rows + 1] offsets of the rows' queries (dense: of keys, too) */
     const int32_t *lengths; /* [rows] keys, this step's included; NULL for dense */
+    const float *sinks; /* [heads] logits that join the softmax's sum and have no value, or NULL */
     long rows, heads, kv_heads, dim, max_blocks, block_size;
     long q_stride, q_head_stride, k_stride, k_head_stride, v_stride, v_head_stride; /* of k and v: dense only */
     long window; /* keys a query sees, itself included; 0 = all */

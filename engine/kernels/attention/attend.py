@@ -1,6 +1,7 @@
 """The inner loop of paged attention: blocks of keys into a running softmax, for the prefill and the decode kernel.
 
     out[m] = sum_j softmax_j(cap(scale * q[m] . k[j])) v[j],  j <= position(m), j > position(m) - window
+    with a sink: its logit joins the softmax's sum, and has no value
 
 Everything runs in powers of two: exp2(score * scale - best), with log2(e) inside `scale`. `best` starts at -1e30, not
 at -inf, so that a line which has seen no key yet makes no NaN. A block that hides all its keys from a line leaves that
@@ -83,6 +84,14 @@ def attend_keys(
         result = tl.dot(weight.to(query.dtype), values.to(query.dtype), result, input_precision="ieee")
         best = higher
     return best, total, result
+
+
+@triton.jit
+def sunken_start(sinks, head, mask):
+    """best and total of lines that begin with their heads' sinks; a sink of -inf is none."""
+    sink = tl.load(sinks + head, mask=mask, other=float("-inf")) * 1.4426950408889634  # log2(e)
+    best = tl.maximum(sink, -1e30)
+    return best, tl.exp2(sink - best)
 
 
 def score_scales(scale: float, softcap: float) -> tuple[float, float]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.kernels.attention.attend import attend_keys, score_scales
+from engine.kernels.attention.attend import attend_keys, score_scales, sunken_start
 from engine.kernels.overlap import begin, launch_options
 from engine.kernels.target import target, tl, triton
 
@@ -77,6 +77,7 @@ def decode_kernel(
     k_cache,  # [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM]
     v_cache,
     block_tables,  # [lines, max_blocks] int32
+    sinks,  # [num_heads] float32, or None
     parts,  # [num_parts, 8] int32: token, first key, last key + 1, context, line, the row's first part, last part + 1
     num_parts,  # [1] int32
     max_blocks,
@@ -121,6 +122,8 @@ def decode_kernel(
         query = tl.load(q + where + mine, mask=inside, other=0.0)
         best = tl.full([BLOCK_M], -1e30, tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
+        if sinks is not None:  # in a row's first part, so that it counts once
+            best, total = sunken_start(sinks, kv_head * GROUP + head, (head < GROUP) & (head * 0 + part == from_part))
         result = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         best, total, result = attend_keys(
             query, head * 0 + high - 1, best, total, result, k_head, v_head, table, low, high, low, high, block_stride,
@@ -156,6 +159,7 @@ def attend_parts(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> None:
     """The work list's parts -> their tokens of out [T, Hq, D]; shapes as `paged_attention`."""
     heads, dim = q.shape[1], q.shape[2]
@@ -170,8 +174,8 @@ def attend_parts(
     scale, bend = score_scales(scale, softcap)
     programs = max(1, min(4 * target().num_units // kv_heads, work.parts.shape[0]))
     decode_kernel[(kv_heads, programs)](
-        out, work.sums, work.stats, work.arrived, q, k_cache, v_cache, block_tables, work.parts, work.num_parts,
-        block_tables.shape[1], scale, bend,
+        out, work.sums, work.stats, work.arrived, q, k_cache, v_cache, block_tables, sinks, work.parts,
+        work.num_parts, block_tables.shape[1], scale, bend,
         WINDOW=window, SOFTCAP=softcap > 0, GROUP=group, HEAD_DIM=dim, BLOCK_SIZE=block_size,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d, BLOCK_G=block_g,
         AT_ONCE=max(1, MERGED * options["num_warps"] // (block_g * block_d)), WIDE=k_cache.numel() >= 1 << 31,

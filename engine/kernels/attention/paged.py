@@ -1,8 +1,10 @@
 """Causal attention of a step's queries over a paged cache; prefill, chunk and decode rows mixed in one call.
 
 out[t] = sum_j softmax_j(cap(scale * q[t] . k[j])) v[j] over positions j <= p(t), and j > p(t) - window when window > 0;
-cap(s) = softcap * tanh(s / softcap) when softcap > 0. Query head h reads the KV head h // (Hq / Hkv). Users: every
-decoder's attention layer, after `qkv_rope_store` has written this step's keys and values.
+cap(s) = softcap * tanh(s / softcap) when softcap > 0. Query head h reads the KV head h // (Hq / Hkv). A sink is a
+learned logit per query head, neither scaled nor capped, that joins the softmax's sum and has no value: weights then
+add up to less than one. Users: every decoder's attention layer, after `qkv_rope_store` has written this step's keys
+and values.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -25,17 +27,19 @@ def paged_attention(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """q [T, Hq, D], caches [num_blocks, Hkv, block_size, D] -> a new [T, Hq * D] of q's dtype.
+    """q [T, Hq, D], caches [num_blocks, Hkv, block_size, D] -> a new [T, Hq * D] of q's dtype; sinks [Hq] float32.
 
     Tokens of no row (beyond query_start[-1]) are left as the memory was.
     """
     tokens, heads, dim = q.shape
+    assert sinks is None or (sinks.shape == (heads,) and sinks.dtype is torch.float32 and sinks.is_contiguous())
     narrow = q.dtype is torch.bfloat16
     if not q.is_cpu or not (narrow or q.dtype is torch.float32) or dim > cpu.HEAD_MAX:
         if q.is_cuda:
-            return launch_paged(q, k_cache, v_cache, meta, scale, window, softcap).view(tokens, heads * dim)
-        return paged_attention_reference(q, k_cache, v_cache, meta, scale, window, softcap)
+            return launch_paged(q, k_cache, v_cache, meta, scale, window, softcap, sinks).view(tokens, heads * dim)
+        return paged_attention_reference(q, k_cache, v_cache, meta, scale, window, softcap, sinks)
     _, kv_heads, block_size, width = k_cache.shape
     # The C kernel reads line r for row r; only tests of the device path bring table_row here.
     tables = meta.block_tables if meta.table_row is None else meta.block_tables[meta.table_row]
@@ -47,6 +51,7 @@ def paged_attention(
     cpu.paged_attention(
         out.data_ptr(), q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(),
         tables.data_ptr(), meta.query_start.data_ptr(), meta.context_len.data_ptr(),
+        0 if sinks is None else sinks.data_ptr(),
         rows, heads, kv_heads, dim, max_blocks, block_size,
         window, scale, softcap, narrow, k_cache.dtype is torch.bfloat16,
     )  # fmt: skip
@@ -54,15 +59,22 @@ def paged_attention(
 
 
 def launch_paged(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, meta: AttentionMeta, scale: float, window: int, softcap: float
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    meta: AttentionMeta,
+    scale: float,
+    window: int,
+    softcap: float,
+    sinks: Tensor | None,
 ) -> Tensor:
     """The Triton kernels over the step's work lists -> [T, Hq, D]: tiles of long rows, parts of decode rows."""
     work, tables = meta.work, meta.block_tables
     assert work is not None, "an accelerator's step makes its work lists before the first layer"
     out = torch.empty_like(q)
     if not meta.decode_only:
-        attend_tiles(out, q, k_cache, v_cache, tables, work, meta.context_len.shape[0], scale, window, softcap)
-    attend_parts(out, q, k_cache, v_cache, tables, work, scale, window, softcap)
+        attend_tiles(out, q, k_cache, v_cache, tables, work, meta.context_len.shape[0], scale, window, softcap, sinks)
+    attend_parts(out, q, k_cache, v_cache, tables, work, scale, window, softcap, sinks)
     return out
 
 
@@ -74,6 +86,7 @@ def paged_attention_reference(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     num_tokens, num_heads, head_dim = q.shape
@@ -100,6 +113,9 @@ def paged_attention_reference(
         hidden = key > position
         if window > 0:
             hidden = hidden | (key <= position - window)
-        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if sinks is not None:
+            scores = torch.cat([scores, sinks.to(wide)[:, None, None].expand(-1, last - first, 1)], -1)
+        weights = scores.softmax(-1)[..., :length]
         out[first:last] = torch.einsum("htj,hjd->thd", weights, v)
     return out.to(q.dtype).view(num_tokens, num_heads * head_dim)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.kernels.attention.attend import attend_keys, score_scales
+from engine.kernels.attention.attend import attend_keys, score_scales, sunken_start
 from engine.kernels.overlap import begin, launch_options
 from engine.kernels.target import target, tl, triton
 
@@ -29,6 +29,7 @@ def prefill_kernel(
     k_cache,  # [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM]
     v_cache,
     block_tables,  # [lines, max_blocks] int32
+    sinks,  # [num_heads] float32, or None
     tiles,  # [num_tiles, 4] int32: first token, tokens, position of the first token, line of the block tables
     num_tiles,  # [1] int32
     max_blocks,
@@ -68,6 +69,8 @@ def prefill_kernel(
         query = tl.load(q + where[:, None] + dim[None, :], mask=inside, other=0.0)
         best = tl.full([BLOCK_M], -1e30, tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
+        if sinks is not None:
+            best, total = sunken_start(sinks, head, valid)
         result = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         end = first + tokens  # one past the last position of the tile
         low = end * 0
@@ -100,6 +103,7 @@ def attend_tiles(
     scale: float,
     window: int = 0,
     softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> None:
     """The work list's tiles -> their tokens of out [T, Hq, D]; shapes as `paged_attention`, `rows` bounds the grid."""
     tokens, heads, dim = q.shape
@@ -113,7 +117,7 @@ def attend_tiles(
     scale, bend = score_scales(scale, softcap)
     # No step of these shapes has more tiles: full ones, and one that each row begins.
     prefill_kernel[(kv_heads, min(tokens, full + rows))](
-        out, q, k_cache, v_cache, block_tables, work.tiles, work.num_tiles, block_tables.shape[1], scale, bend,
+        out, q, k_cache, v_cache, block_tables, sinks, work.tiles, work.num_tiles, block_tables.shape[1], scale, bend,
         WINDOW=window, SOFTCAP=softcap > 0, GROUP=group, HEAD_DIM=dim, BLOCK_SIZE=block_size,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d, WIDE=k_cache.numel() >= 1 << 31,
         STAGES=options["num_stages"], **options, **launch_options(),

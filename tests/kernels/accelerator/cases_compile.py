@@ -18,6 +18,7 @@ ATTEND = {
     "k_cache": T,
     "v_cache": T,
     "block_tables": "*i32",
+    "sinks": "*fp32",
     "max_blocks": "i32",
     "scale": "fp32",
     "bend": "fp32",
@@ -32,6 +33,7 @@ SHAPE = {
     "WIDE": False,
     "OVERLAP": True,
 }
+NO_SINKS = {"sinks": None}  # over the pointer above; those of gpt-oss have heads of 64
 PARTS = {"sums": "*fp32", "stats": "*fp32", "arrived": "*i32", "parts": "*i32", "num_parts": "*i32"}
 KERNELS = {
     "rms_norm": (
@@ -72,19 +74,24 @@ KERNELS = {
             decode_kernel,
             {"out": T, **PARTS, **ATTEND},
             {**SHAPE, "HEAD_DIM": dim, "BLOCK_D": block_d, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_G": 4,
-             "AT_ONCE": MERGED * warps // (4 * block_d), "STAGES": stages},
+             "AT_ONCE": MERGED * warps // (4 * block_d), "STAGES": stages, **sinks},
             {"num_warps": warps, "num_stages": stages},
         )
-        for dim, block_d, warps, stages in ((128, 128, 1, 3), (256, 256, 4, 2))
+        for dim, block_d, warps, stages, sinks in (
+            (64, 64, 1, 3, {}), (128, 128, 1, 3, NO_SINKS), (256, 256, 4, 2, NO_SINKS)
+        )
     },
     **{
         f"prefill {dim}": (
             prefill_kernel,
             {"out": T, "tiles": "*i32", "num_tiles": "*i32", **ATTEND},
-            {**SHAPE, "HEAD_DIM": dim, "BLOCK_D": block_d, "BLOCK_M": 128, "BLOCK_N": block_n, "STAGES": 2},
+            {**SHAPE, "HEAD_DIM": dim, "BLOCK_D": block_d, "BLOCK_M": 128, "BLOCK_N": block_n, "STAGES": 2,
+             **sinks},
             {"num_warps": 8, "num_stages": 2},
         )
-        for dim, block_d, block_n in ((80, 128, 64), (128, 128, 64), (256, 256, 32))
+        for dim, block_d, block_n, sinks in (
+            (64, 64, 64, {}), (80, 128, 64, NO_SINKS), (128, 128, 64, NO_SINKS), (256, 256, 32, NO_SINKS)
+        )
     },
     **{
         f"dense {dim}": (

@@ -161,12 +161,20 @@ def test_attention(step, heads, kv_heads, dim, window, softcap, dtype):
     q = torch.randn(sum(queries), heads, dim).to(dtype)
     work = empty_list(8, sum(queries), 16, heads, dim, "cpu")
     launch_list(work, meta, heads // kv_heads, False)
-    out = launch_paged(q, k_cache, v_cache, replace(meta, work=work), dim**-0.5, window, softcap)
-    want = paged_attention_reference(q, k_cache, v_cache, meta, dim**-0.5, window, softcap).view_as(out)
-    assert error(out, want) < limit(dtype) * 2
+    for sinks in (None, sinks_of(heads)):
+        out = launch_paged(q, k_cache, v_cache, replace(meta, work=work), dim**-0.5, window, softcap, sinks)
+        want = paged_attention_reference(q, k_cache, v_cache, meta, dim**-0.5, window, softcap, sinks).view_as(out)
+        assert error(out, want) < limit(dtype) * 2
 
 
-@pytest.mark.parametrize("options", [(0, 0.0), (24, 0.0)])
+def sinks_of(heads):
+    """Some that weigh like a key or many, one that takes nearly all, and one that is none."""
+    sinks = torch.randn(heads) * 2
+    sinks[1], sinks[2] = 20.0, float("-inf")
+    return sinks
+
+
+@pytest.mark.parametrize("options", [(0, 0.0, None), (24, 0.0, None), (0, 0.0, torch.linspace(-3, 3, 4))])
 def test_an_invariant_list_gives_a_token_the_same_bits_however_its_prompt_was_cut(options):
     k_cache, v_cache, meta = pages([150], [150], 2, 32, 16, torch.float32)
     q = torch.randn(150, 4, 32)
