@@ -1,7 +1,7 @@
 """PagedSelfAttention: fused q|k|v product, rotation and cache write, attention over the paged cache, output product.
 
-Thread: device. In: normed rows [T, hidden], the step's cos/sin and AttentionMeta, this layer's caches (written). Out:
-[T, hidden], not yet added to the residual. Four kernel calls.
+Thread: device. In: the residual stream [T, hidden] and the norm before the layer, the step's cos/sin and AttentionMeta,
+this layer's caches (written). The output product adds its rows to the stream, in place. Five kernel calls.
 """
 
 from __future__ import annotations
@@ -39,12 +39,19 @@ class PagedSelfAttention:
             return SlidingSpec(self.num_kv_heads, self.head_dim, self.window)
         return FullSpec(self.num_kv_heads, self.head_dim)
 
-    def __call__(
-        self, x: Tensor, cos: Tensor, sin: Tensor, meta: AttentionMeta, k_cache: Tensor, v_cache: Tensor
-    ) -> Tensor:
+    def add_to(
+        self,
+        residual: Tensor,
+        norm: RMSNorm,
+        cos: Tensor,
+        sin: Tensor,
+        meta: AttentionMeta,
+        k_cache: Tensor,
+        v_cache: Tensor,
+    ) -> None:
         q_norm, k_norm = self.q_norm, self.k_norm
         q = qkv_rope_store(
-            self.qkv(x),
+            self.qkv(norm(residual)),
             cos,
             sin,
             None if q_norm is None else q_norm.weight,
@@ -57,4 +64,4 @@ class PagedSelfAttention:
             v_cache,
             meta.slot_mapping,
         )  # [T, num_heads, head_dim]
-        return self.o(paged_attention(q, k_cache, v_cache, meta, self.scale, self.window))
+        self.o.add_to(residual, paged_attention(q, k_cache, v_cache, meta, self.scale, self.window))

@@ -1,10 +1,15 @@
-"""GatedMLP: down(silu(gate(x)) * up(x)), gate and up as one product. Thread: device. [T, hidden] -> [T, hidden]."""
+"""GatedMLP: x += down(silu(gate(n)) * up(n)) with n = norm(x), gate and up as one product.
+
+Thread: device. In: the residual stream [T, hidden] and the norm before the layer; the stream is changed in place by the
+last product, so no kernel is spent on the sum.
+"""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from engine.layers.linear import GatedLinear, Linear
+from engine.layers.norm import RMSNorm
 
 
 class GatedMLP:
@@ -16,5 +21,5 @@ class GatedMLP:
         self.gate_up = GatedLinear(hidden_size, intermediate_size, bias)
         self.down = Linear(intermediate_size, hidden_size, bias=bias)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.down(self.gate_up(x))
+    def add_to(self, residual: Tensor, norm: RMSNorm) -> None:
+        self.down.add_to(residual, self.gate_up(norm(residual)))

@@ -1,7 +1,7 @@
 """RMSNorm and LayerNorm: a weight (and a bias), kept in float32, which is exact for every checkpoint dtype.
 
-Owner: the model; read only after loading. Decoder blocks call the kernels with `weight` and `eps` themselves, since
-they carry a residual through `add_rms_norm`; towers call the objects.
+Owner: the model; read only after loading. Users: every decoder block and tower, before each product that reads the
+residual stream.
 """
 
 from __future__ import annotations

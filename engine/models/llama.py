@@ -1,11 +1,11 @@
 """Llama and what is Llama but for flags: Mistral (windows, head size), and by subclass Qwen2 and Qwen3.
 
-Thread: device. Pre-norm decoder: RMSNorm, grouped-query attention with rotary positions, SwiGLU. The residual stream is
-carried beside the normed rows, so every addition is fused with the norm that follows it:
+Thread: device. Pre-norm decoder: RMSNorm, grouped-query attention with rotary positions, SwiGLU. One residual stream,
+changed in place by the last product of each half of a layer:
 
-    x = embed(tokens); r = x; h = norm(x)
-    each layer: a = attention(h); h, r = add_norm(a, r); m = mlp(h); h, r = add_norm(m, r)   # the next layer's norm
-    logits = head(h of the sampled rows)
+    x = embed(tokens)
+    each layer: x += o(attention(norm(x))); x += down(swiglu(norm(x)))
+    logits = head(norm(x) of the sampled rows)
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from engine.cache.spec import CacheSpec
-from engine.kernels.norm import add_rms_norm
 from engine.layers.attention import PagedSelfAttention
 from engine.layers.embed import Embedding, Head
 from engine.layers.mlp import GatedMLP
@@ -102,15 +101,11 @@ class Llama(Model):
         for start, length, rows in batch.media:
             residual[start : start + length] = rows
         tables = [rope(batch.positions) for rope in self.ropes]
-        meta, eps = batch.attention, self.norm.eps
-        hidden = self.layers[0].attention_norm(residual)
-        following = [layer.attention_norm.weight for layer in self.layers[1:]] + [self.norm.weight]
-        for layer, next_norm, (k_cache, v_cache) in zip(self.layers, following, batch.caches):
+        for layer, (k_cache, v_cache) in zip(self.layers, batch.caches):
             cos, sin = tables[layer.rope]
-            attended = layer.attention(hidden, cos, sin, meta, k_cache, v_cache)
-            hidden, residual = add_rms_norm(attended, residual, layer.mlp_norm.weight, eps)
-            hidden, residual = add_rms_norm(layer.mlp(hidden), residual, next_norm, eps)
-        return hidden  # [T, hidden]
+            layer.attention.add_to(residual, layer.attention_norm, cos, sin, batch.attention, k_cache, v_cache)
+            layer.mlp.add_to(residual, layer.mlp_norm)
+        return self.norm(residual)  # [T, hidden]
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)

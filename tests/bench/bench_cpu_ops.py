@@ -23,7 +23,7 @@ from _fast import cpu
 from engine.attention.base import AttentionMeta
 from engine.attention.paged import paged_attention
 from engine.kernels.gemm.dense import gated_linear, linear, pack, pack_gated
-from engine.kernels.norm import add_rms_norm, rms_norm
+from engine.kernels.norm import rms_norm
 from engine.kernels.qkv import qkv_rope_store
 from engine.kernels.rope import cos_sin
 
@@ -161,19 +161,16 @@ class Stack:
     def ours(self, ids, caches, positions, meta, last):
         cos, sin = cos_sin(positions, self.inv_freq)
         residual = self.embedding[ids]
-        h = rms_norm(residual, self.norm, 1e-6)
-        for layer, (weights, (k_cache, v_cache)) in enumerate(zip(self.packed, caches)):
-            if layer:
-                h, _ = add_rms_norm(h, residual, self.norm, 1e-6)
+        for weights, (k_cache, v_cache) in zip(self.packed, caches):
+            h = rms_norm(residual, self.norm, 1e-6)
             q = qkv_rope_store(
                 linear(h, weights["qkv"]), cos, sin, self.head_norm, self.head_norm, 1e-6,
                 HEADS, KV_HEADS, DIM, k_cache, v_cache, meta.slot_mapping,
             )  # fmt: skip
-            h = linear(paged_attention(q, k_cache, v_cache, meta, DIM**-0.5), weights["o"])
-            h, _ = add_rms_norm(h, residual, self.norm, 1e-6)
-            h = linear(gated_linear(h, weights["gate_up"]), weights["down"])
-        h, _ = add_rms_norm(h, residual, self.norm, 1e-6)
-        return linear(h[last], self.packed_head)
+            linear(paged_attention(q, k_cache, v_cache, meta, DIM**-0.5), weights["o"], residual, residual)
+            h = rms_norm(residual, self.norm, 1e-6)
+            linear(gated_linear(h, weights["gate_up"]), weights["down"], residual, residual)
+        return linear(rms_norm(residual, self.norm, 1e-6)[last], self.packed_head)
 
     def torch(self, ids, caches, positions, rows, last):
         """Contiguous caches [rows, kv_heads, context, dim] that already hold all but this step's keys."""

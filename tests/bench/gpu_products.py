@@ -16,7 +16,7 @@ from engine.kernels.activation import silu_mul
 from engine.kernels.gemm import dense
 from engine.kernels.gemm.dense import gated_linear, linear, pack, pack_gated
 from engine.kernels.gemm.split_k import Split, arrivals, launch_split
-from engine.kernels.norm import add_rms_norm
+from engine.kernels.norm import rms_norm
 from engine.kernels.qkv import qkv_rope_store
 from engine.kernels.tune import CLASSES
 from tests.bench.gpu_kernels import draw, time_of
@@ -68,7 +68,7 @@ def layer(model: str, rows: int) -> list[Callable[[], object]]:
     """Calls that run one of several layers; only their weights differ."""
     hidden, inner, heads, kv_heads = MODELS[model]
     width = (heads + 2 * kv_heads) * 128
-    x, residual, angle = draw(rows, hidden), draw(rows, hidden), torch.randn(rows, 64, device="cuda")
+    residual, angle = draw(rows, hidden), torch.randn(rows, 64, device="cuda")
     norm, head_norm = torch.randn(hidden, device="cuda"), torch.randn(128, device="cuda")
     k_cache, v_cache = draw(512, kv_heads, 16, 128), draw(512, kv_heads, 16, 128)
     slots = torch.randperm(512 * 16, device="cuda")[:rows]
@@ -82,11 +82,12 @@ def layer(model: str, rows: int) -> list[Callable[[], object]]:
     def run(
         qkv: dense.PackedLinear, o: dense.PackedLinear, gate_up: dense.PackedLinear, down: dense.PackedLinear
     ) -> None:
+        heads_of = linear(rms_norm(residual, norm, 1e-6), qkv)
         q = qkv_rope_store(
-            linear(x, qkv), angle, angle, head_norm, head_norm, 1e-6, heads, kv_heads, 128, k_cache, v_cache, slots
+            heads_of, angle, angle, head_norm, head_norm, 1e-6, heads, kv_heads, 128, k_cache, v_cache, slots
         )
-        h, _ = add_rms_norm(linear(q.view(rows, -1), o), residual, norm, 1e-6)
-        add_rms_norm(linear(gated_linear(h, gate_up), down), residual, norm, 1e-6)
+        linear(q.view(rows, -1), o, residual, residual)
+        linear(gated_linear(rms_norm(residual, norm, 1e-6), gate_up), down, residual, residual)
 
     return [lambda w=w: run(*w) for w in weights]
 

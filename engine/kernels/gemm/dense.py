@@ -151,8 +151,10 @@ def plain_linear(x: Tensor, packed: PackedLinear, out: Tensor | None, residual: 
     """`linear` on an accelerator: one launch, but for the vendor's library with a residual beside a bias."""
     weight, bias, width = packed.panels, packed.bias, packed.out_features
     rows = _plain_rows(x, packed)
-    added = None if residual is None else residual.view(-1, width)
     y = rows.new_empty(len(rows), width) if out is None else out.view(-1, width)
+    added = None
+    if residual is not None:  # one and the same tensor as y spares the vendor's library a copy before the product
+        added = y if residual is out else residual.view(-1, width)
     cut = None if packed.invariant or not _narrow(x) else few_rows(len(rows), width, packed.in_features, False)
     if packed.invariant:
         invariant_linear(rows, weight, bias, added, y)
