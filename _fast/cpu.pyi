@@ -1,5 +1,4 @@
 RMS_NORM: int
-ADD_RMS_NORM: int
 LAYER_NORM: int
 SILU_MUL: int
 GELU_ERF: int
@@ -33,7 +32,6 @@ def linear(
 def norm(
     op: int,
     out: int,
-    residual: int,
     x: int,
     weight: int,
     bias: int,

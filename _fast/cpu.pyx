@@ -30,7 +30,6 @@ cdef extern from "kernels.h" nogil:
 
     struct norm_call "norm":
         void *out
-        void *residual
         const void *x
         const void *weight
         const void *bias
@@ -110,7 +109,6 @@ cdef extern from "kernels.h" nogil:
     int kernels_limit(int level)
 
     int C_RMS_NORM "RMS_NORM"
-    int C_ADD_RMS_NORM "ADD_RMS_NORM"
     int C_LAYER_NORM "LAYER_NORM"
     int C_SILU_MUL "SILU_MUL"
     int C_GELU_ERF "GELU_ERF"
@@ -127,7 +125,6 @@ cdef extern from "ops.h" nogil:
     int op_attention(const attention_call *call)
 
 RMS_NORM = C_RMS_NORM
-ADD_RMS_NORM = C_ADD_RMS_NORM
 LAYER_NORM = C_LAYER_NORM
 SILU_MUL = C_SILU_MUL
 GELU_ERF = C_GELU_ERF
@@ -196,14 +193,13 @@ def linear(
 
 
 def norm(
-    int op, uintptr_t out, uintptr_t residual, uintptr_t x, uintptr_t weight, uintptr_t bias,
+    int op, uintptr_t out, uintptr_t x, uintptr_t weight, uintptr_t bias,
     long rows, long width, long x_stride, float eps, float offset, bint bf16, bint weight_bf16,
 ):
-    """RMS_NORM, ADD_RMS_NORM (residual += x first) or LAYER_NORM of each row."""
+    """RMS_NORM or LAYER_NORM of each row."""
     cdef norm_call call
     call.op = op
     call.out = <void *> out
-    call.residual = <void *> residual
     call.x = <const void *> x
     call.weight = <const void *> weight
     call.bias = <const void *> bias

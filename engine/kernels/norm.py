@@ -1,8 +1,8 @@
-"""Normalisation over the last axis: RMSNorm, RMSNorm of a sum (with the residual kept), LayerNorm.
+"""Normalisation over the last axis: RMSNorm, LayerNorm.
 
 rms_norm:   y = x / sqrt(mean(x^2) + eps) * (weight + offset)          offset is 1 where checkpoints store weight - 1
 layer_norm: y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias     var is the biased one
-Users: every decoder block (rms_norm, add_rms_norm), towers (both). Sums are float32 whatever the tensors are.
+Users: every decoder block (rms_norm), towers (both). Sums are float32 whatever the tensors are.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -19,7 +19,6 @@ from engine.kernels.target import tl, triton
 @triton.jit
 def norm_kernel(
     out,  # [rows, width]
-    residual,  # [rows, width], changed in place when ADD
     x,  # [rows, width], rows x_stride apart
     weight,  # [width]
     bias,  # [width] when BIAS
@@ -27,7 +26,6 @@ def norm_kernel(
     x_stride,
     eps,
     offset,
-    ADD: tl.constexpr,
     BIAS: tl.constexpr,
     CENTRE: tl.constexpr,
     BLOCK: tl.constexpr,  # power of two >= width
@@ -40,12 +38,6 @@ def norm_kernel(
     gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32) + offset
     begin(OVERLAP)
     wide = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
-    if ADD:
-        # Rounded to the tensor's dtype first: the norm reads what the residual will hold.
-        wide += tl.load(residual + row * width + column, mask=inside, other=0.0).to(tl.float32)
-        rounded = wide.to(residual.dtype.element_ty)
-        tl.store(residual + row * width + column, rounded, mask=inside)
-        wide = rounded.to(tl.float32)
     if CENTRE:
         wide = tl.where(inside, wide - tl.sum(wide, 0) / width, 0.0)
     scale = 1.0 / tl.sqrt_rn(tl.sum(wide * wide, 0) / width + eps)
@@ -59,44 +51,30 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tens
     """x [..., H] float32 or bfloat16 and weight [H] of either -> a new [..., H] of x's dtype."""
     if not _runs_here(x):
         if x.is_cuda:
-            return launch_norm(x, None, weight, None, eps, offset, centre=False)
+            return launch_norm(x, weight, None, eps, offset, centre=False)
         return rms_norm_reference(x, weight, eps, offset)
-    return _launch(cpu.RMS_NORM, x, None, weight, None, eps, offset)
-
-
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> tuple[Tensor, Tensor]:
-    """residual += x, in place; returns (rms_norm(residual), residual). Both [..., H] and contiguous."""
-    if not _runs_here(x):
-        if x.is_cuda:
-            return launch_norm(x, residual, weight, None, eps, offset, centre=False), residual
-        return add_rms_norm_reference(x, residual, weight, eps, offset)
-    assert residual.numel() == x.numel() and residual.dtype is x.dtype and residual.is_contiguous()
-    return _launch(cpu.ADD_RMS_NORM, x, residual, weight, None, eps, offset), residual
+    return _launch(cpu.RMS_NORM, x, weight, None, eps, offset)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
     """x [..., H], weight [H], bias [H] or None -> a new [..., H]."""
     if not _runs_here(x):
         if x.is_cuda:
-            return launch_norm(x, None, weight, bias, eps, 0.0, centre=True)
+            return launch_norm(x, weight, bias, eps, 0.0, centre=True)
         return layer_norm_reference(x, weight, bias, eps)
-    return _launch(cpu.LAYER_NORM, x, None, weight, bias, eps, 0.0)
+    return _launch(cpu.LAYER_NORM, x, weight, bias, eps, 0.0)
 
 
-def launch_norm(
-    x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, offset: float, centre: bool
-) -> Tensor:
-    """The Triton kernel on x [..., H] with contiguous rows -> a new contiguous [..., H]; residual changed in place."""
+def launch_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, offset: float, centre: bool) -> Tensor:
+    """The Triton kernel on x [..., H] with contiguous rows -> a new contiguous [..., H]."""
     width = x.shape[-1]
     rows = x.view(-1, width) if x.is_contiguous() else x
     assert rows.dim() == 2 and rows.stride(1) == 1, "x must be contiguous, or two-dimensional with contiguous rows"
-    assert residual is None or (residual.shape == x.shape and residual.is_contiguous())
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     block = triton.next_power_of_2(width)
     norm_kernel[(rows.shape[0],)](
-        out, x if residual is None else residual, rows, weight, weight if bias is None else bias,
-        width, rows.stride(0), eps, offset,
-        ADD=residual is not None, BIAS=bias is not None, CENTRE=centre, BLOCK=block,
+        out, rows, weight, weight if bias is None else bias, width, rows.stride(0), eps, offset,
+        BIAS=bias is not None, CENTRE=centre, BLOCK=block,
         num_warps=min(16, max(1, block // 512)), **launch_options(),
     )  # fmt: skip
     return out
@@ -106,13 +84,6 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, offset: float = 0.
     wide = x.to(_wide(x))
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     return (wide * scale * (weight.to(wide.dtype) + offset)).to(x.dtype)
-
-
-def add_rms_norm_reference(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, offset: float = 0.0
-) -> tuple[Tensor, Tensor]:
-    residual += x
-    return rms_norm_reference(residual, weight, eps, offset), residual
 
 
 def layer_norm_reference(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
@@ -128,9 +99,7 @@ def _runs_here(x: Tensor) -> bool:
     return x.is_cpu and (x.dtype is torch.float32 or x.dtype is torch.bfloat16) and x.shape[-1] <= cpu.NORM_MAX
 
 
-def _launch(
-    op: int, x: Tensor, residual: Tensor | None, weight: Tensor, bias: Tensor | None, eps: float, offset: float
-) -> Tensor:
+def _launch(op: int, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, offset: float) -> Tensor:
     width = weight.numel()
     assert x.shape[-1] == width, f"x has {x.shape[-1]} features; this norm takes {width}"
     if x.is_contiguous():
@@ -143,8 +112,7 @@ def _launch(
     assert bias is None or (bias.numel() == width and bias.dtype is weight.dtype and bias.is_contiguous())
     out = torch.empty_like(x)
     cpu.norm(
-        op, out.data_ptr(), 0 if residual is None else residual.data_ptr(), x.data_ptr(),
-        weight.data_ptr(), 0 if bias is None else bias.data_ptr(),
+        op, out.data_ptr(), x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(),
         rows, width, stride, eps, offset, x.dtype is torch.bfloat16, narrow,
     )  # fmt: skip
     return out

@@ -15,7 +15,6 @@ from engine.kernels.activation import (
     silu_mul_reference,
 )
 from engine.kernels.norm import (
-    add_rms_norm,
     layer_norm,
     layer_norm_reference,
     rms_norm,
@@ -44,17 +43,6 @@ def test_norms_equal_their_references(width, dtype):
     for b in (bias, None):
         if width > 1:
             close(layer_norm(x, weight, b, 1e-5), layer_norm_reference(x.double(), weight, b, 1e-5), dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_add_rms_norm_updates_the_residual_and_norms_what_it_holds(dtype):
-    x, residual = torch.randn(5, 96).to(dtype), torch.randn(5, 96).to(dtype)
-    weight = torch.randn(96).to(dtype)
-    total = x + residual
-    normed, kept = add_rms_norm(x, residual, weight, 1e-6)
-    assert kept is residual
-    assert torch.equal(residual, total)
-    assert torch.equal(normed, rms_norm(total, weight, 1e-6))
 
 
 def test_norm_takes_float32_weights_for_bfloat16_rows():

@@ -37,13 +37,7 @@ static float mean(const float *x, long width) {
 INLINE void norm_row(const struct norm *call, long row, int op, int bf16, float *wide) {
     const long width = call->width;
     for (long i = 0; i < width; i += W) {
-        vf x = t_load(call->x, row * call->x_stride + i, width - i, bf16);
-        if (op == ADD_RMS_NORM) {
-            x += t_load(call->residual, row * width + i, width - i, bf16);
-            t_store(call->residual, row * width + i, x, width - i, bf16);
-            if (bf16) x = t_load(call->residual, row * width + i, width - i, bf16); /* as the next layer will read it */
-        }
-        t_store(wide, i, x, width - i, 0);
+        t_store(wide, i, t_load(call->x, row * call->x_stride + i, width - i, bf16), width - i, 0);
     }
     const float centre = op == LAYER_NORM ? mean(wide, width) : 0.0f;
     const vf scale = v_set(1.0f / __builtin_sqrtf(mean_square(wide, width, centre) + call->eps));
@@ -65,8 +59,6 @@ static void norm_rows(const struct norm *call, long begin, long end) {
         switch (call->op * 2 + call->bf16) {
         case RMS_NORM * 2: norm_row(call, row, RMS_NORM, 0, wide); break;
         case RMS_NORM * 2 + 1: norm_row(call, row, RMS_NORM, 1, wide); break;
-        case ADD_RMS_NORM * 2: norm_row(call, row, ADD_RMS_NORM, 0, wide); break;
-        case ADD_RMS_NORM * 2 + 1: norm_row(call, row, ADD_RMS_NORM, 1, wide); break;
         case LAYER_NORM * 2: norm_row(call, row, LAYER_NORM, 0, wide); break;
         default: norm_row(call, row, LAYER_NORM, 1, wide); break;
         }

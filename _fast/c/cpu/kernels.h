@@ -37,13 +37,12 @@ struct spreading {
     int bf16;
 };
 
-enum row_op { RMS_NORM, ADD_RMS_NORM, LAYER_NORM };
+enum row_op { RMS_NORM, LAYER_NORM };
 enum point_op { SILU_MUL, GELU_ERF, GELU_TANH, QUICK_GELU };
 
 struct norm {
-    void *out;      /* [rows, width] */
-    void *residual; /* [rows, width], updated by ADD_RMS_NORM; else NULL */
-    const void *x;  /* [rows, width] */
+    void *out;     /* [rows, width] */
+    const void *x; /* [rows, width] */
     const void *weight, *bias; /* [width]; bias may be NULL */
     long rows, width, x_stride;
     float eps, offset;

@@ -38,16 +38,16 @@ PARTS = {"sums": "*fp32", "stats": "*fp32", "arrived": "*i32", "parts": "*i32", 
 KERNELS = {
     "rms_norm": (
         norm_kernel,
-        {"out": T, "residual": T, "x": T, "weight": "*fp32", "bias": "*fp32", "width": "i32", "x_stride": "i32",
+        {"out": T, "x": T, "weight": "*fp32", "bias": "*fp32", "width": "i32", "x_stride": "i32",
          "eps": "fp32", "offset": "fp32"},
-        {"ADD": True, "BIAS": False, "CENTRE": False, "BLOCK": 4096, "OVERLAP": True},
+        {"BIAS": False, "CENTRE": False, "BLOCK": 4096, "OVERLAP": True},
         {"num_warps": 8},
     ),
     "layer_norm": (
         norm_kernel,
-        {"out": T, "residual": T, "x": T, "weight": "*fp32", "bias": "*fp32", "width": "i32", "x_stride": "i32",
+        {"out": T, "x": T, "weight": "*fp32", "bias": "*fp32", "width": "i32", "x_stride": "i32",
          "eps": "fp32", "offset": "fp32"},
-        {"ADD": False, "BIAS": True, "CENTRE": True, "BLOCK": 2048, "OVERLAP": True},
+        {"BIAS": True, "CENTRE": True, "BLOCK": 2048, "OVERLAP": True},
         {"num_warps": 4},
     ),
     **{
