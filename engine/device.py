@@ -106,10 +106,16 @@ class Accelerator:
 
         return torch.zeros(count, dtype=torch.int32, pin_memory=True)
 
+    def event(self) -> torch.cuda.Event:
+        """Fires when what the current stream held at its `record` has run; waiting for it lets the core go."""
+        import torch
+
+        return torch.cuda.Event(blocking=True)
+
     def keep_pinned(self, largest: int) -> None:
         """Takes pinned blocks of every size up to `largest` bytes from the driver, and leaves them for reuse.
 
-        What special steps and media send later finds its room here, so a running server asks the driver for none.
+        What special steps send later finds its room here, so a running server asks the driver for none.
         """
         import torch
 

@@ -25,6 +25,7 @@ class Limits:
     max_logprobs: int
     encoder_capacity: int  # tower rows that one item may have
     modalities: tuple[str, ...]
+    picture_bytes: int = 0  # of a decoded picture that the device still scales and cuts itself; 0: it wants patches
 
 
 def check(request: Request, limits: Limits) -> None:

@@ -65,6 +65,7 @@ class Runtime:
             max_logprobs=config.max_logprobs,
             encoder_capacity=sizes.encoder_rows,
             modalities=tuple(name for name in model_config.modalities if name != "text"),
+            picture_bytes=model.picture_bytes(sizes.encoder_rows),
         )
         self.scheduler = Scheduler(
             max_slots=sizes.max_slots,

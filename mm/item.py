@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from engine.request import Modality
+from mm.transform.image import Scale
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +66,14 @@ class MediaItem:
     """Decoded media in its normal form.
 
     image: uint8 [height, width, 3]; audio: float32 [samples] at 16 kHz; video: uint8 [frames, height, width, 3].
-    Pictures and frames have the size that the processor planned.
+    Pictures and frames have the size that the processor planned, or their own where `scale` tells the planned one.
     """
 
     modality: Modality
     data: np.ndarray
     seconds_per_frame: float = 0.0  # video: time between kept frames
     sound: np.ndarray | None = None  # video: its sound track, as audio
+    scale: Scale | None = None  # image: what its tower's device brings it to
 
 
 @dataclass(frozen=True, slots=True)

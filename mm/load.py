@@ -317,6 +317,13 @@ class _Job:
             def scale(height: int, width: int) -> Scale:
                 return self._processor.plan_image(height, width, self._request.options)
 
+            def decode_only(_: Alarm) -> MediaItem:
+                pixels = picture.decode(Scale)  # as large as it is
+                return MediaItem("image", pixels, scale=scale(*pixels.shape[:2]))
+
+            size = picture.height * picture.width * 3
+            if size <= self._processor.picture_bytes:
+                return _Opened(picture.cost + size, size, decode_only)
             size = scale(picture.height, picture.width).pixels * 3
             return _Opened(picture.cost + size, size, lambda _: MediaItem("image", picture.decode(scale)))
         if self._modality == "audio":

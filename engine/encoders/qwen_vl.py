@@ -1,9 +1,10 @@
 """The vision tower of Qwen2.5-VL and Qwen2.5-Omni: patches of one picture or film -> embedding rows for the decoder.
 
-Thread: device. In: patches as the processor lays them out (frames, then merge blocks of 2 x 2 patches, row by row) and
-their grid (frames, height, width in patches). Out: one row per merge block, in the same order. Between, blocks are
-regrouped so that each attention window is one run; layers in `full_layers` attend over a whole frame, the others inside
-their window. What depends on the grid only (order, windows, rotations) is kept for the grids seen last.
+Thread: device. In: patches as the processor lays them out (frames, then merge blocks of 2 x 2 patches, row by row), or
+pixels from which they are made here; and their grid (frames, height, width in patches). Out: one row per merge block,
+in the same order. Between, blocks are regrouped so that each attention window is one run; layers in `full_layers`
+attend over a whole frame, the others inside their window. What depends on the grid only (order, windows, rotations) is
+kept for the grids seen last.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from engine.attention.dense import dense_attention
 from engine.encoders.recent import Recent
 from engine.errors import RequestError
 from engine.kernels.activation import gelu
+from engine.kernels.image import PatchLayout, pixels_to_patches
 from engine.kernels.rope import apply_rope
 from engine.layers.linear import GatedLinear, Linear
 from engine.layers.norm import RMSNorm
@@ -105,13 +107,32 @@ class QwenVisionTower:
         self.device = device
         size, merged = config.hidden_size, config.hidden_size * config.merge_size**2
         kernel = (config.in_channels, config.temporal_patch_size, config.patch_size, config.patch_size)
-        self.patch_size = torch.Size(kernel).numel()  # numbers in a patch
-        self.patch_embed = Linear(self.patch_size, size, fold=kernel)
+        self.layout = PatchLayout(config.patch_size, config.merge_size, config.temporal_patch_size, dtype)
+        self.patch_embed = Linear(torch.Size(kernel).numel(), size, fold=kernel)
         self.blocks = [VisionBlock(config, index in config.full_layers) for index in range(config.num_layers)]
         self.merger_norm = RMSNorm(size, EPS)
         self.merger_in = Linear(merged, merged, bias=True)
         self.merger_out = Linear(merged, config.out_hidden_size, bias=True)
         self._tables: Recent[tuple[int, int, int], GridTables] = Recent(MAX_TABLE_ROWS)
+
+    def patches(self, features: dict[str, Tensor]) -> Tensor:
+        """What the processor sent as [patches, channels*temporal*patch*patch]: so already, as `pixel_values`, or still
+        as decoded `pixels` [frames, H, W, 3] with the tables `columns` and `rows` of their new size and the `normal`.
+        """
+        if "pixel_values" in features:
+            return features["pixel_values"]
+        normal = features["normal"].tolist()  # a line of numbers, on the host
+        return pixels_to_patches(features["pixels"], features["columns"], features["rows"], normal, self.layout)
+
+    def example(self, grid: tuple[int, int, int], shrunk: bool) -> dict[str, Tensor]:
+        """Features of a black picture or film; `shrunk` from twice the height, which takes another order."""
+        t, h, w = grid
+        height, width = h * self.config.patch_size, w * self.config.patch_size
+        frames = (t * self.config.temporal_patch_size, height * (1 + shrunk), width, 3)
+        pixels = torch.zeros(frames, dtype=torch.uint8, device=self.device)
+        columns, rows = (torch.zeros(2, side, dtype=torch.int32, device=self.device) for side in (width, height))
+        normal = torch.ones(6)
+        return {"pixels": pixels, "columns": columns, "rows": rows, "normal": normal, "grid_thw": torch.tensor([grid])}
 
     def __call__(self, patches: Tensor, grid_thw: Tensor) -> Tensor:
         """patches [t*h*w, channels*temporal*patch*patch], grid_thw [1, 3] -> [t*h*w / merge^2, out_hidden_size]."""
@@ -130,11 +151,11 @@ class QwenVisionTower:
 
     def _grid(self, patches: Tensor, grid_thw: Tensor) -> tuple[int, int, int]:
         t, h, w = (int(size) for size in grid_thw.reshape(-1))
-        merge = self.config.merge_size
-        if min(t, h, w) < 1 or h % merge or w % merge or tuple(patches.shape) != (t * h * w, self.patch_size):
+        merge, numbers = self.config.merge_size, self.patch_embed.in_features
+        if min(t, h, w) < 1 or h % merge or w % merge or tuple(patches.shape) != (t * h * w, numbers):
             raise RequestError(
                 f"pixel_values {list(patches.shape)} do not fit the grid {t} x {h} x {w}: {t * h * w} patches of "
-                f"{self.patch_size} numbers are needed, with height and width multiples of {merge}"
+                f"{numbers} numbers are needed, with height and width multiples of {merge}"
             )
         return t, h, w
 

@@ -43,6 +43,13 @@ class Model(ABC):
     def logits(self, hidden: Tensor) -> Tensor:
         """Rows of forward's result, [n, hidden_size] -> [n, vocab_size] float32."""
 
+    def picture_bytes(self, max_rows: int) -> int:
+        """Bytes of the largest decoded picture that a tower on this device takes, and scales and cuts itself; 0: none.
+
+        It is as large as one of `max_rows` rows: larger ones are scaled where they were decoded.
+        """
+        return 0
+
     def media_examples(self, max_rows: int) -> list[tuple[str, dict[str, Tensor]]]:
         """(modality, features) of items of many sizes, up to about `max_rows` rows: what towers take at their worst,
         and whatever kernels differ by."""

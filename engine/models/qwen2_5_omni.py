@@ -46,18 +46,22 @@ class Qwen25OmniThinker(Qwen2):
             merge, side = self.vision.config.merge_size, math.isqrt(max_rows)
             for t, h, w in ((1, side, side), (1, 1, 1), (1, 2, 2), (1, 3, 5), (2, 3, 5), (16, 2, 2), (1, 4, 64)):
                 grid = (t, min(h, side) * merge, min(w, side) * merge)  # frames and patches
-                pixels = torch.zeros(math.prod(grid), self.vision.patch_size, device=self.device, dtype=self.dtype)
-                found.append(("image", {"pixel_values": pixels, "grid_thw": torch.tensor([grid])}))
+                found.append(("image", self.vision.example(grid, shrunk=h == 2)))
         if self.audio is not None:
             for frames in (4 * max_rows, 3, 64, 3000, 3001):
                 mel = torch.zeros(self.audio.config.num_mel_bins, frames, device=self.device, dtype=self.dtype)
                 found.append(("audio", {"input_features": mel}))
         return found
 
+    def picture_bytes(self, max_rows: int) -> int:
+        if self.vision is None or self.device == "cpu":
+            return 0
+        return 3 * max_rows * (self.vision.config.patch_size * self.vision.config.merge_size) ** 2
+
     def encode(self, modality: str, features: dict[str, Tensor]) -> Tensor:
-        """image, video: pixel_values [patches, numbers], grid_thw [1, 3]; audio: input_features [mels, frames]."""
+        """image, video: patches or pixels, as the tower's `patches` tells; audio: input_features [mels, frames]."""
         if modality in ("image", "video") and self.vision is not None:
-            return self.vision(features["pixel_values"], features["grid_thw"])
+            return self.vision(self.vision.patches(features), features["grid_thw"])
         if modality == "audio" and self.audio is not None:
             return self.audio(features["input_features"])
         return super().encode(modality, features)

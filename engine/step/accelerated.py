@@ -40,13 +40,14 @@ from engine.step.graphs import DECODE, MIXED, decode_sizes, mixed_sizes
 from engine.step.prompts import Due, PromptLogprobs
 from engine.step.result import StepResult
 from engine.step.slots import SlotState
+from engine.step.upload_ring import UploadRing
 
 if TYPE_CHECKING:
     from _fast.driver import Launcher
     from engine.steady import SteadySteps
 
 
-PINNED_BYTES = 4 << 20  # of one copy that a special step or a picture sends
+PINNED_BYTES = 4 << 20  # of one copy that a special step sends
 GRAPH_BYTES = 256 << 20  # what the driver keeps for about a hundred graphs, seen with 36 layers
 
 
@@ -84,7 +85,8 @@ class DeviceExecutor:
 
     def __init__(self, config: EngineConfig, model: Model, sizes: Sizes, accelerator: Accelerator) -> None:
         self._config, self._model, self._sizes, self._accelerator = config, model, sizes, accelerator
-        self.encoder = EncoderCache(model)
+        has_media = len(model.config.modalities) > 1
+        self.encoder = EncoderCache(model, UploadRing(accelerator) if has_media else None)
         self._buffers = StepBuffers(model, sizes, accelerator, config.deterministic)
         self.plans = self._buffers.plans
         self._host = SlotState(sizes.max_slots, 1)  # of which only positions are read here

@@ -14,6 +14,7 @@ import torch
 from engine.models.base import Model
 from engine.request import MediaInput
 from engine.step.result import StepResult
+from engine.step.upload_ring import UploadRing
 
 log = logging.getLogger("omniloop.engine")
 
@@ -21,8 +22,9 @@ log = logging.getLogger("omniloop.engine")
 class EncoderCache:
     """Tower outputs by entry number: [num_tokens, hidden] each."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, ring: UploadRing | None = None) -> None:
         self._model = model
+        self._ring = ring  # None: towers run where the features are
         self._inputs: dict[int, MediaInput] = {}  # kept with the entry: rows may be dropped and made again
         self._rows: dict[int, torch.Tensor] = {}
         self._entries: dict[bytes, int] = {}
@@ -77,8 +79,7 @@ class EncoderCache:
     def _encode(self, entry: int) -> torch.Tensor | None:
         item = self._inputs[entry]
         try:
-            features = {name: self._tensor(array) for name, array in item.features.items()}
-            encoded = self._model.encode(item.modality, features)  # [num_tokens, hidden]
+            encoded = self._model.encode(item.modality, self._tensors(item.features))  # [num_tokens, hidden]
             if encoded.shape[0] != item.num_tokens:
                 raise ValueError(f"the tower made {encoded.shape[0]} rows, the prompt holds {item.num_tokens}")
         except Exception:
@@ -87,13 +88,19 @@ class EncoderCache:
         self._rows[entry] = encoded
         return encoded
 
-    def _tensor(self, array: np.ndarray) -> torch.Tensor:
-        """One feature where its tower reads it: pixels and frames on the device, grids and times on the host."""
-        tensor = torch.from_numpy(np.ascontiguousarray(array))
-        if self._model.device == "cpu" or not tensor.is_floating_point() or tensor.dim() < 2:
-            return tensor
-        # From pinned pages, so that the copy takes its turn on the stream instead of holding this thread.
-        return tensor.pin_memory().to(self._model.device, non_blocking=True)
+    def _tensors(self, features: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
+        """Features where their tower reads them: pixels, tables and frames on the device, grids and times on the host.
+
+        Those are whole numbers of 64 bits, and lines of numbers.
+        """
+        large = {name: array for name, array in features.items() if array.dtype != np.int64 and array.ndim > 1}
+        sent = self._ring.put(large) if self._ring is not None and large else {}
+        return {name: sent[name] if name in sent else _on_host(array) for name, array in features.items()}
 
     def __len__(self) -> int:
         return len(self._rows)
+
+
+def _on_host(array: np.ndarray) -> torch.Tensor:
+    """A copy only where torch, which knows no arrays that must not be written, would complain."""
+    return torch.from_numpy(np.require(array, requirements=("C", "W")))

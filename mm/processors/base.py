@@ -43,6 +43,7 @@ class Processor(Protocol):
 
     modalities: frozenset[Modality]
     media_token_ids: frozenset[int]  # every id that stands for a tower's row; none may be left over in a prompt
+    picture_bytes: int  # decoded pictures up to so large come to `process` unscaled; 0: it makes patches itself
 
     def placeholder(self, modality: Modality) -> int:
         """The token that the template puts where an item of this kind stands."""

@@ -33,10 +33,11 @@ class QwenOmni:
 
     modalities: frozenset[Modality] = frozenset(("image", "audio", "video"))
 
-    def __init__(self, folder: str | Path, config: dict[str, Any]) -> None:
+    def __init__(self, folder: str | Path, config: dict[str, Any], picture_bytes: int = 0) -> None:
         thinker = config.get("thinker_config", config)
         files = read_processor_files(folder)
-        self.vision = Vision(files.image, files.video)
+        self.vision = Vision(files.image, files.video, picture_bytes)
+        self.picture_bytes = self.vision.picture_bytes
         self.mel = MelSettings(
             num_mels=int(files.audio.get("feature_size", 128)),
             sample_rate=int(files.audio.get("sampling_rate", 16000)),
@@ -88,7 +89,7 @@ class QwenOmni:
         if item.modality == "audio":
             return Processed("audio", (self._sound(item.data, digest),))
         if item.modality == "image":
-            features, count = self.vision.still(item.data)
+            features, count = self.vision.still(item.data, item.scale)
             return Processed("image", (Part("image", digest, count, features),))
         features, count = self.vision.moving(item.data)
         per_grid = item.seconds_per_frame * self.vision.video.temporal_patch_size

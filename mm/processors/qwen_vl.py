@@ -23,17 +23,22 @@ from mm.decode.frames import FilmPlan, FrameRule, sample_indices
 from mm.item import MediaItem, MediaOptions, Part, Processed
 from mm.limits import MediaLimits
 from mm.processors.base import Filling, Placed, read_processor_files
-from mm.transform.image import PatchSettings, Scale, patchify
+from mm.transform.image import BICUBIC, PatchSettings, Scale, grid_of, normal_of, patchify, resize_table
 
 _FILM_MIN_PIXELS, _FILM_MAX_PIXELS = 128 * 28 * 28, 768 * 28 * 28  # per frame, where a checkpoint does not say
 _BYTES_PER_PIXEL = 3 * 4  # of float32 features
 
 
 class Vision:
-    """What the families with Qwen's vision tower share: sizes, frames, patches, grids."""
+    """What the families with Qwen's vision tower share: sizes, frames, patches, grids.
 
-    def __init__(self, image: dict[str, Any], video: dict[str, Any]) -> None:
+    With `picture_bytes` the tower's device makes the patches: features are pixels, as decoded, with the tables by which
+    they are scaled. Pictures with more bytes than that come scaled, as films always do.
+    """
+
+    def __init__(self, image: dict[str, Any], video: dict[str, Any], picture_bytes: int = 0) -> None:
         self.image = _patch_settings(image, PatchSettings())
+        self.picture_bytes = picture_bytes if self.image.resample == BICUBIC else 0
         film_defaults = replace(PatchSettings(), min_pixels=_FILM_MIN_PIXELS, max_pixels=_FILM_MAX_PIXELS)
         self.video = _patch_settings(video, film_defaults)
         self.cap_total = bool(video.get("cap_pixels_per_frame"))
@@ -49,9 +54,9 @@ class Vision:
     def plan_image(self, height: int, width: int, options: MediaOptions) -> Scale:
         return _lowered(self.image, options).scale(height, width)
 
-    def still(self, pixels: np.ndarray) -> tuple[dict[str, np.ndarray], int]:
-        """Features and token count of a picture, uint8 [height, width, 3], already scaled."""
-        return self._features(pixels[None], self.image)
+    def still(self, pixels: np.ndarray, scale: Scale | None) -> tuple[dict[str, np.ndarray], int]:
+        """Features and token count of a picture, uint8 [height, width, 3]; already scaled where `scale` is None."""
+        return self._features(pixels[None], self.image, scale)
 
     def moving(self, frames: np.ndarray) -> tuple[dict[str, np.ndarray], int]:
         """Features and token count of a film's kept frames, uint8 [frames, height, width, 3], already scaled."""
@@ -96,9 +101,19 @@ class Vision:
         )
         return np.stack([axis.reshape(-1) for axis in axes]) + start
 
-    def _features(self, frames: np.ndarray, settings: PatchSettings) -> tuple[dict[str, np.ndarray], int]:
-        patches, grid = patchify(frames, settings)
-        features = {"pixel_values": patches, "grid_thw": np.array([grid], dtype=np.int64)}
+    def _features(
+        self, frames: np.ndarray, settings: PatchSettings, scale: Scale | None = None
+    ) -> tuple[dict[str, np.ndarray], int]:
+        count, height, width, _ = frames.shape
+        if self.picture_bytes:
+            new = scale or Scale(height, width)
+            grid = grid_of(count, new.height, new.width, settings)
+            columns, rows = resize_table(width, new.width), resize_table(height, new.height)
+            features = {"pixels": frames, "columns": columns, "rows": rows, "normal": normal_of(settings)}
+        else:
+            patches, grid = patchify(frames, settings)
+            features = {"pixel_values": patches}
+        features["grid_thw"] = np.array([grid], dtype=np.int64)
         return features, grid[0] * grid[1] * grid[2] // settings.merge_size**2
 
 
@@ -107,9 +122,10 @@ class QwenVL:
 
     modalities: frozenset[Modality] = frozenset(("image", "video"))
 
-    def __init__(self, folder: str | Path, config: dict[str, Any]) -> None:
+    def __init__(self, folder: str | Path, config: dict[str, Any], picture_bytes: int = 0) -> None:
         files = read_processor_files(folder)
-        self.vision = Vision(files.image, files.video)
+        self.vision = Vision(files.image, files.video, picture_bytes)
+        self.picture_bytes = self.vision.picture_bytes
         self._ids: dict[Modality, int] = {
             "image": token_id(config, "image", 151655),
             "video": token_id(config, "video", 151656),
@@ -138,7 +154,7 @@ class QwenVL:
 
     def process(self, item: MediaItem, digest: bytes, options: MediaOptions) -> Processed:
         if item.modality == "image":
-            features, count = self.vision.still(item.data)
+            features, count = self.vision.still(item.data, item.scale)
         else:
             features, count = self.vision.moving(item.data)
             per_grid = item.seconds_per_frame * self.vision.video.temporal_patch_size
@@ -175,7 +191,9 @@ def count_up(out: np.ndarray, start: int, end: int, first: int) -> int:
 
 
 def vision_cost(vision: Vision, modality: Modality, item_bytes: int) -> int:
-    """Bytes of features and the copies on the way, for `item_bytes` of scaled pixels."""
+    """Bytes of features and the copies on the way, for `item_bytes` of pixels."""
+    if vision.picture_bytes:
+        return 1 << 20  # tables
     frames = vision.image.temporal_patch_size if modality == "image" else 1
     return item_bytes * (4 * frames + 4) + (1 << 20)
 

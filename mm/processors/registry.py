@@ -20,11 +20,15 @@ _BY_MODEL_TYPE = {
 }
 
 
-def processor_for(folder: str | Path, raw_config: dict[str, Any]) -> Processor | None:
-    """The processor of the checkpoint in `folder`; ValueError when its files contradict each other."""
+def processor_for(folder: str | Path, raw_config: dict[str, Any], picture_bytes: int = 0) -> Processor | None:
+    """The processor of the checkpoint in `folder`; ValueError when its files contradict each other.
+
+    `picture_bytes`: the tower's device makes patches itself, of decoded pictures up to so large; 0: it does not.
+    """
     place = _BY_MODEL_TYPE.get(raw_config.get("model_type", ""))
     if place is None:
         return None
     module, _, name = place.partition(":")
-    processor: Processor = getattr(importlib.import_module(f"mm.processors.{module}"), name)(folder, raw_config)
+    family = getattr(importlib.import_module(f"mm.processors.{module}"), name)
+    processor: Processor = family(folder, raw_config, picture_bytes)
     return processor

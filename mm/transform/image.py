@@ -1,8 +1,8 @@
 """Pictures and frames to normalised patches, in the order of Qwen's vision towers.
 
 Pool only. In: uint8 [height, width, 3]. Out: float32 [patches, channels * temporal * patch * patch]; patches run
-through time, then blocks of merge x merge neighbours, row by row. The device version of the same sums will have this
-file as its reference.
+through time, then blocks of merge x merge neighbours, row by row. An accelerator does the same sums itself
+(engine/kernels/image) from decoded pixels and the tables made here: this file says what comes out.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from PIL import Image
 
 BICUBIC = 3  # Pillow's number; processor files store it
+_REACH = 2.0  # old lines on either side that a new one sees, where it does not shrink them
+_BITS = 22  # of a weight behind the point: eight bits of a pixel, and two for what sharpening adds, complete a word
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,11 @@ class Scale:
         return np.asarray(self.image(Image.fromarray(pixels)))
 
 
+def grid_of(num_frames: int, height: int, width: int, settings: PatchSettings) -> tuple[int, int, int]:
+    """Patches along time, rows and columns of so many scaled frames."""
+    return -(-num_frames // settings.temporal_patch_size), height // settings.patch_size, width // settings.patch_size
+
+
 def patchify(frames: np.ndarray, settings: PatchSettings) -> tuple[np.ndarray, tuple[int, int, int]]:
     """Cut uint8 [frames, height, width, 3] into normalised patches; returns them and the grid (time, rows, columns).
 
@@ -93,7 +100,7 @@ def patchify(frames: np.ndarray, settings: PatchSettings) -> tuple[np.ndarray, t
     """
     patch, merge, temporal = settings.patch_size, settings.merge_size, settings.temporal_patch_size
     num_frames, height, width, _ = frames.shape
-    grid = (-(-num_frames // temporal), height // patch, width // patch)
+    grid = grid_of(num_frames, height, width, settings)
     blocks = (grid[0], grid[1] // merge, grid[2] // merge)
     patches = np.empty((*blocks, merge, merge, 3, temporal, patch, patch), dtype=np.float32)
     for index in range(grid[0] * temporal):
@@ -106,6 +113,47 @@ def patchify(frames: np.ndarray, settings: PatchSettings) -> tuple[np.ndarray, t
         # -> block rows, block columns, merge, merge, channel, patch, patch
         patches[time, ..., step, :, :] = split.transpose(1, 4, 2, 5, 0, 3, 6)
     return patches.reshape(grid[0] * grid[1] * grid[2], 3 * temporal * patch * patch), grid
+
+
+def normal_of(settings: PatchSettings) -> np.ndarray:
+    """float32 [6]: a pixel's value becomes value * scale - shift; scale of red, green and blue, then shift."""
+    pairs = list(zip(settings.mean, settings.std))
+    return np.array([settings.rescale_factor / std for _, std in pairs] + [mean / std for mean, std in pairs], "f4")
+
+
+def resize_table(size: int, new_size: int) -> np.ndarray:
+    """How `size` lines become `new_size` by Pillow's bicubic filter: int32 [1 + taps, new_size].
+
+    First the old line at which each new one begins to look, then what it takes of that and each line behind it, in
+    parts of 2**22. Sums and roundings are Pillow's (precompute_coeffs, normalize_coeffs_8bpc), so are all bits.
+    """
+    if size == new_size:
+        return np.stack([np.arange(size, dtype=np.int32), np.full(size, 1 << _BITS, np.int32)])
+    scale = size / new_size
+    wider = max(scale, 1.0)  # a filter over many lines smooths what shrinks
+    reach = _REACH * wider
+    centre = (np.arange(new_size) + 0.5) * scale
+    first = np.maximum((centre - reach + 0.5).astype(np.int64), 0)
+    count = np.minimum((centre + reach + 0.5).astype(np.int64), size) - first
+    taps = int(count.max())
+    table = np.zeros((1 + taps, new_size), np.int32)
+    table[0] = first
+    weights = np.zeros((taps, new_size))
+    total = np.zeros(new_size)
+    for tap in range(taps):
+        weights[tap] = np.where(tap < count, _bicubic((tap + first - centre + 0.5) * (1.0 / wider)), 0.0)
+        total += weights[tap]  # one after the other: the order decides the last bit
+    weights = weights / total * (1 << _BITS)
+    table[1:] = np.where(weights < 0, weights - 0.5, weights + 0.5).astype(np.int32)  # towards zero
+    return table
+
+
+def _bicubic(x: np.ndarray) -> np.ndarray:
+    """Catmull and Rom's cubic, a = -1/2."""
+    x = np.abs(x)
+    near = ((-0.5 + 2.0) * x - (-0.5 + 3.0)) * x * x + 1
+    far = (((x - 5) * x + 8) * x - 4) * -0.5
+    return np.where(x < 1.0, near, np.where(x < 2.0, far, 0.0))
 
 
 def _normalised(frame: np.ndarray, settings: PatchSettings) -> np.ndarray:

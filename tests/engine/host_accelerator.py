@@ -86,6 +86,16 @@ class HostLauncher:
         return True
 
 
+class HostMark:
+    """An event: what was asked for before it has run."""
+
+    def record(self) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+
 class HostAccelerator:
     """Stands where engine.device.Accelerator would."""
 
@@ -97,6 +107,9 @@ class HostAccelerator:
 
     def pinned(self, count: int) -> torch.Tensor:
         return torch.zeros(count, dtype=torch.int32)
+
+    def event(self) -> HostMark:
+        return HostMark()
 
     def keep_pinned(self, largest: int) -> None:
         pass  # nothing is pinned here

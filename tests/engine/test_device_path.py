@@ -2,10 +2,12 @@
 
 import asyncio
 
+import numpy as np
 import pytest
 
 import engine.runtime
 from engine import Engine
+from engine.step.upload_ring import ALIGNED, UploadRing
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine_kit import answer, running
@@ -58,3 +60,59 @@ async def test_greedy_tokens_are_those_of_the_host(wanted, on_the_device_path, n
         assert seen["forward"] == seen["sample"] == 0
     elif not settings.get("cudagraph_capture_sizes"):
         assert seen["forward"] == seen["upload"]
+
+
+async def test_media_go_through_the_ring(on_the_device_path):
+    pytest.importorskip("av")
+    from tests.invariance.devices import Device
+    from tests.invariance.test_media import MIXES, make_request
+    from tests.invariance.test_media import alone as alone_with_media
+
+    wanted = await asyncio.to_thread(alone_with_media, Device("cpu"))
+    async with running(tiny.checkpoint("omni"), encoder_cache_tokens=2048) as engine:
+        for mix, names in MIXES.items():
+            for pixels in (True, False):
+                got = await answer(engine, await make_request(names, pixels=pixels))
+                assert got == [wanted[mix].tokens], (mix, pixels)
+
+
+class Marks:
+    """Stands where an accelerator would; notes which block is waited for and which copies were marked."""
+
+    def __init__(self) -> None:
+        self.device = HostAccelerator().device
+        self.pinned = HostAccelerator().pinned
+        self.seen: list[tuple[str, int]] = []
+        self._count = 0
+
+    def event(self):
+        marks, number = self.seen, self._count
+        self._count += 1
+
+        class Mark:
+            def record(self) -> None:
+                marks.append(("copied", number))
+
+            def synchronize(self) -> None:
+                marks.append(("waited", number))
+
+        return Mark()
+
+
+def test_a_block_of_the_ring_is_written_again_only_after_its_copy():
+    marks = Marks()
+    ring = UploadRing(marks, block_bytes=64, blocks=2)
+    draw = np.random.default_rng(0)
+    for size in (10, 100, 64, 1, 300):
+        sent = {"a": draw.integers(0, 256, (size, 1), np.uint8), "b": draw.standard_normal((2, 3)).astype(np.float32)}
+        got = ring.put(sent)
+        for name, array in sent.items():
+            np.testing.assert_array_equal(got[name].numpy(), array)
+            assert got[name].storage_offset() * got[name].element_size() % ALIGNED == 0
+    assert {number for _, number in marks.seen} == {0, 1}
+    block = 0
+    for what, number in marks.seen:
+        if what == "waited":  # the other one begins again, nothing is written to it before
+            block = 1 - block
+        assert number == block
+    assert sum(what == "waited" for what, _ in marks.seen) == (475 + 5 * 24 - 1) // 64

@@ -139,7 +139,7 @@ async def test_media_meet_nothing_new(monkeypatch):
     from tests.invariance.test_media import MIXES, make_request
 
     async with CUDA.running(tiny.checkpoint("omni"), enable_prefix_caching=False) as engine:
-        requests = [await make_request(names) for names in MIXES.values()]
+        requests = [await make_request(names, pixels=pixels) for names in MIXES.values() for pixels in (True, False)]
         with nothing_new(monkeypatch):
             for _ in range(2):
                 await asyncio.gather(*[answer(engine, request) for request in requests])

@@ -61,14 +61,15 @@ def encoded(name: str) -> str:
     )
 
 
-@functools.lru_cache(maxsize=1)
-def loader_of(loop: asyncio.AbstractEventLoop) -> MediaLoader:
+@functools.lru_cache(maxsize=2)
+def loader_of(loop: asyncio.AbstractEventLoop, pixels: bool) -> MediaLoader:
     """One loader per test: names of equal content are equal only within a loader."""
-    return MediaLoader(MediaLimits(), processor_for(tiny.checkpoint("omni"), raw_config()), POOL)
+    picture_bytes = 40_000 if pixels else 0  # "blue" has more: the host scales it
+    return MediaLoader(MediaLimits(), processor_for(tiny.checkpoint("omni"), raw_config(), picture_bytes), POOL)
 
 
-async def make_request(names: tuple[str, ...], n: int = 1, lead: int = 3, **rules) -> Request:
-    """Text, each item between its marks, text."""
+async def make_request(names: tuple[str, ...], n: int = 1, lead: int = 3, pixels: bool = False, **rules) -> Request:
+    """Text, each item between its marks, text; with `pixels` the engine makes the patches."""
     ids, slots, refs = list(range(10, 10 + lead)), [], []
     for number, name in enumerate(names):
         modality = ITEMS[name][0]
@@ -77,7 +78,7 @@ async def make_request(names: tuple[str, ...], n: int = 1, lead: int = 3, **rule
         ids += [opening, placeholder, closing, 20 + number, 40]
         refs.append(MediaRef(modality, encoded(name)))
     ids += [7, 8]
-    loader = loader_of(asyncio.get_running_loop())
+    loader = loader_of(asyncio.get_running_loop(), pixels)
     made = splice(ids, slots, await loader.load(refs), loader.processor)
     sampling = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True, **rules)
     return Request(
@@ -122,6 +123,13 @@ async def test_answers_are_those_of_the_cpu(device):
     cpu = await asyncio.to_thread(alone, Device("cpu"))
     own = await asyncio.to_thread(alone, device)
     device.check([cpu[mix].tokens for mix in MIXES], [own[mix] for mix in MIXES])
+
+
+async def test_pixels_give_the_answers_of_patches(device):
+    wanted = await asyncio.to_thread(alone, device)
+    async with device.running(tiny.checkpoint("omni")) as engine:
+        got = [(await answer(engine, await make_request(names, pixels=True)))[0] for names in MIXES.values()]
+    device.check(got, list(wanted.values()))
 
 
 async def test_batched_with_text_and_other_media(device):

@@ -22,7 +22,8 @@ from mm.processors.registry import processor_for
 from tests.mm import made
 
 EMBEDDED = Path(__file__).parents[2] / "server" / "embedded"
-PROCESSOR = processor_for(EMBEDDED, json.loads((EMBEDDED / "config.json").read_text()))
+RAW = json.loads((EMBEDDED / "config.json").read_text())
+PROCESSOR = processor_for(EMBEDDED, RAW)
 IMAGE = made.data_url(made.png(made.noise(60, 80)), "image/png")
 SOUND = made.data_url(made.sound(made.tone(1.0)), "audio/wav")
 FILM = made.data_url(made.film(made.ramp(30), 10, track=made.tone(3.0)), "video/mp4")
@@ -74,6 +75,26 @@ async def test_items_come_back_in_order() -> None:
         assert image.num_tokens == int(image.features["grid_thw"].prod()) // 4
         assert image.features["pixel_values"].dtype == np.float32
         assert image.features["grid_thw"].dtype == np.int64
+
+
+async def test_pictures_stay_as_they_were_decoded_where_a_device_scales_them() -> None:
+    turned = made.data_url(made.picture(made.noise(40, 90), "JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x01"
+        b"\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"), "image/jpeg")  # fmt: skip
+    async with loader() as media:
+        media.processor = processor_for(EMBEDDED, RAW, picture_bytes=60 * 80 * 3)
+        (whole,), (upright,) = (
+            await media.load([MediaRef("image", IMAGE)]),
+            await media.load([MediaRef("image", turned)]),
+        )
+        large = made.data_url(made.png(made.noise(61, 80)), "image/png")
+        (scaled,) = await media.load([MediaRef("image", large)])
+        assert whole.parts[0].features["pixels"].shape == (1, 60, 80, 3)
+        assert upright.parts[0].features["pixels"].shape == (1, 90, 40, 3)
+        height, width = scaled.parts[0].features["pixels"].shape[1:3]
+        assert (height % 28, width % 28) == (0, 0)
+        for item in (whole, upright, scaled):
+            rows, columns = (item.parts[0].features[name].shape[1] for name in ("rows", "columns"))
+            assert rows * columns == item.parts[0].num_tokens * 28 * 28
 
 
 async def test_no_media_is_no_work() -> None:

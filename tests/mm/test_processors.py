@@ -131,6 +131,34 @@ def test_sizes_follow_the_reference_and_its_bounds() -> None:
         assert smart_resize(height, width, *bounds) == reference(height, width, *bounds)
 
 
+def test_devices_that_make_patches_get_pixels(tmp_path: Path) -> None:
+    vl = QwenVL(tmp_path, {"model_type": "qwen2_5_vl"}, picture_bytes=1 << 20)
+    host = QwenVL(tmp_path, {"model_type": "qwen2_5_vl"})
+    assert (vl.picture_bytes, host.picture_bytes) == (1 << 20, 0)
+    pixels = photo(100, 70)
+    scale = vl.plan_image(100, 70, PLAIN)
+    (part,) = vl.process(MediaItem("image", pixels, scale=scale), DIGEST, PLAIN).parts
+    (wanted,) = host.process(MediaItem("image", scale.array(pixels)), DIGEST, PLAIN).parts
+    features = part.features
+    assert np.shares_memory(features["pixels"], pixels)
+    assert features["pixels"].shape == (1, 100, 70, 3)
+    assert [features[name].shape[1] for name in ("rows", "columns")] == [scale.height, scale.width]
+    assert "pixel_values" not in features
+    np.testing.assert_array_equal(features["grid_thw"], wanted.features["grid_thw"])
+    assert part.num_tokens == wanted.num_tokens
+    film = MediaItem("video", made.noise(4 * 56, 84).reshape(4, 56, 84, 3), 0.5)
+    (seen,), (known,) = vl.process(film, DIGEST, PLAIN).parts, host.process(film, DIGEST, PLAIN).parts
+    assert seen.features["pixels"].shape == (4, 56, 84, 3)
+    assert seen.num_tokens == known.num_tokens
+    assert seen.features["second_per_grid"] == known.features["second_per_grid"]
+    assert vl.cost("image", 3 << 20) < host.cost("image", 3 << 20)
+
+
+def test_other_filters_than_bicubic_stay_on_the_host(tmp_path: Path) -> None:
+    (tmp_path / "preprocessor_config.json").write_text('{"resample": 2}')
+    assert QwenVL(tmp_path, {"model_type": "qwen2_5_vl"}, picture_bytes=1 << 20).picture_bytes == 0
+
+
 def test_resize_leaves_fitting_pictures_alone() -> None:
     pixels = made.noise(56, 56)
     assert Scale(56, 56).array(pixels) is pixels

@@ -233,3 +233,19 @@ def test_bfloat16_towers_and_decoder_stay_near_float32():
     assert all(rows.dtype == torch.bfloat16 for _, rows in row.media)
     got, want = harness.prefill(row, 32), expected("all three")
     assert (got - want).abs().mean() < 0.1 * want.abs().mean() + 0.02
+
+
+def test_pixels_become_the_patches_that_a_processor_makes():
+    side = tiny.PATCH * 2
+    pixels = torch.randint(0, 256, (3, 2 * side, side, 3), dtype=torch.uint8)
+    keep = [torch.stack([torch.arange(n), torch.full((n,), 1 << 22)]).int() for n in (side, 2 * side)]
+    normal = torch.tensor([0.1, 0.2, 0.3, 1.0, 2.0, 3.0])
+    given = {"pixels": pixels, "columns": keep[0], "rows": keep[1], "normal": normal}
+    grid = torch.tensor([[2, 4, 2]])
+    got = model().encode("video", {**given, "grid_thw": grid})
+    values = torch.cat([pixels, pixels[-1:]]).float() * normal[:3] - normal[3:]
+    cut = values.view(2, tiny.TEMPORAL, 2, 2, tiny.PATCH, 1, 2, tiny.PATCH, 3)
+    patches = cut.permute(0, 2, 5, 3, 6, 8, 1, 4, 7).reshape(16, PATCH_NUMBERS)
+    assert torch.equal(got, model().encode("video", {"pixel_values": patches, "grid_thw": grid}))
+    with pytest.raises(RequestError, match="do not fit the grid"):
+        model().encode("video", {**given, "grid_thw": torch.tensor([[2, 2, 2]])})
