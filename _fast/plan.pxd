@@ -36,6 +36,7 @@ cdef class StepPlan:
     cdef readonly int64_t[::1] out_request
     cdef int32_t[::1] row_epoch
 
+    cdef check_room(self, int32_t rows, int32_t tokens, int32_t updates)
     cdef void clear(self) noexcept nogil
     cdef int32_t row(self, SeqTable seqs, slot_t slot, int32_t count) noexcept nogil
     cdef void _media_runs(self, SeqTable seqs, slot_t slot, int32_t start, int32_t count) noexcept nogil

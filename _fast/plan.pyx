@@ -81,6 +81,14 @@ cdef class StepPlan:
         """How much of the record the device needs; 0: nothing is scheduled."""
         return self.record[AT_USED]
 
+    cdef check_room(self, int32_t rows, int32_t tokens, int32_t updates):
+        """ValueError unless a step of these sizes fits."""
+        if self.max_rows < rows or self.max_tokens < tokens or self.max_updates < updates:
+            raise ValueError(
+                f"the plan holds {self.max_rows} rows, {self.max_tokens} tokens, {self.max_updates} updates: this "
+                f"scheduler needs {rows}, {tokens}, {updates}"
+            )
+
     cdef void clear(self) noexcept nogil:
         """An empty plan."""
         cdef int32_t i

@@ -5,6 +5,7 @@ from _fast.prefix cimport PrefixIndex
 from _fast.queue cimport WaitQueue
 from _fast.running cimport RunningRows
 from _fast.seqs cimport SeqTable
+from _fast.shares cimport TokenShares
 from _fast.tables cimport BlockTables
 from _fast.types cimport int32_t, int64_t, slot_t, token_t
 
@@ -28,24 +29,22 @@ cdef class Scheduler:
     cdef readonly EncoderTable encoder
     cdef int32_t max_chunk
     cdef int32_t num_groups
-    cdef public int32_t prompt_budget  # prompt tokens in a step beside rows that decode; at least 1 is given
     cdef bint by_priority
     cdef int64_t next_order
     cdef readonly int64_t next_step  # the step_id that the next schedule() gives
     cdef int64_t settled_step
     cdef RunningRows running
-    cdef int32_t[::1] share  # tokens of this step, by slot
+    cdef readonly TokenShares shares
     cdef int32_t updates_left
-    cdef int32_t tokens_left
     cdef bint preempted
 
     cdef void _plan(self, StepPlan plan) noexcept nogil
     cdef void _continue(self, StepPlan plan) noexcept nogil
+    cdef void _fill(self) noexcept nogil
     cdef void _admit(self, StepPlan plan) noexcept nogil
     cdef bint _start(self, slot_t slot, StepPlan plan) noexcept nogil
     cdef bint _provide(self, slot_t slot, int32_t count) noexcept nogil
     cdef void _preempt(self, slot_t slot) noexcept nogil
-    cdef int32_t _left(self, slot_t slot) noexcept nogil
     cdef void _emit(self, StepPlan plan) noexcept nogil
     cdef void _row(self, slot_t slot, int32_t count, StepPlan plan) noexcept nogil
     cdef void _end(self, slot_t slot) noexcept nogil

@@ -7,6 +7,7 @@ from _fast.plan import StepPlan
 from _fast.prefix import PrefixIndex
 from _fast.queue import WaitQueue
 from _fast.seqs import SeqTable
+from _fast.shares import TokenShares
 from _fast.tables import BlockTables
 
 class Scheduler:
@@ -17,7 +18,6 @@ class Scheduler:
     block_size: int
     num_running: int
     num_preemptions: int
-    prompt_budget: int
     prefix_queries: int
     prefix_hits: int
     num_freed: int
@@ -26,6 +26,7 @@ class Scheduler:
     pool: BlockPool
     index: PrefixIndex
     seqs: SeqTable
+    shares: TokenShares
     tables: BlockTables
     queue: WaitQueue
     encoder: EncoderTable

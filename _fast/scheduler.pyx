@@ -49,7 +49,6 @@ cdef class Scheduler:
         self.max_model_len = max_model_len
         self.block_size = block_size
         self.max_chunk = min(max_chunk, max_tokens) if max_chunk else max_tokens
-        self.prompt_budget = max_tokens
         self.by_priority = policy == 1
         self.next_step = first_step
         self.settled_step = first_step - 1
@@ -63,7 +62,7 @@ cdef class Scheduler:
         self.encoder = EncoderTable(encoder_budget, encoder_capacity)
         self.freed_slots = array("i", bytes(4 * max_slots))
         self.running = RunningRows(self.seqs, self.by_priority)
-        self.share = array("i", bytes(4 * max_slots))
+        self.shares = TokenShares(self.seqs, self.running, self.queue, max_tokens, self.max_chunk)
 
     # Requests come and go.
 
@@ -146,15 +145,7 @@ cdef class Scheduler:
         """Plan the next step: the number of its rows. 0: nothing to launch, and nothing to commit."""
         if self.next_step - self.settled_step - 1 >= MAX_IN_FLIGHT:
             raise RuntimeError(f"{MAX_IN_FLIGHT} steps are in flight already: commit the older one first")
-        if (
-            plan.max_rows < self.max_rows
-            or plan.max_tokens < self.max_tokens
-            or plan.max_updates < self.num_groups * self.tables.max_blocks
-        ):
-            raise ValueError(
-                f"the plan holds {plan.max_rows} rows, {plan.max_tokens} tokens, {plan.max_updates} updates: this "
-                f"scheduler needs {self.max_rows}, {self.max_tokens}, {self.num_groups * self.tables.max_blocks}"
-            )
+        plan.check_room(self.max_rows, self.max_tokens, self.num_groups * self.tables.max_blocks)
         if self.settled_step < plan.step_id < self.next_step:
             raise ValueError(f"the plan still holds step {plan.step_id}, which is in flight: give another one")
         with nogil:
@@ -205,6 +196,7 @@ cdef class Scheduler:
             self._continue(plan)
             if not self.preempted:
                 self._admit(plan)
+                self._fill()
             self._emit(plan)
             if plan.num_rows or self.running.size == 0 or self.next_step != self.settled_step + 1:
                 break
@@ -214,35 +206,20 @@ cdef class Scheduler:
             plan.seal(self.next_step)
             self.next_step += 1
 
-    cdef int32_t _left(self, slot_t slot) noexcept nogil:
-        """Tokens a row could compute now; 0 when its last possible sample is on its way."""
-        cdef int32_t known = self.seqs.num_tokens[slot] + self.seqs.pending[slot]
-        return known - self.seqs.computed[slot] if known < self.seqs.max_len[slot] else 0
-
     cdef void _continue(self, StepPlan plan) noexcept nogil:
-        """Share the step's tokens among running rows and find their blocks."""
-        cdef int32_t i
+        """Find blocks for the tokens that running rows get."""
+        cdef int32_t i = 0
         cdef int32_t count
         cdef int32_t changed
+        cdef int32_t granted
         cdef slot_t slot
-        cdef int32_t decoding = 0
-        for i in range(self.running.size):
-            count = self._left(self.running.slots[i])
-            self.share[self.running.slots[i]] = count
-            if count == 1:
-                decoding += 1
-        self.tokens_left = self.max_tokens - decoding
-        if decoding:
-            self.tokens_left = min(self.tokens_left, max(self.prompt_budget, 1))
-        i = 0
+        self.shares.deal(self.running.size < self.max_rows)
         while i < self.running.size:
             slot = self.running.slots[i]
             i += 1
-            count = self.share[slot]
+            granted = count = self.shares.of[slot]
             if count == 0:
                 continue
-            if count > 1:
-                count = min(count, min(self.max_chunk, self.tokens_left))
             if self.seqs.span_at[slot] < self.seqs.num_spans[slot]:
                 count = self.encoder.limit(self.seqs, slot, self.seqs.computed[slot], count)
             if count and not self._provide(slot, count):
@@ -253,11 +230,34 @@ cdef class Scheduler:
                     self.updates_left -= changed
                 else:
                     count = 0
-            if self.share[slot] > 1:
-                self.tokens_left -= count
-            self.share[slot] = count
+            if count < granted and self.seqs.left(slot) > 1:
+                self.shares.take(count - granted)
+            self.shares.of[slot] = count
             if count and self.seqs.span_at[slot] < self.seqs.num_spans[slot]:
                 self.encoder.claim(self.seqs, slot, self.seqs.computed[slot], count, plan, self.next_step)
+
+    cdef void _fill(self) noexcept nogil:
+        """Give running prompts what waiting ones left over, where that takes no row's blocks."""
+        cdef int32_t i
+        cdef int32_t more
+        cdef int32_t missing
+        cdef slot_t slot
+        for i in range(self.shares.num_prompts):
+            slot = self.shares.prompts[i]
+            if self.shares.tokens_left <= 0:
+                return
+            if self.shares.of[slot] == 0 or self.seqs.span_at[slot] < self.seqs.num_spans[slot]:
+                continue
+            more = self.shares.fitting(self.seqs.left(slot) - self.shares.of[slot])
+            more = min(more, self.shares.max_chunk - self.shares.of[slot])
+            missing = self.tables.missing(slot, self.seqs.computed[slot] + self.shares.of[slot] + more)
+            if more <= 0 or missing > self.updates_left or missing > self.pool.num_free + self.pool.num_cached:
+                continue
+            if missing > 0 and self.tables.grow(slot, self.seqs.computed[slot] + self.shares.of[slot] + more) < 0:
+                continue
+            self.updates_left -= max(missing, 0)
+            self.shares.of[slot] += more
+            self.shares.take(more)
 
     cdef bint _provide(self, slot_t slot, int32_t count) noexcept nogil:
         """Blocks for the row's next tokens, from the last running rows if need be. False: the row gets none now."""
@@ -290,7 +290,7 @@ cdef class Scheduler:
     cdef void _admit(self, StepPlan plan) noexcept nogil:
         """Start waiting requests in their order; the first that does not fit holds up the others."""
         cdef slot_t slot
-        while self.running.size < self.max_rows and self.tokens_left > 0:
+        while self.running.size < self.max_rows and self.shares.tokens_left > 0:
             slot = self.queue.first()
             # A preempted row waits for its samples in flight: they are part of what it must compute.
             if slot < 0 or self.seqs.in_flight[slot] or not self._start(slot, plan):
@@ -300,7 +300,7 @@ cdef class Scheduler:
         cdef int32_t known = self.seqs.num_tokens[slot]
         cdef int32_t hit = self.tables.match(slot)
         cdef int32_t start = hit * self.block_size
-        cdef int32_t count = min(known - start, min(self.max_chunk, self.tokens_left))
+        cdef int32_t count = self.shares.fitting(known - start)
         cdef int32_t idle = self.pool.num_free + self.pool.num_cached - self.tables.num_revived
         # All that is known must fit, with a reserve for rows that decode: a row let in too early preempts others.
         cdef int32_t reserve = min(self.running.size, self.pool.total >> 4) * self.num_groups
@@ -318,7 +318,7 @@ cdef class Scheduler:
             return False
         self.queue.remove(slot)
         self.updates_left -= changed
-        self.tokens_left -= count
+        self.shares.take(count)
         self.seqs.computed[slot] = start
         self.seqs.committed[slot] = start
         self.seqs.num_named[slot] = hit
@@ -332,7 +332,7 @@ cdef class Scheduler:
             if self.tables.caching and self.seqs.read_cache[slot]:
                 self.prefix_queries += known
                 self.prefix_hits += start
-        self.share[slot] = count
+        self.shares.of[slot] = count
         self.seqs.state[slot] = RUNNING
         self.running.enter(slot)
         return True
@@ -341,12 +341,12 @@ cdef class Scheduler:
         """Write the rows: those with one token first, then the chunks."""
         cdef int32_t i
         for i in range(self.running.size):
-            if self.share[self.running.slots[i]] == 1:
+            if self.shares.of[self.running.slots[i]] == 1:
                 self._row(self.running.slots[i], 1, plan)
         plan.num_decode_rows = plan.num_rows
         for i in range(self.running.size):
-            if self.share[self.running.slots[i]] > 1:
-                self._row(self.running.slots[i], self.share[self.running.slots[i]], plan)
+            if self.shares.of[self.running.slots[i]] > 1:
+                self._row(self.running.slots[i], self.shares.of[self.running.slots[i]], plan)
 
     cdef void _row(self, slot_t slot, int32_t count, StepPlan plan) noexcept nogil:
         """Write a row, and note that its tokens are computed and its sample is on its way once this is launched."""

@@ -54,6 +54,7 @@ cdef class SeqTable:
     cdef slot_t take(self) noexcept nogil
     cdef void give(self, slot_t slot) noexcept nogil
     cdef void reset(self, slot_t slot) noexcept nogil
+    cdef int32_t left(self, slot_t slot) noexcept nogil
     cdef slot_t find(self, int64_t request) noexcept nogil
     cdef int append(self, slot_t slot, token_t token) noexcept nogil
     cdef int32_t verdict(self, slot_t slot, token_t token) noexcept nogil

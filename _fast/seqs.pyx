@@ -159,6 +159,11 @@ cdef class SeqTable:
         self.stops[slot] = NULL
         self.spans[slot] = NULL
 
+    cdef int32_t left(self, slot_t slot) noexcept nogil:
+        """Tokens that a row could compute now; 0 when its last possible sample is on its way."""
+        cdef int32_t known = self.num_tokens[slot] + self.pending[slot]
+        return known - self.computed[slot] if known < self.max_len[slot] else 0
+
     cdef slot_t find(self, int64_t request) noexcept nogil:
         """The slot of a live request, or -1. A scan: aborts are rare and the array is small."""
         cdef int32_t i

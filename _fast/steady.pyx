@@ -144,6 +144,10 @@ cdef class SteadyLoop:
             raise ValueError(f"plan {index}: there are 0 to {self.num_plans - 1}")
         return self._until(<StepPlan>self.plan_at[index], index)
 
+    def learned(self):
+        """[(bit length of a step's tokens, seconds)] of what ran here: steps that only decode, as prompts are special."""
+        return [(bits, self.seconds[bits]) for bits in range(NUM_CLASSES) if self.seconds[bits] > 0.0]
+
     @property
     def numbers(self):
         """Of the step settled last, as OutputRing.pop() gives them: needed for an undelivered one."""

@@ -69,7 +69,6 @@ class DeviceThread:
         self._paused = False  # nothing is planned; what runs keeps its place
         self._refused: list[int] = []
         self._pace: Pace
-        self._decoding = 0  # rows that decode in the next step, but for those that end
         self._failures = FailureCount(config.max_failed_steps, config.max_oom)
         self._steady: SteadySteps | None = None
         self._last_beat = 0.0
@@ -190,6 +189,8 @@ class DeviceThread:
                 runtime.admission.free_slots()
             previous = left.in_flight
             if not left.again or self._refused:
+                for rows_bits, seconds in self._steady.learned():
+                    self._pace.note_decode(rows_bits, seconds)
                 return previous, left.planned
 
     def _gather(self, runtime: Runtime, previous: StepResult | None) -> None:
@@ -244,11 +245,11 @@ class DeviceThread:
             return None
         plan = runtime.next_plan
         runtime.executor.claim(plan)
-        runtime.scheduler.prompt_budget = self._pace.prompt_budget(self._decoding, runtime.scheduler.num_waiting)
+        shares = runtime.scheduler.shares
+        shares.prompt_budget = self._pace.prompt_budget(*shares.load())
         return plan if runtime.scheduler.schedule(plan) else None
 
     def _launch(self, runtime: Runtime, plan: StepPlan, stats: StepStats) -> StepResult:
-        self._decoding = plan.num_sampled  # what yields a token now decodes in the next step
         begun = time.perf_counter()
         step = runtime.launch_forward(plan)
         stats.launch_s = time.perf_counter() - begun

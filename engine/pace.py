@@ -1,7 +1,9 @@
 """Pace: how long steps take, learned from the ones that ran; what planning needs to know about time.
 
-Owner: device thread. In: the sizes of settled steps and their seconds. Out: when the step in flight should end, and how
-many prompt tokens may join rows that decode, so that a long prompt slows the others to half their speed at worst.
+Owner: device thread. In: the sizes of settled steps and their seconds, also those that the GIL-free loop learned. Out:
+when the step in flight should end, and how many prompt tokens may join a step. A step that decodes waits for the
+weights, and one that computes prompts for the arithmetic: together they cost less than one after the other, so prompts
+are spread over the steps instead of filling a few of them.
 """
 
 from __future__ import annotations
@@ -12,8 +14,12 @@ LEAST_PROMPT = 256  # tokens: about as many as the weights' own reading time hid
 ENOUGH = 256  # tokens in a step whose time is the tokens' and no longer the weights'
 FOUND_DONE = 20e-6  # seconds: a wait shorter than this was none
 RISE = 0.05  # of a longer step that is believed at once; a shorter one is believed fully
-FEW = 4  # prompts waiting; with more, the crowd's throughput counts more than the rhythm of those that decode
-LONG_STEP = 0.036  # seconds that a step may then take
+HORIZON = 32  # steps within which what waits is to be computed, if it does not fit into steps of twice the time
+LONG_STEP = 0.036  # seconds that a step may take for that
+BURST = 8  # full steps of prompts waiting, for more requests than half of those that decode: nobody is spared
+ALONE = (
+    512  # tokens of a step in which nothing decodes and several prompts wait: one after the other, not all at the end
+)
 TILE = 128  # tokens: a product's time grows by tiles of so many rows, so a step that fills them costs no more
 
 
@@ -49,18 +55,28 @@ class Pace:
         elif tokens >= ENOUGH:
             self._per_token += (took / tokens - self._per_token) * (0.2 if self._per_token else 1.0)
 
-    def prompt_budget(self, decoding: int, waiting: int) -> int:
-        """Prompt tokens that a step may take beside `decoding` rows, with `waiting` requests queued.
+    def prompt_budget(self, decoding: int, waiting: int, lacking: int, following: int) -> int:
+        """Prompt tokens that a step may take.
 
-        As many as double its time; with a crowd waiting, as many as fit into LONG_STEP. Rows and prompts together
-        fill whole tiles.
+        `decoding` rows are in it, `waiting` requests have not begun, all prompts lack `lacking` tokens and the one that
+        is served next `following`. Beside rows that decode: as many as double the step's time, or as compute what waits
+        within HORIZON steps, up to LONG_STEP; in a burst as many as fit. Rows and prompts together fill whole tiles.
         """
+        burst = lacking > BURST * self._max_tokens and 2 * waiting > decoding
+        if not decoding:
+            return self._max_tokens if burst or lacking == following else min(self._max_tokens, max(ALONE, following))
         alone = self._nearest(decoding.bit_length())
-        if not decoding or not alone or not self._per_token:
+        if burst or not alone or not self._per_token:
             return self._max_tokens
-        allowed = 2 * alone if waiting <= FEW else max(2 * alone, LONG_STEP)
-        tiles = max(round(allowed / self._per_token / TILE), -(-(decoding + LEAST_PROMPT) // TILE))
+        doubled = 2 * alone / self._per_token
+        most = max(doubled, LONG_STEP / self._per_token)
+        tokens = min(max(doubled, lacking / HORIZON + decoding), most)
+        tiles = max(round(tokens / TILE), -(-(decoding + LEAST_PROMPT) // TILE))
         return min(self._max_tokens, tiles * TILE - decoding)
+
+    def note_decode(self, rows_bits: int, seconds: float) -> None:
+        """What steps take that only decode, by the bit length of their rows, as the GIL-free loop has learned it."""
+        self._decode[rows_bits] = seconds
 
     def _nearest(self, bits: int) -> float:
         """Seconds of a step that decodes so many rows, or of the nearest size that was seen: they differ little."""

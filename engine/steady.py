@@ -44,6 +44,10 @@ class SteadySteps:
         """time.monotonic() of the loop's last turn."""
         return self._loop.last_beat
 
+    def learned(self) -> list[tuple[int, float]]:
+        """(bit length of the rows, seconds) of steps that only decode, where any ran."""
+        return self._loop.learned()
+
     def may_follow(self, previous: StepResult | None) -> bool:
         """Whether the loop can go on behind a step in flight that Python launched."""
         if previous is None:

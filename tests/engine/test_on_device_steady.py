@@ -172,6 +172,14 @@ async def test_steps_are_predictable_and_counted():
     assert all(0 <= stats.schedule_s + stats.launch_s + stats.commit_s < 1 for stats in full)
 
 
+async def test_what_steps_take_is_known_also_where_they_ran_without_the_lock():
+    async with CUDA.running(tiny.checkpoint("qwen3")) as engine:
+        await asyncio.gather(*[answer(engine, text_request(ids, 200, ignore_eos=True)) for ids in PROMPTS[:16]])
+        pace = engine._thread._pace
+        assert pace._decode  # or prompts would join rows that decode without a limit
+        assert all(0 < seconds < 1 for seconds in pace._decode.values())
+
+
 async def test_memory_comes_back_when_the_engine_stops():
     """Engines one after the other leave nothing behind but what torch keeps for reuse."""
     left = []

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from engine.pace import LEAST_PROMPT, TILE, Pace
+from engine.pace import ALONE, HORIZON, LEAST_PROMPT, TILE, Pace
 
 WAITED = 0.001  # seconds that the thread waited for the step's end
 
@@ -21,31 +21,50 @@ def test_a_shorter_step_is_believed_at_once_and_a_longer_one_slowly():
 
 def test_prompts_may_double_a_step_that_decodes():
     pace = Pace(2048)
-    assert pace.prompt_budget(64, 0) == 2048  # nothing is known yet
+    assert pace.prompt_budget(64, 1, 900, 900) == 2048  # nothing is known yet
     pace.note(plan(64), 0.008, WAITED)
     pace.note(plan(0, prompt=2000), 0.040, WAITED)  # 20 microseconds a token
-    assert pace.prompt_budget(64, 0) == 768 - 64  # 800 would do; six whole tiles
-    assert pace.prompt_budget(0, 0) == 2048
+    assert pace.prompt_budget(64, 1, 900, 900) == 768 - 64  # 800 would do; six whole tiles
     pace.note(plan(64), 0.001, WAITED)
-    assert LEAST_PROMPT <= pace.prompt_budget(64, 0) < LEAST_PROMPT + TILE
+    assert LEAST_PROMPT <= pace.prompt_budget(64, 1, 900, 900) < LEAST_PROMPT + TILE
 
 
-def test_a_crowd_that_waits_may_make_steps_longer():
+def test_what_waits_is_spread_over_steps_and_may_make_them_longer():
     pace = Pace(2048)
     pace.note(plan(64), 0.008, WAITED)
     pace.note(plan(64, prompt=936), 0.020, WAITED)
-    assert pace.prompt_budget(64, 100) == 1792 - 64
+    assert pace.prompt_budget(64, 20, 10_000, 500) == 768 - 64
+    assert pace.prompt_budget(64, 30, HORIZON * 1000, 500) == 1024 - 64
+    assert pace.prompt_budget(200, 60, HORIZON * 2000, 500) == 1792 - 200  # a step may take 36 milliseconds
     pace.note(plan(200), 0.040, WAITED)  # twice that is more than a long step
-    assert pace.prompt_budget(200, 100) == 2048
+    assert pace.prompt_budget(200, 60, HORIZON * 2000, 500) == 2048
+
+
+def test_nobody_is_spared_in_a_burst():
+    pace = Pace(2048)
+    pace.note(plan(64), 0.008, WAITED)
+    pace.note(plan(64, prompt=936), 0.020, WAITED)
+    assert pace.prompt_budget(64, 40, 20_000, 500) == 2048
+    assert pace.prompt_budget(64, 30, 20_000, 500) < 2048  # most of them decode already
+    assert pace.prompt_budget(0, 200, 100_000, 500) == 2048
+
+
+def test_prompts_that_wait_together_are_computed_one_after_the_other():
+    pace = Pace(2048)
+    assert pace.prompt_budget(0, 4, 2000, 500) == ALONE
+    assert pace.prompt_budget(0, 4, 4000, 1000) == 1000
+    assert pace.prompt_budget(0, 1, 9000, 9000) == 2048
+    assert pace.prompt_budget(0, 2, 16_000, 8000) == 2048
+    assert Pace(256).prompt_budget(0, 4, 2000, 500) == 256
 
 
 def test_an_unknown_number_of_rows_is_taken_for_the_nearest_known():
     pace = Pace(2048)
     pace.note(plan(64), 0.008, WAITED)
-    pace.note(plan(1), 0.006, WAITED)
+    pace.note_decode(1, 0.006)
     pace.note(plan(0, prompt=2000), 0.040, WAITED)
-    assert pace.prompt_budget(4, 0) == 640 - 4
-    assert pace.prompt_budget(200, 0) == 768 - 200
+    assert pace.prompt_budget(4, 1, 900, 900) == 640 - 4
+    assert pace.prompt_budget(200, 1, 900, 900) == 768 - 200
 
 
 def test_a_step_found_done_halves_what_is_expected():

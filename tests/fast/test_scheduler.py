@@ -388,13 +388,65 @@ def test_an_add_that_fails_half_way_gives_its_slot_back():
     assert scheduler.ledger()["slots"] == 0
 
 
-def test_prompts_beside_decoding_rows_keep_to_their_budget():
-    scheduler = make()
-    scheduler.prompt_budget = 5
+def test_prompts_keep_to_their_budget():
+    scheduler = make(max_tokens=64)
+    scheduler.shares.prompt_budget = 5
     first = scheduler.add(1, ids(*range(20)), max_tokens=8)
-    assert rows(step(scheduler))[first][1] == 20  # nothing decodes: the whole step is the prompt's
-    second = scheduler.add(2, ids(*range(30, 42)), max_tokens=8)
-    assert [rows(step(scheduler))[second][1] for _ in range(3)] == [5, 5, 2]
-    scheduler.prompt_budget = 0
-    third = scheduler.add(3, ids(1, 2, 3), max_tokens=8)
-    assert rows(step(scheduler))[third][1] == 1  # it goes on, however slowly
+    assert [rows(step(scheduler))[first][1] for _ in range(4)] == [5, 5, 5, 5]
+    scheduler.shares.prompt_budget = 0
+    second = scheduler.add(2, ids(1, 2, 3), max_tokens=8)
+    assert rows(step(scheduler))[second][1] == 1  # it goes on, however slowly
+
+
+def test_a_small_rest_of_a_prompt_is_taken_along():
+    scheduler = make(max_tokens=64)
+    scheduler.shares.prompt_budget = 16
+    first = scheduler.add(1, ids(*range(18)), max_tokens=8)
+    second = scheduler.add(2, ids(*range(30, 49)), max_tokens=8)
+    assert rows(step(scheduler)) == {first: (0, 18, SAMPLE)}
+    assert [rows(step(scheduler))[second][1] for _ in range(2)] == [16, 3]
+
+
+def test_a_short_prompt_overtakes_the_chunks_of_a_long_one_which_still_gets_its_part():
+    scheduler = make(max_tokens=16, max_slots=8, max_rows=4)
+    long = scheduler.add(1, ids(*range(56)), max_tokens=8)
+    assert rows(step(scheduler))[long][1] == 16
+    short = [scheduler.add(n, ids(*range(n, n + 6)), max_tokens=8, arrival=1.0) for n in (2, 3)]
+    given = {slot: length for slot, (_, length, _) in rows(step(scheduler)).items()}
+    assert given == {long: 4, short[0]: 6, short[1]: 6}
+    given = {slot: length for slot, (_, length, _) in rows(step(scheduler)).items()}
+    assert given == {short[0]: 1, short[1]: 1, long: 14}
+
+
+def test_what_an_overtaking_prompt_leaves_over_goes_to_the_long_one():
+    scheduler = make(max_tokens=16, max_slots=8, max_rows=4, num_blocks=23)
+    other = scheduler.add(1, ids(*range(30)), max_tokens=8)
+    step(scheduler)
+    step(scheduler)
+    long = scheduler.add(2, ids(*range(60)), max_tokens=4, arrival=1.0)
+    assert rows(step(scheduler))[long][1] == 15
+    scheduler.add(3, ids(*range(40)), max_tokens=8, arrival=2.0)  # shorter, but there are too few blocks for it
+    given = {slot: length for slot, (_, length, _) in rows(step(scheduler)).items()}
+    assert given == {other: 1, long: 15}
+
+
+def test_a_worse_priority_does_not_overtake():
+    scheduler = make(max_tokens=16, max_slots=8, max_rows=4, policy=1)
+    long = scheduler.add(1, ids(*range(56)), max_tokens=8)
+    step(scheduler)
+    scheduler.add(2, ids(1, 2, 3), max_tokens=8, priority=1)
+    assert rows(step(scheduler)) == {long: (16, 16, 0)}
+    better = scheduler.add(3, ids(1, 2, 3), max_tokens=8, priority=-1)
+    assert rows(step(scheduler))[better][1] == 3
+
+
+def test_the_load_counts_rows_and_what_prompts_lack():
+    scheduler = make(max_tokens=16, max_slots=8, max_rows=4)
+    assert scheduler.shares.load() == (0, 0, 0, 0)
+    scheduler.add(1, ids(*range(4)), max_tokens=8)
+    step(scheduler)
+    scheduler.add(2, ids(*range(50, 90)), max_tokens=8, arrival=1.0)
+    scheduler.add(3, ids(*range(100, 109)), max_tokens=8, arrival=2.0)
+    assert scheduler.shares.load() == (1, 2, 49, 40)
+    step(scheduler)
+    assert scheduler.shares.load() == (1, 1, 49 - 15, 25)

@@ -204,7 +204,8 @@ class Walk:
             request = self.by_slot[slot]
             if facts["epoch"] != before[slot]["epoch"]:
                 request.computed = 0  # preempted
-            if slot in slots and before[slot]["state"] == 1:
+            again = facts["epoch"] != before[slot]["epoch"]  # it may have started again at once
+            if slot in slots and (before[slot]["state"] == 1 or again):
                 request.computed = plan.row_computed[slots.index(slot)]
                 if not request.started:
                     assert self.scheduler.cached_tokens(slot) == request.computed
@@ -217,7 +218,7 @@ class Walk:
             assert max(newly) < min(waiting)
 
     def check_shares(self, plan, before, after):
-        """Running rows without media get what the rule says: one token for each that decodes, chunks in order."""
+        """Running rows without media get what the rule says: a token for each that decodes, the shortest prompts first."""
         running = [slot for slot, facts in before.items() if facts["state"] == 2]
         full = plan.num_updates + 64 * len(self.groups) > plan.max_updates
         if full or any(self.by_slot[s].media or after[s]["state"] != 2 for s in running):
@@ -226,12 +227,25 @@ class Walk:
         for slot in sorted(running, key=lambda slot: self.by_slot[slot].rank):
             known = before[slot]["num_tokens"] + before[slot]["pending"]
             lefts[slot] = known - before[slot]["computed"] if known < before[slot]["max_len"] else 0
-        tokens = self.settings["max_tokens"] - list(lefts.values()).count(1)
+        room = self.settings["max_tokens"] - list(lefts.values()).count(1)
+        tokens = min(room, max(self.scheduler.shares.prompt_budget, 1))
         given = dict(zip(plan.row_slot[: plan.num_rows], plan.row_len[: plan.num_rows]))
-        for slot, left in lefts.items():
-            share = left if left < 2 else min(left, self.settings["max_chunk"] or left, tokens)
-            tokens -= share if left > 1 else 0
+        assert all(given.get(slot, 0) == left for slot, left in lefts.items() if left < 2)
+        chunk = self.settings["max_chunk"] or self.settings["max_tokens"]
+        prompts = {slot: left for slot, left in lefts.items() if left > 1}
+        by_priority = self.settings["policy"]
+        order = {slot: (self.by_slot[slot].rank[0] if by_priority else 0, left) for slot, left in prompts.items()}
+        if any(facts["state"] == 1 for facts in before.values()):  # they may overtake, and leave something over
+            for slot in sorted(prompts, key=order.get)[:1]:
+                assert given.get(slot, 0) >= min(prompts[slot], chunk, max(tokens // 4, 1))
+            return
+        for slot in sorted(prompts, key=order.get):  # the shortest first, those that are as long in their order
+            left = prompts[slot]
+            limit = min(chunk, tokens)
+            share = left if limit < left <= min(chunk, tokens + tokens // 8, room) else min(left, limit)
+            tokens, room = tokens - share, room - share
             assert given.get(slot, 0) == share
+            tokens = max(tokens, 0)
 
     def settle(self):
         plan, sampled, fails, broken = self.launched.pop(0)

@@ -1,0 +1,24 @@
+from _fast.queue cimport WaitQueue
+from _fast.running cimport RunningRows
+from _fast.seqs cimport SeqTable
+from _fast.types cimport int32_t, slot_t
+
+
+cdef class TokenShares:
+    cdef SeqTable seqs
+    cdef RunningRows running
+    cdef WaitQueue queue
+    cdef int32_t max_tokens
+    cdef int32_t max_chunk
+    cdef public int32_t prompt_budget  # of the next step; at least 1 is given
+    cdef int32_t[::1] of  # tokens of this step, by slot
+    cdef int32_t[::1] prompts  # running slots that lack more than one token, in the order in which they are served
+    cdef int32_t num_prompts
+    cdef int32_t tokens_left  # of the budget
+    cdef int32_t room  # of the step
+
+    cdef void deal(self, bint others_may_start) noexcept nogil
+    cdef int32_t fitting(self, int32_t lacking) noexcept nogil
+    cdef void take(self, int32_t count) noexcept nogil
+    cdef bint _sooner(self, slot_t a, slot_t b) noexcept nogil
+    cdef int32_t _waiting_shorter(self, slot_t slot, int32_t most) noexcept nogil

@@ -1,0 +1,3 @@
+class TokenShares:
+    prompt_budget: int
+    def load(self) -> tuple[int, int, int, int]: ...

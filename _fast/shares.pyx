@@ -1,0 +1,118 @@
+"""TokenShares: how the tokens of a step are shared among rows, before anybody asks for blocks.
+
+Owner: the device thread, through Scheduler alone. In: running rows, the queue, and how many tokens the pace allows
+prompts. Out: a count per running slot, and what is left for prompts that wait. Rows that decode get their one token.
+Prompts follow by what they lack, the shortest first, those that wait included: no short prompt stands behind the
+chunks of a long one. A long one always gets its part of the budget, so it ends as well.
+"""
+
+from array import array
+
+cimport cython
+
+cdef int32_t LONG_PART = 4  # a prompt that others overtake still gets one part in so many of the budget
+cdef int32_t REST_PART = 8  # a rest of one part in so many is taken along: it would cost a step of its own
+
+
+@cython.final
+cdef class TokenShares:
+    """Counts are for the step that is being planned."""
+
+    def __init__(self, SeqTable seqs not None, RunningRows running not None, WaitQueue queue not None,
+                 int32_t max_tokens, int32_t max_chunk):
+        self.seqs, self.running, self.queue = seqs, running, queue
+        self.max_tokens = max_tokens
+        self.max_chunk = max_chunk
+        self.prompt_budget = max_tokens
+        self.of = array("i", bytes(4 * seqs.num_slots))
+        self.prompts = array("i", bytes(4 * seqs.num_slots))
+
+    def load(self):
+        """(rows that decode, requests that wait, tokens that prompts lack in all, tokens that the next one lacks)."""
+        cdef int32_t i
+        cdef int32_t left
+        cdef int32_t decoding = 0
+        cdef int32_t following = 0
+        cdef long long lacking = 0
+        with nogil:
+            for i in range(self.running.size):
+                left = self.seqs.left(self.running.slots[i])
+                if left == 1:
+                    decoding += 1
+                elif left:
+                    lacking += left
+                    following = min(following, left) if following else left
+            for i in range(self.queue.size):
+                lacking += self.seqs.num_tokens[self.queue.heap[i]]
+            if not following and self.queue.size:
+                following = self.seqs.num_tokens[self.queue.first()]
+        return decoding, self.queue.size, lacking, following
+
+    cdef void deal(self, bint others_may_start) noexcept nogil:
+        """Counts for all running rows; what is left is for those that wait."""
+        cdef int32_t i
+        cdef int32_t at
+        cdef int32_t left
+        cdef int32_t budget
+        cdef int32_t overtaking
+        cdef slot_t slot
+        self.num_prompts = 0
+        self.room = self.max_tokens
+        for i in range(self.running.size):
+            slot = self.running.slots[i]
+            left = self.seqs.left(slot)
+            self.of[slot] = left
+            if left == 1:
+                self.room -= 1
+            elif left:
+                at = self.num_prompts
+                while at and self._sooner(slot, self.prompts[at - 1]):
+                    self.prompts[at] = self.prompts[at - 1]
+                    at -= 1
+                self.prompts[at] = slot
+                self.num_prompts += 1
+        self.tokens_left = budget = min(self.room, max(self.prompt_budget, 1))
+        for i in range(self.num_prompts):
+            slot = self.prompts[i]
+            overtaking = self._waiting_shorter(slot, self.tokens_left) if others_may_start else 0
+            overtaking = min(overtaking, max(self.tokens_left - max(budget // LONG_PART, 1), 0))
+            self.tokens_left -= overtaking
+            self.of[slot] = self.fitting(self.of[slot])
+            self.take(self.of[slot])
+            self.tokens_left += overtaking
+
+    cdef int32_t fitting(self, int32_t lacking) noexcept nogil:
+        """Tokens that a prompt gets which lacks so many."""
+        cdef int32_t limit = min(self.max_chunk, self.tokens_left)
+        if limit < lacking <= min(self.max_chunk, min(self.tokens_left + self.tokens_left // REST_PART, self.room)):
+            return lacking
+        return max(0, min(lacking, limit))
+
+    cdef void take(self, int32_t count) noexcept nogil:
+        """Tokens are given to a prompt; a negative count gives them back."""
+        self.tokens_left = self.tokens_left - count
+        self.room -= count
+
+    cdef bint _sooner(self, slot_t a, slot_t b) noexcept nogil:
+        """Whether prompt a, behind b among the running rows, is served before it."""
+        if self.running.by_priority and self.seqs.priority[a] != self.seqs.priority[b]:
+            return False
+        return self.seqs.left(a) < self.seqs.left(b)
+
+    cdef int32_t _waiting_shorter(self, slot_t slot, int32_t most) noexcept nogil:
+        """Tokens of waiting prompts that come before a running one: shorter ones, of no worse priority; `most` at most.
+
+        What the prefix cache holds of them is not known yet: what is left over goes to the running prompts in the end.
+        """
+        cdef int32_t i
+        cdef int32_t found = 0
+        cdef slot_t other
+        for i in range(self.queue.size):
+            other = self.queue.heap[i]
+            if self.running.by_priority and self.seqs.priority[other] > self.seqs.priority[slot]:
+                continue
+            if self.seqs.num_tokens[other] < self.seqs.left(slot):
+                found += min(self.seqs.num_tokens[other], most - found)
+            if found >= most:
+                break
+        return found
