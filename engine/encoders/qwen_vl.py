@@ -18,8 +18,9 @@ from engine.errors import RequestError
 from engine.kernels.activation import gelu
 from engine.kernels.image import PatchLayout, pixels_to_patches
 from engine.kernels.rope import apply_rope
-from engine.layers.linear import GatedLinear, Linear
+from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
+from engine.layers.padded import PaddedGated, PaddedLinear
 from engine.models.config import VisionConfig
 from engine.weights.table import Row
 
@@ -84,8 +85,8 @@ class VisionBlock:
         self.norm2 = RMSNorm(size, EPS)
         self.qkv = Linear(size, size, size, size, bias=True)
         self.proj = Linear(size, size, bias=True)
-        self.gate_up = GatedLinear(size, inner, bias=True)
-        self.down = Linear(inner, size, bias=True)
+        self.gate_up = PaddedGated(size, inner)
+        self.down = PaddedLinear(inner, size)
 
     def __call__(self, x: Tensor, tables: GridTables) -> None:
         """Adds to x [patches, hidden], in window order."""

@@ -1,0 +1,77 @@
+"""A gated MLP whose hidden width suits the vendor's products: PaddedGated and PaddedLinear, one after the other.
+
+Owner: the model; read only after loading. On an accelerator lines of a matrix that do not begin at multiples of 16
+bytes keep the library's fast kernels away, so a hidden width that is no multiple of UNIT gets further units. All of
+them are zero but the first: that one is always one, and its column in the second matrix is the second bias, which would
+cost a pass over the result of its own. On a CPU nothing is added.
+
+    hidden  | 0 .. width-1 | 1 | 0 0 .. |      x @ second.T  ->  as before, bias included
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from engine.kernels.gemm.dense import pack
+from engine.layers.linear import GatedLinear, Linear
+
+UNIT = 64
+GATE_OF_ONE = 32.0  # silu(32) is 32 in float32, and its product with 1/32 exactly 1 in every dtype
+
+
+class PaddedGated(GatedLinear):
+    """silu(x G^T + g) * (x U^T + u), with biases; [..., width] on a CPU, else [..., padded width]."""
+
+    __slots__ = ()
+
+    def __init__(self, in_features: int, width: int) -> None:
+        super().__init__(in_features, width, bias=True)
+
+    def fill(self, pieces: dict[str, list[Tensor | None]], dtype: torch.dtype, device: str) -> None:
+        more = spare(self.out_features[0], device)
+        if not more:
+            super().fill(pieces, dtype, device)
+            return
+        gate, up = (piece.to(device, dtype) for piece in pieces["weight"] if piece is not None)
+        gate_bias, up_bias = (piece.to(device, torch.float32) for piece in pieces["bias"] if piece is not None)
+        self.packed = pack(*pad_gated(gate, up, gate_bias, up_bias, more))
+
+
+class PaddedLinear(Linear):
+    """h W^T + b of what PaddedGated makes."""
+
+    __slots__ = ()
+
+    def __init__(self, width: int, out_features: int) -> None:
+        super().__init__(width, out_features, bias=True)
+
+    def fill(self, pieces: dict[str, list[Tensor | None]], dtype: torch.dtype, device: str) -> None:
+        more = spare(self.in_features, device)
+        if not more:
+            super().fill(pieces, dtype, device)
+            return
+        (weight,), (bias,) = pieces["weight"], pieces["bias"]
+        assert weight is not None
+        assert bias is not None
+        self.packed = pack(pad_second(weight.to(device, dtype), bias.to(device, dtype), more))
+
+
+def spare(width: int, device: str) -> int:
+    """Units to add."""
+    return 0 if device == "cpu" else -width % UNIT
+
+
+def pad_gated(gate: Tensor, up: Tensor, gate_bias: Tensor, up_bias: Tensor, more: int) -> tuple[Tensor, Tensor]:
+    """Weight [2 * (width + more), in_features] and bias of both products, gate first."""
+    width = len(gate)
+    weight = torch.cat([pad(gate, (0, 0, 0, more)), pad(up, (0, 0, 0, more))])
+    bias = torch.stack([pad(gate_bias, (0, more)), pad(up_bias, (0, more))])
+    bias[:, width] = torch.tensor([GATE_OF_ONE, 1 / GATE_OF_ONE])
+    return weight, bias.flatten()
+
+
+def pad_second(weight: Tensor, bias: Tensor, more: int) -> Tensor:
+    """[out_features, width + more]; the first new column is the bias."""
+    return torch.cat([weight, bias[:, None], weight.new_zeros(len(weight), more - 1)], dim=1)
