@@ -1,10 +1,11 @@
 """Serving speed of one model over sockets: closed loops of streams; the server and its clients are separate processes.
 
 As the peer was measured: random weights of a real shape, 512 tokens in and 128 out (or a picture of 1024 x 1024 and a
-question), greedy, all streaming, prompts all different, prefix cache off. Prints what was seen beside aim, floor and
-peer, with the lateness of the server's loop and its CPU time per token; writes gpu_serve.json into --out. Output per
-second is that of whole answers, per connection from its first end to its last within the time measured, so that waves
-of equal requests do not bend it.
+question), greedy, all streaming, prompts all different, prefix cache off; one picture under many questions is asked of
+a second server, which has it on as servers have by default. Prints what was seen beside aim, floor and peer, with the
+lateness of the server's loop and its CPU time per token; writes gpu_serve.json into --out. Output per second is that of
+whole answers, per connection from its first end to its last within the time measured, so that waves of equal requests
+do not bend it.
 Run: python -m tests.bench.gpu_serve [--shape 8b,0.6b,vl-7b] [--streams 1,16,64,256] [--seconds 15] [--out DIR]
 """
 
@@ -35,16 +36,17 @@ READY_S = 240.0
 STREAMS_PER_PROCESS, PICTURES_PER_PROCESS = 32, 4  # a client draws and packs its pictures itself
 LENGTHS = {"tiny": (32, 16), "tiny-vl": (32, 16), "vl-7b": (64, 128)}  # prompt and answer; the rest has the peer's
 PEER_LENGTHS = (512, 128)
+ONE = " of one prefix-cached picture"
 TINY_FLAGS = ("--num-gpu-blocks-override", "1024", "--max-num-seqs", "32", "--num-threads", "1")
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One load; `picture` is width and height."""
+    """One load; `picture` is width and height, another one each time or, where the server caches prefixes, one."""
 
     streams: int
     picture: tuple[int, ...] = ()
-    fresh: bool = True
+    cached: bool = False
     more: str = ""  # in its name
 
     @property
@@ -55,10 +57,10 @@ class Case:
 def cases_of(shape: str, streams: str) -> list[Case]:
     """What is asked of a shape; a model that sees gets pictures instead of long prompts."""
     if shape == "tiny-vl":
-        return [Case(1, (112, 84)), Case(1, (112, 84), fresh=False, more=" of one picture"), Case(4, (112, 84))]
+        return [Case(1, (112, 84)), Case(1, (112, 84), True, ONE), Case(4, (112, 84))]
     if "vision_config" in SHAPES[shape]:
-        large, once = Case(1, (1920, 1080), more=" of 1080p"), Case(1, (1024, 1024), False, " of one picture")
-        return [Case(1, (1024, 1024)), once, large, Case(8, (1024, 1024)), Case(32, (1024, 1024))]
+        large, one = Case(1, (1920, 1080), more=" of 1080p"), Case(1, (1024, 1024), True, ONE)
+        return [Case(1, (1024, 1024)), large, Case(8, (1024, 1024)), Case(32, (1024, 1024)), one]
     return [Case(int(word)) for word in streams.split(",")]
 
 
@@ -83,7 +85,7 @@ class Server:
         begun = time.perf_counter()
         command = [sys.executable, "-m", "tests.bench.watched", str(beats), "--model", str(model)]
         command += ["--load-format", "dummy", "--device", device, "--host", "127.0.0.1", "--port", "0"]
-        command += ["--no-enable-prefix-caching", "--disable-access-log", "--log-level", "debug", *flags]
+        command += ["--disable-access-log", "--log-level", "debug", *flags]
         self.beats = beats
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         assert self.process.stdout is not None
@@ -177,8 +179,8 @@ def load(
             for number, (client, share) in enumerate(zip(clients, shares)):
                 vocab = SHAPES[shape].get("vocab_size", 0)
                 seed = asked.streams * 1000 + len(asked.more) * 10 + number
-                times = (warm_s, measure_s)
-                job = Job(port, share, prompt, answer, vocab, seed, *times, fields, list(asked.picture), asked.fresh)
+                times, picture = (warm_s, measure_s), list(asked.picture)
+                job = Job(port, share, prompt, answer, vocab, seed, *times, fields, picture, not asked.cached)
                 tell(client, json.dumps(asdict(job)))
             for client in clients:
                 assert client.stdout is not None
@@ -256,9 +258,19 @@ def measure(server: Server, shape: str, asked: Case, seconds: float) -> dict[str
     return {**found, "_since": since, "_until": until}
 
 
-def run_shape(shape: str, args: argparse.Namespace) -> int:
-    """All cases of a shape against one server; how many failed."""
+@dataclass(slots=True)
+class Found:
+    """What the cases of one server gave."""
+
+    ready_s: float
+    cases: dict[str, dict[str, float]]
+    failed: list[str]
+
+
+def run_server(shape: str, args: argparse.Namespace, asked_cases: list[Case], cached: bool) -> Found:
+    """Cases against one server."""
     flags = TINY_FLAGS if shape.startswith("tiny") else ()
+    flags += () if cached else ("--no-enable-prefix-caching",)
     cases: dict[str, dict[str, float]] = {}
     failed = []
     with tempfile.TemporaryDirectory() as name:
@@ -266,7 +278,7 @@ def run_shape(shape: str, args: argparse.Namespace) -> int:
         try:
             print(f"{shape}: ready in {server.ready_s:.1f} s", flush=True)
             check(server.port)
-            for asked in cases_of(shape, args.streams):
+            for asked in asked_cases:
                 try:
                     cases[asked.name] = measure(server, shape, asked, args.seconds)
                 except Exception:
@@ -274,19 +286,29 @@ def run_shape(shape: str, args: argparse.Namespace) -> int:
                     traceback.print_exc()
         finally:
             beats = server.stop()
-    seen: dict[str, float] = {}
-    for label, found in cases.items():
+    for found in cases.values():
         since, until = found.pop("_since"), found.pop("_until")
         late = beats[(beats[:, 0] >= since) & (beats[:, 0] <= until), 1]
         if len(late):
             found["loop stall p99"] = float(np.percentile(late, 99)) * 1e3
             found["loop stall longest"] = float(late.max()) * 1e3
-        seen |= {f"{label}, {name}": found[name] for name in UNITS if name in found}
+    return Found(server.ready_s, cases, failed)
+
+
+def run_shape(shape: str, args: argparse.Namespace) -> int:
+    """All cases of a shape; how many failed."""
+    asked = cases_of(shape, args.streams)
+    ready_s, cases, failed = 0.0, {}, []
+    for cached in sorted({case.cached for case in asked}):
+        found = run_server(shape, args, [case for case in asked if case.cached is cached], cached)
+        ready_s = ready_s or found.ready_s
+        cases |= found.cases
+        failed += found.failed
+    seen = {f"{label}, {name}": found[name] for label, found in cases.items() for name in UNITS if name in found}
     units = {name: UNITS[name.split(", ")[1]] for name in seen}
-    title = f"{shape}, serving, ready in {server.ready_s:.1f} s"
-    targets.show(title, seen, targets.serve_targets(shape, seen), units)
-    report = {"shape": shape, "ready_s": server.ready_s, "seen": seen, "units": units, "cases": cases}
-    targets.keep(args.out, "gpu_serve.json", shape, {**report, "failed": failed})
+    targets.show(f"{shape}, serving, ready in {ready_s:.1f} s", seen, targets.serve_targets(shape, seen), units)
+    report = {"shape": shape, "ready_s": ready_s, "seen": seen, "units": units, "cases": cases, "failed": failed}
+    targets.keep(args.out, "gpu_serve.json", shape, report)
     return len(failed)
 
 

@@ -88,7 +88,7 @@ SERVE = {
 }
 SERVE["vl-7b"] = {  # pictures of 1024 x 1024 where nothing else is said
     "1 streams, TTFT p50": Target("ms", 33, "166", 55),
-    "1 streams of one picture, TTFT p50": Target("ms", aim=15),
+    "1 streams of one prefix-cached picture, TTFT p50": Target("ms", aim=15),
     "1 streams of 1080p, TTFT p50": Target("ms", 67, "293", 110),
     "8 streams, output": Target("tok/s", peer="517", aim=900),
     "32 streams, output": Target("tok/s", peer="842", aim=1_300),
@@ -116,11 +116,11 @@ def verdict(seen: float, target: Target) -> str:
 
 def show(title: str, seen: dict[str, float], targets: dict[str, Target], units: dict[str, str]) -> None:
     """One line per case; cases without a target are printed too, in their unit."""
-    print(f"\n{title}\n{'case':<48}{'seen':>10} {'unit':<6}{'aim':>9}{'floor':>9}{'peer':>14}  against the aim")
+    print(f"\n{title}\n{'case':<60}{'seen':>10} {'unit':<6}{'aim':>9}{'floor':>9}{'peer':>14}  against the aim")
     for name, value in seen.items():
         target = targets.get(name) or Target(units.get(name, ""))
         print(
-            f"{name:<48}{number(value):>10} {target.unit:<6}{number(target.aim):>9}{number(target.floor):>9}"
+            f"{name:<60}{number(value):>10} {target.unit:<6}{number(target.aim):>9}{number(target.floor):>9}"
             f"{target.peer or '-':>14}  {verdict(value, target)}",
             flush=True,
         )
