@@ -145,7 +145,7 @@ cdef class SteadyLoop:
         return self._until(<StepPlan>self.plan_at[index], index)
 
     def learned(self):
-        """[(bit length of a step's tokens, seconds)] of what ran here: steps that only decode, as prompts are special."""
+        """[(bit length of a step's tokens, seconds)] of what ran here: only decodes, where prompts are special."""
         return [(bits, self.seconds[bits]) for bits in range(NUM_CLASSES) if self.seconds[bits] > 0.0]
 
     @property

@@ -17,9 +17,7 @@ RISE = 0.05  # of a longer step that is believed at once; a shorter one is belie
 HORIZON = 32  # steps within which what waits is to be computed, if it does not fit into steps of twice the time
 LONG_STEP = 0.036  # seconds that a step may take for that
 BURST = 8  # full steps of prompts waiting, for more requests than half of those that decode: nobody is spared
-ALONE = (
-    512  # tokens of a step in which nothing decodes and several prompts wait: one after the other, not all at the end
-)
+ALONE = 512  # tokens of a step in which nothing decodes: prompts that wait together end one by one
 TILE = 128  # tokens: a product's time grows by tiles of so many rows, so a step that fills them costs no more
 
 

@@ -31,7 +31,8 @@ def decode_sizes(max_rows: int, chosen: tuple[int, ...] = ()) -> list[int]:
 
 def mixed_sizes(max_tokens: int) -> list[int]:
     """Multiples of a product's tile up to the limit, finer ones below, and the most that a step can have."""
-    limit, sizes, start = min(max_tokens, MIXED_LIMIT), [], 0
+    sizes: list[int] = []
+    limit, start = min(max_tokens, MIXED_LIMIT), 0
     for end, step in MIXED_STEPS:
         sizes += range(start + step, end + 1, step)
         start = end

@@ -218,7 +218,7 @@ class Walk:
             assert max(newly) < min(waiting)
 
     def check_shares(self, plan, before, after):
-        """Running rows without media get what the rule says: a token for each that decodes, the shortest prompts first."""
+        """Running rows without media get what the rule says: those that decode a token, then the shortest prompts."""
         running = [slot for slot, facts in before.items() if facts["state"] == 2]
         full = plan.num_updates + 64 * len(self.groups) > plan.max_updates
         if full or any(self.by_slot[s].media or after[s]["state"] != 2 for s in running):

@@ -365,7 +365,7 @@ def test_the_next_step_is_planned_late_and_an_arrival_in_time_joins_it():
     mixed.rig.lib.set_wake(mixed.wake, 6)
     assert mixed.steady.run(-1) == REASON_INBOX
     assert 0.02 < mixed.steady.seconds[1] < 0.1
-    assert mixed.steady.learned() == [(1, mixed.steady.seconds[1])]
+    assert (1, mixed.steady.seconds[1]) in mixed.steady.learned()
     os.eventfd_read(mixed.wake)
     before, begun = mixed.scheduler.next_step, time.perf_counter()
     until = mixed.steady.plan_until(mixed.steady.in_flight)
