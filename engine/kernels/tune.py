@@ -54,23 +54,31 @@ SHAPES: dict[str, dict[tuple[int, int, bool], Choice]] = {
     }
 }  # fmt: skip
 
+# What takes its place where a norm lies before or after the product, measured as layers: one None less.
+NORMED: dict[str, dict[tuple[int, int, bool], Choice]] = {"sm_90": {}}
 
-def few_rows(rows: int, width: int, depth: int, gated: bool) -> Split | None:
-    """How this card multiplies `rows` rows by a weight [width, depth] (gated: two of them); None: the vendor's way."""
-    return _chosen(rows, width, depth, gated) if rows <= MAX_ROWS else None
+
+def few_rows(rows: int, width: int, depth: int, gated: bool, normed: bool = False) -> Split | None:
+    """How this card multiplies `rows` rows by a weight [width, depth] (gated: two of them); None: the vendor's way.
+
+    normed: ours would also save (half of) a norm's kernel.
+    """
+    return _chosen(rows, width, depth, gated, normed) if rows <= MAX_ROWS else None
 
 
 @functools.cache
-def _chosen(rows: int, width: int, depth: int, gated: bool) -> Split | None:
-    return choose(target(), rows, width, depth, gated)
+def _chosen(rows: int, width: int, depth: int, gated: bool, normed: bool) -> Split | None:
+    return choose(target(), rows, width, depth, gated, normed)
 
 
-def choose(device: Target, rows: int, width: int, depth: int, gated: bool) -> Split | None:
+def choose(device: Target, rows: int, width: int, depth: int, gated: bool, normed: bool = False) -> Split | None:
     """`few_rows` on a given device."""
     shapes = SHAPES.get(device.arch)
     if shapes is None or not 0 < rows <= MAX_ROWS or depth % 64:
         return None
     known = shapes.get((width, depth, gated))
+    if normed:
+        known = NORMED.get(device.arch, {}).get((width, depth, gated), known)
     if known is not None:
         return known[next(k for k, most in enumerate(CLASSES) if rows <= most)]
     return _by_rule(device.num_units, width, depth, gated) if rows <= 32 else None

@@ -1,7 +1,8 @@
 """PagedSelfAttention: fused q|k|v product, rotation and cache write, attention over the paged cache, output product.
 
-Thread: device. In: the residual stream [T, hidden] and the norm before the layer, the step's cos/sin and AttentionMeta,
-this layer's caches (written). The output product adds its rows to the stream, in place. Five kernel calls.
+Thread: device. In: the residual stream [T, hidden] through the norm before the layer, the norm after it, the step's
+cos/sin and AttentionMeta, this layer's caches (written). Out: the stream, to which the output product added in place,
+through the norm after. Four kernel calls, and one for a norm that no product does (engine/layers/norm.py).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from engine.attention.paged import paged_attention
 from engine.cache.spec import CacheSpec, FullSpec, SlidingSpec
 from engine.kernels.qkv import qkv_rope_store
 from engine.layers.linear import Linear
-from engine.layers.norm import RMSNorm
+from engine.layers.norm import Normed, RMSNorm
 from engine.models.config import LayerConfig, TextConfig
 
 
@@ -39,19 +40,19 @@ class PagedSelfAttention:
             return SlidingSpec(self.num_kv_heads, self.head_dim, self.window)
         return FullSpec(self.num_kv_heads, self.head_dim)
 
-    def add_to(
+    def __call__(
         self,
-        residual: Tensor,
-        norm: RMSNorm,
+        x: Normed,
+        after: RMSNorm,
         cos: Tensor,
         sin: Tensor,
         meta: AttentionMeta,
         k_cache: Tensor,
         v_cache: Tensor,
-    ) -> None:
+    ) -> Normed:
         q_norm, k_norm = self.q_norm, self.k_norm
         q = qkv_rope_store(
-            self.qkv(norm(residual)),
+            self.qkv.of_normed(x),
             cos,
             sin,
             None if q_norm is None else q_norm.weight,
@@ -64,4 +65,5 @@ class PagedSelfAttention:
             v_cache,
             meta.slot_mapping,
         )  # [T, num_heads, head_dim]
-        self.o.add_to(residual, paged_attention(q, k_cache, v_cache, meta, self.scale, self.window))
+        attended = paged_attention(q, k_cache, v_cache, meta, self.scale, self.window)
+        return self.o.add_then(after, x.residual, attended)

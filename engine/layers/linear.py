@@ -11,7 +11,17 @@ import torch
 from torch import Tensor
 
 from engine.kernels.activation import silu_mul
-from engine.kernels.gemm.dense import PackedLinear, gated_linear, linear, pack, pack_gated, stacked
+from engine.kernels.gemm.dense import (
+    PackedLinear,
+    add_linear,
+    gated_linear,
+    linear,
+    normed_linear,
+    pack,
+    pack_gated,
+    stacked,
+)
+from engine.layers.norm import Normed, RMSNorm
 from engine.weights.table import Shape
 
 
@@ -41,6 +51,15 @@ class Linear:
     def add_to(self, residual: Tensor, x: Tensor) -> None:
         """residual += x W^T + b, in place, in the same pass."""
         linear(x, self.packed, residual, residual)
+
+    def of_normed(self, normed: Normed) -> Tensor:
+        """The same of norm(residual)."""
+        norm = normed.norm
+        return normed_linear(normed.residual, norm.weight, norm.eps, normed.ahead, self.packed)
+
+    def add_then(self, norm: RMSNorm, residual: Tensor, x: Tensor) -> Normed:
+        """`add_to`, where the stream's next reader is a product of norm(residual)."""
+        return Normed(norm, residual, add_linear(residual, x, self.packed, norm.weight, norm.eps))
 
     def expects(self) -> dict[str, tuple[Shape | None, ...]]:
         shapes: dict[str, tuple[Shape | None, ...]] = {
@@ -78,6 +97,10 @@ class GatedLinear(Linear):
     def __call__(self, x: Tensor) -> Tensor:
         packed = self.packed
         return gated_linear(x, packed) if packed.gated else silu_mul(linear(x, packed))
+
+    def of_normed(self, normed: Normed) -> Tensor:
+        y = super().of_normed(normed)
+        return y if self.packed.gated else silu_mul(y)
 
     def fill(self, pieces: dict[str, list[Tensor | None]], dtype: torch.dtype, device: str) -> None:
         gate, up = pieces["weight"]

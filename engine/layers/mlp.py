@@ -1,15 +1,13 @@
 """GatedMLP: x += down(silu(gate(n)) * up(n)) with n = norm(x), gate and up as one product.
 
-Thread: device. In: the residual stream [T, hidden] and the norm before the layer; the stream is changed in place by the
-last product, so no kernel is spent on the sum.
+Thread: device. In: the residual stream [T, hidden] through the norm before the layer, and the norm after it. Out: the
+stream, changed in place by the last product, through that norm.
 """
 
 from __future__ import annotations
 
-from torch import Tensor
-
 from engine.layers.linear import GatedLinear, Linear
-from engine.layers.norm import RMSNorm
+from engine.layers.norm import Normed, RMSNorm
 
 
 class GatedMLP:
@@ -21,5 +19,5 @@ class GatedMLP:
         self.gate_up = GatedLinear(hidden_size, intermediate_size, bias)
         self.down = Linear(intermediate_size, hidden_size, bias=bias)
 
-    def add_to(self, residual: Tensor, norm: RMSNorm) -> None:
-        self.down.add_to(residual, self.gate_up(norm(residual)))
+    def __call__(self, x: Normed, after: RMSNorm) -> Normed:
+        return self.down.add_then(after, x.residual, self.gate_up.of_normed(x))

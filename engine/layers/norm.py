@@ -1,14 +1,17 @@
 """RMSNorm and LayerNorm: a weight (and a bias), kept in float32, which is exact for every checkpoint dtype.
 
-Owner: the model; read only after loading. Users: every decoder block and tower, before each product that reads the
-residual stream.
+Owner: the model; read only after loading. Towers call the objects. Decoder blocks hand on `Normed`, the residual stream
+with the norm through which the next product reads it: of few rows, products do most of that norm (gemm/split_k).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
+from engine.kernels.gemm.split_k import Unscaled
 from engine.kernels.norm import layer_norm, rms_norm
 from engine.weights.table import Shape
 
@@ -32,6 +35,18 @@ class RMSNorm:
 
     def fill(self, pieces: dict[str, list[Tensor | None]], dtype: torch.dtype, device: str) -> None:
         self.weight = _own(pieces["weight"][0], device)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Normed:
+    """norm(residual), not computed yet; good until the residual stream changes again."""
+
+    norm: RMSNorm
+    residual: Tensor  # [T, hidden]
+    ahead: Unscaled | None = None  # what the product that changed the stream last did of it
+
+    def rows(self) -> Tensor:
+        return self.norm(self.residual)
 
 
 class LayerNorm:

@@ -1,7 +1,7 @@
 """Llama and what is Llama but for flags: Mistral (windows, head size), and by subclass Qwen2 and Qwen3.
 
 Thread: device. Pre-norm decoder: RMSNorm, grouped-query attention with rotary positions, SwiGLU. One residual stream,
-changed in place by the last product of each half of a layer:
+changed in place by the last product of each half of a layer, which is told the norm that reads it next:
 
     x = embed(tokens)
     each layer: x += o(attention(norm(x))); x += down(swiglu(norm(x)))
@@ -19,7 +19,7 @@ from engine.cache.spec import CacheSpec
 from engine.layers.attention import PagedSelfAttention
 from engine.layers.embed import Embedding, Head
 from engine.layers.mlp import GatedMLP
-from engine.layers.norm import RMSNorm
+from engine.layers.norm import Normed, RMSNorm
 from engine.layers.rope import RopeTable
 from engine.models.base import Model
 from engine.models.config import ModelConfig
@@ -101,11 +101,13 @@ class Llama(Model):
         for start, length, rows in batch.media:
             residual[start : start + length] = rows
         tables = [rope(batch.positions) for rope in self.ropes]
-        for layer, (k_cache, v_cache) in zip(self.layers, batch.caches):
+        x = Normed(self.layers[0].attention_norm, residual)
+        following = [layer.attention_norm for layer in self.layers[1:]] + [self.norm]
+        for layer, after, (k_cache, v_cache) in zip(self.layers, following, batch.caches):
             cos, sin = tables[layer.rope]
-            layer.attention.add_to(residual, layer.attention_norm, cos, sin, batch.attention, k_cache, v_cache)
-            layer.mlp.add_to(residual, layer.mlp_norm)
-        return self.norm(residual)  # [T, hidden]
+            x = layer.attention(x, layer.mlp_norm, cos, sin, batch.attention, k_cache, v_cache)
+            x = layer.mlp(x, after)
+        return x.rows()  # [T, hidden]
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)

@@ -1,24 +1,30 @@
 """Few rows times the weights of known models on this card: the vendor's product beside cuts of gemm/split_k.
 
-Prints a line per weight and row class for SHAPES of kernels/tune: the best cut, or None where the vendor is faster.
-Then a layer without its attention (products, norms, rotation and store) by the vendor's products and as it is served.
-Graphs of 20 calls over weights beyond the cache. About two minutes, most of it compiling.
+cuts: a line per weight and row class for SHAPES of kernels/tune: the best cut, or None where the vendor is faster.
+normed: the same with the norm before (q|k|v, gate|up) or after (o, down) left to the product, beside what is served
+without that and a norm's kernel, for NORMED; --missing asks only where SHAPES has None.
+layers: a layer without its attention (products, norms, rotation and store) by the vendor's products, by ours with norms
+of their own and as it is served, and how many kernels that is. Graphs of 20 calls over weights beyond the cache.
+Run: python -m tests.bench.gpu_products [--only cuts,normed,layers] [--missing] [--models Qwen3-0.6B,...]: five minutes
+for all of it, most of them compiling.
 """
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from unittest import mock
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from engine.kernels.activation import silu_mul
 from engine.kernels.gemm import dense
-from engine.kernels.gemm.dense import gated_linear, linear, pack, pack_gated
-from engine.kernels.gemm.split_k import Split, arrivals, launch_split
+from engine.kernels.gemm.dense import add_linear, normed_linear, pack, pack_gated
+from engine.kernels.gemm.split_k import Split, Unscaled, arrivals, launch_split, room_after
 from engine.kernels.norm import rms_norm
 from engine.kernels.qkv import qkv_rope_store
-from engine.kernels.tune import CLASSES
+from engine.kernels.tune import CLASSES, few_rows
 from tests.bench.gpu_kernels import draw, time_of
 
 MODELS = {  # hidden, inner, heads, kv heads of 128
@@ -64,6 +70,40 @@ def choose(width: int, depth: int, gated: bool, rows: int) -> tuple[float, float
     return theirs, *min(found)
 
 
+def choose_normed(width: int, depth: int, gated: bool, rows: int, before: bool) -> tuple[float, float, Split]:
+    """(microseconds of the product as it is without, and of the norm's kernel before or after; ours, the cut)."""
+    size = width * depth * (1 + gated) * 2
+    packed = [
+        pack_gated(draw(width, depth), draw(width, depth)) if gated else pack(draw(width, depth))
+        for _ in range(max(2, min(20, (120 << 20) // size + 1)))
+    ]
+    x, y = draw(rows, depth), draw(rows, width)
+    gain = torch.randn(depth if before else width, device="cuda")
+
+    def apart(weight: dense.PackedLinear) -> None:
+        if before:
+            normed_linear(x, gain, 1e-6, None, weight)
+        else:
+            dense.linear(x, weight, y, y)
+            rms_norm(y, gain, 1e-6)
+
+    def ours(weight: dense.PackedLinear, cut: Split, ahead: Unscaled | None, after: Unscaled | None) -> None:
+        residual, out = (y, y) if after is not None else (None, torch.empty_like(y))
+        launch_split(x, weight.panels, None, residual, out, gated, cut, ahead, after)
+
+    theirs = microseconds([lambda w=w: apart(w) for w in packed])
+    ahead = room_after(x, Split(64, 64, 1, 3, 4), gain, 1e-6) if before else None
+    if ahead is not None:
+        ahead.squares.fill_(1.0)
+    found = []
+    for cut in candidates(width, depth, gated):
+        after = None if before else room_after(y, cut, gain, 1e-6)
+        if (ahead or after) is not None:
+            calls = [lambda w=w, cut=cut, after=after: ours(w, cut, ahead, after) for w in packed]
+            found.append((microseconds(calls), cut))
+    return theirs, *min(found)
+
+
 def layer(model: str, rows: int) -> list[Callable[[], object]]:
     """Calls that run one of several layers; only their weights differ."""
     hidden, inner, heads, kv_heads = MODELS[model]
@@ -79,44 +119,76 @@ def layer(model: str, rows: int) -> list[Callable[[], object]]:
         for _ in range(count)
     ]  # fmt: skip
 
+    ahead: list[Unscaled | None] = [None]  # what the layer before left
+
     def run(
         qkv: dense.PackedLinear, o: dense.PackedLinear, gate_up: dense.PackedLinear, down: dense.PackedLinear
     ) -> None:
-        heads_of = linear(rms_norm(residual, norm, 1e-6), qkv)
+        fused = normed_linear(residual, norm, 1e-6, ahead[0], qkv)
         q = qkv_rope_store(
-            heads_of, angle, angle, head_norm, head_norm, 1e-6, heads, kv_heads, 128, k_cache, v_cache, slots
+            fused, angle, angle, head_norm, head_norm, 1e-6, heads, kv_heads, 128, k_cache, v_cache, slots
         )
-        linear(q.view(rows, -1), o, residual, residual)
-        linear(gated_linear(rms_norm(residual, norm, 1e-6), gate_up), down, residual, residual)
+        between = add_linear(residual, q.view(rows, -1), o, norm, 1e-6)
+        ahead[0] = add_linear(residual, normed_linear(residual, norm, 1e-6, between, gate_up), down, norm, 1e-6)
 
     return [lambda w=w: run(*w) for w in weights]
 
 
+def kernels_of(call: Callable[[], object]) -> int:
+    """How many kernels one call launches."""
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+        call()
+        torch.cuda.synchronize()
+    kinds = (event for event in found.events() if event.device_type == torch.autograd.DeviceType.CUDA)
+    return sum(not event.name.startswith(("Memcpy", "Memset")) for event in kinds)
+
+
+def show_cuts(model: str, normed: bool, missing: bool) -> None:
+    hidden, inner, heads, kv_heads = MODELS[model]
+    shapes = {
+        "q|k|v": ((heads + 2 * kv_heads) * 128, hidden, False),
+        "o": (hidden, heads * 128, False),
+        "gate|up": (inner, hidden, True),
+        "down": (hidden, inner, False),
+    }
+    for name, shape in shapes.items():
+        for rows in CLASSES:
+            if missing and few_rows(rows, *shape) is not None:
+                continue
+            if normed:
+                theirs, ours, cut = choose_normed(*shape, rows, name in ("q|k|v", "gate|up"))
+            else:
+                theirs, ours, cut = choose(*shape, rows)
+            print(f"{model} {name:<8}{shape!s:<24}{rows:3d} rows{' and a norm' * normed}: {theirs:6.1f} us, "
+                  f"ours {ours:6.1f} us: {tuple(cut)}{' (slower)' * (ours >= theirs)}", flush=True)  # fmt: skip
+
+
+def show_layers(model: str) -> None:
+    for rows in (1, 8, 32, 64, 256):
+        calls = layer(model, rows)
+        served, count = microseconds(calls), kernels_of(calls[0])
+        with mock.patch.object(dense, "room_after", return_value=None):
+            apart = microseconds(calls)
+        with mock.patch.object(dense, "few_rows", return_value=None):
+            vendor = microseconds(calls)
+        print(f"{model} layer, {rows:3d} rows: vendor's products {vendor:6.1f} us, norms of their own {apart:6.1f} us, "
+              f"as served {served:6.1f} us in {count} kernels, attention not counted", flush=True)  # fmt: skip
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="cuts,normed,layers", help="which parts")
+    parser.add_argument("--missing", action="store_true", help="of the cuts, those that SHAPES has as None")
+    parser.add_argument("--models", default=",".join(MODELS), help="of those that this file lists")
+    options = parser.parse_args()
     torch.manual_seed(0)
     arrivals(torch.device("cuda", torch.cuda.current_device()))
-    for model, (hidden, inner, heads, kv_heads) in MODELS.items():
-        shapes = {
-            "q|k|v": ((heads + 2 * kv_heads) * 128, hidden, False),
-            "o": (hidden, heads * 128, False),
-            "gate|up": (inner, hidden, True),
-            "down": (hidden, inner, False),
-        }
-        for name, shape in shapes.items():
-            for rows in CLASSES:
-                theirs, ours, cut = choose(*shape, rows)
-                print(f"{model} {name:<8}{shape!s:<24}{rows:3d} rows: {theirs:6.1f} us, ours {ours:6.1f} us: "
-                      f"{tuple(cut) if ours < theirs else None}", flush=True)  # fmt: skip
-    for model in MODELS:
-        for rows in (1, 8, 32, 64, 256):
-            calls = layer(model, rows)
-            served = microseconds(calls)
-            with mock.patch.object(dense, "few_rows", return_value=None):
-                vendor = microseconds(calls)
-            print(
-                f"{model} layer, {rows:3d} rows: vendor's products {vendor:6.1f} us, as served {served:6.1f} us",
-                flush=True,
-            )
+    for part in options.only.split(","):
+        for model in options.models.split(","):
+            if part == "layers":
+                show_layers(model)
+            else:
+                show_cuts(model, part == "normed", options.missing)
 
 
 if __name__ == "__main__":

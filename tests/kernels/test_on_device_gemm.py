@@ -8,8 +8,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from engine.kernels.gemm.dense import gated_linear, linear, pack, pack_gated, set_invariant
-from engine.kernels.norm import rms_norm
+from engine.kernels.gemm.dense import add_linear, gated_linear, linear, normed_linear, pack, pack_gated, set_invariant
+from engine.kernels.norm import rms_norm, rms_norm_reference
 from engine.kernels.overlap import overlaps
 from engine.kernels.rope import cos_sin, cos_sin_reference
 from engine.kernels.step_inputs import empty_inputs, empty_slots, step_inputs, step_inputs_reference, tail_of
@@ -44,6 +44,34 @@ def test_few_rows_by_every_cut(shape):
             runs = [linear(x, packed, None, residual) for _ in range(20)]
         assert error(runs[0], want) < LIMIT * (1 + gated), (rows, few_rows(rows, *shape))
         assert all(torch.equal(runs[0], again) for again in runs[1:])
+
+
+@pytest.mark.parametrize("rows", [1, 3, 16, 17, 33, 64, 65])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(
+    ("before", "hidden", "after"),
+    [(2048, 1024, 4096), (3072, 1024, 3072), (4096, 4096, 12288), (12288, 4096, 6144), (3584, 3584, 4608)],
+)
+def test_a_norm_between_products_of_few_rows(before, hidden, after, gated, rows):
+    first, second = draw(hidden, before) / 16, draw(after * (1 + gated), hidden) / 16
+    biases, gain = (draw(hidden), draw(len(second))), torch.randn(hidden, device="cuda")
+    packed = pack(first, biases[0])
+    then = pack_gated(*second.chunk(2), *biases[1].chunk(2)) if gated else pack(second, biases[1])
+    x, start = draw(rows, before), draw(rows, hidden) * 30
+
+    def run() -> tuple[torch.Tensor, torch.Tensor]:
+        residual = start.clone()
+        ahead = add_linear(residual, x, packed, gain, 1e-6)
+        return residual, normed_linear(residual, gain, 1e-6, ahead, then)
+
+    residual, got = run()
+    assert error(residual, start.double() + x.double() @ first.double().T + biases[0].double()) < LIMIT
+    want = rms_norm_reference(residual.double(), gain.double(), 1e-6) @ second.double().T + biases[1].double()
+    if gated:
+        gate, up = want.chunk(2, dim=1)
+        want = torch.nn.functional.silu(gate) * up
+    assert error(got, want) < LIMIT * (1 + gated)
+    assert all(torch.equal(got, run()[1]) for _ in range(20))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -113,16 +141,15 @@ def test_a_graph_of_kernels_that_overlap_repeats_its_bits(rows):
 
     def run(pause: Callable[[], None] = lambda: None) -> torch.Tensor:
         residual.copy_(start)
+        ahead = None
         for first, gate_up, down, weight in layers:
-            y = rms_norm(residual, weight, 1e-6)
+            y = normed_linear(residual, weight, 1e-6, ahead, first)
             pause()
-            linear(y, first, residual, residual)
+            ahead = add_linear(residual, y, first, weight, 1e-6)
             pause()
-            y = rms_norm(residual, weight, 1e-6)
+            y = normed_linear(residual, weight, 1e-6, ahead, gate_up)
             pause()
-            y = gated_linear(y, gate_up)
-            pause()
-            linear(y, down, residual, residual)
+            ahead = add_linear(residual, y, down, weight, 1e-6)
             pause()
         return rms_norm(residual, weight, 1e-6)
 

@@ -20,7 +20,8 @@ from torch import Tensor
 from _fast import cpu
 from engine.kernels.activation import silu_mul
 from engine.kernels.gemm.invariant import invariant_linear
-from engine.kernels.gemm.split_k import arrivals, split_linear
+from engine.kernels.gemm.split_k import Split, Unscaled, arrivals, room_after, split_linear
+from engine.kernels.norm import rms_norm
 from engine.kernels.tune import few_rows
 
 PANEL = 64  # output rows in a panel
@@ -155,7 +156,7 @@ def plain_linear(x: Tensor, packed: PackedLinear, out: Tensor | None, residual: 
     added = None
     if residual is not None:  # one and the same tensor as y spares the vendor's library a copy before the product
         added = y if residual is out else residual.view(-1, width)
-    cut = None if packed.invariant or not _narrow(x) else few_rows(len(rows), width, packed.in_features, False)
+    cut = _cut(rows, packed, False)
     if packed.invariant:
         invariant_linear(rows, weight, bias, added, y)
     elif cut is not None:
@@ -174,7 +175,7 @@ def plain_linear(x: Tensor, packed: PackedLinear, out: Tensor | None, residual: 
 def plain_gated(x: Tensor, packed: PackedLinear, out: Tensor | None) -> Tensor:
     """`gated_linear` on an accelerator: one launch for few rows, else two."""
     rows, width = _plain_rows(x, packed), packed.out_features // 2
-    cut = None if packed.invariant or not _narrow(x) else few_rows(len(rows), width, packed.in_features, True)
+    cut = _cut(rows, packed, True)
     if cut is None:
         y = silu_mul(plain_linear(x, packed, None, None))
         return y if out is None else out.copy_(y)
@@ -183,14 +184,48 @@ def plain_gated(x: Tensor, packed: PackedLinear, out: Tensor | None) -> Tensor:
     return y.view(*x.shape[:-1], width) if out is None else out
 
 
+def add_linear(residual: Tensor, x: Tensor, packed: PackedLinear, gain: Tensor, eps: float) -> Unscaled | None:
+    """residual [M, N] += x W^T + bias, in place, x [M, K], where the next product reads rms_norm(residual, gain, eps).
+
+    Few rows on an accelerator: returns them Unscaled, for `normed_linear`, which then spends no kernel on the norm.
+    """
+    cut = _cut(x, packed, False, normed=True)
+    after = None if cut is None else room_after(residual, cut, gain, eps)
+    if cut is None or after is None:
+        linear(x, packed, residual, residual)
+        return None
+    split_linear(_plain_rows(x, packed), packed.panels, packed.bias, residual, residual, False, cut, after=after)
+    return after
+
+
+def normed_linear(residual: Tensor, gain: Tensor, eps: float, ahead: Unscaled | None, packed: PackedLinear) -> Tensor:
+    """`linear`, of weights from `pack_gated` `gated_linear`, of rms_norm(residual, gain, eps), residual [M, K].
+
+    `ahead` is what `add_linear` returned with the same residual, gain and eps, if it came before.
+    """
+    cut = None if ahead is None else _cut(residual, packed, packed.gated, normed=True)
+    if cut is None or ahead is None:
+        rows = rms_norm(residual, gain, eps)
+        return gated_linear(rows, packed) if packed.gated else linear(rows, packed)
+    y = residual.new_empty(len(residual), packed.out_features // (1 + packed.gated))
+    split_linear(ahead.rows, packed.panels, packed.bias, None, y, packed.gated, cut, before=ahead)
+    return y
+
+
+def _cut(rows: Tensor, packed: PackedLinear, gated: bool, normed: bool = False) -> Split | None:
+    """How gemm/split_k multiplies these rows [M, K], where it is the way to; `normed`: with a norm before or after.
+
+    The matrix units of an accelerator take bfloat16 and float16 as they are; a norm's gain leaves float16's range.
+    """
+    kinds = (torch.bfloat16,) if normed else (torch.bfloat16, torch.float16)
+    if not packed.plain or packed.invariant or rows.dtype not in kinds:
+        return None
+    return few_rows(len(rows), packed.out_features // (1 + gated), packed.in_features, gated, normed)
+
+
 def _plain_rows(x: Tensor, packed: PackedLinear) -> Tensor:
     assert x.dtype is packed.panels.dtype, f"x is {x.dtype}, the weights {packed.panels.dtype}: load them as {x.dtype}"
     return x if x.dim() == 2 else x.reshape(-1, packed.in_features)
-
-
-def _narrow(x: Tensor) -> bool:
-    """Whether the matrix units of an accelerator take x as it is."""
-    return x.dtype is torch.bfloat16 or x.dtype is torch.float16
 
 
 def linear_reference(

@@ -7,31 +7,35 @@ from engine.kernels.gemm.invariant import invariant_kernel, tile_of
 from engine.kernels.gemm.split_k import split_kernel
 from engine.kernels.rope import angle_kernel
 from engine.kernels.target import Target
-from engine.kernels.tune import CLASSES, SHAPES, choose
+from engine.kernels.tune import CLASSES, NORMED, SHAPES, choose
 from tests.kernels.accelerator.targets import TARGETS, compiles
 
 T = "*bf16"
 TILE = tile_of(4096, 4096, 2)
-SPLIT = {
+INVARIANT = {
     "out": T, "partial": "*fp32", "arrived": "*i32", "x": T, "weight": T, "bias": T, "residual": T,
-    "rows": "i32", "width": "i32", "depth": "i32", "x_stride": "i32", "splits": "i32", "part_len": "i32",
+    "rows": "i32", "width": "i32", "depth": "i32", "x_stride": "i32", "parts": "i32", "part_len": "i32",
 }  # fmt: skip
-INVARIANT = {**SPLIT}
-INVARIANT["parts"] = INVARIANT.pop("splits")
+SPLIT = {
+    **INVARIANT, "splits": "i32", "gained": T, "counted": "*fp32", "gain": "*fp32", "squares": "*fp32", "eps": "fp32",
+}  # fmt: skip
 ANGLE = {
     "cos": "*fp32", "sin": "*fp32", "positions": "*i64", "inv_freq": "*fp32", "num_tokens": "i32", "half": "i32",
     "axis_stride": "i32", "first_end": "i32", "second_end": "i32", "scaling": "fp32",
 }  # fmt: skip
 KERNELS = {
     **{
-        f"split {rows} gated {gated}": (
+        f"split {rows} gated {gated} {split} parts {parts}": (
             split_kernel,
             SPLIT,
-            {"BIAS": True, "RESIDUAL": not gated, "GATED": gated, "SPLIT": True, "BLOCK_M": rows, "BLOCK_N": 64,
-             "BLOCK_K": 64, "EVEN": even, "AHEAD": 4, "OVERLAP": True},
+            {"BIAS": True, "RESIDUAL": not parts, "GATED": gated, "SPLIT": split, "PARTS": parts, "AFTER": not parts,
+             "BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 64, "EVEN": even, "AHEAD": 4, "OVERLAP": True},
             {"num_warps": 4, "num_stages": 3},
         )
-        for rows, gated, even in ((16, False, True), (64, False, False), (16, True, True))
+        for rows, gated, split, parts, even in (
+            (16, False, True, 0, True), (64, False, False, 0, False), (16, False, True, 64, True),
+            (64, False, False, 1, False), (16, True, True, 16, True), (64, True, False, 64, True),
+        )
     },
     **{
         f"invariant apart {apart}": (
@@ -61,17 +65,21 @@ def test_compiles(name, target):
 CUTS = sorted(
     {
         (rows, gated, choice[number])
-        for (_, _, gated), choice in SHAPES["sm_90"].items()
+        for table in (SHAPES["sm_90"], NORMED["sm_90"])
+        for (_, _, gated), choice in table.items()
         for number, rows in enumerate(CLASSES)
         if choice[number] is not None
     }
 )
 
 
+@pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(("rows", "gated", "cut"), CUTS)
-def test_every_cut_of_the_table_compiles_and_fits(rows, gated, cut):
-    constants = {"BIAS": False, "RESIDUAL": False, "GATED": gated, "SPLIT": cut.splits > 1, "BLOCK_M": rows,
-                 "BLOCK_N": cut.block_n, "BLOCK_K": cut.block_k, "EVEN": True, "AHEAD": 4, "OVERLAP": True}  # fmt: skip
+def test_every_cut_of_the_table_compiles_and_fits(rows, gated, cut, after):
+    """Between norms: after one (squares of 64 tiles), before one or neither; a gated product is never before one."""
+    constants = {"BIAS": False, "RESIDUAL": after, "GATED": gated, "SPLIT": cut.splits > 1, "BLOCK_M": rows,
+                 "PARTS": 0 if after else 64, "AFTER": after and not gated, "BLOCK_N": cut.block_n,
+                 "BLOCK_K": cut.block_k, "EVEN": True, "AHEAD": 4, "OVERLAP": True}  # fmt: skip
     compiles("sm_90", split_kernel, SPLIT, constants, {"num_warps": cut.warps, "num_stages": cut.stages})
 
 

@@ -9,7 +9,8 @@ import triton  # noqa: F401  (before any kernel file, so that they take it; TRIT
 
 from engine.kernels.gemm import invariant
 from engine.kernels.gemm.invariant import invariant_linear_reference, launch_invariant
-from engine.kernels.gemm.split_k import Split, arrivals, launch_split, split_linear_reference
+from engine.kernels.gemm.split_k import Split, arrivals, launch_split, room_after, split_linear_reference
+from engine.kernels.norm import rms_norm_reference
 from engine.kernels.rope import cos_sin_reference, launch_cos_sin
 from engine.kernels.target import HAS_TRITON
 
@@ -48,6 +49,41 @@ def test_split_products(rows, width, depth, gated, splits, dtype):
     split_linear_reference(x, weight, None, residual, want, gated, cut)
     assert error(got, want) < limit(dtype)
     assert not arrivals(x.device).any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(("rows", "width", "depth"), [(1, 64, 128), (5, 100, 200), (20, 130, 96), (64, 1, 330)])
+def test_a_norm_between_two_products(rows, width, depth, biased, gated, splits, dtype):
+    cut, gain = Split(64, 32, splits, 2, 4), torch.randn(depth)
+    first, second = torch.randn(depth, width).to(dtype), torch.randn(width * (1 + gated), depth).to(dtype)
+    biases = [torch.randn(len(weight)).to(dtype) if biased else None for weight in (first, second)]
+    x, residual = torch.randn(rows, width).to(dtype), torch.randn(rows, depth).to(dtype)
+    got, want = residual.clone(), residual.clone()
+    mine, theirs = room_after(got, cut, gain, 1e-5), room_after(want, cut, gain, 1e-5)
+    launch_split(x, first, biases[0], got, got, False, cut, after=mine)
+    split_linear_reference(x, first, biases[0], want, want, False, cut, after=theirs)
+    assert error(got, want) < limit(dtype)
+    assert error(mine.rows, theirs.rows) < limit(dtype)
+    assert error(mine.squares.sum(0), theirs.squares.sum(0)) < limit(dtype)
+    normed = rms_norm_reference(got.double(), gain.double(), 1e-5)
+    out, want = torch.empty(rows, width, dtype=dtype), torch.empty(rows, width, dtype=torch.float64)
+    split_linear_reference(normed, second, biases[1], None, want, gated, cut)
+    launch_split(mine.rows, second, biases[1], None, out, gated, cut, before=mine)
+    assert error(out, want) < limit(dtype)
+    split_linear_reference(mine.rows, second, biases[1], None, out, gated, cut, before=mine)
+    assert error(out, want) < limit(dtype)
+    assert not arrivals(x.device).any()
+
+
+def test_rows_are_left_unscaled_only_where_few_squares_are_to_be_added():
+    gain = torch.ones(4096)
+    for block_n, rows, has_room in ((64, 64, True), (16, 32, True), (16, 33, False), (16, 1, True)):
+        room = room_after(torch.empty(rows, 4096), Split(block_n, 64, 1, 2, 4), gain, 1e-6)
+        assert (room is not None) == has_room
+        assert room is None or room.squares.shape == (4096 // block_n, rows)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
