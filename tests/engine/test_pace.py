@@ -33,7 +33,7 @@ def test_what_waits_is_spread_over_steps_and_may_make_them_longer():
     pace = Pace(2048)
     pace.note(plan(64), 0.008, WAITED)
     pace.note(plan(64, prompt=936), 0.020, WAITED)
-    assert pace.prompt_budget(64, 20, 10_000, 500) == 768 - 64
+    assert pace.prompt_budget(64, 20, HORIZON * 300, 500) == 768 - 64
     assert pace.prompt_budget(64, 30, HORIZON * 1000, 500) == 1024 - 64
     assert pace.prompt_budget(200, 60, HORIZON * 2000, 500) == 1792 - 200  # a step may take 36 milliseconds
     pace.note(plan(200), 0.040, WAITED)  # twice that is more than a long step
