@@ -152,7 +152,8 @@ def every_case() -> tuple[list[dict], int]:
         lambda: [attention(f"decode {rows} x {context}", [context] * rows, [1] * rows)
                  for rows, context in ((1, 1024), (32, 1024), (256, 1024), (32, 4096), (1, 32768))],
         lambda: [attention("decode 31 x 512 + 1 x 32768", [512] * 31 + [32768], [1] * 32)],
-        lambda: [attention(f"prefill {n}", [n], [n]) for n in (512, 2048, 8192)],
+        lambda: [attention(f"prefill {n}", [n], [n]) for n in (512, 1024, 2048, 8192)],
+        lambda: [attention(f"prefill {rows} x 1024", [1024] * rows, [1024] * rows) for rows in (2, 8)],
         lambda: [attention("chunk 512 of 8192", [8192], [512])],
         lambda: [tower("vision windows 5476", 16, 80, windows), tower("vision frame 5476", 16, 80, [5476])],
         lambda: [tower("audio chunks 1500", 20, 64, [100] * 15)],

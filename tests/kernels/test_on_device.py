@@ -7,12 +7,14 @@ import torch
 
 from engine.attention.base import AttentionMeta
 from engine.kernels.activation import gelu, gelu_reference, silu_mul, silu_mul_reference
+from engine.kernels.attention import prefill
 from engine.kernels.attention.dense import dense_attention, dense_attention_reference
 from engine.kernels.attention.paged import paged_attention, paged_attention_reference
 from engine.kernels.attention.work import empty_list, fill_list, max_parts
 from engine.kernels.gemm.dense import gated_linear, linear, pack, pack_gated
 from engine.kernels.norm import layer_norm, layer_norm_reference, rms_norm, rms_norm_reference
 from engine.kernels.qkv import qkv_rope_store, qkv_rope_store_reference
+from engine.kernels.target import target
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
 LIMIT = 8e-3  # of bfloat16's rounding
@@ -126,20 +128,38 @@ def test_paged_attention(step, heads, kv_heads, dim, window, softcap):
 @pytest.mark.parametrize("sunken", [False, True])
 def test_an_invariant_list_gives_a_token_the_same_bits_however_its_prompt_was_cut(sunken):
     sinks = torch.randn(32, device="cuda") if sunken else None
-    k_cache, v_cache, meta = pages([700], [700], 8, 128)
-    q = draw(700, 32, 128)
+    k_cache, v_cache, meta = pages([1500], [1500], 8, 128)  # enough tiles for the form of large launches
+    q = draw(1500, 32, 128)
 
     def attend(first, last):
         starts, length = torch.tensor([0, last - first]), torch.tensor([last])
         part = replace(meta, query_start=starts.int().cuda(), context_len=length.int().cuda(), decode_only=False)
-        work = empty_list(1, 700, 2, 32, 128, "cuda")
+        work = empty_list(1, 1500, 2, 32, 128, "cuda")
         fill_list(work, part, 4, invariant=True)
         args = (k_cache, v_cache, replace(part, work=work), 0.1)
         return paged_attention(q[first:last].contiguous(), *args, sinks=sinks)
 
-    whole = attend(0, 700)
-    for first, last in ((0, 1), (5, 70), (63, 64), (300, 513), (650, 700), (699, 700)):
+    whole = attend(0, 1500)
+    for first, last in ((0, 1), (5, 70), (63, 64), (300, 513), (650, 700), (700, 1500), (1499, 1500)):
         assert torch.equal(attend(first, last), whole[first:last]), (first, last)
+
+
+@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (100, 0.0), (0, 30.0)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"), [(32, 8, 128), (16, 8, 64), (28, 4, 128), (8, 8, 80), (16, 4, 96), (8, 4, 256)]
+)
+def test_a_launch_of_many_tiles_gives_the_bits_of_one_of_few(heads, kv_heads, dim, window, softcap, monkeypatch):
+    k_cache, v_cache, meta = pages([1100, 300], [900, 300], kv_heads, dim)
+    q = draw(1200, heads, dim)
+    work = empty_list(2, 1200, max_parts(300, 16, 8), heads, dim, "cuda")
+    fill_list(work, meta, heads // kv_heads)
+    got = []
+    for units in (1, 10**6):
+        monkeypatch.setattr(prefill, "target", lambda units=units: replace(target(), num_units=units))
+        got.append(paged_attention(q, k_cache, v_cache, replace(meta, work=work), dim**-0.5, window, softcap))
+        want = paged_attention_reference(q.double(), k_cache, v_cache, meta, dim**-0.5, window, softcap)
+        assert error(got[-1], want) < LIMIT
+    assert torch.equal(*got)
 
 
 def test_parts_are_added_in_one_order_whoever_comes_last():

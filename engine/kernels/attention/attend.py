@@ -5,8 +5,8 @@
 
 Everything runs in powers of two: exp2(score * scale - best), with log2(e) inside `scale`. `best` starts at -1e30, not
 at -inf, so that a line which has seen no key yet makes no NaN. A block that hides all its keys from a line leaves that
-line's bits as they were, and a block that hides none gives the same bits with MASK and without. Users: prefill.py and
-decode.py beside this file.
+line's bits as they were, and a block that hides none gives the same bits with a mask and without. Users: prefill.py
+and decode.py beside this file.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def attend_keys(
     v_head,
     table,  # int32: the row's blocks
     low,
-    high,
+    seen,  # with EDGES: up to here, in whole blocks, nothing but the window hides a key
     floor,  # with WINDOW: keys before it may have left the cache, and it is read in their place
     end,  # keys from here on are not in the cache: the last one before is read in their place
     block_stride,
     scale,
     bend,
-    MASK: tl.constexpr,
+    EDGES: tl.constexpr,  # a block that all lines see goes without a mask
     WINDOW: tl.constexpr,  # 0: none
     SOFTCAP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -44,23 +44,24 @@ def attend_keys(
     BLOCK_D: tl.constexpr,
     WIDE: tl.constexpr,  # offsets into the caches pass 2^31
     STAGES: tl.constexpr,
+    SETTLE: tl.constexpr,  # see `settled`; CUDA only
 ):
-    """Keys low..high-1 (or the rest of the last block, which position hides) -> best, total, result."""
+    """Keys low..end-1 (or the rest of the last block, which position hides) -> best, total, result."""
     dim = tl.arange(0, BLOCK_D)
     lane = tl.arange(0, BLOCK_N)
     first = low + lane
     if WINDOW > 0:
         first = tl.maximum(first, floor)
-    blocks = tl.load(table + tl.minimum(first, end - 1) // BLOCK_SIZE)
-    for start in tl.range(low, high, BLOCK_N, num_stages=STAGES):
+    blocks = tl.load(table + tl.minimum(first, end - 1).to(tl.uint32) // BLOCK_SIZE)  # unsigned: a shift, no fixing up
+    for start in tl.range(low, end, BLOCK_N, num_stages=STAGES):
         key = tl.minimum(start + lane, end - 1)
         if WINDOW > 0:
             key = tl.maximum(key, floor)
         if WIDE:
             blocks = blocks.to(tl.int64)
-        place = blocks * block_stride + key % BLOCK_SIZE * HEAD_DIM
+        place = blocks * block_stride + (key.to(tl.uint32) % BLOCK_SIZE).to(tl.int32) * HEAD_DIM
         # The next round's block numbers are read now, so that its keys wait for one load instead of two.
-        blocks = tl.load(table + tl.minimum(start + BLOCK_N + lane, end - 1) // BLOCK_SIZE)
+        blocks = tl.load(table + tl.minimum(start + BLOCK_N + lane, end - 1).to(tl.uint32) // BLOCK_SIZE)
         where = place[:, None] + dim[None, :]
         if HEAD_DIM == BLOCK_D:
             keys = tl.load(k_head + where)
@@ -68,14 +69,19 @@ def attend_keys(
         else:
             keys = tl.load(k_head + where, mask=dim[None, :] < HEAD_DIM, other=0.0)
             values = tl.load(v_head + where, mask=dim[None, :] < HEAD_DIM, other=0.0)
+        if SETTLE:
+            result = settled(result)
         score = tl.dot(query, tl.trans(keys.to(query.dtype)), input_precision="ieee")
         if SOFTCAP:
             score = 1.0 - 2.0 / (1.0 + tl.exp2(score * bend))  # tanh; the cap itself is in scale
-        if MASK:
-            seen = (start + lane)[None, :] <= position[:, None]
+        if EDGES:
+            edge = start >= seen
             if WINDOW > 0:
-                seen = seen & ((start + lane)[None, :] > position[:, None] - WINDOW)
-            score = tl.where(seen, score, float("-inf"))
+                edge = edge | (start + WINDOW < end)
+            if edge:
+                score = hide(score, start + lane, position, WINDOW)
+        else:
+            score = hide(score, start + lane, position, WINDOW)
         higher = tl.maximum(best, tl.max(score, 1) * scale)
         weight = tl.exp2(score * scale - higher[:, None])
         fade = tl.exp2(best - higher)
@@ -84,6 +90,24 @@ def attend_keys(
         result = tl.dot(weight.to(query.dtype), values.to(query.dtype), result, input_precision="ieee")
         best = higher
     return best, total, result
+
+
+@triton.jit
+def hide(score, key, position, WINDOW: tl.constexpr):
+    """score, -inf where a line does not see the key."""
+    seen = key[None, :] <= position[:, None]
+    if WINDOW > 0:
+        seen = seen & (key[None, :] > position[:, None] - WINDOW)
+    return tl.where(seen, score, float("-inf"))
+
+
+@triton.jit
+def settled(value):
+    """value as it is, but made anew on CUDA: a product that it sums up ends here, and nothing known of it is kept.
+
+    A product left in flight behind the next block's scores costs more registers and copies than it hides time.
+    """
+    return tl.inline_asm_elementwise("mov.b32 $0, $1;", "=r,r", [value], value.dtype, True, 1)
 
 
 @triton.jit

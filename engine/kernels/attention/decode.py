@@ -126,8 +126,8 @@ def decode_kernel(
             best, total = sunken_start(sinks, kv_head * GROUP + head, (head < GROUP) & (head * 0 + part == from_part))
         result = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         best, total, result = attend_keys(
-            query, head * 0 + high - 1, best, total, result, k_head, v_head, table, low, high, low, high, block_stride,
-            scale, bend, True, 0, SOFTCAP, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES,
+            query, head * 0 + high - 1, best, total, result, k_head, v_head, table, low, low, low, high, block_stride,
+            scale, bend, False, 0, SOFTCAP, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES, False,
         )  # fmt: skip
         if to_part - from_part == 1:
             result = result / total[:, None]

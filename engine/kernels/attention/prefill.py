@@ -1,9 +1,10 @@
 """Attention of query tiles over the paged cache: prompts, chunks, and every row where bits must not vary.
 
 A tile holds BLOCK_M lines: consecutive tokens of one row times the query heads that share one KV head, so a loaded key
-serves all of them. Blocks of keys that all its tokens see go without a mask; the last ones, along the diagonal, with
-one. Tiles come from the step's work list (work.py), those with most keys first: on the device, so that a launch
-depends on shapes only and can be captured in a graph. Users: engine/kernels/attention/paged on accelerators.
+serves all of them. Blocks of keys that all its tokens see go without a mask; those along the diagonal, and at a
+window's edge, with one. Tiles come from the step's work list (work.py), those with most keys first: on the device, so
+that a launch depends on shapes only and can be captured in a graph. Users: engine/kernels/attention/paged on
+accelerators.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.kernels.attention.attend import attend_keys, score_scales, sunken_start
+from engine.kernels.attention.attend import attend_keys, score_scales, settled, sunken_start
 from engine.kernels.overlap import begin, launch_options
 from engine.kernels.target import target, tl, triton
 
@@ -45,13 +46,13 @@ def prefill_kernel(
     BLOCK_D: tl.constexpr,  # power of two >= HEAD_DIM
     WIDE: tl.constexpr,
     STAGES: tl.constexpr,
+    SETTLE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     begin(OVERLAP)
     kv_head = tl.program_id(0)
     num_kv_heads = tl.num_programs(0)
     line = tl.arange(0, BLOCK_M)
-    dim = tl.arange(0, BLOCK_D)
     block_stride = num_kv_heads * BLOCK_SIZE * HEAD_DIM
     k_head = k_cache + kv_head * BLOCK_SIZE * HEAD_DIM
     v_head = v_cache + kv_head * BLOCK_SIZE * HEAD_DIM
@@ -61,35 +62,50 @@ def prefill_kernel(
         tokens = tl.load(tiles + tile * 4 + 1)
         first = tl.load(tiles + tile * 4 + 2)
         table = block_tables + tl.load(tiles + tile * 4 + 3).to(tl.int64) * max_blocks
-        valid = line < tokens * GROUP
         position = first + tl.minimum(line // GROUP, tokens - 1)
-        head = kv_head * GROUP + line % GROUP
-        where = ((token + line // GROUP).to(tl.int64) * (num_kv_heads * GROUP) + head) * HEAD_DIM
-        inside = valid[:, None] & (dim < HEAD_DIM)[None, :]
-        query = tl.load(q + where[:, None] + dim[None, :], mask=inside, other=0.0)
+        where, inside = places(token, tokens, line, kv_head, num_kv_heads, GROUP, HEAD_DIM, BLOCK_D)
+        query = tl.load(q + where, mask=inside, other=0.0)
         best = tl.full([BLOCK_M], -1e30, tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
         if sinks is not None:
-            best, total = sunken_start(sinks, head, valid)
+            best, total = sunken_start(sinks, kv_head * GROUP + line % GROUP, line < tokens * GROUP)
         result = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         end = first + tokens  # one past the last position of the tile
         low = end * 0
         floor = tl.maximum(low, first - WINDOW + 1)
-        if WINDOW > 0:  # both edges need the mask
+        if WINDOW > 0:
             low = tl.maximum(low, (first - WINDOW + 1) // BLOCK_N * BLOCK_N)
-        else:
-            seen = (first + 1) // BLOCK_N * BLOCK_N  # keys that the first token sees, in whole blocks
-            best, total, result = attend_keys(
-                query, position, best, total, result, k_head, v_head, table, low, seen, floor, end, block_stride, scale,
-                bend, False, 0, SOFTCAP, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES,
-            )  # fmt: skip
-            low = seen
+        seen = (first + 1) // BLOCK_N * BLOCK_N  # keys that the first token sees
         best, total, result = attend_keys(
-            query, position, best, total, result, k_head, v_head, table, low, end, floor, end, block_stride, scale,
-            bend, True, WINDOW, SOFTCAP, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES if WINDOW > 0 else 1,
+            query, position, best, total, result, k_head, v_head, table, low, seen, floor, end, block_stride, scale,
+            bend, True, WINDOW, SOFTCAP, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES, SETTLE,
         )  # fmt: skip
+        # Lines and their places are found anew: through the loop they would take registers that it has not.
+        token = tl.load(tiles + tile * 4, volatile=True)
+        tokens = tl.load(tiles + tile * 4 + 1, volatile=True)
+        if SETTLE:
+            line = settled(line)
+        where, inside = places(token, tokens, line, kv_head, num_kv_heads, GROUP, HEAD_DIM, BLOCK_D)
         result = result / total[:, None]
-        tl.store(out + where[:, None] + dim[None, :], result.to(out.dtype.element_ty), mask=inside)
+        tl.store(out + where, result.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def places(
+    token,
+    tokens,
+    line,
+    kv_head,
+    num_kv_heads,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Where a tile's lines lie in q and out, and which of their numbers are there."""
+    dim = tl.arange(0, BLOCK_D)
+    head = kv_head * GROUP + line % GROUP
+    where = ((token + line // GROUP).to(tl.int64) * (num_kv_heads * GROUP) + head) * HEAD_DIM
+    return where[:, None] + dim[None, :], (line < tokens * GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
 
 
 def attend_tiles(
@@ -120,7 +136,7 @@ def attend_tiles(
         out, q, k_cache, v_cache, block_tables, sinks, work.tiles, work.num_tiles, block_tables.shape[1], scale, bend,
         WINDOW=window, SOFTCAP=softcap > 0, GROUP=group, HEAD_DIM=dim, BLOCK_SIZE=block_size,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d, WIDE=k_cache.numel() >= 1 << 31,
-        STAGES=options["num_stages"], **options, **launch_options(),
+        STAGES=options["num_stages"], SETTLE=target().arch == "sm_90", **options, **launch_options(),
     )  # fmt: skip
 
 
@@ -130,10 +146,11 @@ def tile_lines(group: int) -> int:
 
 
 def _tuned(block_d: int, element_size: int, programs: int) -> tuple[int, dict[str, int]]:
-    """(keys per block, launch options). Bits depend on neither: a token's sums run in the same order in all of them."""
+    """(keys per block, launch options). The block decides a token's bits, so it knows nothing of the launch's size."""
     if block_d > 128 or element_size > 2:
         return 32, {"num_warps": 8, "num_stages": 2}
     if target().arch == "sm_90" and 2 * programs > 5 * target().num_units:
-        # Two tiles on a unit hide each other's waits and share its registers; with few tiles units are not so full.
+        # Two tiles on a unit hide each other's waits and share its registers, and with them its time: where units have
+        # two tiles or three each, one at a time, the longest first, ends sooner.
         return 64, {"num_warps": 8, "num_stages": 2, "maxnreg": 128}
     return 64, {"num_warps": 8, "num_stages": 3 if target().arch == "sm_90" else 2}

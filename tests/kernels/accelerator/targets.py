@@ -22,7 +22,7 @@ TARGETS = {
 }
 
 
-# Where kernels may begin before the one before them has ended; elsewhere these constants are off.
+# Where kernels may begin before the one before them has ended; elsewhere constants that are for CUDA alone are off.
 OVERLAPPING = {"sm_90", "sm_100"}
 
 
@@ -30,7 +30,7 @@ def compiles(target: str, kernel: Any, signature: dict[str, str], constants: dic
     """Compiles for the target, fails unless the shared memory fits; returns what the compiler made."""
     device, shared = TARGETS[target]
     if target not in OVERLAPPING:
-        constants = {name: 0 if name in ("OVERLAP", "AHEAD") else value for name, value in constants.items()}
+        constants = {name: 0 if name in ("OVERLAP", "AHEAD", "SETTLE") else value for name, value in constants.items()}
     source = ASTSource(kernel, {**signature, **dict.fromkeys(constants, "constexpr")}, constexprs=constants)
     made = triton.compile(source, target=device, options=options)
     assert made.asm["cubin" if device.backend == "cuda" else "hsaco"]
