@@ -7,7 +7,7 @@ from _fast.running cimport RunningRows
 from _fast.seqs cimport SeqTable
 from _fast.shares cimport TokenShares
 from _fast.tables cimport BlockTables
-from _fast.types cimport int32_t, int64_t, slot_t, token_t
+from _fast.types cimport int32_t, int64_t, slot_t, token_t, uint8_t
 
 
 cdef class Scheduler:
@@ -45,11 +45,12 @@ cdef class Scheduler:
     cdef bint _start(self, slot_t slot, StepPlan plan) noexcept nogil
     cdef bint _provide(self, slot_t slot, int32_t count) noexcept nogil
     cdef void _preempt(self, slot_t slot) noexcept nogil
+    cdef void _restart(self, slot_t slot) noexcept nogil
     cdef void _emit(self, StepPlan plan) noexcept nogil
     cdef void _row(self, slot_t slot, int32_t count, StepPlan plan) noexcept nogil
     cdef void _end(self, slot_t slot) noexcept nogil
     cdef void _commit(self, StepPlan plan, const int32_t* sampled, const int32_t* override) noexcept nogil
     cdef int32_t _sample(self, slot_t slot, token_t token, int32_t override, int32_t* out) noexcept nogil
-    cdef void _fail(self, StepPlan plan) noexcept nogil
+    cdef void _fail(self, StepPlan plan, const uint8_t* again) noexcept nogil
     cdef _check_oldest(self, StepPlan plan)
     cdef _check_slot(self, int32_t slot)

@@ -170,11 +170,16 @@ cdef class Scheduler:
         with nogil:
             self._commit(plan, &sampled[0], override)
 
-    def fail(self, StepPlan plan not None):
-        """The oldest step in flight raised: all its rows end with ERROR, and what read its results ends later."""
+    def fail(self, StepPlan plan not None, const uint8_t[::1] again=None):
+        """The oldest step in flight raised: its rows end with ERROR, and what read its results ends later.
+
+        Slots marked in `again` (a byte for each) start over instead; what they have in flight counts for nothing.
+        """
         self._check_oldest(plan)
+        if again is not None and again.shape[0] < self.max_slots:
+            raise ValueError(f"again has {again.shape[0]} bytes: each of {self.max_slots} slots needs one")
         with nogil:
-            self._fail(plan)
+            self._fail(plan, &again[0] if again is not None else NULL)
 
     cdef _check_oldest(self, StepPlan plan):
         if plan.step_id != self.settled_step + 1 or plan.step_id >= self.next_step:
@@ -287,6 +292,13 @@ cdef class Scheduler:
         self.num_preemptions += 1
         self.preempted = True
 
+    cdef void _restart(self, slot_t slot) noexcept nogil:
+        """A row starts over whose step failed; what it has in flight read what was never written."""
+        self.seqs.void[slot] = 1
+        self.seqs.doomed[slot] = 0
+        if self.seqs.state[slot] == RUNNING:
+            self._preempt(slot)
+
     cdef void _admit(self, StepPlan plan) noexcept nogil:
         """Start waiting requests in their order; the first that does not fit holds up the others."""
         cdef slot_t slot
@@ -322,7 +334,7 @@ cdef class Scheduler:
         self.seqs.computed[slot] = start
         self.seqs.committed[slot] = start
         self.seqs.num_named[slot] = hit
-        self.seqs.unnamed[slot] = 0
+        self.seqs.unnamed[slot] = self.seqs.void[slot] = 0
         self.seqs.boundary[slot] = start + self.block_size
         if self.seqs.num_spans[slot]:
             self.encoder.passed(self.seqs, slot)
@@ -375,6 +387,9 @@ cdef class Scheduler:
                 if self.seqs.in_flight[slot] == 0:
                     self._end(slot)
                 continue
+            if self.seqs.void[slot]:
+                self.seqs.pending[slot] -= plan.row_flags[row] & ROW_SAMPLE
+                continue
             # After a preemption the KV of this step is gone, but its sample is still the row's next token.
             fresh = plan.row_epoch[row] == self.seqs.epoch[slot]
             forced = override[row] if override else FINISH_NONE
@@ -405,7 +420,7 @@ cdef class Scheduler:
         out[0] = token
         return override if override else self.seqs.verdict(slot, token)
 
-    cdef void _fail(self, StepPlan plan) noexcept nogil:
+    cdef void _fail(self, StepPlan plan, const uint8_t* again) noexcept nogil:
         cdef int32_t row
         cdef slot_t slot
         self.num_freed = 0
@@ -414,14 +429,21 @@ cdef class Scheduler:
             self.seqs.in_flight[slot] -= 1
             plan.out_token[row] = -1
             plan.out_finish[row] = FINISH_NONE
-            if self.seqs.state[slot] != FINISHING:
+            if self.seqs.state[slot] == FINISHING:
+                if self.seqs.in_flight[slot] == 0:
+                    self._end(slot)
+            elif self.seqs.void[slot] or (again and again[slot]):
+                self.seqs.pending[slot] -= plan.row_flags[row] & ROW_SAMPLE
+                self._restart(slot)
+            else:
                 plan.out_finish[row] = FINISH_ERROR
-                self._end(slot)
-            elif self.seqs.in_flight[slot] == 0:
                 self._end(slot)
         for slot in range(self.max_slots):
             if self.seqs.in_flight[slot] and self.encoder.tainted(self.seqs, slot, plan.step_id):
-                self.seqs.doomed[slot] = 1
+                if again and again[slot]:
+                    self._restart(slot)
+                else:
+                    self.seqs.doomed[slot] = 1
         self.encoder.fail(plan.step_id)
         self.settled_step = plan.step_id
 
@@ -447,11 +469,6 @@ cdef class Scheduler:
         self._check_slot(slot)
         return max(0, self.seqs.cached[slot])
 
-    def num_tokens(self, int32_t slot):
-        """Tokens of the slot's request known on the host: prompt and committed samples."""
-        self._check_slot(slot)
-        return self.seqs.num_tokens[slot]
-
     cdef _check_slot(self, int32_t slot):
         if not 0 <= slot < self.max_slots:
             raise ValueError(f"slot {slot}: this scheduler has slots 0 to {self.max_slots - 1}")
@@ -468,33 +485,15 @@ cdef class Scheduler:
     def num_in_flight(self):
         return self.next_step - self.settled_step - 1
 
-    @property
-    def free_blocks(self):
-        return self.pool.num_free
-
-    @property
-    def cached_blocks(self):
-        return self.pool.num_cached
-
-    @property
-    def used_blocks(self):
-        return self.pool.num_used
-
     def ledger(self):
         """Counts that must be zero, or add up, when no request is open (RELIABILITY.md)."""
         return {
-            "free": self.pool.num_free,
-            "cached": self.pool.num_cached,
-            "used": self.pool.num_used,
-            "total": self.pool.total,
-            "refs": self.pool.sum_refs(),
-            "table_rows": sum([self.tables.size[i] > 0 for i in range(self.max_slots)]),
-            "slots": self.seqs.num_used,
-            "running": self.running.size,
-            "waiting": self.queue.size,
+            "free": self.pool.num_free, "cached": self.pool.num_cached,
+            "used": self.pool.num_used, "total": self.pool.total,
+            "refs": self.pool.sum_refs(), "table_rows": sum([self.tables.size[i] > 0 for i in range(self.max_slots)]),
+            "slots": self.seqs.num_used, "running": self.running.size, "waiting": self.queue.size,
             "index_entries": self.index.num_entries,
-            "encoder_entries": self.encoder.num_entries,
-            "encoder_in_use": self.encoder.num_in_use,
+            "encoder_entries": self.encoder.num_entries, "encoder_in_use": self.encoder.num_in_use,
             "encoder_rows": self.encoder.rows_held,
             "in_flight": self.next_step - self.settled_step - 1,
         }

@@ -58,6 +58,7 @@ cdef class SeqTable:
         self.read_cache = array("B", bytes(num_slots))
         self.unnamed = array("B", bytes(num_slots))
         self.doomed = array("B", bytes(num_slots))
+        self.void = array("B", bytes(num_slots))
         self.request = array("q", bytes(8 * num_slots))
         self.prompt_len = array("i", bytes(4 * num_slots))
         self.num_tokens = array("i", bytes(4 * num_slots))
@@ -122,6 +123,7 @@ cdef class SeqTable:
         self.read_cache[slot] = 0
         self.unnamed[slot] = 0
         self.doomed[slot] = 0
+        self.void[slot] = 0
         self.request[slot] = -1
         self.prompt_len[slot] = 0
         self.num_tokens[slot] = 0
@@ -265,6 +267,7 @@ cdef class SeqTable:
             "read_cache": self.read_cache[slot],
             "unnamed": self.unnamed[slot],
             "doomed": self.doomed[slot],
+            "void": self.void[slot],
             "request": self.request[slot],
             "prompt_len": self.prompt_len[slot],
             "num_tokens": self.num_tokens[slot],

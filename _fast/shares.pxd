@@ -8,7 +8,7 @@ cdef class TokenShares:
     cdef SeqTable seqs
     cdef RunningRows running
     cdef WaitQueue queue
-    cdef int32_t max_tokens
+    cdef public int32_t max_tokens  # in a step, but that each row that decodes gets its one
     cdef int32_t max_chunk
     cdef public int32_t prompt_budget  # of the next step; at least 1 is given
     cdef int32_t[::1] of  # tokens of this step, by slot

@@ -71,6 +71,7 @@ cdef class TokenShares:
                     at -= 1
                 self.prompts[at] = slot
                 self.num_prompts += 1
+        self.room = max(self.room, 0)
         self.tokens_left = budget = min(self.room, max(self.prompt_budget, 1))
         for i in range(self.num_prompts):
             slot = self.prompts[i]

@@ -28,6 +28,8 @@ class LiveRow:
     device_id: int
     choice: int
     request: Request
+    seed: int
+    again: bool = False  # it has started over once, because a step did not fit into the device's memory
     started: float = 0.0  # when its first step began, on the clock of time.monotonic
     prompt_logprobs: list[TokenLogprob | None] | None = None  # grows as the prompt is computed
 
@@ -81,6 +83,18 @@ class Admission:
         for entry, dead in self._scheduler.take_evicted():
             self._encoder.evict(entry, dead)
 
+    def may_restart(self) -> np.ndarray:
+        """uint8 [max_slots]: slots of which nothing has been told, and that have not started over before."""
+        marks = np.zeros(self._scheduler.max_slots, np.uint8)
+        marks[[slot for slot in self.fresh if not self.rows[slot].again]] = 1
+        return marks
+
+    def restage(self, slot: int) -> None:
+        """Stages a slot anew, as no step had ever run it; none that is in flight may name it."""
+        row = self.rows[slot]
+        self._executor.reset(slot, self._poison)
+        self._executor.admit(slot, row.request, row.seed, row.prompt_logprobs)
+
     def ledger(self) -> dict[str, int]:
         """Rows staged here; zero when idle."""
         return {
@@ -120,13 +134,13 @@ class Admission:
                 if self._scheduler.discard_entry(entry):
                     self._encoder.evict(entry, dead=True)
             return False
-        row = LiveRow(device_id, choice, request)
+        seed = secrets.randbits(64) if params.seed is None else params.seed + choice
+        row = LiveRow(device_id, choice, request, seed)
         if params.prompt_logprobs is not None and choice == 0:
             row.prompt_logprobs = [None]  # nothing predicts the first token
         self.rows[slot] = row
         self._slot_of[device_id] = slot
         self.fresh.add(slot)
-        seed = secrets.randbits(64) if params.seed is None else params.seed + choice
         self._executor.admit(slot, request, seed, row.prompt_logprobs)
         return True
 

@@ -169,6 +169,12 @@ class Accelerator:
 
         return device_memory()
 
+    def free_unused(self) -> None:
+        """Gives back to the driver what torch keeps for reuse, and waits for the device: never while all goes well."""
+        import torch
+
+        torch.cuda.empty_cache()
+
     def peak_of(self, work: Callable[[], None]) -> int:
         """Bytes that `work` holds at its worst, beyond what is held now."""
         import torch

@@ -1,7 +1,8 @@
-"""FailureCount: when steps that fail are no longer bad luck but a broken device (SECURITY S38 to S40).
+"""What failed steps lead to: a device that counts as lost, or smaller steps for a while (SECURITY S38 to S40).
 
-Owner: device thread. In: how each step ended, with the time of time.monotonic. Out: whether that was one too many. A
-step that fails ends its rows only; an accelerator that has lost its context fails every step that follows.
+Owner: device thread. In: how each step ended, with the time of time.monotonic. Out: whether that was one too many, and
+how many tokens a step may have. A step that fails ends its rows only; an accelerator that has lost its context fails
+every step that follows; one that had no room has some for half as many tokens.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections import deque
 from engine.errors import is_out_of_memory, scope_of
 
 WINDOW_S = 60.0
+SMALLER_STEPS = 100  # after one that did not fit into the device's memory
 
 
 class FailureCount:
@@ -37,3 +39,22 @@ class FailureCount:
             return len(self.out_of_memory) == self._max_oom and now - self.out_of_memory[0] <= WINDOW_S
         self.in_a_row += 1
         return self.in_a_row >= self._max_failed
+
+
+class TokenBudget:
+    """How many tokens a step may have: half of the most for SMALLER_STEPS after one for which there was no room."""
+
+    __slots__ = ("_most", "_whole_from")
+
+    def __init__(self, max_tokens: int) -> None:
+        self._most = max_tokens
+        self._whole_from = 0  # the first step that may have all of them again
+
+    def halve(self, next_step: int) -> int:
+        """Steps from `next_step` on have less room: their tokens."""
+        self._whole_from = next_step + SMALLER_STEPS
+        return self.of(next_step)
+
+    def of(self, step_id: int) -> int:
+        """Tokens of a step, but for one of each row that decodes."""
+        return self._most if step_id >= self._whole_from else self._most // 2

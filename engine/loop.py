@@ -16,6 +16,7 @@ import asyncio
 import logging
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from queue import Empty
 from typing import TYPE_CHECKING, Any
@@ -25,8 +26,8 @@ import torch
 
 from _fast.plan import StepPlan
 from engine.config import EngineConfig
-from engine.errors import DeviceLostError, for_rows
-from engine.failures import FailureCount
+from engine.errors import DeviceLostError, for_rows, is_out_of_memory
+from engine.failures import FailureCount, TokenBudget
 from engine.inbox import Inbox
 from engine.output import First, StepOutput
 from engine.pace import Pace
@@ -37,6 +38,7 @@ from engine.step.result import StepResult
 
 if TYPE_CHECKING:
     from _fast.ring import OutputRing
+    from engine.admission import LiveRow
     from engine.steady import SteadySteps
 
 log = logging.getLogger("omniloop.engine")
@@ -70,6 +72,8 @@ class DeviceThread:
         self._refused: list[int] = []
         self._pace: Pace
         self._failures = FailureCount(config.max_failed_steps, config.max_oom)
+        self._budget: TokenBudget
+        self._restarts: dict[int, LiveRow] = {}  # by slot: rows that start over once no step in flight names them
         self._steady: SteadySteps | None = None
         self._last_beat = 0.0
 
@@ -128,6 +132,7 @@ class DeviceThread:
             try:
                 runtime = self._runtime = load_runtime(self._config, self._startup)
                 self._pace = Pace(runtime.sizes.max_tokens)
+                self._budget = TokenBudget(runtime.sizes.max_tokens)
                 self._steady = runtime.steady(self._inbox)
             except BaseException as error:
                 self._tell(_resolve, self._ready, None, error)
@@ -159,6 +164,8 @@ class DeviceThread:
             output = None
             if previous is not None:
                 output = self._settle(runtime, previous, stats)  # step N: the only wait, then lengths settled
+                if self._restarts:
+                    self._restage(runtime, step)
             if step is not None:
                 runtime.launch_sample(step, self._inbox.put)  # step N+1: what it may say is known now
             stats.schedule_s = planned - begun - stats.launch_s
@@ -169,7 +176,9 @@ class DeviceThread:
             previous = step
 
     def _goes_steadily(self, runtime: Runtime, previous: StepResult | None) -> bool:
-        if self._steady is None or self._stopping or self._paused or self._refused or not runtime.has_work:
+        if self._steady is None or self._stopping or self._paused or not runtime.has_work:
+            return False
+        if self._refused or self._restarts:
             return False
         return self._steady.may_follow(previous)
 
@@ -246,6 +255,7 @@ class DeviceThread:
         plan = runtime.next_plan
         runtime.executor.claim(plan)
         shares = runtime.scheduler.shares
+        shares.max_tokens = self._budget.of(runtime.scheduler.next_step)
         shares.prompt_budget = self._pace.prompt_budget(*shares.load())
         return plan if runtime.scheduler.schedule(plan) else None
 
@@ -312,35 +322,54 @@ class DeviceThread:
         return found
 
     def _fail(self, runtime: Runtime, step: StepResult, output: StepOutput) -> None:
-        """The step raised: its rows end, everybody else goes on, unless the device itself is what failed."""
-        plan = step.plan
-        assert step.error is not None
-        log.error(
-            "step %d failed (%d rows, %d tokens); its rows end",
-            plan.step_id,
-            plan.num_rows,
-            plan.num_tokens,
-            exc_info=step.error,
-        )
-        if self._failures.note_failed(step.error, time.monotonic()):
-            raise DeviceLostError(f"step {plan.step_id} failed and the device counts as lost: {step.error}")
-        output.error = for_rows(step.error)
+        """The step raised: its rows end, everybody else goes on, unless the device itself is what failed.
+
+        Where it was the memory, rows of which nothing has been told start over instead, once.
+        """
+        plan, admission, error = step.plan, runtime.admission, step.error
+        assert error is not None
+        log.error("step %d failed (%d rows, %d tokens)", plan.step_id, plan.num_rows, plan.num_tokens, exc_info=error)
+        if self._failures.note_failed(error, time.monotonic()):
+            raise DeviceLostError(f"step {plan.step_id} failed and the device counts as lost: {error}")
+        output.error = for_rows(error)
         output.stats.failed = True
-        live = [runtime.admission.rows.get(slot) for slot in step.rows.slots.tolist()]
-        runtime.scheduler.fail(plan)
-        runtime.admission.free_slots()
+        live = [admission.rows.get(slot) for slot in step.rows.slots.tolist()]
+        if is_out_of_memory(error):
+            runtime.scheduler.fail(plan, admission.may_restart())
+            self._make_room(runtime, error)
+        else:
+            runtime.scheduler.fail(plan)
+        admission.free_slots()
         finishes = np.asarray(plan.out_finish)[: plan.num_rows].tolist()
         for choice, finish in zip(live, finishes):
             if choice is not None and finish != FinishReason.NONE:  # not a row that had ended before
                 output.add(choice.device_id, -1, finish)
-                self._refused += runtime.admission.release_siblings(choice.device_id)
+                self._refused += admission.release_siblings(choice.device_id)
+
+    def _make_room(self, runtime: Runtime, error: BaseException) -> None:
+        """After a step that found no room on the device: what it held is given back, and smaller ones follow."""
+        traceback.clear_frames(error.__traceback__)  # they hold the tensors of the forward
+        runtime.executor.free_unused()
+        tokens = runtime.scheduler.shares.max_tokens = self._budget.halve(runtime.scheduler.next_step)
+        for slot in np.flatnonzero(np.asarray(runtime.scheduler.seqs.void)).tolist():
+            row = self._restarts[slot] = runtime.admission.rows[slot]
+            row.again = True
+        log.warning("%d rows start over; steps have at most %d tokens for a while", len(self._restarts), tokens)
+
+    def _restage(self, runtime: Runtime, in_flight: StepResult | None) -> None:
+        """Rows that start over are staged anew, but for those that the step in flight still names."""
+        named = set() if in_flight is None else set(in_flight.rows.slots.tolist())
+        for slot in [slot for slot in self._restarts if slot not in named]:
+            row = self._restarts.pop(slot)
+            if runtime.admission.rows.get(slot) is row:  # it may have been left meanwhile
+                runtime.admission.restage(slot)
 
     def _note(self, runtime: Runtime, plan: StepPlan, stats: StepStats) -> None:
         scheduler = runtime.scheduler
         stats.step_id, stats.num_rows, stats.num_tokens = plan.step_id, plan.num_rows, plan.num_tokens
         stats.num_encodes = plan.num_encodes
         stats.running, stats.waiting = scheduler.num_running, scheduler.num_waiting
-        stats.blocks_used, stats.blocks_total = scheduler.used_blocks, runtime.limits.num_blocks
+        stats.blocks_used, stats.blocks_total = scheduler.pool.num_used, runtime.limits.num_blocks
         stats.preemptions = scheduler.num_preemptions
         stats.prefix_queries, stats.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
 

@@ -108,7 +108,7 @@ class Runtime:
 
     def reset_prefix_cache(self) -> bool:
         """Forgets every cached prefix; False, and nothing is forgotten, while a request holds blocks."""
-        if self.has_work or self.scheduler.used_blocks:
+        if self.has_work or self.scheduler.pool.num_used:
             return False
         self.scheduler.reset_prefix_cache()
         return True

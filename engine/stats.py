@@ -30,7 +30,7 @@ class StepStats:
     wait_s: float = 0.0  # collect: the only wait
     commit_s: float = 0.0
     device_s: float = 0.0  # forward start to sampled tokens on the host
-    failed: bool = False  # it raised; its rows ended
+    failed: bool = False  # it raised; its rows ended or started over
 
 
 @dataclass(slots=True)

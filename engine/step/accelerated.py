@@ -191,6 +191,9 @@ class DeviceExecutor:
     def ledger(self) -> dict[str, int]:
         return {"positions": len(self._host.positions), "prompt_logprobs": len(self._prompts)}
 
+    def free_unused(self) -> None:
+        self._accelerator.free_unused()
+
     # -- steps ------------------------------------------------------------------------------------------------------
 
     def steady(self, scheduler: Scheduler, inbox: Inbox) -> SteadySteps | None:

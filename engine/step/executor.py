@@ -63,6 +63,9 @@ class Executor(Protocol):
     def collect(self, step: StepResult) -> None:
         """After the step's event: fills tokens, invalid rows and log-probabilities on the host."""
 
+    def free_unused(self) -> None:
+        """After a step that found no room: gives back what is kept of earlier steps for reuse."""
+
     def steady(self, scheduler: Scheduler, inbox: Inbox) -> SteadySteps | None:
         """The loop of steps that need no Python, if there is one; it watches the inbox."""
 

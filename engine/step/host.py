@@ -72,6 +72,9 @@ class HostExecutor:
     def collect(self, step: StepResult) -> None:
         """Nothing to do: the stream has filled the step."""
 
+    def free_unused(self) -> None:
+        """Nothing to do: nothing is kept."""
+
     def steady(self, scheduler: Scheduler, inbox: Inbox) -> None:
         """None: the stream itself is a thread of Python's."""
 

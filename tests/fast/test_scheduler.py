@@ -85,7 +85,7 @@ def test_a_row_that_ends_frees_its_blocks_before_its_slot():
     scheduler.schedule(one)
     scheduler.schedule(two)
     scheduler.commit(one, ids(7))
-    assert scheduler.used_blocks == 0
+    assert scheduler.pool.num_used == 0
     assert scheduler.ledger()["slots"] == 1
     assert scheduler.schedule(one) == 0
     scheduler.commit(two, ids(7))
@@ -143,7 +143,7 @@ def test_a_preempted_request_keeps_its_prefix_and_its_tokens():
         plans.append(step(scheduler, 7))
     assert list(rows(plans[-1])) == [one]
     assert scheduler.num_waiting == 1
-    made = scheduler.num_tokens(two) - 12
+    made = scheduler.seqs.snapshot(two)["num_tokens"] - 12
     assert scheduler.abort(1)
     again = step(scheduler, 8)
     # Of its own four full blocks the other row has taken the last one; that is computed anew, and the sample follows.
@@ -251,6 +251,41 @@ def test_a_failed_step_ends_its_rows_and_nobody_else():
     scheduler.commit(two, ids(7, 7))
     assert sorted(zip(two.out_request[:2], two.out_token[:2], two.out_finish[:2])) == [(1, -1, 0), (2, 7, 0)]
     assert list(rows(step(scheduler))) == [other]
+
+
+def test_a_row_that_starts_over_forgets_what_it_has_in_flight():
+    scheduler = make(max_rows=2)
+    slot = scheduler.add(1, ids(1, 2, 3), max_tokens=8)
+    one, two = plan_for(scheduler), plan_for(scheduler)
+    scheduler.schedule(one)
+    scheduler.schedule(two)
+    again = np.zeros(scheduler.max_slots, np.uint8)
+    with pytest.raises(ValueError, match="again has 0 bytes"):
+        scheduler.fail(one, again[:0])
+    again[slot] = 1
+    scheduler.fail(one, again)
+    assert (one.out_token[0], one.out_finish[0]) == (-1, 0)
+    assert scheduler.schedule(plan_for(scheduler)) == 0, "it waits for what is in flight"
+    scheduler.commit(two, ids(7))
+    assert (two.out_token[0], two.out_finish[0]) == (-1, 0)
+    assert scheduler.num_preemptions == 1
+    plan = step(scheduler)
+    assert list(plan.token_ids[:3]) == [1, 2, 3]
+    assert (plan.out_token[0], plan.out_finish[0]) == (7, 0)
+
+
+def test_a_smaller_budget_still_gives_each_row_its_token():
+    scheduler = make(max_rows=4, max_tokens=16)
+    for number in range(3):
+        scheduler.add(number, ids(1, 2), max_tokens=8)
+    step(scheduler)
+    scheduler.add(3, ids(*range(12)), max_tokens=8)
+    scheduler.shares.max_tokens = 8
+    assert step(scheduler).num_tokens == 8
+    scheduler.shares.max_tokens = 1
+    assert step(scheduler).num_tokens == 3
+    scheduler.shares.max_tokens = 16
+    assert step(scheduler).num_tokens == 10
 
 
 def test_an_abort_says_at_once_whether_the_slot_is_free():

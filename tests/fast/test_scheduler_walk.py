@@ -84,7 +84,7 @@ class Walk:
         self.by_slot, self.live, self.entries, self.contents = {}, {}, {}, {}
         self.launched = []  # (plan, sampled, fails, which rows are broken), oldest first
         self.clock = self.number = self.ended = 0
-        self.idle_steps = 0
+        self.idle_steps = self.restarts = 0
 
     def draw(self, request):
         return self.rng.choices([EOS, HALT, self.rng.randrange(4)], [1, 1, 20])[0]
@@ -181,6 +181,7 @@ class Walk:
             assert not self.live, "nothing runs, nothing is in flight, and somebody waits"
 
     failing = 0.0
+    sparing = 0.0  # share of the rows without news that start over when their step fails
 
     def check_plan(self, plan, before):
         settings, rows = self.settings, plan.num_rows
@@ -249,17 +250,21 @@ class Walk:
 
     def settle(self):
         plan, sampled, fails, broken = self.launched.pop(0)
+        void = {slot for slot in plan.row_slot[: plan.num_rows] if self.scheduler.seqs.void[slot]}
         scheduler = self.scheduler
         old = {slot: scheduler.seqs.snapshot(slot) for slot in plan.row_slot[: plan.num_rows]}
         forced = [0] * plan.num_rows
         if fails:
-            scheduler.fail(plan)
+            void |= self.fail(plan)
         else:
             if self.rng.random() < 0.05:
                 forced[self.rng.randrange(plan.num_rows)] = 6
             scheduler.commit(plan, np.array(sampled, np.int32), np.array(forced, np.int32))
         for row in range(plan.num_rows):
-            self.check_row(plan, row, sampled[row], forced[row], broken[row], old)
+            if plan.row_slot[row] in void:
+                assert (plan.out_token[row], plan.out_finish[row]) == (-1, NONE)
+            else:
+                self.check_row(plan, row, sampled[row], forced[row], broken[row], old)
         self.free_slots()
         for entry, dead in scheduler.take_evicted():
             self.device.embeddings.pop(entry, None)
@@ -267,6 +272,21 @@ class Walk:
             assert self.failing or self.device.last_read.pop(entry, -1) < plan.step_id
             if dead:
                 del self.entries[self.contents.pop(entry)]
+
+    def fail(self, plan):
+        """The slots that start over: what was drawn for them, told to nobody, is forgotten."""
+        again = np.zeros(self.settings["max_slots"], np.uint8)
+        for slot, request in self.by_slot.items():
+            again[slot] = request.settled == request.prompt_len and self.rng.random() < self.sparing
+        self.scheduler.fail(plan, again if self.sparing else None)
+        slots = set(np.flatnonzero(np.asarray(self.scheduler.seqs.void)).tolist())
+        for slot in slots:
+            request = self.by_slot[slot]
+            assert request.settled == request.prompt_len
+            del request.tokens[request.prompt_len :], request.identities[request.prompt_len :]
+            request.computed, request.broken = 0, False
+            self.restarts += 1
+        return slots
 
     def check_row(self, plan, row, token, forced, broken, old):
         request = self.by_slot[plan.row_slot[row]]
@@ -305,8 +325,8 @@ class Walk:
         assert not capacity or ledger["encoder_rows"] <= capacity
         assert ledger["encoder_entries"] == len(self.contents)
 
-    def run(self, steps, arrivals=0.5, aborts=0.03, failing=0.0):
-        self.failing = failing
+    def run(self, steps, arrivals=0.5, aborts=0.03, failing=0.0, sparing=0.0):
+        self.failing, self.sparing = failing, sparing
         while steps or self.live or self.launched:
             steps -= steps > 0
             if steps and self.rng.random() < arrivals:
@@ -337,6 +357,13 @@ def test_every_row_reads_its_own_prefix_and_every_request_ends_once(seed):
 @pytest.mark.parametrize("seed", range(40))
 def test_a_failed_step_ends_its_rows_and_what_read_its_results(seed):
     Walk(seed).run(120, failing=0.1)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_rows_without_news_start_over_when_their_step_fails(seed):
+    walk = Walk(seed)
+    walk.run(120, failing=0.15, sparing=0.8)
+    assert walk.restarts > 0
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -1,0 +1,175 @@
+"""A step that finds no room on the device: who starts over, who ends, and that nobody's tokens change (S39, R22).
+
+Each case runs on the CPU's executor and on the accelerator's (tests/engine/host_accelerator). The planted fault is what
+torch raises; the step behind it has been launched by then, on values that were never written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+
+import engine.runtime
+from engine import Delta, Engine, FinishReason, Request
+from engine.errors import DeviceOutOfMemoryError
+from engine.failures import SMALLER_STEPS, TokenBudget
+from tests import tiny
+from tests.engine.host_accelerator import HostAccelerator
+from tests.engine.test_faults import OOM, plant
+from tests.engine_kit import answer, prompts, running, text_request
+
+QWEN3 = tiny.checkpoint("qwen3")
+PROMPTS = prompts(8, tiny.FIRST_SPECIAL, seed=5, longest=150)
+RULES = (
+    {},
+    {"temperature": 0.9, "seed": 3},
+    {"repetition_penalty": 1.3, "frequency_penalty": 0.5},
+    {"bad_words": ((7,), (30, 31)), "logprobs": 3},
+    {"prompt_logprobs": 2},
+)
+
+
+@pytest.fixture(params=["host", "device"])
+def freed(request, monkeypatch):
+    """How often memory was given back; the CPU's executor keeps none."""
+    device = HostAccelerator()
+    if request.param == "device":
+        monkeypatch.setattr(engine.runtime, "open_accelerator", lambda config, _: device)
+    return (lambda: device.freed) if request.param == "device" else (lambda: None)
+
+
+def requests() -> list[Request]:
+    """Plain, drawn and ruled rows, one and several choices."""
+    return [
+        text_request(ids, 12, n=1 + number % 3, ignore_eos=True, **RULES[number % len(RULES)])
+        for number, ids in enumerate(PROMPTS)
+    ]
+
+
+async def told(engine: Engine, request: Request) -> list[list[Delta]]:
+    """All that each choice was told, its end included."""
+    choices: list[list[Delta]] = [[] for _ in range(request.n)]
+    async with engine.submit(request) as stream:
+        async for delta in stream:
+            choices[delta.index].append(delta)
+    return choices
+
+
+def tokens_of(deltas: list[Delta]) -> list[int]:
+    return [token for delta in deltas for token in delta.token_ids]
+
+
+def details_of(deltas: list[Delta]) -> list[object]:
+    """Log-probabilities, of the prompt too, rounded as far as sums in other company may differ."""
+    entries = [entry for delta in deltas for entry in (*(delta.prompt_logprobs or ()), *(delta.logprobs or ()))]
+    return [entry and (entry.token_id, round(entry.logprob, 3)) for entry in entries]
+
+
+@pytest.mark.parametrize("cache", [True, False], ids=["cache", "no-cache"])
+@pytest.mark.parametrize("at", [1, 2, 3, 4, 6, 9, 14])
+async def test_rows_without_news_start_over_and_nothing_is_told_twice(freed, at, cache, caplog):
+    settings = {"max_num_batched_tokens": 96, "max_num_seqs": 16, "enable_prefix_caching": cache}
+    async with running(QWEN3, **settings) as engine:
+        wanted = [await told(engine, request) for request in requests()]
+        assert await engine.reset_prefix_cache()
+        plant(engine, {at: OOM})
+        got = await asyncio.gather(*[told(engine, request) for request in requests()])
+        assert engine.stats.failed_steps == 1
+        assert freed() in (1, None)
+        for choice, whole in zip((each for one in got for each in one), (each for one in wanted for each in one)):
+            if choice[-1].finish_reason is FinishReason.ERROR:
+                assert isinstance(choice[-1].error, DeviceOutOfMemoryError)
+                assert 0 < len(tokens_of(choice)) < len(tokens_of(whole))
+                assert tokens_of(choice) == tokens_of(whole)[: len(tokens_of(choice))]
+            else:
+                assert tokens_of(choice) == tokens_of(whole)
+                assert details_of(choice) == details_of(whole)
+        ended = sum(choice[-1].finish_reason is FinishReason.ERROR for one in got for choice in one)
+        assert ended == 0 if at == 1 else ended > 0 or at < 6, "by the sixth step some had their first token"
+
+
+@pytest.mark.parametrize("number", range(6))
+async def test_what_is_counted_of_a_row_starts_over_as_well(freed, number, caplog):
+    rules = {"repetition_penalty": 2.0, "presence_penalty": 2.0, "frequency_penalty": 2.0, "logprobs": 2}
+    async with running(QWEN3) as engine:
+        request = text_request(PROMPTS[number], 24, ignore_eos=True, **rules)
+        wanted = await told(engine, request)
+        assert await engine.reset_prefix_cache()
+        plant(engine, {1: OOM})
+        got = await told(engine, request)
+        assert engine.stats.failed_steps == 1
+    assert tokens_of(got[0]) == tokens_of(wanted[0])
+    assert details_of(got[0]) == details_of(wanted[0])
+
+
+async def test_a_row_that_meets_it_twice_ends(freed, caplog):
+    async with running(QWEN3, max_oom=9) as engine:
+        request = text_request(PROMPTS[0], 5, ignore_eos=True)
+        wanted = await answer(engine, request)
+        plant(engine, {1: OOM, 3: OOM, 4: OOM})  # 2 is the step behind the first one, launched already
+        ended = (await told(engine, request))[0][-1]
+        assert isinstance(ended.error, DeviceOutOfMemoryError)
+        assert engine.stats.preemptions == 1
+        assert await answer(engine, request) == wanted
+
+
+async def test_the_step_behind_may_fail_as_well(freed, caplog):
+    async with running(QWEN3, max_oom=9) as engine:
+        request = text_request(PROMPTS[0], 5, ignore_eos=True)
+        wanted = await answer(engine, request)
+        plant(engine, {1: OOM, 2: OOM})
+        assert await answer(engine, request) == wanted
+        assert await engine.reset_prefix_cache()
+        plant(engine, {1: OOM, 2: ValueError("planted")})
+        assert await answer(engine, request) == wanted
+
+
+async def test_rows_may_leave_before_they_start_over(freed, caplog):
+    async with running(QWEN3, max_num_batched_tokens=32) as engine:
+        plant(engine, {2: OOM})
+        failed = asyncio.Event()
+        engine.on_step = lambda stats: stats.failed and failed.set()
+        streams = [engine.submit(request) for request in requests()]
+        await failed.wait()
+        for stream in streams:
+            stream.abort()
+        answers = await asyncio.gather(*[told(engine, request) for request in requests()])
+        assert all(choice[-1].finish_reason is FinishReason.LENGTH for one in answers for choice in one)
+
+
+async def test_media_are_encoded_again(freed, caplog):
+    pytest.importorskip("av")
+    from tests.invariance.test_media import MIXES, make_request
+
+    async with running(tiny.checkpoint("omni"), encoder_cache_tokens=512, max_model_len=1024) as engine:
+        sent = [await make_request(names) for names in list(MIXES.values())[:4]]
+        wanted = [await answer(engine, request) for request in sent]
+        await engine.reset_prefix_cache()
+        await engine.reset_encoder_cache()
+        plant(engine, {1: OOM})
+        assert await asyncio.gather(*[answer(engine, request) for request in sent]) == wanted
+
+
+async def test_steps_are_half_as_large_for_a_while(freed, caplog):
+    async with running(QWEN3, max_num_batched_tokens=64, max_num_seqs=8, enable_prefix_caching=False) as engine:
+        seen = []
+        engine.on_step = seen.append
+        request = text_request(np.arange(40, 190, dtype=np.int32), 1)
+        plant(engine, {1: OOM})
+        for _ in range(3 + SMALLER_STEPS // 5):
+            await answer(engine, request)
+        sizes = [stats.num_tokens for stats in seen]
+    failed = next(k for k, stats in enumerate(seen) if stats.failed)
+    after = sizes[failed + 2 :]  # the step behind had been planned
+    assert set(after[:5]) == {32, 22}
+    assert max(after[: SMALLER_STEPS - 2]) == 32
+    assert max(after[SMALLER_STEPS:]) == 64
+
+
+def test_a_budget_is_whole_again_after_a_hundred_steps():
+    budget = TokenBudget(2048)
+    assert budget.of(0) == 2048
+    assert budget.halve(10) == 1024
+    assert [budget.of(step) for step in (10, 109, 110)] == [1024, 1024, 2048]
