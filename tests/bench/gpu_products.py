@@ -2,7 +2,7 @@
 
 cuts: a line per weight and row class for SHAPES of kernels/tune: the best cut, or None where the vendor is faster.
 normed: the same with the norm before (q|k|v, gate|up) or after (o, down) left to the product, beside what is served
-without that and a norm's kernel, for NORMED; --missing asks only where SHAPES has None.
+without that and a norm's kernel, for SHAPES too; --missing asks only where SHAPES has None.
 layers: a layer without its attention (products, norms, rotation and store) by the vendor's products, by ours with norms
 of their own and as it is served, and how many kernels that is. Graphs of 20 calls over weights beyond the cache.
 Run: python -m tests.bench.gpu_products [--only cuts,normed,layers] [--missing] [--models Qwen3-0.6B,...]: five minutes

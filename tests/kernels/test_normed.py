@@ -58,7 +58,7 @@ def test_a_norm_between_two_products(kind, gated, biased, asked, monkeypatch):
     assert float((got - want).norm() / want.norm()) < 1e-2
     assert (ahead is not None) == (kind == "split")
     if ahead is not None:
-        assert asked == [(5, 40, 60, False, True), (5, 24 if gated else 48, 40, gated, True)]
+        assert asked == [(5, 40, 60, False), (5, 24 if gated else 48, 40, gated)]
         # All but the root is done: the residual itself is not read again.
         nothing = torch.full_like(residual, torch.nan)
         assert torch.equal(normed_linear(nothing, gain, EPS, ahead, then).double(), got)
@@ -69,4 +69,4 @@ def test_rows_of_float16_are_left_to_the_norm(asked):
     packed = pack_plain(torch.randn(40, 60).half(), None, gated=False)
     residual = torch.randn(5, 40).half()
     assert add_linear(residual, torch.randn(5, 60).half(), packed, torch.ones(40), EPS) is None
-    assert asked == [(5, 40, 60, False, False)]
+    assert asked == [(5, 40, 60, False)]

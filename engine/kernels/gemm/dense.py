@@ -220,7 +220,7 @@ def _cut(rows: Tensor, packed: PackedLinear, gated: bool, normed: bool = False) 
     kinds = (torch.bfloat16,) if normed else (torch.bfloat16, torch.float16)
     if not packed.plain or packed.invariant or rows.dtype not in kinds:
         return None
-    return few_rows(len(rows), packed.out_features // (1 + gated), packed.in_features, gated, normed)
+    return few_rows(len(rows), packed.out_features // (1 + gated), packed.in_features, gated)
 
 
 def _plain_rows(x: Tensor, packed: PackedLinear) -> Tensor:

@@ -7,7 +7,7 @@ from engine.kernels.gemm.invariant import invariant_kernel, tile_of
 from engine.kernels.gemm.split_k import split_kernel
 from engine.kernels.rope import angle_kernel
 from engine.kernels.target import Target
-from engine.kernels.tune import CLASSES, NORMED, SHAPES, choose
+from engine.kernels.tune import CLASSES, SHAPES, choose
 from tests.kernels.accelerator.targets import TARGETS, compiles
 
 T = "*bf16"
@@ -65,8 +65,7 @@ def test_compiles(name, target):
 CUTS = sorted(
     {
         (rows, gated, choice[number])
-        for table in (SHAPES["sm_90"], NORMED["sm_90"])
-        for (_, _, gated), choice in table.items()
+        for (_, _, gated), choice in SHAPES["sm_90"].items()
         for number, rows in enumerate(CLASSES)
         if choice[number] is not None
     }
