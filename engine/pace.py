@@ -18,16 +18,16 @@ HORIZON = 8  # steps within which what waits is to be computed, if it does not f
 LONG_STEP = 0.036  # seconds that a step may take for that
 BURST = 8  # full steps of prompts waiting, for more requests than half of those that decode: nobody is spared
 ALONE = 512  # tokens of a step in which nothing decodes: prompts that wait together end one by one
-TILE = 128  # tokens: a product's time grows by tiles of so many rows, so a step that fills them costs no more
 
 
 class Pace:
     """Seconds by size class, and seconds per token of a full step."""
 
-    __slots__ = ("_decode", "_max_tokens", "_per_token", "_seconds")
+    __slots__ = ("_decode", "_max_tokens", "_per_token", "_seconds", "_tile")
 
-    def __init__(self, max_tokens: int) -> None:
+    def __init__(self, max_tokens: int, tile: int) -> None:
         self._max_tokens = max_tokens
+        self._tile = tile
         self._seconds: dict[int, float] = {}  # by the bit length of a step's tokens
         self._decode: dict[int, float] = {}  # of steps that only decode, by the bit length of their rows
         self._per_token = 0.0  # of steps that computing bounds
@@ -69,8 +69,8 @@ class Pace:
         doubled = 2 * alone / self._per_token
         most = max(doubled, LONG_STEP / self._per_token)
         tokens = min(max(doubled, lacking / HORIZON + decoding), most)
-        tiles = max(round(tokens / TILE), -(-(decoding + LEAST_PROMPT) // TILE))
-        return min(self._max_tokens, tiles * TILE - decoding)
+        tiles = max(round(tokens / self._tile), -(-(decoding + LEAST_PROMPT) // self._tile))
+        return min(self._max_tokens, tiles * self._tile - decoding)
 
     def note_decode(self, rows_bits: int, seconds: float) -> None:
         """What steps take that only decode, by the bit length of their rows, as the GIL-free loop has learned it."""

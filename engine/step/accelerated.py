@@ -83,6 +83,8 @@ class DeviceStep(StepResult):
 class DeviceExecutor:
     """The accelerator's executor; ready after profile, allocate and capture, in this order."""
 
+    tile = 128  # of the products' matrix tiles on every card that is served
+
     def __init__(self, config: EngineConfig, model: Model, sizes: Sizes, accelerator: Accelerator) -> None:
         self._config, self._model, self._sizes, self._accelerator = config, model, sizes, accelerator
         has_media = len(model.config.modalities) > 1

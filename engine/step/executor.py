@@ -44,6 +44,7 @@ class Executor(Protocol):
 
     plans: list[StepPlan]  # taken in turn; one is free again when its step has been settled
     encoder: EncoderCache
+    tile: int  # tokens: a product's time grows by tiles of so many rows, so a step that fills them costs no more
 
     def admit(self, slot: int, request: Request, seed: int, prompt_logprobs: list[TokenLogprob | None] | None) -> None:
         """Stages a request's row, which no step in flight knows; `prompt_logprobs` grows as the prompt is computed."""

@@ -34,6 +34,8 @@ Caches = list[tuple[torch.Tensor, torch.Tensor]]
 class HostExecutor:
     """The CPU's executor."""
 
+    tile = 16
+
     def __init__(self, config: EngineConfig, model: Model, sizes: Sizes, caches: Caches) -> None:
         rows, tokens = sizes.max_rows, sizes.max_tokens
         # A plan is written while the step before it runs, never while its own last step does: two are enough.

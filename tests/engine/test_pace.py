@@ -2,8 +2,9 @@
 
 from types import SimpleNamespace
 
-from engine.pace import ALONE, HORIZON, LEAST_PROMPT, TILE, Pace
+from engine.pace import ALONE, HORIZON, LEAST_PROMPT, Pace
 
+TILE = 128
 WAITED = 0.001  # seconds that the thread waited for the step's end
 
 
@@ -12,7 +13,7 @@ def plan(rows: int, prompt: int = 0) -> SimpleNamespace:
 
 
 def test_a_shorter_step_is_believed_at_once_and_a_longer_one_slowly():
-    pace = Pace(2048)
+    pace = Pace(2048, TILE)
     assert pace.expected(plan(8)) == 0
     for took, expected in ((0.010, 0.010), (0.006, 0.006), (0.026, 0.007)):
         pace.note(plan(8), took, WAITED)
@@ -20,7 +21,7 @@ def test_a_shorter_step_is_believed_at_once_and_a_longer_one_slowly():
 
 
 def test_prompts_may_double_a_step_that_decodes():
-    pace = Pace(2048)
+    pace = Pace(2048, TILE)
     assert pace.prompt_budget(64, 1, 900, 900) == 2048  # nothing is known yet
     pace.note(plan(64), 0.008, WAITED)
     pace.note(plan(0, prompt=2000), 0.040, WAITED)  # 20 microseconds a token
@@ -30,7 +31,7 @@ def test_prompts_may_double_a_step_that_decodes():
 
 
 def test_what_waits_is_spread_over_steps_and_may_make_them_longer():
-    pace = Pace(2048)
+    pace = Pace(2048, TILE)
     pace.note(plan(64), 0.008, WAITED)
     pace.note(plan(64, prompt=936), 0.020, WAITED)
     assert pace.prompt_budget(64, 20, HORIZON * 300, 500) == 768 - 64
@@ -41,7 +42,7 @@ def test_what_waits_is_spread_over_steps_and_may_make_them_longer():
 
 
 def test_nobody_is_spared_in_a_burst():
-    pace = Pace(2048)
+    pace = Pace(2048, TILE)
     pace.note(plan(64), 0.008, WAITED)
     pace.note(plan(64, prompt=936), 0.020, WAITED)
     assert pace.prompt_budget(64, 40, 20_000, 500) == 2048
@@ -50,16 +51,16 @@ def test_nobody_is_spared_in_a_burst():
 
 
 def test_prompts_that_wait_together_are_computed_one_after_the_other():
-    pace = Pace(2048)
+    pace = Pace(2048, TILE)
     assert pace.prompt_budget(0, 4, 2000, 500) == ALONE
     assert pace.prompt_budget(0, 4, 4000, 1000) == 1000
     assert pace.prompt_budget(0, 1, 9000, 9000) == 2048
     assert pace.prompt_budget(0, 2, 16_000, 8000) == 2048
-    assert Pace(256).prompt_budget(0, 4, 2000, 500) == 256
+    assert Pace(256, TILE).prompt_budget(0, 4, 2000, 500) == 256
 
 
 def test_an_unknown_number_of_rows_is_taken_for_the_nearest_known():
-    pace = Pace(2048)
+    pace = Pace(2048, TILE)
     pace.note(plan(64), 0.008, WAITED)
     pace.note_decode(1, 0.006)
     pace.note(plan(0, prompt=2000), 0.040, WAITED)
@@ -68,7 +69,7 @@ def test_an_unknown_number_of_rows_is_taken_for_the_nearest_known():
 
 
 def test_a_step_found_done_halves_what_is_expected():
-    pace = Pace(2048)
+    pace = Pace(2048, TILE)
     pace.note(plan(8), 1.0, WAITED)  # something was met for the first time
     for _ in range(8):
         pace.note(plan(8), pace.expected(plan(8)), 0.0)  # planned too late: it was done long before
