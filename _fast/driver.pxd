@@ -9,6 +9,7 @@ ctypedef int (*EventRecord)(void* event, void* stream) noexcept nogil
 ctypedef int (*EventQuery)(void* event) noexcept nogil
 ctypedef int (*EventSynchronize)(void* event) noexcept nogil
 ctypedef int (*StreamWaitEvent)(void* stream, void* event, unsigned int flags) noexcept nogil
+ctypedef int (*EventElapsedTime)(float* milliseconds, void* start, void* end) noexcept nogil
 ctypedef const char* (*GetErrorString)(int code) noexcept nogil
 
 cdef enum:
@@ -32,6 +33,8 @@ cdef class Launcher:
     cdef readonly int32_t max_rows
     cdef readonly double ended_at  # seconds of time.perf_counter when the last wait() returned
     cdef readonly int64_t waited_step  # everything up to this step has run on the device
+    cdef readonly double gap_s  # before the forward of the step waited for last; 0: not measured
+    cdef readonly int32_t gap_every  # one step in so many has the gap behind it measured
     cdef int32_t num_records
     cdef int32_t num_stagings
     cdef int32_t num_ring
@@ -40,6 +43,8 @@ cdef class Launcher:
     cdef int32_t last_ring  # of the newest download; -1: there was none
     cdef int32_t num_rows  # of the newest upload
     cdef int64_t step
+    cdef int64_t gap_after  # the step whose end was marked last; -1: none
+    cdef int64_t gap_before  # the step whose beginning was marked last; -1: none
     cdef int failed_call
     cdef int failed_code
     cdef void* compute
@@ -48,6 +53,8 @@ cdef class Launcher:
     cdef void* tokens
     cdef void* sampled  # event: the newest step's tokens are chosen
     cdef void* passed  # event: the compute stream has come so far
+    cdef void* gap_begin  # timed event: the tokens of step gap_after are chosen
+    cdef void* gap_end  # timed event: the forward of step gap_before begins
     cdef void* records[8]
     cdef void* stagings[8]
     cdef void* ring[8]
@@ -67,6 +74,7 @@ cdef class Launcher:
     cdef EventQuery event_query
     cdef EventSynchronize event_synchronize
     cdef StreamWaitEvent stream_wait_event
+    cdef EventElapsedTime event_elapsed_time
     cdef GetErrorString get_error_string
 
     cdef bint ok(self, int call, int code) noexcept nogil
@@ -80,6 +88,9 @@ cdef class Launcher:
     cdef bint launch_plain(self, StepPlan plan, int32_t record, void* forward, void* sample,
                            int32_t ring) noexcept nogil
     cdef bint await_tokens(self, int32_t ring) noexcept nogil
+    cdef bint mark_begin(self) noexcept nogil
+    cdef bint mark_end(self) noexcept nogil
+    cdef bint measure_gap(self) noexcept nogil
     cdef int32_t choose(self, int32_t kind, int32_t count) noexcept nogil
     cdef const int32_t* tokens_at(self, int32_t ring) noexcept nogil
     cdef _raise(self)

@@ -12,6 +12,10 @@ overwritten when the prep that read it has run. Both are known for free once a l
 launched and never waited for (its step failed) costs an extra event. The sampled tokens' one place on the device is
 written again only after their copy home.
 
+One step in `gap_every` has the time between its last kernel and the forward of the step behind it measured by two timed
+events, which are read when that step has been waited for: what the device stood idle, and prep, which takes some
+microseconds of it.
+
 wait() has no time limit, because the driver's call has none and nobody polls: a device that hangs is seen by whoever
 watches this thread's beat. CUDA and HIP share the numbers used here: copy kinds 1 and 2, event flags 1 (block, do not
 spin) and 2 (no timing), error 600 (not ready).
@@ -39,10 +43,11 @@ cdef enum:  # places in CALLS
     EVENT_QUERY
     EVENT_SYNCHRONIZE
     STREAM_WAIT_EVENT
+    EVENT_ELAPSED_TIME
 
 CALLS = (
     "GraphLaunch", "MemcpyAsync", "EventCreateWithFlags", "EventDestroy", "EventRecord", "EventQuery",
-    "EventSynchronize", "StreamWaitEvent", "GetErrorString",
+    "EventSynchronize", "StreamWaitEvent", "EventElapsedTime", "GetErrorString",
 )
 
 
@@ -90,6 +95,7 @@ cdef class Launcher:
         self.event_query = <EventQuery><uintptr_t>calls["EventQuery"]
         self.event_synchronize = <EventSynchronize><uintptr_t>calls["EventSynchronize"]
         self.stream_wait_event = <StreamWaitEvent><uintptr_t>calls["StreamWaitEvent"]
+        self.event_elapsed_time = <EventElapsedTime><uintptr_t>calls["EventElapsedTime"]
         self.get_error_string = <GetErrorString><uintptr_t>calls["GetErrorString"]
         self.compute, self.up, self.down = <void*>compute, <void*>up, <void*>down
         self.tokens = <void*>tokens_device
@@ -97,11 +103,14 @@ cdef class Launcher:
         self.num_records = _addresses(records, self.records, "records")
         self.num_stagings = _addresses(stagings, self.stagings, "stagings")
         self.num_ring = _addresses(token_ring, self.ring, "ring buffers")
-        self.waited_step = self.step = self.last_ring = self.record = -1
+        self.waited_step = self.step = self.last_ring = self.record = self.gap_after = self.gap_before = -1
+        self.gap_every = 64
         for i in range(MAX_BUFFERS):
             self.record_step[i] = self.staging_step[i] = self.ring_step[i] = -1
         self._event(&self.sampled, NO_TIMING)
         self._event(&self.passed, NO_TIMING)
+        self._event(&self.gap_begin, 0)
+        self._event(&self.gap_end, 0)
         for i in range(self.num_records):
             self._event(&self.uploaded[i], NO_TIMING | BLOCKING)
         for i in range(self.num_ring):
@@ -109,10 +118,10 @@ cdef class Launcher:
 
     def __dealloc__(self):
         cdef int32_t i
-        if self.sampled:
-            self.event_destroy(self.sampled)
-        if self.passed:
-            self.event_destroy(self.passed)
+        for event in (<uintptr_t>self.sampled, <uintptr_t>self.passed, <uintptr_t>self.gap_begin,
+                      <uintptr_t>self.gap_end):
+            if event:
+                self.event_destroy(<void*><uintptr_t>event)
         for i in range(MAX_BUFFERS):
             if self.uploaded[i]:
                 self.event_destroy(self.uploaded[i])
@@ -286,6 +295,17 @@ cdef class Launcher:
             self._raise()
         return self.ended_at - begun <= timeout_s
 
+    def measure_gaps(self, int32_t every):
+        """Has the gap behind one step in `every` measured; 64 at first, which costs next to nothing."""
+        if every < 1:
+            raise ValueError(f"every={every}: one step in at least 1 is measured")
+        self.gap_every = every
+
+    def launched_at_of(self, int32_t record_index):
+        """When the step in this record was sent, in seconds of time.perf_counter."""
+        self._check_index("record", record_index, self.num_records)
+        return self.launched_at[record_index]
+
     def done(self, int32_t ring_index):
         """True when wait() would return at once."""
         cdef int code
@@ -330,7 +350,30 @@ cdef class Launcher:
         return (
             self.ok(STREAM_WAIT_EVENT, self.stream_wait_event(self.compute, self.uploaded[self.record], 0))
             and self.ok(GRAPH_LAUNCH, self.graph_launch(self.prep_graph[self.staging], self.compute))
+            and self.mark_begin()
         )
+
+    cdef bint mark_begin(self) noexcept nogil:
+        """The forward begins: the end of a gap, where the step before was marked and is still in flight."""
+        if self.gap_after != self.step - 1 or self.gap_after < 0 or self.gap_after <= self.waited_step:
+            return True
+        self.gap_before = self.step
+        return self.ok(EVENT_RECORD, self.event_record(self.gap_end, self.compute))
+
+    cdef bint mark_end(self) noexcept nogil:
+        """The step's tokens are chosen: the beginning of a gap, for some steps."""
+        if (self.step + 1) % self.gap_every:
+            return True
+        self.gap_after = self.step
+        return self.ok(EVENT_RECORD, self.event_record(self.gap_begin, self.compute))
+
+    cdef bint measure_gap(self) noexcept nogil:
+        """Of a step that has been waited for: both events have been reached."""
+        cdef float milliseconds = 0.0
+        if not self.ok(EVENT_ELAPSED_TIME, self.event_elapsed_time(&milliseconds, self.gap_begin, self.gap_end)):
+            return False
+        self.gap_s = 1e-3 * <double>milliseconds
+        return True
 
     cdef bint launch_graph(self, void* graph) noexcept nogil:
         return self.ok(GRAPH_LAUNCH, self.graph_launch(graph, self.compute))
@@ -345,7 +388,8 @@ cdef class Launcher:
         self.last_ring = ring
         self.ring_step[ring] = self.step
         return (
-            self.ok(EVENT_RECORD, self.event_record(self.sampled, self.compute))
+            self.mark_end()
+            and self.ok(EVENT_RECORD, self.event_record(self.sampled, self.compute))
             and self.ok(STREAM_WAIT_EVENT, self.stream_wait_event(self.down, self.sampled, 0))
             and self.ok(MEMCPY_ASYNC, self.memcpy_async(self.ring[ring], self.tokens, size, TO_HOST, self.down))
             and self.ok(EVENT_RECORD, self.event_record(self.home[ring], self.down))
@@ -363,6 +407,9 @@ cdef class Launcher:
         if not self.ok(EVENT_SYNCHRONIZE, self.event_synchronize(self.home[ring])):
             return False
         self.ended_at = now()
+        self.gap_s = 0.0
+        if self.ring_step[ring] == self.gap_before and not self.measure_gap():
+            return False
         self.waited_step = max(self.waited_step, self.ring_step[ring])
         return True
 

@@ -18,6 +18,7 @@ cdef struct StepNumbers:  # what a step did and how long its parts took, seconds
     double wait_s
     double commit_s
     double device_s
+    double gap_s
 
 
 cdef struct Entry:

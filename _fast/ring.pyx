@@ -132,8 +132,9 @@ cdef class OutputRing:
         """The oldest entry or None: an object given to put(), else (numbers, ids, tokens, finishes, firsts).
 
         numbers: step_id, num_rows, num_tokens, num_sampled, running, waiting, blocks_used, preemptions,
-        prefix_queries, prefix_hits, schedule_s, launch_s, wait_s, commit_s, device_s. The lists are parallel; -1 is no
-        token, 0 no finish. firsts: place in the lists -> cached prompt tokens, for requests whose first token this is.
+        prefix_queries, prefix_hits, schedule_s, launch_s, wait_s, commit_s, device_s, gap_s. The lists are
+        parallel; -1 is no token, 0 no finish. firsts: place in the lists -> cached prompt tokens, for requests
+        whose first token this is.
         """
         # Read before the ring: while something is set aside nothing enters the ring, so it is empty only once.
         cdef int64_t aside = load(&self.overflow)
@@ -172,5 +173,5 @@ cdef tuple as_tuple(StepNumbers* of):
     return (
         of.step_id, of.num_rows, of.num_tokens, of.num_sampled, of.running, of.waiting, of.blocks_used,
         of.preemptions, of.prefix_queries, of.prefix_hits, of.schedule_s, of.launch_s, of.wait_s, of.commit_s,
-        of.device_s,
+        of.device_s, of.gap_s,
     )

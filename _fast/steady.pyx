@@ -150,7 +150,10 @@ cdef class SteadyLoop:
 
     @property
     def numbers(self):
-        """Of the step settled last, as OutputRing.pop() gives them: needed for an undelivered one."""
+        """As OutputRing.pop() gives them, of an undelivered step.
+
+        Of one that was `waited` for its times are valid, all but commit_s; of one that is `planned`, schedule_s.
+        """
         return as_tuple(&self.last)
 
     cdef int32_t _run(self) noexcept nogil:
@@ -244,6 +247,9 @@ cdef class SteadyLoop:
         cdef int32_t row
         if not self.launcher.await_tokens(index):
             return FAILED
+        self.last.wait_s = self.launcher.ended_at - waiting
+        self.last.device_s = self._learn(plan, self.launcher.launched_at[index], before)
+        self.last.gap_s = self.launcher.gap_s
         for row in range(plan.num_rows):
             if plan.row_flags[row] & ROW_SAMPLE and tokens[row] < 0:
                 self.waited = index
@@ -252,8 +258,6 @@ cdef class SteadyLoop:
         self.scheduler._commit(plan, tokens, NULL)
         self.num_steps += 1
         self.freed = self.scheduler.num_freed > 0 or self.scheduler.encoder.num_evicted > 0
-        self.last.wait_s = self.launcher.ended_at - waiting
-        self.last.device_s = self._learn(plan, self.launcher.launched_at[index], before)
         self._note_numbers(plan)
         self.last.commit_s = now() - self.launcher.ended_at
         if not self.ring.push(plan, &self.cached[0], &self.last):

@@ -29,7 +29,7 @@ from engine.config import EngineConfig
 from engine.errors import DeviceLostError, for_rows, is_out_of_memory
 from engine.failures import FailureCount, TokenBudget
 from engine.inbox import Inbox
-from engine.output import First, StepOutput
+from engine.output import First, StepOutput, from_ring
 from engine.pace import Pace
 from engine.request import FinishReason, Request
 from engine.runtime import Runtime, load_runtime
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("omniloop.engine")
 
+TIMES = slice(10, None)  # of a step's numbers (OutputRing.pop): schedule, launch, wait, commit, device, gap
 MARGIN = 0.0005  # seconds before the expected end of a step at which the next one is planned; half of a short step
 
 
@@ -148,31 +149,29 @@ class DeviceThread:
 
     def _run(self, runtime: Runtime) -> None:
         previous: StepResult | None = None
+        stats = StepStats()
         while True:
             plan = None
             if self._goes_steadily(runtime, previous):
-                previous, plan = self._run_steadily(runtime, previous)
+                previous, plan = self._run_steadily(runtime, previous, stats)
             if plan is None:
                 self._gather(runtime, previous)
                 if self._stopping and previous is None:
                     return
-            stats = StepStats()
-            begun = time.perf_counter()
-            plan = plan or self._plan(runtime)  # step N+1: numbers
+            plan = plan or self._plan(runtime, stats)  # step N+1: numbers
             step = self._launch(runtime, plan, stats) if plan is not None else None  # ... and its forward
-            planned = time.perf_counter()
             output = None
             if previous is not None:
                 output = self._settle(runtime, previous, stats)  # step N: the only wait, then lengths settled
                 if self._restarts:
                     self._restage(runtime, step)
             if step is not None:
-                runtime.launch_sample(step, self._inbox.put)  # step N+1: what it may say is known now
-            stats.schedule_s = planned - begun - stats.launch_s
+                self._launch_sample(runtime, step, stats)  # step N+1: what it may say is known now
             if output is not None:
                 self._deliver(runtime, output)
+                stats = StepStats()  # until then times add up: what settles no step counts with the next that is
             elif self._refused:
-                self._deliver(runtime, StepOutput(stats))
+                self._deliver(runtime, self._news(runtime))
             previous = step
 
     def _goes_steadily(self, runtime: Runtime, previous: StepResult | None) -> bool:
@@ -182,21 +181,26 @@ class DeviceThread:
             return False
         return self._steady.may_follow(previous)
 
-    def _run_steadily(self, runtime: Runtime, previous: StepResult | None) -> tuple[StepResult | None, StepPlan | None]:
+    def _run_steadily(
+        self, runtime: Runtime, previous: StepResult | None, stats: StepStats
+    ) -> tuple[StepResult | None, StepPlan | None]:
         """Steps without the GIL; returns the step in flight and, if Python is to launch it, the plan behind it."""
         assert self._steady is not None
         while True:
             left = self._steady.run(previous)
             if left.waited is not None:
-                self._deliver(runtime, self._settle(runtime, left.waited, StepStats()))
-            elif left.undelivered is not None:
-                output = StepOutput(StepStats())
-                self._note(runtime, left.undelivered, output.stats)
-                _columns(left.undelivered, output)
+                output = self._settle(runtime, left.waited, StepStats())
+                of = output.stats
+                of.schedule_s, of.launch_s, of.wait_s, _, of.device_s, of.gap_s = left.numbers[TIMES]
                 self._deliver(runtime, output)
+            elif left.undelivered is not None:
+                news: tuple[Any, ...] = (left.numbers, *_columns(left.undelivered), {})
+                self._deliver(runtime, from_ring(news, runtime.limits.num_blocks))
             if left.freed and left.waited is None:
                 runtime.admission.free_slots()
             previous = left.in_flight
+            if left.planned is not None:
+                stats.schedule_s += left.numbers[TIMES][0]
             if not left.again or self._refused:
                 for rows_bits, seconds in self._steady.learned():
                     self._pace.note_decode(rows_bits, seconds)
@@ -249,21 +253,29 @@ class DeviceThread:
         except Exception as error:
             self._tell(_resolve, done, None, error)
 
-    def _plan(self, runtime: Runtime) -> StepPlan | None:
+    def _plan(self, runtime: Runtime, stats: StepStats) -> StepPlan | None:
         if self._stopping or self._paused:
             return None
+        begun = time.perf_counter()
         plan = runtime.next_plan
         runtime.executor.claim(plan)
         shares = runtime.scheduler.shares
         shares.max_tokens = self._budget.of(runtime.scheduler.next_step)
         shares.prompt_budget = self._pace.prompt_budget(*shares.load())
-        return plan if runtime.scheduler.schedule(plan) else None
+        rows = runtime.scheduler.schedule(plan)
+        stats.schedule_s += time.perf_counter() - begun
+        return plan if rows else None
 
     def _launch(self, runtime: Runtime, plan: StepPlan, stats: StepStats) -> StepResult:
         begun = time.perf_counter()
         step = runtime.launch_forward(plan)
-        stats.launch_s = time.perf_counter() - begun
+        stats.launch_s += time.perf_counter() - begun
         return step
+
+    def _launch_sample(self, runtime: Runtime, step: StepResult, stats: StepStats) -> None:
+        begun = time.perf_counter()
+        runtime.launch_sample(step, self._inbox.put)
+        stats.launch_s += time.perf_counter() - begun
 
     def _settle(self, runtime: Runtime, step: StepResult, stats: StepStats) -> StepOutput:
         """Waits for a step's tokens, commits them, and writes down what the loop should hear."""
@@ -284,8 +296,11 @@ class DeviceThread:
             if not step.plan_at:  # of the others only the GIL-free loop knows when they began
                 self._pace.note(step.plan, step.event.fired_at - step.started_at, stats.wait_s)
             self._failures.note_ok()
-            stats.device_s = step.event.fired_at - step.started_at
-        self._note(runtime, step.plan, stats)
+            stats.device_s, stats.gap_s = step.event.fired_at - step.started_at, step.gap_s
+        plan = step.plan
+        stats.step_id, stats.num_rows, stats.num_tokens = plan.step_id, plan.num_rows, plan.num_tokens
+        stats.num_encodes = plan.num_encodes
+        self._note(runtime, stats)
         stats.commit_s = time.perf_counter() - waited
         return output
 
@@ -299,7 +314,8 @@ class DeviceThread:
             override[step.invalid] = FinishReason.ERROR
             output.invalid = set(step.invalid)
         runtime.scheduler.commit(plan, step.tokens, override)
-        _columns(plan, output)
+        output.ids, output.tokens, output.finishes = _columns(plan)
+        output.stats.num_sampled = plan.num_rows - output.tokens.count(-1)
         output.logprobs = step.logprobs
         admission.free_slots()  # before anything is added: a freed slot is taken again at once
         for row, (slot, news) in fresh.items():
@@ -364,10 +380,14 @@ class DeviceThread:
             if runtime.admission.rows.get(slot) is row:  # it may have been left meanwhile
                 runtime.admission.restage(slot)
 
-    def _note(self, runtime: Runtime, plan: StepPlan, stats: StepStats) -> None:
+    def _news(self, runtime: Runtime) -> StepOutput:
+        """Of no step: there is nothing but what was refused."""
+        stats = StepStats()
+        self._note(runtime, stats)
+        return StepOutput(stats)
+
+    def _note(self, runtime: Runtime, stats: StepStats) -> None:
         scheduler = runtime.scheduler
-        stats.step_id, stats.num_rows, stats.num_tokens = plan.step_id, plan.num_rows, plan.num_tokens
-        stats.num_encodes = plan.num_encodes
         stats.running, stats.waiting = scheduler.num_running, scheduler.num_waiting
         stats.blocks_used, stats.blocks_total = scheduler.pool.num_used, runtime.limits.num_blocks
         stats.preemptions = scheduler.num_preemptions
@@ -389,12 +409,11 @@ class DeviceThread:
             log.debug("the event loop is closed; dropped %s", call)
 
 
-def _columns(plan: StepPlan, output: StepOutput) -> None:
-    """A committed plan's rows, as lists."""
-    output.ids = np.asarray(plan.out_request)[: plan.num_rows].tolist()
-    output.tokens = np.asarray(plan.out_token)[: plan.num_rows].tolist()
-    output.finishes = np.asarray(plan.out_finish)[: plan.num_rows].tolist()
-    output.stats.num_sampled = plan.num_rows - output.tokens.count(-1)
+def _columns(plan: StepPlan) -> tuple[list[int], list[int], list[int]]:
+    """A committed plan's rows: the requests' numbers, tokens and finishes."""
+    columns = (plan.out_request, plan.out_token, plan.out_finish)
+    ids, tokens, finishes = (np.asarray(column)[: plan.num_rows].tolist() for column in columns)
+    return ids, tokens, finishes
 
 
 def _resolve(ready: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:

@@ -25,11 +25,13 @@ class StepStats:
     preemptions: int = 0  # since start
     prefix_queries: int = 0  # tokens looked up, since start
     prefix_hits: int = 0  # tokens found, since start
-    schedule_s: float = 0.0  # inbox and schedule
+    # Of the turn that settled it: plan and launches are those of the step behind, and of turns that settled nothing.
+    schedule_s: float = 0.0
     launch_s: float = 0.0  # forward and sample launches
     wait_s: float = 0.0  # collect: the only wait
     commit_s: float = 0.0
     device_s: float = 0.0  # forward start to sampled tokens on the host
+    gap_s: float = 0.0  # from the step before to its forward, prep included, by the device's clock; 0: not measured
     failed: bool = False  # it raised; its rows ended or started over
 
 
@@ -50,6 +52,8 @@ class EngineStats:
     prefix_hits: int = 0
     failed_steps: int = 0
     host_s: float = 0.0  # device thread's own work (everything but waiting)
+    gaps: int = 0  # between steps, that were measured
+    gap_s: float = 0.0  # and their sum
 
     @property
     def kv_usage(self) -> float:
@@ -58,7 +62,10 @@ class EngineStats:
 
     def add(self, step: StepStats) -> None:
         """Folds one step in (loop)."""
-        self.steps += 1
+        self.steps += step.num_rows > 0  # else it tells of no step
+        if step.gap_s:
+            self.gaps += 1
+            self.gap_s += step.gap_s
         self.running, self.waiting = step.running, step.waiting
         self.blocks_used, self.blocks_total = step.blocks_used, step.blocks_total
         self.preemptions, self.prefix_queries, self.prefix_hits = (

@@ -8,6 +8,7 @@ so is each step after a request has come or gone.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from _fast.plan import StepPlan
 from _fast.ring import OutputRing
@@ -25,6 +26,7 @@ class Left:
 
     waited: DeviceStep | None  # its tokens are there, some rows' logits were not finite: to be committed
     undelivered: StepPlan | None  # committed, but the ring was full
+    numbers: tuple[Any, ...]  # of either of these, and when the one `planned` was scheduled
     freed: bool  # slots or media entries came back
     in_flight: DeviceStep | None  # launched behind all of these
     planned: StepPlan | None  # scheduled behind it, and not plain: to be launched
@@ -60,13 +62,15 @@ class SteadySteps:
         loop, executor = self._loop, self._executor
         reason = loop.run(-1 if previous is None else executor.plans.index(previous.plan))
         plans = executor.plans
+        waited = executor.adopt(plans[loop.waited]) if loop.waited >= 0 else None
         in_flight = None
         if loop.in_flight >= 0:
             in_flight = executor.adopt(plans[loop.in_flight])
             in_flight.plan_at = loop.plan_until(loop.in_flight)
         return Left(
-            waited=executor.adopt(plans[loop.waited]) if loop.waited >= 0 else None,
+            waited=waited,
             undelivered=plans[loop.undelivered] if loop.undelivered >= 0 else None,
+            numbers=loop.numbers,
             freed=loop.freed,
             in_flight=in_flight,
             planned=plans[loop.planned] if loop.planned >= 0 else None,

@@ -26,6 +26,7 @@ PER_TOKEN = [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2
 LATENCY = [0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680]
 ITERATION = [2**k for k in range(15)]
 CHOICES = [1, 2, 5, 10, 20]
+GAP = [5e-6, 1e-5, 2e-5, 3e-5, 5e-5, 1e-4, 2e-4, 5e-4, 0.001, 0.01, 0.1]
 HTTP = [0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60]
 
 
@@ -96,12 +97,15 @@ class Metrics:
             "request_max_num_generation_tokens": Histogram(tokens),
             "request_params_n": Histogram(CHOICES),
             "iteration_tokens_total": Histogram(ITERATION),
+            "step_gap_seconds": Histogram(GAP),
         }
         self.observe_gap = self.histograms["inter_token_latency_seconds"].observe
 
     def step(self, stats: StepStats) -> None:
-        """Once per step."""
+        """Once per step; the device's idle time before it is measured for one in 64, and on accelerators only."""
         self.histograms["iteration_tokens_total"].observe(stats.num_tokens)
+        if stats.gap_s:
+            self.histograms["step_gap_seconds"].observe(stats.gap_s)
 
     def http(self, method: str, status: int, route: str, seconds: float) -> None:
         """Once per exchange; `route` is a template, never a path. Dashboards ask for status classes: 2xx, 5xx."""

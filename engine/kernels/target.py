@@ -46,7 +46,7 @@ def target() -> Target:
 
 CALLS = (
     "GraphLaunch", "MemcpyAsync", "EventCreateWithFlags", "EventDestroy", "EventRecord", "EventQuery",
-    "EventSynchronize", "StreamWaitEvent", "GetErrorString",
+    "EventSynchronize", "StreamWaitEvent", "EventElapsedTime", "GetErrorString",
 )  # fmt: skip
 RUNTIMES = {"libcudart.so": "cuda", "libamdhip64.so": "hip"}  # how the file's name begins, and its functions' names
 

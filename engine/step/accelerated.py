@@ -193,6 +193,10 @@ class DeviceExecutor:
     def ledger(self) -> dict[str, int]:
         return {"positions": len(self._host.positions), "prompt_logprobs": len(self._prompts)}
 
+    def measure_gaps(self, every: int) -> None:
+        """Has the device's idle time measured behind one step in `every` (StepStats.gap_s)."""
+        self._launcher.measure_gaps(every)
+
     def free_unused(self) -> None:
         self._accelerator.free_unused()
 
@@ -212,10 +216,12 @@ class DeviceExecutor:
         )  # fmt: skip
 
     def adopt(self, plan: StepPlan) -> DeviceStep:
-        """A plain step that the GIL-free loop launched, as Python settles it."""
-        number = self.plans.index(plan)
-        step = DeviceStep(plan, RowArrays(plan), event=TokensHome(self._launcher, number), number=number, plain=True)
+        """A plain step that the GIL-free loop launched, as Python settles it; the one before it has been waited for."""
+        number, launcher = self.plans.index(plan), self._launcher
+        step = DeviceStep(plan, RowArrays(plan), event=TokensHome(launcher, number), number=number, plain=True)
         step.event.asked = True
+        step.launched_at = launcher.launched_at_of(number)
+        step.started_at = max(step.launched_at, launcher.ended_at)
         self._newest = step
         return step
 
@@ -300,6 +306,7 @@ class DeviceExecutor:
             self._newest.started_at = step.event.fired_at  # the device goes on with it at once
         if step.error is not None:
             return
+        step.gap_s = self._launcher.gap_s
         sampled = step.rows.sampled
         chosen = self._buffers.ring[step.number].numpy()[sampled]  # a copy: the ring is written again
         step.invalid += sampled[chosen < 0].tolist()

@@ -37,6 +37,7 @@ class StepResult:
     launched_at: float = field(default_factory=time.perf_counter)
     started_at: float = 0.0  # the stream began the forward
     plan_at: float = 0.0  # when the step behind it should be planned; 0: as long as such steps take after it began
+    gap_s: float = 0.0  # the device's time between the step before and this one's forward; 0: not measured
     logits: torch.Tensor | None = None  # [num_sampled, vocab] float32
     tokens: np.ndarray | None = None  # int32 [num_rows]; -1 where nothing was sampled or the logits were not finite
     invalid: list[int] = field(default_factory=list)  # plan rows with NaN or infinite logits

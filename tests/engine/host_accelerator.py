@@ -22,6 +22,7 @@ class HostLauncher:
     def __init__(self, graphs: list[Callable[[], None]], records: list, stagings: list, tokens, ring: list) -> None:
         self._graphs, self._records, self._stagings, self._tokens, self._ring = graphs, records, stagings, tokens, ring
         self._staging = 0
+        self.gap_s = 0.0  # no clock of the device's is asked
         self._prep: dict[int, int] = {}
         self._forward: dict[tuple[int, int], int] = {}
         self._sample: dict[int, int] = {}

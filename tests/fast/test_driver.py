@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import time
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from _fast.scheduler import Scheduler
 from engine.kernels import target
 from tests.fast.oracles.runtime import (
     DOWN,
+    ELAPSED,
     GRAPH,
     RECORD,
     STREAM_WAIT,
@@ -154,6 +156,48 @@ def test_one_call_and_its_parts_make_the_same_calls():
                 engine.settle()
         logs.append([call for call in engine.rig.take_calls() if call[0] != 6])
     assert logs[0] == logs[1]
+
+
+def gaps(engine, steps, late=0.0, every=4):
+    """The gap told with each step, and what was called for it; each is launched `late` seconds after the one before."""
+    engine.rig.launcher.measure_gaps(every)
+    engine.rig.lib.set_step_ns(3_000_000)
+    engine.add()
+    found = []
+    for _ in range(steps):
+        if not engine.launch(together=True):
+            engine.add()
+            engine.launch(together=True)
+        time.sleep(late)
+        if len(engine.in_flight) == 2:
+            engine.settle()
+            found.append(engine.rig.launcher.gap_s)
+    return found
+
+
+def test_one_step_in_so_many_has_the_gap_behind_it_measured():
+    engine = Engine(seed=4)
+    engine.rig.take_calls()
+    told = gaps(engine, 20)
+    assert [k for k, gap in enumerate(told) if gap] == [4, 8, 12, 16]
+    assert max(told) < 0.001, "they were launched in time"
+    calls = [what for what, _ in engine.rig.take_calls()]
+    assert calls.count(ELAPSED) == 4
+    assert calls.count(SYNC) == len(told)
+    told = gaps(Engine(seed=4), 12, late=0.008)
+    assert min(gap for gap in told if gap) > 0.001
+
+
+def test_no_gap_is_told_where_nothing_was_in_flight():
+    engine = Engine(seed=4)
+    engine.rig.launcher.measure_gaps(1)
+    engine.add()
+    for _ in range(5):
+        engine.launch(together=True)
+        engine.settle()
+        assert engine.rig.launcher.gap_s == 0.0
+    with pytest.raises(ValueError, match="every=0"):
+        engine.rig.launcher.measure_gaps(0)
 
 
 @pytest.mark.parametrize("eager", [(0, 0, 0), (0, 1, 0)])

@@ -324,12 +324,37 @@ def test_a_step_tells_what_it_did_and_how_long_its_parts_took():
     assert (ids, len(tokens), finishes, firsts) == ([0, 1], 2, [0, 0], {0: 0, 1: 0})
     for numbers, *_, firsts in told[1:]:
         assert not firsts
-        schedule, launch, wait, commit, device = numbers[10:]
+        schedule, launch, wait, commit, device, gap = numbers[10:]
         assert 0 < schedule < 0.1
         assert 0 <= launch < 0.1  # behind the last there is nothing to launch
         assert 0 <= wait < 0.1
         assert 0 < commit < 0.1
         assert 0.001 < device < 0.1
+        assert gap == 0.0
+    mixed.close()
+
+
+def test_the_gaps_between_steps_are_told_with_those_behind_them():
+    mixed = steady_case(most=40)
+    mixed.rig.lib.set_step_ns(500_000)
+    mixed.rig.launcher.measure_gaps(8)
+    assert mixed.steady.run(-1) == REASON_FREED
+    told = [mixed.ring.pop()[0] for _ in range(40)]
+    assert [numbers[0] for numbers in told if numbers[15]] == [8, 16, 24, 32]
+    assert all(0 < numbers[15] < 0.1 for numbers in told if numbers[15])
+    mixed.close()
+
+
+def test_times_of_a_step_that_python_settles_are_there():
+    mixed = steady_case(most=50)
+    mixed.rig.lib.set_step_ns(1_000_000)
+    mixed.rig.lib.set_faulty_step(20)
+    assert mixed.steady.run(-1) == REASON_INVALID
+    schedule, launch, wait, _, device, _ = mixed.steady.numbers[10:]
+    assert min(schedule, launch, wait) > 0
+    assert 0.0005 < device < 0.1
+    launched = mixed.rig.launcher.launched_at_of(mixed.steady.in_flight)
+    assert launched < mixed.rig.launcher.ended_at < time.perf_counter()
     mixed.close()
 
 

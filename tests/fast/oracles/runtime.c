@@ -14,13 +14,13 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { WORDS = 12, MAX_OPS = 64, MAX_LOG = 1 << 16, EVENTS = 64, SLOTS = 1024, ROWS = 1024 };
+enum { WORDS = 12, MAX_OPS = 64, MAX_LOG = 1 << 16, EVENTS = 64, SLOTS = 1024, ROWS = 1024, PREP_NS = 5000 };
 enum { COPY, GRAPH, RECORD, WAIT };
-enum { LOG_GRAPH, LOG_UP, LOG_DOWN, LOG_RECORD, LOG_STREAM_WAIT, LOG_SYNC, LOG_QUERY };
+enum { LOG_GRAPH, LOG_UP, LOG_DOWN, LOG_RECORD, LOG_STREAM_WAIT, LOG_SYNC, LOG_QUERY, LOG_ELAPSED };
 
 typedef struct { int kind, event; int64_t version; void *to; const void *from; size_t size; int64_t graph; } Op;
 typedef struct { Op ops[MAX_OPS]; int64_t begin, end; int eager; } Stream;
-typedef struct { int64_t asked, reached; int stream, used; unsigned flags; int64_t at; } Event;
+typedef struct { int64_t asked, reached; int stream, used; unsigned flags; int64_t at, stamp; } Event;
 
 static Stream streams[3];            /* handles 1, 2, 3: compute, up, down */
 static Event events[EVENTS + 1];     /* handles 1 .. EVENTS */
@@ -171,9 +171,9 @@ int cudaGraphLaunch(void *handle, void *stream)
 {
     Op op = {.kind = GRAPH, .graph = (int64_t)(intptr_t)handle};
     int code = note(LOG_GRAPH, (int)(intptr_t)handle);
-    if (!code && op.graph >= 20000 && op.graph < 40000 && step_ns) {
+    if (!code && op.graph < 40000 && step_ns) {
         int64_t now = clock_ns();
-        device_end = (device_end > now ? device_end : now) + step_ns;
+        device_end = (device_end > now ? device_end : now) + (op.graph < 20000 ? PREP_NS : step_ns);
     }
     if (op.graph >= 20000 && op.graph < 40000 && wake_after && --wake_after == 0) {
         int64_t one = 1;
@@ -215,6 +215,7 @@ int cudaEventRecord(void *event, void *stream)
     int code = note(LOG_RECORD, (int)(intptr_t)event);
     own->stream = (int)(intptr_t)stream - 1;
     own->at = device_end;
+    own->stamp = device_end > clock_ns() ? device_end : clock_ns();
     return code ? code : push(stream, op);
 }
 
@@ -246,6 +247,18 @@ int cudaEventSynchronize(void *event)
         struct timespec until = {own->at / 1000000000LL, own->at % 1000000000LL};
         clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
     }
+    return 0;
+}
+
+int cudaEventElapsedTime(float *milliseconds, void *start, void *end)
+{
+    Event *from = &events[(intptr_t)start], *to = &events[(intptr_t)end];
+    int code = note(LOG_ELAPSED, (int)(intptr_t)end);
+    if (code || from->flags & 2 || to->flags & 2)
+        return code ? code : 400;
+    if (from->reached < from->asked || to->reached < to->asked)
+        return 600;
+    *milliseconds = (float)(to->stamp - from->stamp) * 1e-6f;
     return 0;
 }
 

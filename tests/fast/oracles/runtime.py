@@ -17,10 +17,10 @@ from _fast.driver import Launcher
 from _fast.params import SlotParams
 from _fast.plan import StepPlan
 
-GRAPH, UP, DOWN, RECORD, STREAM_WAIT, SYNC, QUERY = range(7)
+GRAPH, UP, DOWN, RECORD, STREAM_WAIT, SYNC, QUERY, ELAPSED = range(8)
 CALLS = (
     "GraphLaunch", "MemcpyAsync", "EventCreateWithFlags", "EventDestroy", "EventRecord", "EventQuery",
-    "EventSynchronize", "StreamWaitEvent", "GetErrorString",
+    "EventSynchronize", "StreamWaitEvent", "EventElapsedTime", "GetErrorString",
 )  # fmt: skip
 WORDS = 12
 

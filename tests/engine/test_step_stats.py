@@ -1,0 +1,116 @@
+"""Every step that is delivered tells what it did and how long its parts took, whoever ran it."""
+
+import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import engine.runtime
+from _fast.plan import StepPlan
+from _fast.scheduler import Scheduler
+from engine.errors import StepFailedError
+from engine.loop import DeviceThread
+from engine.output import from_ring
+from engine.stats import EngineStats, StepStats
+from engine.steady import Left
+from server.metrics import Metrics
+from tests import tiny
+from tests.engine.host_accelerator import HostAccelerator
+from tests.engine.test_faults import error_of, plant
+from tests.engine_kit import answer, prompts, running, text_request
+
+QWEN3 = tiny.checkpoint("qwen3")
+PROMPTS = prompts(12, tiny.FIRST_SPECIAL, seed=2, longest=60)
+TIMES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+
+
+@pytest.mark.parametrize("path", ["host", "device"])
+async def test_steps_carry_their_times_and_counts(path, monkeypatch):
+    if path == "device":
+        monkeypatch.setattr(engine.runtime, "open_accelerator", lambda config, device: HostAccelerator())
+    async with running(QWEN3) as served:
+        seen: list[StepStats] = []
+        served.on_step = seen.append
+        sent = [text_request(ids, 8, ignore_eos=True, logprobs=k % 2 or None) for k, ids in enumerate(PROMPTS)]
+        await asyncio.gather(*[answer(served, request) for request in sent])
+    assert [stats.step_id for stats in seen] == list(range(seen[0].step_id, seen[0].step_id + len(seen)))
+    assert sum(stats.num_sampled for stats in seen) == 12 * 8
+    for stats in seen:
+        assert stats.num_tokens >= stats.num_rows > 0
+        assert min(stats.commit_s, stats.device_s) > 0
+        assert stats.gap_s == 0.0
+    for stats in seen[:-1]:
+        assert min(stats.schedule_s, stats.launch_s) > 0
+
+
+async def test_a_refusal_alone_keeps_the_gauges(caplog):
+    async with running(QWEN3, max_num_queued_reqs=4) as served:
+        plant(served, {2: ValueError("planted")})
+        assert isinstance(await error_of(served), StepFailedError)
+        assert served.stats.blocks_total == served.num_blocks
+
+
+def ended(plan: StepPlan) -> Scheduler:
+    """A scheduler whose only step is settled."""
+    scheduler = Scheduler(max_slots=2, max_rows=2, max_tokens=8, max_model_len=32, num_blocks=9, block_size=4)
+    scheduler.add(7, np.arange(3, dtype=np.int32), max_tokens=4)
+    scheduler.schedule(plan)
+    scheduler.commit(plan, np.array([5], np.int32))
+    return scheduler
+
+
+class Steady:
+    """Stands where the GIL-free loop would: it leaves one thing to Python and then has nothing to do."""
+
+    def __init__(self, left: Left) -> None:
+        self.left = [replace(left, undelivered=None, again=False), left]
+        self.ring = SimpleNamespace(put=lambda output: self.told.append(output))
+        self.told: list = []
+
+    def run(self, previous: object) -> Left:
+        return self.left.pop()
+
+    def learned(self) -> list:
+        return []
+
+
+def test_a_step_that_met_a_full_ring_is_told_whole():
+    plan = StepPlan(2, 8, 16)
+    scheduler = ended(plan)
+    numbers = (0, 1, 3, 1, 1, 0, 1, 0, 3, 0, *TIMES)
+    thread = DeviceThread.__new__(DeviceThread)
+    thread._refused, thread._restarts = [], {}
+    steady = thread._steady = Steady(Left(None, plan, numbers, False, None, None, True))
+    runtime = SimpleNamespace(limits=SimpleNamespace(num_blocks=8), scheduler=scheduler)
+    thread._run_steadily(runtime, None, StepStats())
+    (output,) = steady.told
+    assert (output.ids, output.tokens, output.finishes) == ([7], [5], [0])
+    wanted = from_ring((numbers, [7], [5], [0], {}), 8)
+    assert output.stats == wanted.stats
+    assert (output.stats.schedule_s, output.stats.device_s, output.stats.gap_s) == (0.1, 0.5, 0.6)
+
+
+def test_a_plan_that_the_steady_loop_made_counts_where_it_is_launched():
+    plan = StepPlan(2, 8, 16)
+    scheduler = ended(plan)
+    thread = DeviceThread.__new__(DeviceThread)
+    thread._refused, thread._restarts = [], {}
+    steady = thread._steady = Steady(Left(None, None, (0,) * 10 + TIMES, False, None, plan, False))
+    steady.left = steady.left[1:]
+    stats = StepStats(schedule_s=1.0)
+    assert thread._run_steadily(SimpleNamespace(scheduler=scheduler), None, stats) == (None, plan)
+    assert stats.schedule_s == pytest.approx(1.1)
+
+
+def test_gaps_are_counted_where_they_were_measured():
+    stats, metrics = EngineStats(), Metrics()
+    for step in (StepStats(num_rows=1, gap_s=3e-6), StepStats(num_rows=1), StepStats(num_rows=1, gap_s=2e-4)):
+        stats.add(step)
+        metrics.step(step)
+    assert (stats.steps, stats.gaps) == (3, 2)
+    assert stats.gap_s == pytest.approx(203e-6)
+    histogram = metrics.histograms["step_gap_seconds"]
+    assert sum(histogram.counts) == 2
+    assert histogram.total == pytest.approx(203e-6)
