@@ -145,6 +145,12 @@ class Accelerator:
         self._graphs.append(graph)
         return int(graph.raw_cuda_graph_exec())
 
+    def recorded(self, body: Callable[[], None]) -> Callable[[], None]:
+        """`capture` for those who launch from Python: returns what replays the graph on the current stream."""
+        self.capture(body)
+        replay: Callable[[], None] = self._graphs[-1].replay
+        return replay
+
     def launcher(self, records: list[torch.Tensor], stagings: list[torch.Tensor], tokens: torch.Tensor,
                  ring: list[torch.Tensor]) -> Launcher:  # fmt: skip
         """A step's GIL-free calls: pinned `records` into `stagings`, graphs, `tokens` home into the pinned `ring`."""

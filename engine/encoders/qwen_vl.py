@@ -3,8 +3,8 @@
 Thread: device. In: patches as the processor lays them out (frames, then merge blocks of 2 x 2 patches, row by row), or
 pixels from which they are made here; and their grid (frames, height, width in patches). Out: one row per merge block,
 in the same order. Between, blocks are regrouped so that each attention window is one run; layers in `full_layers`
-attend over a whole frame, the others inside their window. What depends on the grid only (order, windows, rotations) is
-kept for the grids seen last.
+attend over a whole frame, the others inside their window. What depends on the grid only (`grid_tables`) is kept for
+the grids seen last. On an accelerator small pictures go through `tower_graphs`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from engine.attention.dense import dense_attention
+from engine.encoders.grid_tables import Grid, GridTables, grid_tables
 from engine.encoders.recent import Recent
+from engine.encoders.tower_graphs import Record, TowerGraphs
 from engine.errors import RequestError
 from engine.kernels.activation import gelu
 from engine.kernels.image import PatchLayout, pixels_to_patches
@@ -43,32 +45,6 @@ def rows(model: str, module: str) -> tuple[Row, ...]:
         Row((f"{module}.merger.mlp.0",), f"{model}.merger_in"),
         Row((f"{module}.merger.mlp.2",), f"{model}.merger_out"),
     )
-
-
-class GridTables:
-    """What attention needs for one grid; rows are patches in window order."""
-
-    __slots__ = ("cos", "frames", "order", "restore", "sin", "windows")
-
-    def __init__(self, grid: tuple[int, int, int], config: VisionConfig, device: str) -> None:
-        t, h, w = grid
-        merge = config.merge_size
-        side = config.window_size // merge // config.patch_size  # merge blocks along a window
-        high, wide = h // merge, w // merge
-        frame = torch.arange(high * wide).view(high, wide)
-        windows = [tile for band in frame.split(side, 0) for tile in band.split(side, 1)]
-        one = torch.cat([tile.reshape(-1) for tile in windows])  # [high * wide], block numbers window by window
-        first = torch.arange(t)[:, None] * (high * wide)
-        order = (first + one).view(-1)
-        sizes = torch.tensor([tile.numel() for tile in windows]).repeat(t) * merge**2
-        self.order = order.to(device)  # [blocks] window order -> processor order
-        self.restore = torch.argsort(order).to(device)
-        self.windows = _bounds(sizes).to(device)  # [windows + 1] int32
-        self.frames = _bounds(torch.full((t,), h * w)).to(device)  # [frames + 1] int32
-        cos, sin = _rotations(h, w, config)
-        blocks = one.repeat(t)
-        self.cos = cos[blocks].view(t * h * w, -1).to(device)  # [patches, head_dim / 2] float32
-        self.sin = sin[blocks].view(t * h * w, -1).to(device)
 
 
 class VisionBlock:
@@ -114,7 +90,10 @@ class QwenVisionTower:
         self.merger_norm = RMSNorm(size, EPS)
         self.merger_in = Linear(merged, merged, bias=True)
         self.merger_out = Linear(merged, config.out_hidden_size, bias=True)
-        self._tables: Recent[tuple[int, int, int], GridTables] = Recent(MAX_TABLE_ROWS)
+        self._tables: Recent[Grid, GridTables] = Recent(MAX_TABLE_ROWS)
+        # The fixed places of graphs are there from the start, so that the profile counts them.
+        numbers = self.patch_embed.in_features
+        self.graphs = None if device == "cpu" else TowerGraphs(config, numbers, self._compute, dtype, device)
 
     def patches(self, features: dict[str, Tensor]) -> Tensor:
         """What the processor sent as [patches, channels*temporal*patch*patch]: so already, as `pixel_values`, or still
@@ -137,20 +116,38 @@ class QwenVisionTower:
 
     def __call__(self, patches: Tensor, grid_thw: Tensor) -> Tensor:
         """patches [t*h*w, channels*temporal*patch*patch], grid_thw [1, 3] -> [t*h*w / merge^2, out_hidden_size]."""
-        t, h, w = grid = self._grid(patches, grid_thw)
+        grid = self._grid(patches, grid_thw)
         tables = self._tables.get(grid)
         if tables is None:
-            tables = GridTables(grid, self.config, self.device)
-            self._tables.put(grid, tables, t * h * w)
+            tables = self._tables_of(grid)
+            self._tables.put(grid, tables, tables.room.patches)
+        patches = patches.to(self.device, self.dtype)
+        if self.graphs is not None and tables.room.graphed:
+            return self.graphs.run(patches, tables)
+        return self._compute(patches, tables)
+
+    def capture(self, record: Record) -> None:
+        """Records the graphs; tables made before fit none."""
+        if self.graphs is not None:
+            self.graphs.capture(record)
+            self._tables = Recent(MAX_TABLE_ROWS)
+
+    def _tables_of(self, grid: Grid) -> GridTables:
+        t, h, w = grid
+        room = None if self.graphs is None else self.graphs.room(t * h * w)
+        return grid_tables(grid, self.config, self.device, room)
+
+    def _compute(self, patches: Tensor, tables: GridTables) -> Tensor:
+        """patches [n, numbers] of the tower's dtype, n as the tables have it -> [n / merge^2, out_hidden_size]."""
         unit = self.config.merge_size**2
-        x = self.patch_embed(patches.to(self.device, self.dtype))  # [patches, hidden]
+        x = self.patch_embed(patches)  # [patches, hidden]
         x = x.view(-1, unit, x.shape[-1])[tables.order].view_as(x)
         for block in self.blocks:
             block(x, tables)
         x = self.merger_norm(x).view(-1, unit * x.shape[-1])  # [blocks, unit * hidden]
         return self.merger_out(gelu(self.merger_in(x)))[tables.restore]
 
-    def _grid(self, patches: Tensor, grid_thw: Tensor) -> tuple[int, int, int]:
+    def _grid(self, patches: Tensor, grid_thw: Tensor) -> Grid:
         t, h, w = (int(size) for size in grid_thw.reshape(-1))
         merge, numbers = self.config.merge_size, self.patch_embed.in_features
         if min(t, h, w) < 1 or h % merge or w % merge or tuple(patches.shape) != (t * h * w, numbers):
@@ -159,22 +156,3 @@ class QwenVisionTower:
                 f"{numbers} numbers are needed, with height and width multiples of {merge}"
             )
         return t, h, w
-
-
-def _bounds(sizes: Tensor) -> Tensor:
-    """Lengths of segments -> their boundaries, int32."""
-    return torch.nn.functional.pad(sizes.cumsum(0), (1, 0)).to(torch.int32)
-
-
-def _rotations(h: int, w: int, config: VisionConfig) -> tuple[Tensor, Tensor]:
-    """cos, sin of one frame, [blocks, merge^2, head_dim / 2]: half of the pairs turn by the row, half by the column."""
-    quarter = config.hidden_size // config.num_heads // 4
-    inv_freq = 1.0 / config.rope_theta ** (torch.arange(quarter, dtype=torch.float32) / quarter)
-    row, column = torch.meshgrid(torch.arange(h), torch.arange(w), indexing="ij")
-    merge = config.merge_size
-    angles = [
-        axis.reshape(h // merge, merge, w // merge, merge).transpose(1, 2).reshape(-1, merge**2, 1) * inv_freq
-        for axis in (row, column)
-    ]
-    angle = torch.cat(angles, dim=-1)
-    return angle.cos(), angle.sin()

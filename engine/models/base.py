@@ -7,6 +7,7 @@ the model's device. Weights are filled once by engine/weights/load and never cha
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import ClassVar
 
 import torch
@@ -54,6 +55,9 @@ class Model(ABC):
         """(modality, features) of items of many sizes, up to about `max_rows` rows: what towers take at their worst,
         and whatever kernels differ by."""
         return []
+
+    def record_towers(self, record: Callable[[Callable[[], None]], Callable[[], None]]) -> None:  # noqa: B027 (few have)
+        """Gives the towers graphs: `record` runs a body that can be captured, and returns what replays it."""
 
     def encode(self, modality: str, features: dict[str, Tensor]) -> Tensor:
         """Embedding rows [num_tokens, hidden_size] of one media item."""

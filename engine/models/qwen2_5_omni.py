@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.encoders import qwen_omni_audio, qwen_vl
+from engine.encoders.tower_graphs import Record
 from engine.models.config import ModelConfig
 from engine.models.llama import DECODER_IGNORE, DECODER_ROWS
 from engine.models.qwen2 import Qwen2
@@ -57,6 +58,10 @@ class Qwen25OmniThinker(Qwen2):
         if self.vision is None or self.device == "cpu":
             return 0
         return 3 * max_rows * (self.vision.config.patch_size * self.vision.config.merge_size) ** 2
+
+    def record_towers(self, record: Record) -> None:
+        if self.vision is not None:
+            self.vision.capture(record)
 
     def encode(self, modality: str, features: dict[str, Tensor]) -> Tensor:
         """image, video: patches or pixels, as the tower's `patches` tells; audio: input_features [mels, frames]."""

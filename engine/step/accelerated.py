@@ -113,17 +113,27 @@ class DeviceExecutor:
         self._buffers.prep(0)
         step = self._accelerator.peak_of(self._largest)
         peak = max(step, self._accelerator.peak_of(self._towers))
+        graphed = step if self._config.enforce_eager else max(step, self._accelerator.peak_of(self._small_towers))
         self._buffers.set_caches([], 1)
         return device_blocks(
             self._config, specs, dtype, sizes.max_model_len, sizes.max_rows,
             peak_bytes=peak + self._sampler.special_bytes(sizes.max_rows),
-            graph_bytes=step + GRAPH_BYTES,  # the graphs' pool holds the largest step once more
+            graph_bytes=graphed + GRAPH_BYTES,  # the graphs' pool holds the largest step once more
             memory=self._accelerator.memory(),
         )  # fmt: skip
 
     def _towers(self) -> None:
         for modality, features in self._model.media_examples(self._sizes.encoder_rows):
             self._model.encode(modality, features)
+
+    def _small_towers(self) -> None:
+        """Those that get graphs, as they are."""
+
+        def run(body: Callable[[], None]) -> Callable[[], None]:
+            body()
+            return body
+
+        self._model.record_towers(run)
 
     def _largest(self) -> None:
         self._forward_into(MIXED, self._sizes.max_tokens)
@@ -155,6 +165,7 @@ class DeviceExecutor:
         for size in reversed(decode):
             launcher.set_forward(DECODE, size, capture(partial(self._forward_into, DECODE, size)))
             launcher.set_sample(size, capture(partial(self._choose, size)))
+        self._model.record_towers(self._accelerator.recorded)
 
     def _forward_into(self, kind: int, tokens: int) -> None:
         """A forward of `tokens` padded tokens, and the hidden states of its sampled rows into their fixed place."""

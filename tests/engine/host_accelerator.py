@@ -121,6 +121,10 @@ class HostAccelerator:
         self._graphs.append(body)
         return len(self._graphs) - 1
 
+    def recorded(self, body: Callable[[], None]) -> Callable[[], None]:
+        body()
+        return body
+
     def launcher(self, records: list, stagings: list, tokens: torch.Tensor, ring: list) -> HostLauncher:
         return HostLauncher(self._graphs, records, stagings, tokens, ring)
 

@@ -1,0 +1,132 @@
+"""What attention in Qwen's vision tower needs of one grid: window order, windows, frames, rotations.
+
+Owner: device thread. In: a grid (frames, height, width in patches), and the room that its tables may take. Out: views
+of one run of 32-bit numbers, so that they cross to the device, or into the fixed place that a graph reads, in one copy.
+With more room than patches those behind the last one are windows and a frame of their own: whatever is computed for
+them, no real patch sees it.
+
+    flat  | order | restore | windows | frames | cos | sin |      each begins at a multiple of 256 bytes
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.models.config import VisionConfig
+
+ALIGNED = 64  # numbers; where lines do not begin at 16 bytes, Triton would want kernels of its own
+Grid = tuple[int, int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """Lengths of tables."""
+
+    patches: int
+    windows: int
+    frames: int
+    unit: int  # patches of a block, which becomes one row
+    half: int  # rotated pairs of a head
+    graphed: bool = False  # a graph's, with room to spare
+
+    @property
+    def blocks(self) -> int:
+        return self.patches // self.unit
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Of each table, in 32-bit numbers; order and restore have 64 bits."""
+        turned = self.patches * self.half
+        return 2 * self.blocks, 2 * self.blocks, self.windows + 1, self.frames + 1, turned, turned
+
+    @property
+    def numbers(self) -> int:
+        return sum(-(-length // ALIGNED) * ALIGNED for length in self.lengths)
+
+
+class GridTables:
+    """Rows are patches in window order."""
+
+    __slots__ = ("cos", "flat", "frames", "order", "restore", "room", "sin", "windows")
+
+    def __init__(self, flat: Tensor, room: Room) -> None:
+        """`flat` int32 [room.numbers], which stays theirs."""
+        pieces, start = [], 0
+        for length in room.lengths:
+            pieces.append(flat[start : start + length])
+            start += -(-length // ALIGNED) * ALIGNED
+        order, restore, windows, frames, cos, sin = pieces
+        self.flat = flat
+        self.room = room
+        self.order = order.view(torch.int64)  # [blocks] window order -> processor order
+        self.restore = restore.view(torch.int64)  # and back
+        self.windows = windows  # [windows + 1] int32
+        self.frames = frames  # [frames + 1] int32
+        self.cos = cos.view(torch.float32).view(room.patches, room.half)
+        self.sin = sin.view(torch.float32).view(room.patches, room.half)
+
+
+def grid_tables(grid: Grid, config: VisionConfig, device: str, room: Room | None = None) -> GridTables:
+    """Tables of `room` where the grid's windows and frames fit into it, else of exactly what it needs."""
+    t, h, w = grid
+    merge, count = config.merge_size, t * h * w
+    side, unit = window_side(config), merge**2
+    frame = torch.arange(h * w // unit).view(h // merge, w // merge)
+    tiles = [tile.reshape(-1) for band in frame.split(side, 0) for tile in band.split(side, 1)]
+    windows, frames = [tile.numel() * unit for tile in tiles] * t, [h * w] * t
+    more = [] if room is None else _cut(room.patches - count, side * side * unit)
+    if room is None or len(windows + more) > room.windows or len(frames) + bool(more) > room.frames:
+        room = Room(count, len(windows), t, unit, head_half(config))
+    elif more:
+        windows, frames = windows + more, [*frames, room.patches - count]
+    pinned = device != "cpu"
+    tables = GridTables(torch.zeros(room.numbers, dtype=torch.int32, pin_memory=pinned), room)
+    one = torch.cat(tiles)  # block numbers of a frame, window by window
+    first = torch.arange(t)[:, None] * (h * w // unit)
+    torch.cat([(first + one).view(-1), torch.arange(count // unit, room.blocks)], out=tables.order)
+    tables.restore[tables.order] = torch.arange(room.blocks)
+    _bounds(windows, tables.windows)
+    _bounds(frames, tables.frames)
+    cos, sin = _rotations(h, w, config)
+    blocks = one.repeat(t)
+    tables.cos[:count] = cos[blocks].view(count, -1)
+    tables.sin[:count] = sin[blocks].view(count, -1)
+    return GridTables(tables.flat.to(device, non_blocking=True), room)
+
+
+def window_side(config: VisionConfig) -> int:
+    """Blocks along a window."""
+    return config.window_size // config.merge_size // config.patch_size
+
+
+def head_half(config: VisionConfig) -> int:
+    return config.hidden_size // config.num_heads // 2
+
+
+def _cut(count: int, size: int) -> list[int]:
+    """`count` in pieces of `size`, and what is left."""
+    whole, rest = divmod(count, size)
+    return [size] * whole + ([rest] if rest else [])
+
+
+def _bounds(sizes: list[int], out: Tensor) -> None:
+    """Boundaries of the segments, int32; those left over are empty, behind the last."""
+    torch.cumsum(torch.tensor(sizes), 0, dtype=torch.int32, out=out[1 : len(sizes) + 1])
+    out[len(sizes) + 1 :] = out[len(sizes)]
+
+
+def _rotations(h: int, w: int, config: VisionConfig) -> tuple[Tensor, Tensor]:
+    """cos, sin of one frame, [blocks, merge^2, head_dim / 2]: half of the pairs turn by the row, half by the column."""
+    quarter = head_half(config) // 2
+    inv_freq = 1.0 / config.rope_theta ** (torch.arange(quarter, dtype=torch.float32) / quarter)
+    row, column = torch.meshgrid(torch.arange(h), torch.arange(w), indexing="ij")
+    merge = config.merge_size
+    angles = [
+        axis.reshape(h // merge, merge, w // merge, merge).transpose(1, 2).reshape(-1, merge**2, 1) * inv_freq
+        for axis in (row, column)
+    ]
+    angle = torch.cat(angles, dim=-1)
+    return angle.cos(), angle.sin()

@@ -1,0 +1,70 @@
+"""Graphs of Qwen's vision tower, one per budget of patches: a small picture costs a launch, not five hundred.
+
+Owner: device thread; recorded at start only. Pictures of up to BUDGETS[-1] patches take the graph of the smallest
+budget that holds them; what they leave of it is computed and dropped. Larger ones keep the device busier than the host
+and run eagerly, as do grids with more windows or frames than their budget's tables hold.
+
+    patches, tables --copied--> fixed places --graph--> fixed rows --copied--> the picture's own rows
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from engine.encoders.grid_tables import GridTables, Room, head_half, window_side
+from engine.kernels.attention.dense import SHORT_MEAN
+from engine.models.config import VisionConfig
+
+BUDGETS = (384, 640, 1024, 1344, 1664, 2048, 2560, 3072)  # patches
+Compute = Callable[[Tensor, GridTables], Tensor]
+Record = Callable[[Callable[[], None]], Callable[[], None]]  # runs a body, and returns what replays it
+
+
+class TowerGraphs:
+    """The fixed places, and what replays the graphs."""
+
+    def __init__(
+        self, config: VisionConfig, numbers: int, compute: Compute, dtype: torch.dtype, device: str,
+        budgets: tuple[int, ...] = BUDGETS,
+    ) -> None:  # fmt: skip
+        """`numbers`: of a patch. `compute`: patches and tables of one room -> rows [blocks, out_hidden_size]."""
+        self._config = config
+        self._compute = compute
+        self._rooms = [self._room(budget) for budget in sorted(budgets)]
+        largest = self._rooms[-1]
+        self._patches = torch.zeros(largest.patches, numbers, dtype=dtype, device=device)
+        self._rows = torch.zeros(largest.blocks, config.out_hidden_size, dtype=dtype, device=device)
+        self._flat = torch.zeros(largest.numbers, dtype=torch.int32, device=device)
+        self._replays: dict[int, Callable[[], None]] = {}
+
+    def _room(self, patches: int) -> Room:
+        unit = self._config.merge_size**2
+        windows = patches // (window_side(self._config) * unit)  # one block high, at the worst
+        frames = (patches - 1) // SHORT_MEAN  # as many as leave them the kernel of long segments
+        return Room(patches, windows, frames, unit, head_half(self._config), graphed=True)
+
+    def room(self, patches: int) -> Room | None:
+        """The smallest that holds so many and has a graph."""
+        return next((room for room in self._rooms if patches <= room.patches and room.patches in self._replays), None)
+
+    def capture(self, record: Record) -> None:
+        """Largest first, so that the others fit into its memory."""
+        for room in reversed(self._rooms):
+            self._replays[room.patches] = record(partial(self._fill, room))
+
+    def _fill(self, room: Room) -> None:
+        tables = GridTables(self._flat[: room.numbers], room)
+        self._rows[: room.blocks] = self._compute(self._patches[: room.patches], tables)
+
+    def run(self, patches: Tensor, tables: GridTables) -> Tensor:
+        """patches [n, numbers], n at most those of the tables' room -> rows [n / unit, out_hidden_size], new."""
+        count, room = len(patches), tables.room
+        self._patches[:count] = patches
+        self._patches[count : room.patches] = 0
+        self._flat[: room.numbers] = tables.flat
+        self._replays[room.patches]()
+        return self._rows[: count // room.unit].clone()

@@ -1,0 +1,86 @@
+"""Small pictures through a budget of patches: the rows are those that they have without room to spare."""
+
+import pytest
+import torch
+
+from engine.encoders.grid_tables import grid_tables
+from engine.encoders.tower_graphs import BUDGETS, TowerGraphs
+from tests import tiny
+from tests.models.harness import load
+
+NUMBERS = tiny.CHANNELS * tiny.TEMPORAL * tiny.PATCH**2
+SMALL = (384, 640)
+
+
+@pytest.fixture(scope="module")
+def tower():
+    return load(tiny.checkpoint("omni")).vision
+
+
+@pytest.fixture
+def graphed(tower, monkeypatch):
+    """The tower with graphs that are plain calls; notes the budgets that were used."""
+    used = []
+
+    def record(body):
+        body()
+        return lambda: (used.append(body.args[0].patches), body())
+
+    graphs = TowerGraphs(tower.config, NUMBERS, tower._compute, tower.dtype, "cpu", SMALL)
+    monkeypatch.setattr(tower, "graphs", graphs)
+    tower.capture(record)
+    yield tower, used
+    monkeypatch.undo()
+    tower.capture(record)
+
+
+def rows(tower, patches, grid):
+    with torch.inference_mode():
+        return tower(patches, torch.tensor([grid]))
+
+
+@pytest.mark.parametrize(
+    ("grid", "budget"),
+    [
+        ((1, 2, 2), 384),
+        ((1, 16, 18), 384),
+        ((1, 16, 24), 384),
+        ((1, 20, 20), 640),
+        ((1, 22, 28), 640),
+        ((3, 10, 14), 640),
+        ((2, 10, 14), None),  # two frames, and a third for what is left over: more than 384 patches have
+        ((1, 2, 192), 384),
+        ((1, 26, 26), None),
+        ((5, 2, 2), None),
+    ],
+)
+def test_rows_are_those_without_room_to_spare(tower, graphed, grid, budget):
+    t, h, w = grid
+    patches = torch.randn(t * h * w, NUMBERS, generator=torch.Generator().manual_seed(h * w))
+    with torch.inference_mode():
+        wanted = tower._compute(patches, grid_tables(grid, tower.config, "cpu"))
+    tower, used = graphed
+    rows(tower, torch.randn(384, NUMBERS), (1, 16, 24))  # what lay there before
+    used.clear()
+    for _ in range(2):
+        got = rows(tower, patches, grid)
+        assert got.shape == wanted.shape
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5)
+    assert used == ([] if budget is None else [budget] * 2)
+
+
+def test_a_picture_keeps_its_rows_when_the_next_one_comes(graphed):
+    tower, _ = graphed
+    first = rows(tower, torch.randn(64, NUMBERS), (1, 8, 8))
+    before = first.clone()
+    rows(tower, torch.randn(64, NUMBERS), (1, 8, 8))
+    assert torch.equal(first, before)
+
+
+def test_long_segments_stay_long_in_every_budget(tower):
+    graphs = TowerGraphs(tower.config, 4, tower._compute, tower.dtype, "cpu")
+    for budget in BUDGETS:
+        room = graphs._room(budget)
+        assert room.frames >= 2
+        assert budget > 128 * room.frames
+        assert budget <= 128 * room.windows

@@ -1,0 +1,42 @@
+"""The vision tower's graphs on a real accelerator: the rows of its eager run, for pictures one after the other."""
+
+import pytest
+import torch
+
+from engine.device import Accelerator
+from engine.encoders.grid_tables import grid_tables
+from engine.encoders.tower_graphs import BUDGETS
+from engine.models.hf import load_model_config
+from engine.models.registry import build_model
+from engine.weights.load import load_weights
+from tests import tiny
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
+GRIDS = [(1, 2, 2), (1, 18, 18), (1, 36, 36), (1, 34, 46), (1, 4, 90), (2, 16, 32), (1, 54, 56)]
+
+
+@torch.inference_mode()
+def test_graphs_give_the_rows_of_the_eager_tower():
+    stream = torch.cuda.current_stream()
+    accelerator = Accelerator("cuda:0")
+    try:
+        folder = tiny.checkpoint("omni")
+        model = build_model(load_model_config(folder), torch.bfloat16, "cuda:0")
+        load_weights(model, str(folder), "auto", "cuda:0", torch.bfloat16, 0)
+        tower = model.vision
+        draw = torch.Generator(device="cuda").manual_seed(1)
+        numbers = tower.patch_embed.in_features
+        items = [torch.randn(t * h * w, numbers, generator=draw, device="cuda").bfloat16() for t, h, w in GRIDS]
+        wanted = [tower._compute(x, grid_tables(grid, tower.config, "cuda:0")) for x, grid in zip(items, GRIDS)]
+        model.record_towers(accelerator.recorded)
+        assert set(tower.graphs._replays) == set(BUDGETS)
+        for _ in range(2):
+            got = [tower(x, torch.tensor([grid])) for x, grid in zip(items, GRIDS)]
+            assert all(tower._tables.get(grid).room.graphed for grid in GRIDS)
+            for rows, want in zip(got, wanted):
+                assert rows.shape == want.shape
+                # Another number of rows may take another kernel for a product: some roundings differ.
+                assert (rows - want).float().norm() <= 0.01 * want.float().norm()
+    finally:
+        accelerator.close()
+        torch.cuda.set_stream(stream)
