@@ -1,14 +1,16 @@
-"""How a product of few rows is cut, by card and shape: measured offline and committed, so that a start tunes nothing.
+"""Which products are ours, by card and shape: measured offline and committed, so that a start tunes nothing.
 
-A weight [N, K] is looked up with the least row class that holds the rows; None stands for the vendor's library, which
-also takes every other card and every larger product. A shape that is not in the table goes by the rule that fits those
-that are, up to 32 rows. Filled from `python -m tests.bench.gpu_products`, which prints the choice for each shape.
+Few rows: a weight [N, K] is looked up with the least row class that holds them; None stands for the vendor's library,
+which also takes every other card. A shape that is not in the table goes by the rule that fits those that are, up to 32
+rows. Filled from `python -m tests.bench.gpu_products`, which prints the choice for each shape.
+Many rows: only gated products, where they fill the rounds of tiles that gemm/gated takes.
 """
 
 from __future__ import annotations
 
 import functools
 
+from engine.kernels.gemm.gated import DESCRIBED
 from engine.kernels.gemm.split_k import MAX_ROWS, MAX_TILES, Split
 from engine.kernels.target import Target, target
 
@@ -59,6 +61,35 @@ SHAPES: dict[str, dict[tuple[int, int, bool], Choice]] = {
         ),
     }
 }  # fmt: skip
+
+MANY_ROWS = 512  # below, the vendor's smaller tiles win
+# How full the rounds of tiles must be, by (width, depth) of gate and of up. Microseconds of the vendor's product and
+# silu·mul and of ours at 512, 1,024, 2,048 rows, one H100, bfloat16; between them ours goes by rounds, the vendor's by
+# rows.
+LEAST_FILL: dict[str, dict[tuple[int, int], float]] = {
+    "sm_90": {
+        (3072, 1024): 0.8,  # 15.6 25.5 49.5 -> 14.5 25.6 37.1, filled 0.73 0.73 0.97
+        (9728, 2560): 0.85,  # 83.5 162 318 -> 83.9 137 269, filled 0.77 0.92 0.92
+        (12288, 4096): 0.9,  # 146 283 566 -> 133 260 523, filled 0.97; 768 rows 212 -> 212, filled 0.87
+        (18944, 3584): 0.89,  # 203 383 793 -> 191 348 695, filled 0.90 1.00 1.00
+    }
+}
+OTHER_FILL = 0.9  # of shapes beside the table
+
+
+def many_gated(rows: int, width: int, depth: int) -> bool:
+    """Whether this card takes gemm/gated for `rows` rows and weights gate and up [width, depth]."""
+    return rows >= MANY_ROWS and fills(target(), rows, width, depth)
+
+
+def fills(device: Target, rows: int, width: int, depth: int) -> bool:
+    """`many_gated` on a given device, of MANY_ROWS or more."""
+    shapes = LEAST_FILL.get(device.arch)
+    if shapes is None or depth % DESCRIBED.block_k or width % 8:  # in whole 16 bytes, for descriptors
+        return False
+    tiles = -(-rows // DESCRIBED.block_m) * -(-width // DESCRIBED.block_n)
+    room = -(-tiles // device.num_units) * device.num_units * DESCRIBED.block_m * DESCRIBED.block_n
+    return rows * width >= shapes.get((width, depth), OTHER_FILL) * room
 
 
 def few_rows(rows: int, width: int, depth: int, gated: bool) -> Split | None:

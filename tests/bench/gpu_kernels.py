@@ -23,6 +23,7 @@ from engine.kernels.attention.dense import dense_attention
 from engine.kernels.attention.paged import paged_attention
 from engine.kernels.attention.work import empty_list, fill_list, max_parts
 from engine.kernels.gemm.dense import linear, pack
+from engine.kernels.gemm.gated import gated_product
 from engine.kernels.norm import rms_norm
 from engine.kernels.qkv import qkv_rope_store
 from tests.bench.gpu_sampling import sampling_cases
@@ -144,11 +145,36 @@ def rows_of(count: int) -> list[dict]:
     return found
 
 
+def gated(count: int) -> list[dict]:
+    """The gate-up product with silu at `count` tokens: the vendor's product and silu_mul, and one kernel, by turns."""
+    weights = [draw(2 * INNER, HIDDEN) / HIDDEN**0.5 for _ in range(2)]
+    x, out = draw(count, HIDDEN), draw(count, INNER)
+    ways: dict[str, Callable[[torch.Tensor], object]] = {
+        "vendor": lambda weight: silu_mul(torch.mm(x, weight.t())),
+        "ours": lambda weight: gated_product(x, weight, None, out),
+    }
+    turns: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ways}
+    for _ in range(2):
+        for name, way in ways.items():
+            turns[name].append(time_of([lambda way=way, w=w: way(w) for w in weights]))
+    size = 2 * (2 * INNER * HIDDEN + count * (HIDDEN + INNER))
+    return [
+        {
+            "name": f"gate_up silu {count} {name}",
+            "times": tuple(statistics.mean(turn) for turn in zip(*turns[name])),
+            "bytes": size,
+            "flops": 4 * count * INNER * HIDDEN,
+        }
+        for name in ways
+    ]
+
+
 def every_case() -> tuple[list[dict], int]:
     """The table's rows, and how many groups of them failed: one that does takes no other with it."""
     windows = [high * wide * 4 for high in [4] * 9 + [1] for wide in [4] * 9 + [1]]  # of 74 x 74 patches
     groups: list[Callable[[], list[dict]]] = [
         *(lambda count=count: rows_of(count) for count in (1, 32, 256, 2048)),
+        *(lambda count=count: gated(count) for count in (512, 2048)),
         lambda: [attention(f"decode {rows} x {context}", [context] * rows, [1] * rows)
                  for rows, context in ((1, 1024), (32, 1024), (256, 1024), (32, 4096), (1, 32768))],
         lambda: [attention("decode 31 x 512 + 1 x 32768", [512] * 31 + [32768], [1] * 32)],

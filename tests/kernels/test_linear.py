@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from _fast import cpu
+from engine.kernels.activation import silu_mul
+from engine.kernels.gemm import dense
 from engine.kernels.gemm.dense import (
     gated_linear,
     gated_linear_reference,
@@ -204,6 +206,25 @@ def test_plain_weights_of_an_accelerator_follow_the_same_rules(biased, dtype, in
     torch.testing.assert_close(
         gated_linear(x, gated).double(), y, rtol=3e-2, atol=0.3 if dtype != torch.float32 else 1e-4
     )
+
+
+@pytest.mark.parametrize("given", [False, True])
+@pytest.mark.parametrize("kind", ["ours", "invariant", "float32"])
+def test_gated_products_of_many_rows_are_one_kernel(kind, given, monkeypatch):
+    """Not where a row's bits must not vary, nor in float32."""
+    asked: list[tuple[int, ...]] = []
+    monkeypatch.setattr(dense, "many_gated", lambda *sizes: asked.append(sizes) or True)
+    monkeypatch.setattr(dense, "silu_mul", lambda both: asked.append(()) or silu_mul(both))
+    dtype = torch.float32 if kind == "float32" else torch.bfloat16
+    x, weight, bias = torch.randn(2, 3, 40).to(dtype), torch.randn(60, 40).to(dtype) / 4, torch.randn(60)
+    set_invariant(kind == "invariant")
+    packed = pack_plain(weight, bias, gated=True)
+    set_invariant(False)
+    out = torch.empty(2, 3, 30, dtype=dtype) if given else None
+    y = gated_linear(x, packed, out)
+    assert y is out or not given
+    torch.testing.assert_close(y.double(), gated_linear_reference(x.double(), packed), rtol=3e-2, atol=6e-2)
+    assert asked == [(6, 30, 40) if kind == "ours" else ()]
 
 
 def test_plain_weights_say_when_the_rows_are_of_another_kind():

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from engine.kernels.gemm.dense import add_linear, gated_linear, linear, normed_linear, pack, pack_gated, set_invariant
+from engine.kernels.gemm.gated import gated_product, gated_reference
 from engine.kernels.norm import rms_norm, rms_norm_reference
 from engine.kernels.overlap import overlaps
 from engine.kernels.rope import cos_sin, cos_sin_reference
 from engine.kernels.step_inputs import empty_inputs, empty_slots, step_inputs, step_inputs_reference, tail_of
-from engine.kernels.tune import SHAPES, few_rows
+from engine.kernels.tune import LEAST_FILL, SHAPES, few_rows, many_gated
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
 LIMIT = 8e-3  # of bfloat16's rounding
@@ -44,6 +45,32 @@ def test_few_rows_by_every_cut(shape):
             runs = [linear(x, packed, None, residual) for _ in range(20)]
         assert error(runs[0], want) < LIMIT * (1 + gated), (rows, few_rows(rows, *shape))
         assert all(torch.equal(runs[0], again) for again in runs[1:])
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("shape", [*LEAST_FILL["sm_90"], (1000, 520), (1001, 520), (130, 4096), (257, 99)])
+def test_gated_products_of_many_rows(shape, biased):
+    """Tails of rows, columns and depth; by pointers where rows do not begin at whole 16 bytes."""
+    width, depth = shape
+    weight, bias = draw(2 * width, depth) / depth**0.5, draw(2 * width) if biased else None
+    for rows in (1, 65, 129, 256, 257, 512, 2048, 2200):
+        x, got = draw(rows, depth + 8)[:, :depth], torch.full((rows, width), torch.nan, device="cuda").bfloat16()
+        gated_product(x, weight, bias, got)
+        assert error(got, gated_reference(x.double(), weight, bias)) < LIMIT, rows
+        again = torch.empty_like(got)
+        for _ in range(5):
+            gated_product(x, weight, bias, again)
+            assert torch.equal(got, again), rows
+
+
+@pytest.mark.parametrize("shape", LEAST_FILL["sm_90"])
+def test_gated_products_of_many_rows_by_the_table(shape):
+    width, depth = shape
+    weight, x = draw(2 * width, depth) / depth**0.5, draw(2048, depth)
+    packed = pack_gated(*weight.chunk(2))
+    want = gated_reference(x.double(), weight, None)
+    for rows in (512, 640, 768, 1024, 1500, 2048):
+        assert error(gated_linear(x[:rows], packed), want[:rows]) < LIMIT, (rows, many_gated(rows, *shape))
 
 
 @pytest.mark.parametrize("rows", [1, 3, 16, 17, 33, 64, 65])
@@ -127,7 +154,7 @@ def test_step_inputs(mrope):
             assert torch.equal(getattr(ours, field.name).cpu(), getattr(plain, field.name)), field.name
 
 
-@pytest.mark.parametrize("rows", [1, 24, 64, 200])
+@pytest.mark.parametrize("rows", [1, 24, 64, 200, 2048])
 def test_a_graph_of_kernels_that_overlap_repeats_its_bits(rows):
     """Every value is read right after it is written: a kernel that does not wait shows as a difference."""
     assert overlaps() == (torch.version.hip is None and torch.cuda.get_device_capability()[0] >= 9)

@@ -5,8 +5,9 @@ single token and keeps it in cache for many. Each output is one fused multiply-a
 number of tokens: the base of the engine's batch invariance. bfloat16 weights stay bfloat16 in memory (float32 ones too,
 when every value survives the narrowing) and are widened in registers, which is exact. Users: every layer with weights.
 
-On an accelerator the matrix stays as it is, in the activations' dtype, and the vendor's library multiplies; few rows go
-to gemm/split_k where kernels/tune says so, and weights packed for it to gemm/invariant, which keeps the promise above.
+On an accelerator the matrix stays as it is, in the activations' dtype, and the vendor's library multiplies. Where
+kernels/tune says so, few rows go to gemm/split_k and gated products of many to gemm/gated; weights packed for it go to
+gemm/invariant, which keeps the promise above.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -19,10 +20,11 @@ from torch import Tensor
 
 from _fast import cpu
 from engine.kernels.activation import silu_mul
+from engine.kernels.gemm.gated import gated_product, gated_reference
 from engine.kernels.gemm.invariant import invariant_linear
 from engine.kernels.gemm.split_k import Split, Unscaled, arrivals, room_after, split_linear
 from engine.kernels.norm import rms_norm
-from engine.kernels.tune import few_rows
+from engine.kernels.tune import few_rows, many_gated
 
 PANEL = 64  # output rows in a panel
 HUGE_PAGE = 2 << 20  # bytes
@@ -173,14 +175,18 @@ def plain_linear(x: Tensor, packed: PackedLinear, out: Tensor | None, residual: 
 
 
 def plain_gated(x: Tensor, packed: PackedLinear, out: Tensor | None) -> Tensor:
-    """`gated_linear` on an accelerator: one launch for few rows, else two."""
+    """`gated_linear` on an accelerator: one launch where kernels/tune has one for these rows, else two."""
     rows, width = _plain_rows(x, packed), packed.out_features // 2
     cut = _cut(rows, packed, True)
-    if cut is None:
+    many = cut is None and _takes_ours(rows, packed) and many_gated(len(rows), width, packed.in_features)
+    if cut is None and not many:
         y = silu_mul(plain_linear(x, packed, None, None))
         return y if out is None else out.copy_(y)
     y = rows.new_empty(len(rows), width) if out is None else out.view(-1, width)
-    split_linear(rows, packed.panels, packed.bias, None, y, True, cut)
+    if cut is None:
+        gated_product(rows, packed.panels, packed.bias, y)
+    else:
+        split_linear(rows, packed.panels, packed.bias, None, y, True, cut)
     return y.view(*x.shape[:-1], width) if out is None else out
 
 
@@ -213,14 +219,15 @@ def normed_linear(residual: Tensor, gain: Tensor, eps: float, ahead: Unscaled | 
 
 
 def _cut(rows: Tensor, packed: PackedLinear, gated: bool, normed: bool = False) -> Split | None:
-    """How gemm/split_k multiplies these rows [M, K], where it is the way to; `normed`: with a norm before or after.
-
-    The matrix units of an accelerator take bfloat16 and float16 as they are; a norm's gain leaves float16's range.
-    """
-    kinds = (torch.bfloat16,) if normed else (torch.bfloat16, torch.float16)
-    if not packed.plain or packed.invariant or rows.dtype not in kinds:
+    """How gemm/split_k multiplies these rows [M, K], where it is the way to; `normed`: with a norm before or after."""
+    if not _takes_ours(rows, packed) or (normed and rows.dtype is torch.float16):  # a norm's gain leaves its range
         return None
     return few_rows(len(rows), packed.out_features // (1 + gated), packed.in_features, gated)
+
+
+def _takes_ours(rows: Tensor, packed: PackedLinear) -> bool:
+    """Whether a kernel of ours may stand for the vendor's: matrix units take bfloat16 and float16 as they are."""
+    return packed.plain and not packed.invariant and rows.dtype in (torch.bfloat16, torch.float16)
 
 
 def _plain_rows(x: Tensor, packed: PackedLinear) -> Tensor:
@@ -240,12 +247,7 @@ def linear_reference(
 
 
 def gated_linear_reference(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
-    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    bias = packed.plain_bias()
-    both = torch.nn.functional.linear(x.to(wide), packed.weight().to(wide), None if bias is None else bias.to(wide))
-    gate, up = both.chunk(2, dim=-1)
-    y = torch.nn.functional.silu(gate) * up
-    return y.to(x.dtype) if out is None else out.copy_(y)
+    return gated_reference(x, packed.weight(), packed.plain_bias(), out)
 
 
 def _launch(x: Tensor, packed: PackedLinear, width: int, out: Tensor | None, residual: Tensor | None) -> Tensor:

@@ -3,12 +3,13 @@
 import pytest
 import triton  # noqa: F401  (before any kernel file, so that they take it)
 
+from engine.kernels.gemm.gated import DESCRIBED, POINTED, gated_kernel
 from engine.kernels.gemm.invariant import invariant_kernel, tile_of
 from engine.kernels.gemm.split_k import split_kernel
 from engine.kernels.rope import angle_kernel
 from engine.kernels.target import Target
-from engine.kernels.tune import CLASSES, SHAPES, choose
-from tests.kernels.accelerator.targets import TARGETS, compiles
+from engine.kernels.tune import CLASSES, LEAST_FILL, SHAPES, choose, fills
+from tests.kernels.accelerator.targets import OVERLAPPING, TARGETS, compiles
 
 T = "*bf16"
 TILE = tile_of(4096, 4096, 2)
@@ -18,6 +19,9 @@ INVARIANT = {
 }  # fmt: skip
 SPLIT = {
     **INVARIANT, "splits": "i32", "gained": T, "counted": "*fp32", "gain": "*fp32", "squares": "*fp32", "eps": "fp32",
+}  # fmt: skip
+GATED = {
+    "out": T, "x": T, "weight": T, "bias": T, "rows": "i32", "width": "i32", "depth": "i32", "x_stride": "i32",
 }  # fmt: skip
 ANGLE = {
     "cos": "*fp32", "sin": "*fp32", "positions": "*i64", "inv_freq": "*fp32", "num_tokens": "i32", "half": "i32",
@@ -62,6 +66,26 @@ def test_compiles(name, target):
     compiles(target, *KERNELS[name])
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("target", "tile"), [*((name, POINTED) for name in TARGETS), *((name, DESCRIBED) for name in sorted(OVERLAPPING))]
+)
+def test_gated_products_compile(target, tile, bias):
+    signature, described = GATED, tile is DESCRIBED
+    if described:
+        m, n, k, *_ = tile
+        signature = {
+            **GATED, "out": f"tensordesc<bf16[{m},{n}]>", "x": f"tensordesc<bf16[{m},{k}]>",
+            "weight": f"tensordesc<bf16[2,{n},{k}]>",
+        }  # fmt: skip
+    constants = {"BIAS": bias, "DESCRIBED": described, "GROUP": 16, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n,
+                 "BLOCK_K": tile.block_k, "OVERLAP": True}  # fmt: skip
+    made = compiles(target, gated_kernel, signature, constants, {"num_warps": tile.warps, "num_stages": tile.stages})
+    if described and target == "sm_90":  # one instruction for gate and up
+        assert "wgmma.mma_async.sync.aligned.m64n256k16" in made.asm["ptx"]
+        assert "st.local" not in made.asm["ptx"]
+
+
 CUTS = sorted(
     {
         (rows, gated, choice[number])
@@ -93,3 +117,21 @@ def test_shapes_beside_the_table_go_by_the_rule_and_other_cards_to_the_vendor():
     assert choose(hopper, 65, 4096, 1024, False) is None
     assert choose(hopper, 0, 4096, 1024, False) is None
     assert choose(Target("hip", "gfx942", 304, 64, 64 << 10), 1, 4096, 1024, False) is None
+
+
+def test_gated_products_of_many_rows_are_ours_where_they_fill_their_rounds():
+    hopper, other = Target("cuda", "sm_90", 132, 32, 227 << 10), Target("hip", "gfx942", 304, 64, 64 << 10)
+    filled = {  # of 132 units: what was measured on them
+        (12288, 4096): ({512, 1024, 2048}, {513, 576, 768}),
+        (3072, 1024): ({2048}, {512, 1024}),
+        (9728, 2560): ({1024, 2048}, {512}),
+        (18944, 3584): ({512, 1024, 2048}, set()),
+        (11008, 2048): ({768}, {512}),  # beside the table
+    }
+    assert LEAST_FILL["sm_90"].keys() < filled.keys()
+    for shape, (ours, theirs) in filled.items():
+        assert all(fills(hopper, rows, *shape) for rows in ours)
+        assert not any(fills(hopper, rows, *shape) for rows in theirs)
+        assert not any(fills(other, rows, *shape) for rows in ours)
+    assert not fills(hopper, 2048, 12288, 4100)
+    assert not fills(hopper, 2048, 12292, 4096)

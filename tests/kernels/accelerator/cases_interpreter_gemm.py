@@ -7,12 +7,13 @@ import pytest
 import torch
 import triton  # noqa: F401  (before any kernel file, so that they take it; TRITON_INTERPRET says in which mode)
 
-from engine.kernels.gemm import invariant
+from engine.kernels.gemm import gated, invariant
+from engine.kernels.gemm.gated import gated_reference, launch_gated
 from engine.kernels.gemm.invariant import invariant_linear_reference, launch_invariant
 from engine.kernels.gemm.split_k import Split, arrivals, launch_split, room_after, split_linear_reference
 from engine.kernels.norm import rms_norm_reference
 from engine.kernels.rope import cos_sin_reference, launch_cos_sin
-from engine.kernels.target import HAS_TRITON
+from engine.kernels.target import HAS_TRITON, Target
 
 DTYPES = [torch.float32, torch.float16]
 
@@ -100,6 +101,28 @@ def test_invariant_products_have_the_same_bits_in_any_company(width, depth, dtyp
             got = residual[first : first + rows].clone()
             launch_invariant(x[first : first + rows], weight, bias.to(dtype), got, got)
             assert torch.equal(got, whole[first : first + rows])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("described", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "width", "depth"), [(1, 8, 8), (130, 136, 72), (300, 264, 200), (257, 129, 65), (2200, 8, 16)]
+)
+def test_gated_products(rows, width, depth, described, dtype, monkeypatch):
+    """Two programs go from tile to tile; descriptors only where every row begins at whole 16 bytes."""
+    monkeypatch.setattr(gated, "target", lambda: Target("cuda", "sm_90", 2, 32, 0))
+    monkeypatch.setattr(gated, "has_descriptors", lambda: described)
+    weight, bias = (torch.randn(2 * width, depth) / 8).to(dtype), torch.randn(2 * width).to(dtype)
+    x = torch.randn(rows, depth + 8).to(dtype)[:, :depth]
+    assert gated.is_aligned(weight) == (depth != 65)
+    for added in (bias, None):
+        got = torch.full((rows, width), torch.nan, dtype=dtype)
+        launch_gated(x, weight, added, got)
+        assert error(got, gated_reference(x.double(), weight, added)) < limit(dtype)
+
+
+def test_gated_products_of_no_rows():
+    launch_gated(torch.empty(0, 16), torch.randn(16, 16), None, torch.empty(0, 8))
 
 
 @pytest.mark.parametrize("sections", [None, (8, 8, 8), (4, 10, 10)])

@@ -1,0 +1,164 @@
+"""The gated product of many rows in one kernel: y = silu(x gate^T + b) * (x up^T + c), as every SwiGLU layer begins.
+
+One matrix instruction multiplies a tile of rows by as many gate rows as up rows, so both halves of a result end in one
+thread and twice the result's size is neither written nor read again. Every unit runs one program, which goes from tile
+to tile and already loads the next one's first columns while it writes the last; the tiles of a group share weight rows
+in the second-level cache. The price: with few tiles in the last round most units wait, so kernels/tune asks how full
+the rounds are. Blocks come through tensor descriptors (TMA, CUDA from sm_90 on) where the rows' addresses are whole 16
+bytes, else by plain pointers.
+Users: gemm/dense on accelerators, for the weights and numbers of rows that kernels/tune names.
+"""
+
+# ruff: noqa: PT018 (a launcher checks in few lines)
+from __future__ import annotations
+
+import importlib
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.kernels.overlap import begin, launch_options, overlaps
+from engine.kernels.target import HAS_TRITON, target, tl, triton
+
+if HAS_TRITON:
+    _tools: Any = importlib.import_module("triton.tools.tensor_descriptor")
+
+GROUP = 16  # tiles of rows that are worked on together, for the cache
+
+
+class Tile(NamedTuple):
+    """What one program computes at a time."""
+
+    block_m: int  # rows
+    block_n: int  # columns of the result: as many gate rows and as many up rows
+    block_k: int  # columns of x read at a time
+    stages: int
+    warps: int
+
+
+DESCRIBED = Tile(128, 128, 64, 4, 8)  # loads by descriptors
+POINTED = Tile(128, 64, 32, 3, 8)  # by pointers; fits in the 64 KB of shared memory that a gfx942 has
+
+
+@triton.jit
+def load_blocks(
+    x, weight, m, n, k, rows, width, depth, x_stride,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """By pointers: x [BLOCK_M, BLOCK_K] from (m, k) on, weight [gate rows, then up rows from n on, BLOCK_K]."""
+    row = m + tl.arange(0, BLOCK_M)
+    column = k + tl.arange(0, BLOCK_K)
+    number = tl.arange(0, 2 * BLOCK_N)
+    place = n + number % BLOCK_N
+    x_at = x + row.to(tl.int64)[:, None] * x_stride + column[None, :]
+    w_at = weight + (number // BLOCK_N * width + place).to(tl.int64)[:, None] * depth + column[None, :]
+    in_depth = (column < depth)[None, :]
+    tokens = tl.load(x_at, mask=(row < rows)[:, None] & in_depth, other=0.0)
+    return tokens, tl.load(w_at, mask=(place < width)[:, None] & in_depth, other=0.0)
+
+
+@triton.jit(do_not_specialize=["rows", "width"])
+def gated_kernel(
+    out,  # [rows, width]; DESCRIBED: in blocks [BLOCK_M, BLOCK_N]
+    x,  # [rows, depth], rows x_stride apart; DESCRIBED: in blocks [BLOCK_M, BLOCK_K]
+    weight,  # [2 * width, depth]; DESCRIBED: [2, width, depth] in blocks [2, BLOCK_N, BLOCK_K]
+    bias,  # [2 * width] when BIAS
+    rows,
+    width,
+    depth,
+    x_stride,
+    BIAS: tl.constexpr,
+    DESCRIBED: tl.constexpr,  # out, x and weight are descriptors; loads go on from one tile to the next
+    GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Tiles number program, program + programs, ...: GROUP tiles of rows side by side, then the next columns."""
+    begin(OVERLAP)
+    tiles_m, tiles_n = tl.cdiv(rows, BLOCK_M), tl.cdiv(width, BLOCK_N)
+    tl.assume(depth > 0)
+    for number in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=DESCRIBED):
+        group = number // (GROUP * tiles_n)
+        inner = number - group * GROUP * tiles_n
+        here = tl.minimum(tiles_m - group * GROUP, GROUP)
+        m, n = (group * GROUP + inner % here) * BLOCK_M, inner // here * BLOCK_N
+        sums = tl.zeros([BLOCK_M, 2 * BLOCK_N], tl.float32)
+        for k in tl.range(0, depth, BLOCK_K):
+            if DESCRIBED:
+                tokens, weights = x.load([m, k]), weight.load([0, n, k]).reshape((2 * BLOCK_N, BLOCK_K))
+            else:
+                tokens, weights = load_blocks(
+                    x, weight, m, n, k, rows, width, depth, x_stride, BLOCK_M, BLOCK_N, BLOCK_K
+                )
+            sums = tl.dot(tokens, weights.T, sums, input_precision="ieee")
+        gate, up = sums.reshape((BLOCK_M, 2, BLOCK_N)).permute((0, 2, 1)).split()
+        column = n + tl.arange(0, BLOCK_N)
+        if BIAS:
+            gate += tl.load(bias + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
+            up += tl.load(bias + width + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
+        y = gate / (1.0 + tl.exp(-gate)) * up
+        if DESCRIBED:
+            out.store([m, n], y.to(out.dtype))
+        else:
+            row = m + tl.arange(0, BLOCK_M)
+            at = out + row.to(tl.int64)[:, None] * width + column[None, :]
+            tl.store(at, y.to(out.dtype.element_ty), mask=(row < rows)[:, None] & (column < width)[None, :])
+
+
+def gated_product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """x [M, K] with contiguous rows times weight [2N, K], gate first, into out [M, N]; bias [2N].
+
+    All of one dtype, contiguous but for x. Capturable.
+    """
+    if x.is_cuda:
+        launch_gated(x, weight, bias, out)
+    else:
+        gated_reference(x, weight, bias, out)
+
+
+def launch_gated(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """The Triton kernel; arguments as `gated_product`."""
+    rows, depth = x.shape
+    width = out.shape[1]
+    assert x.stride(1) == 1 and weight.is_contiguous() and out.is_contiguous() and out.shape == (rows, width)
+    assert weight.shape == (2 * width, depth), f"x is {tuple(x.shape)}, weight {tuple(weight.shape)}, width {width}"
+    if rows == 0:
+        return
+    described = has_descriptors() and all(is_aligned(tensor) for tensor in (out, x, weight))
+    tile = DESCRIBED if described else POINTED
+    y, tokens, weights = out, x, weight
+    if described:  # passed by value, so a graph holds them
+        y = describe(out, tile.block_m, tile.block_n)
+        tokens = describe(x, tile.block_m, tile.block_k)
+        weights = describe(weight.view(2, width, depth), 2, tile.block_n, tile.block_k)
+    programs = min(target().num_units, triton.cdiv(rows, tile.block_m) * triton.cdiv(width, tile.block_n))
+    gated_kernel[(programs,)](
+        y, tokens, weights, out if bias is None else bias, rows, width, depth, x.stride(0),
+        BIAS=bias is not None, DESCRIBED=described, GROUP=GROUP, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
+        BLOCK_K=tile.block_k, num_warps=tile.warps, num_stages=tile.stages, **launch_options(),
+    )  # fmt: skip
+
+
+def has_descriptors() -> bool:
+    """Whether this device loads blocks by descriptors: those whose kernels overlap."""
+    return overlaps()
+
+
+def is_aligned(tensor: Tensor) -> bool:
+    """Whether a descriptor can tell where each of its rows begins."""
+    return not (tensor.data_ptr() | tensor.stride(0) * tensor.element_size()) % 16
+
+
+def describe(tensor: Tensor, *block: int) -> Any:
+    return _tools.TensorDescriptor.from_tensor(tensor, list(block))
+
+
+def gated_reference(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    both = torch.nn.functional.linear(x.to(wide), weight.to(wide), None if bias is None else bias.to(wide))
+    gate, up = both.chunk(2, dim=-1)
+    y = torch.nn.functional.silu(gate) * up
+    return y.to(x.dtype) if out is None else out.copy_(y)
