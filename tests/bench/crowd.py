@@ -1,8 +1,8 @@
 """Many requests at once through an Engine in this process, and what every step delivered: for gpu_offline.
 
-Owner: the loop's thread. Reads of StepStats, once per step: num_rows, num_tokens, schedule_s, launch_s, commit_s and,
-where the engine fills it, gap_s (seconds that the device stood idle before the step; below 0: not measured). The clock
-is the loop's, when a step's tokens arrive there.
+Owner: the loop's thread. Reads of StepStats, once per step: num_rows, num_tokens, schedule_s, launch_s, commit_s and
+gap_s (seconds that the device stood idle before the step, prep included; 0: not measured). The clock is the loop's,
+when a step's tokens arrive there; beside it the device thread's CPU time, which also holds what its waits cost.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 
 from engine import Delta, Engine, FinishReason, Request, SamplingParams
 from engine.stats import StepStats
+from engine.step.accelerated import DeviceExecutor
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,25 +29,33 @@ class Moment:
     ended: int  # requests that are done
     rows: int  # of the step
     step_tokens: int  # computed in it
-    host_s: float  # the device thread's own work for it
-    gap_s: float  # device idle before it; below 0: not measured
+    parts_s: tuple[float, float, float]  # the device thread's own work: plan, launch, settle
+    gap_s: float  # device idle before it; 0: not measured
+    cpu_s: float  # of the device thread, since it began
 
 
 class Steps:
-    """Listens to an engine's steps."""
+    """Listens to an engine's steps, and has every second gap between them measured where there is a device's clock."""
 
     def __init__(self, engine: Engine) -> None:
         self.moments: list[Moment] = []
         self.crowd: Crowd | None = None
+        device = engine._device
+        assert device is not None
+        assert device._runtime is not None
+        assert device._thread.ident is not None
+        self._cpu_clock = time.pthread_getcpuclockid(device._thread.ident)
+        if isinstance(device._runtime.executor, DeviceExecutor):
+            device._runtime.executor.measure_gaps(2)
         engine.on_step = self._add
 
     def _add(self, stats: StepStats) -> None:
         crowd = self.crowd
         counts = (crowd.tokens, crowd.started, crowd.ended) if crowd is not None else (0, 0, 0)
-        host_s = stats.schedule_s + stats.launch_s + stats.commit_s
-        gap_s = getattr(stats, "gap_s", -1.0)
+        parts = stats.schedule_s, stats.launch_s, stats.commit_s
+        cpu_s = time.clock_gettime(self._cpu_clock)
         self.moments.append(
-            Moment(time.perf_counter(), *counts, stats.num_rows, stats.num_tokens, host_s, gap_s)
+            Moment(time.perf_counter(), *counts, stats.num_rows, stats.num_tokens, parts, stats.gap_s, cpu_s)
         )  # fmt: skip
 
 
@@ -110,16 +119,23 @@ class Decode:
 
     step_s: float  # per step, by token arrival
     context: float  # tokens, the mean over rows and steps
-    host_s: float  # the device thread's own work, the median
-    gaps: list[float]  # device idle before a step, where it was measured
+    host_s: float  # plan, launch and settle together, the median
+    parts_s: tuple[float, float, float]  # the median of each
+    cpu_s: float  # the device thread's CPU time per step: those, and what its two waits cost
+    gaps: list[float]  # device idle before a step, prep included, where it was measured
     steps: int
     window: tuple[float, float]  # perf_counter of the first and the last of them
 
 
-async def decode(engine: Engine, steps: Steps, rows: int, context: int, draw: np.random.Generator) -> Decode:
-    """All rows decode at about `context` tokens; rows that are admitted earlier get shorter prompts to match."""
+async def decode(
+    engine: Engine, steps: Steps, rows: int, context: int, draw: np.random.Generator, window: int = 0
+) -> Decode:
+    """All rows decode at about `context` tokens; rows that are admitted earlier get shorter prompts to match.
+
+    `window` steps of it, 96 where that is 0 and the context is long enough.
+    """
     budget = engine.config.max_num_batched_tokens or 2048
-    window = max(8, min(96, context // 2))
+    window = window or max(8, min(96, context // 2))
     lags = [(rows - 1 - row) * context // budget for row in range(rows)]
     lengths = [max(1, context - window // 2 - lag) for lag in lags]
     vocab = engine.limits.vocab_size
@@ -143,8 +159,14 @@ async def decode(engine: Engine, steps: Steps, rows: int, context: int, draw: np
     return Decode(
         step_s=(last.at - first.at) / count,
         context=(sum(lengths) + (first.tokens + last.tokens) / 2) / rows,
-        host_s=statistics.median(m.host_s for m in inside),
-        gaps=[m.gap_s for m in inside if m.gap_s >= 0],
+        host_s=statistics.median(sum(m.parts_s) for m in inside),
+        parts_s=(
+            statistics.median(m.parts_s[0] for m in inside),
+            statistics.median(m.parts_s[1] for m in inside),
+            statistics.median(m.parts_s[2] for m in inside),
+        ),
+        cpu_s=(last.cpu_s - first.cpu_s) / count,
+        gaps=[m.gap_s for m in inside if m.gap_s],
         steps=count,
         window=(first.at, last.at),
     )

@@ -3,7 +3,8 @@
 Random weights of a real shape (--load-format dummy), greedy, random prompts, prefix cache off, as the peer had it.
 Each shape runs in a process of its own, once with an empty kernel cache and once more with a full one for the times to
 ready. Prints what was seen beside aim, floor and peer; writes gpu_offline.json into --out.
-Run: python -m tests.bench.gpu_offline [--shape 8b,0.6b] [--out DIR] [--only decode,ttft,prefill,offline,prefix,profile]
+Run: python -m tests.bench.gpu_offline [--shape 8b,0.6b] [--out DIR]
+         [--only decode,host,ttft,prefill,offline,prefix,profile]
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import numpy as np
 
 from engine import Engine, EngineConfig
 from tests.bench import targets
-from tests.bench.crowd import Crowd, Steps, decode
+from tests.bench.crowd import Crowd, Decode, Steps, decode
 from tests.bench.shapes import SHAPES, write_folder
 
 REPEATS = 3
@@ -46,13 +47,14 @@ class Sizes:
     long: int = 8192
     many: tuple[int, int] = (16, 1024)
     batch: tuple[int, int, int] = (256, 512, 128)
+    host: tuple[int, int] = (768, 600)  # context and steps of the case that looks at the host's work and idle times
     half: int = 0  # bytes of KV cache when two engines run at once; 0: they do not fit
     engine: dict[str, Any] = field(default_factory=dict)
 
 
 TINY_ENGINE = {"num_gpu_blocks_override": 512, "max_num_seqs": 16, "max_num_batched_tokens": 64, "num_threads": 1}
 SIZES = {
-    "tiny": Sizes((1, 4), (48, 96), (16,), 200, (4, 64), (16, 32, 16), 1 << 24, TINY_ENGINE),
+    "tiny": Sizes((1, 4), (48, 96), (16,), 200, (4, 64), (16, 32, 16), (60, 40), 1 << 24, TINY_ENGINE),
     "8b": Sizes(),
     "0.6b": Sizes(half=22 << 30),
     "vl-7b": Sizes(),
@@ -114,14 +116,25 @@ class Bench:
                 self.more[f"decode {rows} at {context}"] = {
                     "steps": found.steps,
                     "context": found.context,
-                    "host_us": found.host_s * 1e6,
-                    "gap_us": [round(gap * 1e6, 1) for gap in sorted(found.gaps)],
+                    **host(found),
                 }
-                if rows == self.sizes.rows[-1] and context == self.sizes.contexts[0]:
-                    self.put(f"host work per step, {rows} rows", found.host_s * 1e6, "us")
-                    for name, share in (("p50", 50), ("p99", 99)) if found.gaps else ():
-                        gap = float(np.percentile(found.gaps, share))
-                        self.put(f"device idle between steps, {rows} rows, {name}", gap * 1e6, "us")
+
+    async def host(self) -> None:
+        """What a step of all rows costs the device thread, and how long the device waits for it; over many steps."""
+        rows, (context, window) = self.sizes.rows[-1], self.sizes.host
+        found = await decode(self.engine, self.steps, rows, context, self.draw, window)
+        self.more[f"host, {rows} rows"] = {
+            **host(found),
+            "steps": found.steps,
+            "gap_us": [round(gap * 1e6, 1) for gap in sorted(found.gaps)],
+        }
+        self.put(f"host work per step, {rows} rows", found.host_s * 1e6, "us")
+        for name, part in zip(("plan", "launch", "settle"), found.parts_s, strict=True):
+            self.put(f"host work per step, {rows} rows: {name}", part * 1e6, "us")
+        self.put(f"device thread's CPU per step, {rows} rows, waits included", found.cpu_s * 1e6, "us")
+        for name, share in (("p50", 50), ("p99", 99)) if found.gaps else ():
+            gap = float(np.percentile(found.gaps, share))
+            self.put(f"device idle between steps, {rows} rows, {name}", gap * 1e6, "us")
 
     async def ttft(self) -> None:
         for length in self.sizes.alone:
@@ -193,9 +206,13 @@ class Bench:
             self.put(f"profiled step, {rows} rows at 256", table["step_us"] / 1e3, "ms")
             self.put(f"profiled step, {rows} rows at 256, idle", table["idle_us"], "us")
             print_kernels(f"{self.shape}: kernels of a decode step of {rows} rows", table)
-        for share, gap in table["gaps_us"].items():  # of the largest crowd, unless the engine has measured it itself
-            if (name := f"device idle between steps, {rows} rows, {share}") not in self.seen:
-                self.put(name, gap, "us")
+
+
+def host(found: Decode) -> dict[str, Any]:
+    """A decode case's host side in microseconds: parts and their sum by the wall's clock, and the thread's CPU time."""
+    plan, launch, settle = (round(part * 1e6, 1) for part in found.parts_s)
+    parts = {"plan": plan, "launch": launch, "settle": settle}
+    return {"host_us": found.host_s * 1e6, "parts_us": parts, "thread_cpu_us": found.cpu_s * 1e6}
 
 
 def kernels(events: list[tuple[float, float, str]], steps: int) -> dict[str, Any]:
@@ -306,7 +323,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", default="8b,0.6b", help=", ".join(SHAPES))
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--only", default="decode,ttft,prefill,offline,profile,prefix")
+    parser.add_argument("--only", default="decode,host,ttft,prefill,offline,profile,prefix")
     parser.add_argument("--quick", action="store_true", help="no second start for the time with kernels cached")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)

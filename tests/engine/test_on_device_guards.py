@@ -1,0 +1,142 @@
+"""What a plain step may cost, as numbers that fail when they grow: the driver's calls, kernels per layer, graphs missed.
+
+The calls are counted at the addresses that the launcher is given, kernels by torch's profiler (PERFORMANCE section 9).
+"""
+
+import asyncio
+import ctypes
+import time
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+
+import engine.kernels.target as target
+from engine.step.accelerated import DeviceExecutor
+from tests import tiny
+from tests.bench.crowd import Steps, decode
+from tests.engine.test_on_device_steady import plain_load
+from tests.engine_kit import answer, prompts, text_request
+from tests.invariance.devices import Device
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
+CUDA = Device("cuda")
+PROMPTS = prompts(16, tiny.FIRST_SPECIAL, seed=8, longest=60)
+POINTER = ctypes.c_void_p
+COUNTED = {
+    "GraphLaunch": (POINTER, POINTER),
+    "MemcpyAsync": (POINTER, POINTER, ctypes.c_size_t, ctypes.c_int, POINTER),
+    "EventSynchronize": (POINTER,),
+    "EventRecord": (POINTER, POINTER),
+    "StreamWaitEvent": (POINTER, POINTER, ctypes.c_uint),
+}
+KERNELS_PER_LAYER = 9
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How often the launcher made each call; a copy's name ends with its kind."""
+    seen: Counter[str] = Counter()
+    real, kept = target.runtime_calls(), []
+
+    def counting(name, arguments):
+        inner = ctypes.CFUNCTYPE(ctypes.c_int, *arguments)(real[name])
+
+        def call(*args):
+            seen[name if name != "MemcpyAsync" else f"{name} {args[3]}"] += 1
+            return inner(*args)
+
+        kept.append(ctypes.CFUNCTYPE(ctypes.c_int, *arguments)(call))
+        return ctypes.cast(kept[-1], POINTER).value
+
+    wrapped = real | {name: counting(name, arguments) for name, arguments in COUNTED.items()}
+    monkeypatch.setattr(target, "runtime_calls", lambda: wrapped)
+    yield seen
+    kept.clear()
+
+
+async def test_a_plain_step_is_three_launches_two_copies_and_one_wait(calls):
+    async with CUDA.running(tiny.checkpoint("qwen3")) as served:
+        steps = []
+        served.on_step = steps.append
+        calls.clear()
+        await asyncio.gather(*[answer(served, text_request(ids, 80, ignore_eos=True)) for ids in PROMPTS])
+        count = len(steps)
+        seen = dict(calls)
+    assert count >= 80
+    assert 2 * count <= seen["GraphLaunch"] <= 3 * count
+    assert seen["MemcpyAsync 1"] == seen["MemcpyAsync 2"] == count
+    assert seen["EventSynchronize"] == count
+    # uploaded, sampled, home; and two for each gap that is measured.
+    assert 3 * count <= seen["EventRecord"] <= 3 * count + 2 * (count // 64 + 1)
+    assert seen["StreamWaitEvent"] <= 3 * count
+
+
+async def test_gaps_between_steps_are_measured_by_the_devices_clock():
+    async with CUDA.running(tiny.checkpoint("qwen3")) as served:
+        Steps(served)  # asks for every second one
+        seen = []
+        served.on_step = seen.append
+        await answer(served, text_request(PROMPTS[0], 100, ignore_eos=True))
+    gaps = [stats.gap_s for stats in seen if stats.gap_s]
+    assert 30 <= len(gaps) <= 60
+    assert 0 < float(np.median(gaps)) < 0.001
+
+
+async def kernels_per_step(folder, rows: int) -> float:
+    """Kernels of a decode step of so many rows, by the profiler."""
+    from torch.profiler import ProfilerActivity, profile
+
+    async with CUDA.running(folder, dtype="bfloat16", max_num_seqs=rows, enable_prefix_caching=False) as served:
+        steps = Steps(served)
+        with profile(activities=[ProfilerActivity.CUDA]):  # its own start takes seconds
+            torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CUDA]) as found:
+            seen = await decode(served, steps, rows, 64, np.random.default_rng(0))
+            torch.cuda.synchronize()
+    skew = time.time() - time.perf_counter()  # the profiler's clock is the wall's
+    begun, ended = ((at + skew) * 1e9 for at in seen.window)
+    names = [
+        event.name()
+        for event in found.profiler.kineto_results.events()
+        if str(event.device_type()).endswith("CUDA") and begun <= event.start_ns() <= ended
+    ]
+    return sum(not name.startswith(("Memcpy", "Memset")) for name in names) / seen.steps
+
+
+@pytest.mark.parametrize("rows", [1, 32])
+async def test_a_layer_of_a_decode_step_is_a_few_kernels(rows, tmp_path):
+    """Of the difference between six layers and two: what a step does once cancels out."""
+    counts = []
+    for layers in (2, 6):
+        model = tiny.qwen3(
+            num_hidden_layers=layers, hidden_size=512, intermediate_size=1408, num_attention_heads=8,
+            num_key_value_heads=2, head_dim=128, vocab_size=2048, max_position_embeddings=1024,
+        )  # fmt: skip
+        folder = tiny.save(model, tmp_path / str(layers), dtype="bfloat16")
+        counts.append(await kernels_per_step(folder, rows))
+    per_layer = (counts[1] - counts[0]) / 4
+    print(f"{rows} rows: {per_layer:.2f} kernels per layer, {counts[0] - 2 * per_layer:.1f} once per step")
+    assert 2 < per_layer <= KERNELS_PER_LAYER + 0.25  # the window's ends cut a step in two
+
+
+@pytest.mark.parametrize("name", ["qwen3", "omni"])
+async def test_nearly_every_step_of_a_mixed_load_has_a_graph(name, monkeypatch):
+    eager = 0
+    real = DeviceExecutor._run_eagerly
+
+    def counted(self, *args):
+        nonlocal eager
+        eager += 1
+        real(self, *args)
+
+    monkeypatch.setattr(DeviceExecutor, "_run_eagerly", counted)
+    async with CUDA.running(tiny.checkpoint(name)) as served:
+        steps = []
+        served.on_step = steps.append
+        for _ in range(2):
+            await plain_load(served)
+    mixed = sum(stats.num_tokens > stats.num_rows for stats in steps)
+    assert mixed > 10
+    assert eager <= 0.02 * len(steps), f"{eager} of {len(steps)} steps, {mixed} of them with prompts, had no graph"
