@@ -98,6 +98,9 @@ class Llama(Model):
 
     def forward(self, batch: Batch) -> Tensor:
         residual = self.embed(batch.token_ids)  # [T, hidden]
+        if batch.overlay is not None:
+            shown, rows = batch.overlay
+            residual = torch.where(shown, rows, residual)
         for start, length, rows in batch.media:
             residual[start : start + length] = rows
         tables = [rope(batch.positions) for rope in self.ropes]

@@ -2,7 +2,7 @@
 
 Owner: device thread, for everything here. A step whose rows ask for nothing special is launched whole at once, its
 choice of tokens included; one with rules or log-probabilities samples after the step before it has been settled. A
-step with media, prompt log-probabilities, or more tokens than any graph holds, runs its forward eagerly.
+step with prompt log-probabilities, more tokens than any graph holds, or media among many, runs its forward eagerly.
 
     up       | record n+1 |                                     | record n+2 |
     compute  ... forward n, sample n | prep n+1, forward n+1, sample n+1 | ...
@@ -36,7 +36,7 @@ from engine.step.buffers import StepBuffers
 from engine.step.build import RowArrays, mrope_positions
 from engine.step.encode import EncoderCache
 from engine.step.executor import Sizes
-from engine.step.graphs import DECODE, MIXED, decode_sizes, mixed_sizes
+from engine.step.graphs import DECODE, MEDIA_LIMIT, MIXED, decode_sizes, mixed_sizes
 from engine.step.prompts import Due, PromptLogprobs
 from engine.step.result import StepResult
 from engine.step.slots import SlotState
@@ -256,7 +256,21 @@ class DeviceExecutor:
             self._buffers.send_positions(plan, mrope_positions(rows, self._host))
         due = list(self._prompts.due(rows))
         kind = DECODE if plan.num_decode_rows == plan.num_rows else MIXED
-        size = 0 if due or plan.num_media else launcher.pick(kind, plan.num_tokens)
+        eager = bool(due) or (plan.num_media and (kind == DECODE or plan.num_tokens > MEDIA_LIMIT))
+        size = 0 if eager else launcher.pick(kind, plan.num_tokens)
+        if not size or not plan.num_media:
+            self._launch_sized(step, kind, size, due)
+            return
+        step.plan_at = step.launched_at  # towers make its time a guess: what follows is planned at once
+        try:
+            self._buffers.show(self.encoder.take(step))
+            self._launch_sized(step, kind, size, due)
+        finally:
+            self._buffers.hide()
+
+    def _launch_sized(self, step: DeviceStep, kind: int, size: int, due: list[Due]) -> None:
+        """`size`: of the graph; 0 for none."""
+        plan, rows, launcher = step.plan, step.rows, self._launcher
         sample_size = launcher.pick_sample(plan.num_sampled) if plan.num_sampled else 0
         step.plain = self._sampler.is_plain(rows.slots[rows.sampled])
         if step.plain and size and (sample_size or not plan.num_sampled):
@@ -279,8 +293,7 @@ class DeviceExecutor:
 
     def _run_eagerly(self, step: DeviceStep, kind: int, due: list[Due]) -> None:
         plan, buffers = step.plan, self._buffers
-        # Launches and towers make its time a guess: what follows is planned at once.
-        step.plan_at = step.launched_at
+        step.plan_at = step.launched_at  # as above, and so do launches
         media = self.encoder.take(step) if plan.num_media else []
         hidden = self._model.forward(buffers.batch(plan.num_tokens, plan.num_rows, kind == DECODE, media))
         if plan.num_sampled:

@@ -23,3 +23,5 @@ class Batch:
     attention: AttentionMeta
     sample_index: Tensor  # [S] int64 into the tokens: whose hidden states become logits
     caches: list[tuple[Tensor, Tensor]]  # (k_cache, v_cache) per layer, each [blocks, kv_heads, block_size, head_dim]
+    # The same as `media` for a forward that was recorded: which tokens, [T, 1] bool, and their rows [T, hidden].
+    overlay: tuple[Tensor, Tensor] | None = None

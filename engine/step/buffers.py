@@ -27,6 +27,7 @@ from engine.kernels.step_inputs import empty_inputs, empty_slots, step_inputs
 from engine.models.base import Model
 from engine.step.batch import Batch
 from engine.step.executor import Sizes
+from engine.step.graphs import MEDIA_LIMIT
 
 RECORDS, STAGINGS = 3, 2
 MIN_UPDATES = 16384  # block-table changes that one plan may carry: 256 KiB of its record
@@ -55,6 +56,11 @@ class StepBuffers:
         self.inputs = empty_inputs(rows, tokens, model.config.mrope, device)
         self.tokens = torch.full((rows,), -1, dtype=torch.int32, device=device)
         self.sampled_hidden = torch.zeros(rows, text.hidden_size, dtype=model.dtype, device=device)
+        self._overlay: tuple[Tensor, Tensor] | None = None  # of models that see or hear; recorded steps read it
+        if len(model.config.modalities) > 1:
+            most = min(tokens, MEDIA_LIMIT)
+            shown = torch.zeros(most, 1, dtype=torch.bool, device=device)
+            self._overlay = shown, torch.zeros(most, text.hidden_size, dtype=model.dtype, device=device)
         self.work: WorkList = self._work(1)
         self.caches: Caches = []
 
@@ -76,7 +82,9 @@ class StepBuffers:
 
     def batch(self, tokens: int, rows: int, decode_only: bool, media: list[tuple[int, int, Tensor]]) -> Batch:
         """Views of the first `tokens` tokens and `rows` rows; more than the step has is padding."""
-        inputs = self.inputs
+        inputs, overlay = self.inputs, None
+        if self._overlay is not None and not media and not decode_only and tokens <= len(self._overlay[0]):
+            overlay = self._overlay[0][:tokens], self._overlay[1][:tokens]
         return Batch(
             token_ids=inputs.token_ids[:tokens],
             positions=inputs.positions[..., :tokens],
@@ -84,7 +92,21 @@ class StepBuffers:
             attention=replace(self._meta(tokens, rows, decode_only), work=self.work),
             sample_index=inputs.sample_index[:rows],
             caches=self.caches,
+            overlay=overlay,
         )
+
+    def show(self, media: list[tuple[int, int, Tensor]]) -> None:
+        """Media of the recorded forward that is launched next; `hide` follows it."""
+        assert self._overlay is not None
+        shown, places = self._overlay
+        for start, length, rows in media:
+            places[start : start + length] = rows
+            shown[start : start + length] = True
+
+    def hide(self) -> None:
+        """The forwards launched from now on show no media."""
+        assert self._overlay is not None
+        self._overlay[0].zero_()
 
     def _meta(self, tokens: int, rows: int, decode_only: bool) -> AttentionMeta:
         inputs, longest = self.inputs, self._sizes.max_model_len

@@ -74,6 +74,8 @@ async def test_media_go_through_the_ring(on_the_device_path):
             for pixels in (True, False):
                 got = await answer(engine, await make_request(names, pixels=pixels))
                 assert got == [wanted[mix].tokens], (mix, pixels)
+        seen = counts(engine)
+    assert seen["forward"] == seen["upload"]  # short as they are, they go through graphs
 
 
 class Marks:
