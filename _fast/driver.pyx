@@ -362,7 +362,8 @@ cdef class Launcher:
 
     cdef bint mark_end(self) noexcept nogil:
         """The step's tokens are chosen: the beginning of a gap, for some steps."""
-        if (self.step + 1) % self.gap_every:
+        # Not while the gap before is unread: an event that is recorded again has not been reached.
+        if (self.step + 1) % self.gap_every or self.gap_before > self.waited_step:
             return True
         self.gap_after = self.step
         return self.ok(EVENT_RECORD, self.event_record(self.gap_begin, self.compute))

@@ -188,6 +188,13 @@ def test_one_step_in_so_many_has_the_gap_behind_it_measured():
     assert min(gap for gap in told if gap) > 0.001
 
 
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_a_gap_is_read_before_the_next_one_is_marked(every):
+    """Two steps are in flight: what is recorded again behind the second has not been reached when the first ends."""
+    told = gaps(Engine(seed=4), 20, every=every)
+    assert sum(gap > 0 for gap in told) >= 4
+
+
 def test_no_gap_is_told_where_nothing_was_in_flight():
     engine = Engine(seed=4)
     engine.rig.launcher.measure_gaps(1)

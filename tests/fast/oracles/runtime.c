@@ -256,7 +256,7 @@ int cudaEventElapsedTime(float *milliseconds, void *start, void *end)
     int code = note(LOG_ELAPSED, (int)(intptr_t)end);
     if (code || from->flags & 2 || to->flags & 2)
         return code ? code : 400;
-    if (from->reached < from->asked || to->reached < to->asked)
+    if (from->reached < from->asked || to->reached < to->asked || from->at > clock_ns() || to->at > clock_ns())
         return 600;
     *milliseconds = (float)(to->stamp - from->stamp) * 1e-6f;
     return 0;
