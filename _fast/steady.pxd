@@ -17,6 +17,7 @@ cdef class SteadyLoop:
     cdef readonly int32_t undelivered  # committed, its news in its out arrays and in `cached`
     cdef readonly bint freed  # the last commit gave slots back or evicted media
     cdef readonly double last_beat  # seconds of time.monotonic
+    cdef readonly double margin  # seconds before the expected end of a step at which the next one is planned
     cdef readonly int64_t num_steps  # settled here since start
     cdef readonly double free_s  # spent here without the GIL since start, waiting included
     cdef readonly double[::1] seconds  # how long steps take, by the bit length of their token count; 0: not known
@@ -30,6 +31,7 @@ cdef class SteadyLoop:
     cdef int32_t num_plans
     cdef const uint8_t[::1] special
     cdef int wake_fd
+    cdef bint timed  # planning has waited for its time
     cdef bint exact  # ended_at of the launcher is when that step ended, not when somebody came to look
     cdef StepNumbers last
 
@@ -39,6 +41,7 @@ cdef class SteadyLoop:
     cdef int32_t _next(self, StepPlan plan, int32_t index) noexcept nogil
     cdef int32_t _size(self, StepPlan plan) noexcept nogil
     cdef int32_t _settle(self, StepPlan plan, int32_t index) noexcept nogil
+    cdef void _adapt(self, double expected) noexcept nogil
     cdef void _note_firsts(self, StepPlan plan) noexcept nogil
     cdef void _note_numbers(self, StepPlan plan) noexcept nogil
     cdef double _learn(self, StepPlan plan, double launched, double before) noexcept nogil

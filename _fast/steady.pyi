@@ -23,6 +23,7 @@ class SteadyLoop:
     undelivered: int
     freed: bool
     last_beat: float
+    margin: float
     num_steps: int
     free_s: float
     seconds: Any

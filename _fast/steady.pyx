@@ -56,7 +56,14 @@ REASON_RING = RING  # the ring is full: `undelivered`
 REASON_FREED = FREED  # slots or media entries came back
 REASON_IDLE = IDLE  # nothing is in flight, nothing can be planned
 
-cdef double MARGIN = 0.0005  # seconds before the expected end of a step at which the next one is planned
+# The next step is planned `margin` seconds before the expected end of the one in flight: so late that 99 launches in a
+# hundred leave it SPARE seconds to run, in which what delays this thread now and then has its room.
+cdef double MARGIN = 0.0005  # at first
+cdef double LEAST_MARGIN = 0.00015
+cdef double MOST_MARGIN = 0.002
+cdef double SPARE = 0.0001
+cdef double RISE = 99e-6  # when there was less to spare
+cdef double FALL = 1e-6  # when there was as much
 cdef double AT_ONCE = 20e-6  # seconds; a wait shorter than this found its step done already
 SPECIAL_ALWAYS = ALWAYS
 SPECIAL_PROMPT = 2
@@ -106,6 +113,7 @@ cdef class SteadyLoop:
         self.seconds = array("d", bytes(8 * NUM_CLASSES))
         self.cached = array("i", bytes(4 * scheduler.max_rows))
         self.in_flight = self.planned = self.waited = self.undelivered = -1
+        self.margin = MARGIN
 
     def run(self, int32_t in_flight):
         """Goes on from plan `in_flight` (launched, plain; -1: none) and returns a REASON; RuntimeError: device lost.
@@ -184,6 +192,7 @@ cdef class SteadyLoop:
         cdef double left = 0.0
         if self.in_flight >= 0:
             left = max(0.0, self._until(<StepPlan>self.plan_at[self.in_flight], self.in_flight) - now())
+        self.timed = left > 0.0
         wait.tv_sec = <long>left
         wait.tv_nsec = <long>((left - <double>wait.tv_sec) * 1e9)
         return readable(self.wake_fd, &wait)
@@ -193,7 +202,7 @@ cdef class SteadyLoop:
         cdef double took = self.seconds[size_class(plan.num_tokens)]
         if took <= 0.0:
             return 0.0
-        return max(self.launcher.launched_at[index], self.launcher.ended_at) + took - min(MARGIN, 0.5 * took)
+        return max(self.launcher.launched_at[index], self.launcher.ended_at) + took - min(self.margin, 0.5 * took)
 
     cdef int32_t _next(self, StepPlan plan, int32_t index) noexcept nogil:
         """Plan, pack and launch the next step, all of it. IDLE: there is none. PYTHON: it is not plain."""
@@ -248,6 +257,7 @@ cdef class SteadyLoop:
         if not self.launcher.await_tokens(index):
             return FAILED
         self.last.wait_s = self.launcher.ended_at - waiting
+        self._adapt(self.seconds[size_class(plan.num_tokens)])
         self.last.device_s = self._learn(plan, self.launcher.launched_at[index], before)
         self.last.gap_s = self.launcher.gap_s
         for row in range(plan.num_rows):
@@ -264,6 +274,15 @@ cdef class SteadyLoop:
             self.undelivered = index
             return RING
         return FREED if self.freed else GOES_ON
+
+    cdef void _adapt(self, double expected) noexcept nogil:
+        """The margin, by how long the step just waited for ran on; where it was the margin that decided."""
+        if not self.timed or expected < 2.0 * self.margin:
+            return
+        if self.last.wait_s < SPARE:
+            self.margin = min(self.margin + RISE, MOST_MARGIN)
+        else:
+            self.margin = max(self.margin - FALL, LEAST_MARGIN)
 
     cdef void _note_firsts(self, StepPlan plan) noexcept nogil:
         """Before the commit, which may forget the slot: rows whose token is their request's first."""

@@ -1,4 +1,4 @@
-"""What a plain step may cost, as numbers that fail when they grow: the driver's calls, kernels per layer, graphs missed.
+"""What a plain step may cost, as numbers that fail when they grow: calls of the driver, kernels per layer, graphs.
 
 The calls are counted at the addresses that the launcher is given, kernels by torch's profiler (PERFORMANCE section 9).
 """

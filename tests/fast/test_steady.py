@@ -402,6 +402,27 @@ def test_the_next_step_is_planned_late_and_an_arrival_in_time_joins_it():
     mixed.close()
 
 
+def test_planning_is_as_late_as_the_delays_that_were_seen_allow():
+    mixed = steady_case(most=3000)
+    mixed.rig.lib.set_step_ns(3_000_000)
+    steady = mixed.steady
+
+    def run(steps):
+        mixed.rig.lib.set_wake(mixed.wake, steps)
+        assert steady.run(steady.in_flight) == REASON_INBOX
+        os.eventfd_read(mixed.wake)
+
+    begun = steady.margin
+    run(100)
+    assert steady.margin != begun
+    assert 0.00015 <= steady.margin <= 0.0015, "half of a step ends it"
+    for _ in range(5):  # steps that end long before they should leave no time at all
+        before, steady.seconds[1] = steady.margin, 0.02
+        run(3)
+        assert steady.margin > before
+    mixed.close()
+
+
 def test_a_step_that_was_looked_at_late_does_not_delay_those_behind_it():
     mixed = steady_case(most=400)
     mixed.rig.lib.set_step_ns(1_000_000)
