@@ -11,6 +11,7 @@ import logging
 import numpy as np
 import torch
 
+from engine.errors import is_out_of_memory, scope_of
 from engine.models.base import Model
 from engine.request import MediaInput
 from engine.step.result import StepResult
@@ -69,7 +70,8 @@ class EncoderCache:
     def rows(self, entry: int, start: int, length: int) -> torch.Tensor | None:
         """Rows [length, hidden] of an entry, its tower run first if it has not been (stream).
 
-        None when the tower refused the item: that is the fault of the requests that show it, not of the step.
+        None when the tower refused the item: that is the fault of the requests that show it, not of the step. Where the
+        device has no room for it, or is lost, the step fails.
         """
         encoded = self._rows.get(entry)
         if encoded is None:
@@ -82,7 +84,9 @@ class EncoderCache:
             encoded = self._model.encode(item.modality, self._tensors(item.features))  # [num_tokens, hidden]
             if encoded.shape[0] != item.num_tokens:
                 raise ValueError(f"the tower made {encoded.shape[0]} rows, the prompt holds {item.num_tokens}")
-        except Exception:
+        except Exception as error:
+            if is_out_of_memory(error) or scope_of(error) == "device":
+                raise  # it is the step that fails
             log.exception("encoding one %s item failed; the requests that show it end", item.modality)
             return None
         self._rows[entry] = encoded

@@ -139,7 +139,8 @@ async def test_rows_may_leave_before_they_start_over(freed, caplog):
         assert all(choice[-1].finish_reason is FinishReason.LENGTH for one in answers for choice in one)
 
 
-async def test_media_are_encoded_again(freed, caplog):
+@pytest.mark.parametrize("part", ["forward", "encode"])
+async def test_media_are_encoded_again(freed, part, caplog):
     pytest.importorskip("av")
     from tests.invariance.test_media import MIXES, make_request
 
@@ -148,7 +149,7 @@ async def test_media_are_encoded_again(freed, caplog):
         wanted = [await answer(engine, request) for request in sent]
         await engine.reset_prefix_cache()
         await engine.reset_encoder_cache()
-        plant(engine, {1: OOM})
+        plant(engine, {1: OOM}, part)
         assert await asyncio.gather(*[answer(engine, request) for request in sent]) == wanted
 
 
