@@ -16,7 +16,7 @@ FOUND_DONE = 20e-6  # seconds: a wait shorter than this was none
 RISE = 0.05  # of a longer step that is believed at once; a shorter one is believed fully
 HORIZON = 8  # steps within which what waits is to be computed, if it does not fit into steps of twice the time
 LONG_STEP = 0.036  # seconds that a step may take for that
-BURST = 8  # full steps of prompts waiting, for more requests than half of those that decode: nobody is spared
+BURST = 4  # full steps of prompts waiting, for more requests than half of those that decode: nobody is spared
 ALONE = 512  # tokens of a step in which nothing decodes: prompts that wait together end one by one
 
 
