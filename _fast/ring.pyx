@@ -90,25 +90,28 @@ cdef class OutputRing:
         cdef int64_t at = self.pushed
         cdef int32_t row
         cdef int64_t to
+        cdef int64_t start
         cdef Entry* entry
         numbers.num_sampled = 0
-        for row in range(plan.num_rows):
-            numbers.num_sampled += plan.out_token[row] >= 0
         if load(&self.overflow) or at - load(&self.popped) >= self.num_entries:
+            for row in range(plan.num_rows):
+                numbers.num_sampled += plan.out_token[row] >= 0
             return False
         entry = &self.entries[at % self.num_entries]
-        to = (at % self.num_entries) * self.max_rows
+        start = to = (at % self.num_entries) * self.max_rows
+        for row in range(plan.num_rows):
+            if plan.out_token[row] >= 0:
+                numbers.num_sampled += 1
+            elif plan.out_finish[row] == FINISH_NONE:
+                continue
+            self.ids[to] = plan.out_request[row]
+            self.tokens[to] = plan.out_token[row]
+            self.finishes[to] = plan.out_finish[row]
+            self.cached[to] = cached[row]
+            to += 1
         entry.numbers = numbers[0]
         entry.is_object = False
-        entry.count = 0
-        for row in range(plan.num_rows):
-            if plan.out_token[row] >= 0 or plan.out_finish[row] != FINISH_NONE:
-                self.ids[to] = plan.out_request[row]
-                self.tokens[to] = plan.out_token[row]
-                self.finishes[to] = plan.out_finish[row]
-                self.cached[to] = cached[row]
-                to += 1
-                entry.count += 1
+        entry.count = <int32_t>(to - start)
         store(&self.pushed, at + 1)
         self.wake()
         return True

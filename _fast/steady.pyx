@@ -25,6 +25,16 @@ cdef extern from *:
     #include <errno.h>
     #include <poll.h>
     #include <time.h>
+    #ifdef __linux__
+    #include <sys/prctl.h>
+    #endif
+    /* Linux lets a thread's timers come 50 us late, so that it may serve several at once, unless the thread objects. */
+    static void omniloop_be_punctual(void)
+    {
+    #ifdef __linux__
+        prctl(PR_SET_TIMERSLACK, 1000UL, 0UL, 0UL, 0UL);
+    #endif
+    }
     /* 1: fd is readable; 0: it was not until then. Elsewhere than on Linux the time is cut to milliseconds. */
     static int omniloop_readable(int fd, const struct timespec *wait)
     {
@@ -36,6 +46,7 @@ cdef extern from *:
     #endif
     }
     """
+    void be_punctual "omniloop_be_punctual"() noexcept nogil
     bint readable "omniloop_readable"(int fd, const timespec* wait) noexcept nogil
 
 cdef enum:
@@ -80,7 +91,7 @@ cdef inline int32_t size_class(int32_t num_tokens) noexcept nogil:
 
 @cython.final
 cdef class SteadyLoop:
-    """Everything it is given is the device thread's; `last_beat` alone may be read by others."""
+    """Everything it is given is the device thread's, which makes it; `last_beat` alone may be read by others."""
 
     def __init__(self, Scheduler scheduler not None, list plans not None, SlotParams params not None,
                  Launcher launcher not None, OutputRing ring not None, const uint8_t[::1] special not None,
@@ -114,6 +125,7 @@ cdef class SteadyLoop:
         self.cached = array("i", bytes(4 * scheduler.max_rows))
         self.in_flight = self.planned = self.waited = self.undelivered = -1
         self.margin = MARGIN
+        be_punctual()
 
     def run(self, int32_t in_flight):
         """Goes on from plan `in_flight` (launched, plain; -1: none) and returns a REASON; RuntimeError: device lost.
@@ -252,27 +264,27 @@ cdef class SteadyLoop:
         """Wait for a step's tokens, commit them and hand on the news."""
         cdef double before = self.launcher.ended_at
         cdef double waiting = now()
+        cdef double told
         cdef const int32_t* tokens = self.launcher.tokens_at(index)
-        cdef int32_t row
         if not self.launcher.await_tokens(index):
             return FAILED
         self.last.wait_s = self.launcher.ended_at - waiting
         self._adapt(self.seconds[size_class(plan.num_tokens)])
         self.last.device_s = self._learn(plan, self.launcher.launched_at[index], before)
         self.last.gap_s = self.launcher.gap_s
-        for row in range(plan.num_rows):
-            if plan.row_flags[row] & ROW_SAMPLE and tokens[row] < 0:
-                self.waited = index
-                return INVALID
-        self._note_firsts(plan)
+        if not self._read(plan, tokens):
+            self.waited = index
+            return INVALID
         self.scheduler._commit(plan, tokens, NULL)
         self.num_steps += 1
         self.freed = self.scheduler.num_freed > 0 or self.scheduler.encoder.num_evicted > 0
         self._note_numbers(plan)
-        self.last.commit_s = now() - self.launcher.ended_at
+        told = now()
+        self.last.commit_s = told - self.launcher.ended_at + self.tell_s
         if not self.ring.push(plan, &self.cached[0], &self.last):
             self.undelivered = index
             return RING
+        self.tell_s = now() - told
         return FREED if self.freed else GOES_ON
 
     cdef void _adapt(self, double expected) noexcept nogil:
@@ -284,18 +296,19 @@ cdef class SteadyLoop:
         else:
             self.margin = max(self.margin - FALL, LEAST_MARGIN)
 
-    cdef void _note_firsts(self, StepPlan plan) noexcept nogil:
-        """Before the commit, which may forget the slot: rows whose token is their request's first."""
+    cdef bint _read(self, StepPlan plan, const int32_t* tokens) noexcept nogil:
+        """Before the commit, which may forget slots: rows whose token is their request's first. False: one has none."""
         cdef int32_t row
         cdef slot_t slot
         for row in range(plan.num_rows):
-            slot = plan.row_slot[row]
             self.cached[row] = -1
-            if (
-                plan.row_flags[row] & ROW_SAMPLE
-                and plan.row_computed[row] + plan.row_len[row] == self.scheduler.seqs.prompt_len[slot]
-            ):
-                self.cached[row] = max(0, self.scheduler.seqs.cached[slot])
+            if plan.row_flags[row] & ROW_SAMPLE:
+                if tokens[row] < 0:
+                    return False
+                slot = plan.row_slot[row]
+                if plan.row_computed[row] + plan.row_len[row] == self.scheduler.seqs.prompt_len[slot]:
+                    self.cached[row] = max(0, self.scheduler.seqs.cached[slot])
+        return True
 
     cdef void _note_numbers(self, StepPlan plan) noexcept nogil:
         self.last.step_id = plan.step_id

@@ -168,8 +168,10 @@ class DeviceThread:
             if step is not None:
                 self._launch_sample(runtime, step, stats)  # step N+1: what it may say is known now
             if output is not None:
+                begun = time.perf_counter()
                 self._deliver(runtime, output)
-                stats = StepStats()  # until then times add up: what settles no step counts with the next that is
+                # Until a step is settled times add up: a turn that settles none counts with the next that is.
+                stats = StepStats(commit_s=time.perf_counter() - begun)
             elif self._refused:
                 self._deliver(runtime, self._news(runtime))
             previous = step
@@ -301,7 +303,7 @@ class DeviceThread:
         stats.step_id, stats.num_rows, stats.num_tokens = plan.step_id, plan.num_rows, plan.num_tokens
         stats.num_encodes = plan.num_encodes
         self._note(runtime, stats)
-        stats.commit_s = time.perf_counter() - waited
+        stats.commit_s += time.perf_counter() - waited
         return output
 
     def _commit(self, runtime: Runtime, step: StepResult, output: StepOutput) -> None:

@@ -29,7 +29,7 @@ class StepStats:
     schedule_s: float = 0.0
     launch_s: float = 0.0  # forward and sample launches
     wait_s: float = 0.0  # collect: the only wait
-    commit_s: float = 0.0
+    commit_s: float = 0.0  # and the news of the step before, handed on
     device_s: float = 0.0  # forward start to sampled tokens on the host
     gap_s: float = 0.0  # from the step before to its forward, prep included, by the device's clock; 0: not measured
     failed: bool = False  # it raised; its rows ended or started over
