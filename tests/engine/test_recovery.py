@@ -10,6 +10,7 @@ import asyncio
 
 import numpy as np
 import pytest
+import torch
 
 import engine.runtime
 from engine import Delta, Engine, FinishReason, Request
@@ -19,6 +20,7 @@ from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine.test_faults import OOM, plant
 from tests.engine_kit import answer, prompts, running, text_request
+from tests.invariance.devices import Device
 
 QWEN3 = tiny.checkpoint("qwen3")
 PROMPTS = prompts(8, tiny.FIRST_SPECIAL, seed=5, longest=150)
@@ -174,3 +176,20 @@ def test_a_budget_is_whole_again_after_a_hundred_steps():
     assert budget.of(0) == 2048
     assert budget.halve(10) == 1024
     assert [budget.of(step) for step in (10, 109, 110)] == [1024, 1024, 2048]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")
+@pytest.mark.parametrize("at", [1, 2, 5])
+async def test_rows_start_over_on_an_accelerator(at, caplog):
+    settings = {"enforce_eager": True, "enable_prefix_caching": False, "max_num_batched_tokens": 96}
+    async with Device("cuda").running(QWEN3, **settings, **Device("cuda").exact) as served:
+        sent = [text_request(ids, 12, ignore_eos=True) for ids in PROMPTS]
+        wanted = [(await answer(served, request))[0] for request in sent]
+        plant(served, {at: OOM})
+        got = await asyncio.gather(*[told(served, request) for request in sent])
+        assert served.stats.failed_steps == 1
+    for (choice,), whole in zip(got, wanted):
+        count = len(tokens_of(choice))
+        assert tokens_of(choice) == whole[:count]
+        assert count == 12 or (count and isinstance(choice[-1].error, DeviceOutOfMemoryError))
