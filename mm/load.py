@@ -27,6 +27,7 @@ from mm.decode import import_codecs
 from mm.decode.alarm import Alarm, too_complex
 from mm.decode.frames import FilmPlan
 from mm.decode.magic import agrees, as_audio, sniff
+from mm.decode.spare import SparePages
 from mm.errors import MediaError, busy, invalid, not_allowed, too_large, unsupported
 from mm.fetch import Fetcher
 from mm.item import MediaItem, MediaOptions, MediaRef, Processed
@@ -72,6 +73,7 @@ class MediaLoader:
         self.num_slots = max_decodes or max(2, os.cpu_count() or 1)
         self._slots = asyncio.Semaphore(self.num_slots)
         self._budget = Budget(limits.decoded_budget_bytes)
+        self._spare = SparePages()
         self._requests = 0
         pool.submit(import_codecs)  # while nobody waits for them
 
@@ -302,6 +304,10 @@ class _Job:
             alarm = Alarm(self._timeout)
             processed = await self._in_pool(alarm, self._finish, opened, unpacked.digest, alarm, place=place)
             place.keep(processed.nbytes)
+            # A device that scales gets pixels, and caches keep them: the next ones need new memory.
+            pixels_stay = self._modality == "image" and self._processor.picture_bytes
+            if pixels_stay and loader._spare.wants(opened.size):
+                loader._pool.submit(loader._spare.fill, opened.size)
             return processed
         finally:
             place.leave()
@@ -313,19 +319,20 @@ class _Job:
             from mm.decode.image import ImageFile
 
             picture = ImageFile(unpacked.data, unpacked.word, limits)
+            take = self._loader._spare.take
 
             def scale(height: int, width: int) -> Scale:
                 return self._processor.plan_image(height, width, self._request.options)
 
             def decode_only(_: Alarm) -> MediaItem:
-                pixels = picture.decode(Scale)  # as large as it is
+                pixels = picture.decode(Scale, take)  # as large as it is
                 return MediaItem("image", pixels, scale=scale(*pixels.shape[:2]))
 
             size = picture.height * picture.width * 3
             if size <= self._processor.picture_bytes:
                 return _Opened(picture.cost + size, size, decode_only)
             size = scale(picture.height, picture.width).pixels * 3
-            return _Opened(picture.cost + size, size, lambda _: MediaItem("image", picture.decode(scale)))
+            return _Opened(picture.cost + size, size, lambda _: MediaItem("image", picture.decode(scale, take)))
         if self._modality == "audio":
             from mm.decode.audio import SoundFile
 

@@ -2,7 +2,8 @@
 
 Pool only. In: bytes whose format `magic` has named. Out: one normal form: EXIF orientation applied, transparency
 flattened on white, CMYK and grey turned to RGB, 16 bits scaled to 8, the first frame of an animation. The header is
-read first; size and mode are checked and memory is reserved by the caller before any pixel is decoded.
+read first; size and mode are checked and memory is reserved by the caller before any pixel is decoded. Where the pixels
+go is the caller's to say too (`take`).
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import io
 import types
 import warnings
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, cast
 
 import numpy as np
 
 from mm.decode.alarm import too_complex
+from mm.decode.spare import new_pixels
 from mm.errors import MediaError, invalid, too_large, unsupported
 from mm.limits import MediaLimits
 from mm.transform.image import Scale
@@ -52,9 +54,19 @@ _START_OF_SCAN, _MAX_SCANS = b"\xff\xda", 100
 def image_library() -> types.ModuleType:
     """Import Pillow once, and make its guard against decompression bombs an error rather than a note.
 
-    The parsers of our five formats are named here: asked for one it has not loaded, Pillow would load all forty.
+    The parsers of our five formats are named here, and the writer of `_copy`: asked for one it has not loaded, Pillow
+    would load all forty.
     """
-    from PIL import BmpImagePlugin, GifImagePlugin, Image, ImageFile, JpegImagePlugin, PngImagePlugin, WebPImagePlugin  # noqa: F401
+    from PIL import (  # noqa: F401
+        BmpImagePlugin,
+        GifImagePlugin,
+        Image,
+        ImageFile,
+        JpegImagePlugin,
+        PngImagePlugin,
+        PpmImagePlugin,
+        WebPImagePlugin,
+    )
 
     warnings.simplefilter("error", Image.DecompressionBombWarning)
     warnings.filterwarnings("ignore", category=UserWarning, module=r"PIL\.")  # notes on damaged metadata, which we drop
@@ -64,6 +76,7 @@ def image_library() -> types.ModuleType:
 
 
 Planner = Callable[[int, int], Scale]  # (height, width)
+Take = Callable[[int], np.ndarray]  # bytes -> uint8 [bytes], for nobody else
 
 
 class ImageFile:
@@ -93,13 +106,13 @@ class ImageFile:
         """Bytes held at most while decoding: Pillow's four per pixel, a copy per step of the way to RGB."""
         return self.width * self.height * 16
 
-    def decode(self, planner: Planner) -> np.ndarray:
+    def decode(self, planner: Planner, take: Take = new_pixels) -> np.ndarray:
         """Decode into the normal form, scaled as `planner` says of the upright size; uint8 [height, width, 3]."""
         try:
             image = self._image
             image.load()  # before the orientation, whose reader loads a PNG too and would hide what is wrong with it
             image = _upright(_flat_rgb(image), _orientation(image))
-            pixels = np.ascontiguousarray(planner(image.height, image.width).image(image))
+            pixels = _copy(planner(image.height, image.width).image(image), take)
         except MediaError:
             raise
         except MemoryError:
@@ -109,9 +122,34 @@ class ImageFile:
             raise invalid("the picture is damaged or cut short") from None
         finally:
             self._image.close()
-        assert pixels.dtype == np.uint8
-        assert pixels.ndim == 3
         return pixels
+
+
+class _Lines:
+    """A file that keeps what follows a head of so many bytes."""
+
+    def __init__(self, room: np.ndarray, head: int) -> None:
+        self._room = room.data
+        self.place = -head  # of the next byte
+
+    def write(self, data: bytes) -> None:
+        kept = data[max(0, -self.place) :]
+        start = max(0, self.place)
+        self._room[start : start + len(kept)] = kept  # raises where they do not fit
+        self.place += len(data)
+
+
+def _copy(image: Image.Image, take: Take) -> np.ndarray:
+    """The pixels of an RGB picture, uint8 [height, width, 3].
+
+    Pillow keeps four bytes a pixel. Its writer of PPM files, whose body is these numbers, gives them in pieces that
+    stay in the processor's cache; its `tobytes` would collect the pieces and then join them.
+    """
+    pixels = take(image.width * image.height * 3)
+    lines = _Lines(pixels, len(f"P6\n{image.width} {image.height}\n255\n"))
+    image.save(cast("IO[bytes]", lines), "PPM")
+    assert lines.place == len(pixels), f"{lines.place} bytes came for {len(pixels)}"
+    return pixels.reshape(image.height, image.width, 3)
 
 
 def _check_size(width: int, height: int, limits: MediaLimits) -> None:

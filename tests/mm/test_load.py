@@ -97,6 +97,20 @@ async def test_pictures_stay_as_they_were_decoded_where_a_device_scales_them() -
             assert rows * columns == item.parts[0].num_tokens * 28 * 28
 
 
+async def test_a_picture_leaves_memory_ready_for_the_next() -> None:
+    first, second = made.noise(420, 430), made.noise(430, 420)
+    size = first.nbytes
+    async with loader() as media:
+        media.processor = processor_for(EMBEDDED, RAW, picture_bytes=size)
+        (kept,) = await media.load([MediaRef("image", made.data_url(made.png(first), "image/png"))])
+        async with asyncio.timeout(5):
+            while media._spare.wants(size):  # noqa: ASYNC110 (a thread of the pool fills it, and tells nobody)
+                await asyncio.sleep(0.001)
+        (other,) = await media.load([MediaRef("image", made.data_url(made.png(second), "image/png"))])
+        np.testing.assert_array_equal(kept.parts[0].features["pixels"][0], first)
+        np.testing.assert_array_equal(other.parts[0].features["pixels"][0], second)
+
+
 async def test_no_media_is_no_work() -> None:
     async with loader() as media:
         assert await media.load([]) == []
