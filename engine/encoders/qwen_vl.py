@@ -60,18 +60,19 @@ class VisionBlock:
         self.norm1 = RMSNorm(size, EPS)
         self.norm2 = RMSNorm(size, EPS)
         self.qkv = Linear(size, size, size, size, bias=True)
-        self.proj = Linear(size, size, bias=True)
+        self.proj = PaddedLinear(size, size)
         self.gate_up = PaddedGated(size, inner)
         self.down = PaddedLinear(inner, size)
 
-    def __call__(self, x: Tensor, tables: GridTables) -> None:
-        """Adds to x [patches, hidden], in window order."""
+    def __call__(self, x: Tensor, tables: GridTables, room: Tensor) -> None:
+        """Adds to x [patches, hidden], in window order; `room` is that of `proj`."""
         heads = self.qkv(self.norm1(x)).view(x.shape[0], 3 * self.num_heads, self.head_dim)
         turned = apply_rope(heads[:, : 2 * self.num_heads], tables.cos, tables.sin)  # q and k in one call
         q, k = turned[:, : self.num_heads], turned[:, self.num_heads :]
         v = heads[:, 2 * self.num_heads :]
         bounds = tables.frames if self.full else tables.windows
-        self.proj.add_to(x, dense_attention(q, k, v, bounds, self.head_dim**-0.5))
+        dense_attention(q, k, v, bounds, self.head_dim**-0.5, out=room[:, : x.shape[1]])
+        self.proj.add_to(x, room)
         self.down.add_to(x, self.gate_up(self.norm2(x)))
 
 
@@ -142,8 +143,9 @@ class QwenVisionTower:
         unit = self.config.merge_size**2
         x = self.patch_embed(patches)  # [patches, hidden]
         x = x.view(-1, unit, x.shape[-1])[tables.order].view_as(x)
+        room = self.blocks[0].proj.room(x)  # [patches, hidden, and on an accelerator more]
         for block in self.blocks:
-            block(x, tables)
+            block(x, tables, room)
         x = self.merger_norm(x).view(-1, unit * x.shape[-1])  # [blocks, unit * hidden]
         return self.merger_out(gelu(self.merger_in(x)))[tables.restore]
 

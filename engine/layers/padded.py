@@ -1,9 +1,9 @@
-"""A gated MLP whose hidden width suits the vendor's products: PaddedGated and PaddedLinear, one after the other.
+"""Products whose inner width suits the vendor's library: PaddedLinear, after PaddedGated or a kernel that leaves room.
 
 Owner: the model; read only after loading. On an accelerator lines of a matrix that do not begin at multiples of 16
-bytes keep the library's fast kernels away, so a hidden width that is no multiple of UNIT gets further units. All of
-them are zero but the first: that one is always one, and its column in the second matrix is the second bias, which would
-cost a pass over the result of its own. On a CPU nothing is added.
+bytes keep the library's fast kernels away, so a width gets further units, up to the next multiple of UNIT. All of them
+are zero but the first: that one is always one, and its column in the second matrix is the second bias, which would cost
+a pass over the result of its own (also where the width was a multiple before). On a CPU nothing is added.
 
     hidden  | 0 .. width-1 | 1 | 0 0 .. |      x @ second.T  ->  as before, bias included
 """
@@ -40,7 +40,7 @@ class PaddedGated(GatedLinear):
 
 
 class PaddedLinear(Linear):
-    """h W^T + b of what PaddedGated makes."""
+    """h W^T + b, where PaddedGated made h, or it lies in `room`."""
 
     __slots__ = ()
 
@@ -57,10 +57,19 @@ class PaddedLinear(Linear):
         assert bias is not None
         self.packed = pack(pad_second(weight.to(device, dtype), bias.to(device, dtype), more))
 
+    def room(self, like: Tensor) -> Tensor:
+        """New [len(like), (padded) width]: others write the first `in_features` columns, those behind stay as they are.
+
+        One room serves layers of the same width in turn.
+        """
+        room = like.new_zeros(len(like), self.packed.in_features)
+        room[:, self.in_features : self.in_features + 1] = 1
+        return room
+
 
 def spare(width: int, device: str) -> int:
-    """Units to add."""
-    return 0 if device == "cpu" else -width % UNIT
+    """Units to add, on an accelerator at least one."""
+    return 0 if device == "cpu" else UNIT - width % UNIT
 
 
 def pad_gated(gate: Tensor, up: Tensor, gate_bias: Tensor, up_bias: Tensor, more: int) -> tuple[Tensor, Tensor]:

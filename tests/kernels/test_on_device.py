@@ -197,3 +197,8 @@ def test_dense_attention(heads, kv_heads, dim, bounds, causal):
     got = dense_attention(q, k, v, segments, dim**-0.5, causal)
     want = dense_attention_reference(q.double(), k.double(), v.double(), segments, dim**-0.5, causal)
     assert error(got, want) < LIMIT
+    wider = draw(bounds[-1], heads * dim + 64)
+    behind = wider[:, heads * dim :].clone()
+    dense_attention(q, k, v, segments, dim**-0.5, causal, out=wider[:, : heads * dim])
+    assert torch.equal(wider[:, : heads * dim], got)
+    assert torch.equal(wider[:, heads * dim :], behind)

@@ -4,13 +4,15 @@ import pytest
 import torch
 from torch.nn import functional
 
-from engine.layers.padded import pad_gated, pad_second, spare
+from engine.kernels.attention.dense import dense_attention
+from engine.kernels.gemm.dense import pack
+from engine.layers.padded import PaddedLinear, pad_gated, pad_second, spare
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_padded_hidden_width_gives_the_same_and_carries_the_bias(dtype):
     width, more = 44, spare(44, "cuda")
-    assert (more, spare(64, "cuda"), spare(44, "cpu")) == (20, 0, 0)
+    assert (more, spare(64, "cuda"), spare(44, "cpu")) == (20, 64, 0)
     draw = torch.Generator().manual_seed(1)
     x, gate, up, gate_bias, up_bias, down, bias = (
         torch.randn(*shape, generator=draw).to(dtype)
@@ -27,3 +29,24 @@ def test_a_padded_hidden_width_gives_the_same_and_carries_the_bias(dtype):
     assert second.shape == (24, 64)
     got = hidden.double() @ second.double().T
     torch.testing.assert_close(got, hidden[:, :width].double() @ down.double().T + bias.double())
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_attention_leaves_in_the_room_is_multiplied_with_its_bias(device):
+    width, bounds = 64, torch.tensor([0, 5, 9], dtype=torch.int32)
+    draw = torch.Generator().manual_seed(2)
+    weight, bias, x = (torch.randn(*shape, generator=draw) for shape in ((24, width), (24,), (9, 24)))
+    layer = PaddedLinear(width, 24)
+    layer.fill({"weight": [weight], "bias": [bias]}, torch.float32, "cpu")
+    if more := spare(width, device):
+        layer.packed = pack(pad_second(weight, bias, more))  # as an accelerator has it
+    room = layer.room(x)
+    assert room.shape == (9, width + more)
+    for _ in range(2):  # one layer after the other
+        q, k, v = torch.randn(3, 9, 4, 16, generator=draw)
+        wanted = dense_attention(q, k, v, bounds, 0.25)
+        dense_attention(q, k, v, bounds, 0.25, out=room[:, :width])
+        assert torch.equal(room[:, :width], wanted)
+        added = x.clone()
+        layer.add_to(added, room)
+        torch.testing.assert_close(added, x + functional.linear(wanted, weight, bias))

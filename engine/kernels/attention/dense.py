@@ -91,7 +91,7 @@ def attend_rows(
 # Every picture and sound has its own numbers: none of them may ask for a kernel of its own.
 @triton.jit(do_not_specialize=["num_rows", "num_segments", "halvings"])
 def dense_kernel(
-    out,  # [num_rows, num_heads, HEAD_DIM], contiguous
+    out,  # [num_rows, num_heads, HEAD_DIM], rows out_stride apart
     q,  # [num_rows, num_heads, HEAD_DIM], strided
     k,  # [num_rows, num_kv_heads, HEAD_DIM], strided
     v,
@@ -100,6 +100,7 @@ def dense_kernel(
     num_segments,
     halvings,  # of num_segments, until one is left
     scale,  # of scores to powers of two
+    out_stride,
     q_stride,
     q_head,
     k_stride,
@@ -167,7 +168,7 @@ def dense_kernel(
             query, query_rest, since, until, best, total, result, result_rest, k, v, same, high, num_rows,
             k_stride, v_stride, scale, True, HEAD_DIM, BLOCK_N, BLOCK_D, REST, STAGES,
         )  # fmt: skip
-        to = out + (line.to(tl.int64) * tl.num_programs(0) + head)[:, None] * HEAD_DIM
+        to = out + line.to(tl.int64)[:, None] * out_stride + head * HEAD_DIM
         written = (line < last)[:, None]
         result = (result / total[:, None]).to(out.dtype.element_ty)
         tl.store(to + dim[None, :], result, mask=written & (dim[None, :] < main))
@@ -176,45 +177,52 @@ def dense_kernel(
             tl.store(to + main + rest[None, :], result_rest, mask=written & (rest[None, :] < HEAD_DIM - main))
 
 
-def dense_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float, causal: bool = False) -> Tensor:
-    """q [T, h, D], k and v [T, h_kv, D] (h_kv divides h), cu_seqlens [num_segments + 1] int32 -> a new [T, h * D].
+def dense_attention(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float, causal: bool = False, out: Tensor | None = None
+) -> Tensor:
+    """q [T, h, D], k and v [T, h_kv, D] (h_kv divides h), cu_seqlens [num_segments + 1] int32 -> [T, h * D].
 
     The last axis of q, k and v is contiguous; the others may be strided (slices of one fused product). Segments must
-    cover all rows: cu_seqlens starts at 0 and ends at T.
+    cover all rows: cu_seqlens starts at 0 and ends at T. The result is new, or `out`, whose rows may lie apart.
     """
     rows, heads, dim = q.shape
     if q.is_cuda and q.dtype != torch.float64:
-        return launch_dense(q, k, v, cu_seqlens, scale, causal)
+        return launch_dense(q, k, v, cu_seqlens, scale, causal, out)
     if not q.is_cpu or (q.dtype != torch.float32 and q.dtype != torch.bfloat16) or dim > cpu.HEAD_MAX:
-        return dense_attention_reference(q, k, v, cu_seqlens, scale, causal)
+        return dense_attention_reference(q, k, v, cu_seqlens, scale, causal, out)
     kv_heads = k.shape[1]
     assert k.shape == v.shape == (rows, kv_heads, dim) and heads % kv_heads == 0 and q.dtype == k.dtype == v.dtype
     assert q.stride(2) == k.stride(2) == v.stride(2) == 1, "the last axis of q, k and v must be contiguous"
     starts = cu_seqlens.to(torch.int32).contiguous()
-    out = q.new_empty(rows, heads * dim)
+    whole = out if out is not None and out.is_contiguous() else q.new_empty(rows, heads * dim)
+    assert whole.shape == (rows, heads * dim) and whole.dtype == q.dtype
     cpu.dense_attention(
-        out.data_ptr(), q.data_ptr(), k.data_ptr(), v.data_ptr(), starts.data_ptr(),
+        whole.data_ptr(), q.data_ptr(), k.data_ptr(), v.data_ptr(), starts.data_ptr(),
         starts.numel() - 1, heads, kv_heads, dim,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         scale, causal, q.dtype == torch.bfloat16,
     )  # fmt: skip
-    return out
+    return whole if out is None or out is whole else out.copy_(whole)
 
 
-def launch_dense(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float, causal: bool) -> Tensor:
+def launch_dense(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float, causal: bool, out: Tensor | None = None
+) -> Tensor:
     """The Triton kernel; arguments as `dense_attention`."""
     rows, heads, dim = q.shape
     kv_heads, segments = k.shape[1], cu_seqlens.shape[0] - 1
     assert k.shape == v.shape == (rows, kv_heads, dim) and heads % kv_heads == 0 and q.dtype == k.dtype == v.dtype
     assert q.stride(2) == k.stride(2) == v.stride(2) == 1, "the last axis of q, k and v must be contiguous"
     assert cu_seqlens.dtype == torch.int32 and cu_seqlens.is_contiguous() and segments > 0
-    out = torch.empty(rows, heads * dim, dtype=q.dtype, device=q.device)
+    if out is None:
+        out = torch.empty(rows, heads * dim, dtype=q.dtype, device=q.device)
+    assert out.shape == (rows, heads * dim) and out.dtype == q.dtype and out.stride(1) == 1
     block_d, rest = head_blocks(dim)
     short = rows <= SHORT_MEAN * segments
     block_m, block_n, options = _tuned(block_d, rest, q.element_size(), short)
     dense_kernel[(heads, segments if short else triton.cdiv(rows, block_m))](
         out, q, k, v, cu_seqlens, rows, segments, segments.bit_length(), scale * math.log2(math.e),
-        q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+        out.stride(0), q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         CAUSAL=causal, SHORT=short, GROUP=heads // kv_heads, HEAD_DIM=dim, BLOCK_M=block_m, BLOCK_N=block_n,
         BLOCK_D=block_d, REST=rest, STAGES=options["num_stages"], **options, **launch_options(),
     )  # fmt: skip
@@ -238,12 +246,12 @@ def _tuned(block_d: int, rest: int, element_size: int, short: bool) -> tuple[int
 
 
 def dense_attention_reference(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float, causal: bool = False
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float, causal: bool = False, out: Tensor | None = None
 ) -> Tensor:
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     num_rows, num_heads, head_dim = q.shape
     group = num_heads // k.shape[1]
-    out = torch.zeros(num_rows, num_heads, head_dim, dtype=wide, device=q.device)
+    made = torch.zeros(num_rows, num_heads, head_dim, dtype=wide, device=q.device)
     bounds = cu_seqlens.tolist()
     for first, last in itertools.pairwise(bounds):
         keys = k[first:last].to(wide).repeat_interleave(group, 1)
@@ -253,5 +261,6 @@ def dense_attention_reference(
             size = last - first
             hidden = torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1)
             scores = scores.masked_fill(hidden, float("-inf"))
-        out[first:last] = torch.einsum("htj,jhd->thd", scores.softmax(-1), values)
-    return out.to(q.dtype).view(num_rows, num_heads * head_dim)
+        made[first:last] = torch.einsum("htj,jhd->thd", scores.softmax(-1), values)
+    whole = made.to(q.dtype).view(num_rows, num_heads * head_dim)
+    return whole if out is None else out.copy_(whole)

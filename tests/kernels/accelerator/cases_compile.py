@@ -97,8 +97,8 @@ KERNELS = {
         f"dense {dim}": (
             dense_kernel,
             {"out": T, "q": T, "k": T, "v": T, "bounds": "*i32", "num_rows": "i32", "num_segments": "i32",
-             "halvings": "i32", "scale": "fp32", "q_stride": "i32", "q_head": "i32", "k_stride": "i32",
-             "k_head": "i32", "v_stride": "i32", "v_head": "i32"},
+             "halvings": "i32", "scale": "fp32", "out_stride": "i32", "q_stride": "i32", "q_head": "i32",
+             "k_stride": "i32", "k_head": "i32", "v_stride": "i32", "v_head": "i32"},
             {"CAUSAL": False, "SHORT": short, "GROUP": 1, "HEAD_DIM": dim, "BLOCK_M": block_m, "BLOCK_N": block_n,
              "BLOCK_D": 64, "REST": rest, "STAGES": 2, "OVERLAP": True},
             {"num_warps": block_m // 16, "num_stages": 2},

@@ -233,3 +233,7 @@ def test_dense_attention(bounds, heads, kv_heads, dim, causal, dtype):
     got = launch_dense(q, k, v, segments, dim**-0.5, causal)
     want = dense_attention_reference(q.double(), k.double(), v.double(), segments, dim**-0.5, causal)
     assert error(got, want) < limit(dtype)
+    wider = torch.full((len(q), heads * dim + 8), 7.0, dtype=dtype)
+    launch_dense(q, k, v, segments, dim**-0.5, causal, wider[:, : heads * dim])
+    assert torch.equal(wider[:, : heads * dim], got)
+    assert (wider[:, heads * dim :] == 7).all()
