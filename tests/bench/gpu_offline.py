@@ -188,10 +188,10 @@ class Bench:
 
         if not torch.cuda.is_available() or self.settings["device"] == "cpu":
             return
-        with profile(activities=[ProfilerActivity.CUDA]):  # its own start takes seconds
+        with profile(activities=[ProfilerActivity.CUDA], acc_events=True):  # its own start takes seconds
             torch.cuda.synchronize()
         for rows in (self.sizes.rows[0], self.sizes.rows[-1]):
-            with profile(activities=[ProfilerActivity.CUDA]) as found:
+            with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as found:
                 seen = await decode(self.engine, self.steps, rows, 256, self.draw)
                 torch.cuda.synchronize()
             events = [

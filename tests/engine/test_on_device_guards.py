@@ -80,7 +80,7 @@ async def test_gaps_between_steps_are_measured_by_the_devices_clock():
         served.on_step = seen.append
         await answer(served, text_request(PROMPTS[0], 100, ignore_eos=True))
     gaps = [stats.gap_s for stats in seen if stats.gap_s]
-    assert 30 <= len(gaps) <= 60
+    assert 20 <= len(gaps) <= 60  # the gap behind a step is read before another one is marked
     assert 0 < float(np.median(gaps)) < 0.001
 
 
@@ -90,9 +90,9 @@ async def kernels_per_step(folder, rows: int) -> float:
 
     async with CUDA.running(folder, dtype="bfloat16", max_num_seqs=rows, enable_prefix_caching=False) as served:
         steps = Steps(served)
-        with profile(activities=[ProfilerActivity.CUDA]):  # its own start takes seconds
+        with profile(activities=[ProfilerActivity.CUDA], acc_events=True):  # its own start takes seconds
             torch.cuda.synchronize()
-        with profile(activities=[ProfilerActivity.CUDA]) as found:
+        with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as found:
             seen = await decode(served, steps, rows, 64, np.random.default_rng(0))
             torch.cuda.synchronize()
     skew = time.time() - time.perf_counter()  # the profiler's clock is the wall's

@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 
+from engine.layers.padded import PaddedGated, PaddedLinear
 from engine.models.hf import load_model_config
 from engine.models.registry import build_model
 from engine.weights import load as loading
@@ -30,8 +31,13 @@ def parts_of(model):
 
 def values_of(part):
     """What a part multiplies with, in the checkpoint's order, as float32 on the host."""
-    packed = getattr(part, "packed", None)
-    found = [packed.weight(), packed.plain_bias()] if packed is not None else []
+    packed, found = getattr(part, "packed", None), []
+    if packed is not None:
+        found = [packed.weight(), packed.plain_bias()]
+    if isinstance(part, PaddedGated):
+        found = [torch.cat([half[: part.out_features[0]] for half in both.chunk(2)]) for both in found]
+    elif isinstance(part, PaddedLinear) and found[1] is None:
+        found = [found[0][:, : part.in_features], found[0][:, part.in_features]]
     found += [getattr(part, name, None) for name in ("table", "weight", "bias")]
     return [tensor.float().cpu() for tensor in found if isinstance(tensor, torch.Tensor)]
 
