@@ -14,9 +14,10 @@ LEAST_PROMPT = 256  # tokens: about as many as the weights' own reading time hid
 ENOUGH = 256  # tokens in a step whose time is the tokens' and no longer the weights'
 FOUND_DONE = 20e-6  # seconds: a wait shorter than this was none
 RISE = 0.05  # of a longer step that is believed at once; a shorter one is believed fully
-HORIZON = 12  # steps within which what waits is to be computed, if it does not fit into steps of twice the time
+CROWD = 8  # requests that wait; with more, they count as much as the rhythm of those that decode
+HORIZON = 12  # steps within which a crowd's prompts are to be computed, if they do not fit into steps of twice the time
 LONG_STEP = 0.036  # seconds that a step may take for that
-BURST = 4  # full steps of prompts waiting, for more requests than half of those that decode: nobody is spared
+BURST = 4  # full steps of prompts, with a crowd of more than half of those that decode: nobody is spared
 ALONE = 512  # tokens of a step in which nothing decodes: prompts that wait together end one by one
 
 
@@ -57,18 +58,19 @@ class Pace:
         """Prompt tokens that a step may take.
 
         `decoding` rows are in it, `waiting` requests have not begun, all prompts lack `lacking` tokens and the one that
-        is served next `following`. Beside rows that decode: as many as double the step's time, or as compute what waits
-        within HORIZON steps, up to LONG_STEP; in a burst as many as fit. Rows and prompts together fill whole tiles.
+        is served next `following`. Beside rows that decode: as many as double the step's time, with a crowd waiting as
+        compute it within HORIZON steps, up to LONG_STEP; in a burst as many as fit. Rows and prompts fill whole tiles.
         """
-        burst = lacking > BURST * self._max_tokens and 2 * waiting > decoding
+        crowd = waiting > CROWD
+        burst = lacking > BURST * self._max_tokens and (not decoding or (crowd and 2 * waiting > decoding))
         if not decoding:
             return self._max_tokens if burst or lacking == following else min(self._max_tokens, max(ALONE, following))
         alone = self._nearest(decoding.bit_length())
         if burst or not alone or not self._per_token:
             return self._max_tokens
-        doubled = 2 * alone / self._per_token
-        most = max(doubled, LONG_STEP / self._per_token)
-        tokens = min(max(doubled, lacking / HORIZON + decoding), most)
+        tokens = 2 * alone / self._per_token
+        if crowd:
+            tokens = max(tokens, min(lacking / HORIZON + decoding, LONG_STEP / self._per_token))
         tiles = max(round(tokens / self._tile), -(-(decoding + LEAST_PROMPT) // self._tile))
         return min(self._max_tokens, tiles * self._tile - decoding)
 

@@ -50,6 +50,15 @@ def test_nobody_is_spared_in_a_burst():
     assert pace.prompt_budget(0, 200, 100_000, 500) == 2048
 
 
+def test_a_few_long_prompts_are_no_burst():
+    pace = Pace(2048, TILE)
+    pace.note(plan(4), 0.006, WAITED)
+    pace.note(plan(0, prompt=2000), 0.040, WAITED)  # 20 microseconds a token
+    assert pace.prompt_budget(4, 3, 60_000, 20_000) == 640 - 4
+    assert pace.prompt_budget(4, 0, 60_000, 20_000) == 640 - 4
+    assert pace.prompt_budget(4, 9, 60_000, 5000) == 2048
+
+
 def test_prompts_that_wait_together_are_computed_one_after_the_other():
     pace = Pace(2048, TILE)
     assert pace.prompt_budget(0, 4, 2000, 500) == ALONE
