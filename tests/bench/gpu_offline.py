@@ -53,9 +53,10 @@ class Sizes:
 
 
 TINY_ENGINE = {"num_gpu_blocks_override": 512, "max_num_seqs": 16, "max_num_batched_tokens": 64, "num_threads": 1}
+LONG_STEPS = {"max_num_batched_tokens": 8192}  # the peer's offline runs may take 16,384
 SIZES = {
     "tiny": Sizes((1, 4), (48, 96), (16,), 200, (4, 64), (16, 32, 16), (60, 40), 1 << 24, TINY_ENGINE),
-    "8b": Sizes(),
+    "8b": Sizes(engine=LONG_STEPS),
     "0.6b": Sizes(half=22 << 30),
     "vl-7b": Sizes(),
 }

@@ -48,6 +48,9 @@ def test_nobody_is_spared_in_a_burst():
     assert pace.prompt_budget(64, 40, 20_000, 500) == 2048
     assert pace.prompt_budget(64, 30, 20_000, 500) < 2048  # most of them decode already
     assert pace.prompt_budget(0, 200, 100_000, 500) == 2048
+    assert Pace(8192, TILE).prompt_budget(0, 16, 16_384, 1024) == 8192
+    assert Pace(8192, TILE).prompt_budget(0, 8, 8192, 1024) == 8192
+    assert Pace(8192, TILE).prompt_budget(0, 7, 7168, 1024) == 1024
 
 
 def test_a_few_long_prompts_are_no_burst():
