@@ -19,6 +19,7 @@ GIB = 1 << 30
 # What to change when a phase of the start does not fit.
 REMEDIES = {
     "weights": "serve a smaller model, or free the device of other processes",
+    "buffers": "lower --max-num-seqs, --max-num-queued-reqs, --max-num-batched-tokens or --max-model-len",
     "cache": "lower --gpu-memory-utilization or --kv-cache-memory-bytes",
     "profiling": "lower --max-num-batched-tokens or --max-num-seqs",
     "graphs": "give fewer --cudagraph-capture-sizes, or --enforce-eager",

@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -147,7 +147,8 @@ def load_runtime(config: EngineConfig, startup: dict[str, float]) -> Runtime:
         runtime = _on_host(config, model, sizes, phase)
     else:
         runtime = _on_device(config, model, sizes, accelerator, phase)
-    with phase("warmup"):
+    room = enough_for("warmup", accelerator.memory) if accelerator is not None else nullcontext()
+    with phase("warmup"), room:
         warm_up(runtime)
     log.debug("start-up: %s", ", ".join(f"{name} {seconds:.3f} s" for name, seconds in startup.items()))
     return runtime
@@ -159,7 +160,7 @@ def read_weights(config: EngineConfig, model: Model, accelerator: Accelerator | 
     if accelerator is None:
         load_weights(model, config.model, config.load_format, model.device, model.dtype, config.seed, line)
         return
-    check_weights(config, weight_bytes(model), accelerator.memory())
+    check_weights(config, weight_bytes(model), accelerator.memory(), model.dtype)
     with enough_for("weights", accelerator.memory):
         load_weights(model, config.model, config.load_format, model.device, model.dtype, config.seed, line)
 
@@ -186,8 +187,9 @@ def open_accelerator(config: EngineConfig, device: str) -> Accelerator | None:
 def _on_device(config: EngineConfig, model: Model, sizes: Sizes, accelerator: Accelerator, phase: Phase) -> Runtime:
     from engine.step.accelerated import DeviceExecutor
 
-    executor = DeviceExecutor(config, model, sizes, accelerator)
     memory = accelerator.memory
+    with phase("buffers"), enough_for("buffers", memory):
+        executor = DeviceExecutor(config, model, sizes, accelerator)
     with phase("profile"), enough_for("profiling", memory):
         blocks = executor.profile()
         sizes = replace(sizes, max_model_len=fit_context(config, sizes.max_model_len, blocks))

@@ -68,8 +68,10 @@ def device_blocks(
     return count + 1
 
 
-def check_weights(config: EngineConfig, weight_bytes: int, memory: DeviceMemory) -> None:
-    """Refuses, before anything is loaded, weights that cannot fit."""
+def check_weights(
+    config: EngineConfig, weight_bytes: int, memory: DeviceMemory, dtype: torch.dtype = torch.bfloat16
+) -> None:
+    """Refuses, before anything is loaded, weights that cannot fit; `dtype` is the one they are counted in."""
     share = utilization(config)
     needed = memory.used + weight_bytes + config.device_reserve_bytes
     if needed <= share * memory.total:
@@ -78,7 +80,11 @@ def check_weights(config: EngineConfig, weight_bytes: int, memory: DeviceMemory)
         f"--gpu-memory-utilization {share:g} of {gib(memory.total)}: the weights take {gib(weight_bytes)}, "
         f"{gib(memory.used)} are used already and {gib(config.device_reserve_bytes)} are kept in reserve"
     )
-    raise ConfigError(f"{lead}; {_advice(needed, memory.total, 'serve a smaller model, or free the device')}")
+    advice = _advice(needed, memory.total, "serve a smaller model, or free the device")
+    half = weight_bytes // 2
+    if dtype == torch.float32 and needed - half <= share * memory.total:
+        advice += f"; --dtype bfloat16 takes {gib(half)} and fits"
+    raise ConfigError(f"{lead}; {advice}")
 
 
 def utilization(config: EngineConfig) -> float:

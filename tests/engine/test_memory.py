@@ -1,4 +1,4 @@
-"""How much of an accelerator the cache gets, and the one line that refuses what does not fit. Numbers only."""
+"""How much of an accelerator the cache gets, and the one line that refuses what does not fit."""
 
 import logging
 import re
@@ -6,6 +6,8 @@ import re
 import pytest
 import torch
 
+import engine.runtime
+import engine.step.accelerated
 from engine.cache.pool import bytes_per_block
 from engine.cache.room import check_weights, device_blocks, fit_context
 from engine.cache.spec import FullSpec
@@ -13,7 +15,11 @@ from engine.config import EngineConfig
 from engine.device import choose_device
 from engine.errors import ConfigError
 from engine.kernels import target
-from engine.memory import GIB, DeviceMemory, enough_for
+from engine.memory import GIB, REMEDIES, DeviceMemory, enough_for
+from engine.step.accelerated import DeviceExecutor
+from tests import tiny
+from tests.engine.host_accelerator import HostAccelerator
+from tests.engine_kit import running
 
 SPECS = [FullSpec(8, 128)] * 32  # an 8B model: 2 MiB for 16 tokens
 MEMORY = DeviceMemory(total=80 * GIB, free=60 * GIB, allocated=15 * GIB, reserved=19 * GIB)
@@ -88,6 +94,17 @@ def test_weights_are_weighed_before_they_are_read():
         check_weights(config(), 140 * GIB, empty)
 
 
+def test_weights_that_would_fit_in_bfloat16_are_told_so():
+    empty = DeviceMemory(total=40 * GIB, free=39 * GIB)
+    with pytest.raises(ConfigError, match=r"no value fits: .*; --dtype bfloat16 takes 30.00 GiB and fits") as error:
+        check_weights(config(dtype="float32"), 60 * GIB, empty, torch.float32)
+    assert "\n" not in str(error.value)
+    for taken, dtype in ((60 * GIB, torch.bfloat16), (100 * GIB, torch.float32)):
+        with pytest.raises(ConfigError) as error:
+            check_weights(config(), taken, empty, dtype)
+        assert "--dtype" not in str(error.value)
+
+
 def test_a_context_that_does_not_fit_is_shortened_or_refused(caplog):
     assert fit_context(config(), 8192, 513) == 8192
     assert not caplog.records
@@ -99,7 +116,13 @@ def test_a_context_that_does_not_fit_is_shortened_or_refused(caplog):
 
 @pytest.mark.parametrize(
     ("phase", "flag"),
-    [("profiling", "--max-num-batched-tokens"), ("cache", "--gpu-memory-utilization"), ("graphs", "--enforce-eager")],
+    [
+        ("buffers", "--max-num-seqs"),
+        ("profiling", "--max-num-batched-tokens"),
+        ("cache", "--gpu-memory-utilization"),
+        ("graphs", "--enforce-eager"),
+        ("warmup", "--gpu-memory-utilization"),
+    ],
 )
 def test_out_of_memory_at_start_is_one_line(phase, flag):
     with pytest.raises(ConfigError) as error, enough_for(phase, lambda: MEMORY):
@@ -109,6 +132,30 @@ def test_out_of_memory_at_start_is_one_line(phase, flag):
     assert "(19.00 GiB held here, 1.00 GiB by the driver and other processes)" in text
     assert flag in text
     assert "\n" not in text
+
+
+NO_ROOM = {
+    "weights": (engine.runtime, "load_weights"),
+    "buffers": (engine.step.accelerated, "StepBuffers"),
+    "profiling": (DeviceExecutor, "profile"),
+    "cache": (DeviceExecutor, "allocate"),
+    "graphs": (DeviceExecutor, "capture"),
+    "warmup": (DeviceExecutor, "launch_forward"),
+}
+
+
+@pytest.mark.parametrize("phase", NO_ROOM)
+async def test_each_phase_of_the_start_says_what_did_not_fit(phase, monkeypatch):
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity")
+
+    assert REMEDIES.keys() == NO_ROOM.keys()
+    monkeypatch.setattr(engine.runtime, "open_accelerator", lambda config, device: HostAccelerator())
+    monkeypatch.setattr(*NO_ROOM[phase], full)
+    with pytest.raises(ConfigError, match=f"during {phase}: 2.50 GiB more were asked for, 1024.00 GiB of") as error:
+        async with running(tiny.checkpoint("qwen3")):
+            pass
+    assert str(error.value).endswith(REMEDIES[phase])
 
 
 def test_other_faults_of_a_phase_stay_what_they_are():
