@@ -104,6 +104,16 @@ def test_only_the_config_reads_the_environment(path):
             assert node.attr not in ("environ", "getenv"), f"line {node.lineno}"
 
 
+VENDOR = re.compile(r"version\.(cuda|hip)\b|(target\(\)|device)\.kind\b|\b(get_device_capability|gcnArchName)\b")
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in SOURCES if name_of(p) not in ("engine/device.py", "engine/kernels/target.py")], ids=name_of
+)
+def test_nobody_else_asks_whose_the_accelerator_is(path):
+    assert not VENDOR.search(path.read_text()), "ask engine/kernels/target for what such a device can do"
+
+
 @pytest.mark.parametrize("path", [p for p in SOURCES if p.relative_to(ROOT).parts[0] == "server"], ids=name_of)
 def test_routes_and_keys_never_look_at_request_url(path):
     for node in ast.walk(tree_of(path)):

@@ -29,8 +29,7 @@ else:
 @functools.cache
 def overlaps() -> bool:
     """Whether kernels of this device overlap; the OVERLAP constant of each launch."""
-    device = target()
-    return device.kind == "cuda" and int(device.arch.removeprefix("sm_")) >= 90
+    return target().begins_early
 
 
 @functools.cache

@@ -29,6 +29,16 @@ class Target:
     warp_size: int  # threads in a warp or wavefront; 1 on a CPU
     shared_memory: int  # bytes a block may use; 0 on a CPU
 
+    @property
+    def begins_early(self) -> bool:
+        """Whether a kernel may begin while the one before it ends, and load blocks by descriptors."""
+        return self.kind == "cuda" and int(self.arch.removeprefix("sm_")) >= 90
+
+    @property
+    def loads_past_registers(self) -> bool:
+        """Whether a pipelined load goes straight into shared memory: then a third stage costs no registers."""
+        return self.kind == "cuda"
+
 
 @functools.cache
 def target() -> Target:

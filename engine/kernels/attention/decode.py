@@ -189,4 +189,4 @@ def _tuned(block_m: int, block_d: int, element_size: int) -> tuple[int, dict[str
     warps = min(8, max(1, block_m * block_d // 2048))
     if block_d > 128 or element_size > 2:
         return 32, {"num_warps": max(4, warps), "num_stages": 2}
-    return 32, {"num_warps": warps, "num_stages": 3 if target().kind == "cuda" else 2}
+    return 32, {"num_warps": warps, "num_stages": 3 if target().loads_past_registers else 2}
