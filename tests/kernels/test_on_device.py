@@ -6,7 +6,16 @@ import pytest
 import torch
 
 from engine.attention.base import AttentionMeta
-from engine.kernels.activation import gelu, gelu_reference, silu_mul, silu_mul_reference
+from engine.kernels.activation import (
+    gelu,
+    gelu_mul,
+    gelu_mul_reference,
+    gelu_reference,
+    quick_gelu,
+    quick_gelu_reference,
+    silu_mul,
+    silu_mul_reference,
+)
 from engine.kernels.attention import prefill
 from engine.kernels.attention.dense import dense_attention, dense_attention_reference
 from engine.kernels.attention.paged import paged_attention, paged_attention_reference
@@ -40,8 +49,10 @@ def test_norms(rows, width):
 def test_activations(width):
     x = draw(33, 2 * width)
     assert error(silu_mul(x), silu_mul_reference(x.double())) < LIMIT
-    assert error(gelu(x), gelu_reference(x.double())) < LIMIT
-    assert error(gelu(x, "tanh"), gelu_reference(x.double(), "tanh")) < LIMIT
+    assert error(quick_gelu(x), quick_gelu_reference(x.double())) < LIMIT
+    for approximate in ("none", "tanh"):
+        assert error(gelu(x, approximate), gelu_reference(x.double(), approximate)) < LIMIT
+        assert error(gelu_mul(x, approximate), gelu_mul_reference(x.double(), approximate)) < LIMIT
 
 
 @pytest.mark.parametrize("rows", [1, 37, 512])

@@ -8,6 +8,7 @@ import torch
 from _fast import cpu
 from engine.kernels.activation import (
     gelu,
+    gelu_mul,
     gelu_reference,
     quick_gelu,
     quick_gelu_reference,
@@ -58,6 +59,10 @@ def test_activations_equal_their_references(width, dtype):
     close(gelu(x), gelu_reference(x.double()), dtype)
     close(gelu(x, "tanh"), gelu_reference(x.double(), "tanh"), dtype)
     close(quick_gelu(x), quick_gelu_reference(x.double()), dtype)
+    x = x / 4
+    gate, up = x.double().chunk(2, dim=-1)
+    for approximate in ("none", "tanh"):
+        close(gelu_mul(x, approximate), gelu_reference(gate, approximate) * up, dtype)
 
 
 def test_activations_at_the_ends_of_the_range():

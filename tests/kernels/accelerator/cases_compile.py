@@ -51,11 +51,11 @@ KERNELS = {
         {"num_warps": 4},
     ),
     **{
-        f"point {op}": (
-            point_kernel, {"out": T, "x": T, "width": "i32"}, {"OP": op, "BLOCK": 1024, "OVERLAP": True},
-            {"num_warps": 4},
+        f"point {op} gated {gated}": (
+            point_kernel, {"out": T, "x": T, "width": "i32"},
+            {"OP": op, "GATED": gated, "BLOCK": 1024, "OVERLAP": True}, {"num_warps": 4},
         )
-        for op in range(4)
+        for op, gated in ((0, False), (1, False), (2, False), (0, True), (1, True), (3, True))
     },
     **{
         f"qkv {dim} {half}": (

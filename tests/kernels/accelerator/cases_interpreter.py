@@ -11,7 +11,8 @@ from engine.kernels.activation import (
     GELU_ERF,
     GELU_TANH,
     QUICK_GELU,
-    SILU_MUL,
+    SILU,
+    gelu_mul_reference,
     gelu_reference,
     launch_point,
     quick_gelu_reference,
@@ -65,13 +66,17 @@ def test_norm_of_strided_rows():
 @pytest.mark.parametrize("width", [1, 30, 1030])
 def test_activations(width, dtype):
     x = (torch.randn(3, 2 * width) * 3).to(dtype)
-    assert error(launch_point(SILU_MUL, x, width), silu_mul_reference(x.double())) < limit(dtype)
-    for op, reference in (
-        (GELU_ERF, gelu_reference),
-        (GELU_TANH, lambda v: gelu_reference(v, "tanh")),
-        (QUICK_GELU, quick_gelu_reference),
+    for op, gated, reference in (
+        (SILU, True, silu_mul_reference),
+        (GELU_ERF, True, gelu_mul_reference),
+        (GELU_TANH, True, lambda v: gelu_mul_reference(v, "tanh")),
+        (GELU_ERF, False, gelu_reference),
+        (GELU_TANH, False, lambda v: gelu_reference(v, "tanh")),
+        (QUICK_GELU, False, quick_gelu_reference),
     ):
-        assert error(launch_point(op, x, 2 * width), reference(x.double())) < limit(dtype)
+        got = launch_point(op, x, gated)
+        assert got.shape == (3, width * (1 if gated else 2))
+        assert error(got, reference(x.double())) < limit(dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
