@@ -23,6 +23,7 @@ from engine.kernels.attention.work import empty_list, fill_list, max_parts
 from engine.kernels.gemm.dense import gated_linear, linear, pack, pack_gated
 from engine.kernels.norm import layer_norm, layer_norm_reference, rms_norm, rms_norm_reference
 from engine.kernels.qkv import qkv_rope_store, qkv_rope_store_reference
+from engine.kernels.rope import apply_rope, apply_rope_reference
 from engine.kernels.target import target
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
@@ -64,7 +65,10 @@ def test_products(rows):
     assert error(gated_linear(x, pack_gated(weight, up)), gated) < 2 * LIMIT
 
 
-@pytest.mark.parametrize(("dim", "half", "norm"), [(128, 64, True), (64, 32, False), (80, 20, True), (256, 128, False)])
+QKV = [(128, 64, True), (64, 32, False), (80, 20, True), (96, 48, True), (256, 128, False)]
+
+
+@pytest.mark.parametrize(("dim", "half", "norm"), QKV)
 def test_qkv_rope_store(dim, half, norm):
     tokens, heads, kv_heads = 65, 32, 8
     qkv, angle = draw(tokens, (heads + 2 * kv_heads) * dim), torch.randn(tokens, half, device="cuda")
@@ -76,6 +80,14 @@ def test_qkv_rope_store(dim, half, norm):
     want = qkv_rope_store_reference(*args, caches[2], caches[3], slots)
     for mine, theirs in ((got, want), (caches[0], caches[2]), (caches[1], caches[3])):
         assert error(mine, theirs) < LIMIT
+
+
+@pytest.mark.parametrize(("dim", "half"), [(128, 64), (80, 20), (72, 36)])
+def test_rotation_alone(dim, half):
+    fused, angle = draw(37, 3 * 5, dim), torch.randn(37, half, device="cuda")
+    x = fused[:, 5:10]  # as a tower's queries lie in their product
+    want = apply_rope_reference(x.double(), angle.cos(), angle.sin())
+    assert error(apply_rope(x, angle.cos(), angle.sin()), want) < LIMIT
 
 
 def pages(contexts, queries, kv_heads, dim, block_size=16):
@@ -117,7 +129,23 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (100, 0.0), (0, 30.0)])
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize("step", STEPS)
+def test_work_lists(step, invariant):
+    contexts, queries = STEPS[step]
+    _, _, meta = pages(contexts, queries, 1, 16)
+    home = [getattr(meta, name).cpu() for name in ("query_start", "context_len", "table_row")]
+    near = replace(meta, query_start=home[0], context_len=home[1], table_row=home[2])
+    got, want = (empty_list(8, sum(queries), 40, 2, 16, device) for device in ("cuda", "cpu"))
+    fill_list(got, meta, 2, invariant)
+    fill_list(want, near, 2, invariant)
+    parts, tiles = int(want.num_parts), int(want.num_tiles)
+    assert (int(got.num_parts), int(got.num_tiles)) == (parts, tiles)
+    assert torch.equal(got.parts[:parts, :7].cpu(), want.parts[:parts, :7])
+    assert torch.equal(got.tiles[:tiles].cpu(), want.tiles[:tiles])
+
+
+@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (100, 0.0), (0, 30.0), (100, 30.0)])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim"), [(32, 8, 128), (16, 8, 64), (28, 4, 128), (8, 8, 80), (16, 4, 96), (8, 4, 256)]
 )

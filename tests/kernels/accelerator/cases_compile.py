@@ -34,6 +34,11 @@ SHAPE = {
     "OVERLAP": True,
 }
 NO_SINKS = {"sinks": None}  # over the pointer above; those of gpt-oss have heads of 64
+DENSE = {
+    "out": T, "q": T, "k": T, "v": T, "bounds": "*i32", "num_rows": "i32", "num_segments": "i32", "halvings": "i32",
+    "scale": "fp32", "out_stride": "i32", "q_stride": "i32", "q_head": "i32", "k_stride": "i32", "k_head": "i32",
+    "v_stride": "i32", "v_head": "i32",
+}  # fmt: skip
 PARTS = {"sums": "*fp32", "stats": "*fp32", "arrived": "*i32", "parts": "*i32", "num_parts": "*i32"}
 KERNELS = {
     "rms_norm": (
@@ -67,7 +72,9 @@ KERNELS = {
              "OVERLAP": True},
             {"num_warps": 1},
         )
-        for dim, half, block, rest in ((128, 64, 64, 0), (80, 20, 32, 64))
+        for dim, half, block, rest in (
+            (64, 32, 32, 0), (80, 20, 32, 64), (96, 48, 64, 0), (128, 64, 64, 0), (256, 128, 128, 0)
+        )
     },
     **{
         f"decode {dim}": (
@@ -96,9 +103,7 @@ KERNELS = {
     **{
         f"dense {dim}": (
             dense_kernel,
-            {"out": T, "q": T, "k": T, "v": T, "bounds": "*i32", "num_rows": "i32", "num_segments": "i32",
-             "halvings": "i32", "scale": "fp32", "out_stride": "i32", "q_stride": "i32", "q_head": "i32",
-             "k_stride": "i32", "k_head": "i32", "v_stride": "i32", "v_head": "i32"},
+            DENSE,
             {"CAUSAL": False, "SHORT": short, "GROUP": 1, "HEAD_DIM": dim, "BLOCK_M": block_m, "BLOCK_N": block_n,
              "BLOCK_D": 64, "REST": rest, "STAGES": 2, "OVERLAP": True},
             {"num_warps": block_m // 16, "num_stages": 2},

@@ -80,7 +80,7 @@ def test_activations(width, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("dim", "half"), [(64, 32), (80, 40), (128, 32), (96, 24)])
+@pytest.mark.parametrize(("dim", "half"), [(64, 32), (80, 40), (128, 32), (96, 24), (256, 128)])
 @pytest.mark.parametrize("norm", [True, False])
 def test_qkv_rope_store(dim, half, norm, dtype):
     tokens, heads, kv_heads, block_size = 5, 6, 2, 4
@@ -166,6 +166,21 @@ def test_attention(step, heads, kv_heads, dim, window, softcap, dtype):
         assert error(out, want) < limit(dtype) * 2
 
 
+@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (24, 5.0)])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(2, 1, 64), (3, 3, 96), (4, 1, 128), (4, 2, 256)])
+@pytest.mark.parametrize("step", ["decode", "mixed"])
+def test_attention_of_every_head_size(step, heads, kv_heads, dim, window, softcap):
+    contexts, queries = STEPS[step]
+    k_cache, v_cache, meta = pages(contexts, queries, kv_heads, dim, 16, torch.float16)
+    q = torch.randn(sum(queries), heads, dim).half()
+    work = empty_list(8, sum(queries), 16, heads, dim, "cpu")
+    launch_list(work, meta, heads // kv_heads, False)
+    sinks = torch.randn(heads) * 2 if window else None
+    out = launch_paged(q, k_cache, v_cache, replace(meta, work=work), dim**-0.5, window, softcap, sinks)
+    want = paged_attention_reference(q, k_cache, v_cache, meta, dim**-0.5, window, softcap, sinks).view_as(out)
+    assert error(out, want) < limit(torch.float16) * 2
+
+
 def sinks_of(heads):
     """Some that weigh like a key or many, one that takes nearly all, and one that is none."""
     sinks = torch.randn(heads) * 2
@@ -225,6 +240,14 @@ def test_parts_fit_into_their_room():
             assert mine[0, 1] == 0
             assert mine[-1, 2] == context
             assert torch.equal(mine[1:, 1], mine[:-1, 2])
+
+
+@pytest.mark.parametrize("dim", [96, 128, 256])
+def test_dense_attention_of_wider_heads(dim):
+    q, k, v = (torch.randn(150, heads, dim).half() for heads in (2, 1, 1))
+    bounds = torch.tensor([0, 130, 150], dtype=torch.int32)
+    want = dense_attention_reference(q.double(), k.double(), v.double(), bounds, dim**-0.5, True)
+    assert error(launch_dense(q, k, v, bounds, dim**-0.5, True), want) < limit(torch.float16)
 
 
 @pytest.mark.parametrize("dtype", DOT_DTYPES)

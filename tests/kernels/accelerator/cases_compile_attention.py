@@ -1,0 +1,54 @@
+"""Attention with what the larger half of models does not have: heads of 80 and 96, windows, caps, huge caches."""
+
+import pytest
+import triton  # noqa: F401  (before any kernel file, so that they take it)
+
+from engine.kernels.attention.decode import MERGED, decode_kernel
+from engine.kernels.attention.dense import dense_kernel
+from engine.kernels.attention.prefill import prefill_kernel
+from tests.kernels.accelerator.cases_compile import ATTEND, DENSE, NO_SINKS, PARTS, SHAPE, T
+from tests.kernels.accelerator.targets import TARGETS, compiles
+
+BENT = {"WINDOW": 1024, "SOFTCAP": True, "WIDE": True}
+CASES = {
+    "80": {"HEAD_DIM": 80, **NO_SINKS},
+    "96": {"HEAD_DIM": 96},
+    "128 in a window, capped, wide": {**BENT, **NO_SINKS},
+}
+KERNELS = {
+    **{
+        f"decode {name}": (
+            decode_kernel,
+            {"out": T, **PARTS, **ATTEND},
+            {**SHAPE, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_G": 4, "AT_ONCE": MERGED // (4 * 128), "STAGES": 3, **case},
+            {"num_warps": 1, "num_stages": 3},
+        )
+        for name, case in CASES.items()
+    },
+    **{
+        f"prefill {name}": (
+            prefill_kernel,
+            {"out": T, "tiles": "*i32", "num_tiles": "*i32", **ATTEND},
+            {**SHAPE, "BLOCK_M": 128, "BLOCK_N": 64, "STAGES": 2, "SETTLE": True, **case},
+            {"num_warps": 8, "num_stages": 2},
+        )
+        for name, case in CASES.items()
+        if name != "80"  # with the others
+    },
+    **{
+        f"dense {dim}": (
+            dense_kernel,
+            DENSE,
+            {"CAUSAL": True, "SHORT": False, "GROUP": 4, "HEAD_DIM": dim, "BLOCK_M": block_m, "BLOCK_N": block_n,
+             "BLOCK_D": dim, "REST": 0, "STAGES": 2, "OVERLAP": True},
+            {"num_warps": block_m // 16, "num_stages": 2},
+        )
+        for dim, block_m, block_n in ((128, 128, 64), (256, 64, 32))
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("name", KERNELS)
+def test_compiles(name, target):
+    compiles(target, *KERNELS[name])
