@@ -1,0 +1,95 @@
+"""No Triton kernel is left out: each has a reference, and cases in the interpreter, for every target and on a device.
+
+Read from the sources: a kernel's launchers are the functions that launch it, and those that call them.
+"""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from engine.kernels.target import Target
+
+ROOT = Path(__file__).parents[2]
+CASES = ROOT / "tests/kernels/accelerator"
+TREES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts): ast.parse(path.read_text())
+    for path in sorted((ROOT / "engine/kernels").rglob("*.py"))
+}
+Function = tuple[str, str]  # its module and its name
+FUNCTIONS: dict[Function, ast.FunctionDef] = {
+    (module, node.name): node
+    for module, tree in TREES.items()
+    for node in tree.body
+    if isinstance(node, ast.FunctionDef)
+}
+IMPORTED = {
+    (module, name.name): (node.module, name.name)
+    for module, tree in TREES.items()
+    for node in ast.walk(tree)
+    if isinstance(node, ast.ImportFrom)
+    for name in node.names
+}
+
+
+def read_in(module: str, node: ast.AST) -> set[Function]:
+    """Functions whose names are read there, but for what is bound there."""
+    found = [each for each in ast.walk(node) if isinstance(each, ast.Name)]
+    bound = {each.id for each in found if not isinstance(each.ctx, ast.Load)}
+    bound |= {each.arg for each in ast.walk(node) if isinstance(each, ast.arg)}
+    named = {(module, each.id) for each in found if each.id not in bound}
+    return {IMPORTED.get(each, each) for each in named} & FUNCTIONS.keys()
+
+
+def launched_in(module: str, node: ast.AST) -> set[Function]:
+    """Kernels that are launched there: kernel[grid](...)."""
+    launches = [each.func for each in ast.walk(node) if isinstance(each, ast.Call)]
+    return set().union(*(read_in(module, at.value) for at in launches if isinstance(at, ast.Subscript)))
+
+
+READ = {function: read_in(function[0], node) for function, node in FUNCTIONS.items()}
+LAUNCHED = {function: launched_in(function[0], node) for function, node in FUNCTIONS.items()}
+JITTED = {
+    function
+    for function, node in FUNCTIONS.items()
+    if any("triton.jit" in ast.unparse(each) for each in node.decorator_list)
+}
+KERNELS = sorted(JITTED & set().union(*LAUNCHED.values()))
+
+
+def launchers_of(kernel: Function) -> set[str]:
+    found = {function for function, launched in LAUNCHED.items() if kernel in launched}
+    while more := {function for function, read in READ.items() if read & found} - found:
+        found |= more
+    return {name for _, name in found}
+
+
+def used_by(folder: Path, pattern: str) -> set[str]:
+    """Names that such files make use of."""
+    found = [ast.walk(ast.parse(path.read_text())) for path in folder.glob(pattern)]
+    return {node.id for nodes in found for node in nodes if isinstance(node, ast.Name)}
+
+
+def test_every_jitted_function_is_a_kernel_or_a_part_of_one():
+    reached = set(KERNELS)
+    while more := set().union(*(READ[function] & JITTED for function in reached)) - reached:
+        reached |= more
+    assert reached == JITTED
+    assert len(KERNELS) > 15
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel[1])
+def test_a_kernel_has_its_reference_and_its_cases(kernel):
+    launchers = launchers_of(kernel)
+    references = {f"{name.removeprefix('launch_')}_reference" for name in launchers}
+    assert references & {name for _, name in FUNCTIONS}, launchers
+    assert kernel[1] in used_by(CASES, "cases_compile*.py")
+    assert launchers & used_by(CASES, "cases_interpreter*.py"), launchers
+    assert launchers & used_by(CASES.parent, "test_on_device*.py"), launchers
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100", "gfx942", "gfx950", "gfx1100"])
+def test_only_newer_cuda_devices_begin_early(arch):
+    device = Target("cuda" if arch.startswith("sm") else "hip", arch, 100, 32, 64 << 10)
+    assert device.begins_early == (arch in ("sm_90", "sm_100"))
+    assert device.loads_past_registers == arch.startswith("sm")
