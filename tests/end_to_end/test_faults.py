@@ -1,0 +1,78 @@
+"""A step that fails and a device that is lost, over sockets: who is told what, and how the process ends (S38, S40)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from server.app import EXIT_DEAD
+from tests import tiny
+from tests.end_to_end.faulty import BREAKS_ITS_STEP, LOSES_THE_DEVICE
+from tests.end_to_end.process import SMALL, ServerProcess
+from tests.end_to_end.wire import Connection, Reply, Stream, ask, greedy, read_events, request_bytes
+
+PROMPTS = [[5 + number, *range(20, 30 + 7 * number)] for number in range(6)]
+EXIT_S = 10.0  # from the fault to the end of the process
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def process(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("no accelerator")
+    flags = ("--model", str(tiny.checkpoint("omni")), "--device", request.param, "--dtype", "float32")
+    process = ServerProcess(*flags, *(("--deterministic",) if request.param == "cuda" else ()), *SMALL)
+    process.command[2] = "tests.end_to_end.faulty"
+    try:
+        yield process.spawn().wait_ready(180)
+    finally:
+        process.close()
+
+
+async def open_stream(port: int, prompt: list[int], tokens: int, begun: asyncio.Event) -> Stream:
+    """A stream read to its end; `begun` is set when its first tokens are there."""
+    async with Connection(port) as connection:
+        await connection.send(request_bytes("POST", "/v1/completions", greedy(prompt, tokens, stream=True)))
+        stream = await read_events(connection, Stream(), until=2)
+        begun.set()
+        return await read_events(connection, stream)
+
+
+async def with_fault(port: int, number: int, tokens: int) -> tuple[list[Stream], Reply]:
+    """Streams that run, and the answer to a prompt that makes a step fail beside them."""
+    events = [asyncio.Event() for _ in PROMPTS]
+    running = [
+        asyncio.ensure_future(open_stream(port, prompt, tokens, begun)) for prompt, begun in zip(PROMPTS, events)
+    ]
+    for begun in events:
+        await begun.wait()
+    broken = await ask(port, "POST", "/v1/completions", greedy([number, 7, 9], 8))
+    return await asyncio.gather(*running), broken
+
+
+async def test_a_failed_step_ends_its_rows_and_a_lost_device_everything(process):
+    port = process.port
+    wanted = [(await ask(port, "POST", "/v1/completions", greedy(prompt, 60))).json() for prompt in PROMPTS]
+    whole = [answer["choices"][0]["token_ids"] for answer in wanted]
+
+    streams, broken = await with_fault(port, BREAKS_ITS_STEP, 60)
+    assert (broken.status, broken.error["reason"]) == (500, "internal_error")
+    for stream, tokens in zip(streams, whole):
+        assert stream.token_ids == tokens[: len(stream.token_ids)]
+        assert stream.token_ids == tokens or stream.error["reason"] == "internal_error"
+    assert (await ask(port, "GET", "/health")).status == 200
+    again = [(await ask(port, "POST", "/v1/completions", greedy(prompt, 60))).json() for prompt in PROMPTS]
+    assert [answer["choices"][0]["token_ids"] for answer in again] == whole
+
+    begun = time.monotonic()
+    streams, broken = await with_fault(port, LOSES_THE_DEVICE, 1500)
+    assert (broken.status, broken.error["reason"]) == (503, "engine_dead")
+    for stream, tokens in zip(streams, whole):
+        assert stream.error["reason"] == "engine_dead"
+        assert stream.done
+        assert stream.token_ids[:60] == tokens[: len(stream.token_ids)]
+    assert await asyncio.to_thread(process.wait) == EXIT_DEAD
+    assert time.monotonic() - begun < EXIT_S
