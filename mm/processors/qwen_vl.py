@@ -12,6 +12,7 @@ on behind the larger of its rows and columns.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -108,13 +109,21 @@ class Vision:
         if self.picture_bytes:
             new = scale or Scale(height, width)
             grid = grid_of(count, new.height, new.width, settings)
-            columns, rows = resize_table(width, new.width), resize_table(height, new.height)
+            columns, rows = kept_table(width, new.width), kept_table(height, new.height)
             features = {"pixels": frames, "columns": columns, "rows": rows, "normal": normal_of(settings)}
         else:
             patches, grid = patchify(frames, settings)
             features = {"pixel_values": patches}
         features["grid_thw"] = np.array([grid], dtype=np.int64)
         return features, grid[0] * grid[1] * grid[2] // settings.merge_size**2
+
+
+@functools.lru_cache(maxsize=64)
+def kept_table(size: int, new_size: int) -> np.ndarray:
+    """`resize_table`, made once: cameras and screens know few sizes. Nobody may write it."""
+    table = resize_table(size, new_size)
+    table.flags.writeable = False
+    return table
 
 
 class QwenVL:
