@@ -287,7 +287,7 @@ class DeviceThread:
                 f"a step of {step.plan.num_tokens} tokens did not end in {self._config.step_timeout} s"
             )
         waited = time.perf_counter()
-        stats.wait_s = waited - begun
+        stats.wait_s, stats.by_python = waited - begun, True
         output = StepOutput(stats)
         if step.error is None:
             runtime.executor.collect(step)

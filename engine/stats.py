@@ -33,6 +33,7 @@ class StepStats:
     device_s: float = 0.0  # forward start to sampled tokens on the host
     gap_s: float = 0.0  # from the step before to its forward, prep included, by the device's clock; 0: not measured
     failed: bool = False  # it raised; its rows ended or started over
+    by_python: bool = False  # it was settled in Python: prompts, rules, media, errors; plain ones need none
 
 
 @dataclass(slots=True)
@@ -51,6 +52,7 @@ class EngineStats:
     prefix_queries: int = 0
     prefix_hits: int = 0
     failed_steps: int = 0
+    python_steps: int = 0  # of `steps`, those that the GIL-free loop left to Python
     host_s: float = 0.0  # device thread's own work (everything but waiting)
     gaps: int = 0  # between steps, that were measured
     gap_s: float = 0.0  # and their sum
@@ -75,4 +77,5 @@ class EngineStats:
         )
         self.generation_tokens += step.num_sampled
         self.failed_steps += step.failed
+        self.python_steps += step.by_python
         self.host_s += step.schedule_s + step.launch_s + step.commit_s

@@ -26,6 +26,8 @@ PER_TOKEN = [0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2
 LATENCY = [0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680]
 ITERATION = [2**k for k in range(15)]
 CHOICES = [1, 2, 5, 10, 20]
+PART = [5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1]
+PARTS = ("schedule", "launch", "wait", "commit", "device")  # of a step, as StepStats names them
 GAP = [5e-6, 1e-5, 2e-5, 3e-5, 5e-5, 1e-4, 2e-4, 5e-4, 0.001, 0.01, 0.1]
 HTTP = [0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60]
 
@@ -98,12 +100,17 @@ class Metrics:
             "request_params_n": Histogram(CHOICES),
             "iteration_tokens_total": Histogram(ITERATION),
             "step_gap_seconds": Histogram(GAP),
+            **{f"step_{part}_seconds": Histogram(PART) for part in PARTS},
         }
+        self.observe_parts = [self.histograms[f"step_{part}_seconds"].observe for part in PARTS]
         self.observe_gap = self.histograms["inter_token_latency_seconds"].observe
 
     def step(self, stats: StepStats) -> None:
         """Once per step; the device's idle time before it is measured for one in 64, and on accelerators only."""
         self.histograms["iteration_tokens_total"].observe(stats.num_tokens)
+        parts = (stats.schedule_s, stats.launch_s, stats.wait_s, stats.commit_s, stats.device_s)
+        for observe, seconds in zip(self.observe_parts, parts):
+            observe(seconds)
         if stats.gap_s:
             self.histograms["step_gap_seconds"].observe(stats.gap_s)
 
@@ -150,6 +157,8 @@ class Metrics:
             "prompt_tokens": ("Prompt tokens of started requests.", stats.prompt_tokens if stats else 0),
             "prompt_tokens_cached": ("Prompt tokens found in the prefix cache.", stats.cached_tokens if stats else 0),
             "generation_tokens": ("Tokens generated.", stats.generation_tokens if stats else 0),
+            "steps": ("Steps of the engine.", stats.steps if stats else 0),
+            "steps_in_python": ("Of these, those that needed the interpreter.", stats.python_steps if stats else 0),
             "num_preemptions": ("Requests set back to make room.", stats.preemptions if stats else 0),
             "prefix_cache_queries": ("Tokens looked up in the prefix cache.", stats.prefix_queries if stats else 0),
             "prefix_cache_hits": ("Tokens found in the prefix cache.", stats.prefix_hits if stats else 0),

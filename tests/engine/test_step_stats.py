@@ -24,6 +24,7 @@ from tests.engine_kit import answer, prompts, running, text_request
 QWEN3 = tiny.checkpoint("qwen3")
 PROMPTS = prompts(12, tiny.FIRST_SPECIAL, seed=2, longest=60)
 TIMES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+FIELDS = ("schedule_s", "launch_s", "wait_s", "commit_s", "device_s", "gap_s")
 
 
 @pytest.mark.parametrize("path", ["host", "device"])
@@ -37,6 +38,8 @@ async def test_steps_carry_their_times_and_counts(path, monkeypatch):
         await asyncio.gather(*[answer(served, request) for request in sent])
     assert [stats.step_id for stats in seen] == list(range(seen[0].step_id, seen[0].step_id + len(seen)))
     assert sum(stats.num_sampled for stats in seen) == 12 * 8
+    assert all(stats.by_python for stats in seen)
+    assert served.stats.python_steps == served.stats.steps == len(seen)
     for stats in seen:
         assert stats.num_tokens >= stats.num_rows > 0
         assert min(stats.commit_s, stats.device_s) > 0
@@ -89,6 +92,7 @@ def test_a_step_that_met_a_full_ring_is_told_whole():
     assert (output.ids, output.tokens, output.finishes) == ([7], [5], [0])
     wanted = from_ring((numbers, [7], [5], [0], {}), 8)
     assert output.stats == wanted.stats
+    assert not output.stats.by_python
     assert (output.stats.schedule_s, output.stats.device_s, output.stats.gap_s) == (0.1, 0.5, 0.6)
 
 
@@ -102,6 +106,16 @@ def test_a_plan_that_the_steady_loop_made_counts_where_it_is_launched():
     stats = StepStats(schedule_s=1.0)
     assert thread._run_steadily(SimpleNamespace(scheduler=scheduler), None, stats) == (None, plan)
     assert stats.schedule_s == pytest.approx(1.1)
+
+
+def test_every_part_of_a_step_has_its_histogram():
+    metrics = Metrics()
+    for number in (1, 2):
+        metrics.step(StepStats(1, 1, 1, **dict(zip(FIELDS, (number * each for each in TIMES)))))
+    for name, each in zip(FIELDS, TIMES):
+        histogram = metrics.histograms[f"step_{name.removesuffix('_s')}_seconds"]
+        assert sum(histogram.counts) == 2
+        assert histogram.total == pytest.approx(3 * each)
 
 
 def test_gaps_are_counted_where_they_were_measured():

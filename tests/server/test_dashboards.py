@@ -27,6 +27,9 @@ request_params_n_bucket request_params_max_tokens_bucket iteration_tokens_total_
 cache_config_info prompt_tokens_cached_total
 """
 SELECTORS = [f"vllm:{name}{OF_MODEL}" for name in NAMES.split()]
+OWN = "steps_total steps_in_python_total step_gap_seconds_count"
+OWN += "".join(f" step_{part}_seconds_bucket" for part in ("schedule", "launch", "wait", "commit", "device"))
+SELECTORS += [f"vllm:{name}{OF_MODEL}" for name in OWN.split()]
 SELECTORS += [
     'vllm:request_success_total{finished_reason="stop"}',
     'vllm:request_success_total{finished_reason="length",engine="0"}',
