@@ -43,7 +43,7 @@ class EngineConfig:
     step_timeout: float = 60.0  # seconds
     max_failed_steps: int = 3  # in a row; then the device counts as lost
     max_oom: int = 3  # steps without room on the device in a minute; then it counts as lost
-    enforce_eager: bool = False  # launch every kernel by itself, capture no graphs
-    cudagraph_capture_sizes: tuple[int, ...] = ()  # tokens of the steps to capture, ascending; () = derived
+    enforce_eager: bool = False  # launch forwards and choices kernel by kernel; only what precedes them is a graph
+    cudagraph_capture_sizes: tuple[int, ...] = ()  # rows of the decode steps to capture, ascending; () = derived
     deterministic: bool = False  # bit-identical tokens and log-probabilities whatever else is in the batch
     debug_poison: bool = False  # freed blocks and slots hold NaN and out-of-range ids

@@ -184,9 +184,9 @@ class SchedulerConfig:
     step_timeout: float = flag(60.0, "seconds a step may take before the engine counts as stalled", low=1)
     max_failed_steps: int = flag(3, "failed steps in a row that end the process", low=1)
     max_oom: int = flag(3, "steps in a minute without room on the device that end the process", low=1)
-    enforce_eager: bool = flag(False, "capture no graphs of kernels")
+    enforce_eager: bool = flag(False, "launch forwards and choices kernel by kernel, without graphs")
     cudagraph_capture_sizes: tuple[int, ...] = flag(
-        (), "tokens of steps to capture; none: derived", several=True, low=1
+        (), "rows of decode steps to capture; none: 1 to the largest step", several=True, low=1
     )
     deterministic: bool = flag(False, "equal bits for a request, whatever else is in its batch (a third slower)")
 
