@@ -108,7 +108,15 @@ async def special_load(engine: Engine) -> None:
     await quiet(engine)
 
 
-@pytest.mark.parametrize("settings", [{}, {"num_gpu_blocks_override": 40}], ids=["room", "pressure"])
+SETTINGS = {
+    "room": {},
+    "pressure": {"num_gpu_blocks_override": 40},
+    "bfloat16": {"dtype": "bfloat16"},
+    "deterministic": {"dtype": "bfloat16", "deterministic": True},
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("name", ["qwen3", "omni", "mistral-window"])
 async def test_text_meets_nothing_new(name, settings, monkeypatch):
     async with CUDA.running(tiny.checkpoint(name), **settings) as engine:
@@ -125,8 +133,9 @@ async def test_the_first_request_meets_nothing_new(monkeypatch):
             await answer(engine, text_request(PROMPTS[0], 8, ignore_eos=True))
 
 
-async def test_rules_and_log_probabilities_meet_nothing_new(monkeypatch):
-    async with CUDA.running(tiny.checkpoint("qwen3")) as engine:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_rules_and_log_probabilities_meet_nothing_new(dtype, monkeypatch):
+    async with CUDA.running(tiny.checkpoint("qwen3"), dtype=dtype) as engine:
         allocated = torch.cuda.memory_allocated()
         with nothing_new(monkeypatch):
             for _ in range(3):
