@@ -19,7 +19,7 @@ from mm.load import MediaLoader
 from mm.processors.registry import processor_for
 from mm.splice import splice
 from tests import tiny
-from tests.engine_kit import answer, quiet, text_request
+from tests.engine_kit import answer, answer_deltas, quiet, text_request
 from tests.invariance.devices import Answer, Device
 from tests.mm.made import data_url, film, noise, picture, ramp, sound, tone
 
@@ -193,6 +193,26 @@ async def test_poisoned_memory_changes_nothing(device):
         for _ in range(2):
             await all_mixes(engine, device)
             await quiet(engine)
+
+
+@pytest.mark.parametrize("settings", [{}, {"max_prefill_chunk": 7}], ids=["company", "chunks"])
+async def test_not_a_bit_of_the_log_probabilities_depends_on_circumstances(settings, device):
+    """With `deterministic` where it is needed; company, chunks inside media, cached prefixes and towers' rows."""
+    folder = tiny.checkpoint("omni")
+
+    async def told(engine, mix: str) -> list:
+        deltas = (await answer_deltas(engine, await make_request(MIXES[mix], logprobs=5)))[0]
+        return [entry for delta in deltas for entry in delta.logprobs or ()]
+
+    async with device.running(folder, enable_prefix_caching=False, **device.exact) as engine:
+        wanted = [await told(engine, mix) for mix in MIXES]
+    assert all(len(entries) == TOKENS for entries in wanted)
+    async with device.running(folder, **settings, **device.exact) as engine:
+        for turn in range(2):
+            others = [asyncio.ensure_future(answer(engine, text_request(range(2, 2 + k), TOKENS))) for k in (1, 9, 40)]
+            got = await asyncio.gather(*[told(engine, mix) for mix in MIXES])
+            await asyncio.gather(*others)
+            assert got == wanted, turn
 
 
 async def test_several_choices_share_the_media(device):
