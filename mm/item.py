@@ -33,6 +33,13 @@ class MediaRef:
     uuid: str | None = None
     param: str | None = None
 
+    @property
+    def embedded(self) -> bool:
+        """Its bytes are here: nothing has to be fetched or looked up."""
+        if isinstance(self.source, str):
+            return self.format is not None or self.source[:5].lower() == "data:"
+        return self.source is not None
+
 
 @dataclass(frozen=True, slots=True)
 class MediaOptions:

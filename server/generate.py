@@ -27,6 +27,7 @@ from mm.splice import Spliced, splice
 from server import beam, logs
 from server.errors import ApiError, context_length, from_engine, internal
 from server.http.exchange import Exchange
+from server.media_ahead import MediaAhead
 from server.output.choices import ChoiceStream, usage
 from server.output.text import StopStrings
 from server.render.prompt import Prompt
@@ -58,10 +59,10 @@ async def prepare(
     salt: str = "",
     priority: int = 0,
     param: str = "messages",
-    options: MediaOptions | None = None,
+    ahead: MediaAhead | None = None,
 ) -> Job:
     """Media, placeholders and lengths of one prompt. Raises ApiError, RenderError or MediaError."""
-    spliced = await with_media(exchange.state, prompt, scope_of(exchange, salt), options)
+    spliced = await with_media(exchange.state, prompt, ahead or media_ahead(exchange, salt))
     return job_of(exchange, prompt, spliced, asked, salt=salt, priority=priority, param=param)
 
 
@@ -70,6 +71,11 @@ def scope_of(exchange: Exchange, salt: str) -> bytes:
     if not exchange.key_name and not salt:
         return b""
     return hashlib.sha256(f"{exchange.key_name}\0{salt}".encode()).digest()
+
+
+def media_ahead(exchange: Exchange, salt: str, options: MediaOptions | None = None) -> MediaAhead:
+    """Of a request; one that was told nothing loads what it is asked for, when it is asked."""
+    return MediaAhead(exchange.state.media, scope_of(exchange, salt), options)
 
 
 def job_of(
@@ -101,12 +107,12 @@ def job_of(
     return Job(prompt, request, spliced.counts)
 
 
-async def with_media(state: AppState, prompt: Prompt, scope: bytes, options: MediaOptions | None = None) -> Spliced:
+async def with_media(state: AppState, prompt: Prompt, ahead: MediaAhead) -> Spliced:
     """The prompt with its placeholders widened; unchanged when it has none."""
     if not prompt.media:
         return Spliced(prompt.token_ids, (), None, 0, {})
     assert state.media is not None, "the renderer refuses media that the model does not take"
-    processed = await state.media.load(prompt.media, options=options, scope=scope)
+    processed = await ahead.load(prompt.media)
     return splice(prompt.token_ids, prompt.slots, processed, state.media.processor)
 
 

@@ -14,9 +14,10 @@ from starlette.responses import Response
 
 from server import media_options
 from server.errors import invalid, not_here, shown
-from server.generate import Answer, Choice, prepare
+from server.generate import Answer, Choice, media_ahead, prepare
 from server.http.body import read_json
 from server.http.watch import client_present, within
+from server.media_ahead import MediaAhead
 from server.output.choices import chat_choice, chat_message
 from server.output.logprobs import TokenNames
 from server.render.prompt import Prompt
@@ -39,16 +40,12 @@ async def create(request: Request) -> Response | None:
     name = response_id("chatcmpl-", body.request_id, exchange)
     async with client_present(request):
         with state.places.hold(asked.n, exchange.key_name):
-            async with within(state.config.limits.prepare_timeout, "the prompt took longer than --prepare-timeout"):
-                prompt = await render(state, body)
-                job = await prepare(
-                    exchange,
-                    prompt,
-                    asked,
-                    salt=salt_of(body),
-                    priority=priority_of(body, state.config, request.headers.get("x-vllm-priority", "")),
-                    options=media_options.of_request(state, body),
-                )
+            salt, options = salt_of(body), media_options.of_request(state, body)
+            in_time = within(state.config.limits.prepare_timeout, "the prompt took longer than --prepare-timeout")
+            async with in_time, media_ahead(exchange, salt, options) as ahead:
+                prompt = await render(state, body, ahead)
+                priority = priority_of(body, state.config, request.headers.get("x-vllm-priority", ""))
+                job = await prepare(exchange, prompt, asked, salt=salt, priority=priority, ahead=ahead)
             with Answer(exchange, asked, [job], body.skip_special_tokens is not False) as answer:
                 await answer.submit(name, exchange.request_id)
                 names = names_of(state, body)
@@ -104,7 +101,7 @@ def check_tools(body: ChatBody) -> None:
         raise not_here("tools", "tools: this server cannot parse tool calls; send tool_choice none, or no tools")
 
 
-async def render(state: AppState, body: ChatBody) -> Prompt:
+async def render(state: AppState, body: ChatBody, ahead: MediaAhead) -> Prompt:
     kwargs: dict[str, Any] = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", body.reasoning_effort)
@@ -120,6 +117,7 @@ async def render(state: AppState, body: ChatBody) -> Prompt:
         add_special_tokens=bool(body.add_special_tokens),
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         truncation_side=side_of(body.truncation_side),
+        found=ahead.found,
     )
 
 

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server import media_options
-from server.generate import Job, prepare
+from server.generate import Job, media_ahead, prepare
 from server.http.body import read_json
 from server.http.watch import client_present, within
 from server.render.widened import features_of
@@ -43,11 +43,12 @@ async def chat(request: Request) -> Response:
     name = response_id("chatcmpl-", body.request_id, exchange)
     async with client_present(request):
         with state.places.hold(1, exchange.key_name):
-            async with within(state.config.limits.prepare_timeout, SLOW):
-                prompt = await chat_route.render(state, body)
+            salt, options = salt_of(body), media_options.of_request(state, body)
+            in_time = within(state.config.limits.prepare_timeout, SLOW)
+            async with in_time, media_ahead(exchange, salt, options) as ahead:
+                prompt = await chat_route.render(state, body, ahead)
                 priority = priority_of(body, state.config)
-                options = media_options.of_request(state, body)
-                job = await prepare(exchange, prompt, asked, salt=salt_of(body), priority=priority, options=options)
+                job = await prepare(exchange, prompt, asked, salt=salt, priority=priority, ahead=ahead)
     return json_response(rendered(name, model, job, body, asked))
 
 
