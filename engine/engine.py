@@ -1,10 +1,10 @@
 """Engine: the loop's side of the device thread. Takes requests, gives streams, routes each step's tokens to them.
 
-Owner: loop. It meets the device thread in two places: the inbox (submit, abort, stop) and one call_soon_threadsafe
-per step, which brings a StepOutput.
+Owner: loop. It meets the device thread in two places: the inbox (submit, abort, stop) and one wake-up per step, which
+brings a StepOutput: by the ring's descriptor on an accelerator, by call_soon_threadsafe on a CPU.
 
-    loop      submit -> inbox ............ on_output -> TokenStream.feed -> Delta
-    device           inbox -> step -> step -> call_soon_threadsafe
+    loop      submit -> inbox .............. on_output -> TokenStream.feed -> Delta
+    device           inbox -> step -> step -> ring or call
 """
 
 from __future__ import annotations

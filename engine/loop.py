@@ -6,8 +6,8 @@ N+1 on the device. Planning waits until N is nearly done, so that a request whic
     thread  | plan N+1, launch fwd N+1 | collect N, commit N, launch sample N+1, deliver N | gather ... | plan N+2
     stream  | ... fwd N, sample N | fwd N+1 ......................... sample N+1 | fwd N+2
 
-In: the inbox (submit, abort, pause, call, stop; and the step that has just ended, put there by the stream). Out: one
-StepOutput per step to the loop by call_soon_threadsafe.
+In: the inbox (submit, abort, pause, call, stop; and the step that has just ended, put there by a CPU's stream). Out:
+one StepOutput per step to the loop, through the ring of the GIL-free steps, else by call_soon_threadsafe.
 """
 
 from __future__ import annotations
