@@ -36,7 +36,7 @@ class Target:
 
     @property
     def loads_past_registers(self) -> bool:
-        """Whether a pipelined load goes straight into shared memory: then a third stage costs no registers."""
+        """Whether a pipelined load goes straight into shared memory: further stages cost no registers."""
         return self.kind == "cuda"
 
 

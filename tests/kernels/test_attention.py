@@ -9,8 +9,10 @@ import torch
 
 from _fast import cpu
 from engine.attention.base import AttentionMeta
+from engine.kernels.attention.decode import tuned
 from engine.kernels.attention.dense import dense_attention, dense_attention_reference
 from engine.kernels.attention.paged import paged_attention, paged_attention_reference
+from engine.kernels.target import Target
 
 pytestmark = pytest.mark.usefixtures("isa")
 DTYPES = [torch.float32, torch.bfloat16]
@@ -176,3 +178,25 @@ def test_large_scores_do_not_overflow():
     out = paged_attention(q, pages.k, pages.v, pages.meta([1]), 1.0)
     k, v = pages.k.double().nan_to_num(), pages.v.double().nan_to_num()
     close(out, paged_attention_reference(q.double(), k, v, pages.meta([1]), 1.0), torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("rows", "kv_heads", "launch"),
+    [
+        (1, 8, (4, 4)),
+        (8, 8, (4, 4)),
+        (9, 8, (4, 3)),
+        (41, 8, (4, 3)),
+        (42, 8, (8, 4)),
+        (82, 4, (4, 3)),
+        (2048, 8, (8, 4)),
+    ],
+)
+def test_decode_launches_more_programs_than_fit_where_rows_are_many(rows, kv_heads, launch):
+    card = Target("cuda", "sm_90", 132, 32, 227 << 10)
+    share, options = tuned(card, rows * kv_heads, 16, 128, 2)
+    assert (share, options["num_stages"]) == launch
+    assert options["num_warps"] == 1
+    other = Target("hip", "gfx942", 132, 64, 64 << 10)  # there a stage costs registers
+    assert tuned(other, rows * kv_heads, 16, 128, 2) == (share, {"num_warps": 1, "num_stages": 2})
+    assert tuned(card, rows * kv_heads, 16, 256, 2) == (share, {"num_warps": 4, "num_stages": 2})

@@ -85,7 +85,7 @@ KERNELS = {
             {"num_warps": warps, "num_stages": stages},
         )
         for dim, block_d, warps, stages, sinks in (
-            (64, 64, 1, 3, {}), (128, 128, 1, 3, NO_SINKS), (256, 256, 4, 2, NO_SINKS)
+            (64, 64, 1, 3, {}), (128, 128, 1, 4, NO_SINKS), (256, 256, 4, 2, NO_SINKS)
         )
     },
     **{
