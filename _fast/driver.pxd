@@ -18,6 +18,7 @@ cdef enum:
     DECODE = 0
     MIXED = 1
     SAMPLE = 2
+    STEP = 3
 
 
 cdef struct Graphs:  # of one kind, sizes ascending
@@ -37,11 +38,8 @@ cdef class Launcher:
     cdef readonly int32_t gap_every  # one step in so many has the gap behind it measured
     cdef int32_t num_records
     cdef int32_t num_stagings
-    cdef int32_t num_ring
-    cdef int32_t staging  # the one of the newest upload
-    cdef int32_t record
-    cdef int32_t last_ring  # of the newest download; -1: there was none
-    cdef int32_t num_rows  # of the newest upload
+    cdef int32_t turn  # the staging that is next, as the device counts too
+    cdef int32_t record  # of the newest upload
     cdef int64_t step
     cdef int64_t gap_after  # the step whose end was marked last; -1: none
     cdef int64_t gap_before  # the step whose beginning was marked last; -1: none
@@ -49,9 +47,6 @@ cdef class Launcher:
     cdef int failed_code
     cdef void* compute
     cdef void* up
-    cdef void* down
-    cdef void* tokens
-    cdef void* sampled  # event: the newest step's tokens are chosen
     cdef void* passed  # event: the compute stream has come so far
     cdef void* gap_begin  # timed event: the tokens of step gap_after are chosen
     cdef void* gap_end  # timed event: the forward of step gap_before begins
@@ -59,13 +54,13 @@ cdef class Launcher:
     cdef void* stagings[8]
     cdef void* ring[8]
     cdef void* uploaded[8]  # event per record: its copy has run
-    cdef void* home[8]  # event per ring buffer: it holds its step's tokens
-    cdef void* prep_graph[8]
+    cdef void* home[8]  # event per record: its ring buffer holds its step's tokens
+    cdef void* prep_graph
     cdef int64_t record_step[8]
     cdef int64_t staging_step[8]
-    cdef int64_t ring_step[8]
+    cdef int64_t home_step[8]
     cdef double launched_at[8]  # per record
-    cdef Graphs graphs[3]
+    cdef Graphs graphs[4]
     cdef GraphLaunch graph_launch
     cdef MemcpyAsync memcpy_async
     cdef EventCreateWithFlags event_create
@@ -82,17 +77,18 @@ cdef class Launcher:
     cdef bint claim_record(self, int32_t record) noexcept nogil
     cdef bint send(self, StepPlan plan, int32_t record) noexcept nogil
     cdef bint launch_prep(self) noexcept nogil
+    cdef bint launch_reader(self, void* graph) noexcept nogil
     cdef bint launch_graph(self, void* graph) noexcept nogil
-    cdef bint keep_tokens(self) noexcept nogil
-    cdef bint fetch(self, int32_t ring) noexcept nogil
-    cdef bint launch_plain(self, StepPlan plan, int32_t record, void* forward, void* sample,
-                           int32_t ring) noexcept nogil
-    cdef bint await_tokens(self, int32_t ring) noexcept nogil
+    cdef bint mark_home(self) noexcept nogil
+    cdef bint launch_plain(self, StepPlan plan, int32_t record, int32_t kind, int32_t size,
+                           int32_t sample_size) noexcept nogil
+    cdef bint await_tokens(self, int32_t record) noexcept nogil
+    cdef bint ends_gap(self) noexcept nogil
     cdef bint mark_begin(self) noexcept nogil
     cdef bint mark_end(self) noexcept nogil
     cdef bint measure_gap(self) noexcept nogil
     cdef int32_t choose(self, int32_t kind, int32_t count) noexcept nogil
-    cdef const int32_t* tokens_at(self, int32_t ring) noexcept nogil
+    cdef const int32_t* tokens_at(self, int32_t record) noexcept nogil
     cdef _raise(self)
     cdef _event(self, void** event, unsigned int flags)
     cdef _check_index(self, str what, int32_t index, int32_t count)

@@ -1,24 +1,27 @@
 """Launcher: the device runtime's calls of one step, made through C function pointers without the GIL.
 
 Owner: the device thread, on whose current device the events are created. In: a sealed plan in its pinned record, the
-handles of captured graphs. Out: tokens in a pinned ring. Three streams meet only through events:
+handles of captured graphs. Out: tokens in pinned buffers. Two streams meet only through events:
 
     up       copy record -> staging, (uploaded)
-    compute  ............... wait (uploaded) | prep | forward | wait (home of the step before) | sample, (sampled)
-    down     ................................................................ wait (sampled) | copy tokens, (home)
+    compute  ............... wait (uploaded) | prep, forward, sample | (home)
+
+A plain decode step is one graph, for each boundary between graphs costs the device some microseconds and the host as
+many; others are prep, forward and sample, which are graphs of their own. Whatever samples ends by writing the tokens
+into the pinned buffer that has the number of the step's record. Prep, wherever it runs, counts on the device which
+staging is next, as `turn` does here.
 
 Two rules live here and nowhere else. A record may be rewritten when its copy has run (claim); a staging may be
 overwritten when the prep that read it has run. Both are known for free once a later wait() has returned; what was
-launched and never waited for (its step failed) costs an extra event. The sampled tokens' one place on the device is
-written again only after their copy home.
+launched and never waited for (its step failed) costs an extra event.
 
 One step in `gap_every` has the time between its last kernel and the forward of the step behind it measured by two timed
-events, which are read when that step has been waited for: what the device stood idle, and prep, which takes some
-microseconds of it.
+events, read when that step has been waited for: what the device stood idle, and prep, which takes some microseconds of
+it. For an event to lie there, the step behind is launched in its parts: the others' gap is smaller by a boundary.
 
 wait() has no time limit, because the driver's call has none and nobody polls: a device that hangs is seen by whoever
-watches this thread's beat. CUDA and HIP share the numbers used here: copy kinds 1 and 2, event flags 1 (block, do not
-spin) and 2 (no timing), error 600 (not ready).
+watches this thread's beat. CUDA and HIP share the numbers used here: copy kind 1, event flags 1 (block, do not spin)
+and 2 (no timing), error 600 (not ready).
 """
 
 cimport cython
@@ -29,7 +32,6 @@ from _fast.types cimport AT_USED
 
 cdef enum:
     TO_DEVICE = 1
-    TO_HOST = 2
     BLOCKING = 1
     NO_TIMING = 2
     NOT_READY = 600
@@ -79,14 +81,16 @@ cdef class Launcher:
     addresses whose memory the caller keeps alive. Kinds of graphs: 0 decode, 1 mixed.
     """
 
-    def __init__(self, dict calls not None, uintptr_t compute, uintptr_t up, uintptr_t down, records, stagings,
-                 uintptr_t tokens_device, token_ring, int32_t max_rows):
+    def __init__(self, dict calls not None, uintptr_t compute, uintptr_t up, records, stagings, token_ring,
+                 int32_t max_rows):
         cdef int32_t i
         missing = [name for name in CALLS if not calls.get(name)]
         if missing:
             raise ValueError(f"the device runtime lacks {', '.join(missing)}")
-        if max_rows < 1 or tokens_device == 0:
-            raise ValueError(f"max_rows={max_rows}, tokens at {tokens_device:#x}: need at least one row and a place")
+        if max_rows < 1:
+            raise ValueError(f"max_rows={max_rows}: a step has at least one row")
+        if len(token_ring) != len(records):
+            raise ValueError(f"{len(token_ring)} ring buffers for {len(records)} records: each record has its own")
         self.graph_launch = <GraphLaunch><uintptr_t>calls["GraphLaunch"]
         self.memcpy_async = <MemcpyAsync><uintptr_t>calls["MemcpyAsync"]
         self.event_create = <EventCreateWithFlags><uintptr_t>calls["EventCreateWithFlags"]
@@ -97,29 +101,25 @@ cdef class Launcher:
         self.stream_wait_event = <StreamWaitEvent><uintptr_t>calls["StreamWaitEvent"]
         self.event_elapsed_time = <EventElapsedTime><uintptr_t>calls["EventElapsedTime"]
         self.get_error_string = <GetErrorString><uintptr_t>calls["GetErrorString"]
-        self.compute, self.up, self.down = <void*>compute, <void*>up, <void*>down
-        self.tokens = <void*>tokens_device
+        self.compute, self.up = <void*>compute, <void*>up
         self.max_rows = max_rows
         self.num_records = _addresses(records, self.records, "records")
         self.num_stagings = _addresses(stagings, self.stagings, "stagings")
-        self.num_ring = _addresses(token_ring, self.ring, "ring buffers")
-        self.waited_step = self.step = self.last_ring = self.record = self.gap_after = self.gap_before = -1
+        _addresses(token_ring, self.ring, "ring buffers")
+        self.waited_step = self.step = self.record = self.gap_after = self.gap_before = -1
         self.gap_every = 64
         for i in range(MAX_BUFFERS):
-            self.record_step[i] = self.staging_step[i] = self.ring_step[i] = -1
-        self._event(&self.sampled, NO_TIMING)
+            self.record_step[i] = self.staging_step[i] = self.home_step[i] = -1
         self._event(&self.passed, NO_TIMING)
         self._event(&self.gap_begin, 0)
         self._event(&self.gap_end, 0)
         for i in range(self.num_records):
             self._event(&self.uploaded[i], NO_TIMING | BLOCKING)
-        for i in range(self.num_ring):
             self._event(&self.home[i], NO_TIMING | BLOCKING)
 
     def __dealloc__(self):
         cdef int32_t i
-        for event in (<uintptr_t>self.sampled, <uintptr_t>self.passed, <uintptr_t>self.gap_begin,
-                      <uintptr_t>self.gap_end):
+        for event in (<uintptr_t>self.passed, <uintptr_t>self.gap_begin, <uintptr_t>self.gap_end):
             if event:
                 self.event_destroy(<void*><uintptr_t>event)
         for i in range(MAX_BUFFERS):
@@ -130,10 +130,9 @@ cdef class Launcher:
 
     # Graphs.
 
-    def set_prep(self, int32_t staging, uintptr_t graph):
-        """The graph that reads this staging."""
-        self._check_index("staging", staging, self.num_stagings)
-        self.prep_graph[staging] = <void*>graph
+    def set_prep(self, uintptr_t graph):
+        """The graph that reads the next staging, the first one first."""
+        self.prep_graph = <void*>graph
 
     def set_forward(self, int32_t kind, int32_t size, uintptr_t graph):
         """The forward for up to `size` tokens; kind 0: every row has one, 1: any."""
@@ -143,6 +142,10 @@ cdef class Launcher:
     def set_sample(self, int32_t size, uintptr_t graph):
         """The choice of tokens for up to `size` rows."""
         self._set(SAMPLE, size, graph)
+
+    def set_step(self, int32_t size, uintptr_t graph):
+        """Prep, forward and choice of tokens of up to `size` rows, each of which has one token and samples."""
+        self._set(STEP, size, graph)
 
     def _set(self, int32_t kind, int32_t size, uintptr_t graph):
         cdef Graphs* own = &self.graphs[kind]
@@ -203,7 +206,7 @@ cdef class Launcher:
             self._raise()
 
     def upload(self, StepPlan plan not None, int32_t record_index):
-        """Sends the used part of the plan's record to staging number step_id modulo their count."""
+        """Sends the used part of the plan's record to the staging that prep reads next."""
         cdef bint done
         self._check_plan(plan, record_index)
         with nogil:
@@ -214,8 +217,8 @@ cdef class Launcher:
     def prep(self):
         """Launches the prep graph of the newest upload, behind it."""
         cdef bint done
-        if self.step < 0 or self.prep_graph[self.staging] == NULL:
-            raise ValueError(f"nothing was uploaded, or staging {self.staging} has no prep graph")
+        if self.step < 0 or self.prep_graph == NULL:
+            raise ValueError("nothing was uploaded, or there is no prep graph")
         with nogil:
             done = self.launch_prep()
         if not done:
@@ -227,10 +230,9 @@ cdef class Launcher:
         self._launch(kind, size)
 
     def sample(self, int32_t size):
-        """Launches the sample graph of exactly this size; the step before has its tokens copied first."""
+        """Launches the sample graph of exactly this size."""
         if self.find(SAMPLE, size) == NULL:
             raise ValueError(f"there is no sample graph of size {size}; pick_sample() gives the sizes there are")
-        self.before_sample()
         self._launch(SAMPLE, size)
 
     def _launch(self, int32_t kind, int32_t size):
@@ -243,54 +245,39 @@ cdef class Launcher:
         if not done:
             self._raise()
 
-    def before_sample(self):
-        """Before tokens are chosen by other means than sample(): those of the step before are copied first."""
+    def finish(self):
+        """All of the newest step has been launched, by whatever means: wait() says when its tokens are there."""
         cdef bint done
-        with nogil:
-            done = self.keep_tokens()
-        if not done:
-            self._raise()
-
-    def download(self, int32_t ring_index):
-        """Starts the newest step's tokens on their way to the ring buffer; wait() says when they are there."""
-        cdef bint done
-        self._check_index("ring buffer", ring_index, self.num_ring)
         if self.step < 0:
-            raise ValueError("no step was uploaded: there are no tokens to fetch")
+            raise ValueError("no step was uploaded: there is none to finish")
         with nogil:
-            done = self.fetch(ring_index)
+            done = self.mark_home()
         if not done:
             self._raise()
 
-    def launch(self, StepPlan plan not None, int32_t record_index, int32_t kind, int32_t size, int32_t sample_size,
-               int32_t ring_index):
-        """A whole plain step: upload, prep, forward, sample (none when sample_size is 0), download."""
-        cdef void* forward
-        cdef void* sample
+    def launch(self, StepPlan plan not None, int32_t record_index, int32_t kind, int32_t size, int32_t sample_size):
+        """A whole plain step: upload, prep, forward, sample (0: no row does); one graph for all where there is one."""
         cdef bint done
         self._check_plan(plan, record_index)
         self._check_index("kind", kind, 2)
-        self._check_index("ring buffer", ring_index, self.num_ring)
-        forward = self.find(kind, size)
-        sample = self.find(SAMPLE, sample_size) if sample_size else NULL
-        if forward == NULL or (sample_size and sample == NULL):
+        if self.find(kind, size) == NULL or (sample_size and self.find(SAMPLE, sample_size) == NULL):
             raise ValueError(f"no graphs for kind {kind}, size {size}, sample size {sample_size}; pick() knows them")
-        if self.prep_graph[plan.step_id % self.num_stagings] == NULL:
-            raise ValueError(f"staging {plan.step_id % self.num_stagings} has no prep graph")
+        if self.prep_graph == NULL:
+            raise ValueError("there is no prep graph; set_prep() comes before launch()")
         with nogil:
-            done = self.launch_plain(plan, record_index, forward, sample, ring_index)
+            done = self.launch_plain(plan, record_index, kind, size, sample_size)
         if not done:
             self._raise()
 
-    def wait(self, int32_t ring_index, double timeout_s):
-        """Blocks until the ring buffer holds its step's tokens. False: they are there, but later than timeout_s."""
+    def wait(self, int32_t record_index, double timeout_s):
+        """Blocks until the tokens of the record's step are home. False: they are there, but later than timeout_s."""
         cdef bint done
         cdef double begun = now()
-        self._check_index("ring buffer", ring_index, self.num_ring)
-        if self.ring_step[ring_index] < 0:
-            raise ValueError(f"ring buffer {ring_index} was never asked for: download() comes before wait()")
+        self._check_index("record", record_index, self.num_records)
+        if self.home_step[record_index] < 0:
+            raise ValueError(f"no step of record {record_index} was launched: finish() comes before wait()")
         with nogil:
-            done = self.await_tokens(ring_index)
+            done = self.await_tokens(record_index)
         if not done:
             self._raise()
         return self.ended_at - begun <= timeout_s
@@ -306,11 +293,11 @@ cdef class Launcher:
         self._check_index("record", record_index, self.num_records)
         return self.launched_at[record_index]
 
-    def done(self, int32_t ring_index):
+    def done(self, int32_t record_index):
         """True when wait() would return at once."""
         cdef int code
-        self._check_index("ring buffer", ring_index, self.num_ring)
-        code = self.event_query(self.home[ring_index])
+        self._check_index("record", record_index, self.num_records)
+        code = self.event_query(self.home[record_index])
         if code != 0 and code != NOT_READY:
             self.ok(EVENT_QUERY, code)
             self._raise()
@@ -324,7 +311,7 @@ cdef class Launcher:
         return self.ok(EVENT_SYNCHRONIZE, self.event_synchronize(self.uploaded[record]))
 
     cdef bint send(self, StepPlan plan, int32_t record) noexcept nogil:
-        cdef int32_t staging = <int32_t>(plan.step_id % self.num_stagings)
+        cdef int32_t staging = self.turn
         cdef size_t size = <size_t>plan.record[AT_USED] * sizeof(int32_t)
         if self.staging_step[staging] > self.waited_step:
             # Nobody has waited for the step that used this staging: it may still be about to read it.
@@ -333,9 +320,7 @@ cdef class Launcher:
             if not self.ok(STREAM_WAIT_EVENT, self.stream_wait_event(self.up, self.passed, 0)):
                 return False
         self.launched_at[record] = now()
-        self.staging = staging
         self.record = record
-        self.num_rows = plan.num_rows
         self.step = plan.step_id
         self.staging_step[staging] = self.record_step[record] = plan.step_id
         return (
@@ -347,15 +332,25 @@ cdef class Launcher:
         )
 
     cdef bint launch_prep(self) noexcept nogil:
-        return (
+        return self.launch_reader(self.prep_graph) and self.mark_begin()
+
+    cdef bint launch_reader(self, void* graph) noexcept nogil:
+        """A graph that begins with prep, behind the newest upload."""
+        if not (
             self.ok(STREAM_WAIT_EVENT, self.stream_wait_event(self.compute, self.uploaded[self.record], 0))
-            and self.ok(GRAPH_LAUNCH, self.graph_launch(self.prep_graph[self.staging], self.compute))
-            and self.mark_begin()
-        )
+            and self.launch_graph(graph)
+        ):
+            return False
+        self.turn = (self.turn + 1) % self.num_stagings
+        return True
+
+    cdef bint ends_gap(self) noexcept nogil:
+        """The end of the step before was marked, and it is still in flight."""
+        return self.gap_after >= 0 and self.gap_after == self.step - 1 and self.gap_after > self.waited_step
 
     cdef bint mark_begin(self) noexcept nogil:
-        """The forward begins: the end of a gap, where the step before was marked and is still in flight."""
-        if self.gap_after != self.step - 1 or self.gap_after < 0 or self.gap_after <= self.waited_step:
+        """The forward begins: the end of a gap, maybe."""
+        if not self.ends_gap():
             return True
         self.gap_before = self.step
         return self.ok(EVENT_RECORD, self.event_record(self.gap_end, self.compute))
@@ -379,43 +374,39 @@ cdef class Launcher:
     cdef bint launch_graph(self, void* graph) noexcept nogil:
         return self.ok(GRAPH_LAUNCH, self.graph_launch(graph, self.compute))
 
-    cdef bint keep_tokens(self) noexcept nogil:
-        if self.last_ring < 0 or self.ring_step[self.last_ring] <= self.waited_step:
-            return True
-        return self.ok(STREAM_WAIT_EVENT, self.stream_wait_event(self.compute, self.home[self.last_ring], 0))
+    cdef bint mark_home(self) noexcept nogil:
+        """Behind everything of the newest step."""
+        self.home_step[self.record] = self.step
+        return self.mark_end() and self.ok(EVENT_RECORD, self.event_record(self.home[self.record], self.compute))
 
-    cdef bint fetch(self, int32_t ring) noexcept nogil:
-        cdef size_t size = <size_t>self.num_rows * sizeof(int32_t)
-        self.last_ring = ring
-        self.ring_step[ring] = self.step
-        return (
-            self.mark_end()
-            and self.ok(EVENT_RECORD, self.event_record(self.sampled, self.compute))
-            and self.ok(STREAM_WAIT_EVENT, self.stream_wait_event(self.down, self.sampled, 0))
-            and self.ok(MEMCPY_ASYNC, self.memcpy_async(self.ring[ring], self.tokens, size, TO_HOST, self.down))
-            and self.ok(EVENT_RECORD, self.event_record(self.home[ring], self.down))
-        )
-
-    cdef bint launch_plain(self, StepPlan plan, int32_t record, void* forward, void* sample,
-                           int32_t ring) noexcept nogil:
-        if not (self.send(plan, record) and self.launch_prep() and self.launch_graph(forward)):
+    cdef bint launch_plain(self, StepPlan plan, int32_t record, int32_t kind, int32_t size,
+                           int32_t sample_size) noexcept nogil:
+        """Sizes of graphs there are; sample_size 0: no row samples."""
+        cdef void* whole = NULL
+        if not self.send(plan, record):
             return False
-        if sample and not (self.keep_tokens() and self.launch_graph(sample)):
+        if kind == DECODE and plan.num_sampled == plan.num_rows and not self.ends_gap():
+            whole = self.find(STEP, size)
+        if whole:
+            return self.launch_reader(whole) and self.mark_home()
+        if not (self.launch_prep() and self.launch_graph(self.find(kind, size))):
             return False
-        return self.fetch(ring)
+        if sample_size and not self.launch_graph(self.find(SAMPLE, sample_size)):
+            return False
+        return self.mark_home()
 
-    cdef bint await_tokens(self, int32_t ring) noexcept nogil:
-        if not self.ok(EVENT_SYNCHRONIZE, self.event_synchronize(self.home[ring])):
+    cdef bint await_tokens(self, int32_t record) noexcept nogil:
+        if not self.ok(EVENT_SYNCHRONIZE, self.event_synchronize(self.home[record])):
             return False
         self.ended_at = now()
         self.gap_s = 0.0
-        if self.ring_step[ring] == self.gap_before and not self.measure_gap():
+        if self.home_step[record] == self.gap_before and not self.measure_gap():
             return False
-        self.waited_step = max(self.waited_step, self.ring_step[ring])
+        self.waited_step = max(self.waited_step, self.home_step[record])
         return True
 
-    cdef const int32_t* tokens_at(self, int32_t ring) noexcept nogil:
-        return <const int32_t*>self.ring[ring]
+    cdef const int32_t* tokens_at(self, int32_t record) noexcept nogil:
+        return <const int32_t*>self.ring[record]
 
     # Faults.
 
@@ -444,5 +435,7 @@ cdef class Launcher:
         self._check_index("record", record_index, self.num_records)
         if <void*>&plan.record[0] != self.records[record_index]:
             raise ValueError(f"the plan does not lie in record {record_index}")
+        if plan.number != record_index:
+            raise ValueError(f"the plan's number is {plan.number}: its tokens would not go home to {record_index}")
         if plan.num_rows < 1 or plan.num_rows > self.max_rows:
             raise ValueError(f"the plan has {plan.num_rows} rows: a step has 1 to {self.max_rows}")

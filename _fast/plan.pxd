@@ -6,6 +6,7 @@ cdef class StepPlan:
     cdef readonly int32_t max_rows
     cdef readonly int32_t max_tokens
     cdef readonly int32_t max_updates
+    cdef readonly int32_t number  # its place among the plans, and where its tokens go home to
     cdef readonly int32_t num_rows
     cdef readonly int32_t num_tokens
     cdef readonly int32_t num_decode_rows

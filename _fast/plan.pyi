@@ -7,6 +7,7 @@ class StepPlan:
     max_rows: int
     max_tokens: int
     max_updates: int
+    number: int
     num_rows: int
     num_tokens: int
     num_decode_rows: int
@@ -35,7 +36,9 @@ class StepPlan:
     out_token: Any
     out_finish: Any
     out_request: Any
-    def __init__(self, max_rows: int, max_tokens: int, max_updates: int, buffer: Any = None) -> None: ...
+    def __init__(
+        self, max_rows: int, max_tokens: int, max_updates: int, buffer: Any = None, number: int = 0
+    ) -> None: ...
     @staticmethod
     def record_len(max_rows: int, max_tokens: int, max_updates: int) -> int: ...
     @property

@@ -6,7 +6,8 @@ the engine may place in pinned memory, so that one copy brings it over:
 
     header[16] | row_slot | row_start (+1) | row_len | row_computed | row_flags | token_ids | tail
     header: 0 num_rows, 1 num_tokens, 2 num_decode_rows, 3 num_updates, 4 low 31 bits of step_id, 5 the others,
-            6 num_sampled, 7 num_params, 8 where positions begin (0: none), 9 used_len; the rest is 0
+            6 num_sampled, 7 num_params, 8 where positions begin (0: none), 9 used_len, 10 the plan's number, which
+            says where its tokens go home to; the rest is 0
     tail:   updates [num_updates][4] = slot, index, block, group | params [num_params][12] | positions [3][num_tokens]
 
 Only the first used_len values need to be copied. Encodes, media runs and results stay on the host, in memory of the
@@ -20,14 +21,14 @@ cimport cython
 from libc.string cimport memcpy
 
 from _fast.seqs cimport Span
-from _fast.types cimport AT_SAMPLED, AT_USED, HEADER, PARAM_WORDS, ROW_FEED, ROW_SAMPLE, token_t
+from _fast.types cimport AT_HOME, AT_SAMPLED, AT_USED, HEADER, PARAM_WORDS, ROW_FEED, ROW_SAMPLE, token_t
 
 
 @cython.final
 cdef class StepPlan:
-    """One step in integers. `num_*` properties say how much of each array counts."""
+    """One step in integers. `num_*` properties say how much of each array counts; `number` is its place among plans."""
 
-    def __init__(self, int32_t max_rows, int32_t max_tokens, int32_t max_updates, buffer=None):
+    def __init__(self, int32_t max_rows, int32_t max_tokens, int32_t max_updates, buffer=None, int32_t number=0):
         if max_rows < 1 or max_tokens < max_rows or max_updates < 1:
             raise ValueError(
                 f"max_rows={max_rows}, max_tokens={max_tokens}, max_updates={max_updates}: a plan needs at least "
@@ -42,6 +43,7 @@ cdef class StepPlan:
         self.max_rows = max_rows
         self.max_tokens = max_tokens
         self.max_updates = max_updates
+        self.number = number
         self.row_slot = record[at:at + max_rows]
         at += max_rows
         self.row_start = record[at:at + max_rows + 1]
@@ -188,3 +190,4 @@ cdef class StepPlan:
         self.record[5] = <int32_t>(step_id >> 31)
         self.record[AT_SAMPLED] = self.num_sampled
         self.record[AT_USED] = self.tail_at + 4 * self.num_updates
+        self.record[AT_HOME] = self.number

@@ -8,7 +8,7 @@ eventfd. Out: news in an OutputRing; a reason to return, and which plan is where
 
 A step is plain when it runs no tower, takes no media rows, has a graph, and no row is `special`: bit 0 of a slot's
 byte says that Python handles each of its steps, bit 1 those that compute tokens of its prompt (so also the one that
-samples its first token). Plan, record and ring buffer of a step have the number step_id modulo the plans' count.
+samples its first token). Plan and record of a step have the number step_id modulo the plans' count.
 """
 
 from array import array
@@ -98,14 +98,13 @@ cdef class SteadyLoop:
                  int wake_fd):
         cdef int32_t i = 0
         cdef StepPlan plan
-        if len(plans) < 2 or not len(plans) == launcher.num_records == launcher.num_ring:
+        if len(plans) < 2 or len(plans) != launcher.num_records:
             raise ValueError(
-                f"{len(plans)} plans, {launcher.num_records} records, {launcher.num_ring} ring buffers: need at least "
-                "two plans, and as many records and ring buffers"
+                f"{len(plans)} plans, {launcher.num_records} records: need at least two plans, and as many records"
             )
         for plan in plans:
-            if <void*>&plan.record[0] != launcher.records[i]:
-                raise ValueError(f"plan {i} does not lie in record {i}")
+            if <void*>&plan.record[0] != launcher.records[i] or plan.number != i:
+                raise ValueError(f"plan {i} does not lie in record {i}, or its number is another: {plan.number}")
             if plan.max_rows < scheduler.max_rows or plan.max_tokens < scheduler.max_tokens:
                 raise ValueError(f"plan {i} is too small for the scheduler's {scheduler.max_rows} rows")
             if plan.max_updates < scheduler.num_groups * scheduler.tables.max_blocks:
@@ -221,8 +220,8 @@ cdef class SteadyLoop:
         cdef double begun = now()
         cdef double packed
         cdef int32_t size
-        cdef void* forward
-        cdef void* sample = NULL
+        cdef int32_t kind
+        cdef int32_t sample_size
         if not self.launcher.claim_record(index):
             return FAILED
         self.scheduler._plan(plan)
@@ -235,10 +234,9 @@ cdef class SteadyLoop:
             return PYTHON
         self.params.append(plan)
         packed = now()
-        forward = self.launcher.find(DECODE if plan.num_decode_rows == plan.num_rows else MIXED, size)
-        if plan.num_sampled:
-            sample = self.launcher.find(SAMPLE, self.launcher.choose(SAMPLE, plan.num_sampled))
-        if not self.launcher.launch_plain(plan, index, forward, sample, index):
+        kind = DECODE if plan.num_decode_rows == plan.num_rows else MIXED
+        sample_size = self.launcher.choose(SAMPLE, plan.num_sampled) if plan.num_sampled else 0
+        if not self.launcher.launch_plain(plan, index, kind, size, sample_size):
             return FAILED
         self.last.schedule_s = packed - begun
         self.last.launch_s = now() - packed

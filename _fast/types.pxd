@@ -45,4 +45,5 @@ cdef enum:  # places and sizes in the record of a plan, in int32 values (plan.py
     AT_SAMPLED = 6
     AT_PARAMS = 7
     AT_USED = 9
+    AT_HOME = 10
     PARAM_WORDS = 12  # slot, prompt_len, position_delta, then nine of sampling (params.pyx)

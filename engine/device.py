@@ -81,10 +81,10 @@ SMALL_PINNED = 1 << 16  # bytes; of smaller blocks several are in flight at a ti
 
 
 class Accelerator:
-    """A CUDA or HIP device as the engine uses it: three streams, pinned memory, graphs. Owner: the device thread.
+    """A CUDA or HIP device as the engine uses it: two streams, pinned memory, graphs. Owner: the device thread.
 
-    Work runs on `compute`; plans come over on `up` and tokens go home on `down`, so that a copy never waits behind a
-    step. The streams meet only through the launcher's events.
+    Work runs on `compute`, whose last kernel writes a step's tokens home; plans come over on `up`, so that their copy
+    never waits behind a step. The streams meet only through the launcher's events.
     """
 
     has_steady_loop = hasattr(os, "eventfd")  # the GIL-free loop waits for the inbox on one
@@ -95,7 +95,7 @@ class Accelerator:
 
         torch.cuda.set_device(device)
         self.device = torch.device(device)
-        self.compute, self.up, self.down = (torch.cuda.Stream(self.device) for _ in range(3))
+        self.compute, self.up = (torch.cuda.Stream(self.device) for _ in range(2))
         torch.cuda.set_stream(self.compute)
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: list[Any] = []  # kept: a graph's memory lives as long as it does
@@ -127,15 +127,17 @@ class Accelerator:
         ]
         del held
 
-    def capture(self, body: Callable[[], None]) -> int:
+    def capture(self, body: Callable[[], None], met: bool = False) -> int:
         """Runs `body` once as it is (so that nothing in it is met for the first time), then records it as a graph.
 
-        Returns the executable graph's handle. All graphs share one memory pool, so they must run one after the other.
+        `met`: all of it has run before, so recording is enough. Returns the executable graph's handle. All graphs share
+        one memory pool, so they must run one after the other.
         """
         import torch
 
-        body()
-        self.compute.synchronize()
+        if not met:
+            body()
+            self.compute.synchronize()
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
@@ -151,9 +153,11 @@ class Accelerator:
         replay: Callable[[], None] = self._graphs[-1].replay
         return replay
 
-    def launcher(self, records: list[torch.Tensor], stagings: list[torch.Tensor], tokens: torch.Tensor,
-                 ring: list[torch.Tensor]) -> Launcher:  # fmt: skip
-        """A step's GIL-free calls: pinned `records` into `stagings`, graphs, `tokens` home into the pinned `ring`."""
+    def launcher(self, records: list[torch.Tensor], stagings: torch.Tensor, ring: torch.Tensor) -> Launcher:
+        """A step's GIL-free calls: pinned `records` into the lines of `stagings`, graphs, and when `ring` is filled.
+
+        The ring is pinned and has a line for each record.
+        """
         from _fast.driver import Launcher
         from engine.kernels.target import runtime_calls
 
@@ -161,12 +165,10 @@ class Accelerator:
             runtime_calls(),
             self.compute.cuda_stream,
             self.up.cuda_stream,
-            self.down.cuda_stream,
             [record.data_ptr() for record in records],
             [staging.data_ptr() for staging in stagings],
-            tokens.data_ptr(),
-            [buffer.data_ptr() for buffer in ring],
-            tokens.shape[0],
+            [line.data_ptr() for line in ring],
+            ring.shape[1],
         )
 
     def memory(self) -> DeviceMemory:
@@ -198,7 +200,6 @@ class Accelerator:
         import torch
 
         self.compute.synchronize()
-        self.down.synchronize()
         torch._C._cuda_clearCublasWorkspaces()
 
 

@@ -6,6 +6,7 @@ then every entry of StepInputs, the padding too, so nothing of an earlier step c
     state_kernel   block-table changes and changed sampling words -> SlotTensors
     inputs_kernel  program 0: rows and which of them are sampled; the others: token ids, positions, cache slots
 
+Stagings take turns, counted here, so that a recorded step has no address of its own staging and need be recorded once.
 Lengths come from the header and every number of the record is clamped to what it indexes. One cache group (number 0)
 has a table here. Users: the prep graph of the device executor; thread: device.
 """
@@ -22,6 +23,7 @@ from engine.kernels.overlap import begin, launch_options
 from engine.kernels.target import tl, triton
 
 HEADER_LEN = 16
+AT_HOME = 10  # of the header
 PARAM_WORDS = 12  # slot, prompt_len, position_delta, temperature, top_k, top_p, min_p, seed (2), three penalties
 UPDATE_WORDS = 4  # slot, index, block, group
 TOKENS = 128  # of one program
@@ -63,6 +65,24 @@ class StepInputs:
     sample_place: Tensor  # [R] int32, the number of the token in the answer; 0 beyond
     num_rows: Tensor  # [1] int32
     num_sampled: Tensor  # [1] int32
+    home: Tensor  # [1] int32: the number of the buffer on the host that the tokens go to
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stagings:
+    """Where records arrive, one step after the other in turn."""
+
+    records: Tensor  # [num_stagings, capacity] int32
+    turn: Tensor  # [2] int32: the staging that state_kernel reads next, and the one that inputs_kernel does
+
+
+def empty_stagings(count: int, capacity: int, device: str | torch.device) -> Stagings:
+    """The first one is next."""
+
+    def zeros(*shape: int) -> Tensor:
+        return torch.zeros(*shape, dtype=torch.int32, device=device)
+
+    return Stagings(zeros(count, capacity), zeros(2))
 
 
 def empty_slots(max_slots: int, max_blocks: int, device: str | torch.device) -> SlotTensors:
@@ -99,6 +119,7 @@ def empty_inputs(max_rows: int, max_tokens: int, mrope: bool, device: str | torc
         sample_place=row(),
         num_rows=row(1),
         num_sampled=row(1),
+        home=row(1),
     )
 
 
@@ -115,7 +136,9 @@ def state_kernel(
     presence,
     frequency,
     repetition,
-    staging,  # [capacity]
+    stagings,  # [num_stagings, capacity]
+    turn,  # [2]
+    num_stagings,
     capacity,
     tail,  # where the updates begin
     max_slots,
@@ -127,6 +150,10 @@ def state_kernel(
 ):
     """Updates and parameters, BLOCK of them at a time; the scheduler names no table entry and no slot twice."""
     begin(OVERLAP)
+    mine = tl.minimum(tl.maximum(tl.load(turn), 0), num_stagings - 1)
+    if tl.program_id(0) == 0:
+        tl.store(turn + 1, mine)  # for inputs_kernel, which counts on while nobody reads the first number
+    staging = stagings + mine.to(tl.int64) * capacity
     start, stride = tl.program_id(0) * BLOCK, tl.num_programs(0) * BLOCK
     lane = tl.arange(0, BLOCK)
     num_updates = tl.minimum(tl.maximum(tl.load(staging + 3), 0), (capacity - tail) // UPDATE)
@@ -163,7 +190,7 @@ def state_kernel(
 @triton.jit
 def fill_rows(
     query_start, context_len, row_slot, sample_index, sample_row, sample_slot, sample_place, num_rows, num_sampled,
-    prompt_len, staging, max_rows, max_tokens, max_slots, longest,
+    home, prompt_len, staging, max_rows, max_tokens, max_slots, longest,
     ROWS: tl.constexpr,  # power of two > max_rows
 ):  # fmt: skip
     """All rows side by side; a running count says where a sampled row goes."""
@@ -201,6 +228,7 @@ def fill_rows(
     tl.store(sample_place + row, none, mask=beyond)
     tl.store(num_rows, rows)
     tl.store(num_sampled, count)
+    tl.store(home, tl.load(staging + 10))
 
 
 @triton.jit
@@ -256,10 +284,11 @@ def fill_tokens(
 @triton.jit
 def inputs_kernel(
     token_ids, positions, slot_mapping, query_start, context_len, row_slot,
-    sample_index, sample_row, sample_slot, sample_place, num_rows, num_sampled,  # StepInputs
+    sample_index, sample_row, sample_slot, sample_place, num_rows, num_sampled, home,  # StepInputs
     block_tables, last_token, prompt_len, position_delta,  # of SlotTensors
-    staging,  # [capacity]
-    capacity, max_rows, max_tokens, max_slots, max_blocks, block_size,
+    stagings,  # [num_stagings, capacity]
+    turn,  # [2]
+    num_stagings, capacity, max_rows, max_tokens, max_slots, max_blocks, block_size,
     MROPE: tl.constexpr,
     ROWS: tl.constexpr,
     STEPS: tl.constexpr,
@@ -269,10 +298,13 @@ def inputs_kernel(
     """Program 0 writes what is by row, each other program BLOCK tokens."""
     begin(OVERLAP)
     program = tl.program_id(0)
+    mine = tl.minimum(tl.maximum(tl.load(turn + 1), 0), num_stagings - 1)
+    staging = stagings + mine.to(tl.int64) * capacity
     if program == 0:
+        tl.store(turn, tl.where(mine + 1 < num_stagings, mine + 1, 0))
         fill_rows(
             query_start, context_len, row_slot, sample_index, sample_row, sample_slot, sample_place, num_rows,
-            num_sampled, prompt_len, staging, max_rows, max_tokens, max_slots, max_blocks * block_size, ROWS,
+            num_sampled, home, prompt_len, staging, max_rows, max_tokens, max_slots, max_blocks * block_size, ROWS,
         )  # fmt: skip
     else:
         fill_tokens(
@@ -283,23 +315,24 @@ def inputs_kernel(
 
 
 def step_inputs(
-    out: StepInputs, slots: SlotTensors, staging: Tensor, max_rows: int, max_tokens: int, block_size: int
+    out: StepInputs, slots: SlotTensors, stagings: Stagings, max_rows: int, max_tokens: int, block_size: int
 ) -> None:
-    """Brings `slots` up to date and rewrites all of `out` from the record in `staging` [capacity] int32.
+    """Brings `slots` up to date and rewrites all of `out` from the record in the next staging, whose turn is over then.
 
     max_rows and max_tokens are those of the plan whose record it is, and of `out`. Capturable: the record's lengths
     are read on the device.
     """
-    assert staging.dtype is torch.int32 and staging.dim() == 1 and staging.is_contiguous()
-    assert staging.numel() >= tail_of(max_rows, max_tokens), (
-        f"staging holds {staging.numel()} values; a record of {max_rows} rows and {max_tokens} tokens needs "
+    records = stagings.records
+    assert records.dtype is torch.int32 and records.dim() == 2 and records.is_contiguous()
+    assert records.shape[1] >= tail_of(max_rows, max_tokens), (
+        f"a staging holds {records.shape[1]} values; a record of {max_rows} rows and {max_tokens} tokens needs "
         f"{tail_of(max_rows, max_tokens)} at least"
     )
     assert out.row_slot.numel() == max_rows and out.token_ids.numel() == max_tokens, "out is of another size"
-    if staging.is_cuda:
-        launch_inputs(out, slots, staging, max_rows, max_tokens, block_size)
+    if records.is_cuda:
+        launch_inputs(out, slots, stagings, max_rows, max_tokens, block_size)
     else:
-        step_inputs_reference(out, slots, staging, max_rows, max_tokens, block_size)
+        step_inputs_reference(out, slots, stagings, max_rows, max_tokens, block_size)
 
 
 def tail_of(max_rows: int, max_tokens: int) -> int:
@@ -308,30 +341,34 @@ def tail_of(max_rows: int, max_tokens: int) -> int:
 
 
 def launch_inputs(
-    out: StepInputs, slots: SlotTensors, staging: Tensor, max_rows: int, max_tokens: int, block_size: int
+    out: StepInputs, slots: SlotTensors, stagings: Stagings, max_rows: int, max_tokens: int, block_size: int
 ) -> None:
     """The two Triton kernels; arguments as `step_inputs`."""
     lines, max_blocks = slots.block_tables.shape
+    count, capacity = stagings.records.shape
     state_kernel[(STATE_PROGRAMS,)](
         slots.block_tables, slots.prompt_len, slots.position_delta, slots.temperature, slots.top_k, slots.top_p,
         slots.min_p, slots.seed, slots.presence, slots.frequency, slots.repetition,
-        staging, staging.numel(), tail_of(max_rows, max_tokens), lines - 1, max_blocks,
+        stagings.records, stagings.turn, count, capacity, tail_of(max_rows, max_tokens), lines - 1, max_blocks,
         UPDATE=UPDATE_WORDS, PARAMS=PARAM_WORDS, BLOCK=CHANGES, num_warps=4, **launch_options(),
     )  # fmt: skip
     rows = triton.next_power_of_2(max_rows + 1)
     inputs_kernel[(1 + triton.cdiv(max_tokens, TOKENS),)](
         out.token_ids, out.positions, out.slot_mapping, out.query_start, out.context_len, out.row_slot,
         out.sample_index, out.sample_row, out.sample_slot, out.sample_place, out.num_rows, out.num_sampled,
-        slots.block_tables, slots.last_token, slots.prompt_len, slots.position_delta,
-        staging, staging.numel(), max_rows, max_tokens, lines - 1, max_blocks, block_size,
+        out.home, slots.block_tables, slots.last_token, slots.prompt_len, slots.position_delta,
+        stagings.records, stagings.turn, count, capacity, max_rows, max_tokens, lines - 1, max_blocks, block_size,
         MROPE=out.positions.dim() == 2, ROWS=rows, STEPS=max_rows.bit_length(), BLOCK=TOKENS,
         num_warps=4, **launch_options(),
     )  # fmt: skip
 
 
 def step_inputs_reference(
-    out: StepInputs, slots: SlotTensors, staging: Tensor, max_rows: int, max_tokens: int, block_size: int
+    out: StepInputs, slots: SlotTensors, stagings: Stagings, max_rows: int, max_tokens: int, block_size: int
 ) -> None:
+    mine = min(max(int(stagings.turn[0]), 0), len(stagings.records) - 1)
+    stagings.turn[0], stagings.turn[1] = (mine + 1) % len(stagings.records), mine
+    staging = stagings.records[mine]
     _apply_reference(slots, staging, tail_of(max_rows, max_tokens))
     dummy, max_blocks = slots.block_tables.shape[0] - 1, slots.block_tables.shape[1]
     rows = min(max(int(staging[0]), 0), max_rows)
@@ -353,6 +390,7 @@ def step_inputs_reference(
     _fill(out.sample_place, (computed + length - slots.prompt_len[slot]).clamp(min=0)[sampled], 0)
     out.num_rows.fill_(rows)
     out.num_sampled.fill_(len(sampled))
+    out.home.fill_(staging[AT_HOME])
 
     token = torch.arange(tokens, device=staging.device)
     row = (torch.searchsorted(start[:-1].contiguous(), token, right=True) - 1).clamp(min=0)

@@ -1,12 +1,15 @@
-"""DeviceExecutor: steps on an accelerator. Plain steps are three graphs and two copies; anything else is Python.
+"""DeviceExecutor: steps on an accelerator. A plain decode step is a copy and a graph; anything special is Python.
 
 Owner: device thread, for everything here. A step whose rows ask for nothing special is launched whole at once, its
 choice of tokens included; one with rules or log-probabilities samples after the step before it has been settled. A
 step with prompt log-probabilities, more tokens than any graph holds, or media among many, runs its forward eagerly.
 
-    up       | record n+1 |                                     | record n+2 |
-    compute  ... forward n, sample n | prep n+1, forward n+1, sample n+1 | ...
-    down                             | tokens n |                        | tokens n+1 |
+    up       | record n+1 |                                | record n+2 |
+    compute  ... step n, tokens n home | step n+1: prep, forward, sample, tokens home | ...
+
+Decode sizes are recorded twice: whole for plain steps, which most are, and in parts. A forward alone is what special
+steps need, since their choice waits for the host, and those whose gap is measured; parts of the choice serve mixed
+steps. That costs the start some ten milliseconds a size and neither kind of step anything.
 """
 
 from __future__ import annotations
@@ -48,23 +51,23 @@ if TYPE_CHECKING:
 
 
 PINNED_BYTES = 4 << 20  # of one copy that a special step sends
-GRAPH_BYTES = 256 << 20  # what the driver keeps for about a hundred graphs, seen with 36 layers
+GRAPH_BYTES = 352 << 20  # what the driver keeps for about a hundred and thirty graphs of 36 layers
 
 
 class TokensHome:
     """Fires when a step's tokens are in the pinned ring; at once when the step failed before it asked for them."""
 
-    __slots__ = ("_launcher", "_ring", "asked", "fired_at")
+    __slots__ = ("_launcher", "_record", "asked", "fired_at")
 
-    def __init__(self, launcher: Launcher, ring: int) -> None:
+    def __init__(self, launcher: Launcher, record: int) -> None:
         self._launcher = launcher
-        self._ring = ring
+        self._record = record
         self.asked = False
         self.fired_at = 0.0
 
     def wait(self, timeout: float) -> bool:
         """Blocks without the GIL. A device that never answers is noticed by the loop, which watches this thread."""
-        done = not self.asked or self._launcher.wait(self._ring, timeout)
+        done = not self.asked or self._launcher.wait(self._record, timeout)
         self.fired_at = time.perf_counter()
         return done
 
@@ -74,7 +77,7 @@ class DeviceStep(StepResult):
     """A step in flight on an accelerator."""
 
     event: TokensHome
-    number: int  # of its record and ring buffer
+    number: int  # of its record, and of the ring's line
     plain: bool = False  # its choice of tokens was launched with its forward
     pending: Pending | None = None  # log-probabilities on their way home
     owed: list[tuple[Due, Pending]] = field(default_factory=list)  # and those of prompts
@@ -98,7 +101,7 @@ class DeviceExecutor:
         )  # fmt: skip
         self._prompts = PromptLogprobs(config.logprobs_mode.endswith("_logits"))
         buffers = self._buffers
-        self._launcher = accelerator.launcher(buffers.records, buffers.stagings, buffers.tokens, buffers.ring)
+        self._launcher = accelerator.launcher(buffers.records, buffers.stagings.records, buffers.ring)
         self._special = np.zeros(sizes.max_slots, np.uint8)  # by slot: which steps the GIL-free loop leaves alone
         self._newest: DeviceStep | None = None
 
@@ -110,7 +113,7 @@ class DeviceExecutor:
         device = self._accelerator.device
         caches = allocate(specs, 1, sizes.block_size, dtype, poison=False, device=device)
         self._buffers.set_caches(caches, 1)
-        self._buffers.prep(0)
+        self._buffers.prep()
         step = self._accelerator.peak_of(self._largest)
         peak = max(step, self._accelerator.peak_of(self._towers))
         graphed = step if self._config.enforce_eager else max(step, self._accelerator.peak_of(self._small_towers))
@@ -137,7 +140,7 @@ class DeviceExecutor:
 
     def _largest(self) -> None:
         self._forward_into(MIXED, self._sizes.max_tokens)
-        self._choose(self._sizes.max_rows)
+        self._choose_into(self._sizes.max_rows)
 
     def allocate(self, blocks: int) -> None:
         """The KV cache and what is sized by it; `blocks` includes the dummy block."""
@@ -155,17 +158,26 @@ class DeviceExecutor:
         self._accelerator.keep_pinned(PINNED_BYTES)
         # First: the step that prep reads has no rows yet, as the rules' kernels want it.
         self._sampler.warm_up(buffers.inputs, self._model.logits(buffers.sampled_hidden[:1]), buffers.tokens)
-        for staging in range(len(buffers.stagings)):
-            launcher.set_prep(staging, capture(partial(buffers.prep, staging)))
-        if self._config.enforce_eager:
-            return
-        decode = decode_sizes(sizes.max_rows, self._config.cudagraph_capture_sizes)
-        for size in reversed(mixed_sizes(sizes.max_tokens)):
-            launcher.set_forward(MIXED, size, capture(partial(self._forward_into, MIXED, size)))
-        for size in reversed(decode):
-            launcher.set_forward(DECODE, size, capture(partial(self._forward_into, DECODE, size)))
-            launcher.set_sample(size, capture(partial(self._choose, size)))
-        self._model.record_towers(self._accelerator.recorded)
+        launcher.set_prep(capture(buffers.prep))
+        if not self._config.enforce_eager:
+            for size in reversed(mixed_sizes(sizes.max_tokens)):
+                launcher.set_forward(MIXED, size, capture(partial(self._forward_into, MIXED, size)))
+            for size in reversed(decode_sizes(sizes.max_rows, self._config.cudagraph_capture_sizes)):
+                launcher.set_forward(DECODE, size, capture(partial(self._forward_into, DECODE, size)))
+                launcher.set_sample(size, capture(partial(self._choose_into, size)))
+                self._capture_step(size)
+            self._model.record_towers(self._accelerator.recorded)
+        buffers.begin_turns()
+
+    def _capture_step(self, size: int) -> None:
+        """A whole plain decode step: what has just been recorded in parts."""
+        self._launcher.set_step(size, self._accelerator.capture(partial(self._decode, size), met=True))
+
+    def _decode(self, rows: int) -> None:
+        """Prep, and a token for each of up to `rows` rows, all of which sample: hidden states stay where they are."""
+        buffers = self._buffers
+        buffers.prep()
+        self._choose(self._model.forward(buffers.batch(rows, rows, True, [])))
 
     def _forward_into(self, kind: int, tokens: int) -> None:
         """A forward of `tokens` padded tokens, and the hidden states of its sampled rows into their fixed place."""
@@ -177,11 +189,15 @@ class DeviceExecutor:
         buffers = self._buffers
         torch.index_select(hidden, 0, buffers.inputs.sample_index[:rows], out=buffers.sampled_hidden[:rows])
 
-    def _choose(self, rows: int) -> None:
-        """Logits of the first `rows` sampled rows, and a token for each that is one."""
+    def _choose_into(self, rows: int) -> None:
+        """A token for each of the first `rows` sampled rows that is one."""
+        self._choose(self._buffers.sampled_hidden[:rows])
+
+    def _choose(self, hidden: torch.Tensor) -> None:
+        """From the hidden states of sampled rows [rows, hidden_size] to their tokens, and those on their way home."""
         buffers = self._buffers
-        logits = self._model.logits(buffers.sampled_hidden[:rows])  # [rows, vocab]
-        self._sampler.launch_plain(buffers.inputs, logits, buffers.tokens)
+        self._sampler.launch_plain(buffers.inputs, self._model.logits(hidden), buffers.tokens)
+        buffers.send_tokens()
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
@@ -274,7 +290,7 @@ class DeviceExecutor:
         sample_size = launcher.pick_sample(plan.num_sampled) if plan.num_sampled else 0
         step.plain = self._sampler.is_plain(rows.slots[rows.sampled])
         if step.plain and size and (sample_size or not plan.num_sampled):
-            launcher.launch(plan, step.number, kind, size, sample_size, step.number)
+            launcher.launch(plan, step.number, kind, size, sample_size)
             step.event.asked = True
             return
         launcher.upload(plan, step.number)
@@ -287,9 +303,8 @@ class DeviceExecutor:
             if sample_size:
                 launcher.sample(sample_size)
             elif plan.num_sampled:
-                launcher.before_sample()
-                self._choose(plan.num_sampled)
-            self._ask(step)
+                self._choose_into(plan.num_sampled)
+            self._finish(step)
 
     def _run_eagerly(self, step: DeviceStep, kind: int, due: list[Due]) -> None:
         plan, buffers = step.plan, self._buffers
@@ -303,9 +318,9 @@ class DeviceExecutor:
             pending = prompt_logprobs(self._model.logits, rows, one.next_tokens, one.k, self._prompts.as_logits)
             step.owed.append((one, pending))
 
-    def _ask(self, step: DeviceStep) -> None:
-        """The step's tokens start for home."""
-        self._launcher.download(step.number)
+    def _finish(self, step: DeviceStep) -> None:
+        """All of the step is launched."""
+        self._launcher.finish()
         step.event.asked = True
 
     def launch_sample(self, step: StepResult, done: Callable[[StepResult], None]) -> None:
@@ -317,9 +332,9 @@ class DeviceExecutor:
             slots = rows.slots[rows.sampled]
             index = rows.computed[rows.sampled] + rows.lens[rows.sampled] - self._host.prompt_len[slots]
             logits = self._model.logits(buffers.sampled_hidden[: len(slots)])  # [num_sampled, vocab]
-            self._launcher.before_sample()
             step.pending = self._sampler.launch_special(buffers.inputs, logits, buffers.tokens, slots, index)
-            self._ask(step)
+            buffers.send_tokens()
+            self._finish(step)
         except Exception as error:
             step.error = error
 

@@ -3,11 +3,11 @@
 Owner: device thread. A plan is written by the scheduler into a pinned record, copied into one of two stagings, and
 spread by the prep kernels over the slots' state and the inputs of the forward; tokens come home into a pinned ring.
 
-    plan n -> records[n % 3] --up--> stagings[step % 2] --prep--> slots, inputs --forward--> sampled_hidden
-                                                     ring[n % 3] <--down-- tokens <--sample--
+    plan n -> records[n % 3] --up--> stagings[n % 2] --prep--> slots, inputs --forward--> sampled_hidden
+                                                    ring[n % 3] <-- tokens <--sample--
 
-A record and its ring buffer are used again three steps later: by then the step has been settled, so both copies have
-run. A staging is used again two steps later, when the prep that read it has run.
+A record and its line of the ring are used again three steps later: by then the step has been settled, so its copy has
+run and its tokens have been read. A staging is used again two steps later, when the prep that read it has run.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from _fast.plan import StepPlan
 from engine.attention.base import AttentionMeta
 from engine.device import Accelerator
 from engine.kernels.attention.work import WorkList, empty_list, fill_list, max_parts
-from engine.kernels.step_inputs import empty_inputs, empty_slots, step_inputs
+from engine.kernels.sampling.home import send_home
+from engine.kernels.step_inputs import empty_inputs, empty_slots, empty_stagings, step_inputs
 from engine.models.base import Model
 from engine.step.batch import Batch
 from engine.step.executor import Sizes
@@ -48,9 +49,12 @@ class StepBuffers:
         self._heads, self._head_dim = text.num_heads, spec.head_dim
         self._group = text.num_heads // spec.num_kv_heads
         self.records = [accelerator.pinned(length) for _ in range(RECORDS)]
-        self.ring = [accelerator.pinned(rows) for _ in range(RECORDS)]
-        self.plans = [StepPlan(rows, tokens, updates, buffer=record.numpy()) for record in self.records]
-        self.stagings = [torch.zeros(length, dtype=torch.int32, device=device) for _ in range(STAGINGS)]
+        self.ring = accelerator.pinned(RECORDS * rows).view(RECORDS, rows)
+        self.plans = [
+            StepPlan(rows, tokens, updates, buffer=record.numpy(), number=number)
+            for number, record in enumerate(self.records)
+        ]
+        self.stagings = empty_stagings(STAGINGS, length, device)
         self.params = SlotParams(sizes.max_slots)
         self.slots = empty_slots(sizes.max_slots, sizes.max_blocks, device)
         self.inputs = empty_inputs(rows, tokens, model.config.mrope, device)
@@ -74,11 +78,19 @@ class StepBuffers:
         parts = max_parts(num_blocks, sizes.block_size, sizes.max_rows)
         return empty_list(sizes.max_rows, sizes.max_tokens, parts, self._heads, self._head_dim, self.tokens.device)
 
-    def prep(self, staging: int) -> None:
-        """Launches what turns a staged record into the inputs of a forward: slots, tokens, rows, work lists."""
+    def prep(self) -> None:
+        """Launches what turns the next record into the inputs of a forward: slots, tokens, rows, work lists."""
         sizes = self._sizes
-        step_inputs(self.inputs, self.slots, self.stagings[staging], sizes.max_rows, sizes.max_tokens, sizes.block_size)
+        step_inputs(self.inputs, self.slots, self.stagings, sizes.max_rows, sizes.max_tokens, sizes.block_size)
         fill_list(self.work, self._meta(sizes.max_tokens, sizes.max_rows, False), self._group, self._invariant)
+
+    def begin_turns(self) -> None:
+        """The first staging is next, whatever prep has read so far."""
+        self.stagings.turn.zero_()
+
+    def send_tokens(self) -> None:
+        """Launches what brings the chosen tokens into the step's line of the ring."""
+        send_home(self.ring, self.tokens, self.inputs.home)
 
     def batch(self, tokens: int, rows: int, decode_only: bool, media: list[tuple[int, int, Tensor]]) -> Batch:
         """Views of the first `tokens` tokens and `rows` rows; more than the step has is padding."""

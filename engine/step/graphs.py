@@ -1,4 +1,4 @@
-"""Which token counts have a graph, and their capture: decode steps, mixed steps, and the choice of tokens.
+"""Which token counts have a graph: decode steps, whole and in parts, mixed steps, and the choice of tokens.
 
 Thread: device, at start. A graph's key is its padded token count; a step takes the smallest that holds it. Captured
 from large to small, so that the shared pool is as large as the largest needs and every smaller one fits into it.
@@ -6,21 +6,12 @@ from large to small, so that the shared pool is as large as the largest needs an
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
-
 DECODE, MIXED = 0, 1
 MIXED_LIMIT = 2048  # tokens; longer steps spend so little of their time on launches that they run eagerly
 MEDIA_LIMIT = 512  # tokens of a step with media; longer ones keep the device busier than their launches do the host
 # Mixed sizes: up to so many tokens in steps of so many. Products are cut into tiles of 128 rows (of 64 for small ones):
 # 512 tokens in a graph of 528 took 0.8 ms longer on an 8B than in one of 512. At most 12 % of a step is padding.
 MIXED_STEPS = ((256, 16), (512, 32), (1024, 64), (MIXED_LIMIT, 128))
-
-
-class Capture(Protocol):
-    """The accelerator's side: records what `body` launches, returns the executable graph's handle."""
-
-    def __call__(self, body: Callable[[], None]) -> int: ...
 
 
 def decode_sizes(max_rows: int, chosen: tuple[int, ...] = ()) -> list[int]:

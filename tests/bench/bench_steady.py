@@ -63,7 +63,7 @@ class Decoding:
         launcher.prep()
         launcher.forward(kind, launcher.pick(kind, plan.num_tokens))
         launcher.sample(launcher.pick_sample(plan.num_sampled))
-        launcher.download(index)
+        launcher.finish()
         return index
 
     def python_turn(self):

@@ -2,7 +2,7 @@
 
 Everything above it is the real thing: plans in records, prep, padded steps, the device's sampler, plans and tokens
 copied by the launcher's rules. Kernels fall back to their references. What a driver would do asynchronously happens
-at once, except tokens: they are read only after `wait`, and a record that is written too early is noticed.
+at once.
 """
 
 from __future__ import annotations
@@ -19,23 +19,27 @@ from engine.memory import DeviceMemory
 class HostLauncher:
     """The calls of _fast.driver.Launcher, in the calling thread."""
 
-    def __init__(self, graphs: list[Callable[[], None]], records: list, stagings: list, tokens, ring: list) -> None:
-        self._graphs, self._records, self._stagings, self._tokens, self._ring = graphs, records, stagings, tokens, ring
-        self._staging = 0
+    def __init__(self, graphs: list[Callable[[], None]], records: list, stagings: torch.Tensor) -> None:
+        self._graphs, self._records, self._stagings = graphs, records, stagings
+        self._turn = 0
         self.gap_s = 0.0  # no clock of the device's is asked
-        self._prep: dict[int, int] = {}
+        self._prep = -1
         self._forward: dict[tuple[int, int], int] = {}
         self._sample: dict[int, int] = {}
-        self.counts = {"upload": 0, "prep": 0, "forward": 0, "sample": 0, "download": 0, "wait": 0}
+        self._step: dict[int, int] = {}
+        self.counts = {"upload": 0, "prep": 0, "forward": 0, "sample": 0, "step": 0, "finish": 0, "wait": 0}
 
-    def set_prep(self, staging: int, graph: int) -> None:
-        self._prep[staging] = graph
+    def set_prep(self, graph: int) -> None:
+        self._prep = graph
 
     def set_forward(self, kind: int, size: int, graph: int) -> None:
         self._forward[kind, size] = graph
 
     def set_sample(self, size: int, graph: int) -> None:
         self._sample[size] = graph
+
+    def set_step(self, size: int, graph: int) -> None:
+        self._step[size] = graph
 
     def pick(self, kind: int, count: int) -> int:
         size = min((size for of, size in self._forward if of == kind and size >= count), default=0)
@@ -46,29 +50,32 @@ class HostLauncher:
 
     def upload(self, plan: StepPlan, record: int) -> None:
         self.counts["upload"] += 1
-        self._staging = plan.step_id % len(self._stagings)
         used = plan.used_len
+        assert plan.number == record
         assert np.asarray(plan.record).ctypes.data == self._records[record].data_ptr()
-        self._stagings[self._staging].fill_(-7)  # what was not copied must not be read
-        self._stagings[self._staging][:used] = self._records[record][:used]
+        self._stagings[self._turn].fill_(-7)  # what was not copied must not be read
+        self._stagings[self._turn][:used] = self._records[record][:used]
 
     def claim(self, record: int) -> None:
         pass  # everything launched has run
 
-    def before_sample(self) -> None:
-        pass
-
-    def launch(self, plan: StepPlan, record: int, kind: int, size: int, sample_size: int, ring: int) -> None:
+    def launch(self, plan: StepPlan, record: int, kind: int, size: int, sample_size: int) -> None:
         self.upload(plan, record)
-        self.prep()
-        self.forward(kind, size)
-        if sample_size:
-            self.sample(sample_size)
-        self.download(ring)
+        if kind == 0 and plan.num_sampled == plan.num_rows:
+            self.counts["step"] += 1
+            self._turn = (self._turn + 1) % len(self._stagings)  # whatever comes of it: prep has been launched
+            self._graphs[self._step[size]]()
+        else:
+            self.prep()
+            self.forward(kind, size)
+            if sample_size:
+                self.sample(sample_size)
+        self.finish()
 
     def prep(self) -> None:
         self.counts["prep"] += 1
-        self._graphs[self._prep[self._staging]]()
+        self._turn = (self._turn + 1) % len(self._stagings)
+        self._graphs[self._prep]()
 
     def forward(self, kind: int, size: int) -> None:
         self.counts["forward"] += 1
@@ -78,11 +85,10 @@ class HostLauncher:
         self.counts["sample"] += 1
         self._graphs[self._sample[size]]()
 
-    def download(self, ring: int) -> None:
-        self.counts["download"] += 1
-        self._ring[ring].copy_(self._tokens)
+    def finish(self) -> None:
+        self.counts["finish"] += 1
 
-    def wait(self, ring: int, timeout: float) -> bool:
+    def wait(self, record: int, timeout: float) -> bool:
         self.counts["wait"] += 1
         return True
 
@@ -116,8 +122,9 @@ class HostAccelerator:
     def keep_pinned(self, largest: int) -> None:
         pass  # nothing is pinned here
 
-    def capture(self, body: Callable[[], None]) -> int:
-        body()
+    def capture(self, body: Callable[[], None], met: bool = False) -> int:
+        if not met:
+            body()
         self._graphs.append(body)
         return len(self._graphs) - 1
 
@@ -125,8 +132,9 @@ class HostAccelerator:
         body()
         return body
 
-    def launcher(self, records: list, stagings: list, tokens: torch.Tensor, ring: list) -> HostLauncher:
-        return HostLauncher(self._graphs, records, stagings, tokens, ring)
+    def launcher(self, records: list, stagings: torch.Tensor, ring: torch.Tensor) -> HostLauncher:
+        assert len(ring) == len(records)
+        return HostLauncher(self._graphs, records, stagings)
 
     def free_unused(self) -> None:
         self.freed += 1

@@ -56,7 +56,7 @@ def calls(monkeypatch):
     kept.clear()
 
 
-async def test_a_plain_step_is_three_launches_two_copies_and_one_wait(calls):
+async def test_a_plain_decode_step_is_one_launch_one_copy_and_one_wait(calls):
     async with CUDA.running(tiny.checkpoint("qwen3")) as served:
         steps = []
         served.on_step = steps.append
@@ -64,23 +64,25 @@ async def test_a_plain_step_is_three_launches_two_copies_and_one_wait(calls):
         await asyncio.gather(*[answer(served, text_request(ids, 80, ignore_eos=True)) for ids in PROMPTS])
         count = len(steps)
         seen = dict(calls)
+        in_parts = sum(stats.num_tokens > stats.num_rows for stats in steps) + count // 64 + 1
     assert count >= 80
-    assert 2 * count <= seen["GraphLaunch"] <= 3 * count
-    assert seen["MemcpyAsync 1"] == seen["MemcpyAsync 2"] == count
-    assert seen["EventSynchronize"] == count
-    # uploaded, sampled, home; and two for each gap that is measured.
-    assert 3 * count <= seen["EventRecord"] <= 3 * count + 2 * (count // 64 + 1)
-    assert seen["StreamWaitEvent"] <= 3 * count
+    assert count <= seen["GraphLaunch"] <= count + 2 * in_parts
+    assert in_parts < count / 4
+    assert seen["MemcpyAsync 1"] == seen["EventSynchronize"] == count
+    assert "MemcpyAsync 2" not in seen, "tokens go home without one"
+    # uploaded, home; and two for each gap that is measured.
+    assert 2 * count <= seen["EventRecord"] <= 2 * count + 2 * (count // 64 + 1)
+    assert seen["StreamWaitEvent"] == count
 
 
 async def test_gaps_between_steps_are_measured_by_the_devices_clock():
     async with CUDA.running(tiny.checkpoint("qwen3")) as served:
-        Steps(served)  # asks for every second one
+        Steps(served)  # asks for every eighth one
         seen = []
         served.on_step = seen.append
         await answer(served, text_request(PROMPTS[0], 100, ignore_eos=True))
     gaps = [stats.gap_s for stats in seen if stats.gap_s]
-    assert 20 <= len(gaps) <= 60  # the gap behind a step is read before another one is marked
+    assert 8 <= len(gaps) <= 14
     assert 0 < float(np.median(gaps)) < 0.001
 
 

@@ -11,9 +11,9 @@ from _fast.plan import StepPlan
 from _fast.scheduler import Scheduler
 from engine.kernels import target
 from tests.fast.oracles.runtime import (
-    DOWN,
     ELAPSED,
     GRAPH,
+    QUERY,
     RECORD,
     STREAM_WAIT,
     SYNC,
@@ -69,7 +69,7 @@ class Engine:
         size = launcher.pick(kind, plan.num_tokens)
         sample = launcher.pick_sample(plan.num_sampled) if plan.num_sampled else 0
         if together and size:
-            launcher.launch(plan, index, kind, size, sample, index)
+            launcher.launch(plan, index, kind, size, sample)
         else:
             launcher.upload(plan, index)
             launcher.prep()
@@ -77,7 +77,7 @@ class Engine:
                 launcher.forward(kind, size)
             if sample:
                 launcher.sample(sample)
-            launcher.download(index)
+            launcher.finish()
         self.in_flight.append(planned)
         return True
 
@@ -106,7 +106,7 @@ class Engine:
             assert tokens == [self.rig.draw(number, place) for place in range(self.rules[number])]
 
 
-@pytest.mark.parametrize("eager", list(itertools.product([0, 1], repeat=3)))
+@pytest.mark.parametrize("eager", list(itertools.product([0, 1], repeat=2)))
 def test_tokens_are_right_however_late_or_early_the_streams_run(eager):
     engine = Engine(seed=sum(eager))
     engine.rig.lib.set_eager(*eager)
@@ -114,47 +114,55 @@ def test_tokens_are_right_however_late_or_early_the_streams_run(eager):
     assert engine.number > 50
 
 
-@pytest.mark.parametrize("buffers", [{"records": 2, "ring": 2}, {"records": 3, "ring": 3, "stagings": 3}])
+@pytest.mark.parametrize("buffers", [{"records": 2}, {"stagings": 3}, {"stagings": 1}])
 def test_other_numbers_of_buffers_work_too(buffers):
     engine = Engine(seed=1, **buffers)
-    engine.rig.lib.set_eager(1, 0, 0)
+    engine.rig.lib.set_eager(1, 0)
     engine.run(200)
 
 
-def test_a_step_is_one_copy_up_one_down_three_graphs_and_one_wait():
-    engine = Engine()
+@pytest.mark.parametrize(("whole", "graphs"), [(True, [GRAPH]), (False, [GRAPH] * 3)])
+def test_a_decode_step_is_one_copy_one_graph_where_there_is_one_and_one_wait(whole, graphs):
+    engine = Engine(whole=whole)
     engine.add()
     engine.launch(together=True)
     for _ in range(3):
         engine.rig.take_calls()
         engine.launch(together=True)
         engine.settle()
-        calls = [what for what, _ in engine.rig.take_calls() if what != 6]
-        launch = [UP, RECORD, STREAM_WAIT, GRAPH, GRAPH, STREAM_WAIT, GRAPH, RECORD, STREAM_WAIT, DOWN, RECORD]
-        assert calls == [*launch, SYNC]
+        calls = [what for what, _ in engine.rig.take_calls() if what != QUERY]
+        assert calls == [UP, RECORD, STREAM_WAIT, *graphs, RECORD, SYNC]
 
 
-def test_only_the_used_part_of_a_record_and_the_rows_tokens_travel():
+def test_a_step_that_computes_prompts_is_launched_in_its_parts():
+    engine = Engine(seed=2)
+    engine.add()
+    engine.launch(together=True)
+    handles = [which // 10000 for what, which in engine.rig.take_calls() if what == GRAPH]
+    assert handles[:2] == [0, 3]
+    assert handles[2:] in ([], [4])
+
+
+def test_only_the_used_part_of_a_record_travels():
     engine = Engine()
     engine.add()
     engine.launch(together=True)
     plan, _ = engine.in_flight[0]
     calls = engine.rig.take_calls()
     assert [size for what, size in calls if what == UP] == [4 * plan.used_len]
-    assert [size for what, size in calls if what == DOWN] == [4 * plan.num_rows]
     assert (engine.rig.stagings[0][plan.used_len :] == -88).all()
 
 
 def test_one_call_and_its_parts_make_the_same_calls():
     logs = []
     for together in (True, False):
-        engine = Engine(seed=3)
+        engine = Engine(seed=3, whole=False)
         engine.add()
         for _ in range(4):
             engine.launch(together)
             if len(engine.in_flight) == 2:
                 engine.settle()
-        logs.append([call for call in engine.rig.take_calls() if call[0] != 6])
+        logs.append([call for call in engine.rig.take_calls() if call[0] != QUERY])
     assert logs[0] == logs[1]
 
 
@@ -181,8 +189,11 @@ def test_one_step_in_so_many_has_the_gap_behind_it_measured():
     told = gaps(engine, 20)
     assert [k for k, gap in enumerate(told) if gap] == [4, 8, 12, 16]
     assert max(told) < 0.001, "they were launched in time"
-    calls = [what for what, _ in engine.rig.take_calls()]
+    log = engine.rig.take_calls()
+    calls = [what for what, _ in log]
     assert calls.count(ELAPSED) == 4
+    whole = sum(what == GRAPH and which > 50000 for what, which in log)
+    assert whole == len([call for call in log if call[0] == UP]) - 1 - 4, "a gap ends between prep and forward"
     assert calls.count(SYNC) == len(told)
     told = gaps(Engine(seed=4), 12, late=0.008)
     assert min(gap for gap in told if gap) > 0.001
@@ -207,7 +218,7 @@ def test_no_gap_is_told_where_nothing_was_in_flight():
         engine.rig.launcher.measure_gaps(0)
 
 
-@pytest.mark.parametrize("eager", [(0, 0, 0), (0, 1, 0)])
+@pytest.mark.parametrize("eager", [(0, 0), (0, 1)])
 def test_a_step_nobody_waited_for_still_has_its_record_and_its_staging_read_first(eager):
     """It failed on the host after its prep was launched; streams are as late as they may be, or copies early."""
     engine = Engine()
@@ -237,11 +248,11 @@ def test_a_step_nobody_waited_for_still_has_its_record_and_its_staging_read_firs
     [
         (GRAPH, "GraphLaunch", "prep"),
         (UP, "MemcpyAsync", "upload"),
-        (DOWN, "MemcpyAsync", "download"),
         (RECORD, "EventRecord", "upload"),
+        (RECORD, "EventRecord", "finish"),
         (STREAM_WAIT, "StreamWaitEvent", "prep"),
         (SYNC, "EventSynchronize", "wait"),
-        (6, "EventQuery", "done"),
+        (QUERY, "EventQuery", "done"),
     ],
 )
 def test_a_call_that_fails_is_named_with_its_number(what, name, method):
@@ -252,7 +263,7 @@ def test_a_call_that_fails_is_named_with_its_number(what, name, method):
     steps = {
         "upload": lambda: launcher.upload(plan, index),
         "prep": launcher.prep,
-        "download": lambda: launcher.download(index),
+        "finish": launcher.finish,
         "wait": lambda: launcher.wait(index, 1.0),
         "done": lambda: launcher.done(index),
     }
@@ -273,7 +284,7 @@ def test_one_call_for_all_says_which_part_failed():
         engine.rig.lib.set_failure(GRAPH, 2, k)
         size = engine.rig.launcher.pick(1, plan.num_tokens)
         with pytest.raises(RuntimeError, match=f"{name} returned 2"):
-            engine.rig.launcher.launch(plan, index, 1, size, 1, index)
+            engine.rig.launcher.launch(plan, index, 1, size, 1)
 
 
 def test_a_size_is_the_smallest_that_holds_the_count():
@@ -317,17 +328,17 @@ def test_a_mistake_is_refused_in_words():
     launcher = engine.rig.launcher
     with pytest.raises(ValueError, match="nothing was uploaded"):
         launcher.prep()
-    with pytest.raises(ValueError, match="never asked for"):
+    with pytest.raises(ValueError, match=r"finish\(\) comes before wait"):
         launcher.wait(0, 1.0)
     with pytest.raises(ValueError, match="no step was uploaded"):
-        launcher.download(0)
+        launcher.finish()
     plan, index = engine.plan()
     with pytest.raises(ValueError, match="does not lie in record 1"):
         launcher.upload(plan, 1)
     with pytest.raises(ValueError, match="record 3: there are 0 to 2"):
         launcher.upload(plan, 3)
     with pytest.raises(ValueError, match="no graphs for kind 0, size 7"):
-        launcher.launch(plan, index, 0, 7, 1, 0)
+        launcher.launch(plan, index, 0, 7, 1)
     with pytest.raises(ValueError, match="no graph of kind 1 and size 7"):
         launcher.forward(1, 7)
     with pytest.raises(ValueError, match="no sample graph of size 7"):
@@ -335,6 +346,8 @@ def test_a_mistake_is_refused_in_words():
     with pytest.raises(ValueError, match="not null"):
         launcher.set_forward(0, 8, 0)
     with pytest.raises(ValueError, match="0 rows"):
+        launcher.upload(StepPlan(ROWS, TOKENS, 128, engine.rig.records[1], 1), 1)
+    with pytest.raises(ValueError, match="its tokens would not go home to 1"):
         launcher.upload(StepPlan(ROWS, TOKENS, 128, engine.rig.records[1]), 1)
 
 

@@ -13,7 +13,15 @@ from engine.kernels.gemm.gated import gated_product, gated_reference
 from engine.kernels.norm import rms_norm, rms_norm_reference
 from engine.kernels.overlap import overlaps
 from engine.kernels.rope import cos_sin, cos_sin_reference
-from engine.kernels.step_inputs import empty_inputs, empty_slots, step_inputs, step_inputs_reference, tail_of
+from engine.kernels.sampling.home import send_home
+from engine.kernels.step_inputs import (
+    Stagings,
+    empty_inputs,
+    empty_slots,
+    step_inputs,
+    step_inputs_reference,
+    tail_of,
+)
 from engine.kernels.tune import LEAST_FILL, SHAPES, few_rows, many_gated
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
@@ -146,12 +154,37 @@ def test_step_inputs(mrope):
     record[at : at + 5700] = torch.randint(0, 5000, (5700,))
     mine, theirs = empty_slots(lines, 120, "cuda"), empty_slots(lines, 120, "cpu")
     got, want = (empty_inputs(max_rows, max_tokens, mrope, device) for device in ("cuda", "cpu"))
-    for _ in range(2):
-        step_inputs(got, mine, record.cuda(), max_rows, max_tokens, 16)
-    step_inputs_reference(want, theirs, record, max_rows, max_tokens, 16)
-    for ours, plain in ((got, want), (mine, theirs)):
+    stagings = [
+        Stagings(record.to(device).repeat(2, 1), torch.zeros(2, dtype=torch.int32, device=device))
+        for device in ("cuda", "cpu")
+    ]
+    for _ in range(3):
+        step_inputs(got, mine, stagings[0], max_rows, max_tokens, 16)
+        step_inputs_reference(want, theirs, stagings[1], max_rows, max_tokens, 16)
+    for ours, plain in ((got, want), (mine, theirs), stagings):
         for field in dataclasses.fields(ours):
             assert torch.equal(getattr(ours, field.name).cpu(), getattr(plain, field.name)), field.name
+
+
+def test_a_graph_sends_tokens_home_to_another_buffer_each_time():
+    rows = 300
+    ring = torch.zeros(3 * rows, dtype=torch.int32, pin_memory=True).view(3, rows)
+    tokens = torch.zeros(rows, dtype=torch.int32, device="cuda")
+    home = torch.zeros(1, dtype=torch.int32, device="cuda")
+    send_home(ring, tokens, home)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        send_home(ring, tokens, home)
+    for step in range(12):
+        tokens.fill_(step)
+        home.fill_(step % 3)
+        graph.replay()
+        there = torch.cuda.Event(blocking=True)
+        there.record()
+        there.synchronize()
+        assert ring[step % 3].tolist() == [step] * rows
+        assert ring[(step + 1) % 3].tolist() == [max(0, step - 2)] * rows
 
 
 @pytest.mark.parametrize("rows", [1, 24, 64, 200, 2048])

@@ -4,9 +4,9 @@
    one at once as far as it may. So a buffer that is written too early, or a stream that should have waited, changes
    what is read. The functions have CUDA's names, so that the library can stand for libcudart.
 
-   The model behind "prep", "forward" and "sample": a record is taken apart by its header; a slot's words travel once;
-   a token is a hash of the slot's seed and the token's place; a fed token is the slot's newest. A step whose own
-   numbers do not fit together sets `fault`. */
+   The model behind "prep", "forward" and "sample": stagings take turns; a record is taken apart by its header; a slot's
+   words travel once; a token is a hash of the slot's seed and the token's place; a fed token is the slot's newest; the
+   tokens go to the ring buffer that the header names. A step whose own numbers do not fit together sets `fault`. */
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -16,18 +16,18 @@
 
 enum { WORDS = 12, MAX_OPS = 64, MAX_LOG = 1 << 16, EVENTS = 64, SLOTS = 1024, ROWS = 1024, PREP_NS = 5000 };
 enum { COPY, GRAPH, RECORD, WAIT };
-enum { LOG_GRAPH, LOG_UP, LOG_DOWN, LOG_RECORD, LOG_STREAM_WAIT, LOG_SYNC, LOG_QUERY, LOG_ELAPSED };
+enum { LOG_GRAPH, LOG_UP, LOG_RECORD, LOG_STREAM_WAIT, LOG_SYNC, LOG_QUERY, LOG_ELAPSED };
 
 typedef struct { int kind, event; int64_t version; void *to; const void *from; size_t size; int64_t graph; } Op;
 typedef struct { Op ops[MAX_OPS]; int64_t begin, end; int eager; } Stream;
 typedef struct { int64_t asked, reached; int stream, used; unsigned flags; int64_t at, stamp; } Event;
 
-static Stream streams[3];            /* handles 1, 2, 3: compute, up, down */
+static Stream streams[2];            /* handles 1, 2: compute, up */
 static Event events[EVENTS + 1];     /* handles 1 .. EVENTS */
 static int32_t calls[MAX_LOG][2];    /* (what, of which) */
 static int64_t num_calls;
 static int fail_call = -1, fail_code, fail_after;
-static int32_t max_rows, max_tokens, *tokens_device, *stagings[8];
+static int32_t max_rows, max_tokens, *ring[8], *stagings[8], num_stagings, turn;
 static int32_t words[SLOTS][WORDS], last_token[SLOTS], table_updates;
 static int32_t header[16], rows_slot[ROWS], rows_place[ROWS], rows_sampled;
 static int64_t fault, device_end, step_ns, faulty_step = -1;
@@ -99,10 +99,10 @@ static void prep(const int32_t *record)
 
 static void sample(int32_t size)
 {
-    int32_t row;
+    int32_t row, *tokens = ring[header[10]];
     if (bare) {
         for (row = 0; row < header[0]; row++)
-            tokens_device[row] = 7;
+            tokens[row] = 7;
         return;
     }
     fault |= (rows_sampled > size) << 5;
@@ -110,27 +110,32 @@ static void sample(int32_t size)
         if (rows_place[row] >= 0) {
             int32_t token = draw(words[rows_slot[row]][7], rows_place[row]);
             last_token[rows_slot[row]] = token;
-            tokens_device[row] = token;
+            tokens[row] = token;
         } else
-            tokens_device[row] = -7; /* nobody may read this */
+            tokens[row] = -7; /* nobody may read this */
     if (faulty_step >= 0 && header[4] == faulty_step)
         for (row = 0; row < header[0]; row++)
             if (rows_place[row] >= 0) {
-                tokens_device[row] = -1;
+                tokens[row] = -1;
                 break;
             }
 }
 
-/* Graph handles: 1000 + staging, 20000 + decode size, 30000 + mixed size, 40000 + sample size. */
+/* Graph handles: 1000 prep, 20000 + decode size, 30000 + mixed size, 40000 + sample size, 50000 + size of a whole step. */
+enum { PREP = 1000, DECODE = 20000, MIXED = 30000, SAMPLE = 40000, STEP = 50000 };
+
 static void graph(int64_t handle)
 {
-    if (handle < 20000)
-        prep(stagings[handle - 1000]);
-    else if (handle < 40000) {
-        int32_t size = (int32_t)(handle % 10000);
-        fault |= (header[1] > size) << 6 | (handle < 30000 && header[1] != header[0]) << 7;
-    } else
-        sample((int32_t)(handle - 40000));
+    int32_t size = (int32_t)(handle % 10000);
+    if (handle < DECODE || handle >= STEP) {
+        prep(stagings[turn]);
+        turn = (turn + 1) % num_stagings;
+    }
+    if ((handle >= DECODE && handle < SAMPLE) || handle >= STEP)
+        fault |= (header[1] > size) << 6 | ((handle < MIXED || handle >= STEP) && header[1] != header[0]) << 7;
+    if (handle >= SAMPLE)
+        sample(size);
+    fault |= (handle >= STEP && !bare && rows_sampled != header[0]) << 10;
 }
 
 static void reach(int event, int64_t version);
@@ -171,11 +176,12 @@ int cudaGraphLaunch(void *handle, void *stream)
 {
     Op op = {.kind = GRAPH, .graph = (int64_t)(intptr_t)handle};
     int code = note(LOG_GRAPH, (int)(intptr_t)handle);
-    if (!code && op.graph < 40000 && step_ns) {
+    int forward = (op.graph >= DECODE && op.graph < SAMPLE) || op.graph >= STEP;
+    if (!code && step_ns) {
         int64_t now = clock_ns();
-        device_end = (device_end > now ? device_end : now) + (op.graph < 20000 ? PREP_NS : step_ns);
+        device_end = (device_end > now ? device_end : now) + (forward ? step_ns : op.graph < DECODE ? PREP_NS : 0);
     }
-    if (op.graph >= 20000 && op.graph < 40000 && wake_after && --wake_after == 0) {
+    if (forward && wake_after && --wake_after == 0) {
         int64_t one = 1;
         if (write(wake_fd, &one, sizeof one) < 0)
             fault |= 1 << 8;
@@ -186,7 +192,8 @@ int cudaGraphLaunch(void *handle, void *stream)
 int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, void *stream)
 {
     Op op = {.kind = COPY, .to = to, .from = from, .size = size};
-    int code = note(kind == 1 ? LOG_UP : LOG_DOWN, (int)size);
+    int code = note(LOG_UP, (int)size);
+    fault |= (kind != 1) << 11;
     return code ? code : push(stream, op);
 }
 
@@ -269,7 +276,7 @@ const char *cudaGetErrorString(int code)
 
 /* What tests set and read. */
 
-void setup(int32_t rows, int32_t tokens, int32_t *device_tokens, int32_t **device_stagings, int32_t count)
+void setup(int32_t rows, int32_t tokens, int32_t **host_ring, int32_t num_ring, int32_t **device_stagings, int32_t count)
 {
     memset(streams, 0, sizeof streams);
     memset(events, 0, sizeof events);
@@ -277,7 +284,9 @@ void setup(int32_t rows, int32_t tokens, int32_t *device_tokens, int32_t **devic
     memset(last_token, 255, sizeof last_token);
     max_rows = rows;
     max_tokens = tokens;
-    tokens_device = device_tokens;
+    memcpy(ring, host_ring, num_ring * sizeof(int32_t *));
+    num_stagings = count;
+    turn = 0;
     memcpy(stagings, device_stagings, count * sizeof(int32_t *));
     num_calls = fault = device_end = step_ns = table_updates = bare = wake_after = next_prep = 0;
     in_order = 1;
@@ -285,7 +294,7 @@ void setup(int32_t rows, int32_t tokens, int32_t *device_tokens, int32_t **devic
     faulty_step = -1;
 }
 
-void set_eager(int compute, int up, int down) { streams[0].eager = compute, streams[1].eager = up, streams[2].eager = down; }
+void set_eager(int compute, int up) { streams[0].eager = compute, streams[1].eager = up; }
 void set_failure(int call, int code, int after) { fail_call = call, fail_code = code, fail_after = after; }
 void set_step_ns(int64_t ns) { step_ns = ns; }
 void set_faulty_step(int64_t step) { faulty_step = step; }

@@ -17,7 +17,7 @@ from _fast.driver import Launcher
 from _fast.params import SlotParams
 from _fast.plan import StepPlan
 
-GRAPH, UP, DOWN, RECORD, STREAM_WAIT, SYNC, QUERY, ELAPSED = range(8)
+GRAPH, UP, RECORD, STREAM_WAIT, SYNC, QUERY, ELAPSED = range(7)
 CALLS = (
     "GraphLaunch", "MemcpyAsync", "EventCreateWithFlags", "EventDestroy", "EventRecord", "EventQuery",
     "EventSynchronize", "StreamWaitEvent", "EventElapsedTime", "GetErrorString",
@@ -53,30 +53,33 @@ def seed_words(slot: int, prompt_len: int, seed: int) -> np.ndarray:
 class Rig:
     """Memory, graphs and a launcher for one scheduler's limits."""
 
-    def __init__(self, rows, tokens, updates, max_slots, *, records=3, stagings=2, ring=3, graphs=True):
+    def __init__(self, rows, tokens, updates, max_slots, *, records=3, stagings=2, graphs=True, whole=True):
         self.lib = library()
         size = StepPlan.record_len(rows, tokens, updates)
         self.records = [np.full(size, -99, np.int32) for _ in range(records)]
         self.stagings = [np.full(size, -88, np.int32) for _ in range(stagings)]
-        self.ring = [np.full(rows, -77, np.int32) for _ in range(ring)]
-        self.tokens = np.full(rows, -66, np.int32)
-        self.plans = [StepPlan(rows, tokens, updates, record) for record in self.records]
+        self.ring = [np.full(rows, -77, np.int32) for _ in range(records)]
+        self.plans = [StepPlan(rows, tokens, updates, record, k) for k, record in enumerate(self.records)]
         self.params = SlotParams(max_slots)
-        pointers = (ctypes.c_void_p * stagings)(*[s.ctypes.data for s in self.stagings])
-        self.lib.setup(rows, tokens, ctypes.c_void_p(self.tokens.ctypes.data), pointers, stagings)
+        lines, pointers = (
+            (ctypes.c_void_p * len(arrays))(*[array.ctypes.data for array in arrays])
+            for arrays in (self.ring, self.stagings)
+        )
+        self.lib.setup(rows, tokens, lines, records, pointers, stagings)
         self.launcher = Launcher(
-            addresses(), 1, 2, 3, [r.ctypes.data for r in self.records], [s.ctypes.data for s in self.stagings],
-            self.tokens.ctypes.data, [b.ctypes.data for b in self.ring], rows,
+            addresses(), 1, 2, [r.ctypes.data for r in self.records], [s.ctypes.data for s in self.stagings],
+            [line.ctypes.data for line in self.ring], rows,
         )  # fmt: skip
-        for staging in range(stagings):
-            self.launcher.set_prep(staging, 1000 + staging)
+        self.launcher.set_prep(1000)
         if graphs:
-            self.set_graphs(rows, tokens)
+            self.set_graphs(rows, tokens, whole)
 
-    def set_graphs(self, rows, tokens):
+    def set_graphs(self, rows, tokens, whole):
         for size in sorted({1, 2, 4, *range(8, rows, 8), rows}, reverse=True):
             self.launcher.set_forward(0, size, 20000 + size)
             self.launcher.set_sample(size, 40000 + size)
+            if whole:
+                self.launcher.set_step(size, 50000 + size)
         for size in sorted({*range(16, tokens, 16), tokens}, reverse=True):
             self.launcher.set_forward(1, size, 30000 + size)
 

@@ -1,25 +1,29 @@
-"""The prep kernels compile for every target."""
+"""The prep kernels, and the one that sends tokens home, compile for every target."""
 
 import pytest
 import triton  # noqa: F401  (before any kernel file, so that they take it)
 
+from engine.kernels.sampling.home import home_kernel
 from engine.kernels.step_inputs import inputs_kernel, state_kernel
 from tests.kernels.accelerator.targets import TARGETS, compiles
 
 I, F = "*i32", "*fp32"  # noqa: E741
 STATE = {
     "block_tables": I, "prompt_len": I, "position_delta": I, "temperature": F, "top_k": I, "top_p": F, "min_p": F,
-    "seed": "*i64", "presence": F, "frequency": F, "repetition": F, "staging": I,
-    "capacity": "i32", "tail": "i32", "max_slots": "i32", "max_blocks": "i32",
+    "seed": "*i64", "presence": F, "frequency": F, "repetition": F, "stagings": I, "turn": I,
+    "num_stagings": "i32", "capacity": "i32", "tail": "i32", "max_slots": "i32", "max_blocks": "i32",
 }  # fmt: skip
 INPUTS = {
     "token_ids": "*i64", "positions": "*i64", "slot_mapping": "*i64", "query_start": I, "context_len": I,
     "row_slot": I, "sample_index": "*i64", "sample_row": I, "sample_slot": I, "sample_place": I, "num_rows": I,
-    "num_sampled": I, "block_tables": I, "last_token": I, "prompt_len": I, "position_delta": I, "staging": I,
-    "capacity": "i32", "max_rows": "i32", "max_tokens": "i32", "max_slots": "i32", "max_blocks": "i32",
+    "num_sampled": I, "home": I, "block_tables": I, "last_token": I, "prompt_len": I, "position_delta": I,
+    "stagings": I, "turn": I, "num_stagings": "i32", "capacity": "i32", "max_rows": "i32",
+    "max_tokens": "i32", "max_slots": "i32", "max_blocks": "i32",
     "block_size": "i32",
 }  # fmt: skip
+HOME = {"ring": I, "tokens": I, "home": I, "num_buffers": "i32", "max_rows": "i32"}
 KERNELS = {
+    "home": (home_kernel, HOME, {"BLOCK": 256, "OVERLAP": True}, {"num_warps": 4}),
     "state": (state_kernel, STATE, {"UPDATE": 4, "PARAMS": 12, "BLOCK": 256, "OVERLAP": True}, {"num_warps": 4}),
     **{
         f"inputs {mrope}": (

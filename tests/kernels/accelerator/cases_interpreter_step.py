@@ -7,7 +7,16 @@ import pytest
 import torch
 import triton  # noqa: F401  (before any kernel file, so that they take it; TRITON_INTERPRET says in which mode)
 
-from engine.kernels.step_inputs import empty_inputs, empty_slots, launch_inputs, step_inputs_reference, tail_of
+from engine.kernels.sampling.home import launch_home, send_home_reference
+from engine.kernels.step_inputs import (
+    Stagings,
+    empty_inputs,
+    empty_slots,
+    empty_stagings,
+    launch_inputs,
+    step_inputs_reference,
+    tail_of,
+)
 from engine.kernels.target import HAS_TRITON
 from tests.kernels.plans import Walk
 
@@ -17,6 +26,11 @@ def equal(got, want) -> None:
         assert torch.equal(getattr(got, field.name), getattr(want, field.name)), field.name
 
 
+def staged(record: torch.Tensor) -> Stagings:
+    """One staging, which is always next."""
+    return Stagings(record[None].contiguous(), torch.zeros(2, dtype=torch.int32))
+
+
 @pytest.mark.parametrize("mrope", [False, True])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_step_equals_the_reference(seed, mrope):
@@ -24,17 +38,21 @@ def test_a_step_equals_the_reference(seed, mrope):
     walk = Walk(seed, mrope)
     mine = empty_slots(walk.max_slots, walk.max_blocks, "cpu")
     theirs = copy.deepcopy(mine)
-    for _, record in walk.steps(40):
+    turns = [empty_stagings(2, walk.capacity, "cpu") for _ in range(2)]
+    for number, (_, record) in enumerate(walk.steps(40)):
         got, want = (empty_inputs(walk.max_rows, walk.max_tokens, mrope, "cpu") for _ in range(2))
         for field in dataclasses.fields(got):
             getattr(got, field.name).fill_(-77)
         for slots in (mine, theirs):
             slots.last_token[: walk.max_slots] = torch.from_numpy(walk.slots.last_token)
         size = (walk.max_rows, walk.max_tokens, walk.block_size)
-        launch_inputs(got, mine, torch.from_numpy(record), *size)
-        step_inputs_reference(want, theirs, torch.from_numpy(record), *size)
+        for stagings in turns:
+            stagings.records[number % 2, : len(record)] = torch.from_numpy(record)
+        launch_inputs(got, mine, turns[0], *size)
+        step_inputs_reference(want, theirs, turns[1], *size)
         equal(got, want)
         equal(mine, theirs)
+        equal(*turns)
 
 
 def test_more_tokens_and_changes_than_one_program_takes():
@@ -59,8 +77,8 @@ def test_more_tokens_and_changes_than_one_program_takes():
     words[:, 0] = torch.randperm(700)[:params]
     mine, theirs = empty_slots(700, 400, "cpu"), empty_slots(700, 400, "cpu")
     got, want = (empty_inputs(max_rows, max_tokens, False, "cpu") for _ in range(2))
-    launch_inputs(got, mine, record, max_rows, max_tokens, block_size)
-    step_inputs_reference(want, theirs, record, max_rows, max_tokens, block_size)
+    launch_inputs(got, mine, staged(record), max_rows, max_tokens, block_size)
+    step_inputs_reference(want, theirs, staged(record), max_rows, max_tokens, block_size)
     equal(got, want)
     equal(mine, theirs)
 
@@ -69,10 +87,20 @@ def test_more_tokens_and_changes_than_one_program_takes():
 def test_a_broken_record_stays_inside_its_tensors(value):
     slots, out = empty_slots(3, 5, "cpu"), empty_inputs(2, 4, True, "cpu")
     record = torch.full((tail_of(2, 4) + 40,), value, dtype=torch.int32)
-    launch_inputs(out, slots, record, 2, 4, 16)
+    launch_inputs(out, slots, staged(record), 2, 4, 16)
     assert ((out.row_slot >= 0) & (out.row_slot <= 3)).all()
     assert (out.context_len <= 5 * 16).all()
     assert ((out.query_start >= 0) & (out.query_start <= 4)).all()
     assert ((out.sample_index >= 0) & (out.sample_index < 4)).all()
     assert (out.token_ids >= 0).all()
     assert (out.slot_mapping >= -1).all()
+
+
+@pytest.mark.parametrize("home", [-1, 0, 2, 9])
+@pytest.mark.parametrize("rows", [1, 256, 600])
+def test_tokens_go_to_the_buffer_that_the_step_named(rows, home):
+    tokens = torch.randint(-1, 1000, (rows,), dtype=torch.int32)
+    got, want = (torch.full((3, rows), -77, dtype=torch.int32) for _ in range(2))
+    launch_home(got, tokens, torch.tensor([home], dtype=torch.int32))
+    send_home_reference(want, tokens, torch.tensor([home], dtype=torch.int32))
+    assert torch.equal(got, want)
