@@ -3,6 +3,7 @@
 Few rows: a weight [N, K] is looked up with the least row class that holds them; None stands for the vendor's library,
 which also takes every other card. A shape that is not in the table goes by the rule that fits those that are, up to 32
 rows. Filled from `python -m tests.bench.gpu_products`, which prints the choice for each shape.
+Up to 256 rows: the gated products of WHOLE, whose tiles of all rows are one round of gemm/whole.
 Many rows: only gated products, where they fill the rounds of tiles that gemm/gated takes.
 """
 
@@ -12,6 +13,7 @@ import functools
 
 from engine.kernels.gemm.gated import DESCRIBED
 from engine.kernels.gemm.split_k import MAX_ROWS, MAX_TILES, Split
+from engine.kernels.gemm.whole import FIRST, MOST_ROWS, SECOND, SHARED_MEMORY
 from engine.kernels.target import Target, target
 
 CLASSES = (16, 32, 64)  # rows; a product of one row costs what one of 16 does
@@ -62,6 +64,14 @@ SHAPES: dict[str, dict[tuple[int, int, bool], Choice]] = {
     }
 }  # fmt: skip
 
+# Least rows, by (width, depth) of gate and of up. Microseconds of the vendor's product and silu·mul and of ours at 136,
+# 192, 256 rows, one H100, bfloat16.
+WHOLE: dict[str, dict[tuple[int, int], int]] = {
+    "sm_90": {
+        (12288, 4096): 193,  # 83.6 87.5 92.1 -> 94.3 86.4 86.1; a layer of 256 rows without attention 199 -> 191
+    }
+}
+
 MANY_ROWS = 512  # below, the vendor's smaller tiles win
 # How full the rounds of tiles must be, by (width, depth) of gate and of up. Microseconds of the vendor's product and
 # silu·mul and of ours at 512, 1,024, 2,048 rows, one H100, bfloat16; between them ours goes by rounds, the vendor's by
@@ -75,6 +85,19 @@ LEAST_FILL: dict[str, dict[tuple[int, int], float]] = {
     }
 }
 OTHER_FILL = 0.83  # of shapes beside the table: (11008, 2048) and (27648, 5120) took 2 to 23 % less from there on
+
+
+def whole_gated(rows: int, width: int, depth: int) -> bool:
+    """Whether this card takes gemm/whole for `rows` rows and weights gate and up [width, depth]."""
+    return rows <= MOST_ROWS and in_one_round(target(), rows, width, depth)
+
+
+def in_one_round(device: Target, rows: int, width: int, depth: int) -> bool:
+    """`whole_gated` on a given device, of MOST_ROWS or fewer."""
+    least = WHOLE.get(device.arch, {}).get((width, depth))
+    if least is None or rows < least:
+        return False
+    return -(-width // (FIRST + SECOND)) <= device.num_units and device.shared_memory >= SHARED_MEMORY
 
 
 def many_gated(rows: int, width: int, depth: int) -> bool:

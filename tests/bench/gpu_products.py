@@ -1,12 +1,13 @@
-"""Few rows times the weights of known models on this card: the vendor's product beside cuts of gemm/split_k.
+"""Up to 256 rows times the weights of known models on this card: the vendor's product beside gemm/split_k and whole.
 
 cuts: a line per weight and row class for SHAPES of kernels/tune: the best cut, or None where the vendor is faster.
 normed: the same with the norm before (q|k|v, gate|up) or after (o, down) left to the product, beside what is served
 without that and a norm's kernel, for SHAPES too; --missing asks only where SHAPES has None.
+whole: gate|up at 129 to 256 rows by the vendor's product and silu·mul beside gemm/whole, for WHOLE.
 layers: a layer without its attention (products, norms, rotation and store) by the vendor's products, by ours with norms
 of their own and as it is served, and how many kernels that is. Graphs of 20 calls over weights beyond the cache.
-Run: python -m tests.bench.gpu_products [--only cuts,normed,layers] [--missing] [--models Qwen3-0.6B,...]: five minutes
-for all of it, most of them compiling.
+Run: python -m tests.bench.gpu_products [--only cuts,normed,whole,layers] [--missing] [--models Qwen3-0.6B,...]: five
+minutes for all of it, most of them compiling.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from engine.kernels.activation import silu_mul
 from engine.kernels.gemm import dense
 from engine.kernels.gemm.dense import add_linear, normed_linear, pack, pack_gated
 from engine.kernels.gemm.split_k import Split, Unscaled, arrivals, launch_split, room_after
+from engine.kernels.gemm.whole import launch_whole
 from engine.kernels.norm import rms_norm
 from engine.kernels.qkv import qkv_rope_store
-from engine.kernels.tune import CLASSES, few_rows
+from engine.kernels.tune import CLASSES, few_rows, whole_gated
 from tests.bench.gpu_kernels import draw, time_of
 
 MODELS = {  # hidden, inner, heads, kv heads of 128
@@ -163,13 +165,31 @@ def show_cuts(model: str, normed: bool, missing: bool) -> None:
                   f"ours {ours:6.1f} us: {tuple(cut)}{' (slower)' * (ours >= theirs)}", flush=True)  # fmt: skip
 
 
+def show_whole(model: str) -> None:
+    hidden, inner, *_ = MODELS[model]
+    weights = [draw(2 * inner, hidden) for _ in range(max(2, (120 << 20) // (4 * inner * hidden) + 1))]
+
+    def vendor(x: torch.Tensor, weight: torch.Tensor) -> None:
+        silu_mul(torch.mm(x, weight.t()))
+
+    for rows in (129, 160, 192, 193, 224, 256):
+        x, out = draw(rows, hidden), draw(rows, inner)
+        theirs = microseconds([lambda w=w, x=x: vendor(x, w) for w in weights])
+        ours = microseconds([lambda w=w, x=x, out=out: launch_whole(x, w, None, out) for w in weights])
+        taken = "taken" if whole_gated(rows, inner, hidden) else "not taken"
+        print(f"{model} gate|up {rows:3d} rows: {theirs:6.1f} us, in one tile {ours:6.1f} us, {taken}", flush=True)
+
+
 def show_layers(model: str) -> None:
     for rows in (1, 8, 32, 64, 256):
         calls = layer(model, rows)
         served, count = microseconds(calls), kernels_of(calls[0])
         with mock.patch.object(dense, "room_after", return_value=None):
             apart = microseconds(calls)
-        with mock.patch.object(dense, "few_rows", return_value=None):
+        with (
+            mock.patch.object(dense, "few_rows", return_value=None),
+            mock.patch.object(dense, "whole_gated", return_value=False),
+        ):
             vendor = microseconds(calls)
         print(f"{model} layer, {rows:3d} rows: vendor's products {vendor:6.1f} us, norms of their own {apart:6.1f} us, "
               f"as served {served:6.1f} us in {count} kernels, attention not counted", flush=True)  # fmt: skip
@@ -177,7 +197,7 @@ def show_layers(model: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="cuts,normed,layers", help="which parts")
+    parser.add_argument("--only", default="cuts,normed,whole,layers", help="which parts")
     parser.add_argument("--missing", action="store_true", help="of the cuts, those that SHAPES has as None")
     parser.add_argument("--models", default=",".join(MODELS), help="of those that this file lists")
     options = parser.parse_args()
@@ -187,6 +207,8 @@ def main() -> None:
         for model in options.models.split(","):
             if part == "layers":
                 show_layers(model)
+            elif part == "whole":
+                show_whole(model)
             else:
                 show_cuts(model, part == "normed", options.missing)
 

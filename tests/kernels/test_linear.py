@@ -210,10 +210,11 @@ def test_plain_weights_of_an_accelerator_follow_the_same_rules(biased, dtype, in
 
 @pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize("kind", ["ours", "invariant", "float32"])
-def test_gated_products_of_many_rows_are_one_kernel(kind, given, monkeypatch):
+@pytest.mark.parametrize("rule", ["whole_gated", "many_gated"])
+def test_gated_products_are_one_kernel(rule, kind, given, monkeypatch):
     """Not where a row's bits must not vary, nor in float32."""
     asked: list[tuple[int, ...]] = []
-    monkeypatch.setattr(dense, "many_gated", lambda *sizes: asked.append(sizes) or True)
+    monkeypatch.setattr(dense, rule, lambda *sizes: asked.append(sizes) or True)
     monkeypatch.setattr(dense, "silu_mul", lambda both: asked.append(()) or silu_mul(both))
     dtype = torch.float32 if kind == "float32" else torch.bfloat16
     x, weight, bias = torch.randn(2, 3, 40).to(dtype), torch.randn(60, 40).to(dtype) / 4, torch.randn(60)

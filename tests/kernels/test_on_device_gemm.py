@@ -10,6 +10,7 @@ import torch
 
 from engine.kernels.gemm.dense import add_linear, gated_linear, linear, normed_linear, pack, pack_gated, set_invariant
 from engine.kernels.gemm.gated import gated_product, gated_reference
+from engine.kernels.gemm.whole import whole_product
 from engine.kernels.norm import rms_norm, rms_norm_reference
 from engine.kernels.overlap import overlaps
 from engine.kernels.rope import cos_sin, cos_sin_reference
@@ -22,7 +23,7 @@ from engine.kernels.step_inputs import (
     step_inputs_reference,
     tail_of,
 )
-from engine.kernels.tune import LEAST_FILL, SHAPES, few_rows, many_gated
+from engine.kernels.tune import LEAST_FILL, SHAPES, WHOLE, few_rows, many_gated, whole_gated
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
 LIMIT = 8e-3  # of bfloat16's rounding
@@ -69,6 +70,28 @@ def test_gated_products_of_many_rows(shape, biased):
         for _ in range(5):
             gated_product(x, weight, bias, again)
             assert torch.equal(got, again), rows
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("shape", [*WHOLE["sm_90"], (1000, 520), (96, 64), (152, 4096)])
+def test_gated_products_of_all_rows_at_once(shape, biased):
+    """Tails of rows, columns and depth; rows that do not begin at whole 16 bytes go to the kernel of many."""
+    if not overlaps():
+        pytest.skip("no loads by descriptors")
+    width, depth = shape
+    weight, bias = draw(2 * width, depth) / depth**0.5, draw(2 * width) if biased else None
+    packed = pack_gated(*weight.chunk(2), *((None, None) if bias is None else bias.chunk(2)))
+    for rows in (1, 65, 129, 192, 193, 255, 256):
+        for extra in (8, 3):
+            x, got = draw(rows, depth + extra)[:, :depth], draw(rows, width).fill_(torch.nan)
+            want = gated_reference(x.double(), weight, bias)
+            whole_product(x, weight, bias, got)
+            assert error(got, want) < LIMIT, (rows, extra)
+            again = torch.empty_like(got)
+            for _ in range(5):
+                whole_product(x, weight, bias, again)
+                assert torch.equal(got, again), (rows, extra)
+            assert error(gated_linear(x, packed), want) < LIMIT, (rows, extra, whole_gated(rows, *shape))
 
 
 @pytest.mark.parametrize("shape", LEAST_FILL["sm_90"])

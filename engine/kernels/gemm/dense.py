@@ -6,13 +6,14 @@ number of tokens: the base of the engine's batch invariance. bfloat16 weights st
 when every value survives the narrowing) and are widened in registers, which is exact. Users: every layer with weights.
 
 On an accelerator the matrix stays as it is, in the activations' dtype, and the vendor's library multiplies. Where
-kernels/tune says so, few rows go to gemm/split_k and gated products of many to gemm/gated; weights packed for it go to
-gemm/invariant, which keeps the promise above.
+kernels/tune says so, few rows go to gemm/split_k and gated products of more to gemm/whole, of many to gemm/gated;
+weights packed for it go to gemm/invariant, which keeps the promise above.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -23,8 +24,11 @@ from engine.kernels.activation import silu_mul
 from engine.kernels.gemm.gated import gated_product, gated_reference
 from engine.kernels.gemm.invariant import invariant_linear
 from engine.kernels.gemm.split_k import Split, Unscaled, arrivals, room_after, split_linear
+from engine.kernels.gemm.whole import whole_product
 from engine.kernels.norm import rms_norm
-from engine.kernels.tune import few_rows, many_gated
+from engine.kernels.tune import few_rows, many_gated, whole_gated
+
+GatedProduct = Callable[[Tensor, Tensor, Tensor | None, Tensor], None]  # x, weight, bias, out
 
 PANEL = 64  # output rows in a panel
 HUGE_PAGE = 2 << 20  # bytes
@@ -177,16 +181,12 @@ def plain_linear(x: Tensor, packed: PackedLinear, out: Tensor | None, residual: 
 def plain_gated(x: Tensor, packed: PackedLinear, out: Tensor | None) -> Tensor:
     """`gated_linear` on an accelerator: one launch where kernels/tune has one for these rows, else two."""
     rows, width = _plain_rows(x, packed), packed.out_features // 2
-    cut = _cut(rows, packed, True)
-    many = cut is None and _takes_ours(rows, packed) and many_gated(len(rows), width, packed.in_features)
-    if cut is None and not many:
+    product = _gated_of(rows, packed)
+    if product is None:
         y = silu_mul(plain_linear(x, packed, None, None))
         return y if out is None else out.copy_(y)
     y = rows.new_empty(len(rows), width) if out is None else out.view(-1, width)
-    if cut is None:
-        gated_product(rows, packed.panels, packed.bias, y)
-    else:
-        split_linear(rows, packed.panels, packed.bias, None, y, True, cut)
+    product(rows, packed.panels, packed.bias, y)
     return y.view(*x.shape[:-1], width) if out is None else out
 
 
@@ -223,6 +223,19 @@ def _cut(rows: Tensor, packed: PackedLinear, gated: bool, normed: bool = False) 
     if not _takes_ours(rows, packed) or (normed and rows.dtype is torch.float16):  # a norm's gain leaves its range
         return None
     return few_rows(len(rows), packed.out_features // (1 + gated), packed.in_features, gated)
+
+
+def _gated_of(rows: Tensor, packed: PackedLinear) -> GatedProduct | None:
+    """What launches one kernel for the gated product of these rows [M, K], where kernels/tune has one."""
+    cut = _cut(rows, packed, True)
+    if cut is not None:
+        return lambda x, weight, bias, out: split_linear(x, weight, bias, None, out, True, cut)
+    if not _takes_ours(rows, packed):
+        return None
+    sizes = len(rows), packed.out_features // 2, packed.in_features
+    if whole_gated(*sizes):
+        return whole_product
+    return gated_product if many_gated(*sizes) else None
 
 
 def _takes_ours(rows: Tensor, packed: PackedLinear) -> bool:

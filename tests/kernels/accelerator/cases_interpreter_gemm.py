@@ -11,6 +11,7 @@ from engine.kernels.gemm import gated, invariant
 from engine.kernels.gemm.gated import gated_reference, launch_gated
 from engine.kernels.gemm.invariant import invariant_linear_reference, launch_invariant
 from engine.kernels.gemm.split_k import Split, arrivals, launch_split, room_after, split_linear_reference
+from engine.kernels.gemm.whole import launch_whole
 from engine.kernels.norm import rms_norm_reference
 from engine.kernels.rope import cos_sin_reference, launch_cos_sin
 from engine.kernels.target import HAS_TRITON, Target
@@ -123,6 +124,20 @@ def test_gated_products(rows, width, depth, described, dtype, monkeypatch):
 
 def test_gated_products_of_no_rows():
     launch_gated(torch.empty(0, 16), torch.randn(16, 16), None, torch.empty(0, 8))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("rows", "width", "depth"), [(1, 8, 8), (130, 136, 72), (193, 192, 64), (256, 264, 200), (200, 72, 128)]
+)
+def test_gated_products_of_all_rows_at_once(rows, width, depth, dtype):
+    """Widths that end in either block of a tile, and beyond neither."""
+    weight, bias = (torch.randn(2 * width, depth) / 8).to(dtype), torch.randn(2 * width).to(dtype)
+    x = torch.randn(rows, depth + 8).to(dtype)[:, :depth]
+    for added in (bias, None):
+        got = torch.full((rows, width), torch.nan, dtype=dtype)
+        launch_whole(x, weight, added, got)
+        assert error(got, gated_reference(x.double(), weight, added)) < limit(dtype)
 
 
 @pytest.mark.parametrize("sections", [None, (8, 8, 8), (4, 10, 10)])

@@ -1,0 +1,101 @@
+"""The gated product of up to 256 rows, all in one tile: y = silu(x gate^T + b) * (x up^T + c).
+
+At so few rows what is read decides: the weights' bytes from memory, the rows again and again from the second-level
+cache. A tile of all rows reads each weight once, and the more columns it has, the seldomer the rows; 96 of gate and 96
+of up are the most that the registers of a unit hold sums for. An inner width of 12,288 makes 128 such tiles: a round of
+nearly all units of a card, so no program goes on to a second tile as in gemm/gated. A block's side is a power of two,
+so a tile is two blocks of columns, 64 and 32, that multiply the same rows.
+Users: gemm/dense on accelerators that load blocks by descriptors, for the weights and rows that kernels/tune names.
+"""
+
+# ruff: noqa: PT018 (a launcher checks in few lines)
+from __future__ import annotations
+
+from torch import Tensor
+
+from engine.kernels.gemm.gated import describe, gated_reference, is_aligned, launch_gated
+from engine.kernels.overlap import begin, launch_options
+from engine.kernels.target import tl, triton
+
+MOST_ROWS = 256  # a descriptor's block has no longer side
+FIRST, SECOND = 64, 32  # columns of a tile's two blocks
+BLOCK_K, STAGES, WARPS = 64, 4, 8
+SHARED_MEMORY = 229440  # bytes that a program takes: four stages, and 64 for their barriers
+
+
+@triton.jit
+def product_of(tokens, weight, n, k, sums, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    """sums [BLOCK_M, 2 * BLOCK_N] and the tokens times BLOCK_N rows of gate and of up, from (n, k) on."""
+    return tl.dot(tokens, weight.load([0, n, k]).reshape((2 * BLOCK_N, BLOCK_K)).T, sums, input_precision="ieee")
+
+
+@triton.jit
+def store_gated(out, bias, sums, n, width, BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+    """One block of the result, from column n on; sums [BLOCK_M, 2 * BLOCK_N], gate first."""
+    gate, up = sums.reshape((BLOCK_M, 2, BLOCK_N)).permute((0, 2, 1)).split()
+    if BIAS:
+        column = n + tl.arange(0, BLOCK_N)
+        gate += tl.load(bias + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
+        up += tl.load(bias + width + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
+    out.store([0, n], (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype))
+
+
+@triton.jit
+def whole_kernel(
+    out,  # [rows, width] in blocks [BLOCK_M, FIRST]
+    out_rest,  # the same in blocks [BLOCK_M, SECOND]
+    x,  # [rows, depth] in blocks [BLOCK_M, BLOCK_K]
+    weight,  # [2, width, depth] in blocks [2, FIRST, BLOCK_K]
+    weight_rest,  # the same in blocks [2, SECOND, BLOCK_K]
+    bias,  # [2 * width] when BIAS
+    width,
+    depth,
+    BIAS: tl.constexpr,
+    BLOCK_M: tl.constexpr,  # rows or more
+    FIRST: tl.constexpr,
+    SECOND: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """FIRST + SECOND columns of all rows per program; what lies beyond is read as zeros and not written."""
+    begin(OVERLAP)
+    n = tl.program_id(0) * (FIRST + SECOND)
+    tl.assume(depth > 0)
+    sums = tl.zeros([BLOCK_M, 2 * FIRST], tl.float32)
+    rest = tl.zeros([BLOCK_M, 2 * SECOND], tl.float32)
+    for k in tl.range(0, depth, BLOCK_K):
+        tokens = x.load([0, k])
+        sums = product_of(tokens, weight, n, k, sums, FIRST, BLOCK_K)
+        rest = product_of(tokens, weight_rest, n + FIRST, k, rest, SECOND, BLOCK_K)
+    store_gated(out, bias, sums, n, width, BIAS, BLOCK_M, FIRST)
+    store_gated(out_rest, bias, rest, n + FIRST, width, BIAS, BLOCK_M, SECOND)
+
+
+def whole_product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """x [M, K] with contiguous rows, 1 <= M <= 256, times weight [2N, K], gate first, into out [M, N]; bias [2N].
+
+    All of one dtype of two bytes, contiguous but for x. Rows that do not all begin at whole 16 bytes are left to
+    gemm/gated, which has a way without descriptors. Capturable.
+    """
+    if not x.is_cuda:
+        gated_reference(x, weight, bias, out)
+    elif all(is_aligned(tensor) for tensor in (out, x, weight)):
+        launch_whole(x, weight, bias, out)
+    else:
+        launch_gated(x, weight, bias, out)
+
+
+def launch_whole(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    """The Triton kernel; arguments as `whole_product`, all aligned."""
+    rows, depth = x.shape
+    width = out.shape[1]
+    assert 0 < rows <= MOST_ROWS and x.stride(1) == 1 and weight.is_contiguous() and out.is_contiguous()
+    assert weight.shape == (2 * width, depth), f"x is {tuple(x.shape)}, weight {tuple(weight.shape)}, width {width}"
+    assert out.shape == (rows, width) and all(is_aligned(tensor) for tensor in (out, x, weight))
+    both = weight.view(2, width, depth)
+    whole_kernel[(triton.cdiv(width, FIRST + SECOND),)](  # descriptors pass by value, so a graph holds them
+        describe(out, MOST_ROWS, FIRST), describe(out, MOST_ROWS, SECOND), describe(x, MOST_ROWS, BLOCK_K),
+        describe(both, 2, FIRST, BLOCK_K), describe(both, 2, SECOND, BLOCK_K), out if bias is None else bias,
+        width, depth, BIAS=bias is not None, BLOCK_M=MOST_ROWS, FIRST=FIRST, SECOND=SECOND, BLOCK_K=BLOCK_K,
+        num_warps=WARPS, num_stages=STAGES, **launch_options(),
+    )  # fmt: skip
