@@ -1,12 +1,13 @@
 """MediaAhead: what a conversation embeds is loaded while its text is still rendered and tokenized.
 
-Owner: loop; `found` alone is called in the pool, when the messages have been read. Only what came with the request
-begins so early: nothing is fetched for one that may yet be refused. Leaving (`async with`) ends what nobody awaits any
-more; the error of a text that cannot be rendered comes first, as if the media had waited.
+Owner: loop. Only what came with the request begins so early: nothing is fetched for one that may yet be refused. It is
+in the pool before the text is: a template holds the interpreter, and whoever wakes up beside one waits for half a
+millisecond. Leaving (`async with`) ends what nobody awaits any more; the error of a text that cannot be rendered comes
+first, as if the media had waited.
 
-    pool   | read messages | template, tokenize |
-    pool                   | base64, hash | decode ...
-    loop                                        | load: awaits it
+    loop   | glance at the messages | begin | render           | load: awaits it
+    pool                                    | base64, hash, decode ...
+    pool                                    | template, tokenize |
 """
 
 from __future__ import annotations
@@ -29,26 +30,25 @@ class MediaAhead:
         self._loader = loader
         self._scope = scope
         self._options = options
-        self._loop = asyncio.get_running_loop()
-        self._left = False
+        self._begun: Sequence[MediaRef] = ()
         self._loading: asyncio.Task[list[Processed]] | None = None
 
-    def found(self, refs: Sequence[MediaRef]) -> None:
-        """The messages' items, in order (pool)."""
-        if refs and all(ref.embedded for ref in refs):
-            self._loop.call_soon_threadsafe(self._begin, tuple(refs))
-
-    def _begin(self, refs: Sequence[MediaRef]) -> None:
-        if not self._left and self._loader is not None:
-            self._loading = self._loop.create_task(self._load(refs))
+    async def begin(self, refs: Sequence[MediaRef]) -> None:
+        """Loads what the messages were seen to hold, in order; the first of it is in the pool when this returns."""
+        if refs and self._loader is not None and all(ref.embedded for ref in refs):
+            self._begun = tuple(refs)
+            self._loading = asyncio.get_running_loop().create_task(self._load(refs))
+            await asyncio.sleep(0)  # the task's turn
 
     async def _load(self, refs: Sequence[MediaRef]) -> list[Processed]:
         assert self._loader is not None, "the renderer refuses media that the model does not take"
         return await self._loader.load(refs, options=self._options, scope=self._scope)
 
     async def load(self, refs: Sequence[MediaRef]) -> list[Processed]:
-        """The prompt's items, which are those found."""
-        return await (self._loading or self._load(refs))
+        """The prompt's items; begun already if they are those seen."""
+        if self._loading is not None and self._begun == tuple(refs):
+            return await self._loading
+        return await self._load(refs)
 
     async def __aenter__(self) -> Self:
         return self
@@ -56,7 +56,6 @@ class MediaAhead:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
-        self._left = True
         if self._loading is not None:
             self._loading.cancel()
             await asyncio.gather(self._loading, return_exceptions=True)

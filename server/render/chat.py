@@ -67,10 +67,6 @@ class RenderConfig:
         return self.max_prompt_bytes or 16 * self.max_model_len
 
 
-def _nobody(media: list[MediaRef]) -> None:
-    """Wants to know of media before the prompt is there."""
-
-
 class Renderer:
     """Makes prompts for one model."""
 
@@ -112,9 +108,8 @@ class Renderer:
         add_special_tokens: bool = False,
         truncate_prompt_tokens: int | None = None,
         truncation_side: Side = "left",
-        found: Callable[[list[MediaRef]], None] = _nobody,
     ) -> Prompt:
-        """The prompt of a conversation; `found` is told in the pool what media it holds, before text becomes tokens."""
+        """The prompt of a conversation."""
         if continue_final_message and add_generation_prompt:
             raise invalid(
                 "continue_final_message leaves the last message open, so add_generation_prompt must be false.",
@@ -125,7 +120,7 @@ class Renderer:
 
         def work() -> Prompt:
             if self._format is not None and chat_template is None:
-                ids, media = self._formatted(messages, tools, documents, continue_final_message, template_kwargs, found)
+                ids, media = self._formatted(messages, tools, documents, continue_final_message, template_kwargs)
                 kept = truncate(ids, truncate_prompt_tokens, truncation_side, self._max_len)
                 return self._prompt(kept, media, self.tokenizer.decode(kept), "messages")
             escapes = Escapes(self.tokenizer.special_spellings) if self.config.escape_special_tokens else None
@@ -138,7 +133,6 @@ class Renderer:
                 template_kwargs,
                 chat_template,
                 escapes,
-                found,
             )
             segments = None if escapes is None else escapes.segments(text)
             return self._tokenized(
@@ -170,6 +164,10 @@ class Renderer:
             return work()
         return await self._in_pool(work)
 
+    def embedded(self, messages: list[dict[str, Any]]) -> list[MediaRef]:
+        """The media of a short conversation that has all of them with it; of others none."""
+        return MessageReader(self._rules("openai", FORMAT_FACTS)).embedded(messages)
+
     def from_ids(self, ids: list[int], media: list[MediaRef], param: str) -> Prompt:
         """The prompt of token ids that hold one placeholder for each of the items."""
         return self._prompt(self._checked_ids(ids, param), media, None, param)
@@ -186,11 +184,9 @@ class Renderer:
         template_kwargs: Mapping[str, Any] | None,
         chat_template: str | None,
         escapes: Escapes | None,
-        found: Callable[[list[MediaRef]], None],
     ) -> tuple[str, list[MediaRef]]:
         template = self._template_for(tools, chat_template)
         conversation, media = self._read(messages, self._rules(template.content_format, template.facts), escapes)
-        found(media)
         for value, name in ((tools, "tools"), (documents, "documents"), (template_kwargs, "chat_template_kwargs")):
             self.media.refuse_in_value(value, name)
         tag = _open_last(conversation) if continue_final_message else ""
@@ -214,12 +210,10 @@ class Renderer:
         documents: list[dict[str, Any]] | None,
         continue_final_message: bool,
         template_kwargs: Mapping[str, Any] | None,
-        found: Callable[[list[MediaRef]], None],
     ) -> tuple[np.ndarray, list[MediaRef]]:
         """Ids from the tokenizer's own chat format; control tokens cannot come from a client's text there."""
         assert self._format is not None
         conversation, media = self._read(messages, self._rules("openai", FORMAT_FACTS), None)
-        found(media)
         self._check_size(_json_size(tools, "tools"), "tools")
         _json_size(conversation, "messages")
         ids = self._format.encode(

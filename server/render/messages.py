@@ -44,6 +44,8 @@ MEDIA_KEYS: dict[str, tuple[Modality, str]] = {
 # A part without `type` is known by its key.
 BARE_KEYS = ("text", "image_url", "audio_url", "video_url", "input_audio", "file", "image", "audio", "video", "refusal")
 
+LOOKED_AT = 256  # messages, and their parts, that `embedded` goes through: a few hundredths of a millisecond
+
 PART_TYPES = "text, image_url, input_audio, audio_url, video_url, file"
 EMBEDS = ("image_embeds", "audio_embeds", "video_embeds")
 
@@ -77,6 +79,25 @@ class MessageReader:
         if len(messages) > self.rules.max_messages:
             raise invalid(f"{param} has {len(messages)} messages; at most {self.rules.max_messages}.", param)
         return [self._message(message, f"{param}[{index}]") for index, message in enumerate(messages)]
+
+    def embedded(self, messages: list[dict[str, Any]], param: str = "messages") -> list[MediaRef]:
+        """What `read` will find, at a glance: of a short conversation that brings all its media along, else none.
+
+        Faults are left to `read`, which tells of the first one.
+        """
+        contents = [message.get("content") for message in messages[:LOOKED_AT] if isinstance(message, dict)]
+        lists = [content for content in contents if isinstance(content, list)]
+        if len(messages) > LOOKED_AT or sum(map(len, lists)) > LOOKED_AT:
+            return []
+        try:
+            for index, message in enumerate(messages):
+                content = message.get("content")
+                for at, part in enumerate(content if isinstance(content, list) else ()):
+                    if isinstance(part, dict) and str(_kind(part)) not in TEXT_KEYS:
+                        self._part(part, f"{param}[{index}].content[{at}]")
+        except RenderError:
+            return []
+        return self.media if all(ref.embedded for ref in self.media) else []
 
     def _message(self, message: Any, path: str) -> dict[str, Any]:
         if not isinstance(message, dict):
@@ -170,9 +191,7 @@ class MessageReader:
             return {"type": "text", "text": self._text(part, path)}
         if not isinstance(part, dict):
             raise invalid(f"{path} must be an object with a type.", path)
-        kind = part.get("type")
-        if kind is None:
-            kind = next((key for key in BARE_KEYS if key in part), None)
+        kind = _kind(part)
         if not isinstance(kind, str):
             raise invalid(f"{path}.type is missing; it must be one of {PART_TYPES}.", f"{path}.type")
         if kind in TEXT_KEYS:
@@ -254,6 +273,11 @@ class MessageReader:
             )
         modality: Modality = kind  # type: ignore[assignment]
         return MediaRef(modality, data, None, _uuid(part, payload, path), where)
+
+
+def _kind(part: dict[str, Any]) -> Any:
+    kind = part.get("type")
+    return next((key for key in BARE_KEYS if key in part), None) if kind is None else kind
 
 
 def _uuid(part: dict[str, Any], payload: Any, path: str) -> str | None:

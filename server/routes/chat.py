@@ -102,10 +102,12 @@ def check_tools(body: ChatBody) -> None:
 
 
 async def render(state: AppState, body: ChatBody, ahead: MediaAhead) -> Prompt:
+    """Media first: their pictures take longer than the text, and the pool begins with what it gets first."""
     kwargs: dict[str, Any] = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", body.reasoning_effort)
         kwargs.setdefault("enable_thinking", body.reasoning_effort != "none")
+    await ahead.begin(state.renderer.embedded(body.messages))
     return await state.renderer.chat(
         body.messages,
         tools=offered(state, body.tools, body.tool_choice),
@@ -117,7 +119,6 @@ async def render(state: AppState, body: ChatBody, ahead: MediaAhead) -> Prompt:
         add_special_tokens=bool(body.add_special_tokens),
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         truncation_side=side_of(body.truncation_side),
-        found=ahead.found,
     )
 
 

@@ -1,12 +1,19 @@
-"""Embedded media begin to load while the text is rendered; nothing is fetched early, and nothing is left running."""
+"""Embedded media begin to load before the text is rendered; nothing is fetched early, and nothing is left running."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from mm.errors import MediaError, invalid
 from mm.item import MediaRef
+from mm.load import _Job
 from server.media_ahead import MediaAhead
+from server.render.chat import Renderer
+from server.render.messages import LOOKED_AT
+from tests.server.live import picture
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 HERE = MediaRef("image", "data:image/jpeg;base64,AAAA")
 SOUND = MediaRef("audio", "AAAA", format="wav")
@@ -33,15 +40,10 @@ class Loader:
         return [f"processed {ref.modality}" for ref in refs]
 
 
-async def told(ahead, refs):
-    await asyncio.to_thread(ahead.found, refs)
-    await asyncio.sleep(0)
-
-
 async def test_embedded_media_load_before_they_are_asked_for_and_once():
     loader = Loader()
     async with MediaAhead(loader, b"scope", None) as ahead:
-        await told(ahead, [HERE, SOUND])
+        await ahead.begin([HERE, SOUND])
         assert loader.asked == [([HERE, SOUND], None, b"scope")]
         loader.go.set()
         assert await ahead.load([HERE, SOUND]) == ["processed image", "processed audio"]
@@ -53,9 +55,18 @@ async def test_what_is_not_here_waits_for_the_prompt(refs):
     loader = Loader()
     loader.go.set()
     async with MediaAhead(loader, b"", None) as ahead:
-        await told(ahead, refs)
+        await ahead.begin(refs)
         assert not loader.asked
         assert len(await ahead.load(refs)) == len(refs)
+
+
+async def test_what_was_not_seen_as_the_prompt_has_it_is_loaded_as_the_prompt_has_it():
+    loader = Loader()
+    loader.go.set()
+    async with MediaAhead(loader, b"", None) as ahead:
+        await ahead.begin([HERE])
+        assert await ahead.load([HERE, SOUND]) == ["processed image", "processed audio"]
+    assert [asked[0] for asked in loader.asked] == [[HERE], [HERE, SOUND]]
 
 
 async def test_a_text_that_is_refused_ends_the_loading():
@@ -64,14 +75,12 @@ async def test_a_text_that_is_refused_ends_the_loading():
 
     async def request():
         async with ahead:
-            await told(ahead, [HERE])
+            await ahead.begin([HERE])
             raise ValueError("the text")
 
     with pytest.raises(ValueError, match="the text"):
         await request()
-    assert loader.ended == 1
-    await told(ahead, [HERE])  # a template that ended too late
-    assert len(loader.asked) == 1
+    assert loader.ended == len(loader.asked) == 1
 
 
 async def test_an_error_of_the_media_is_told_where_they_are_awaited():
@@ -79,7 +88,7 @@ async def test_an_error_of_the_media_is_told_where_they_are_awaited():
     loader.error = invalid("damaged")
     loader.go.set()
     async with MediaAhead(loader, b"", None) as ahead:
-        await told(ahead, [HERE])
+        await ahead.begin([HERE])
         await asyncio.sleep(0.01)
         with pytest.raises(MediaError, match="damaged"):
             await ahead.load([HERE])
@@ -90,7 +99,7 @@ async def test_a_request_that_is_cancelled_takes_its_loading_along():
 
     async def request():
         async with MediaAhead(loader, b"", None) as ahead:
-            await told(ahead, [HERE])
+            await ahead.begin([HERE])
             await ahead.load([HERE])
 
     task = asyncio.create_task(request())
@@ -99,3 +108,59 @@ async def test_a_request_that_is_cancelled_takes_its_loading_along():
     with pytest.raises(asyncio.CancelledError):
         await task
     assert loader.ended == 1
+
+
+def user(*parts):
+    return {"role": "user", "content": list(parts)}
+
+
+SEEN = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+HEARD = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+FAR = {"image_url": {"url": "https://example.org/a.jpg"}}
+TEXT = {"type": "text", "text": "what is this?"}
+SPOKEN = {"role": "system", "content": "Say little."}
+
+
+@pytest.mark.parametrize(
+    ("messages", "count"),
+    [
+        ([SPOKEN, user(TEXT, SEEN, "and this?"), user(HEARD)], 2),
+        ([SPOKEN, user({"image_url": SEEN["image_url"]}, {"text": "bare"})], 1),
+        ([user(SEEN, FAR)], 0),
+        ([user({"type": "image_url", "image_url": None}, SEEN)], 0),
+        ([user({"type": ["image_url"]}, SEEN)], 0),
+        ([user(SEEN, *[TEXT] * LOOKED_AT)], 0),
+        ([SPOKEN, {"role": "user", "content": None}, {"role": "user"}], 0),
+    ],
+)
+async def test_a_glance_finds_what_reading_finds_or_nothing(client, messages, count):
+    renderer = client.state.renderer
+    found = renderer.embedded(messages)
+    assert len(found) == count
+    if count:
+        prompt = await renderer.chat(messages)
+        assert tuple(found) == prompt.media
+
+
+async def test_a_picture_is_in_the_pool_before_the_template(client, monkeypatch):
+    """With one thread in the pool, what was handed over first runs first."""
+    order = []
+
+    def noted(owner, name):
+        real = getattr(owner, name)
+
+        def run(*args, **kwargs):
+            order.append(name)
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, run)
+
+    noted(_Job, "_unpack")
+    noted(Renderer, "_render")
+    with ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(client.state.renderer, "_pool", pool)
+        monkeypatch.setattr(client.state.media, "_pool", pool)
+        seen = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + picture("teal")}}
+        body = {"messages": [user(TEXT, seen)], "max_tokens": 1}
+        assert (await client.post("/v1/chat/completions", body)).status == 200
+    assert order == ["_unpack", "_render"]
