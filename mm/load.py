@@ -29,6 +29,7 @@ from mm.decode.alarm import Alarm, too_complex
 from mm.decode.frames import FilmPlan
 from mm.decode.magic import agrees, as_audio, sniff
 from mm.decode.spare import SparePages
+from mm.decode.words import WORD
 from mm.errors import MediaError, busy, invalid, not_allowed, too_large, unsupported
 from mm.fetch import Fetcher
 from mm.item import MediaItem, MediaOptions, MediaRef, Processed
@@ -330,10 +331,10 @@ class _Job:
                 return self._processor.plan_image(height, width, self._request.options)
 
             def decode_only(_: Alarm) -> MediaItem:
-                pixels = picture.decode(Scale, take)  # as large as it is
+                pixels = picture.decode_whole(take)
                 return MediaItem("image", pixels, scale=scale(*pixels.shape[:2]))
 
-            size = picture.height * picture.width * 3
+            size = picture.height * picture.width * WORD
             if size <= self._processor.picture_bytes:
                 return _Opened(picture.cost + size, size, decode_only)
             size = scale(picture.height, picture.width).pixels * 3

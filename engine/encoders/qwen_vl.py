@@ -98,7 +98,8 @@ class QwenVisionTower:
 
     def patches(self, features: dict[str, Tensor]) -> Tensor:
         """What the processor sent as [patches, channels*temporal*patch*patch]: so already, as `pixel_values`, or still
-        as decoded `pixels` [frames, H, W, 3] with the tables `columns` and `rows` of their new size and the `normal`.
+        as decoded `pixels` [frames, H, W, 3 or 4] with the tables `columns` and `rows` of their new size and the
+        `normal`.
         """
         if "pixel_values" in features:
             return features["pixel_values"]
@@ -106,10 +107,13 @@ class QwenVisionTower:
         return pixels_to_patches(features["pixels"], features["columns"], features["rows"], normal, self.layout)
 
     def example(self, grid: tuple[int, int, int], shrunk: bool) -> dict[str, Tensor]:
-        """Features of a black picture or film; `shrunk` from twice the height, which takes another order."""
+        """Features of a black picture or film; `shrunk` from twice the height, which takes another order.
+
+        Pictures have a fourth byte behind each pixel, films have not.
+        """
         t, h, w = grid
         height, width = h * self.config.patch_size, w * self.config.patch_size
-        frames = (t * self.config.temporal_patch_size, height * (1 + shrunk), width, 3)
+        frames = (t * self.config.temporal_patch_size, height * (1 + shrunk), width, 4 if t == 1 else 3)
         pixels = torch.zeros(frames, dtype=torch.uint8, device=self.device)
         columns, rows = (torch.zeros(2, side, dtype=torch.int32, device=self.device) for side in (width, height))
         normal = torch.ones(6)

@@ -57,7 +57,7 @@ class Qwen25OmniThinker(Qwen2):
     def picture_bytes(self, max_rows: int) -> int:
         if self.vision is None or self.device == "cpu":
             return 0
-        return 3 * max_rows * (self.vision.config.patch_size * self.vision.config.merge_size) ** 2
+        return 4 * max_rows * (self.vision.config.patch_size * self.vision.config.merge_size) ** 2
 
     def record_towers(self, record: Record) -> None:
         if self.vision is not None:

@@ -3,7 +3,7 @@
 Pool only. In: bytes whose format `magic` has named. Out: one normal form: EXIF orientation applied, transparency
 flattened on white, CMYK and grey turned to RGB, 16 bits scaled to 8, the first frame of an animation. The header is
 read first; size and mode are checked and memory is reserved by the caller before any pixel is decoded. Where the pixels
-go is the caller's to say too (`take`).
+go is the caller's to say too (`take`), and whether a fourth byte may stand behind each of them (`decode_whole`).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 
 from mm.decode.alarm import too_complex
 from mm.decode.spare import new_pixels
+from mm.decode.words import copy_words
 from mm.errors import MediaError, invalid, too_large, unsupported
 from mm.limits import MediaLimits
 from mm.transform.image import Scale
@@ -108,11 +109,23 @@ class ImageFile:
 
     def decode(self, planner: Planner, take: Take = new_pixels) -> np.ndarray:
         """Decode into the normal form, scaled as `planner` says of the upright size; uint8 [height, width, 3]."""
+        return self._decoded(lambda image: _copy(planner(image.height, image.width).image(image), take))
+
+    def decode_whole(self, take: Take = new_pixels) -> np.ndarray:
+        """As large as it is; uint8 [height, width, 4] with the byte that Pillow has there, 3 if above 16 MiB."""
+
+        def copied(image: Image.Image) -> np.ndarray:
+            words = copy_words(image, take)
+            return _copy(image, take) if words is None else words
+
+        return self._decoded(copied)
+
+    def _decoded(self, copied: Callable[[Image.Image], np.ndarray]) -> np.ndarray:
+        """The upright RGB picture, as `copied` gives it."""
         try:
             image = self._image
             image.load()  # before the orientation, whose reader loads a PNG too and would hide what is wrong with it
-            image = _upright(_flat_rgb(image), _orientation(image))
-            pixels = _copy(planner(image.height, image.width).image(image), take)
+            pixels = copied(_upright(_flat_rgb(image), _orientation(image)))
         except MediaError:
             raise
         except MemoryError:

@@ -64,7 +64,7 @@ def encoded(name: str) -> str:
 @functools.lru_cache(maxsize=2)
 def loader_of(loop: asyncio.AbstractEventLoop, pixels: bool) -> MediaLoader:
     """One loader per test: names of equal content are equal only within a loader."""
-    picture_bytes = 40_000 if pixels else 0  # "blue" has more: the host scales it
+    picture_bytes = 50_000 if pixels else 0  # "blue" has more: the host scales it
     return MediaLoader(MediaLimits(), processor_for(tiny.checkpoint("omni"), raw_config(), picture_bytes), POOL)
 
 

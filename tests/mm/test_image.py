@@ -22,9 +22,14 @@ LIMITS = MediaLimits()
 
 
 def decode(data: bytes, limits: MediaLimits = LIMITS) -> np.ndarray:
+    """As large as it is, and the same with a fourth byte behind each pixel."""
     word = sniff(data)
     assert word is not None
-    return ImageFile(data, word, limits).decode(Scale)  # as large as it is
+    pixels = ImageFile(data, word, limits).decode(Scale)
+    words = ImageFile(data, word, limits).decode_whole()
+    assert words.shape == (*pixels.shape[:2], 4)
+    np.testing.assert_array_equal(words[..., :3], pixels)
+    return pixels
 
 
 def saved(image: Image.Image, kind: str, **options: object) -> bytes:
@@ -270,6 +275,19 @@ def test_jpegs_of_endless_scans_are_refused_unread() -> None:
     assert decode(data).shape == (16, 16, 3)
     error = refusal(data + b"\xff\xda" * 100)
     assert (error.status, error.reason) == (400, "media_too_complex")
+
+
+def test_pictures_beyond_a_block_of_pillows_memory_have_three_bytes() -> None:
+    data = made.picture(made.noise(2050, 2100), "BMP")
+    pixels = ImageFile(data, "bmp", LIMITS).decode_whole()
+    np.testing.assert_array_equal(pixels, made.noise(2050, 2100))
+
+
+def test_words_are_copied_into_the_memory_given() -> None:
+    pixels, room = made.noise(30, 20), np.zeros(30 * 20 * 4, np.uint8)
+    words = ImageFile(made.png(pixels), "png", LIMITS).decode_whole(lambda size: room[:size])
+    assert np.shares_memory(words, room)
+    np.testing.assert_array_equal(words[..., :3], pixels)
 
 
 def test_random_damage_never_escapes_as_another_error() -> None:
