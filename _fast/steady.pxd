@@ -21,6 +21,7 @@ cdef class SteadyLoop:
     cdef readonly int64_t num_steps  # settled here since start
     cdef readonly double free_s  # spent here without the GIL since start, waiting included
     cdef readonly double[::1] seconds  # how long steps take, by the bit length of their token count; 0: not known
+    cdef readonly double[::1] periods  # the same where steps are found done: what is between two of them
     cdef readonly int32_t[::1] cached  # per row of the last commit: cached prompt tokens at a first token, else -1
     cdef Scheduler scheduler
     cdef SlotParams params

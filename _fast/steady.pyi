@@ -27,6 +27,7 @@ class SteadyLoop:
     num_steps: int
     free_s: float
     seconds: Any
+    periods: Any
     cached: Any
     def __init__(
         self,

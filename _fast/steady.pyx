@@ -76,6 +76,7 @@ cdef double SPARE = 0.0001
 cdef double RISE = 99e-6  # when there was less to spare
 cdef double FALL = 1e-6  # when there was as much
 cdef double AT_ONCE = 20e-6  # seconds; a wait shorter than this found its step done already
+cdef double SLOWLY = 0.05  # of a longer step that is believed
 SPECIAL_ALWAYS = ALWAYS
 SPECIAL_PROMPT = 2
 
@@ -121,6 +122,7 @@ cdef class SteadyLoop:
         self.special = special
         self.wake_fd = wake_fd
         self.seconds = array("d", bytes(8 * NUM_CLASSES))
+        self.periods = array("d", bytes(8 * NUM_CLASSES))
         self.cached = array("i", bytes(4 * scheduler.max_rows))
         self.in_flight = self.planned = self.waited = self.undelivered = -1
         self.margin = MARGIN
@@ -164,8 +166,11 @@ cdef class SteadyLoop:
         return self._until(<StepPlan>self.plan_at[index], index)
 
     def learned(self):
-        """[(bit length of a step's tokens, seconds)] of what ran here: only decodes, where prompts are special."""
-        return [(bits, self.seconds[bits]) for bits in range(NUM_CLASSES) if self.seconds[bits] > 0.0]
+        """[(bit length of a step's tokens, seconds)] of what ran here: only decodes, where prompts are special.
+
+        What a step takes in effect, the host's part included where the device waits for it.
+        """
+        return [(bits, self.periods[bits]) for bits in range(NUM_CLASSES) if self.periods[bits] > 0.0]
 
     @property
     def numbers(self):
@@ -325,10 +330,14 @@ cdef class SteadyLoop:
         A step begins when it is launched or when the one before it ends, and wait() tells the time of an end only if
         it had to wait. A step found done was expected too late, the device may be idle: the next one of its class is
         expected in half the time. So a wrong number costs a few steps, not as many as it is times too large.
+
+        Where steps are found done again and again, the host is what they take their time from: that is their period,
+        of which no single one is believed at once, because one that is too long is followed by one that is too short.
         """
         cdef double begun = max(launched, before)
         cdef double took = self.launcher.ended_at - begun
         cdef double* known = &self.seconds[size_class(plan.num_tokens)]
+        cdef double* period = &self.periods[size_class(plan.num_tokens)]
         cdef bint begun_exact = self.exact or launched >= before
         self.exact = self.last.wait_s > AT_ONCE
         if not self.exact:
@@ -336,5 +345,9 @@ cdef class SteadyLoop:
         elif known[0] <= 0.0 or (took < known[0] and begun_exact):
             known[0] = took
         elif took > known[0]:
-            known[0] += 0.05 * (took - known[0])
+            known[0] += SLOWLY * (took - known[0])
+        if period[0] <= 0.0 or (took < period[0] and self.exact and begun_exact):
+            period[0] = took
+        else:
+            period[0] += SLOWLY * (took - period[0])
         return took

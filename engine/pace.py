@@ -13,7 +13,7 @@ from _fast.plan import StepPlan
 LEAST_PROMPT = 256  # tokens: about as many as the weights' own reading time hides
 ENOUGH = 256  # tokens in a step whose time is the tokens' and no longer the weights'
 FOUND_DONE = 20e-6  # seconds: a wait shorter than this was none
-RISE = 0.05  # of a longer step that is believed at once; a shorter one is believed fully
+RISE = 0.05  # of a longer step that is believed at once; a shorter one is believed fully, unless it was found done
 CROWD = 8  # requests that wait; with more, they count as much as the rhythm of those that decode
 HORIZON = 12  # steps within which a crowd's prompts are to be computed, if they do not fit into steps of twice the time
 LONG_STEP = 0.036  # seconds that a step may take for that
@@ -43,16 +43,15 @@ class Pace:
 
         Estimates fall at once and rise slowly, so that planning is never late. A step found done ended at an unknown
         time before: half of what it seems to have taken is believed, or one slow step would make later ones wait.
+        What decoding takes in effect is then the time between two steps, of which none is believed at once; prompts
+        in steps that are found done cost nothing, so nothing is learned of theirs.
         """
         rows, tokens = plan.num_rows, plan.num_tokens
-        if waited < FOUND_DONE:
-            took /= 2
-        _learn(self._seconds, tokens.bit_length(), took)
-        if waited < FOUND_DONE:
-            return
+        found_done = waited < FOUND_DONE
+        _learn(self._seconds, tokens.bit_length(), took / 2 if found_done else took)
         if plan.num_decode_rows == rows:
-            _learn(self._decode, rows.bit_length(), took)
-        elif tokens >= ENOUGH:
+            _learn(self._decode, rows.bit_length(), took, at_once=not found_done)
+        elif tokens >= ENOUGH and not found_done:
             self._per_token += (took / tokens - self._per_token) * (0.2 if self._per_token else 1.0)
 
     def prompt_budget(self, decoding: int, waiting: int, lacking: int, following: int) -> int:
@@ -84,6 +83,7 @@ class Pace:
         return min(((abs(seen - bits), took) for seen, took in self._decode.items()), default=(0, 0.0))[1]
 
 
-def _learn(known: dict[int, float], key: int, took: float) -> None:
+def _learn(known: dict[int, float], key: int, took: float, at_once: bool = True) -> None:
+    """`at_once`: a shorter time is believed fully."""
     before = known.get(key, took)
-    known[key] = took if took < before else before + RISE * (took - before)
+    known[key] = took if at_once and took < before else before + RISE * (took - before)

@@ -86,3 +86,17 @@ def test_a_step_found_done_halves_what_is_expected():
     for _ in range(8):
         pace.note(plan(8), pace.expected(plan(8)), 0.0)  # planned too late: it was done long before
     assert pace.expected(plan(8)) < 0.005
+
+
+def test_where_steps_are_found_done_their_period_limits_the_prompts_that_join():
+    pace = Pace(2048, TILE)
+    pace.note(plan(0, prompt=2000), 0.002, WAITED)  # a microsecond a token
+    for _ in range(50):
+        pace.note(plan(8), 0.0003, 0.0)  # the host's time: the device waits for it
+    assert pace.expected(plan(8)) == 0.00015  # so the next one is planned before it is over
+    assert pace.prompt_budget(8, 1, 900, 900) == 640 - 8
+    for took in (0.005, 0.00001):  # the thread was held up, and found the next one done as well
+        pace.note(plan(8), took, 0.0)
+    assert 640 - 8 <= pace.prompt_budget(8, 1, 900, 900) <= 1152 - 8
+    pace.note(plan(8), 0.0002, WAITED)
+    assert pace.prompt_budget(8, 1, 900, 900) == 384 - 8
