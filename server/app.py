@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Coroutine, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import uvloop
 from starlette.routing import Route, Router
@@ -91,10 +91,21 @@ def serve(config: Config) -> int:
         state = AppState(config)
         state.startup["bind"] = time.perf_counter() - begun
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(Process(state, listener).run())
+            status = runner.run(Process(state, listener).run())
     except (BindError, OSError) as error:
         print(f"omniloop: {error}", file=sys.stderr)
         return 1
+    if status == EXIT_DEAD:
+        leave(status)
+    return status
+
+
+def leave(status: int) -> NoReturn:
+    """At once: freeing what lies on a lost device can end in its libraries' abort(), with another status."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 class Process:

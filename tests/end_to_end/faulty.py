@@ -1,7 +1,7 @@
 """`python -m tests.end_to_end.faulty [flags]`: a server whose steps fail where a prompt asks for it, for test_faults.
 
-A prompt that begins with BREAKS_ITS_STEP makes the step that computes it raise; with LOSES_THE_DEVICE a kernel reads
-far outside its tensor, which an accelerator's context does not survive; a CPU's executor says what such a device would.
+A prompt that begins with BREAKS_ITS_STEP makes the step that computes it raise; with LOSES_THE_DEVICE a kernel writes
+where no memory is, which an accelerator's context does not survive; a CPU's executor says what such a device would.
 """
 
 from __future__ import annotations
@@ -15,23 +15,29 @@ signals.hold()  # as server/__main__ does, before the imports below
 
 import torch  # noqa: E402
 
+from engine.kernels.target import tl, triton  # noqa: E402
 from engine.runtime import Runtime  # noqa: E402
 from server import cli  # noqa: E402
 
 BREAKS_ITS_STEP, LOSES_THE_DEVICE = 97, 98
 
 
-def read_far_outside() -> None:
-    """Launched, not awaited."""
-    table, index = torch.zeros(8, device="cuda"), torch.full((8,), 1 << 40, device="cuda")
-    table.index_select(0, index)
+@triton.jit
+def far_kernel(out, distance):
+    """Torch's own kernels will not do: they check an index, or cut it to 32 bits first."""
+    tl.store(out + distance, 1.0)
+
+
+def write_far_outside() -> None:
+    """Terabytes behind any allocation. Launched, not awaited."""
+    far_kernel[(1,)](torch.zeros(8, device="cuda"), 1 << 42)
 
 
 def launch_forward(self: Runtime, plan: Any) -> Any:
     first = {int(plan.token_ids[plan.row_start[row]]) for row in range(plan.num_rows) if plan.row_computed[row] == 0}
     lost, on_device = LOSES_THE_DEVICE in first, self.model.device != "cpu"
     if lost and on_device:
-        read_far_outside()
+        write_far_outside()
     step = real(self, plan)
     if BREAKS_ITS_STEP in first:
         step.error = ValueError("planted")
