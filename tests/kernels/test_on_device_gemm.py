@@ -8,7 +8,16 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from engine.kernels.gemm.dense import add_linear, gated_linear, linear, normed_linear, pack, pack_gated, set_invariant
+from engine.kernels.gemm.dense import (
+    add_linear,
+    gated_linear,
+    linear,
+    normed_linear,
+    pack,
+    pack_gated,
+    plain_linear,
+    set_invariant,
+)
 from engine.kernels.gemm.gated import gated_product, gated_reference
 from engine.kernels.gemm.whole import whole_product
 from engine.kernels.norm import rms_norm, rms_norm_reference
@@ -91,7 +100,16 @@ def test_gated_products_of_all_rows_at_once(shape, biased):
             for _ in range(5):
                 whole_product(x, weight, bias, again)
                 assert torch.equal(got, again), (rows, extra)
-            assert error(gated_linear(x, packed), want) < LIMIT, (rows, extra, whole_gated(rows, *shape))
+            limit = LIMIT
+            if not (few_rows(rows, *shape, True) or whole_gated(rows, *shape) or many_gated(rows, *shape)):
+                # What the vendor's product loses, parts of a depth that it cut included, is in both factors.
+                product = torch.nn.functional.linear(
+                    x.double(), weight.double(), None if bias is None else bias.double()
+                )
+                lost = error(plain_linear(x, packed, None, None), product)
+                assert lost < LIMIT, (rows, extra)
+                limit += 2 * lost
+            assert error(gated_linear(x, packed), want) < limit, (rows, extra, whole_gated(rows, *shape))
 
 
 @pytest.mark.parametrize("shape", LEAST_FILL["sm_90"])
