@@ -162,7 +162,7 @@ class DeviceSampler:
             mask(work, self._lines.allowed, line[1])
         if (lines[0] >= 0).any():
             penalize(work, self._lines.counts, self._lines.prompt, self._slots, line[0], slot)
-        choose(tokens_out, self._slots, self._room, work, row, slot, place)
+        choose(tokens_out, self._slots, self._room, work, row, slot, place, thresholds=not self._raw)
         tokens = tokens_out.index_select(0, row.long().clamp(min=0))  # [R]
         if (lines[0] >= 0).any():
             count(self._lines.counts, tokens, line[0])

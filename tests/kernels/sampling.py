@@ -65,3 +65,16 @@ def kept(line: Tensor, temperature: float, top_k: int, top_p: float, min_p: floa
         larger = np.cumsum(weight) - weight
         keep &= x >= order[larger < top_p * weight.sum()].min()
     return keep
+
+
+def fits(seen: np.ndarray, weight: np.ndarray) -> bool:
+    """Whether counts by token may be of draws by weight, some of it 0: by chi-square, at one in a thousand."""
+    if seen[weight == 0].any():
+        return False
+    wanted = weight / weight.sum() * seen.sum()
+    used = wanted >= 5
+    parts = [((seen[used] - wanted[used]) ** 2 / wanted[used]).sum()]
+    if wanted[~used].sum() >= 5:
+        parts.append((seen[~used].sum() - wanted[~used].sum()) ** 2 / wanted[~used].sum())
+    freedom = used.sum() + len(parts) - 2
+    return bool(sum(parts) <= freedom * (1 - 2 / (9 * freedom) + 3.09 * np.sqrt(2 / (9 * freedom))) ** 3)

@@ -1,6 +1,7 @@
 """Logits -> one token per row, on the device: greedy or drawn, with min-p, top-k and top-p, without a sort.
 
-    groups (one pass over the logits) -> pick (greedy and temperature-only rows) -> cut (rows with a threshold)
+    groups (one pass over the logits) -> pick (draws from the row as it is: greedy, temperature, most rows with top-p)
+        -> cut (draws from above a threshold: top-k, min-p, and whatever pick has left open)
 
 A row's token is a function of its logits, its slot's parameters and its place in the answer; the number of rows and its
 position among them do not enter. Rows whose logits hold NaN or +inf, or nothing finite, get -1; -inf is a ban. Users:
@@ -18,7 +19,8 @@ from torch import Tensor
 
 from engine.kernels.sampling.cut import CHUNK, cut_kernel, draw_reference, threshold_reference
 from engine.kernels.sampling.groups import GROUP, groups, groups_reference
-from engine.kernels.sampling.pick import pick_kernel, pick_reference
+from engine.kernels.sampling.nucleus import LANES, LEAST_P, TRIALS, WIDE
+from engine.kernels.sampling.pick import OPEN, is_tried_reference, pick_kernel, pick_reference
 from engine.kernels.target import triton
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ class ChooseRoom:
     best: Tensor  # [max_rows, num_groups] float32: each group's largest logit
     mass: Tensor  # [max_rows, num_groups] float32
     chosen: Tensor  # [max_rows, num_groups] int32: groups that reach the row's bound
-    threshold: Tensor  # [max_rows] float32: the smallest logit that could be drawn; -inf without a cut
+    threshold: Tensor  # [max_rows] float32: the smallest logit that could be drawn, where that was wanted; else -inf
 
 
 def choose_room(max_rows: int, vocab: int, device: str | torch.device) -> ChooseRoom:
@@ -53,15 +55,18 @@ def choose(
     sample_row: Tensor,
     sample_slot: Tensor,
     sample_place: Tensor,
+    thresholds: bool = False,
 ) -> None:
     """Writes tokens_out[sample_row] and slots.last_token[sample_slot] (0 for -1); sample_row -1 writes nothing.
 
     tokens_out int32 [max_rows]; logits [rows, vocab], bfloat16, float16 or float32; sample_* int32 [rows or more].
+    With `thresholds` room.threshold holds every row's smallest logit that could be drawn, which top-p alone does not
+    need otherwise; the tokens are the same.
     """
     if not logits.is_cuda:
-        choose_reference(tokens_out, slots, room, logits, sample_row, sample_slot, sample_place)
+        choose_reference(tokens_out, slots, room, logits, sample_row, sample_slot, sample_place, thresholds)
         return
-    launch_choose(tokens_out, slots, room, logits, sample_row, sample_slot, sample_place)
+    launch_choose(tokens_out, slots, room, logits, sample_row, sample_slot, sample_place, thresholds)
 
 
 def launch_choose(
@@ -72,6 +77,7 @@ def launch_choose(
     sample_row: Tensor,
     sample_slot: Tensor,
     sample_place: Tensor,
+    thresholds: bool = False,
 ) -> None:
     """The three kernels, on grids that depend on shapes only."""
     rows, vocab = logits.shape
@@ -81,15 +87,14 @@ def launch_choose(
     assert len(sample_place) >= rows and len(room.best) >= rows and tokens_out.is_contiguous()
     groups(room.best, room.mass, logits, slots.temperature, sample_row, sample_slot)
     tables = (
-        room.best, room.mass, logits, slots.temperature, slots.top_k, slots.top_p, slots.min_p, slots.seed,
+        tokens_out, slots.last_token, room.threshold, room.chosen, room.best, room.mass, logits,
+        slots.temperature, slots.top_k, slots.top_p, slots.min_p, slots.seed,
         sample_row, sample_slot, sample_place, vocab, logits.stride(0), num_groups,
     )  # fmt: skip
-    lanes = triton.next_power_of_2(num_groups)
-    pick_kernel[(rows,)](tokens_out, slots.last_token, room.threshold, *tables, GROUP=GROUP, LANES=lanes, num_warps=8)
-    cut_kernel[(rows,)](
-        tokens_out, slots.last_token, room.threshold, room.chosen, *tables,
-        SHIFT=16 if logits.dtype is torch.bfloat16 else 0, GROUP=GROUP, LANES=lanes, CHUNK=CHUNK, num_warps=8,
-    )  # fmt: skip
+    same = {"OPEN": OPEN, "TRIALS": TRIALS, "GROUP": GROUP, "num_warps": 8}
+    pick_kernel[(rows,)](*tables, **same, LEAST_P=LEAST_P, LANES=LANES, CHUNK=WIDE)
+    lanes, shift = triton.next_power_of_2(num_groups), 16 if logits.dtype is torch.bfloat16 else 0
+    cut_kernel[(rows,)](*tables, **same, EXACT=thresholds, SHIFT=shift, LANES=lanes, CHUNK=CHUNK)
 
 
 def choose_reference(
@@ -100,6 +105,7 @@ def choose_reference(
     sample_row: Tensor,
     sample_slot: Tensor,
     sample_place: Tensor,
+    thresholds: bool = False,
 ) -> None:
     vocab = logits.shape[1]
     groups_reference(room.best, room.mass, logits, slots.temperature, sample_row, sample_slot)
@@ -112,10 +118,21 @@ def choose_reference(
             heat, seed, place = float(slots.temperature[slot]), int(slots.seed[slot]), int(sample_place[row])
             limits = int(slots.top_k[slot]), float(slots.top_p[slot]), float(slots.min_p[slot])
             if heat > 0 and (0 < limits[0] < vocab or limits[1] < 1 or limits[2] > 0):
-                least = threshold_reference(line, heat, *limits)
-                token = draw_reference(line, least, heat, seed, place)
+                token, least = cut_reference(line, room.best[row], room.mass[row], heat, limits, seed, place)
             else:
                 token = pick_reference(line, room.best[row], room.mass[row], heat, seed, place)
         tokens_out[target] = token
         slots.last_token[slot] = max(token, 0)
         room.threshold[row] = least
+
+
+def cut_reference(
+    line: Tensor, best: Tensor, mass: Tensor, heat: float, limits: tuple[int, float, float], seed: int, place: int
+) -> tuple[int, float]:
+    """Token and threshold of a row with (top-k, top-p, min-p); line, best and mass as for pick_reference."""
+    least = threshold_reference(line, heat, *limits)
+    for trial in range(TRIALS if is_tried_reference(*limits, len(line)) else 0):
+        token = pick_reference(line, best, mass, heat, seed, place, trial)
+        if float(line[token]) >= least:
+            return token, least
+    return draw_reference(line, least, heat, seed, place), least

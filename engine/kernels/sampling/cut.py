@@ -1,4 +1,4 @@
-"""Rows with min-p, top-k or top-p: the exact threshold without sorting, and the token drawn from what is above it.
+"""Rows that pick leaves open: the exact threshold without sorting, and the token drawn from what is above it.
 
     keep x where 2^((x - max) * scale) >= min_p;  of these, where fewer than k are larger;
     of these, where the larger ones' mass is below p * the mass of all of these
@@ -6,7 +6,8 @@
 as in top_k_top_p.py, ties at a threshold all kept. The groups' numbers give a bound that no threshold lies below: so
 many groups have a larger best (top-k), or hold so much mass above it (top-p). Only groups that reach the bound are
 read again; over their tokens a search on the ordered bits of the logits ends at the threshold itself. Peaked rows read
-a few dozen groups, a flat row all of them. Users: engine/kernels/sampling/choose.
+a few dozen groups, a flat row all of them. Thresholds of rows that have their token are found where somebody wants
+them. User: choose.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from engine.kernels.sampling.groups import GROUP, scale_of, scale_reference
 from engine.kernels.sampling.noise import GROUP_STREAM, TOKEN_STREAM, noise, noise_reference
+from engine.kernels.sampling.nucleus import TRIALS
 from engine.kernels.sampling.pick import is_cut
 from engine.kernels.target import tl, triton
 
@@ -114,7 +116,7 @@ def search(at, chosen, count, vocab, lowest, highest, scale, need,
 
 
 @triton.jit
-def draw(at, chosen, count, vocab, least, highest, scale, seed, place,
+def draw(at, chosen, count, vocab, least, highest, scale, seed, place, stream,
          GROUP: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
     """One of the tokens whose logit is `least` or more: first its group, then itself, as in pick.py."""
     best = tl.full([CHUNK], float("-inf"), tl.float32)
@@ -123,13 +125,13 @@ def draw(at, chosen, count, vocab, least, highest, scale, seed, place,
         x, token = read(at, chosen, first, count, vocab, GROUP, CHUNK)
         held = tl.sum(tl.where(x >= least, tl.exp2((x - highest) * scale), 0.0), 1)
         group = tl.min(token, 1) // GROUP
-        score = tl.log2(held) + noise(seed, place, group, 1)
+        score = tl.log2(held) + noise(seed, place, group, stream + 1)
         winner = tl.where(score > best, group, winner)
         best = tl.maximum(best, score)
     group = tl.min(tl.where(best == tl.max(best, 0), winner, vocab), 0)
     token = group * GROUP + tl.arange(0, GROUP)
     x = tl.load(at + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
-    score = tl.where(x >= least, (x - highest) * scale + noise(seed, place, token, 0), float("-inf"))
+    score = tl.where(x >= least, (x - highest) * scale + noise(seed, place, token, stream), float("-inf"))
     return group * GROUP + tl.argmax(score, 0)
 
 
@@ -153,18 +155,25 @@ def cut_kernel(
     vocab,
     logits_stride,
     num_groups,
+    OPEN: tl.constexpr,
+    TRIALS: tl.constexpr,
+    EXACT: tl.constexpr,  # whether the thresholds of rows that have their token are wanted
     SHIFT: tl.constexpr,  # 16 for bfloat16 logits, else 0
     GROUP: tl.constexpr,
     LANES: tl.constexpr,  # power of two >= num_groups
     CHUNK: tl.constexpr,
 ):
-    """One row per program; rows without a cut end at once."""
+    """One row per program; rows without a cut end at once, and unless EXACT those that have their token."""
     row = tl.program_id(0)
     target = tl.load(sample_row + row)
     slot = tl.load(sample_slot + row)
     heat, k = tl.load(temperature + slot), tl.load(top_k + slot)
     p, floor = tl.load(top_p + slot), tl.load(min_p + slot)
-    if (target >= 0) & is_cut(heat, k, p, floor, vocab):
+    result = tl.load(tokens_out + target, mask=target >= 0, other=-1)
+    wanted = result == OPEN
+    if EXACT:
+        wanted = (result == OPEN) | ((result >= 0) & is_cut(heat, k, p, floor, vocab))
+    if wanted:
         scale = scale_of(heat)
         group = tl.arange(0, LANES)
         line = row.to(tl.int64) * num_groups
@@ -172,7 +181,7 @@ def cut_kernel(
         part = tl.load(mass + line + group, mask=group < num_groups, other=0.0)
         highest = tl.max(top, 0)
         bad = (tl.max(tl.where(part == part, 0, 1), 0) > 0) | (highest == float("-inf"))
-        result, least = -1, float("-inf")
+        token, least = -1, float("-inf")
         if bad == 0:
             by_count = (k > 0) & (k < vocab)
             total = tl.sum(part * tl.exp2((top - highest) * scale), 0)
@@ -204,10 +213,16 @@ def cut_kernel(
                     need = p * rest
                 key = search(at, listed, count, vocab, key, highest, scale, need, False, SHIFT, GROUP, CHUNK)
             least = value_of(key, SHIFT)
-            place = tl.load(sample_place + row)
-            result = draw(at, listed, count, vocab, least, highest, scale, tl.load(seed + slot), place, GROUP, CHUNK)
-        tl.store(tokens_out + target, result)
-        tl.store(last_token + slot, tl.maximum(result, 0))
+            token = result
+            if EXACT:
+                # Sums taken in another order may end above a token that was kept.
+                drawn = tl.load(at + token, mask=token >= 0, other=float("inf")).to(tl.float32)
+                least = tl.minimum(least, drawn)
+            if token == OPEN:
+                place, code = tl.load(sample_place + row), tl.load(seed + slot)
+                token = draw(at, listed, count, vocab, least, highest, scale, code, place, 2 * TRIALS, GROUP, CHUNK)
+        tl.store(tokens_out + target, token)
+        tl.store(last_token + slot, tl.maximum(token, 0))
         tl.store(threshold + row, least)
 
 
@@ -232,12 +247,12 @@ def threshold_reference(line: Tensor, heat: float, top_k: int, top_p: float, min
 
 def draw_reference(line: Tensor, least: float, heat: float, seed: int, place: int) -> int:
     """The specification of the draw: line float32 [vocab], from the tokens whose logit is `least` or more."""
-    scale, vocab = scale_reference(heat), len(line)
+    scale, vocab, stream = scale_reference(heat), len(line), 2 * TRIALS
     score = torch.full((-(-vocab // GROUP) * GROUP,), float("-inf"))
     score[:vocab] = torch.where(line >= least, (line - line.max()) * scale, float("-inf"))
     score = score.view(-1, GROUP)
     group = torch.arange(len(score))
-    held = torch.log2(torch.exp2(score).sum(1)) + noise_reference(seed, place, group, GROUP_STREAM)
+    held = torch.log2(torch.exp2(score).sum(1)) + noise_reference(seed, place, group, stream + GROUP_STREAM)
     first = int(held.argmax()) * GROUP
     token = torch.arange(first, first + GROUP)
-    return first + int((score[first // GROUP] + noise_reference(seed, place, token, TOKEN_STREAM)).argmax())
+    return first + int((score[first // GROUP] + noise_reference(seed, place, token, stream + TOKEN_STREAM)).argmax())

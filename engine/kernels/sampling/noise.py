@@ -1,6 +1,6 @@
 """The random numbers of the device's draws: a function of (seed, place in the answer, number), without any state.
 
-    word = Philox4x32-10(key = seed, counter = (number, place, stream))
+    word = Philox4x32-10(key = seed, counter = (number, place, stream))   stream = TOKEN or GROUP, plus 2 per draw
     v = (word + 1/2) / 2^32;  noise = -log2(-ln(1 - v))
 
 The largest of `log2(weight) + noise` falls on each number with probability proportional to its weight (Gumbel-max).
@@ -15,16 +15,16 @@ from torch import Tensor
 
 from engine.kernels.target import tl, triton
 
-TOKEN_STREAM, GROUP_STREAM = 0, 1  # tokens and groups of tokens have numbers of their own
+TOKEN_STREAM, GROUP_STREAM = 0, 1  # tokens and groups have numbers of their own; of the n-th draw from 0, 2 n more
 MASK = 0xFFFF_FFFF
 NEAREST_TO_ONE = 1 - 2.0**-24  # the float32 below 1
 
 
 @triton.jit
-def noise(seed, place, number, STREAM: tl.constexpr):
-    """float32 of number's shape; seed int64 and place int32 are scalars, number is int32."""
+def noise(seed, place, number, stream):
+    """float32 of number's shape; seed int64, place and stream int32 are scalars, number is int32."""
     zero = number * 0
-    word, _, _, _ = tl.philox(seed, number, zero + place, zero + STREAM, zero)
+    word, _, _, _ = tl.philox(seed, number, zero + place, zero + stream, zero)
     v = tl.minimum(word.to(tl.float32) * 2.3283064365386963e-10 + 1.1641532182693481e-10, 0.99999994)
     small = v * (1.0 + v * (0.5 + v * 0.33333334))
     exponential = tl.where(v < 0.015625, small, tl.log2(1.0 - v) * -0.6931471805599453)

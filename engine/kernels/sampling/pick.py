@@ -1,10 +1,11 @@
-"""Greedy rows and rows with a temperature only: the token, from the groups' numbers and one group of logits.
+"""Draws from a row as it is, from the groups' numbers and one group of logits: greedy, temperature, and top-p by trial.
 
     greedy: the first group with the row's largest logit, the first such token in it
     drawn:  group = argmax log2(mass_g) + best_g * scale + noise;  token = argmax x_i * scale + noise,  i in the group
+    top-p:  the first such draw of a few, each with noise of its own, that top-p keeps (see nucleus)
 
-Both draws are exact, since a group's mass is that of its tokens; together they need numbers for num_groups + GROUP
-candidates only. Rows with top-k, top-p or min-p are left alone. Users: engine/kernels/sampling/choose.
+Draws are exact, since a group's mass is that of its tokens; each needs numbers for num_groups + GROUP candidates only.
+Rows with top-k, min-p or a small top-p, and those without a kept draw, are left OPEN. User: choose.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from torch import Tensor
 
 from engine.kernels.sampling.groups import GROUP, scale_of, scale_reference
 from engine.kernels.sampling.noise import GROUP_STREAM, TOKEN_STREAM, noise, noise_reference
+from engine.kernels.sampling.nucleus import LEAST_P, is_kept, numbers
 from engine.kernels.target import tl, triton
+
+OPEN = -2  # instead of a token: cut is to draw it
 
 
 @triton.jit
@@ -24,10 +28,41 @@ def is_cut(heat, top_k, top_p, min_p, vocab):
 
 
 @triton.jit
+def is_tried(top_k, top_p, min_p, vocab, LEAST_P: tl.constexpr):
+    """True for a cut row with nothing but a top-p that is worth trying."""
+    return ((top_k <= 0) | (top_k >= vocab)) & (top_p >= LEAST_P) & (min_p <= 0.0)
+
+
+@triton.jit
+def draw_any(at, best, mass, num_groups, vocab, highest, scale, greedy, seed, place, stream,
+             GROUP: tl.constexpr, LANES: tl.constexpr):  # fmt: skip
+    """A token of the whole row and its logit: first its group, then itself. best and mass are the row's lines."""
+    high = tl.full([LANES], float("-inf"), tl.float32)
+    winner = tl.zeros([LANES], tl.int32)
+    for first in range(0, num_groups, LANES):
+        top, part, group = numbers(best, mass, first, num_groups, LANES)
+        score = top
+        if greedy == 0:
+            score = (top - highest) * scale + tl.log2(part) + noise(seed, place, group, stream + 1)
+        winner = tl.where(score > high, group, winner)
+        high = tl.maximum(score, high)
+    group = tl.min(tl.where(high == tl.max(high, 0), winner, num_groups), 0)
+    lane = tl.arange(0, GROUP)
+    token = group * GROUP + lane
+    x = tl.load(at + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
+    score = x
+    if greedy == 0:
+        score = (x - highest) * scale + noise(seed, place, token, stream)
+    inside = tl.argmax(score, 0)
+    return group * GROUP + inside, tl.max(tl.where(lane == inside, x, float("-inf")), 0)
+
+
+@triton.jit
 def pick_kernel(
     tokens_out,  # [max_rows] int32
     last_token,  # [slots] int32
     threshold,  # [rows] float32: the smallest logit that may be drawn
+    chosen,  # [rows, num_groups] int32: room for a list of groups
     best,  # [rows, num_groups] float32
     mass,  # [rows, num_groups] float32
     logits,  # [rows, vocab]
@@ -42,51 +77,65 @@ def pick_kernel(
     vocab,
     logits_stride,
     num_groups,
+    OPEN: tl.constexpr,
+    TRIALS: tl.constexpr,
+    LEAST_P: tl.constexpr,
     GROUP: tl.constexpr,
-    LANES: tl.constexpr,  # power of two >= num_groups
+    LANES: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):
     """One row per program."""
     row = tl.program_id(0)
     target = tl.load(sample_row + row)
-    slot = tl.load(sample_slot + row)
-    heat = tl.load(temperature + slot)
-    cut = is_cut(heat, tl.load(top_k + slot), tl.load(top_p + slot), tl.load(min_p + slot), vocab)
-    if (target >= 0) & (cut == 0):
-        scale = scale_of(heat)
-        key, place = tl.load(seed + slot), tl.load(sample_place + row)
-        group = tl.arange(0, LANES)
-        line = row.to(tl.int64) * num_groups + group
-        top = tl.load(best + line, mask=group < num_groups, other=float("-inf"))
-        part = tl.load(mass + line, mask=group < num_groups, other=0.0)
-        highest = tl.max(top, 0)
-        bad = (tl.max(tl.where(part == part, 0, 1), 0) > 0) | (highest == float("-inf"))
-        highest = tl.where(highest == float("-inf"), 0.0, highest)
-        if heat > 0.0:
-            score = (top - highest) * scale + tl.log2(part) + noise(key, place, group, 1)
-            chosen = tl.argmax(score, 0)
-        else:
-            chosen = tl.argmax(top, 0)
-        token = chosen * GROUP + tl.arange(0, GROUP)
-        x = tl.load(logits + row.to(tl.int64) * logits_stride + token, mask=token < vocab, other=float("-inf"))
-        x = x.to(tl.float32)
-        if heat > 0.0:
-            inside = tl.argmax((x - highest) * scale + noise(key, place, token, 0), 0)
-        else:
-            inside = tl.argmax(x, 0)
-        result = tl.where(bad, -1, chosen * GROUP + inside).to(tl.int32)
+    if target >= 0:
+        slot = tl.load(sample_slot + row)
+        heat, k = tl.load(temperature + slot), tl.load(top_k + slot)
+        p, floor = tl.load(top_p + slot), tl.load(min_p + slot)
+        cut = is_cut(heat, k, p, floor, vocab)
+        left = tl.where(cut, tl.where(is_tried(k, p, floor, vocab, LEAST_P), TRIALS, 0), 1)
+        result = tl.where(left > 0, -1, OPEN)
+        if left > 0:
+            scale = scale_of(heat)
+            at, line = logits + row.to(tl.int64) * logits_stride, row.to(tl.int64) * num_groups
+            high, bad = tl.full([LANES], float("-inf"), tl.float32), tl.zeros([LANES], tl.int32)
+            for first in range(0, num_groups, LANES):
+                top, part, _ = numbers(best + line, mass + line, first, num_groups, LANES)
+                high = tl.maximum(high, top)
+                bad = tl.where(part == part, bad, 1)
+            highest = tl.max(high, 0)
+            left = tl.where((tl.max(bad, 0) > 0) | (highest == float("-inf")), 0, left)
+            code, place = tl.load(seed + slot), tl.load(sample_place + row)
+            stream, refused = 0, float("-inf")
+            while left > 0:
+                token, x = draw_any(at, best + line, mass + line, num_groups, vocab, highest, scale, heat <= 0.0, code,
+                                    place, stream, GROUP, LANES)  # fmt: skip
+                kept = cut == 0
+                if cut & (x > refused):  # what is not above a refused logit is not kept either
+                    kept = is_kept(at, chosen + line, best + line, mass + line, num_groups, vocab, x, p, highest, scale,
+                                   GROUP, LANES, CHUNK)  # fmt: skip
+                result = tl.where(kept, token, OPEN)
+                refused = tl.maximum(refused, x)
+                left = tl.where(kept, 0, left - 1)
+                stream += 2
         tl.store(tokens_out + target, result)
-        tl.store(last_token + slot, tl.maximum(result, 0))
         tl.store(threshold + row, float("-inf"))
+        if result != OPEN:
+            tl.store(last_token + slot, tl.maximum(result, 0))
 
 
-def pick_reference(line: Tensor, best: Tensor, mass: Tensor, heat: float, seed: int, place: int) -> int:
+def is_tried_reference(top_k: int, top_p: float, min_p: float, vocab: int) -> bool:
+    return not 0 < top_k < vocab and LEAST_P <= top_p < 1 and min_p <= 0
+
+
+def pick_reference(line: Tensor, best: Tensor, mass: Tensor, heat: float, seed: int, place: int, trial: int = 0) -> int:
     """The specification for one row of finite logits: line float32 [vocab], best and mass float32 [num_groups]."""
     if heat <= 0:
         return int(line.argmax())
-    scale, highest = scale_reference(heat), best.max()
+    scale, highest, stream = scale_reference(heat), best.max(), 2 * trial
     group = torch.arange(len(best))
-    score = (best - highest) * scale + torch.log2(mass) + noise_reference(seed, place, group, GROUP_STREAM)
+    score = (best - highest) * scale + torch.log2(mass) + noise_reference(seed, place, group, stream + GROUP_STREAM)
     first = int(score.argmax()) * GROUP
     part = line[first : first + GROUP]
     token = torch.arange(first, first + len(part))
-    return first + int(((part - highest) * scale + noise_reference(seed, place, token, TOKEN_STREAM)).argmax())
+    value = (part - highest) * scale + noise_reference(seed, place, token, stream + TOKEN_STREAM)
+    return first + int(value.argmax())

@@ -7,8 +7,9 @@ from engine.kernels.sampling.cut import CHUNK, cut_kernel
 from engine.kernels.sampling.edit import edit_kernel
 from engine.kernels.sampling.groups import GROUP, TILE, groups_kernel
 from engine.kernels.sampling.mask import mask_kernel
+from engine.kernels.sampling.nucleus import LANES, LEAST_P, TRIALS, WIDE
 from engine.kernels.sampling.penalize import count_kernel, penalize_kernel
-from engine.kernels.sampling.pick import pick_kernel
+from engine.kernels.sampling.pick import OPEN, pick_kernel
 from tests.kernels.accelerator.targets import TARGETS, compiles
 
 I, F = "*i32", "*fp32"  # noqa: E741
@@ -16,8 +17,8 @@ TABLES = {
     "temperature": F, "top_k": I, "top_p": F, "min_p": F, "seed": "*i64", "sample_row": I, "sample_slot": I,
     "sample_place": I, "vocab": "i32", "logits_stride": "i32", "num_groups": "i32",
 }  # fmt: skip
-OUT = {"tokens_out": I, "last_token": I, "threshold": F}
-ROW = {"GROUP": GROUP, "LANES": 4096}
+OUT = {"tokens_out": I, "last_token": I, "threshold": F, "chosen": I, "best": F, "mass": F}
+ROW = {"OPEN": OPEN, "TRIALS": TRIALS, "GROUP": GROUP}
 KERNELS = {
     "edit": (edit_kernel, {"logits": F, "edits": I, "num_edits": "i32", "rows": "i32", "vocab": "i32"},
              {"BLOCK": 256}, {}),
@@ -39,15 +40,18 @@ KERNELS = {
         for dtype in ("*bf16", "*fp32")
     },
     **{
-        f"pick {dtype}": (pick_kernel, {**OUT, "best": F, "mass": F, "logits": dtype, **TABLES}, ROW, {"num_warps": 8})
+        f"pick {dtype}": (
+            pick_kernel, {**OUT, "logits": dtype, **TABLES},
+            {**ROW, "LEAST_P": LEAST_P, "LANES": LANES, "CHUNK": WIDE}, {"num_warps": 8},
+        )
         for dtype in ("*bf16", "*fp32")
     },
     **{
-        f"cut {dtype}": (
-            cut_kernel, {**OUT, "chosen": I, "best": F, "mass": F, "logits": dtype, **TABLES},
-            {**ROW, "SHIFT": shift, "CHUNK": CHUNK}, {"num_warps": 8},
+        f"cut {dtype} {exact}": (
+            cut_kernel, {**OUT, "logits": dtype, **TABLES},
+            {**ROW, "LANES": 4096, "EXACT": exact, "SHIFT": shift, "CHUNK": CHUNK}, {"num_warps": 8},
         )
-        for dtype, shift in (("*bf16", 16), ("*fp32", 0))
+        for dtype, shift, exact in (("*bf16", 16, False), ("*fp32", 0, False), ("*fp32", 0, True))
     },
 }  # fmt: skip
 

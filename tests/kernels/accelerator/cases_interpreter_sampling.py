@@ -6,11 +6,13 @@ import pytest
 import torch
 import triton  # noqa: F401  (before any kernel file, so that they take it; TRITON_INTERPRET says in which mode)
 
+from engine.kernels.sampling import choose, cut
 from engine.kernels.sampling.choose import choose_reference, choose_room, launch_choose
 from engine.kernels.sampling.edit import edit_reference, launch_edit
 from engine.kernels.sampling.groups import groups, groups_reference
 from engine.kernels.sampling.mask import launch_mask, mask_reference
 from engine.kernels.sampling.noise import philox
+from engine.kernels.sampling.nucleus import LEAST_P
 from engine.kernels.sampling.penalize import count_reference, launch_count, launch_penalize, penalize_reference
 from tests.kernels.sampling import KINDS, Rows, kept, rows_of
 
@@ -25,7 +27,7 @@ def seed():
     torch.manual_seed(0)
 
 
-def chosen(run, logits, rows: Rows):
+def chosen(run, logits, rows: Rows, thresholds=True):
     """(tokens, last tokens, thresholds) of a run that starts from poisoned outputs."""
     room = choose_room(len(logits), logits.shape[1], "cpu")
     for field in (room.best, room.mass, room.threshold):
@@ -33,7 +35,7 @@ def chosen(run, logits, rows: Rows):
     room.chosen.fill_(2**30)
     slots = replace(rows.slots, last_token=torch.full_like(rows.slots.last_token, -9))
     tokens = rows.tokens.clone()
-    run(tokens, slots, room, logits, rows.row, rows.slot, rows.place)
+    run(tokens, slots, room, logits, rows.row, rows.slot, rows.place, thresholds)
     return tokens, slots.last_token, room.threshold
 
 
@@ -53,6 +55,20 @@ def test_tokens_and_thresholds(vocab, spread, dtype):
             keep = kept(logits[row], *kind)
             line = logits[row].float()
             assert torch.equal((line >= got[2][row]) & line.isfinite(), torch.from_numpy(keep)), kind
+
+
+@pytest.mark.parametrize("trials", [1, 16])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_top_p_by_trial(dtype, trials, monkeypatch):
+    """Logits that hardly differ, so that every question takes a pass; after one trial many rows are left to `cut`."""
+    monkeypatch.setattr(choose, "TRIALS", trials)
+    monkeypatch.setattr(cut, "TRIALS", trials)
+    monkeypatch.setattr(choose, "LANES", 16)
+    rows = rows_of(12, [(1.0, 0, 0.9, 0.0), (0.7, 0, 0.75, 0.0), (1.0, 0, LEAST_P, 0.0)])
+    logits = (torch.randn(12, 3000) * 0.3).to(dtype)
+    wanted = chosen(choose_reference, logits, rows)[0]
+    assert torch.equal(chosen(launch_choose, logits, rows, thresholds=False)[0], wanted)
+    assert torch.equal(chosen(launch_choose, logits, rows)[0], wanted)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -75,6 +91,7 @@ def test_rows_that_are_no_numbers_and_rows_of_equal_logits(dtype):
     assert ((tokens[16:21] >= 0) & (tokens[16:21] < 200)).all()
     assert (tokens[21:26] == 150).all()
     assert torch.equal(tokens, chosen(choose_reference, logits, rows)[0])
+    assert torch.equal(tokens, chosen(launch_choose, logits, rows, thresholds=False)[0])
 
 
 def test_a_row_keeps_its_token_wherever_it_stands():

@@ -1,0 +1,82 @@
+"""Top-p by trial: whether a logit is among those that top-p keeps, asked of tokens that are drawn without it.
+
+    x is kept where the mass of all logits above x is below p * the mass of all of them
+
+A token drawn from the whole row and found to be kept is a token drawn from those kept; if it is not, another is drawn.
+That takes 1 / p draws or fewer on average, and each answer is a sum with one bound: where the groups' numbers do not
+give it, one pass over the groups that hold something larger. The threshold itself is not needed. User: pick.
+"""
+
+from __future__ import annotations
+
+from engine.kernels.target import tl, triton
+
+TRIALS = 16  # rows without a kept token after so many draws are left to cut
+LEAST_P = 0.6  # below it peaked rows have their token sooner by the search of cut
+LANES, WIDE = 1024, 128  # groups whose numbers, and whose logits, are read side by side
+
+
+@triton.jit
+def listed(chosen, first, count, CHUNK: tl.constexpr):
+    """Groups [CHUNK] of the list from `first` on; beyond its end one that lies past every vocabulary."""
+    number = first + tl.arange(0, CHUNK)
+    return tl.load(chosen + number, mask=number < count, other=1 << 24)
+
+
+@triton.jit
+def tile(at, group, vocab, GROUP: tl.constexpr):
+    token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    return tl.load(at + token, mask=token < vocab, other=float("-inf"))
+
+
+@triton.jit
+def mass_above(at, chosen, count, vocab, x, highest, scale, GROUP: tl.constexpr, CHUNK: tl.constexpr):
+    """The mass, relative to `highest`, of the chosen groups' logits above x."""
+    above = tl.zeros([CHUNK, GROUP], tl.float32)
+    group = listed(chosen, 0, count, CHUNK)
+    y = tile(at, group, vocab, GROUP)
+    group = listed(chosen, CHUNK, count, CHUNK)
+    for first in range(0, count, CHUNK):
+        after = tile(at, group, vocab, GROUP)  # on its way while this one is summed
+        group = listed(chosen, first + 2 * CHUNK, count, CHUNK)
+        z = y.to(tl.float32)
+        above += tl.where(z > x, tl.exp2((z - highest) * scale), 0.0)
+        y = after
+    return tl.sum(tl.sum(above, 1), 0)
+
+
+@triton.jit
+def numbers(best, mass, first, num_groups, LANES: tl.constexpr):
+    """Best and mass [LANES] of the row's groups from `first` on, and which these are."""
+    group = first + tl.arange(0, LANES)
+    top = tl.load(best + group, mask=group < num_groups, other=float("-inf"))
+    return top, tl.load(mass + group, mask=group < num_groups, other=0.0), group
+
+
+@triton.jit
+def is_kept(at, chosen, best, mass, num_groups, vocab, x, p, highest, scale,
+            GROUP: tl.constexpr, LANES: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+    """True where less than p of the mass is above x; best, mass and `chosen` (room for a list) are the row's lines."""
+    total, most, least = tl.zeros([LANES], tl.float32), tl.zeros([LANES], tl.float32), tl.zeros([LANES], tl.float32)
+    # Of a group that holds something larger, at most GROUP - 1 tokens are x or less.
+    others = (GROUP - 1) * tl.exp2((x - highest) * scale)
+    for first in range(0, num_groups, LANES):
+        top, part, _ = numbers(best, mass, first, num_groups, LANES)
+        peak = tl.exp2((top - highest) * scale)
+        held = part * peak
+        total += held
+        most += tl.where(top > x, held, 0.0)
+        least += tl.where(top > x, tl.maximum(peak, held - others), 0.0)
+    need = p * tl.sum(total, 0)
+    kept = tl.sum(most, 0) < need * 0.99999  # sums taken in another order may differ in their last bits
+    if (kept == 0) & (tl.sum(least, 0) < need * 1.00001):
+        count = 0
+        tl.debug_barrier()  # the list of the draw before has been read
+        for first in range(0, num_groups, LANES):
+            top, _, group = numbers(best, mass, first, num_groups, LANES)
+            reached = (top > x).to(tl.int32)
+            tl.store(chosen + count + tl.cumsum(reached, 0) - 1, group, mask=top > x)
+            count += tl.sum(reached, 0)
+        tl.debug_barrier()
+        kept = mass_above(at, chosen, count, vocab, x, highest, scale, GROUP, CHUNK) < need
+    return kept
