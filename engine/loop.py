@@ -107,6 +107,10 @@ class DeviceThread:
         if not self._thread.is_alive():  # else it may still look at the inbox's descriptor
             self._inbox.close()
 
+    def lend(self, size: int) -> np.ndarray | None:
+        """Memory for a decoded picture, from which the device copies directly."""
+        return self._runtime.executor.encoder.lend(size) if self._runtime is not None else None
+
     @property
     def ring(self) -> OutputRing | None:
         """Where steps' news come from, once ready; None: each is a call on the loop."""

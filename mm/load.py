@@ -21,6 +21,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import numpy as np
+
 from engine.request import Modality
 from mm.budget import Budget
 from mm.cache import ProcessorCache
@@ -28,7 +30,7 @@ from mm.decode import import_codecs
 from mm.decode.alarm import Alarm, too_complex
 from mm.decode.frames import FilmPlan
 from mm.decode.magic import agrees, as_audio, sniff
-from mm.decode.spare import SparePages
+from mm.decode.spare import Lend, SparePages, give_back, none_lent
 from mm.decode.words import WORD
 from mm.errors import MediaError, busy, invalid, not_allowed, too_large, unsupported
 from mm.fetch import Fetcher
@@ -64,6 +66,7 @@ class MediaLoader:
         options: MediaOptions = MediaOptions(),  # noqa: B008 (a frozen value)
         fetcher: Fetcher | None = None,
         max_decodes: int | None = None,
+        lend: Lend = none_lent,
     ) -> None:
         self.limits = limits
         self.options = options  # the operator's, where a request brings none
@@ -77,6 +80,7 @@ class MediaLoader:
         self._slots = asyncio.Semaphore(self.num_slots)
         self._budget = Budget(limits.decoded_budget_bytes)
         self._spare = SparePages()
+        self._lend = lend  # memory that the device copies from directly, for a short time
         self._requests = 0
         pool.submit(import_codecs)  # while nobody waits for them
 
@@ -199,6 +203,7 @@ class _Job:
         self._settings = self._processor.settings(self._modality, request.options)
         self._timeout = loader.limits.decode_timeout(self._modality)
         self._held = 0  # fetched bytes that count against the budget while this item is in work
+        self._lent = False  # its pixels lie in borrowed memory
 
     def check_source(self) -> None:
         """All that the reference's text can tell, before any I/O."""
@@ -312,7 +317,9 @@ class _Job:
             place.keep(processed.nbytes)
             # A device that scales gets pixels, and caches keep them: the next ones need new memory.
             pixels_stay = self._modality == "image" and self._processor.picture_bytes
-            if pixels_stay and loader._spare.wants(opened.size):
+            if self._lent:
+                loader._pool.submit(give_back, processed)
+            elif pixels_stay and loader._spare.wants(opened.size):
                 loader._pool.submit(loader._spare.fill, opened.size)
             return processed
         finally:
@@ -325,26 +332,31 @@ class _Job:
             from mm.decode.image import ImageFile
 
             picture = ImageFile(unpacked.data, unpacked.word, limits)
-            take = self._loader._spare.take
 
             def scale(height: int, width: int) -> Scale:
                 return self._processor.plan_image(height, width, self._request.options)
 
             def decode_only(_: Alarm) -> MediaItem:
-                pixels = picture.decode_whole(take)
+                pixels = picture.decode_whole(self._borrow)
                 return MediaItem("image", pixels, scale=scale(*pixels.shape[:2]))
 
             size = picture.height * picture.width * WORD
             if size <= self._processor.picture_bytes:
                 return _Opened(picture.cost + size, size, decode_only)
             size = scale(picture.height, picture.width).pixels * 3
-            return _Opened(picture.cost + size, size, lambda _: MediaItem("image", picture.decode(scale, take)))
+            return _Opened(picture.cost + size, size, lambda _: MediaItem("image", picture.decode(scale, self._borrow)))
         if self._modality == "audio":
             from mm.decode.audio import SoundFile
 
             track = SoundFile(unpacked.data, unpacked.word, limits)
             return _Opened(track.cost, track.cost // 2, lambda alarm: MediaItem("audio", track.decode(alarm)))
         return self._open_film(unpacked, alarm)
+
+    def _borrow(self, size: int) -> np.ndarray:
+        """uint8 [size] for the pixels, where this item needs them once at most (pool)."""
+        room = self._loader._lend(size) if self._processor.picture_bytes else None
+        self._lent = room is not None
+        return self._loader._spare.take(size) if room is None else room
 
     def _open_film(self, unpacked: _Unpacked, alarm: Alarm) -> _Opened:
         from mm.decode.video import FilmFile

@@ -1,20 +1,25 @@
-"""SparePages: memory for the next decoded picture, mapped before the picture comes.
+"""Memory for decoded pictures: the engine's, for as long as somebody waits, and SparePages where there is none.
 
 Pixels that are kept cannot lie where the last ones lay, and the system hands out new memory page by page, at the first
-touch of each: a millisecond for 1024 x 1024, while somebody waits. So the pool maps one spare after a picture instead.
-Owner: the loop asks `wants`; any pool thread takes or fills; the deque between them holds one spare at most, never of
-more than LARGEST bytes. What is taken belongs to its array alone and goes back to the system with it.
+touch of each: a millisecond for 1024 x 1024, while somebody waits. So they are decoded into memory that the engine
+lends, and moved out when the picture is on its way (`give_back`); or, where it lends none, into a spare that the pool
+maps after a picture. Owner: the loop asks `wants`; any pool thread takes, fills and gives back; the deque between them
+holds one spare at most, never of more than LARGEST bytes. What is taken of it belongs to its array alone and goes back
+to the system with it.
 
-    picture   | header | decode into the spare | tables | -> first token
-    pool                                                | next spare |
+    picture   | header | decode into what is lent, or the spare | tables | -> first token
+    pool                                                                 | moved out, or next spare |
 """
 
 from __future__ import annotations
 
 import mmap
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
+
+from mm.item import Processed
 
 SMALLEST, LARGEST = 512 << 10, 16 << 20  # bytes; a mapping of its own does not pay for less
 _PAGE = 4096
@@ -23,6 +28,22 @@ _PAGE = 4096
 def new_pixels(size: int) -> np.ndarray:
     """uint8 [size], not written yet."""
     return np.empty(size, np.uint8)
+
+
+Lend = Callable[[int], np.ndarray | None]  # bytes -> uint8 [bytes], until no array lies there any more; any thread
+
+
+def none_lent(size: int) -> None:
+    """Where the engine has nothing to lend: it reads what it is given."""
+
+
+def give_back(processed: Processed) -> None:
+    """The pixels, moved to memory of their own (pool); whoever reads them meanwhile reads the same.
+
+    That one exchange is all that ever happens to what has been processed.
+    """
+    for part in processed.parts:
+        part.features["pixels"] = part.features["pixels"].copy()  # lets the GIL go
 
 
 class SparePages:

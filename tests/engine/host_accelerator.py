@@ -102,6 +102,9 @@ class HostMark:
     def synchronize(self) -> None:
         pass
 
+    def query(self) -> bool:
+        return True
+
 
 class HostAccelerator:
     """Stands where engine.device.Accelerator would."""

@@ -1,12 +1,15 @@
 """The accelerator's executor on CPU tensors: the same tokens as the CPU's, through records, prep and padded steps."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 import engine.runtime
 from engine import Engine
+from engine.request import Request, SamplingParams
+from engine.step.lent_blocks import BLOCKS, LentBlocks
 from engine.step.upload_ring import ALIGNED, UploadRing
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
@@ -79,6 +82,60 @@ async def test_media_go_through_the_ring(on_the_device_path):
     assert seen["forward"] + seen["step"] == seen["upload"]  # short as they are, they go through graphs
 
 
+async def test_pictures_in_lent_memory_have_the_same_answer_before_and_after_they_are_moved(
+    on_the_device_path, monkeypatch
+):
+    pytest.importorskip("av")
+    from mm.decode.spare import give_back
+    from mm.item import MediaRef
+    from mm.limits import MediaLimits
+    from mm.load import MediaLoader
+    from mm.processors.registry import processor_for
+    from mm.splice import splice
+    from tests.invariance.test_media import raw_config
+    from tests.mm.made import data_url, noise, picture
+
+    sent, kept = [], []
+    real = LentBlocks.send
+
+    def send(blocks, source, target):
+        sent.append(real(blocks, source, target))
+        return sent[-1]
+
+    monkeypatch.setattr(LentBlocks, "send", send)
+    monkeypatch.setattr("mm.load.give_back", kept.append)
+    folder = tiny.checkpoint("omni")
+    url = data_url(picture(noise(230, 260, 3), "JPEG"), "image/jpeg")
+    ids = [10, *(tiny.IDS[mark] for mark in ("<|vision_bos|>", "<|IMAGE|>", "<|vision_eos|>")), 7, 8]
+
+    async def said(engine, loader, processed):
+        made = splice(ids, [2], processed, loader.processor)
+        params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+        places = {"positions": made.positions, "position_delta": made.position_delta}
+        words = await answer(engine, Request(made.prompt_token_ids, params, media=made.media, **places))
+        await engine.reset_encoder_cache()
+        return words
+
+    with ThreadPoolExecutor(1) as pool:
+        async with running(folder, encoder_cache_tokens=2048, enable_prefix_caching=False) as engine:
+            processor = processor_for(folder, raw_config(), picture_bytes=1 << 20)
+            own = MediaLoader(MediaLimits(), processor, pool)
+            wanted = await said(engine, own, await own.load([MediaRef("image", url)]))
+            assert sent
+            assert not any(sent)
+            loader = MediaLoader(MediaLimits(), processor, pool, lend=engine.lend)
+            processed = await loader.load([MediaRef("image", url)])
+            lent = engine._device._runtime.executor.encoder._ring.lent
+            assert await said(engine, loader, processed) == wanted
+            assert sum(sent) == 1
+            assert len(lent._back) == BLOCKS - 1
+            await asyncio.get_running_loop().run_in_executor(pool, int)  # what gives back has been called
+            give_back(kept.pop())
+            assert len(lent._back) == BLOCKS
+            assert await said(engine, loader, processed) == wanted
+            assert sum(sent) == 1
+
+
 class Marks:
     """Stands where an accelerator would; notes which block is waited for and which copies were marked."""
 
@@ -93,6 +150,9 @@ class Marks:
         self._count += 1
 
         class Mark:
+            def query(self) -> bool:
+                return True
+
             def record(self) -> None:
                 marks.append(("copied", number))
 

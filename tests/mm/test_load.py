@@ -111,6 +111,31 @@ async def test_a_picture_leaves_memory_ready_for_the_next() -> None:
         np.testing.assert_array_equal(other.parts[0].features["pixels"][0, ..., :3], second)
 
 
+async def test_pixels_leave_lent_memory_when_the_picture_is_on_its_way() -> None:
+    pixels, room = made.noise(60, 80), np.zeros(60 * 80 * 4, np.uint8)
+    asked: list[int] = []
+
+    def lend(size: int) -> np.ndarray | None:
+        asked.append(size)
+        return room if len(asked) == 1 else None
+
+    async with loader() as media:
+        media.processor, media._lend = processor_for(EMBEDDED, RAW, picture_bytes=room.nbytes), lend
+        (item,) = await media.load([MediaRef("image", made.data_url(made.png(pixels), "image/png"))])
+        features = item.parts[0].features
+        async with asyncio.timeout(5):
+            while np.shares_memory(features["pixels"], room):  # noqa: ASYNC110 (a thread of the pool moves them)
+                await asyncio.sleep(0.001)
+        np.testing.assert_array_equal(room.reshape(1, 60, 80, 4), features["pixels"])
+        room[:] = 0
+        np.testing.assert_array_equal(features["pixels"][0, ..., :3], pixels)
+        (again,) = await media.load([MediaRef("image", IMAGE)], scope=b"b")  # nothing is lent
+        assert asked == [room.nbytes] * 2
+        assert not np.shares_memory(again.parts[0].features["pixels"], room)
+        await media.load([MediaRef("audio", SOUND), MediaRef("video", FILM)])
+        assert len(asked) == 2
+
+
 async def test_no_media_is_no_work() -> None:
     async with loader() as media:
         assert await media.load([]) == []
