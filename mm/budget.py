@@ -37,6 +37,11 @@ class Budget:
                 self._serve()
             raise
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits for bytes."""
+        return bool(self._waiting)
+
     def take(self, size: int) -> bool:
         """Take `size` bytes now, ahead of those who wait, or not at all: for bytes that arrive while others wait."""
         if self.used + size > self.total:

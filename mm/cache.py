@@ -38,6 +38,10 @@ class ProcessorCache:
             self._entries.move_to_end(key)
         return entry
 
+    def holds(self, key: Key) -> bool:
+        """Whether `get` would find it now; one look, which another thread may take too."""
+        return key in self._entries
+
     def put(self, key: Key, processed: Processed) -> None:
         size = processed.nbytes + _ENTRY_BYTES
         if key in self._entries or size > self.capacity:

@@ -6,7 +6,12 @@ memory is reserved before anything is decoded.
 
     loop   count, URL text | fetch |              | cache? slot |        | reserve |
     pool                           | unpack, hash |             | header |         | decode, process
-                                     (and header, of a JPEG)
+
+A JPEG in a data: URL, most of what comes, finds a slot and enough memory taken before its header is read, where nobody
+has to wait for either, and goes through the pool in one turn.
+
+    loop   count, URL text | slot, reserve |                                              | cache
+    pool                                   | unpack, hash, header; new? decode, process |
 """
 
 from __future__ import annotations
@@ -24,7 +29,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from engine.request import Modality
-from mm.budget import Budget
 from mm.cache import ProcessorCache
 from mm.decode import import_codecs
 from mm.decode.alarm import Alarm, too_complex
@@ -36,11 +40,13 @@ from mm.errors import MediaError, busy, invalid, not_allowed, too_large, unsuppo
 from mm.fetch import Fetcher
 from mm.item import MediaItem, MediaOptions, MediaRef, Processed
 from mm.limits import MediaLimits
+from mm.place import MediaRequest, Place, Places
 from mm.processors.base import Processor
 from mm.sources import Embedded, decode_base64, invalid_data_url, parse_base64, parse_data_url
 from mm.transform.image import Scale
 
 T = TypeVar("T")
+AT_ONCE = 48 << 20  # bytes taken ahead of a JPEG's header: a picture of 1080p, and what it takes to decode it
 _WORDS: dict[Modality, str] = {"image": "pictures", "audio": "sound", "video": "films"}
 
 
@@ -72,13 +78,11 @@ class MediaLoader:
         self.options = options  # the operator's, where a request brings none
         self.processor = processor
         self.cache = ProcessorCache(int(limits.mm_processor_cache_gb * 2**30))
-        self._stuck: dict[_Place, float] = {}  # pool threads whose work nobody waits for any more -> since when
         self._pool = pool
         self._fetcher = fetcher or Fetcher(limits, pool)
         self._key = os.urandom(16)  # digests cannot be prepared offline
         self.num_slots = max_decodes or max(2, os.cpu_count() or 1)
-        self._slots = asyncio.Semaphore(self.num_slots)
-        self._budget = Budget(limits.decoded_budget_bytes)
+        self._places = Places(limits, self.num_slots)
         self._spare = SparePages()
         self._lend = lend  # memory that the device copies from directly, for a short time
         self._requests = 0
@@ -88,16 +92,16 @@ class MediaLoader:
         """Counts that are zero when no request is open (the cache's bytes are bounded instead)."""
         return {
             "media_requests": self._requests,
-            "media_reserved_bytes": self._budget.used,
+            "media_reserved_bytes": self._places.budget.used,
             "media_fetches": self._fetcher.open,
-            "media_stuck": len(self._stuck),
+            "media_stuck": len(self._places.stuck),
             "media_cache_bytes": self.cache.used,
         }
 
     def stuck_for(self, seconds: float) -> int:
         """Threads of the pool that work on for nobody, and have for longer than that."""
         now = time.monotonic()
-        return sum(now - since > seconds for since in self._stuck.values())
+        return sum(now - since > seconds for since in self._places.stuck.values())
 
     async def close(self) -> None:
         await self._fetcher.close()
@@ -111,7 +115,7 @@ class MediaLoader:
         self._check_counts(refs)
         if self._requests >= self.limits.max_media_waiting:
             raise busy(f"{self._requests} requests are loading media; try again shortly")
-        request = _MediaRequest(self.limits, options or self.options, scope)
+        request = MediaRequest(self.limits, options or self.options, scope)
         jobs = [_Job(self, request, ref) for ref in refs]
         for job in jobs:
             job.check_source()
@@ -122,7 +126,7 @@ class MediaLoader:
             return await _all(jobs)
         finally:
             self._requests -= 1
-            self._budget.release(request.kept)
+            self._places.budget.release(request.kept)
 
     def _check_counts(self, refs: Sequence[MediaRef]) -> None:
         if len(refs) > self.limits.media_max_items:
@@ -151,48 +155,10 @@ async def _all(jobs: list[_Job]) -> list[Processed]:
     return [task.result() for task in tasks]
 
 
-class _MediaRequest:
-    """What the items of one request share. Bytes: encoded ones received, decoded ones in work and kept."""
-
-    def __init__(self, limits: MediaLimits, options: MediaOptions, scope: bytes) -> None:
-        self.options = options
-        self.scope = scope
-        self.kept = 0  # reserved for finished items, until the request has been handed on
-        self._limits = limits
-        self._encoded = 0
-        self._working = 0
-        self._finished = asyncio.Event()
-
-    def receive(self, size: int, status: int = 400) -> None:
-        """Count encoded bytes as they are promised or arrive."""
-        self._encoded += size
-        if self._encoded > self._limits.request_media_bytes:
-            raise too_large(
-                f"the media of one request may have {self._limits.request_media_bytes} bytes together", status
-            )
-
-    async def admit(self, cost: int) -> None:
-        """Wait while other items of this request hold too much; raise when finished ones leave no room."""
-        while True:
-            if self.kept + cost > self._limits.request_decoded_bytes:
-                raise too_large(
-                    f"the request's media needs more than {self._limits.request_decoded_bytes} bytes when decoded"
-                )
-            if self.kept + self._working + cost <= self._limits.request_decoded_bytes:
-                self._working += cost
-                return
-            self._finished.clear()
-            await self._finished.wait()
-
-    def finish(self, cost: int) -> None:
-        self._working -= cost
-        self._finished.set()
-
-
 class _Job:
     """One item on its way through the stages."""
 
-    def __init__(self, loader: MediaLoader, request: _MediaRequest, ref: MediaRef) -> None:
+    def __init__(self, loader: MediaLoader, request: MediaRequest, ref: MediaRef) -> None:
         self._loader = loader
         self._request = request
         self._ref = ref
@@ -220,12 +186,12 @@ class _Job:
             error.param = error.param or self._ref.param
             raise
         finally:
-            self._loader._budget.release(self._held)
+            self._loader._places.budget.release(self._held)
 
     def _receive(self, size: int, status: int) -> None:
         """Count bytes as they are fetched: for the request, and for the memory of the whole server."""
         self._request.receive(size, status)
-        if not self._loader._budget.take(size):
+        if not self._loader._places.budget.take(size):
             raise busy("too much media is in memory; try again shortly")
         self._held += size
 
@@ -267,16 +233,57 @@ class _Job:
         source: Any = self._source
         if isinstance(source, str):
             source = await self._loader._fetcher.fetch(source, self._modality, self._receive)
-        alarm = Alarm(self._timeout)
-        unpacked = await self._in_pool(alarm, self._unpack, source, alarm)
+        unpacked, fresh = await self._unpacked(source)
         key = (scope, unpacked.digest)
         processed = cache.get(key)
         if processed is None:
-            processed = await self._decode(unpacked)
+            processed = fresh or await self._decode(unpacked)
             cache.put(key, processed)
         if name:
             cache.name(name, key)
         return processed
+
+    async def _unpacked(self, source: Embedded | bytes) -> tuple[_Unpacked, Processed | None]:
+        """What came, and what it is decoded if that took no second turn in the pool."""
+        alarm, place = Alarm(self._timeout), None
+        if isinstance(source, Embedded) and source.mime in ("image/jpeg", "image/jpg"):
+            place = await self._loader._places.take_now(self._request, AT_ONCE)
+        if place is None:
+            return await self._in_pool(alarm, self._unpack, source, alarm), None
+        try:
+            unpacked, processed = await self._in_pool(alarm, self._at_once, source, alarm, place=place)
+            if processed is not None and unpacked.opened is not None:
+                self._note(processed, unpacked.opened, place)
+            return unpacked, processed
+        finally:
+            place.leave()
+
+    def _at_once(self, source: Embedded, alarm: Alarm) -> tuple[_Unpacked, Processed | None]:
+        """Unpacks, and decodes what is new and not too large for the place taken (pool)."""
+        unpacked = self._unpack(source, alarm)
+        opened = unpacked.opened
+        if (
+            opened is None
+            or self._cost(opened) > AT_ONCE
+            or self._loader.cache.holds((self._request.scope, unpacked.digest))
+        ):
+            return unpacked, None
+        alarm.begin()  # decoding has its own time
+        return unpacked, self._finish(opened, unpacked.digest, alarm)
+
+    def _cost(self, opened: _Opened) -> int:
+        return opened.cost + self._processor.cost(self._modality, opened.size)
+
+    def _note(self, processed: Processed, opened: _Opened, place: Place) -> None:
+        """A decoded item's bytes are the request's now; the next picture gets the memory that this one had, or more."""
+        place.keep(processed.nbytes)
+        loader = self._loader
+        # A device that scales gets pixels, and caches keep them: the next ones need new memory.
+        pixels_stay = self._modality == "image" and self._processor.picture_bytes
+        if self._lent:
+            loader._pool.submit(give_back, processed)
+        elif pixels_stay and loader._spare.wants(opened.size):
+            loader._pool.submit(loader._spare.fill, opened.size)
 
     def _name(self) -> bytes:
         """The uuid within this caller's own uploads; without a scope there is no caller to tell apart."""
@@ -303,24 +310,15 @@ class _Job:
         return replace(unpacked, opened=self._open(unpacked, alarm)) if word == "jpeg" else unpacked
 
     async def _decode(self, unpacked: _Unpacked) -> Processed:
-        loader, request = self._loader, self._request
-        place = _Place(loader, request)
-        await loader._slots.acquire()
+        place = await self._loader._places.take(self._request)
         try:
             alarm, opened = Alarm(self._timeout), unpacked.opened
             if opened is None:
                 opened = await self._in_pool(alarm, self._open, unpacked, alarm, place=place)
-            cost = opened.cost + self._processor.cost(self._modality, opened.size)
-            await place.reserve(cost, self._timeout)
+            await place.reserve(self._cost(opened), self._timeout)
             alarm = Alarm(self._timeout)
             processed = await self._in_pool(alarm, self._finish, opened, unpacked.digest, alarm, place=place)
-            place.keep(processed.nbytes)
-            # A device that scales gets pixels, and caches keep them: the next ones need new memory.
-            pixels_stay = self._modality == "image" and self._processor.picture_bytes
-            if self._lent:
-                loader._pool.submit(give_back, processed)
-            elif pixels_stay and loader._spare.wants(opened.size):
-                loader._pool.submit(loader._spare.fill, opened.size)
+            self._note(processed, opened, place)
             return processed
         finally:
             place.leave()
@@ -382,7 +380,7 @@ class _Job:
         alarm.check()
         return self._processor.process(item, digest, self._request.options)
 
-    async def _in_pool(self, alarm: Alarm, work: Callable[..., T], *args: Any, place: _Place | None = None) -> T:
+    async def _in_pool(self, alarm: Alarm, work: Callable[..., T], *args: Any, place: Place | None = None) -> T:
         """Run work in the pool; when its time is over or nobody waits, it is told to stop and not waited for."""
 
         def begun() -> T:
@@ -411,60 +409,6 @@ class _Opened:
     cost: int
     size: int
     decode: Callable[[Alarm], MediaItem]
-
-
-class _Place:
-    """A decode slot and the bytes reserved with it; both are held until the thread that uses them has ended."""
-
-    def __init__(self, loader: MediaLoader, request: _MediaRequest) -> None:
-        self.running: concurrent.futures.Future[Any] | None = None
-        self._loader = loader
-        self._request = request
-        self._admitted = 0
-        self._reserved = 0
-
-    async def reserve(self, size: int, timeout: float) -> None:
-        limits = self._loader.limits
-        if size > min(limits.request_decoded_bytes, limits.decoded_budget_bytes):
-            raise too_large(
-                f"the media needs {size} bytes when decoded; at most {limits.request_decoded_bytes} are allowed"
-            )
-        await self._request.admit(size)
-        self._admitted = size
-        try:
-            async with asyncio.timeout(timeout):
-                await self._loader._budget.reserve(size)
-        except TimeoutError:
-            raise busy("too much media is being decoded; try again shortly") from None
-        self._reserved = size
-
-    def keep(self, size: int) -> None:
-        """Move `size` bytes of the reservation over to the request, whose results they are."""
-        size = min(size, self._reserved)
-        self._reserved -= size
-        self._request.kept += size
-
-    def leave(self) -> None:
-        self._request.finish(self._admitted)
-        if self.running is None or self.running.done():
-            self._release()
-            return
-        loop = asyncio.get_running_loop()
-        self._loader._stuck[self] = time.monotonic()
-
-        def ended(_: concurrent.futures.Future[Any]) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(self._late)
-
-        self.running.add_done_callback(ended)
-
-    def _late(self) -> None:
-        del self._loader._stuck[self]
-        self._release()
-
-    def _release(self) -> None:
-        self._loader._budget.release(self._reserved)
-        self._loader._slots.release()
 
 
 def _too_many(message: str, param: str | None = None) -> MediaError:

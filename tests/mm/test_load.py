@@ -25,6 +25,7 @@ EMBEDDED = Path(__file__).parents[2] / "server" / "embedded"
 RAW = json.loads((EMBEDDED / "config.json").read_text())
 PROCESSOR = processor_for(EMBEDDED, RAW)
 IMAGE = made.data_url(made.png(made.noise(60, 80)), "image/png")
+JPEG = made.data_url(made.picture(made.noise(60, 80), "JPEG"), "image/jpeg")
 SOUND = made.data_url(made.sound(made.tone(1.0)), "audio/wav")
 FILM = made.data_url(made.film(made.ramp(30), 10, track=made.tone(3.0)), "video/mp4")
 
@@ -43,7 +44,7 @@ async def loader(**limits: object) -> AsyncIterator[MediaLoader]:
                 break
             await asyncio.sleep(0.01)
         assert clean(instance), instance.ledger()
-        assert instance._slots._value == instance.num_slots
+        assert instance._places.slots._value == instance.num_slots
         await instance.close()
         pool.shutdown()
     assert len(asyncio.all_tasks()) == tasks
@@ -134,6 +135,68 @@ async def test_pixels_leave_lent_memory_when_the_picture_is_on_its_way() -> None
         assert not np.shares_memory(again.parts[0].features["pixels"], room)
         await media.load([MediaRef("audio", SOUND), MediaRef("video", FILM)])
         assert len(asked) == 2
+
+
+class Turns:
+    """Counts turns in the pool, and what was decoded there."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.count = self.decoded = 0
+        in_pool, finish = loading._Job._in_pool, loading._Job._finish
+
+        async def counted(job, *args, **options):
+            self.count += 1
+            return await in_pool(job, *args, **options)
+
+        def decoded(*args):
+            self.decoded += 1
+            return finish(*args)
+
+        monkeypatch.setattr(loading._Job, "_in_pool", counted)
+        monkeypatch.setattr(loading._Job, "_finish", decoded)
+
+
+async def test_a_jpeg_of_the_request_takes_one_turn_in_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    turns = Turns(monkeypatch)
+    async with loader() as media:
+        (first,) = await media.load([MediaRef("image", JPEG)])
+        assert (turns.count, turns.decoded) == (1, 1)
+        (second,) = await media.load([MediaRef("image", JPEG)])
+        assert second is first
+        assert (turns.count, turns.decoded) == (2, 1)
+        assert (media.cache.hits, media.cache.queries) == (1, 2)
+        both = await media.load([MediaRef("image", JPEG)] * 2, scope=b"a")
+        assert both[0].parts[0].hash == both[1].parts[0].hash
+
+
+@pytest.mark.parametrize("why", ["slots", "memory", "size", "kind"])
+async def test_a_jpeg_that_cannot_be_decoded_at_once_waits_like_others(monkeypatch, why: str) -> None:
+    turns = Turns(monkeypatch)
+    source = JPEG
+    async with loader(**({"decoded_budget_bytes": loading.AT_ONCE - 1} if why == "memory" else {})) as media:
+        held = []
+        if why == "slots":
+            held = [await media._places.slots.acquire() for _ in range(media.num_slots)]
+        elif why == "size":
+            monkeypatch.setattr(loading, "AT_ONCE", 1000)
+        elif why == "kind":
+            source = JPEG.replace("image/jpeg", "application/octet-stream")
+        job = asyncio.create_task(media.load([MediaRef("image", source)]))
+        if held:
+            await asyncio.sleep(0.05)
+            assert turns.decoded == 0
+            for _ in held:
+                media._places.slots.release()
+        assert len(await job) == 1
+        assert (turns.count, turns.decoded) == (2, 1)
+
+
+async def test_a_damaged_jpeg_leaves_its_place() -> None:
+    async with loader() as media:
+        data = made.picture(made.noise(60, 80), "JPEG")
+        for broken, reason in ((data[: len(data) // 2], "media_invalid"), (data[:3], "media_invalid")):
+            error = await refusal(media, MediaRef("image", made.data_url(broken, "image/jpeg"), param="here"))
+            assert (error.status, error.reason, error.param) == (400, reason, "here")
 
 
 async def test_no_media_is_no_work() -> None:
@@ -338,10 +401,11 @@ class Stuck:
         monkeypatch.setattr(loading._Job, "_finish", finish)
 
 
-async def test_overrunning_work_keeps_its_place_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("source", [IMAGE, JPEG])
+async def test_overrunning_work_keeps_its_place_until_it_ends(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
     stuck = Stuck(monkeypatch)
     async with loader(image_decode_timeout=0.1) as media:
-        error = await refusal(media, MediaRef("image", IMAGE))
+        error = await refusal(media, MediaRef("image", source))
         assert (error.status, error.reason) == (400, "media_too_complex")
         ledger = media.ledger()
         assert ledger["media_stuck"] == media.stuck_for(0) == 1

@@ -1,0 +1,153 @@
+"""Places: who may decode now, and the bytes that decoded media take, of one request and of the whole server.
+
+Owner: loop. A place is a decode slot with the bytes reserved for it; whoever has it may work in the pool, and it is
+held until the thread that works has ended, wanted or not. What is finished stays counted with its request until that
+has been handed on.
+
+    slot | header | reserve | decode .. | keep: the result's bytes | leave: slot and the other bytes
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import time
+from typing import Any
+
+from mm.budget import Budget
+from mm.errors import busy, too_large
+from mm.item import MediaOptions
+from mm.limits import MediaLimits
+
+
+class MediaRequest:
+    """What the items of one request share. Bytes: encoded ones received, decoded ones in work and kept."""
+
+    def __init__(self, limits: MediaLimits, options: MediaOptions, scope: bytes) -> None:
+        self.options = options
+        self.scope = scope
+        self.kept = 0  # reserved for finished items, until the request has been handed on
+        self._limits = limits
+        self._encoded = 0
+        self._working = 0
+        self._finished = asyncio.Event()
+
+    def receive(self, size: int, status: int = 400) -> None:
+        """Count encoded bytes as they are promised or arrive."""
+        self._encoded += size
+        if self._encoded > self._limits.request_media_bytes:
+            raise too_large(
+                f"the media of one request may have {self._limits.request_media_bytes} bytes together", status
+            )
+
+    def admit_now(self, cost: int) -> bool:
+        """Whether that much is free beside what other items of this request hold; then it is taken."""
+        if self.kept + self._working + cost > self._limits.request_decoded_bytes:
+            return False
+        self._working += cost
+        return True
+
+    async def admit(self, cost: int) -> None:
+        """Wait while other items of this request hold too much; raise when finished ones leave no room."""
+        while True:
+            if self.kept + cost > self._limits.request_decoded_bytes:
+                raise too_large(
+                    f"the request's media needs more than {self._limits.request_decoded_bytes} bytes when decoded"
+                )
+            if self.admit_now(cost):
+                return
+            self._finished.clear()
+            await self._finished.wait()
+
+    def finish(self, cost: int) -> None:
+        self._working -= cost
+        self._finished.set()
+
+
+class Places:
+    """A server's decode slots and the bytes that may be held by what is decoded."""
+
+    def __init__(self, limits: MediaLimits, num_slots: int) -> None:
+        self.limits = limits
+        self.slots = asyncio.Semaphore(num_slots)
+        self.budget = Budget(limits.decoded_budget_bytes)
+        self.stuck: dict[Place, float] = {}  # pool threads whose work nobody waits for any more -> since when
+
+    async def take(self, request: MediaRequest) -> Place:
+        """Waits for a slot."""
+        await self.slots.acquire()
+        return Place(self, request)
+
+    async def take_now(self, request: MediaRequest, size: int) -> Place | None:
+        """A slot with so many bytes if nobody has to wait for either, else nothing."""
+        if self.slots.locked():
+            return None
+        place = await self.take(request)  # at once
+        if place.reserve_now(size):
+            return place
+        place.leave()
+        return None
+
+
+class Place:
+    """A decode slot and the bytes reserved with it; both are held until the thread that uses them has ended."""
+
+    def __init__(self, places: Places, request: MediaRequest) -> None:
+        self.running: concurrent.futures.Future[Any] | None = None
+        self._places = places
+        self._request = request
+        self._admitted = 0
+        self._reserved = 0
+
+    async def reserve(self, size: int, timeout: float) -> None:
+        limits = self._places.limits
+        if size > min(limits.request_decoded_bytes, limits.decoded_budget_bytes):
+            raise too_large(
+                f"the media needs {size} bytes when decoded; at most {limits.request_decoded_bytes} are allowed"
+            )
+        await self._request.admit(size)
+        self._admitted = size
+        try:
+            async with asyncio.timeout(timeout):
+                await self._places.budget.reserve(size)
+        except TimeoutError:
+            raise busy("too much media is being decoded; try again shortly") from None
+        self._reserved = size
+
+    def reserve_now(self, size: int) -> bool:
+        """Whether so many bytes are free for this request, with nobody waiting for them; then they are reserved."""
+        if not self._request.admit_now(size):
+            return False
+        self._admitted = size
+        if self._places.budget.is_awaited or not self._places.budget.take(size):
+            return False
+        self._reserved = size
+        return True
+
+    def keep(self, size: int) -> None:
+        """Move `size` bytes of the reservation over to the request, whose results they are."""
+        size = min(size, self._reserved)
+        self._reserved -= size
+        self._request.kept += size
+
+    def leave(self) -> None:
+        self._request.finish(self._admitted)
+        if self.running is None or self.running.done():
+            self._release()
+            return
+        loop = asyncio.get_running_loop()
+        self._places.stuck[self] = time.monotonic()
+
+        def ended(_: concurrent.futures.Future[Any]) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._late)
+
+        self.running.add_done_callback(ended)
+
+    def _late(self) -> None:
+        del self._places.stuck[self]
+        self._release()
+
+    def _release(self) -> None:
+        self._places.budget.release(self._reserved)
+        self._places.slots.release()
