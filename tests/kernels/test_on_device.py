@@ -241,3 +241,14 @@ def test_dense_attention(heads, kv_heads, dim, bounds, causal):
     dense_attention(q, k, v, segments, dim**-0.5, causal, out=wider[:, : heads * dim])
     assert torch.equal(wider[:, : heads * dim], got)
     assert torch.equal(wider[:, heads * dim :], behind)
+
+
+@pytest.mark.parametrize("dim", [64, 80, 128])
+def test_dense_attention_of_rows_far_apart(dim):
+    rows, heads, stride = 300, 4, 1 << 23  # the last rows lie past 2^31
+    room = torch.empty((rows - 1) * stride + 3 * heads * dim, dtype=torch.bfloat16, device="cuda")
+    fused = room.as_strided((rows, 3 * heads, dim), (stride, dim, 1)).copy_(draw(rows, 3 * heads, dim))
+    q, k, v = fused.split(heads, 1)
+    segments = torch.tensor([0, rows], dtype=torch.int32, device="cuda")
+    want = dense_attention_reference(q.double(), k.double(), v.double(), segments, dim**-0.5)
+    assert error(dense_attention(q, k, v, segments, dim**-0.5), want) < LIMIT

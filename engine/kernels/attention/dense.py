@@ -3,7 +3,8 @@
 out[t] = sum_j softmax_j(scale * q[t] . k[j]) v[j] over the rows j of t's segment (and j <= t when causal). Windows are
 more, shorter segments. On an accelerator nothing about a segment is known to the host but the mean length: where it is
 short a program takes one segment, tile by tile; else one tile of rows, wherever segments begin, and each row finds its
-own one by bisection. Heads of 80 are taken as 64 + 16, since blocks are powers of two. Users: `engine/encoders/*`.
+own one by bisection. Only blocks of keys that some row of a tile does not see need a mask. Heads of 80 are taken as
+64 + 16, since blocks are powers of two. Users: `engine/encoders/*`.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from _fast import cpu
+from engine.kernels.attention.attend import settled
 from engine.kernels.overlap import begin, launch_options
 from engine.kernels.target import target, tl, triton
 
@@ -23,9 +25,11 @@ SHORT_MEAN = 128  # rows; windows of vision towers have 64, chunks of audio towe
 
 
 @triton.jit
-def load_rows(base, row, stride, dim, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+def load_rows(base, row, stride, dim, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr):
     """[rows, BLOCK_D] of one head; columns past HEAD_DIM are zero."""
-    where = row.to(tl.int64)[:, None] * stride + dim[None, :]
+    if WIDE:
+        row = row.to(tl.int64)
+    where = row[:, None] * stride + dim[None, :]
     if HEAD_DIM == BLOCK_D:
         return tl.load(base + where)
     else:
@@ -35,43 +39,49 @@ def load_rows(base, row, stride, dim, HEAD_DIM: tl.constexpr, BLOCK_D: tl.conste
 @triton.jit
 def attend_rows(
     query,  # [BLOCK_M, BLOCK_D]
-    query_rest,  # [BLOCK_M, REST], or None
+    query_rest,  # [BLOCK_M, REST]; without REST unused
     since,  # [BLOCK_M] int32: first key of a line's segment
     until,  # [BLOCK_M] int32: its last key + 1
-    best,
-    total,
-    result,  # [BLOCK_M, BLOCK_D] float32
-    result_rest,
     k,
     v,
-    low,
-    high,
     num_rows,
     k_stride,
     v_stride,
     scale,
-    MASK: tl.constexpr,
     HEAD_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
     REST: tl.constexpr,
+    WIDE: tl.constexpr,
     STAGES: tl.constexpr,
+    SETTLE: tl.constexpr,
 ):
-    """Keys low..high-1 -> best, total, result, result_rest.
+    """The keys of all lines -> result [BLOCK_M, BLOCK_D] and result_rest [BLOCK_M, REST], float32.
 
     STAGES is at least 2: without a pipeline Triton 3.6 makes wrong products of REST on sm_90.
     """
     main: tl.constexpr = BLOCK_D if REST > 0 else HEAD_DIM
     dim = tl.arange(0, BLOCK_D)
+    best = tl.full([BLOCK_M], -1e30, tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    result = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    result_rest = tl.zeros([BLOCK_M, REST if REST > 0 else 1], tl.float32)
+    low, high = tl.min(since, 0), tl.max(until, 0)
+    all_since, all_until = tl.max(since, 0), tl.min(until, 0)  # every line sees the keys between
     for start in tl.range(low, high, BLOCK_N, num_stages=STAGES):
         key = start + tl.arange(0, BLOCK_N)
         row = tl.minimum(key, num_rows - 1)
-        keys = load_rows(k, row, k_stride, dim, main, BLOCK_D)
+        keys = load_rows(k, row, k_stride, dim, main, BLOCK_D, WIDE)
+        if SETTLE:
+            result = settled(result)
+            if REST > 0:
+                result_rest = settled(result_rest)
         score = tl.dot(query, tl.trans(keys), input_precision="ieee")
         if REST > 0:
-            rest = load_rows(k + main, row, k_stride, tl.arange(0, REST), HEAD_DIM - main, REST)
+            rest = load_rows(k + main, row, k_stride, tl.arange(0, REST), HEAD_DIM - main, REST, WIDE)
             score = tl.dot(query_rest, tl.trans(rest), score, input_precision="ieee")
-        if MASK:
+        if (start < all_since) | (start + BLOCK_N > all_until):
             seen = (key[None, :] >= since[:, None]) & (key[None, :] < until[:, None])
             score = tl.where(seen, score, float("-inf"))
         higher = tl.maximum(best, tl.max(score, 1) * scale)
@@ -79,13 +89,13 @@ def attend_rows(
         fade = tl.exp2(best - higher)
         total = total * fade + tl.sum(weight, 1)
         weight = weight.to(query.dtype)
-        values = load_rows(v, row, v_stride, dim, main, BLOCK_D)
+        values = load_rows(v, row, v_stride, dim, main, BLOCK_D, WIDE)
         result = tl.dot(weight, values, result * fade[:, None], input_precision="ieee")
         if REST > 0:
-            rest = load_rows(v + main, row, v_stride, tl.arange(0, REST), HEAD_DIM - main, REST)
+            rest = load_rows(v + main, row, v_stride, tl.arange(0, REST), HEAD_DIM - main, REST, WIDE)
             result_rest = tl.dot(weight, rest, result_rest * fade[:, None], input_precision="ieee")
         best = higher
-    return best, total, result, result_rest
+    return result / total[:, None], result_rest / total[:, None]
 
 
 # Every picture and sound has its own numbers: none of them may ask for a kernel of its own.
@@ -115,7 +125,9 @@ def dense_kernel(
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,  # power of two: of the whole head, or with REST of its first numbers
     REST: tl.constexpr,  # 0, or a power of two for the numbers after those
+    WIDE: tl.constexpr,  # offsets into q, k or v pass 2^31; 32 bits are faster
     STAGES: tl.constexpr,
+    SETTLE: tl.constexpr,  # see `settled`; CUDA only
     OVERLAP: tl.constexpr,
 ):
     begin(OVERLAP)
@@ -147,34 +159,20 @@ def dense_kernel(
             since, until = tl.load(bounds + segment), tl.load(bounds + segment + 1)
         if CAUSAL:
             until = row + 1
-        low, high = tl.min(since, 0), tl.max(until, 0)
-        # Rows of one segment see the same keys: whole blocks of them need no mask.
-        same = low
-        if not CAUSAL:
-            same = low + tl.where(tl.max(since, 0) == low, (tl.min(until, 0) - low) // BLOCK_N * BLOCK_N, 0)
-        query = load_rows(q, row, q_stride, dim, main, BLOCK_D)
-        query_rest, result_rest = query, tl.zeros([1, 1], tl.float32)
+        query = load_rows(q, row, q_stride, dim, main, BLOCK_D, WIDE)
+        query_rest = query
         if REST > 0:
-            query_rest = load_rows(q + main, row, q_stride, rest, HEAD_DIM - main, REST)
-            result_rest = tl.zeros([BLOCK_M, REST], tl.float32)
-        best = tl.full([BLOCK_M], -1e30, tl.float32)
-        total = tl.zeros([BLOCK_M], tl.float32)
-        result = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-        best, total, result, result_rest = attend_rows(
-            query, query_rest, since, until, best, total, result, result_rest, k, v, low, same, num_rows,
-            k_stride, v_stride, scale, False, HEAD_DIM, BLOCK_N, BLOCK_D, REST, STAGES,
-        )  # fmt: skip
-        best, total, result, result_rest = attend_rows(
-            query, query_rest, since, until, best, total, result, result_rest, k, v, same, high, num_rows,
-            k_stride, v_stride, scale, True, HEAD_DIM, BLOCK_N, BLOCK_D, REST, STAGES,
+            query_rest = load_rows(q + main, row, q_stride, rest, HEAD_DIM - main, REST, WIDE)
+        result, result_rest = attend_rows(
+            query, query_rest, since, until, k, v, num_rows, k_stride, v_stride, scale,
+            HEAD_DIM, BLOCK_M, BLOCK_N, BLOCK_D, REST, WIDE, STAGES, SETTLE,
         )  # fmt: skip
         to = out + line.to(tl.int64)[:, None] * out_stride + head * HEAD_DIM
         written = (line < last)[:, None]
-        result = (result / total[:, None]).to(out.dtype.element_ty)
-        tl.store(to + dim[None, :], result, mask=written & (dim[None, :] < main))
+        tl.store(to + dim[None, :], result.to(out.dtype.element_ty), mask=written & (dim[None, :] < main))
         if REST > 0:
-            result_rest = (result_rest / total[:, None]).to(out.dtype.element_ty)
-            tl.store(to + main + rest[None, :], result_rest, mask=written & (rest[None, :] < HEAD_DIM - main))
+            inside = written & (rest[None, :] < HEAD_DIM - main)
+            tl.store(to + main + rest[None, :], result_rest.to(out.dtype.element_ty), mask=inside)
 
 
 def dense_attention(
@@ -224,7 +222,8 @@ def launch_dense(
         out, q, k, v, cu_seqlens, rows, segments, segments.bit_length(), scale * math.log2(math.e),
         out.stride(0), q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         CAUSAL=causal, SHORT=short, GROUP=heads // kv_heads, HEAD_DIM=dim, BLOCK_M=block_m, BLOCK_N=block_n,
-        BLOCK_D=block_d, REST=rest, STAGES=options["num_stages"], **options, **launch_options(),
+        BLOCK_D=block_d, REST=rest, WIDE=rows * max(q.stride(0), k.stride(0), v.stride(0)) >= 1 << 31,
+        STAGES=options["num_stages"], SETTLE=target().arch == "sm_90", **options, **launch_options(),
     )  # fmt: skip
     return out
 
@@ -242,7 +241,11 @@ def _tuned(block_d: int, rest: int, element_size: int, short: bool) -> tuple[int
         return 64, 32, {"num_warps": 4, "num_stages": 2}
     if short:
         return 64, 32 if rest else 64, {"num_warps": 4, "num_stages": 2}
-    return 128, 64, {"num_warps": 8, "num_stages": 3 if target().arch == "sm_90" else 2}
+    if target().arch != "sm_90":
+        return 128, 64, {"num_warps": 8, "num_stages": 2}
+    # Narrow heads leave room for two tiles on a unit: one multiplies while the other waits.
+    pair = {"maxnreg": 128} if block_d <= 64 else {}
+    return 128, 64, {"num_warps": 8, "num_stages": 3, **pair}
 
 
 def dense_attention_reference(

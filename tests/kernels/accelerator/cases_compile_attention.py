@@ -40,10 +40,12 @@ KERNELS = {
             dense_kernel,
             DENSE,
             {"CAUSAL": True, "SHORT": False, "GROUP": 4, "HEAD_DIM": dim, "BLOCK_M": block_m, "BLOCK_N": block_n,
-             "BLOCK_D": dim, "REST": 0, "STAGES": 2, "OVERLAP": True},
+             "BLOCK_D": block_d, "REST": rest, "WIDE": rest > 0, "STAGES": 2, "SETTLE": True, "OVERLAP": True},
             {"num_warps": block_m // 16, "num_stages": 2},
         )
-        for dim, block_m, block_n in ((128, 128, 64), (256, 64, 32))
+        for dim, block_m, block_n, block_d, rest in (
+            (96, 128, 64, 64, 32), (128, 128, 64, 128, 0), (256, 64, 32, 256, 0)
+        )
     },
 }  # fmt: skip
 

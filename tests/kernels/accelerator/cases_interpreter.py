@@ -250,6 +250,16 @@ def test_dense_attention_of_wider_heads(dim):
     assert error(launch_dense(q, k, v, bounds, dim**-0.5, True), want) < limit(torch.float16)
 
 
+def test_dense_attention_of_rows_far_apart():
+    rows, dim, stride = 5, 80, 1 << 29
+    far = torch.empty((rows - 1) * stride + dim, dtype=torch.float16).as_strided((rows, 1, dim), (stride, dim, 1))
+    q, k = torch.randn(2, rows, 1, dim).half()
+    far.copy_(torch.randn(rows, 1, dim))
+    bounds = torch.tensor([0, rows], dtype=torch.int32)
+    want = dense_attention_reference(q.double(), k.double(), far.double(), bounds, dim**-0.5)
+    assert error(launch_dense(q, k, far, bounds, dim**-0.5, False), want) < limit(torch.float16)
+
+
 @pytest.mark.parametrize("dtype", DOT_DTYPES)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(2, 2, 64), (4, 2, 80), (1, 1, 40)])
