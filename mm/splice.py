@@ -71,7 +71,7 @@ def _check(ids: np.ndarray, slots: Sequence[int], processed: Sequence[Processed]
     for slot, item in zip(slots, processed):
         if ids[slot] != processor.placeholder(item.modality):
             raise _mismatch(f"the prompt has no placeholder where an item of kind {item.modality} stands")
-    stray = int(np.isin(ids, list(processor.media_token_ids)).sum()) - len(slots)
+    stray = sum(np.count_nonzero(ids == token_id) for token_id in processor.media_token_ids) - len(slots)
     if stray:
         raise _mismatch(
             f"the prompt holds {stray} media tokens that belong to no media item; remove them from the text"

@@ -96,11 +96,11 @@ class Vision:
             int(grid[1]) // self.image.merge_size,
             int(grid[2]) // self.image.merge_size,
         )
-        time = (np.arange(times, dtype=np.float32) * interval).astype(np.int64)
-        axes = np.broadcast_arrays(
-            time[:, None, None], np.arange(rows)[None, :, None], np.arange(columns)[None, None, :]
-        )
-        return np.stack([axis.reshape(-1) for axis in axes]) + start
+        block = np.empty((3, times, rows, columns), np.int64)
+        block[0] = start + (np.arange(times, dtype=np.float32) * interval).astype(np.int64)[:, None, None]
+        block[1] = np.arange(start, start + rows)[:, None]
+        block[2] = np.arange(start, start + columns)
+        return block.reshape(3, -1)
 
     def _features(
         self, frames: np.ndarray, settings: PatchSettings, scale: Scale | None = None
