@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import hashlib
 import os
 import time
@@ -46,6 +47,7 @@ from mm.sources import Embedded, decode_base64, invalid_data_url, parse_base64, 
 from mm.transform.image import Scale
 
 T = TypeVar("T")
+SOON_S = 0.005  # by when a picture that has been decoded is with the engine
 AT_ONCE = 48 << 20  # bytes taken ahead of a JPEG's header: a picture of 1080p, and what it takes to decode it
 _WORDS: dict[Modality, str] = {"image": "pictures", "audio": "sound", "video": "films"}
 
@@ -127,6 +129,15 @@ class MediaLoader:
         finally:
             self._requests -= 1
             self._places.budget.release(request.kept)
+
+    def _soon(self, work: Callable[..., None], *args: Any) -> None:
+        """Work for the pool that nobody waits for: not while the request that brings it is on its way to the engine."""
+
+        def submit() -> None:
+            with contextlib.suppress(RuntimeError):  # the pool has been shut down
+                self._pool.submit(work, *args)
+
+        asyncio.get_running_loop().call_later(SOON_S, submit)
 
     def _check_counts(self, refs: Sequence[MediaRef]) -> None:
         if len(refs) > self.limits.media_max_items:
@@ -281,9 +292,9 @@ class _Job:
         # A device that scales gets pixels, and caches keep them: the next ones need new memory.
         pixels_stay = self._modality == "image" and self._processor.picture_bytes
         if self._lent:
-            loader._pool.submit(give_back, processed)
+            loader._soon(give_back, processed)
         elif pixels_stay and loader._spare.wants(opened.size):
-            loader._pool.submit(loader._spare.fill, opened.size)
+            loader._soon(loader._spare.fill, opened.size)
 
     def _name(self) -> bytes:
         """The uuid within this caller's own uploads; without a scope there is no caller to tell apart."""
