@@ -8,7 +8,10 @@ inside `begin` until that kernel has written everything:
     kernel N+1       | its weights -> L2 | wait | work ...
 
 The rule: before `begin` a kernel touches nothing that another kernel writes; weights are all it may read. One that
-forgets to wait is a silent race, so every kernel that is given `launch_options()` calls `begin` first of all.
+forgets to wait is a silent race, so every kernel that is given `launch_options()` calls `begin` first of all. How far
+ahead of itself a kernel starts is not bounded by the one before it: that one may be waiting too. But none passes a
+kernel that never calls `begin`, as a forward's first does not: what the step's prep wrote may be read to choose what is
+asked for, as long as nothing is computed from it.
 """
 
 from __future__ import annotations
@@ -36,6 +39,27 @@ def overlaps() -> bool:
 def launch_options() -> dict[str, Any]:
     """What a launch passes on for it."""
     return {"OVERLAP": True, "launch_pdl": True} if overlaps() else {"OVERLAP": False}
+
+
+@triton.jit
+def fetch_run(address, size):
+    """Brings size bytes from each address into the second-level cache, where no line is ever stale; nobody waits.
+
+    [lanes] pointers, and int32 multiples of 16, 0 for nothing; only where kernels overlap.
+    """
+    tl.inline_asm_elementwise(
+        """{
+        .reg .pred p;
+        setp.ne.s32 p, $2, 0;
+        @p cp.async.bulk.prefetch.L2.global [$1], $2;
+        mov.u32 $0, 0;
+        }""",
+        "=r,l,r",
+        [address, size],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
 
 
 @triton.jit

@@ -9,7 +9,7 @@ import torch
 
 from _fast import cpu
 from engine.attention.base import AttentionMeta
-from engine.kernels.attention.decode import tuned
+from engine.kernels.attention.decode import AHEAD, blocks_ahead, tuned
 from engine.kernels.attention.dense import dense_attention, dense_attention_reference
 from engine.kernels.attention.paged import paged_attention, paged_attention_reference
 from engine.kernels.target import Target
@@ -186,9 +186,12 @@ def test_large_scores_do_not_overflow():
         (1, 8, (4, 4)),
         (8, 8, (4, 4)),
         (9, 8, (4, 3)),
-        (41, 8, (4, 3)),
-        (42, 8, (8, 4)),
-        (82, 4, (4, 3)),
+        (32, 8, (4, 3)),
+        (33, 8, (8, 3)),
+        (56, 8, (8, 3)),
+        (57, 8, (8, 4)),
+        (65, 4, (4, 3)),
+        (66, 4, (8, 3)),
         (2048, 8, (8, 4)),
     ],
 )
@@ -200,3 +203,14 @@ def test_decode_launches_more_programs_than_fit_where_rows_are_many(rows, kv_hea
     other = Target("hip", "gfx942", 132, 64, 64 << 10)  # there a stage costs registers
     assert tuned(other, rows * kv_heads, 16, 128, 2) == (share, {"num_warps": 1, "num_stages": 2})
     assert tuned(card, rows * kv_heads, 16, 256, 2) == (share, {"num_warps": 4, "num_stages": 2})
+
+
+@pytest.mark.parametrize(
+    ("heads", "dim", "block", "ahead"),
+    [(16, 128, 16, AHEAD), (8, 256, 16, AHEAD), (7, 80, 16, AHEAD), (32, 128, 16, 0), (17, 128, 16, 0), (3, 10, 2, 0)],
+)
+def test_decode_asks_early_for_keys_where_queries_are_narrow_and_kernels_overlap(heads, dim, block, ahead):
+    cards = [Target("cuda", arch, 132, 32, 227 << 10) for arch in ("sm_90", "sm_100")]
+    assert [blocks_ahead(card, heads * dim, block * dim * 2) for card in cards] == [ahead, ahead]
+    others = [Target("cuda", "sm_80", 108, 32, 163 << 10), Target("hip", "gfx942", 304, 64, 64 << 10)]
+    assert [blocks_ahead(card, heads * dim, block * dim * 2) for card in others] == [0, 0]

@@ -17,13 +17,15 @@ import torch
 from torch import Tensor
 
 from engine.kernels.attention.attend import attend_keys, score_scales, sunken_start
-from engine.kernels.overlap import begin, launch_options
+from engine.kernels.overlap import begin, fetch_run, launch_options, let_next_start
 from engine.kernels.target import Target, target, tl, triton
 
 if TYPE_CHECKING:
     from engine.kernels.attention.work import WorkList
 
 KEYS = 32  # of a round, whatever else is tuned: the order of a row's sums follows from it
+AHEAD = 8  # blocks of a program's first part that are asked for before the kernel in front has ended; at most 32
+NARROW = 2048  # numbers of a token's query, up to which it is done: see `blocks_ahead`
 MERGED = 4096  # numbers that each warp of a merge holds at once: parts * group * head_dim
 
 
@@ -69,6 +71,37 @@ def add_parts(
 
 
 @triton.jit
+def fetch_part(
+    k_head,
+    v_head,
+    block_tables,
+    parts,
+    num_parts,
+    part,
+    max_blocks,
+    block_stride,
+    WINDOW: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    AHEAD: tl.constexpr,
+    LANES: tl.constexpr,
+):
+    """Asks for the first AHEAD blocks of the part's keys and values; see overlap.py on why the list may be read."""
+    if part < tl.load(num_parts):
+        low = tl.load(parts + part * 8 + 1)
+        high = tl.load(parts + part * 8 + 2)
+        if WINDOW > 0:
+            low = tl.maximum(low, tl.load(parts + part * 8 + 3) - WINDOW)
+        number = low // BLOCK_SIZE + tl.arange(0, LANES)
+        there = (tl.arange(0, LANES) < AHEAD) & (number * BLOCK_SIZE < high)
+        table = block_tables + tl.load(parts + part * 8 + 4).to(tl.int64) * max_blocks
+        place = tl.load(table + number, mask=there, other=0).to(tl.int64) * block_stride
+        size = tl.where(there, BLOCK_SIZE * HEAD_DIM * (k_head.dtype.element_ty.primitive_bitwidth // 8), 0)
+        fetch_run(k_head + place, size)
+        fetch_run(v_head + place, size)
+
+
+@triton.jit
 def decode_kernel(
     out,  # [num_tokens, num_heads, HEAD_DIM]
     sums,  # float32 [capacity, num_heads, HEAD_DIM]
@@ -96,9 +129,10 @@ def decode_kernel(
     AT_ONCE: tl.constexpr,
     WIDE: tl.constexpr,
     STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,  # blocks that are asked for before the wait
+    LANES: tl.constexpr,  # of all warps
     OVERLAP: tl.constexpr,
 ):
-    begin(OVERLAP)
     kv_head = tl.program_id(0)
     num_kv_heads = tl.num_programs(0)
     num_heads = num_kv_heads * GROUP
@@ -109,6 +143,13 @@ def decode_kernel(
     block_stride = num_kv_heads * BLOCK_SIZE * HEAD_DIM
     k_head = k_cache + kv_head * BLOCK_SIZE * HEAD_DIM
     v_head = v_cache + kv_head * BLOCK_SIZE * HEAD_DIM
+    if AHEAD:
+        let_next_start()  # it need not wait for this
+        fetch_part(
+            k_head, v_head, block_tables, parts, num_parts, tl.program_id(1), max_blocks, block_stride,
+            WINDOW, HEAD_DIM, BLOCK_SIZE, AHEAD, LANES,
+        )  # fmt: skip
+    begin(OVERLAP)
     count = tl.load(num_parts)
     for part in range(tl.program_id(1), count, tl.num_programs(1)):
         token = tl.load(parts + part * 8).to(tl.int64)
@@ -180,7 +221,9 @@ def attend_parts(
         WINDOW=window, SOFTCAP=softcap > 0, GROUP=group, HEAD_DIM=dim, BLOCK_SIZE=block_size,
         BLOCK_M=block_m, BLOCK_N=KEYS, BLOCK_D=block_d, BLOCK_G=block_g,
         AT_ONCE=max(1, MERGED * options["num_warps"] // (block_g * block_d)), WIDE=k_cache.numel() >= 1 << 31,
-        STAGES=options["num_stages"], **options, **launch_options(),
+        STAGES=options["num_stages"], LANES=32 * options["num_warps"],
+        AHEAD=blocks_ahead(target(), heads * dim, block_size * dim * k_cache.element_size()),
+        **options, **launch_options(),
     )  # fmt: skip
 
 
@@ -189,13 +232,24 @@ def tuned(device: Target, pairs: int, block_m: int, block_d: int, element_size: 
 
     As few warps as hold the sums: memory is what a part waits for, and the more parts share a unit, the less it stands
     still. Microseconds on one H100, 8 KV heads of 128, 576 keys per row, as (stages, programs): 256 rows 238 at (3, 4)
-    and 206 at (4, 8); 32 rows 29.5 at (3, 4) and 30.0 at (4, 4); 4 rows 8.7 at (3, 4) and 7.9 at (4, 4).
+    and 206 at (4, 8); 64 rows 63.6 and 54.9; 48 rows 42.0 at (3, 8) and 47.2 at (4, 8); 40 rows 39.5 at (3, 4) and 36.0
+    at (3, 8); 32 rows 29.2 at (3, 4) and 29.9 at (4, 4); 4 rows 8.9 at (3, 4) and 8.2 at (4, 4).
     """
     warps = min(8, max(1, block_m * block_d // 2048))
     # Programs beyond those that fit wait for a place: a unit whose parts were short takes more of them.
-    many = 2 * pairs > 5 * device.num_units
-    share = 8 if many else 4
+    share = 8 if pairs >= 2 * device.num_units else 4
     if block_d > 128 or element_size > 2:
         return share, {"num_warps": max(4, warps), "num_stages": 2}
-    stages = 4 if many or 2 * pairs <= device.num_units else 3
-    return share, {"num_warps": warps, "num_stages": stages if device.loads_past_registers else 2}
+    some = device.num_units < 2 * pairs <= 6.8 * device.num_units
+    return share, {"num_warps": warps, "num_stages": (3 if some else 4) if device.loads_past_registers else 2}
+
+
+def blocks_ahead(device: Target, width: int, run: int) -> int:
+    """Blocks to ask for early, where a token's query is `width` numbers and a block `run` bytes of one head's keys.
+
+    A measured rule: a layer whose products are small leaves the memory idle while the kernel in front ends; beside
+    large weights what is asked for early is in their way. Microseconds of qkv, rotation, attention and output product
+    on one H100, without and with: heads of 16 * 128 over 1024 hidden, 1 row 16.7 and 16.4, 8 rows 24.4 and 22.7, 32
+    rows 43.6 and 42.2; heads of 32 * 128 over 4096 hidden, 8 rows 47.9 and 49.2 at best, 32 rows 67.5 and 69.6.
+    """
+    return AHEAD if device.begins_early and width <= NARROW and run % 16 == 0 else 0

@@ -4,7 +4,7 @@ import pytest
 import triton  # noqa: F401  (before any kernel file, so that they take it)
 
 from engine.kernels.activation import point_kernel
-from engine.kernels.attention.decode import MERGED, decode_kernel
+from engine.kernels.attention.decode import AHEAD, MERGED, decode_kernel
 from engine.kernels.attention.dense import dense_kernel
 from engine.kernels.attention.prefill import prefill_kernel
 from engine.kernels.attention.work import MIN_PART, work_kernel
@@ -77,15 +77,17 @@ KERNELS = {
         )
     },
     **{
-        f"decode {dim}": (
+        f"decode {dim} ahead {ahead}": (
             decode_kernel,
             {"out": T, **PARTS, **ATTEND},
             {**SHAPE, "HEAD_DIM": dim, "BLOCK_D": block_d, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_G": 4,
-             "AT_ONCE": MERGED * warps // (4 * block_d), "STAGES": stages, **sinks},
+             "AT_ONCE": MERGED * warps // (4 * block_d), "STAGES": stages, "AHEAD": ahead, "LANES": 32 * warps,
+             **sinks},
             {"num_warps": warps, "num_stages": stages},
         )
-        for dim, block_d, warps, stages, sinks in (
-            (64, 64, 1, 3, {}), (128, 128, 1, 4, NO_SINKS), (256, 256, 4, 2, NO_SINKS)
+        for dim, block_d, warps, stages, ahead, sinks in (
+            (64, 64, 1, 3, AHEAD, {}), (128, 128, 1, 4, AHEAD, NO_SINKS), (128, 128, 1, 3, 0, NO_SINKS),
+            (256, 256, 4, 2, AHEAD, NO_SINKS),
         )
     },
     **{

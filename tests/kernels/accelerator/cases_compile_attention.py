@@ -3,7 +3,7 @@
 import pytest
 import triton  # noqa: F401  (before any kernel file, so that they take it)
 
-from engine.kernels.attention.decode import MERGED, decode_kernel
+from engine.kernels.attention.decode import AHEAD, MERGED, decode_kernel
 from engine.kernels.attention.dense import dense_kernel
 from engine.kernels.attention.prefill import prefill_kernel
 from tests.kernels.accelerator.cases_compile import ATTEND, DENSE, NO_SINKS, PARTS, SHAPE, T
@@ -20,7 +20,8 @@ KERNELS = {
         f"decode {name}": (
             decode_kernel,
             {"out": T, **PARTS, **ATTEND},
-            {**SHAPE, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_G": 4, "AT_ONCE": MERGED // (4 * 128), "STAGES": 3, **case},
+            {**SHAPE, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_G": 4, "AT_ONCE": MERGED // (4 * 128), "STAGES": 3,
+             "AHEAD": AHEAD, "LANES": 32, **case},
             {"num_warps": 1, "num_stages": 3},
         )
         for name, case in CASES.items()
@@ -54,3 +55,14 @@ KERNELS = {
 @pytest.mark.parametrize("name", KERNELS)
 def test_compiles(name, target):
     compiles(target, *KERNELS[name])
+
+
+@pytest.mark.parametrize("ahead", [0, AHEAD])
+def test_keys_are_asked_for_early_only_where_the_launcher_says_so(ahead):
+    kernel, signature, constants, options = KERNELS["decode 128 in a window, capped, wide"]
+    made = compiles("sm_90", kernel, signature, {**constants, "AHEAD": ahead}, options)
+    text = made.asm["ptx"]
+    assert text.count("cp.async.bulk.prefetch.L2") == (2 if ahead else 0)
+    assert text.count("griddepcontrol.wait") == 1
+    if ahead:
+        assert text.index("cp.async.bulk.prefetch.L2") < text.index("griddepcontrol.wait")
