@@ -30,6 +30,9 @@ class Heard:
         self.renderer = renderer
         self.asked: dict[str, Any] = {}
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.renderer, name)
+
     async def chat(self, messages, **named):
         self.asked = named
         return await self.renderer.chat(messages, **named)
