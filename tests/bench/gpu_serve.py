@@ -6,7 +6,7 @@ a second server, which has it on as servers have by default. Prints what was see
 lateness of the server's loop and its CPU time per token; writes gpu_serve.json into --out. Output per second is that of
 whole answers, per connection from its first end to its last within the time measured, so that waves of equal requests
 do not bend it.
-Run: python -m tests.bench.gpu_serve [--shape 8b,0.6b,vl-7b] [--streams 1,16,64,256] [--seconds 15] [--out DIR]
+Run: python -m tests.bench.gpu_serve [--shape 8b,0.6b,vl-7b] [--streams 1,4x230,16,64,256] [--seconds 15] [--out DIR]
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ class Case:
     picture: tuple[int, ...] = ()
     cached: bool = False
     more: str = ""  # in its name
+    prompt: int = 0  # tokens; 0: as many as the shape's others
 
     @property
     def name(self) -> str:
@@ -61,7 +62,13 @@ def cases_of(shape: str, streams: str) -> list[Case]:
     if "vision_config" in SHAPES[shape]:
         large, one = Case(1, (1920, 1080), more=" of 1080p"), Case(1, (1024, 1024), True, ONE)
         return [Case(1, (1024, 1024)), large, Case(8, (1024, 1024)), Case(32, (1024, 1024)), one]
-    return [Case(int(word)) for word in streams.split(",")]
+    return [case_of(word) for word in streams.split(",")]
+
+
+def case_of(word: str) -> Case:
+    """`16`: so many streams; `4x230`: with prompts of 230 tokens."""
+    count, _, prompt = word.partition("x")
+    return Case(int(count), more=f" of {prompt} tokens" if prompt else "", prompt=int(prompt or 0))
 
 
 UNITS = {
@@ -162,6 +169,7 @@ def load(
 ) -> tuple[float, dict[str, np.ndarray]]:
     """Runs the clients, calls `warm` when their warm-up is over; (when they began, arrays of streams.Tally, joined)."""
     prompt, answer = LENGTHS.get(shape, PEER_LENGTHS)
+    prompt = asked.prompt or prompt
     fields = {"temperature": 0, "ignore_eos": True, "stream": True}
     each = PICTURES_PER_PROCESS if asked.picture else STREAMS_PER_PROCESS
     processes = min(8, -(-asked.streams // each))
@@ -316,7 +324,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", default="8b,0.6b", help=", ".join(SHAPES))
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--streams", default="1,16,64,256")
+    parser.add_argument("--streams", default="1,4x230,16,64,256", help="and tokens of a prompt, where not 512")
     parser.add_argument("--seconds", type=float, default=15.0, help="measured per case, after some to warm up")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
