@@ -16,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.errors import ApiError, invalid, not_here, shown
-from server.generate import Answer, Job, prepare
+from server.generate import Answer, Job, media_ahead, prepare
 from server.http.body import read_json
 from server.http.exchange import Exchange
 from server.http.watch import client_present, within
@@ -148,14 +148,17 @@ async def prompt_of(exchange: Exchange, body: CountBody, tools: Tools, asked: As
             raise invalid("messages", "messages: the last one holds a tool_use; send its tool_result after it")
         await conversation.settle(state.renderer)
         with conversation.told():
-            prompt = await state.renderer.chat(
-                conversation.messages(),
-                tools=tools,
-                add_generation_prompt=not prefill,
-                continue_final_message=prefill,
-                template_kwargs=template_kwargs(body),
-            )
-            return await prepare(exchange, prompt, asked, salt=salt)
+            async with media_ahead(exchange, salt) as ahead:
+                messages = conversation.messages()
+                await ahead.begin(state.renderer.embedded(messages))
+                prompt = await state.renderer.chat(
+                    messages,
+                    tools=tools,
+                    add_generation_prompt=not prefill,
+                    continue_final_message=prefill,
+                    template_kwargs=template_kwargs(body),
+                )
+                return await prepare(exchange, prompt, asked, salt=salt, ahead=ahead)
 
 
 def template_kwargs(body: CountBody) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from starlette.responses import Response
 
 from server.background import Background, detached, in_pool_if_large
 from server.errors import ApiError, invalid, not_found, not_here, queue_full, shown
-from server.generate import Answer, Job, prepare
+from server.generate import Answer, Job, media_ahead, prepare
 from server.http.body import read_json
 from server.http.exchange import Exchange
 from server.http.watch import client_present, within
@@ -244,10 +244,13 @@ async def render(
 ) -> Job:
     effort = body.reasoning.effort if body.reasoning else None
     kwargs = {"reasoning_effort": effort, "enable_thinking": effort != "none"} if effort is not None else None
+    renderer, messages = exchange.state.renderer, conversation.messages()
     with conversation.told():
-        shown_tools = offered(exchange.state, tools[0], body.tool_choice)
-        prompt = await exchange.state.renderer.chat(conversation.messages(), tools=shown_tools, template_kwargs=kwargs)
-        return await prepare(exchange, prompt, asked, param="input")
+        async with media_ahead(exchange, "") as ahead:
+            await ahead.begin(renderer.embedded(messages))
+            shown_tools = offered(exchange.state, tools[0], body.tool_choice)
+            prompt = await renderer.chat(messages, tools=shown_tools, template_kwargs=kwargs)
+            return await prepare(exchange, prompt, asked, param="input", ahead=ahead)
 
 
 def shape_of(exchange: Exchange, body: ResponsesBody, model: str, asked: Asked, tools: Tools) -> ResponseObject:

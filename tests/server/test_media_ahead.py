@@ -142,7 +142,30 @@ async def test_a_glance_finds_what_reading_finds_or_nothing(client, messages, co
         assert tuple(found) == prompt.media
 
 
-async def test_a_picture_is_in_the_pool_before_the_template(client, monkeypatch):
+def shown_to_chat(data):
+    seen = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}
+    return {"messages": [user(TEXT, seen)], "max_tokens": 1}
+
+
+def shown_to_messages(data):
+    source = {"type": "base64", "media_type": "image/png", "data": data}
+    return {"model": "omniloop", "messages": [user({"type": "image", "source": source}, TEXT)], "max_tokens": 1}
+
+
+def shown_to_responses(data):
+    seen = {"type": "input_image", "image_url": f"data:image/png;base64,{data}"}
+    return {"input": [user(seen, {"type": "input_text", "text": "what is this?"})], "max_output_tokens": 1}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "colour"),
+    [
+        ("/v1/chat/completions", shown_to_chat, "teal"),
+        ("/v1/messages", shown_to_messages, "navy"),
+        ("/v1/responses", shown_to_responses, "olive"),
+    ],
+)
+async def test_a_picture_is_in_the_pool_before_the_template(client, monkeypatch, path, body, colour):
     """With one thread in the pool, what was handed over first runs first."""
     order = []
 
@@ -160,7 +183,6 @@ async def test_a_picture_is_in_the_pool_before_the_template(client, monkeypatch)
     with ThreadPoolExecutor(1) as pool:
         monkeypatch.setattr(client.state.renderer, "_pool", pool)
         monkeypatch.setattr(client.state.media, "_pool", pool)
-        seen = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + picture("teal")}}
-        body = {"messages": [user(TEXT, seen)], "max_tokens": 1}
-        assert (await client.post("/v1/chat/completions", body)).status == 200
+        reply = await client.post(path, body(picture(colour)))
+    assert reply.status == 200, reply.body
     assert order == ["_unpack", "_render"]
