@@ -331,11 +331,8 @@ def test_a_step_tells_what_it_did_and_how_long_its_parts_took():
         assert not firsts
         schedule, launch, wait, commit, device, gap = numbers[10:]
         devices.append(device)
-        assert 0 < schedule < 0.1
-        assert 0 <= launch < 0.1  # behind the last there is nothing to launch
-        assert 0 <= wait < 0.1
-        assert 0 < commit < 0.1
-        assert 0 < device < 0.1
+        assert all(0 < seconds < 0.1 for seconds in (schedule, commit, device))
+        assert all(0 <= seconds < 0.1 for seconds in (launch, wait))  # behind the last there is nothing to launch
         assert gap == 0.0
     assert sorted(devices)[len(devices) // 2] > 0.001  # a thread held up finds one step late and the next one short
     mixed.close()
