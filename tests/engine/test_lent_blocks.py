@@ -108,7 +108,7 @@ def test_a_lost_device_lends_nothing(device):
 def test_a_real_device_copies_from_where_the_pixels_lie():
     from engine.device import Accelerator
 
-    accelerator = Accelerator("cuda")
+    accelerator = Accelerator("cuda:0")
     blocks = LentBlocks(accelerator, 2 * SMALLEST, 2)
     room = blocks.lend(2 * SMALLEST)
     wanted = np.random.default_rng(0).integers(0, 256, len(room), np.uint8)
