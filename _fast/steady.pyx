@@ -62,7 +62,7 @@ cdef enum:
 
 REASON_INBOX = INBOX  # the inbox has something
 REASON_PYTHON = PYTHON  # `planned` is not plain
-REASON_INVALID = INVALID  # `waited` has rows whose logits were not finite
+REASON_INVALID = INVALID  # `waited` has rows that were to get a token and got none
 REASON_RING = RING  # the ring is full: `undelivered`
 REASON_FREED = FREED  # slots or media entries came back
 REASON_IDLE = IDLE  # nothing is in flight, nothing can be planned

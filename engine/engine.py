@@ -21,7 +21,6 @@ from engine.config import EngineConfig
 from engine.errors import (
     DeviceLostError,
     EngineError,
-    InvalidLogitsError,
     NotReadyError,
     QueueFullError,
     StepFailedError,
@@ -280,9 +279,8 @@ class Engine:
 
 
 def _row_error(output: StepOutput, row: int) -> EngineError:
-    if row in output.invalid:
-        return InvalidLogitsError("the model's output for this request was not a number")
-    return output.error or StepFailedError("a step of the engine failed; this request was part of it")
+    failed = output.invalid.get(row) or output.error
+    return failed or StepFailedError("a step of the engine failed; this request was part of it")
 
 
 def _reset_prefix_cache(runtime: Runtime) -> bool:

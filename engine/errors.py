@@ -56,6 +56,20 @@ class InvalidLogitsError(EngineError):
 
     reason = "invalid_logits"
 
+    def __init__(self) -> None:
+        super().__init__("the model's output for this request was not a number")
+
+
+class TokenIdError(EngineError):
+    """A row held a token id that the model does not have, past every check; that row ends with 500."""
+
+    def __init__(self, num_embeddings: int) -> None:
+        super().__init__(
+            f"a token id of this request was outside of the model's {num_embeddings} embedding rows "
+            f"(0 to {num_embeddings - 1}) when it was computed; such requests are to be refused before, so this is a "
+            "mistake of the server's"
+        )
+
 
 class DeviceLostError(EngineError):
     """The device or its thread is gone; every request is answered and the process exits."""

@@ -317,8 +317,10 @@ class DeviceThread:
         override = None
         if step.invalid:
             override = np.zeros(plan.num_rows, np.int32)
-            override[step.invalid] = FinishReason.ERROR
-            output.invalid = set(step.invalid)
+            override[list(step.invalid)] = FinishReason.ERROR
+            output.invalid = step.invalid
+            ended = "step %d ends %d of %d rows: %s"
+            log.error(ended, plan.step_id, len(step.invalid), plan.num_rows, next(iter(step.invalid.values())))
         runtime.scheduler.commit(plan, step.tokens, override)
         output.ids, output.tokens, output.finishes = _columns(plan)
         output.stats.num_sampled = plan.num_rows - output.tokens.count(-1)

@@ -26,7 +26,7 @@ class StepOutput:
     finishes: list[int] = field(default_factory=list)  # FinishReason
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by place in the lists
     firsts: dict[int, First] = field(default_factory=dict)  # by place: cached tokens, seconds queued, prompt log-probs
-    invalid: set[int] = field(default_factory=set)  # places whose logits were not finite
+    invalid: dict[int, EngineError] = field(default_factory=dict)  # places that end alone, and what they are told
     error: EngineError | None = None  # of every row that ends with ERROR, when the step failed
     start: int = 0  # how far the loop has delivered
 

@@ -24,7 +24,7 @@ AGAIN = (REASON_FREED, REASON_RING, REASON_INVALID)  # Python catches up, then t
 class Left:
     """What the GIL-free loop left to Python; to be handled in this order."""
 
-    waited: DeviceStep | None  # its tokens are there, some rows' logits were not finite: to be committed
+    waited: DeviceStep | None  # its tokens are there, but not one for every row: to be committed
     undelivered: StepPlan | None  # committed, but the ring was full
     numbers: tuple[Any, ...]  # of either of these, and when the one `planned` was scheduled
     freed: bool  # slots or media entries came back

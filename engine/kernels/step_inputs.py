@@ -7,8 +7,9 @@ then every entry of StepInputs, the padding too, so nothing of an earlier step c
     inputs_kernel  program 0: rows and which of them are sampled; the others: token ids, positions, cache slots
 
 Stagings take turns, counted here, so that a recorded step has no address of its own staging and need be recorded once.
-Lengths come from the header and every number of the record is clamped to what it indexes. One cache group (number 0)
-has a table here. Users: the prep graph of the device executor; thread: device.
+Lengths come from the header and every number of the record is clamped to what it indexes. A token id that was outside
+of the embedding marks its slot until the slot has other parameters: what it samples is nobody's (sampling/home). One
+cache group (number 0) has a table here. Users: the prep graph of the device executor; thread: device.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -47,13 +48,14 @@ class SlotTensors:
     presence: Tensor  # [max_slots + 1] float32, as are the next two
     frequency: Tensor
     repetition: Tensor
+    outside: Tensor  # [max_slots + 1] int32; 1: one of its token ids was not a row of the embedding
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepInputs:
     """One step as forward and sampler read it, at addresses that never change; N = max_tokens, R = max_rows."""
 
-    token_ids: Tensor  # [N] int64; 0 beyond the step's tokens
+    token_ids: Tensor  # [N] int64, rows of the embedding; 0 beyond the step's tokens
     positions: Tensor  # [N] int64, or [3, N] for M-RoPE; 0 beyond
     slot_mapping: Tensor  # [N] int64, block * block_size + offset; -1 beyond
     query_start: Tensor  # [R + 1] int32; the number of tokens beyond the step's rows
@@ -95,7 +97,7 @@ def empty_slots(max_slots: int, max_blocks: int, device: str | torch.device) -> 
     whole, real = torch.int32, torch.float32
     return SlotTensors(
         tables, line(whole), line(whole), line(whole), line(real), line(whole), line(real), line(real),
-        line(torch.int64), line(real), line(real), line(real),
+        line(torch.int64), line(real), line(real), line(real), line(whole),
     )  # fmt: skip
 
 
@@ -136,6 +138,7 @@ def state_kernel(
     presence,
     frequency,
     repetition,
+    outside,
     stagings,  # [num_stagings, capacity]
     turn,  # [2]
     num_stagings,
@@ -185,6 +188,7 @@ def state_kernel(
         tl.store(presence + slot, tl.load(entry + 9, mask=inside).to(tl.float32, bitcast=True), mask=inside)
         tl.store(frequency + slot, tl.load(entry + 10, mask=inside).to(tl.float32, bitcast=True), mask=inside)
         tl.store(repetition + slot, tl.load(entry + 11, mask=inside).to(tl.float32, bitcast=True), mask=inside)
+        tl.store(outside + slot, 0, mask=inside)
 
 
 @triton.jit
@@ -233,8 +237,8 @@ def fill_rows(
 
 @triton.jit
 def fill_tokens(
-    token_ids, positions, slot_mapping, block_tables, last_token, prompt_len, position_delta, staging, capacity, first,
-    max_rows, max_tokens, max_slots, max_blocks, block_size,
+    token_ids, positions, slot_mapping, outside, block_tables, last_token, prompt_len, position_delta, staging,
+    capacity, first, max_rows, max_tokens, max_slots, max_blocks, block_size, num_embeddings,
     MROPE: tl.constexpr,
     STEPS: tl.constexpr,  # 2 ** STEPS > max_rows
     BLOCK: tl.constexpr,
@@ -258,7 +262,8 @@ def fill_tokens(
     name = tl.load(record + 5 * max_rows + 1 + token, mask=here, other=0)
     fed = here & ((flags & 2) != 0) & (token == begin)
     name = tl.where(fed, tl.load(last_token + slot, mask=fed, other=0), name)
-    tl.store(token_ids + token, tl.maximum(name, 0).to(tl.int64), mask=room)
+    tl.store(outside + slot, 1, mask=(slot < max_slots) & ((name < 0) | (name >= num_embeddings)))
+    tl.store(token_ids + token, tl.minimum(tl.maximum(name, 0), num_embeddings - 1).to(tl.int64), mask=room)
     index = computed + token - begin
     within = here & (index >= 0) & (index < max_blocks * block_size)
     entry = block_tables + slot.to(tl.int64) * max_blocks + index // block_size
@@ -285,10 +290,10 @@ def fill_tokens(
 def inputs_kernel(
     token_ids, positions, slot_mapping, query_start, context_len, row_slot,
     sample_index, sample_row, sample_slot, sample_place, num_rows, num_sampled, home,  # StepInputs
-    block_tables, last_token, prompt_len, position_delta,  # of SlotTensors
+    outside, block_tables, last_token, prompt_len, position_delta,  # of SlotTensors
     stagings,  # [num_stagings, capacity]
     turn,  # [2]
-    num_stagings, capacity, max_rows, max_tokens, max_slots, max_blocks, block_size,
+    num_stagings, capacity, max_rows, max_tokens, max_slots, max_blocks, block_size, num_embeddings,
     MROPE: tl.constexpr,
     ROWS: tl.constexpr,
     STEPS: tl.constexpr,
@@ -308,19 +313,25 @@ def inputs_kernel(
         )  # fmt: skip
     else:
         fill_tokens(
-            token_ids, positions, slot_mapping, block_tables, last_token, prompt_len, position_delta, staging,
-            capacity, (program - 1) * BLOCK, max_rows, max_tokens, max_slots, max_blocks, block_size,
+            token_ids, positions, slot_mapping, outside, block_tables, last_token, prompt_len, position_delta, staging,
+            capacity, (program - 1) * BLOCK, max_rows, max_tokens, max_slots, max_blocks, block_size, num_embeddings,
             MROPE, STEPS, BLOCK,
         )  # fmt: skip
 
 
 def step_inputs(
-    out: StepInputs, slots: SlotTensors, stagings: Stagings, max_rows: int, max_tokens: int, block_size: int
+    out: StepInputs,
+    slots: SlotTensors,
+    stagings: Stagings,
+    max_rows: int,
+    max_tokens: int,
+    block_size: int,
+    num_embeddings: int,
 ) -> None:
     """Brings `slots` up to date and rewrites all of `out` from the record in the next staging, whose turn is over then.
 
-    max_rows and max_tokens are those of the plan whose record it is, and of `out`. Capturable: the record's lengths
-    are read on the device.
+    max_rows and max_tokens are those of the plan whose record it is, and of `out`; num_embeddings are the rows that
+    token ids name. Capturable: the record's lengths are read on the device.
     """
     records = stagings.records
     assert records.dtype is torch.int32 and records.dim() == 2 and records.is_contiguous()
@@ -330,9 +341,9 @@ def step_inputs(
     )
     assert out.row_slot.numel() == max_rows and out.token_ids.numel() == max_tokens, "out is of another size"
     if records.is_cuda:
-        launch_inputs(out, slots, stagings, max_rows, max_tokens, block_size)
+        launch_inputs(out, slots, stagings, max_rows, max_tokens, block_size, num_embeddings)
     else:
-        step_inputs_reference(out, slots, stagings, max_rows, max_tokens, block_size)
+        step_inputs_reference(out, slots, stagings, max_rows, max_tokens, block_size, num_embeddings)
 
 
 def tail_of(max_rows: int, max_tokens: int) -> int:
@@ -341,14 +352,20 @@ def tail_of(max_rows: int, max_tokens: int) -> int:
 
 
 def launch_inputs(
-    out: StepInputs, slots: SlotTensors, stagings: Stagings, max_rows: int, max_tokens: int, block_size: int
+    out: StepInputs,
+    slots: SlotTensors,
+    stagings: Stagings,
+    max_rows: int,
+    max_tokens: int,
+    block_size: int,
+    num_embeddings: int,
 ) -> None:
     """The two Triton kernels; arguments as `step_inputs`."""
     lines, max_blocks = slots.block_tables.shape
     count, capacity = stagings.records.shape
     state_kernel[(STATE_PROGRAMS,)](
         slots.block_tables, slots.prompt_len, slots.position_delta, slots.temperature, slots.top_k, slots.top_p,
-        slots.min_p, slots.seed, slots.presence, slots.frequency, slots.repetition,
+        slots.min_p, slots.seed, slots.presence, slots.frequency, slots.repetition, slots.outside,
         stagings.records, stagings.turn, count, capacity, tail_of(max_rows, max_tokens), lines - 1, max_blocks,
         UPDATE=UPDATE_WORDS, PARAMS=PARAM_WORDS, BLOCK=CHANGES, num_warps=4, **launch_options(),
     )  # fmt: skip
@@ -356,15 +373,21 @@ def launch_inputs(
     inputs_kernel[(1 + triton.cdiv(max_tokens, TOKENS),)](
         out.token_ids, out.positions, out.slot_mapping, out.query_start, out.context_len, out.row_slot,
         out.sample_index, out.sample_row, out.sample_slot, out.sample_place, out.num_rows, out.num_sampled,
-        out.home, slots.block_tables, slots.last_token, slots.prompt_len, slots.position_delta,
+        out.home, slots.outside, slots.block_tables, slots.last_token, slots.prompt_len, slots.position_delta,
         stagings.records, stagings.turn, count, capacity, max_rows, max_tokens, lines - 1, max_blocks, block_size,
-        MROPE=out.positions.dim() == 2, ROWS=rows, STEPS=max_rows.bit_length(), BLOCK=TOKENS,
+        num_embeddings, MROPE=out.positions.dim() == 2, ROWS=rows, STEPS=max_rows.bit_length(), BLOCK=TOKENS,
         num_warps=4, **launch_options(),
     )  # fmt: skip
 
 
 def step_inputs_reference(
-    out: StepInputs, slots: SlotTensors, stagings: Stagings, max_rows: int, max_tokens: int, block_size: int
+    out: StepInputs,
+    slots: SlotTensors,
+    stagings: Stagings,
+    max_rows: int,
+    max_tokens: int,
+    block_size: int,
+    num_embeddings: int,
 ) -> None:
     mine = min(max(int(stagings.turn[0]), 0), len(stagings.records) - 1)
     stagings.turn[0], stagings.turn[1] = (mine + 1) % len(stagings.records), mine
@@ -398,7 +421,9 @@ def step_inputs_reference(
     index = computed[row] + token - start[row]
     given = columns[5][:tokens].long()
     fed = ((flags[row] & 2) != 0) & (token == start[row])
-    _fill(out.token_ids, torch.where(fed, slots.last_token[slot].long(), given).clamp(min=0), 0)
+    name = torch.where(fed, slots.last_token[slot].long(), given)
+    slots.outside[slot[(slot < dummy) & ((name < 0) | (name >= num_embeddings))]] = 1
+    _fill(out.token_ids, name.clamp(0, num_embeddings - 1), 0)
     block = slots.block_tables[slot, (index // block_size).clamp(0, max_blocks - 1)].long()
     within = (index >= 0) & (index < max_blocks * block_size) & (block >= 0)
     _fill(out.slot_mapping, torch.where(within, block * block_size + index % block_size, -1), -1)
@@ -431,6 +456,7 @@ def _apply_reference(slots: SlotTensors, staging: Tensor, tail: int) -> None:
     ):  # fmt: skip
         line[slot] = real[:, column]
     slots.seed[slot] = (words[:, 7].long() & 0xFFFFFFFF) | (words[:, 8].long() << 32)
+    slots.outside[slot] = 0
 
 
 def _fill(line: Tensor, values: Tensor, beyond: int) -> None:

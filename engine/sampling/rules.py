@@ -55,7 +55,8 @@ class RowRules:
         if has_penalties(params):
             self._counts = torch.zeros(vocab, dtype=torch.int32)
             self._in_prompt = torch.zeros(vocab, dtype=torch.bool)
-            self._in_prompt[torch.from_numpy(prompt.astype(np.int64))] = True
+            known = prompt[(prompt >= 0) & (prompt < vocab)]
+            self._in_prompt[torch.from_numpy(known.astype(np.int64))] = True
 
     def apply(self, logits: torch.Tensor, index: int) -> None:
         """Changes logits float32 [vocab] in place for the answer's token number `index` (0 is the first)."""

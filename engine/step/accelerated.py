@@ -100,7 +100,7 @@ class DeviceExecutor:
             self._buffers.slots, sizes.max_slots, sizes.max_rows, model.config.text.vocab_size,
             accelerator.device, config.logprobs_mode, config.max_logprobs,
         )  # fmt: skip
-        self._prompts = PromptLogprobs(config.logprobs_mode.endswith("_logits"))
+        self._prompts = PromptLogprobs(config.logprobs_mode.endswith("_logits"), model.config.text.vocab_size)
         buffers = self._buffers
         self._launcher = accelerator.launcher(buffers.records, buffers.stagings.records, buffers.ring)
         self._special = np.zeros(sizes.max_slots, np.uint8)  # by slot: which steps the GIL-free loop leaves alone
@@ -349,13 +349,10 @@ class DeviceExecutor:
         step.gap_s = self._launcher.gap_s
         sampled = step.rows.sampled
         chosen = self._buffers.ring[step.number].numpy()[sampled]  # a copy: the ring is written again
-        step.invalid += sampled[chosen < 0].tolist()
-        step.tokens = np.full(step.plan.num_rows, -1, np.int32)
-        step.tokens[sampled] = chosen
-        step.tokens[step.invalid] = -1
-        self._sampler.record(step.rows.slots[sampled], chosen)
         if step.pending is not None:
             step.logprobs = {int(sampled[k]): entry for k, entry in step.pending.collect().items()}
+        step.take_tokens(chosen, self._model.config.text.vocab_size)
+        self._sampler.record(step.rows.slots[sampled], chosen)
         for due, pending in step.owed:
             entries = pending.collect()
             due.target += [entries[k] for k in range(due.count)]

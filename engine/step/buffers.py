@@ -46,7 +46,7 @@ class StepBuffers:
         self._invariant = invariant
         spec = model.cache_specs()[0]
         text = model.config.text
-        self._heads, self._head_dim = text.num_heads, spec.head_dim
+        self._heads, self._head_dim, self._vocab = text.num_heads, spec.head_dim, text.vocab_size
         self._group = text.num_heads // spec.num_kv_heads
         self.records = [accelerator.pinned(length) for _ in range(RECORDS)]
         self.ring = accelerator.pinned(RECORDS * rows).view(RECORDS, rows)
@@ -81,7 +81,9 @@ class StepBuffers:
     def prep(self) -> None:
         """Launches what turns the next record into the inputs of a forward: slots, tokens, rows, work lists."""
         sizes = self._sizes
-        step_inputs(self.inputs, self.slots, self.stagings, sizes.max_rows, sizes.max_tokens, sizes.block_size)
+        step_inputs(
+            self.inputs, self.slots, self.stagings, sizes.max_rows, sizes.max_tokens, sizes.block_size, self._vocab
+        )  # fmt: skip
         fill_list(self.work, self._meta(sizes.max_tokens, sizes.max_rows, False), self._group, self._invariant)
 
     def begin_turns(self) -> None:
@@ -90,7 +92,7 @@ class StepBuffers:
 
     def send_tokens(self) -> None:
         """Launches what brings the chosen tokens into the step's line of the ring."""
-        send_home(self.ring, self.tokens, self.inputs.home)
+        send_home(self.ring, self.tokens, self.inputs.home, self.inputs.row_slot, self.slots.outside)
 
     def batch(self, tokens: int, rows: int, decode_only: bool, media: list[tuple[int, int, Tensor]]) -> Batch:
         """Views of the first `tokens` tokens and `rows` rows; more than the step has is padding."""

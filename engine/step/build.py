@@ -48,8 +48,12 @@ def build(
     media: list[tuple[int, int, torch.Tensor]],
     caches: list[tuple[torch.Tensor, torch.Tensor]],
     mrope: bool,
+    num_embeddings: int,
 ) -> Batch:
-    """Makes the step's Batch. `media` holds (token_start, length, rows [length, hidden]) of towers' output."""
+    """Makes the step's Batch. `media` holds (token_start, length, rows [length, hidden]) of towers' output.
+
+    Token ids that are no row of the embedding become some that are, and their slots are marked.
+    """
     tokens = plan.num_tokens
     starts, lens = rows.starts, rows.lens
     first = starts[:-1]
@@ -58,6 +62,9 @@ def build(
     token_ids = np.asarray(plan.token_ids)[:tokens].astype(np.int64)
     fed = np.flatnonzero(rows.flags & FLAG_FEED)
     token_ids[first[fed]] = slots.last_token[rows.slots[fed]]
+    outside = (token_ids < 0) | (token_ids >= num_embeddings)
+    slots.outside[rows.slots[row_of[outside]]] = True
+    token_ids = token_ids.clip(0, num_embeddings - 1)
     context = rows.computed + lens  # [num_rows]
     longest = int(context.max())
     num_blocks = -(-longest // block_size)

@@ -11,7 +11,7 @@ import logging
 import numpy as np
 import torch
 
-from engine.errors import is_out_of_memory, scope_of
+from engine.errors import EngineError, is_out_of_memory, scope_of
 from engine.models.base import Model
 from engine.request import MediaInput
 from engine.step.result import StepResult
@@ -64,9 +64,11 @@ class EncoderCache:
         plan, found = step.plan, []
         for run in range(plan.num_media):
             start, length = int(plan.media_start[run]), int(plan.media_length[run])
-            rows = self.rows(int(plan.media_entry[run]), int(plan.media_row[run]), length)
+            entry = int(plan.media_entry[run])
+            rows = self.rows(entry, int(plan.media_row[run]), length)
             if rows is None:
-                step.invalid.append(int(np.searchsorted(step.rows.starts, start, side="right")) - 1)
+                row, item = int(np.searchsorted(step.rows.starts, start, side="right")) - 1, self._inputs[entry]
+                step.invalid[row] = EngineError(f"the model could not encode this request's {item.modality}")
             else:
                 found.append((start, length, rows))
         return found

@@ -17,6 +17,7 @@ from _fast.scheduler import Scheduler
 from engine.config import EngineConfig
 from engine.device import HostEvent, HostStream
 from engine.inbox import Inbox
+from engine.kernels.sampling.home import OUTSIDE
 from engine.models.base import Model
 from engine.request import Request, TokenLogprob
 from engine.sampling.logprobs import prompt_logprobs
@@ -46,8 +47,9 @@ class HostExecutor:
         self._block_size = sizes.block_size
         self._caches = caches
         self._slots = SlotState(sizes.max_slots, sizes.max_blocks)
-        self._sampler = Sampler(sizes.max_slots, model.config.text.vocab_size, config.logprobs_mode)
-        self._prompts = PromptLogprobs(config.logprobs_mode.endswith("_logits"))
+        self._vocab = model.config.text.vocab_size
+        self._sampler = Sampler(sizes.max_slots, self._vocab, config.logprobs_mode)
+        self._prompts = PromptLogprobs(config.logprobs_mode.endswith("_logits"), self._vocab)
         self.stream = HostStream()
 
     def admit(self, slot: int, request: Request, seed: int, prompt_logprobs: list[TokenLogprob | None] | None) -> None:
@@ -93,7 +95,9 @@ class HostExecutor:
         try:
             apply_updates(step.plan, self._slots)
             media = self.encoder.take(step)
-            batch = build(step.plan, step.rows, self._slots, self._block_size, media, self._caches, self._mrope)
+            batch = build(
+                step.plan, step.rows, self._slots, self._block_size, media, self._caches, self._mrope, self._vocab
+            )
             hidden = self._model.forward(batch)  # [num_tokens, hidden]
             for due in self._prompts.due(step.rows):
                 due.target += prompt_logprobs(
@@ -107,18 +111,18 @@ class HostExecutor:
 
     def _sample(self, step: StepResult, done: Callable[[StepResult], None]) -> None:
         try:
-            tokens = np.full(step.plan.num_rows, -1, np.int32)
+            tokens = np.empty(0, np.int64)
             if step.error is None and step.logits is not None:
                 rows = step.rows.sampled
                 slots = step.rows.slots[rows]
                 index = step.rows.computed[rows] + step.rows.lens[rows] - self._slots.prompt_len[slots]
                 chosen, logprobs = self._sampler.sample(step.logits, slots, index)
-                step.invalid += rows[chosen < 0].tolist()
                 step.logprobs = {int(rows[k]): entry for k, entry in logprobs.items()}
-                tokens[rows] = chosen
-                tokens[step.invalid] = -1
                 self._slots.last_token[slots] = np.maximum(chosen, 0)
-            step.tokens, step.logits = tokens, None
+                tokens = np.where(self._slots.outside[slots], OUTSIDE, chosen)
+            if step.error is None:
+                step.take_tokens(tokens, self._vocab)
+            step.logits = None
         except Exception as error:
             step.error = error
         assert isinstance(step.event, HostEvent)

@@ -29,8 +29,9 @@ class Due:
 class PromptLogprobs:
     """Slots whose request asked for prompt_logprobs."""
 
-    def __init__(self, as_logits: bool) -> None:
+    def __init__(self, as_logits: bool, vocab: int) -> None:
         self.as_logits = as_logits
+        self._vocab = vocab
         self._asked: dict[int, tuple[Request, list[TokenLogprob | None]]] = {}
 
     def admit(self, slot: int, request: Request, target: list[TokenLogprob | None] | None) -> None:
@@ -58,5 +59,5 @@ class PromptLogprobs:
             count = min(int(rows.lens[row]), len(prompt) - 1 - done)
             if count > 0:
                 del target[done + 1 :]  # a preempted prompt is computed again
-                following = prompt[done + 1 : done + 1 + count]
+                following = prompt[done + 1 : done + 1 + count].clip(0, self._vocab - 1)  # they are looked up
                 yield Due(int(rows.starts[row]), count, following, request.sampling.prompt_logprobs or 0, target)

@@ -15,13 +15,14 @@ from engine.request import Request
 class SlotState:
     """Arrays indexed by slot; `reset` covers every one of them."""
 
-    __slots__ = ("block_tables", "last_token", "position_delta", "positions", "prompt_len")
+    __slots__ = ("block_tables", "last_token", "outside", "position_delta", "positions", "prompt_len")
 
     def __init__(self, max_slots: int, max_blocks: int) -> None:
         self.last_token = np.zeros(max_slots, np.int64)  # token sampled by the last step that had the row
         self.block_tables = np.zeros((max_slots, max_blocks), np.int32)
         self.position_delta = np.zeros(max_slots, np.int64)  # position of token i is i + delta beyond the prompt
         self.prompt_len = np.zeros(max_slots, np.int64)
+        self.outside = np.zeros(max_slots, np.bool_)  # one of its token ids was not a row of the embedding
         self.positions: dict[int, np.ndarray] = {}  # slot -> int32 [3, prompt_len], M-RoPE prompts only
 
     def admit(self, slot: int, request: Request) -> None:
@@ -30,6 +31,7 @@ class SlotState:
         self.block_tables[slot, :] = 0
         self.position_delta[slot] = request.position_delta
         self.prompt_len[slot] = len(request.prompt_token_ids)
+        self.outside[slot] = False
         if request.positions is not None:
             self.positions[slot] = request.positions
 
@@ -40,4 +42,5 @@ class SlotState:
         self.block_tables[slot, :] = bad
         self.position_delta[slot] = bad
         self.prompt_len[slot] = 0
+        self.outside[slot] = poison
         self.positions.pop(slot, None)

@@ -3,7 +3,15 @@
 import pytest
 import torch
 
-from engine.errors import DeviceLostError, InvalidLogitsError, RequestError, for_rows, is_out_of_memory, scope_of
+from engine.errors import (
+    DeviceLostError,
+    InvalidLogitsError,
+    RequestError,
+    TokenIdError,
+    for_rows,
+    is_out_of_memory,
+    scope_of,
+)
 from engine.failures import FailureCount
 from server.errors import from_engine
 
@@ -36,7 +44,8 @@ STEP = [
     AssertionError(),
     MemoryError(),
     RequestError("one row"),
-    InvalidLogitsError("one row"),
+    InvalidLogitsError(),
+    TokenIdError(100),
 ]
 NO_ROOM = [
     torch.OutOfMemoryError(OOM),

@@ -23,7 +23,7 @@ from engine.kernels.gemm.whole import whole_product
 from engine.kernels.norm import rms_norm, rms_norm_reference
 from engine.kernels.overlap import overlaps
 from engine.kernels.rope import cos_sin, cos_sin_reference
-from engine.kernels.sampling.home import send_home
+from engine.kernels.sampling.home import OUTSIDE, send_home
 from engine.kernels.step_inputs import (
     Stagings,
     empty_inputs,
@@ -185,7 +185,7 @@ def test_step_inputs(mrope):
     columns[0][:200] = torch.randperm(lines)[:200]
     columns[1][:201], columns[2][:200] = starts, starts.diff()
     columns[3][:200], columns[4][:200] = torch.randint(0, 900, (200,)), torch.randint(0, 4, (200,))
-    columns[5][:1900] = torch.randint(0, 150000, (1900,))
+    columns[5][:1900] = torch.randint(-20, 150020, (1900,))
     places = torch.randperm(lines * 120)[:updates]
     entries = record[tail : tail + 4 * updates].view(updates, 4)
     entries[:, 0], entries[:, 1], entries[:, 2] = places // 120, places % 120, torch.randint(0, 9999, (updates,))
@@ -200,8 +200,8 @@ def test_step_inputs(mrope):
         for device in ("cuda", "cpu")
     ]
     for _ in range(3):
-        step_inputs(got, mine, stagings[0], max_rows, max_tokens, 16)
-        step_inputs_reference(want, theirs, stagings[1], max_rows, max_tokens, 16)
+        step_inputs(got, mine, stagings[0], max_rows, max_tokens, 16, 150000)
+        step_inputs_reference(want, theirs, stagings[1], max_rows, max_tokens, 16, 150000)
     for ours, plain in ((got, want), (mine, theirs), stagings):
         for field in dataclasses.fields(ours):
             assert torch.equal(getattr(ours, field.name).cpu(), getattr(plain, field.name)), field.name
@@ -212,11 +212,13 @@ def test_a_graph_sends_tokens_home_to_another_buffer_each_time():
     ring = torch.zeros(3 * rows, dtype=torch.int32, pin_memory=True).view(3, rows)
     tokens = torch.zeros(rows, dtype=torch.int32, device="cuda")
     home = torch.zeros(1, dtype=torch.int32, device="cuda")
-    send_home(ring, tokens, home)
+    slots = torch.randperm(rows, dtype=torch.int32, device="cuda")
+    outside = torch.zeros(rows + 1, dtype=torch.int32, device="cuda")
+    send_home(ring, tokens, home, slots, outside)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        send_home(ring, tokens, home)
+        send_home(ring, tokens, home, slots, outside)
     for step in range(12):
         tokens.fill_(step)
         home.fill_(step % 3)
@@ -226,6 +228,10 @@ def test_a_graph_sends_tokens_home_to_another_buffer_each_time():
         there.synchronize()
         assert ring[step % 3].tolist() == [step] * rows
         assert ring[(step + 1) % 3].tolist() == [max(0, step - 2)] * rows
+    outside[slots[5]] = 1
+    graph.replay()
+    torch.cuda.synchronize()
+    assert ring[2].tolist() == [11] * 5 + [OUTSIDE] + [11] * (rows - 6)
 
 
 @pytest.mark.parametrize("rows", [1, 24, 64, 200, 2048])

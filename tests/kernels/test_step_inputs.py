@@ -12,6 +12,8 @@ from engine.kernels.step_inputs import Stagings, empty_inputs, empty_slots, empt
 from engine.step.build import RowArrays, apply_updates, build
 from tests.kernels.plans import Walk
 
+VOCAB = 99
+
 
 def poisoned(walk):
     """Inputs of which every entry is wrong until it is written."""
@@ -45,19 +47,32 @@ def check_rows(out, walk, plan, batch, rows):
     assert (out.sample_index[real:] == 0).all()
 
 
+def plant(walk, plan, record, draw):
+    """Ids that are no rows of the embedding, in some prompts and as some tokens that are fed back."""
+    ids, at = np.asarray(plan.token_ids)[: plan.num_tokens], tail_of(walk.max_rows, 0)
+    bad = draw.choice([-(2**31), -2, -1, VOCAB, 2**31 - 1], len(ids))
+    ids[...] = np.where((ids >= 0) & (draw.random(len(ids)) < 0.05), bad, ids)
+    record[at : at + len(ids)] = ids
+    if draw.random() < 0.3:
+        walk.slots.last_token[draw.integers(walk.max_slots)] = draw.choice([-5, VOCAB, 2**31 - 1])
+
+
+@pytest.mark.parametrize("planted", [False, True])
 @pytest.mark.parametrize("mrope", [False, True])
 @pytest.mark.parametrize("seed", range(12))
-def test_a_step_equals_what_the_host_builds(seed, mrope):
-    walk = Walk(seed, mrope)
+def test_a_step_equals_what_the_host_builds(seed, mrope, planted):
+    walk, draw = Walk(seed, mrope), np.random.default_rng(seed)
     slots = empty_slots(walk.max_slots, walk.max_blocks, "cpu")
-    seen = 0
+    seen = marked = 0
     for plan, record in walk.steps(120):
+        if planted:
+            plant(walk, plan, record, draw)
         rows = RowArrays(plan)
         apply_updates(plan, walk.slots)
-        batch = build(plan, rows, walk.slots, walk.block_size, [], [], mrope)
+        batch = build(plan, rows, walk.slots, walk.block_size, [], [], mrope, VOCAB)
         slots.last_token[: walk.max_slots] = torch.from_numpy(walk.slots.last_token)
         out = poisoned(walk)
-        step_inputs(out, slots, staged(record), walk.max_rows, walk.max_tokens, walk.block_size)
+        step_inputs(out, slots, staged(record), walk.max_rows, walk.max_tokens, walk.block_size, VOCAB)
         tokens = plan.num_tokens
         assert torch.equal(out.token_ids[:tokens], batch.token_ids)
         assert torch.equal(out.positions[..., :tokens], batch.positions.clamp(min=0))
@@ -66,12 +81,17 @@ def test_a_step_equals_what_the_host_builds(seed, mrope):
         assert (out.positions[..., tokens:] == 0).all()
         assert (out.slot_mapping[tokens:] == -1).all()
         check_rows(out, walk, plan, batch, rows)
+        marks = slots.outside[rows.slots]
+        assert marks.bool().tolist() == walk.slots.outside[rows.slots].tolist()
+        assert bool(((out.token_ids >= 0) & (out.token_ids < VOCAB)).all())
+        marked += int(marks.sum())
         for row, context in enumerate((rows.computed + rows.lens).tolist()):
             used = -(-context // walk.block_size)  # entries beyond may hold what the slot's last request left
             line = slots.block_tables[rows.slots[row], :used]
             assert torch.equal(line, batch.attention.block_tables[row, :used])
         seen += 1
     assert seen > 40
+    assert (marked > 10) == planted
 
 
 def test_small_pools_preempt_in_these_walks():
@@ -86,6 +106,7 @@ def test_small_pools_preempt_in_these_walks():
 def test_parameters_reach_their_slot():
     max_rows, max_tokens = 2, 3
     slots, out = empty_slots(4, 5, "cpu"), empty_inputs(max_rows, max_tokens, False, "cpu")
+    slots.outside[2] = 1
     tail = tail_of(max_rows, max_tokens)
     record = np.zeros(tail + 4 + 12, np.int32)
     record[[3, 7]] = 1
@@ -93,11 +114,11 @@ def test_parameters_reach_their_slot():
     record[tail + 4 :] = [2, 7, -3, 0, 50, 0, 0, -1, 0x12345678, 0, 0, 0]
     for word, value in ((3, 0.7), (5, 0.9), (6, 0.05), (9, 1.0), (10, -0.5), (11, 1.2)):
         record[tail + 4 + word] = np.float32(value).view(np.int32)
-    step_inputs(out, slots, staged(record), max_rows, max_tokens, 16)
+    step_inputs(out, slots, staged(record), max_rows, max_tokens, 16, VOCAB)
     assert slots.block_tables.nonzero().tolist() == [[3, 1]]
     assert int(slots.block_tables[3, 1]) == 9
     got = [getattr(slots, f.name)[2].item() for f in dataclasses.fields(slots)[2:]]
-    assert got == pytest.approx([7, -3, 0.7, 50, 0.9, 0.05, 0x12345678FFFFFFFF, 1.0, -0.5, 1.2])
+    assert got == pytest.approx([7, -3, 0.7, 50, 0.9, 0.05, 0x12345678FFFFFFFF, 1.0, -0.5, 1.2, 0])
     assert (slots.temperature[[0, 1, 3, 4]] == 0).all()
 
 
@@ -107,7 +128,7 @@ def test_stagings_take_turns_and_a_step_says_where_its_tokens_go():
     stagings.records[:, 10] = torch.tensor([7, 8, 9])
     homes = []
     for _ in range(7):
-        step_inputs(out, slots, stagings, 2, 4, 16)
+        step_inputs(out, slots, stagings, 2, 4, 16, VOCAB)
         homes.append(int(out.home))
     assert homes == [7, 8, 9, 7, 8, 9, 7]
 
@@ -116,7 +137,7 @@ def test_numbers_out_of_bounds_touch_nothing():
     max_rows, max_tokens = 2, 4
     slots, out = empty_slots(3, 5, "cpu"), empty_inputs(max_rows, max_tokens, True, "cpu")
     record = np.full(tail_of(max_rows, max_tokens) + 40, 1 << 30, np.int32)
-    step_inputs(out, slots, staged(record), max_rows, max_tokens, 16)
+    step_inputs(out, slots, staged(record), max_rows, max_tokens, 16, VOCAB)
     assert not any(getattr(slots, f.name).any() for f in dataclasses.fields(slots))
     assert (out.slot_mapping == -1).all()
     assert (out.row_slot == 3).all()

@@ -1,10 +1,11 @@
 """A step's tokens into the pinned memory of the host that the step named: the last kernel of whatever samples.
 
-    ring[home, row] = tokens[row]
+    ring[home, row] = OUTSIDE if outside[row_slot[row]] else tokens[row]
 
 The device writes over the bus by itself, so a recorded step can send its tokens to another buffer each time it runs,
 and no copy on another stream has to wait for it. The host reads them when an event behind the kernel has been reached.
-Pinned memory is coherent with both vendors' devices as torch asks for it, so any event will do.
+Pinned memory is coherent with both vendors' devices as torch asks for it, so any event will do. A row that read a token
+id which the model does not have was given another one by the step's prep; here its token is withheld.
 Users: engine/step/accelerated.
 """
 
@@ -18,6 +19,7 @@ from engine.kernels.overlap import begin, launch_options
 from engine.kernels.target import tl, triton
 
 BLOCK = 256
+OUTSIDE = -2  # instead of a token; -1 is a row whose logits are not finite
 
 
 @triton.jit
@@ -25,8 +27,11 @@ def home_kernel(
     ring,  # [num_buffers, max_rows] int32, on the host
     tokens,  # [max_rows] int32
     home,  # [1] int32
+    row_slot,  # [max_rows] int32
+    outside,  # [slots] int32
     num_buffers,
     max_rows,
+    OUTSIDE: tl.constexpr,
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -34,25 +39,33 @@ def home_kernel(
     begin(OVERLAP)
     line = tl.minimum(tl.maximum(tl.load(home), 0), num_buffers - 1)
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    tl.store(ring + line * max_rows + row, tl.load(tokens + row, mask=row < max_rows), mask=row < max_rows)
+    slot = tl.load(row_slot + row, mask=row < max_rows, other=0)
+    token = tl.load(tokens + row, mask=row < max_rows)
+    token = tl.where(tl.load(outside + slot, mask=row < max_rows, other=0) != 0, OUTSIDE, token)
+    tl.store(ring + line * max_rows + row, token, mask=row < max_rows)
 
 
-def send_home(ring: Tensor, tokens: Tensor, home: Tensor) -> None:
-    """ring int32 [num_buffers, max_rows] in pinned memory, tokens int32 [max_rows], home int32 [1], clamped."""
+def send_home(ring: Tensor, tokens: Tensor, home: Tensor, row_slot: Tensor, outside: Tensor) -> None:
+    """ring int32 [num_buffers, max_rows] in pinned memory; tokens, row_slot int32 [max_rows]; home int32 [1], clamped.
+
+    outside int32 [slots]: not 0 for those whose rows get OUTSIDE; every row_slot is one of them.
+    """
     if not tokens.is_cuda:
-        send_home_reference(ring, tokens, home)
+        send_home_reference(ring, tokens, home, row_slot, outside)
         return
-    launch_home(ring, tokens, home)
+    launch_home(ring, tokens, home, row_slot, outside)
 
 
-def launch_home(ring: Tensor, tokens: Tensor, home: Tensor) -> None:
+def launch_home(ring: Tensor, tokens: Tensor, home: Tensor, row_slot: Tensor, outside: Tensor) -> None:
     """The kernel, on a grid that depends on shapes only."""
     buffers, rows = ring.shape
     assert ring.is_contiguous() and ring.dtype is tokens.dtype is torch.int32 and tokens.shape == (rows,)
+    assert row_slot.dtype is outside.dtype is torch.int32 and row_slot.shape == (rows,)
     home_kernel[(triton.cdiv(rows, BLOCK),)](
-        ring, tokens, home, buffers, rows, BLOCK=BLOCK, num_warps=4, **launch_options()
-    )
+        ring, tokens, home, row_slot, outside, buffers, rows, OUTSIDE=OUTSIDE, BLOCK=BLOCK, num_warps=4,
+        **launch_options(),
+    )  # fmt: skip
 
 
-def send_home_reference(ring: Tensor, tokens: Tensor, home: Tensor) -> None:
-    ring[min(max(int(home), 0), len(ring) - 1)] = tokens
+def send_home_reference(ring: Tensor, tokens: Tensor, home: Tensor, row_slot: Tensor, outside: Tensor) -> None:
+    ring[min(max(int(home), 0), len(ring) - 1)] = torch.where(outside[row_slot.long()] != 0, OUTSIDE, tokens)

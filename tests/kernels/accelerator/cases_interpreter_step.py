@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 import triton  # noqa: F401  (before any kernel file, so that they take it; TRITON_INTERPRET says in which mode)
@@ -19,6 +20,7 @@ from engine.kernels.step_inputs import (
 )
 from engine.kernels.target import HAS_TRITON
 from tests.kernels.plans import Walk
+from tests.kernels.test_step_inputs import VOCAB, plant
 
 
 def equal(got, want) -> None:
@@ -31,21 +33,24 @@ def staged(record: torch.Tensor) -> Stagings:
     return Stagings(record[None].contiguous(), torch.zeros(2, dtype=torch.int32))
 
 
+@pytest.mark.parametrize("planted", [False, True])
 @pytest.mark.parametrize("mrope", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_step_equals_the_reference(seed, mrope):
+def test_a_step_equals_the_reference(seed, mrope, planted):
     assert HAS_TRITON
-    walk = Walk(seed, mrope)
+    walk, draw, marked = Walk(seed, mrope), np.random.default_rng(seed), 0
     mine = empty_slots(walk.max_slots, walk.max_blocks, "cpu")
     theirs = copy.deepcopy(mine)
     turns = [empty_stagings(2, walk.capacity, "cpu") for _ in range(2)]
-    for number, (_, record) in enumerate(walk.steps(40)):
+    for number, (plan, record) in enumerate(walk.steps(40)):
+        if planted:
+            plant(walk, plan, record, draw)
         got, want = (empty_inputs(walk.max_rows, walk.max_tokens, mrope, "cpu") for _ in range(2))
         for field in dataclasses.fields(got):
             getattr(got, field.name).fill_(-77)
         for slots in (mine, theirs):
             slots.last_token[: walk.max_slots] = torch.from_numpy(walk.slots.last_token)
-        size = (walk.max_rows, walk.max_tokens, walk.block_size)
+        size = (walk.max_rows, walk.max_tokens, walk.block_size, VOCAB)
         for stagings in turns:
             stagings.records[number % 2, : len(record)] = torch.from_numpy(record)
         launch_inputs(got, mine, turns[0], *size)
@@ -53,6 +58,8 @@ def test_a_step_equals_the_reference(seed, mrope):
         equal(got, want)
         equal(mine, theirs)
         equal(*turns)
+        marked += int(mine.outside.sum())
+    assert (marked > 0) == planted
 
 
 def test_more_tokens_and_changes_than_one_program_takes():
@@ -67,7 +74,7 @@ def test_more_tokens_and_changes_than_one_program_takes():
     record[97 : 97 + 33] = starts.diff()
     record[137 : 137 + 33] = torch.randint(0, 40, (33,))
     record[177 : 177 + 33] = torch.randint(0, 4, (33,))
-    record[217 : 217 + 650] = torch.randint(0, 1000, (650,))
+    record[217 : 217 + 650] = torch.randint(-3, 1000, (650,))
     places = torch.randperm(700 * 400)[:updates]
     entries = record[tail : tail + 4 * updates].view(updates, 4)
     entries[:, 0], entries[:, 1] = places // 400, places % 400
@@ -77,22 +84,23 @@ def test_more_tokens_and_changes_than_one_program_takes():
     words[:, 0] = torch.randperm(700)[:params]
     mine, theirs = empty_slots(700, 400, "cpu"), empty_slots(700, 400, "cpu")
     got, want = (empty_inputs(max_rows, max_tokens, False, "cpu") for _ in range(2))
-    launch_inputs(got, mine, staged(record), max_rows, max_tokens, block_size)
-    step_inputs_reference(want, theirs, staged(record), max_rows, max_tokens, block_size)
+    launch_inputs(got, mine, staged(record), max_rows, max_tokens, block_size, 990)
+    step_inputs_reference(want, theirs, staged(record), max_rows, max_tokens, block_size, 990)
     equal(got, want)
     equal(mine, theirs)
+    assert 2 < int(mine.outside.sum()) < 30
 
 
 @pytest.mark.parametrize("value", [-1, 1 << 30, -(1 << 30), 7])
 def test_a_broken_record_stays_inside_its_tensors(value):
     slots, out = empty_slots(3, 5, "cpu"), empty_inputs(2, 4, True, "cpu")
     record = torch.full((tail_of(2, 4) + 40,), value, dtype=torch.int32)
-    launch_inputs(out, slots, staged(record), 2, 4, 16)
+    launch_inputs(out, slots, staged(record), 2, 4, 16, 5)
     assert ((out.row_slot >= 0) & (out.row_slot <= 3)).all()
     assert (out.context_len <= 5 * 16).all()
     assert ((out.query_start >= 0) & (out.query_start <= 4)).all()
     assert ((out.sample_index >= 0) & (out.sample_index < 4)).all()
-    assert (out.token_ids >= 0).all()
+    assert ((out.token_ids >= 0) & (out.token_ids < 5)).all()
     assert (out.slot_mapping >= -1).all()
 
 
@@ -100,7 +108,8 @@ def test_a_broken_record_stays_inside_its_tensors(value):
 @pytest.mark.parametrize("rows", [1, 256, 600])
 def test_tokens_go_to_the_buffer_that_the_step_named(rows, home):
     tokens = torch.randint(-1, 1000, (rows,), dtype=torch.int32)
+    slots, marks = torch.randperm(rows, dtype=torch.int32), (torch.rand(rows + 1) < 0.2).int()
     got, want = (torch.full((3, rows), -77, dtype=torch.int32) for _ in range(2))
-    launch_home(got, tokens, torch.tensor([home], dtype=torch.int32))
-    send_home_reference(want, tokens, torch.tensor([home], dtype=torch.int32))
+    launch_home(got, tokens, torch.tensor([home], dtype=torch.int32), slots, marks)
+    send_home_reference(want, tokens, torch.tensor([home], dtype=torch.int32), slots, marks)
     assert torch.equal(got, want)
