@@ -47,13 +47,13 @@ def norm_kernel(
     tl.store(out + row * width + column, y.to(out.dtype.element_ty), mask=inside)
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
-    """x [..., H] float32 or bfloat16 and weight [H] of either -> a new [..., H] of x's dtype."""
+def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, out: Tensor | None = None) -> Tensor:
+    """x [..., H] float32 or bfloat16 and weight [H] of either -> [..., H] of x's dtype: `out` (contiguous) or new."""
     if not _runs_here(x):
         if x.is_cuda:
-            return launch_norm(x, weight, None, eps, offset, centre=False)
-        return rms_norm_reference(x, weight, eps, offset)
-    return _launch(cpu.RMS_NORM, x, weight, None, eps, offset)
+            return launch_norm(x, weight, None, eps, offset, centre=False, out=out)
+        return rms_norm_reference(x, weight, eps, offset, out)
+    return _launch(cpu.RMS_NORM, x, weight, None, eps, offset, out)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
@@ -65,12 +65,20 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Te
     return _launch(cpu.LAYER_NORM, x, weight, bias, eps, 0.0)
 
 
-def launch_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, offset: float, centre: bool) -> Tensor:
-    """The Triton kernel on x [..., H] with contiguous rows -> a new contiguous [..., H]."""
+def launch_norm(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    offset: float,
+    centre: bool,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The Triton kernel on x [..., H] with contiguous rows -> `out` or a new tensor, contiguous [..., H]."""
     width = x.shape[-1]
     rows = x.view(-1, width) if x.is_contiguous() else x
     assert rows.dim() == 2 and rows.stride(1) == 1, "x must be contiguous, or two-dimensional with contiguous rows"
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = _result(x, out)
     block = triton.next_power_of_2(width)
     norm_kernel[(rows.shape[0],)](
         out, rows, weight, weight if bias is None else bias, width, rows.stride(0), eps, offset,
@@ -80,10 +88,11 @@ def launch_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, offs
     return out
 
 
-def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0) -> Tensor:
+def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, out: Tensor | None = None) -> Tensor:
     wide = x.to(_wide(x))
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-    return (wide * scale * (weight.to(wide.dtype) + offset)).to(x.dtype)
+    y = (wide * scale * (weight.to(wide.dtype) + offset)).to(x.dtype)
+    return y if out is None else out.copy_(y)
 
 
 def layer_norm_reference(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
@@ -99,7 +108,9 @@ def _runs_here(x: Tensor) -> bool:
     return x.is_cpu and (x.dtype is torch.float32 or x.dtype is torch.bfloat16) and x.shape[-1] <= cpu.NORM_MAX
 
 
-def _launch(op: int, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, offset: float) -> Tensor:
+def _launch(
+    op: int, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, offset: float, out: Tensor | None = None
+) -> Tensor:
     width = weight.numel()
     assert x.shape[-1] == width, f"x has {x.shape[-1]} features; this norm takes {width}"
     if x.is_contiguous():
@@ -110,11 +121,18 @@ def _launch(op: int, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float,
     narrow = weight.dtype is torch.bfloat16
     assert weight.is_contiguous() and (narrow or weight.dtype is torch.float32)
     assert bias is None or (bias.numel() == width and bias.dtype is weight.dtype and bias.is_contiguous())
-    out = torch.empty_like(x)
+    out = _result(x, out)
     cpu.norm(
         op, out.data_ptr(), x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr(),
         rows, width, stride, eps, offset, x.dtype is torch.bfloat16, narrow,
     )  # fmt: skip
+    return out
+
+
+def _result(x: Tensor, out: Tensor | None) -> Tensor:
+    if out is None:
+        return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    assert out.shape == x.shape and out.dtype is x.dtype and out.is_contiguous(), "out must be contiguous and like x"
     return out
 
 

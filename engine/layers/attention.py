@@ -2,7 +2,8 @@
 
 Thread: device. In: the residual stream [T, hidden] through the norm before the layer, the norm after it, the step's
 cos/sin and AttentionMeta, this layer's caches (written). Out: the stream, to which the output product added in place,
-through the norm after. Four kernel calls, and one for a norm that no product does (engine/layers/norm.py).
+through the norm after. Four kernel calls, and one for a norm that no product does (engine/layers/norm.py). The last
+layer of a model goes on with the rows that are read and leaves the stream of the others behind.
 """
 
 from __future__ import annotations
@@ -49,9 +50,24 @@ class PagedSelfAttention:
         meta: AttentionMeta,
         k_cache: Tensor,
         v_cache: Tensor,
+        index: Tensor | None = None,
     ) -> Normed:
+        """With `index`, int64 [S], of those tokens only: a stream [S, hidden] of its own."""
+        # Queries are not named here: they are given back before anything else is allocated.
+        attended = paged_attention(
+            self.store(x, cos, sin, meta, k_cache, v_cache), k_cache, v_cache, meta, self.scale, self.window
+        )  # [T, num_heads * head_dim]
+        residual = x.residual
+        if index is not None:
+            attended, residual = attended.index_select(0, index), residual.index_select(0, index)
+        return self.o.add_then(after, residual, attended)
+
+    def store(
+        self, x: Normed, cos: Tensor, sin: Tensor, meta: AttentionMeta, k_cache: Tensor, v_cache: Tensor
+    ) -> Tensor:
+        """Writes the tokens' keys and values; returns their queries [T, num_heads, head_dim]."""
         q_norm, k_norm = self.q_norm, self.k_norm
-        q = qkv_rope_store(
+        return qkv_rope_store(
             self.qkv.of_normed(x),
             cos,
             sin,
@@ -64,6 +80,4 @@ class PagedSelfAttention:
             k_cache,
             v_cache,
             meta.slot_mapping,
-        )  # [T, num_heads, head_dim]
-        attended = paged_attention(q, k_cache, v_cache, meta, self.scale, self.window)
-        return self.o.add_then(after, x.residual, attended)
+        )

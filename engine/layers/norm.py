@@ -27,8 +27,8 @@ class RMSNorm:
         self.size = size
         self.eps = eps
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        return rms_norm(x, self.weight, self.eps, out=out)
 
     def expects(self) -> dict[str, tuple[Shape | None, ...]]:
         return {"weight": ((self.size,),)}
@@ -45,8 +45,8 @@ class Normed:
     residual: Tensor  # [T, hidden]
     ahead: Unscaled | None = None  # what the product that changed the stream last did of it
 
-    def rows(self) -> Tensor:
-        return self.norm(self.residual)
+    def rows(self, out: Tensor | None = None) -> Tensor:
+        return self.norm(self.residual, out)
 
 
 class LayerNorm:

@@ -37,8 +37,11 @@ class Model(ABC):
         """What each decoder layer keeps per token, in layer order."""
 
     @abstractmethod
-    def forward(self, batch: Batch) -> Tensor:
-        """[num_tokens, hidden_size] after the final norm; writes this step's keys and values into batch.caches."""
+    def forward(self, batch: Batch, out: Tensor | None = None) -> Tensor:
+        """Hidden states after the final norm, of the tokens of batch.sample_index in its order, or of all: [n, hidden].
+
+        Writes the keys and values of every token into batch.caches. `out`, of the result's shape, takes it when given.
+        """
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:

@@ -5,7 +5,10 @@ changed in place by the last product of each half of a layer, which is told the 
 
     x = embed(tokens)
     each layer: x += o(attention(norm(x))); x += down(swiglu(norm(x)))
-    logits = head(norm(x) of the sampled rows)
+    logits = head(norm(x))
+
+The last layer stores the keys and values of every token; what follows them there is read of the sampled ones only. So
+from its output product on there are no others, and where nothing is sampled it ends with its keys and values.
 """
 
 from __future__ import annotations
@@ -96,21 +99,30 @@ class Llama(Model):
     def cache_specs(self) -> list[CacheSpec]:
         return [layer.attention.cache_spec() for layer in self.layers]
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch, out: Tensor | None = None) -> Tensor:
+        # The stream of all tokens has no name of its own here: the last layer lets go of it.
+        x = Normed(self.layers[0].attention_norm, self._embedded(batch))
+        tables = [rope(batch.positions) for rope in self.ropes]
+        following = [layer.attention_norm for layer in self.layers[1:]] + [self.norm]
+        last = self.layers[-1]
+        for layer, after, (k_cache, v_cache) in zip(self.layers, following, batch.caches):
+            cos, sin = tables[layer.rope]
+            index = batch.sample_index if layer is last else None
+            if index is not None and not len(index):  # middle chunks of prompts: nobody reads more than the cache
+                layer.attention.store(x, cos, sin, batch.attention, k_cache, v_cache)
+                return x.residual[:0]
+            x = layer.attention(x, layer.mlp_norm, cos, sin, batch.attention, k_cache, v_cache, index)
+            x = layer.mlp(x, after)
+        return x.rows(out)  # [S, hidden], or [T, hidden]
+
+    def _embedded(self, batch: Batch) -> Tensor:
         residual = self.embed(batch.token_ids)  # [T, hidden]
         if batch.overlay is not None:
             shown, rows = batch.overlay
             residual = torch.where(shown, rows, residual)
         for start, length, rows in batch.media:
             residual[start : start + length] = rows
-        tables = [rope(batch.positions) for rope in self.ropes]
-        x = Normed(self.layers[0].attention_norm, residual)
-        following = [layer.attention_norm for layer in self.layers[1:]] + [self.norm]
-        for layer, after, (k_cache, v_cache) in zip(self.layers, following, batch.caches):
-            cos, sin = tables[layer.rope]
-            x = layer.attention(x, layer.mlp_norm, cos, sin, batch.attention, k_cache, v_cache)
-            x = layer.mlp(x, after)
-        return x.rows()  # [T, hidden]
+        return residual
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)

@@ -36,6 +36,7 @@ from engine.inbox import Inbox
 from engine.models.base import Model
 from engine.request import Request, TokenLogprob
 from engine.sampling.device import DeviceSampler, Pending, prompt_logprobs
+from engine.step.batch import Batch
 from engine.step.buffers import StepBuffers
 from engine.step.build import RowArrays, mrope_positions
 from engine.step.encode import EncoderCache
@@ -140,8 +141,11 @@ class DeviceExecutor:
         self._model.record_towers(run)
 
     def _largest(self) -> None:
-        self._forward_into(MIXED, self._sizes.max_tokens)
-        self._choose_into(self._sizes.max_rows)
+        """Every token's hidden state, as log-probabilities of prompts ask for them, and the most choices."""
+        sizes = self._sizes
+        rows = min(sizes.max_tokens, sizes.max_rows)
+        self._model.forward(self._buffers.batch(sizes.max_tokens, rows, False, []))
+        self._choose_into(sizes.max_rows)
 
     def allocate(self, blocks: int) -> None:
         """The KV cache and what is sized by it; `blocks` includes the dummy block."""
@@ -182,13 +186,21 @@ class DeviceExecutor:
 
     def _forward_into(self, kind: int, tokens: int) -> None:
         """A forward of `tokens` padded tokens, and the hidden states of its sampled rows into their fixed place."""
-        buffers, rows = self._buffers, min(tokens, self._sizes.max_rows)
-        hidden = self._model.forward(buffers.batch(tokens, rows, kind == DECODE, []))  # [tokens, hidden_size]
-        self._keep_sampled(hidden, rows)
+        rows = min(tokens, self._sizes.max_rows)
+        self._keep_sampled(self._buffers.batch(tokens, rows, kind == DECODE, []), rows)
 
-    def _keep_sampled(self, hidden: torch.Tensor, rows: int) -> None:
+    def _keep_sampled(self, batch: Batch, count: int) -> None:
+        """The forward of which the first `count` sampled rows are read, at most one for each token."""
+        if count == len(batch.token_ids):  # nothing to leave out: one gather at the end is fewer than two before it
+            self._gather_sampled(self._model.forward(batch), count)
+            return
+        batch.sample_index = self._buffers.inputs.sample_index[:count]
+        self._model.forward(batch, self._buffers.sampled_hidden[:count])
+
+    def _gather_sampled(self, hidden: torch.Tensor, count: int) -> None:
+        """Of all tokens' hidden states [tokens, hidden_size] those of the first `count` sampled rows."""
         buffers = self._buffers
-        torch.index_select(hidden, 0, buffers.inputs.sample_index[:rows], out=buffers.sampled_hidden[:rows])
+        torch.index_select(hidden, 0, buffers.inputs.sample_index[:count], out=buffers.sampled_hidden[:count])
 
     def _choose_into(self, rows: int) -> None:
         """A token for each of the first `rows` sampled rows that is one."""
@@ -311,9 +323,12 @@ class DeviceExecutor:
         plan, buffers = step.plan, self._buffers
         step.plan_at = step.launched_at  # as above, and so do launches
         media = self.encoder.take(step) if plan.num_media else []
-        hidden = self._model.forward(buffers.batch(plan.num_tokens, plan.num_rows, kind == DECODE, media))
-        if plan.num_sampled:
-            self._keep_sampled(hidden, plan.num_sampled)
+        batch = buffers.batch(plan.num_tokens, plan.num_rows, kind == DECODE, media)
+        if not due:
+            self._keep_sampled(batch, plan.num_sampled)
+            return
+        hidden = self._model.forward(batch)  # [num_tokens, hidden_size]
+        self._gather_sampled(hidden, plan.num_sampled)
         for one in due:
             rows = hidden[one.start : one.start + one.count]
             pending = prompt_logprobs(self._model.logits, rows, one.next_tokens, one.k, self._prompts.as_logits)

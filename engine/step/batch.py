@@ -15,13 +15,14 @@ from engine.attention.base import AttentionMeta
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """One step: T tokens, S of which are sampled from."""
+    """One step of T tokens."""
 
     token_ids: Tensor  # [T] int64; positions taken by media hold the placeholder's id
     positions: Tensor  # [T] int64, or [3, T] (time, height, width) for M-RoPE models
     media: list[tuple[int, int, Tensor]]  # (token_start, length, rows [length, hidden]) that replace embeddings
     attention: AttentionMeta
-    sample_index: Tensor  # [S] int64 into the tokens: whose hidden states become logits
     caches: list[tuple[Tensor, Tensor]]  # (k_cache, v_cache) per layer, each [blocks, kv_heads, block_size, head_dim]
+    # [S] int64: the tokens whose hidden states somebody reads, and which a forward returns in this order. None: all T.
+    sample_index: Tensor | None = None
     # The same as `media` for a forward that was recorded: which tokens, [T, 1] bool, and their rows [T, hidden].
     overlay: tuple[Tensor, Tensor] | None = None

@@ -95,7 +95,7 @@ class StepBuffers:
         send_home(self.ring, self.tokens, self.inputs.home, self.inputs.row_slot, self.slots.outside)
 
     def batch(self, tokens: int, rows: int, decode_only: bool, media: list[tuple[int, int, Tensor]]) -> Batch:
-        """Views of the first `tokens` tokens and `rows` rows; more than the step has is padding."""
+        """Views of the first `tokens` tokens, all of them read, and `rows` rows; more than the step has is padding."""
         inputs, overlay = self.inputs, None
         if self._overlay is not None and not media and not decode_only and tokens <= len(self._overlay[0]):
             overlay = self._overlay[0][:tokens], self._overlay[1][:tokens]
@@ -104,7 +104,6 @@ class StepBuffers:
             positions=inputs.positions[..., :tokens],
             media=media,
             attention=replace(self._meta(tokens, rows, decode_only), work=self.work),
-            sample_index=inputs.sample_index[:rows],
             caches=self.caches,
             overlay=overlay,
         )

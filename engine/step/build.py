@@ -84,8 +84,8 @@ def build(
         positions=torch.from_numpy(positions),
         media=media,
         attention=attention,
-        sample_index=torch.from_numpy((starts[1:][rows.sampled] - 1).astype(np.int64)),
         caches=caches,
+        sample_index=torch.from_numpy((starts[1:][rows.sampled] - 1).astype(np.int64)),
     )
 
 

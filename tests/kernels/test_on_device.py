@@ -42,6 +42,7 @@ def error(got: torch.Tensor, want: torch.Tensor) -> float:
 def test_norms(rows, width):
     x, weight, bias = draw(rows, width), draw(width), draw(width)
     assert error(rms_norm(x, weight, 1e-6), rms_norm_reference(x.double(), weight.double(), 1e-6)) < LIMIT
+    assert torch.equal(rms_norm(x, weight, 1e-6, out=torch.empty_like(x)), rms_norm(x, weight, 1e-6))
     want = layer_norm_reference(x.double(), weight.double(), bias.double(), 1e-5)
     assert error(layer_norm(x, weight, bias, 1e-5), want) < LIMIT
 

@@ -46,6 +46,17 @@ def test_norms_equal_their_references(width, dtype):
             close(layer_norm(x, weight, b, 1e-5), layer_norm_reference(x.double(), weight, b, 1e-5), dtype)
 
 
+@pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
+def test_a_norm_fills_the_room_that_it_is_given(dtype):
+    x, weight = torch.randn(5, 40).to(dtype), torch.randn(40)
+    room = torch.full((6, 40), 7.0, dtype=dtype)
+    assert rms_norm(x, weight, 1e-6, out=room[:5]).data_ptr() == room.data_ptr()
+    assert torch.equal(room[:5], rms_norm(x, weight, 1e-6))
+    assert (room[5] == 7).all()
+    with pytest.raises(AssertionError, match="like x"):
+        rms_norm(x[:, :8].contiguous().float(), weight[:8], 1e-6, out=room[:5])
+
+
 def test_norm_takes_float32_weights_for_bfloat16_rows():
     x, weight = torch.randn(3, 40).to(torch.bfloat16), torch.randn(40)
     close(rms_norm(x, weight, 1e-6), rms_norm_reference(x.double(), weight, 1e-6), torch.bfloat16)

@@ -73,6 +73,11 @@ class Harness:
     @torch.inference_mode()
     def step(self, *rows: tuple[Sequence, int]) -> Tensor:
         """Computes the next `count` tokens of each (sequence, count); logits of every token, [sum of counts, vocab]."""
+        return self.model.logits(self.hidden(*rows))
+
+    @torch.inference_mode()
+    def hidden(self, *rows: tuple[Sequence, int], asked: list[int] | None = None, out: Tensor | None = None) -> Tensor:
+        """The same step: hidden states [sum of counts, hidden], with `asked` those of these of its tokens."""
         spans = [(row, row.computed, row.computed + count) for row, count in rows]
         axes = 3 if self.model.config.mrope else 1
         slots, media, offset = [], [], 0
@@ -96,10 +101,11 @@ class Harness:
         )
         token_ids = torch.tensor([token for row, start, end in spans for token in row.tokens[start:end]])
         positions = positions.contiguous() if axes == 3 else positions[0]
-        batch = Batch(token_ids, positions, media, meta, torch.arange(offset), self.caches)
+        index = None if asked is None else torch.tensor(asked, dtype=torch.int64)
+        batch = Batch(token_ids, positions, media, meta, self.caches, index)
         for row, _, end in spans:
             row.computed = end
-        return self.model.logits(self.model.forward(batch)[batch.sample_index])
+        return self.model.forward(batch, out)
 
     def prefill(self, row: Sequence, chunk: int = 0) -> Tensor:
         """The whole prompt, in chunks of `chunk` tokens when given; logits of every token."""

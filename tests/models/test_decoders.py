@@ -80,6 +80,31 @@ def greedy(name, tokens, count):
     return _greedy(name, tuple(tokens), count)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", tiny.CHECKPOINTS)
+def test_tokens_that_are_asked_for_have_the_bits_that_they_have_among_all(name, dtype):
+    """Whichever they are, none included; and the cache holds the keys and values of all."""
+    model = load(tiny.checkpoint(name), dtype=dtype)
+    lengths = (40, 23, 9)
+
+    def computed(asked, out=None):
+        harness = Harness(model)
+        first, second, third = (harness.add(prompt(length, seed=2)) for length in lengths)
+        harness.hidden((first, 39), (second, 10), asked=None if asked is None else [])
+        return harness.hidden((first, 1), (second, 13), (third, 9), asked=asked, out=out), harness.caches
+
+    whole, wanted = computed(None)
+    assert whole.shape == (23, model.config.text.hidden_size)
+    for asked in ([0, 13, 22], [7], [22, 3, 3, 0], list(range(23)), []):
+        room = torch.full((len(asked), whole.shape[1]), float("nan"), dtype=whole.dtype)
+        for out in (None, room):
+            got, caches = computed(asked, out)
+            assert torch.equal(got, whole[asked])
+            assert out is None or torch.equal(out, whole[asked])
+            for ours, theirs in zip(caches, wanted):
+                assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(ours, theirs))
+
+
 def test_sliding_window_changes_the_answer():
     """Otherwise the window tests above would pass without a window."""
     tokens = prompt(60, seed=4)

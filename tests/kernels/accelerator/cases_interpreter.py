@@ -60,6 +60,9 @@ def test_norm_of_strided_rows():
     x = torch.randn(4, 96)[:, :50]
     got = launch_norm(x, torch.ones(50), None, 1e-6, 0.0, centre=False)
     assert error(got, rms_norm_reference(x.double(), torch.ones(50), 1e-6)) < 1e-5
+    room = torch.full_like(got, float("nan"))
+    assert launch_norm(x, torch.ones(50), None, 1e-6, 0.0, centre=False, out=room) is room
+    assert torch.equal(room, got)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
