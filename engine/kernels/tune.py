@@ -1,8 +1,9 @@
 """Which products are ours, by card and shape: measured offline and committed, so that a start tunes nothing.
 
 Few rows: a weight [N, K] is looked up with the least row class that holds them; None stands for the vendor's library,
-which also takes every other card. A shape that is not in the table goes by the rule that fits those that are, up to 32
-rows. Filled from `python -m tests.bench.gpu_products`, which prints the choice for each shape.
+which also takes every other card and the classes for which a shape has no entry. A shape that is not in the table goes
+by the rule that fits those that are, up to 32 rows. Filled from `python -m tests.bench.gpu_products`, which prints the
+choice for each shape.
 Up to 256 rows: the gated products of WHOLE, whose tiles of all rows are one round of gemm/whole.
 Many rows: only gated products, where they fill the rounds of tiles that gemm/gated takes.
 """
@@ -12,28 +13,32 @@ from __future__ import annotations
 import functools
 
 from engine.kernels.gemm.gated import DESCRIBED
-from engine.kernels.gemm.split_k import MAX_ROWS, MAX_TILES, Split
+from engine.kernels.gemm.split_k import MAX_TILES, Split
 from engine.kernels.gemm.whole import FIRST, MOST_ROWS, SECOND, SHARED_MEMORY
 from engine.kernels.target import Target, target
 
-CLASSES = (16, 32, 64)  # rows; a product of one row costs what one of 16 does
-Choice = tuple[Split | None, Split | None, Split | None]  # by class
+CLASSES = (16, 32, 64, 96, 128, 192, 256)  # rows; a product of one row costs what one of 16 does
+Choice = tuple[Split | None, ...]  # by class
 
 # Microseconds of the vendor's product (with silu·mul when gated) and of ours, one H100, bfloat16, at 1, 32, 64 rows.
 SHAPES: dict[str, dict[tuple[int, int, bool], Choice]] = {
     "sm_90": {
         # Qwen3-0.6B: q|k|v, o, gate|up, down
-        (4096, 1024, False): (  # 5.4 5.8 5.8 -> 5.0 5.4; 64 with the norm before them 8.3 -> 6.2
-            Split(64, 256, 2, 3, 4), Split(64, 256, 2, 3, 4), Split(32, 128, 1, 6, 4)
+        (4096, 1024, False): (  # 5.4 5.8 5.8 -> 5.0 5.4; 64 with the norm before them 8.3 -> 6.2, 256: 6.1
+            Split(64, 256, 2, 3, 4), Split(64, 256, 2, 3, 4), Split(32, 128, 1, 6, 4),
+            *(Split(64, 128, 1, 4, 4, 64),) * 2, *(Split(64, 128, 1, 4, 4, 128),) * 2,
         ),
-        (1024, 2048, False): (  # 5.8 5.8 5.9 -> 3.9 4.5 5.3
-            Split(64, 256, 4, 3, 4), Split(64, 256, 4, 3, 4), Split(16, 256, 2, 4, 4)
+        (1024, 2048, False): (  # 5.8 5.8 5.9 -> 3.9 4.5 5.3; 256 with the norm behind them 9.3 -> 6.7
+            Split(64, 256, 4, 3, 4), Split(64, 256, 4, 3, 4), Split(16, 256, 2, 4, 4),
+            *(Split(64, 128, 4, 4, 4, 64),) * 2, *(Split(64, 128, 2, 4, 4, 64),) * 2,
         ),
-        (3072, 1024, True): (  # 8.1 8.3 8.6 -> 7.0 7.3; 64 with the norm 11.1 -> 8.7
-            Split(32, 128, 4, 4, 4), Split(16, 256, 1, 3, 4), Split(16, 256, 1, 3, 4)
+        (3072, 1024, True): (  # 8.1 8.3 8.6 -> 7.0 7.3; 64 with the norm 11.1 -> 8.7, 256: 8.6
+            Split(32, 128, 4, 4, 4), Split(16, 256, 1, 3, 4), Split(16, 256, 1, 3, 4),
+            *(Split(32, 64, 1, 6, 4, 128),) * 4,
         ),
-        (1024, 3072, False): (  # 6.8 7.1 7.3 -> 5.1 5.7 6.3
-            Split(64, 256, 6, 3, 4), Split(64, 256, 6, 3, 4), Split(16, 256, 2, 4, 4)
+        (1024, 3072, False): (  # 6.8 7.1 7.3 -> 5.1 5.7 6.3; 256 with the norm behind them 11.1 -> 8.2
+            Split(64, 256, 6, 3, 4), Split(64, 256, 6, 3, 4), Split(16, 256, 2, 4, 4),
+            *(Split(64, 128, 4, 4, 4, 64),) * 2, *(Split(64, 128, 2, 4, 4, 64),) * 2,
         ),
         # Qwen3-8B, Llama-3-8B
         (6144, 4096, False): (  # 20.9 21.6 20.8 -> 18.5 19.4 20.0
@@ -117,7 +122,7 @@ def fills(device: Target, rows: int, width: int, depth: int) -> bool:
 
 def few_rows(rows: int, width: int, depth: int, gated: bool) -> Split | None:
     """How this card multiplies `rows` rows by a weight [width, depth] (gated: two of them); None: the vendor's way."""
-    return _chosen(rows, width, depth, gated) if rows <= MAX_ROWS else None
+    return _chosen(rows, width, depth, gated) if rows <= CLASSES[-1] else None
 
 
 @functools.cache
@@ -128,11 +133,11 @@ def _chosen(rows: int, width: int, depth: int, gated: bool) -> Split | None:
 def choose(device: Target, rows: int, width: int, depth: int, gated: bool) -> Split | None:
     """`few_rows` on a given device."""
     shapes = SHAPES.get(device.arch)
-    if shapes is None or not 0 < rows <= MAX_ROWS or depth % 64:
+    if shapes is None or not 0 < rows <= CLASSES[-1] or depth % 64:
         return None
     known = shapes.get((width, depth, gated))
     if known is not None:
-        return known[next(k for k, most in enumerate(CLASSES) if rows <= most)]
+        return next((cut for cut, most in zip(known, CLASSES) if rows <= most), None)
     return _by_rule(device.num_units, width, depth, gated) if rows <= 32 else None
 
 

@@ -6,7 +6,7 @@ without that and a norm's kernel, for SHAPES too; --missing asks only where SHAP
 whole: gate|up at 129 to 256 rows by the vendor's product and silu·mul beside gemm/whole, for WHOLE.
 layers: a layer without its attention (products, norms, rotation and store) by the vendor's products, by ours with norms
 of their own and as it is served, and how many kernels that is. Graphs of 20 calls over weights beyond the cache.
-Run: python -m tests.bench.gpu_products [--only cuts,normed,whole,layers] [--missing] [--models Qwen3-0.6B,...]: five
+Run: python -m tests.bench.gpu_products [--only cuts,normed,whole,layers] [--missing] [--models Qwen3-0.6B,...]: ten
 minutes for all of it, most of them compiling.
 """
 
@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 from engine.kernels.activation import silu_mul
 from engine.kernels.gemm import dense
 from engine.kernels.gemm.dense import add_linear, normed_linear, pack, pack_gated
-from engine.kernels.gemm.split_k import Split, Unscaled, arrivals, launch_split, room_after
+from engine.kernels.gemm.split_k import MAX_ROWS, Split, Unscaled, arrivals, launch_split, room_after
 from engine.kernels.gemm.whole import launch_whole
 from engine.kernels.norm import rms_norm
 from engine.kernels.qkv import qkv_rope_store
@@ -36,16 +36,22 @@ MODELS = {  # hidden, inner, heads, kv heads of 128
 }
 CUTS = [(64, 256, 3, 4), (64, 256, 2, 4), (64, 128, 4, 4), (32, 128, 6, 4), (16, 256, 4, 4), (128, 128, 3, 8)]
 GATED_CUTS = [(32, 128, 4, 4), (32, 128, 3, 4), (16, 256, 3, 4), (16, 128, 4, 4), (64, 128, 3, 4)]
+# With rows of a tile.
+TILED_CUTS = [(64, 128, 4, 4, 64), (64, 128, 4, 4, 128), (64, 64, 6, 4, 64), (64, 64, 6, 4, 128), (128, 64, 4, 8, 128)]
+TILED_GATED_CUTS = [(32, 64, 6, 4, 128), (64, 64, 6, 4, 64), (64, 64, 5, 8, 128), (32, 128, 4, 4, 64)]
 
 
-def candidates(width: int, depth: int, gated: bool) -> list[Split]:
+def candidates(width: int, depth: int, gated: bool, rows: int) -> list[Split]:
     """Cuts whose programs come to one, two, three or four for each of 132 units."""
     found = set()
-    for block_n, block_k, stages, warps in GATED_CUTS if gated else CUTS:
-        tiles = -(-width // block_n)
+    cuts = [(*cut, 0) for cut in (GATED_CUTS if gated else CUTS)]
+    if rows > MAX_ROWS:
+        cuts = TILED_GATED_CUTS if gated else TILED_CUTS
+    for block_n, block_k, stages, warps, block_m in cuts:
+        tiles = -(-width // block_n) * (-(-rows // block_m) if block_m else 1)
         for programs in (132, 264, 396, 528):
             splits = max(1, min(round(programs / tiles), depth // (2 * block_k)))
-            found.add(Split(block_n, block_k, splits, stages, warps))
+            found.add(Split(block_n, block_k, splits, stages, warps, block_m))
     return sorted(found)
 
 
@@ -66,7 +72,7 @@ def choose(width: int, depth: int, gated: bool, rows: int) -> tuple[float, float
 
     theirs = microseconds([lambda w=w: vendor(w) for w in weights])
     found = []
-    for cut in candidates(width, depth, gated):
+    for cut in candidates(width, depth, gated, rows):
         calls = [lambda w=w, cut=cut: launch_split(x, w, None, None, out, gated, cut) for w in weights]
         found.append((microseconds(calls), cut))
     return theirs, *min(found)
@@ -98,7 +104,7 @@ def choose_normed(width: int, depth: int, gated: bool, rows: int, before: bool) 
     if ahead is not None:
         ahead.squares.fill_(1.0)
     found = []
-    for cut in candidates(width, depth, gated):
+    for cut in candidates(width, depth, gated, rows):
         after = None if before else room_after(y, cut, gain, 1e-6)
         if (ahead or after) is not None:
             calls = [lambda w=w, cut=cut, after=after: ours(w, cut, ahead, after) for w in packed]
@@ -181,7 +187,7 @@ def show_whole(model: str) -> None:
 
 
 def show_layers(model: str) -> None:
-    for rows in (1, 8, 32, 64, 256):
+    for rows in (1, 8, 32, 64, 96, 128, 192, 256):
         calls = layer(model, rows)
         served, count = microseconds(calls), kernels_of(calls[0])
         with mock.patch.object(dense, "room_after", return_value=None):

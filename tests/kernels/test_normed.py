@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from engine.kernels.gemm import dense
-from engine.kernels.gemm.dense import add_linear, normed_linear, pack, pack_gated, pack_plain, set_invariant
-from engine.kernels.gemm.split_k import Split
+from engine.kernels.gemm.dense import add_linear, linear, normed_linear, pack, pack_gated, pack_plain, set_invariant
+from engine.kernels.gemm.split_k import Split, split_linear
 from engine.kernels.norm import rms_norm_reference
 
 CUT = Split(16, 32, 2, 2, 4)
@@ -70,3 +70,19 @@ def test_rows_of_float16_are_left_to_the_norm(asked):
     residual = torch.randn(5, 40).half()
     assert add_linear(residual, torch.randn(5, 60).half(), packed, torch.ones(40), EPS) is None
     assert asked == [(5, 40, 60, False)]
+
+
+def test_rows_go_to_a_cut_in_tiles_only_where_each_begins_at_whole_16_bytes(monkeypatch):
+    launched = []
+    monkeypatch.setattr(dense, "few_rows", lambda *_given: CUT._replace(block_m=64))
+    monkeypatch.setattr(dense, "split_linear", lambda *given: launched.append(given[6]) or split_linear(*given))
+    weight, x = torch.randn(40, 64).bfloat16(), torch.randn(70, 72).bfloat16()
+    for first, taken in ((0, True), (8, True), (1, False)):
+        rows = x[:, first : first + 64]
+        got = linear(rows, pack_plain(weight, None, gated=False))
+        assert float((got.double() - rows.double() @ weight.double().T).norm() / got.double().norm()) < 1e-2
+        assert len(launched) == taken
+        launched.clear()
+    odd = pack_plain(torch.randn(40, 60).bfloat16(), None, gated=False)  # rows of 120 bytes
+    linear(x[:, :60], odd)
+    assert not launched

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from _fast import cpu
 from engine.kernels.activation import silu_mul
-from engine.kernels.gemm.gated import gated_product, gated_reference
+from engine.kernels.gemm.gated import gated_product, gated_reference, is_aligned
 from engine.kernels.gemm.invariant import invariant_linear
 from engine.kernels.gemm.split_k import Split, Unscaled, arrivals, room_after, split_linear
 from engine.kernels.gemm.whole import whole_product
@@ -222,7 +222,10 @@ def _cut(rows: Tensor, packed: PackedLinear, gated: bool, normed: bool = False) 
     """How gemm/split_k multiplies these rows [M, K], where it is the way to; `normed`: with a norm before or after."""
     if not _takes_ours(rows, packed) or (normed and rows.dtype is torch.float16):  # a norm's gain leaves its range
         return None
-    return few_rows(len(rows), packed.out_features // (1 + gated), packed.in_features, gated)
+    cut = few_rows(len(rows), packed.out_features // (1 + gated), packed.in_features, gated)
+    if cut is not None and cut.block_m and not (is_aligned(rows) and is_aligned(packed.panels)):
+        return None
+    return cut
 
 
 def _gated_of(rows: Tensor, packed: PackedLinear) -> GatedProduct | None:

@@ -1,9 +1,10 @@
-"""Products of few rows (1 to 64), split along the summed axis: y = x W^T (+ bias) (+ residual), or silu(gate) * up.
+"""Products of few rows (1 to 256), split along the summed axis: y = x W^T (+ bias) (+ residual), or silu(gate) * up.
 
 A product of few rows reads every weight once and computes next to nothing, so all units must be reading all the time.
 A small output has fewer tiles than the card has units: its sums are cut into parts, one program each. A program leaves
 its partial sums in float32 behind; the one that arrives last adds them up in their order, so the result does not
-depend on who was last. Weight rows are the tile's long side (a matrix unit wants 64), tokens its short one.
+depend on who was last. Up to 64 rows lie in one tile, whose long side are weight rows (a matrix unit wants 64). More of
+them times small weights keep the matrix units busy too: then rows are cut as well, and blocks come through descriptors.
 
 An RMSNorm between two such products needs no kernel: the first, which adds to the residual stream, also leaves the rows
 times the norm's gain and the squares of each tile behind (`Unscaled`); the second multiplies those rows and divides its
@@ -15,15 +16,17 @@ Users: gemm/dense on accelerators, for the shapes that kernels/tune.py names.
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from engine.kernels.gemm.gated import describe, is_aligned
 from engine.kernels.overlap import begin, launch_options, overlaps
 from engine.kernels.target import tl, triton
 
-MAX_ROWS = 64
+MAX_ROWS = 64  # that lie in one tile
+MAX_BLOCK = 128  # rows of a tile where they are cut
 AHEAD = 4  # lines of each weight row that a program fetches while the kernel before it still runs
 MAX_SQUARES = 1 << 13  # that a program adds up: 64 registers of each thread
 MAX_TILES = 1 << 14  # tiles of weight rows that one launch may have when it is split
@@ -37,6 +40,7 @@ class Split(NamedTuple):
     splits: int  # programs that share a tile's sum
     stages: int  # loads in flight
     warps: int
+    block_m: int = 0  # rows of a tile, which descriptors load; 0: all of them lie in one tile, loaded by pointers
 
 
 class Unscaled(NamedTuple):
@@ -75,6 +79,44 @@ def fetch_ahead(weight, n, width, depth, start, GATED: tl.constexpr, AHEAD: tl.c
         fetch(weight + n.to(tl.int64)[:, None] * depth + line[None, :], inside)
         if GATED:
             fetch(weight + (n.to(tl.int64) + width)[:, None] * depth + line[None, :], inside)
+
+
+@triton.jit
+def squares_of(squares, m, rows, parts, PARTS: tl.constexpr):
+    """What the rows m have to be divided by, in [PARTS] pieces yet: asked for before a product, needed after it."""
+    piece = tl.arange(0, PARTS)[:, None]
+    return tl.load(squares + piece * rows + m[None, :], mask=(piece < parts) & (m < rows)[None, :], other=0.0)
+
+
+@triton.jit
+def finish(
+    out, gained, counted, bias, residual, gain, square, sums, ups, n, m, tile, rows, width, depth, eps,
+    BIAS: tl.constexpr, RESIDUAL: tl.constexpr, GATED: tl.constexpr, PARTS: tl.constexpr, AFTER: tl.constexpr,
+    AXIS: tl.constexpr,
+):  # fmt: skip
+    """What comes after the sums (of gate, and of up) of rows m and columns n, which are the tile's axis AXIS."""
+    n_at, m_at = tl.expand_dims(n, 1 - AXIS), tl.expand_dims(m, AXIS)
+    n_in = n < width
+    inside = (n_at < width) & (m_at < rows)
+    if PARTS:
+        scale = tl.expand_dims(1.0 / tl.sqrt_rn(tl.sum(square, 0) / depth + eps), AXIS)
+        sums *= scale
+        ups *= scale
+    if BIAS:
+        sums += tl.expand_dims(tl.load(bias + n, mask=n_in, other=0.0).to(tl.float32), 1 - AXIS)
+    if GATED:
+        if BIAS:
+            ups += tl.expand_dims(tl.load(bias + width + n, mask=n_in, other=0.0).to(tl.float32), 1 - AXIS)
+        sums = sums / (1.0 + tl.exp(-sums)) * ups
+    target = m_at.to(tl.int64) * width + n_at
+    if RESIDUAL:
+        sums += tl.load(residual + target, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + target, sums.to(out.dtype.element_ty), mask=inside)
+    if AFTER:
+        kept = tl.where(inside, sums.to(out.dtype.element_ty).to(tl.float32), 0.0)
+        tl.store(counted + tile * rows + m, tl.sum(kept * kept, AXIS), mask=m < rows)
+        gains = tl.expand_dims(tl.load(gain + n, mask=n_in, other=0.0), 1 - AXIS)
+        tl.store(gained + target, (kept * gains).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows", "splits"])
@@ -124,9 +166,9 @@ def split_kernel(
     ups = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     fetch_ahead(weight, n, width, depth, split * part_len, GATED, AHEAD)
     begin(OVERLAP)
-    if PARTS:  # asked for here, needed at the end
-        piece = tl.arange(0, PARTS)[:, None]
-        square = tl.load(squares + piece * rows + m[None, :], mask=(piece < parts) & m_in, other=0.0)
+    square = 0.0
+    if PARTS:
+        square = squares_of(squares, m, rows, parts, PARTS)
     for first in range(split * part_len, tl.minimum((split + 1) * part_len, depth), BLOCK_K):
         w_mask, x_mask = n_in, m_in
         if not EVEN:
@@ -158,26 +200,81 @@ def split_kernel(
                     ups += tl.load(mine + part * size + BLOCK_N * BLOCK_M, cache_modifier=".cg")
             tl.store(arrived + tile, 0)
     if last:
-        inside = n_in & m_in
-        if PARTS:
-            scale = 1.0 / tl.sqrt_rn(tl.sum(square, 0) / depth + eps)
-            sums *= scale[None, :]
-            ups *= scale[None, :]
-        if BIAS:
-            sums += tl.load(bias + n, mask=n < width, other=0.0).to(tl.float32)[:, None]
+        finish(out, gained, counted, bias, residual, gain, square, sums, ups, n, m, tile, rows, width, depth, eps,
+               BIAS, RESIDUAL, GATED, PARTS, AFTER, 0)  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["rows", "splits"])
+def tiled_kernel(
+    out,  # [rows, width]
+    gained,  # [rows, width] out * gain when AFTER
+    counted,  # [tiles of columns, rows] float32 when AFTER
+    partial,  # [tiles of rows, tiles of columns, splits, BLOCK_M, BLOCK_N or twice that] float32 when SPLIT
+    arrived,  # [MAX_TILES] int32 when SPLIT; zero before and after
+    x,  # [rows, depth] in blocks [BLOCK_M, BLOCK_K]
+    weight,  # [width, depth] in blocks [BLOCK_N, BLOCK_K]; when GATED [2, width, depth] in blocks [2, BLOCK_N, BLOCK_K]
+    plain,  # the weight's values
+    bias,  # [width] or [2 * width] when BIAS
+    residual,  # [rows, width] when RESIDUAL; may be out
+    gain,  # [width] float32 when AFTER
+    squares,  # [parts, rows] float32 when PARTS
+    rows,
+    width,
+    depth,
+    splits,
+    part_len,  # columns of a split, a multiple of BLOCK_K
+    parts,
+    eps,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    GATED: tl.constexpr,
+    SPLIT: tl.constexpr,
+    PARTS: tl.constexpr,  # as above
+    AFTER: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    AHEAD: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """One tile of rows and columns and one part of the sums per program; gate and up lie side by side in a tile."""
+    tile, split = tl.program_id(1), tl.program_id(2)
+    first_m, first_n = tl.program_id(0) * BLOCK_M, tile * BLOCK_N
+    m, n = first_m + tl.arange(0, BLOCK_M), first_n + tl.arange(0, BLOCK_N)
+    start = split * part_len
+    fetch_ahead(plain, n, width, depth, start, GATED, AHEAD)
+    begin(OVERLAP)
+    square = 0.0
+    if PARTS:
+        square = squares_of(squares, m, rows, parts, PARTS)
+    wide: tl.constexpr = BLOCK_N * (2 if GATED else 1)
+    sums = tl.zeros([BLOCK_M, wide], tl.float32)
+    for k in tl.range(start, tl.minimum(start + part_len, depth), BLOCK_K):
         if GATED:
-            if BIAS:
-                ups += tl.load(bias + width + n, mask=n < width, other=0.0).to(tl.float32)[:, None]
-            sums = sums / (1.0 + tl.exp(-sums)) * ups
-        target = m.to(tl.int64)[None, :] * width + n[:, None]
-        if RESIDUAL:
-            sums += tl.load(residual + target, mask=inside, other=0.0).to(tl.float32)
-        tl.store(out + target, sums.to(out.dtype.element_ty), mask=inside)
-        if AFTER:
-            kept = tl.where(inside, sums.to(out.dtype.element_ty).to(tl.float32), 0.0)
-            tl.store(counted + tile * rows + m, tl.sum(kept * kept, 0), mask=m < rows)
-            gains = tl.load(gain + n, mask=n < width, other=0.0)
-            tl.store(gained + target, (kept * gains[:, None]).to(out.dtype.element_ty), mask=inside)
+            block = weight.load([0, first_n, k]).reshape((wide, BLOCK_K))
+        else:
+            block = weight.load([first_n, k])
+        sums = tl.dot(x.load([first_m, k]), block.T, sums, input_precision="ieee")
+    last = True
+    if SPLIT:
+        number = tl.program_id(0) * tl.num_programs(1) + tile
+        size: tl.constexpr = BLOCK_M * wide
+        mine = partial + (number * splits).to(tl.int64) * size
+        mine += tl.arange(0, BLOCK_M)[:, None] * wide + tl.arange(0, wide)[None, :]
+        tl.store(mine + split * size, sums)
+        tl.debug_barrier()  # every thread's part is written before the arrival is told
+        last = tl.atomic_add(arrived + number, 1, sem="acq_rel") == splits - 1
+        if last:
+            sums = tl.zeros([BLOCK_M, wide], tl.float32)
+            for part in range(splits):
+                sums += tl.load(mine + part * size, cache_modifier=".cg")
+            tl.store(arrived + number, 0)
+    if last:
+        gate, up = sums, sums
+        if GATED:
+            gate, up = sums.reshape((BLOCK_M, 2, BLOCK_N)).permute((0, 2, 1)).split()
+        finish(out, gained, counted, bias, residual, gain, square, gate, up, n, m, tile, rows, width, depth, eps,
+               BIAS, RESIDUAL, GATED, PARTS, AFTER, 1)  # fmt: skip
 
 
 def split_linear(
@@ -191,8 +288,9 @@ def split_linear(
     before: Unscaled | None = None,
     after: Unscaled | None = None,
 ) -> None:
-    """x [M, K] with contiguous rows, M <= 64, times weight [N, K] into out [M, N]; gated: weight [2N, K], gate first.
+    """x [M, K] with contiguous rows times weight [N, K] into out [M, N]; gated: weight [2N, K], gate first.
 
+    M <= 64, or the cut has rows of a tile; then rows of x and of weight begin at whole 16 bytes (`is_aligned`).
     bias [N] (gated: [2N]); residual [M, N], contiguous, may be out itself. All of one dtype. With `before`, x is its
     rows; `after`, from `room_after`, is filled with what the norm of out needs. Capturable once `arrivals` was called
     on the device.
@@ -205,7 +303,7 @@ def room_after(out: Tensor, cut: Split, gain: Tensor, eps: float) -> Unscaled | 
     """Where a product into out [M, N] leaves its rows Unscaled; None where the one after it had too much to add up."""
     rows, width = out.shape
     parts = -(-width // cut.block_n)
-    if padded(parts, 1) * padded(rows, 16) > MAX_SQUARES:
+    if padded(parts, 1) * min(padded(rows, 16), MAX_BLOCK) > MAX_SQUARES:
         return None
     squares = torch.empty(parts, rows, dtype=torch.float32, device=out.device)
     return Unscaled(torch.empty_like(out), squares, gain, eps)
@@ -227,34 +325,46 @@ def launch_split(
     before: Unscaled | None = None,
     after: Unscaled | None = None,
 ) -> None:
-    """The Triton kernel; arguments as `split_linear`."""
+    """The Triton kernels; arguments as `split_linear`."""
     rows, depth = x.shape
     width = out.shape[1]
-    assert rows <= MAX_ROWS and x.stride(1) == 1 and weight.is_contiguous() and out.is_contiguous()
+    assert x.stride(1) == 1 and weight.is_contiguous() and out.is_contiguous()
     assert weight.shape == (2 * width if gated else width, depth), f"{tuple(weight.shape)} times {tuple(x.shape)}"
     assert after is None or (after.gain.shape == (width,) and after.rows.is_contiguous() and not gated)
-    block_m = padded(rows, 16)
-    tiles, steps = triton.cdiv(width, cut.block_n), triton.cdiv(depth, cut.block_k)
+    block_m = cut.block_m or padded(rows, 16)
+    assert block_m <= MAX_BLOCK if cut.block_m else rows <= MAX_ROWS, f"{rows} rows cut {cut}"
+    m_tiles, tiles, steps = (
+        triton.cdiv(*pair) for pair in ((rows, block_m), (width, cut.block_n), (depth, cut.block_k))
+    )
     part_len = triton.cdiv(steps, cut.splits) * cut.block_k
     splits = triton.cdiv(depth, part_len)  # none of them empty
-    assert splits == 1 or tiles <= MAX_TILES
+    assert splits == 1 or m_tiles * tiles <= MAX_TILES
     partial = out
     if splits > 1:
-        size = tiles * splits * cut.block_n * block_m * (2 if gated else 1)
+        size = m_tiles * tiles * splits * block_m * cut.block_n * (2 if gated else 1)
         partial = torch.empty(size, dtype=torch.float32, device=x.device)
     parts = 0 if before is None else len(before.squares)
-    split_kernel[(tiles, splits)](
-        out, out if after is None else after.rows, out if after is None else after.squares, partial,
-        arrivals(x.device) if splits > 1 else out, x, weight, out if bias is None else bias,
-        out if residual is None else residual, out if after is None else after.gain,
-        out if before is None else before.squares, rows, width, depth, x.stride(0), splits, part_len,
-        parts, 0.0 if before is None else before.eps,
+    given: dict[str, Any] = dict(
+        out=out, gained=out if after is None else after.rows, counted=out if after is None else after.squares,
+        partial=partial, arrived=arrivals(x.device) if splits > 1 else out, bias=out if bias is None else bias,
+        residual=out if residual is None else residual, gain=out if after is None else after.gain,
+        squares=out if before is None else before.squares, rows=rows, width=width, depth=depth, splits=splits,
+        part_len=part_len, parts=parts, eps=0.0 if before is None else before.eps,
         BIAS=bias is not None, RESIDUAL=residual is not None, GATED=gated, SPLIT=splits > 1,
         PARTS=padded(parts, 1) if parts else 0, AFTER=after is not None,
-        BLOCK_M=block_m, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, EVEN=depth % cut.block_k == 0,
-        AHEAD=AHEAD if overlaps() else 0, **launch_options(),
-        num_warps=cut.warps, num_stages=cut.stages,
+        BLOCK_M=block_m, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, AHEAD=AHEAD if overlaps() else 0,
+        **launch_options(), num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip
+    if not cut.block_m:
+        split_kernel[(tiles, splits)](x=x, weight=weight, x_stride=x.stride(0), EVEN=depth % cut.block_k == 0, **given)
+        return
+    assert is_aligned(x) and is_aligned(weight)
+    blocks = (
+        describe(weight.view(2, width, depth), 2, cut.block_n, cut.block_k)
+        if gated
+        else describe(weight, cut.block_n, cut.block_k)
+    )
+    tiled_kernel[(m_tiles, tiles, splits)](x=describe(x, block_m, cut.block_k), weight=blocks, plain=weight, **given)
 
 
 def split_linear_reference(

@@ -5,7 +5,7 @@ import triton  # noqa: F401  (before any kernel file, so that they take it)
 
 from engine.kernels.gemm.gated import DESCRIBED, POINTED, gated_kernel
 from engine.kernels.gemm.invariant import invariant_kernel, tile_of
-from engine.kernels.gemm.split_k import split_kernel
+from engine.kernels.gemm.split_k import MAX_ROWS, Split, padded, split_kernel, tiled_kernel
 from engine.kernels.gemm.whole import BLOCK_K, FIRST, MOST_ROWS, SECOND, SHARED_MEMORY, STAGES, WARPS, whole_kernel
 from engine.kernels.rope import angle_kernel
 from engine.kernels.target import Target
@@ -24,6 +24,7 @@ SPLIT = {
 GATED = {
     "out": T, "x": T, "weight": T, "bias": T, "rows": "i32", "width": "i32", "depth": "i32", "x_stride": "i32",
 }  # fmt: skip
+TILED = {**{name: kind for name, kind in SPLIT.items() if name != "x_stride"}, "plain": T}
 ANGLE = {
     "cos": "*fp32", "sin": "*fp32", "positions": "*i64", "inv_freq": "*fp32", "num_tokens": "i32", "half": "i32",
     "axis_stride": "i32", "first_end": "i32", "second_end": "i32", "scaling": "fp32",
@@ -107,33 +108,59 @@ def test_gated_products_of_all_rows_at_once_compile(target, bias):
 
 CUTS = sorted(
     {
-        (rows, gated, choice[number])
-        for (_, _, gated), choice in SHAPES["sm_90"].items()
-        for number, rows in enumerate(CLASSES)
-        if choice[number] is not None
+        (min(rows, MAX_ROWS), depth if cut.block_m else 4096, gated, cut)
+        for (_, depth, gated), choice in SHAPES["sm_90"].items()
+        for rows, cut in zip(CLASSES, choice)
+        if cut is not None
     }
 )
 
 
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize(("rows", "gated", "cut"), CUTS)
-def test_every_cut_of_the_table_compiles_and_fits(rows, gated, cut, after):
-    """Between norms: after one (squares of 64 tiles), before one or neither; a gated product is never before one."""
-    constants = {"BIAS": False, "RESIDUAL": after, "GATED": gated, "SPLIT": cut.splits > 1, "BLOCK_M": rows,
-                 "PARTS": 0 if after else 64, "AFTER": after and not gated, "BLOCK_N": cut.block_n,
-                 "BLOCK_K": cut.block_k, "EVEN": True, "AHEAD": 4, "OVERLAP": True}  # fmt: skip
-    compiles("sm_90", split_kernel, SPLIT, constants, {"num_warps": cut.warps, "num_stages": cut.stages})
+@pytest.mark.parametrize(("rows", "depth", "gated", "cut"), CUTS)
+def test_every_cut_of_the_table_compiles_and_fits(rows, depth, gated, cut, after):
+    """Between norms: after one (squares of tiles of 64), before one or neither; a gated product is never before one."""
+    constants = {"BIAS": False, "RESIDUAL": after, "GATED": gated, "SPLIT": cut.splits > 1,
+                 "PARTS": 0 if after else padded(depth // 64, 1), "AFTER": after and not gated, "BLOCK_N": cut.block_n,
+                 "BLOCK_K": cut.block_k, "AHEAD": 4, "OVERLAP": True}  # fmt: skip
+    options = {"num_warps": cut.warps, "num_stages": cut.stages}
+    if not cut.block_m:
+        compiles("sm_90", split_kernel, SPLIT, {**constants, "BLOCK_M": rows, "EVEN": True}, options)
+        return
+    made = compiles("sm_90", tiled_kernel, tiled(cut, gated), {**constants, "BLOCK_M": cut.block_m}, options)
+    assert f"wgmma.mma_async.sync.aligned.m64n{cut.block_n * (1 + gated)}k16" in made.asm["ptx"]
+    assert "st.local" not in made.asm["ptx"]
+
+
+def tiled(cut, gated):
+    """The types of tiled_kernel's arguments."""
+    blocks = {"x": [cut.block_m, cut.block_k], "weight": [*[2] * gated, cut.block_n, cut.block_k]}
+    return {**TILED, **{name: f"tensordesc<bf16[{','.join(map(str, block))}]>" for name, block in blocks.items()}}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize(("gated", "parts", "after"), [(False, 0, True), (False, 16, False), (True, 4, False)])
+def test_products_in_tiles_compile(gated, parts, after, split, target):
+    cut = Split(32, 32, 1 + split, 3, 4, 64)
+    constants = {"BIAS": True, "RESIDUAL": after, "GATED": gated, "SPLIT": split, "PARTS": parts, "AFTER": after,
+                 "BLOCK_M": cut.block_m, "BLOCK_N": cut.block_n, "BLOCK_K": cut.block_k, "AHEAD": 4,
+                 "OVERLAP": True}  # fmt: skip
+    compiles(target, tiled_kernel, tiled(cut, gated), constants, {"num_warps": cut.warps, "num_stages": cut.stages})
 
 
 def test_shapes_beside_the_table_go_by_the_rule_and_other_cards_to_the_vendor():
     hopper = Target("cuda", "sm_90", 132, 32, 227 << 10)
     assert choose(hopper, 1, 5120, 5120, False) is None  # 80 programs for 132 units
-    assert choose(hopper, 32, 2048, 2048, False) == (64, 256, 4, 3, 4)
+    assert choose(hopper, 32, 2048, 2048, False) == Split(64, 256, 4, 3, 4)
     assert choose(hopper, 33, 2048, 2048, False) is None
-    assert choose(hopper, 1, 9728, 2560, True) == (32, 128, 1, 4, 4)
+    assert choose(hopper, 1, 9728, 2560, True) == Split(32, 128, 1, 4, 4)
     assert choose(hopper, 1, 2048, 2050, False) is None
     assert choose(hopper, 17, 4096, 1024, False) == SHAPES["sm_90"][4096, 1024, False][1]
-    assert choose(hopper, 65, 4096, 1024, False) is None
+    for number, most in enumerate(CLASSES):
+        assert choose(hopper, most, 4096, 1024, False) == SHAPES["sm_90"][4096, 1024, False][number]
+    assert choose(hopper, CLASSES[-1] + 1, 4096, 1024, False) is None
+    assert choose(hopper, 65, 6144, 4096, False) is None
     assert choose(hopper, 0, 4096, 1024, False) is None
     assert choose(Target("hip", "gfx942", 304, 64, 64 << 10), 1, 4096, 1024, False) is None
 

@@ -80,9 +80,54 @@ def test_a_norm_between_two_products(rows, width, depth, biased, gated, splits, 
     assert not arrivals(x.device).any()
 
 
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize(("gated", "added"), [(False, False), (False, True), (True, False)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "width", "depth"), [(1, 8, 8), (65, 72, 136), (130, 64, 200), (256, 8, 96)])
+def test_products_in_tiles(rows, width, depth, dtype, gated, added, splits):
+    cut = Split(32, 32, splits, 2, 4, 64)
+    weight, bias = (torch.randn(width * (1 + gated), depth) / 8).to(dtype), torch.randn(width * (1 + gated)).to(dtype)
+    x, residual = torch.randn(rows, depth + 8).to(dtype)[:, :depth], torch.randn(rows, width).to(dtype)
+    for given in (bias, None):
+        got, want = (residual.clone() if added else torch.full_like(residual, torch.nan) for _ in range(2))
+        launch_split(x, weight, given, got if added else None, got, gated, cut)
+        split_linear_reference(x, weight, given, residual if added else None, want, gated, cut)
+        assert error(got, want) < limit(dtype)
+    assert not arrivals(x.device).any()
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize(
+    ("rows", "before", "hidden", "width"), [(65, 96, 128, 72), (130, 136, 200, 64), (256, 64, 72, 8)]
+)
+def test_a_norm_between_two_products_in_tiles(rows, before, hidden, width, biased, gated, splits):
+    """Squares count where rows and columns end within a tile; a product in one tile reads what one in tiles left."""
+    dtype, cut, gain = torch.float16, Split(32, 32, splits, 2, 4, 64), torch.randn(hidden)
+    first, second = ((torch.randn(*size) / 8).to(dtype) for size in ((hidden, before), (width * (1 + gated), hidden)))
+    biases = [torch.randn(len(weight)).to(dtype) if biased else None for weight in (first, second)]
+    x, residual = torch.randn(rows, before).to(dtype), torch.randn(rows, hidden).to(dtype)
+    got, want = residual.clone(), residual.clone()
+    mine, theirs = room_after(got, cut, gain, 1e-5), room_after(want, cut, gain, 1e-5)
+    mine.rows.fill_(torch.nan)
+    mine.squares.fill_(torch.nan)
+    launch_split(x, first, biases[0], got, got, False, cut, after=mine)
+    split_linear_reference(x, first, biases[0], want, want, False, cut, after=theirs)
+    assert error(got, want) < limit(dtype)
+    assert error(mine.rows, theirs.rows) < limit(dtype)
+    assert error(mine.squares.sum(0), theirs.squares.sum(0)) < limit(dtype)
+    normed = rms_norm_reference(got.double(), gain.double(), 1e-5)
+    out, want = torch.full((rows, width), torch.nan, dtype=dtype), torch.empty(rows, width, dtype=torch.float64)
+    split_linear_reference(normed, second, biases[1], None, want, gated, cut)
+    launch_split(mine.rows, second, biases[1], None, out, gated, cut, before=mine)
+    assert error(out, want) < limit(dtype)
+    assert not arrivals(x.device).any()
+
+
 def test_rows_are_left_unscaled_only_where_few_squares_are_to_be_added():
     gain = torch.ones(4096)
-    for block_n, rows, has_room in ((64, 64, True), (16, 32, True), (16, 33, False), (16, 1, True)):
+    for block_n, rows, has_room in ((64, 64, True), (16, 32, True), (16, 33, False), (16, 1, True), (64, 256, True)):
         room = room_after(torch.empty(rows, 4096), Split(block_n, 64, 1, 2, 4), gain, 1e-6)
         assert (room is not None) == has_room
         assert room is None or room.squares.shape == (4096 // block_n, rows)
