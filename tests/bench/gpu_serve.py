@@ -1,76 +1,42 @@
 """Serving speed of one model over sockets: closed loops of streams; the server and its clients are separate processes.
 
-As the peer was measured: random weights of a real shape, 512 tokens in and 128 out (or a picture of 1024 x 1024 and a
-question), greedy, all streaming, prompts all different, prefix cache off; one picture under many questions is asked of
-a second server, which has it on as servers have by default. Prints what was seen beside aim, floor and peer, with the
-lateness of the server's loop and its CPU time per token; writes gpu_serve.json into --out. Output per second is that of
-whole answers, per connection from its first end to its last within the time measured, so that waves of equal requests
-do not bend it.
-Run: python -m tests.bench.gpu_serve [--shape 8b,0.6b,vl-7b] [--streams 1,4x230,16,64,256] [--seconds 15] [--out DIR]
+Random weights of a real shape, greedy, all streaming, prompts all different. What is asked is tests/bench/loads.py's:
+with `--load streams`, as the peer was measured, 512 tokens in and 128 out (or a picture of 1024 x 1024 and a question),
+prefix cache off; all other loads ask one server that has it on, as servers have by default. Prints a line per case, and
+what has an aim beside aim, floor and peer; writes gpu_serve.json into --out.
+
+How late the server's loop was is told by a timer of 1 ms on it, which costs it about a hundredth. "written" is from a
+step's tokens being on the host to their bytes being in the sockets (tests/bench/watched.py). Output per second of equal
+answers is that of whole ones, per connection from its first end to its last within the time measured, so that waves of
+equal requests do not bend it; of others it is what arrived.
+Run: python -m tests.bench.gpu_serve [--shape 8b,0.6b,vl-7b] [--load mixed,conversation,prefix,loop] [--out DIR]
 """
 
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
-import os
-import signal
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from tests.bench import targets
-from tests.bench.shapes import SHAPES, write_folder
+from tests.bench import loads, targets
+from tests.bench.loads import Case
+from tests.bench.served import Server, check
+from tests.bench.shapes import SHAPES
 from tests.bench.streams import Job
 
-READY_S = 240.0
 STREAMS_PER_PROCESS, PICTURES_PER_PROCESS = 32, 4  # a client draws and packs its pictures itself
-LENGTHS = {"tiny": (32, 16), "tiny-vl": (32, 16), "vl-7b": (64, 128)}  # prompt and answer; the rest has the peer's
-PEER_LENGTHS = (512, 128)
-ONE = " of one prefix-cached picture"
 TINY_FLAGS = ("--num-gpu-blocks-override", "1024", "--max-num-seqs", "32", "--num-threads", "1")
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One load; `picture` is width and height, another one each time or, where the server caches prefixes, one."""
-
-    streams: int
-    picture: tuple[int, ...] = ()
-    cached: bool = False
-    more: str = ""  # in its name
-    prompt: int = 0  # tokens; 0: as many as the shape's others
-
-    @property
-    def name(self) -> str:
-        return f"{self.streams} streams{self.more}"
-
-
-def cases_of(shape: str, streams: str) -> list[Case]:
-    """What is asked of a shape; a model that sees gets pictures instead of long prompts."""
-    if shape == "tiny-vl":
-        return [Case(1, (112, 84)), Case(1, (112, 84), True, ONE), Case(4, (112, 84))]
-    if "vision_config" in SHAPES[shape]:
-        large, one = Case(1, (1920, 1080), more=" of 1080p"), Case(1, (1024, 1024), True, ONE)
-        return [Case(1, (1024, 1024)), large, Case(8, (1024, 1024)), Case(32, (1024, 1024)), one]
-    return [case_of(word) for word in streams.split(",")]
-
-
-def case_of(word: str) -> Case:
-    """`16`: so many streams; `4x230`: with prompts of 230 tokens."""
-    count, _, prompt = word.partition("x")
-    return Case(int(count), more=f" of {prompt} tokens" if prompt else "", prompt=int(prompt or 0))
-
-
+LONGEST_S = 180.0  # of a case in which each request is sent once
 UNITS = {
     "output": "tok/s",
     "TTFT p50": "ms",
@@ -78,102 +44,33 @@ UNITS = {
     "ITL p50": "ms",
     "ITL p99": "ms",
     "TPOT": "ms",
+    "written p50": "ms",
+    "written p99": "ms",
+    "loop stall p50": "ms",
     "loop stall p99": "ms",
+    "loop stall max": "ms",
     "loop CPU per token": "us",
     "server CPU": "cores",
 }
+COMPARED = ("output", "TTFT p50", "TTFT p99", "TPOT")  # of a shared prefix, found or not
 
 
-class Server:
-    """`python -m server` under watch, and what its process has used."""
+@dataclass(frozen=True, slots=True)
+class Came:
+    """What the clients of one case saw: arrays of streams.Tally, joined."""
 
-    def __init__(self, shape: str, device: str, folder: Path, beats: Path, flags: Sequence[str]) -> None:
-        model = write_folder(folder / f"dummy-{shape}", SHAPES[shape])
-        begun = time.perf_counter()
-        command = [sys.executable, "-m", "tests.bench.watched", str(beats), "--model", str(model)]
-        command += ["--load-format", "dummy", "--device", device, "--host", "127.0.0.1", "--port", "0"]
-        command += ["--disable-access-log", "--log-level", "debug", *flags]
-        self.beats = beats
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith("Listening on "):
-                break
-            print(line, end="", flush=True)
-        else:
-            raise RuntimeError("the server did not start")
-        self.port = int(line.rsplit(":", 1)[1])
-        self.ready_s = time.perf_counter() - begun
-
-    def cpu(self) -> tuple[float, float]:
-        """Seconds computed by the loop's thread, and by all threads."""
-        tasks = Path(f"/proc/{self.process.pid}/task")
-        spent = {tid: cpu_of(tasks / tid) for tid in os.listdir(tasks)}
-        return spent[str(self.process.pid)], sum(spent.values())
-
-    def stop(self) -> np.ndarray:
-        """The beats: float64 [count, 2] of time and lateness."""
-        self.process.send_signal(signal.SIGTERM)
-        try:
-            self.process.wait(40)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-        found = self.beats.with_suffix(".npy")
-        return np.load(found) if found.is_file() else np.zeros((0, 2))
-
-
-def cpu_of(task: Path) -> float:
-    """Seconds that a thread has computed; exact where the kernel tells, else in ticks."""
-    try:
-        return int((task / "schedstat").read_text().split()[0]) / 1e9
-    except (OSError, ValueError, IndexError):
-        pass
-    try:
-        fields = (task / "stat").read_text().rpartition(")")[2].split()
-    except OSError:  # it has ended
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def ask(port: int, path: str, body: dict[str, Any]) -> str:
-    """One request; its whole answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    try:
-        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
-        answer = connection.getresponse()
-        text = answer.read().decode()
-        if answer.status != 200:
-            raise RuntimeError(f"{path}: {answer.status} {text[:600]}")
-        return text
-    finally:
-        connection.close()
-
-
-def check(port: int) -> None:
-    """Chat and completion, whole and streamed, of text and of ids, answer as they should."""
-    rules = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
-    messages = [{"role": "user", "content": "Say something."}]
-    said = json.loads(ask(port, "/v1/chat/completions", {"messages": messages, **rules}))
-    streamed = ask(port, "/v1/chat/completions", {"messages": messages, "stream": True, **rules})
-    events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
-    text = "".join(event["choices"][0]["delta"].get("content") or "" for event in events)
-    assert streamed.rstrip().endswith("data: [DONE]")
-    assert text == said["choices"][0]["message"]["content"], (text, said)
-    for prompt in ("Once upon a time", [400, 500, 600]):
-        whole = json.loads(ask(port, "/v1/completions", {"prompt": prompt, **rules}))
-        assert whole["usage"]["completion_tokens"] == 8, whole
+    begun: float
+    firsts: np.ndarray
+    gaps: np.ndarray
+    answers: np.ndarray
 
 
 def load(
-    port: int, shape: str, asked: Case, warm_s: float, measure_s: float, warm: Callable[[], None]
-) -> tuple[float, dict[str, np.ndarray]]:
-    """Runs the clients, calls `warm` when their warm-up is over; (when they began, arrays of streams.Tally, joined)."""
-    prompt, answer = LENGTHS.get(shape, PEER_LENGTHS)
-    prompt = asked.prompt or prompt
-    fields = {"temperature": 0, "ignore_eos": True, "stream": True}
+    port: int, shape: str, asked: Case, warm_s: float, measure_s: float, warm: Callable[[], None] | None = None
+) -> Came:
+    """Runs the clients, calls `warm` when their warm-up is over."""
     each = PICTURES_PER_PROCESS if asked.picture else STREAMS_PER_PROCESS
     processes = min(8, -(-asked.streams // each))
-    shares = [asked.streams // processes + (number < asked.streams % processes) for number in range(processes)]
     with tempfile.TemporaryDirectory() as name:
         files = [Path(name) / f"{number}.npz" for number in range(processes)]
         clients = [
@@ -184,12 +81,8 @@ def load(
             for file in files
         ]  # fmt: skip
         try:
-            for number, (client, share) in enumerate(zip(clients, shares)):
-                vocab = SHAPES[shape].get("vocab_size", 0)
-                seed = asked.streams * 1000 + len(asked.more) * 10 + number
-                times, picture = (warm_s, measure_s), list(asked.picture)
-                job = Job(port, share, prompt, answer, vocab, seed, *times, fields, picture, not asked.cached)
-                tell(client, json.dumps(asdict(job)))
+            for number, client in enumerate(clients):
+                tell(client, json.dumps(asdict(job_of(port, shape, asked, warm_s, measure_s, number, processes))))
             for client in clients:
                 assert client.stdout is not None
                 if client.stdout.readline() != "ready\n":
@@ -197,19 +90,45 @@ def load(
             for client in clients:
                 tell(client, "go")
             time.sleep(warm_s)
-            warm()
+            if warm is not None:
+                warm()
             for client in clients:
                 if client.wait(measure_s + 60):
                     raise RuntimeError("a client failed")
         finally:
             for client in clients:
-                client.kill()
-                client.wait()
-        parts = [dict(np.load(file)) for file in files]
+                with client:  # its pipes are closed
+                    client.kill()
+        parts = [read(file) for file in files]
     for number, part in enumerate(parts):
         part["answers"][:, 0] += 1000 * number  # connections of different processes
     begun = max(float(part["begun"]) for part in parts)
-    return begun, {key: np.concatenate([part[key] for part in parts]) for key in ("firsts", "gaps", "answers")}
+    return Came(begun, *(np.concatenate([part[key] for part in parts]) for key in ("firsts", "gaps", "answers")))
+
+
+def read(file: Path) -> dict[str, np.ndarray]:
+    with np.load(file) as found:
+        return dict(found)
+
+
+def job_of(port: int, shape: str, asked: Case, warm_s: float, measure_s: float, number: int, processes: int) -> Job:
+    """What one of the processes does: its share of the connections and, where they differ, of the lengths."""
+    config = SHAPES[shape]
+    return Job(
+        port=port,
+        connections=asked.streams // processes + (number < asked.streams % processes),
+        lengths=[list(pair) for pair in asked.lengths[number::processes] or asked.lengths],
+        vocab=min(config.get("special", {}).values(), default=0) or config["vocab_size"],
+        seed=asked.seed + number,
+        warm_s=warm_s,
+        measure_s=measure_s,
+        fields={"temperature": 0, "ignore_eos": True, "stream": True},
+        picture=list(asked.picture),
+        fresh=not asked.cached,
+        once=asked.once,
+        prefix=asked.prefix,
+        salted=asked.salted,
+    )
 
 
 def tell(client: subprocess.Popen[str], line: str) -> None:
@@ -218,25 +137,21 @@ def tell(client: subprocess.Popen[str], line: str) -> None:
     client.stdin.flush()
 
 
-def summary(came: dict[str, np.ndarray], answer: int, since: float, until: float) -> dict[str, float]:
+def summary(came: Came, since: float, until: float) -> dict[str, float]:
     """The numbers of one case; times in milliseconds."""
-    firsts, gaps, answers = came["firsts"], came["gaps"], came["answers"]
-    firsts = firsts[firsts[:, 0] >= since]
+    answers, firsts = came.answers, came.firsts[came.firsts[:, 0] >= since]
     if not len(firsts) or not len(answers):
         raise RuntimeError("no request began and ended within the time measured; measure for longer")
-    per_event = answer * len(answers) / answers[:, 3].sum()  # tokens: an event may carry several
-    gaps = gaps[gaps[:, 0] >= since]
+    per_event = answers[:, 4].sum() / answers[:, 3].sum()  # tokens: an event may carry several
+    gaps = came.gaps[came.gaps[:, 0] >= since]
     ended = answers[answers[:, 2] >= since]
-    tpot = (ended[:, 2] - ended[:, 1]) / (answer - 1)
-    rate, connections = 0.0, np.unique(ended[:, 0])
-    for connection in connections:
-        ends = np.sort(ended[ended[:, 0] == connection, 2])
-        rate += (len(ends) - 1) * answer / (ends[-1] - ends[0]) if len(ends) > 1 else float("nan")
+    tpot = (ended[:, 2] - ended[:, 1]) / (ended[:, 4] - 1)
     events_in = len(gaps) + len(firsts[firsts[:, 1] <= until])
     by_event = events_in * per_event / (until - since)
+    by_answer = rate_of_equal(ended) if np.ptp(answers[:, 4]) == 0 else float("nan")
     wait = (firsts[:, 1] - firsts[:, 0]) * 1e3
     return {
-        "output": by_event if np.isnan(rate) else rate,
+        "output": by_event if np.isnan(by_answer) else by_answer,
         "output by event": by_event,
         "TTFT p50": float(np.percentile(wait, 50)),
         "TTFT p99": float(np.percentile(wait, 99)),
@@ -248,86 +163,162 @@ def summary(came: dict[str, np.ndarray], answer: int, since: float, until: float
     }
 
 
-def measure(server: Server, shape: str, asked: Case, seconds: float) -> dict[str, float]:
-    """One case; the keys beginning with "_" are for reading the beats later."""
-    warm_s = min(2.0 + asked.streams / 64, seconds)
-    before: list[tuple[float, float, float]] = []  # clock, CPU of the loop, CPU of all threads
-    begun, came = load(
-        server.port, shape, asked, warm_s, seconds, lambda: before.append((time.perf_counter(), *server.cpu()))
-    )
-    after = (time.perf_counter(), *server.cpu())
-    took, loop_cpu, cpu = (late - early for late, early in zip(after, before[0]))
-    answer = LENGTHS.get(shape, PEER_LENGTHS)[1]
-    since, until = begun + warm_s, begun + warm_s + seconds
-    found = summary(came, answer, since, until)
-    arrived = (came["gaps"][:, 0] >= before[0][0]).sum() + (came["firsts"][:, 1] >= before[0][0]).sum()
+def rate_of_equal(ended: np.ndarray) -> float:
+    """Tokens per second of whole answers of one length; nan where a connection has not ended two."""
+    rate = 0.0
+    for connection in np.unique(ended[:, 0]):
+        of = ended[ended[:, 0] == connection]
+        ends = np.sort(of[:, 2])
+        rate += (len(ends) - 1) * of[0, 4] / (ends[-1] - ends[0]) if len(ends) > 1 else float("nan")
+    return rate
+
+
+def measure(server: Server, shape: str, asked: Case, seconds: float, warm_up: float) -> dict[str, float]:
+    """One case; the keys beginning with "_" are for reading what the server noted, later."""
+    if not asked.streams:
+        since, before = time.perf_counter(), server.cpu()[1]
+        time.sleep(seconds)
+        until = time.perf_counter()
+        return {"server CPU": (server.cpu()[1] - before) / (until - since), "_since": since, "_until": until}
+    warm_s = warm_up or min(2.0 + asked.streams / 64, seconds)
+    if asked.once:  # nothing of its own can be left out: others warm the server up
+        few = replace(asked, streams=min(16, asked.streams), once=False, seed=asked.seed + 500)
+        load(server.port, shape, few, 0.0, warm_s)
+        warm_s, seconds = 0.0, LONGEST_S
+    before: list[tuple[float, ...]] = []  # clock, CPU of the loop, CPU of all threads, prefix tokens found and asked
+
+    def note() -> None:
+        before.append((time.perf_counter(), *server.cpu(), *server.prefix_tokens()))
+
+    came = load(server.port, shape, asked, warm_s, seconds, note)
+    note()
+    took, loop_cpu, cpu, hits, queries = (late - early for early, late in zip(*before))
+    since = came.begun + warm_s
+    until = float(came.answers[:, 2].max()) if asked.once else since + seconds
+    found = summary(came, since, until)
+    arrived = (came.gaps[:, 0] >= before[0][0]).sum() + (came.firsts[:, 1] >= before[0][0]).sum()
     found["loop CPU per token"] = loop_cpu / (arrived * found["tokens per event"]) * 1e6
     found["server CPU"] = cpu / took
+    if asked.prefix:
+        found["prompt tokens found"] = hits / max(queries, 1.0)
     return {**found, "_since": since, "_until": until}
 
 
-@dataclass(slots=True)
-class Found:
-    """What the cases of one server gave."""
+def add_noted(found: dict[str, float], server: Server) -> None:
+    """How late the loop of a server that has stopped was, and how long tokens took into the sockets."""
+    since, until = found.pop("_since"), found.pop("_until")
+    beats, written = server.beats, server.written
+    late = beats[(beats[:, 0] >= since) & (beats[:, 0] <= until), 1] * 1e3
+    if len(late):
+        found["loop stall p50"], found["loop stall p99"] = (float(np.percentile(late, part)) for part in (50, 99))
+        found["loop stall max"] = float(late.max())
+    written = written[(written[:, 0] >= since) & (written[:, 0] <= until)]
+    if len(written):
+        each = np.repeat(written[:, 1] * 1e3, written[:, 2].astype(int))
+        found["written p50"], found["written p99"] = (float(np.percentile(each, part)) for part in (50, 99))
+        if "output by event" in found:  # of the tokens that arrived, about: those whose way is known
+            found["written share"] = len(each) / (found["output by event"] * (until - since))
 
-    ready_s: float
-    cases: dict[str, dict[str, float]]
-    failed: list[str]
+
+Runs = dict[str, list[dict[str, float]]]  # by case
 
 
-def run_server(shape: str, args: argparse.Namespace, asked_cases: list[Case], cached: bool) -> Found:
-    """Cases against one server."""
+def run_server(shape: str, args: argparse.Namespace, asked: list[Case], cached: bool) -> tuple[float, Runs, list[str]]:
+    """Cases against one server, --runs times in turn: seconds until it was ready, what was found, what failed."""
     flags = TINY_FLAGS if shape.startswith("tiny") else ()
     flags += () if cached else ("--no-enable-prefix-caching",)
-    cases: dict[str, dict[str, float]] = {}
+    runs: Runs = {}
     failed = []
     with tempfile.TemporaryDirectory() as name:
-        server = Server(shape, args.device, Path(name), Path(name) / "beats", flags)
+        server = Server(shape, args.device, Path(name), flags)
         try:
             print(f"{shape}: ready in {server.ready_s:.1f} s", flush=True)
             check(server.port)
-            for asked in asked_cases:
+            for case in asked * args.runs:
                 try:
-                    cases[asked.name] = measure(server, shape, asked, args.seconds)
+                    found = measure(server, shape, case, args.seconds, args.warm_up)
+                    runs.setdefault(case.name, []).append(found)
                 except Exception:
-                    failed.append(asked.name)
+                    failed.append(case.name)
                     traceback.print_exc()
         finally:
-            beats = server.stop()
-    for found in cases.values():
-        since, until = found.pop("_since"), found.pop("_until")
-        late = beats[(beats[:, 0] >= since) & (beats[:, 0] <= until), 1]
-        if len(late):
-            found["loop stall p99"] = float(np.percentile(late, 99)) * 1e3
-            found["loop stall longest"] = float(late.max()) * 1e3
-    return Found(server.ready_s, cases, failed)
+            server.stop()
+    for found in (found for of in runs.values() for found in of):
+        add_noted(found, server)
+    return server.ready_s, runs, failed
 
 
 def run_shape(shape: str, args: argparse.Namespace) -> int:
     """All cases of a shape; how many failed."""
-    asked = cases_of(shape, args.streams)
-    ready_s, cases, failed = 0.0, {}, []
+    asked = loads.cases_of(shape, args.load.split(","), args.streams, args.sharegpt)
+    ready_s, runs, failed = 0.0, Runs(), []
     for cached in sorted({case.cached for case in asked}):
-        found = run_server(shape, args, [case for case in asked if case.cached is cached], cached)
-        ready_s = ready_s or found.ready_s
-        cases |= found.cases
-        failed += found.failed
+        seconds, found, broken = run_server(shape, args, [case for case in asked if case.cached is cached], cached)
+        ready_s = ready_s or seconds
+        runs |= found
+        failed += broken
+    cases = {label: medians(of) for label, of in runs.items()}
     seen = {f"{label}, {name}": found[name] for label, found in cases.items() for name in UNITS if name in found}
-    units = {name: UNITS[name.split(", ")[1]] for name in seen}
-    targets.show(f"{shape}, serving, ready in {ready_s:.1f} s", seen, targets.serve_targets(shape, seen), units)
-    report = {"shape": shape, "ready_s": ready_s, "seen": seen, "units": units, "cases": cases, "failed": failed}
-    targets.keep(args.out, "gpu_serve.json", shape, report)
+    units = {name: UNITS[name.rpartition(", ")[2]] for name in seen}
+    spread = {name: spread_of(runs, name) for name in seen} if args.runs > 1 else {}
+    print_cases(f"{shape}, serving, ready in {ready_s:.1f} s, {args.runs} run(s) of {args.seconds:g} s", cases)
+    ratios = prefix_ratios(cases)
+    for name, value in ratios.items():
+        print(f"{name}: {value:.2f}")
+    aims = targets.serve_targets(shape, seen)
+    targets.show(f"{shape}, serving", {name: seen[name] for name in seen if name in aims}, aims, units, spread)
+    report = {"shape": shape, "ready_s": ready_s, "seen": seen, "units": units, "ratios": ratios, "spread": spread}
+    targets.keep(args.out, "gpu_serve.json", shape, {**report, "cases": cases, "runs": runs, "failed": failed})
     return len(failed)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+def medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Of each number."""
+    return {name: statistics.median(found[name] for found in runs if name in found) for name in runs[0]}
+
+
+def spread_of(runs: Runs, name: str) -> list[float]:
+    """The least and the most that was seen of `case, number`."""
+    label, _, number = name.rpartition(", ")
+    values = [found[number] for found in runs[label] if number in found]
+    return [min(values), max(values)]
+
+
+def prefix_ratios(cases: dict[str, dict[str, float]]) -> dict[str, float]:
+    """What the prefix cache gives: a case over the same with nothing found."""
+    pairs = [(label, label + loads.SALTED) for label in cases if label + loads.SALTED in cases]
+    return {
+        f"{label}, {name}, found over not": cases[label][name] / cases[bare][name]
+        for label, bare in pairs
+        for name in COMPARED
+        if cases[bare][name]
+    }
+
+
+def print_cases(title: str, cases: dict[str, dict[str, float]]) -> None:
+    """One line per case."""
+    heads = [name.replace("loop ", "").replace(" per ", "/") for name in UNITS]
+    print(f"\n{title}\n{'case':<54}" + "".join(f"{head:>13}" for head in heads))
+    print(f"{'':<54}" + "".join(f"{unit:>13}" for unit in UNITS.values()))
+    for label, found in cases.items():
+        cells = (targets.number(found.get(name)) for name in UNITS)
+        print(f"{label:<54}" + "".join(f"{cell:>13}" for cell in cells), flush=True)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="8b,0.6b", help=", ".join(SHAPES))
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--load", default="streams", help="some of streams,mixed,conversation,prefix,loop")
     parser.add_argument("--streams", default="1,4x230,16,64,256", help="and tokens of a prompt, where not 512")
-    parser.add_argument("--seconds", type=float, default=15.0, help="measured per case, after some to warm up")
+    parser.add_argument("--seconds", type=float, default=15.0, help="measured per case, after its warm-up")
+    warm_up = "seconds discarded before each case; 0 (default): 2 and one more per 64 streams; 30 for a final run"
+    parser.add_argument("--warm-up", type=float, default=0.0, help=warm_up)
+    runs = "of all cases in turn, their median beside the least and the most; 1 (default) where time is short, else 3"
+    parser.add_argument("--runs", type=int, default=1, help=runs)
+    parser.add_argument("--sharegpt", type=Path, help="a file in ShareGPT's form, for lengths of real conversations")
     parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     status = 0
     for shape in args.shape.split(","):
         try:

@@ -1,9 +1,9 @@
 """Clients of gpu_serve, a process of their own: closed loops over keep-alive sockets, with a parser that only counts.
 
 `python -m tests.bench.streams FILE.npz` reads a job (JSON) from stdin, connects, writes "ready", waits for a line, and
-keeps its connections busy until the job's time is over; then the file holds what came. One thread, one epoll, a few
-microseconds a read: one process keeps up with tens of thousands of events a second. Prompts are random token ids, or a
-picture with a question.
+keeps its connections busy until the job's time is over or, where each request is sent once, all are answered; then the
+file holds what came. One thread, one epoll, a few microseconds a read: one process keeps up with tens of thousands of
+events a second. Prompts are random token ids, which may begin with ids that all share, or a picture with a question.
 """
 
 from __future__ import annotations
@@ -16,12 +16,15 @@ import selectors
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 
 EVENT, DONE, END = b"data: {", b"[DONE]", b"0\r\n\r\n"
+FIRST_ID, PREFIX_SEED = 300, 2048  # of the ids that prompts are drawn from
 LEAST_GAP_S = 0.004  # between tokens of an answer to a picture, by which pictures are counted
 TAIL = len(EVENT) - 1  # what of a read may begin a mark that the next one ends
 clock = time.perf_counter
@@ -33,8 +36,7 @@ class Job:
 
     port: int
     connections: int
-    prompt: int  # tokens; with a picture, of the text beside it
-    answer: int  # tokens
+    lengths: list[list[int]]  # tokens of prompt and answer, request after request; beside a picture, of its question
     vocab: int
     seed: int
     warm_s: float
@@ -42,6 +44,9 @@ class Job:
     fields: dict[str, Any]  # of every body, beside the prompt
     picture: list[int]  # width, height; empty: no picture
     fresh: bool = True  # every picture is another
+    once: bool = False  # each of `lengths` is one request; else they are asked over and over
+    prefix: int = 0  # tokens that all prompts begin with, beside their own
+    salted: bool = False  # a cache salt for each request: it finds nothing of those before
 
 
 class Tally:
@@ -50,42 +55,59 @@ class Tally:
     def __init__(self) -> None:
         self.firsts: list[tuple[float, float]] = []  # (sent, first event) of each request
         self.gaps: list[tuple[float, float]] = []  # (at, since the event before)
-        self.answers: list[tuple[float, float, float, int]] = []  # (connection, first, end, events)
+        self.answers: list[tuple[float, float, float, int, int]] = []  # (connection, first, end, events, tokens)
 
 
 class Connection:
-    """One client: sends a request, counts its events, sends the next."""
+    """One client: sends a request, counts its events, sends the next. `lengths` are shared by those of a process."""
 
-    def __init__(self, number: int, job: Job, tally: Tally) -> None:
-        self.number, self.job, self.tally = number, job, tally
+    def __init__(self, number: int, job: Job, lengths: Iterator[list[int]], tally: Tally) -> None:
+        self.number, self.job, self.lengths, self.tally = number, job, lengths, tally
         self.draw = random.Random(job.seed * 100_003 + number)
         self.socket = socket.create_connection(("127.0.0.1", job.port))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.prefix = prefix_of(job)
         # Drawn beforehand: a client that draws while it should read measures itself.
-        count = 2 + int((job.warm_s + job.measure_s) / (job.answer * LEAST_GAP_S)) if job.fresh else 1
+        least_s = min(answer for _, answer in job.lengths) * LEAST_GAP_S
+        count = 2 + int((job.warm_s + job.measure_s) / least_s) if job.fresh else 1
         self.pictures = [jpeg(*job.picture, self.draw.getrandbits(63)) for _ in range(count if job.picture else 0)]
+        self.tokens = 0  # that the answer to `next` has
         self.next = self._body()
+        self.busy = False
 
     def _body(self) -> bytes:
+        """The next request; b"" when all have been sent."""
         job, draw = self.job, self.draw
+        prompt, self.tokens = next(self.lengths, (0, 0))
+        if not prompt:
+            return b""
+        asked: dict[str, Any]
         if job.picture:
             if not self.pictures:  # answers came faster than foreseen
                 self.pictures.append(jpeg(*job.picture, draw.getrandbits(63)))
             picture = self.pictures.pop() if job.fresh else self.pictures[0]
-            words = "".join(draw.choices("abcdefgh ", k=job.prompt))
+            words = "".join(draw.choices("abcdefgh ", k=prompt))
             parts = [{"type": "image_url", "image_url": {"url": picture}}, {"type": "text", "text": words}]
             path, asked = "/v1/chat/completions", {"messages": [{"role": "user", "content": parts}]}
         else:
-            path, asked = "/v1/completions", {"prompt": [draw.randrange(300, job.vocab) for _ in range(job.prompt)]}
-        body = json.dumps({**asked, "max_tokens": job.answer, **job.fields}).encode()
+            ids = self.prefix + [draw.randrange(FIRST_ID, job.vocab) for _ in range(prompt)]
+            path, asked = "/v1/completions", {"prompt": ids}
+        if job.salted:
+            asked["cache_salt"] = f"{draw.getrandbits(63):x}"
+        body = json.dumps({**asked, "max_tokens": self.tokens, **job.fields}).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
         return f"{head}Content-Type: application/json\r\n\r\n".encode() + body
 
     def send(self) -> None:
+        """The next request, if there is one."""
+        self.busy = bool(self.next)
+        if not self.busy:
+            return
         self.sent = clock()
         self.socket.sendall(self.next)
         self.first = self.last = 0.0
         self.events, self.ended, self.tail = 0, False, b""
+        self.asked = self.tokens
         self.next = self._body()  # while the server works
 
     def take(self) -> None:
@@ -108,8 +130,14 @@ class Connection:
         self.ended = self.ended or DONE in seen
         self.tail = seen[-TAIL:]
         if self.ended and seen.endswith(END):
-            self.tally.answers.append((self.number, self.first, now, self.events))
+            self.tally.answers.append((self.number, self.first, now, self.events, self.asked))
             self.send()
+
+
+def prefix_of(job: Job) -> list[int]:
+    """The same for all processes."""
+    draw = random.Random(PREFIX_SEED)
+    return [draw.randrange(FIRST_ID, job.vocab) for _ in range(job.prefix)]
 
 
 def jpeg(width: int, height: int, seed: int) -> str:
@@ -131,7 +159,8 @@ def run(job: Job, path: str) -> None:
     """Connects, waits for the word, works until the time is over, writes the file."""
     tally = Tally()
     selector = selectors.EpollSelector()
-    connections = [Connection(number, job, tally) for number in range(job.connections)]
+    lengths = iter(job.lengths) if job.once else cycle(job.lengths)
+    connections = [Connection(number, job, lengths, tally) for number in range(job.connections)]
     for connection in connections:
         selector.register(connection.socket, selectors.EVENT_READ, connection)
     print("ready", flush=True)
@@ -140,7 +169,7 @@ def run(job: Job, path: str) -> None:
     for connection in connections:
         connection.send()
     until = begun + job.warm_s + job.measure_s
-    while (left := until - clock()) > 0:
+    while (left := until - clock()) > 0 and any(connection.busy for connection in connections):
         for key, _ in selector.select(left):
             key.data.take()
     for connection in connections:
@@ -150,7 +179,7 @@ def run(job: Job, path: str) -> None:
         begun=begun,
         firsts=np.array(tally.firsts, np.float64).reshape(-1, 2),
         gaps=np.array(tally.gaps, np.float64).reshape(-1, 2),
-        answers=np.array(tally.answers, np.float64).reshape(-1, 4),
+        answers=np.array(tally.answers, np.float64).reshape(-1, 5),
     )
 
 

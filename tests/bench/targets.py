@@ -74,6 +74,7 @@ SERVE = {
         "1 streams, TPOT": Target("ms", 5.1, "6.78/6.78", 6.0),
         "4 streams of 230 tokens, TTFT p50": Target("ms", 4.6, "60", 18),  # the peers of these two on another card
         "4 streams of 230 tokens, TPOT": Target("ms", 5.1, "7.4", 6.3),
+        "4 streams of conversations, TPOT": Target("ms", 5.1, "7.14/7.40", 6.3),  # SGLang and vLLM on another card
         "16 streams, output": Target("tok/s", 2_420, "1782/1805", 2_050),
         "64 streams, output": Target("tok/s", 5_500, "4230", 4_800),
         "64 streams, ITL p99": Target("ms", None, "126", 40),
@@ -98,6 +99,7 @@ SERVE["vl-7b"] = {  # pictures of 1024 x 1024 where nothing else is said
 HOST = {  # beside each case of serving
     "loop stall p99": Target("ms", aim=5),
     "loop CPU per token": Target("us", aim=10),
+    "written p50": Target("ms", aim=0.3),
 }
 
 
@@ -116,14 +118,22 @@ def verdict(seen: float, target: Target) -> str:
     return f"{'met' if ratio >= 1 else 'MISSED'} {ratio:.2f}x"
 
 
-def show(title: str, seen: dict[str, float], targets: dict[str, Target], units: dict[str, str]) -> None:
-    """One line per case; cases without a target are printed too, in their unit."""
+def show(
+    title: str,
+    seen: dict[str, float],
+    targets: dict[str, Target],
+    units: dict[str, str],
+    spread: dict[str, list[float]] | None = None,
+) -> None:
+    """One line per case; cases without a target are printed too, in their unit. `spread` has the least and the most."""
     print(f"\n{title}\n{'case':<60}{'seen':>10} {'unit':<6}{'aim':>9}{'floor':>9}{'peer':>14}  against the aim")
     for name, value in seen.items():
         target = targets.get(name) or Target(units.get(name, ""))
+        least, most = (spread or {}).get(name) or (None, None)
         print(
             f"{name:<60}{number(value):>10} {target.unit:<6}{number(target.aim):>9}{number(target.floor):>9}"
-            f"{target.peer or '-':>14}  {verdict(value, target)}",
+            f"{target.peer or '-':>14}  {verdict(value, target)}"
+            + (f"  {number(least)} to {number(most)}" if least is not None else ""),
             flush=True,
         )
 
@@ -140,7 +150,8 @@ def keep(out: Path | None, name: str, shape: str, report: dict) -> None:
 
 def serve_targets(shape: str, seen: dict[str, float]) -> dict[str, Target]:
     """Targets of the cases of gpu_serve that were seen."""
-    beside = {name: HOST[name.split(", ")[1]] for name in seen if name.split(", ")[1] in HOST}
+    numbers = {name: name.rpartition(", ")[2] for name in seen}
+    beside = {name: HOST[last] for name, last in numbers.items() if last in HOST}
     return beside | SERVE.get(shape, {})
 
 
@@ -151,7 +162,8 @@ def summary(out: Path) -> None:
         for shape, report in found.items():
             seen = report["seen"]
             targets = OFFLINE.get(shape, {}) if title == "offline" else serve_targets(shape, seen)
-            show(f"{shape}, {title}", {name: seen[name] for name in seen if name in targets}, targets, {})
+            with_aim = {name: seen[name] for name in seen if name in targets}
+            show(f"{shape}, {title}", with_aim, targets, {}, report.get("spread"))
             if report["failed"]:
                 print(f"failed: {report['failed']}")
 

@@ -1,7 +1,12 @@
-"""`python -m server` with a heartbeat on its loop: `python -m tests.bench.watched FILE [flags]`, for gpu_serve.
+"""`python -m server` whose loop is watched: `python -m tests.bench.watched FILE [flags]`, for gpu_serve.
 
-Owner: the server's loop. A task sleeps BEAT_S again and again; when the server stops, FILE.npy holds (time, lateness)
-of every beat, in seconds of perf_counter, which all processes of a machine share.
+Owner: the server's loop; `_settle` runs on the device thread. A timer beats every BEAT_S, and each slice of a step's
+tokens is followed from the host's memory into the sockets. When the server stops, FILE.npz holds `beats`, (time,
+lateness) of every beat, and `written`, (time, seconds since the tokens came home, tokens) of every slice, in seconds of
+perf_counter, which all processes of a machine share.
+
+    device thread  step N's tokens are home | commit, news        next step ...
+    loop                                          wake | text, frames | writes to the kernel | next turn: written
 """
 
 from __future__ import annotations
@@ -9,6 +14,9 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from array import array
+from math import isnan, nan
+from typing import TYPE_CHECKING
 
 from server import signals
 
@@ -16,32 +24,134 @@ signals.hold()  # as server/__main__ does, before the imports below
 
 from server import app, cli  # noqa: E402
 
-BEAT_S = 0.005
-
-
-async def beat(path: str) -> None:
-    """Until it is cancelled."""
+if TYPE_CHECKING:
     import numpy as np
 
-    late: list[tuple[float, float]] = []
-    try:
-        while True:
-            begun = time.perf_counter()
-            await asyncio.sleep(BEAT_S)
-            now = time.perf_counter()
-            late.append((now, now - begun - BEAT_S))
-    finally:
-        np.save(path, np.array(late, np.float64).reshape(-1, 2))
+    from _fast.driver import Launcher
+    from engine.engine import Engine
+    from engine.output import StepOutput
+    from engine.runtime import Runtime
+    from engine.stats import StepStats
+    from engine.step.result import StepResult
+
+BEAT_S = 0.001
+clock = time.perf_counter
+
+
+class Heartbeat:
+    """Its own cost is some microseconds a beat, a hundredth of the loop.
+
+    Libuv's timers count whole milliseconds, so that a beat can also come up to one early: its lateness is negative.
+    """
+
+    def __init__(self) -> None:
+        self.noted = array("d")  # time, lateness
+        self._loop = asyncio.get_running_loop()
+        self._due = clock() + BEAT_S
+        self._timer = self._loop.call_later(BEAT_S, self._beat)
+
+    def _beat(self) -> None:
+        now = clock()
+        self.noted.extend((now, now - self._due))
+        self._due = now + BEAT_S
+        self._timer = self._loop.call_later(BEAT_S, self._beat)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+
+class Deliveries:
+    """Stands around three methods of a ready engine: a step settled, its news on the loop, a slice of it handed out.
+
+    Home is when the wait for a step's tokens returned; of a step settled in Python on a CPU, when its event fired. The
+    GIL-free loop keeps that time for its newest step only: where the loop heard of a step after a later one had ended,
+    it is the later one's less what that took. Uvloop hands a turn's writes to the kernel at the end of the turn, so a
+    slice counts as written when the next turn begins, which is a little later.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        device = engine._device
+        assert device is not None
+        assert device._runtime is not None
+        self._loop = asyncio.get_running_loop()
+        self._engine = engine
+        self._launcher: Launcher | None = getattr(device._runtime.executor, "_launcher", None)
+        self._settled: dict[int, float] = {}  # by step: home
+        self._steps = array("d")  # step, home, seconds it took
+        self._slices = array("d")  # step, time, tokens
+        self._plain_settle, self._plain_on_output = device._settle, engine._on_output
+        self._plain_deliver = engine._deliver
+        device._settle = self._settle  # type: ignore[method-assign]
+        device._on_output = engine._on_output = self._on_output  # type: ignore[method-assign]
+        engine._deliver = self._deliver  # type: ignore[method-assign]
+
+    def _settle(self, runtime: Runtime, step: StepResult, stats: StepStats) -> StepOutput:
+        output = self._plain_settle(runtime, step, stats)
+        home = step.event.fired_at if self._launcher is None else self._launcher.ended_at
+        self._settled[output.stats.step_id] = home
+        return output
+
+    def _on_output(self, output: StepOutput) -> None:
+        step = output.stats.step_id
+        home = self._settled.pop(step, nan)
+        if isnan(home) and self._launcher is not None and self._launcher.waited_step == step:
+            home = self._launcher.ended_at
+        self._steps.extend((step, home, output.stats.device_s))
+        self._plain_on_output(output)
+
+    def _deliver(self) -> None:
+        output = self._engine._outputs[0]
+        start, told = output.start, [output.stats.step_id, 0]
+        self._loop.call_soon(self._written, told)  # in front of the next slice
+        self._plain_deliver()
+        told[1] = sum(token >= 0 for token in output.tokens[start : output.start])
+
+    def _written(self, told: list[int]) -> None:
+        if told[1]:
+            self._slices.extend((told[0], clock(), told[1]))
+
+    def times(self) -> np.ndarray:
+        """float64 [slices, 3]: time, seconds since the tokens were home, tokens."""
+        import numpy as np
+
+        steps = np.array(self._steps).reshape(-1, 3)
+        home = homes(steps)
+        slices = [(at, at - home.get(step, nan), tokens) for step, at, tokens in zip(*[iter(self._slices)] * 3)]
+        found = np.array(slices, np.float64).reshape(-1, 3)
+        return found[~np.isnan(found[:, 1])]
+
+
+def homes(steps: np.ndarray) -> dict[float, float]:
+    """When each step's tokens were home, where that is known; `steps` is [count, 3]: step, home, seconds it took."""
+    found: dict[float, float] = {}
+    for step, home, _ in steps.tolist():
+        if not isnan(home):
+            found[step] = home
+    for step, _, took in steps.tolist()[::-1]:
+        if step in found and took > 0:
+            found.setdefault(step - 1, found[step] - took)
+    return found
 
 
 class WatchedProcess(app.Process):
-    """Beats from the moment it is ready."""
+    """Watched from the moment it is ready until it begins to drain."""
 
     path = ""
+    watch: tuple[Heartbeat, Deliveries] | None = None
 
     async def start(self) -> None:
         await super().start()
-        self.beating = asyncio.get_running_loop().create_task(beat(self.path))
+        if self.state.phase == "ready":
+            self.watch = Heartbeat(), Deliveries(self.state.engine)
+
+    async def drain(self) -> None:
+        if self.watch is not None:
+            import numpy as np
+
+            heart, deliveries = self.watch
+            heart.stop()
+            np.savez(self.path, beats=np.array(heart.noted).reshape(-1, 2), written=deliveries.times())
+        await super().drain()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,172 @@
+"""What gpu_serve asks of a server: its cases, and how long their prompts and answers are, drawn from fixed seeds.
+
+`streams` is what the peer was measured with: equal lengths, or pictures where a model sees. `mixed`: 256 requests of
+100 to 1,024 tokens in and out, sent together. `conversation`: lengths as those of ShareGPT (below) at 1, 4, 32 and 256
+streams. `prefix`: 2,048 tokens that all prompts share and 128 of their own; a second time each request has a salt of
+its own, so that nothing is found. `loop`: nothing at all, conversations at 32 and 256 streams, and the longest prompt
+that fits, again and again: how late the server's loop is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tests.bench.shapes import SHAPES
+
+Lengths = tuple[tuple[int, int], ...]  # tokens of prompt and answer, request after request
+
+# vLLM's benchmark takes the first two turns of each conversation of ShareGPT_V3_unfiltered_cleaned_split, and leaves
+# out what has fewer than 4 tokens, prompts over 1,024 and pairs over 2,048 (vllm/benchmarks/datasets.py). Its 1,000
+# requests of seed 0 have 217,393 tokens in and 201,847 out with Qwen2.5's tokenizer, as many published runs print; of a
+# like data set, 229,711 and 203,068 (https://github.com/vllm-project/vllm/pull/18566). No percentiles of that set were
+# found published: that both lengths are log-normal and independent is ours, and so are the widths; the medians follow
+# from the means. What is drawn here has 222 and 207 tokens on average, half of it fewer than 128 and 113.
+MEDIAN, WIDTH = (164, 111), (1.7, 1.2)  # before what is filtered out
+LEAST, MOST_PROMPT, MOST = 4, 1024, 2048
+CHARACTERS = 4  # of a real conversation's text per token: the shapes served here have no real tokenizer
+DRAWN = 4096
+SALTED = " (none found)"
+LONG_ANSWER = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One load; `picture` is width and height, another one each time or, where the server caches prefixes, one."""
+
+    name: str
+    streams: int  # 0: nothing is asked
+    lengths: Lengths  # over and over
+    picture: tuple[int, ...] = ()
+    cached: bool = True  # by a server that caches prefixes
+    once: bool = False  # each request once, and the case ends with the last of them
+    prefix: int = 0  # tokens that all prompts begin with, beside their own
+    salted: bool = False  # each request has a salt of its own
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much is asked of a shape."""
+
+    equal: tuple[int, int] = (512, 128)  # prompt and answer, as the peer was asked
+    mixed: tuple[int, int, int] = (256, 100, 1024)  # requests, and tokens from and to
+    conversations: tuple[int, ...] = (1, 4, 32, 256)  # streams
+    shorter: int = 1  # conversations are so many times shorter than real ones
+    prefix: tuple[int, int, int] = (16, 2048, 128)  # streams, shared tokens, fresh ones
+
+
+TINY = Sizes((32, 16), (16, 8, 32), (1, 4), 16, (4, 256, 16))  # for trying a benchmark out
+SIZES = {"tiny": TINY, "tiny-vl": TINY, "vl-7b": Sizes(equal=(64, 128))}
+
+
+def cases_of(shape: str, loads: Sequence[str], streams: str, sharegpt: Path | None) -> list[Case]:
+    """The cases of these loads, each once."""
+    sizes = SIZES.get(shape, Sizes())
+    said = conversations(sizes.shorter) if sharegpt is None else read_conversations(sharegpt, sizes.shorter)
+    talks = {count: Case(f"{count} streams of conversations", count, said) for count in sizes.conversations}
+    found: list[Case] = []
+    for load in loads:
+        if load == "streams":
+            found += equal(shape, sizes.equal, streams)
+        elif load == "mixed":
+            count, least, most = sizes.mixed
+            lengths = mixed(count, least, most)
+            found.append(Case(f"{count} requests of {least} to {most} tokens", count, lengths, once=True))
+        elif load == "conversation":
+            found += talks.values()
+        elif load == "prefix":
+            found += prefixed(sizes)
+        elif load == "loop":
+            found.append(Case("0 streams", 0, ()))
+            found += [talks[count] for count in sizes.conversations[-2:]]
+            found.append(longest(shape))
+        else:
+            raise ValueError(f"--load {load}: there are streams, mixed, conversation, prefix and loop")
+    return list({case.name: case for case in found}.values())
+
+
+def equal(shape: str, lengths: tuple[int, int], streams: str) -> list[Case]:
+    """As the peer was measured; a model that sees gets pictures instead of long prompts."""
+    if "vision_config" not in SHAPES[shape]:
+        return [equal_case(word, lengths) for word in streams.split(",")]
+    tiny = shape.startswith("tiny")
+    first = Case("1 streams", 1, (lengths,), (112, 84) if tiny else (1024, 1024), cached=False, seed=1000)
+    counts = (4,) if tiny else (8, 32)
+    found = [replace(first, name=f"{count} streams", streams=count, seed=count * 1000) for count in counts]
+    if not tiny:
+        found.append(replace(first, name="1 streams of 1080p", picture=(1920, 1080), seed=1090))
+    return [first, *found, replace(first, name="1 streams of one prefix-cached picture", cached=True, seed=1290)]
+
+
+def equal_case(word: str, lengths: tuple[int, int]) -> Case:
+    """`16`: so many streams; `4x230`: with prompts of 230 tokens."""
+    count, _, prompt = word.partition("x")
+    name = f"{count} streams of {prompt} tokens" if prompt else f"{count} streams"
+    return Case(name, int(count), ((int(prompt or lengths[0]), lengths[1]),), cached=False, seed=int(count) * 1000)
+
+
+def mixed(count: int, least: int, most: int) -> Lengths:
+    """So many requests, evenly between these lengths."""
+    draw = random.Random(0)
+    return tuple((draw.randint(least, most), draw.randint(least, most)) for _ in range(count))
+
+
+def prefixed(sizes: Sizes) -> list[Case]:
+    """With and without what the cache gives."""
+    streams, shared, fresh = sizes.prefix
+    name = f"{streams} streams of {shared} shared tokens and {fresh}"
+    found = Case(name, streams, ((fresh, sizes.equal[1]),), prefix=shared, seed=7000)
+    return [found, replace(found, name=name + SALTED, salted=True, seed=8000)]
+
+
+def longest(shape: str) -> Case:
+    """The longest prompt: a hundred thousand tokens where the model has the positions for them."""
+    config: dict[str, Any] = SHAPES[shape]
+    positions = config.get("text_config", config)["max_position_embeddings"]
+    prompt = min(100_000, positions - LONG_ANSWER)
+    return Case(f"a prompt of {prompt} tokens", 1, ((prompt, LONG_ANSWER),), seed=9000)
+
+
+def kept(prompt: int, answer: int) -> bool:
+    """Whether vLLM's benchmark would ask it."""
+    return min(prompt, answer) >= LEAST and prompt <= MOST_PROMPT and prompt + answer <= MOST
+
+
+def conversations(shorter: int = 1) -> Lengths:
+    """Lengths like those of ShareGPT."""
+    draw, found = random.Random(0), []
+    while len(found) < DRAWN:
+        prompt, answer = (round(draw.lognormvariate(math.log(m), w)) for m, w in zip(MEDIAN, WIDTH))
+        if kept(prompt, answer):
+            found.append((prompt, answer))
+    return cut(found, shorter)
+
+
+def read_conversations(file: Path, shorter: int = 1) -> Lengths:
+    """Those of a file in ShareGPT's form: a list of {"conversations": [{"from": "human", "value": ...}, ...]}.
+
+    The first human turn and the answer to it, CHARACTERS of text to a token; the same is left out as vLLM leaves out.
+    """
+    found = []
+    for entry in json.loads(file.read_text()):
+        turns = entry.get("conversations") or []
+        at = next((number for number, turn in enumerate(turns) if turn["from"] == "human"), len(turns))
+        if at + 1 < len(turns) and turns[at + 1]["from"] == "gpt":
+            pair = [math.ceil(len(turn["value"]) / CHARACTERS) for turn in turns[at : at + 2]]
+            if kept(pair[0], pair[1]):
+                found.append((pair[0], pair[1]))
+    if not found:
+        raise ValueError(f"{file}: no conversation in it has a question and an answer of {LEAST} to {MOST} tokens")
+    random.Random(0).shuffle(found)
+    return cut(found[:DRAWN], shorter)
+
+
+def cut(found: list[tuple[int, int]], shorter: int) -> Lengths:
+    """With at least two tokens each: an answer of one has no time between tokens."""
+    return tuple((max(2, prompt // shorter), max(2, answer // shorter)) for prompt, answer in found)

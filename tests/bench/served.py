@@ -1,0 +1,116 @@
+"""A server of gpu_serve: `python -m server` under watch in a process of its own, and plain requests to it.
+
+Its loop beats every millisecond and notes when tokens were written (tests/bench/watched.py); what it noted is read when
+it has stopped. CPU times are the kernel's, by thread.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.bench.shapes import SHAPES, write_folder
+
+HITS, QUERIES = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"
+
+
+class Server:
+    """One server, and what its process has used. `beats`, `written` of watched.py are there once it has stopped."""
+
+    def __init__(self, shape: str, device: str, folder: Path, flags: Sequence[str]) -> None:
+        model = write_folder(folder / f"dummy-{shape}", SHAPES[shape])
+        begun = time.perf_counter()
+        self._noted = folder / "noted.npz"
+        command = [sys.executable, "-m", "tests.bench.watched", str(self._noted), "--model", str(model)]
+        command += ["--load-format", "dummy", "--device", device, "--host", "127.0.0.1", "--port", "0"]
+        command += ["--disable-access-log", "--log-level", "debug", *flags]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith("Listening on "):
+                break
+            print(line, end="", flush=True)
+        else:
+            with self.process:
+                raise RuntimeError("the server did not start")
+        self.port = int(line.rsplit(":", 1)[1])
+        self.ready_s = time.perf_counter() - begun
+        self.beats = np.zeros((0, 2))  # [count, 2]: time, lateness
+        self.written = np.zeros((0, 3))  # [count, 3]: time, seconds since the tokens were home, tokens
+
+    def cpu(self) -> tuple[float, float]:
+        """Seconds computed by the loop's thread, and by all threads."""
+        tasks = Path(f"/proc/{self.process.pid}/task")
+        spent = {tid: cpu_of(tasks / tid) for tid in os.listdir(tasks)}
+        return spent[str(self.process.pid)], sum(spent.values())
+
+    def prefix_tokens(self) -> tuple[float, float]:
+        """Tokens found in the prefix cache, and tokens looked up there, since start."""
+        lines = [line.rpartition(" ") for line in ask(self.port, "/metrics").splitlines()]
+        counts = {name.partition("{")[0]: float(value) for name, _, value in lines if name and name[0] != "#"}
+        return counts[HITS], counts[QUERIES]
+
+    def stop(self) -> None:
+        """Ends it, and reads what it has noted."""
+        with self.process:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(40)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        if self._noted.is_file():
+            with np.load(self._noted) as noted:
+                self.beats, self.written = noted["beats"], noted["written"]
+
+
+def cpu_of(task: Path) -> float:
+    """Seconds that a thread has computed; exact where the kernel tells, else in ticks."""
+    try:
+        return int((task / "schedstat").read_text().split()[0]) / 1e9
+    except (OSError, ValueError, IndexError):
+        pass
+    try:
+        fields = (task / "stat").read_text().rpartition(")")[2].split()
+    except OSError:  # it has ended
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def ask(port: int, path: str, body: dict[str, Any] | None = None) -> str:
+    """One request, a GET where there is no body; its whole answer."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        data = None if body is None else json.dumps(body)
+        connection.request("GET" if body is None else "POST", path, data, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        if answer.status != 200:
+            raise RuntimeError(f"{path}: {answer.status} {text[:600]}")
+        return text
+    finally:
+        connection.close()
+
+
+def check(port: int) -> None:
+    """Chat and completion, whole and streamed, of text and of ids, answer as they should."""
+    rules = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
+    messages = [{"role": "user", "content": "Say something."}]
+    said = json.loads(ask(port, "/v1/chat/completions", {"messages": messages, **rules}))
+    streamed = ask(port, "/v1/chat/completions", {"messages": messages, "stream": True, **rules})
+    events = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
+    text = "".join(event["choices"][0]["delta"].get("content") or "" for event in events)
+    assert streamed.rstrip().endswith("data: [DONE]")
+    assert text == said["choices"][0]["message"]["content"], (text, said)
+    for prompt in ("Once upon a time", [400, 500, 600]):
+        whole = json.loads(ask(port, "/v1/completions", {"prompt": prompt, **rules}))
+        assert whole["usage"]["completion_tokens"] == 8, whole

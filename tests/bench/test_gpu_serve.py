@@ -1,0 +1,209 @@
+"""gpu_serve on a tiny model: each load is asked as it says, and what it prints is what its parts saw."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import statistics
+from array import array
+from collections import deque
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import uvloop
+
+from engine.output import StepOutput
+from engine.stats import StepStats
+from tests.bench import gpu_serve, loads, targets
+from tests.bench.gpu_serve import Came
+from tests.bench.watched import Deliveries, homes
+
+
+@pytest.mark.slow
+def test_every_load_of_a_tiny_model(tmp_path, capsys):
+    flags = ["--shape", "tiny", "--device", "cpu", "--load", "mixed,conversation,prefix,loop"]
+    assert gpu_serve.main([*flags, "--seconds", "1", "--warm-up", "0.2", "--out", str(tmp_path)]) == 0
+    report = json.loads((tmp_path / "gpu_serve.json").read_text())["tiny"]
+    cases = report["cases"]
+    shared = "4 streams of 256 shared tokens and 16"
+    assert list(cases) == [
+        "16 requests of 8 to 32 tokens", "1 streams of conversations", "4 streams of conversations", shared,
+        shared + loads.SALTED, "0 streams", "a prompt of 1008 tokens",
+    ]  # fmt: skip
+    assert report["failed"] == []
+    assert cases["16 requests of 8 to 32 tokens"]["answers"] == 16
+    assert cases[shared]["prompt tokens found"] > 0.9
+    assert cases[shared + loads.SALTED]["prompt tokens found"] == 0
+    assert report["ratios"][f"{shared}, output, found over not"] > 0
+    for label, found in cases.items():
+        assert found["loop stall p50"] <= found["loop stall p99"] <= found["loop stall max"]
+        if label != "0 streams":
+            assert 0 < found["written p50"] <= found["written p99"]
+            assert found["written share"] == pytest.approx(1, abs=0.2)
+            assert min(found["output"], found["TTFT p50"], found["TPOT"]) > 0
+    shown = capsys.readouterr().out
+    assert "4 streams of conversations, written p50" in shown
+    assert all(case in shown for case in cases)
+
+
+def test_loads_are_the_same_each_time():
+    first, again = (loads.cases_of("8b", ["mixed", "conversation", "prefix", "loop"], "", None) for _ in range(2))
+    assert first == again
+    assert [case.name for case in first] == [
+        "256 requests of 100 to 1024 tokens", "1 streams of conversations", "4 streams of conversations",
+        "32 streams of conversations", "256 streams of conversations", "16 streams of 2048 shared tokens and 128",
+        "16 streams of 2048 shared tokens and 128 (none found)", "0 streams", "a prompt of 40944 tokens",
+    ]  # fmt: skip
+    assert all(case.cached for case in first)
+    lengths = np.array(first[0].lengths)
+    assert lengths.shape == (256, 2)
+    assert 100 <= lengths.min() <= lengths.max() <= 1024
+    with pytest.raises(ValueError, match="there are streams, mixed"):
+        loads.cases_of("8b", ["everything"], "", None)
+
+
+def test_the_peers_cases_have_the_cache_off():
+    found = loads.cases_of("8b", ["streams"], "4x230,256", None)
+    assert [(case.name, case.lengths) for case in found] == [
+        ("4 streams of 230 tokens", ((230, 128),)),
+        ("256 streams", ((512, 128),)),
+    ]
+    assert not any(case.cached for case in found)
+    pictures = loads.cases_of("vl-7b", ["streams"], "", None)
+    assert [case.cached for case in pictures] == [False] * 4 + [True]
+    assert set(targets.SERVE["vl-7b"]) <= {f"{case.name}, {name}" for case in pictures for name in gpu_serve.UNITS}
+
+
+def test_conversations_have_the_published_means():
+    prompts, answers = zip(*loads.conversations())
+    assert statistics.mean(prompts) == pytest.approx(217.4, rel=0.05)
+    assert statistics.mean(answers) == pytest.approx(201.8, rel=0.05)
+    assert all(map(loads.kept, prompts, answers))
+
+
+def test_lengths_of_a_file_of_conversations(tmp_path):
+    def talk(*texts: str) -> dict:
+        return {"conversations": [{"from": who, "value": text} for who, text in zip(("human", "gpt") * 2, texts)]}
+
+    opened = {"conversations": [{"from": "system", "value": "s"}, *talk("q" * 40, "a" * 80)["conversations"]]}
+    talks = [talk("q" * 400, "a" * 41, "more", "still"), talk("q" * 4, "a" * 400), talk("q" * 5000, "a" * 40)]
+    file = tmp_path / "sharegpt.json"
+    file.write_text(json.dumps([*talks, talk("alone"), {"conversations": []}, opened]))
+    assert sorted(loads.read_conversations(file)) == [(10, 20), (100, 11)]
+    case = loads.cases_of("8b", ["conversation"], "", file)[0]
+    assert sorted(case.lengths) == [(10, 20), (100, 11)]
+    file.write_text("[]")
+    with pytest.raises(ValueError, match="no conversation in it"):
+        loads.read_conversations(file)
+
+
+def test_processes_share_out_connections_and_lengths():
+    (case,) = loads.cases_of("8b", ["mixed"], "", None)
+    jobs = [gpu_serve.job_of(1, "8b", case, 0.0, 9.0, number, 8) for number in range(8)]
+    assert [(job.connections, len(job.lengths)) for job in jobs] == [(32, 32)] * 8
+    assert sorted(tuple(pair) for job in jobs for pair in job.lengths) == sorted(case.lengths)
+    (equal,) = loads.cases_of("8b", ["streams"], "33", None)
+    jobs = [gpu_serve.job_of(1, "8b", equal, 0.0, 9.0, number, 2) for number in range(2)]
+    assert [(job.connections, job.lengths) for job in jobs] == [(17, [[512, 128]]), (16, [[512, 128]])]
+    assert gpu_serve.job_of(1, "vl-7b", equal, 0.0, 9.0, 0, 1).vocab == 151644  # special tokens lie above
+
+
+def test_rates_of_unequal_answers_count_what_arrived():
+    firsts = np.array([[0.0, 1.0], [4.0, 5.0]])
+    gaps = np.array([[at, 1.0] for at in (2.0, 3.0, 4.0, 6.0, 7.0)])
+    unequal = np.array([[0, 1.0, 4.0, 4, 4], [0, 5.0, 7.0, 3, 3]])
+    found = gpu_serve.summary(Came(0.0, firsts, gaps, unequal), 0.0, 10.0)
+    assert found["output"] == pytest.approx(0.7)
+    assert found["TTFT p50"] == pytest.approx(1000)
+    assert found["TPOT"] == pytest.approx(1000)
+    equal = np.array([[0, 1.0, 4.0, 4, 4], [0, 5.0, 8.0, 4, 4]])
+    assert gpu_serve.summary(Came(0.0, firsts, gaps, equal), 0.0, 10.0)["output"] == pytest.approx(1.0)
+
+
+def test_runs_give_their_median_and_spread(capsys):
+    runs = {"4 streams of conversations": [{"TPOT": value} for value in (6.0, 9.0, 7.0)]}
+    name = "4 streams of conversations, TPOT"
+    assert gpu_serve.medians(runs["4 streams of conversations"]) == {"TPOT": 7.0}
+    spread = {name: gpu_serve.spread_of(runs, name)}
+    assert spread == {name: [6.0, 9.0]}
+    targets.show("title", {name: 7.0}, targets.SERVE["8b"], {}, spread)
+    assert "MISSED 0.90x  6 to 9" in capsys.readouterr().out
+
+
+class Told:
+    """What Deliveries stands around: an engine whose news are delivered in two slices."""
+
+    def __init__(self) -> None:
+        self._device = SimpleNamespace(_settle=None, _on_output=None)
+        self._device._runtime = SimpleNamespace(executor=SimpleNamespace(_launcher=SimpleNamespace()))
+        self._outputs: deque[StepOutput] = deque()
+
+    def _on_output(self, output: StepOutput) -> None:
+        self._outputs.append(output)
+        self._deliver()
+
+    def _deliver(self) -> None:
+        output = self._outputs[0]
+        output.start += 2
+        if output.start < len(output.ids):
+            asyncio.get_running_loop().call_soon(self._deliver)
+        else:
+            self._outputs.popleft()
+
+
+async def test_tokens_are_followed_from_the_newest_step_and_from_those_before_it():
+    engine = Told()
+    watch = Deliveries(engine)  # type: ignore[arg-type]
+    launcher = engine._device._runtime.executor._launcher
+    for step, waited, ended in ((5, 5, 100.0), (6, 7, 100.5), (7, 7, 100.5)):  # 6 is heard of when 7 has ended
+        launcher.waited_step, launcher.ended_at = waited, ended
+        output = StepOutput(StepStats(step_id=step, device_s=0.2))
+        for token in (1, -1, 2):
+            output.add(1, token, 0)
+        engine._on_output(output)
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert not engine._outputs
+    times = watch.times()
+    assert (times[:, 0] - times[:, 1]).tolist() == pytest.approx([100.0, 100.0, 100.3, 100.3, 100.5, 100.5])
+    assert times[:, 2].tolist() == [1, 1] * 3
+    assert np.all(np.diff(times[:, 0]) >= 0)
+
+
+def test_a_step_nobody_can_date_has_no_time():
+    steps = np.array(array("d", (3, np.nan, 0.1, 5, np.nan, 0.1, 6, 9.0, 0.5))).reshape(-1, 3)
+    assert homes(steps) == {6: 9.0, 5: 8.5, 4: 8.4}
+
+
+@pytest.mark.parametrize("way", ["ring", "call"])
+def test_a_turns_writes_are_in_the_socket_when_the_next_one_begins(way):
+    """What Deliveries takes for granted of uvloop, on both ways by which news reach the loop."""
+
+    async def work() -> bytes:
+        loop = asyncio.get_running_loop()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            theirs.setblocking(False)
+            transport, _ = await loop.create_connection(asyncio.Protocol, sock=ours)
+            read: asyncio.Future[bytes] = loop.create_future()
+
+            def news() -> None:
+                loop.call_soon(lambda: read.set_result(theirs.recv(100)))
+                transport.write(b"token")
+
+            ring = os.eventfd(way == "ring")
+            loop.add_reader(ring, lambda: (os.eventfd_read(ring), news()))
+            if way == "call":
+                loop.call_soon_threadsafe(news)
+            try:
+                return await read
+            finally:
+                loop.remove_reader(ring)
+                os.close(ring)
+                transport.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(work()) == b"token"
