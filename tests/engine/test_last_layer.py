@@ -119,7 +119,7 @@ async def test_a_prompt_on_an_accelerator(eager, computed, monkeypatch, tmp_path
         first, last = first_and_last(served, computed)
         told = (await answer_deltas(served, text_request(ids, 1, prompt_logprobs=20)))[0][0].prompt_logprobs[2048]
     assert max(first) == 2048
-    assert last == [1] if eager else max(last) == 64
+    assert set(last) == {1} if eager else max(last) == 64
     wanted = await asyncio.to_thread(true_logits, folder, ids[:2048])
     for entry in (deltas[0].logprobs[0], told):
         error = (torch.tensor(entry.top_logprobs) - wanted[torch.tensor(entry.top_ids)]).abs().max() / wanted.std()
