@@ -1,7 +1,7 @@
 """A server of gpu_serve: `python -m server` under watch in a process of its own, and plain requests to it.
 
-Its loop beats every millisecond and notes when tokens were written (tests/bench/watched.py); what it noted is read when
-it has stopped. CPU times are the kernel's, by thread.
+Its loop beats and notes when tokens were written (tests/bench/watched.py); what it noted is read when it has stopped.
+CPU times are the kernel's, by thread.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ HITS, QUERIES = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total
 class Server:
     """One server, and what its process has used. `beats`, `written` of watched.py are there once it has stopped."""
 
-    def __init__(self, shape: str, device: str, folder: Path, flags: Sequence[str]) -> None:
+    def __init__(self, shape: str, device: str, folder: Path, flags: Sequence[str], beat_s: float) -> None:
         model = write_folder(folder / f"dummy-{shape}", SHAPES[shape])
         begun = time.perf_counter()
         self._noted = folder / "noted.npz"
-        command = [sys.executable, "-m", "tests.bench.watched", str(self._noted), "--model", str(model)]
+        command = [sys.executable, "-m", "tests.bench.watched", str(self._noted), str(beat_s)]
+        command += ["--model", str(model)]
         command += ["--load-format", "dummy", "--device", device, "--host", "127.0.0.1", "--port", "0"]
         command += ["--disable-access-log", "--log-level", "debug", *flags]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
