@@ -49,14 +49,14 @@ def is_prefill(messages: list[dict[str, Any]]) -> bool:
 def system_parts(content: Any, path: str) -> list[Part]:
     if content is None:
         return []
-    parts = [(text_part(_text(block, path)), path) for block, path in _blocks(content, path)]
-    return [part for part in parts if not part[0]["text"].startswith(BILLING)]
+    parts = [_text(block, path) for block, path in _blocks(content, path)]
+    return [part for part in parts if not part.content["text"].startswith(BILLING)]
 
 
 def _blocks(content: Any, path: str) -> list[tuple[dict[str, Any], str]]:
     """(block, path); a string is one text block."""
     if isinstance(content, str):
-        return [(text_part(content), path)] if content else []
+        return [({"type": "text", "text": content}, path)] if content else []
     if not isinstance(content, list):
         raise invalid(f"{path}: must be a string or a list of blocks", path)
     for at, block in enumerate(content):
@@ -87,11 +87,12 @@ def _result_parts(block: dict[str, Any], path: str) -> list[Part]:
     for inner, where in _blocks("" if content is None else content, f"{path}.content"):
         parts += _part(inner, where)
     if block.get("is_error") is True:
-        text = next((at for at, part in enumerate(parts) if part[0]["type"] == "text"), None)
-        if text is None:
-            parts.insert(0, (text_part("Error"), path))
+        at = next((at for at, part in enumerate(parts) if part.kind == "text"), None)
+        if at is None:
+            parts.insert(0, text_part("Error", path))
         else:
-            parts[text] = (text_part("Error: " + parts[text][0]["text"]), parts[text][1])
+            text = parts[at]
+            parts[at] = text_part("Error: " + text.content["text"], text.path, text.held)
     return parts
 
 
@@ -100,7 +101,8 @@ def _assistant(conversation: Conversation, blocks: list[tuple[dict[str, Any], st
     for block, where in blocks:
         kind = block["type"]
         if kind == "thinking":
-            conversation.assistant([], path, reasoning=_string(block, "thinking", where))
+            thought = text_part(_string(block, "thinking", where), where, f"{where}.thinking")
+            conversation.assistant([], path, reasoning=thought)
         elif kind == "tool_use":
             given = block.get("input")
             if given is not None and not isinstance(given, dict):
@@ -114,20 +116,22 @@ def _part(block: dict[str, Any], path: str) -> list[Part]:
     """A block that is content, as parts of a chat message."""
     kind = block["type"]
     if kind == "text":
-        return [(text_part(_text(block, path)), path)]
+        return [_text(block, path)]
     if kind == "image":
-        return [({"type": "image_url", "image_url": {"url": _image_url(block, path)}}, path)]
+        url, held = _image_url(block, path)
+        return [Part({"type": "image_url", "image_url": {"url": url}}, path, held)]
     if kind == "document":
         return _document(block, path)
     if kind == "tool_reference":
-        return [(text_part(_string(block, "tool_name", path)), path)]
+        return [text_part(_string(block, "tool_name", path), path, f"{path}.tool_name")]
     raise invalid(f"{path}.type: {shown(kind)} is not taken here; known blocks are {BLOCKS}", f"{path}.type")
 
 
-def _text(block: dict[str, Any], path: str) -> str:
+def _text(block: dict[str, Any], path: str) -> Part:
     if block["type"] != "text":
         raise invalid(f"{path}.type: got {shown(block['type'])}; must be text", f"{path}.type")
-    return _string(block, "text", path)
+    # A string that stood for a block has no field of its own.
+    return text_part(_string(block, "text", path), path, f"{path}.text" if path.endswith("]") else path)
 
 
 def _string(block: dict[str, Any], key: str, path: str) -> str:
@@ -144,26 +148,27 @@ def _source(block: dict[str, Any], path: str) -> dict[str, Any]:
     return source
 
 
-def _image_url(block: dict[str, Any], path: str) -> str:
+def _image_url(block: dict[str, Any], path: str) -> tuple[str, str]:
+    """The picture as a URL, and where the client wrote that or the base64 in it."""
     source, where = _source(block, path), f"{path}.source"
     if source.get("type") == "url":
-        return _string(source, "url", where)
+        return _string(source, "url", where), f"{where}.url"
     if source.get("type") == "base64":
         kind = _string(source, "media_type", where)
         if not _IMAGE_TYPE.match(kind):
             raise invalid(f"{where}.media_type: got {shown(kind)}; must be such as image/png", f"{where}.media_type")
-        return f"data:{kind};base64,{_string(source, 'data', where)}"
+        return f"data:{kind};base64,{_string(source, 'data', where)}", f"{where}.data"
     raise invalid(f"{where}.type: must be base64 or url", f"{where}.type")
 
 
 def _document(block: dict[str, Any], path: str) -> list[Part]:
     """Plain text or blocks, with title and context before it."""
     source, where = _source(block, path), f"{path}.source"
-    head = [text_part(block[key]) for key in ("title", "context") if isinstance(block.get(key), str)]
-    parts: list[Part] = [(part, path) for part in head]
+    heads = [key for key in ("title", "context") if isinstance(block.get(key), str)]
+    parts = [text_part(block[key], path, f"{path}.{key}") for key in heads]
     kind = source.get("type")
     if kind == "text":
-        return [*parts, (text_part(_string(source, "data", where)), path)]
+        return [*parts, text_part(_string(source, "data", where), path, f"{where}.data")]
     if kind == "content":
         for inner, at in _blocks(source.get("content"), f"{where}.content"):
             parts += _part(inner, at)

@@ -12,16 +12,17 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from mm.errors import MediaError
 from server.render.chat import Renderer
 from server.render.errors import RenderError
 
-Part = tuple[dict[str, Any], str]  # a content part of a chat message, and its path in the body
-
-_WHERE = re.compile(r"messages\[(\d+)\](?:\.content(?:\[(\d+)\])?)?")
+# The renderer's paths: a message, its content, a part of it and what that holds; a call; what else a message has.
+_HELD = r"\.(?:text|image_url(?:\.url)?|file)\b"
+_INSIDE = rf"\.content(?:\[(\d+)\]({_HELD})?)?|\.tool_calls\[(\d+)\]|\.(?:reasoning|name|tool_call_id)\b"
+_WHERE = re.compile(rf"messages\[(\d+)\]({_INSIDE})?")
 _MARK = "a-system-text-inside"
 _PROBE = [
     {"role": "system", "content": "a"},
@@ -33,8 +34,20 @@ _PROBE = [
 _keeps_inside: WeakKeyDictionary[Renderer, bool] = WeakKeyDictionary()
 
 
-def text_part(text: str) -> dict[str, Any]:
-    return {"type": "text", "text": text}
+class Part(NamedTuple):
+    """A content part of a chat message, and where the client wrote it."""
+
+    content: dict[str, Any]
+    path: str  # of the block or part
+    held: str = ""  # of the text, URL or data in it; empty: the client calls it what the renderer does
+
+    @property
+    def kind(self) -> str:
+        return self.content["type"]
+
+
+def text_part(text: str, path: str, held: str = "") -> Part:
+    return Part({"type": "text", "text": text}, path, held)
 
 
 @dataclass(slots=True)
@@ -44,24 +57,24 @@ class Turn:
     role: str
     path: str
     parts: list[Part]
-    calls: list[dict[str, Any]] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
+    calls: list[Part] = field(default_factory=list)
+    reasoning: list[Part] = field(default_factory=list)
     answers: str = ""  # id of the call that a tool message answers
     name: str = ""  # of the tool that answers
 
     def append(self, parts: list[Part]) -> None:
         """More of the same speaker: a new line between two texts."""
-        if parts and self.parts and self.parts[-1][0]["type"] == parts[0][0]["type"] == "text":
-            (first, path), *rest = parts
-            parts = [(text_part("\n" + first["text"]), path), *rest]
+        if parts and self.parts and self.parts[-1].kind == parts[0].kind == "text":
+            first, *rest = parts
+            parts = [text_part("\n" + first.content["text"], first.path, first.held), *rest]
         self.parts += parts
 
     def message(self) -> dict[str, Any]:
         message: dict[str, Any] = {"role": self.role, "content": self.content()}
         if self.calls:
-            message["tool_calls"] = self.calls
+            message["tool_calls"] = [call.content for call in self.calls]
         if self.reasoning:
-            message["reasoning_content"] = "\n".join(self.reasoning)
+            message["reasoning_content"] = "\n".join(part.content["text"] for part in self.reasoning)
         if self.answers:
             message["tool_call_id"] = self.answers
         if self.name:
@@ -73,10 +86,21 @@ class Turn:
         if not self.parts:
             return None if self.calls else ""
         if self.role in ("system", "tool"):
-            return "\n".join(part["text"] for part, _ in self.parts)
-        if len(self.parts) == 1 and self.parts[0][0]["type"] == "text":
-            return self.parts[0][0]["text"]
-        return [part for part, _ in self.parts]
+            return "\n".join(part.content["text"] for part in self.parts)
+        if len(self.parts) == 1 and self.parts[0].kind == "text":
+            return self.parts[0].content["text"]
+        return [part.content for part in self.parts]
+
+    def where(self, ours: re.Match[str]) -> str:
+        """The client's path for what _WHERE has found."""
+        _, inside, part, held, call = ours.groups()
+        if part is not None and int(part) < len(self.parts):
+            found = self.parts[int(part)]
+            return found.path if held is None else found.held or found.path + held
+        if call is not None and int(call) < len(self.calls):
+            return self.calls[int(call)].path
+        several = {".content": self.parts, ".reasoning": self.reasoning}.get(inside, [])
+        return several[0].held or several[0].path if len(several) == 1 else self.path
 
 
 class Conversation:
@@ -97,11 +121,11 @@ class Conversation:
         shown, self._shown = self._shown, []
         self._turn("user", path).append(shown + parts)
 
-    def assistant(self, parts: list[Part], path: str, *, reasoning: str = "") -> None:
+    def assistant(self, parts: list[Part], path: str, *, reasoning: Part | None = None) -> None:
         self._show()
         turn = self._turn("assistant", path)
         turn.append(parts)
-        if reasoning:
+        if reasoning is not None and reasoning.content["text"]:
             turn.reasoning.append(reasoning)
 
     def call(self, call_id: str, name: str, arguments: dict[str, Any] | str, path: str) -> None:
@@ -109,13 +133,14 @@ class Conversation:
         self._show()
         self._names[call_id] = name
         function = {"name": name, "arguments": arguments}
-        self._turn("assistant", path).calls.append({"id": call_id, "type": "function", "function": function})
+        call = {"id": call_id, "type": "function", "function": function}
+        self._turn("assistant", path).calls.append(Part(call, path))
 
     def result(self, call_id: str, parts: list[Part], path: str) -> None:
         """What a tool answered."""
-        texts = [part for part in parts if part[0]["type"] == "text"]
-        self._shown += [part for part in parts if part[0]["type"] != "text"]
-        texts = texts or [(text_part(""), path)]
+        texts = [part for part in parts if part.kind == "text"]
+        self._shown += [part for part in parts if part.kind != "text"]
+        texts = texts or [text_part("", path)]
         self.turns.append(Turn("tool", path, texts, answers=call_id, name=self._names.get(call_id, "")))
 
     def close(self) -> None:
@@ -124,7 +149,7 @@ class Conversation:
 
     def _show(self) -> None:
         if self._shown:
-            self.user([], self._shown[0][1])
+            self.user([], self._shown[0].path)
 
     def _turn(self, role: str, path: str) -> Turn:
         """The running message of this speaker, or a new one."""
@@ -179,20 +204,20 @@ class Conversation:
             yield
         except (RenderError, MediaError) as error:
             error.message = self.where(error.message)
-            error.param = self.root if error.param == "messages" else error.param and self.where(error.param)
+            if error.param == "messages":
+                error.param = self.root
+                if error.message.startswith("messages "):
+                    error.message = self.root + error.message.removeprefix("messages")
+            elif error.param:
+                error.param = self.where(error.param)
             raise
 
     def where(self, text: str) -> str:
         """A text of the renderer, with the client's paths for ours."""
 
         def path(found: re.Match[str]) -> str:
-            at, part = int(found[1]), found[2]
-            if at >= len(self.turns):
-                return found[0]
-            turn = self.turns[at]
-            if part is not None and int(part) < len(turn.parts):
-                return turn.parts[int(part)][1]
-            return turn.parts[0][1] if len(turn.parts) == 1 else turn.path
+            at = int(found[1])
+            return self.turns[at].where(found) if at < len(self.turns) else found[0]
 
         return _WHERE.sub(path, text)
 

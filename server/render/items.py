@@ -41,14 +41,15 @@ def read_items(
     """The whole conversation; `known` are the items that references may name."""
     conversation = Conversation()
     if instructions:
-        conversation.system([(text_part(instructions), "instructions")], "instructions")
+        conversation.system([text_part(instructions, "instructions")], "instructions")
     for item in earlier:
         _item(conversation, item, "previous_response_id")
-    items = as_items(given)
-    if not items:
+    if isinstance(given, str):
+        conversation.user(_parts(given, "input"), "input")
+    elif not given:
         raise invalid("input: is empty; send a text or at least one item", "input")
-    for at, item in enumerate(items):
-        path = "input" if isinstance(given, str) else f"input[{at}]"
+    for at, item in enumerate(() if isinstance(given, str) else given):
+        path = f"input[{at}]"
         if is_reference(item):
             found = (known or {}).get(_id(item))
             if found is None:
@@ -105,7 +106,7 @@ def _message(conversation: Conversation, item: Item, path: str) -> None:
     elif role == "assistant":
         conversation.assistant(parts, path)
     elif role in ("system", "developer"):
-        if any(part["type"] != "text" for part, _ in parts):
+        if any(part.kind != "text" for part in parts):
             raise invalid(f"{path}.content: only text is taken in a {role} message", f"{path}.content")
         conversation.system(parts, path, role)
     else:
@@ -123,30 +124,33 @@ def _reasoning(conversation: Conversation, item: Item, path: str) -> None:
             raise invalid(f"{path}.{key}: must be a list of texts", f"{path}.{key}")
         if value:
             text = "\n".join(_string(part, "text", f"{path}.{key}[{at}]") for at, part in enumerate(value))
-            conversation.assistant([], path, reasoning=text)
+            conversation.assistant([], path, reasoning=text_part(text, path, f"{path}.{key}"))
             return
 
 
 def _parts(content: Any, path: str) -> list[Part]:
     if isinstance(content, str):
-        return [(text_part(content), path)] if content else []
+        return [text_part(content, path, path)] if content else []
     if not isinstance(content, list):
         raise invalid(f"{path}: must be a string or a list of parts", path)
-    return [(_part(part, f"{path}[{at}]"), f"{path}[{at}]") for at, part in enumerate(content)]
+    return [_part(part, f"{path}[{at}]") for at, part in enumerate(content)]
 
 
-def _part(part: Any, path: str) -> dict[str, Any]:
+def _part(part: Any, path: str) -> Part:
     """A part of chat; kinds that are not known here are left to the renderer, which names those it takes."""
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
         raise invalid(f"{path}: must be an object with a type", path)
     kind = part["type"]
     if kind in TEXTS:
-        return text_part(_string(part, TEXTS[kind], path))
+        key = TEXTS[kind]
+        return text_part(_string(part, key, path), path, f"{path}.{key}")
     if kind == "input_image":
-        return {"type": "image_url", "image_url": {"url": _data(part, "image_url", path)}}
+        return Part(
+            {"type": "image_url", "image_url": {"url": _data(part, "image_url", path)}}, path, f"{path}.image_url"
+        )
     if kind == "input_file":
-        return {"type": "file", "file": {"file_data": _data(part, "file_data", path)}}
-    return part
+        return Part({"type": "file", "file": {"file_data": _data(part, "file_data", path)}}, path, f"{path}.file_data")
+    return Part(part, path)
 
 
 def _data(part: dict[str, Any], key: str, path: str) -> str:

@@ -261,7 +261,7 @@ class MessageReader:
         data = payload.get("file_data") if isinstance(payload, dict) else None
         if not isinstance(data, str) or not data.startswith("data:"):
             raise RenderError(
-                422, "invalid_parameter", f"{where} needs file_data, a data: URL with its media type.", where
+                422, "invalid_parameter", f"{where}: file_data must be a data: URL with its media type.", where
             )
         kind = data[5:261].partition("/")[0].lower()
         if kind not in ("image", "audio", "video"):
