@@ -177,6 +177,12 @@ class Accelerator:
 
         return device_memory()
 
+    def ledger(self) -> dict[str, int]:
+        """Bytes of the device and of pinned memory (any thread)."""
+        from engine.memory import held_bytes
+
+        return held_bytes(self.device)
+
     def free_unused(self) -> None:
         """Gives back to the driver what torch keeps for reuse, and waits for the device: never while all goes well."""
         import torch

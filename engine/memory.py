@@ -49,6 +49,18 @@ def device_memory(device: str | None = None) -> DeviceMemory:
     return DeviceMemory(total, free, torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device))
 
 
+def held_bytes(device: torch.device) -> dict[str, int]:
+    """Of the ledger: what torch holds of the device and of pinned host memory, as after warm-up while nobody is served.
+
+    Pinned memory is taken at start and kept: records, rings and what decoders are lent. Any thread may ask.
+    """
+    return {
+        "device_bytes": torch.cuda.memory_allocated(device),
+        "device_reserved_bytes": torch.cuda.memory_reserved(device),
+        "pinned_bytes": int(torch.cuda.host_memory_stats().get("allocated_bytes.current", 0)),
+    }
+
+
 def gib(count: int) -> str:
     """Bytes as operators read them."""
     return f"{count / GIB:.2f} GiB"

@@ -91,13 +91,14 @@ class MediaLoader:
         pool.submit(import_codecs)  # while nobody waits for them
 
     def ledger(self) -> dict[str, int]:
-        """Counts that are zero when no request is open (the cache's bytes are bounded instead)."""
+        """Counts that are zero when no request is open; the bytes of the cache and the spare are bounded instead."""
         return {
             "media_requests": self._requests,
             "media_reserved_bytes": self._places.budget.used,
             "media_fetches": self._fetcher.open,
             "media_stuck": len(self._places.stuck),
             "media_cache_bytes": self.cache.used,
+            "media_spare_bytes": self._spare.nbytes,
         }
 
     def stuck_for(self, seconds: float) -> int:

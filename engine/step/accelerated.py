@@ -231,7 +231,8 @@ class DeviceExecutor:
         self._prompts.reset(slot)
 
     def ledger(self) -> dict[str, int]:
-        return {"positions": len(self._host.positions), "prompt_logprobs": len(self._prompts)}
+        held = {"positions": len(self._host.positions), "prompt_logprobs": len(self._prompts)}
+        return held | {"lent_blocks": self.encoder.num_lent} | self._accelerator.ledger()
 
     def measure_gaps(self, every: int) -> None:
         """Has the device's idle time measured behind one step in `every` (StepStats.gap_s)."""

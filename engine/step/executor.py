@@ -71,7 +71,7 @@ class Executor(Protocol):
         """The loop of steps that need no Python, if there is one; it watches the inbox."""
 
     def ledger(self) -> dict[str, int]:
-        """What is held per request; zero when idle."""
+        """What is held per request; zero when idle. Where there is a device, its bytes and pinned ones too."""
 
     def close(self) -> None:
         """Waits for what was launched and lets go of the stream."""

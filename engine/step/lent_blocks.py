@@ -53,6 +53,11 @@ class LentBlocks:
             self._back.append(number)
         return None
 
+    @property
+    def num_lent(self) -> int:
+        """Blocks over which there is an array (any thread)."""
+        return len(self._blocks) - len(self._back)
+
     def _has_been_copied(self, number: int) -> bool:
         try:
             return bool(self._copied[number].query())

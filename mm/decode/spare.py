@@ -52,6 +52,11 @@ class SparePages:
     def __init__(self) -> None:
         self._ready: deque[mmap.mmap] = deque(maxlen=1)
 
+    @property
+    def nbytes(self) -> int:
+        """Of what lies ready."""
+        return sum(len(pages) for pages in tuple(self._ready))
+
     def wants(self, size: int) -> bool:
         """Whether a picture of so many bytes, had it come now, would have found nothing that suits it."""
         if not SMALLEST <= size <= LARGEST:

@@ -23,7 +23,9 @@ from server.http.listen import address, bind, make_listener
 from server.state import AppState
 
 T = TypeVar("T")
-HELD = ("used", "slots", "streams", "routes", "live_rows", "siblings", "waiting", "inbox", "encoder_in_use")
+HELD = (
+    "used", "slots", "streams", "routes", "live_rows", "siblings", "waiting", "inbox", "encoder_in_use", "lent_blocks",
+)  # fmt: skip
 
 
 class InsideServer:

@@ -55,6 +55,7 @@ def test_a_block_is_lent_to_one_until_its_last_array_is_gone(device):
     blocks = blocks_of(device, 2)
     first, second = blocks.lend(2 * SMALLEST), blocks.lend(SMALLEST)
     assert (len(first), len(second)) == (2 * SMALLEST, SMALLEST)
+    assert blocks.num_lent == 2
     assert not np.shares_memory(first, second)
     assert blocks.lend(SMALLEST) is None
     view, where = second.reshape(-1, 4)[None, 1:], place(second)
@@ -62,6 +63,7 @@ def test_a_block_is_lent_to_one_until_its_last_array_is_gone(device):
     gc.collect()
     assert blocks.lend(SMALLEST) is None
     del view
+    assert blocks.num_lent == 1
     assert place(blocks.lend(SMALLEST)) == where
 
 

@@ -108,6 +108,11 @@ async def special_load(engine: Engine) -> None:
     await quiet(engine)
 
 
+def device_row(engine) -> dict[str, int]:
+    """The ledger's bytes of the device and of pinned memory."""
+    return {name: engine.ledger()[name] for name in ("device_bytes", "device_reserved_bytes", "pinned_bytes")}
+
+
 SETTINGS = {
     "room": {},
     "pressure": {"num_gpu_blocks_override": 40},
@@ -120,11 +125,12 @@ SETTINGS = {
 @pytest.mark.parametrize("name", ["qwen3", "omni", "mistral-window"])
 async def test_text_meets_nothing_new(name, settings, monkeypatch):
     async with CUDA.running(tiny.checkpoint(name), **settings) as engine:
-        allocated = torch.cuda.memory_allocated()
+        warm = device_row(engine)
+        assert min(warm.values()) > 0
         with nothing_new(monkeypatch):
             for _ in range(3):
                 await plain_load(engine)
-        assert torch.cuda.memory_allocated() == allocated
+        assert device_row(engine) == warm
 
 
 async def test_the_first_request_meets_nothing_new(monkeypatch):
@@ -149,11 +155,14 @@ async def test_media_meet_nothing_new(monkeypatch):
 
     async with CUDA.running(tiny.checkpoint("omni"), enable_prefix_caching=False) as engine:
         requests = [await make_request(names, pixels=pixels) for names in MIXES.values() for pixels in (True, False)]
+        pinned = device_row(engine)["pinned_bytes"]
         with nothing_new(monkeypatch):
             for _ in range(2):
                 await asyncio.gather(*[answer(engine, request) for request in requests])
                 assert await engine.reset_encoder_cache()
         await quiet(engine)
+        assert device_row(engine)["pinned_bytes"] == pinned
+        assert engine.ledger()["lent_blocks"] == 0
 
 
 @pytest.mark.parametrize("name", ["qwen3", "omni"])

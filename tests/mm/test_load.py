@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import mm.load as loading
+from mm.decode.spare import LARGEST
 from mm.errors import MediaError
 from mm.item import MediaOptions, MediaRef
 from mm.limits import MediaLimits
@@ -52,8 +53,8 @@ async def loader(**limits: object) -> AsyncIterator[MediaLoader]:
 
 def clean(instance: MediaLoader) -> bool:
     ledger = dict(instance.ledger())
-    cached = ledger.pop("media_cache_bytes")
-    return not any(ledger.values()) and cached <= instance.cache.capacity
+    cached, spare = ledger.pop("media_cache_bytes"), ledger.pop("media_spare_bytes")
+    return not any(ledger.values()) and cached <= instance.cache.capacity and spare <= LARGEST
 
 
 async def refusal(instance: MediaLoader, *refs: MediaRef, **options: object) -> MediaError:
@@ -107,7 +108,9 @@ async def test_a_picture_leaves_memory_ready_for_the_next() -> None:
         async with asyncio.timeout(5):
             while media._spare.wants(size):  # noqa: ASYNC110 (a thread of the pool fills it, and tells nobody)
                 await asyncio.sleep(0.001)
+        assert media.ledger()["media_spare_bytes"] == size
         (other,) = await media.load([MediaRef("image", made.data_url(made.png(second), "image/png"))])
+        assert media.ledger()["media_spare_bytes"] == 0
         np.testing.assert_array_equal(kept.parts[0].features["pixels"][0, ..., :3], first)
         np.testing.assert_array_equal(other.parts[0].features["pixels"][0, ..., :3], second)
 

@@ -55,5 +55,7 @@ def test_one_spare_of_bounded_size() -> None:
     assert not spare.wants(LARGEST + 1)
     spare.fill(SMALLEST)
     spare.fill(3 * SMALLEST)
+    assert spare.nbytes == 3 * SMALLEST
     assert len(spare.take(3 * SMALLEST)) == 3 * SMALLEST
+    assert spare.nbytes == 0
     assert spare.wants(SMALLEST)
