@@ -98,6 +98,11 @@ class Runtime:
         """True while a request runs or waits."""
         return bool(self.scheduler.num_running or self.scheduler.num_waiting)
 
+    @property
+    def fills_a_step(self) -> bool:
+        """True while prompts lack as many tokens as a step can have."""
+        return self.scheduler.shares.load()[2] >= self.sizes.max_tokens
+
     def launch_forward(self, plan: StepPlan) -> StepResult:
         """Puts towers and forward of a planned step on the stream."""
         return self.executor.launch_forward(plan)
@@ -190,6 +195,8 @@ def _on_device(config: EngineConfig, model: Model, sizes: Sizes, accelerator: Ac
     memory = accelerator.memory
     with phase("buffers"), enough_for("buffers", memory):
         executor = DeviceExecutor(config, model, sizes, accelerator)
+    with phase("kernels"), enough_for("profiling", memory):
+        executor.compile(usable_cores())
     with phase("profile"), enough_for("profiling", memory):
         blocks = executor.profile()
         sizes = replace(sizes, max_model_len=fit_context(config, sizes.max_model_len, blocks))

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -33,6 +33,7 @@ from engine.cache.room import device_blocks
 from engine.config import EngineConfig
 from engine.device import Accelerator
 from engine.inbox import Inbox
+from engine.kernels.compile_ahead import compile_ahead
 from engine.models.base import Model
 from engine.request import Request, TokenLogprob
 from engine.sampling.device import DeviceSampler, Pending, prompt_logprobs
@@ -41,7 +42,7 @@ from engine.step.buffers import StepBuffers
 from engine.step.build import RowArrays, mrope_positions
 from engine.step.encode import EncoderCache
 from engine.step.executor import Sizes
-from engine.step.graphs import DECODE, MEDIA_LIMIT, MIXED, decode_sizes, mixed_sizes
+from engine.step.graphs import DECODE, MEDIA_LIMIT, MIXED, decode_sizes, mixed_sizes, telling_sizes
 from engine.step.prompts import Due, PromptLogprobs
 from engine.step.result import StepResult
 from engine.step.slots import SlotState
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
 
 
 PINNED_BYTES = 4 << 20  # of one copy that a special step sends
+SMALL_MEDIA = 64  # rows that a tower makes where only its kernels matter, which hardly differ by size
 GRAPH_BYTES = 192 << 20  # what the driver keeps for all graphs: 112 MiB were seen with 36 layers, 90 with 28 small ones
 
 
@@ -86,7 +88,7 @@ class DeviceStep(StepResult):
 
 
 class DeviceExecutor:
-    """The accelerator's executor; ready after profile, allocate and capture, in this order."""
+    """The accelerator's executor; ready after compile, profile, allocate and capture, in this order."""
 
     tile = 128  # of the products' matrix tiles on every card that is served
 
@@ -109,17 +111,44 @@ class DeviceExecutor:
 
     # -- start ------------------------------------------------------------------------------------------------------
 
+    def compile(self, threads: int) -> None:
+        """Has the kernels of this model's steps compiled, several at a time; one that is met later compiles then."""
+        with self._one_block():
+            compile_ahead(self._walk, threads)
+
+    def _walk(self) -> None:
+        """Launches of every kind; first the choice of tokens, whose kernels take longest to compile."""
+        sizes = self._sizes
+        self._warm_up_rules()
+        for size in telling_sizes(decode_sizes(sizes.max_rows, self._config.cudagraph_capture_sizes)):
+            self._decode(size)
+        for size in telling_sizes(mixed_sizes(sizes.max_tokens)):
+            self._forward_into(MIXED, size)
+        self._encode_examples(SMALL_MEDIA)
+
+    @contextlib.contextmanager
+    def _one_block(self) -> Iterator[None]:
+        """A cache of one block, for steps at start."""
+        sizes, model = self._sizes, self._model
+        device = self._accelerator.device
+        self._buffers.set_caches(
+            allocate(model.cache_specs(), 1, sizes.block_size, model.dtype, poison=False, device=device), 1
+        )
+        yield
+        self._buffers.set_caches([], 1)
+
+    def _warm_up_rules(self) -> None:
+        buffers = self._buffers
+        self._sampler.warm_up(buffers.inputs, self._model.logits(buffers.sampled_hidden[:1]), buffers.tokens)
+
     def profile(self) -> int:
         """Runs the largest step without a cache and returns how many KV blocks fit beside it."""
         sizes, specs, dtype = self._sizes, self._model.cache_specs(), self._model.dtype
-        device = self._accelerator.device
-        caches = allocate(specs, 1, sizes.block_size, dtype, poison=False, device=device)
-        self._buffers.set_caches(caches, 1)
-        self._buffers.prep()
-        step = self._accelerator.peak_of(self._largest)
-        peak = max(step, self._accelerator.peak_of(self._towers))
-        graphed = step if self._config.enforce_eager else max(step, self._accelerator.peak_of(self._small_towers))
-        self._buffers.set_caches([], 1)
+        with self._one_block():
+            self._buffers.prep()
+            step = self._accelerator.peak_of(self._largest)
+            peak = max(step, self._accelerator.peak_of(partial(self._encode_examples, sizes.encoder_rows)))
+            graphed = step if self._config.enforce_eager else max(step, self._accelerator.peak_of(self._small_towers))
         return device_blocks(
             self._config, specs, dtype, sizes.max_model_len, sizes.max_rows,
             peak_bytes=peak + self._sampler.special_bytes(sizes.max_rows),
@@ -127,8 +156,8 @@ class DeviceExecutor:
             memory=self._accelerator.memory(),
         )  # fmt: skip
 
-    def _towers(self) -> None:
-        for modality, features in self._model.media_examples(self._sizes.encoder_rows):
+    def _encode_examples(self, max_rows: int) -> None:
+        for modality, features in self._model.media_examples(max_rows):
             self._model.encode(modality, features)
 
     def _small_towers(self) -> None:
@@ -162,7 +191,7 @@ class DeviceExecutor:
         buffers = self._buffers
         self._accelerator.keep_pinned(PINNED_BYTES)
         # First: the step that prep reads has no rows yet, as the rules' kernels want it.
-        self._sampler.warm_up(buffers.inputs, self._model.logits(buffers.sampled_hidden[:1]), buffers.tokens)
+        self._warm_up_rules()
         launcher.set_prep(capture(buffers.prep))
         if not self._config.enforce_eager:
             for size in reversed(mixed_sizes(sizes.max_tokens)):

@@ -29,3 +29,8 @@ def mixed_sizes(max_tokens: int) -> list[int]:
         sizes += range(start + step, end + 1, step)
         start = end
     return [size for size in sizes if size < limit] + [limit]
+
+
+def telling_sizes(sizes: list[int]) -> list[int]:
+    """The last of each doubling, of ascending sizes: a kernel that only those between two of them choose is rare."""
+    return list({(size - 1).bit_length(): size for size in sizes}.values())

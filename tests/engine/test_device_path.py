@@ -66,6 +66,21 @@ async def test_greedy_tokens_are_those_of_the_host(wanted, on_the_device_path, n
         assert seen["step"] > 20
 
 
+@pytest.mark.parametrize("name", ["qwen3", "omni"])
+async def test_a_walk_for_kernels_changes_no_answer(wanted, on_the_device_path, name, monkeypatch):
+    walked = []
+
+    def walk_only(walk, threads):
+        walk()
+        walked.append(threads)
+
+    monkeypatch.setattr("engine.step.accelerated.compile_ahead", walk_only)
+    async with running(tiny.checkpoint(name), encoder_cache_tokens=64) as engine:
+        assert await all_at_once(engine) == wanted
+    (threads,) = walked
+    assert threads >= 1
+
+
 async def test_media_go_through_the_ring(on_the_device_path):
     pytest.importorskip("av")
     from tests.invariance.devices import Device

@@ -2,7 +2,7 @@
 
 import itertools
 
-from engine.step.graphs import MIXED_LIMIT, decode_sizes, mixed_sizes
+from engine.step.graphs import MIXED_LIMIT, decode_sizes, mixed_sizes, telling_sizes
 
 
 def test_mixed_sizes_are_tiles_and_waste_little():
@@ -23,3 +23,11 @@ def test_the_most_that_a_step_can_have_is_a_size():
 def test_decode_sizes_are_the_operators_choice_where_there_is_one():
     assert decode_sizes(20) == [1, 2, 4, 8, 16, 20]
     assert decode_sizes(20, (3, 7, 7, 64)) == [3, 7]
+
+
+def test_kernels_are_looked_for_at_the_last_size_of_each_doubling():
+    assert telling_sizes(decode_sizes(256)) == [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    assert telling_sizes(decode_sizes(100)) == [1, 2, 4, 8, 16, 32, 64, 100]
+    assert telling_sizes(mixed_sizes(1000)) == [16, 32, 64, 128, 256, 512, 1000]
+    assert telling_sizes([3]) == [3]
+    assert telling_sizes([]) == []

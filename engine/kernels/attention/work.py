@@ -38,7 +38,7 @@ class WorkList:
     max_rows: int
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["aim"])  # it follows the size of the cache
 def work_kernel(
     parts,
     num_parts,

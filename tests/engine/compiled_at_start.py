@@ -1,0 +1,45 @@
+"""Starts a model with an empty kernel cache and prints which kernels were compiled when: for test_on_device_start.
+
+Run: TRITON_CACHE_DIR=EMPTY python -m tests.engine.compiled_at_start FOLDER DTYPE
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from typing import Any
+
+import triton
+
+from engine.step.accelerated import DeviceExecutor
+from tests.engine_kit import answer, prompts, running, text_request
+
+
+async def main(folder: str, dtype: str) -> dict[str, Any]:
+    """Kernels compiled ahead and others by name, and the start's seconds by phase."""
+    ahead: list[str] = []
+    later: list[str] = []
+    found = later
+    real = DeviceExecutor.compile
+
+    def compiling(executor: DeviceExecutor, threads: int) -> None:
+        nonlocal found
+        found = ahead
+        real(executor, threads)
+        found = later
+
+    def listener(*, src: Any, cache_hit: bool, **_facts: Any) -> None:
+        assert not cache_hit, "the cache was empty"
+        found.append(src.name)
+
+    DeviceExecutor.compile = compiling  # type: ignore[method-assign]
+    triton.knobs.compilation.listener = listener
+    async with running(folder, device="cuda", dtype=dtype) as engine:
+        for ids in prompts(4, 60):
+            await answer(engine, text_request(ids, 8, ignore_eos=True))
+        return {"ahead": ahead, "later": later, "startup": engine.startup}
+
+
+if __name__ == "__main__":
+    print(json.dumps(asyncio.run(main(*sys.argv[1:]))))
