@@ -1,7 +1,7 @@
 """Inbox: what other threads hand to the device thread, and the file descriptor that tells a waiter without the GIL.
 
 Owner: the device thread takes; any thread puts. A taker that is going to empty the inbox calls `hush` first: whatever
-is put after that makes `fd` readable again, so nothing is overlooked.
+is put after that makes `fd` readable again, so nothing is overlooked. One that leaves some behind calls `remind`.
 """
 
 from __future__ import annotations
@@ -41,6 +41,11 @@ class Inbox:
         if self.fd >= 0:
             with contextlib.suppress(BlockingIOError):  # nothing was put since
                 os.eventfd_read(self.fd)
+
+    def remind(self) -> None:
+        """For a taker that leaves items behind after `hush`: makes `fd` readable if there are any."""
+        if self.fd >= 0 and len(self):
+            os.eventfd_write(self.fd, 1)
 
     def close(self) -> None:
         """Gives the eventfd back."""

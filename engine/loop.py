@@ -45,6 +45,7 @@ log = logging.getLogger("omniloop.engine")
 
 TIMES = slice(10, None)  # of a step's numbers (OutputRing.pop): schedule, launch, wait, commit, device, gap
 MARGIN = 0.0005  # seconds before the expected end of a step at which the next one is planned; half of a short step
+LATE = 8  # items from the inbox that are taken behind that moment before a full step is planned without the others
 
 
 class DeviceThread:
@@ -213,8 +214,12 @@ class DeviceThread:
                 return previous, left.planned
 
     def _gather(self, runtime: Runtime, previous: StepResult | None) -> None:
-        """Takes what the inbox holds, and waits there while there is nothing better to do."""
-        until = None
+        """Takes what the inbox holds, and waits there while there is nothing better to do.
+
+        Once it is time to plan, LATE items more and prompts that fill a step are enough: the device would wait while
+        the rest of a crowd is admitted.
+        """
+        until, late = None, 0
         self._inbox.hush()
         if previous is not None and previous.plan_at:
             until = previous.plan_at
@@ -239,6 +244,10 @@ class DeviceThread:
             self._take(runtime, item)
             if until is None and (self._stopping or self._refused or (runtime.has_work and not self._paused)):
                 until = 0.0
+            late += until is not None and time.perf_counter() >= until
+            if late >= LATE and runtime.fills_a_step:
+                self._inbox.remind()
+                return
 
     def _take(self, runtime: Runtime, item: tuple[Any, ...]) -> None:
         if item[0] == "submit":

@@ -18,7 +18,7 @@ CROWD = 8  # requests that wait; with more, they count as much as the rhythm of 
 HORIZON = 12  # steps within which a crowd's prompts are to be computed, if they do not fit into steps of twice the time
 LONG_STEP = 0.036  # seconds that a step may take for that
 BURST = 4  # full steps of prompts, with a crowd of more than half of those that decode: nobody is spared
-FULL = 2048  # tokens that count as a full step; an operator who allows more gets longer steps in a burst
+FULL = 2048  # tokens that count as a full step; an operator who allows more wants long steps: any crowd is then enough
 ALONE = 512  # tokens of a step in which nothing decodes: prompts that wait together end one by one
 
 
@@ -62,7 +62,8 @@ class Pace:
         compute it within HORIZON steps, up to LONG_STEP; in a burst as many as fit. Rows and prompts fill whole tiles.
         """
         crowd = waiting > CROWD
-        burst = lacking >= BURST * min(self._max_tokens, FULL) and (not decoding or (crowd and 2 * waiting > decoding))
+        large = crowd and (2 * waiting > decoding or self._max_tokens > FULL)
+        burst = lacking >= BURST * min(self._max_tokens, FULL) and (not decoding or large)
         if not decoding:
             return self._max_tokens if burst or lacking == following else min(self._max_tokens, max(ALONE, following))
         alone = self._nearest(decoding.bit_length())

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import threading
 import time
 
 import numpy as np
@@ -18,6 +19,7 @@ from engine.errors import (
     RequestError,
     StepFailedError,
 )
+from engine.loop import LATE
 from tests import tiny
 from tests.engine_kit import answer, answer_deltas, prompts, quiet, running, text_request
 
@@ -339,3 +341,25 @@ async def test_media_of_a_refused_request_leaves_nothing():
         assert runtime.executor.encoder.find(item.hash) is None
         for stream in full:
             stream.close()
+
+
+async def test_a_crowd_is_admitted_while_its_first_step_runs():
+    async with running(QWEN3, max_num_batched_tokens=64, max_num_seqs=64) as engine:
+        runtime, entered, go = runtime_of(engine), threading.Event(), threading.Event()
+        admitted: list[int] = []
+        launch = runtime.launch_forward
+
+        def noted(plan):
+            admitted.append(len(runtime.admission.rows))
+            return launch(plan)
+
+        runtime.launch_forward = noted
+        held = asyncio.ensure_future(engine._on_device(lambda _: entered.set() or go.wait(10)))
+        await asyncio.to_thread(entered.wait, 10)
+        sent = [engine.submit(text_request([*PROMPT, k], 2)) for k in range(30)]
+        go.set()
+        await held
+        for stream in sent:
+            async with stream:
+                assert [delta async for delta in stream]
+        assert admitted[0] == LATE  # of 41 tokens each: more than a step of 64 holds

@@ -48,6 +48,11 @@ def test_nobody_is_spared_in_a_burst():
     assert pace.prompt_budget(64, 40, 20_000, 500) == 2048
     assert pace.prompt_budget(64, 30, 20_000, 500) < 2048  # most of them decode already
     assert pace.prompt_budget(0, 200, 100_000, 500) == 2048
+    roomy = Pace(8192, TILE)
+    roomy.note(plan(64), 0.008, WAITED)
+    roomy.note(plan(64, prompt=936), 0.020, WAITED)
+    assert roomy.prompt_budget(64, 30, 20_000, 500) == 8192  # the operator allows longer steps than FULL
+    assert roomy.prompt_budget(64, 8, 20_000, 2500) < 2048
     assert Pace(8192, TILE).prompt_budget(0, 16, 16_384, 1024) == 8192
     assert Pace(8192, TILE).prompt_budget(0, 8, 8192, 1024) == 8192
     assert Pace(8192, TILE).prompt_budget(0, 7, 7168, 1024) == 1024
