@@ -406,6 +406,8 @@ cdef class Scheduler:
                     self.tables.settle(slot)
                 if self.seqs.span_done[slot] < self.seqs.num_spans[slot]:
                     self.encoder.passed(self.seqs, slot)
+            if why == FINISH_ERROR:  # of what it has computed so far nothing is to be found again
+                self.tables.disown(slot)
             if why:
                 plan.out_finish[row] = why
                 self._end(slot)
@@ -494,6 +496,5 @@ cdef class Scheduler:
             "slots": self.seqs.num_used, "running": self.running.size, "waiting": self.queue.size,
             "index_entries": self.index.num_entries,
             "encoder_entries": self.encoder.num_entries, "encoder_in_use": self.encoder.num_in_use,
-            "encoder_rows": self.encoder.rows_held,
-            "in_flight": self.next_step - self.settled_step - 1,
+            "encoder_rows": self.encoder.rows_held, "in_flight": self.next_step - self.settled_step - 1,
         }

@@ -39,6 +39,7 @@ cdef class BlockTables:
     cdef int32_t num_changed(self, slot_t slot) noexcept nogil
     cdef void send(self, slot_t slot, StepPlan plan) noexcept nogil
     cdef void forget_names(self) noexcept nogil
+    cdef void disown(self, slot_t slot) noexcept nogil
     cdef void _names(self, slot_t slot, int32_t end) noexcept nogil
     cdef void _trim(self, slot_t slot, int32_t position) noexcept nogil
     cdef int32_t _walk(self, slot_t slot, int32_t count) noexcept nogil

@@ -350,6 +350,26 @@ cdef class BlockTables:
             if self.size[i]:
                 self.seqs.unnamed[i] = 1
 
+    cdef void disown(self, slot_t slot) noexcept nogil:
+        """What the slot computed is not what its blocks are called: they lose their names, so nobody finds them.
+
+        Live rows that share some of them go on, but name no more: it would hang on forgotten parents.
+        """
+        cdef int32_t g
+        cdef int32_t j
+        cdef slot_t other
+        cdef block_t block
+        for g in range(self.num_groups):
+            for j in range(self.size[slot]):
+                block = self.rows[slot * self.num_groups + g][j]
+                if block == 0 or not self.pool.named[block]:
+                    continue
+                self.index.remove(block)
+                self.pool.unname(block)
+                for other in range(self.num_slots):
+                    if j < self.size[other] and self.rows[other * self.num_groups + g][j] == block:
+                        self.seqs.unnamed[other] = 1
+
     def row(self, int32_t slot, int32_t group=0):
         """A slot's blocks in one group (for tests); 0 where an entry is dropped."""
         if not (0 <= slot < self.num_slots and 0 <= group < self.num_groups):

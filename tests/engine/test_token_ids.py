@@ -85,3 +85,16 @@ async def test_only_the_row_with_the_id_ends(unchecked, chunk, caplog):
         assert "embedding rows" in caplog.text
         # Their slots serve others.
         assert [await answer(served, each) for each in good()] == wanted
+
+
+async def test_every_choice_of_such_a_request_ends(unchecked):
+    async with running(QWEN3, max_prefill_chunk=16, **unchecked) as served:
+        for last in await ends(served, broken(3, -7, n=3)):
+            assert isinstance(last.error, TokenIdError)
+
+
+async def test_its_prefix_is_not_found_again(unchecked):
+    async with running(QWEN3, max_prefill_chunk=16, **unchecked) as served:
+        for _ in range(2):
+            (last,) = await ends(served, broken(3, tiny.VOCAB_SIZE))
+            assert isinstance(last.error, TokenIdError)

@@ -223,6 +223,35 @@ def test_blocks_of_a_row_that_ended_with_an_error_are_not_offered_to_others():
     assert ledger["index_entries"] == ledger["used"] == ledger["slots"] == 0
 
 
+def test_an_error_takes_back_what_earlier_chunks_had_offered():
+    scheduler = make(max_tokens=8)
+    scheduler.add(1, ids(*range(20)), max_tokens=4)
+    step(scheduler)
+    assert scheduler.ledger()["index_entries"] == 2
+    scheduler.add(2, ids(*range(8), *range(90, 102)), max_tokens=4)  # shares them
+    while True:
+        plan = plan_for(scheduler)
+        scheduler.schedule(plan)
+        tokens, ends = ids(*[7] * plan.num_rows), ids(*[0] * plan.num_rows)
+        for row in range(plan.num_rows):
+            if plan.out_request[row] == 1 and plan.row_flags[row] & 1:
+                tokens[row], ends[row] = -1, ERROR
+        scheduler.commit(plan, tokens, ends)
+        if ERROR in ends:
+            break
+    assert scheduler.ledger()["slots"] == 1
+    assert scheduler.ledger()["index_entries"] == 0
+    while scheduler.ledger()["slots"]:
+        step(scheduler)
+    # The other row ends well and has named nothing meanwhile that would hang on what is forgotten.
+    ledger = scheduler.ledger()
+    assert ledger["index_entries"] == ledger["cached"] == 0
+    assert ledger["free"] == ledger["total"]
+    slot = scheduler.add(3, ids(*range(20)), max_tokens=1)
+    step(scheduler)
+    assert scheduler.cached_tokens(slot) == 0
+
+
 def test_a_reset_of_the_prefix_cache_leaves_live_rows_alone():
     scheduler = make()
     slot = scheduler.add(1, ids(*range(12)), max_tokens=20)
