@@ -30,8 +30,8 @@ async def main(folder: str, dtype: str) -> dict[str, Any]:
         found = later
 
     def listener(*, src: Any, cache_hit: bool, **_facts: Any) -> None:
-        assert not cache_hit, "the cache was empty"
-        found.append(src.name)
+        if not cache_hit:  # another launch's kernel may turn out to be the same
+            found.append(src.name)
 
     DeviceExecutor.compile = compiling  # type: ignore[method-assign]
     triton.knobs.compilation.listener = listener
