@@ -3,8 +3,10 @@
 A product of few rows reads every weight once and computes next to nothing, so all units must be reading all the time.
 A small output has fewer tiles than the card has units: its sums are cut into parts, one program each. A program leaves
 its partial sums in float32 behind; the one that arrives last adds them up in their order, so the result does not
-depend on who was last. Up to 64 rows lie in one tile, whose long side are weight rows (a matrix unit wants 64). More of
-them times small weights keep the matrix units busy too: then rows are cut as well, and blocks come through descriptors.
+depend on who was last. The product is not over before it is: so it asks for all parts at once, and the residual was
+asked for before the sums, by every program, since any may be the last (o and down: a microsecond less).
+Up to 64 rows lie in one tile, whose long side are weight rows (a matrix unit wants 64). More of them times small
+weights keep the matrix units busy too: then rows are cut as well, and blocks come through descriptors.
 
 An RMSNorm between two such products needs no kernel: the first, which adds to the residual stream, also leaves the rows
 times the norm's gain and the squares of each tile behind (`Unscaled`); the second multiplies those rows and divides its
@@ -89,8 +91,21 @@ def squares_of(squares, m, rows, parts, PARTS: tl.constexpr):
 
 
 @triton.jit
+def asked_for(residual, gain, n, m, rows, width, RESIDUAL: tl.constexpr, AFTER: tl.constexpr, AXIS: tl.constexpr):
+    """What `finish` adds and multiplies by, on its way while the program multiplies; another kernel may write it."""
+    added, gains = 0.0, 0.0
+    if RESIDUAL:
+        n_at, m_at = tl.expand_dims(n, 1 - AXIS), tl.expand_dims(m, AXIS)
+        inside = (n_at < width) & (m_at < rows)
+        added = tl.load(residual + m_at.to(tl.int64) * width + n_at, mask=inside, other=0.0)
+    if AFTER:
+        gains = tl.load(gain + n, mask=n < width, other=0.0)
+    return added, gains
+
+
+@triton.jit
 def finish(
-    out, gained, counted, bias, residual, gain, square, sums, ups, n, m, tile, rows, width, depth, eps,
+    out, gained, counted, bias, added, gains, square, sums, ups, n, m, tile, rows, width, depth, eps,
     BIAS: tl.constexpr, RESIDUAL: tl.constexpr, GATED: tl.constexpr, PARTS: tl.constexpr, AFTER: tl.constexpr,
     AXIS: tl.constexpr,
 ):  # fmt: skip
@@ -110,22 +125,21 @@ def finish(
         sums = sums / (1.0 + tl.exp(-sums)) * ups
     target = m_at.to(tl.int64) * width + n_at
     if RESIDUAL:
-        sums += tl.load(residual + target, mask=inside, other=0.0).to(tl.float32)
+        sums += added.to(tl.float32)
     tl.store(out + target, sums.to(out.dtype.element_ty), mask=inside)
     if AFTER:
         kept = tl.where(inside, sums.to(out.dtype.element_ty).to(tl.float32), 0.0)
         tl.store(counted + tile * rows + m, tl.sum(kept * kept, AXIS), mask=m < rows)
-        gains = tl.expand_dims(tl.load(gain + n, mask=n_in, other=0.0), 1 - AXIS)
-        tl.store(gained + target, (kept * gains).to(out.dtype.element_ty), mask=inside)
+        tl.store(gained + target, (kept * tl.expand_dims(gains, 1 - AXIS)).to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["rows", "splits"])
+@triton.jit(do_not_specialize=["rows"])
 def split_kernel(
     out,  # [rows, width]
     gained,  # [rows, width] out * gain when AFTER
     counted,  # [tiles, rows] float32 when AFTER
-    partial,  # [tiles, splits, 1 or 2 when GATED, BLOCK_N, BLOCK_M] float32 when SPLIT
-    arrived,  # [MAX_TILES] int32 when SPLIT; zero before and after
+    partial,  # [tiles, SPLITS, 1 or 2 when GATED, BLOCK_N, BLOCK_M] float32 when SPLITS > 1
+    arrived,  # [MAX_TILES] int32 when SPLITS > 1; zero before and after
     x,  # [rows, depth], rows x_stride apart
     weight,  # [width, depth]; when GATED [2 * width, depth]
     bias,  # [width] or [2 * width] when BIAS
@@ -136,14 +150,13 @@ def split_kernel(
     width,
     depth,
     x_stride,
-    splits,
     part_len,  # columns of a split, a multiple of BLOCK_K
     parts,
     eps,
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     GATED: tl.constexpr,
-    SPLIT: tl.constexpr,
+    SPLITS: tl.constexpr,  # programs that share a tile
     PARTS: tl.constexpr,  # 0: x is multiplied as it is; else it is Unscaled: power of two >= parts
     AFTER: tl.constexpr,  # out is left Unscaled for a norm
     BLOCK_M: tl.constexpr,  # power of two >= rows
@@ -169,6 +182,7 @@ def split_kernel(
     square = 0.0
     if PARTS:
         square = squares_of(squares, m, rows, parts, PARTS)
+    added, gains = asked_for(residual, gain, n, m, rows, width, RESIDUAL, AFTER, 0)
     for first in range(split * part_len, tl.minimum((split + 1) * part_len, depth), BLOCK_K):
         w_mask, x_mask = n_in, m_in
         if not EVEN:
@@ -182,35 +196,35 @@ def split_kernel(
         w_at += BLOCK_K
         x_at += BLOCK_K
     last = True
-    if SPLIT:
+    if SPLITS > 1:
         size: tl.constexpr = BLOCK_N * BLOCK_M * (2 if GATED else 1)
         place = tl.arange(0, BLOCK_N)[:, None] * BLOCK_M + m[None, :]
-        mine = partial + (tile * splits).to(tl.int64) * size + place
+        mine = partial + (tile * SPLITS).to(tl.int64) * size + place
         tl.store(mine + split * size, sums)
         if GATED:
             tl.store(mine + split * size + BLOCK_N * BLOCK_M, ups)
         tl.debug_barrier()  # every thread's part is written before the arrival is told
-        last = tl.atomic_add(arrived + tile, 1, sem="acq_rel") == splits - 1
+        last = tl.atomic_add(arrived + tile, 1, sem="acq_rel") == SPLITS - 1
         if last:
             sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
             ups = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-            for part in range(splits):
+            for part in tl.static_range(SPLITS):  # all of them are asked for at once
                 sums += tl.load(mine + part * size, cache_modifier=".cg")
                 if GATED:
                     ups += tl.load(mine + part * size + BLOCK_N * BLOCK_M, cache_modifier=".cg")
             tl.store(arrived + tile, 0)
     if last:
-        finish(out, gained, counted, bias, residual, gain, square, sums, ups, n, m, tile, rows, width, depth, eps,
+        finish(out, gained, counted, bias, added, gains, square, sums, ups, n, m, tile, rows, width, depth, eps,
                BIAS, RESIDUAL, GATED, PARTS, AFTER, 0)  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["rows", "splits"])
+@triton.jit(do_not_specialize=["rows"])
 def tiled_kernel(
     out,  # [rows, width]
     gained,  # [rows, width] out * gain when AFTER
     counted,  # [tiles of columns, rows] float32 when AFTER
-    partial,  # [tiles of rows, tiles of columns, splits, BLOCK_M, BLOCK_N or twice that] float32 when SPLIT
-    arrived,  # [MAX_TILES] int32 when SPLIT; zero before and after
+    partial,  # [tiles of rows, tiles of columns, SPLITS, BLOCK_M, BLOCK_N or twice that] float32 when SPLITS > 1
+    arrived,  # [MAX_TILES] int32 when SPLITS > 1; zero before and after
     x,  # [rows, depth] in blocks [BLOCK_M, BLOCK_K]
     weight,  # [width, depth] in blocks [BLOCK_N, BLOCK_K]; when GATED [2, width, depth] in blocks [2, BLOCK_N, BLOCK_K]
     plain,  # the weight's values
@@ -221,14 +235,13 @@ def tiled_kernel(
     rows,
     width,
     depth,
-    splits,
     part_len,  # columns of a split, a multiple of BLOCK_K
     parts,
     eps,
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     GATED: tl.constexpr,
-    SPLIT: tl.constexpr,
+    SPLITS: tl.constexpr,  # programs that share a tile
     PARTS: tl.constexpr,  # as above
     AFTER: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -249,6 +262,7 @@ def tiled_kernel(
         square = squares_of(squares, m, rows, parts, PARTS)
     wide: tl.constexpr = BLOCK_N * (2 if GATED else 1)
     sums = tl.zeros([BLOCK_M, wide], tl.float32)
+    added, gains = asked_for(residual, gain, n, m, rows, width, RESIDUAL, AFTER, 1)
     for k in tl.range(start, tl.minimum(start + part_len, depth), BLOCK_K):
         if GATED:
             block = weight.load([0, first_n, k]).reshape((wide, BLOCK_K))
@@ -256,24 +270,24 @@ def tiled_kernel(
             block = weight.load([first_n, k])
         sums = tl.dot(x.load([first_m, k]), block.T, sums, input_precision="ieee")
     last = True
-    if SPLIT:
+    if SPLITS > 1:
         number = tl.program_id(0) * tl.num_programs(1) + tile
         size: tl.constexpr = BLOCK_M * wide
-        mine = partial + (number * splits).to(tl.int64) * size
+        mine = partial + (number * SPLITS).to(tl.int64) * size
         mine += tl.arange(0, BLOCK_M)[:, None] * wide + tl.arange(0, wide)[None, :]
         tl.store(mine + split * size, sums)
         tl.debug_barrier()  # every thread's part is written before the arrival is told
-        last = tl.atomic_add(arrived + number, 1, sem="acq_rel") == splits - 1
+        last = tl.atomic_add(arrived + number, 1, sem="acq_rel") == SPLITS - 1
         if last:
             sums = tl.zeros([BLOCK_M, wide], tl.float32)
-            for part in range(splits):
+            for part in tl.static_range(SPLITS):  # all of them are asked for at once
                 sums += tl.load(mine + part * size, cache_modifier=".cg")
             tl.store(arrived + number, 0)
     if last:
         gate, up = sums, sums
         if GATED:
             gate, up = sums.reshape((BLOCK_M, 2, BLOCK_N)).permute((0, 2, 1)).split()
-        finish(out, gained, counted, bias, residual, gain, square, gate, up, n, m, tile, rows, width, depth, eps,
+        finish(out, gained, counted, bias, added, gains, square, gate, up, n, m, tile, rows, width, depth, eps,
                BIAS, RESIDUAL, GATED, PARTS, AFTER, 1)  # fmt: skip
 
 
@@ -348,9 +362,9 @@ def launch_split(
         out=out, gained=out if after is None else after.rows, counted=out if after is None else after.squares,
         partial=partial, arrived=arrivals(x.device) if splits > 1 else out, bias=out if bias is None else bias,
         residual=out if residual is None else residual, gain=out if after is None else after.gain,
-        squares=out if before is None else before.squares, rows=rows, width=width, depth=depth, splits=splits,
+        squares=out if before is None else before.squares, rows=rows, width=width, depth=depth,
         part_len=part_len, parts=parts, eps=0.0 if before is None else before.eps,
-        BIAS=bias is not None, RESIDUAL=residual is not None, GATED=gated, SPLIT=splits > 1,
+        BIAS=bias is not None, RESIDUAL=residual is not None, GATED=gated, SPLITS=splits,
         PARTS=padded(parts, 1) if parts else 0, AFTER=after is not None,
         BLOCK_M=block_m, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, AHEAD=AHEAD if overlaps() else 0,
         **launch_options(), num_warps=cut.warps, num_stages=cut.stages,

@@ -19,7 +19,7 @@ INVARIANT = {
     "rows": "i32", "width": "i32", "depth": "i32", "x_stride": "i32", "parts": "i32", "part_len": "i32",
 }  # fmt: skip
 SPLIT = {
-    **INVARIANT, "splits": "i32", "gained": T, "counted": "*fp32", "gain": "*fp32", "squares": "*fp32", "eps": "fp32",
+    **INVARIANT, "gained": T, "counted": "*fp32", "gain": "*fp32", "squares": "*fp32", "eps": "fp32",
 }  # fmt: skip
 GATED = {
     "out": T, "x": T, "weight": T, "bias": T, "rows": "i32", "width": "i32", "depth": "i32", "x_stride": "i32",
@@ -31,16 +31,16 @@ ANGLE = {
 }  # fmt: skip
 KERNELS = {
     **{
-        f"split {rows} gated {gated} {split} parts {parts}": (
+        f"split {rows} gated {gated} {splits} parts {parts}": (
             split_kernel,
             SPLIT,
-            {"BIAS": True, "RESIDUAL": not parts, "GATED": gated, "SPLIT": split, "PARTS": parts, "AFTER": not parts,
+            {"BIAS": True, "RESIDUAL": not parts, "GATED": gated, "SPLITS": splits, "PARTS": parts, "AFTER": not parts,
              "BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 64, "EVEN": even, "AHEAD": 4, "OVERLAP": True},
             {"num_warps": 4, "num_stages": 3},
         )
-        for rows, gated, split, parts, even in (
-            (16, False, True, 0, True), (64, False, False, 0, False), (16, False, True, 64, True),
-            (64, False, False, 1, False), (16, True, True, 16, True), (64, True, False, 64, True),
+        for rows, gated, splits, parts, even in (
+            (16, False, 4, 0, True), (64, False, 1, 0, False), (16, False, 2, 64, True),
+            (64, False, 1, 1, False), (16, True, 4, 16, True), (64, True, 1, 64, True),
         )
     },
     **{
@@ -120,7 +120,7 @@ CUTS = sorted(
 @pytest.mark.parametrize(("rows", "depth", "gated", "cut"), CUTS)
 def test_every_cut_of_the_table_compiles_and_fits(rows, depth, gated, cut, after):
     """Between norms: after one (squares of tiles of 64), before one or neither; a gated product is never before one."""
-    constants = {"BIAS": False, "RESIDUAL": after, "GATED": gated, "SPLIT": cut.splits > 1,
+    constants = {"BIAS": False, "RESIDUAL": after, "GATED": gated, "SPLITS": cut.splits,
                  "PARTS": 0 if after else padded(depth // 64, 1), "AFTER": after and not gated, "BLOCK_N": cut.block_n,
                  "BLOCK_K": cut.block_k, "AHEAD": 4, "OVERLAP": True}  # fmt: skip
     options = {"num_warps": cut.warps, "num_stages": cut.stages}
@@ -139,11 +139,11 @@ def tiled(cut, gated):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize(("gated", "parts", "after"), [(False, 0, True), (False, 16, False), (True, 4, False)])
-def test_products_in_tiles_compile(gated, parts, after, split, target):
-    cut = Split(32, 32, 1 + split, 3, 4, 64)
-    constants = {"BIAS": True, "RESIDUAL": after, "GATED": gated, "SPLIT": split, "PARTS": parts, "AFTER": after,
+def test_products_in_tiles_compile(gated, parts, after, splits, target):
+    cut = Split(32, 32, splits, 3, 4, 64)
+    constants = {"BIAS": True, "RESIDUAL": after, "GATED": gated, "SPLITS": splits, "PARTS": parts, "AFTER": after,
                  "BLOCK_M": cut.block_m, "BLOCK_N": cut.block_n, "BLOCK_K": cut.block_k, "AHEAD": 4,
                  "OVERLAP": True}  # fmt: skip
     compiles(target, tiled_kernel, tiled(cut, gated), constants, {"num_warps": cut.warps, "num_stages": cut.stages})
