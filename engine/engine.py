@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("omniloop.engine")
 
 SLICE = 16  # rows delivered in one turn of the loop: a few tenths of a millisecond between which others have theirs
+ENDING = 4  # what a row that ends counts among them: its answer is closed, told of and let go
 REASONS = tuple(FinishReason)  # by number
 
 
@@ -226,13 +227,16 @@ class Engine:
     def _deliver(self) -> None:
         """Routes rows of the oldest output, SLICE of them per turn of the loop."""
         output = self._outputs[0]
-        end = min(output.start + SLICE, len(output.ids))
         tokens, finishes = output.tokens, output.finishes
+        room = SLICE
         try:
-            for row in range(output.start, end):
+            for row in range(output.start, len(output.ids)):
                 output.start = row + 1  # a reader that raises harms its own row only
                 if tokens[row] >= 0 or finishes[row]:
                     self._route(output, row)
+                room -= ENDING if finishes[row] else 1
+                if room <= 0:
+                    break
         finally:
             if output.start == len(output.ids):
                 self._outputs.popleft()

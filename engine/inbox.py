@@ -18,6 +18,7 @@ class Inbox:
     def __init__(self) -> None:
         self._items: SimpleQueue[Any] = SimpleQueue()
         self.fd = -1  # an eventfd, once `watch` has been called
+        self._told = False  # it is readable already, and nobody has hushed it since
 
     def watch(self) -> int:
         """Opens the eventfd and returns it; readable from now on whenever something was put since the last `hush`."""
@@ -29,7 +30,8 @@ class Inbox:
     def put(self, item: Any) -> None:
         """Appends and wakes the taker."""
         self._items.put(item)
-        if self.fd >= 0:
+        if self.fd >= 0 and not self._told:
+            self._told = True
             os.eventfd_write(self.fd, 1)
 
     def take(self, wait: float) -> Any:
@@ -41,6 +43,7 @@ class Inbox:
         if self.fd >= 0:
             with contextlib.suppress(BlockingIOError):  # nothing was put since
                 os.eventfd_read(self.fd)
+            self._told = False  # after the read: a put in between is seen by the taker, which looks next
 
     def remind(self) -> None:
         """For a taker that leaves items behind after `hush`: makes `fd` readable if there are any."""

@@ -91,7 +91,9 @@ def job_of(
         raise context_length(state.engine.max_model_len, length, param)
     wanted = state.defaults.get("max_new_tokens", room) if asked.max_tokens is None else asked.max_tokens
     most = max(1, min(wanted, room))
-    params = replace(asked.params, max_tokens=most, min_tokens=min(asked.params.min_tokens, most))
+    params, least = asked.params, min(asked.params.min_tokens, most)
+    if params.max_tokens != most or params.min_tokens != least:
+        params = replace(params, max_tokens=most, min_tokens=least)
     request = Request(
         prompt_token_ids=ids,
         sampling=params,
@@ -205,6 +207,10 @@ class Choice:
         return text
 
 
+def nobody(choice: Choice | None) -> None:
+    """A whole answer needs no word of progress."""
+
+
 class Answer:
     """Owner: loop. Leaving it (`async with`) aborts what still runs and gives its places back."""
 
@@ -221,7 +227,7 @@ class Answer:
         self.cached_tokens = [0] * len(jobs)
         self.prompt_logprobs: list[list[TokenLogprob | None] | None] = [None] * len(jobs)
         self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self.changed: Callable[[Choice | None], None] = self._nobody
+        self.changed: Callable[[Choice | None], None] = nobody
         stops = StopStrings(asked.stop)
         self.choices = [
             Choice(at * asked.n + k, job, self._choice_stream(at * asked.n + k, stops, skip_special_tokens))
@@ -303,9 +309,6 @@ class Answer:
 
         self._timers.append(asyncio.get_running_loop().call_later(seconds, expire))
 
-    def _nobody(self, choice: Choice | None) -> None:
-        """A whole answer needs no word of progress."""
-
     def take(self, at: int, delta: Delta) -> None:
         """A Delta of prompt `at`, straight from the step; a fault here ends this answer, never the step's others."""
         if self.error is not None:
@@ -322,7 +325,7 @@ class Answer:
     def broken(self, error: Exception) -> None:
         """A fault of our own, while the answer grew."""
         fault.error("answer failed: id=%s", self.exchange.request_id, exc_info=error)
-        self.changed = self._nobody
+        self.changed = nobody
         self.fail(internal(self.exchange.request_id))
 
     def _first(self, at: int, delta: Delta) -> None:
@@ -438,6 +441,7 @@ class Answer:
                     del self.state.live[label]
         self._labels.clear()
         self.exchange.answer_open = None
+        self.changed = nobody  # else a stream and its answer would hold each other
 
     @property
     def is_large(self) -> bool:

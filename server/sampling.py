@@ -82,8 +82,9 @@ def resolve(
 
     def number(name: str, low: float, high: float, default: float) -> float:
         value = getattr(body, name)
-        value = defaults.get(name, default) if value is None else value
-        return in_range(name, value, low, high)
+        if value is None and name not in defaults:
+            return default
+        return in_range(name, defaults[name] if value is None else value, low, high)
 
     stream = bool(body.stream)
     options = body.stream_options
@@ -124,7 +125,7 @@ def resolve(
         continuous_usage=bool(options and options.continuous_usage_stats),
         interval=interval_of(body, config),
         beam=bool(body.use_beam_search),
-        length_penalty=in_range("length_penalty", 1.0 if body.length_penalty is None else body.length_penalty, -10, 10),
+        length_penalty=1.0 if body.length_penalty is None else in_range("length_penalty", body.length_penalty, -10, 10),
         repetition=repetition_of(body),
     )
 
@@ -140,15 +141,15 @@ def refuse_missing_features(body: SamplingFields) -> None:
 
 def interval_of(body: SamplingFields, config: Config) -> int:
     """Tokens per chunk: the request's, never below the server's."""
-    asked = in_range("stream_interval", 1 if body.stream_interval is None else body.stream_interval, 1, 1 << 20)
-    return max(int(asked), config.scheduler.stream_interval)
+    asked = 1 if body.stream_interval is None else int(in_range("stream_interval", body.stream_interval, 1, 1 << 20))
+    return max(asked, config.scheduler.stream_interval)
 
 
 def width_of(
     body: SamplingFields, params: SamplingParams, max_tokens: int | None, limits: LimitsConfig, mode: str
 ) -> int:
     """`n`; with beam search the width, which must not meet fields that it would ignore."""
-    n = int(in_range("n", 1 if body.n is None else body.n, 1, limits.max_n))
+    n = 1 if body.n is None else int(in_range("n", body.n, 1, limits.max_n))
     if not body.use_beam_search:
         return n
     if body.stream:
@@ -205,7 +206,9 @@ def seed_of(body: SamplingFields) -> int | None:
 
 
 def min_tokens_of(body: SamplingFields, max_tokens: int | None) -> int:
-    value = int(in_range("min_tokens", body.min_tokens or 0, 0, 2**31 - 1))
+    if not body.min_tokens:
+        return 0
+    value = int(in_range("min_tokens", body.min_tokens, 0, 2**31 - 1))
     if max_tokens is not None and value > max_tokens:
         raise invalid("min_tokens", f"min_tokens: got {value}; must not be above max_tokens={max_tokens}")
     return value
@@ -304,7 +307,9 @@ def priority_of(body: SamplingFields, config: Config, header: str = "") -> int:
     priority = body.priority or 0
     if body.priority is None and config.scheduler.scheduling_policy == "priority" and PRIORITY.match(header):
         priority = int(header)
-    if priority and config.scheduler.scheduling_policy != "priority":
+    if not priority:
+        return 0
+    if config.scheduler.scheduling_policy != "priority":
         raise invalid(
             "priority", f"priority: got {priority}; this server runs first come, first served, so it must be 0"
         )

@@ -18,7 +18,6 @@ from starlette.requests import Request
 from engine.engine import Engine
 from server.config import Config
 from server.http.exchange import Exchange
-from server.http.turnstile import Turnstile
 from server.limits import ApiKeys, BodyBudget, Places, WrongKeys
 from server.metrics import Metrics
 from server.sampling import Vocabulary
@@ -53,7 +52,6 @@ class AppState:
         self.admin_keys = ApiKeys((config.server.admin_api_key,) if config.server.admin_api_key else ())
         self.wrong_keys = WrongKeys(config.server.auth_max_failures)
         self.body_budget = BodyBudget(config.limits.body_budget_bytes)
-        self.turnstile = Turnstile()
         self.places = Places(0, config.limits.max_inflight_per_key, config.limits.max_queued_tokens)
         self.metrics = Metrics()
         self.pool = ThreadPoolExecutor(config.pool_threads, "pool")

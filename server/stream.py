@@ -49,18 +49,24 @@ class PushedStream:
     async def run(self) -> None:
         """Until the last byte; raises ApiError while the answer can still be a status."""
         events, answer = self.events, self.answer
+        answer.finished.add_done_callback(self._over)
         try:
-            await asyncio.wait((events.ended, answer.finished), return_when="FIRST_COMPLETED")
+            await events.ended
             if not events.opened and answer.error is not None:
                 raise answer.error
-            await events.ended
         finally:
+            answer.finished.remove_done_callback(self._over)
             events.close()
             await events.settle()
         if events.lost:
             answer.exchange.abort()
             await asyncio.sleep(0)  # the connection hears of it before the app returns
             raise ClientGone
+
+    def _over(self, finished: asyncio.Future[None]) -> None:
+        """An answer that failed before its first byte has no stream; `run` raises what ended it."""
+        if self.answer.error is not None and not self.events.opened:
+            self.events.close()
 
     def note(self, choice: Choice | None) -> None:
         """A choice moved, or (None) the answer failed."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -17,6 +18,7 @@ from starlette.requests import Request
 from _fast import json_scan
 from server.errors import ApiError, from_validation, invalid
 from server.http.exchange import ClientGone
+from server.http.started import Started
 
 if TYPE_CHECKING:
     from server.config import LimitsConfig
@@ -67,10 +69,9 @@ async def read_bytes(request: Request, limit: int) -> bytes:
     """The whole body; its length stays taken from the budget, the caller gives it back."""
     state: AppState = request.scope["exchange"].state
     limits, budget = state.config.limits, state.body_budget
-    too_large = ApiError(413, "request_too_large", f"the body is larger than {limit} bytes")
     promised = promised_length(request)
     if promised > limit:
-        raise too_large
+        raise too_large(limit)
     if promised > budget.limit - budget.used:
         budget.take(promised)  # says 429
     begun = time.monotonic()
@@ -81,7 +82,7 @@ async def read_bytes(request: Request, limit: int) -> bytes:
             message = await next_piece(request, limits, begun)
             piece: bytes = message.get("body", b"")
             if size + len(piece) > limit:
-                raise too_large
+                raise too_large(limit)
             budget.take(len(piece))
             size += len(piece)
             pieces.append(piece)
@@ -94,20 +95,31 @@ async def read_bytes(request: Request, limit: int) -> bytes:
 
 
 async def next_piece(request: Request, limits: LimitsConfig, begun: float) -> dict[str, Any]:
-    left = begun + limits.body_timeout - time.monotonic()
+    """The next message; what has come already is taken without a deadline."""
+    receiving: Coroutine[Any, Any, dict[str, Any]] = request.receive()  # type: ignore[assignment]
     try:
-        async with asyncio.timeout(min(limits.body_idle_timeout, left)):
-            message = await request.receive()
-    except TimeoutError:
-        raise upload_timeout() from None
+        waiting = receiving.send(None)
+    except StopIteration as received:
+        message: dict[str, Any] = received.value
+    else:
+        left = begun + limits.body_timeout - time.monotonic()
+        try:
+            async with asyncio.timeout(min(limits.body_idle_timeout, left)):
+                message = await Started(receiving, waiting)
+        except TimeoutError:
+            raise upload_timeout() from None
     if message["type"] == "http.disconnect":
         raise ClientGone
-    return dict(message)
+    return message
 
 
 def check_rate(limits: LimitsConfig, size: int, seconds: float) -> None:
     if seconds > GRACE_S and size < (seconds - GRACE_S) * limits.min_upload_rate:
         raise upload_timeout()
+
+
+def too_large(limit: int) -> ApiError:
+    return ApiError(413, "request_too_large", f"the body is larger than {limit} bytes")
 
 
 def upload_timeout() -> ApiError:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import secrets
 import time
-import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -46,6 +46,10 @@ def _not_now(piece: bytes) -> bool:
     return False
 
 
+def _untold(call: Callable[[], None], wanted: bool) -> None:
+    """A server without our extension tells of no one's leaving; what is written then goes nowhere."""
+
+
 class Exchange:
     """Owner: loop; lives as long as the request."""
 
@@ -70,6 +74,7 @@ class Exchange:
         "state",
         "status",
         "task",
+        "watch",
     )
 
     def __init__(self, scope: Scope, send: Send, state: AppState) -> None:
@@ -81,6 +86,7 @@ class Exchange:
         extensions = scope.get("extensions", {})
         self.abort: Callable[[], None] = extensions.get("omniloop.abort", _nothing)
         self.chunk: Callable[[bytes], bool] = extensions.get("omniloop.chunk", _not_now)
+        self.watch: Callable[[Callable[[], None], bool], None] = extensions.get("omniloop.leaving", _untold)
         self.arrival = time.monotonic()
         self.request_id = request_label(scope)
         self.headers: list[tuple[bytes, bytes]] = [(b"x-request-id", self.request_id.encode())]
@@ -136,7 +142,7 @@ def request_label(scope: Scope) -> str:
     for name, value in scope["headers"]:
         if name == b"x-request-id" and _LABEL.match(value):
             return value.decode("ascii")
-    return uuid.uuid4().hex
+    return secrets.token_hex(16)
 
 
 class Exchanges:
@@ -162,10 +168,12 @@ class Exchanges:
             if not self.state.open_exchanges:
                 self.state.idle.set()
             self.note(exchange)
+            # What holds itself is left to the garbage collector, which holds up the loop to find it.
+            del scope["exchange"]
+            scope.pop("extensions", None)
 
     async def serve(self, exchange: Exchange, scope: Scope, receive: Receive) -> None:
         try:
-            await self.state.turnstile.enter()
             await self.app(scope, receive, exchange.send)
             return
         except ApiError as caught:
@@ -187,7 +195,7 @@ class Exchanges:
             fault.error("request failed: id=%s route=%s", exchange.request_id, exchange.route, exc_info=caught)
         if exchange.started:  # an answer is half sent and cannot be repaired; uvicorn closes the connection
             raise RuntimeError("answer cut short") from None
-        await exchange.refuse(error)
+        await exchange.refuse(error.with_traceback(None))
 
     async def other(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Lifespan messages are not used (app.py starts and stops); WebSockets have no route yet."""

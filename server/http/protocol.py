@@ -16,6 +16,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from server.config import LimitsConfig
 from server.errors import ApiError
+from server.http.turnstile import Turnstile
 
 log = logging.getLogger("omniloop.edge")
 
@@ -23,6 +24,7 @@ log = logging.getLogger("omniloop.edge")
 # ASGI extensions
 ABORT = "omniloop.abort"  # drops the connection and what it has not taken yet
 CHUNK = "omniloop.chunk"  # writes a piece of a streamed answer at once, if it can
+LEAVING = "omniloop.leaving"  # takes what is to be called when the client leaves, and whether that still holds
 LINGER_S = 2.0  # how long an answered client may go on sending before it is cut off
 
 
@@ -33,7 +35,8 @@ class HeaderLimit(Exception):
 class Connection(HttpToolsProtocol):
     """One client connection."""
 
-    limits: LimitsConfig  # set once by `with_limits`
+    limits: LimitsConfig  # these two are set once by `with_limits`
+    turnstile: Turnstile
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -43,6 +46,9 @@ class Connection(HttpToolsProtocol):
         self.header_timer: asyncio.TimerHandle | None = None
         self.in_head = False
         self.in_body = False
+        self.held: list[bytes] = []  # the beginning of a message, until the turnstile lets it in
+        self.lost = False
+        self.leaving: set[Callable[[], None]] = set()  # called when the client leaves
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -55,6 +61,20 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.disarm()
         super().connection_lost(exc)
+        self.lost = True
+        for call in list(self.leaving):
+            call()
+
+    def on_leaving(self, call: Callable[[], None], wanted: bool) -> None:
+        """See LEAVING. Of one who has left already it hears in the loop's next turn."""
+        if not wanted:
+            self.leaving.discard(call)
+            return
+        self.leaving.add(call)
+        if self.lost:
+            self.loop.call_soon(call)
+        else:
+            self.flow.resume_reading()  # where much has come at once nothing is read, its leaving included
 
     def arm(self) -> None:
         """Headers must be complete within the header timeout."""
@@ -73,7 +93,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["extensions"] = {ABORT: self.transport.abort}  # type: ignore[dict-item]
+        self.scope["extensions"] = {ABORT: self.transport.abort, LEAVING: self.on_leaving}  # type: ignore[dict-item]
         self.header_bytes = 0
         self.head_received = 0
         self.in_head = True
@@ -124,6 +144,23 @@ class Connection(HttpToolsProtocol):
         raise HeaderLimit
 
     def data_received(self, data: bytes) -> None:
+        if self.held:
+            self.held.append(data)
+        elif self.in_head or self.in_body or self.turnstile.enter(self.let_in):
+            self.parse(data)
+        else:
+            self.held.append(data)
+            self.flow.pause_reading()
+            self._unset_keepalive_if_required()
+
+    def let_in(self) -> None:
+        """The turnstile has room for the message that began to arrive."""
+        data, self.held = b"".join(self.held), []
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            self.parse(data)
+
+    def parse(self, data: bytes) -> None:
         if self.refusal is not None:  # already answered; the rest of what was sent is not read
             return
         super().data_received(data)
@@ -172,5 +209,5 @@ def chunk_writer(cycle: RequestResponseCycle) -> Callable[[bytes], bool]:
 
 
 def with_limits(limits: LimitsConfig) -> type[Connection]:
-    """The protocol class for uvicorn, bound to this server's limits."""
-    return type("BoundConnection", (Connection,), {"limits": limits})
+    """The protocol class for uvicorn, bound to this server's limits; its connections share a turnstile."""
+    return type("BoundConnection", (Connection,), {"limits": limits, "turnstile": Turnstile()})

@@ -12,8 +12,10 @@ coroutine is driven by hand: it mostly ends at once, with no task and no queue. 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
+
+from server.http.started import Started
 
 if TYPE_CHECKING:
     from server.http.exchange import Exchange
@@ -27,25 +29,8 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
 
-class _Started:
-    """A coroutine that has already run to its first wait, to be awaited by a task."""
-
-    def __init__(self, step: Coroutine[Any, Any, None], waiting: Any) -> None:
-        self.step = step
-        self.waiting = waiting
-
-    def __await__(self) -> Generator[Any, Any, None]:
-        waiting = self.waiting
-        try:
-            while True:
-                try:
-                    sent = yield waiting
-                except BaseException as error:
-                    waiting = self.step.throw(error)
-                else:
-                    waiting = self.step.send(sent)
-        except StopIteration:
-            return
+def _nothing() -> None:
+    """Nobody is left who would write."""
 
 
 class EventStream:
@@ -104,8 +89,8 @@ class EventStream:
                 timer.cancel()
         if self._pump is not None and not self._pump.done():
             self._pump.cancel()
-        if not self.ended.done():
-            self.ended.set_result(None)
+        self._finish()
+        self._on_writable = _nothing  # else route and stream would hold each other
 
     async def settle(self) -> None:
         """Waits for a pump that `close` has cancelled."""
@@ -133,9 +118,9 @@ class EventStream:
             return
         self.paused = True
         self._stall_timer = self.loop.call_later(self._stall, self.give_up)
-        self._pump = self.loop.create_task(self._resume(_Started(step, waiting), last))
+        self._pump = self.loop.create_task(self._resume(Started(step, waiting), last))
 
-    async def _resume(self, started: _Started, last: bool) -> None:
+    async def _resume(self, started: Started[None], last: bool) -> None:
         await started
         self._resumed(last)
 

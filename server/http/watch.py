@@ -1,60 +1,80 @@
 """Disconnects and deadlines: the two ways a handler is cancelled from outside.
 
-Owner: loop. After the body is read, one small task waits for the client to leave; when it does, the handler's task is
-cancelled, which leaves the TokenStream, which aborts the request (SECURITY S12). A deadline ends as 504.
+Owner: loop. After the body is read, the connection tells when the client leaves; the handler's task is then cancelled,
+which leaves the TokenStream, which aborts the request (SECURITY S12). A deadline ends as 504. Both stand around every
+request, so they are plain objects: no task, no generator.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 
-from server.errors import ApiError, deadline
+from server.errors import deadline
 from server.http.exchange import ClientGone
 
+if TYPE_CHECKING:
+    from server.http.exchange import Exchange
 
-@asynccontextmanager
-async def client_present(request: Request) -> AsyncIterator[None]:
+
+def client_present(request: Request) -> ClientPresent:
     """Cancels the body of the `async with` when the client disconnects, and turns that into ClientGone."""
-    task = asyncio.current_task()
-    assert task is not None
-    gone = False
-    exchange = request.scope["exchange"]
+    return ClientPresent(request.scope["exchange"])
 
-    async def watch() -> None:
-        nonlocal gone
-        while (await request.receive())["type"] != "http.disconnect":
-            pass  # a server may report the end of the body once more
-        if exchange.answered:  # the answer's own end is reported in the same words
-            return
-        gone = True
-        task.cancel("client disconnected")
 
-    watcher = asyncio.get_running_loop().create_task(watch())
-    try:
-        yield
-    except asyncio.CancelledError:
-        if gone and task.uncancel() == 0:
+class ClientPresent:
+    """See `client_present`. Owner: the handler's task."""
+
+    __slots__ = ("_exchange", "_gone", "_task")
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._gone = False
+        self._task: asyncio.Task[None]
+
+    async def __aenter__(self) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        self._exchange.watch(self._left, True)
+
+    def _left(self) -> None:
+        if not self._exchange.answered:
+            self._gone = True
+            self._task.cancel("client disconnected")
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        self._exchange.watch(self._left, False)
+        if self._gone and self._task.uncancel() == 0 and isinstance(error, asyncio.CancelledError):
             raise ClientGone from None
-        raise
-    finally:
-        watcher.cancel()
-        await asyncio.gather(watcher, return_exceptions=True)
-        if gone and task.cancelling():
-            task.uncancel()
 
 
-@asynccontextmanager
-async def within(seconds: float, text: str) -> AsyncIterator[asyncio.Timeout]:
+def within(seconds: float, text: str) -> Within:
     """504 `deadline` after `seconds`; 0 is no limit."""
-    try:
-        async with asyncio.timeout(seconds or None) as timeout:
-            yield timeout
-    except TimeoutError:
-        if timeout.expired():
-            error: ApiError = deadline(text)
-            raise error from None
-        raise
+    return Within(seconds, text)
+
+
+class Within:
+    """See `within`. Owner: the handler's task."""
+
+    __slots__ = ("_text", "_timeout")
+
+    def __init__(self, seconds: float, text: str) -> None:
+        self._text = text
+        self._timeout = asyncio.timeout(seconds or None)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        try:
+            await self._timeout.__aexit__(kind, error, tb)
+        except TimeoutError:
+            raise deadline(self._text) from None

@@ -10,6 +10,7 @@ plain JSON data from a request. Out: a Prompt (token ids, MediaRefs, where their
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import secrets
 from collections.abc import Callable, Mapping
@@ -274,15 +275,18 @@ class Renderer:
         limit = self.config.num_embeddings or self.tokenizer.vocab_size
         if len(ids) > self.config.prompt_bytes:
             raise context_error(self._max_len, len(ids), param)
-        for index, token_id in enumerate(ids):
-            if type(token_id) is not int or not 0 <= token_id < limit:
-                raise RenderError(
-                    400,
-                    "token_id_out_of_range",
-                    f"{param}[{index}] is not a token id of this model; ids are integers from 0 to {limit - 1}.",
-                    f"{param}[{index}]",
-                )
-        return id_array(ids)
+        if set(map(type, ids)) <= {int}:
+            with contextlib.suppress(OverflowError):
+                found = id_array(ids)
+                if found.view(np.uint32).max(initial=0) < limit:  # seen so, a negative id is a large one
+                    return found
+        index = next(at for at, token in enumerate(ids) if type(token) is not int or not 0 <= token < limit)
+        raise RenderError(
+            400,
+            "token_id_out_of_range",
+            f"{param}[{index}] is not a token id of this model; ids are integers from 0 to {limit - 1}.",
+            f"{param}[{index}]",
+        )
 
     # -- parts
 

@@ -89,7 +89,8 @@ class MediaTokens:
 
     def slots(self, token_ids: np.ndarray, media: Sequence[MediaRef], param: str) -> tuple[int, ...]:
         """Where the placeholders are; they must match the items one to one, in order."""
-        if not self.ids:
+        # Special tokens mostly have the highest ids: without media one look is enough.
+        if not self.ids or (not media and token_ids.max(initial=0) < min(self.ids.values())):
             return ()
         found = np.flatnonzero(np.isin(token_ids, list(self.ids.values())))
         expected = [self.ids[ref.modality] for ref in media]

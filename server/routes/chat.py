@@ -22,7 +22,7 @@ from server.output.choices import chat_choice, chat_message
 from server.output.logprobs import TokenNames
 from server.render.prompt import Prompt
 from server.routes.chunks import ChatChunks, ChatShown
-from server.routes.endpoint import built, check_model, names_of, offered, response_id, route, side_of
+from server.routes.endpoint import built, check_model, gateway_priority, names_of, offered, response_id, route, side_of
 from server.sampling import Asked, in_range, priority_of, resolve, salt_of
 from server.schema.chat import ChatBody
 from server.state import AppState, exchange_of
@@ -44,7 +44,7 @@ async def create(request: Request) -> Response | None:
             in_time = within(state.config.limits.prepare_timeout, "the prompt took longer than --prepare-timeout")
             async with in_time, media_ahead(exchange, salt, options) as ahead:
                 prompt = await render(state, body, ahead)
-                priority = priority_of(body, state.config, request.headers.get("x-vllm-priority", ""))
+                priority = priority_of(body, state.config, gateway_priority(request))
                 job = await prepare(exchange, prompt, asked, salt=salt, priority=priority, ahead=ahead)
             with Answer(exchange, asked, [job], body.skip_special_tokens is not False) as answer:
                 await answer.submit(name, exchange.request_id)

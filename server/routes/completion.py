@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -21,7 +21,7 @@ from server.http.watch import client_present, within
 from server.output.choices import completion_choice, echo_text
 from server.output.logprobs import CompletionLogprobs, joined
 from server.routes.chunks import CompletionChunks
-from server.routes.endpoint import built, check_model, names_of, response_id, route, side_of
+from server.routes.endpoint import built, check_model, gateway_priority, names_of, response_id, route, side_of
 from server.sampling import Asked, in_range, priority_of, resolve, salt_of
 from server.schema.completion import CompletionBody
 from server.state import AppState, exchange_of
@@ -41,8 +41,9 @@ async def create(request: Request) -> Response | None:
     async with client_present(request):
         with state.places.hold(asked.n * len(prompts), exchange.key_name):
             async with within(state.config.limits.prepare_timeout, "the prompts took longer than --prepare-timeout"):
-                header = request.headers.get("x-vllm-priority", "")
-                jobs = await render(exchange, body, prompts, asked, header)
+                jobs = await render(exchange, body, prompts, asked, gateway_priority(request))
+            prompts.clear()  # long lists, which the garbage collector would look through as long as the answer takes
+            body.prompt = None
             with Answer(exchange, asked, jobs, body.skip_special_tokens is not False) as answer:
                 await answer.submit(name, exchange.request_id)
                 makers = logprob_makers(state, body, answer)
@@ -67,14 +68,14 @@ def prompts_of(state: AppState, body: CompletionBody) -> Prompts:
         return [prompt]
     if not prompt:
         raise invalid("prompt", "prompt: is empty; send at least one prompt", "empty_prompt")
-    ids = [item for item in prompt if isinstance(item, int)]
-    if len(ids) == len(prompt):
-        return [ids]
-    if ids or len({type(item) for item in prompt}) > 1:
+    kinds = set(map(type, prompt))
+    if len(kinds) > 1:
         raise invalid("prompt", "prompt: mixes texts and token ids; send one kind")
+    if kinds == {int}:
+        return [cast(list[int], prompt)]
     if len(prompt) > most:
         raise invalid("prompt", f"prompt: got {len(prompt)} prompts; at most {most} are allowed")
-    return [item for item in prompt if not isinstance(item, int)]
+    return cast(Prompts, prompt)
 
 
 def check(state: AppState, body: CompletionBody, num_prompts: int) -> Asked:

@@ -21,7 +21,7 @@ from server.http.exchange import Exchange
 from server.output.logprobs import TokenNames
 from server.render.prompt import Side
 from server.schema.common import SamplingFields
-from server.state import AppState, exchange_of
+from server.state import AppState, exchange_of, state_of
 
 if TYPE_CHECKING:
     from server.generate import Answer
@@ -85,6 +85,12 @@ def response_id(prefix: str, given: str | None, exchange: Exchange) -> str:
     if not (1 <= len(given) <= 128 and given.isascii() and given.isprintable()):
         raise invalid("request_id", "request_id: must be 1 to 128 printable ASCII characters")
     return prefix + given
+
+
+def gateway_priority(request: Request) -> str:
+    """X-Vllm-Priority, where the policy looks at it."""
+    policy = state_of(request).config.scheduler.scheduling_policy
+    return request.headers.get("x-vllm-priority", "") if policy == "priority" else ""
 
 
 def offered(state: AppState, tools: list[dict[str, Any]] | None, choice: Any) -> list[dict[str, Any]] | None:

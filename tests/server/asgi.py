@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +33,7 @@ class Call:
         self.reading.set()
         self.wrote = asyncio.Event()
         self._over = asyncio.Event()
+        self._leaving: set[Callable[[], None]] = set()
         self._pieces = [self.body] if isinstance(self.body, bytes) else list(self.body)
         self._task: asyncio.Task[None] | None = None
 
@@ -52,11 +54,16 @@ class Call:
             "client": ("10.0.0.1", 1234),
             "server": ("test", 80),
             "headers": [(name.lower().encode(), value.encode("latin1")) for name, value in named.items()],
-            "extensions": {"omniloop.abort": self._abort},
+            "extensions": {"omniloop.abort": self._abort, "omniloop.leaving": self._on_leaving},
         }
 
     def _abort(self) -> None:
         self.aborted = True
+
+    def _on_leaving(self, call: Callable[[], None], wanted: bool) -> None:
+        (self._leaving.add if wanted else self._leaving.discard)(call)
+        if wanted and self.gone.is_set():
+            asyncio.get_running_loop().call_soon(call)
 
     async def receive(self) -> dict[str, Any]:
         if self._pieces:
@@ -100,6 +107,8 @@ class Call:
     def leave(self) -> None:
         """The client closes its connection."""
         self.gone.set()
+        for call in list(self._leaving):
+            call()
 
     @property
     def content(self) -> bytes:

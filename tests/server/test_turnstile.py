@@ -1,34 +1,32 @@
-"""A crowd enters a few at a time, in its order, and whoever leaves the queue holds nobody up."""
+"""A crowd enters a few at a time, in its order, and a lone request at once."""
 
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from server.http.turnstile import PER_TURN, Turnstile
 
 
-async def crowd(turnstile: Turnstile, size: int) -> tuple[list[asyncio.Task[None]], list[tuple[int, int]]]:
-    """Tasks that enter, and where each came through: (turn of the loop, number)."""
+async def crowd(turnstile: Turnstile, size: int, turns: int) -> list[tuple[int, int]]:
+    """Where each of a crowd came through: (turn of the loop, number)."""
     turn = 0
     entered: list[tuple[int, int]] = []
 
-    async def one(number: int) -> None:
-        await turnstile.enter()
+    def through(number: int) -> None:
         entered.append((turn, number))
 
-    tasks = [asyncio.ensure_future(one(number)) for number in range(size)]
-
-    async def clock() -> None:
-        nonlocal turn
-        for turn in range(4 * size):  # noqa: B007 - read by `one`
-            await asyncio.sleep(0)
-
-    return [*tasks, asyncio.ensure_future(clock())], entered
+    for number in range(size):
+        if turnstile.enter(partial(through, number)):
+            through(number)
+    for turn in range(1, turns):  # noqa: B007 - read by `through`
+        await asyncio.sleep(0)
+    return entered
 
 
 async def test_a_crowd_enters_in_order_and_a_few_per_turn():
-    tasks, entered = await crowd(Turnstile(), 101)
-    await asyncio.gather(*tasks)
+    turnstile = Turnstile()
+    entered = await crowd(turnstile, 101, 150)
     assert [number for _, number in entered] == list(range(101))
     turns = [turn for turn, _ in entered]
     assert max(turns.count(turn) for turn in turns) <= PER_TURN
@@ -38,22 +36,16 @@ async def test_a_crowd_enters_in_order_and_a_few_per_turn():
 async def test_a_lone_request_does_not_wait():
     turnstile = Turnstile()
     for _ in range(3):
-        entering = turnstile.enter()
-        try:
-            entering.send(None)
-        except StopIteration:
-            pass
-        else:
-            raise AssertionError("it waited")
+        assert await crowd(turnstile, 1, 3) == [(0, 0)]
         await asyncio.sleep(0.01)
     assert not turnstile._turning, "nothing turns where nobody comes"
 
 
-async def test_those_who_leave_do_not_take_a_place():
+async def test_newcomers_stand_behind_those_who_wait():
     turnstile = Turnstile()
-    tasks, entered = await crowd(turnstile, 40)
+    first = asyncio.ensure_future(crowd(turnstile, 3 * PER_TURN, 20))
     await asyncio.sleep(0)
-    for task in tasks[PER_TURN:30]:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    assert [number for _, number in entered] == [*range(PER_TURN), *range(30, 40)]
+    late: list[int] = []
+    assert not turnstile.enter(partial(late.append, 1)), "two turns' worth of others wait"
+    assert len(await first) == 3 * PER_TURN
+    assert late == [1]
