@@ -8,12 +8,11 @@ ctypedef int (*EventDestroy)(void* event) noexcept nogil
 ctypedef int (*EventRecord)(void* event, void* stream) noexcept nogil
 ctypedef int (*EventQuery)(void* event) noexcept nogil
 ctypedef int (*EventSynchronize)(void* event) noexcept nogil
-ctypedef int (*StreamWaitEvent)(void* stream, void* event, unsigned int flags) noexcept nogil
 ctypedef int (*EventElapsedTime)(float* milliseconds, void* start, void* end) noexcept nogil
 ctypedef const char* (*GetErrorString)(int code) noexcept nogil
 
 cdef enum:
-    MAX_BUFFERS = 8  # records, stagings or ring buffers
+    MAX_BUFFERS = 8  # records or ring buffers
     MAX_GRAPHS = 256  # of one kind
     DECODE = 0
     MIXED = 1
@@ -37,27 +36,23 @@ cdef class Launcher:
     cdef readonly double gap_s  # before the forward of the step waited for last; 0: not measured
     cdef readonly int32_t gap_every  # one step in so many has the gap behind it measured
     cdef int32_t num_records
-    cdef int32_t num_stagings
-    cdef int32_t turn  # the staging that is next, as the device counts too
-    cdef int32_t record  # of the newest upload
+    cdef int32_t turn  # the record that is next, as the device counts too; -1: it may count otherwise
+    cdef int32_t record  # of the newest step
     cdef int64_t step
     cdef int64_t gap_after  # the step whose end was marked last; -1: none
     cdef int64_t gap_before  # the step whose beginning was marked last; -1: none
     cdef int failed_call
     cdef int failed_code
     cdef void* compute
-    cdef void* up
+    cdef void* turn_there  # the device's turn
     cdef void* passed  # event: the compute stream has come so far
     cdef void* gap_begin  # timed event: the tokens of step gap_after are chosen
     cdef void* gap_end  # timed event: the forward of step gap_before begins
     cdef void* records[8]
-    cdef void* stagings[8]
     cdef void* ring[8]
-    cdef void* uploaded[8]  # event per record: its copy has run
     cdef void* home[8]  # event per record: its ring buffer holds its step's tokens
     cdef void* prep_graph
     cdef int64_t record_step[8]
-    cdef int64_t staging_step[8]
     cdef int64_t home_step[8]
     cdef double launched_at[8]  # per record
     cdef Graphs graphs[4]
@@ -68,22 +63,20 @@ cdef class Launcher:
     cdef EventRecord event_record
     cdef EventQuery event_query
     cdef EventSynchronize event_synchronize
-    cdef StreamWaitEvent stream_wait_event
     cdef EventElapsedTime event_elapsed_time
     cdef GetErrorString get_error_string
 
     cdef bint ok(self, int call, int code) noexcept nogil
     cdef void* find(self, int32_t kind, int32_t size) noexcept nogil
     cdef bint claim_record(self, int32_t record) noexcept nogil
-    cdef bint send(self, StepPlan plan, int32_t record) noexcept nogil
-    cdef bint launch_prep(self) noexcept nogil
-    cdef bint launch_reader(self, void* graph) noexcept nogil
+    cdef bint launch_prep(self, StepPlan plan, int32_t record) noexcept nogil
+    cdef bint launch_reader(self, void* graph, StepPlan plan, int32_t record) noexcept nogil
     cdef bint launch_graph(self, void* graph) noexcept nogil
     cdef bint mark_home(self) noexcept nogil
     cdef bint launch_plain(self, StepPlan plan, int32_t record, int32_t kind, int32_t size,
                            int32_t sample_size) noexcept nogil
     cdef bint await_tokens(self, int32_t record) noexcept nogil
-    cdef bint ends_gap(self) noexcept nogil
+    cdef bint ends_gap(self, int64_t step) noexcept nogil
     cdef bint mark_begin(self) noexcept nogil
     cdef bint mark_end(self) noexcept nogil
     cdef bint measure_gap(self) noexcept nogil

@@ -1,19 +1,19 @@
 """Launcher: the device runtime's calls of one step, made through C function pointers without the GIL.
 
 Owner: the device thread, on whose current device the events are created. In: a sealed plan in its pinned record, the
-handles of captured graphs. Out: tokens in pinned buffers. Two streams meet only through events:
+handles of captured graphs. Out: tokens in pinned buffers. There is one stream, and nothing is copied on it:
 
-    up       copy record -> staging, (uploaded)
-    compute  ............... wait (uploaded) | prep, forward, sample | (home)
+    record n (pinned) <--reads-- prep | forward | sample --writes--> ring buffer n (pinned), then the event `home`
 
 A plain decode step is one graph, for each boundary between graphs costs the device some microseconds and the host as
-many; others are prep, forward and sample, which are graphs of their own. Whatever samples ends by writing the tokens
-into the pinned buffer that has the number of the step's record. Prep, wherever it runs, counts on the device which
-staging is next, as `turn` does here.
+many: a launch and the event are all its calls. Others are prep, forward and sample, which are graphs of their own.
+Whatever samples ends by writing the tokens into the pinned buffer that has the number of the step's record. Prep,
+wherever it runs, counts on the device which record is next, as `turn` does here. Where the two may differ, at first
+and after a step that was planned and not launched, the record's own number is copied over the device's.
 
-Two rules live here and nowhere else. A record may be rewritten when its copy has run (claim); a staging may be
-overwritten when the prep that read it has run. Both are known for free once a later wait() has returned; what was
-launched and never waited for (its step failed) costs an extra event.
+One rule lives here and nowhere else: a record may be rewritten when the prep that reads it has run (claim). That is
+known for free once a wait() for its step or a later one has returned; what was launched and never waited for (its step
+failed) costs an extra event.
 
 One step in `gap_every` has the time between its last kernel and the forward of the step behind it measured by two timed
 events, read when that step has been waited for: what the device stood idle, and prep, which takes some microseconds of
@@ -28,7 +28,7 @@ cimport cython
 from libc.stdint cimport uintptr_t
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
-from _fast.types cimport AT_USED
+from _fast.types cimport AT_HOME
 
 cdef enum:
     TO_DEVICE = 1
@@ -44,12 +44,11 @@ cdef enum:  # places in CALLS
     EVENT_RECORD
     EVENT_QUERY
     EVENT_SYNCHRONIZE
-    STREAM_WAIT_EVENT
     EVENT_ELAPSED_TIME
 
 CALLS = (
     "GraphLaunch", "MemcpyAsync", "EventCreateWithFlags", "EventDestroy", "EventRecord", "EventQuery",
-    "EventSynchronize", "StreamWaitEvent", "EventElapsedTime", "GetErrorString",
+    "EventSynchronize", "EventElapsedTime", "GetErrorString",
 )
 
 
@@ -75,13 +74,14 @@ cdef int _addresses(object values, void** into, str what) except -1:
 
 @cython.final
 cdef class Launcher:
-    """Streams, graphs and buffers of one device; every method but pick() may raise RuntimeError with the call's name.
+    """The stream, graphs and buffers of a device; every method but pick() may raise RuntimeError with the call's name.
 
-    `calls` are the addresses that engine.kernels.target.runtime_calls() found; records, stagings and ring buffers are
-    addresses whose memory the caller keeps alive. Kinds of graphs: 0 decode, 1 mixed.
+    `calls` are the addresses that engine.kernels.target.runtime_calls() found; records, ring buffers and `turn_there`,
+    the int32 on the device that says which record is next, are addresses whose memory the caller keeps alive. Kinds of
+    graphs: 0 decode, 1 mixed.
     """
 
-    def __init__(self, dict calls not None, uintptr_t compute, uintptr_t up, records, stagings, token_ring,
+    def __init__(self, dict calls not None, uintptr_t compute, records, uintptr_t turn_there, token_ring,
                  int32_t max_rows):
         cdef int32_t i
         missing = [name for name in CALLS if not calls.get(name)]
@@ -98,23 +98,21 @@ cdef class Launcher:
         self.event_record = <EventRecord><uintptr_t>calls["EventRecord"]
         self.event_query = <EventQuery><uintptr_t>calls["EventQuery"]
         self.event_synchronize = <EventSynchronize><uintptr_t>calls["EventSynchronize"]
-        self.stream_wait_event = <StreamWaitEvent><uintptr_t>calls["StreamWaitEvent"]
         self.event_elapsed_time = <EventElapsedTime><uintptr_t>calls["EventElapsedTime"]
         self.get_error_string = <GetErrorString><uintptr_t>calls["GetErrorString"]
-        self.compute, self.up = <void*>compute, <void*>up
+        self.compute = <void*>compute
         self.max_rows = max_rows
         self.num_records = _addresses(records, self.records, "records")
-        self.num_stagings = _addresses(stagings, self.stagings, "stagings")
+        _addresses([turn_there], &self.turn_there, "turns")
         _addresses(token_ring, self.ring, "ring buffers")
-        self.waited_step = self.step = self.record = self.gap_after = self.gap_before = -1
+        self.waited_step = self.step = self.record = self.turn = self.gap_after = self.gap_before = -1
         self.gap_every = 64
         for i in range(MAX_BUFFERS):
-            self.record_step[i] = self.staging_step[i] = self.home_step[i] = -1
-        self._event(&self.passed, NO_TIMING)
+            self.record_step[i] = self.home_step[i] = -1
+        self._event(&self.passed, NO_TIMING | BLOCKING)
         self._event(&self.gap_begin, 0)
         self._event(&self.gap_end, 0)
         for i in range(self.num_records):
-            self._event(&self.uploaded[i], NO_TIMING | BLOCKING)
             self._event(&self.home[i], NO_TIMING | BLOCKING)
 
     def __dealloc__(self):
@@ -123,15 +121,13 @@ cdef class Launcher:
             if event:
                 self.event_destroy(<void*><uintptr_t>event)
         for i in range(MAX_BUFFERS):
-            if self.uploaded[i]:
-                self.event_destroy(self.uploaded[i])
             if self.home[i]:
                 self.event_destroy(self.home[i])
 
     # Graphs.
 
     def set_prep(self, uintptr_t graph):
-        """The graph that reads the next staging, the first one first."""
+        """The graph that reads the next record."""
         self.prep_graph = <void*>graph
 
     def set_forward(self, int32_t kind, int32_t size, uintptr_t graph):
@@ -197,7 +193,7 @@ cdef class Launcher:
     # The parts of a step, in their order.
 
     def claim(self, int32_t record_index):
-        """Before schedule() rewrites the record: returns when the copy that read it has run."""
+        """Before schedule() rewrites the record: returns when the prep that read it has run."""
         cdef bint done
         self._check_index("record", record_index, self.num_records)
         with nogil:
@@ -205,22 +201,12 @@ cdef class Launcher:
         if not done:
             self._raise()
 
-    def upload(self, StepPlan plan not None, int32_t record_index):
-        """Sends the used part of the plan's record to the staging that prep reads next."""
+    def prep(self, StepPlan plan not None, int32_t record_index):
+        """Begins the plan's step: launches the prep graph, which reads the plan's record."""
         cdef bint done
         self._check_plan(plan, record_index)
         with nogil:
-            done = self.send(plan, record_index)
-        if not done:
-            self._raise()
-
-    def prep(self):
-        """Launches the prep graph of the newest upload, behind it."""
-        cdef bint done
-        if self.step < 0 or self.prep_graph == NULL:
-            raise ValueError("nothing was uploaded, or there is no prep graph")
-        with nogil:
-            done = self.launch_prep()
+            done = self.launch_prep(plan, record_index)
         if not done:
             self._raise()
 
@@ -249,21 +235,19 @@ cdef class Launcher:
         """All of the newest step has been launched, by whatever means: wait() says when its tokens are there."""
         cdef bint done
         if self.step < 0:
-            raise ValueError("no step was uploaded: there is none to finish")
+            raise ValueError("no step was begun: there is none to finish")
         with nogil:
             done = self.mark_home()
         if not done:
             self._raise()
 
     def launch(self, StepPlan plan not None, int32_t record_index, int32_t kind, int32_t size, int32_t sample_size):
-        """A whole plain step: upload, prep, forward, sample (0: no row does); one graph for all where there is one."""
+        """A whole plain step: prep, forward, sample (0: no row does); one graph for all where there is one."""
         cdef bint done
         self._check_plan(plan, record_index)
         self._check_index("kind", kind, 2)
         if self.find(kind, size) == NULL or (sample_size and self.find(SAMPLE, sample_size) == NULL):
             raise ValueError(f"no graphs for kind {kind}, size {size}, sample size {sample_size}; pick() knows them")
-        if self.prep_graph == NULL:
-            raise ValueError("there is no prep graph; set_prep() comes before launch()")
         with nogil:
             done = self.launch_plain(plan, record_index, kind, size, sample_size)
         if not done:
@@ -289,7 +273,7 @@ cdef class Launcher:
         self.gap_every = every
 
     def launched_at_of(self, int32_t record_index):
-        """When the step in this record was sent, in seconds of time.perf_counter."""
+        """When the step in this record was begun, in seconds of time.perf_counter."""
         self._check_index("record", record_index, self.num_records)
         return self.launched_at[record_index]
 
@@ -308,49 +292,39 @@ cdef class Launcher:
     cdef bint claim_record(self, int32_t record) noexcept nogil:
         if self.record_step[record] <= self.waited_step:
             return True
-        return self.ok(EVENT_SYNCHRONIZE, self.event_synchronize(self.uploaded[record]))
-
-    cdef bint send(self, StepPlan plan, int32_t record) noexcept nogil:
-        cdef int32_t staging = self.turn
-        cdef size_t size = <size_t>plan.record[AT_USED] * sizeof(int32_t)
-        if self.staging_step[staging] > self.waited_step:
-            # Nobody has waited for the step that used this staging: it may still be about to read it.
-            if not self.ok(EVENT_RECORD, self.event_record(self.passed, self.compute)):
-                return False
-            if not self.ok(STREAM_WAIT_EVENT, self.stream_wait_event(self.up, self.passed, 0)):
-                return False
-        self.launched_at[record] = now()
-        self.record = record
-        self.step = plan.step_id
-        self.staging_step[staging] = self.record_step[record] = plan.step_id
+        # Nobody has waited for the step that it held: its prep may still be about to read it.
         return (
-            self.ok(
-                MEMCPY_ASYNC,
-                self.memcpy_async(self.stagings[staging], self.records[record], size, TO_DEVICE, self.up),
-            )
-            and self.ok(EVENT_RECORD, self.event_record(self.uploaded[record], self.up))
+            self.ok(EVENT_RECORD, self.event_record(self.passed, self.compute))
+            and self.ok(EVENT_SYNCHRONIZE, self.event_synchronize(self.passed))
         )
 
-    cdef bint launch_prep(self) noexcept nogil:
-        return self.launch_reader(self.prep_graph) and self.mark_begin()
+    cdef bint launch_prep(self, StepPlan plan, int32_t record) noexcept nogil:
+        return self.launch_reader(self.prep_graph, plan, record) and self.mark_begin()
 
-    cdef bint launch_reader(self, void* graph) noexcept nogil:
-        """A graph that begins with prep, behind the newest upload."""
-        if not (
-            self.ok(STREAM_WAIT_EVENT, self.stream_wait_event(self.compute, self.uploaded[self.record], 0))
-            and self.launch_graph(graph)
+    cdef bint launch_reader(self, void* graph, StepPlan plan, int32_t record) noexcept nogil:
+        """A graph that begins with prep, for the plan in this record."""
+        cdef int32_t* number = <int32_t*>self.records[record] + AT_HOME
+        self.launched_at[record] = now()
+        self.record = record
+        self.step = self.record_step[record] = plan.step_id
+        if record != self.turn and not self.ok(
+            MEMCPY_ASYNC,
+            self.memcpy_async(self.turn_there, number, sizeof(int32_t), TO_DEVICE, self.compute),
         ):
             return False
-        self.turn = (self.turn + 1) % self.num_stagings
+        self.turn = -1  # a launch that fails may have run or not
+        if not self.launch_graph(graph):
+            return False
+        self.turn = record + 1 if record + 1 < self.num_records else 0
         return True
 
-    cdef bint ends_gap(self) noexcept nogil:
+    cdef bint ends_gap(self, int64_t step) noexcept nogil:
         """The end of the step before was marked, and it is still in flight."""
-        return self.gap_after >= 0 and self.gap_after == self.step - 1 and self.gap_after > self.waited_step
+        return self.gap_after >= 0 and self.gap_after == step - 1 and self.gap_after > self.waited_step
 
     cdef bint mark_begin(self) noexcept nogil:
         """The forward begins: the end of a gap, maybe."""
-        if not self.ends_gap():
+        if not self.ends_gap(self.step):
             return True
         self.gap_before = self.step
         return self.ok(EVENT_RECORD, self.event_record(self.gap_end, self.compute))
@@ -383,13 +357,11 @@ cdef class Launcher:
                            int32_t sample_size) noexcept nogil:
         """Sizes of graphs there are; sample_size 0: no row samples."""
         cdef void* whole = NULL
-        if not self.send(plan, record):
-            return False
-        if kind == DECODE and plan.num_sampled == plan.num_rows and not self.ends_gap():
+        if kind == DECODE and plan.num_sampled == plan.num_rows and not self.ends_gap(plan.step_id):
             whole = self.find(STEP, size)
         if whole:
-            return self.launch_reader(whole) and self.mark_home()
-        if not (self.launch_prep() and self.launch_graph(self.find(kind, size))):
+            return self.launch_reader(whole, plan, record) and self.mark_home()
+        if not (self.launch_prep(plan, record) and self.launch_graph(self.find(kind, size))):
             return False
         if sample_size and not self.launch_graph(self.find(SAMPLE, sample_size)):
             return False
@@ -439,3 +411,5 @@ cdef class Launcher:
             raise ValueError(f"the plan's number is {plan.number}: its tokens would not go home to {record_index}")
         if plan.num_rows < 1 or plan.num_rows > self.max_rows:
             raise ValueError(f"the plan has {plan.num_rows} rows: a step has 1 to {self.max_rows}")
+        if self.prep_graph == NULL:
+            raise ValueError("there is no prep graph; set_prep() comes before steps")

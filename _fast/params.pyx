@@ -3,7 +3,7 @@
 Owner: the device thread. In: an admitted request's words. Out: appended to a plan's record, right behind its
 block-table updates, the first time a step names the slot; never again until something new is staged.
 
-    admission: stage(slot, words)    each step: schedule(plan), pack(plan), copy    slot freed: forget(slot)
+    admission: stage(slot, words)    each step: schedule(plan), pack(plan), launch    slot freed: forget(slot)
 
 Words: slot, prompt_len, position_delta, then temperature, top_k, top_p, min_p, seed (low, high), presence, frequency
 and repetition; floats as the bits of a float32.

@@ -1,18 +1,18 @@
-"""StepPlan: the arrays of one step, as the scheduler writes them and the device thread copies them.
+"""StepPlan: the arrays of one step, as the scheduler writes them and the device reads them.
 
 Owner: the device thread. In: schedule() fills rows, tokens and block-table changes; commit() fills the out_* arrays.
 Out: views at full capacity; readers slice them to the counts. What the device needs lies in one int32 record, which
-the engine may place in pinned memory, so that one copy brings it over:
+the engine may place in pinned memory, where the device reads it:
 
-    header[16] | row_slot | row_start (+1) | row_len | row_computed | row_flags | token_ids | tail
+    header[16] | row_slot | row_start (+1) | row_len | row_computed | row_flags | token_ids | (to a multiple of 16) tail
     header: 0 num_rows, 1 num_tokens, 2 num_decode_rows, 3 num_updates, 4 low 31 bits of step_id, 5 the others,
             6 num_sampled, 7 num_params, 8 where positions begin (0: none), 9 used_len, 10 the plan's number, which
             says where its tokens go home to; the rest is 0
     tail:   updates [num_updates][4] = slot, index, block, group | params [num_params][12] | positions [3][num_tokens]
 
-Only the first used_len values need to be copied. Encodes, media runs and results stay on the host, in memory of the
-plan. A plan is rewritten by the next schedule() that is given it; the engine must not do that before the plan's copy
-has run and its step is committed. What is appended behind the params keeps values 8 and 9 of the header true.
+Only the first used_len values count. Encodes, media runs and results stay on the host, in memory of the plan. A plan
+is rewritten by the next schedule() that is given it; the engine must not do that before the device has read its record
+and its step is committed. What is appended behind the params keeps values 8 and 9 of the header true.
 """
 
 from array import array
@@ -21,7 +21,7 @@ cimport cython
 from libc.string cimport memcpy
 
 from _fast.seqs cimport Span
-from _fast.types cimport AT_HOME, AT_SAMPLED, AT_USED, HEADER, PARAM_WORDS, ROW_FEED, ROW_SAMPLE, token_t
+from _fast.types cimport ALIGNED, AT_HOME, AT_SAMPLED, AT_USED, HEADER, PARAM_WORDS, ROW_FEED, ROW_SAMPLE, token_t
 
 
 @cython.final
@@ -55,7 +55,7 @@ cdef class StepPlan:
         self.row_flags = record[at:at + max_rows]
         at += max_rows
         self.token_ids = record[at:at + max_tokens]
-        at += max_tokens
+        at = StepPlan.tail_of(max_rows, max_tokens)
         self.tail_at = at
         # Rows of four over the head of the tail; params and positions follow the last one that is used.
         self.updates = memoryview(record[at:at + 4 * max_updates]).cast("B").cast("i", (max_updates, 4))
@@ -74,9 +74,15 @@ cdef class StepPlan:
         self.clear()
 
     @staticmethod
+    def tail_of(int32_t max_rows, int32_t max_tokens):
+        """Where the tail of the record of such a plan begins."""
+        return (HEADER + 5 * max_rows + 1 + max_tokens + ALIGNED - 1) // ALIGNED * ALIGNED
+
+    @staticmethod
     def record_len(int32_t max_rows, int32_t max_tokens, int32_t max_updates):
         """How many int32 values the record of such a plan takes."""
-        return HEADER + 5 * max_rows + 1 + max_tokens + 4 * max_updates + PARAM_WORDS * max_rows + 3 * max_tokens
+        cdef int32_t tail = 4 * max_updates + PARAM_WORDS * max_rows + 3 * max_tokens
+        return StepPlan.tail_of(max_rows, max_tokens) + (tail + ALIGNED - 1) // ALIGNED * ALIGNED
 
     @property
     def used_len(self):

@@ -42,6 +42,7 @@ cdef enum Limits:
 
 cdef enum:  # places and sizes in the record of a plan, in int32 values (plan.pyx)
     HEADER = 16
+    ALIGNED = 16  # the tail begins at a multiple of it, and so does what follows a record
     AT_SAMPLED = 6
     AT_PARAMS = 7
     AT_USED = 9

@@ -81,10 +81,10 @@ SMALL_PINNED = 1 << 16  # bytes; of smaller blocks several are in flight at a ti
 
 
 class Accelerator:
-    """A CUDA or HIP device as the engine uses it: two streams, pinned memory, graphs. Owner: the device thread.
+    """A CUDA or HIP device as the engine uses it: a stream, pinned memory, graphs. Owner: the device thread.
 
-    Work runs on `compute`, whose last kernel writes a step's tokens home; plans come over on `up`, so that their copy
-    never waits behind a step. The streams meet only through the launcher's events.
+    A step's first kernel reads its plan in the host's memory and its last one writes the tokens there, so everything
+    of it runs on `compute` in order.
     """
 
     has_steady_loop = hasattr(os, "eventfd")  # the GIL-free loop waits for the inbox on one
@@ -95,7 +95,7 @@ class Accelerator:
 
         torch.cuda.set_device(device)
         self.device = torch.device(device)
-        self.compute, self.up = (torch.cuda.Stream(self.device) for _ in range(2))
+        self.compute = torch.cuda.Stream(self.device)
         torch.cuda.set_stream(self.compute)
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: list[Any] = []  # kept: a graph's memory lives as long as it does
@@ -153,10 +153,10 @@ class Accelerator:
         replay: Callable[[], None] = self._graphs[-1].replay
         return replay
 
-    def launcher(self, records: list[torch.Tensor], stagings: torch.Tensor, ring: torch.Tensor) -> Launcher:
-        """A step's GIL-free calls: pinned `records` into the lines of `stagings`, graphs, and when `ring` is filled.
+    def launcher(self, records: torch.Tensor, turn: torch.Tensor, ring: torch.Tensor) -> Launcher:
+        """A step's GIL-free calls: graphs that read a line of `records` and fill one of `ring`, and when it is filled.
 
-        The ring is pinned and has a line for each record.
+        Both are pinned and have as many lines; `turn`, on the device, is the one that comes next.
         """
         from _fast.driver import Launcher
         from engine.kernels.target import runtime_calls
@@ -164,9 +164,8 @@ class Accelerator:
         return Launcher(
             runtime_calls(),
             self.compute.cuda_stream,
-            self.up.cuda_stream,
             [record.data_ptr() for record in records],
-            [staging.data_ptr() for staging in stagings],
+            turn.data_ptr(),
             [line.data_ptr() for line in ring],
             ring.shape[1],
         )

@@ -56,7 +56,7 @@ def target() -> Target:
 
 CALLS = (
     "GraphLaunch", "MemcpyAsync", "EventCreateWithFlags", "EventDestroy", "EventRecord", "EventQuery",
-    "EventSynchronize", "StreamWaitEvent", "EventElapsedTime", "GetErrorString",
+    "EventSynchronize", "EventElapsedTime", "GetErrorString",
 )  # fmt: skip
 RUNTIMES = {"libcudart.so": "cuda", "libamdhip64.so": "hip"}  # how the file's name begins, and its functions' names
 

@@ -1,11 +1,11 @@
-"""DeviceExecutor: steps on an accelerator. A plain decode step is a copy and a graph; anything special is Python.
+"""DeviceExecutor: steps on an accelerator. A plain decode step is a graph; anything special is Python.
 
 Owner: device thread, for everything here. A step whose rows ask for nothing special is launched whole at once, its
 choice of tokens included; one with rules or log-probabilities samples after the step before it has been settled. A
 step with prompt log-probabilities, more tokens than any graph holds, or media among many, runs its forward eagerly.
 
-    up       | record n+1 |                                | record n+2 |
-    compute  ... step n, tokens n home | step n+1: prep, forward, sample, tokens home | ...
+    host    plan n+1 |                                      plan n+2 |
+    device  ... step n, tokens n home | step n+1: prep reads its plan, forward, sample, tokens home | ...
 
 Decode sizes are recorded twice: whole for plain steps, which most are, and in parts. A forward alone is what special
 steps need, since their choice waits for the host, and those whose gap is measured; parts of the choice serve mixed
@@ -105,7 +105,7 @@ class DeviceExecutor:
         )  # fmt: skip
         self._prompts = PromptLogprobs(config.logprobs_mode.endswith("_logits"), model.config.text.vocab_size)
         buffers = self._buffers
-        self._launcher = accelerator.launcher(buffers.records, buffers.stagings.records, buffers.ring)
+        self._launcher = accelerator.launcher(buffers.records.pinned, buffers.records.turn, buffers.ring)
         self._special = np.zeros(sizes.max_slots, np.uint8)  # by slot: which steps the GIL-free loop leaves alone
         self._newest: DeviceStep | None = None
 
@@ -201,7 +201,6 @@ class DeviceExecutor:
                 launcher.set_sample(size, capture(partial(self._choose_into, size)))
                 self._capture_step(size)
             self._model.record_towers(self._accelerator.recorded)
-        buffers.begin_turns()
 
     def _capture_step(self, size: int) -> None:
         """A whole plain decode step: what has just been recorded in parts."""
@@ -336,8 +335,7 @@ class DeviceExecutor:
             launcher.launch(plan, step.number, kind, size, sample_size)
             step.event.asked = True
             return
-        launcher.upload(plan, step.number)
-        launcher.prep()
+        launcher.prep(plan, step.number)
         if size:
             launcher.forward(kind, size)
         else:

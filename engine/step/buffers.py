@@ -1,13 +1,14 @@
 """StepBuffers: every fixed piece of memory that steps on an accelerator pass through, allocated once at start.
 
-Owner: device thread. A plan is written by the scheduler into a pinned record, copied into one of two stagings, and
-spread by the prep kernels over the slots' state and the inputs of the forward; tokens come home into a pinned ring.
+Owner: device thread. A plan is written by the scheduler into a pinned record. The step's first kernels read it there
+and spread it over the slots' state and the inputs of the forward; the last one writes the tokens into a pinned ring.
 
-    plan n -> records[n % 3] --up--> stagings[n % 2] --prep--> slots, inputs --forward--> sampled_hidden
-                                                    ring[n % 3] <-- tokens <--sample--
+    host      plan n -> records[n % 3]                            ring[n % 3] -> commit
+                             |                                         ^
+    device                   +--prep--> slots, inputs --forward--> sampled_hidden --sample
 
-A record and its line of the ring are used again three steps later: by then the step has been settled, so its copy has
-run and its tokens have been read. A staging is used again two steps later, when the prep that read it has run.
+A record and its line of the ring are used again three steps later: by then the step has been settled, so it has been
+read and its tokens too.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ from _fast.plan import StepPlan
 from engine.attention.base import AttentionMeta
 from engine.device import Accelerator
 from engine.kernels.attention.work import WorkList, empty_list, fill_list, max_parts
+from engine.kernels.record import records_in
 from engine.kernels.sampling.home import send_home
-from engine.kernels.step_inputs import empty_inputs, empty_slots, empty_stagings, step_inputs
+from engine.kernels.step_inputs import empty_inputs, empty_slots, step_inputs
 from engine.models.base import Model
 from engine.step.batch import Batch
 from engine.step.executor import Sizes
 from engine.step.graphs import MEDIA_LIMIT
 
-RECORDS, STAGINGS = 3, 2
+RECORDS = 3
 MIN_UPDATES = 16384  # block-table changes that one plan may carry: 256 KiB of its record
 Caches = list[tuple[Tensor, Tensor]]
 
@@ -48,13 +50,12 @@ class StepBuffers:
         text = model.config.text
         self._heads, self._head_dim, self._vocab = text.num_heads, spec.head_dim, text.vocab_size
         self._group = text.num_heads // spec.num_kv_heads
-        self.records = [accelerator.pinned(length) for _ in range(RECORDS)]
+        self.records = records_in(accelerator.pinned(RECORDS * length).view(RECORDS, length), device)
         self.ring = accelerator.pinned(RECORDS * rows).view(RECORDS, rows)
         self.plans = [
             StepPlan(rows, tokens, updates, buffer=record.numpy(), number=number)
-            for number, record in enumerate(self.records)
+            for number, record in enumerate(self.records.pinned)
         ]
-        self.stagings = empty_stagings(STAGINGS, length, device)
         self.params = SlotParams(sizes.max_slots)
         self.slots = empty_slots(sizes.max_slots, sizes.max_blocks, device)
         self.inputs = empty_inputs(rows, tokens, model.config.mrope, device)
@@ -82,13 +83,9 @@ class StepBuffers:
         """Launches what turns the next record into the inputs of a forward: slots, tokens, rows, work lists."""
         sizes = self._sizes
         step_inputs(
-            self.inputs, self.slots, self.stagings, sizes.max_rows, sizes.max_tokens, sizes.block_size, self._vocab
+            self.inputs, self.slots, self.records, sizes.max_rows, sizes.max_tokens, sizes.block_size, self._vocab
         )  # fmt: skip
         fill_list(self.work, self._meta(sizes.max_tokens, sizes.max_rows, False), self._group, self._invariant)
-
-    def begin_turns(self) -> None:
-        """The first staging is next, whatever prep has read so far."""
-        self.stagings.turn.zero_()
 
     def send_tokens(self) -> None:
         """Launches what brings the chosen tokens into the step's line of the ring."""

@@ -3,14 +3,18 @@
 The device is the stand-in runtime of the tests, whose steps take no time, so all that is left is the host's work:
 schedule, pack, the calls of a launch, the wait, commit and the news. `busy` is a thread that runs Python without a
 pause, as a loop with many streams nearly does; the server's switch interval (0.5 ms) is set. Microseconds per step,
-mean over the steps, median of the rounds. Run: python -m tests.bench.bench_steady [--json FILE] [--steps N]
+mean over the steps, median of the rounds. In `cold` cases steps take 2 ms, as a device's do, and whenever the thread
+sleeps a process on the same core sweeps 64 MiB: what the thread left in the core's caches is gone when it wakes up.
+Those are medians over the steps. Run: python -m tests.bench.bench_steady [--json FILE] [--steps N] [--cold]
 """
 
 import argparse
+import contextlib
 import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import threading
 import time
@@ -24,6 +28,17 @@ from _fast.steady import REASON_INBOX, SteadyLoop
 from tests.fast.oracles.runtime import Rig, seed_words
 
 PARTS = ("schedule", "launch", "wait", "commit")
+COLD_NS = 2_000_000
+SWEEP = """
+import json, os
+import numpy as np
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+memory = np.zeros(8 << 20)
+print(flush=True)
+while True:
+    memory += 1.0
+    json.loads(json.dumps({str(k): [k] for k in range(99)}))
+"""
 
 
 class Decoding:
@@ -59,8 +74,7 @@ class Decoding:
         self.scheduler.schedule(plan)
         self.rig.params.pack(plan)
         kind = int(plan.num_decode_rows != plan.num_rows)
-        launcher.upload(plan, index)
-        launcher.prep()
+        launcher.prep(plan, index)
         launcher.forward(kind, launcher.pick(kind, plan.num_tokens))
         launcher.sample(launcher.pick_sample(plan.num_sampled))
         launcher.finish()
@@ -96,6 +110,15 @@ class Decoding:
         parts = {name: float(numbers[:, 10 + k].mean()) * 1e6 for k, name in enumerate(PARTS)}
         return {"step": took / made * 1e6, **parts}
 
+    def in_cold(self, steps):
+        self.in_steady(steps)  # the first time touches the ring's memory
+        self.rig.lib.set_step_ns(COLD_NS)
+        self.rig.lib.set_wake(self.wake, steps)
+        assert self.steady.run(self.previous) == REASON_INBOX
+        self.previous = self.steady.in_flight
+        numbers = np.array([self.ring.pop()[0] for _ in range(len(self.ring))])[steps // 10 :]
+        return {name: float(np.median(numbers[:, 10 + k])) * 1e6 for k, name in enumerate(PARTS)}
+
     def close(self):
         self.ring.close()
         os.close(self.wake)
@@ -113,12 +136,26 @@ def beside(busy, call, *args):
     return found[0]
 
 
-def case(rows, steady, busy, steps, rounds):
-    """Microseconds by part, medians over the rounds."""
+@contextlib.contextmanager
+def swept():
+    """This thread on a core, and beside it a process that runs whenever it sleeps."""
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(allowed)})
+    other = subprocess.Popen([sys.executable, "-c", SWEEP], stdout=subprocess.PIPE)
+    other.stdout.readline()
+    yield
+    other.kill()
+    other.wait()
+    other.stdout.close()
+    os.sched_setaffinity(0, allowed)
+
+
+def case(rows, way, busy, steps, rounds):
+    """Microseconds by part, medians over the rounds; `way` is a method of Decoding."""
     found = []
     for _ in range(rounds):
-        decoding = Decoding(rows, 2 * steps + 8)
-        found.append(beside(busy, decoding.in_steady if steady else decoding.in_python, steps))
+        decoding = Decoding(rows, 3 * steps + 8)
+        found.append(beside(busy, getattr(decoding, way), steps))
         decoding.close()
     return {name: round(statistics.median(one[name] for one in found), 2) for name in found[0]}
 
@@ -132,8 +169,13 @@ def run(steps, rounds):
                 # Beside a busy thread Python waits for the lock in every step: fewer steps tell as much.
                 count = steps if steady or not busy else max(50, steps // 5)
                 name = f"{rows} rows, {'steady' if steady else 'Python'}{', busy' if busy else ''}"
-                cases[name] = case(rows, steady, busy, count, rounds)
+                cases[name] = case(rows, "in_steady" if steady else "in_python", busy, count, rounds)
     return cases
+
+
+def run_cold(rounds):
+    with swept():
+        return {f"{rows} rows, cold": case(rows, "in_cold", False, 300, rounds) for rows in (1, 32, 256)}
 
 
 def main():
@@ -141,12 +183,13 @@ def main():
     parser.add_argument("--json", type=Path)
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cold", action="store_true", help="only the cases whose core has done other work meanwhile")
     options = parser.parse_args()
     sys.setswitchinterval(0.0005)
-    result = run(options.steps, options.rounds)
+    result = run_cold(options.rounds) if options.cold else run(options.steps, options.rounds)
     print(f"{'case':26} {'step us':>9}" + "".join(f" {name:>9}" for name in PARTS))
     for name, parts in result.items():
-        print(f"{name:26} {parts['step']:9.2f}" + "".join(f" {parts[p]:9.2f}" for p in PARTS if p in parts))
+        print(f"{name:26} {parts.get('step', 0):9.2f}" + "".join(f" {parts[p]:9.2f}" for p in PARTS if p in parts))
     if options.json:
         machine = {"machine": platform.processor() or platform.machine(), "cores": os.cpu_count()}
         options.json.write_text(json.dumps({**machine, "us": result}, indent=1))

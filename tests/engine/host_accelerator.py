@@ -1,8 +1,8 @@
 """The device path on a CPU: an Accelerator whose streams are the calling thread, and whose graphs are plain calls.
 
-Everything above it is the real thing: plans in records, prep, padded steps, the device's sampler, plans and tokens
-copied by the launcher's rules. Kernels fall back to their references. What a driver would do asynchronously happens
-at once.
+Everything above it is the real thing: plans in records, prep, padded steps, the device's sampler, records taken in
+turns by the launcher's rules. Kernels fall back to their references. What a driver would do asynchronously happens at
+once.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from engine.memory import DeviceMemory
 class HostLauncher:
     """The calls of _fast.driver.Launcher, in the calling thread."""
 
-    def __init__(self, graphs: list[Callable[[], None]], records: list, stagings: torch.Tensor) -> None:
-        self._graphs, self._records, self._stagings = graphs, records, stagings
-        self._turn = 0
+    def __init__(self, graphs: list[Callable[[], None]], records: torch.Tensor, turn: torch.Tensor) -> None:
+        self._graphs, self._records, self._turn = graphs, records, turn
         self.gap_s = 0.0  # no clock of the device's is asked
         self._prep = -1
         self._forward: dict[tuple[int, int], int] = {}
         self._sample: dict[int, int] = {}
         self._step: dict[int, int] = {}
-        self.counts = {"upload": 0, "prep": 0, "forward": 0, "sample": 0, "step": 0, "finish": 0, "wait": 0}
+        self.counts = {"prep": 0, "forward": 0, "sample": 0, "step": 0, "finish": 0, "wait": 0}
 
     def set_prep(self, graph: int) -> None:
         self._prep = graph
@@ -48,33 +47,30 @@ class HostLauncher:
     def pick_sample(self, count: int) -> int:
         return min((size for size in self._sample if size >= count), default=0)
 
-    def upload(self, plan: StepPlan, record: int) -> None:
-        self.counts["upload"] += 1
-        used = plan.used_len
+    def _take(self, plan: StepPlan, record: int) -> None:
         assert plan.number == record
         assert np.asarray(plan.record).ctypes.data == self._records[record].data_ptr()
-        self._stagings[self._turn].fill_(-7)  # what was not copied must not be read
-        self._stagings[self._turn][:used] = self._records[record][:used]
+        self._records[record][plan.used_len :] = -7  # what does not count must not be read
+        self._turn.fill_(record)
 
     def claim(self, record: int) -> None:
         pass  # everything launched has run
 
     def launch(self, plan: StepPlan, record: int, kind: int, size: int, sample_size: int) -> None:
-        self.upload(plan, record)
         if kind == 0 and plan.num_sampled == plan.num_rows:
             self.counts["step"] += 1
-            self._turn = (self._turn + 1) % len(self._stagings)  # whatever comes of it: prep has been launched
+            self._take(plan, record)
             self._graphs[self._step[size]]()
         else:
-            self.prep()
+            self.prep(plan, record)
             self.forward(kind, size)
             if sample_size:
                 self.sample(sample_size)
         self.finish()
 
-    def prep(self) -> None:
+    def prep(self, plan: StepPlan, record: int) -> None:
         self.counts["prep"] += 1
-        self._turn = (self._turn + 1) % len(self._stagings)
+        self._take(plan, record)
         self._graphs[self._prep]()
 
     def forward(self, kind: int, size: int) -> None:
@@ -135,9 +131,9 @@ class HostAccelerator:
         body()
         return body
 
-    def launcher(self, records: list, stagings: torch.Tensor, ring: torch.Tensor) -> HostLauncher:
+    def launcher(self, records: torch.Tensor, turn: torch.Tensor, ring: torch.Tensor) -> HostLauncher:
         assert len(ring) == len(records)
-        return HostLauncher(self._graphs, records, stagings)
+        return HostLauncher(self._graphs, records, turn)
 
     def ledger(self) -> dict[str, int]:
         return {}

@@ -29,7 +29,6 @@ COUNTED = {
     "MemcpyAsync": (POINTER, POINTER, ctypes.c_size_t, ctypes.c_int, POINTER),
     "EventSynchronize": (POINTER,),
     "EventRecord": (POINTER, POINTER),
-    "StreamWaitEvent": (POINTER, POINTER, ctypes.c_uint),
 }
 KERNELS_PER_LAYER = 9
 
@@ -56,7 +55,7 @@ def calls(monkeypatch):
     kept.clear()
 
 
-async def test_a_plain_decode_step_is_one_launch_one_copy_and_one_wait(calls):
+async def test_a_plain_decode_step_is_one_launch_and_one_wait(calls):
     async with CUDA.running(tiny.checkpoint("qwen3")) as served:
         steps = []
         served.on_step = steps.append
@@ -68,11 +67,11 @@ async def test_a_plain_decode_step_is_one_launch_one_copy_and_one_wait(calls):
     assert count >= 80
     assert count <= seen["GraphLaunch"] <= count + 2 * in_parts
     assert in_parts < count / 4
-    assert seen["MemcpyAsync 1"] == seen["EventSynchronize"] == count
+    assert seen["EventSynchronize"] == count
+    assert seen.get("MemcpyAsync 1", 0) <= 1, "the device is told once whose turn it is"
     assert "MemcpyAsync 2" not in seen, "tokens go home without one"
-    # uploaded, home; and two for each gap that is measured.
-    assert 2 * count <= seen["EventRecord"] <= 2 * count + 2 * (count // 64 + 1)
-    assert seen["StreamWaitEvent"] == count
+    # home; and two for each gap that is measured.
+    assert count <= seen["EventRecord"] <= count + 2 * (count // 64 + 1)
 
 
 async def test_gaps_between_steps_are_measured_by_the_devices_clock():

@@ -61,7 +61,7 @@ class Walk:
 
     @property
     def capacity(self) -> int:
-        return len(self.plans[0].record) + PARAM_WORDS * self.max_rows + 3 * self.max_tokens
+        return len(self.plans[0].record)
 
     def add(self) -> None:
         draw = self.draw
@@ -80,7 +80,7 @@ class Walk:
 
     def record(self, plan: StepPlan) -> np.ndarray:
         """The plan's record with parameters and positions behind its updates; whatever lies beyond is garbage."""
-        size = 16 + 5 * self.max_rows + 1 + self.max_tokens + 4 * plan.num_updates
+        size = plan.tail_at + 4 * plan.num_updates
         staged = np.full(self.capacity, 0x7F0F0F0F, np.int32)
         staged[:size] = np.asarray(plan.record)[:size]
         rows = range(plan.num_rows)

@@ -22,16 +22,10 @@ from engine.kernels.gemm.gated import gated_product, gated_reference
 from engine.kernels.gemm.whole import whole_product
 from engine.kernels.norm import rms_norm, rms_norm_reference
 from engine.kernels.overlap import overlaps
+from engine.kernels.record import records_in, tail_of
 from engine.kernels.rope import cos_sin, cos_sin_reference
 from engine.kernels.sampling.home import OUTSIDE, send_home
-from engine.kernels.step_inputs import (
-    Stagings,
-    empty_inputs,
-    empty_slots,
-    step_inputs,
-    step_inputs_reference,
-    tail_of,
-)
+from engine.kernels.step_inputs import empty_inputs, empty_slots, step_inputs, step_inputs_reference
 from engine.kernels.tune import LEAST_FILL, SHAPES, WHOLE, few_rows, many_gated, whole_gated
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
@@ -178,10 +172,12 @@ def test_step_inputs(mrope):
     max_rows, max_tokens, updates, params, lines = 256, 2048, 9000, 250, 300
     tail = tail_of(max_rows, max_tokens)
     at = tail + 4 * updates + 12 * params
-    record = torch.zeros(at + 3 * 1900 + 7, dtype=torch.int32)
+    record = torch.zeros(-(-(at + 3 * 1900) // 16) * 16 + 32, dtype=torch.int32)
     record[[0, 1, 3, 7, 8]] = torch.tensor([200, 1900, updates, params, at], dtype=torch.int32)
     starts = torch.cat([torch.tensor([0]), torch.randperm(1899)[:199].sort().values + 1, torch.tensor([1900])])
-    columns = record[16:tail].split([max_rows, max_rows + 1, max_rows, max_rows, max_rows, max_tokens])
+    columns = record[16:].split(
+        [max_rows, max_rows + 1, *[max_rows] * 3, max_tokens, len(record) - 16 - 5 * max_rows - 1 - max_tokens]
+    )
     columns[0][:200] = torch.randperm(lines)[:200]
     columns[1][:201], columns[2][:200] = starts, starts.diff()
     columns[3][:200], columns[4][:200] = torch.randint(0, 900, (200,)), torch.randint(0, 4, (200,))
@@ -195,14 +191,12 @@ def test_step_inputs(mrope):
     record[at : at + 5700] = torch.randint(0, 5000, (5700,))
     mine, theirs = empty_slots(lines, 120, "cuda"), empty_slots(lines, 120, "cpu")
     got, want = (empty_inputs(max_rows, max_tokens, mrope, device) for device in ("cuda", "cpu"))
-    stagings = [
-        Stagings(record.to(device).repeat(2, 1), torch.zeros(2, dtype=torch.int32, device=device))
-        for device in ("cuda", "cpu")
-    ]
+    both = [records_in(record.repeat(2, 1).pin_memory(), device) for device in ("cuda", "cpu")]
     for _ in range(3):
-        step_inputs(got, mine, stagings[0], max_rows, max_tokens, 16, 150000)
-        step_inputs_reference(want, theirs, stagings[1], max_rows, max_tokens, 16, 150000)
-    for ours, plain in ((got, want), (mine, theirs), stagings):
+        step_inputs(got, mine, both[0], max_rows, max_tokens, 16, 150000)
+        step_inputs_reference(want, theirs, both[1], max_rows, max_tokens, 16, 150000)
+    assert both[0].turn.tolist() == both[1].turn.tolist() == [1]
+    for ours, plain in ((got, want), (mine, theirs)):
         for field in dataclasses.fields(ours):
             assert torch.equal(getattr(ours, field.name).cpu(), getattr(plain, field.name)), field.name
 

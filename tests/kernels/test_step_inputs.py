@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from engine.kernels.step_inputs import Stagings, empty_inputs, empty_slots, empty_stagings, step_inputs, tail_of
+from engine.kernels.record import Records, records_in, tail_of, tokens_of
+from engine.kernels.step_inputs import empty_inputs, empty_slots, step_inputs
 from engine.step.build import RowArrays, apply_updates, build
 from tests.kernels.plans import Walk
 
@@ -23,9 +24,11 @@ def poisoned(walk):
     return out
 
 
-def staged(record):
-    """One staging, which is always next."""
-    return Stagings(torch.from_numpy(record)[None], torch.zeros(2, dtype=torch.int32))
+def alone(record) -> Records:
+    """One record, which is always next."""
+    pinned = np.zeros((1, -(-len(record) // 16) * 16), np.int32)
+    pinned[0, : len(record)] = record
+    return records_in(torch.from_numpy(pinned), "cpu")
 
 
 def check_rows(out, walk, plan, batch, rows):
@@ -49,7 +52,7 @@ def check_rows(out, walk, plan, batch, rows):
 
 def plant(walk, plan, record, draw):
     """Ids that are no rows of the embedding, in some prompts and as some tokens that are fed back."""
-    ids, at = np.asarray(plan.token_ids)[: plan.num_tokens], tail_of(walk.max_rows, 0)
+    ids, at = np.asarray(plan.token_ids)[: plan.num_tokens], tokens_of(walk.max_rows)
     bad = draw.choice([-(2**31), -2, -1, VOCAB, 2**31 - 1], len(ids))
     ids[...] = np.where((ids >= 0) & (draw.random(len(ids)) < 0.05), bad, ids)
     record[at : at + len(ids)] = ids
@@ -72,7 +75,7 @@ def test_a_step_equals_what_the_host_builds(seed, mrope, planted):
         batch = build(plan, rows, walk.slots, walk.block_size, [], [], mrope, VOCAB)
         slots.last_token[: walk.max_slots] = torch.from_numpy(walk.slots.last_token)
         out = poisoned(walk)
-        step_inputs(out, slots, staged(record), walk.max_rows, walk.max_tokens, walk.block_size, VOCAB)
+        step_inputs(out, slots, alone(record), walk.max_rows, walk.max_tokens, walk.block_size, VOCAB)
         tokens = plan.num_tokens
         assert torch.equal(out.token_ids[:tokens], batch.token_ids)
         assert torch.equal(out.positions[..., :tokens], batch.positions.clamp(min=0))
@@ -114,7 +117,7 @@ def test_parameters_reach_their_slot():
     record[tail + 4 :] = [2, 7, -3, 0, 50, 0, 0, -1, 0x12345678, 0, 0, 0]
     for word, value in ((3, 0.7), (5, 0.9), (6, 0.05), (9, 1.0), (10, -0.5), (11, 1.2)):
         record[tail + 4 + word] = np.float32(value).view(np.int32)
-    step_inputs(out, slots, staged(record), max_rows, max_tokens, 16, VOCAB)
+    step_inputs(out, slots, alone(record), max_rows, max_tokens, 16, VOCAB)
     assert slots.block_tables.nonzero().tolist() == [[3, 1]]
     assert int(slots.block_tables[3, 1]) == 9
     got = [getattr(slots, f.name)[2].item() for f in dataclasses.fields(slots)[2:]]
@@ -122,13 +125,13 @@ def test_parameters_reach_their_slot():
     assert (slots.temperature[[0, 1, 3, 4]] == 0).all()
 
 
-def test_stagings_take_turns_and_a_step_says_where_its_tokens_go():
+def test_records_take_turns_and_a_step_says_where_its_tokens_go():
     slots, out = empty_slots(3, 5, "cpu"), empty_inputs(2, 4, False, "cpu")
-    stagings = empty_stagings(3, tail_of(2, 4), "cpu")
-    stagings.records[:, 10] = torch.tensor([7, 8, 9])
+    records = records_in(torch.zeros(3, tail_of(2, 4), dtype=torch.int32), "cpu")
+    records.pinned[:, 10] = torch.tensor([7, 8, 9])
     homes = []
     for _ in range(7):
-        step_inputs(out, slots, stagings, 2, 4, 16, VOCAB)
+        step_inputs(out, slots, records, 2, 4, 16, VOCAB)
         homes.append(int(out.home))
     assert homes == [7, 8, 9, 7, 8, 9, 7]
 
@@ -137,7 +140,7 @@ def test_numbers_out_of_bounds_touch_nothing():
     max_rows, max_tokens = 2, 4
     slots, out = empty_slots(3, 5, "cpu"), empty_inputs(max_rows, max_tokens, True, "cpu")
     record = np.full(tail_of(max_rows, max_tokens) + 40, 1 << 30, np.int32)
-    step_inputs(out, slots, staged(record), max_rows, max_tokens, 16, VOCAB)
+    step_inputs(out, slots, alone(record), max_rows, max_tokens, 16, VOCAB)
     assert not any(getattr(slots, f.name).any() for f in dataclasses.fields(slots))
     assert (out.slot_mapping == -1).all()
     assert (out.row_slot == 3).all()

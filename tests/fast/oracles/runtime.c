@@ -1,10 +1,10 @@
-/* A device runtime whose streams run as late, or as early, as events allow, and whose graphs do a step's bookkeeping.
+/* A device runtime whose stream runs as late, or as early, as events allow, and whose graphs do a step's bookkeeping.
 
-   Each stream is a list of calls. A lazy stream runs them only when somebody waits for an event behind them, an eager
-   one at once as far as it may. So a buffer that is written too early, or a stream that should have waited, changes
-   what is read. The functions have CUDA's names, so that the library can stand for libcudart.
+   The stream is a list of calls. A lazy one runs them only when somebody waits for an event behind them, an eager one
+   at once. So a buffer that is written too early changes what is read. The functions have CUDA's names, so that the
+   library can stand for libcudart.
 
-   The model behind "prep", "forward" and "sample": stagings take turns; a record is taken apart by its header; a slot's
+   The model behind "prep", "forward" and "sample": records take turns; a record is taken apart by its header; a slot's
    words travel once; a token is a hash of the slot's seed and the token's place; a fed token is the slot's newest; the
    tokens go to the ring buffer that the header names. A step whose own numbers do not fit together sets `fault`. */
 
@@ -14,20 +14,20 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { WORDS = 12, MAX_OPS = 64, MAX_LOG = 1 << 16, EVENTS = 64, SLOTS = 1024, ROWS = 1024, PREP_NS = 5000 };
-enum { COPY, GRAPH, RECORD, WAIT };
-enum { LOG_GRAPH, LOG_UP, LOG_RECORD, LOG_STREAM_WAIT, LOG_SYNC, LOG_QUERY, LOG_ELAPSED };
+enum { WORDS = 12, MAX_OPS = 64, MAX_LOG = 1 << 16, EVENTS = 64, SLOTS = 1024, ROWS = 1024, PREP_NS = 5000, ALIGNED = 16 };
+enum { COPY, GRAPH, RECORD };
+enum { LOG_GRAPH, LOG_COPY, LOG_RECORD, LOG_SYNC, LOG_QUERY, LOG_ELAPSED };
 
 typedef struct { int kind, event; int64_t version; void *to; const void *from; size_t size; int64_t graph; } Op;
 typedef struct { Op ops[MAX_OPS]; int64_t begin, end; int eager; } Stream;
-typedef struct { int64_t asked, reached; int stream, used; unsigned flags; int64_t at, stamp; } Event;
+typedef struct { int64_t asked, reached; int used; unsigned flags; int64_t at, stamp; } Event;
 
-static Stream streams[2];            /* handles 1, 2: compute, up */
+static Stream stream;                /* handle 1 */
 static Event events[EVENTS + 1];     /* handles 1 .. EVENTS */
 static int32_t calls[MAX_LOG][2];    /* (what, of which) */
 static int64_t num_calls;
 static int fail_call = -1, fail_code, fail_after;
-static int32_t max_rows, max_tokens, *ring[8], *stagings[8], num_stagings, turn;
+static int32_t max_rows, max_tokens, *ring[8], *records[8], num_records, *turn;
 static int32_t words[SLOTS][WORDS], last_token[SLOTS], table_updates;
 static int32_t header[16], rows_slot[ROWS], rows_place[ROWS], rows_sampled;
 static int64_t fault, device_end, step_ns, faulty_step = -1;
@@ -67,7 +67,8 @@ static void prep(const int32_t *record)
 {
     const int32_t *slot = record + 16, *start = slot + max_rows, *len = start + max_rows + 1;
     const int32_t *computed = len + max_rows, *flags = computed + max_rows, *token = flags + max_rows;
-    const int32_t *tail = token + max_tokens, *param = tail + 4 * record[3];
+    const int32_t *tail = record + (token + max_tokens - record + ALIGNED - 1) / ALIGNED * ALIGNED;
+    const int32_t *param = tail + 4 * record[3];
     int32_t row, k;
     memcpy(header, record, sizeof header);
     in_order &= header[4] == next_prep++;
@@ -128,8 +129,8 @@ static void graph(int64_t handle)
 {
     int32_t size = (int32_t)(handle % 10000);
     if (handle < DECODE || handle >= STEP) {
-        prep(stagings[turn]);
-        turn = (turn + 1) % num_stagings;
+        prep(records[*turn]);
+        *turn = (*turn + 1) % num_records;
     }
     if ((handle >= DECODE && handle < SAMPLE) || handle >= STEP)
         fault |= (header[1] > size) << 6 | ((handle < MIXED || handle >= STEP) && header[1] != header[0]) << 7;
@@ -138,41 +139,36 @@ static void graph(int64_t handle)
     fault |= (handle >= STEP && !bare && rows_sampled != header[0]) << 10;
 }
 
-static void reach(int event, int64_t version);
-
-static void run_one(Stream *stream)
+static void run_one(void)
 {
-    Op *op = &stream->ops[stream->begin % MAX_OPS];
-    stream->begin++;
+    Op *op = &stream.ops[stream.begin % MAX_OPS];
+    stream.begin++;
     if (op->kind == COPY)
         memcpy(op->to, op->from, op->size);
     else if (op->kind == GRAPH)
         graph(op->graph);
-    else if (op->kind == RECORD)
-        events[op->event].reached = op->version;
     else
-        reach(op->event, op->version);
+        events[op->event].reached = op->version;
 }
 
 static void reach(int event, int64_t version)
 {
-    Stream *stream = &streams[events[event].stream];
-    while (events[event].reached < version && stream->begin < stream->end)
-        run_one(stream);
+    while (events[event].reached < version && stream.begin < stream.end)
+        run_one();
 }
 
 static int push(void *handle, Op op)
 {
-    Stream *stream = &streams[(intptr_t)handle - 1];
-    if (stream->end - stream->begin == MAX_OPS)
-        run_one(stream);
-    stream->ops[stream->end++ % MAX_OPS] = op;
-    while (stream->eager && stream->begin < stream->end)
-        run_one(stream);
+    fault |= (handle != (void *)1) << 12;
+    if (stream.end - stream.begin == MAX_OPS)
+        run_one();
+    stream.ops[stream.end++ % MAX_OPS] = op;
+    while (stream.eager && stream.begin < stream.end)
+        run_one();
     return 0;
 }
 
-int cudaGraphLaunch(void *handle, void *stream)
+int cudaGraphLaunch(void *handle, void *on)
 {
     Op op = {.kind = GRAPH, .graph = (int64_t)(intptr_t)handle};
     int code = note(LOG_GRAPH, (int)(intptr_t)handle);
@@ -186,15 +182,15 @@ int cudaGraphLaunch(void *handle, void *stream)
         if (write(wake_fd, &one, sizeof one) < 0)
             fault |= 1 << 8;
     }
-    return code ? code : push(stream, op);
+    return code ? code : push(on, op);
 }
 
-int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, void *stream)
+int cudaMemcpyAsync(void *to, const void *from, size_t size, int kind, void *on)
 {
     Op op = {.kind = COPY, .to = to, .from = from, .size = size};
-    int code = note(LOG_UP, (int)size);
+    int code = note(LOG_COPY, (int)size);
     fault |= (kind != 1) << 11;
-    return code ? code : push(stream, op);
+    return code ? code : push(on, op);
 }
 
 int cudaEventCreateWithFlags(void **event, unsigned flags)
@@ -215,23 +211,14 @@ int cudaEventDestroy(void *event)
     return 0;
 }
 
-int cudaEventRecord(void *event, void *stream)
+int cudaEventRecord(void *event, void *on)
 {
     Event *own = &events[(intptr_t)event];
     Op op = {.kind = RECORD, .event = (int)(intptr_t)event, .version = ++own->asked};
     int code = note(LOG_RECORD, (int)(intptr_t)event);
-    own->stream = (int)(intptr_t)stream - 1;
     own->at = device_end;
     own->stamp = device_end > clock_ns() ? device_end : clock_ns();
-    return code ? code : push(stream, op);
-}
-
-int cudaStreamWaitEvent(void *stream, void *event, unsigned flags)
-{
-    Op op = {.kind = WAIT, .event = (int)(intptr_t)event, .version = events[(intptr_t)event].asked};
-    int code = note(LOG_STREAM_WAIT, (int)(intptr_t)event);
-    (void)flags;
-    return code ? code : push(stream, op);
+    return code ? code : push(on, op);
 }
 
 int cudaEventQuery(void *event)
@@ -276,25 +263,25 @@ const char *cudaGetErrorString(int code)
 
 /* What tests set and read. */
 
-void setup(int32_t rows, int32_t tokens, int32_t **host_ring, int32_t num_ring, int32_t **device_stagings, int32_t count)
+void setup(int32_t rows, int32_t tokens, int32_t **host_ring, int32_t **host_records, int32_t count, int32_t *next)
 {
-    memset(streams, 0, sizeof streams);
+    memset(&stream, 0, sizeof stream);
     memset(events, 0, sizeof events);
     memset(words, 255, sizeof words);
     memset(last_token, 255, sizeof last_token);
     max_rows = rows;
     max_tokens = tokens;
-    memcpy(ring, host_ring, num_ring * sizeof(int32_t *));
-    num_stagings = count;
-    turn = 0;
-    memcpy(stagings, device_stagings, count * sizeof(int32_t *));
+    memcpy(ring, host_ring, count * sizeof(int32_t *));
+    memcpy(records, host_records, count * sizeof(int32_t *));
+    num_records = count;
+    turn = next;
     num_calls = fault = device_end = step_ns = table_updates = bare = wake_after = next_prep = 0;
     in_order = 1;
     fail_call = -1;
     faulty_step = -1;
 }
 
-void set_eager(int compute, int up) { streams[0].eager = compute, streams[1].eager = up; }
+void set_eager(int eager) { stream.eager = eager; }
 void set_failure(int call, int code, int after) { fail_call = call, fail_code = code, fail_after = after; }
 void set_step_ns(int64_t ns) { step_ns = ns; }
 void set_faulty_step(int64_t step) { faulty_step = step; }

@@ -1,6 +1,6 @@
 """The stand-in for CUDA's runtime (runtime.c), compiled once per test session, and a launcher over it.
 
-A `Rig` has records, stagings, ring buffers and graphs as the engine would make them, all in host memory.
+A `Rig` has records, ring buffers and graphs as the engine would make them, all in host memory.
 """
 
 import atexit
@@ -17,10 +17,10 @@ from _fast.driver import Launcher
 from _fast.params import SlotParams
 from _fast.plan import StepPlan
 
-GRAPH, UP, RECORD, STREAM_WAIT, SYNC, QUERY, ELAPSED = range(7)
+GRAPH, COPY, RECORD, SYNC, QUERY, ELAPSED = range(6)
 CALLS = (
     "GraphLaunch", "MemcpyAsync", "EventCreateWithFlags", "EventDestroy", "EventRecord", "EventQuery",
-    "EventSynchronize", "StreamWaitEvent", "EventElapsedTime", "GetErrorString",
+    "EventSynchronize", "EventElapsedTime", "GetErrorString",
 )  # fmt: skip
 WORDS = 12
 
@@ -53,23 +53,18 @@ def seed_words(slot: int, prompt_len: int, seed: int) -> np.ndarray:
 class Rig:
     """Memory, graphs and a launcher for one scheduler's limits."""
 
-    def __init__(self, rows, tokens, updates, max_slots, *, records=3, stagings=2, graphs=True, whole=True):
+    def __init__(self, rows, tokens, updates, max_slots, *, records=3, graphs=True, whole=True):
         self.lib = library()
         size = StepPlan.record_len(rows, tokens, updates)
         self.records = [np.full(size, -99, np.int32) for _ in range(records)]
-        self.stagings = [np.full(size, -88, np.int32) for _ in range(stagings)]
         self.ring = [np.full(rows, -77, np.int32) for _ in range(records)]
         self.plans = [StepPlan(rows, tokens, updates, record, k) for k, record in enumerate(self.records)]
         self.params = SlotParams(max_slots)
-        lines, pointers = (
-            (ctypes.c_void_p * len(arrays))(*[array.ctypes.data for array in arrays])
-            for arrays in (self.ring, self.stagings)
-        )
-        self.lib.setup(rows, tokens, lines, records, pointers, stagings)
-        self.launcher = Launcher(
-            addresses(), 1, 2, [r.ctypes.data for r in self.records], [s.ctypes.data for s in self.stagings],
-            [line.ctypes.data for line in self.ring], rows,
-        )  # fmt: skip
+        self.turn = np.full(1, records - 1, np.int32)  # the device's: whatever its graphs were recorded with
+        lines, places = ([array.ctypes.data for array in arrays] for arrays in (self.ring, self.records))
+        pointers = [(ctypes.c_void_p * records)(*found) for found in (lines, places)]
+        self.lib.setup(rows, tokens, *pointers, records, ctypes.c_void_p(self.turn.ctypes.data))
+        self.launcher = Launcher(addresses(), 1, places, self.turn.ctypes.data, lines, rows)
         self.launcher.set_prep(1000)
         if graphs:
             self.set_graphs(rows, tokens, whole)

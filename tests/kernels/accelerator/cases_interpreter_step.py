@@ -8,16 +8,9 @@ import pytest
 import torch
 import triton  # noqa: F401  (before any kernel file, so that they take it; TRITON_INTERPRET says in which mode)
 
+from engine.kernels.record import Records, records_in, tail_of
 from engine.kernels.sampling.home import launch_home, send_home_reference
-from engine.kernels.step_inputs import (
-    Stagings,
-    empty_inputs,
-    empty_slots,
-    empty_stagings,
-    launch_inputs,
-    step_inputs_reference,
-    tail_of,
-)
+from engine.kernels.step_inputs import empty_inputs, empty_slots, launch_inputs, step_inputs_reference
 from engine.kernels.target import HAS_TRITON
 from tests.kernels.plans import Walk
 from tests.kernels.test_step_inputs import VOCAB, plant
@@ -28,9 +21,11 @@ def equal(got, want) -> None:
         assert torch.equal(getattr(got, field.name), getattr(want, field.name)), field.name
 
 
-def staged(record: torch.Tensor) -> Stagings:
-    """One staging, which is always next."""
-    return Stagings(record[None].contiguous(), torch.zeros(2, dtype=torch.int32))
+def alone(record: torch.Tensor) -> Records:
+    """One record, which is always next."""
+    pinned = torch.zeros(1, -(-len(record) // 16) * 16, dtype=torch.int32)
+    pinned[0, : len(record)] = record
+    return records_in(pinned, "cpu")
 
 
 @pytest.mark.parametrize("planted", [False, True])
@@ -41,7 +36,7 @@ def test_a_step_equals_the_reference(seed, mrope, planted):
     walk, draw, marked = Walk(seed, mrope), np.random.default_rng(seed), 0
     mine = empty_slots(walk.max_slots, walk.max_blocks, "cpu")
     theirs = copy.deepcopy(mine)
-    turns = [empty_stagings(2, walk.capacity, "cpu") for _ in range(2)]
+    turns = [records_in(torch.zeros(2, walk.capacity, dtype=torch.int32), "cpu") for _ in range(2)]
     for number, (plan, record) in enumerate(walk.steps(40)):
         if planted:
             plant(walk, plan, record, draw)
@@ -51,13 +46,14 @@ def test_a_step_equals_the_reference(seed, mrope, planted):
         for slots in (mine, theirs):
             slots.last_token[: walk.max_slots] = torch.from_numpy(walk.slots.last_token)
         size = (walk.max_rows, walk.max_tokens, walk.block_size, VOCAB)
-        for stagings in turns:
-            stagings.records[number % 2, : len(record)] = torch.from_numpy(record)
+        for records in turns:
+            records.pinned[number % 2, : len(record)] = torch.from_numpy(record)
+        turns[0].staged.fill_(-7)  # what was not copied must not be read
         launch_inputs(got, mine, turns[0], *size)
         step_inputs_reference(want, theirs, turns[1], *size)
         equal(got, want)
         equal(mine, theirs)
-        equal(*turns)
+        assert torch.equal(turns[0].turn, turns[1].turn)
         marked += int(mine.outside.sum())
     assert (marked > 0) == planted
 
@@ -84,8 +80,8 @@ def test_more_tokens_and_changes_than_one_program_takes():
     words[:, 0] = torch.randperm(700)[:params]
     mine, theirs = empty_slots(700, 400, "cpu"), empty_slots(700, 400, "cpu")
     got, want = (empty_inputs(max_rows, max_tokens, False, "cpu") for _ in range(2))
-    launch_inputs(got, mine, staged(record), max_rows, max_tokens, block_size, 990)
-    step_inputs_reference(want, theirs, staged(record), max_rows, max_tokens, block_size, 990)
+    launch_inputs(got, mine, alone(record), max_rows, max_tokens, block_size, 990)
+    step_inputs_reference(want, theirs, alone(record), max_rows, max_tokens, block_size, 990)
     equal(got, want)
     equal(mine, theirs)
     assert 2 < int(mine.outside.sum()) < 30
@@ -95,7 +91,7 @@ def test_more_tokens_and_changes_than_one_program_takes():
 def test_a_broken_record_stays_inside_its_tensors(value):
     slots, out = empty_slots(3, 5, "cpu"), empty_inputs(2, 4, True, "cpu")
     record = torch.full((tail_of(2, 4) + 40,), value, dtype=torch.int32)
-    launch_inputs(out, slots, staged(record), 2, 4, 16, 5)
+    launch_inputs(out, slots, alone(record), 2, 4, 16, 5)
     assert ((out.row_slot >= 0) & (out.row_slot <= 3)).all()
     assert (out.context_len <= 5 * 16).all()
     assert ((out.query_start >= 0) & (out.query_start <= 4)).all()
