@@ -10,6 +10,12 @@ cdef struct Name:  # what makes two blocks equal: where they hang, how deep, in 
     int32_t group
 
 
+cdef struct Entry:  # of a block; one line of memory, for it is mostly met long after it was last used
+    Name name
+    int64_t serial
+    int64_t unused[2]
+
+
 cdef class PrefixIndex:
     cdef readonly int32_t block_size
     cdef readonly int64_t num_entries
@@ -19,14 +25,9 @@ cdef class PrefixIndex:
     cdef uint64_t keep_hi
     cdef int32_t mask
     cdef int64_t next_serial
-    cdef uint64_t[::1] hash_lo
-    cdef uint64_t[::1] hash_hi
-    cdef uint64_t[::1] link_lo
-    cdef uint64_t[::1] link_hi
-    cdef int32_t[::1] depth
-    cdef int32_t[::1] group
-    cdef int64_t[::1] serial
-    cdef int64_t[::1] keys
+    cdef Entry* entries
+    cdef int32_t num_blocks
+    cdef int64_t* keys  # block_size of each block
     cdef int32_t[::1] table
 
     cdef void chain(self, const uint64_t* parent, const int64_t* keys, uint64_t* out) noexcept nogil
@@ -34,6 +35,8 @@ cdef class PrefixIndex:
     cdef void insert(self, block_t block, const Name* name, const int64_t* keys) noexcept nogil
     cdef void remove(self, block_t block) noexcept nogil
     cdef void clear(self) noexcept nogil
-    cdef int32_t _home(self, uint64_t lo, uint64_t hi, int32_t group) noexcept nogil
+    cdef int32_t _home(self, const Name* name) noexcept nogil
+    cdef void expect(self, block_t block, block_t above) noexcept nogil
+    cdef void expect_name(self, const Name* name) noexcept nogil
     cdef _name(self, Name* name, bytes digest, bytes link, int32_t depth, int32_t group)
     cdef _check(self, object keys)

@@ -14,7 +14,15 @@ tombstones.
 from array import array
 
 cimport cython
-from libc.string cimport memcmp, memcpy
+from libc.stdlib cimport free
+from libc.string cimport memcmp, memcpy, memset
+from posix.stdlib cimport posix_memalign
+
+cdef extern from *:
+    """
+    #define omniloop_fetch(at) __builtin_prefetch(at, 1)
+    """
+    void fetch "omniloop_fetch"(const void* at) noexcept nogil
 
 
 @cython.overflowcheck(False)
@@ -73,6 +81,23 @@ cdef void siphash128(uint64_t key_lo, uint64_t key_hi, const uint64_t* head, int
 cdef class PrefixIndex:
     """A name for each block that holds a full, committed run of keys; at most one block per name."""
 
+    def __cinit__(self, int32_t num_blocks, int32_t block_size, bytes hash_key, int hash_bits=128):
+        cdef size_t count = max(num_blocks, 1)
+        cdef size_t key_bytes = count * max(block_size, 1) * sizeof(int64_t)
+        self.entries = NULL
+        self.keys = NULL
+        if (
+            posix_memalign(<void**>&self.entries, 64, count * sizeof(Entry))
+            or posix_memalign(<void**>&self.keys, 64, key_bytes)
+        ):
+            raise MemoryError(f"no memory for the names of {num_blocks} blocks")
+        memset(self.entries, 0, count * sizeof(Entry))
+        memset(self.keys, 0, key_bytes)
+
+    def __dealloc__(self):
+        free(self.entries)
+        free(self.keys)
+
     def __init__(self, int32_t num_blocks, int32_t block_size, bytes hash_key, int hash_bits=128):
         if len(hash_key) != 16:
             raise ValueError(f"hash_key has {len(hash_key)} bytes: SipHash takes exactly 16")
@@ -91,14 +116,7 @@ cdef class PrefixIndex:
         self.mask = size - 1
         self.next_serial = 1
         self.num_entries = 0
-        self.hash_lo = array("Q", bytes(8 * num_blocks))
-        self.hash_hi = array("Q", bytes(8 * num_blocks))
-        self.link_lo = array("Q", bytes(8 * num_blocks))
-        self.link_hi = array("Q", bytes(8 * num_blocks))
-        self.depth = array("i", bytes(4 * num_blocks))
-        self.group = array("i", bytes(4 * num_blocks))
-        self.serial = array("q", bytes(8 * num_blocks))
-        self.keys = array("q", bytes(8 * num_blocks * block_size))
+        self.num_blocks = num_blocks
         self.table = array("i", bytes(4 * size))
 
     cdef void chain(self, const uint64_t* parent, const int64_t* keys, uint64_t* out) noexcept nogil:
@@ -111,22 +129,37 @@ cdef class PrefixIndex:
         siphash128(self.key_lo, self.key_hi, head, 4, <const uint64_t*>keys, self.block_size, out)
 
     @cython.overflowcheck(False)
-    cdef int32_t _home(self, uint64_t lo, uint64_t hi, int32_t group) noexcept nogil:
-        cdef uint64_t mixed = lo ^ (hi >> 17) ^ (<uint64_t>group * <uint64_t>0x9E3779B97F4A7C15)
+    cdef int32_t _home(self, const Name* name) noexcept nogil:
+        cdef uint64_t mixed = name.hash_lo ^ (name.hash_hi >> 17)
+        mixed ^= <uint64_t>name.group * <uint64_t>0x9E3779B97F4A7C15
         return <int32_t>((mixed ^ (mixed >> 32)) & <uint64_t>self.mask)
+
+    cdef void expect(self, block_t block, block_t above) noexcept nogil:
+        """A block is about to be named below another: brings its place into the caches while others are dealt with."""
+        cdef int32_t word
+        fetch(&self.entries[block])
+        fetch(&self.entries[above])
+        for word in range(0, self.block_size, 8):
+            fetch(&self.keys[<int64_t>block * self.block_size + word])
+
+    cdef void expect_name(self, const Name* name) noexcept nogil:
+        """The same of the place in the table."""
+        fetch(&self.table[self._home(name)])
 
     cdef block_t find(self, const Name* name, const int64_t* keys) noexcept nogil:
         """The block with this name and these keys, or 0."""
-        cdef int32_t at = self._home(name.hash_lo, name.hash_hi, name.group)
+        cdef const Name* own
+        cdef int32_t at = self._home(name)
         cdef block_t block = self.table[at]
         while block:
+            own = &self.entries[block].name
             if (
-                self.hash_lo[block] == name.hash_lo
-                and self.hash_hi[block] == name.hash_hi
-                and self.link_lo[block] == name.link_lo
-                and self.link_hi[block] == name.link_hi
-                and self.depth[block] == name.depth
-                and self.group[block] == name.group
+                own.hash_lo == name.hash_lo
+                and own.hash_hi == name.hash_hi
+                and own.link_lo == name.link_lo
+                and own.link_hi == name.link_hi
+                and own.depth == name.depth
+                and own.group == name.group
                 and memcmp(&self.keys[<int64_t>block * self.block_size], keys, 8 * <size_t>self.block_size) == 0
             ):
                 return block
@@ -136,24 +169,19 @@ cdef class PrefixIndex:
 
     cdef void insert(self, block_t block, const Name* name, const int64_t* keys) noexcept nogil:
         """Name a block that has no name yet; `find` has just said that the name is not taken."""
-        cdef int32_t at = self._home(name.hash_lo, name.hash_hi, name.group)
+        cdef int32_t at = self._home(name)
         while self.table[at]:
             at = (at + 1) & self.mask
         self.table[at] = block
-        self.hash_lo[block] = name.hash_lo
-        self.hash_hi[block] = name.hash_hi
-        self.link_lo[block] = name.link_lo
-        self.link_hi[block] = name.link_hi
-        self.depth[block] = name.depth
-        self.group[block] = name.group
-        self.serial[block] = self.next_serial
+        self.entries[block].name = name[0]
+        self.entries[block].serial = self.next_serial
         memcpy(&self.keys[<int64_t>block * self.block_size], keys, 8 * <size_t>self.block_size)
         self.next_serial += 1
         self.num_entries += 1
 
     cdef void remove(self, block_t block) noexcept nogil:
         """Forget a named block, then close the gap: an entry moves back unless its home lies behind the gap."""
-        cdef int32_t gap = self._home(self.hash_lo[block], self.hash_hi[block], self.group[block])
+        cdef int32_t gap = self._home(&self.entries[block].name)
         cdef int32_t at
         cdef int32_t home
         cdef block_t other
@@ -165,7 +193,7 @@ cdef class PrefixIndex:
             other = self.table[at]
             if other == 0:
                 break
-            home = self._home(self.hash_lo[other], self.hash_hi[other], self.group[other])
+            home = self._home(&self.entries[other].name)
             if ((at - home) & self.mask) >= ((at - gap) & self.mask):
                 self.table[gap] = other
                 gap = at
@@ -203,12 +231,12 @@ cdef class PrefixIndex:
         cdef int64_t[::1] view = self._check(keys)
         cdef Name name
         self._name(&name, digest, link, depth, group)
-        if not 0 < block < self.serial.shape[0]:
-            raise ValueError(f"block {block}: this index serves blocks 1 to {self.serial.shape[0] - 1}")
+        if not 0 < block < self.num_blocks:
+            raise ValueError(f"block {block}: this index serves blocks 1 to {self.num_blocks - 1}")
         if self.find(&name, &view[0]):
             raise ValueError("another block has this name already")
         self.insert(block, &name, &view[0])
-        return int(self.serial[block]).to_bytes(16, "little")
+        return int(self.entries[block].serial).to_bytes(16, "little")
 
     def discard(self, int32_t block):
         """Forget a block; says whether it was named."""

@@ -1,5 +1,6 @@
 from _fast.blocks cimport BlockPool
 from _fast.encoder cimport EncoderTable
+from _fast.plain cimport PlainRows
 from _fast.plan cimport StepPlan
 from _fast.prefix cimport PrefixIndex
 from _fast.queue cimport WaitQueue
@@ -35,6 +36,7 @@ cdef class Scheduler:
     cdef int64_t settled_step
     cdef RunningRows running
     cdef readonly TokenShares shares
+    cdef PlainRows plain
     cdef int32_t updates_left
     cdef bint preempted
 
@@ -50,7 +52,7 @@ cdef class Scheduler:
     cdef void _row(self, slot_t slot, int32_t count, StepPlan plan) noexcept nogil
     cdef void _end(self, slot_t slot) noexcept nogil
     cdef void _commit(self, StepPlan plan, const int32_t* sampled, const int32_t* override) noexcept nogil
+    cdef void _commit_row(self, StepPlan plan, int32_t row, token_t token, int32_t forced) noexcept nogil
     cdef int32_t _sample(self, slot_t slot, token_t token, int32_t override, int32_t* out) noexcept nogil
     cdef void _fail(self, StepPlan plan, const uint8_t* again) noexcept nogil
     cdef _check_oldest(self, StepPlan plan)
-    cdef _check_slot(self, int32_t slot)

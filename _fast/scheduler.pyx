@@ -63,6 +63,7 @@ cdef class Scheduler:
         self.freed_slots = array("i", bytes(4 * max_slots))
         self.running = RunningRows(self.seqs, self.by_priority)
         self.shares = TokenShares(self.seqs, self.running, self.queue, max_tokens, self.max_chunk)
+        self.plain = PlainRows(self.seqs, self.tables, self.running)
 
     # Requests come and go.
 
@@ -195,7 +196,9 @@ cdef class Scheduler:
     cdef void _plan(self, StepPlan plan) noexcept nogil:
         plan.clear()
         self.encoder.begin(self.settled_step)
-        while True:
+        if (self.queue.size == 0 or self.running.size >= self.max_rows) and self.plain.fit(plan):
+            self.plain.emit(plan)
+        while plan.num_rows == 0:
             self.updates_left = plan.max_updates
             self.preempted = False
             self._continue(plan)
@@ -316,9 +319,7 @@ cdef class Scheduler:
         cdef int32_t idle = self.pool.num_free + self.pool.num_cached - self.tables.num_revived
         # All that is known must fit, with a reserve for rows that decode: a row let in too early preempts others.
         cdef int32_t reserve = min(self.running.size, self.pool.total >> 4) * self.num_groups
-        if self.tables.demand(hit, known) + reserve > idle and self.running.size:
-            return False
-        if self.tables.demand(hit, known) > idle:
+        if self.tables.demand(hit, known) + reserve > idle:
             return False
         if self.seqs.num_spans[slot]:
             count = self.encoder.limit(self.seqs, slot, start, count)
@@ -372,46 +373,47 @@ cdef class Scheduler:
     # Settling.
 
     cdef void _commit(self, StepPlan plan, const int32_t* sampled, const int32_t* override) noexcept nogil:
-        cdef int32_t row
-        cdef int32_t why
-        cdef int32_t forced
-        cdef slot_t slot
-        cdef bint fresh
+        cdef int32_t row = 0
         self.num_freed = 0
-        for row in range(plan.num_rows):
-            slot = plan.row_slot[row]
-            self.seqs.in_flight[slot] -= 1
-            plan.out_token[row] = -1
-            plan.out_finish[row] = FINISH_NONE
-            if self.seqs.state[slot] == FINISHING:
-                if self.seqs.in_flight[slot] == 0:
-                    self._end(slot)
-                continue
-            if self.seqs.void[slot]:
-                self.seqs.pending[slot] -= plan.row_flags[row] & ROW_SAMPLE
-                continue
-            # After a preemption the KV of this step is gone, but its sample is still the row's next token.
-            fresh = plan.row_epoch[row] == self.seqs.epoch[slot]
-            forced = override[row] if override else FINISH_NONE
-            if self.seqs.doomed[slot]:
-                why = FINISH_ERROR
-            elif plan.row_flags[row] & ROW_SAMPLE:
-                self.seqs.pending[slot] -= 1
-                why = self._sample(slot, sampled[row], forced, &plan.out_token[row])
-            else:
-                why = forced
-            if fresh and why != FINISH_ERROR:
-                self.seqs.committed[slot] = plan.row_computed[row] + plan.row_len[row]
-                if self.seqs.committed[slot] >= self.seqs.boundary[slot]:
-                    self.tables.settle(slot)
-                if self.seqs.span_done[slot] < self.seqs.num_spans[slot]:
-                    self.encoder.passed(self.seqs, slot)
-            if why == FINISH_ERROR:  # of what it has computed so far nothing is to be found again
-                self.tables.disown(slot)
-            if why:
-                plan.out_finish[row] = why
-                self._end(slot)
+        while row < plan.num_rows:
+            if override == NULL:
+                row = self.plain.settle(plan, row, sampled)
+            if row < plan.num_rows:
+                self._commit_row(plan, row, sampled[row], override[row] if override else FINISH_NONE)
+            row += 1
+        self.plain.name_blocks()
         self.settled_step = plan.step_id
+
+    cdef void _commit_row(self, StepPlan plan, int32_t row, token_t token, int32_t forced) noexcept nogil:
+        cdef slot_t slot = plan.row_slot[row]
+        cdef int32_t why = forced
+        self.seqs.in_flight[slot] -= 1
+        plan.out_token[row] = -1
+        plan.out_finish[row] = FINISH_NONE
+        if self.seqs.state[slot] == FINISHING:
+            if self.seqs.in_flight[slot] == 0:
+                self._end(slot)
+            return
+        if self.seqs.void[slot]:
+            self.seqs.pending[slot] -= plan.row_flags[row] & ROW_SAMPLE
+            return
+        if self.seqs.doomed[slot]:
+            why = FINISH_ERROR
+        elif plan.row_flags[row] & ROW_SAMPLE:
+            self.seqs.pending[slot] -= 1
+            why = self._sample(slot, token, forced, &plan.out_token[row])
+        # After a preemption the KV of this step is gone, but its sample is still the row's next token.
+        if plan.row_epoch[row] == self.seqs.epoch[slot] and why != FINISH_ERROR:
+            self.seqs.committed[slot] = plan.row_computed[row] + plan.row_len[row]
+            if self.seqs.committed[slot] >= self.seqs.boundary[slot]:
+                self.tables.settle(slot)
+            if self.seqs.span_done[slot] < self.seqs.num_spans[slot]:
+                self.encoder.passed(self.seqs, slot)
+        if why == FINISH_ERROR:  # of what it has computed so far nothing is to be found again
+            self.tables.disown(slot)
+        if why:
+            plan.out_finish[row] = why
+            self._end(slot)
 
     cdef int32_t _sample(self, slot_t slot, token_t token, int32_t override, int32_t* out) noexcept nogil:
         """Append a sampled token; why its request ends, or FINISH_NONE."""
@@ -468,12 +470,9 @@ cdef class Scheduler:
 
     def cached_tokens(self, int32_t slot):
         """Prompt tokens found in the prefix cache when the slot's request first started; 0 before."""
-        self._check_slot(slot)
-        return max(0, self.seqs.cached[slot])
-
-    cdef _check_slot(self, int32_t slot):
         if not 0 <= slot < self.max_slots:
             raise ValueError(f"slot {slot}: this scheduler has slots 0 to {self.max_slots - 1}")
+        return max(0, self.seqs.cached[slot])
 
     @property
     def num_running(self):

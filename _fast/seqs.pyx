@@ -46,7 +46,8 @@ cdef class SeqTable:
         self.hashes = <uint64_t**>calloc(num_slots, sizeof(uint64_t*))
         self.stops = <token_t**>calloc(num_slots, sizeof(token_t*))
         self.spans = <Span**>calloc(num_slots, sizeof(Span*))
-        if not (self.tokens and self.keys and self.hashes and self.stops and self.spans):
+        self.near = <Near*>calloc(num_slots, sizeof(Near))
+        if not (self.tokens and self.keys and self.hashes and self.stops and self.spans and self.near):
             raise MemoryError(f"no memory for {num_slots} slots")
         self.num_slots = num_slots
 
@@ -92,7 +93,7 @@ cdef class SeqTable:
 
     def __dealloc__(self):
         cdef int32_t i
-        for i in range(self.num_slots if self.spans else 0):
+        for i in range(self.num_slots if self.near else 0):
             free(self.tokens[i])
             free(self.keys[i])
             free(self.hashes[i])
@@ -103,6 +104,7 @@ cdef class SeqTable:
         free(self.hashes)
         free(self.stops)
         free(self.spans)
+        free(self.near)
 
     cdef slot_t take(self) noexcept nogil:
         """A free slot, clean, or -1."""
@@ -119,6 +121,8 @@ cdef class SeqTable:
 
     cdef void reset(self, slot_t slot) noexcept nogil:
         """Clear every per-slot fact and buffer. Only `epoch` goes on: plans of the former owner must not match."""
+        self.near[slot].id = [-1, -1, -1, -1]
+        self.near[slot].more = False
         self.state[slot] = FREE
         self.read_cache[slot] = 0
         self.unnamed[slot] = 0
@@ -235,7 +239,10 @@ cdef class SeqTable:
             memcpy(self.keys[slot], &keys[0], <size_t>n * sizeof(int64_t))
         for value in eos + stop:
             self.stops[slot][i] = value
+            if i < 4:
+                self.near[slot].id[i] = value
             i += 1
+        self.near[slot].more = i > 4
         self.token_room[slot] = n + 16
         self.num_tokens[slot] = n
         self.prompt_len[slot] = n
@@ -299,4 +306,5 @@ cdef class SeqTable:
             "hashes": self.hashes[slot] != NULL,
             "stops": self.stops[slot] != NULL,
             "spans": self.spans[slot] != NULL,
+            "near": self.near[slot],
         }

@@ -249,16 +249,19 @@ cdef class SteadyLoop:
 
     cdef int32_t _size(self, StepPlan plan) noexcept nogil:
         """The size of the graph that runs a plain plan; 0: it is not plain."""
+        cdef const slot_t* slots = &plan.row_slot[0]
+        cdef const int32_t* computed = &plan.row_computed[0]
+        cdef const int32_t* prompt_len = &self.scheduler.seqs.prompt_len[0]
+        cdef const uint8_t* special = &self.special[0]
+        cdef int32_t odd = 0
         cdef int32_t row
-        cdef slot_t slot
-        cdef uint8_t special
         if plan.num_rows == 0 or plan.num_encodes or plan.num_media:
             return 0
         for row in range(plan.num_rows):
-            slot = plan.row_slot[row]
-            special = self.special[slot]
-            if special & ALWAYS or (special and plan.row_computed[row] < self.scheduler.seqs.prompt_len[slot]):
-                return 0
+            odd |= special[slots[row]] & ALWAYS
+            odd |= special[slots[row]] & -(computed[row] < prompt_len[slots[row]])
+        if odd:
+            return 0
         if plan.num_sampled and self.launcher.choose(SAMPLE, plan.num_sampled) == 0:
             return 0
         return self.launcher.choose(DECODE if plan.num_decode_rows == plan.num_rows else MIXED, plan.num_tokens)
@@ -301,17 +304,20 @@ cdef class SteadyLoop:
 
     cdef bint _read(self, StepPlan plan, const int32_t* tokens) noexcept nogil:
         """Before the commit, which may forget slots: rows whose token is their request's first. False: one has none."""
+        cdef const slot_t* slots = &plan.row_slot[0]
+        cdef const int32_t* flags = &plan.row_flags[0]
+        cdef const int32_t* computed = &plan.row_computed[0]
+        cdef const int32_t* lengths = &plan.row_len[0]
+        cdef const int32_t* prompt_len = &self.scheduler.seqs.prompt_len[0]
+        cdef int32_t* cached = &self.cached[0]
+        cdef int32_t missing = 0
         cdef int32_t row
-        cdef slot_t slot
         for row in range(plan.num_rows):
-            self.cached[row] = -1
-            if plan.row_flags[row] & ROW_SAMPLE:
-                if tokens[row] < 0:
-                    return False
-                slot = plan.row_slot[row]
-                if plan.row_computed[row] + plan.row_len[row] == self.scheduler.seqs.prompt_len[slot]:
-                    self.cached[row] = max(0, self.scheduler.seqs.cached[slot])
-        return True
+            cached[row] = -1
+            missing |= (flags[row] & ROW_SAMPLE) & (tokens[row] < 0)
+            if (flags[row] & ROW_SAMPLE) & (computed[row] + lengths[row] == prompt_len[slots[row]]):
+                cached[row] = max(0, self.scheduler.seqs.cached[slots[row]])
+        return not missing
 
     cdef void _note_numbers(self, StepPlan plan) noexcept nogil:
         self.last.step_id = plan.step_id

@@ -16,8 +16,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOM = (
-    "blocks", "driver", "encoder", "params", "plan", "prefix", "queue", "ring", "running", "scheduler", "seqs",
-    "shares", "steady", "tables",
+    "blocks", "driver", "encoder", "params", "plain", "plan", "prefix", "queue", "ring", "running", "scheduler",
+    "seqs", "shares", "steady", "tables",
 )  # fmt: skip
 WALKS = ("test_parts_walk", "test_plan", "test_prefix_walk", "test_scheduler_walk", "test_steady")
 

@@ -10,7 +10,7 @@ from _fast.scheduler import Scheduler
 from _fast.seqs import SeqTable
 
 DECLARED = (Path(__file__).resolve().parents[2] / "_fast" / "seqs.pxd").read_text()
-ARRAY = re.compile(r"^    cdef (?:readonly )?\w+(?:\[::1\]|\*\*) (\w+)(?:  # .*)?$", re.MULTILINE)
+ARRAY = re.compile(r"^    cdef (?:readonly )?\w+(?:\[::1\]|\*\*?) (\w+)(?:  # .*)?$", re.MULTILINE)
 FIELDS = ARRAY.findall(DECLARED.split("# One value per slot")[1])
 
 
