@@ -37,19 +37,24 @@ MODELS = {  # hidden, inner, heads, kv heads of 128
 CUTS = [(64, 256, 3, 4), (64, 256, 2, 4), (64, 128, 4, 4), (32, 128, 6, 4), (16, 256, 4, 4), (128, 128, 3, 8)]
 GATED_CUTS = [(32, 128, 4, 4), (32, 128, 3, 4), (16, 256, 3, 4), (16, 128, 4, 4), (64, 128, 3, 4)]
 # With rows of a tile.
-TILED_CUTS = [(64, 128, 4, 4, 64), (64, 128, 4, 4, 128), (64, 64, 6, 4, 64), (64, 64, 6, 4, 128), (128, 64, 4, 8, 128)]
-TILED_GATED_CUTS = [(32, 64, 6, 4, 128), (64, 64, 6, 4, 64), (64, 64, 5, 8, 128), (32, 128, 4, 4, 64)]
+TILED_CUTS = [
+    (64, 128, 4, 4, 64), (64, 128, 4, 4, 128), (64, 64, 6, 4, 64), (64, 64, 4, 4, 64), (64, 64, 6, 4, 128),
+    (128, 64, 4, 8, 128),
+]  # fmt: skip
+TILED_GATED_CUTS = [
+    (32, 64, 6, 4, 128), (64, 64, 6, 4, 64), (64, 64, 4, 4, 64), (64, 64, 5, 8, 128), (32, 128, 4, 4, 64),
+]  # fmt: skip
 
 
 def candidates(width: int, depth: int, gated: bool, rows: int) -> list[Split]:
-    """Cuts whose programs come to one, two, three or four for each of 132 units."""
+    """Cuts whose programs come to one, two, three or four for each of 132 units, in tiles also to a half."""
     found = set()
     cuts = [(*cut, 0) for cut in (GATED_CUTS if gated else CUTS)]
     if rows > MAX_ROWS:
         cuts = TILED_GATED_CUTS if gated else TILED_CUTS
     for block_n, block_k, stages, warps, block_m in cuts:
         tiles = -(-width // block_n) * (-(-rows // block_m) if block_m else 1)
-        for programs in (132, 264, 396, 528):
+        for programs in (132, 264, 396, 528, *(66,) * (block_m > 0)):
             splits = max(1, min(round(programs / tiles), depth // (2 * block_k)))
             found.add(Split(block_n, block_k, splits, stages, warps, block_m))
     return sorted(found)
@@ -187,7 +192,7 @@ def show_whole(model: str) -> None:
 
 
 def show_layers(model: str) -> None:
-    for rows in (1, 8, 32, 64, 96, 128, 192, 256):
+    for rows in (1, 8, 32, 64, 72, 96, 128, 160, 192, 256):
         calls = layer(model, rows)
         served, count = microseconds(calls), kernels_of(calls[0])
         with mock.patch.object(dense, "room_after", return_value=None):

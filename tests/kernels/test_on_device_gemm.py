@@ -45,7 +45,7 @@ def test_few_rows_by_every_cut(shape):
     width, depth, gated = shape
     weight, bias = draw(width * (1 + gated), depth) / 16, draw(width * (1 + gated))
     packed = pack_gated(*weight.chunk(2), *bias.chunk(2)) if gated else pack(weight, bias)
-    for rows in (1, 3, 16, 17, 33, 64, 65, 96, 129, 192, 255, 256):
+    for rows in (1, 3, 16, 17, 33, 64, 65, 96, 129, 161, 192, 255, 256):
         x, residual = draw(rows, depth), draw(rows, width)
         both = x.double() @ weight.double().T + bias.double()
         if gated:
@@ -116,7 +116,7 @@ def test_gated_products_of_many_rows_by_the_table(shape):
         assert error(gated_linear(x[:rows], packed), want[:rows]) < LIMIT, (rows, many_gated(rows, *shape))
 
 
-@pytest.mark.parametrize("rows", [1, 3, 16, 17, 33, 64, 65, 96, 129, 192, 255, 256])
+@pytest.mark.parametrize("rows", [1, 3, 16, 17, 33, 64, 65, 96, 129, 161, 192, 255, 256])
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(
     ("before", "hidden", "after"),
