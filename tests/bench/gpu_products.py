@@ -3,7 +3,7 @@
 cuts: a line per weight and row class for SHAPES of kernels/tune: the best cut, or None where the vendor is faster.
 normed: the same with the norm before (q|k|v, gate|up) or after (o, down) left to the product, beside what is served
 without that and a norm's kernel, for SHAPES too; --missing asks only where SHAPES has None.
-whole: gate|up at 129 to 256 rows by the vendor's product and silu·mul beside gemm/whole, for WHOLE.
+whole: gate|up at 65 to 256 rows by the vendor's product and silu·mul beside gemm/whole, for WHOLE.
 layers: a layer without its attention (products, norms, rotation and store) by the vendor's products, by ours with norms
 of their own and as it is served, and how many kernels that is. Graphs of 20 calls over weights beyond the cache.
 Run: python -m tests.bench.gpu_products [--only cuts,normed,whole,layers] [--missing] [--models Qwen3-0.6B,...]: ten
@@ -183,7 +183,7 @@ def show_whole(model: str) -> None:
     def vendor(x: torch.Tensor, weight: torch.Tensor) -> None:
         silu_mul(torch.mm(x, weight.t()))
 
-    for rows in (129, 160, 192, 193, 224, 256):
+    for rows in (65, 80, 96, 112, 128, 129, 160, 192, 193, 224, 256):
         x, out = draw(rows, hidden), draw(rows, inner)
         theirs = microseconds([lambda w=w, x=x: vendor(x, w) for w in weights])
         ours = microseconds([lambda w=w, x=x, out=out: launch_whole(x, w, None, out) for w in weights])

@@ -84,7 +84,7 @@ def test_gated_products_of_all_rows_at_once(shape, biased):
     width, depth = shape
     weight, bias = draw(2 * width, depth) / depth**0.5, draw(2 * width) if biased else None
     packed = pack_gated(*weight.chunk(2), *((None, None) if bias is None else bias.chunk(2)))
-    for rows in (1, 65, 129, 192, 193, 255, 256):
+    for rows in (1, 65, 96, 127, 128, 129, 192, 193, 255, 256):
         for extra in (8, 3):
             x, got = draw(rows, depth + extra)[:, :depth], draw(rows, width).fill_(torch.nan)
             want = gated_reference(x.double(), weight, bias)

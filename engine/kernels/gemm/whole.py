@@ -2,9 +2,10 @@
 
 At so few rows what is read decides: the weights' bytes from memory, the rows again and again from the second-level
 cache. A tile of all rows reads each weight once, and the more columns it has, the seldomer the rows; 96 of gate and 96
-of up are the most that the registers of a unit hold sums for. An inner width of 12,288 makes 128 such tiles: a round of
-nearly all units of a card, so no program goes on to a second tile as in gemm/gated. A block's side is a power of two,
-so a tile is two blocks of columns, 64 and 32, that multiply the same rows.
+of up are the most that the registers of a unit hold sums of 256 rows for. Where there are 128 or fewer, so are the rows of a tile.
+An inner width of 12,288 makes 128 such tiles: a round of nearly all units of a card, so no program goes on to a second
+tile as in gemm/gated. A block's side is a power of two, so a tile is two blocks of columns, 64 and 32, that multiply
+the same rows.
 Users: gemm/dense on accelerators that load blocks by descriptors, for the weights and rows that kernels/tune names.
 """
 
@@ -92,10 +93,15 @@ def launch_whole(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) ->
     assert 0 < rows <= MOST_ROWS and x.stride(1) == 1 and weight.is_contiguous() and out.is_contiguous()
     assert weight.shape == (2 * width, depth), f"x is {tuple(x.shape)}, weight {tuple(weight.shape)}, width {width}"
     assert out.shape == (rows, width) and all(is_aligned(tensor) for tensor in (out, x, weight))
-    both = weight.view(2, width, depth)
+    both, block_m = weight.view(2, width, depth), tile_rows(rows)
     whole_kernel[(triton.cdiv(width, FIRST + SECOND),)](  # descriptors pass by value, so a graph holds them
-        describe(out, MOST_ROWS, FIRST), describe(out, MOST_ROWS, SECOND), describe(x, MOST_ROWS, BLOCK_K),
+        describe(out, block_m, FIRST), describe(out, block_m, SECOND), describe(x, block_m, BLOCK_K),
         describe(both, 2, FIRST, BLOCK_K), describe(both, 2, SECOND, BLOCK_K), out if bias is None else bias,
-        width, depth, BIAS=bias is not None, BLOCK_M=MOST_ROWS, FIRST=FIRST, SECOND=SECOND, BLOCK_K=BLOCK_K,
+        width, depth, BIAS=bias is not None, BLOCK_M=block_m, FIRST=FIRST, SECOND=SECOND, BLOCK_K=BLOCK_K,
         num_warps=WARPS, num_stages=STAGES, **launch_options(),
     )  # fmt: skip
+
+
+def tile_rows(rows: int) -> int:
+    """Rows of the tile that holds `rows`."""
+    return MOST_ROWS if rows > MOST_ROWS // 2 else MOST_ROWS // 2

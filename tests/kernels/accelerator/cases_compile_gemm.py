@@ -6,7 +6,17 @@ import triton  # noqa: F401  (before any kernel file, so that they take it)
 from engine.kernels.gemm.gated import DESCRIBED, POINTED, gated_kernel
 from engine.kernels.gemm.invariant import invariant_kernel, tile_of
 from engine.kernels.gemm.split_k import MAX_ROWS, Split, padded, split_kernel, tiled_kernel
-from engine.kernels.gemm.whole import BLOCK_K, FIRST, MOST_ROWS, SECOND, SHARED_MEMORY, STAGES, WARPS, whole_kernel
+from engine.kernels.gemm.whole import (
+    BLOCK_K,
+    FIRST,
+    MOST_ROWS,
+    SECOND,
+    SHARED_MEMORY,
+    STAGES,
+    WARPS,
+    tile_rows,
+    whole_kernel,
+)
 from engine.kernels.rope import angle_kernel
 from engine.kernels.target import Target
 from engine.kernels.tune import CLASSES, LEAST_FILL, SHAPES, WHOLE, choose, fills, in_one_round
@@ -89,14 +99,15 @@ def test_gated_products_compile(target, tile, bias):
 
 
 @pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("block_m", [tile_rows(128), tile_rows(MOST_ROWS)])
 @pytest.mark.parametrize("target", sorted(OVERLAPPING))
-def test_gated_products_of_all_rows_at_once_compile(target, bias):
+def test_gated_products_of_all_rows_at_once_compile(target, block_m, bias):
     signature = {
-        "out": f"tensordesc<bf16[{MOST_ROWS},{FIRST}]>", "out_rest": f"tensordesc<bf16[{MOST_ROWS},{SECOND}]>",
-        "x": f"tensordesc<bf16[{MOST_ROWS},{BLOCK_K}]>", "weight": f"tensordesc<bf16[2,{FIRST},{BLOCK_K}]>",
+        "out": f"tensordesc<bf16[{block_m},{FIRST}]>", "out_rest": f"tensordesc<bf16[{block_m},{SECOND}]>",
+        "x": f"tensordesc<bf16[{block_m},{BLOCK_K}]>", "weight": f"tensordesc<bf16[2,{FIRST},{BLOCK_K}]>",
         "weight_rest": f"tensordesc<bf16[2,{SECOND},{BLOCK_K}]>", "bias": T, "width": "i32", "depth": "i32",
     }  # fmt: skip
-    constants = {"BIAS": bias, "BLOCK_M": MOST_ROWS, "FIRST": FIRST, "SECOND": SECOND, "BLOCK_K": BLOCK_K,
+    constants = {"BIAS": bias, "BLOCK_M": block_m, "FIRST": FIRST, "SECOND": SECOND, "BLOCK_K": BLOCK_K,
                  "OVERLAP": True}  # fmt: skip
     made = compiles(target, whole_kernel, signature, constants, {"num_warps": WARPS, "num_stages": STAGES})
     if target == "sm_90":  # the only one that kernels/tune names
@@ -168,8 +179,8 @@ def test_shapes_beside_the_table_go_by_the_rule_and_other_cards_to_the_vendor():
 def test_gated_products_of_all_rows_at_once_are_ours_where_it_was_measured():
     hopper, shape = Target("cuda", "sm_90", 132, 32, 227 << 10), (12288, 4096)
     assert WHOLE["sm_90"].keys() == {shape}
-    assert not any(in_one_round(hopper, rows, *shape) for rows in (1, 64, 136, 192))
-    assert all(in_one_round(hopper, rows, *shape) for rows in (193, 200, 256))
+    assert not any(in_one_round(hopper, rows, *shape) for rows in (1, 64, 95, 129, 136, 192))
+    assert all(in_one_round(hopper, rows, *shape) for rows in (96, 128, 193, 200, 256))
     assert not in_one_round(hopper, 256, 12280, 4096)
     assert not in_one_round(hopper, 256, 12288, 4104)
     for units, shared in ((127, 227 << 10), (132, 220 << 10)):  # a second round of tiles; too little for a program

@@ -173,7 +173,8 @@ def test_gated_products_of_no_rows():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("rows", "width", "depth"), [(1, 8, 8), (130, 136, 72), (193, 192, 64), (256, 264, 200), (200, 72, 128)]
+    ("rows", "width", "depth"),
+    [(1, 8, 8), (96, 136, 72), (128, 192, 200), (130, 136, 72), (193, 192, 64), (256, 264, 200), (200, 72, 128)],
 )
 def test_gated_products_of_all_rows_at_once(rows, width, depth, dtype):
     """Widths that end in either block of a tile, and beyond neither."""
