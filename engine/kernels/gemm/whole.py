@@ -2,10 +2,10 @@
 
 At so few rows what is read decides: the weights' bytes from memory, the rows again and again from the second-level
 cache. A tile of all rows reads each weight once, and the more columns it has, the seldomer the rows; 96 of gate and 96
-of up are the most that the registers of a unit hold sums of 256 rows for. Where there are 128 or fewer, so are the rows of a tile.
-An inner width of 12,288 makes 128 such tiles: a round of nearly all units of a card, so no program goes on to a second
-tile as in gemm/gated. A block's side is a power of two, so a tile is two blocks of columns, 64 and 32, that multiply
-the same rows.
+of up are the most that the registers of a unit hold sums of 256 rows for (up to 128 rows a tile has no more). An inner
+width of 12,288 makes 128 such tiles: a round of nearly all units of a card, so no program goes on to a second tile as
+in gemm/gated. A block's side is a power of two, so a tile is two blocks of columns, 64 and 32, that multiply the same
+rows.
 Users: gemm/dense on accelerators that load blocks by descriptors, for the weights and rows that kernels/tune names.
 """
 
