@@ -7,7 +7,8 @@ the model's device. Weights are filled once by engine/weights/load and never cha
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 import torch
@@ -42,6 +43,14 @@ class Model(ABC):
 
         Writes the keys and values of every token into batch.caches. `out`, of the result's shape, takes it when given.
         """
+
+    @contextmanager
+    def abridged(self) -> Iterator[None]:
+        """Inside, forward leaves out layers that launch only what others launch: for steps whose results nobody reads.
+
+        Every kernel and every product's shape is met nevertheless. Caches are those of all layers, made before.
+        """
+        yield
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:

@@ -13,6 +13,8 @@ from its output product on there are no others, and where nothing is sampled it 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -50,14 +52,17 @@ DECODER_IGNORE = ("layers.*.rotary_emb.inv_freq",)
 class DecoderLayer:
     """Attention and MLP with the norm before each."""
 
-    __slots__ = ("attention", "attention_norm", "mlp", "mlp_norm", "rope")
+    __slots__ = ("attention", "attention_norm", "mlp", "mlp_norm", "number", "rope")
 
-    def __init__(self, attention: PagedSelfAttention, mlp: GatedMLP, hidden_size: int, eps: float, rope: int) -> None:
+    def __init__(
+        self, attention: PagedSelfAttention, mlp: GatedMLP, hidden_size: int, eps: float, rope: int, number: int
+    ) -> None:
         self.attention = attention
         self.mlp = mlp
         self.attention_norm = RMSNorm(hidden_size, eps)
         self.mlp_norm = RMSNorm(hidden_size, eps)
         self.rope = rope  # which of the model's rotary tables
+        self.number = number  # from 0: which of the caches
 
 
 class Llama(Model):
@@ -86,8 +91,9 @@ class Llama(Model):
                 text.hidden_size,
                 text.norm_eps,
                 kinds.index(layer.rope),
+                number,
             )
-            for layer in text.layers
+            for number, layer in enumerate(text.layers)
         ]
 
     def weight_table(self) -> Table:
@@ -105,8 +111,9 @@ class Llama(Model):
         tables = [rope(batch.positions) for rope in self.ropes]
         following = [layer.attention_norm for layer in self.layers[1:]] + [self.norm]
         last = self.layers[-1]
-        for layer, after, (k_cache, v_cache) in zip(self.layers, following, batch.caches):
+        for layer, after in zip(self.layers, following):
             cos, sin = tables[layer.rope]
+            k_cache, v_cache = batch.caches[layer.number]
             index = batch.sample_index if layer is last else None
             if index is not None and not len(index):  # middle chunks of prompts: nobody reads more than the cache
                 layer.attention.store(x, cos, sin, batch.attention, k_cache, v_cache)
@@ -114,6 +121,17 @@ class Llama(Model):
             x = layer.attention(x, layer.mlp_norm, cos, sin, batch.attention, k_cache, v_cache, index)
             x = layer.mlp(x, after)
         return x.rows(out)  # [S, hidden], or [T, hidden]
+
+    @contextmanager
+    def abridged(self) -> Iterator[None]:
+        """The first layer, whose norm no product does, the last, and of those between one of each kind."""
+        layers, kinds = self.layers, self.config.text.layers
+        first, last = layers[0], layers[-1]
+        self.layers = list({(kinds[layer.number], layer is first, layer is last): layer for layer in layers}.values())
+        try:
+            yield
+        finally:
+            self.layers = layers
 
     def _embedded(self, batch: Batch) -> Tensor:
         residual = self.embed(batch.token_ids)  # [T, hidden]

@@ -113,8 +113,8 @@ class DeviceExecutor:
 
     def compile(self, threads: int) -> None:
         """Has the kernels of this model's steps compiled, several at a time; one that is met later compiles then."""
-        with self._one_block():
-            compile_ahead(self._walk, threads)
+        with self._one_block(), self._model.abridged():
+            compile_ahead(self._walk, threads, partial(torch.cuda.set_device, self._accelerator.device))
 
     def _walk(self) -> None:
         """Launches of every kind; first the choice of tokens, whose kernels take longest to compile."""

@@ -70,7 +70,7 @@ async def test_greedy_tokens_are_those_of_the_host(wanted, on_the_device_path, n
 async def test_a_walk_for_kernels_changes_no_answer(wanted, on_the_device_path, name, monkeypatch):
     walked = []
 
-    def walk_only(walk, threads):
+    def walk_only(walk, threads, bind):
         walk()
         walked.append(threads)
 

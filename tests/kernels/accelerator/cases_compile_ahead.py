@@ -1,4 +1,4 @@
-"""Kernels are compiled ahead of their launches, on other threads; by a driver that knows its card and cannot launch."""
+"""Kernels are compiled and loaded ahead of their launches, on other threads; by a driver that knows its card alone."""
 
 import threading
 
@@ -16,7 +16,25 @@ X = torch.zeros(3, 64, dtype=torch.bfloat16)
 
 
 class Driver:
-    """Of a card that is not there."""
+    """Of a card that is not there; notes what it is asked, and on which thread."""
+
+    def __init__(self):
+        self.utils = self
+        self.loaded, self.built, self.launched = [], [], []
+
+    def get_device_properties(self, _device):
+        return {"max_shared_mem": 232448}
+
+    def launcher_cls(self, src, _metadata):
+        self.built.append((src.name, threading.current_thread().name))
+        return lambda *_args: self.launched.append((src.name, threading.current_thread().name))
+
+    def load_binary(self, name, _binary, _shared, _device):
+        self.loaded.append((name, threading.current_thread().name))
+        return 1, 1, 0, 0, 1024  # module, function, registers, spilled ones, threads
+
+    def unload_module(self, _module):
+        pass
 
     def get_current_target(self):
         return GPUTarget("cuda", 90, 32)
@@ -37,10 +55,23 @@ def made(monkeypatch):
         found.append((src.name, threading.current_thread().name))
 
     monkeypatch.setattr(triton.knobs.compilation, "listener", listener)
-    triton.runtime.driver.set_active(Driver())
     for kernel in (point_kernel, work_kernel):
         kernel.device_caches.clear()
     return found
+
+
+@pytest.fixture
+def driver():
+    active = Driver()
+    triton.runtime.driver.set_active(active)
+    return active
+
+
+def ahead(walk):
+    """(threads that were given the device)."""
+    bound = []
+    compile_ahead(walk, 2, lambda: bound.append(threading.current_thread().name))
+    return bound
 
 
 @triton.jit
@@ -49,61 +80,70 @@ def broken_kernel(out, SIZE: tl.constexpr):
     tl.store(out, 1)
 
 
-def test_what_a_walk_launches_is_compiled_once_elsewhere_and_does_not_run(made):
+def test_what_a_walk_launches_is_compiled_once_elsewhere_and_does_not_run(made, driver):
     def walk():
         for op in (SILU, GELU_ERF, SILU):
             for rows in (3, 2):
                 launch_point(op, X[:rows])
 
-    compile_ahead(walk, 2)
+    ahead(walk)
     assert [name for name, _ in made] == ["point_kernel"] * 2
     assert all(thread.startswith("omniloop-compile") for _, thread in made)
     point_kernel.run(X, X, 64, OP=SILU, GATED=False, BLOCK=64, OVERLAP=False, num_warps=4, grid=None, warmup=True)
     assert len(made) == 2  # Triton knows it
 
 
-def test_arguments_that_make_other_kernels_are_told_apart(made):
+def test_arguments_that_make_other_kernels_are_told_apart(made, driver):
     def walk():
         launch_point(SILU, X)
         launch_point(SILU, torch.zeros(3, 64))
         launch_point(SILU, torch.zeros(3 * 64 + 1, dtype=X.dtype)[1:].view(3, 64))  # begins at 2 bytes
         launch_point(SILU, X[:, :63].contiguous())  # not a multiple of 16
 
-    compile_ahead(walk, 2)
+    ahead(walk)
     assert len(made) == 4
 
 
-def test_a_kernel_that_cannot_be_compiled_says_so_and_launches_go_on_as_before(made):
+def test_a_kernel_that_cannot_be_compiled_says_so_and_launches_go_on_as_before(made, driver):
     run = triton.JITFunction.run
     for _ in range(2):
         with pytest.raises(triton.CompilationError, match="only one"):
-            compile_ahead(lambda: broken_kernel[(1,)](X, SIZE=2), 2)
+            ahead(lambda: broken_kernel[(1,)](X, SIZE=2))
         assert triton.JITFunction.run is run
-    compile_ahead(lambda: launch_point(SILU, X), 2)
+    ahead(lambda: launch_point(SILU, X))
     assert len(made) == 1
 
 
-def test_a_walk_that_fails_says_why(made):
+def test_a_walk_that_fails_says_why(made, driver):
     with pytest.raises(ZeroDivisionError):
-        compile_ahead(lambda: print(1 / 0), 2)
+        ahead(lambda: print(1 / 0))
 
 
-def test_other_threads_launch_while_one_walks(made):
-    """They get as far as the driver, which has no way to."""
-    seen = []
-
-    def launch():
-        try:
-            launch_point(SILU, X)
-        except AttributeError as error:
-            seen.append(str(error))
-
+def test_what_is_compiled_ahead_is_loaded_there_too_and_launches_find_all_made(made, driver):
     def walk():
-        other = threading.Thread(target=launch)
+        launch_point(SILU, X)
+        launch_point(GELU_ERF, X)
+
+    bound = ahead(walk)
+    assert [name for name, _ in driver.built] == [name for name, _ in driver.loaded] == ["point_kernel"] * 2
+    assert {thread for _, thread in driver.built + driver.loaded} <= set(bound)
+    assert not driver.launched
+    walk()
+    assert len(driver.launched) == len(driver.built) == len(driver.loaded) == len(made) == 2
+
+
+def test_a_kernel_that_the_card_cannot_hold_says_so(made, driver):
+    driver.load_binary = lambda *_args: (1, 1, 0, 0, 32)
+    with pytest.raises(triton.runtime.OutOfResources, match="threads"):
+        ahead(lambda: launch_point(SILU, X))
+
+
+def test_other_threads_launch_while_one_walks(made, driver):
+    def walk():
+        other = threading.Thread(target=launch_point, args=(SILU, X), name="other")
         other.start()
         other.join()
-        launch_point(SILU, X)
+        launch_point(GELU_ERF, X)
 
-    compile_ahead(walk, 2)
-    (error,) = seen
-    assert "Driver" in error
+    ahead(walk)
+    assert driver.launched == [("point_kernel", "other")]
