@@ -196,6 +196,8 @@ cdef class Launcher:
         """Before schedule() rewrites the record: returns when the prep that read it has run."""
         cdef bint done
         self._check_index("record", record_index, self.num_records)
+        if self.record_step[record_index] <= self.waited_step:
+            return  # as nearly always; who gives the GIL away beside a busy thread waits for it
         with nogil:
             done = self.claim_record(record_index)
         if not done:

@@ -48,8 +48,7 @@ cdef class SlotParams:
         """Append the words of the plan's slots that the device has not seen; returns how many slots that were."""
         if plan.record[AT_USED] != plan.tail_at + 4 * plan.num_updates:
             raise ValueError("the plan is empty, packed already, or has its positions: pack() follows schedule()")
-        with nogil:
-            self.append(plan)
+        self.append(plan)
         return plan.num_params
 
     cdef void append(self, StepPlan plan) noexcept nogil:

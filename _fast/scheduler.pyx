@@ -119,13 +119,12 @@ cdef class Scheduler:
     def abort(self, int64_t request_id):
         """End a request from outside: False when it is not live. `freed_slots` then says whether its slot is free."""
         cdef slot_t slot
-        with nogil:
-            self.num_freed = 0
-            slot = self.seqs.find(request_id)
-            if slot >= 0 and self.seqs.state[slot] != FINISHING:
-                self._end(slot)
-            else:
-                slot = -1
+        self.num_freed = 0
+        slot = self.seqs.find(request_id)
+        if slot >= 0 and self.seqs.state[slot] != FINISHING:
+            self._end(slot)
+        else:
+            slot = -1
         return slot >= 0
 
     def add_entry(self, int32_t num_rows):

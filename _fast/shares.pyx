@@ -34,18 +34,18 @@ cdef class TokenShares:
         cdef int32_t decoding = 0
         cdef int32_t following = 0
         cdef long long lacking = 0
-        with nogil:
-            for i in range(self.running.size):
-                left = self.seqs.left(self.running.slots[i])
-                if left == 1:
-                    decoding += 1
-                elif left:
-                    lacking += left
-                    following = min(following, left) if following else left
-            for i in range(self.queue.size):
-                lacking += self.seqs.num_tokens[self.queue.heap[i]]
-            if not following and self.queue.size:
-                following = self.seqs.num_tokens[self.queue.first()]
+        # With the GIL, as wherever a few microseconds are all: who gives it away beside a busy thread waits for it.
+        for i in range(self.running.size):
+            left = self.seqs.left(self.running.slots[i])
+            if left == 1:
+                decoding += 1
+            elif left:
+                lacking += left
+                following = min(following, left) if following else left
+        for i in range(self.queue.size):
+            lacking += self.seqs.num_tokens[self.queue.heap[i]]
+        if not following and self.queue.size:
+            following = self.seqs.num_tokens[self.queue.first()]
         return decoding, self.queue.size, lacking, following
 
     cdef void deal(self, bint others_may_start) noexcept nogil:
