@@ -21,9 +21,21 @@ cdef struct StepNumbers:  # what a step did and how long its parts took, seconds
     double gap_s
 
 
+cdef struct News:  # of a row
+    int64_t request
+    int32_t token
+    int32_t finish
+
+
+cdef struct First:  # a row whose token is its request's first
+    int32_t place  # among the step's news
+    int32_t cached
+
+
 cdef struct Entry:
     StepNumbers numbers
     int32_t count
+    int32_t num_firsts
     bint is_object
 
 
@@ -38,10 +50,8 @@ cdef class OutputRing:
     cdef int64_t popped  # entries ever read; the consumer's
     cdef int64_t overflow  # objects in `backlog`
     cdef Entry* entries
-    cdef int64_t* ids  # [num_entries * max_rows], as the next three
-    cdef int32_t* tokens
-    cdef int32_t* finishes
-    cdef int32_t* cached
+    cdef News* news  # [num_entries * max_rows], as the next
+    cdef First* firsts
     cdef list objects  # by entry
     cdef object backlog  # deque
 

@@ -42,11 +42,9 @@ cdef class OutputRing:
         self.max_rows = max_rows
         self.num_entries = num_entries
         self.entries = <Entry*>calloc(num_entries, sizeof(Entry))
-        self.ids = <int64_t*>calloc(<size_t>num_entries * max_rows, sizeof(int64_t))
-        self.tokens = <int32_t*>calloc(<size_t>num_entries * max_rows, sizeof(int32_t))
-        self.finishes = <int32_t*>calloc(<size_t>num_entries * max_rows, sizeof(int32_t))
-        self.cached = <int32_t*>calloc(<size_t>num_entries * max_rows, sizeof(int32_t))
-        if not (self.entries and self.ids and self.tokens and self.finishes and self.cached):
+        self.news = <News*>calloc(<size_t>num_entries * max_rows, sizeof(News))
+        self.firsts = <First*>calloc(<size_t>num_entries * max_rows, sizeof(First))
+        if not (self.entries and self.news and self.firsts):
             raise MemoryError(f"no memory for {num_entries} steps of {max_rows} rows")
 
     def __init__(self, int32_t max_rows, int32_t num_entries=64):
@@ -56,10 +54,8 @@ cdef class OutputRing:
 
     def __dealloc__(self):
         free(self.entries)
-        free(self.ids)
-        free(self.tokens)
-        free(self.finishes)
-        free(self.cached)
+        free(self.news)
+        free(self.firsts)
 
     def close(self):
         """Gives the eventfd back; the loop no longer watches it, and nothing is written any more."""
@@ -88,30 +84,42 @@ cdef class OutputRing:
         else -1. Sets numbers.num_sampled.
         """
         cdef int64_t at = self.pushed
+        cdef const int32_t* tokens = &plan.out_token[0]
+        cdef const int32_t* finishes = &plan.out_finish[0]
+        cdef const int64_t* requests = &plan.out_request[0]
+        cdef int32_t num_sampled = 0
+        cdef int32_t num_firsts = 0
+        cdef int32_t count = 0
+        cdef int32_t told
         cdef int32_t row
-        cdef int64_t to
-        cdef int64_t start
+        cdef News* news
+        cdef First* firsts
         cdef Entry* entry
-        numbers.num_sampled = 0
         if load(&self.overflow) or at - load(&self.popped) >= self.num_entries:
             for row in range(plan.num_rows):
-                numbers.num_sampled += plan.out_token[row] >= 0
+                num_sampled += tokens[row] >= 0
+            numbers.num_sampled = num_sampled
             return False
         entry = &self.entries[at % self.num_entries]
-        start = to = (at % self.num_entries) * self.max_rows
+        news = &self.news[(at % self.num_entries) * self.max_rows]
+        firsts = &self.firsts[(at % self.num_entries) * self.max_rows]
         for row in range(plan.num_rows):
-            if plan.out_token[row] >= 0:
-                numbers.num_sampled += 1
-            elif plan.out_finish[row] == FINISH_NONE:
-                continue
-            self.ids[to] = plan.out_request[row]
-            self.tokens[to] = plan.out_token[row]
-            self.finishes[to] = plan.out_finish[row]
-            self.cached[to] = cached[row]
-            to += 1
+            # What is written for a row without news is written over, or not counted.
+            news[count].request = requests[row]
+            news[count].token = tokens[row]
+            news[count].finish = finishes[row]
+            told = (tokens[row] >= 0) | (finishes[row] != FINISH_NONE)
+            if told & (cached[row] >= 0):
+                firsts[num_firsts].place = count
+                firsts[num_firsts].cached = cached[row]
+                num_firsts += 1
+            num_sampled += tokens[row] >= 0
+            count += told
+        numbers.num_sampled = num_sampled
         entry.numbers = numbers[0]
         entry.is_object = False
-        entry.count = <int32_t>(to - start)
+        entry.count = count
+        entry.num_firsts = num_firsts
         store(&self.pushed, at + 1)
         self.wake()
         return True
@@ -143,7 +151,8 @@ cdef class OutputRing:
         cdef int64_t aside = load(&self.overflow)
         cdef int64_t at = self.popped
         cdef int32_t i
-        cdef int64_t start
+        cdef News* news
+        cdef First* firsts
         cdef Entry* entry
         if at < load(&self.pushed):
             entry = &self.entries[at % self.num_entries]
@@ -151,13 +160,14 @@ cdef class OutputRing:
                 value = self.objects[at % self.num_entries]
                 self.objects[at % self.num_entries] = None
             else:
-                start = (at % self.num_entries) * self.max_rows
+                news = &self.news[(at % self.num_entries) * self.max_rows]
+                firsts = &self.firsts[(at % self.num_entries) * self.max_rows]
                 value = (
                     as_tuple(&entry.numbers),
-                    [self.ids[start + i] for i in range(entry.count)],
-                    [self.tokens[start + i] for i in range(entry.count)],
-                    [self.finishes[start + i] for i in range(entry.count)],
-                    {i: self.cached[start + i] for i in range(entry.count) if self.cached[start + i] >= 0},
+                    [news[i].request for i in range(entry.count)],
+                    [news[i].token for i in range(entry.count)],
+                    [news[i].finish for i in range(entry.count)],
+                    {firsts[i].place: firsts[i].cached for i in range(entry.num_firsts)},
                 )
             store(&self.popped, at + 1)
             return value
