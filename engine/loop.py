@@ -309,7 +309,8 @@ class DeviceThread:
         else:
             self._commit(runtime, step, output)
             if not step.plan_at:  # of the others only the GIL-free loop knows when they began
-                self._pace.note(step.plan, step.event.fired_at - step.started_at, stats.wait_s)
+                took = step.event.fired_at - step.started_at
+                self._pace.note(step.plan, took, stats.wait_s, step.began_before)
             self._failures.note_ok()
             stats.device_s, stats.gap_s = step.event.fired_at - step.started_at, step.gap_s
         plan = step.plan

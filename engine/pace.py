@@ -38,8 +38,10 @@ class Pace:
         """Seconds that a step takes, as far as is known; 0: nothing is."""
         return self._seconds.get(plan.num_tokens.bit_length(), 0.0)
 
-    def note(self, plan: StepPlan, took: float, waited: float) -> None:
+    def note(self, plan: StepPlan, took: float, waited: float, began_before: bool = False) -> None:
         """Learns from a settled step, for which the thread had to wait `waited` seconds.
+
+        `began_before`: it took longer than `took`, since the one before it was found done.
 
         Estimates fall at once and rise slowly, so that planning is never late. A step found done ended at an unknown
         time before: half of what it seems to have taken is believed, or one slow step would make later ones wait.
@@ -49,9 +51,10 @@ class Pace:
         rows, tokens = plan.num_rows, plan.num_tokens
         found_done = waited < FOUND_DONE
         _learn(self._seconds, tokens.bit_length(), took / 2 if found_done else took)
+        exact = not (found_done or began_before)
         if plan.num_decode_rows == rows:
-            _learn(self._decode, rows.bit_length(), took, at_once=not found_done)
-        elif tokens >= ENOUGH and not found_done:
+            _learn(self._decode, rows.bit_length(), took, at_once=exact)
+        elif tokens >= ENOUGH and exact:
             self._per_token += (took / tokens - self._per_token) * (0.2 if self._per_token else 1.0)
 
     def prompt_budget(self, decoding: int, waiting: int, lacking: int, following: int) -> int:

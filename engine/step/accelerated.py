@@ -35,6 +35,7 @@ from engine.device import Accelerator
 from engine.inbox import Inbox
 from engine.kernels.compile_ahead import compile_ahead
 from engine.models.base import Model
+from engine.pace import FOUND_DONE
 from engine.request import Request, TokenLogprob
 from engine.sampling.device import DeviceSampler, Pending, prompt_logprobs
 from engine.step.batch import Batch
@@ -61,18 +62,21 @@ GRAPH_BYTES = 192 << 20  # what the driver keeps for all graphs: 112 MiB were se
 class TokensHome:
     """Fires when a step's tokens are in the pinned ring; at once when the step failed before it asked for them."""
 
-    __slots__ = ("_launcher", "_record", "asked", "fired_at")
+    __slots__ = ("_launcher", "_record", "asked", "fired_at", "found_done")
 
     def __init__(self, launcher: Launcher, record: int) -> None:
         self._launcher = launcher
         self._record = record
         self.asked = False
         self.fired_at = 0.0
+        self.found_done = False
 
     def wait(self, timeout: float) -> bool:
         """Blocks without the GIL. A device that never answers is noticed by the loop, which watches this thread."""
+        begun = time.perf_counter()
         done = not self.asked or self._launcher.wait(self._record, timeout)
         self.fired_at = time.perf_counter()
+        self.found_done = self.fired_at - begun < FOUND_DONE
         return done
 
 
@@ -393,6 +397,7 @@ class DeviceExecutor:
         step.started_at = max(step.started_at, step.launched_at)
         if self._newest is not None and self._newest is not step:
             self._newest.started_at = step.event.fired_at  # the device goes on with it at once
+            self._newest.began_before = step.event.found_done
         if step.error is not None:
             return
         step.gap_s = self._launcher.gap_s

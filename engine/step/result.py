@@ -38,6 +38,7 @@ class StepResult:
     event: Event = field(default_factory=HostEvent)
     launched_at: float = field(default_factory=time.perf_counter)
     started_at: float = 0.0  # the stream began the forward
+    began_before: bool = False  # it had begun at an unknown time before that
     plan_at: float = 0.0  # when the step behind it should be planned; 0: as long as such steps take after it began
     gap_s: float = 0.0  # the device's time between the step before and this one's forward; 0: not measured
     logits: torch.Tensor | None = None  # [num_sampled, vocab] float32

@@ -93,6 +93,16 @@ def test_a_step_found_done_halves_what_is_expected():
     assert pace.expected(plan(8)) < 0.005
 
 
+def test_a_step_behind_one_that_was_found_done_is_not_believed_to_be_short():
+    pace = Pace(2048, TILE)
+    pace.note(plan(200), 0.014, WAITED)
+    pace.note(plan(0, prompt=2000), 0.040, WAITED)  # 20 microseconds a token
+    assert pace.prompt_budget(200, 1, 900, 900) == 1408 - 200
+    pace.note(plan(200), 0.003, WAITED, began_before=True)
+    pace.note(plan(200, prompt=900), 0.001, WAITED, began_before=True)
+    assert pace.prompt_budget(200, 1, 900, 900) == 1408 - 200
+
+
 def test_where_steps_are_found_done_their_period_limits_the_prompts_that_join():
     pace = Pace(2048, TILE)
     pace.note(plan(0, prompt=2000), 0.002, WAITED)  # a microsecond a token
