@@ -19,6 +19,7 @@ from engine.kernels.gemm.dense import (
     set_invariant,
 )
 from engine.kernels.gemm.gated import gated_product, gated_reference
+from engine.kernels.gemm.split_k import MAX_BLOCK, MAX_ROWS, room_after, split_linear, whole_tiles
 from engine.kernels.gemm.whole import whole_product
 from engine.kernels.norm import rms_norm, rms_norm_reference
 from engine.kernels.overlap import overlaps
@@ -142,6 +143,38 @@ def test_a_norm_between_products_of_few_rows(before, hidden, after, gated, rows)
         want = torch.nn.functional.silu(gate) * up
     assert error(got, want) < LIMIT * (1 + gated)
     assert all(torch.equal(got, run()[1]) for _ in range(20))
+
+
+@pytest.mark.parametrize("rows", [65, 72, 96, 127, 129, 160, 161, 192, 255])
+@pytest.mark.parametrize("shape", [shape for shape, choice in SHAPES["sm_90"].items() if len(choice) > 3])
+def test_what_lies_behind_the_rows_of_a_product_changes_no_bit(shape, rows):
+    width, depth, gated = shape
+    cut = few_rows(rows, *shape)
+    if cut is None:
+        pytest.skip("the vendor's product")
+    assert rows > MAX_ROWS
+    assert cut.block_m
+    weight, gain = draw(width * (1 + gated), depth) / depth**0.5, torch.randn(width, device="cuda")
+    x, start = draw(rows, depth), draw(rows, width)
+    room = draw(256, depth).fill_(torch.nan)[:rows].copy_(x)
+    assert len(whole_tiles(x, MAX_BLOCK)) == rows < len(whole_tiles(room, MAX_BLOCK))
+    want, got = torch.empty_like(start), torch.full((256, width), torch.nan, device="cuda").bfloat16()
+    for _ in range(10):
+        afters = []
+        for tokens, out in ((x, want), (room, got[:rows])):
+            residual = None if gated else out.copy_(start)
+            afters.append(None if gated else room_after(out, cut, gain, 1e-6))
+            split_linear(tokens, weight, None, residual, out, gated, cut, after=afters[-1])
+        assert torch.equal(got[:rows], want)
+        assert got[rows:].isnan().all()
+        if not gated:
+            for mine, theirs in zip(afters[1][:2], afters[0][:2]):
+                assert torch.equal(mine, theirs)
+    y = x.double() @ weight.double().T
+    if gated:
+        gate, up = y.chunk(2, dim=1)
+        y = torch.nn.functional.silu(gate) * up
+    assert error(want, y if gated else y + start.double()) < LIMIT * (1 + gated)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])

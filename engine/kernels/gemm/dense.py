@@ -23,7 +23,7 @@ from _fast import cpu
 from engine.kernels.activation import silu_mul
 from engine.kernels.gemm.gated import gated_product, gated_reference, is_aligned
 from engine.kernels.gemm.invariant import invariant_linear
-from engine.kernels.gemm.split_k import Split, Unscaled, arrivals, room_after, split_linear
+from engine.kernels.gemm.split_k import Split, Unscaled, arrivals, room_after, room_for, split_linear
 from engine.kernels.gemm.whole import whole_product
 from engine.kernels.norm import rms_norm
 from engine.kernels.tune import few_rows, many_gated, whole_gated
@@ -213,7 +213,10 @@ def normed_linear(residual: Tensor, gain: Tensor, eps: float, ahead: Unscaled | 
     if cut is None or ahead is None:
         rows = rms_norm(residual, gain, eps)
         return gated_linear(rows, packed) if packed.gated else linear(rows, packed)
-    y = residual.new_empty(len(residual), packed.out_features // (1 + packed.gated))
+    if packed.gated:  # a product reads that next
+        y = room_for(residual, packed.out_features // 2)
+    else:
+        y = residual.new_empty(len(residual), packed.out_features)
     split_linear(ahead.rows, packed.panels, packed.bias, None, y, packed.gated, cut, before=ahead)
     return y
 

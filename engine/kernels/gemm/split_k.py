@@ -6,7 +6,9 @@ its partial sums in float32 behind; the one that arrives last adds them up in th
 depend on who was last. The product is not over before it is: so it asks for all parts at once, and the residual was
 asked for before the sums, by every program, since any may be the last (o and down: a microsecond less).
 Up to 64 rows lie in one tile, whose long side are weight rows (a matrix unit wants 64). More of them times small
-weights keep the matrix units busy too: then rows are cut as well, and blocks come through descriptors.
+weights keep the matrix units busy too: then rows are cut as well, and blocks come through descriptors. A block that
+ends beyond its tensor takes longer than a full one (4 us of a layer's 32 at 72 rows): so what such a product reads lies
+in room for whole tiles (`room_for`) where that is ours to choose. What is behind the end makes rows that nobody writes.
 
 An RMSNorm between two such products needs no kernel: the first, which adds to the residual stream, also leaves the rows
 times the norm's gain and the squares of each tile behind (`Unscaled`); the second multiplies those rows and divides its
@@ -225,7 +227,7 @@ def tiled_kernel(
     counted,  # [tiles of columns, rows] float32 when AFTER
     partial,  # [tiles of rows, tiles of columns, SPLITS, BLOCK_M, BLOCK_N or twice that] float32 when SPLITS > 1
     arrived,  # [MAX_TILES] int32 when SPLITS > 1; zero before and after
-    x,  # [rows, depth] in blocks [BLOCK_M, BLOCK_K]
+    x,  # [rows or more, depth] in blocks [BLOCK_M, BLOCK_K]
     weight,  # [width, depth] in blocks [BLOCK_N, BLOCK_K]; when GATED [2, width, depth] in blocks [2, BLOCK_N, BLOCK_K]
     plain,  # the weight's values
     bias,  # [width] or [2 * width] when BIAS
@@ -320,7 +322,24 @@ def room_after(out: Tensor, cut: Split, gain: Tensor, eps: float) -> Unscaled | 
     if padded(parts, 1) * min(padded(rows, 16), MAX_BLOCK) > MAX_SQUARES:
         return None
     squares = torch.empty(parts, rows, dtype=torch.float32, device=out.device)
-    return Unscaled(torch.empty_like(out), squares, gain, eps)
+    return Unscaled(room_for(out, width), squares, gain, eps)
+
+
+def room_for(like: Tensor, width: int) -> Tensor:
+    """[M, width] for rows that a product will read, M as in like [M, ...]; of tiles of them the last is whole."""
+    rows = len(like)
+    held = rows if rows <= MAX_ROWS else -(-rows // MAX_BLOCK) * MAX_BLOCK
+    return like.new_empty(held, width)[:rows]
+
+
+def whole_tiles(x: Tensor, block_m: int) -> Tensor:
+    """x [M, K] and what its storage holds behind it, up to whole tiles of block_m rows: [M or more, K]."""
+    (rows, depth), stride = x.shape, x.stride(0)
+    if stride < depth:  # the same values again and again
+        return x
+    there = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()  # values, from x's first on
+    held = (there - depth) // stride + 1
+    return x.as_strided((min(-(-rows // block_m) * block_m, held), depth), x.stride())
 
 
 def padded(count: int, least: int) -> int:
@@ -378,7 +397,8 @@ def launch_split(
         if gated
         else describe(weight, cut.block_n, cut.block_k)
     )
-    tiled_kernel[(m_tiles, tiles, splits)](x=describe(x, block_m, cut.block_k), weight=blocks, plain=weight, **given)
+    tokens = describe(whole_tiles(x, block_m), block_m, cut.block_k)
+    tiled_kernel[(m_tiles, tiles, splits)](x=tokens, weight=blocks, plain=weight, **given)
 
 
 def split_linear_reference(

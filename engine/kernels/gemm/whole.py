@@ -2,15 +2,17 @@
 
 At so few rows what is read decides: the weights' bytes from memory, the rows again and again from the second-level
 cache. A tile of all rows reads each weight once, and the more columns it has, the seldomer the rows; 96 of gate and 96
-of up are the most that the registers of a unit hold sums of 256 rows for (up to 128 rows a tile has no more). An inner
-width of 12,288 makes 128 such tiles: a round of nearly all units of a card, so no program goes on to a second tile as
-in gemm/gated. A block's side is a power of two, so a tile is two blocks of columns, 64 and 32, that multiply the same
-rows.
+of up are the most that the registers of a unit hold sums of 256 rows for. An inner width of 12,288 makes 128 such
+tiles: a round of nearly all units of a card, so no program goes on to a second tile as in gemm/gated. Up to 128 rows
+leave registers for 144 columns: 18,944 make 132 tiles. A block's side is a power of two, so a tile is two blocks of
+columns, 64 and 32 or 128 and 16, that multiply the same rows.
 Users: gemm/dense on accelerators that load blocks by descriptors, for the weights and rows that kernels/tune names.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -19,7 +21,17 @@ from engine.kernels.overlap import begin, launch_options
 from engine.kernels.target import tl, triton
 
 MOST_ROWS = 256  # a descriptor's block has no longer side
-FIRST, SECOND = 64, 32  # columns of a tile's two blocks
+
+
+class Columns(NamedTuple):
+    """Of gate, and as many of up, in a tile's two blocks."""
+
+    first: int
+    second: int
+
+
+NARROW, WIDE = Columns(64, 32), Columns(128, 16)
+MOST_NARROW = 132 * sum(NARROW)  # columns: more tiles would be a second round of sm_90's units
 BLOCK_K, STAGES, WARPS = 64, 4, 8
 SHARED_MEMORY = 229440  # bytes that a program takes: four stages, and 64 for their barriers
 
@@ -93,11 +105,11 @@ def launch_whole(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) ->
     assert 0 < rows <= MOST_ROWS and x.stride(1) == 1 and weight.is_contiguous() and out.is_contiguous()
     assert weight.shape == (2 * width, depth), f"x is {tuple(x.shape)}, weight {tuple(weight.shape)}, width {width}"
     assert out.shape == (rows, width) and all(is_aligned(tensor) for tensor in (out, x, weight))
-    both, block_m = weight.view(2, width, depth), tile_rows(rows)
-    whole_kernel[(triton.cdiv(width, FIRST + SECOND),)](  # descriptors pass by value, so a graph holds them
-        describe(out, block_m, FIRST), describe(out, block_m, SECOND), describe(x, block_m, BLOCK_K),
-        describe(both, 2, FIRST, BLOCK_K), describe(both, 2, SECOND, BLOCK_K), out if bias is None else bias,
-        width, depth, BIAS=bias is not None, BLOCK_M=block_m, FIRST=FIRST, SECOND=SECOND, BLOCK_K=BLOCK_K,
+    both, block_m, (first, second) = weight.view(2, width, depth), tile_rows(rows), columns_of(rows, width)
+    whole_kernel[(triton.cdiv(width, first + second),)](  # descriptors pass by value, so a graph holds them
+        describe(out, block_m, first), describe(out, block_m, second), describe(x, block_m, BLOCK_K),
+        describe(both, 2, first, BLOCK_K), describe(both, 2, second, BLOCK_K), out if bias is None else bias,
+        width, depth, BIAS=bias is not None, BLOCK_M=block_m, FIRST=first, SECOND=second, BLOCK_K=BLOCK_K,
         num_warps=WARPS, num_stages=STAGES, **launch_options(),
     )  # fmt: skip
 
@@ -105,3 +117,8 @@ def launch_whole(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) ->
 def tile_rows(rows: int) -> int:
     """Rows of the tile that holds `rows`."""
     return MOST_ROWS if rows > MOST_ROWS // 2 else MOST_ROWS // 2
+
+
+def columns_of(rows: int, width: int) -> Columns:
+    """Columns of the tiles of `rows` rows of a result [rows, width]."""
+    return WIDE if rows <= MOST_ROWS // 2 and width > MOST_NARROW else NARROW

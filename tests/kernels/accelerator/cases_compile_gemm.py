@@ -8,18 +8,20 @@ from engine.kernels.gemm.invariant import invariant_kernel, tile_of
 from engine.kernels.gemm.split_k import MAX_ROWS, Split, padded, split_kernel, tiled_kernel
 from engine.kernels.gemm.whole import (
     BLOCK_K,
-    FIRST,
     MOST_ROWS,
-    SECOND,
+    NARROW,
     SHARED_MEMORY,
     STAGES,
     WARPS,
+    WIDE,
+    columns_of,
     tile_rows,
     whole_kernel,
 )
 from engine.kernels.rope import angle_kernel
 from engine.kernels.target import Target
 from engine.kernels.tune import CLASSES, LEAST_FILL, SHAPES, WHOLE, choose, fills, in_one_round
+from engine.step.graphs import decode_sizes, telling_sizes
 from tests.kernels.accelerator.targets import OVERLAPPING, TARGETS, compiles
 
 T = "*bf16"
@@ -99,19 +101,20 @@ def test_gated_products_compile(target, tile, bias):
 
 
 @pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("block_m", [tile_rows(128), tile_rows(MOST_ROWS)])
+@pytest.mark.parametrize(("rows", "width"), [(128, 12288), (128, 18944), (MOST_ROWS, 12288)])
 @pytest.mark.parametrize("target", sorted(OVERLAPPING))
-def test_gated_products_of_all_rows_at_once_compile(target, block_m, bias):
+def test_gated_products_of_all_rows_at_once_compile(target, rows, width, bias):
+    block_m, (first, second) = tile_rows(rows), columns_of(rows, width)
     signature = {
-        "out": f"tensordesc<bf16[{block_m},{FIRST}]>", "out_rest": f"tensordesc<bf16[{block_m},{SECOND}]>",
-        "x": f"tensordesc<bf16[{block_m},{BLOCK_K}]>", "weight": f"tensordesc<bf16[2,{FIRST},{BLOCK_K}]>",
-        "weight_rest": f"tensordesc<bf16[2,{SECOND},{BLOCK_K}]>", "bias": T, "width": "i32", "depth": "i32",
+        "out": f"tensordesc<bf16[{block_m},{first}]>", "out_rest": f"tensordesc<bf16[{block_m},{second}]>",
+        "x": f"tensordesc<bf16[{block_m},{BLOCK_K}]>", "weight": f"tensordesc<bf16[2,{first},{BLOCK_K}]>",
+        "weight_rest": f"tensordesc<bf16[2,{second},{BLOCK_K}]>", "bias": T, "width": "i32", "depth": "i32",
     }  # fmt: skip
-    constants = {"BIAS": bias, "BLOCK_M": block_m, "FIRST": FIRST, "SECOND": SECOND, "BLOCK_K": BLOCK_K,
+    constants = {"BIAS": bias, "BLOCK_M": block_m, "FIRST": first, "SECOND": second, "BLOCK_K": BLOCK_K,
                  "OVERLAP": True}  # fmt: skip
     made = compiles(target, whole_kernel, signature, constants, {"num_warps": WARPS, "num_stages": STAGES})
     if target == "sm_90":  # the only one that kernels/tune names
-        for columns in (2 * FIRST, 2 * SECOND):  # one instruction for gate and up
+        for columns in (2 * first, 2 * second):  # one instruction for gate and up
             assert f"wgmma.mma_async.sync.aligned.m64n{columns}k16" in made.asm["ptx"]
         assert "st.local" not in made.asm["ptx"]
         assert made.metadata.shared <= SHARED_MEMORY
@@ -176,9 +179,18 @@ def test_shapes_beside_the_table_go_by_the_rule_and_other_cards_to_the_vendor():
     assert choose(Target("hip", "gfx942", 304, 64, 64 << 10), 1, 4096, 1024, False) is None
 
 
+def test_a_start_meets_every_class_of_rows():
+    assert set(CLASSES) <= set(telling_sizes(decode_sizes(256)))
+
+
 def test_gated_products_of_all_rows_at_once_are_ours_where_it_was_measured():
-    hopper, shape = Target("cuda", "sm_90", 132, 32, 227 << 10), (12288, 4096)
-    assert WHOLE["sm_90"].keys() == {shape}
+    hopper, shape, wide = Target("cuda", "sm_90", 132, 32, 227 << 10), (12288, 4096), (18944, 3584)
+    assert WHOLE["sm_90"].keys() == {shape, wide}
+    assert [columns_of(rows, wide[0]) for rows in (96, 128, 129, 256)] == [WIDE, WIDE, NARROW, NARROW]
+    assert columns_of(128, shape[0]) == columns_of(256, shape[0]) == NARROW
+    assert all(in_one_round(hopper, rows, *wide) for rows in (96, 128))
+    assert not any(in_one_round(hopper, rows, *wide) for rows in (1, 64, 95, 129, 193, 256))
+    assert not in_one_round(Target("cuda", "sm_90", 131, 32, 227 << 10), 128, *wide)
     assert not any(in_one_round(hopper, rows, *shape) for rows in (1, 64, 95, 129, 136, 192))
     assert all(in_one_round(hopper, rows, *shape) for rows in (96, 128, 193, 200, 256))
     assert not in_one_round(hopper, 256, 12280, 4096)

@@ -10,8 +10,17 @@ import triton  # noqa: F401  (before any kernel file, so that they take it; TRIT
 from engine.kernels.gemm import gated, invariant
 from engine.kernels.gemm.gated import gated_reference, launch_gated
 from engine.kernels.gemm.invariant import invariant_linear_reference, launch_invariant
-from engine.kernels.gemm.split_k import Split, arrivals, launch_split, room_after, split_linear_reference
-from engine.kernels.gemm.whole import launch_whole
+from engine.kernels.gemm.split_k import (
+    MAX_BLOCK,
+    Split,
+    arrivals,
+    launch_split,
+    room_after,
+    room_for,
+    split_linear_reference,
+    whole_tiles,
+)
+from engine.kernels.gemm.whole import MOST_NARROW, launch_whole
 from engine.kernels.norm import rms_norm_reference
 from engine.kernels.rope import cos_sin_reference, launch_cos_sin
 from engine.kernels.target import HAS_TRITON, Target
@@ -110,7 +119,7 @@ def test_a_norm_between_two_products_in_tiles(rows, before, hidden, width, biase
     x, residual = torch.randn(rows, before).to(dtype), torch.randn(rows, hidden).to(dtype)
     got, want = residual.clone(), residual.clone()
     mine, theirs = room_after(got, cut, gain, 1e-5), room_after(want, cut, gain, 1e-5)
-    mine.rows.fill_(torch.nan)
+    whole_tiles(mine.rows, MAX_BLOCK).fill_(torch.nan)
     mine.squares.fill_(torch.nan)
     launch_split(x, first, biases[0], got, got, False, cut, after=mine)
     split_linear_reference(x, first, biases[0], want, want, False, cut, after=theirs)
@@ -123,6 +132,48 @@ def test_a_norm_between_two_products_in_tiles(rows, before, hidden, width, biase
     launch_split(mine.rows, second, biases[1], None, out, gated, cut, before=mine)
     assert error(out, want) < limit(dtype)
     assert not arrivals(x.device).any()
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("rows", [65, 96, 130, 200])
+def test_what_lies_behind_the_rows_changes_no_bit(rows, gated, splits):
+    """Rows of a tile that do not exist are NaN here, from the first product on to the one after the norm."""
+    dtype, before, hidden, width, gain = torch.float16, 72, 96, 40, torch.randn(96)
+    cut = Split(32, 32, splits, 2, 4, 64)
+    first, second = ((torch.randn(*size) / 8).to(dtype) for size in ((hidden, before), (width * (1 + gated), hidden)))
+    rows_in, start = torch.randn(rows, before).to(dtype), torch.randn(rows, hidden).to(dtype)
+
+    def run(x):
+        residual, out = start.clone(), torch.full((256, width), 7.0, dtype=dtype)
+        after = room_after(residual, cut, gain, 1e-5)
+        whole_tiles(after.rows, MAX_BLOCK).fill_(torch.nan)
+        if x is rows_in:  # as though there were no room
+            after = after._replace(rows=torch.empty_like(after.rows))
+        launch_split(x, first, None, residual, residual, False, cut, after=after)
+        launch_split(after.rows, second, None, None, out[:rows], gated, cut, before=after)
+        assert (out[rows:] == 7).all()
+        return residual, after.rows, after.squares, out
+
+    room = room_for(rows_in, before)
+    whole_tiles(room, MAX_BLOCK).fill_(torch.nan)
+    want, got = run(rows_in), run(room.copy_(rows_in))
+    assert all(torch.equal(mine, theirs) and mine.isfinite().all() for mine, theirs in zip(got, want))
+    assert not arrivals(room.device).any()
+
+
+def test_room_is_for_whole_tiles_and_no_more_is_read_than_is_there():
+    for rows, held in ((1, 1), (64, 64), (65, 128), (128, 128), (129, 256), (256, 256)):
+        assert len(whole_tiles(room_for(torch.empty(rows, 8), 24), MAX_BLOCK)) == held
+    room = torch.empty(100, 24)
+    for x, rows in (
+        (room[:70], 100), (room[:70, 8:], 100), (room[:30], 64), (room[:64], 64), (room[80:], 20), (room[99:, 8:], 1),
+        (room[:1].expand(70, 24), 70), (room.half()[:70], 100),
+    ):  # fmt: skip
+        tiles = whole_tiles(x, 64)
+        assert tiles.shape == (rows, x.shape[1])
+        assert tiles.data_ptr() == x.data_ptr()
+        assert tiles.stride() == x.stride()
 
 
 def test_rows_are_left_unscaled_only_where_few_squares_are_to_be_added():
@@ -174,10 +225,21 @@ def test_gated_products_of_no_rows():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("rows", "width", "depth"),
-    [(1, 8, 8), (96, 136, 72), (128, 192, 200), (130, 136, 72), (193, 192, 64), (256, 264, 200), (200, 72, 128)],
+    [
+        (1, 8, 8),
+        (96, 136, 72),
+        (128, 192, 200),
+        (130, 136, 72),
+        (193, 192, 64),
+        (256, 264, 200),
+        (200, 72, 128),
+        (100, MOST_NARROW + 8, 72),
+        (128, MOST_NARROW + 136, 64),
+        (129, MOST_NARROW + 8, 64),
+    ],
 )
 def test_gated_products_of_all_rows_at_once(rows, width, depth, dtype):
-    """Widths that end in either block of a tile, and beyond neither."""
+    """Widths that end in either block of a tile, and beyond neither; wide tiles of no more than 128 rows."""
     weight, bias = (torch.randn(2 * width, depth) / 8).to(dtype), torch.randn(2 * width).to(dtype)
     x = torch.randn(rows, depth + 8).to(dtype)[:, :depth]
     for added in (bias, None):
