@@ -176,7 +176,9 @@ class SchedulerConfig:
     """What runs in a step, and who waits."""
 
     max_num_seqs: int = flag(0, "rows in a step; 0: derived", low=0)
-    max_num_batched_tokens: int = flag(0, "tokens in a step; 0: derived; over 2048 a crowd of prompts fills it", tokens=True, low=0)
+    max_num_batched_tokens: int = flag(
+        0, "tokens in a step; 0: derived; over 2048 a crowd of prompts fills it", tokens=True, low=0
+    )
     max_prefill_chunk: int = flag(0, "prompt tokens of one row in a step; 0: the budget", tokens=True, low=0)
     max_num_queued_reqs: int = flag(1024, "waiting requests; 429 beyond", low=1)
     scheduling_policy: Literal["fcfs", "priority"] = flag("fcfs", "who goes first")
