@@ -2,7 +2,7 @@
 
 Owner: device thread, for everything here. A step whose rows ask for nothing special is launched whole at once, its
 choice of tokens included; one with rules or log-probabilities samples after the step before it has been settled. A
-step with prompt log-probabilities, more tokens than any graph holds, or media among many, runs its forward eagerly.
+step with prompt log-probabilities, or more tokens than any graph holds, runs its forward eagerly.
 
     host    plan n+1 |                                      plan n+2 |
     device  ... step n, tokens n home | step n+1: prep reads its plan, forward, sample, tokens home | ...
@@ -43,7 +43,7 @@ from engine.step.buffers import StepBuffers
 from engine.step.build import RowArrays, mrope_positions
 from engine.step.encode import EncoderCache
 from engine.step.executor import Sizes
-from engine.step.graphs import DECODE, MEDIA_LIMIT, MIXED, decode_sizes, mixed_sizes, telling_sizes
+from engine.step.graphs import DECODE, MIXED, decode_sizes, mixed_sizes, telling_sizes
 from engine.step.prompts import Due, PromptLogprobs
 from engine.step.result import StepResult
 from engine.step.slots import SlotState
@@ -324,7 +324,7 @@ class DeviceExecutor:
             self._buffers.send_positions(plan, mrope_positions(rows, self._host))
         due = list(self._prompts.due(rows))
         kind = DECODE if plan.num_decode_rows == plan.num_rows else MIXED
-        eager = bool(due) or (plan.num_media and (kind == DECODE or plan.num_tokens > MEDIA_LIMIT))
+        eager = bool(due) or (plan.num_media and kind == DECODE)
         size = 0 if eager else launcher.pick(kind, plan.num_tokens)
         if not size or not plan.num_media:
             self._launch_sized(step, kind, size, due)

@@ -30,7 +30,7 @@ from engine.kernels.step_inputs import empty_inputs, empty_slots, step_inputs
 from engine.models.base import Model
 from engine.step.batch import Batch
 from engine.step.executor import Sizes
-from engine.step.graphs import MEDIA_LIMIT
+from engine.step.graphs import MIXED_LIMIT
 
 RECORDS = 3
 MIN_UPDATES = 16384  # block-table changes that one plan may carry: 256 KiB of its record
@@ -63,7 +63,7 @@ class StepBuffers:
         self.sampled_hidden = torch.zeros(rows, text.hidden_size, dtype=model.dtype, device=device)
         self._overlay: tuple[Tensor, Tensor] | None = None  # of models that see or hear; recorded steps read it
         if len(model.config.modalities) > 1:
-            most = min(tokens, MEDIA_LIMIT)
+            most = min(tokens, MIXED_LIMIT)
             shown = torch.zeros(most, 1, dtype=torch.bool, device=device)
             self._overlay = shown, torch.zeros(most, text.hidden_size, dtype=model.dtype, device=device)
         self.work: WorkList = self._work(1)

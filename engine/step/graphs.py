@@ -8,7 +8,6 @@ from __future__ import annotations
 
 DECODE, MIXED = 0, 1
 MIXED_LIMIT = 2048  # tokens; longer steps spend so little of their time on launches that they run eagerly
-MEDIA_LIMIT = 512  # tokens of a step with media; longer ones keep the device busier than their launches do the host
 # Mixed sizes: up to so many tokens in steps of so many. Products are cut into tiles of 128 rows (of 64 for small ones):
 # 512 tokens in a graph of 528 took 0.8 ms longer on an 8B than in one of 512. At most 12 % of a step is padding.
 MIXED_STEPS = ((256, 16), (512, 32), (1024, 64), (MIXED_LIMIT, 128))
