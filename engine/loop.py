@@ -44,7 +44,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("omniloop.engine")
 
 TIMES = slice(10, None)  # of a step's numbers (OutputRing.pop): schedule, launch, wait, commit, device, gap
-MARGIN = 0.0005  # seconds before the expected end of a step at which the next one is planned; half of a short step
 LATE = 8  # items from the inbox that are taken behind that moment before a full step is planned without the others
 
 
@@ -225,7 +224,7 @@ class DeviceThread:
             until = previous.plan_at
         elif previous is not None:
             seconds = self._pace.expected(previous.plan)
-            until = previous.predicted_end(seconds) - min(MARGIN, seconds / 2)
+            until = previous.predicted_end(seconds) - min(self._pace.margin, seconds / 2)
         elif runtime.has_work and not self._paused:
             until = 0.0
         while True:

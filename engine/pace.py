@@ -13,6 +13,11 @@ from _fast.plan import StepPlan
 LEAST_PROMPT = 256  # tokens: about as many as the weights' own reading time hides
 ENOUGH = 256  # tokens in a step whose time is the tokens' and no longer the weights'
 FOUND_DONE = 20e-6  # seconds: a wait shorter than this was none
+MARGIN = 0.0005  # seconds before a step's expected end at which the next one is planned, at first
+LEAST_MARGIN, MOST_MARGIN = 0.0003, 0.002
+SPARE = 0.0001  # seconds of a step that planning and launching the next one are to leave
+SOONER = 100e-6  # by so much, where they have not left them
+LATER = 2e-6  # where they have: fifty to one, so two steps in a hundred get less
 RISE = 0.05  # of a longer step that is believed at once; a shorter one is believed fully, unless it was found done
 CROWD = 8  # requests that wait; with more, they count as much as the rhythm of those that decode
 HORIZON = 8  # steps within which a crowd's prompts are to be computed, if they do not fit into steps of twice the time
@@ -25,18 +30,21 @@ ALONE = 512  # tokens of a step in which nothing decodes: prompts that wait toge
 class Pace:
     """Seconds by size class, and seconds per token of a full step."""
 
-    __slots__ = ("_decode", "_max_tokens", "_per_token", "_seconds", "_tile")
+    __slots__ = ("_decode", "_max_tokens", "_per_token", "_seconds", "_tile", "margin")
 
     def __init__(self, max_tokens: int, tile: int) -> None:
         self._max_tokens = max_tokens
         self._tile = tile
-        self._seconds: dict[int, float] = {}  # by the bit length of a step's tokens
+        self.margin = MARGIN  # seconds before the expected end of a step at which to plan the next one
+        self._seconds: dict[int, float] = {}  # by size class
         self._decode: dict[int, float] = {}  # of steps that only decode, by the bit length of their rows
         self._per_token = 0.0  # of steps that computing bounds
 
     def expected(self, plan: StepPlan) -> float:
-        """Seconds that a step takes, as far as is known; 0: nothing is."""
-        return self._seconds.get(plan.num_tokens.bit_length(), 0.0)
+        """Seconds that a step takes, as far as is known: at least those of the next smaller size; 0: nothing is."""
+        size = self._class(plan.num_tokens)
+        took = self._seconds.get(size)
+        return max((took for of, took in self._seconds.items() if of < size), default=0.0) if took is None else took
 
     def note(self, plan: StepPlan, took: float, waited: float, began_before: bool = False) -> None:
         """Learns from a settled step, for which the thread had to wait `waited` seconds.
@@ -50,7 +58,9 @@ class Pace:
         """
         rows, tokens = plan.num_rows, plan.num_tokens
         found_done = waited < FOUND_DONE
-        _learn(self._seconds, tokens.bit_length(), took / 2 if found_done else took)
+        change = SOONER if waited < SPARE else -LATER
+        self.margin = min(max(self.margin + change, LEAST_MARGIN), MOST_MARGIN)
+        _learn(self._seconds, self._class(tokens), took / 2 if found_done else took)
         exact = not (found_done or began_before)
         if plan.num_decode_rows == rows:
             _learn(self._decode, rows.bit_length(), took, at_once=exact)
@@ -81,6 +91,10 @@ class Pace:
     def note_decode(self, rows_bits: int, seconds: float) -> None:
         """What steps take that only decode, by the bit length of their rows, as the GIL-free loop has learned it."""
         self._decode[rows_bits] = seconds
+
+    def _class(self, tokens: int) -> int:
+        """Steps of one class take about as long: by bit length up to a tile, then by tiles, which products fill."""
+        return tokens.bit_length() if tokens <= self._tile else self._tile + -(-tokens // self._tile)
 
     def _nearest(self, bits: int) -> float:
         """Seconds of a step that decodes so many rows, or of the nearest size that was seen: they differ little."""

@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from engine.pace import ALONE, HORIZON, LEAST_PROMPT, Pace
+from engine.pace import ALONE, HORIZON, LEAST_MARGIN, LEAST_PROMPT, MARGIN, MOST_MARGIN, SOONER, SPARE, Pace
 
 TILE = 128
 WAITED = 0.001  # seconds that the thread waited for the step's end
@@ -18,6 +18,30 @@ def test_a_shorter_step_is_believed_at_once_and_a_longer_one_slowly():
     for took, expected in ((0.010, 0.010), (0.006, 0.006), (0.026, 0.007)):
         pace.note(plan(8), took, WAITED)
         assert abs(pace.expected(plan(8)) - expected) < 1e-9
+
+
+def test_steps_of_other_tiles_are_learned_apart_and_unknown_ones_taken_for_smaller():
+    pace = Pace(2048, TILE)
+    pace.note(plan(0, prompt=512), 0.012, WAITED)
+    pace.note(plan(0, prompt=900), 0.020, WAITED)
+    assert pace.expected(plan(12, prompt=500)) == 0.012  # four tiles
+    assert pace.expected(plan(0, prompt=513)) == 0.012  # five: at least as long
+    assert pace.expected(plan(0, prompt=1000)) == 0.020
+    assert pace.expected(plan(0, prompt=2048)) == 0.020
+    assert pace.expected(plan(64)) == 0
+
+
+def test_the_margin_grows_where_steps_end_before_the_next_is_launched():
+    pace = Pace(2048, TILE)
+    for _ in range(5):
+        pace.note(plan(8), 0.006, SPARE / 2)
+    assert abs(pace.margin - (MARGIN + 5 * SOONER)) < 1e-9
+    for _ in range(200):
+        pace.note(plan(8), 0.006, SPARE / 2)
+    assert pace.margin == MOST_MARGIN
+    for _ in range(2000):
+        pace.note(plan(8), 0.006, WAITED)
+    assert pace.margin == LEAST_MARGIN
 
 
 def test_prompts_may_double_a_step_that_decodes():
