@@ -60,7 +60,8 @@ class Pace:
         found_done = waited < FOUND_DONE
         change = SOONER if waited < SPARE else -LATER
         self.margin = min(max(self.margin + change, LEAST_MARGIN), MOST_MARGIN)
-        _learn(self._seconds, self._class(tokens), took / 2 if found_done else took)
+        believed = took / 2 if found_done else took
+        _learn(self._seconds, self._class(tokens), believed, at_once=found_done or not began_before)
         exact = not (found_done or began_before)
         if plan.num_decode_rows == rows:
             _learn(self._decode, rows.bit_length(), took, at_once=exact)

@@ -123,6 +123,7 @@ def test_a_step_behind_one_that_was_found_done_is_not_believed_to_be_short():
     pace.note(plan(0, prompt=2000), 0.040, WAITED)  # 20 microseconds a token
     assert pace.prompt_budget(200, 1, 900, 900) == 1408 - 200
     pace.note(plan(200), 0.003, WAITED, began_before=True)
+    assert pace.expected(plan(200)) > 0.013
     pace.note(plan(200, prompt=900), 0.001, WAITED, began_before=True)
     assert pace.prompt_budget(200, 1, 900, 900) == 1408 - 200
 
