@@ -19,7 +19,7 @@ import numpy as np
 
 from mm.decode.alarm import too_complex
 from mm.decode.spare import new_pixels
-from mm.decode.words import copy_words
+from mm.decode.words import Take, copy_words, decode_words
 from mm.errors import MediaError, invalid, too_large, unsupported
 from mm.limits import MediaLimits
 from mm.transform.image import Scale
@@ -77,7 +77,6 @@ def image_library() -> types.ModuleType:
 
 
 Planner = Callable[[int, int], Scale]  # (height, width)
-Take = Callable[[int], np.ndarray]  # bytes -> uint8 [bytes], for nobody else
 
 
 class ImageFile:
@@ -97,6 +96,7 @@ class ImageFile:
             raise _too_many_pixels(limits) from None
         except Exception:
             raise invalid("the picture is damaged: its header cannot be read") from None
+        self.word = word
         self.width, self.height = self._image.size
         _check_size(self.width, self.height, limits)
         if self._image.mode not in _MODES:
@@ -112,20 +112,26 @@ class ImageFile:
         return self._decoded(lambda image: _copy(planner(image.height, image.width).image(image), take))
 
     def decode_whole(self, take: Take = new_pixels) -> np.ndarray:
-        """As large as it is; uint8 [height, width, 4] with the byte that Pillow has there, 3 if above 16 MiB."""
+        """As large as it is; uint8 [height, width, 4] with the byte that Pillow has there.
+
+        Three bytes a pixel where Pillow has them in several pieces, which are above 16 MiB and no JPEG's.
+        """
 
         def copied(image: Image.Image) -> np.ndarray:
             words = copy_words(image, take)
             return _copy(image, take) if words is None else words
 
-        return self._decoded(copied)
+        return self._decoded(copied, take if self.word == "jpeg" else None)
 
-    def _decoded(self, copied: Callable[[Image.Image], np.ndarray]) -> np.ndarray:
-        """The upright RGB picture, as `copied` gives it."""
+    def _decoded(self, copied: Callable[[Image.Image], np.ndarray], take: Take | None = None) -> np.ndarray:
+        """The upright RGB picture, as `copied` gives it; with `take` a JPEG that lies so goes there."""
         try:
-            image = self._image
-            image.load()  # before the orientation, whose reader loads a PNG too and would hide what is wrong with it
-            pixels = copied(_upright(_flat_rgb(image), _orientation(image)))
+            image, pixels = self._image, None
+            if take is not None and _orientation(image) == 1:
+                pixels = decode_words(image, take)
+            if pixels is None:
+                image.load()  # before the orientation, whose reader loads a PNG and would hide what is wrong with it
+                pixels = copied(_upright(_flat_rgb(image), _orientation(image)))
         except MediaError:
             raise
         except MemoryError:

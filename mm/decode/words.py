@@ -1,9 +1,10 @@
 """Pillow's own memory of an RGB picture: four bytes a pixel, of which the last says nothing.
 
-Pool only. In: a Pillow picture. Out: a copy of that memory, made by one pass over it with the interpreter let go; to
-take the fourth bytes away costs three times as much, and a device reads past them for nothing. Pillow tells where its
-pixels lie by the Arrow C data interface (https://arrow.apache.org/docs/format/CDataInterface.html): one child, whose
-second buffer they are. That memory is left at once: Pillow decodes the next picture into it.
+Pool only. In: a Pillow picture. Out: that memory, which is ours: a JPEG that stands upright is decoded straight into it
+(`decode_words`), of others it is copied (`copy_words`), by one pass with the interpreter let go; to take the fourth
+bytes away costs three times as much, and a device reads past them for nothing. Pillow tells where its pixels lie by the
+Arrow C data interface (https://arrow.apache.org/docs/format/CDataInterface.html): one child, whose second buffer they
+are. That memory is left at once: Pillow decodes the next picture into it.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from PIL import Image
+    from PIL import Image, ImageFile
 
 WORD = 4  # bytes of a pixel
+Take = Callable[[int], np.ndarray]  # bytes -> uint8 [bytes], for nobody else
 
 
 class _ArrowArray(ctypes.Structure):
@@ -41,7 +43,29 @@ _pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char
 )
 
 
-def copy_words(image: Image.Image, take: Callable[[int], np.ndarray]) -> np.ndarray | None:
+def decode_words(picture: ImageFile.ImageFile, take: Take) -> np.ndarray | None:
+    """uint8 [height, width, 4] in memory from `take`, of an RGB JPEG that has been opened only; None of other files.
+
+    Pillow is given that memory in place of its own, and all of the file at once: between two pieces of it the decoder's
+    thread would wait for the interpreter. Raises what Pillow does of a damaged file.
+    """
+    from PIL import Image
+
+    if (picture.format, picture.mode, len(picture.tile)) != ("JPEG", "RGB", 1):
+        return None
+    (tile,) = picture.tile
+    assert isinstance(tile.args, tuple), f"Pillow tells of a JPEG by {tile.args!r}"
+    width, height = picture.size
+    words = take(width * height * WORD)
+    picture.im = Image.core.map_buffer(words, picture.size, "raw", 0, ("RGBX", 0, 1))
+    picture._mode = "RGBX"
+    picture.tile = [tile._replace(args=("RGBX", *tile.args[1:]))]
+    picture.decodermaxblock = 1 << 30
+    picture.load()
+    return words.reshape(height, width, WORD)
+
+
+def copy_words(image: Image.Image, take: Take) -> np.ndarray | None:
     """uint8 [height, width, 4] in memory from `take`; None where Pillow has it in several pieces (above 16 MiB)."""
     assert image.mode == "RGB", image.mode
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import weakref
 import zlib
 from functools import partial
 
@@ -283,11 +284,41 @@ def test_pictures_beyond_a_block_of_pillows_memory_have_three_bytes() -> None:
     np.testing.assert_array_equal(pixels, made.noise(2050, 2100))
 
 
-def test_words_are_copied_into_the_memory_given() -> None:
-    pixels, room = made.noise(30, 20), np.zeros(30 * 20 * 4, np.uint8)
-    words = ImageFile(made.png(pixels), "png", LIMITS).decode_whole(lambda size: room[:size])
+def test_jpegs_of_any_size_have_four_bytes() -> None:
+    data = made.picture(made.noise(2050, 2100), "JPEG")
+    pixels = ImageFile(data, "jpeg", LIMITS).decode(Scale)
+    np.testing.assert_array_equal(ImageFile(data, "jpeg", LIMITS).decode_whole()[..., :3], pixels)
+
+
+@pytest.mark.parametrize("kind", ["PNG", "JPEG"])
+def test_words_lie_in_the_memory_given(kind: str) -> None:
+    room = np.full(30 * 20 * 4 + 8, 7, np.uint8)
+    data = made.picture(made.noise(30, 20), kind)
+    words = ImageFile(data, kind.lower(), LIMITS).decode_whole(lambda size: room[:size])
     assert np.shares_memory(words, room)
-    np.testing.assert_array_equal(words[..., :3], pixels)
+    assert (room[-8:] == 7).all()
+    np.testing.assert_array_equal(words[..., :3], ImageFile(data, kind.lower(), LIMITS).decode(Scale))
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK", "YCbCr", "RGB"])
+@pytest.mark.parametrize(("subsampling", "progressive"), [(0, False), (1, False), (2, False), (2, True)])
+@pytest.mark.parametrize(("width", "height"), [(64, 48), (61, 47), (2, 2)])
+def test_a_jpeg_of_any_kind_has_the_pixels_that_pillow_gives(
+    mode: str, subsampling: int, progressive: bool, width: int, height: int
+) -> None:
+    image = Image.fromarray(made.noise(height, width)).convert(mode)
+    data = saved(image, "JPEG", subsampling=subsampling, progressive=progressive, quality=80)
+    np.testing.assert_array_equal(decode(data), np.asarray(Image.open(io.BytesIO(data)).convert("RGB")))
+
+
+def test_memory_given_is_let_go_with_the_words() -> None:
+    room = np.frombuffer(bytearray(64 * 64 * 4), np.uint8)
+    held = weakref.ref(room)
+    words = ImageFile(made.picture(made.noise(64, 64), "JPEG"), "jpeg", LIMITS).decode_whole(lambda _: held())
+    del room
+    assert held() is not None
+    del words
+    assert held() is None
 
 
 def test_random_damage_never_escapes_as_another_error() -> None:
