@@ -110,15 +110,23 @@ class MediaLoader:
         await self._fetcher.close()
 
     async def load(
-        self, refs: Sequence[MediaRef], *, options: MediaOptions | None = None, scope: bytes = b""
+        self,
+        refs: Sequence[MediaRef],
+        *,
+        options: MediaOptions | None = None,
+        scope: bytes = b"",
+        read: asyncio.Event | None = None,
     ) -> list[Processed]:
-        """Load all items of one request; `scope` names the caller (key and salt) for cache and uuids."""
+        """Load all items of one request; `scope` names the caller (key and salt) for cache and uuids.
+
+        `read` is set when a first item has been unpacked and its decoder begins, or nobody knows when that will be.
+        """
         if not refs:
             return []
         self._check_counts(refs)
         if self._requests >= self.limits.max_media_waiting:
             raise busy(f"{self._requests} requests are loading media; try again shortly")
-        request = MediaRequest(self.limits, options or self.options, scope)
+        request = MediaRequest(self.limits, options or self.options, scope, read)
         jobs = [_Job(self, request, ref) for ref in refs]
         for job in jobs:
             job.check_source()
@@ -261,18 +269,23 @@ class _Job:
         if isinstance(source, Embedded) and source.mime in ("image/jpeg", "image/jpg"):
             place = await self._loader._places.take_now(self._request, AT_ONCE)
         if place is None:
+            self._request.read.set()
             return await self._in_pool(alarm, self._unpack, source, alarm), None
         try:
-            unpacked, processed = await self._in_pool(alarm, self._at_once, source, alarm, place=place)
+            loop = asyncio.get_running_loop()
+            unpacked, processed = await self._in_pool(alarm, self._at_once, source, alarm, loop, place=place)
             if processed is not None and unpacked.opened is not None:
                 self._note(processed, unpacked.opened, place)
             return unpacked, processed
         finally:
             place.leave()
 
-    def _at_once(self, source: Embedded, alarm: Alarm) -> tuple[_Unpacked, Processed | None]:
+    def _at_once(
+        self, source: Embedded, alarm: Alarm, loop: asyncio.AbstractEventLoop
+    ) -> tuple[_Unpacked, Processed | None]:
         """Unpacks, and decodes what is new and not too large for the place taken (pool)."""
         unpacked = self._unpack(source, alarm)
+        loop.call_soon_threadsafe(self._request.read.set)
         opened = unpacked.opened
         if (
             opened is None

@@ -23,9 +23,12 @@ from mm.limits import MediaLimits
 class MediaRequest:
     """What the items of one request share. Bytes: encoded ones received, decoded ones in work and kept."""
 
-    def __init__(self, limits: MediaLimits, options: MediaOptions, scope: bytes) -> None:
+    def __init__(
+        self, limits: MediaLimits, options: MediaOptions, scope: bytes, read: asyncio.Event | None = None
+    ) -> None:
         self.options = options
         self.scope = scope
+        self.read = read or asyncio.Event()  # a first item has been unpacked, or nobody knows when one will be
         self.kept = 0  # reserved for finished items, until the request has been handed on
         self._limits = limits
         self._encoded = 0

@@ -1,13 +1,13 @@
 """MediaAhead: what a conversation embeds is loaded while its text is still rendered and tokenized.
 
-Owner: loop. Only what came with the request begins so early: nothing is fetched for one that may yet be refused. It is
-in the pool before the text is: a template holds the interpreter, and whoever wakes up beside one waits for half a
-millisecond. Leaving (`async with`) ends what nobody awaits any more; the error of a text that cannot be rendered comes
-first, as if the media had waited.
+Owner: loop. Only what came with the request begins so early: nothing is fetched for one that may yet be refused. The
+text waits until a first decoder is at work, which needs no interpreter: a template holds it, and each time that base64
+or a hash would have it back beside one they wait for half a millisecond. Leaving (`async with`) ends what nobody awaits
+any more; the error of a text that cannot be rendered comes first, as if the media had waited.
 
-    loop   | glance at the messages | begin | render           | load: awaits it
-    pool                                    | base64, hash, decode ...
-    pool                                    | template, tokenize |
+    loop   | glance at the messages | begin             | render           | load: awaits it
+    pool                                    | base64, hash | decode ...
+    pool                                                | template, tokenize |
 """
 
 from __future__ import annotations
@@ -34,15 +34,20 @@ class MediaAhead:
         self._loading: asyncio.Task[list[Processed]] | None = None
 
     async def begin(self, refs: Sequence[MediaRef]) -> None:
-        """Loads what the messages were seen to hold, in order; the first of it is in the pool when this returns."""
+        """Loads what the messages were seen to hold, in order; a first decoder is at work when this returns.
+
+        Or the loading is over, or waits for a place.
+        """
         if refs and self._loader is not None and all(ref.embedded for ref in refs):
             self._begun = tuple(refs)
-            self._loading = asyncio.get_running_loop().create_task(self._load(refs))
-            await asyncio.sleep(0)  # the task's turn
+            read = asyncio.Event()
+            self._loading = asyncio.get_running_loop().create_task(self._load(refs, read))
+            self._loading.add_done_callback(lambda _: read.set())
+            await read.wait()
 
-    async def _load(self, refs: Sequence[MediaRef]) -> list[Processed]:
+    async def _load(self, refs: Sequence[MediaRef], read: asyncio.Event | None = None) -> list[Processed]:
         assert self._loader is not None, "the renderer refuses media that the model does not take"
-        return await self._loader.load(refs, options=self._options, scope=self._scope)
+        return await self._loader.load(refs, options=self._options, scope=self._scope, read=read)
 
     async def load(self, refs: Sequence[MediaRef]) -> list[Processed]:
         """The prompt's items; begun already if they are those seen."""

@@ -28,9 +28,11 @@ class Loader:
         self.asked, self.ended, self.error = [], 0, None
         self.begun, self.go = asyncio.Event(), asyncio.Event()
 
-    async def load(self, refs, *, options, scope):
+    async def load(self, refs, *, options, scope, read=None):
         self.asked.append((list(refs), options, scope))
         self.begun.set()
+        if read is not None:
+            read.set()
         try:
             await self.go.wait()
         finally:
