@@ -19,7 +19,10 @@ ROOM = (
     "blocks", "driver", "encoder", "params", "plain", "plan", "prefix", "queue", "ring", "running", "scheduler",
     "seqs", "shares", "steady", "tables",
 )  # fmt: skip
-WALKS = ("test_parts_walk", "test_plain", "test_plan", "test_prefix_walk", "test_scheduler_walk", "test_steady")
+WALKS = (
+    "test_parts_walk", "test_plain", "test_plan", "test_prefix_walk", "test_scheduler_walk", "test_steady",
+    "test_steady_taken",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
