@@ -6,10 +6,10 @@ eventfd. Out: news in an OutputRing; a reason to return, and which plan is where
     thread   wait for the inbox | plan N+1, pack, launch all of it | wait for N | commit N | push N's news | wait ...
     device   ... N ............................................... | N+1 .............................. | ...
 
-The first wait is for those who may still join N+1. With all places taken nobody can, for settling gives them back: then
-N+1 is planned at once behind settling N-1, and the thread sleeps once a step instead of twice. What arrives meanwhile is
-taken when N has been settled. Only an abort would give a place back before. That one is a step late; so that aborts
-which come often cost nobody a step, planning waits for them in the CALM steps behind one.
+The first wait is for those who may still join N+1. With all places taken nobody can, for settling gives them back:
+then N+1 is planned at once behind settling N-1, and the thread sleeps once a step instead of twice. What arrives
+meanwhile is taken when N has been settled. Only an abort would give a place back before. That one is a step late; so
+that aborts which come often cost nobody a step, planning waits for them in the CALM steps behind one.
 
 A step is plain when it runs no tower, takes no media rows, has a graph, and no row is `special`: bit 0 of a slot's
 byte says that Python handles each of its steps, bit 1 those that compute tokens of its prompt (so also the one that
