@@ -1,6 +1,6 @@
 """The work lists of a step's attention: rows of one query cut into parts of their context, others into query tiles.
 
-    one query:   ceil(context / part) parts, ascending, equal but for the last one
+    one query:   ceil(context / part) parts, ascending, equal but for the last one; a short remainder is none of its own
     more:        ceil(queries / tile) tiles, the one with most keys first
 
 The length of a part comes from the step's total context, on the device: enough parts for every unit, and never more
@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from engine.attention.base import AttentionMeta
+from engine.kernels.attention.decode import KEYS
 from engine.kernels.attention.prefill import tile_lines
 from engine.kernels.target import target, tl, triton
 
-MIN_PART = 64  # keys; parts are multiples of it
+MIN_PART = 64  # keys; what a step's context is cut into are multiples of it
 PARTS_PER_UNIT = 2  # parts times KV heads that a step aims at, for each unit of the device
 
 
@@ -50,7 +51,8 @@ def work_kernel(
     num_rows,
     aim,  # parts that the step's total context is cut into
     SINGLE: tl.constexpr,  # queries of a row that is cut into parts: 1, or -1 for an invariant list
-    STEP: tl.constexpr,  # parts are multiples of it
+    STEP: tl.constexpr,  # the step's part is a multiple of it
+    KEYS: tl.constexpr,  # a row's parts are multiples of it
     TILE: tl.constexpr,  # tokens
     ROWS: tl.constexpr,  # power of two >= num_rows
 ):
@@ -66,6 +68,10 @@ def work_kernel(
     single = here & (length == SINGLE)
     total = tl.sum(tl.where(single, context, 0).to(tl.int64), 0)
     part = tl.maximum((total + aim * STEP - 1) // (aim * STEP), 1).to(tl.int32) * STEP
+    # A row of little more than so many parts has them a little longer: one that is short costs as much as it saves.
+    fewer = tl.maximum((context + part // 8 * 7) // part, 1) * KEYS
+    longer = (context + fewer - 1) // fewer * KEYS
+    part = tl.where((longer > part) & (longer <= part // 8 * 9), longer, part)
     count = tl.where(single, (context + part - 1) // part, 0)
     end = tl.cumsum(count, 0)
     tl.store(num_parts, tl.sum(count, 0))
@@ -128,7 +134,7 @@ def launch_list(work: WorkList, meta: AttentionMeta, group: int, invariant: bool
     work_kernel[(1,)](
         work.parts, work.num_parts, work.tiles, work.num_tiles, meta.query_start, meta.context_len, meta.table_row,
         rows, aim_of(work, group),
-        SINGLE=-1 if invariant else 1, STEP=MIN_PART, TILE=tile_tokens(group),
+        SINGLE=-1 if invariant else 1, STEP=MIN_PART, KEYS=KEYS, TILE=tile_tokens(group),
         ROWS=triton.next_power_of_2(rows), num_warps=4,
     )  # fmt: skip
 
@@ -151,11 +157,14 @@ def fill_list_reference(work: WorkList, meta: AttentionMeta, group: int, invaria
     lines = list(range(len(contexts))) if meta.table_row is None else meta.table_row.tolist()
     single = [not invariant and starts[row + 1] - starts[row] == 1 for row in range(len(contexts))]
     total = sum(context for context, cut in zip(contexts, single) if cut)
-    part = max(1, -(-total // (aim_of(work, group) * MIN_PART))) * MIN_PART
+    whole = max(1, -(-total // (aim_of(work, group) * MIN_PART))) * MIN_PART
     tile = tile_tokens(group)
     for row, context in enumerate(contexts):
         begin, length = starts[row], starts[row + 1] - starts[row]
         if single[row]:
+            fewer = max(1, (context + whole // 8 * 7) // whole) * KEYS
+            longer = -(-context // fewer) * KEYS
+            part = longer if whole < longer <= whole // 8 * 9 else whole
             places = len(parts), len(parts) - (-context // part)
             keys = [(first, min(context, first + part)) for first in range(0, context, part)]
             parts += [(begin, *bounds, context, lines[row], *places) for bounds in keys]

@@ -4,7 +4,7 @@ import pytest
 import triton  # noqa: F401  (before any kernel file, so that they take it)
 
 from engine.kernels.activation import point_kernel
-from engine.kernels.attention.decode import AHEAD, MERGED, decode_kernel
+from engine.kernels.attention.decode import AHEAD, KEYS, MERGED, decode_kernel
 from engine.kernels.attention.dense import dense_kernel
 from engine.kernels.attention.prefill import prefill_kernel
 from engine.kernels.attention.work import MIN_PART, work_kernel
@@ -117,7 +117,7 @@ KERNELS = {
         {"parts": "*i32", "num_parts": "*i32", "tiles": "*i32", "num_tiles": "*i32",
          "query_start": "*i32", "context_len": "*i32", "table_row": "*i32",
          "num_rows": "i32", "aim": "i32"},
-        {"SINGLE": 1, "STEP": MIN_PART, "TILE": 32, "ROWS": 256},
+        {"SINGLE": 1, "STEP": MIN_PART, "KEYS": KEYS, "TILE": 32, "ROWS": 256},
         {"num_warps": 4},
     ),
 }  # fmt: skip

@@ -227,6 +227,26 @@ def test_work_lists(step, room, invariant):
     assert not invariant or int(got.num_parts) == 0
 
 
+@pytest.mark.parametrize(
+    ("contexts", "parts"),
+    [
+        ([521, 0, 490], [(0, 521), (0, 490)]),
+        ([440, 575, 0], [(0, 440), (0, 575)]),
+        ([577, 0, 430], [(0, 512), (512, 577), (0, 430)]),
+    ],
+)
+def test_a_row_of_little_more_than_its_parts_has_them_a_little_longer(contexts, parts):
+    lengths = torch.tensor(contexts, dtype=torch.int32)
+    starts = torch.cat([lengths.new_zeros(1), (lengths > 0).cumsum(0).to(torch.int32)])
+    meta = AttentionMeta(starts, lengths, torch.zeros(3, 70), torch.zeros(0), 1, max(contexts))
+    got, want = (empty_list(3, 3, 5, 2, 16, "cpu") for _ in range(2))  # two parts are aimed at, of 512 keys
+    launch_list(got, meta, 2, False)
+    fill_list_reference(want, meta, 2, False)
+    assert [tuple(part) for part in want.parts[: int(want.num_parts), 1:3].tolist()] == parts
+    assert int(got.num_parts) == len(parts)
+    assert torch.equal(got.parts[: len(parts), :7], want.parts[: len(parts), :7])
+
+
 def test_parts_fit_into_their_room():
     assert max_parts(10, 16, 4) == 4 + min(12, max_parts(10**6, 16, 4) - 4)
     rows = 6
