@@ -190,14 +190,14 @@ cdef class Launcher:
                 return self.graphs[kind].graph[i]
         return NULL
 
-    # The parts of a step, in their order.
+    # The parts of a step, in their order. Only what waits gives the GIL away: beside a busy thread it comes back late.
 
     def claim(self, int32_t record_index):
         """Before schedule() rewrites the record: returns when the prep that read it has run."""
         cdef bint done
         self._check_index("record", record_index, self.num_records)
         if self.record_step[record_index] <= self.waited_step:
-            return  # as nearly always; who gives the GIL away beside a busy thread waits for it
+            return  # as nearly always
         with nogil:
             done = self.claim_record(record_index)
         if not done:
@@ -205,11 +205,8 @@ cdef class Launcher:
 
     def prep(self, StepPlan plan not None, int32_t record_index):
         """Begins the plan's step: launches the prep graph, which reads the plan's record."""
-        cdef bint done
         self._check_plan(plan, record_index)
-        with nogil:
-            done = self.launch_prep(plan, record_index)
-        if not done:
+        if not self.launch_prep(plan, record_index):
             self._raise()
 
     def forward(self, int32_t kind, int32_t size):
@@ -225,34 +222,25 @@ cdef class Launcher:
 
     def _launch(self, int32_t kind, int32_t size):
         cdef void* graph = self.find(kind, size)
-        cdef bint done
         if graph == NULL:
             raise ValueError(f"there is no graph of kind {kind} and size {size}; pick() gives the sizes there are")
-        with nogil:
-            done = self.launch_graph(graph)
-        if not done:
+        if not self.launch_graph(graph):
             self._raise()
 
     def finish(self):
         """All of the newest step has been launched, by whatever means: wait() says when its tokens are there."""
-        cdef bint done
         if self.step < 0:
             raise ValueError("no step was begun: there is none to finish")
-        with nogil:
-            done = self.mark_home()
-        if not done:
+        if not self.mark_home():
             self._raise()
 
     def launch(self, StepPlan plan not None, int32_t record_index, int32_t kind, int32_t size, int32_t sample_size):
         """A whole plain step: prep, forward, sample (0: no row does); one graph for all where there is one."""
-        cdef bint done
         self._check_plan(plan, record_index)
         self._check_index("kind", kind, 2)
         if self.find(kind, size) == NULL or (sample_size and self.find(SAMPLE, sample_size) == NULL):
             raise ValueError(f"no graphs for kind {kind}, size {size}, sample size {sample_size}; pick() knows them")
-        with nogil:
-            done = self.launch_plain(plan, record_index, kind, size, sample_size)
-        if not done:
+        if not self.launch_plain(plan, record_index, kind, size, sample_size):
             self._raise()
 
     def wait(self, int32_t record_index, double timeout_s):

@@ -140,7 +140,7 @@ cdef class Scheduler:
         """[(entry, dead)] of embeddings to drop now; dead entries' ids are free again. Call it after each commit."""
         return self.encoder.take_evicted() if self.encoder.num_evicted else []
 
-    # A step.
+    # A step. Tens of microseconds with the GIL: who gives it away beside a busy thread waits for it much longer.
 
     def schedule(self, StepPlan plan not None):
         """Plan the next step: the number of its rows. 0: nothing to launch, and nothing to commit."""
@@ -149,8 +149,7 @@ cdef class Scheduler:
         plan.check_room(self.max_rows, self.max_tokens, self.num_groups * self.tables.max_blocks)
         if self.settled_step < plan.step_id < self.next_step:
             raise ValueError(f"the plan still holds step {plan.step_id}, which is in flight: give another one")
-        with nogil:
-            self._plan(plan)
+        self._plan(plan)
         return plan.num_rows
 
     def commit(self, StepPlan plan not None, const int32_t[::1] sampled, const int32_t[::1] finish_override=None):
@@ -168,8 +167,7 @@ cdef class Scheduler:
         cdef const int32_t* override = NULL
         if finish_override is not None:
             override = &finish_override[0]
-        with nogil:
-            self._commit(plan, &sampled[0], override)
+        self._commit(plan, &sampled[0], override)
 
     def fail(self, StepPlan plan not None, const uint8_t[::1] again=None):
         """The oldest step in flight raised: its rows end with ERROR, and what read its results ends later.
@@ -179,8 +177,7 @@ cdef class Scheduler:
         self._check_oldest(plan)
         if again is not None and again.shape[0] < self.max_slots:
             raise ValueError(f"again has {again.shape[0]} bytes: each of {self.max_slots} slots needs one")
-        with nogil:
-            self._fail(plan, &again[0] if again is not None else NULL)
+        self._fail(plan, &again[0] if again is not None else NULL)
 
     cdef _check_oldest(self, StepPlan plan):
         if plan.step_id != self.settled_step + 1 or plan.step_id >= self.next_step:
