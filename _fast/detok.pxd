@@ -56,3 +56,4 @@ cdef class Detokenizer:
     cdef bint _push(self, uint8_t byte) noexcept nogil
     cdef int _token(self, const uint8_t* data, Py_ssize_t size) noexcept nogil
     cdef str _take(self, Py_ssize_t size)
+    cdef Py_ssize_t plain(self, int32_t token_id) noexcept nogil

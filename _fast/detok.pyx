@@ -210,6 +210,21 @@ cdef class Detokenizer:
             return self._close()
         return self._take(self._len - (self._stops._depth[self._node] if self._stops is not None else 0))
 
+    cdef Py_ssize_t plain(self, int32_t token_id) noexcept nogil:
+        """feed() of one token, where there are no stop strings and no first token apart: the size of the new text.
+
+        It lies in `_text`, and who reads it sets `_len` to 0. -1: nothing was done, feed() has to.
+        """
+        cdef int32_t begin, end
+        if self._ended:
+            return -1
+        if 0 <= token_id < self._table.num_tokens and not (self._skip_special and self._table._flags[token_id]):
+            begin, end = self._table._offsets[token_id], self._table._offsets[token_id + 1]
+            if self._token(self._table._data + begin, end - begin) < 0:
+                return -1
+        self.num_tokens += 1
+        return self._len
+
     def skip(self, Py_ssize_t count):
         """Counts tokens that have no text to show (an end token)."""
         if not self._ended:

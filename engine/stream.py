@@ -14,17 +14,19 @@ from typing import TYPE_CHECKING, Self
 from engine.request import Delta, FinishReason, Request
 
 if TYPE_CHECKING:
+    from _fast.lane import Lane
     from engine.engine import Engine
 
 
 class TokenStream:
     """All choices of one request. Each choice ends with exactly one Delta whose finish_reason is not NONE."""
 
-    __slots__ = ("_callback", "_engine", "_open", "_pending", "_waiter", "first_id", "request")
+    __slots__ = ("_callback", "_engine", "_open", "_pending", "_waiter", "first_id", "lane", "request")
 
     def __init__(self, engine: Engine, request: Request, first_id: int) -> None:
         self.request = request
         self.first_id = first_id  # choice k is known to the device thread as first_id + k
+        self.lane: Lane | None = None  # takes a token past the callback, where one choice and a plain socket let it
         self._engine = engine
         self._open = set(range(request.n))  # choices without a final Delta
         self._pending: dict[int, Delta] = {}  # merged, by choice, until they are pulled
@@ -107,6 +109,7 @@ class TokenStream:
         self._open.clear()
         self._pending.clear()
         self._callback = None
+        self.lane = None
         self._engine.forget(self)
 
 

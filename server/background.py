@@ -20,8 +20,9 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from engine.request import TokenLogprob
+from server.choice import Choice
 from server.errors import ApiError, internal
-from server.generate import Answer, Choice
+from server.generate import Answer
 from server.http.exchange import Exchange
 from server.output.response_items import ResponseObject
 from server.output.response_record import ResponseRecord

@@ -19,12 +19,14 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+from _fast.lane import Lane
 from engine.errors import EngineError
 from engine.request import Delta, Modality, Request, TokenLogprob
 from engine.stream import TokenStream
 from mm.item import MediaOptions
 from mm.splice import Spliced, splice
 from server import beam, logs
+from server.choice import Choice
 from server.errors import ApiError, context_length, from_engine, internal
 from server.http.exchange import Exchange
 from server.media_ahead import MediaAhead
@@ -118,95 +120,6 @@ async def with_media(state: AppState, prompt: Prompt, ahead: MediaAhead) -> Spli
     return splice(prompt.token_ids, prompt.slots, processed, state.media.processor)
 
 
-class Choice:
-    """One choice as it grows; what has not been sent yet is held, merged, until `drain`. Owner: loop."""
-
-    __slots__ = (
-        "_logprobs",
-        "_texts",
-        "_token_ids",
-        "finish_reason",
-        "first_at",
-        "index",
-        "job",
-        "last_at",
-        "said",
-        "started",
-        "stop_reason",
-        "stream",
-    )
-
-    def __init__(self, index: int, job: Job, stream: ChoiceStream) -> None:
-        self.index = index
-        self.job = job
-        self.stream = stream
-        self.finish_reason: str | None = None
-        self.stop_reason: int | str | None = None
-        self.said: list[str] | None = None  # its text so far, where answers are logged
-        self.started = False  # its first chunk has been framed
-        self.first_at = 0.0  # time.monotonic() of the first and the newest token
-        self.last_at = 0.0
-        self._texts: list[str] = []
-        self._token_ids: list[int] = []
-        self._logprobs: list[TokenLogprob] = []
-
-    @property
-    def num_tokens(self) -> int:
-        return self.stream.num_tokens
-
-    def take(self, delta: Delta) -> bool:
-        """Whether the engine has to be told that this choice has ended."""
-        text = self.stream.grow(delta)
-        if text is not None:
-            if text:
-                self._texts.append(text)
-            self._token_ids += delta.token_ids
-            if delta.logprobs:
-                self._logprobs += delta.logprobs
-            return False
-        piece = self.stream.take(delta)
-        if piece.text:
-            self._texts.append(piece.text)
-        self._token_ids += piece.token_ids
-        if piece.logprobs:
-            self._logprobs += piece.logprobs
-        if piece.finish_reason is not None:
-            self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
-        return piece.stop_engine
-
-    @property
-    def num_held(self) -> int:
-        """Tokens not sent yet."""
-        return len(self._token_ids)
-
-    @property
-    def has_text(self) -> bool:
-        return bool(self._texts)
-
-    def held_bytes(self) -> int:
-        """About what the unsent part takes: for the bound on slow readers."""
-        return 64 * len(self._token_ids) + sum(len(entry.top_ids) + 4 for entry in self._logprobs) * 96
-
-    def drain(self) -> tuple[str, list[int], list[TokenLogprob]]:
-        """(text, token ids, log-probabilities) since the last call."""
-        texts, self._texts = self._texts, []
-        ids, self._token_ids = self._token_ids, []
-        logprobs, self._logprobs = self._logprobs, []
-        if self.said is not None:
-            self.said += texts
-        return (texts[0] if len(texts) == 1 else "".join(texts)), ids, logprobs
-
-    def drain_text(self) -> str:
-        """The same where nobody asks for ids and log-probabilities."""
-        texts = self._texts
-        text = texts[0] if len(texts) == 1 else "".join(texts)
-        if self.said is not None:
-            self.said.append(text)
-        texts.clear()
-        self._token_ids.clear()
-        return text
-
-
 def nobody(choice: Choice | None) -> None:
     """A whole answer needs no word of progress."""
 
@@ -220,7 +133,7 @@ class Answer:
         self.asked = asked
         self.jobs = jobs
         self._n = asked.n
-        self._observe_gap = self.state.metrics.observe_gap
+        self._observe_gap = self.state.metrics.gaps.observe
         self.error: ApiError | None = None
         self.aborted = False
         self.created = int(time.time())
@@ -290,6 +203,10 @@ class Answer:
         """Another stream of the engine that belongs to this answer."""
         self._streams.append(stream)
         stream.subscribe(take)
+
+    def shorten(self, choice: Choice, lane: Lane) -> None:
+        """From now on the lane is asked first, where this is the only choice."""
+        choice.lane = self._streams[0].lane = lane
 
     def unfollow(self) -> None:
         """Leaves the streams followed so far; beam search follows others next."""

@@ -1,15 +1,16 @@
 """What /metrics shows: names, labels and buckets that dashboards made for vLLM expect.
 
 Owner: loop. In: one call per step (StepStats), per stream end, per HTTP exchange. Out: Prometheus text at any time,
-without waiting for the engine. Histograms are plain arrays, because the clients' library takes a lock per observation;
-labels come from closed sets, so the number of series is fixed by the routes (SECURITY S8).
+without waiting for the engine. Histograms are plain arrays (_fast/histogram), because the clients' library takes a lock
+per observation; labels come from closed sets, so the number of series is fixed by the routes (SECURITY S8).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
+
+from _fast.histogram import Histogram
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -40,30 +41,6 @@ def one_two_five(limit: int) -> list[float]:
         found += [scale * step for step in (1, 2, 5) if scale * step <= limit]
         scale *= 10
     return found
-
-
-class Histogram:
-    """Counts by upper bound. Owner: loop."""
-
-    __slots__ = ("bounds", "counts", "total")
-
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = list(bounds)
-        self.counts = [0] * (len(bounds) + 1)
-        self.total = 0.0
-
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.total += value
-
-    def buckets(self) -> list[tuple[str, float]]:
-        """Cumulative, as the exposition format wants them."""
-        found: list[tuple[str, float]] = []
-        running = 0
-        for bound, count in zip([*self.bounds, float("inf")], self.counts, strict=True):
-            running += count
-            found.append(("+Inf" if bound == float("inf") else str(float(bound)), running))
-        return found
 
 
 class Metrics:
@@ -103,7 +80,7 @@ class Metrics:
             **{f"step_{part}_seconds": Histogram(PART) for part in PARTS},
         }
         self.observe_parts = [self.histograms[f"step_{part}_seconds"].observe for part in PARTS]
-        self.observe_gap = self.histograms["inter_token_latency_seconds"].observe
+        self.gaps = self.histograms["inter_token_latency_seconds"]
 
     def step(self, stats: StepStats) -> None:
         """Once per step; the device's idle time before it is measured for one in 64, and on accelerators only."""

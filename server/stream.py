@@ -5,6 +5,7 @@ the reader is away nothing is framed: the choices merge what they get, within --
 with the first token, so an error before it still is a status.
 
     step -> Answer.changed -> flush -> frames -> EventStream.write
+    step -> lane -> socket                the plain tokens of an only choice, once the answer has begun (_fast/lane)
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from __future__ import annotations
 import asyncio
 from typing import Protocol
 
+from _fast.lane import Lane
+from server.choice import Choice
 from server.errors import ApiError
-from server.generate import Answer, Choice
+from server.generate import Answer
 from server.http.exchange import ClientGone
 from server.http.sse import EventStream
 
@@ -25,6 +28,9 @@ class Frames(Protocol):
 
     def chunks(self, choice: Choice) -> bytes:
         """What the choice has not sent yet: its opening chunk if it is new, its text, its end. b"" for nothing."""
+
+    def plain(self, choice: Choice) -> tuple[bytes, bytes] | None:
+        """What stands before and behind the text's JSON string while it only grows; None: more than that changes."""
 
     def usage(self) -> bytes:
         """The chunk before the end, or b""."""
@@ -44,7 +50,9 @@ class PushedStream:
         self._scheduled = False
         self._interval = answer.asked.interval
         self._limit = answer.state.config.limits.stream_buffer_bytes
-        answer.changed = self.note if len(answer.choices) > 1 or self._interval > 1 else self.one
+        alone = len(answer.choices) == 1 and self._interval == 1
+        answer.changed = self.one if alone else self.note
+        self._hopes = alone and not answer.asked.beam  # for a lane
 
     async def run(self) -> None:
         """Until the last byte; raises ApiError while the answer can still be a status."""
@@ -84,12 +92,28 @@ class PushedStream:
                 data = self.frames.chunks(choice)
                 if data:
                     events.write(data)
+                    if self._hopes:
+                        self._shorten(choice)
             except Exception as error:
                 self._broken(error)
             return
         if choice is not None:
             self._moved[choice] = None
         self.flush()
+
+    def _shorten(self, choice: Choice) -> None:
+        """Finds a lane for the tokens to come; its first one after the next write, which shows that the way is free."""
+        parts = self.frames.plain(choice)
+        if parts is None:  # plain frames may begin later than the answer
+            return
+        self._hopes = False
+        line = self.answer.exchange.line()
+        if line is None or not choice.is_plain:
+            return
+        text, gaps = choice.stream.text, self.answer.state.metrics.gaps
+        lane = Lane(text.machine, gaps, *parts, line.transport, line.fd, self._broken, choice.last_at)
+        self.events.lane = lane
+        self.answer.shorten(choice, lane)
 
     def flush(self) -> None:
         """Frames and writes all that moved, in one write."""

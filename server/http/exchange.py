@@ -25,6 +25,7 @@ from server.render.errors import RenderError
 
 if TYPE_CHECKING:
     from server.generate import Answer
+    from server.http.line import Line
     from server.state import AppState
 
 log = logging.getLogger("omniloop.access")
@@ -46,6 +47,10 @@ def _not_now(piece: bytes) -> bool:
     return False
 
 
+def _no_line() -> None:
+    """A server without our extension has no sockets to show."""
+
+
 def _untold(call: Callable[[], None], wanted: bool) -> None:
     """A server without our extension tells of no one's leaving; what is written then goes nowhere."""
 
@@ -64,6 +69,7 @@ class Exchange:
         "first_token",
         "headers",
         "key_name",
+        "line",
         "method",
         "path",
         "raw_send",
@@ -86,6 +92,7 @@ class Exchange:
         extensions = scope.get("extensions", {})
         self.abort: Callable[[], None] = extensions.get("omniloop.abort", _nothing)
         self.chunk: Callable[[bytes], bool] = extensions.get("omniloop.chunk", _not_now)
+        self.line: Callable[[], Line | None] = extensions.get("omniloop.line", _no_line)
         self.watch: Callable[[Callable[[], None], bool], None] = extensions.get("omniloop.leaving", _untold)
         self.arrival = time.monotonic()
         self.request_id = request_label(scope)

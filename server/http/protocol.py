@@ -10,12 +10,14 @@ import asyncio
 import logging
 import uuid
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from server.config import LimitsConfig
 from server.errors import ApiError
+from server.http.line import line_of
 from server.http.turnstile import Turnstile
 
 log = logging.getLogger("omniloop.edge")
@@ -24,6 +26,7 @@ log = logging.getLogger("omniloop.edge")
 # ASGI extensions
 ABORT = "omniloop.abort"  # drops the connection and what it has not taken yet
 CHUNK = "omniloop.chunk"  # writes a piece of a streamed answer at once, if it can
+LINE = "omniloop.line"  # tells where pieces of an answer that has begun may be written past the transport
 LEAVING = "omniloop.leaving"  # takes what is to be called when the client leaves, and whether that still holds
 LINGER_S = 2.0  # how long an answered client may go on sending before it is cut off
 
@@ -119,6 +122,7 @@ class Connection(HttpToolsProtocol):
         self.in_body = True
         super().on_headers_complete()  # the app begins in a later turn of the loop
         self.scope["extensions"][CHUNK] = chunk_writer(self.cycle)  # type: ignore[assignment]
+        self.scope["extensions"][LINE] = partial(line_of, self.cycle)  # type: ignore[assignment]
 
     def on_message_complete(self) -> None:
         self.in_body = False

@@ -1,9 +1,10 @@
 """EventStream: server-sent events, pushed. The engine's callback writes; nobody pulls.
 
 Owner: loop. In: finished frames (bytes) from the route. Out: each write goes straight to the transport while it takes
-more (http/protocol.py). The first and the last one, and those that meet a full transport, are ASGI messages; their send
-coroutine is driven by hand: it mostly ends at once, with no task and no queue. Where it waits, a task carries it on,
-`paused` is set, and the route keeps tokens to itself, merged, until `on_writable` says that the reader is back.
+more (http/protocol.py), and opens the lane by which plain tokens pass it (_fast/lane). The first and the last one, and
+those that meet a full transport, are ASGI messages; their send coroutine is driven by hand: it mostly ends at once, no
+task and no queue. Where it waits, a task carries it on, `paused` is set, and the route keeps tokens to itself, merged,
+until `on_writable` says that the reader is back.
 
     write ... write (transport full) -> paused ............ drained -> on_writable -> one merged write
                                           \\-- stall timeout -> lost
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from server.http.started import Started
 
 if TYPE_CHECKING:
+    from _fast.lane import Lane
     from server.http.exchange import Exchange
 
 HEADERS = [
@@ -42,6 +44,7 @@ class EventStream:
         self.exchange = exchange
         self.ended: asyncio.Future[None] = self.loop.create_future()
         self.paused = False
+        self.lane: Lane | None = None
         self.lost = False  # a stalled reader: nothing more can be written
         self._on_writable = on_writable
         self._send = exchange.raw_send
@@ -74,6 +77,8 @@ class EventStream:
         if self._interval:
             self._last_write = self.loop.time()
         if more and self._opened and frames and self._chunk(frames):
+            if self.lane is not None:  # nothing waits in front of what it writes
+                self.lane.open = True
             return
         if not self._opened:
             self._opened = True
@@ -142,6 +147,9 @@ class EventStream:
             self._on_writable()
 
     def _finish(self) -> None:
+        if self.lane is not None:
+            self.lane.close()
+            self.lane = None
         if not self.ended.done():
             self.ended.set_result(None)
 
@@ -154,7 +162,8 @@ class EventStream:
     def _keep_alive(self) -> None:
         if self.ended.done():
             return
-        silent = self.loop.time() - self._last_write
+        written = self._last_write if self.lane is None else max(self._last_write, self.lane.written_at)
+        silent = self.loop.time() - written
         if silent >= self._interval and not self.paused:
             self.write(KEEP_ALIVE)
             silent = 0.0

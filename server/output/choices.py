@@ -38,7 +38,7 @@ class Piece:
 class ChoiceStream:
     """One choice as it grows."""
 
-    __slots__ = ("_feed", "_include_stop", "_plain", "_watch", "ended", "index", "num_tokens", "text")
+    __slots__ = ("_feed", "_include_stop", "_watch", "ended", "index", "plain", "text")
 
     def __init__(
         self,
@@ -53,27 +53,30 @@ class ChoiceStream:
     ) -> None:
         self.index = index
         self.ended = False
-        self.num_tokens = 0  # generated tokens that count, the ending one included
         self.text = TextStream(
             tokenizer, stop, include_stop=include_stop, skip_special_tokens=skip_special_tokens, min_tokens=min_tokens
         )
         self._include_stop = include_stop
         self._watch = None if repetition is None else RepetitionWatch(repetition, min_tokens)
         self._feed = self.text.feed
-        self._plain = self._watch is None and self.text.stops.compiled is None  # only the engine ends it
+        self.plain = self._watch is None and self.text.stops.compiled is None  # only the engine ends it
+
+    @property
+    def num_tokens(self) -> int:
+        """Generated tokens that count, the ending one included."""
+        return self.text.num_tokens
 
     def grow(self, delta: Delta) -> str | None:
         """The new text, where nothing can end with this Delta; None: `take` has to look closer. Once per token."""
-        if not self._plain or delta.finish_reason or self.ended:
+        if not self.plain or delta.finish_reason or self.ended:
             return None
-        self.num_tokens += len(delta.token_ids)
         return self._feed(delta.token_ids)
 
     def take(self, delta: Delta) -> Piece:
         """Reads the next Delta of this choice. One that comes after a stop string adds nothing."""
         if self.ended:
             return Piece("", [])
-        runs_on = not delta.finish_reason
+        runs_on, before = not delta.finish_reason, self.num_tokens
         if self._watch is not None and (said := self._watch.feed(delta.token_ids)):
             delta = _repeated(delta, said)
         ids, reason = delta.token_ids, delta.finish_reason
@@ -85,8 +88,7 @@ class ChoiceStream:
         if reason and self.text.stopped is None:
             text += self.text.finish()
         if self.text.stopped is not None:
-            return self._stopped(delta, text, runs_on)
-        self.num_tokens += len(ids)
+            return self._stopped(delta, text, self.num_tokens - before, runs_on)
         piece = Piece(text, ids, delta.logprobs, stop_engine=runs_on and bool(reason))
         if reason:
             self.ended = True
@@ -94,9 +96,7 @@ class ChoiceStream:
             piece.stop_reason = delta.stop_token_id if reason is FinishReason.STOP_TOKEN else None
         return piece
 
-    def _stopped(self, delta: Delta, text: str, runs_on: bool) -> Piece:
-        kept = self.text.num_tokens - self.num_tokens
-        self.num_tokens += kept
+    def _stopped(self, delta: Delta, text: str, kept: int, runs_on: bool) -> Piece:
         self.ended = True
         return Piece(
             text,

@@ -11,8 +11,9 @@ from typing import Any
 
 import orjson
 
+from server.choice import Choice
 from server.errors import ApiError
-from server.generate import Answer, Choice
+from server.generate import Answer
 
 dumps = orjson.dumps
 
@@ -91,6 +92,9 @@ class MessageEvents:
         if choice.finish_reason is not None:
             frames += BLOCK_STOP + self.stop(choice) + MESSAGE_STOP
         return frames
+
+    def plain(self, choice: Choice) -> tuple[bytes, bytes] | None:
+        return (DELTA, DELTA_END) if self.in_block else None
 
     def start(self, choice: Choice) -> bytes:
         choice.started = True

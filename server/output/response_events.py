@@ -15,8 +15,9 @@ from typing import Any
 import orjson
 
 from engine.request import TokenLogprob
+from server.choice import Choice
 from server.errors import ApiError
-from server.generate import Answer, Choice
+from server.generate import Answer
 from server.output.response_items import ResponseObject
 from server.output.response_record import LAST, NO_LOGPROBS, frame, text_content
 
@@ -56,6 +57,9 @@ class ResponseEvents:
         if text or (over and self.waiting):
             frames += self.delta(text)
         return frames + self.finish() if over else frames
+
+    def plain(self, choice: Choice) -> None:
+        """Each event has its number."""
 
     def start(self, choice: Choice) -> bytes:
         choice.started = True

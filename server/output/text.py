@@ -30,7 +30,7 @@ class TextStream:
     (then all pieces together equal `Tokenizer.decode` of all ids).
     """
 
-    __slots__ = ("_machine", "feed", "finish", "skip", "stops")
+    __slots__ = ("feed", "finish", "machine", "skip", "stops")
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class TextStream:
         at_start: bool = False,
     ) -> None:
         self.stops = stop if isinstance(stop, StopStrings) else StopStrings(stop)
-        self._machine = Detokenizer(
+        self.machine = Detokenizer(
             tokenizer.table,
             self.stops.compiled,
             include_stop,
@@ -52,17 +52,17 @@ class TextStream:
             tokenizer.strip if at_start else 0,
             tokenizer.first_bytes if at_start and tokenizer.decodes_first_apart else None,
         )
-        self.feed = self._machine.feed  # (token ids) -> new text that may be shown; "" after a stop string
-        self.skip = self._machine.skip  # (count): tokens that are counted and have no text, such as the ending one
-        self.finish = self._machine.finish  # () -> what was held back; bytes of no character become U+FFFD
+        self.feed = self.machine.feed  # (token ids) -> new text that may be shown; "" after a stop string
+        self.skip = self.machine.skip  # (count): tokens that are counted and have no text, such as the ending one
+        self.finish = self.machine.finish  # () -> what was held back; bytes of no character become U+FFFD
 
     @property
     def stopped(self) -> str | None:
         """The stop string that ended the text."""
-        matched = self._machine.matched
+        matched = self.machine.matched
         return None if matched < 0 else self.stops.texts[matched]
 
     @property
     def num_tokens(self) -> int:
         """Tokens taken, up to and with the one that completed a stop string; later ones are not part of the answer."""
-        return self._machine.num_tokens
+        return self.machine.num_tokens

@@ -13,8 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server import media_options
+from server.choice import Choice
 from server.errors import invalid, not_here, shown
-from server.generate import Answer, Choice, media_ahead, prepare
+from server.generate import Answer, media_ahead, prepare
 from server.http.body import read_json
 from server.http.watch import client_present, within
 from server.media_ahead import MediaAhead

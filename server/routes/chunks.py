@@ -13,8 +13,9 @@ from typing import Any
 import orjson
 
 from engine.request import TokenLogprob
+from server.choice import Choice
 from server.errors import ApiError
-from server.generate import Answer, Choice
+from server.generate import Answer
 from server.http.sse import DONE
 from server.output.choices import echo_text, usage
 from server.output.logprobs import CompletionLogprobs, TokenNames, joined
@@ -27,6 +28,8 @@ class Chunks:
 
     kind = ""
     done = DONE
+    before: list[bytes]  # of each choice: what stands before the JSON string of its text
+    after: bytes  # and behind it, where nothing else has changed
 
     def __init__(self, answer: Answer, response_id: str, model: str, return_token_ids: bool) -> None:
         self.answer = answer
@@ -34,7 +37,7 @@ class Chunks:
         head = {"id": response_id, "object": self.kind, "created": int(answer.created), "model": model}
         self.head = b"data: " + dumps(head)[:-1] + b',"choices":['
         self.continuous = answer.asked.continuous_usage
-        self.plain = not self.continuous and not return_token_ids and answer.asked.params.logprobs is None
+        self.is_plain = not self.continuous and not return_token_ids and answer.asked.params.logprobs is None
 
     def close(self, choice: Choice) -> bytes:
         """The end of a chunk, with the running usage if it was asked for."""
@@ -49,6 +52,9 @@ class Chunks:
             multimodal_tokens={str(kind): count for kind, count in job.media_tokens.items()},
         )
         return b'}],"usage":' + dumps(running) + b"}\n\n"
+
+    def plain(self, choice: Choice) -> tuple[bytes, bytes] | None:
+        return (self.before[choice.index], self.after) if self.is_plain and choice.started else None
 
     def usage(self) -> bytes:
         if not self.answer.asked.include_usage:
@@ -88,7 +94,7 @@ class ChatChunks(Chunks):
         self.shown = shown
         self.role = b',"delta":{"role":' + dumps(shown.role) + b',"content":""},"logprobs":null,"finish_reason":null'
         indices = range(len(answer.choices))
-        self.content = [self.head + b'{"index":%d,"delta":{"content":' % at for at in indices]
+        self.before = [self.head + b'{"index":%d,"delta":{"content":' % at for at in indices]
         self.after = b'},"logprobs":null,"finish_reason":null' + b"}]}\n\n"
 
     def chunks(self, choice: Choice) -> bytes:
@@ -96,10 +102,10 @@ class ChatChunks(Chunks):
         if choice.finish_reason is None:
             if not choice.has_text:
                 return opening
-            if self.plain:
-                return opening + self.content[choice.index] + dumps(choice.drain_text()) + self.after
+            if self.is_plain:
+                return opening + self.before[choice.index] + dumps(choice.drain_text()) + self.after
         text, token_ids, logprobs = choice.drain()
-        begin = self.content[choice.index] + dumps(text) if text else self.empty(choice)
+        begin = self.before[choice.index] + dumps(text) if text else self.empty(choice)
         body = begin + b'},"logprobs":' + self.logprobs(logprobs) + ending(choice) + self.ids(token_ids)
         return opening + body + self.close(choice)
 
@@ -112,7 +118,7 @@ class ChatChunks(Chunks):
         role = self.head + b'{"index":%d' % choice.index + self.role + prompt + self.close(choice)
         if not self.shown.echo:
             return role
-        said = self.content[choice.index] + dumps(self.shown.echo) + b'},"logprobs":null,"finish_reason":null'
+        said = self.before[choice.index] + dumps(self.shown.echo) + b'},"logprobs":null,"finish_reason":null'
         return role + said + self.close(choice)
 
     def empty(self, choice: Choice) -> bytes:
@@ -137,7 +143,7 @@ class CompletionChunks(Chunks):
         self.makers = makers  # one per choice; empty without logprobs
         self.echo = echo
         indices = range(len(answer.choices))
-        self.text = [self.head + b'{"index":%d,"text":' % at for at in indices]
+        self.before = [self.head + b'{"index":%d,"text":' % at for at in indices]
         self.after = b',"logprobs":null,"finish_reason":null' + b"}]}\n\n"
 
     def chunks(self, choice: Choice) -> bytes:
@@ -145,14 +151,14 @@ class CompletionChunks(Chunks):
         if choice.finish_reason is None and not choice.has_text and not (first and self.echo):
             return b""
         choice.started = True
-        if self.plain and choice.finish_reason is None and not first:
-            return self.text[choice.index] + dumps(choice.drain_text()) + self.after
+        if self.is_plain and choice.finish_reason is None and not first:
+            return self.before[choice.index] + dumps(choice.drain_text()) + self.after
         text, token_ids, entries = choice.drain()
         shown = echo_text(self.answer.state.tokenizer, choice.job.prompt) + text if first and self.echo else text
         prompt = b""
         if first and self.return_token_ids:
             prompt = b',"prompt_token_ids":' + dumps(choice.job.request.prompt_token_ids.tolist())
-        body = self.text[choice.index] + dumps(shown) + b',"logprobs":' + self.logprobs(choice, entries, first)
+        body = self.before[choice.index] + dumps(shown) + b',"logprobs":' + self.logprobs(choice, entries, first)
         return body + ending(choice) + prompt + self.ids(token_ids) + self.close(choice)
 
     def logprobs(self, choice: Choice, entries: list[TokenLogprob], first: bool) -> bytes:

@@ -13,8 +13,9 @@ from typing import Any, cast
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.choice import Choice
 from server.errors import invalid, not_here
-from server.generate import SLICE, Answer, Choice, Job, prepare
+from server.generate import SLICE, Answer, Job, prepare
 from server.http.body import read_json
 from server.http.exchange import Exchange
 from server.http.watch import client_present, within

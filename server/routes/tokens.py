@@ -15,8 +15,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mm.splice import splice
+from server.choice import Choice
 from server.errors import ApiError, invalid
-from server.generate import Answer, Choice, Job, job_of, scope_of
+from server.generate import Answer, Job, job_of, scope_of
 from server.http.body import read_json
 from server.http.exchange import Exchange
 from server.http.sse import DONE
@@ -132,6 +133,9 @@ class TokenChunks:
         if not choice.num_held and choice.finish_reason is None:
             return b""
         return self.frame([self.choice(choice)])
+
+    def plain(self, choice: Choice) -> None:
+        """Each chunk has its token ids."""
 
     def usage(self) -> bytes:
         return self.frame([], usage=self.answer.usage()) if self.answer.asked.include_usage else b""

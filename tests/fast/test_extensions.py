@@ -1,4 +1,4 @@
-"""The build of the scheduler's modules: silent, without performance hints, and inner functions free of Python.
+"""The build of scheduler and lanes: silent, without performance hints, and inner functions free of Python.
 
 Also that they pass their own tests with every Cython check on. That form is built apart from the tree:
 
@@ -16,11 +16,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOM = (
-    "blocks", "driver", "encoder", "params", "plain", "plan", "prefix", "queue", "ring", "running", "scheduler",
-    "seqs", "shares", "steady", "tables",
+    "blocks", "detok", "driver", "encoder", "histogram", "lane", "params", "plain", "plan", "prefix", "queue", "ring",
+    "running", "scheduler", "seqs", "shares", "steady", "tables",
 )  # fmt: skip
 WALKS = (
-    "test_parts_walk", "test_plain", "test_plan", "test_prefix_walk", "test_scheduler_walk", "test_steady",
+    "test_lane", "test_parts_walk", "test_plain", "test_plan", "test_prefix_walk", "test_scheduler_walk", "test_steady",
     "test_steady_taken",
 )  # fmt: skip
 
