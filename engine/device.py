@@ -147,9 +147,9 @@ class Accelerator:
         self._graphs.append(graph)
         return int(graph.raw_cuda_graph_exec())
 
-    def recorded(self, body: Callable[[], None]) -> Callable[[], None]:
+    def recorded(self, body: Callable[[], None], met: bool = False) -> Callable[[], None]:
         """`capture` for those who launch from Python: returns what replays the graph on the current stream."""
-        self.capture(body)
+        self.capture(body, met)
         replay: Callable[[], None] = self._graphs[-1].replay
         return replay
 

@@ -4,7 +4,7 @@ Thread: device. In: patches as the processor lays them out (frames, then merge b
 pixels from which they are made here; and their grid (frames, height, width in patches). Out: one row per merge block,
 in the same order. Between, blocks are regrouped so that each attention window is one run; layers in `full_layers`
 attend over a whole frame, the others inside their window. What depends on the grid only (`grid_tables`) is kept for
-the grids seen last. On an accelerator small pictures go through `tower_graphs`.
+the grids seen last. On an accelerator all but large pictures go through `tower_graphs`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Small pictures through a budget of patches: the rows are those that they have without room to spare."""
+"""Pictures through a budget of patches: the rows are those that they have without room to spare."""
 
 import pytest
 import torch
