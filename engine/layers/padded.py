@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from engine.kernels.gemm.dense import pack
+from engine.kernels.gemm.dense import pack, pack_plain
 from engine.layers.linear import GatedLinear, Linear
 
 UNIT = 64
@@ -36,7 +36,7 @@ class PaddedGated(GatedLinear):
             return
         gate, up = (piece.to(device, dtype) for piece in pieces["weight"] if piece is not None)
         gate_bias, up_bias = (piece.to(device, torch.float32) for piece in pieces["bias"] if piece is not None)
-        self.packed = pack(*pad_gated(gate, up, gate_bias, up_bias, more))
+        self.packed = pack_plain(*pad_gated(gate, up, gate_bias, up_bias, more), gated=True)
 
 
 class PaddedLinear(Linear):
