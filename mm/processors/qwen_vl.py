@@ -51,6 +51,7 @@ class Vision:
             num_frames=video.get("num_frames"),
             multiple=self.video.temporal_patch_size,
         )
+        self.settings = functools.lru_cache(maxsize=64)(self._settings)  # requests ask for the same again and again
 
     def plan_image(self, height: int, width: int, options: MediaOptions) -> Scale:
         return _lowered(self.image, options).scale(height, width)
@@ -82,7 +83,7 @@ class Vision:
         plan = FilmPlan(sample_indices(num_frames, count), bounded.scale(height, width), num_frames / fps / count)
         return plan, capped
 
-    def settings(self, modality: Modality, options: MediaOptions) -> bytes:
+    def _settings(self, modality: Modality, options: MediaOptions) -> bytes:
         if modality == "image":
             return repr(astuple(_lowered(self.image, options))).encode()
         return repr(
