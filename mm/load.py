@@ -115,18 +115,19 @@ class MediaLoader:
         *,
         options: MediaOptions | None = None,
         scope: bytes = b"",
-        read: asyncio.Event | None = None,
+        read: asyncio.Future[Processed | None] | None = None,
     ) -> list[Processed]:
         """Load all items of one request; `scope` names the caller (key and salt) for cache and uuids.
 
-        `read` is set when a first item has been unpacked and its decoder begins, or nobody knows when that will be.
+        `read` is done when a first item has been unpacked and its decoder begins, or nobody knows when that will be.
+        Its result is what the only item will be, if that can be told: all is there but the pixels.
         """
         if not refs:
             return []
         self._check_counts(refs)
         if self._requests >= self.limits.max_media_waiting:
             raise busy(f"{self._requests} requests are loading media; try again shortly")
-        request = MediaRequest(self.limits, options or self.options, scope, read)
+        request = MediaRequest(self.limits, options or self.options, scope, read, len(refs))
         jobs = [_Job(self, request, ref) for ref in refs]
         for job in jobs:
             job.check_source()
@@ -269,7 +270,7 @@ class _Job:
         if isinstance(source, Embedded) and source.mime in ("image/jpeg", "image/jpg"):
             place = await self._loader._places.take_now(self._request, AT_ONCE)
         if place is None:
-            self._request.read.set()
+            self._request.tell(None)
             return await self._in_pool(alarm, self._unpack, source, alarm), None
         try:
             loop = asyncio.get_running_loop()
@@ -285,16 +286,23 @@ class _Job:
     ) -> tuple[_Unpacked, Processed | None]:
         """Unpacks, and decodes what is new and not too large for the place taken (pool)."""
         unpacked = self._unpack(source, alarm)
-        loop.call_soon_threadsafe(self._request.read.set)
-        opened = unpacked.opened
-        if (
-            opened is None
-            or self._cost(opened) > AT_ONCE
-            or self._loader.cache.holds((self._request.scope, unpacked.digest))
-        ):
+        opened, foretold = unpacked.opened, None
+        fresh = (
+            opened is not None
+            and self._cost(opened) <= AT_ONCE
+            and not self._loader.cache.holds((self._request.scope, unpacked.digest))
+        )
+        if fresh and opened is not None and (item := opened.item_to_be()) is not None:
+            foretold = self._processor.process(item, unpacked.digest, self._request.options)
+        loop.call_soon_threadsafe(self._request.tell, foretold)
+        if not fresh or opened is None:
             return unpacked, None
         alarm.begin()  # decoding has its own time
-        return unpacked, self._finish(opened, unpacked.digest, alarm)
+        if foretold is None:
+            return unpacked, self._finish(opened, unpacked.digest, alarm)
+        opened.decode(alarm)
+        alarm.check()
+        return unpacked, foretold
 
     def _cost(self, opened: _Opened) -> int:
         return opened.cost + self._processor.cost(self._modality, opened.size)
@@ -359,13 +367,17 @@ class _Job:
             def scale(height: int, width: int) -> Scale:
                 return self._processor.plan_image(height, width, self._request.options)
 
-            def decode_only(_: Alarm) -> MediaItem:
-                pixels = picture.decode_whole(self._borrow)
+            def unscaled(pixels: np.ndarray) -> MediaItem:
                 return MediaItem("image", pixels, scale=scale(*pixels.shape[:2]))
+
+            def to_be() -> MediaItem | None:
+                pixels = picture.whole_to_be(self._borrow)
+                return None if pixels is None else unscaled(pixels)
 
             size = picture.height * picture.width * WORD
             if size <= self._processor.picture_bytes:
-                return _Opened(picture.cost + size, size, decode_only)
+                cost = picture.cost + size
+                return _Opened(cost, size, lambda _: unscaled(picture.decode_whole(self._borrow)), to_be)
             size = scale(picture.height, picture.width).pixels * 3
             return _Opened(picture.cost + size, size, lambda _: MediaItem("image", picture.decode(scale, self._borrow)))
         if self._modality == "audio":
@@ -427,13 +439,21 @@ class _Job:
             result.cancel()  # without effect on work that has begun; its place is held until it ends
 
 
+def _untold() -> None:
+    """Of most files only decoding tells."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """A file whose header was read: bytes it needs at most, bytes of its decoded form, and how to decode it."""
+    """A file whose header was read: bytes it needs at most, bytes of its decoded form, and how to decode it.
+
+    `item_to_be` tells what `decode` will return where that is known, its pixels not filled yet.
+    """
 
     cost: int
     size: int
     decode: Callable[[Alarm], MediaItem]
+    item_to_be: Callable[[], MediaItem | None] = _untold
 
 
 def _too_many(message: str, param: str | None = None) -> MediaError:

@@ -23,7 +23,7 @@ from _fast.lane import Lane
 from engine.errors import EngineError
 from engine.request import Delta, Modality, Request, TokenLogprob
 from engine.stream import TokenStream
-from mm.item import MediaOptions
+from mm.item import MediaOptions, Processed
 from mm.splice import Spliced, splice
 from server import beam, logs
 from server.choice import Choice
@@ -64,8 +64,13 @@ async def prepare(
     ahead: MediaAhead | None = None,
 ) -> Job:
     """Media, placeholders and lengths of one prompt. Raises ApiError, RenderError or MediaError."""
-    spliced = await with_media(exchange.state, prompt, ahead or media_ahead(exchange, salt))
-    return job_of(exchange, prompt, spliced, asked, salt=salt, priority=priority, param=param)
+    ahead = ahead or media_ahead(exchange, salt)
+    foretold = ahead.foretold(prompt.media)
+    spliced = await with_media(exchange.state, prompt, ahead, foretold)
+    job = job_of(exchange, prompt, spliced, asked, salt=salt, priority=priority, param=param)
+    if foretold is not None:
+        await ahead.load(prompt.media)
+    return job
 
 
 def scope_of(exchange: Exchange, salt: str) -> bytes:
@@ -111,12 +116,14 @@ def job_of(
     return Job(prompt, request, spliced.counts)
 
 
-async def with_media(state: AppState, prompt: Prompt, ahead: MediaAhead) -> Spliced:
-    """The prompt with its placeholders widened; unchanged when it has none."""
+async def with_media(
+    state: AppState, prompt: Prompt, ahead: MediaAhead, foretold: list[Processed] | None = None
+) -> Spliced:
+    """The prompt with its placeholders widened, to what is loaded or `foretold`; unchanged when it has none."""
     if not prompt.media:
         return Spliced(prompt.token_ids, (), None, 0, {})
     assert state.media is not None, "the renderer refuses media that the model does not take"
-    processed = await ahead.load(prompt.media)
+    processed = await ahead.load(prompt.media) if foretold is None else foretold
     return splice(prompt.token_ids, prompt.slots, processed, state.media.processor)
 
 

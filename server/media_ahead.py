@@ -3,9 +3,10 @@
 Owner: loop. Only what came with the request begins so early: nothing is fetched for one that may yet be refused. The
 text waits until a first decoder is at work, which needs no interpreter: a template holds it, and each time that base64
 or a hash would have it back beside one they wait for half a millisecond. Leaving (`async with`) ends what nobody awaits
-any more; the error of a text that cannot be rendered comes first, as if the media had waited.
+any more; the error of a text that cannot be rendered comes first, as if the media had waited. A picture's header tells
+how many tokens it takes and where: so a prompt is put together while its pixels are decoded (`foretold`).
 
-    loop   | glance at the messages | begin             | render           | load: awaits it
+    loop   | glance at the messages | begin             | render           | splice | load: awaits it
     pool                                    | base64, hash | decode ...
     pool                                                | template, tokenize |
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -32,6 +34,7 @@ class MediaAhead:
         self._options = options
         self._begun: Sequence[MediaRef] = ()
         self._loading: asyncio.Task[list[Processed]] | None = None
+        self._foretold: Processed | None = None
 
     async def begin(self, refs: Sequence[MediaRef]) -> None:
         """Loads what the messages were seen to hold, in order; a first decoder is at work when this returns.
@@ -40,12 +43,20 @@ class MediaAhead:
         """
         if refs and self._loader is not None and all(ref.embedded for ref in refs):
             self._begun = tuple(refs)
-            read = asyncio.Event()
-            self._loading = asyncio.get_running_loop().create_task(self._load(refs, read))
-            self._loading.add_done_callback(lambda _: read.set())
-            await read.wait()
+            loop = asyncio.get_running_loop()
+            read: asyncio.Future[Processed | None] = loop.create_future()
+            self._loading = loop.create_task(self._load(refs, read))
+            self._loading.add_done_callback(partial(_over, read))
+            self._foretold = await read
 
-    async def _load(self, refs: Sequence[MediaRef], read: asyncio.Event | None = None) -> list[Processed]:
+    def foretold(self, refs: Sequence[MediaRef]) -> list[Processed] | None:
+        """What `load` will return, if that is known: all but the pixels, which are there when `load` has returned."""
+        known = self._foretold is not None and self._begun == tuple(refs)
+        return [self._foretold] if known and self._foretold is not None else None
+
+    async def _load(
+        self, refs: Sequence[MediaRef], read: asyncio.Future[Processed | None] | None = None
+    ) -> list[Processed]:
         assert self._loader is not None, "the renderer refuses media that the model does not take"
         return await self._loader.load(refs, options=self._options, scope=self._scope, read=read)
 
@@ -64,3 +75,9 @@ class MediaAhead:
         if self._loading is not None:
             self._loading.cancel()
             await asyncio.gather(self._loading, return_exceptions=True)
+
+
+def _over(read: asyncio.Future[Processed | None], _: object) -> None:
+    """Nothing more will be told of items that have been loaded, or have failed."""
+    if not read.done():
+        read.set_result(None)

@@ -19,7 +19,7 @@ import numpy as np
 
 from mm.decode.alarm import too_complex
 from mm.decode.spare import new_pixels
-from mm.decode.words import Take, copy_words, decode_words
+from mm.decode.words import Take, copy_words, words_to_be
 from mm.errors import MediaError, invalid, too_large, unsupported
 from mm.limits import MediaLimits
 from mm.transform.image import Scale
@@ -96,7 +96,8 @@ class ImageFile:
             raise _too_many_pixels(limits) from None
         except Exception:
             raise invalid("the picture is damaged: its header cannot be read") from None
-        self.word = word
+        self._word = word
+        self._words: np.ndarray | None = None
         self.width, self.height = self._image.size
         _check_size(self.width, self.height, limits)
         if self._image.mode not in _MODES:
@@ -111,27 +112,30 @@ class ImageFile:
         """Decode into the normal form, scaled as `planner` says of the upright size; uint8 [height, width, 3]."""
         return self._decoded(lambda image: _copy(planner(image.height, image.width).image(image), take))
 
+    def whole_to_be(self, take: Take = new_pixels) -> np.ndarray | None:
+        """What `decode_whole` will return, not filled yet; None where only decoding tells."""
+        if self._words is None and self._word == "jpeg" and _orientation(self._image) == 1:
+            self._words = words_to_be(self._image, take)
+        return self._words
+
     def decode_whole(self, take: Take = new_pixels) -> np.ndarray:
         """As large as it is; uint8 [height, width, 4] with the byte that Pillow has there.
 
-        Three bytes a pixel where Pillow has them in several pieces, which are above 16 MiB and no JPEG's.
+        Three bytes a pixel where Pillow has them in several pieces, which are above 16 MiB and no upright JPEG's.
         """
 
         def copied(image: Image.Image) -> np.ndarray:
             words = copy_words(image, take)
             return _copy(image, take) if words is None else words
 
-        return self._decoded(copied, take if self.word == "jpeg" else None)
+        return self._decoded(copied, self.whole_to_be(take))
 
-    def _decoded(self, copied: Callable[[Image.Image], np.ndarray], take: Take | None = None) -> np.ndarray:
-        """The upright RGB picture, as `copied` gives it; with `take` a JPEG that lies so goes there."""
+    def _decoded(self, copied: Callable[[Image.Image], np.ndarray], words: np.ndarray | None = None) -> np.ndarray:
+        """The upright RGB picture, as `copied` gives it or, loaded, in `words`."""
         try:
-            image, pixels = self._image, None
-            if take is not None and _orientation(image) == 1:
-                pixels = decode_words(image, take)
-            if pixels is None:
-                image.load()  # before the orientation, whose reader loads a PNG and would hide what is wrong with it
-                pixels = copied(_upright(_flat_rgb(image), _orientation(image)))
+            image = self._image
+            image.load()  # before the orientation, whose reader loads a PNG too and would hide what is wrong with it
+            pixels = copied(_upright(_flat_rgb(image), _orientation(image))) if words is None else words
         except MediaError:
             raise
         except MemoryError:

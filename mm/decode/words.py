@@ -1,7 +1,7 @@
 """Pillow's own memory of an RGB picture: four bytes a pixel, of which the last says nothing.
 
 Pool only. In: a Pillow picture. Out: that memory, which is ours: a JPEG that stands upright is decoded straight into it
-(`decode_words`), of others it is copied (`copy_words`), by one pass with the interpreter let go; to take the fourth
+(`words_to_be`), of others it is copied (`copy_words`), by one pass with the interpreter let go; to take the fourth
 bytes away costs three times as much, and a device reads past them for nothing. Pillow tells where its pixels lie by the
 Arrow C data interface (https://arrow.apache.org/docs/format/CDataInterface.html): one child, whose second buffer they
 are. That memory is left at once: Pillow decodes the next picture into it.
@@ -43,11 +43,11 @@ _pointer_of = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char
 )
 
 
-def decode_words(picture: ImageFile.ImageFile, take: Take) -> np.ndarray | None:
-    """uint8 [height, width, 4] in memory from `take`, of an RGB JPEG that has been opened only; None of other files.
+def words_to_be(picture: ImageFile.ImageFile, take: Take) -> np.ndarray | None:
+    """uint8 [height, width, 4] in memory from `take`, which `picture.load` will fill; None but of an RGB JPEG.
 
-    Pillow is given that memory in place of its own, and all of the file at once: between two pieces of it the decoder's
-    thread would wait for the interpreter. Raises what Pillow does of a damaged file.
+    The JPEG has been opened only. Pillow is given that memory in place of its own, and will be given all of the file at
+    once: between two pieces of it the decoder's thread would wait for the interpreter.
     """
     from PIL import Image
 
@@ -61,7 +61,6 @@ def decode_words(picture: ImageFile.ImageFile, take: Take) -> np.ndarray | None:
     picture._mode = "RGBX"
     picture.tile = [tile._replace(args=("RGBX", *tile.args[1:]))]
     picture.decodermaxblock = 1 << 30
-    picture.load()
     return words.reshape(height, width, WORD)
 
 

@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 
 import mm.load as loading
+from mm.decode.image import ImageFile
 from mm.decode.spare import LARGEST
 from mm.errors import MediaError
 from mm.item import MediaOptions, MediaRef
 from mm.limits import MediaLimits
 from mm.load import MediaLoader
 from mm.processors.registry import processor_for
+from mm.transform.image import Scale
 from tests.mm import made
 
 EMBEDDED = Path(__file__).parents[2] / "server" / "embedded"
@@ -27,6 +29,8 @@ RAW = json.loads((EMBEDDED / "config.json").read_text())
 PROCESSOR = processor_for(EMBEDDED, RAW)
 IMAGE = made.data_url(made.png(made.noise(60, 80)), "image/png")
 JPEG = made.data_url(made.picture(made.noise(60, 80), "JPEG"), "image/jpeg")
+TURNED = made.data_url(made.picture(made.noise(40, 90), "JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x01"
+    b"\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"), "image/jpeg")  # fmt: skip
 SOUND = made.data_url(made.sound(made.tone(1.0)), "audio/wav")
 FILM = made.data_url(made.film(made.ramp(30), 10, track=made.tone(3.0)), "video/mp4")
 
@@ -49,6 +53,14 @@ async def loader(**limits: object) -> AsyncIterator[MediaLoader]:
         await instance.close()
         pool.shutdown()
     assert len(asyncio.all_tasks()) == tasks
+
+
+@asynccontextmanager
+async def foretelling(picture_bytes: int = 60 * 80 * 4) -> AsyncIterator[MediaLoader]:
+    """A loader for a device that scales."""
+    async with loader() as media:
+        media.processor = processor_for(EMBEDDED, RAW, picture_bytes=picture_bytes)
+        yield media
 
 
 def clean(instance: MediaLoader) -> bool:
@@ -80,13 +92,10 @@ async def test_items_come_back_in_order() -> None:
 
 
 async def test_pictures_stay_as_they_were_decoded_where_a_device_scales_them() -> None:
-    turned = made.data_url(made.picture(made.noise(40, 90), "JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x01"
-        b"\x01\x12\0\x03\0\0\0\x01\0\x06\0\0\0\0\0\0"), "image/jpeg")  # fmt: skip
-    async with loader() as media:
-        media.processor = processor_for(EMBEDDED, RAW, picture_bytes=60 * 80 * 4)
+    async with foretelling() as media:
         (whole,), (upright,) = (
             await media.load([MediaRef("image", IMAGE)]),
-            await media.load([MediaRef("image", turned)]),
+            await media.load([MediaRef("image", TURNED)]),
         )
         large = made.data_url(made.png(made.noise(61, 80)), "image/png")
         (scaled,) = await media.load([MediaRef("image", large)])
@@ -192,6 +201,53 @@ async def test_a_jpeg_that_cannot_be_decoded_at_once_waits_like_others(monkeypat
                 media._places.slots.release()
         assert len(await job) == 1
         assert (turns.count, turns.decoded) == (2, 1)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+async def test_a_jpeg_is_foretold_before_its_pixels_are_there(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
+    data, go = made.picture(made.noise(60, 80), "JPEG"), threading.Event()
+    decode = ImageFile.decode_whole
+    monkeypatch.setattr(ImageFile, "decode_whole", lambda *args: (go.wait(5), decode(*args))[1])
+    async with foretelling() as media:
+        read = asyncio.get_running_loop().create_future()
+        source = made.data_url(data[: len(data) // 2] if broken else data, "image/jpeg")
+        job = asyncio.create_task(media.load([MediaRef("image", source)], read=read))
+        item = await read
+        assert item is not None
+        (part,) = item.parts
+        assert part.num_tokens * 4 == part.features["grid_thw"].prod()
+        assert not job.done()
+        go.set()
+        if broken:
+            with pytest.raises(MediaError, match="cut short"):
+                await job
+            assert len(media.cache) == 0
+            return
+        assert await job == [item]
+        wanted = ImageFile(data, "jpeg", media.limits).decode(Scale)
+        np.testing.assert_array_equal(part.features["pixels"][0, ..., :3], wanted)
+
+
+@pytest.mark.parametrize("why", ["kind", "turned", "scaled", "known", "two", "no slot", "damaged header"])
+async def test_nothing_is_foretold_where_only_decoding_tells(why: str) -> None:
+    source = {"kind": IMAGE, "turned": TURNED, "damaged header": JPEG[: len("data:image/jpeg;base64,") + 400]}
+    refs = [MediaRef("image", source.get(why, JPEG))] * (2 if why == "two" else 1)
+    async with foretelling(1000 if why == "scaled" else 60 * 80 * 4) as media:
+        read, held = asyncio.get_running_loop().create_future(), 0
+        if why == "known":
+            await media.load(refs)
+        while why == "no slot" and not media._places.slots.locked():
+            held += await media._places.slots.acquire()
+        job = asyncio.create_task(media.load(refs, read=read))
+        job.add_done_callback(lambda _: read.done() or read.set_result(None))
+        assert await read is None
+        for _ in range(held):
+            media._places.slots.release()
+        if why == "damaged header":
+            with pytest.raises(MediaError):
+                await job
+        else:
+            assert len(await job) == len(refs)
 
 
 async def test_a_damaged_jpeg_leaves_its_place() -> None:

@@ -25,14 +25,14 @@ class Loader:
     """Stands for MediaLoader: notes what it is asked, and answers when it may."""
 
     def __init__(self):
-        self.asked, self.ended, self.error = [], 0, None
+        self.asked, self.ended, self.error, self.foretold = [], 0, None, None
         self.begun, self.go = asyncio.Event(), asyncio.Event()
 
     async def load(self, refs, *, options, scope, read=None):
         self.asked.append((list(refs), options, scope))
         self.begun.set()
         if read is not None:
-            read.set()
+            read.set_result(self.foretold)
         try:
             await self.go.wait()
         finally:
@@ -50,6 +50,19 @@ async def test_embedded_media_load_before_they_are_asked_for_and_once():
         loader.go.set()
         assert await ahead.load([HERE, SOUND]) == ["processed image", "processed audio"]
     assert len(loader.asked) == loader.ended == 1
+
+
+async def test_what_is_foretold_is_told_of_the_same_items_only():
+    loader = Loader()
+    loader.foretold = "foretold image"
+    async with MediaAhead(loader, b"", None) as ahead:
+        assert ahead.foretold([HERE]) is None
+        await ahead.begin([HERE])
+        assert ahead.foretold([HERE]) == ["foretold image"]
+        assert ahead.foretold([HERE, SOUND]) is None
+        loader.go.set()
+        assert await ahead.load([HERE]) == ["processed image"]
+    assert len(loader.asked) == 1
 
 
 @pytest.mark.parametrize("refs", [[AWAY], [HERE, AWAY], [KNOWN], []])
