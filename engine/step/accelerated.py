@@ -318,23 +318,27 @@ class DeviceExecutor:
         return step
 
     def _launch_forward(self, step: DeviceStep) -> None:
-        plan, rows, launcher = step.plan, step.rows, self._launcher
-        self._buffers.params.pack(plan)
-        if self._model.config.mrope and bool((rows.computed < self._host.prompt_len[rows.slots]).any()):
-            self._buffers.send_positions(plan, mrope_positions(rows, self._host))
+        plan, rows, buffers = step.plan, step.rows, self._buffers
         due = list(self._prompts.due(rows))
         kind = DECODE if plan.num_decode_rows == plan.num_rows else MIXED
         eager = bool(due) or (plan.num_media and kind == DECODE)
-        size = 0 if eager else launcher.pick(kind, plan.num_tokens)
-        if not size or not plan.num_media:
+        size = 0 if eager else self._launcher.pick(kind, plan.num_tokens)
+        shown = bool(size and plan.num_media)
+        media: list[tuple[int, int, torch.Tensor]] = []
+        if shown:  # first: the device is at work on them while the record is completed
+            step.plan_at = step.launched_at  # towers make its time a guess: what follows is planned at once
+            media = self.encoder.take(step)
+        buffers.params.pack(plan)
+        if self._model.config.mrope and bool((rows.computed < self._host.prompt_len[rows.slots]).any()):
+            buffers.send_positions(plan, mrope_positions(rows, self._host))
+        if not shown:
             self._launch_sized(step, kind, size, due)
             return
-        step.plan_at = step.launched_at  # towers make its time a guess: what follows is planned at once
         try:
-            self._buffers.show(self.encoder.take(step))
+            buffers.show(media)
             self._launch_sized(step, kind, size, due)
         finally:
-            self._buffers.hide()
+            buffers.hide()
 
     def _launch_sized(self, step: DeviceStep, kind: int, size: int, due: list[Due]) -> None:
         """`size`: of the graph; 0 for none."""
