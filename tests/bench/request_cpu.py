@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean, median, quantiles
 
+from engine.engine import LONG_WAY, SLICE
 from engine.inbox import Inbox
 from engine.output import StepOutput
 from engine.request import FinishReason, Request
@@ -137,7 +138,7 @@ class Rounds:
             if at == 0:
                 output.firsts = dict.fromkeys(range(count), (0, 0.001, None))
             self.engine._on_output(output)
-            for _ in range(count // 16 + 2):  # slices, and what the transport writes at the end of a turn
+            for _ in range(count * LONG_WAY // SLICE + 2):  # slices, and what a transport writes at the end of a turn
                 await asyncio.sleep(0)
 
     def cost(self, tokens: int) -> float:

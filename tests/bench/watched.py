@@ -6,7 +6,7 @@ step's tokens is followed from the host's memory into the sockets. When the serv
 seconds of perf_counter, which all processes of a machine share.
 
     device thread  step N's tokens are home | commit, news        next step ...
-    loop                                          wake | text, frames | writes to the kernel | next turn: written
+    loop                                          wake | text, frames, writes to the kernel | next turn: written
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Deliveries:
 
     Home is when the wait for a step's tokens returned; of a step settled in Python on a CPU, when its event fired. The
     GIL-free loop keeps that time for its newest step only: where the loop heard of a step after a later one had ended,
-    it is the later one's less what that took. Uvloop hands a turn's writes to the kernel at the end of the turn, so a
-    slice counts as written when the next turn begins, which is a little later.
+    it is the later one's less what that took. What does not go by a lane uvloop may hand to the kernel at the end of the
+    turn, so a slice counts as written when the next turn begins, which is a little later.
     """
 
     def __init__(self, engine: Engine) -> None:
