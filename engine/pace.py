@@ -3,7 +3,9 @@
 Owner: device thread. In: the sizes of settled steps and their seconds, also those that the GIL-free loop learned. Out:
 when the step in flight should end, and how many prompt tokens may join a step. A step that decodes waits for the
 weights, and one that computes prompts for the arithmetic: together they cost less than one after the other, so prompts
-are spread over the steps instead of filling a few of them.
+are spread over the steps instead of filling a few of them:
+
+    seconds of a step = max(the weights' reading, products of all its tokens) + reading the keys of rows that decode
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ class Pace:
         self.margin = MARGIN  # seconds before the expected end of a step at which to plan the next one
         self._seconds: dict[int, float] = {}  # by size class
         self._decode: dict[int, float] = {}  # of steps that only decode, by the bit length of their rows
-        self._per_token = 0.0  # of steps that computing bounds
+        self._per_token = 0.0  # seconds of products per token, of steps that computing bounds
 
     def expected(self, plan: StepPlan) -> float:
         """Seconds that a step takes, as far as is known: at least those of the next smaller size; 0: nothing is."""
@@ -66,7 +68,8 @@ class Pace:
         if plan.num_decode_rows == rows:
             _learn(self._decode, rows.bit_length(), took, at_once=exact)
         elif tokens >= ENOUGH and exact:
-            self._per_token += (took / tokens - self._per_token) * (0.2 if self._per_token else 1.0)
+            per_token = max(took - self._attention(plan.num_decode_rows), 0.0) / tokens
+            self._per_token += (per_token - self._per_token) * (0.2 if self._per_token else 1.0)
 
     def prompt_budget(self, decoding: int, waiting: int, lacking: int, following: int) -> int:
         """Prompt tokens that a step may take.
@@ -83,15 +86,24 @@ class Pace:
         alone = self._nearest(decoding.bit_length())
         if burst or not alone or not self._per_token:
             return self._max_tokens
-        tokens = 2 * alone / self._per_token
+        attention = self._attention(decoding)
+        tokens = (2 * alone - attention) / self._per_token
         if crowd:
-            tokens = max(tokens, min(lacking / HORIZON + decoding, LONG_STEP / self._per_token))
+            longest = (LONG_STEP - attention) / self._per_token
+            tokens = max(tokens, min(lacking / HORIZON + decoding, longest))
         tiles = max(round(tokens / self._tile), -(-(decoding + LEAST_PROMPT) // self._tile))
         return min(self._max_tokens, tiles * self._tile - decoding)
 
     def note_decode(self, rows_bits: int, seconds: float) -> None:
         """What steps take that only decode, by the bit length of their rows, as the GIL-free loop has learned it."""
         self._decode[rows_bits] = seconds
+
+    def _attention(self, decoding: int) -> float:
+        """Seconds that rows which decode take beside weights and products: for reading the keys of long contexts."""
+        if not decoding:
+            return 0.0
+        weights = min(self._decode.values(), default=0.0)
+        return max(self._nearest(decoding.bit_length()) - max(weights, self._per_token * decoding), 0.0)
 
     def _class(self, tokens: int) -> int:
         """Steps of one class take about as long: by bit length up to a tile, then by tiles, which products fill."""

@@ -65,6 +65,17 @@ def test_what_waits_is_spread_over_steps_and_may_make_them_longer():
     assert pace.prompt_budget(200, 60, HORIZON * 2000, 500) == 2048
 
 
+def test_keys_that_many_rows_read_are_not_taken_for_the_price_of_prompts():
+    pace = Pace(2048, TILE)
+    pace.note(plan(1), 0.006, WAITED)
+    pace.note(plan(256), 0.017, WAITED)  # 11 milliseconds of keys
+    for _ in range(40):
+        pace.note(plan(256, prompt=256), 0.021, WAITED)  # 0.0195 microseconds a token
+    budget = pace.prompt_budget(256, 1, 4000, 500)
+    assert budget in (1152 - 256, 1280 - 256)  # 34 milliseconds less those of keys
+    assert pace.prompt_budget(1, 1, 4000, 500) == 640 - 1  # twice the weights' time
+
+
 def test_nobody_is_spared_in_a_burst():
     pace = Pace(2048, TILE)
     pace.note(plan(64), 0.008, WAITED)
@@ -106,7 +117,7 @@ def test_an_unknown_number_of_rows_is_taken_for_the_nearest_known():
     pace.note_decode(1, 0.006)
     pace.note(plan(0, prompt=2000), 0.040, WAITED)
     assert pace.prompt_budget(4, 1, 900, 900) == 640 - 4
-    assert pace.prompt_budget(200, 1, 900, 900) == 768 - 200
+    assert pace.prompt_budget(200, 1, 900, 900) == 640 - 200  # two of the eight milliseconds are for their keys
 
 
 def test_a_step_found_done_halves_what_is_expected():
