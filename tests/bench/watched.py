@@ -65,8 +65,8 @@ class Deliveries:
 
     Home is when the wait for a step's tokens returned; of a step settled in Python on a CPU, when its event fired. The
     GIL-free loop keeps that time for its newest step only: where the loop heard of a step after a later one had ended,
-    it is the later one's less what that took. What does not go by a lane uvloop may hand to the kernel at the end of the
-    turn, so a slice counts as written when the next turn begins, which is a little later.
+    it is the later one's less what that took. Uvloop may hand what takes no lane to the kernel at the end of the turn,
+    so a slice counts as written when the next turn begins, which is a little later.
     """
 
     def __init__(self, engine: Engine) -> None:
