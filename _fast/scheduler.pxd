@@ -34,7 +34,6 @@ cdef class Scheduler:
     cdef int64_t next_order
     cdef readonly int64_t next_step  # the step_id that the next schedule() gives
     cdef int64_t settled_step
-    cdef int64_t aborted_at  # the next step when a request was last aborted; the first one before that
     cdef RunningRows running
     cdef readonly TokenShares shares
     cdef PlainRows plain

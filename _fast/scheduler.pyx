@@ -50,7 +50,7 @@ cdef class Scheduler:
         self.block_size = block_size
         self.max_chunk = min(max_chunk, max_tokens) if max_chunk else max_tokens
         self.by_priority = policy == 1
-        self.next_step = self.aborted_at = first_step
+        self.next_step = first_step
         self.settled_step = first_step - 1
         self.pool = BlockPool(num_blocks)
         self.index = PrefixIndex(num_blocks if prefix_caching else 2, block_size, hash_key, hash_bits)
@@ -122,7 +122,6 @@ cdef class Scheduler:
         self.num_freed = 0
         slot = self.seqs.find(request_id)
         if slot >= 0 and self.seqs.state[slot] != FINISHING:
-            self.aborted_at = self.next_step
             self._end(slot)
         else:
             slot = -1

@@ -39,7 +39,6 @@ cdef class SteadyLoop:
 
     cdef int32_t _run(self) noexcept nogil
     cdef bint _inbox_wakes(self) noexcept nogil
-    cdef bint _nobody_joins(self) noexcept nogil
     cdef double _until(self, StepPlan plan, int32_t index) noexcept nogil
     cdef int32_t _next(self, StepPlan plan, int32_t index) noexcept nogil
     cdef int32_t _size(self, StepPlan plan) noexcept nogil

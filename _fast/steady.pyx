@@ -6,11 +6,6 @@ eventfd. Out: news in an OutputRing; a reason to return, and which plan is where
     thread   wait for the inbox | plan N+1, pack, launch all of it | wait for N | commit N | push N's news | wait ...
     device   ... N ............................................... | N+1 .............................. | ...
 
-The first wait is for those who may still join N+1. With all places taken nobody can, for settling gives them back:
-then N+1 is planned at once behind settling N-1, and the thread sleeps once a step instead of twice. What arrives
-meanwhile is taken when N has been settled. Only an abort would give a place back before. That one is a step late; so
-that aborts which come often cost nobody a step, planning waits for them in the CALM steps behind one.
-
 A step is plain when it runs no tower, takes no media rows, has a graph, and no row is `special`: bit 0 of a slot's
 byte says that Python handles each of its steps, bit 1 those that compute tokens of its prompt (so also the one that
 samples its first token). Plan and record of a step have the number step_id modulo the plans' count.
@@ -82,7 +77,6 @@ cdef double RISE = 99e-6  # when there was less to spare
 cdef double FALL = 1e-6  # when there was as much
 cdef double AT_ONCE = 20e-6  # seconds; a wait shorter than this found its step done already
 cdef double SLOWLY = 0.05  # of a longer step that is believed
-cdef int32_t CALM = 64  # steps without an abort behind which nobody waits for one
 SPECIAL_ALWAYS = ALWAYS
 SPECIAL_PROMPT = 2
 
@@ -212,24 +206,12 @@ cdef class SteadyLoop:
         """True as soon as the inbox has something; False when it had nothing until the next step must be planned."""
         cdef timespec wait
         cdef double left = 0.0
-        if self.in_flight >= 0 and not self._nobody_joins():
+        if self.in_flight >= 0:
             left = max(0.0, self._until(<StepPlan>self.plan_at[self.in_flight], self.in_flight) - now())
         self.timed = left > 0.0
         wait.tv_sec = <long>left
         wait.tv_nsec = <long>((left - <double>wait.tv_sec) * 1e9)
         return readable(self.wake_fd, &wait)
-
-    cdef bint _nobody_joins(self) noexcept nogil:
-        """Whether the next step is the same now and when the step in flight is nearly done, as far as can be known.
-
-        Where blocks are short it is not: an abort might leave a row those that this step would take from it.
-        """
-        cdef int32_t rows = self.scheduler.running.size
-        return (
-            rows >= self.scheduler.max_rows
-            and self.scheduler.next_step - self.scheduler.aborted_at >= CALM
-            and self.scheduler.pool.num_free + self.scheduler.pool.num_cached >= rows * self.scheduler.num_groups
-        )
 
     cdef double _until(self, StepPlan plan, int32_t index) noexcept nogil:
         """Late enough for a request to arrive in time, early enough that the device does not wait."""

@@ -21,7 +21,6 @@ ROOM = (
 )  # fmt: skip
 WALKS = (
     "test_lane", "test_parts_walk", "test_plain", "test_plan", "test_prefix_walk", "test_scheduler_walk", "test_steady",
-    "test_steady_taken",
 )  # fmt: skip
 
 
