@@ -44,6 +44,8 @@ class TowerGraphs:
         self._rows = torch.zeros(largest.blocks, config.out_hidden_size, dtype=dtype, device=device)
         self._flat = torch.zeros(largest.numbers, dtype=torch.int32, device=device)
         self._replays: dict[int, Callable[[], None]] = {}
+        self._used = 0  # lines of `_patches` that are not zero
+        self._tables: GridTables | None = None  # those that `_flat` holds
 
     def _room(self, patches: int) -> Room:
         unit = self._config.merge_size**2
@@ -68,7 +70,11 @@ class TowerGraphs:
         """patches [n, numbers], n at most those of the tables' room -> rows [n / unit, out_hidden_size], new."""
         count, room = len(patches), tables.room
         self._patches[:count] = patches
-        self._patches[count : room.patches] = 0
-        self._flat[: room.numbers] = tables.flat
+        if count < self._used:
+            self._patches[count : self._used] = 0
+        self._used = count
+        if tables is not self._tables:  # pictures of one size often follow each other: a launch less on their way
+            self._flat[: room.numbers] = tables.flat
+            self._tables = tables
         self._replays[room.patches]()
         return self._rows[: count // room.unit].clone()

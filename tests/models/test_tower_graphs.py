@@ -69,6 +69,19 @@ def test_rows_are_those_without_room_to_spare(tower, graphed, grid, budget):
     assert used == ([] if budget is None else [budget] * 2)
 
 
+def test_what_a_graph_reads_is_one_picture_and_nothing_behind_it(graphed):
+    tower, _ = graphed
+    draw = torch.Generator().manual_seed(5)
+    for grid in ((1, 22, 28), (1, 8, 8), (1, 8, 8), (1, 4, 16), (1, 20, 20), (1, 8, 8)):
+        count = grid[1] * grid[2]
+        patches = torch.randn(count, NUMBERS, generator=draw)
+        rows(tower, patches, grid)
+        tables = tower._tables.get(grid)
+        assert torch.equal(tower.graphs._patches[:count], patches)
+        assert not tower.graphs._patches[count:].any()
+        assert torch.equal(tower.graphs._flat[: tables.room.numbers], tables.flat)
+
+
 def test_a_picture_keeps_its_rows_when_the_next_one_comes(graphed):
     tower, _ = graphed
     first = rows(tower, torch.randn(64, NUMBERS), (1, 8, 8))

@@ -12,7 +12,17 @@ from engine.weights.load import load_weights
 from tests import tiny
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
-GRIDS = [(1, 2, 2), (1, 18, 18), (1, 36, 36), (1, 34, 46), (1, 4, 90), (2, 16, 32), (1, 54, 56), (1, 74, 74), (1, 90, 90)]
+GRIDS = [
+    (1, 2, 2),
+    (1, 18, 18),
+    (1, 36, 36),
+    (1, 34, 46),
+    (1, 4, 90),
+    (2, 16, 32),
+    (1, 54, 56),
+    (1, 74, 74),
+    (1, 90, 90),
+]
 
 
 @torch.inference_mode()
