@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 
 
 PINNED_BYTES = 4 << 20  # of one copy that a special step sends
-SMALL_MEDIA = 256  # rows that a tower makes where only its kernels matter: those of larger ones are the same
+SMALL_MEDIA = 1024  # rows that a tower makes where only its kernels matter: those of larger ones are the same
 GRAPH_BYTES = 192 << 20  # what the driver keeps for all graphs: 112 MiB were seen with 36 layers, 90 with 28 small ones
 
 
