@@ -59,25 +59,38 @@ CALLS = (
     "EventSynchronize", "EventElapsedTime", "GetErrorString",
 )  # fmt: skip
 RUNTIMES = {"libcudart.so": "cuda", "libamdhip64.so": "hip"}  # how the file's name begins, and its functions' names
+# What every step calls, where the runtime hands a call on to the driver as it came: a core that has slept since the
+# last one finds neither's code in its caches. The two share handles and numbers of errors.
+DRIVER, DIRECT = "libcuda.so", ("GraphLaunch", "EventRecord", "EventSynchronize")
 
 
 def runtime_calls() -> dict[str, int]:
     """Addresses of the functions that a step calls, in the runtime library that torch has loaded; names without prefix.
 
     Streams, events and graphs are torch's own, so it must be the very library that made them: nothing is loaded here.
+    Those of DIRECT are the driver's where it has been loaded.
     """
     with open("/proc/self/maps") as lines:
-        loaded = {line.split(maxsplit=5)[5].rstrip("\n") for line in lines if "/" in line}
-    for path in sorted(loaded):
+        loaded = sorted({line.split(maxsplit=5)[5].rstrip("\n") for line in lines if "/" in line})
+    for path in loaded:
         for start, prefix in RUNTIMES.items():
-            if os.path.basename(path).startswith(start):
-                library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
-                found = {name: getattr(library, prefix + name) for name in CALLS}
-                return {name: ctypes.cast(call, ctypes.c_void_p).value or 0 for name, call in found.items()}
+            if not os.path.basename(path).startswith(start):
+                continue
+            calls = _addresses(path, prefix, CALLS)
+            for driver in loaded:
+                if prefix == "cuda" and os.path.basename(driver).startswith(DRIVER):
+                    calls |= _addresses(driver, "cu", DIRECT)
+            return calls
     raise RuntimeError(
         f"torch {torch.__version__} has loaded none of {', '.join(RUNTIMES)}: steps need a build of torch that links "
         "the CUDA or HIP runtime as a shared library"
     )
+
+
+def _addresses(path: str, prefix: str, names: tuple[str, ...]) -> dict[str, int]:
+    """Of functions of a library that is loaded."""
+    library = ctypes.CDLL(path, mode=os.RTLD_NOLOAD | os.RTLD_NOW)
+    return {name: ctypes.cast(getattr(library, prefix + name), ctypes.c_void_p).value or 0 for name in names}
 
 
 class _NoTriton:

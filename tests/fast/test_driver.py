@@ -1,6 +1,9 @@
 """Launcher: the calls of a step in their order, over a runtime whose streams run as late or as early as they may."""
 
+import _ctypes
+import ctypes
 import gc
+import subprocess
 import time
 
 import numpy as np
@@ -350,6 +353,22 @@ def test_a_mistake_is_refused_in_words():
     launcher.set_prep(0)
     with pytest.raises(ValueError, match=r"set_prep\(\) comes before steps"):
         launcher.prep(plan, index)
+
+
+@pytest.mark.skipif(target.target().kind != "cpu", reason="the driver itself is loaded")
+def test_what_every_step_calls_is_the_drivers_where_one_is_loaded(tmp_path):
+    path = tmp_path / "libcuda.so.1"
+    names = ("GraphLaunch", "EventRecord", "EventSynchronize")
+    source = "".join(f"int cu{name}(void) {{ return 0; }}\n" for name in names)
+    subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-o", path, "-"], input=source.encode(), check=True)
+    expected, driver = addresses(), ctypes.CDLL(str(path))
+    try:
+        own = {name: ctypes.cast(getattr(driver, f"cu{name}"), ctypes.c_void_p).value for name in names}
+        assert target.runtime_calls() == expected | own
+    finally:
+        for _ in range(2):  # once for each that has opened it
+            _ctypes.dlclose(driver._handle)
+    assert target.runtime_calls() == expected
 
 
 def test_the_runtime_is_found_among_the_loaded_libraries(monkeypatch):
