@@ -120,8 +120,9 @@ class MediaLoader:
     ) -> list[Processed]:
         """Load all items of one request; `scope` names the caller (key and salt) for cache and uuids.
 
-        `read` is done when a first item has been unpacked and its decoder begins, or nobody knows when that will be.
-        Its result is what the only item will be, if that can be told: all is there but the pixels.
+        `read` is done when a first item has been unpacked and its decoder begins; at once where others load, too, or
+        nobody knows when that will be. Its result is what the only item will be, if that can be told: all is there but
+        the pixels.
         """
         if not refs:
             return []
@@ -133,6 +134,8 @@ class MediaLoader:
         for job in jobs:
             job.check_source()
         self._requests += 1
+        if self._requests > 1:  # whoever waits would get its next turn in the pool behind all others' media
+            request.tell(None)
         try:
             if len(jobs) == 1:
                 return [await jobs[0].run()]

@@ -39,7 +39,7 @@ class MediaAhead:
     async def begin(self, refs: Sequence[MediaRef]) -> None:
         """Loads what the messages were seen to hold, in order; a first decoder is at work when this returns.
 
-        Or the loading is over, or waits for a place.
+        Or the loading is over, waits for a place, or is not the only one.
         """
         if refs and self._loader is not None and all(ref.embedded for ref in refs):
             self._begun = tuple(refs)

@@ -228,6 +228,19 @@ async def test_a_jpeg_is_foretold_before_its_pixels_are_there(monkeypatch: pytes
         np.testing.assert_array_equal(part.features["pixels"][0, ..., :3], wanted)
 
 
+async def test_nobody_waits_to_be_told_while_others_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    go, decode = threading.Event(), ImageFile.decode_whole
+    monkeypatch.setattr(ImageFile, "decode_whole", lambda *args: (go.wait(5), decode(*args))[1])
+    async with foretelling() as media:
+        reads = [asyncio.get_running_loop().create_future() for _ in range(2)]
+        first = asyncio.create_task(media.load([MediaRef("image", JPEG)], read=reads[0]))
+        assert await reads[0] is not None
+        second = asyncio.create_task(media.load([MediaRef("image", JPEG)], scope=b"b", read=reads[1]))
+        assert await reads[1] is None
+        go.set()
+        await asyncio.gather(first, second)
+
+
 @pytest.mark.parametrize("why", ["kind", "turned", "scaled", "known", "two", "no slot", "damaged header"])
 async def test_nothing_is_foretold_where_only_decoding_tells(why: str) -> None:
     source = {"kind": IMAGE, "turned": TURNED, "damaged header": JPEG[: len("data:image/jpeg;base64,") + 400]}
