@@ -28,6 +28,7 @@ from engine.kernels.rope import cos_sin, cos_sin_reference
 from engine.kernels.sampling.home import OUTSIDE, send_home
 from engine.kernels.step_inputs import empty_inputs, empty_slots, step_inputs, step_inputs_reference
 from engine.kernels.tune import LEAST_FILL, SHAPES, WHOLE, few_rows, many_gated, whole_gated
+from engine.layers.padded import PaddedGated
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
 LIMIT = 8e-3  # of bfloat16's rounding
@@ -61,7 +62,9 @@ def test_few_rows_by_every_cut(shape):
 
 
 @pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("shape", [*LEAST_FILL["sm_90"], (1000, 520), (1001, 520), (130, 4096), (257, 99)])
+@pytest.mark.parametrize(
+    "shape", [*LEAST_FILL["sm_90"], (3456, 1280), (1000, 520), (1001, 520), (130, 4096), (257, 99)]
+)
 def test_gated_products_of_many_rows(shape, biased):
     """Tails of rows, columns and depth; by pointers where rows do not begin at whole 16 bytes."""
     width, depth = shape
@@ -74,6 +77,21 @@ def test_gated_products_of_many_rows(shape, biased):
         for _ in range(5):
             gated_product(x, weight, bias, again)
             assert torch.equal(got, again), rows
+
+
+@pytest.mark.parametrize("rows", [4, 600, 1664, 5504])
+def test_the_gated_product_of_a_tower_ends_in_one_and_zeros(rows):
+    """By the kernel of many rows where they fill its rounds, else by the vendor's and silu."""
+    width, depth = 3420, 1280
+    gate, up, x = draw(width, depth) / 32, draw(width, depth) / 32, draw(rows, depth)
+    biases = draw(width), draw(width)
+    layer = PaddedGated(depth, width)
+    layer.fill({"weight": [gate, up], "bias": list(biases)}, torch.bfloat16, "cuda")
+    got = layer(x)
+    want = gated_reference(x.double(), torch.cat([gate, up]), torch.cat(biases))
+    assert error(got[:, :width], want) < 2 * LIMIT
+    assert (got[:, width] == 1).all()
+    assert not got[:, width + 1 :].any()
 
 
 @pytest.mark.parametrize("biased", [False, True])
