@@ -18,6 +18,7 @@ cimport cython
 from libc.stdlib cimport calloc, free
 from posix.unistd cimport write
 
+from _fast.shelves cimport give_pages, take_pages
 from _fast.types cimport FINISH_NONE
 
 cdef extern from *:
@@ -42,7 +43,7 @@ cdef class OutputRing:
         self.max_rows = max_rows
         self.num_entries = num_entries
         self.entries = <Entry*>calloc(num_entries, sizeof(Entry))
-        self.news = <News*>calloc(<size_t>num_entries * max_rows, sizeof(News))
+        self.news = <News*>take_pages(<size_t>num_entries * max_rows * sizeof(News))
         self.firsts = <First*>calloc(<size_t>num_entries * max_rows, sizeof(First))
         if not (self.entries and self.news and self.firsts):
             raise MemoryError(f"no memory for {num_entries} steps of {max_rows} rows")
@@ -54,7 +55,7 @@ cdef class OutputRing:
 
     def __dealloc__(self):
         free(self.entries)
-        free(self.news)
+        give_pages(self.news, <size_t>self.num_entries * self.max_rows * sizeof(News))
         free(self.firsts)
 
     def close(self):

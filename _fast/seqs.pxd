@@ -1,3 +1,4 @@
+from _fast.shelves cimport Shelves
 from _fast.types cimport int32_t, int64_t, slot_t, token_t, uint8_t, uint64_t
 
 
@@ -18,6 +19,7 @@ cdef struct Span:  # a run of prompt positions that take rows of one media entry
 cdef class SeqTable:
     cdef readonly int32_t num_slots
     cdef readonly int32_t num_used
+    cdef Shelves shelves
     cdef int32_t[::1] free_slots
     # One value per slot from here on; reset() clears each of them.
     cdef uint8_t[::1] state

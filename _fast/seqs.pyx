@@ -7,16 +7,17 @@ Per slot, three lengths walk after each other; the scheduler closes the gap betw
     committed <= computed <= num_tokens + pending <= max_len
     (KV of steps whose result is known) (KV of launched steps) (tokens known here + samples still on the device)
 
-Token, key and hash buffers are malloc'ed per slot and grow by half, so a context of a million tokens costs memory
-only to requests that are that long.
+Token, key and hash buffers are allocated per slot and grow by half, so a context of a million tokens costs memory only
+to requests that are that long. Those of tokens, which every step writes to, lie on shelves.
 """
 
 from array import array
 
 cimport cython
-from libc.stdlib cimport calloc, free, malloc, realloc
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy
 
+from _fast cimport shelves
 from _fast.types cimport FINISH_LENGTH, FINISH_NONE, FINISH_STOP, FINISH_STOP_TOKEN, FREE
 
 
@@ -94,7 +95,8 @@ cdef class SeqTable:
     def __dealloc__(self):
         cdef int32_t i
         for i in range(self.num_slots if self.near else 0):
-            free(self.tokens[i])
+            if not shelves.holds(&self.shelves, self.tokens[i]):
+                free(self.tokens[i])
             free(self.keys[i])
             free(self.hashes[i])
             free(self.stops[i])
@@ -105,6 +107,7 @@ cdef class SeqTable:
         free(self.stops)
         free(self.spans)
         free(self.near)
+        shelves.clear(&self.shelves)
 
     cdef slot_t take(self) noexcept nogil:
         """A free slot, clean, or -1."""
@@ -121,6 +124,7 @@ cdef class SeqTable:
 
     cdef void reset(self, slot_t slot) noexcept nogil:
         """Clear every per-slot fact and buffer. Only `epoch` goes on: plans of the former owner must not match."""
+        shelves.give(&self.shelves, self.tokens[slot], <size_t>self.token_room[slot] * sizeof(token_t))
         self.near[slot].id = [-1, -1, -1, -1]
         self.near[slot].more = False
         self.state[slot] = FREE
@@ -154,7 +158,6 @@ cdef class SeqTable:
         self.token_room[slot] = 0
         self.hash_room[slot] = 0
         self.epoch[slot] += 1
-        free(self.tokens[slot])
         free(self.keys[slot])
         free(self.hashes[slot])
         free(self.stops[slot])
@@ -181,14 +184,16 @@ cdef class SeqTable:
     cdef int append(self, slot_t slot, token_t token) noexcept nogil:
         """One more known token; -1 when there is no memory for it."""
         cdef int32_t room = self.token_room[slot]
+        cdef size_t size = <size_t>(room + (room >> 1) + 16) * sizeof(token_t)
         cdef token_t* grown
         if self.num_tokens[slot] == room:
-            room += (room >> 1) + 16
-            grown = <token_t*>realloc(self.tokens[slot], <size_t>room * sizeof(token_t))
+            grown = <token_t*>shelves.take(&self.shelves, &size)
             if not grown:
                 return -1
+            memcpy(grown, self.tokens[slot], <size_t>room * sizeof(token_t))
+            shelves.give(&self.shelves, self.tokens[slot], <size_t>room * sizeof(token_t))
             self.tokens[slot] = grown
-            self.token_room[slot] = room
+            self.token_room[slot] = <int32_t>(size // sizeof(token_t))
         self.tokens[slot][self.num_tokens[slot]] = token
         self.num_tokens[slot] += 1
         return 0
@@ -218,9 +223,11 @@ cdef class SeqTable:
         """Copy a request's buffers into a clean slot."""
         cdef int32_t n = <int32_t>tokens.shape[0]
         cdef int32_t i = 0
+        cdef size_t size = (<size_t>n + 16) * sizeof(token_t)
         cdef list eos = sorted(set(eos_ids))
         cdef list stop = sorted(set(stop_ids))
-        self.tokens[slot] = <token_t*>malloc((<size_t>n + 16) * sizeof(token_t))
+        self.tokens[slot] = <token_t*>shelves.take(&self.shelves, &size)
+        self.token_room[slot] = <int32_t>(size // sizeof(token_t))
         self.stops[slot] = <token_t*>malloc((<size_t>(len(eos) + len(stop)) + 1) * sizeof(token_t))
         if keys is not None:
             self.keys[slot] = <int64_t*>malloc(<size_t>n * sizeof(int64_t))
@@ -243,7 +250,6 @@ cdef class SeqTable:
                 self.near[slot].id[i] = value
             i += 1
         self.near[slot].more = i > 4
-        self.token_room[slot] = n + 16
         self.num_tokens[slot] = n
         self.prompt_len[slot] = n
         self.num_eos[slot] = <int32_t>len(eos)

@@ -1,9 +1,11 @@
 """SeqTable: one reset covers every per-slot array, so nothing of a request is left for the next one (S37)."""
 
+import os
 import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from _fast.plan import StepPlan
 from _fast.scheduler import Scheduler
@@ -46,3 +48,63 @@ def test_a_slot_that_was_used_in_every_way_looks_new_afterwards():
     after = scheduler.seqs.snapshot(0)
     assert after.pop("epoch") > new.pop("epoch"), "plans of the former owner must not match the next one"
     assert after == new
+
+
+@pytest.mark.parametrize("prompt", [1, 200, 236, 250, 1000, 16300, 16380, 30000])
+def test_tokens_stay_what_they_were_while_their_buffers_grow(prompt):
+    """From a shelf to the next one, and from the largest to malloc: three rows by turns, read again from the start."""
+    length, steps = 40000, 600 if prompt < 300 else 120
+    scheduler = Scheduler(
+        max_slots=3, max_rows=3, max_tokens=length, max_model_len=length, num_blocks=8000, block_size=16,
+        prefix_caching=False,
+    )  # fmt: skip
+    plan, rng = StepPlan(3, length, 8000), np.random.default_rng(prompt)
+    for round in range(2):  # the second takes pieces that the first has given back
+        rows = {}
+        for k in range(3):
+            tokens = rng.integers(0, 1 << 30, prompt + 7 * k, dtype=np.int32)
+            rows[scheduler.add(3 * round + k, tokens, max_tokens=length - len(tokens))] = tokens.tolist()
+        for _ in range(steps):
+            assert scheduler.schedule(plan)
+            drawn = rng.integers(0, 1 << 30, 3, dtype=np.int32)
+            ends = [plan.row_computed[row] + plan.row_len[row] for row in range(plan.num_rows)]
+            for row, end in enumerate(ends):
+                slot = plan.row_slot[row]
+                if end == len(rows[slot]):
+                    rows[slot].append(int(drawn[row]))
+            scheduler.commit(plan, drawn)
+        found = {slot: [] for slot in rows}
+        assert scheduler.schedule(plan)
+        scheduler.fail(plan, np.ones(3, np.uint8))
+        while any(len(found[slot]) < len(rows[slot]) for slot in rows):  # what is known is computed again
+            assert scheduler.schedule(plan)
+            for row in range(plan.num_rows):
+                begin = plan.row_start[row]
+                found[plan.row_slot[row]] += np.asarray(plan.token_ids)[begin : begin + plan.row_len[row]].tolist()
+            scheduler.commit(plan, np.full(3, 7, np.int32))
+        for slot, tokens in rows.items():
+            assert found[slot][: len(tokens)] == tokens
+        for k in range(3):
+            scheduler.abort(3 * round + k)
+        assert scheduler.ledger()["slots"] == 0
+
+
+def test_a_table_that_goes_gives_its_memory_back():
+    def held():
+        with open("/proc/self/statm") as lines:
+            return int(lines.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def used(prompt):
+        scheduler = Scheduler(
+            max_slots=8, max_rows=8, max_tokens=64, max_model_len=1 << 17, num_blocks=9000, block_size=16
+        )
+        for k in range(8):
+            scheduler.add(k, np.zeros(prompt, np.int32), max_tokens=5)
+
+    for prompt in (10, 10000, 100000):
+        used(prompt)
+    before = held()
+    for _ in range(20):
+        for prompt in (10, 10000, 100000):
+            used(prompt)
+    assert held() - before < 8 << 20
