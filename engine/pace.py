@@ -14,6 +14,7 @@ from _fast.plan import StepPlan
 
 LEAST_PROMPT = 256  # tokens: about as many as the weights' own reading time hides
 ENOUGH = 256  # tokens in a step whose time is the tokens' and no longer the weights'
+FEW = 8  # a step of at least so many times as many tokens as decode in it tells what a token costs
 FOUND_DONE = 20e-6  # seconds: a wait shorter than this was none
 MARGIN = 0.0005  # seconds before a step's expected end at which the next one is planned, at first
 LEAST_MARGIN, MOST_MARGIN = 0.0003, 0.002
@@ -32,7 +33,7 @@ ALONE = 512  # tokens of a step in which nothing decodes: prompts that wait toge
 class Pace:
     """Seconds by size class, and seconds per token of a full step."""
 
-    __slots__ = ("_decode", "_max_tokens", "_per_token", "_seconds", "_tile", "margin")
+    __slots__ = ("_decode", "_heard", "_max_tokens", "_per_token", "_seconds", "_tile", "margin")
 
     def __init__(self, max_tokens: int, tile: int) -> None:
         self._max_tokens = max_tokens
@@ -40,6 +41,7 @@ class Pace:
         self.margin = MARGIN  # seconds before the expected end of a step at which to plan the next one
         self._seconds: dict[int, float] = {}  # by size class
         self._decode: dict[int, float] = {}  # of steps that only decode, by the bit length of their rows
+        self._heard: dict[int, float] = {}  # what the GIL-free loop told last
         self._per_token = 0.0  # seconds of products per token, of steps that computing bounds
 
     def expected(self, plan: StepPlan) -> float:
@@ -68,8 +70,20 @@ class Pace:
         if plan.num_decode_rows == rows:
             _learn(self._decode, rows.bit_length(), took, at_once=exact)
         elif tokens >= ENOUGH and exact:
-            per_token = max(took - self._attention(plan.num_decode_rows), 0.0) / tokens
+            self._learn_products(plan.num_decode_rows, tokens, took)
+
+    def _learn_products(self, decoding: int, tokens: int, took: float) -> None:
+        """From a step that computing bounds: what a token costs, or, where many rows decode, what these would alone.
+
+        Beside a steady stream of prompts no step only decodes, and what was learned of such ones grows old.
+        """
+        if decoding <= tokens // FEW or not self._per_token:
+            per_token = max(took - self._attention(decoding), 0.0) / tokens
             self._per_token += (per_token - self._per_token) * (0.2 if self._per_token else 1.0)
+            return
+        keys = took - max(self._weights, self._per_token * tokens)
+        alone = max(keys, 0.0) + max(self._weights, self._per_token * decoding)
+        _learn(self._decode, decoding.bit_length(), alone, at_once=False)
 
     def prompt_budget(self, decoding: int, waiting: int, lacking: int, following: int) -> int:
         """Prompt tokens that a step may take.
@@ -95,15 +109,23 @@ class Pace:
         return min(self._max_tokens, tiles * self._tile - decoding)
 
     def note_decode(self, rows_bits: int, seconds: float) -> None:
-        """What steps take that only decode, by the bit length of their rows, as the GIL-free loop has learned it."""
-        self._decode[rows_bits] = seconds
+        """What steps take that only decode, by the bit length of their rows, as the GIL-free loop has learned it.
+
+        It tells all that it ever learned: what it told before says nothing about now.
+        """
+        if self._heard.get(rows_bits) != seconds:
+            self._heard[rows_bits] = self._decode[rows_bits] = seconds
 
     def _attention(self, decoding: int) -> float:
         """Seconds that rows which decode take beside weights and products: for reading the keys of long contexts."""
         if not decoding:
             return 0.0
-        weights = min(self._decode.values(), default=0.0)
-        return max(self._nearest(decoding.bit_length()) - max(weights, self._per_token * decoding), 0.0)
+        return max(self._nearest(decoding.bit_length()) - max(self._weights, self._per_token * decoding), 0.0)
+
+    @property
+    def _weights(self) -> float:
+        """Seconds that reading the weights takes, or a little more: the shortest of all steps that decode."""
+        return min(self._decode.values(), default=0.0)
 
     def _class(self, tokens: int) -> int:
         """Steps of one class take about as long: by bit length up to a tile, then by tiles, which products fill."""

@@ -76,6 +76,20 @@ def test_keys_that_many_rows_read_are_not_taken_for_the_price_of_prompts():
     assert pace.prompt_budget(1, 1, 4000, 500) == 640 - 1  # twice the weights' time
 
 
+def test_rows_that_never_decode_alone_are_learned_beside_prompts():
+    pace = Pace(2048, TILE)
+    pace.note(plan(1), 0.006, WAITED)
+    pace.note(plan(0, prompt=2000), 0.042, WAITED)  # 21 microseconds a token
+    pace.note_decode(8, 0.009)  # 130 rows that had just begun
+    assert pace.prompt_budget(250, 2, 900, 500) == 768 - 250  # 0.015 seconds of products
+    for _ in range(60):
+        pace.note(plan(250, prompt=262), 0.0195, WAITED)  # by now their keys take 9 milliseconds
+        pace.note_decode(8, 0.009)  # it has run nothing since
+    assert pace.prompt_budget(250, 2, 900, 500) == 1024 - 250  # 0.021 seconds
+    pace.note_decode(8, 0.010)
+    assert pace.prompt_budget(250, 2, 900, 500) < 1024 - 250
+
+
 def test_nobody_is_spared_in_a_burst():
     pace = Pace(2048, TILE)
     pace.note(plan(64), 0.008, WAITED)
