@@ -1,0 +1,101 @@
+"""A serving loop in made-up time: the real scheduler and pace, clients that ask again, and steps timed by a formula.
+
+In: lengths of prompts and answers, streams, seconds. Out: when first tokens came, and how many tokens. Steps take what
+an 8B's took on one H100 (tests/bench/results), a little longer: products by tiles of tokens, keys at the memory's rate.
+Two steps are in flight, and the next one is planned as late as the pace says; nothing but that is slow.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from _fast.plan import StepPlan
+from _fast.scheduler import Scheduler
+from engine.pace import Pace
+
+ROWS, TOKENS, TILE = 256, 2048, 128
+PRODUCTS = ((1, 32, 64, 128, 256, 512, 1024, 2048), (5.7, 5.9, 6.3, 6.5, 7.6, 11.4, 22.1, 45.4))  # tokens, ms
+KEY_S = 147_456 / 3.0e12 * 1.11  # seconds to read one token's keys and values in all layers
+LAUNCH_S, TURN_S, WAITED_S = 0.0002, 0.003, 0.001  # of a step; between an answer and the next question; never in vain
+
+
+@dataclass(slots=True)
+class Seen:
+    """Of what was asked in the second half of the time."""
+
+    waits: list[float]  # seconds to first tokens
+    tokens: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class Asked:
+    client: int
+    at: float
+    told: bool = False  # its first token has come
+
+
+def step_seconds(plan: StepPlan) -> float:
+    rows = plan.num_rows
+    decodes = np.asarray(plan.row_len)[:rows] == 1
+    keys = float(np.asarray(plan.row_computed)[:rows][decodes].sum())
+    tile = 32 if plan.num_tokens <= 512 else TILE
+    return float(np.interp(-(-plan.num_tokens // tile) * tile, *PRODUCTS)) * 1e-3 + keys * KEY_S + 0.0003
+
+
+def run(lengths: Sequence[tuple[int, int]], streams: int, seconds: float) -> Seen:
+    """Clients ask for these lengths, over and over."""
+    scheduler = Scheduler(
+        max_slots=2 * ROWS, max_rows=ROWS, max_tokens=TOKENS, max_model_len=4096, num_blocks=24_000, block_size=16,
+        prefix_caching=False,
+    )  # fmt: skip
+    plans = [StepPlan(ROWS, TOKENS, ROWS * 256) for _ in range(3)]
+    pace = Pace(TOKENS, TILE)
+    coming = [(0.0002 * client, client) for client in range(streams)]
+    asked: dict[int, Asked] = {}
+    seen = Seen([], 0, seconds / 2)
+    flying: tuple[StepPlan, float, float] | None = None  # begins, ends
+    now = 0.0
+    while now < seconds:
+        if flying is None:
+            now = max(now, coming[0][0])
+        else:
+            now = max(now, min(flying[1] + pace.expected(flying[0]) - pace.margin, flying[2]))
+        while coming and coming[0][0] <= now:
+            at, client = heapq.heappop(coming)
+            number = len(asked)
+            prompt, answer = lengths[number % len(lengths)]
+            scheduler.add(number, np.ones(prompt, np.int32), max_tokens=answer, ignore_eos=True, arrival=at)
+            asked[number] = Asked(client, at)
+        scheduler.shares.prompt_budget = pace.prompt_budget(*scheduler.shares.load())
+        plan = plans[scheduler.next_step % 3]
+        begun = None
+        if scheduler.schedule(plan):
+            begins = max(now + LAUNCH_S, flying[2] if flying else 0.0)
+            begun = plan, begins, begins + step_seconds(plan)
+        if flying is not None:
+            done, begins, now = flying[0], flying[1], max(now, flying[2])
+            scheduler.commit(done, np.full(ROWS, 5, np.int32))
+            pace.note(done, flying[2] - begins, WAITED_S)
+            tell(done, asked, coming, now, seen)
+        flying = begun
+    return seen
+
+
+def tell(plan: StepPlan, asked: dict[int, Asked], coming: list[tuple[float, int]], now: float, seen: Seen) -> None:
+    """The clients hear of a settled step; who has all of an answer asks again."""
+    columns = (np.asarray(column)[: plan.num_rows].tolist() for column in (plan.out_request, plan.out_token))
+    for number, token in zip(*columns):
+        one = asked[number]
+        if token >= 0:
+            seen.tokens += now > seen.seconds
+            if not one.told and one.at > seen.seconds:
+                seen.waits.append(now - one.at)
+            one.told = True
+    for number, finish in zip(*(np.asarray(c)[: plan.num_rows].tolist() for c in (plan.out_request, plan.out_finish))):
+        if finish:
+            heapq.heappush(coming, (now + TURN_S, asked[number].client))

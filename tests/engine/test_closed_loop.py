@@ -1,0 +1,29 @@
+"""What pace and scheduler make of many clients together, in made-up time."""
+
+import numpy as np
+
+from tests.bench.loads import conversations
+from tests.engine.closed_loop import run
+
+
+def test_conversations_that_never_leave_a_step_without_prompts_do_not_wait_for_one():
+    """What their keys cost was once learned from steps that only decode, and they got no more than the least."""
+    seen = run(conversations(), 256, 14.0)
+    median, slow = np.percentile(seen.waits, [50, 90])
+    print(f"{seen.tokens / seen.seconds:,.0f} tokens/s, first after {median * 1e3:.0f} ms, p90 {slow * 1e3:.0f}")
+    assert median < 0.050
+    assert slow < 0.100
+    assert seen.tokens / seen.seconds > 13_000
+
+
+def test_a_crowd_of_equal_prompts_is_computed_within_some_steps():
+    seen = run([(512, 128)], 256, 16.0)
+    median = np.percentile(seen.waits, 50)
+    print(f"{seen.tokens / seen.seconds:,.0f} tokens/s, first after {median * 1e3:.0f} ms")
+    assert median < 0.450
+    assert seen.tokens / seen.seconds > 6_500
+
+
+def test_few_streams_wait_for_little_more_than_their_own_prompt():
+    seen = run(conversations(), 4, 10.0)
+    assert np.percentile(seen.waits, 50) < 0.014
