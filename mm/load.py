@@ -290,17 +290,17 @@ class _Job:
     ) -> tuple[_Unpacked, Processed | None]:
         """Unpacks, and decodes what is new and not too large for the place taken (pool)."""
         unpacked = self._unpack(source, alarm)
-        opened, foretold = unpacked.opened, None
-        fresh = (
-            opened is not None
-            and self._cost(opened) <= AT_ONCE
-            and not self._loader.cache.holds((self._request.scope, unpacked.digest))
-        )
-        if fresh and opened is not None and (item := opened.item_to_be()) is not None:
-            foretold = self._processor.process(item, unpacked.digest, self._request.options)
-        loop.call_soon_threadsafe(self._request.tell, foretold)
-        if not fresh or opened is None:
+        opened = unpacked.opened
+        if (
+            opened is None
+            or self._cost(opened) > AT_ONCE
+            or self._loader.cache.holds((self._request.scope, unpacked.digest))
+        ):
+            loop.call_soon_threadsafe(self._request.tell, None)
             return unpacked, None
+        item = opened.item_to_be()
+        foretold = None if item is None else self._processor.process(item, unpacked.digest, self._request.options)
+        loop.call_soon_threadsafe(self._request.tell, foretold)
         alarm.begin()  # decoding has its own time
         if foretold is None:
             return unpacked, self._finish(opened, unpacked.digest, alarm)

@@ -51,8 +51,9 @@ class MediaAhead:
 
     def foretold(self, refs: Sequence[MediaRef]) -> list[Processed] | None:
         """What `load` will return, if that is known: all but the pixels, which are there when `load` has returned."""
-        known = self._foretold is not None and self._begun == tuple(refs)
-        return [self._foretold] if known and self._foretold is not None else None
+        if self._foretold is None or self._begun != tuple(refs):
+            return None
+        return [self._foretold]
 
     async def _load(
         self, refs: Sequence[MediaRef], read: asyncio.Future[Processed | None] | None = None

@@ -169,7 +169,7 @@ def test_what_lies_behind_the_rows_of_a_product_changes_no_bit(shape, rows):
     width, depth, gated = shape
     cut = few_rows(rows, *shape)
     if cut is None:
-        pytest.skip("the vendor's product")
+        pytest.skip("this card takes the vendor's product for so many rows, and no tiles of ours")
     assert rows > MAX_ROWS
     assert cut.block_m
     weight, gain = draw(width * (1 + gated), depth) / depth**0.5, torch.randn(width, device="cuda")

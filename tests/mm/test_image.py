@@ -345,3 +345,34 @@ def test_pillows_own_guards_stay_on() -> None:
     decode(made.png(made.noise(4, 4)))
     assert Image.MAX_IMAGE_PIXELS is not None
     assert not pillow_file.LOAD_TRUNCATED_IMAGES
+
+
+def broken(data: bytes, rng: np.random.Generator) -> bytes:
+    """A JPEG with some bytes behind its header changed, missing, or said to be the end."""
+    found = bytearray(data)
+    for _ in range(rng.choice([1, 3, 20])):
+        at = int(rng.integers(len(found) // 2, len(found)))
+        kind = rng.integers(4)
+        found[at : at + (0, 1, 9, 2)[kind]] = (b"\xff\xd9", rng.bytes(1), b"", b"\xff\xd9")[kind]
+    return bytes(found)
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+def test_a_broken_jpeg_shows_nothing_of_the_memory_it_is_decoded_into(progressive: bool) -> None:
+    """That may have held another client's picture."""
+    rng = np.random.default_rng(7)
+    whole = made.picture(made.noise(80, 60), "JPEG", progressive=progressive)
+    shown = 0
+    for _ in range(200):
+        data = broken(whole, rng)
+        seen = []
+        for before in (0xAB, 0x17):
+            room = np.full(80 * 60 * 4, before, np.uint8)
+            try:
+                seen.append(ImageFile(data, "jpeg", LIMITS).decode_whole(lambda _size, room=room: room)[..., :3])
+            except MediaError:
+                continue
+        if seen:
+            np.testing.assert_array_equal(seen[0], seen[1])
+            shown += 1
+    assert shown > 20  # of others nothing is shown at all
