@@ -136,7 +136,8 @@ class DeviceThread:
         with torch.inference_mode():
             try:
                 runtime = self._runtime = load_runtime(self._config, self._startup)
-                self._pace = Pace(runtime.sizes.max_tokens, runtime.executor.tile)
+                executor = runtime.executor
+                self._pace = Pace(runtime.sizes.max_tokens, executor.tile, executor.fullness)
                 self._budget = TokenBudget(runtime.sizes.max_tokens)
                 self._steady = runtime.steady(self._inbox)
             except BaseException as error:

@@ -6,9 +6,14 @@ weights, and one that computes prompts for the arithmetic: together they cost le
 are spread over the steps instead of filling a few of them:
 
     seconds of a step = max(the weights' reading, products of all its tokens) + reading the keys of rows that decode
+
+A product is cut into tiles, as many of which run at once as the device has units. Of the numbers of tokens that come
+near what time allows, one is taken whose last round of tiles leaves few units idle.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from _fast.plan import StepPlan
 
@@ -27,17 +32,21 @@ HORIZON = 8  # steps within which a crowd's prompts are to be computed, if they 
 LONG_STEP = 0.036  # seconds that a step may take for that
 BURST = 4  # full steps of prompts, with a crowd of more than half of those that decode: nobody is spared
 FULL = 2048  # tokens that count as a full step; an operator who allows more wants long steps: any crowd is then enough
+LONGER = 0.2  # of fullness that a step twice as long must gain; one up to MOST_LONGER times as long is considered
+MOST_LONGER = 1.25
 ALONE = 512  # tokens of a step in which nothing decodes: prompts that wait together end one by one
 
 
 class Pace:
     """Seconds by size class, and seconds per token of a full step."""
 
-    __slots__ = ("_decode", "_heard", "_max_tokens", "_per_token", "_seconds", "_tile", "margin")
+    __slots__ = ("_decode", "_full", "_heard", "_max_tokens", "_per_token", "_seconds", "_tile", "margin")
 
-    def __init__(self, max_tokens: int, tile: int) -> None:
+    def __init__(self, max_tokens: int, tile: int, fullness: Callable[[int], float]) -> None:
+        """`fullness(tokens)`: how much of the device works on the products of so many tokens, at most 1."""
         self._max_tokens = max_tokens
         self._tile = tile
+        self._full = fuller(-(-max_tokens // tile), lambda tiles: fullness(tiles * tile))
         self.margin = MARGIN  # seconds before the expected end of a step at which to plan the next one
         self._seconds: dict[int, float] = {}  # by size class
         self._decode: dict[int, float] = {}  # of steps that only decode, by the bit length of their rows
@@ -106,6 +115,7 @@ class Pace:
             longest = (LONG_STEP - attention) / self._per_token
             tokens = max(tokens, min(lacking / HORIZON + decoding, longest))
         tiles = max(round(tokens / self._tile), -(-(decoding + LEAST_PROMPT) // self._tile))
+        tiles = self._full[min(tiles, len(self._full) - 1)]
         return min(self._max_tokens, tiles * self._tile - decoding)
 
     def note_decode(self, rows_bits: int, seconds: float) -> None:
@@ -134,6 +144,15 @@ class Pace:
     def _nearest(self, bits: int) -> float:
         """Seconds of a step that decodes so many rows, or of the nearest size that was seen: they differ little."""
         return min(((abs(seen - bits), took) for seen, took in self._decode.items()), default=(0, 0.0))[1]
+
+
+def fuller(most: int, fullness: Callable[[int], float]) -> list[int]:
+    """For each number of tiles from 0 to `most` the one, a little larger, that is worth taking in its place."""
+    chosen = [0]
+    for tiles in range(1, most + 1):
+        near = range(tiles, min(int(MOST_LONGER * tiles), most) + 1)
+        chosen.append(max(near, key=lambda more: fullness(more) - LONGER * (more - tiles) / tiles))
+    return chosen
 
 
 def _learn(known: dict[int, float], key: int, took: float, at_once: bool = True) -> None:

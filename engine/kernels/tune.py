@@ -117,12 +117,33 @@ def many_gated(rows: int, width: int, depth: int) -> bool:
 
 def fills(device: Target, rows: int, width: int, depth: int) -> bool:
     """`many_gated` on a given device, of MANY_ROWS or more."""
+    least = _least_fill(device, width, depth)
+    return least is not None and fill(device, rows, width) >= least
+
+
+def fill(device: Target, rows: int, width: int) -> float:
+    """Of the places in the rounds of gemm/gated's tiles, the share that these rows have a use for."""
+    tiles = -(-rows // DESCRIBED.block_m) * -(-width // DESCRIBED.block_n)
+    return rows * width / (-(-tiles // device.num_units) * device.num_units * DESCRIBED.block_m * DESCRIBED.block_n)
+
+
+def fullness(device: Target, rows: int, width: int, depth: int) -> float:
+    """How much of the device works on `rows` rows and weights gate and up [width, depth], to compare rows by.
+
+    Where the vendor's library multiplies, whose tiles are not known: as much as is the least for which ours is taken.
+    """
+    least = _least_fill(device, width, depth)
+    if least is None:
+        return 1.0
+    return max(fill(device, rows, width), least) if rows >= MANY_ROWS else least
+
+
+def _least_fill(device: Target, width: int, depth: int) -> float | None:
+    """How full the rounds must be for gemm/gated to be taken; None: it never is."""
     shapes = LEAST_FILL.get(device.arch)
     if shapes is None or depth % DESCRIBED.block_k or width % 8:  # in whole 16 bytes, for descriptors
-        return False
-    tiles = -(-rows // DESCRIBED.block_m) * -(-width // DESCRIBED.block_n)
-    room = -(-tiles // device.num_units) * device.num_units * DESCRIBED.block_m * DESCRIBED.block_n
-    return rows * width >= shapes.get((width, depth), OTHER_FILL) * room
+        return None
+    return shapes.get((width, depth), OTHER_FILL)
 
 
 def few_rows(rows: int, width: int, depth: int, gated: bool) -> Split | None:

@@ -34,6 +34,8 @@ from engine.config import EngineConfig
 from engine.device import Accelerator
 from engine.inbox import Inbox
 from engine.kernels.compile_ahead import compile_ahead
+from engine.kernels.target import target
+from engine.kernels.tune import fullness
 from engine.models.base import Model
 from engine.pace import FOUND_DONE
 from engine.request import Request, TokenLogprob
@@ -252,6 +254,12 @@ class DeviceExecutor:
         buffers.send_tokens()
 
     # -- requests ---------------------------------------------------------------------------------------------------
+
+    def fullness(self, tokens: int) -> float:
+        if self._config.deterministic:  # products of its own, which are as full with any number of tiles
+            return 1.0
+        text = self._model.config.text
+        return fullness(target(), tokens, text.intermediate_size, text.hidden_size)
 
     def admit(self, slot: int, request: Request, seed: int, prompt_logprobs: list[TokenLogprob | None] | None) -> None:
         words = np.zeros(12, np.int32)

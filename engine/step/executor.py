@@ -46,6 +46,9 @@ class Executor(Protocol):
     encoder: EncoderCache
     tile: int  # tokens: a product's time grows by tiles of so many rows, so a step that fills them costs no more
 
+    def fullness(self, tokens: int) -> float:
+        """How much of the device works on the products of so many tokens, at most 1: what sizes are worth filling."""
+
     def admit(self, slot: int, request: Request, seed: int, prompt_logprobs: list[TokenLogprob | None] | None) -> None:
         """Stages a request's row, which no step in flight knows; `prompt_logprobs` grows as the prompt is computed."""
 

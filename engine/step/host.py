@@ -52,6 +52,9 @@ class HostExecutor:
         self._prompts = PromptLogprobs(config.logprobs_mode.endswith("_logits"), self._vocab)
         self.stream = HostStream()
 
+    def fullness(self, tokens: int) -> float:
+        return 1.0
+
     def admit(self, slot: int, request: Request, seed: int, prompt_logprobs: list[TokenLogprob | None] | None) -> None:
         self._slots.admit(slot, request)
         self._sampler.admit(slot, request.sampling, np.asarray(request.prompt_token_ids), seed)

@@ -1,13 +1,14 @@
 """A serving loop in made-up time: the real scheduler and pace, clients that ask again, and steps timed by a formula.
 
 In: lengths of prompts and answers, streams, seconds. Out: when first tokens came, and how many tokens. Steps take what
-an 8B's took on one H100 (tests/bench/results), a little longer: products by tiles of tokens, keys at the memory's rate.
-Two steps are in flight, and the next one is planned as late as the pace says; nothing but that is slow.
+an 8B's took on one H100 (tests/bench/results), a little longer: products as in graphs of their sizes, keys at the
+memory's rate. Two steps are in flight, and the next one is planned as late as the pace says; nothing but that is slow.
 """
 
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,10 +16,20 @@ import numpy as np
 
 from _fast.plan import StepPlan
 from _fast.scheduler import Scheduler
+from engine.kernels import tune
+from engine.kernels.target import Target
 from engine.pace import Pace
+from engine.step.graphs import mixed_sizes
 
 ROWS, TOKENS, TILE = 256, 2048, 128
-PRODUCTS = ((1, 32, 64, 128, 256, 512, 1024, 2048), (5.7, 5.9, 6.3, 6.5, 7.6, 11.4, 22.1, 45.4))  # tokens, ms
+HIDDEN, INNER = 4096, 12288
+CARD = Target("cuda", "sm_90", 132, 32, 227 << 10)
+SIZES = mixed_sizes(TOKENS)
+PRODUCTS = {  # tokens of a graph: milliseconds; 36 times a layer's products, and a microsecond a token for the rest
+    1: 5.7, 32: 5.9, 64: 6.3, 128: 6.5, 256: 7.6, 384: 9.4, 512: 11.2, 576: 13.5, 640: 15.0, 704: 17.0, 768: 17.3,
+    832: 22.1, 896: 21.7, 960: 21.7, 1024: 22.0, 1152: 25.6, 1280: 28.4, 1408: 30.4, 1536: 33.0, 1664: 38.1, 1792: 41.6,
+    1920: 41.9, 2048: 43.6,
+}  # fmt: skip
 KEY_S = 147_456 / 3.0e12 * 1.11  # seconds to read one token's keys and values in all layers
 LAUNCH_S, TURN_S, WAITED_S = 0.0002, 0.003, 0.001  # of a step; between an answer and the next question; never in vain
 
@@ -43,8 +54,13 @@ def step_seconds(plan: StepPlan) -> float:
     rows = plan.num_rows
     decodes = np.asarray(plan.row_len)[:rows] == 1
     keys = float(np.asarray(plan.row_computed)[:rows][decodes].sum())
-    tile = 32 if plan.num_tokens <= 512 else TILE
-    return float(np.interp(-(-plan.num_tokens // tile) * tile, *PRODUCTS)) * 1e-3 + keys * KEY_S + 0.0003
+    size = SIZES[bisect_left(SIZES, plan.num_tokens)] if plan.num_decode_rows < rows else rows
+    return float(np.interp(size, [*PRODUCTS], [*PRODUCTS.values()])) * 1e-3 + keys * KEY_S + 0.0003
+
+
+def fullness(tokens: int) -> float:
+    """As kernels/tune has it for an 8B on an H100."""
+    return tune.fullness(CARD, tokens, INNER, HIDDEN)
 
 
 def run(lengths: Sequence[tuple[int, int]], streams: int, seconds: float) -> Seen:
@@ -54,7 +70,7 @@ def run(lengths: Sequence[tuple[int, int]], streams: int, seconds: float) -> See
         prefix_caching=False,
     )  # fmt: skip
     plans = [StepPlan(ROWS, TOKENS, ROWS * 256) for _ in range(3)]
-    pace = Pace(TOKENS, TILE)
+    pace = Pace(TOKENS, TILE, fullness)
     coming = [(0.0002 * client, client) for client in range(streams)]
     asked: dict[int, Asked] = {}
     seen = Seen([], 0, seconds / 2)

@@ -2,10 +2,17 @@
 
 from types import SimpleNamespace
 
-from engine.pace import ALONE, HORIZON, LEAST_MARGIN, LEAST_PROMPT, MARGIN, MOST_MARGIN, SOONER, SPARE, Pace
+from engine.kernels import tune
+from engine.kernels.target import Target
+from engine.pace import ALONE, HORIZON, LEAST_MARGIN, LEAST_PROMPT, MARGIN, MOST_MARGIN, SOONER, SPARE, Pace, fuller
 
 TILE = 128
 WAITED = 0.001  # seconds that the thread waited for the step's end
+
+
+def level(tokens: int) -> float:
+    """A device whose products are as full with any number of tiles."""
+    return 1.0
 
 
 def plan(rows: int, prompt: int = 0) -> SimpleNamespace:
@@ -13,7 +20,7 @@ def plan(rows: int, prompt: int = 0) -> SimpleNamespace:
 
 
 def test_a_shorter_step_is_believed_at_once_and_a_longer_one_slowly():
-    pace = Pace(2048, TILE)
+    pace = Pace(2048, TILE, level)
     assert pace.expected(plan(8)) == 0
     for took, expected in ((0.010, 0.010), (0.006, 0.006), (0.026, 0.007)):
         pace.note(plan(8), took, WAITED)
@@ -21,7 +28,7 @@ def test_a_shorter_step_is_believed_at_once_and_a_longer_one_slowly():
 
 
 def test_steps_of_other_tiles_are_learned_apart_and_unknown_ones_taken_for_smaller():
-    pace = Pace(2048, TILE)
+    pace = Pace(2048, TILE, level)
     pace.note(plan(0, prompt=512), 0.012, WAITED)
     pace.note(plan(0, prompt=900), 0.020, WAITED)
     assert pace.expected(plan(12, prompt=500)) == 0.012  # four tiles
@@ -32,7 +39,7 @@ def test_steps_of_other_tiles_are_learned_apart_and_unknown_ones_taken_for_small
 
 
 def test_the_margin_grows_where_steps_end_before_the_next_is_launched():
-    pace = Pace(2048, TILE)
+    pace = Pace(2048, TILE, level)
     for _ in range(5):
         pace.note(plan(8), 0.006, SPARE / 2)
     assert abs(pace.margin - (MARGIN + 5 * SOONER)) < 1e-9
@@ -45,7 +52,7 @@ def test_the_margin_grows_where_steps_end_before_the_next_is_launched():
 
 
 def test_prompts_may_double_a_step_that_decodes():
-    pace = Pace(2048, TILE)
+    pace = Pace(2048, TILE, level)
     assert pace.prompt_budget(64, 1, 900, 900) == 2048  # nothing is known yet
     pace.note(plan(64), 0.008, WAITED)
     pace.note(plan(0, prompt=2000), 0.040, WAITED)  # 20 microseconds a token
@@ -55,18 +62,18 @@ def test_prompts_may_double_a_step_that_decodes():
 
 
 def test_what_waits_is_spread_over_steps_and_may_make_them_longer():
-    pace = Pace(2048, TILE)
+    pace = Pace(2048, TILE, level)
     pace.note(plan(64), 0.008, WAITED)
     pace.note(plan(64, prompt=936), 0.020, WAITED)
     assert pace.prompt_budget(64, 20, HORIZON * 300, 500) == 768 - 64
     assert pace.prompt_budget(64, 30, HORIZON * 1000, 500) == 1024 - 64
     assert pace.prompt_budget(200, 60, HORIZON * 2000, 500) == 1792 - 200  # a step may take 36 milliseconds
     pace.note(plan(200), 0.040, WAITED)  # twice that is more than a long step
-    assert pace.prompt_budget(200, 60, HORIZON * 2000, 500) == 2048
+    assert pace.prompt_budget(200, 60, HORIZON * 2000, 500) == 2048 - 200
 
 
 def test_keys_that_many_rows_read_are_not_taken_for_the_price_of_prompts():
-    pace = Pace(2048, TILE)
+    pace = Pace(2048, TILE, level)
     pace.note(plan(1), 0.006, WAITED)
     pace.note(plan(256), 0.017, WAITED)  # 11 milliseconds of keys
     for _ in range(40):
@@ -77,7 +84,7 @@ def test_keys_that_many_rows_read_are_not_taken_for_the_price_of_prompts():
 
 
 def test_rows_that_never_decode_alone_are_learned_beside_prompts():
-    pace = Pace(2048, TILE)
+    pace = Pace(2048, TILE, level)
     pace.note(plan(1), 0.006, WAITED)
     pace.note(plan(0, prompt=2000), 0.042, WAITED)  # 21 microseconds a token
     pace.note_decode(8, 0.009)  # 130 rows that had just begun
@@ -91,24 +98,24 @@ def test_rows_that_never_decode_alone_are_learned_beside_prompts():
 
 
 def test_nobody_is_spared_in_a_burst():
-    pace = Pace(2048, TILE)
+    pace = Pace(2048, TILE, level)
     pace.note(plan(64), 0.008, WAITED)
     pace.note(plan(64, prompt=936), 0.020, WAITED)
     assert pace.prompt_budget(64, 40, 20_000, 500) == 2048
     assert pace.prompt_budget(64, 30, 20_000, 500) < 2048  # most of them decode already
     assert pace.prompt_budget(0, 200, 100_000, 500) == 2048
-    roomy = Pace(8192, TILE)
+    roomy = Pace(8192, TILE, level)
     roomy.note(plan(64), 0.008, WAITED)
     roomy.note(plan(64, prompt=936), 0.020, WAITED)
     assert roomy.prompt_budget(64, 30, 20_000, 500) == 8192  # the operator allows longer steps than FULL
     assert roomy.prompt_budget(64, 8, 20_000, 2500) < 2048
-    assert Pace(8192, TILE).prompt_budget(0, 16, 16_384, 1024) == 8192
-    assert Pace(8192, TILE).prompt_budget(0, 8, 8192, 1024) == 8192
-    assert Pace(8192, TILE).prompt_budget(0, 7, 7168, 1024) == 1024
+    assert Pace(8192, TILE, level).prompt_budget(0, 16, 16_384, 1024) == 8192
+    assert Pace(8192, TILE, level).prompt_budget(0, 8, 8192, 1024) == 8192
+    assert Pace(8192, TILE, level).prompt_budget(0, 7, 7168, 1024) == 1024
 
 
 def test_a_few_long_prompts_are_no_burst():
-    pace = Pace(2048, TILE)
+    pace = Pace(2048, TILE, level)
     pace.note(plan(4), 0.006, WAITED)
     pace.note(plan(0, prompt=2000), 0.040, WAITED)  # 20 microseconds a token
     assert pace.prompt_budget(4, 3, 60_000, 20_000) == 640 - 4
@@ -117,16 +124,16 @@ def test_a_few_long_prompts_are_no_burst():
 
 
 def test_prompts_that_wait_together_are_computed_one_after_the_other():
-    pace = Pace(2048, TILE)
+    pace = Pace(2048, TILE, level)
     assert pace.prompt_budget(0, 4, 2000, 500) == ALONE
     assert pace.prompt_budget(0, 4, 4000, 1000) == 1000
     assert pace.prompt_budget(0, 1, 9000, 9000) == 2048
     assert pace.prompt_budget(0, 2, 16_000, 8000) == 2048
-    assert Pace(256, TILE).prompt_budget(0, 4, 2000, 500) == 256
+    assert Pace(256, TILE, level).prompt_budget(0, 4, 2000, 500) == 256
 
 
 def test_an_unknown_number_of_rows_is_taken_for_the_nearest_known():
-    pace = Pace(2048, TILE)
+    pace = Pace(2048, TILE, level)
     pace.note(plan(64), 0.008, WAITED)
     pace.note_decode(1, 0.006)
     pace.note(plan(0, prompt=2000), 0.040, WAITED)
@@ -135,7 +142,7 @@ def test_an_unknown_number_of_rows_is_taken_for_the_nearest_known():
 
 
 def test_a_step_found_done_halves_what_is_expected():
-    pace = Pace(2048, TILE)
+    pace = Pace(2048, TILE, level)
     pace.note(plan(8), 1.0, WAITED)  # something was met for the first time
     for _ in range(8):
         pace.note(plan(8), pace.expected(plan(8)), 0.0)  # planned too late: it was done long before
@@ -143,7 +150,7 @@ def test_a_step_found_done_halves_what_is_expected():
 
 
 def test_a_step_behind_one_that_was_found_done_is_not_believed_to_be_short():
-    pace = Pace(2048, TILE)
+    pace = Pace(2048, TILE, level)
     pace.note(plan(200), 0.014, WAITED)
     pace.note(plan(0, prompt=2000), 0.040, WAITED)  # 20 microseconds a token
     assert pace.prompt_budget(200, 1, 900, 900) == 1408 - 200
@@ -154,7 +161,7 @@ def test_a_step_behind_one_that_was_found_done_is_not_believed_to_be_short():
 
 
 def test_where_steps_are_found_done_their_period_limits_the_prompts_that_join():
-    pace = Pace(2048, TILE)
+    pace = Pace(2048, TILE, level)
     pace.note(plan(0, prompt=2000), 0.002, WAITED)  # a microsecond a token
     for _ in range(50):
         pace.note(plan(8), 0.0003, 0.0)  # the host's time: the device waits for it
@@ -165,3 +172,24 @@ def test_where_steps_are_found_done_their_period_limits_the_prompts_that_join():
     assert 640 - 8 <= pace.prompt_budget(8, 1, 900, 900) <= 1152 - 8
     pace.note(plan(8), 0.0002, WAITED)
     assert pace.prompt_budget(8, 1, 900, 900) == 384 - 8
+
+
+def test_a_step_takes_the_tiles_that_fill_the_device_when_they_are_near():
+    card = Target("cuda", "sm_90", 132, 32, 227 << 10)
+    full = [tune.fullness(card, 128 * tiles, 12288, 4096) for tiles in range(17)]  # an 8B's gate and up
+    assert full[11] == 1.0  # 11 x 96 tiles are eight rounds
+    assert full[10] < 0.92
+    assert full[6] == full[7] == full[3] == 0.9  # the vendor's
+    chosen = fuller(16, lambda tiles: full[tiles])
+    assert [chosen[tiles] for tiles in (1, 4, 6, 7, 8, 9, 10, 11, 14, 16)] == [1, 4, 6, 8, 8, 11, 11, 11, 15, 16]
+    assert fuller(16, lambda tiles: 1.0) == list(range(17))
+    for of, tiles in ((level, 10), (lambda tokens: full[tokens // TILE], 11)):
+        pace = Pace(2048, TILE, of)
+        pace.note(plan(200), 0.013, WAITED)
+        pace.note(plan(0, prompt=2000), 0.040, WAITED)
+        assert pace.prompt_budget(200, 1, 9000, 500) == tiles * TILE - 200
+
+
+def test_other_cards_have_no_size_that_is_better():
+    other = Target("hip", "gfx942", 304, 64, 64 << 10)
+    assert {tune.fullness(other, 128 * tiles, 12288, 4096) for tiles in range(17)} == {1.0}
