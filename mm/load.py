@@ -175,9 +175,12 @@ async def _all(jobs: list[_Job]) -> list[Processed]:
             tasks = [group.create_task(job.run()) for job in jobs]
     except* MediaError as errors:
         failure = next(error for error in errors.exceptions if isinstance(error, MediaError))
-    if failure is not None:
-        raise failure
-    return [task.result() for task in tasks]
+    try:
+        if failure is not None:
+            raise failure
+        return [task.result() for task in tasks]
+    finally:
+        del failure, tasks  # by which the error would hold itself, and what was cancelled
 
 
 class _Job:
@@ -209,7 +212,8 @@ class _Job:
             return await self._load()
         except MediaError as error:
             error.param = error.param or self._ref.param
-            raise
+            error.__context__ = None  # frames hold the pixels that could not be decoded, and futures the frames
+            raise error.with_traceback(None) from None
         finally:
             self._loader._places.budget.release(self._held)
 

@@ -163,5 +163,6 @@ class Place:
         self._release()
 
     def _release(self) -> None:
+        self.running = None  # it has what nobody waits for any more, and this place
         self._places.budget.release(self._reserved)
         self._places.slots.release()

@@ -74,8 +74,9 @@ class MediaAhead:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         if self._loading is not None:
-            self._loading.cancel()
-            await asyncio.gather(self._loading, return_exceptions=True)
+            loading, self._loading = self._loading, None  # else its error would hold itself, and pixels by that
+            loading.cancel()
+            await asyncio.gather(loading, return_exceptions=True)
 
 
 def _over(read: asyncio.Future[Processed | None], _: object) -> None:

@@ -1,6 +1,8 @@
 """Embedded media begin to load before the text is rendered; nothing is fetched early, and nothing is left running."""
 
 import asyncio
+import gc
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -201,3 +203,30 @@ async def test_a_picture_is_in_the_pool_before_the_template(client, monkeypatch,
         reply = await client.post(path, body(picture(colour)))
     assert reply.status == 200, reply.body
     assert order == ["_unpack", "_render"]
+
+
+async def test_an_error_holds_nothing_of_what_was_foretold():
+    class Pixels:
+        pass
+
+    loader = Loader()
+    loader.foretold, loader.error = Pixels(), invalid("the picture is damaged")
+    held = weakref.ref(loader.foretold)
+    loader.go.set()
+
+    async def failing():
+        async with MediaAhead(loader, b"", None) as ahead:
+            await ahead.begin([HERE])
+            assert ahead.foretold([HERE]) == [held()]
+            await ahead.load([HERE])
+
+    gc.collect()
+    gc.disable()  # it comes seldom
+    try:
+        with pytest.raises(MediaError, match="damaged"):
+            await failing()
+        loader.foretold = loader.error = None
+        await asyncio.sleep(0)  # the loop lets go of what woke this test
+        assert held() is None
+    finally:
+        gc.enable()
