@@ -209,18 +209,26 @@ def test_nobody_reads_the_answer_of_one_whose_descriptor_it_has(server, carried)
     assert clean(server) == {}
 
 
-def test_one_who_sends_rubbish_behind_its_request_harms_nobody(server, carried, caplog):
+@pytest.mark.parametrize("when", ["before", "between"])
+def test_one_who_sends_rubbish_behind_its_request_harms_nobody(server, carried, caplog, when):
     beside = request_bytes("POST", COMPLETIONS, {"prompt": "the cat", **LONG, "temperature": 0})
     rubbish = request_bytes("POST", COMPLETIONS, {"prompt": "the hat", **LONG, "max_tokens": 900, "temperature": 0})
+    finished = server.state.metrics.finished
+    before = dict(finished)
     with socket.create_connection(("127.0.0.1", server.port)) as client:
         wanted = texts(answer(client, beside))
-        with socket.create_connection(("127.0.0.1", server.port)) as rude, caplog.at_level(logging.CRITICAL):
+        with socket.create_connection(("127.0.0.1", server.port)) as rude:
             rude.sendall(rubbish)
-            while b"data: " not in rude.recv(1 << 16):
+            while when == "between" and b"data: " not in rude.recv(1 << 16):
                 pass
             rude.sendall(b"\x00\x01 not HTTP\r\n\r\n")
             assert texts(answer(client, beside)) == wanted
             assert clean(server) == {}
+            with contextlib.suppress(ConnectionResetError):
+                while piece := rude.recv(1 << 16):
+                    assert b"finish_reason" not in piece or b'"finish_reason":null' in piece
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR], "the fault is the client's"
+    assert (finished["error"], finished["abort"]) == (before["error"], before["abort"] + 1)
 
 
 # -- slow readers, with steps of made-up tokens
