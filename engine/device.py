@@ -127,6 +127,12 @@ class Accelerator:
         ]
         del held
 
+    def keep(self, size: int) -> None:
+        """Takes so many bytes from the driver, and leaves them to what is asked for later, in one piece or in many."""
+        import torch
+
+        torch.empty(size, dtype=torch.uint8, device=self.device)
+
     def capture(self, body: Callable[[], None], met: bool = False) -> int:
         """Runs `body` once as it is (so that nothing in it is met for the first time), then records it as a graph.
 

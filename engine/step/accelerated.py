@@ -34,6 +34,7 @@ from engine.config import EngineConfig
 from engine.device import Accelerator
 from engine.inbox import Inbox
 from engine.kernels.compile_ahead import compile_ahead
+from engine.kernels.gemm.dense import gated_way
 from engine.kernels.target import target
 from engine.kernels.tune import fullness
 from engine.models.base import Model
@@ -45,7 +46,7 @@ from engine.step.buffers import StepBuffers
 from engine.step.build import RowArrays, mrope_positions
 from engine.step.encode import EncoderCache
 from engine.step.executor import Sizes
-from engine.step.graphs import DECODE, MIXED, decode_sizes, mixed_sizes, telling_sizes
+from engine.step.graphs import DECODE, MIXED, MIXED_LIMIT, decode_sizes, mixed_sizes, other_ways, telling_sizes
 from engine.step.prompts import Due, PromptLogprobs
 from engine.step.result import StepResult
 from engine.step.slots import SlotState
@@ -126,9 +127,13 @@ class DeviceExecutor:
         """Launches of every kind; first the choice of tokens, whose kernels take longest to compile."""
         sizes = self._sizes
         self._warm_up_rules()
-        for size in telling_sizes(decode_sizes(sizes.max_rows, self._config.cudagraph_capture_sizes)):
+        decode = telling_sizes(decode_sizes(sizes.max_rows, self._config.cudagraph_capture_sizes))
+        for size in decode:
             self._decode(size)
-        for size in telling_sizes(mixed_sizes(sizes.max_tokens)):
+        mixed = telling_sizes([*mixed_sizes(sizes.max_tokens), sizes.max_tokens])
+        text = self._model.config.text
+        gated = partial(gated_way, width=text.intermediate_size, depth=text.hidden_size)
+        for size in mixed + other_ways(decode + mixed, sizes.max_tokens, gated):
             self._forward_into(MIXED, size)
         for rows in sorted({min(SMALL_MEDIA, sizes.encoder_rows), sizes.encoder_rows}):
             self._encode_examples(rows)
@@ -197,6 +202,7 @@ class DeviceExecutor:
         capture, launcher, sizes = self._accelerator.capture, self._launcher, self._sizes
         buffers = self._buffers
         self._accelerator.keep_pinned(PINNED_BYTES)
+        self._accelerator.keep(self._sampler.special_bytes(sizes.max_rows))
         # First: the step that prep reads has no rows yet, as the rules' kernels want it.
         self._warm_up_rules()
         launcher.set_prep(capture(buffers.prep))
@@ -208,6 +214,8 @@ class DeviceExecutor:
                 launcher.set_sample(size, capture(partial(self._choose_into, size)))
                 self._capture_step(size)
             self._model.record_towers(partial(self._accelerator.recorded, met=True))  # by the profile
+        if self._config.enforce_eager or sizes.max_tokens > MIXED_LIMIT:
+            self._largest()  # leaves its room for steps without a graph; what the profile took was given back
 
     def _capture_forward(self, kind: int, tokens: int) -> int:
         """A forward, all that it launches met before by a shorter one: a tenth of the whole one's launches."""

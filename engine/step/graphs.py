@@ -6,6 +6,8 @@ from large to small, so that the shared pool is as large as the largest needs an
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+
 DECODE, MIXED = 0, 1
 MIXED_LIMIT = 2048  # tokens; longer steps spend so little of their time on launches that they run eagerly
 # Mixed sizes: up to so many tokens in steps of so many. Products are cut into tiles of 128 rows (of 64 for small ones):
@@ -33,3 +35,9 @@ def mixed_sizes(max_tokens: int) -> list[int]:
 def telling_sizes(sizes: list[int]) -> list[int]:
     """The last of each doubling, of ascending sizes: a kernel that only those between two of them choose is rare."""
     return list({(size - 1).bit_length(): size for size in sizes}.values())
+
+
+def other_ways(sizes: list[int], most: int, way: Callable[[int], Hashable]) -> list[int]:
+    """One number of tokens, up to `most`, for every way that some number goes and none of `sizes` does."""
+    met = {way(size) for size in sizes}
+    return [size for key, size in {way(size): size for size in range(1, most + 1)}.items() if key not in met]

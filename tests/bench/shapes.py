@@ -108,6 +108,17 @@ TINY_VL = seeing(
     2000,
 )
 SHAPES = {"tiny": TINY, "8b": QWEN3_8B, "0.6b": QWEN3_06B, "vl-7b": QWEN25_VL_7B, "tiny-vl": TINY_VL}
+
+
+def few_layers(name: str) -> dict:
+    """A shape with layers of every kind, but as few as there can be: what kernels it takes, not how long."""
+    config = SHAPES[name]
+    if "text_config" not in config:
+        return {**config, "num_hidden_layers": 3}
+    text, vision = config["text_config"], config["vision_config"]
+    return {**config, "text_config": {**text, "num_hidden_layers": 3}, "vision_config": {**vision, "depth": 8}}
+
+
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 

@@ -1,6 +1,6 @@
 """Starts a model with an empty kernel cache and prints which kernels were compiled when: for test_on_device_start.
 
-Run: TRITON_CACHE_DIR=EMPTY python -m tests.engine.compiled_at_start FOLDER DTYPE
+Run: TRITON_CACHE_DIR=EMPTY python -m tests.engine.compiled_at_start FOLDER SETTINGS (a JSON object)
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import Any
 import triton
 
 from engine.step.accelerated import DeviceExecutor
-from tests.engine_kit import answer, prompts, running, text_request
+from tests.engine.kinds import every_kind
+from tests.engine_kit import running
 
 
-async def main(folder: str, dtype: str) -> dict[str, Any]:
+async def main(folder: str, settings: str) -> dict[str, Any]:
     """Kernels compiled ahead and others by name, and the start's seconds by phase."""
     ahead: list[str] = []
     later: list[str] = []
@@ -35,9 +36,8 @@ async def main(folder: str, dtype: str) -> dict[str, Any]:
 
     DeviceExecutor.compile = compiling  # type: ignore[method-assign]
     triton.knobs.compilation.listener = listener
-    async with running(folder, device="cuda", dtype=dtype) as engine:
-        for ids in prompts(4, 60):
-            await answer(engine, text_request(ids, 8, ignore_eos=True))
+    async with running(folder, device="cuda", **json.loads(settings)) as engine:
+        await every_kind(engine)
         return {"ahead": ahead, "later": later, "startup": engine.startup}
 
 

@@ -121,6 +121,9 @@ class HostAccelerator:
     def keep_pinned(self, largest: int) -> None:
         pass  # nothing is pinned here
 
+    def keep(self, size: int) -> None:
+        pass  # torch asks the host each time
+
     def capture(self, body: Callable[[], None], met: bool = False) -> int:
         if not met:
             body()

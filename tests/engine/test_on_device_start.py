@@ -9,14 +9,31 @@ import pytest
 import torch
 
 from tests import tiny
+from tests.bench.shapes import few_layers, write_folder
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("qwen3", "bfloat16"), ("qwen3", "float32"), ("omni", "bfloat16")])
-def test_all_of_a_models_kernels_are_compiled_ahead(name, dtype, tmp_path):
-    command = [sys.executable, "-m", "tests.engine.compiled_at_start", str(tiny.checkpoint(name)), dtype]
-    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+FULL = {"load_format": "dummy", "max_num_seqs": 0, "max_num_batched_tokens": 0, "num_gpu_blocks_override": 4096}
+CASES = {
+    "qwen3": {"dtype": "bfloat16"},
+    "qwen3 in float32": {"dtype": "float32"},
+    "omni": {"dtype": "bfloat16"},
+    "8b": FULL,
+    "0.6b": FULL,
+    "8b in long steps": {**FULL, "max_num_batched_tokens": 4096},
+    "8b with the same bits": {**FULL, "deterministic": True},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_all_of_a_models_kernels_are_compiled_ahead(case, tmp_path):
+    """Of real shapes too, whose products differ by the number of rows."""
+    name, settings = case.split()[0], CASES[case]
+    real = "load_format" in settings
+    folder = write_folder(tmp_path / "model", few_layers(name)) if real else tiny.checkpoint(name)
+    command = [sys.executable, "-m", "tests.engine.compiled_at_start", str(folder), json.dumps(settings)]
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path / "kernels")}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])

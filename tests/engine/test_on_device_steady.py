@@ -17,6 +17,8 @@ import torch
 
 from engine import Engine
 from tests import tiny
+from tests.bench.shapes import few_layers, write_folder
+from tests.engine.kinds import every_kind
 from tests.engine_kit import answer, prompts, quiet, text_request
 from tests.invariance.devices import Device
 
@@ -147,6 +149,28 @@ async def test_rules_and_log_probabilities_meet_nothing_new(dtype, monkeypatch):
             for _ in range(3):
                 await special_load(engine)
         assert torch.cuda.memory_allocated() == allocated
+
+
+REAL = {"load_format": "dummy", "dtype": "bfloat16", "num_gpu_blocks_override": 4096, "max_logprobs": -1}
+LONG = {**REAL, "max_num_seqs": 0, "max_num_batched_tokens": 4096}
+FULL = {
+    "8b": {**REAL, "max_num_seqs": 0, "max_num_batched_tokens": 0},
+    "8b in long steps": {**LONG, "logprobs_mode": "processed_logprobs"},
+    "0.6b with the same bits": {**LONG, "deterministic": True},
+    "0.6b without graphs": {**LONG, "enforce_eager": True},
+    "vl-7b of few sizes": {**LONG, "cudagraph_capture_sizes": (4, 16)},
+}
+
+
+@pytest.mark.parametrize("case", FULL)
+async def test_every_kind_of_request_meets_nothing_new(case, monkeypatch, tmp_path):
+    """Real shapes, whose products differ by rows and whose logits are too large for what small tensors have left."""
+    folder = write_folder(tmp_path, few_layers(case.split()[0]))
+    async with CUDA.running(folder, max_model_len=16384, **FULL[case]) as engine:
+        warm = device_row(engine)
+        with nothing_new(monkeypatch):
+            await every_kind(engine)
+        assert device_row(engine) == warm
 
 
 async def test_media_meet_nothing_new(monkeypatch):

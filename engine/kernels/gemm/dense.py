@@ -13,7 +13,7 @@ weights packed for it go to gemm/invariant, which keeps the promise above.
 # ruff: noqa: PT018 (a launcher checks in few lines)
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import torch
@@ -24,7 +24,7 @@ from engine.kernels.activation import silu_mul
 from engine.kernels.gemm.gated import gated_product, gated_reference, is_aligned
 from engine.kernels.gemm.invariant import invariant_linear
 from engine.kernels.gemm.split_k import Split, Unscaled, arrivals, room_after, room_for, split_linear
-from engine.kernels.gemm.whole import whole_product
+from engine.kernels.gemm.whole import columns_of, tile_rows, whole_product
 from engine.kernels.norm import rms_norm
 from engine.kernels.tune import few_rows, many_gated, whole_gated
 
@@ -242,6 +242,14 @@ def _gated_of(rows: Tensor, packed: PackedLinear) -> GatedProduct | None:
     if whole_gated(*sizes):
         return whole_product
     return gated_product if many_gated(*sizes) else None
+
+
+def gated_way(rows: int, width: int, depth: int) -> Hashable:
+    """What tells the kernels apart that `gated_linear` takes for so many rows, weights [width, depth] and no norm."""
+    cut = few_rows(rows, width, depth, True)
+    if cut is None and whole_gated(rows, width, depth):
+        return tile_rows(rows), columns_of(rows, width)
+    return cut or many_gated(rows, width, depth)
 
 
 def _takes_ours(rows: Tensor, packed: PackedLinear) -> bool:
