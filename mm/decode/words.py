@@ -54,7 +54,7 @@ def words_to_be(picture: ImageFile.ImageFile, take: Take) -> np.ndarray | None:
     if (picture.format, picture.mode, len(picture.tile)) != ("JPEG", "RGB", 1):
         return None
     (tile,) = picture.tile
-    if not isinstance(tile.args, tuple):  # of another Pillow: its own memory will do
+    if not (isinstance(tile.args, tuple) and Image.core.HAVE_LIBJPEGTURBO):  # another Pillow's own memory will do
         return None
     width, height = picture.size
     words = take(width * height * WORD)

@@ -1,9 +1,10 @@
-"""A picture that cannot be decoded leaves nothing: its memory is free when its error has been told (S23, S44)."""
+"""A picture that nobody gets leaves nothing: its memory is free when its error has been told (S12, S23, S44)."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import weakref
 from collections.abc import Iterator
 
@@ -11,8 +12,10 @@ import numpy as np
 import pytest
 
 import mm.load as loading
+from mm.decode.image import ImageFile
 from mm.errors import MediaError
 from mm.item import MediaRef
+from mm.load import MediaLoader
 from tests.mm import made
 from tests.mm.test_load import foretelling
 
@@ -28,24 +31,30 @@ def uncollected() -> Iterator[None]:
     gc.enable()
 
 
-@pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("at_once", [False, True])
-async def test_memory_lent_comes_back_with_the_error(
-    uncollected: None, monkeypatch: pytest.MonkeyPatch, at_once: bool, count: int
-) -> None:
-    lent: list[weakref.ref[np.ndarray]] = []
+def lent_by(media: MediaLoader) -> list[weakref.ref[np.ndarray]]:
+    """What it borrows from now on."""
+    lent = []
 
     def lend(size: int) -> np.ndarray:
         room = np.zeros(size, np.uint8)
         lent.append(weakref.ref(room))
         return room
 
+    media._lend = lend
+    return lent
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_memory_lent_comes_back_with_the_error(
+    uncollected: None, monkeypatch: pytest.MonkeyPatch, at_once: bool, count: int
+) -> None:
     if not at_once:
         monkeypatch.setattr(loading, "AT_ONCE", 1000)
     cut = [WHOLE[: len(WHOLE) // 2 + more] for more in range(count)]
     refs = [MediaRef("image", made.data_url(data, "image/jpeg")) for data in cut]
     async with foretelling() as media:
-        media._lend = lend
+        lent = lent_by(media)
         read = asyncio.get_running_loop().create_future()
         with pytest.raises(MediaError, match="cut short") as caught:
             await media.load(refs, read=read)
@@ -53,3 +62,27 @@ async def test_memory_lent_comes_back_with_the_error(
         await asyncio.sleep(0.05)  # for decoders whose neighbour's error came first
         assert lent
         assert [room() for room in lent if room() is not None] == []
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_memory_lent_comes_back_from_a_decoder_that_nobody_waits_for(
+    uncollected: None, monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
+    begun, go, decode = threading.Event(), threading.Event(), ImageFile.decode_whole
+    monkeypatch.setattr(ImageFile, "decode_whole", lambda *args: (begun.set(), go.wait(5), decode(*args))[2])
+    if not at_once:
+        monkeypatch.setattr(loading, "AT_ONCE", 1000)
+    async with foretelling() as media:
+        lent = lent_by(media)
+        job = asyncio.create_task(media.load([MediaRef("image", made.data_url(WHOLE, "image/jpeg"))]))
+        await asyncio.to_thread(begun.wait, 5)
+        job.cancel()
+        await asyncio.gather(job, return_exceptions=True)
+        del job
+        assert media.ledger()["media_stuck"] == 1
+        go.set()
+        while media.ledger()["media_stuck"]:  # noqa: ASYNC110 (nobody tells)
+            await asyncio.sleep(0.001)
+        await asyncio.sleep(0.02)  # the pool's thread lets go of what it has done
+        assert len(lent) == 1
+        assert lent[0]() is None

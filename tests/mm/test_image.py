@@ -300,6 +300,15 @@ def test_words_lie_in_the_memory_given(kind: str) -> None:
     np.testing.assert_array_equal(words[..., :3], ImageFile(data, kind.lower(), LIMITS).decode(Scale))
 
 
+def test_a_decoder_that_knows_no_fourth_byte_gives_the_same_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = made.picture(made.noise(40, 30), "JPEG")
+    wanted = ImageFile(data, "jpeg", LIMITS).decode_whole()
+    monkeypatch.setattr(Image.core, "HAVE_LIBJPEGTURBO", False)
+    other = ImageFile(data, "jpeg", LIMITS)
+    assert other.whole_to_be() is None
+    np.testing.assert_array_equal(other.decode_whole()[..., :3], wanted[..., :3])
+
+
 @pytest.mark.parametrize("mode", ["L", "CMYK", "YCbCr", "RGB"])
 @pytest.mark.parametrize(("subsampling", "progressive"), [(0, False), (1, False), (2, False), (2, True)])
 @pytest.mark.parametrize(("width", "height"), [(64, 48), (61, 47), (2, 2)])
