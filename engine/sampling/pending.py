@@ -18,6 +18,8 @@ from engine.kernels.sampling.logprobs import logprobs
 from engine.request import TokenLogprob
 from engine.sampling.logprobs import CHUNK
 
+ONE_COPY = 1 << 20  # bytes of lines that go home together
+
 
 class Pending:
     """Lines in flight; each belongs to a number that its maker chose (a sampled row, a prompt position)."""
@@ -68,11 +70,17 @@ def prompt_logprobs(
     """As engine/sampling/logprobs.prompt_logprobs, without waiting; numbers are places in next_tokens."""
     pending = Pending()
     following = send(next_tokens.astype(np.int64), hidden.device)  # [n]
+    held: list[Tensor] = []  # of positions from `begin` on, not sent home yet: a copy takes pinned memory of its own
+    begin = 0
     for start in range(0, len(next_tokens), CHUNK):
         logits = project(hidden[start : start + CHUNK]).float()  # [chunk, vocab]
         width = logits.shape[1] if k == -1 else min(k, logits.shape[1])
-        lines = tell(logits, following[start : start + CHUNK], width, as_logits)
-        pending.add(lines, width, list(range(start, start + len(logits))), [(width, ())] * len(logits))
+        held.append(tell(logits, following[start : start + CHUNK], width, as_logits))
+        end = start + len(logits)
+        if end == len(next_tokens) or (len(held) + 1) * held[0].nbytes > ONE_COPY:
+            lines = torch.cat(held) if len(held) > 1 else held[0]
+            pending.add(lines, width, list(range(begin, end)), [(width, ())] * len(lines))
+            held, begin = [], end
     return pending
 
 

@@ -54,8 +54,8 @@ def rounds(longest: int, step: int, whole: bool) -> Iterator[list[Request]]:
     for rules in KINDS.values():
         for length in LENGTHS:
             yield [made(rules, length)]
-    for rules in WHOLE.values() if whole else ():
-        yield [made(rules, 5, tokens=2)]
+    for rules in WHOLE.values() if whole else ():  # of more positions they are more than the pinned memory that is kept
+        yield [made(rules, 3, tokens=2)]
     for length in (*LENGTHS, step, step + 1, 2 * step + 17):
         for first in (0, length % 100, length % 100):  # another prompt, and that one cached
             yield [made(rules, min(length, longest), first) for rules in KINDS.values()]

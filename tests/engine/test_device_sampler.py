@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import engine.sampling.pending
 from engine.kernels.step_inputs import SlotTensors, empty_inputs, empty_slots
 from engine.request import SamplingParams
 from engine.sampling.device import DeviceSampler, prompt_logprobs
@@ -261,7 +262,9 @@ def test_words_of_a_slot_hold_every_number_the_device_reads():
 @pytest.mark.parametrize("as_logits", [False, True])
 @pytest.mark.parametrize("k", [0, 5, -1])
 @pytest.mark.parametrize("where", WHERE)
-def test_prompt_logprobs_are_those_of_the_cpu(k, as_logits, where):
+@pytest.mark.parametrize("together", [1 << 20, 1], ids=["one copy", "many copies"])
+def test_prompt_logprobs_are_those_of_the_cpu(k, as_logits, where, together, monkeypatch):
+    monkeypatch.setattr(engine.sampling.pending, "ONE_COPY", together)
     hidden, head = torch.randn(150, 8), torch.randn(8, VOCAB)
     tokens = np.arange(150, dtype=np.int32) % VOCAB
     far, far_head = hidden.double().to(where), head.double().to(where)
@@ -269,6 +272,7 @@ def test_prompt_logprobs_are_those_of_the_cpu(k, as_logits, where):
         pending = prompt_logprobs(lambda rows: rows @ far_head, far, tokens, k, as_logits)
     if where != "cpu":
         torch.cuda.synchronize()
+    assert len(pending._parts) == (1 if together > 1 else 3), "each takes pinned memory of its own until it is read"
     got = pending.collect()
     want = prompt_logprobs_here(lambda rows: (rows @ head.double()).float(), hidden.double(), tokens, k, as_logits)
     assert list(got) == list(range(150))
