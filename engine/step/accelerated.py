@@ -41,6 +41,7 @@ from engine.models.base import Model
 from engine.pace import FOUND_DONE
 from engine.request import Request, TokenLogprob
 from engine.sampling.device import DeviceSampler, Pending, prompt_logprobs
+from engine.sampling.logprobs import CHUNK
 from engine.step.batch import Batch
 from engine.step.buffers import StepBuffers
 from engine.step.build import RowArrays, mrope_positions
@@ -150,8 +151,13 @@ class DeviceExecutor:
         self._buffers.set_caches([], 1)
 
     def _warm_up_rules(self) -> None:
-        buffers = self._buffers
-        self._sampler.warm_up(buffers.inputs, self._model.logits(buffers.sampled_hidden[:1]), buffers.tokens)
+        """Every kernel of special rows, and of prompts with log-probabilities, whose parts a step's rows do not bound."""
+        buffers, project = self._buffers, self._model.logits
+        self._sampler.warm_up(buffers.inputs, project(buffers.sampled_hidden[:1]), buffers.tokens)
+        most = min(CHUNK, self._sizes.max_tokens)
+        hidden = buffers.sampled_hidden.new_zeros(most, buffers.sampled_hidden.shape[1])
+        for count in telling_sizes(list(range(1, most + 1))):
+            prompt_logprobs(project, hidden[:count], np.zeros(count, np.int64), 1, self._prompts.as_logits)
 
     def profile(self) -> int:
         """Runs the largest step without a cache and returns how many KV blocks fit beside it."""

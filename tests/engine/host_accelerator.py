@@ -130,8 +130,8 @@ class HostAccelerator:
         self._graphs.append(body)
         return len(self._graphs) - 1
 
-    def recorded(self, body: Callable[[], None]) -> Callable[[], None]:
-        body()
+    def recorded(self, body: Callable[[], None], met: bool = False) -> Callable[[], None]:
+        self.capture(body, met)
         return body
 
     def launcher(self, records: torch.Tensor, turn: torch.Tensor, ring: torch.Tensor) -> HostLauncher:

@@ -1,0 +1,127 @@
+"""An engine on an accelerator that is not there: tensors without memory, and kernels noted instead of compiled.
+
+Tensors of torch's meta device have shapes and offsets only; here they say that they lie on a CUDA device, so launchers
+launch. Triton's own binder tells which kernel a launch would have been: what it specializes arguments by, constants
+and options. All tokens are 0. For a process of its own that has imported triton before any kernel file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+
+import engine.runtime
+import engine.sampling.device
+import engine.sampling.lines
+import engine.sampling.pending
+import engine.step.accelerated
+import engine.weights.load
+from engine.config import EngineConfig
+from engine.kernels import overlap, tune
+from engine.kernels.gemm.dense import set_invariant
+from engine.kernels.target import Target, target
+from engine.memory import DeviceMemory
+from tests.engine.host_accelerator import HostAccelerator
+
+HOPPER = Target("cuda", "sm_90", 132, 32, 227 << 10)
+Kernel = tuple[str, str, str]  # name; how its arguments are specialized, constants among them; options
+
+
+class Driver:
+    """Of that card."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _device: int) -> int:
+        return 0
+
+
+class AbsentAccelerator(HostAccelerator):
+    """Graphs are plain calls, as on the host's."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__()
+        set_invariant(config.deterministic)
+        self.device = torch.device("meta")
+
+    def memory(self) -> DeviceMemory:
+        return DeviceMemory(total=80 << 30, free=80 << 30)
+
+
+class Met:
+    """Kernels by where they were met first: in the walk at start, later in the start, since then."""
+
+    def __init__(self) -> None:
+        self.ahead: set[Kernel] = set()
+        self.later: set[Kernel] = set()
+        self.since: set[Kernel] = set()
+        self._now = self.later
+
+    def walk(self, walk: Callable[[], None], _threads: int, _bind: Callable[[], None]) -> None:
+        """Stands where compile_ahead would."""
+        self._now = self.ahead
+        walk()
+        self._now = self.later
+
+    def ready(self) -> None:
+        """The start is over."""
+        self._now = self.since
+
+    def note(self, kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        """Stands where a launch would."""
+        *_, binder = kernel.device_caches[0]
+        _, special, others = binder(*args, **options)
+        found = kernel.__name__, str(special), str(others)
+        if found not in self.ahead | self.later:
+            self._now.add(found)
+
+
+@pytest.fixture
+def met(monkeypatch: pytest.MonkeyPatch) -> Met:
+    """Makes `device="cuda"` that card for one test, and notes its kernels."""
+    found = Met()
+    be_a_hopper(monkeypatch)
+    monkeypatch.setattr(triton.JITFunction, "run", lambda kernel, *args, **more: found.note(kernel, *args, **more))
+    monkeypatch.setattr(engine.step.accelerated, "compile_ahead", found.walk)
+    monkeypatch.setattr(engine.runtime, "choose_device", lambda _asked: "meta")
+    monkeypatch.setattr(engine.runtime, "open_accelerator", lambda config, _device: AbsentAccelerator(config))
+    monkeypatch.setattr(engine.weights.load, "upload_for", lambda _device: None)
+    monkeypatch.setattr(engine.weights.load, "draw", lambda _name, tensor, _seed: tensor)
+    for module in (engine.sampling.device, engine.sampling.lines, engine.sampling.pending):
+        monkeypatch.setattr(module, "send", lambda values, device: torch.from_numpy(values.copy()).to(device))
+    monkeypatch.setattr(engine.sampling.pending, "home", lambda lines: torch.zeros(lines.shape, dtype=lines.dtype))
+    return found
+
+
+def be_a_hopper(patch: pytest.MonkeyPatch) -> None:
+    """What torch and Triton say of the device and of tensors there."""
+    triton.runtime.driver.set_active(Driver())
+    facts = SimpleNamespace(
+        major=9, minor=0, multi_processor_count=HOPPER.num_units, warp_size=HOPPER.warp_size,
+        shared_memory_per_block_optin=HOPPER.shared_memory,
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as while_asked:
+        while_asked.setattr(torch.cuda, "is_available", lambda: True)
+        while_asked.setattr(torch.cuda, "get_device_properties", lambda _device: facts)
+        for cached in (target, overlap.overlaps, overlap.launch_options, tune._chosen):
+            cached.cache_clear()
+        assert target() == HOPPER  # from now on
+    is_cuda, data_ptr = Tensor.is_cuda, Tensor.data_ptr
+    patch.setattr(Tensor, "is_cuda", property(lambda self: self.is_meta or is_cuda.__get__(self)))
+    patch.setattr(
+        Tensor, "data_ptr", lambda self: self.storage_offset() * self.element_size() if self.is_meta else data_ptr(self)
+    )
+    for name in ("zeros", "empty"):  # no memory is pinned without a driver
+        make = getattr(torch, name)
+        patch.setattr(torch, name, lambda *size, make=make, pin_memory=False, **more: make(*size, **more))

@@ -1,0 +1,34 @@
+"""A start meets every kernel that its model will launch, and meets it in the walk, on an H100 that is not there."""
+
+import pytest
+import triton  # noqa: F401  (before any kernel file, so that they take it)
+
+from tests.bench.shapes import few_layers, write_folder
+from tests.engine.absent_device import met  # noqa: F401  (a fixture)
+from tests.engine.kinds import every_kind
+from tests.engine_kit import running
+
+REAL = {"load_format": "dummy", "num_gpu_blocks_override": 4096, "max_num_seqs": 0, "max_num_batched_tokens": 0}
+LONG = {**REAL, "max_num_batched_tokens": 4096}
+CASES = {
+    "8b": REAL,
+    "0.6b": REAL,
+    "vl-7b": REAL,
+    "8b in long steps": {**LONG, "max_logprobs": -1},
+    "0.6b in long steps": {**LONG, "logprobs_mode": "processed_logprobs"},
+    "8b with the same bits": {**LONG, "deterministic": True},
+    "0.6b without graphs": {**LONG, "enforce_eager": True},
+    "8b of few sizes": {**REAL, "cudagraph_capture_sizes": (4, 16)},
+    "0.6b of few rows": {**REAL, "max_num_seqs": 20, "max_num_batched_tokens": 100},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_kernels_of_every_kind_of_request_are_met_in_the_walk(case, met, tmp_path):  # noqa: F811
+    folder = write_folder(tmp_path, few_layers(case.split()[0]))
+    async with running(folder, device="cuda", max_model_len=16384, **CASES[case]) as engine:
+        met.ready()
+        await every_kind(engine)
+    assert len(met.ahead) > 20
+    assert not met.later
+    assert not met.since
