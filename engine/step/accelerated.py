@@ -151,7 +151,7 @@ class DeviceExecutor:
         self._buffers.set_caches([], 1)
 
     def _warm_up_rules(self) -> None:
-        """Every kernel of special rows, and of prompts with log-probabilities, whose parts a step's rows do not bound."""
+        """Every kernel of special rows, and of prompts with log-probabilities: more rows than a step may have."""
         buffers, project = self._buffers, self._model.logits
         self._sampler.warm_up(buffers.inputs, project(buffers.sampled_hidden[:1]), buffers.tokens)
         most = min(CHUNK, self._sizes.max_tokens)
