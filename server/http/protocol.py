@@ -182,17 +182,17 @@ class Connection(HttpToolsProtocol):
         """Answers and closes, below the app."""
         self.refusal = error
         self.disarm()
-        if self.cycle is not None and not self.cycle.response_complete:
-            self.transport.close()  # nothing can be said beside an answer: it ends as if its client had left
-            return
         body = error.body()
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n" % len(body)
         head += b"x-request-id: %s\r\n" % uuid.uuid4().hex.encode()
         for name, value in error.headers.items():
             head += f"{name}: {value}\r\n".encode()
-        self.transport.write(STATUS_LINE[error.status] + head + b"\r\n" + body)
-        if self.transport.can_write_eof():  # closing with unread bytes would reset, and the answer could be lost
-            self.transport.write_eof()
+        open_cycle = self.cycle is not None and not self.cycle.response_complete
+        # Nothing can be said beside an answer: it ends as if its client had left.
+        if not open_cycle or (self.in_body and not self.pipeline and not self.cycle.response_started):
+            self.transport.write(STATUS_LINE[error.status] + head + b"\r\n" + body)
+        if not open_cycle and self.transport.can_write_eof():
+            self.transport.write_eof()  # closing with unread bytes would reset, and the answer could be lost
             self.loop.call_later(LINGER_S, self.transport.close)
         else:
             self.transport.close()

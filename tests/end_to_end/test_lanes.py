@@ -120,9 +120,12 @@ def test_the_bytes_are_those_of_the_transport(server, carried, kind, version):
             if not found or version == "1.0":  # 1.1: behind each other on one connection
                 client = clients.enter_context(socket.create_connection(("127.0.0.1", server.port)))
             found.append(TIMES.sub(b"", answer(client, request)))
-    assert found[1] == found[0]
-    assert found[2] == found[0]
     assert b"\r\ntransfer-encoding: chunked\r\n" in found[0]
+    same = found
+    if "stream_interval" in body:  # how many tokens share a piece depends on the steps that a turn of the loop meets
+        same = [b"".join(re.findall(rb'"content":"((?:[^"\\]|\\.)*)"', data)) for data in found]
+    assert same[1] == same[0]
+    assert same[2] == same[0]
     if kind in PLAIN:
         assert carried.rows > 20, "of two answers"
     else:

@@ -121,6 +121,8 @@ def test_s01_header_limits_answer_431_and_close(server):
         b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: a\rb\r\n\r\n",
         b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost: other\r\n\r\n",
         b"GET /health HTTP/1.1\r\nHost : localhost\r\n\r\n",
+        b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\nno size\r\n",
     ],
 )
 def test_s01_ambiguous_requests_answer_400_and_close(server, data):
