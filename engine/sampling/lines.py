@@ -19,6 +19,8 @@ from torch import Tensor
 from engine.sampling.pending import send
 from engine.sampling.row_rules import HostRules
 
+TOGETHER = 64  # lines that are written with one copy, a mebibyte of a large vocabulary
+
 
 class TokenLines:
     """The pool and who holds what."""
@@ -38,13 +40,16 @@ class TokenLines:
 
     def take(self, rules: dict[int, HostRules]) -> dict[int, int]:
         """The line of every slot of `rules`, written where the slot had none; no more slots than lines."""
+        fresh = []
         for slot in rules:
             if slot not in self._line_of:
                 if not self._free:
                     idle = next(other for other in self._line_of if other not in rules)
                     self.release(idle)
                 line = self._line_of[slot] = self._free.pop()
-                self._write(line, rules[slot])
+                fresh.append((line, rules[slot]))
+        for start in range(0, len(fresh), TOGETHER):
+            self._write(fresh[start : start + TOGETHER])
         return {slot: self._line_of[slot] for slot in rules}
 
     def release(self, slot: int, poison: bool = False) -> None:
@@ -57,19 +62,28 @@ class TokenLines:
                 self.allowed[line].zero_()
             self._free.append(line)
 
-    def _write(self, line: int, rules: HostRules) -> None:
-        device = self.counts.device
-        if rules.penalised:
-            self.counts[line].zero_()
-            if rules.answer:
-                tokens = send(np.asarray(rules.answer, np.int64), device)
-                self.counts[line].scatter_add_(0, tokens, torch.ones_like(tokens, dtype=torch.int32))
-            self.prompt[line].copy_(self._bits(rules.prompt))
-        if rules.params.allowed_token_ids is not None:
-            self.allowed[line].copy_(self._bits(np.asarray(rules.params.allowed_token_ids, np.int64)))
+    def _write(self, fresh: list[tuple[int, HostRules]]) -> None:
+        """Lines and whose they become. Each copy takes pinned memory of its own, so there is one of each kind."""
+        penalised = [(line, rules) for line, rules in fresh if rules.penalised]
+        self._set_bits(self.prompt, [(line, rules.prompt) for line, rules in penalised])
+        allowed = [(line, rules.params.allowed_token_ids) for line, rules in fresh]
+        self._set_bits(self.allowed, [(line, np.asarray(ids, np.int64)) for line, ids in allowed if ids is not None])
+        if penalised:
+            lines = send(np.array([line for line, _ in penalised], np.int64), self.counts.device)
+            self.counts.index_fill_(0, lines, 0)
+        said = [line * self._vocab + np.asarray(rules.answer, np.int64) for line, rules in penalised if rules.answer]
+        if said:
+            places = send(np.concatenate(said), self.counts.device)
+            self.counts.view(-1).scatter_add_(0, places, torch.ones_like(places, dtype=torch.int32))
 
-    def _bits(self, tokens: np.ndarray) -> Tensor:
-        """int32 [words] on the device, a bit set for each token."""
-        flags = np.zeros(self.prompt.shape[1] * 32, np.bool_)
-        flags[tokens[(tokens >= 0) & (tokens < self._vocab)]] = True
-        return send(np.packbits(flags, bitorder="little").view(np.int32), self.counts.device)
+    def _set_bits(self, table: Tensor, named: list[tuple[int, np.ndarray]]) -> None:
+        """Writes lines of table [lines, words]: a bit set for each of its tokens."""
+        if not named:
+            return
+        words = np.zeros((len(named), 1 + table.shape[1]), np.int32)  # line and bits
+        for row, (line, tokens) in zip(words, named):
+            flags = np.zeros(table.shape[1] * 32, np.bool_)
+            flags[tokens[(tokens >= 0) & (tokens < self._vocab)]] = True
+            row[0], row[1:] = line, np.packbits(flags, bitorder="little").view(np.int32)
+        sent = send(words, table.device)
+        table.index_copy_(0, sent[:, 0].long(), sent[:, 1:])

@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 import torch
 
+import engine.sampling.lines
 import engine.sampling.pending
+from engine.kernels.sampling.mask import unpack
 from engine.kernels.step_inputs import SlotTensors, empty_inputs, empty_slots
 from engine.request import SamplingParams
 from engine.sampling.device import DeviceSampler, prompt_logprobs
+from engine.sampling.lines import TokenLines
 from engine.sampling.logprobs import prompt_logprobs as prompt_logprobs_here
+from engine.sampling.row_rules import HostRules
 from engine.sampling.sampler import Sampler
 from tests.engine.test_sampler import expected_probs
 
@@ -304,3 +308,33 @@ def test_a_step_whose_special_row_has_ended_is_sampled_like_any_other():
     logits = logits_of(1)
     assert both.device.launch_special(inputs, logits, tokens, np.array([0]), np.array([1])) is None
     assert tokens[2] == logits[0].argmax()
+
+
+def test_lines_of_a_step_are_written_with_one_copy_of_each_kind(monkeypatch):
+    """Each copy holds pinned memory of its own until it has run, and as many rows as a step has may come at once."""
+    rules = {}
+    for slot in range(ROWS):
+        asked = {"presence_penalty": 1.0} if slot % 2 else {"allowed_token_ids": (slot, 3)}
+        rules[slot] = HostRules(SamplingParams(**asked), np.array([slot, 40, 40, VOCAB + 5]))
+        for token in (slot, 7, 7):
+            rules[slot].record(token)
+    sent = []
+
+    def send(values, device):
+        sent.append(values.shape)
+        return torch.from_numpy(values.copy())
+
+    monkeypatch.setattr(engine.sampling.lines, "send", send)
+    lines = TokenLines(ROWS, VOCAB, torch.device("cpu"))
+    lines.counts.fill_(9)
+    held = lines.take(rules)
+    assert len(sent) <= 4
+    for slot, line in held.items():
+        if slot % 2:
+            assert unpack(lines.prompt[line], VOCAB).nonzero().flatten().tolist() == sorted({slot, 40})
+            wanted = torch.zeros(VOCAB, dtype=torch.int32)
+            for token in rules[slot].answer:
+                wanted[token] += 1
+            assert torch.equal(lines.counts[line], wanted)
+        else:
+            assert unpack(lines.allowed[line], VOCAB).nonzero().flatten().tolist() == sorted({slot, 3})

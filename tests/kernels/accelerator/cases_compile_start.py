@@ -18,7 +18,7 @@ CASES = {
     "0.6b in long steps": {**LONG, "logprobs_mode": "processed_logprobs"},
     "8b with the same bits": {**LONG, "deterministic": True},
     "0.6b without graphs": {**LONG, "enforce_eager": True},
-    "8b of few sizes": {**REAL, "cudagraph_capture_sizes": (4, 16)},
+    "vl-7b of few sizes": {**REAL, "cudagraph_capture_sizes": (4, 16)},
     "0.6b of few rows": {**REAL, "max_num_seqs": 20, "max_num_batched_tokens": 100},
 }
 
