@@ -98,14 +98,15 @@ async def until_answered(port: int) -> None:
 
 @pytest.mark.parametrize("after", [0.0, 0.5])
 async def test_sigterm_while_starting_ends_it(after):
+    """Before it is ready: how long that is depends on what else the machine does."""
     process = ServerProcess(*OMNI, port=free_port()).spawn()
     try:
         await until_answered(process.port)
         await asyncio.sleep(after)
-        begun = time.perf_counter()
+        assert not process.listening, "it was ready before the test had asked; nothing was shown"
         process.signal()
-        assert await asyncio.to_thread(process.wait, 15) == 0, process.log
-        assert time.perf_counter() - begun < 10
+        assert await asyncio.to_thread(process.wait, 60) == 0, process.log
+        assert not process.listening, "it went on as if nobody had asked"
         process.check_log()
     finally:
         process.close()
@@ -121,7 +122,7 @@ def test_a_signal_before_the_loop_runs_is_not_lost(number):
             time.sleep(max(0.0, begun + 0.15 * (at + 1) - time.perf_counter()))
             process.signal(number)
         for process in processes:
-            status = process.wait(30)
+            status = process.wait(60)
             # Until Python has come to our first line, its own answer ends the process.
             assert status in (0, -number) or "KeyboardInterrupt" in process.log, (status, process.log)
             assert not process.listening, "it went on as if nobody had asked"
@@ -171,7 +172,8 @@ async def test_a_second_sigterm_tells_running_streams_and_ends_at_once():
         assert reply.status == 503
         assert reply.error["reason"] == "draining"
         assert await asyncio.to_thread(process.wait) == 0
-        assert time.perf_counter() - begun < 5
+        took = time.perf_counter() - begun
+        assert took < 5 or took < 2.5 * bare_torch_import()
         process.check_log()
 
 

@@ -33,7 +33,7 @@ class Server:
             [sys.executable, "-m", "server", *FLAGS, *flags], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             text=True,
         )  # fmt: skip
-        self.where = ""
+        self.where = self.printed = ""
         if wait:
             assert self.process.stdout is not None
             for line in self.process.stdout:
@@ -53,7 +53,7 @@ class Server:
         if self.process.poll() is None:
             self.process.send_signal(number)
         try:
-            _, said = self.process.communicate(timeout=15)
+            self.printed, said = self.process.communicate(timeout=60)
         finally:
             self.process.kill()
         assert "Traceback" not in said or self.process.returncode < 0, said
@@ -133,9 +133,9 @@ def test_s01_ambiguous_requests_answer_400_and_close(server, data):
 
 def test_s11_slow_headers_are_cut_off(server):
     begun = time.monotonic()
-    reply = server.raw(b"GET /health HTTP/1.1\r\nHost: loc")
+    reply = server.raw(b"GET /health HTTP/1.1\r\nHost: loc", seconds=15)
     assert reply.startswith(b"HTTP/1.1 408 ")
-    assert time.monotonic() - begun < 4
+    assert time.monotonic() - begun < 8, "after the ten seconds of the default"
 
 
 def test_a_refused_large_body_is_still_answered(server):
@@ -298,9 +298,8 @@ def test_a_signal_during_start_up_ends_it():
     for seconds in (0.3, 0.8):
         server = Server(wait=False)
         time.sleep(seconds)
-        begun = time.monotonic()
         status = server.stop(signal.SIGINT)
-        assert time.monotonic() - begun < 10
+        assert "Listening on" not in server.printed, "it went on as if nobody had asked"
         assert status in (0, -signal.SIGINT, 130)  # before our handlers stand, the interpreter's own
 
 
