@@ -4,7 +4,7 @@ Random weights of a real shape (--load-format dummy), greedy, random prompts, pr
 Each shape runs in a process of its own, once with an empty kernel cache and once more with a full one for the times to
 ready. Prints what was seen beside aim, floor and peer; writes gpu_offline.json into --out.
 Run: python -m tests.bench.gpu_offline [--shape 8b,0.6b] [--out DIR]
-         [--only decode,host,ttft,prefill,offline,prefix,profile]
+         [--only decode,host,ttft,prefill,offline,prefix,profile] [--deterministic]
 """
 
 from __future__ import annotations
@@ -71,9 +71,10 @@ def since_process_start() -> float:
 class Bench:
     """The cases of one shape; `seen` and `units` fill as they run."""
 
-    def __init__(self, shape: str, device: str, folder: Path) -> None:
+    def __init__(self, shape: str, device: str, folder: Path, deterministic: bool = False) -> None:
         self.shape, self.sizes = shape, SIZES[shape]
         self.settings = {"model": str(folder), "load_format": "dummy", "device": device, **self.sizes.engine}
+        self.settings["deterministic"] = deterministic
         self.draw = np.random.default_rng(0)
         self.seen: dict[str, float] = {}
         self.units: dict[str, str] = {}
@@ -255,10 +256,11 @@ def model_folder(shape: str) -> Iterator[Path]:
         yield write_folder(Path(name) / f"dummy-{shape}", SHAPES[shape])
 
 
-async def run_shape(shape: str, device: str, only: list[str], out: Path | None) -> int:
+async def run_shape(args: argparse.Namespace, only: list[str]) -> int:
     """All cases of one shape in this process; how many failed."""
+    shape, out = args.shape, args.out
     with model_folder(shape) as folder:
-        bench = Bench(shape, device, folder)
+        bench = Bench(shape, args.device, folder, args.deterministic)
         if "prefix" in only:
             bench.settings["kv_cache_memory_bytes"] = bench.sizes.half
         await bench.start()
@@ -277,7 +279,7 @@ def child(shape: str, args: argparse.Namespace, only: list[str], out: Path, cach
     """One shape in a process of its own, with a kernel cache of its own."""
     command = [sys.executable, "-m", "tests.bench.gpu_offline", "--inside", "--shape", shape, "--device", args.device]
     environment = {**os.environ, "TRITON_CACHE_DIR": str(cache)}
-    command += ["--only", ",".join(only), "--out", str(out)]
+    command += ["--only", ",".join(only), "--out", str(out), *["--deterministic"] * args.deterministic]
     try:
         return subprocess.run(command, env=environment, check=False, timeout=SHAPE_S).returncode
     except subprocess.TimeoutExpired:
@@ -306,11 +308,12 @@ def report(shape: str, args: argparse.Namespace, cache: Path) -> int:
                 seen = {"ready, kernels cached": ready, **seen, **again["seen"]}
                 units |= again["units"]
                 kept["more"] |= {f"{name}, kernels cached": found for name, found in again["more"].items()}
-    targets.show(f"{shape}, offline, {device_name(args.device)}", seen, targets.OFFLINE.get(shape, {}), units)
+    named = f"{shape}, deterministic" if args.deterministic else shape
+    targets.show(f"{named}, offline, {device_name(args.device)}", seen, targets.OFFLINE.get(shape, {}), units)
     for name, phases in kept["more"].items():
         if name.startswith("startup"):
             print(f"{name}: " + ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in phases.items()))
-    targets.keep(args.out, FILE, shape, {**kept, "seen": seen, "units": units, "device": device_name(args.device)})
+    targets.keep(args.out, FILE, named, {**kept, "seen": seen, "units": units, "device": device_name(args.device)})
     return status
 
 
@@ -326,12 +329,13 @@ def main() -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--only", default="decode,host,ttft,prefill,offline,profile,prefix")
     parser.add_argument("--quick", action="store_true", help="no second start for the time with kernels cached")
+    parser.add_argument("--deterministic", action="store_true", help="engines that give a row the same bits anywhere")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.inside:
         only = [name for name in args.only.split(",") if name]
-        return asyncio.run(run_shape(args.shape, args.device, only, args.out))
+        return asyncio.run(run_shape(args, only))
     with tempfile.TemporaryDirectory() as cache:
         return max(report(shape, args, Path(cache) / shape) for shape in args.shape.split(","))
 
