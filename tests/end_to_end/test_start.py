@@ -96,7 +96,7 @@ async def until_answered(port: int) -> None:
     assert (await ask(port, "GET", "/health")).status in (200, 503)
 
 
-@pytest.mark.parametrize("after", [0.0, 0.5])
+@pytest.mark.parametrize("after", [0.0, 0.3])
 async def test_sigterm_while_starting_ends_it(after):
     """Before it is ready: how long that is depends on what else the machine does."""
     process = ServerProcess(*OMNI, port=free_port()).spawn()

@@ -295,7 +295,7 @@ def test_s43_what_does_not_end_in_time_is_told(how):
 
 
 def test_a_signal_during_start_up_ends_it():
-    for seconds in (0.3, 0.8):
+    for seconds in (0.3, 0.6):
         server = Server(wait=False)
         time.sleep(seconds)
         status = server.stop(signal.SIGINT)
