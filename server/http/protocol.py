@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -52,6 +53,7 @@ class Connection(HttpToolsProtocol):
         self.held: list[bytes] = []  # the beginning of a message, until the turnstile lets it in
         self.lost = False
         self.leaving: set[Callable[[], None]] = set()  # called when the client leaves
+        self.unanswered: deque[RequestResponseCycle] = deque()  # `cycle` is the newest of them
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -65,6 +67,10 @@ class Connection(HttpToolsProtocol):
         self.disarm()
         super().connection_lost(exc)
         self.lost = True
+        while self.unanswered:  # uvicorn tells the newest only, behind which others may be at work
+            cycle = self.unanswered.popleft()
+            cycle.disconnected = True
+            cycle.message_event.set()
         for call in list(self.leaving):
             call()
 
@@ -121,6 +127,7 @@ class Connection(HttpToolsProtocol):
         self.in_head = False
         self.in_body = True
         super().on_headers_complete()  # the app begins in a later turn of the loop
+        self.unanswered.append(self.cycle)
         self.scope["extensions"][CHUNK] = chunk_writer(self.cycle)  # type: ignore[assignment]
         self.scope["extensions"][LINE] = partial(line_of, self.cycle)  # type: ignore[assignment]
 
@@ -131,6 +138,8 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """An answer that came before the end of the body: what still arrives is dropped, for a short while."""
         super().on_response_complete()
+        if self.unanswered:
+            self.unanswered.popleft()
         if self.in_body and not self.transport.is_closing():
             self.loop.call_later(LINGER_S, self.end_linger, self.cycle)
 
@@ -187,11 +196,11 @@ class Connection(HttpToolsProtocol):
         head += b"x-request-id: %s\r\n" % uuid.uuid4().hex.encode()
         for name, value in error.headers.items():
             head += f"{name}: {value}\r\n".encode()
-        open_cycle = self.cycle is not None and not self.cycle.response_complete
         # Nothing can be said beside an answer: it ends as if its client had left.
-        if not open_cycle or (self.in_body and not self.pipeline and not self.cycle.response_started):
+        alone = self.in_body and len(self.unanswered) == 1 and not self.cycle.response_started
+        if alone or not self.unanswered:
             self.transport.write(STATUS_LINE[error.status] + head + b"\r\n" + body)
-        if not open_cycle and self.transport.can_write_eof():
+        if not self.unanswered and self.transport.can_write_eof():
             self.transport.write_eof()  # closing with unread bytes would reset, and the answer could be lost
             self.loop.call_later(LINGER_S, self.transport.close)
         else:

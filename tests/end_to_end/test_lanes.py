@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import random
@@ -232,6 +233,21 @@ def test_one_who_sends_rubbish_behind_its_request_harms_nobody(server, carried, 
                     assert b"finish_reason" not in piece or b'"finish_reason":null' in piece
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR], "the fault is the client's"
     assert (finished["error"], finished["abort"]) == (before["error"], before["abort"] + 1)
+
+
+@pytest.mark.parametrize("when", ["before", "between"])
+def test_one_who_leaves_with_a_request_behind_its_first_is_heard_of_by_both(server, caplog, when):
+    request = request_bytes("POST", COMPLETIONS, {"prompt": "the hat", **LONG, "max_tokens": 900, "temperature": 0})
+    for _ in range(5):
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            client.sendall(request)
+            while when == "between" and b"data: " not in client.recv(1 << 16):
+                pass
+            client.sendall(request)
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    assert clean(server) == {}
+    gc.collect()  # tasks tell of errors that nobody has asked for
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 # -- slow readers, with steps of made-up tokens
