@@ -45,7 +45,8 @@ class Qwen25OmniThinker(Qwen2):
         found: list[tuple[str, dict[str, Tensor]]] = []
         if self.vision is not None:
             merge, side = self.vision.config.merge_size, math.isqrt(max_rows)
-            for t, h, w in ((1, side, side), (1, 1, 1), (1, 2, 2), (1, 3, 5), (2, 3, 5), (16, 2, 2), (1, 4, 64)):
+            small = ((1, 1, 1), (1, 2, 2), (2, 1, 3), (1, 3, 5), (2, 3, 5), (16, 2, 2), (1, 4, 64))
+            for t, h, w in ((1, side, side), *small):
                 grid = (t, min(h, side) * merge, min(w, side) * merge)  # frames and patches
                 found.append(("image", self.vision.example(grid, shrunk=h == 2)))
         if self.audio is not None:

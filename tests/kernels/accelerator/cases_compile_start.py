@@ -1,6 +1,9 @@
 """A start meets every kernel that its model will launch, and meets it in the walk, on an H100 that is not there."""
 
+import random
+
 import pytest
+import torch
 import triton  # noqa: F401  (before any kernel file, so that they take it)
 
 from tests.bench.shapes import few_layers, write_folder
@@ -31,4 +34,21 @@ async def test_kernels_of_every_kind_of_request_are_met_in_the_walk(case, met, t
         await every_kind(engine)
     assert len(met.ahead) > 20
     assert not met.later
+    assert not met.since
+
+
+async def test_kernels_of_pictures_of_any_size_are_met_in_the_walk(met, tmp_path):  # noqa: F811
+    """The products of few patches differ by their number, and so does what shrinks them."""
+    draw, grids = random.Random(3), [(t, h, w) for t in (1, 2) for h in range(1, 6) for w in range(h, 8)]
+    async with running(write_folder(tmp_path, few_layers("vl-7b")), device="cuda", **REAL) as engine:
+        runtime = engine._device._runtime
+        vision, side = runtime.model.vision, int(runtime.sizes.encoder_rows**0.5)
+        grids += [(draw.choice((1, 1, 4)), draw.randint(1, side // 2), draw.randint(1, side // 2)) for _ in range(20)]
+        met.ready()
+        with torch.inference_mode():
+            for number, (t, h, w) in enumerate(grids):
+                features = vision.example((t, 2 * h, 2 * w), shrunk=number % 2 == 1)
+                runtime.model.encode("image", features)
+                patches = torch.zeros(4 * t * h * w, vision.patch_embed.in_features, device="meta")
+                runtime.model.encode("image", {"pixel_values": patches, "grid_thw": features["grid_thw"]})
     assert not met.since
