@@ -10,8 +10,8 @@ inside `begin` until that kernel has written everything:
 The rule: before `begin` a kernel touches nothing that another kernel writes; weights are all it may read. One that
 forgets to wait is a silent race, so every kernel that is given `launch_options()` calls `begin` first of all. How far
 ahead of itself a kernel starts is not bounded by the one before it: that one may be waiting too. But none passes a
-kernel that never calls `begin`, as a forward's first does not: what the step's prep wrote may be read to choose what is
-asked for, as long as nothing is computed from it.
+kernel that never calls `begin`, as a forward's first does not: what the step's prep and earlier steps wrote may be read
+too, past the unit's own cache. Decode attention does: its lists, and the keys of all tokens but the step's own.
 """
 
 from __future__ import annotations
@@ -60,6 +60,12 @@ def fetch_run(address, size):
         is_pure=False,
         pack=1,
     )
+
+
+@triton.jit
+def wait_in_round():
+    """`wait_before` within a loop, spelled out: where Triton knows it, it loads nothing for later rounds before it."""
+    tl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit

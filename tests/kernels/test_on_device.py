@@ -122,6 +122,15 @@ def pages(contexts, queries, kv_heads, dim, block_size=16):
     return caches[0].contiguous(), caches[1].contiguous(), meta
 
 
+def listed(meta, heads, kv_heads, dim, max_rows=8, room=0, invariant=False):
+    """The meta with its work lists, written before anything that may begin early, as a step's are."""
+    tokens = int(meta.query_start[-1])
+    work = empty_list(max_rows, tokens, room or max_parts(10_000, 16, max_rows), heads, dim, "cuda")
+    fill_list(work, meta, heads // kv_heads, invariant)
+    torch.cuda.synchronize()
+    return replace(meta, work=work)
+
+
 STEPS = {
     "decode": ([1, 16, 33, 261, 2048, 1000, 0], [1, 1, 1, 1, 1, 1, 0]),
     "prefill": ([200, 700], [200, 700]),
@@ -155,12 +164,11 @@ def test_paged_attention(step, heads, kv_heads, dim, window, softcap):
     contexts, queries = STEPS[step]
     k_cache, v_cache, meta = pages(contexts, queries, kv_heads, dim)
     q = draw(sum(queries), heads, dim)
-    work = empty_list(8, sum(queries), max_parts(300, 16, 8), heads, dim, "cuda")
-    fill_list(work, meta, heads // kv_heads)
+    meta = listed(meta, heads, kv_heads, dim)
     sinks = torch.randn(heads, device="cuda") * 3
     sinks[1], sinks[2] = 20.0, float("-inf")
     for sink in (None, sinks):
-        got = paged_attention(q, k_cache, v_cache, replace(meta, work=work), dim**-0.5, window, softcap, sink)
+        got = paged_attention(q, k_cache, v_cache, meta, dim**-0.5, window, softcap, sink)
         want = paged_attention_reference(q.double(), k_cache, v_cache, meta, dim**-0.5, window, softcap, sink)
         assert error(got, want) < LIMIT
 
@@ -174,9 +182,7 @@ def test_an_invariant_list_gives_a_token_the_same_bits_however_its_prompt_was_cu
     def attend(first, last):
         starts, length = torch.tensor([0, last - first]), torch.tensor([last])
         part = replace(meta, query_start=starts.int().cuda(), context_len=length.int().cuda(), decode_only=False)
-        work = empty_list(1, 1500, 2, 32, 128, "cuda")
-        fill_list(work, part, 4, invariant=True)
-        args = (k_cache, v_cache, replace(part, work=work), 0.1)
+        args = (k_cache, v_cache, listed(part, 32, 8, 128, 1, invariant=True), 0.1)
         return paged_attention(q[first:last].contiguous(), *args, sinks=sinks)
 
     whole = attend(0, 1500)
@@ -191,12 +197,11 @@ def test_an_invariant_list_gives_a_token_the_same_bits_however_its_prompt_was_cu
 def test_a_launch_of_many_tiles_gives_the_bits_of_one_of_few(heads, kv_heads, dim, window, softcap, monkeypatch):
     k_cache, v_cache, meta = pages([1100, 300], [900, 300], kv_heads, dim)
     q = draw(1200, heads, dim)
-    work = empty_list(2, 1200, max_parts(300, 16, 8), heads, dim, "cuda")
-    fill_list(work, meta, heads // kv_heads)
+    meta = listed(meta, heads, kv_heads, dim, 2)
     got = []
     for units in (1, 10**6):
         monkeypatch.setattr(prefill, "target", lambda units=units: replace(target(), num_units=units))
-        got.append(paged_attention(q, k_cache, v_cache, replace(meta, work=work), dim**-0.5, window, softcap))
+        got.append(paged_attention(q, k_cache, v_cache, meta, dim**-0.5, window, softcap))
         want = paged_attention_reference(q.double(), k_cache, v_cache, meta, dim**-0.5, window, softcap)
         assert error(got[-1], want) < LIMIT
     assert torch.equal(*got)
@@ -206,12 +211,43 @@ def test_parts_are_added_in_one_order_whoever_comes_last():
     contexts = [3000, 9000, 50] * 8
     k_cache, v_cache, meta = pages(contexts, [1] * 24, 8, 128)
     q = draw(24, 32, 128)
-    work = empty_list(24, 24, max_parts(10_000, 16, 24), 32, 128, "cuda")
-    fill_list(work, meta, 4)
-    first = paged_attention(q, k_cache, v_cache, replace(meta, work=work), 0.1)
+    meta = listed(meta, 32, 8, 128, 24)
+    first = paged_attention(q, k_cache, v_cache, meta, 0.1)
     for _ in range(50):
-        assert torch.equal(paged_attention(q, k_cache, v_cache, replace(meta, work=work), 0.1), first)
-    assert not work.arrived.any()
+        assert torch.equal(paged_attention(q, k_cache, v_cache, meta, 0.1), first)
+    assert meta.work is not None
+    assert not meta.work.arrived.any()
+
+
+@pytest.mark.parametrize(("window", "sunken"), [(0, False), (100, False), (0, True)])
+def test_a_steps_own_keys_are_seen_whose_neighbours_were_read_before(window, sunken):
+    """Contexts around the lengths from which a part begins to load before the kernel in front has written."""
+    heads, kv_heads, dim = 16, 8, 128
+    contexts = [1, 16, 17, 32, 33, 63, 64, 65, 95, 97, 127, 128, 129, 130, 159, 160, 161, 192, 193, 200, 256, 300, 521]
+    rows = len(contexts)
+    k_cache, v_cache, meta = pages(contexts, [1] * rows, kv_heads, dim)
+    last = [(int(meta.block_tables[line, (n - 1) // 16]), (n - 1) % 16) for line, n in zip(meta.table_row, contexts)]
+    slots = torch.tensor([block * 16 + place for block, place in last], device="cuda")
+    sinks = torch.randn(heads, device="cuda") if sunken else None
+    weight = pack(draw((heads + 2 * kv_heads) * dim, 1024))
+    angle, norms = torch.randn(rows, dim // 2, device="cuda"), (draw(dim), draw(dim))
+    cos, sin = angle.cos(), angle.sin()
+    inputs = [draw(rows, 1024) * 0.02 for _ in range(20)]
+    for room in (rows + 1, 0):  # rows that are one part each, and short parts
+        meta = listed(meta, heads, kv_heads, dim, rows, room)
+        got = []
+        for settle in (False, True):
+            for x in inputs:
+                q = qkv_rope_store(
+                    linear(x, weight), cos, sin, *norms, 1e-6, heads, kv_heads, dim, k_cache, v_cache, slots
+                )
+                if settle:
+                    torch.cuda.synchronize()
+                got.append(paged_attention(q, k_cache, v_cache, meta, dim**-0.5, window, 0.0, sinks))
+        half = len(inputs)
+        assert all(torch.equal(a, b) for a, b in zip(got[:half], got[half:]))
+        want = paged_attention_reference(q.double(), k_cache, v_cache, meta, dim**-0.5, window, 0.0, sinks)
+        assert error(got[-1], want) < LIMIT
 
 
 WINDOWS = [0, *range(64, 577, 64), 592, *range(656, 1169, 64), 1184, 1188]

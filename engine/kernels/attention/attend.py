@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 
+from engine.kernels.overlap import wait_in_round
 from engine.kernels.target import tl, triton
 
 LOG2E = math.log2(math.e)
@@ -20,7 +21,9 @@ LOG2E = math.log2(math.e)
 
 @triton.jit
 def attend_keys(
-    query,  # [BLOCK_M, BLOCK_D]
+    query,  # [BLOCK_M, BLOCK_D]; with `late` nothing yet
+    late,  # pointers of the query, which is read after the wait that comes in the first round; None: there it is
+    inside,  # which of them there are
     position,  # [BLOCK_M] int32: the last key that a line sees
     best,  # [BLOCK_M] float32
     total,  # [BLOCK_M] float32
@@ -28,6 +31,7 @@ def attend_keys(
     k_head,  # this KV head of the first block; a block's keys follow each other, HEAD_DIM apart
     v_head,
     table,  # int32: the row's blocks
+    blocks,  # those of the first round's keys, or None
     low,
     seen,  # with EDGES: up to here, in whole blocks, nothing but the window hides a key
     floor,  # with WINDOW: keys before it may have left the cache, and it is read in their place
@@ -49,10 +53,11 @@ def attend_keys(
     """Keys low..end-1 (or the rest of the last block, which position hides) -> best, total, result."""
     dim = tl.arange(0, BLOCK_D)
     lane = tl.arange(0, BLOCK_N)
-    first = low + lane
-    if WINDOW > 0:
-        first = tl.maximum(first, floor)
-    blocks = tl.load(table + tl.minimum(first, end - 1).to(tl.uint32) // BLOCK_SIZE)  # unsigned: a shift, no fixing up
+    if blocks is None:
+        first = low + lane
+        if WINDOW > 0:
+            first = tl.maximum(first, floor)
+        blocks = blocks_of(table, first, end, BLOCK_SIZE, False)
     for start in tl.range(low, end, BLOCK_N, num_stages=STAGES):
         key = tl.minimum(start + lane, end - 1)
         if WINDOW > 0:
@@ -61,7 +66,7 @@ def attend_keys(
             blocks = blocks.to(tl.int64)
         place = blocks * block_stride + (key.to(tl.uint32) % BLOCK_SIZE).to(tl.int32) * HEAD_DIM
         # The next round's block numbers are read now, so that its keys wait for one load instead of two.
-        blocks = tl.load(table + tl.minimum(start + BLOCK_N + lane, end - 1).to(tl.uint32) // BLOCK_SIZE)
+        blocks = blocks_of(table, start + BLOCK_N + lane, end, BLOCK_SIZE, late is not None)
         where = place[:, None] + dim[None, :]
         if HEAD_DIM == BLOCK_D:
             keys = tl.load(k_head + where)
@@ -69,6 +74,11 @@ def attend_keys(
         else:
             keys = tl.load(k_head + where, mask=dim[None, :] < HEAD_DIM, other=0.0)
             values = tl.load(v_head + where, mask=dim[None, :] < HEAD_DIM, other=0.0)
+        if late is not None:
+            is_first = start == low
+            if is_first:
+                wait_in_round()
+                query = tl.load(late, mask=inside, other=0.0)
         if SETTLE:
             result = settled(result)
         score = tl.dot(query, tl.trans(keys.to(query.dtype)), input_precision="ieee")
@@ -90,6 +100,13 @@ def attend_keys(
         result = tl.dot(weight.to(query.dtype), values.to(query.dtype), result, input_precision="ieee")
         best = higher
     return best, total, result
+
+
+@triton.jit
+def blocks_of(table, key, end, BLOCK_SIZE: tl.constexpr, EARLY: tl.constexpr):
+    """The keys' blocks, of those from `end` on that of the last one before. EARLY: read past this unit's cache."""
+    place = table + tl.minimum(key, end - 1).to(tl.uint32) // BLOCK_SIZE  # unsigned: a shift, no fixing up
+    return tl.load(place, cache_modifier=".cg" if EARLY else "")
 
 
 @triton.jit

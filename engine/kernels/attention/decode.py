@@ -5,7 +5,8 @@
 A program takes one part of one row and KV head with all query heads of the group. A row that is one part is written
 at once. Else the part leaves its sums, and the program that finds all others arrived adds them up: always in
 ascending order, whichever program it is, so bits do not depend on timing. Its counter goes back to zero for the next
-launch. Users: engine/kernels/attention/paged on accelerators.
+launch. Where kernels overlap, a program's first keys are on their way before the kernel in front has written the step's
+queries and own keys. Users: engine/kernels/attention/paged on accelerators.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -16,8 +17,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.kernels.attention.attend import attend_keys, score_scales, sunken_start
-from engine.kernels.overlap import begin, fetch_run, launch_options, let_next_start
+from engine.kernels.attention.attend import attend_keys, blocks_of, score_scales, sunken_start
+from engine.kernels.overlap import fetch_run, launch_options, let_next_start, wait_before
 from engine.kernels.target import Target, target, tl, triton
 
 if TYPE_CHECKING:
@@ -71,34 +72,45 @@ def add_parts(
 
 
 @triton.jit
+def read_part(parts, part, count, WINDOW: tl.constexpr):
+    """Token, first key, last key + 1, context, line, the row's first part, last part + 1; beyond the list one key.
+
+    Read past this unit's cache, as is all that is read before the wait: what steps before left there may be another's.
+    """
+    place = parts + part * 8
+    there = part < count
+    token = tl.load(place, mask=there, other=0, cache_modifier=".cg").to(tl.int64)
+    low = tl.load(place + 1, mask=there, other=0, cache_modifier=".cg")
+    high = tl.load(place + 2, mask=there, other=1, cache_modifier=".cg")
+    context = tl.load(place + 3, mask=there, other=0, cache_modifier=".cg")
+    line = tl.load(place + 4, mask=there, other=0, cache_modifier=".cg").to(tl.int64)
+    from_part = tl.load(place + 5, mask=there, other=0, cache_modifier=".cg")
+    to_part = tl.load(place + 6, mask=there, other=0, cache_modifier=".cg")
+    if WINDOW > 0:
+        low = tl.maximum(low, context - WINDOW)
+    return token, low, high, context, line, from_part, to_part
+
+
+@triton.jit
 def fetch_part(
     k_head,
     v_head,
-    block_tables,
-    parts,
-    num_parts,
-    part,
-    max_blocks,
+    table,
+    low,
+    high,
     block_stride,
-    WINDOW: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     AHEAD: tl.constexpr,
     LANES: tl.constexpr,
 ):
-    """Asks for the first AHEAD blocks of the part's keys and values; see overlap.py on why the list may be read."""
-    if part < tl.load(num_parts):
-        low = tl.load(parts + part * 8 + 1)
-        high = tl.load(parts + part * 8 + 2)
-        if WINDOW > 0:
-            low = tl.maximum(low, tl.load(parts + part * 8 + 3) - WINDOW)
-        number = low // BLOCK_SIZE + tl.arange(0, LANES)
-        there = (tl.arange(0, LANES) < AHEAD) & (number * BLOCK_SIZE < high)
-        table = block_tables + tl.load(parts + part * 8 + 4).to(tl.int64) * max_blocks
-        place = tl.load(table + number, mask=there, other=0).to(tl.int64) * block_stride
-        size = tl.where(there, BLOCK_SIZE * HEAD_DIM * (k_head.dtype.element_ty.primitive_bitwidth // 8), 0)
-        fetch_run(k_head + place, size)
-        fetch_run(v_head + place, size)
+    """Asks for the first AHEAD blocks of the part's keys and values."""
+    number = low // BLOCK_SIZE + tl.arange(0, LANES)
+    there = (tl.arange(0, LANES) < AHEAD) & (number * BLOCK_SIZE < high)
+    place = tl.load(table + number, mask=there, other=0, cache_modifier=".cg").to(tl.int64) * block_stride
+    size = tl.where(there, BLOCK_SIZE * HEAD_DIM * (k_head.dtype.element_ty.primitive_bitwidth // 8), 0)
+    fetch_run(k_head + place, size)
+    fetch_run(v_head + place, size)
 
 
 @triton.jit
@@ -143,33 +155,41 @@ def decode_kernel(
     block_stride = num_kv_heads * BLOCK_SIZE * HEAD_DIM
     k_head = k_cache + kv_head * BLOCK_SIZE * HEAD_DIM
     v_head = v_cache + kv_head * BLOCK_SIZE * HEAD_DIM
-    if AHEAD:
+    if OVERLAP:
         let_next_start()  # it need not wait for this
-        fetch_part(
-            k_head, v_head, block_tables, parts, num_parts, tl.program_id(1), max_blocks, block_stride,
-            WINDOW, HEAD_DIM, BLOCK_SIZE, AHEAD, LANES,
-        )  # fmt: skip
-    begin(OVERLAP)
-    count = tl.load(num_parts)
-    for part in range(tl.program_id(1), count, tl.num_programs(1)):
-        token = tl.load(parts + part * 8).to(tl.int64)
-        low = tl.load(parts + part * 8 + 1)
-        high = tl.load(parts + part * 8 + 2)
-        if WINDOW > 0:
-            low = tl.maximum(low, tl.load(parts + part * 8 + 3) - WINDOW)
-        table = block_tables + tl.load(parts + part * 8 + 4).to(tl.int64) * max_blocks
-        from_part = tl.load(parts + part * 8 + 5)
-        to_part = tl.load(parts + part * 8 + 6)
+    part = tl.program_id(1)
+    count = tl.load(num_parts, cache_modifier=".cg")
+    token, low, high, context, line, from_part, to_part = read_part(parts, part, count, WINDOW)
+    if AHEAD:
+        table = block_tables + line * max_blocks
+        if part < count:
+            fetch_part(k_head, v_head, table, low, high, block_stride, HEAD_DIM, BLOCK_SIZE, AHEAD, LANES)
+    blocks = blocks_of(block_tables + line * max_blocks, low + tl.arange(0, BLOCK_N), high, BLOCK_SIZE, OVERLAP)
+    if OVERLAP:
+        # Rounds of the first part are loaded before the wait, but not with the key that the kernel in front writes; and
+        # no program leaves without having waited, whether or not it has a round.
+        own = (high == context) & (high - low <= (STAGES + 1) * BLOCK_N)
+        if (part >= count) | (low >= high) | own:
+            wait_before()
+    while part < count:
         where = (token * num_heads + kv_head * GROUP) * HEAD_DIM
-        query = tl.load(q + where + mine, mask=inside, other=0.0)
+        query = tl.zeros([BLOCK_M, BLOCK_D], q.dtype.element_ty)
+        late = None
+        if OVERLAP:
+            late = q + where + mine
+        else:
+            query = tl.load(q + where + mine, mask=inside, other=0.0)
+        after = part + tl.num_programs(1)
+        following = read_part(parts, after, count, WINDOW)
         best = tl.full([BLOCK_M], -1e30, tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
         if sinks is not None:  # in a row's first part, so that it counts once
             best, total = sunken_start(sinks, kv_head * GROUP + head, (head < GROUP) & (head * 0 + part == from_part))
         result = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         best, total, result = attend_keys(
-            query, head * 0 + high - 1, best, total, result, k_head, v_head, table, low, low, low, high, block_stride,
-            scale, bend, False, 0, SOFTCAP, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES, False,
+            query, late, inside, head * 0 + high - 1, best, total, result, k_head, v_head,
+            block_tables + line * max_blocks, blocks, low, low, low, high, block_stride, scale, bend, False, 0, SOFTCAP,
+            HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES, False,
         )  # fmt: skip
         if to_part - from_part == 1:
             result = result / total[:, None]
@@ -189,6 +209,9 @@ def decode_kernel(
                     GROUP, HEAD_DIM, BLOCK_G, BLOCK_D, AT_ONCE,
                 )  # fmt: skip
                 tl.store(counter, 0)
+        part = after
+        token, low, high, context, line, from_part, to_part = following
+        blocks = blocks_of(block_tables + line * max_blocks, low + tl.arange(0, BLOCK_N), high, BLOCK_SIZE, OVERLAP)
 
 
 def attend_parts(

@@ -77,8 +77,9 @@ def prefill_kernel(
             low = tl.maximum(low, (first - WINDOW + 1) // BLOCK_N * BLOCK_N)
         seen = (first + 1) // BLOCK_N * BLOCK_N  # keys that the first token sees
         best, total, result = attend_keys(
-            query, position, best, total, result, k_head, v_head, table, low, seen, floor, end, block_stride, scale,
-            bend, True, WINDOW, SOFTCAP, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES, SETTLE,
+            query, None, None, position, best, total, result, k_head, v_head, table, None, low, seen, floor, end,
+            block_stride, scale, bend, True, WINDOW, SOFTCAP, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES,
+            SETTLE,
         )  # fmt: skip
         # Lines and their places are found anew: through the loop they would take registers that it has not.
         token = tl.load(tiles + tile * 4, volatile=True)

@@ -1,5 +1,7 @@
 """Attention with what the larger half of models does not have: heads of 80 and 96, windows, caps, huge caches."""
 
+import re
+
 import pytest
 import triton  # noqa: F401  (before any kernel file, so that they take it)
 
@@ -58,11 +60,18 @@ def test_compiles(name, target):
 
 
 @pytest.mark.parametrize("ahead", [0, AHEAD])
-def test_keys_are_asked_for_early_only_where_the_launcher_says_so(ahead):
-    kernel, signature, constants, options = KERNELS["decode 128 in a window, capped, wide"]
-    made = compiles("sm_90", kernel, signature, {**constants, "AHEAD": ahead}, options)
+@pytest.mark.parametrize("name", ["decode 96", "decode 128 in a window, capped, wide"])
+def test_keys_are_read_before_the_wait_and_further_ones_asked_for_where_the_launcher_says_so(name, ahead):
+    kernel, signature, constants, options = KERNELS[name]
+    made = compiles("sm_90", kernel, signature, {**constants, "AHEAD": ahead}, options, aligned=True)
     text = made.asm["ptx"]
     assert text.count("cp.async.bulk.prefetch.L2") == (2 if ahead else 0)
-    assert text.count("griddepcontrol.wait") == 1
+    # One for parts that may not begin early; another in the first round, behind the copies of the rounds' keys.
+    early, late = (found.start() for found in re.finditer("griddepcontrol.wait", text))
+    copies = [found.start() for found in re.finditer("cp.async.cg", text)]
+    assert early < copies[0] < late
     if ahead:
-        assert text.index("cp.async.bulk.prefetch.L2") < text.index("griddepcontrol.wait")
+        assert text.index("cp.async.bulk.prefetch.L2") < early
+    # What was read before the wait was not read from the unit's own cache.
+    assert "ld.global.b" not in text[:early]
+    assert "ld.global.cg.b32" in text[:early]

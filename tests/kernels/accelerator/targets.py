@@ -26,12 +26,20 @@ TARGETS = {
 OVERLAPPING = {"sm_90", "sm_100"}
 
 
-def compiles(target: str, kernel: Any, signature: dict[str, str], constants: dict[str, Any], options: dict) -> Any:
-    """Compiles for the target, fails unless the shared memory fits; returns what the compiler made."""
+def compiles(
+    target: str, kernel: Any, signature: dict[str, str], constants: dict[str, Any], options: dict, aligned: bool = False
+) -> Any:
+    """Compiles for the target, fails unless the shared memory fits; returns what the compiler made.
+
+    `aligned`: pointers are multiples of 16, as a launch finds them: copies then go straight into shared memory.
+    """
     device, shared = TARGETS[target]
     if target not in OVERLAPPING:
         constants = {name: 0 if name in ("OVERLAP", "AHEAD", "SETTLE") else value for name, value in constants.items()}
-    source = ASTSource(kernel, {**signature, **dict.fromkeys(constants, "constexpr")}, constexprs=constants)
+    types = {**signature, **dict.fromkeys(constants, "constexpr")}
+    even = [number for number, kind in enumerate(types.values()) if aligned and kind.startswith("*")]
+    attributes = {(number,): [["tt.divisibility", 16]] for number in even}
+    source = ASTSource(kernel, types, constexprs=constants, attrs=attributes)
     made = triton.compile(source, target=device, options=options)
     assert made.asm["cubin" if device.backend == "cuda" else "hsaco"]
     assert made.metadata.shared <= shared, f"{made.metadata.shared} bytes of shared memory on {target}, not {shared}"
