@@ -1,5 +1,19 @@
 from _fast.seqs cimport SeqTable
-from _fast.types cimport block_t, int32_t, int64_t, slot_t
+from _fast.types cimport block_t, int32_t, int64_t, slot_t, uint8_t
+
+
+cdef struct Lines:  # where some of the arrays lie: side by side, as the views have a line of memory each
+    int32_t* slot
+    int32_t* start
+    int32_t* len
+    int32_t* computed
+    int32_t* flags
+    int32_t* token
+    int32_t* out_token
+    int32_t* out_finish
+    int64_t* out_request
+    uint8_t* epoch
+    int32_t* record
 
 
 cdef class StepPlan:
@@ -17,6 +31,10 @@ cdef class StepPlan:
     cdef readonly int32_t num_encodes
     cdef readonly int32_t num_media
     cdef readonly int64_t step_id  # -1: nothing scheduled
+    cdef int32_t num_prompt_rows  # rows that compute tokens of their prompts
+    cdef int32_t num_odd  # rows that did not simply go on when they were settled
+    cdef int64_t rows_of  # version of the running rows which all these are, each fed its last sample; -1: they are not
+    cdef Lines lines
     cdef readonly int32_t[::1] record
     cdef readonly int32_t[::1] row_slot
     cdef readonly int32_t[::1] row_start
@@ -35,7 +53,7 @@ cdef class StepPlan:
     cdef readonly int32_t[::1] out_token
     cdef readonly int32_t[::1] out_finish
     cdef readonly int64_t[::1] out_request
-    cdef int32_t[::1] row_epoch
+    cdef uint8_t[::1] row_epoch
 
     cdef check_room(self, int32_t rows, int32_t tokens, int32_t updates)
     cdef void clear(self) noexcept nogil

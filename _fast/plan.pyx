@@ -18,7 +18,7 @@ and its step is committed. What is appended behind the params keeps values 8 and
 from array import array
 
 cimport cython
-from libc.string cimport memcpy
+from libc.string cimport memcpy, memset
 
 from _fast.seqs cimport Span
 from _fast.types cimport ALIGNED, AT_HOME, AT_SAMPLED, AT_USED, HEADER, PARAM_WORDS, ROW_FEED, ROW_SAMPLE, token_t
@@ -67,10 +67,18 @@ cdef class StepPlan:
         self.media_length = array("i", bytes(4 * max_tokens))
         self.media_entry = array("i", bytes(4 * max_tokens))
         self.media_row = array("i", bytes(4 * max_tokens))
-        self.out_token = array("i", bytes(4 * max_rows))
-        self.out_finish = array("i", bytes(4 * max_rows))
-        self.out_request = array("q", bytes(8 * max_rows))
-        self.row_epoch = array("i", bytes(4 * max_rows))
+        results = memoryview(array("q", bytes(24 * max_rows))).cast("B")
+        self.out_request = results[:8 * max_rows].cast("q")
+        self.out_token = results[8 * max_rows:12 * max_rows].cast("i")
+        self.row_epoch = results[12 * max_rows:13 * max_rows]
+        self.out_finish = results[16 * max_rows:20 * max_rows].cast("i")
+        self.lines = Lines(
+            &self.row_slot[0], &self.row_start[0], &self.row_len[0], &self.row_computed[0], &self.row_flags[0],
+            &self.token_ids[0], &self.out_token[0], &self.out_finish[0], &self.out_request[0], &self.row_epoch[0],
+            &self.record[0],
+        )
+        self.rows_of = -1
+        self.row_start[0] = 0  # and nobody writes anything else there
         self.clear()
 
     @staticmethod
@@ -98,8 +106,11 @@ cdef class StepPlan:
             )
 
     cdef void clear(self) noexcept nogil:
-        """An empty plan."""
-        cdef int32_t i
+        """An empty plan; what rows were in it is not forgotten before there are others."""
+        if self.num_odd:
+            memset(self.lines.out_finish, 0, <size_t>self.max_rows * sizeof(int32_t))
+        self.num_odd = 0
+        self.num_prompt_rows = 0
         self.num_rows = 0
         self.num_tokens = 0
         self.num_decode_rows = 0
@@ -109,9 +120,7 @@ cdef class StepPlan:
         self.num_encodes = 0
         self.num_media = 0
         self.step_id = -1
-        self.row_start[0] = 0
-        for i in range(HEADER):
-            self.record[i] = 0
+        memset(self.lines.record, 0, HEADER * sizeof(int32_t))
 
     cdef int32_t row(self, SeqTable seqs, slot_t slot, int32_t count) noexcept nogil:
         """Append a row: the slot's next `count` tokens. Returns its flags; only the span cursor of the slot moves."""
@@ -119,6 +128,7 @@ cdef class StepPlan:
         cdef int32_t at = self.num_tokens
         cdef int32_t start = seqs.computed[slot]
         cdef int32_t flags = 0
+        self.rows_of = -1
         self.row_slot[row] = slot
         self.row_len[row] = count
         self.row_computed[row] = start
@@ -126,6 +136,7 @@ cdef class StepPlan:
         self.out_request[row] = seqs.request[slot]
         if seqs.span_at[slot] < seqs.num_spans[slot]:
             self._media_runs(seqs, slot, start, count)
+        self.num_prompt_rows += start < seqs.prompt_len[slot]
         if seqs.pending[slot]:
             flags = ROW_FEED
             self.token_ids[at] = -1
@@ -187,13 +198,14 @@ cdef class StepPlan:
 
     cdef void seal(self, int64_t step_id) noexcept nogil:
         """Write the header: the plan is complete."""
+        cdef int32_t* header = self.lines.record
         self.step_id = step_id
-        self.record[0] = self.num_rows
-        self.record[1] = self.num_tokens
-        self.record[2] = self.num_decode_rows
-        self.record[3] = self.num_updates
-        self.record[4] = <int32_t>(step_id & 0x7FFFFFFF)
-        self.record[5] = <int32_t>(step_id >> 31)
-        self.record[AT_SAMPLED] = self.num_sampled
-        self.record[AT_USED] = self.tail_at + 4 * self.num_updates
-        self.record[AT_HOME] = self.number
+        header[0] = self.num_rows
+        header[1] = self.num_tokens
+        header[2] = self.num_decode_rows
+        header[3] = self.num_updates
+        header[4] = <int32_t>(step_id & 0x7FFFFFFF)
+        header[5] = <int32_t>(step_id >> 31)
+        header[AT_SAMPLED] = self.num_sampled
+        header[AT_USED] = self.tail_at + 4 * self.num_updates
+        header[AT_HOME] = self.number

@@ -1,5 +1,5 @@
 from _fast.plan cimport StepPlan
-from _fast.types cimport int32_t, int64_t
+from _fast.types cimport int32_t, int64_t, uint8_t
 
 
 cdef struct StepNumbers:  # what a step did and how long its parts took, seconds
@@ -19,12 +19,6 @@ cdef struct StepNumbers:  # what a step did and how long its parts took, seconds
     double commit_s
     double device_s
     double gap_s
-
-
-cdef struct News:  # of a row
-    int64_t request
-    int32_t token
-    int32_t finish
 
 
 cdef struct First:  # a row whose token is its request's first
@@ -49,11 +43,17 @@ cdef class OutputRing:
     cdef int64_t pushed  # entries ever written; the producer's
     cdef int64_t popped  # entries ever read; the consumer's
     cdef int64_t overflow  # objects in `backlog`
+    cdef char* room  # the next five: entries, then a line for each
     cdef Entry* entries
-    cdef News* news  # [num_entries * max_rows], as the next
+    cdef int64_t* requests
+    cdef int32_t* tokens
+    cdef uint8_t* finishes
     cdef First* firsts
+    cdef int32_t stride  # rows of a line
+    cdef size_t size  # of the room
     cdef list objects  # by entry
     cdef object backlog  # deque
 
     cdef bint push(self, StepPlan plan, const int32_t* cached, StepNumbers* numbers) noexcept nogil
+    cdef void _write(self, StepPlan plan, const int32_t* cached, int64_t place, StepNumbers* numbers) noexcept nogil
     cdef void wake(self) noexcept nogil

@@ -15,7 +15,7 @@ import os
 from collections import deque
 
 cimport cython
-from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy, memset
 from posix.unistd cimport write
 
 from _fast.shelves cimport give_pages, take_pages
@@ -37,16 +37,23 @@ cdef class OutputRing:
     """Steps between the device thread and the loop; 64 of them are some hundred milliseconds of a loop that hangs."""
 
     def __cinit__(self, int32_t max_rows, int32_t num_entries=64):
+        cdef size_t count
         if max_rows < 1 or num_entries < 1:
             raise ValueError(f"max_rows={max_rows}, num_entries={num_entries}: need at least 1 of each")
         self.fd = -1
         self.max_rows = max_rows
         self.num_entries = num_entries
-        self.entries = <Entry*>calloc(num_entries, sizeof(Entry))
-        self.news = <News*>take_pages(<size_t>num_entries * max_rows * sizeof(News))
-        self.firsts = <First*>calloc(<size_t>num_entries * max_rows, sizeof(First))
-        if not (self.entries and self.news and self.firsts):
+        self.stride = (max_rows + 63) // 64 * 64
+        count = <size_t>num_entries * self.stride
+        self.size = num_entries * sizeof(Entry) + count * (sizeof(First) + sizeof(int64_t) + sizeof(int32_t) + 1)
+        self.room = <char*>take_pages(self.size)
+        if not self.room:
             raise MemoryError(f"no memory for {num_entries} steps of {max_rows} rows")
+        self.requests = <int64_t*>self.room
+        self.tokens = <int32_t*>(self.requests + count)
+        self.finishes = <uint8_t*>(self.tokens + count)
+        self.firsts = <First*>(self.finishes + count)
+        self.entries = <Entry*>(self.firsts + count)
 
     def __init__(self, int32_t max_rows, int32_t num_entries=64):
         self.objects = [None] * num_entries
@@ -54,9 +61,7 @@ cdef class OutputRing:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def __dealloc__(self):
-        free(self.entries)
-        give_pages(self.news, <size_t>self.num_entries * self.max_rows * sizeof(News))
-        free(self.firsts)
+        give_pages(self.room, self.size)
 
     def close(self):
         """Gives the eventfd back; the loop no longer watches it, and nothing is written any more."""
@@ -82,48 +87,57 @@ cdef class OutputRing:
         """Appends the rows of a committed plan that have news; False: there is no room.
 
         `cached` has a value per row: prompt tokens found in the prefix cache where the token is its request's first,
-        else -1. Sets numbers.num_sampled.
+        else -1; NULL: none is. Sets numbers.num_sampled.
         """
         cdef int64_t at = self.pushed
-        cdef const int32_t* tokens = &plan.out_token[0]
-        cdef const int32_t* finishes = &plan.out_finish[0]
-        cdef const int64_t* requests = &plan.out_request[0]
+        cdef int64_t place = at % self.num_entries
+        cdef Entry* entry = &self.entries[place]
+        cdef int32_t row
+        if load(&self.overflow) or at - load(&self.popped) >= self.num_entries:
+            numbers.num_sampled = 0
+            for row in range(plan.num_rows):
+                numbers.num_sampled += plan.lines.out_token[row] >= 0
+            return False
+        if plan.num_odd or cached:
+            self._write(plan, cached, place, numbers)
+        else:  # every row has a token, and goes on
+            entry.count = numbers.num_sampled = plan.num_rows
+            entry.num_firsts = 0
+            memcpy(&self.requests[place * self.stride], plan.lines.out_request, plan.num_rows * sizeof(int64_t))
+            memcpy(&self.tokens[place * self.stride], plan.lines.out_token, plan.num_rows * sizeof(int32_t))
+            memset(&self.finishes[place * self.stride], FINISH_NONE, plan.num_rows)
+        entry.numbers = numbers[0]
+        entry.is_object = False
+        store(&self.pushed, at + 1)
+        self.wake()
+        return True
+
+    cdef void _write(self, StepPlan plan, const int32_t* cached, int64_t place, StepNumbers* numbers) noexcept nogil:
+        """Of any rows, those that have news."""
+        cdef int64_t* requests = &self.requests[place * self.stride]
+        cdef int32_t* tokens = &self.tokens[place * self.stride]
+        cdef uint8_t* finishes = &self.finishes[place * self.stride]
+        cdef First* firsts = &self.firsts[place * self.stride]
         cdef int32_t num_sampled = 0
         cdef int32_t num_firsts = 0
         cdef int32_t count = 0
         cdef int32_t told
         cdef int32_t row
-        cdef News* news
-        cdef First* firsts
-        cdef Entry* entry
-        if load(&self.overflow) or at - load(&self.popped) >= self.num_entries:
-            for row in range(plan.num_rows):
-                num_sampled += tokens[row] >= 0
-            numbers.num_sampled = num_sampled
-            return False
-        entry = &self.entries[at % self.num_entries]
-        news = &self.news[(at % self.num_entries) * self.max_rows]
-        firsts = &self.firsts[(at % self.num_entries) * self.max_rows]
         for row in range(plan.num_rows):
             # What is written for a row without news is written over, or not counted.
-            news[count].request = requests[row]
-            news[count].token = tokens[row]
-            news[count].finish = finishes[row]
-            told = (tokens[row] >= 0) | (finishes[row] != FINISH_NONE)
-            if told & (cached[row] >= 0):
+            requests[count] = plan.lines.out_request[row]
+            tokens[count] = plan.lines.out_token[row]
+            finishes[count] = <uint8_t>plan.lines.out_finish[row]
+            told = (tokens[count] >= 0) | (finishes[count] != FINISH_NONE)
+            num_sampled += tokens[count] >= 0
+            if told and cached and cached[row] >= 0:
                 firsts[num_firsts].place = count
                 firsts[num_firsts].cached = cached[row]
                 num_firsts += 1
-            num_sampled += tokens[row] >= 0
             count += told
         numbers.num_sampled = num_sampled
-        entry.numbers = numbers[0]
-        entry.is_object = False
-        entry.count = count
-        entry.num_firsts = num_firsts
-        store(&self.pushed, at + 1)
-        self.wake()
-        return True
+        self.entries[place].count = count
+        self.entries[place].num_firsts = num_firsts
 
     cdef void wake(self) noexcept nogil:
         cdef int64_t one = 1
@@ -152,7 +166,7 @@ cdef class OutputRing:
         cdef int64_t aside = load(&self.overflow)
         cdef int64_t at = self.popped
         cdef int32_t i
-        cdef News* news
+        cdef int64_t base
         cdef First* firsts
         cdef Entry* entry
         if at < load(&self.pushed):
@@ -161,13 +175,13 @@ cdef class OutputRing:
                 value = self.objects[at % self.num_entries]
                 self.objects[at % self.num_entries] = None
             else:
-                news = &self.news[(at % self.num_entries) * self.max_rows]
-                firsts = &self.firsts[(at % self.num_entries) * self.max_rows]
+                base = at % self.num_entries * self.stride
+                firsts = &self.firsts[base]
                 value = (
                     as_tuple(&entry.numbers),
-                    [news[i].request for i in range(entry.count)],
-                    [news[i].token for i in range(entry.count)],
-                    [news[i].finish for i in range(entry.count)],
+                    [self.requests[base + i] for i in range(entry.count)],
+                    [self.tokens[base + i] for i in range(entry.count)],
+                    [self.finishes[base + i] for i in range(entry.count)],
                     {firsts[i].place: firsts[i].cached for i in range(entry.num_firsts)},
                 )
             store(&self.popped, at + 1)

@@ -5,9 +5,9 @@ in the order in which they get blocks. Victims of preemption are taken from the 
 takes it from a better row, and the first row always goes on.
 """
 
-from array import array
-
 cimport cython
+
+cdef int64_t made = 0
 
 
 @cython.final
@@ -17,8 +17,11 @@ cdef class RunningRows:
     def __init__(self, SeqTable seqs not None, bint by_priority=False):
         self.seqs = seqs
         self.by_priority = by_priority
+        global made
+        made += 1
+        self.version = made << 40
         self.size = 0
-        self.slots = array("i", bytes(4 * seqs.num_slots))
+        self.slots = seqs.columns.array("i", seqs.num_slots)
 
     cdef bint ahead(self, slot_t a, slot_t b) noexcept nogil:
         """Whether a is better than b."""
@@ -36,6 +39,7 @@ cdef class RunningRows:
             at -= 1
         self.slots[at] = slot
         self.size += 1
+        self.version += 1
 
     cdef void leave(self, slot_t slot) noexcept nogil:
         """A running slot stops. From the end as well: victims stand there."""
@@ -48,6 +52,7 @@ cdef class RunningRows:
             self.slots[at] = moved
             moved = here
         self.size -= 1
+        self.version += 1
 
     def __len__(self):
         return self.size

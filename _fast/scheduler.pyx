@@ -280,6 +280,7 @@ cdef class Scheduler:
     cdef void _preempt(self, slot_t slot) noexcept nogil:
         """A running row gives up its blocks and goes back to the queue; samples in flight still reach it."""
         self.running.leave(slot)
+        self.plain.forget(slot)
         self.tables.release(slot)
         self.encoder.unpin(self.seqs, slot)
         self.seqs.state[slot] = WAITING
@@ -295,6 +296,7 @@ cdef class Scheduler:
         """A row starts over whose step failed; what it has in flight read what was never written."""
         self.seqs.void[slot] = 1
         self.seqs.doomed[slot] = 0
+        self.plain.forget(slot)
         if self.seqs.state[slot] == RUNNING:
             self._preempt(slot)
 
@@ -375,6 +377,7 @@ cdef class Scheduler:
             if override == NULL:
                 row = self.plain.settle(plan, row, sampled)
             if row < plan.num_rows:
+                plan.num_odd += 1
                 self._commit_row(plan, row, sampled[row], override[row] if override else FINISH_NONE)
             row += 1
         self.plain.name_blocks()
@@ -385,7 +388,7 @@ cdef class Scheduler:
         cdef int32_t why = forced
         self.seqs.in_flight[slot] -= 1
         plan.out_token[row] = -1
-        plan.out_finish[row] = FINISH_NONE
+        self.plain.forget(slot)
         if self.seqs.state[slot] == FINISHING:
             if self.seqs.in_flight[slot] == 0:
                 self._end(slot)
@@ -424,11 +427,11 @@ cdef class Scheduler:
         cdef int32_t row
         cdef slot_t slot
         self.num_freed = 0
+        plan.num_odd = plan.num_rows
         for row in range(plan.num_rows):
             slot = plan.row_slot[row]
             self.seqs.in_flight[slot] -= 1
             plan.out_token[row] = -1
-            plan.out_finish[row] = FINISH_NONE
             if self.seqs.state[slot] == FINISHING:
                 if self.seqs.in_flight[slot] == 0:
                     self._end(slot)
@@ -444,11 +447,13 @@ cdef class Scheduler:
                     self._restart(slot)
                 else:
                     self.seqs.doomed[slot] = 1
+                    self.plain.forget(slot)
         self.encoder.fail(plan.step_id)
         self.settled_step = plan.step_id
 
     cdef void _end(self, slot_t slot) noexcept nogil:
         """A request is over: blocks and entries go at once, the slot when no step in flight names it."""
+        self.plain.forget(slot)
         if self.seqs.state[slot] == RUNNING:
             self.running.leave(slot)
         elif self.seqs.state[slot] == WAITING:

@@ -1,10 +1,9 @@
-from _fast.shelves cimport Shelves
+from _fast.shelves cimport Columns, Shelves
 from _fast.types cimport int32_t, int64_t, slot_t, token_t, uint8_t, uint64_t
 
 
 cdef struct Near:  # the first ids that may end a request; -1: there are fewer
     token_t id[4]
-    bint more  # there are more than four
 
 
 cdef struct Span:  # a run of prompt positions that take rows of one media entry
@@ -19,6 +18,7 @@ cdef struct Span:  # a run of prompt positions that take rows of one media entry
 cdef class SeqTable:
     cdef readonly int32_t num_slots
     cdef readonly int32_t num_used
+    cdef Columns columns  # others' arrays by slot lie there too
     cdef Shelves shelves
     cdef int32_t[::1] free_slots
     # One value per slot from here on; reset() clears each of them.
@@ -32,14 +32,14 @@ cdef class SeqTable:
     cdef int32_t[::1] num_tokens
     cdef int32_t[::1] computed
     cdef int32_t[::1] committed
-    cdef int32_t[::1] pending
-    cdef int32_t[::1] in_flight
+    cdef uint8_t[::1] pending
+    cdef uint8_t[::1] in_flight
     cdef int32_t[::1] max_len
     cdef int32_t[::1] min_len
     cdef int32_t[::1] priority
     cdef double[::1] arrival
     cdef int64_t[::1] order
-    cdef int32_t[::1] epoch
+    cdef uint8_t[::1] epoch  # goes round: a plan in flight sees one or two more
     cdef int32_t[::1] num_named
     cdef int32_t[::1] boundary
     cdef int32_t[::1] cached

@@ -5,9 +5,13 @@ pages anew, in a virtual machine through two tables for each: when the newest to
 took a quarter of the time in which a step is settled.
 
 A chunk of 2 MiB is cut into pieces of 1, 2, 4 .. 64 KiB from its front. A piece that comes back waits for the next one
-who wants its size; chunks go back all together, at the end.
+who wants its size; chunks go back all together, at the end. Columns are arrays that stay as long as their owner does.
 """
 
+import struct
+
+cimport cython
+from cpython.buffer cimport PyBuffer_FillInfo
 from libc.stdint cimport uintptr_t
 from libc.stdlib cimport free, malloc
 
@@ -114,3 +118,49 @@ cdef void clear(Shelves* own) noexcept nogil:
         before = <char*>(<void**>own.chunk)[0]
         unmap_pages(own.chunk, CHUNK)
         own.chunk = before
+
+
+@cython.final
+cdef class Pages:
+    """Zeros in pages of their own; views keep them."""
+
+    def __cinit__(self, size_t size):
+        self.size = size
+        self.at = take_pages(size)
+        if not self.at:
+            raise MemoryError(f"no memory for {size} bytes")
+
+    def __dealloc__(self):
+        give_pages(self.at, self.size)
+
+    def __getbuffer__(self, Py_buffer* into, int flags):
+        PyBuffer_FillInfo(into, self, self.at, <Py_ssize_t>self.size, False, flags)
+
+
+@cython.final
+cdef class Columns:
+    """Arrays of zeros side by side, each from the beginning of a line on."""
+
+    def __cinit__(self):
+        self.full = []
+
+    cdef size_t _claim(self, size_t size) except? 0:
+        """Where so many bytes are free in the newest pages."""
+        if self.newest is None or self.used + size > self.newest.size:
+            if self.newest is not None:
+                self.full.append(self.newest)
+            self.newest = Pages(max(size, <size_t>CHUNK))
+            self.used = 0
+        self.used += (size + LINE - 1) // LINE * LINE
+        return self.used - (size + LINE - 1) // LINE * LINE
+
+    cdef void* room(self, size_t size) except NULL:
+        """So many bytes, for as long as this object is there."""
+        cdef size_t at = self._claim(size)
+        return <char*>self.newest.at + at
+
+    cdef object array(self, str code, size_t count):
+        """A memoryview of so many values, which keeps its pages."""
+        cdef size_t size = count * <size_t>struct.calcsize(code)
+        cdef size_t at = self._claim(size)
+        return memoryview(self.newest)[at:at + size].cast(code)

@@ -33,6 +33,7 @@ cdef class SteadyLoop:
     cdef const uint8_t[::1] special
     cdef int wake_fd
     cdef double tell_s  # what it took to tell the news of the step before
+    cdef bint has_firsts  # `cached` is not -1 everywhere
     cdef bint timed  # planning has waited for its time
     cdef bint exact  # ended_at of the launcher is when that step ended, not when somebody came to look
     cdef StepNumbers last
@@ -45,5 +46,6 @@ cdef class SteadyLoop:
     cdef int32_t _settle(self, StepPlan plan, int32_t index) noexcept nogil
     cdef void _adapt(self, double expected) noexcept nogil
     cdef bint _read(self, StepPlan plan, const int32_t* tokens) noexcept nogil
+    cdef void _note_firsts(self, StepPlan plan) noexcept nogil
     cdef void _note_numbers(self, StepPlan plan) noexcept nogil
     cdef double _learn(self, StepPlan plan, double launched, double before) noexcept nogil

@@ -14,6 +14,7 @@ samples its first token). Plan and record of a step have the number step_id modu
 from array import array
 
 cimport cython
+from libc.string cimport memset
 from posix.time cimport timespec
 
 from _fast.driver cimport DECODE, MIXED, SAMPLE, now
@@ -123,7 +124,7 @@ cdef class SteadyLoop:
         self.wake_fd = wake_fd
         self.seconds = array("d", bytes(8 * NUM_CLASSES))
         self.periods = array("d", bytes(8 * NUM_CLASSES))
-        self.cached = array("i", bytes(4 * scheduler.max_rows))
+        self.cached = array("i", [-1] * scheduler.max_rows)
         self.in_flight = self.planned = self.waited = self.undelivered = -1
         self.margin = MARGIN
         be_punctual()
@@ -237,7 +238,8 @@ cdef class SteadyLoop:
         size = self._size(plan)
         if size == 0:
             return PYTHON
-        self.params.append(plan)
+        if self.params.num_unsent:
+            self.params.append(plan)
         packed = now()
         kind = DECODE if plan.num_decode_rows == plan.num_rows else MIXED
         sample_size = self.launcher.choose(SAMPLE, plan.num_sampled) if plan.num_sampled else 0
@@ -249,17 +251,22 @@ cdef class SteadyLoop:
 
     cdef int32_t _size(self, StepPlan plan) noexcept nogil:
         """The size of the graph that runs a plain plan; 0: it is not plain."""
-        cdef const slot_t* slots = &plan.row_slot[0]
-        cdef const int32_t* computed = &plan.row_computed[0]
-        cdef const int32_t* prompt_len = &self.scheduler.seqs.prompt_len[0]
+        cdef const slot_t* slots = plan.lines.slot
+        cdef const int32_t* computed = plan.lines.computed
         cdef const uint8_t* special = &self.special[0]
         cdef int32_t odd = 0
         cdef int32_t row
         if plan.num_rows == 0 or plan.num_encodes or plan.num_media:
             return 0
         for row in range(plan.num_rows):
-            odd |= special[slots[row]] & ALWAYS
-            odd |= special[slots[row]] & -(computed[row] < prompt_len[slots[row]])
+            odd |= special[slots[row]]
+        if odd and plan.num_prompt_rows:
+            odd &= ALWAYS
+            for row in range(plan.num_rows):
+                if computed[row] < self.scheduler.seqs.prompt_len[slots[row]]:
+                    odd |= special[slots[row]]
+        elif odd:
+            odd &= ALWAYS
         if odd:
             return 0
         if plan.num_sampled and self.launcher.choose(SAMPLE, plan.num_sampled) == 0:
@@ -287,7 +294,7 @@ cdef class SteadyLoop:
         self._note_numbers(plan)
         told = now()
         self.last.commit_s = told - self.launcher.ended_at + self.tell_s
-        if not self.ring.push(plan, &self.cached[0], &self.last):
+        if not self.ring.push(plan, &self.cached[0] if self.has_firsts else NULL, &self.last):
             self.undelivered = index
             return RING
         self.tell_s = now() - told
@@ -304,20 +311,30 @@ cdef class SteadyLoop:
 
     cdef bint _read(self, StepPlan plan, const int32_t* tokens) noexcept nogil:
         """Before the commit, which may forget slots: rows whose token is their request's first. False: one has none."""
-        cdef const slot_t* slots = &plan.row_slot[0]
-        cdef const int32_t* flags = &plan.row_flags[0]
-        cdef const int32_t* computed = &plan.row_computed[0]
-        cdef const int32_t* lengths = &plan.row_len[0]
-        cdef const int32_t* prompt_len = &self.scheduler.seqs.prompt_len[0]
-        cdef int32_t* cached = &self.cached[0]
         cdef int32_t missing = 0
         cdef int32_t row
-        for row in range(plan.num_rows):
-            cached[row] = -1
-            missing |= (flags[row] & ROW_SAMPLE) & (tokens[row] < 0)
-            if (flags[row] & ROW_SAMPLE) & (computed[row] + lengths[row] == prompt_len[slots[row]]):
-                cached[row] = max(0, self.scheduler.seqs.cached[slots[row]])
+        if plan.num_sampled == plan.num_rows:
+            for row in range(plan.num_rows):
+                missing |= tokens[row] < 0
+        else:
+            for row in range(plan.num_rows):
+                missing |= (plan.lines.flags[row] & ROW_SAMPLE) & (tokens[row] < 0)
+        if self.has_firsts or plan.num_prompt_rows:
+            self._note_firsts(plan)
         return not missing
+
+    cdef void _note_firsts(self, StepPlan plan) noexcept nogil:
+        cdef int32_t row
+        cdef int32_t end
+        cdef slot_t slot
+        memset(&self.cached[0], -1, self.cached.shape[0] * sizeof(int32_t))
+        self.has_firsts = False
+        for row in range(plan.num_rows if plan.num_prompt_rows else 0):
+            slot = plan.lines.slot[row]
+            end = plan.lines.computed[row] + plan.lines.len[row]
+            if (plan.lines.flags[row] & ROW_SAMPLE) and end == self.scheduler.seqs.prompt_len[slot]:
+                self.cached[row] = max(0, self.scheduler.seqs.cached[slot])
+                self.has_firsts = True
 
     cdef void _note_numbers(self, StepPlan plan) noexcept nogil:
         self.last.step_id = plan.step_id
