@@ -22,6 +22,10 @@ cdef enum:
 
 cdef struct Graphs:  # of one kind, sizes ascending
     int32_t count
+    int32_t asked  # of choose() the last time, and what it said: mostly it is asked for the same again
+    int32_t chosen
+    int32_t found_size  # of find(); no size is 0
+    void* found
     int32_t size[256]
     void* graph[256]
 

@@ -157,6 +157,7 @@ cdef class Launcher:
         own.size[at] = size
         own.graph[at] = <void*>graph
         own.count += 1
+        own.asked = own.found_size = 0
 
     def pick(self, int32_t kind, int32_t count):
         """The smallest size that holds `count` tokens; 0: run them eagerly (none does, or it would be padding)."""
@@ -168,26 +169,35 @@ cdef class Launcher:
         return self.choose(SAMPLE, count)
 
     cdef int32_t choose(self, int32_t kind, int32_t count) noexcept nogil:
-        cdef const Graphs* own = &self.graphs[kind]
+        cdef Graphs* own = &self.graphs[kind]
         cdef int32_t low = 0
         cdef int32_t high = own.count
         cdef int32_t mid
+        if own.asked == count and count > 0:
+            return own.chosen
         while low < high:
             mid = (low + high) >> 1
             if own.size[mid] < count:
                 low = mid + 1
             else:
                 high = mid
-        if low == own.count or (kind == MIXED and count > 64 and 4 * own.size[low] > 5 * count):
-            return 0
-        return own.size[low]
+        own.asked = count
+        own.chosen = 0
+        if low < own.count and not (kind == MIXED and count > 64 and 4 * own.size[low] > 5 * count):
+            own.chosen = own.size[low]
+        return own.chosen
 
     cdef void* find(self, int32_t kind, int32_t size) noexcept nogil:
         """The graph of exactly this size, or NULL."""
+        cdef Graphs* own = &self.graphs[kind]
         cdef int32_t i
-        for i in range(self.graphs[kind].count):
-            if self.graphs[kind].size[i] == size:
-                return self.graphs[kind].graph[i]
+        if own.found_size == size and size > 0:
+            return own.found
+        for i in range(own.count):
+            if own.size[i] == size:
+                own.found_size = size
+                own.found = own.graph[i]
+                return own.found
         return NULL
 
     # The parts of a step, in their order. Only what waits gives the GIL away: beside a busy thread it comes back late.

@@ -191,9 +191,10 @@ cdef class Scheduler:
 
     cdef void _plan(self, StepPlan plan) noexcept nogil:
         plan.clear()
-        self.encoder.begin(self.settled_step)
         if (self.queue.size == 0 or self.running.size >= self.max_rows) and self.plain.fit(plan):
             self.plain.emit(plan)
+        if plan.num_rows == 0:
+            self.encoder.begin(self.settled_step)
         while plan.num_rows == 0:
             self.updates_left = plan.max_updates
             self.preempted = False
@@ -285,9 +286,7 @@ cdef class Scheduler:
         self.encoder.unpin(self.seqs, slot)
         self.seqs.state[slot] = WAITING
         self.seqs.epoch[slot] += 1
-        self.seqs.computed[slot] = 0
-        self.seqs.committed[slot] = 0
-        self.seqs.num_named[slot] = 0
+        self.seqs.computed[slot] = self.seqs.committed[slot] = self.seqs.num_named[slot] = 0
         self.queue.push(slot, self.seqs.priority[slot], self.seqs.arrival[slot], self.seqs.order[slot], True)
         self.num_preemptions += 1
         self.preempted = True
