@@ -109,7 +109,7 @@ class DeviceSampler:
         At start, before slot 0 has a request; `inputs` as `empty_inputs` made them.
         """
         rules = SamplingParams(
-            logit_bias=((0, 1.0),), allowed_token_ids=(0, 1), presence_penalty=1.0, logprobs=0, logprob_token_ids=(0,)
+            logit_bias=((0, 1.0),), allowed_token_ids=(0, 1), presence_penalty=1.0, logprobs=2, logprob_token_ids=(0,)
         )
         self.admit(0, rules, np.zeros(1, np.int32), 0)
         self.launch_special(inputs, logits, tokens_out, np.zeros(1, np.int64), np.zeros(1, np.int64))

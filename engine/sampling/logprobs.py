@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from engine.kernels.sampling.logprobs import logprobs
+from engine.kernels.sampling.logprobs import log_sum, logprobs
 from engine.kernels.sampling.top_k_top_p import top_k_top_p
 from engine.request import SamplingParams, TokenLogprob
 
@@ -32,7 +32,7 @@ def answer_logprobs(
         if params.logprob_token_ids:
             values = line.gather(1, torch.tensor([params.logprob_token_ids]))[0]
             entry.top_ids += list(params.logprob_token_ids)
-            entry.top_logprobs += (values if as_logits else values - torch.logsumexp(line, dim=-1)).tolist()
+            entry.top_logprobs += (values if as_logits else values - log_sum(line)).tolist()
         found[row] = entry
     return found
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.kernels.sampling.logprobs import logprobs
+from engine.kernels.sampling.logprobs import log_sum, logprobs
 from engine.request import TokenLogprob
 from engine.sampling.logprobs import CHUNK
 
@@ -60,7 +60,7 @@ def tell(logits: Tensor, tokens: Tensor, k: int, as_logits: bool, asked: Tensor 
     parts = [tokens[:, None].int(), _bits(own[:, None]), rank[:, None].int(), ids.int(), _bits(values)]
     if asked is not None:
         more = logits.gather(1, asked)  # [n, m]
-        parts.append(_bits(more if as_logits else more - torch.logsumexp(logits, dim=-1, keepdim=True)))
+        parts.append(_bits(more if as_logits else more - log_sum(logits)[:, None]))
     return torch.cat(parts, dim=1)
 
 

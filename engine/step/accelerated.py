@@ -157,7 +157,7 @@ class DeviceExecutor:
         most = min(CHUNK, self._sizes.max_tokens)
         hidden = buffers.sampled_hidden.new_zeros(most, buffers.sampled_hidden.shape[1])
         for count in telling_sizes(list(range(1, most + 1))):
-            prompt_logprobs(project, hidden[:count], np.zeros(count, np.int64), 1, self._prompts.as_logits)
+            prompt_logprobs(project, hidden[:count], np.zeros(count, np.int64), 2, self._prompts.as_logits)
 
     def profile(self) -> int:
         """Runs the largest step without a cache and returns how many KV blocks fit beside it."""

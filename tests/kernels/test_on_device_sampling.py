@@ -8,6 +8,7 @@ import torch
 
 from engine.kernels.sampling.choose import choose, choose_room
 from engine.kernels.sampling.edit import edit, edit_reference
+from engine.kernels.sampling.logprobs import log_sum, logprobs
 from engine.kernels.sampling.mask import mask, mask_reference
 from engine.kernels.sampling.nucleus import LEAST_P
 from engine.kernels.sampling.penalize import count, penalize, penalize_reference
@@ -158,3 +159,22 @@ def test_rules(vocab):
     counted = counts.cuda()
     count(counted, token.cuda(), line.cuda())
     assert (counted.cpu() - counts).nonzero().tolist() == [[1, 39], [2, vocab - 1]]
+
+
+@pytest.mark.parametrize("vocab", [151936, 152064, 50257, 1000])
+def test_log_probabilities_have_the_same_bits_in_any_company(vocab):
+    logits = logits_of(64, vocab, 3.0, torch.bfloat16).float()  # with many equals
+    logits[3, ::2] = float("-inf")
+    sums = log_sum(logits)
+    assert (sums.double() - logits.double().logsumexp(-1)).abs().max() < 4e-6
+    tokens = torch.randint(vocab, (64,), device="cuda")
+    want = logprobs(logits, tokens, 20)
+    for rows, k in ((1, 20), (2, 1), (3, 7), (5, 20), (16, 2), (33, 12), (63, 20)):
+        for first in (0, 64 - rows):
+            part = slice(first, first + rows)
+            got = logprobs(logits[part].clone(), tokens[part], k)
+            assert torch.equal(log_sum(logits[part].clone()), sums[part])
+            assert torch.equal(got[0], want[0][part])
+            assert torch.equal(got[1], want[1][part])
+            assert torch.equal(got[2], want[2][part, :k])
+            assert torch.equal(got[3], want[3][part, :k])

@@ -1,29 +1,81 @@
 """Log-probabilities of given tokens, their rank, and the k most likely, row by row.
 
-    logprob = logit - logsumexp(logits);  rank = 1 + number of strictly larger logits
+    logprob = logit - log(sum(exp(logits)));  rank = 1 + number of strictly larger logits
 
-Used by engine/sampling/logprobs for answers and prompts; never holds a second [rows, vocab] array of float32.
+A row's numbers have the same bits whatever other rows there are, and however many: torch's own sum over a vocabulary
+goes by how many rows it has (two rows in a hundred differed in their last bit on an H100), and which of equal logits
+comes first by how many are asked for. Here a program adds up a row, and of equal logits the least token comes first.
+Used by engine/sampling for answers and prompts; never holds a second [rows, vocab] array of float32.
 """
 
 from __future__ import annotations
 
 import torch
+from torch import Tensor
+
+from engine.kernels.target import tl, triton
+
+BLOCK = 4096  # logits that a program reads at a time
 
 
-def logprobs(logits: torch.Tensor, tokens: torch.Tensor, k: int, as_logits: bool = False) -> tuple[torch.Tensor, ...]:
+@triton.jit
+def log_sum_kernel(
+    out,  # [rows] float32
+    logits,  # [rows, vocab] float32
+    vocab,
+    BLOCK: tl.constexpr,
+):
+    """One row per program: each lane keeps its largest logit and its sum beside that, always in the same order."""
+    row = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, BLOCK)
+    best = tl.full([BLOCK], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, vocab, BLOCK):
+        token = start + lane
+        x = tl.load(logits + row * vocab + token, mask=token < vocab, other=float("-inf"))
+        higher = tl.maximum(best, x)
+        beside = tl.where(tl.abs(higher) == float("inf"), 0.0, higher)  # infinities are not taken from each other
+        total = total * tl.exp(best - beside) + tl.exp(x - beside)
+        best = higher
+    highest = tl.max(best, 0)
+    beside = tl.where(tl.abs(highest) == float("inf"), 0.0, highest)
+    tl.store(out + row, tl.log(tl.sum(total * tl.exp(best - beside), 0)) + beside)
+
+
+def log_sum(logits: Tensor) -> Tensor:
+    """log(sum(exp(logits))) of each row [rows], float32; logits float32 [rows, vocab], contiguous."""
+    return launch_log_sum(logits) if logits.is_cuda else log_sum_reference(logits)
+
+
+def launch_log_sum(logits: Tensor) -> Tensor:
+    """The Triton kernel."""
+    rows, vocab = logits.shape
+    assert logits.is_contiguous()
+    assert logits.dtype is torch.float32
+    out = logits.new_empty(rows)
+    if rows:
+        log_sum_kernel[(rows,)](out, logits, vocab, BLOCK=BLOCK, num_warps=8)
+    return out
+
+
+def log_sum_reference(logits: Tensor) -> Tensor:
+    out = logits.new_empty(len(logits))
+    for row, line in enumerate(logits):  # one at a time: threads cut a matrix by its rows, and a single row by itself
+        out[row] = torch.logsumexp(line, dim=-1)
+    return out
+
+
+def logprobs(logits: Tensor, tokens: Tensor, k: int, as_logits: bool = False) -> tuple[Tensor, ...]:
     """(logprob [rows], rank int64 [rows], top ids int64 [rows, k], top logprobs float32 [rows, k], descending).
 
     logits float32 [rows, vocab]; tokens int64 [rows]; k >= 0. With `as_logits` the values are the logits themselves.
     """
-    return logprobs_reference(logits, tokens, k, as_logits)
-
-
-def logprobs_reference(
-    logits: torch.Tensor, tokens: torch.Tensor, k: int, as_logits: bool = False
-) -> tuple[torch.Tensor, ...]:
-    """The specification, in plain torch."""
-    norm = logits.new_zeros(len(logits)) if as_logits else torch.logsumexp(logits, dim=-1)  # [rows]
+    norm = logits.new_zeros(len(logits)) if as_logits else log_sum(logits)
     own = logits.gather(1, tokens[:, None])  # [rows, 1]
     rank = (logits > own).sum(dim=-1) + 1
     values, ids = logits.topk(k, dim=-1)
+    if 1 < k < logits.shape[1]:  # all of a row come sorted, and the least of equals first
+        ids, order = ids.sort(dim=-1)
+        values, order = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
+        ids = ids.gather(1, order)
     return own[:, 0] - norm, rank, ids, values - norm[:, None]

@@ -6,6 +6,7 @@ import triton  # noqa: F401  (before any kernel file, so that they take it)
 from engine.kernels.sampling.cut import CHUNK, cut_kernel
 from engine.kernels.sampling.edit import edit_kernel
 from engine.kernels.sampling.groups import GROUP, TILE, groups_kernel
+from engine.kernels.sampling.logprobs import BLOCK, log_sum_kernel
 from engine.kernels.sampling.mask import mask_kernel
 from engine.kernels.sampling.nucleus import LANES, LEAST_P, TRIALS, WIDE
 from engine.kernels.sampling.penalize import count_kernel, penalize_kernel
@@ -20,6 +21,7 @@ TABLES = {
 OUT = {"tokens_out": I, "last_token": I, "threshold": F, "chosen": I, "best": F, "mass": F}
 ROW = {"OPEN": OPEN, "TRIALS": TRIALS, "GROUP": GROUP}
 KERNELS = {
+    "log sum": (log_sum_kernel, {"out": F, "logits": F, "vocab": "i32"}, {"BLOCK": BLOCK}, {"num_warps": 8}),
     "edit": (edit_kernel, {"logits": F, "edits": I, "num_edits": "i32", "rows": "i32", "vocab": "i32"},
              {"BLOCK": 256}, {}),
     "mask": (mask_kernel, {"logits": F, "bits": I, "line": I, "vocab": "i32", "words": "i32"}, {"BLOCK": 1024}, {}),

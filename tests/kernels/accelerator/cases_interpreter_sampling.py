@@ -10,6 +10,7 @@ from engine.kernels.sampling import choose, cut
 from engine.kernels.sampling.choose import choose_reference, choose_room, launch_choose
 from engine.kernels.sampling.edit import edit_reference, launch_edit
 from engine.kernels.sampling.groups import groups, groups_reference
+from engine.kernels.sampling.logprobs import launch_log_sum, log_sum_reference
 from engine.kernels.sampling.mask import launch_mask, mask_reference
 from engine.kernels.sampling.noise import philox
 from engine.kernels.sampling.nucleus import LEAST_P
@@ -161,3 +162,15 @@ def test_rules(vocab):
     count_reference(want, token, line)
     assert torch.equal(got, want)
     assert int(got.sum() - counts.sum()) == 2
+
+
+@pytest.mark.parametrize("vocab", [40, 4096, 9001])
+def test_log_sums(vocab):
+    logits = torch.randn(5, vocab) * 4
+    logits[1] *= 100
+    logits[2, 1::2] = float("-inf")
+    logits[2, 0] = float("-inf")
+    logits[3] = float("-inf")
+    logits[4, 7] = float("inf")
+    assert torch.allclose(launch_log_sum(logits), log_sum_reference(logits), rtol=1e-6)
+    assert launch_log_sum(logits[:0]).shape == (0,)
