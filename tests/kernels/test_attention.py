@@ -181,36 +181,51 @@ def test_large_scores_do_not_overflow():
 
 
 @pytest.mark.parametrize(
-    ("rows", "kv_heads", "launch"),
+    ("rows", "kv_heads", "narrow", "wide"),
     [
-        (1, 8, (4, 4)),
-        (8, 8, (4, 4)),
-        (9, 8, (4, 3)),
-        (32, 8, (4, 3)),
-        (33, 8, (8, 3)),
-        (56, 8, (8, 3)),
-        (57, 8, (8, 4)),
-        (65, 4, (4, 3)),
-        (66, 4, (8, 3)),
-        (2048, 8, (8, 4)),
+        (1, 8, (4, 4, 0), (4, 4, 0)),
+        (8, 8, (4, 4, 0), (4, 4, 0)),
+        (9, 8, (4, 4, 5), (4, 4, 5)),
+        (28, 8, (4, 4, 5), (4, 4, 5)),
+        (29, 8, (4, 3, 3), (4, 4, 5)),
+        (32, 8, (4, 3, 3), (4, 4, 5)),
+        (33, 8, (8, 3, 3), (8, 4, 5)),
+        (34, 8, (8, 4, 5), (8, 4, 5)),
+        (65, 4, (4, 3, 3), (4, 4, 5)),
+        (66, 4, (8, 3, 3), (8, 4, 5)),
+        (2048, 8, (8, 4, 5), (8, 4, 5)),
     ],
 )
-def test_decode_launches_more_programs_than_fit_where_rows_are_many(rows, kv_heads, launch):
+def test_decode_launches_more_programs_than_fit_where_rows_are_many(rows, kv_heads, narrow, wide):
     card = Target("cuda", "sm_90", 132, 32, 227 << 10)
-    share, options = tuned(card, rows * kv_heads, 16, 128, 2)
-    assert (share, options["num_stages"]) == launch
-    assert options["num_warps"] == 1
+    pairs = rows * kv_heads
+    for width, want in ((2048, narrow), (4096, wide)):
+        share, lead, options = tuned(card, pairs, width, 16, 128, 2)
+        assert (share, options["num_stages"], lead) == want
+        assert options["num_warps"] == 1
+        old = Target("cuda", "sm_80", 132, 32, 163 << 10)  # where nothing starts before a kernel's end
+        assert tuned(old, pairs, width, 16, 128, 2) == (share, 0, options)
     other = Target("hip", "gfx942", 132, 64, 64 << 10)  # there a stage costs registers
-    assert tuned(other, rows * kv_heads, 16, 128, 2) == (share, {"num_warps": 1, "num_stages": 2})
-    assert tuned(card, rows * kv_heads, 16, 256, 2) == (share, {"num_warps": 4, "num_stages": 2})
+    assert tuned(other, pairs, 2048, 16, 128, 2) == (share, 0, {"num_warps": 1, "num_stages": 2})
+    for dim, size in ((256, 2), (128, 4)):
+        share, _, options = tuned(card, pairs, 2048, 16, dim, size)
+        assert (share, options) == (wide[0], {"num_warps": 4, "num_stages": 2})
 
 
 @pytest.mark.parametrize(
-    ("heads", "dim", "block", "ahead"),
-    [(16, 128, 16, AHEAD), (8, 256, 16, AHEAD), (7, 80, 16, AHEAD), (32, 128, 16, 0), (17, 128, 16, 0), (3, 10, 2, 0)],
+    ("pairs", "heads", "dim", "block", "ahead"),
+    [
+        (8, 16, 128, 16, AHEAD),
+        (448, 8, 256, 16, AHEAD),
+        (449, 8, 256, 16, 0),
+        (8, 7, 80, 16, AHEAD),
+        (8, 32, 128, 16, 0),
+        (8, 17, 128, 16, 0),
+        (8, 3, 10, 2, 0),
+    ],
 )
-def test_decode_asks_early_for_keys_where_queries_are_narrow_and_kernels_overlap(heads, dim, block, ahead):
+def test_decode_asks_early_for_keys_where_queries_are_narrow_and_kernels_overlap(pairs, heads, dim, block, ahead):
     cards = [Target("cuda", arch, 132, 32, 227 << 10) for arch in ("sm_90", "sm_100")]
-    assert [blocks_ahead(card, heads * dim, block * dim * 2) for card in cards] == [ahead, ahead]
+    assert [blocks_ahead(card, pairs, heads * dim, block * dim * 2) for card in cards] == [ahead, ahead]
     others = [Target("cuda", "sm_80", 108, 32, 163 << 10), Target("hip", "gfx942", 304, 64, 64 << 10)]
-    assert [blocks_ahead(card, heads * dim, block * dim * 2) for card in others] == [0, 0]
+    assert [blocks_ahead(card, pairs, heads * dim, block * dim * 2) for card in others] == [0, 0]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 
-from engine.kernels.overlap import wait_in_round
+from engine.kernels.overlap import let_next_start, wait_in_round
 from engine.kernels.target import tl, triton
 
 LOG2E = math.log2(math.e)
@@ -49,6 +49,8 @@ def attend_keys(
     WIDE: tl.constexpr,  # offsets into the caches pass 2^31
     STAGES: tl.constexpr,
     SETTLE: tl.constexpr,  # see `settled`; CUDA only
+    last,  # with LEAD: whether this program has nothing else to do
+    LEAD: tl.constexpr,  # rounds before the end from which the next kernel may start; 0: that is told elsewhere
 ):
     """Keys low..end-1 (or the rest of the last block, which position hides) -> best, total, result."""
     dim = tl.arange(0, BLOCK_D)
@@ -79,6 +81,10 @@ def attend_keys(
             if is_first:
                 wait_in_round()
                 query = tl.load(late, mask=inside, other=0.0)
+        if LEAD:
+            is_near = last & (start + LEAD * BLOCK_N >= end)
+            if is_near:
+                let_next_start()
         if SETTLE:
             result = settled(result)
         score = tl.dot(query, tl.trans(keys.to(query.dtype)), input_precision="ieee")

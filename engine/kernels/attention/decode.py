@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 KEYS = 32  # of a round, whatever else is tuned: the order of a row's sums follows from it
 AHEAD = 8  # blocks of a program's first part that are asked for before the kernel in front has ended; at most 32
-NARROW = 2048  # numbers of a token's query, up to which it is done: see `blocks_ahead`
+NARROW = 2048  # numbers of a token's query, up to which the layer's products are small: see `blocks_ahead`, `tuned`
 MERGED = 4096  # numbers that each warp of a merge holds at once: parts * group * head_dim
 
 
@@ -143,6 +143,7 @@ def decode_kernel(
     STAGES: tl.constexpr,
     AHEAD: tl.constexpr,  # blocks that are asked for before the wait
     LANES: tl.constexpr,  # of all warps
+    LEAD: tl.constexpr,  # rounds before its end from which a program lets the next kernel start; 0: at once
     OVERLAP: tl.constexpr,
 ):
     kv_head = tl.program_id(0)
@@ -155,7 +156,7 @@ def decode_kernel(
     block_stride = num_kv_heads * BLOCK_SIZE * HEAD_DIM
     k_head = k_cache + kv_head * BLOCK_SIZE * HEAD_DIM
     v_head = v_cache + kv_head * BLOCK_SIZE * HEAD_DIM
-    if OVERLAP:
+    if OVERLAP and not LEAD:
         let_next_start()  # it need not wait for this
     part = tl.program_id(1)
     count = tl.load(num_parts, cache_modifier=".cg")
@@ -189,7 +190,7 @@ def decode_kernel(
         best, total, result = attend_keys(
             query, late, inside, head * 0 + high - 1, best, total, result, k_head, v_head,
             block_tables + line * max_blocks, blocks, low, low, low, high, block_stride, scale, bend, False, 0, SOFTCAP,
-            HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES, False,
+            HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES, False, after >= count, LEAD,
         )  # fmt: skip
         if to_part - from_part == 1:
             result = result / total[:, None]
@@ -235,7 +236,8 @@ def attend_parts(
     assert work.sums.shape[1:] == q.shape[1:], f"work lists for heads {work.sums.shape[1:]}, queries {q.shape[1:]}"
     block_d, block_g = max(16, triton.next_power_of_2(dim)), triton.next_power_of_2(group)
     block_m = max(16, block_g)
-    share, options = tuned(target(), q.shape[0] * kv_heads, block_m, block_d, q.element_size())
+    pairs = q.shape[0] * kv_heads
+    share, lead, options = tuned(target(), pairs, heads * dim, block_m, block_d, q.element_size())
     scale, bend = score_scales(scale, softcap)
     programs = max(1, min(share * target().num_units // kv_heads, work.parts.shape[0]))
     decode_kernel[(kv_heads, programs)](
@@ -245,34 +247,48 @@ def attend_parts(
         BLOCK_M=block_m, BLOCK_N=KEYS, BLOCK_D=block_d, BLOCK_G=block_g,
         AT_ONCE=max(1, MERGED * options["num_warps"] // (block_g * block_d)), WIDE=k_cache.numel() >= 1 << 31,
         STAGES=options["num_stages"], LANES=32 * options["num_warps"],
-        AHEAD=blocks_ahead(target(), heads * dim, block_size * dim * k_cache.element_size()),
+        AHEAD=blocks_ahead(target(), pairs, heads * dim, block_size * dim * k_cache.element_size()), LEAD=lead,
         **options, **launch_options(),
     )  # fmt: skip
 
 
-def tuned(device: Target, pairs: int, block_m: int, block_d: int, element_size: int) -> tuple[int, dict[str, int]]:
-    """(programs per unit, launch options) for so many pairs of a token and a KV head. Neither changes a bit.
+def tuned(
+    device: Target, pairs: int, width: int, block_m: int, block_d: int, element_size: int
+) -> tuple[int, int, dict[str, int]]:
+    """(programs per unit, lead, launch options) for so many pairs of a token and a KV head. None changes a bit.
 
     As few warps as hold the sums: memory is what a part waits for, and the more parts share a unit, the less it stands
-    still. Microseconds on one H100, 8 KV heads of 128, 576 keys per row, as (stages, programs): 256 rows 238 at (3, 4)
-    and 206 at (4, 8); 64 rows 63.6 and 54.9; 48 rows 42.0 at (3, 8) and 47.2 at (4, 8); 40 rows 39.5 at (3, 4) and 36.0
-    at (3, 8); 32 rows 29.2 at (3, 4) and 29.9 at (4, 4); 4 rows 8.9 at (3, 4) and 8.2 at (4, 4).
+    still. The next kernel's programs that wait for this one take its place, and the weights that they ask for are out
+    of the cache again before they are read: from some rows on they come a few rounds before the end. Microseconds of
+    steps at 521 keys with Qwen3-0.6B (queries of 2,048 numbers) and -8B on one H100; first the next kernel at once:
+
+        0.6B, 3 stages   16 rows 1,237   24 rows 1,538   32 rows 1,657   48 rows 2,029
+        lead 3           16 rows 1,223   24 rows 1,481   32 rows 1,541   48 rows 2,027
+        lead 5, 4 stages 16 rows 1,203   24 rows 1,441   32 rows 1,621   48 rows 1,961   64 rows 2,245
+        8B, 3 stages     16 rows 6,160   24 rows 6,498   32 rows 6,737   64 rows 7,657 (4 stages)
+        lead 5, 4 stages 16 rows 6,108   24 rows 6,414   32 rows 6,648   64 rows 7,659
+
+    Below, 0.6B at 8 rows has 1,019 with the next kernel at once and 1,059 at lead 5; 1 row of 1,100 keys 893 and 931.
     """
     warps = min(8, max(1, block_m * block_d // 2048))
     # Programs beyond those that fit wait for a place: a unit whose parts were short takes more of them.
     share = 8 if pairs >= 2 * device.num_units else 4
-    if block_d > 128 or element_size > 2:
-        return share, {"num_warps": max(4, warps), "num_stages": 2}
-    some = device.num_units < 2 * pairs <= 6.8 * device.num_units
-    return share, {"num_warps": warps, "num_stages": (3 if some else 4) if device.loads_past_registers else 2}
+    stages = 2
+    if device.loads_past_registers and block_d <= 128 and element_size <= 2:
+        stages = 3 if width <= NARROW and 1.75 * device.num_units < pairs <= 2 * device.num_units else 4
+    elif block_d > 128 or element_size > 2:
+        warps = max(4, warps)
+    few = 2 * pairs <= device.num_units or not device.begins_early
+    return share, 0 if few else 3 if stages == 3 else 5, {"num_warps": warps, "num_stages": stages}
 
 
-def blocks_ahead(device: Target, width: int, run: int) -> int:
+def blocks_ahead(device: Target, pairs: int, width: int, run: int) -> int:
     """Blocks to ask for early, where a token's query is `width` numbers and a block `run` bytes of one head's keys.
 
     A measured rule: a layer whose products are small leaves the memory idle while the kernel in front ends; beside
-    large weights what is asked for early is in their way. Microseconds of qkv, rotation, attention and output product
-    on one H100, without and with: heads of 16 * 128 over 1024 hidden, 1 row 16.7 and 16.4, 8 rows 24.4 and 22.7, 32
-    rows 43.6 and 42.2; heads of 32 * 128 over 4096 hidden, 8 rows 47.9 and 49.2 at best, 32 rows 67.5 and 69.6.
+    large weights, and for more programs than the cache holds blocks of, what is asked for early is in the way.
+    Microseconds of steps as in `tuned`, 0.6B, without and with, next kernel at the end: 48 rows 2,073 and 2,039, 40
+    rows 1,867 and 1,861, 64 rows 2,258 and 2,260, 256 rows 6,227 and 6,351.
     """
-    return AHEAD if device.begins_early and width <= NARROW and run % 16 == 0 else 0
+    fits = pairs <= 3.4 * device.num_units
+    return AHEAD if device.begins_early and width <= NARROW and fits and run % 16 == 0 else 0

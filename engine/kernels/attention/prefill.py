@@ -79,7 +79,7 @@ def prefill_kernel(
         best, total, result = attend_keys(
             query, None, None, position, best, total, result, k_head, v_head, table, None, low, seen, floor, end,
             block_stride, scale, bend, True, WINDOW, SOFTCAP, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES,
-            SETTLE,
+            SETTLE, None, 0,
         )  # fmt: skip
         # Lines and their places are found anew: through the loop they would take registers that it has not.
         token = tl.load(tiles + tile * 4, volatile=True)

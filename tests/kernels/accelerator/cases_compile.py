@@ -82,12 +82,12 @@ KERNELS = {
             {"out": T, **PARTS, **ATTEND},
             {**SHAPE, "HEAD_DIM": dim, "BLOCK_D": block_d, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_G": 4,
              "AT_ONCE": MERGED * warps // (4 * block_d), "STAGES": stages, "AHEAD": ahead, "LANES": 32 * warps,
-             **sinks},
+             "LEAD": lead, **sinks},
             {"num_warps": warps, "num_stages": stages},
         )
-        for dim, block_d, warps, stages, ahead, sinks in (
-            (64, 64, 1, 3, AHEAD, {}), (128, 128, 1, 4, AHEAD, NO_SINKS), (128, 128, 1, 3, 0, NO_SINKS),
-            (256, 256, 4, 2, AHEAD, NO_SINKS),
+        for dim, block_d, warps, stages, ahead, lead, sinks in (
+            (64, 64, 1, 3, AHEAD, 3, {}), (128, 128, 1, 4, AHEAD, 0, NO_SINKS), (128, 128, 1, 3, 0, 3, NO_SINKS),
+            (256, 256, 4, 2, AHEAD, 5, NO_SINKS),
         )
     },
     **{

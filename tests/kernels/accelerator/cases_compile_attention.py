@@ -23,7 +23,7 @@ KERNELS = {
             decode_kernel,
             {"out": T, **PARTS, **ATTEND},
             {**SHAPE, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_G": 4, "AT_ONCE": MERGED // (4 * 128), "STAGES": 3,
-             "AHEAD": AHEAD, "LANES": 32, **case},
+             "AHEAD": AHEAD, "LANES": 32, "LEAD": 5, **case},
             {"num_warps": 1, "num_stages": 3},
         )
         for name, case in CASES.items()
@@ -59,17 +59,19 @@ def test_compiles(name, target):
     compiles(target, *KERNELS[name])
 
 
-@pytest.mark.parametrize("ahead", [0, AHEAD])
+@pytest.mark.parametrize(("ahead", "lead"), [(0, 5), (AHEAD, 0), (AHEAD, 3)])
 @pytest.mark.parametrize("name", ["decode 96", "decode 128 in a window, capped, wide"])
-def test_keys_are_read_before_the_wait_and_further_ones_asked_for_where_the_launcher_says_so(name, ahead):
+def test_keys_are_read_before_the_wait_and_further_ones_asked_for_where_the_launcher_says_so(name, ahead, lead):
     kernel, signature, constants, options = KERNELS[name]
-    made = compiles("sm_90", kernel, signature, {**constants, "AHEAD": ahead}, options, aligned=True)
+    made = compiles("sm_90", kernel, signature, {**constants, "AHEAD": ahead, "LEAD": lead}, options, aligned=True)
     text = made.asm["ptx"]
     assert text.count("cp.async.bulk.prefetch.L2") == (2 if ahead else 0)
     # One for parts that may not begin early; another in the first round, behind the copies of the rounds' keys.
     early, late = (found.start() for found in re.finditer("griddepcontrol.wait", text))
     copies = [found.start() for found in re.finditer("cp.async.cg", text)]
     assert early < copies[0] < late
+    assert text.count("griddepcontrol.launch_dependents") == 1
+    assert (text.index("griddepcontrol.launch_dependents") < early) == (lead == 0)
     if ahead:
         assert text.index("cp.async.bulk.prefetch.L2") < early
     # What was read before the wait was not read from the unit's own cache.

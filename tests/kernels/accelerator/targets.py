@@ -35,7 +35,9 @@ def compiles(
     """
     device, shared = TARGETS[target]
     if target not in OVERLAPPING:
-        constants = {name: 0 if name in ("OVERLAP", "AHEAD", "SETTLE") else value for name, value in constants.items()}
+        constants = {
+            name: 0 if name in ("OVERLAP", "AHEAD", "LEAD", "SETTLE") else value for name, value in constants.items()
+        }
     types = {**signature, **dict.fromkeys(constants, "constexpr")}
     even = [number for number, kind in enumerate(types.values()) if aligned and kind.startswith("*")]
     attributes = {(number,): [["tt.divisibility", 16]] for number in even}
