@@ -166,7 +166,7 @@ def test_log_probabilities_have_the_same_bits_in_any_company(vocab):
     logits = logits_of(64, vocab, 3.0, torch.bfloat16).float()  # with many equals
     logits[3, ::2] = float("-inf")
     sums = log_sum(logits)
-    assert (sums.double() - logits.double().logsumexp(-1)).abs().max() < 4e-6
+    assert (sums.double() - logits.double().logsumexp(-1)).abs().max() < 8e-6
     tokens = torch.randint(vocab, (64,), device="cuda")
     want = logprobs(logits, tokens, 20)
     for rows, k in ((1, 20), (2, 1), (3, 7), (5, 20), (16, 2), (33, 12), (63, 20)):

@@ -7,6 +7,7 @@ import torch
 from engine.kernels.sampling import choose as module
 from engine.kernels.sampling import cut
 from engine.kernels.sampling.choose import choose, choose_room
+from engine.kernels.sampling.logprobs import most_likely
 from engine.kernels.sampling.top_k_top_p import top_k_top_p
 from tests.kernels.sampling import fits, rows_of
 
@@ -45,3 +46,13 @@ def test_nothing_but_the_largest_logit_where_top_p_is_next_to_nothing():
     line = torch.randn(VOCAB, generator=torch.Generator().manual_seed(5))
     counts = seen(line, (1.0, 0, 1e-6, 0.0), draws=20)
     assert counts[line.argmax()] == 20
+
+
+@pytest.mark.parametrize("k", [0, 1, 2, 20, 399])
+def test_of_equal_logits_the_least_tokens_are_the_most_likely(k):
+    logits = (torch.randn(5, 400) * 3).bfloat16().float()  # with many equals
+    logits[1, ::2] = float("-inf")
+    logits[2, 7] = float("inf")
+    logits[3] = -5.0
+    for row, ids in zip(logits.tolist(), most_likely(logits, k).tolist()):
+        assert ids == sorted(range(400), key=lambda token: (-row[token], token))[:k]

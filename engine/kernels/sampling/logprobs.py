@@ -5,7 +5,7 @@
 A row's numbers have the same bits whatever other rows there are, and however many: torch's own sum over a vocabulary
 goes by how many rows it has (two rows in a hundred differed in their last bit on an H100), and which of equal logits
 comes first by how many are asked for. Here a program adds up a row, and of equal logits the least token comes first.
-Used by engine/sampling for answers and prompts; never holds a second [rows, vocab] array of float32.
+Used by engine/sampling for answers and prompts, for a few dozen rows at a time.
 """
 
 from __future__ import annotations
@@ -73,9 +73,17 @@ def logprobs(logits: Tensor, tokens: Tensor, k: int, as_logits: bool = False) ->
     norm = logits.new_zeros(len(logits)) if as_logits else log_sum(logits)
     own = logits.gather(1, tokens[:, None])  # [rows, 1]
     rank = (logits > own).sum(dim=-1) + 1
-    values, ids = logits.topk(k, dim=-1)
-    if 1 < k < logits.shape[1]:  # all of a row come sorted, and the least of equals first
-        ids, order = ids.sort(dim=-1)
-        values, order = values.gather(1, order).sort(dim=-1, descending=True, stable=True)
-        ids = ids.gather(1, order)
-    return own[:, 0] - norm, rank, ids, values - norm[:, None]
+    ids = most_likely(logits, k)
+    return own[:, 0] - norm, rank, ids, logits.gather(1, ids) - norm[:, None]
+
+
+def most_likely(logits: Tensor, k: int) -> Tensor:
+    """The k tokens of the largest logits, of equals the least first: int64 [rows, k]; logits float32 [rows, vocab]."""
+    vocab = logits.shape[1]
+    if k in (0, vocab):  # who wants all of them gets no fewer in any company
+        return logits.topk(k, dim=-1).indices
+    bits = logits.view(torch.int32)
+    keys = (bits ^ ((bits >> 31) & 0x7FFFFFFF)).long()  # in the order of the logits
+    keys <<= 32
+    keys |= torch.arange(vocab - 1, -1, -1, device=logits.device)  # no two are equal: there is one answer
+    return vocab - 1 - (keys.topk(k, dim=-1).values & 0xFFFFFFFF)
