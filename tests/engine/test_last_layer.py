@@ -115,11 +115,13 @@ async def test_a_prompt_on_an_accelerator(eager, computed, monkeypatch, tmp_path
         folder, dtype="bfloat16", max_num_batched_tokens=2048, max_num_seqs=64, num_gpu_blocks_override=1024,
         enforce_eager=eager, logprobs_mode="raw_logits", enable_prefix_caching=False,
     ) as served:  # fmt: skip
+        if eager:
+            computed.clear()  # the start ran the largest step once more; with graphs, their recording is counted
         deltas = (await answer_deltas(served, text_request(ids[:2048], 1, logprobs=20)))[0]
         first, last = first_and_last(served, computed)
         told = (await answer_deltas(served, text_request(ids, 1, prompt_logprobs=20)))[0][0].prompt_logprobs[2048]
     assert max(first) == 2048
-    assert set(last) == {1} if eager else max(last) == 64
+    assert max(last) == (1 if eager else 64)
     wanted = await asyncio.to_thread(true_logits, folder, ids[:2048])
     for entry in (deltas[0].logprobs[0], told):
         error = (torch.tensor(entry.top_logprobs) - wanted[torch.tensor(entry.top_ids)]).abs().max() / wanted.std()
