@@ -62,6 +62,7 @@ RUNTIMES = {"libcudart.so": "cuda", "libamdhip64.so": "hip"}  # how the file's n
 # What every step calls, where the runtime hands a call on to the driver as it came: a core that has slept since the
 # last one finds neither's code in its caches. The two share handles and numbers of errors.
 DRIVER, DIRECT = "libcuda.so", ("GraphLaunch", "EventRecord", "EventSynchronize")
+PRODUCTS = "libcublasLt.so"  # its products can be had by an algorithm of one's choice (gemm/cublaslt)
 
 
 def runtime_calls() -> dict[str, int]:
@@ -70,8 +71,7 @@ def runtime_calls() -> dict[str, int]:
     Streams, events and graphs are torch's own, so it must be the very library that made them: nothing is loaded here.
     Those of DIRECT are the driver's where it has been loaded.
     """
-    with open("/proc/self/maps") as lines:
-        loaded = sorted({line.split(maxsplit=5)[5].rstrip("\n") for line in lines if "/" in line})
+    loaded = _loaded()
     for path in loaded:
         for start, prefix in RUNTIMES.items():
             if not os.path.basename(path).startswith(start):
@@ -85,6 +85,19 @@ def runtime_calls() -> dict[str, int]:
         f"torch {torch.__version__} has loaded none of {', '.join(RUNTIMES)}: steps need a build of torch that links "
         "the CUDA or HIP runtime as a shared library"
     )
+
+
+def products_library() -> str | None:
+    """The path of the vendor's library of products, as torch has loaded it; None: gemm/cublaslt does not know it."""
+    if target().kind != "cuda":
+        return None
+    return next((path for path in _loaded() if os.path.basename(path).startswith(PRODUCTS)), None)
+
+
+def _loaded() -> list[str]:
+    """Paths of what this process has mapped."""
+    with open("/proc/self/maps") as lines:
+        return sorted({line.split(maxsplit=5)[5].rstrip("\n") for line in lines if "/" in line})
 
 
 def _addresses(path: str, prefix: str, names: tuple[str, ...]) -> dict[str, int]:

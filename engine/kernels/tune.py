@@ -1,4 +1,4 @@
-"""Which products are ours, by card and shape: measured offline and committed, so that a start tunes nothing.
+"""Which products are ours, by card and shape: measured offline and committed.
 
 Few rows: a weight [N, K] is looked up with the least row class that holds them; None stands for the vendor's library,
 which also takes every other card and the classes for which a shape has no entry. A shape that is not in the table goes

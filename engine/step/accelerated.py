@@ -34,7 +34,8 @@ from engine.config import EngineConfig
 from engine.device import Accelerator
 from engine.inbox import Inbox
 from engine.kernels.compile_ahead import compile_ahead
-from engine.kernels.gemm.dense import gated_way
+from engine.kernels.gemm.dense import gated_way, is_vendors
+from engine.kernels.gemm.fastest import choose, noted
 from engine.kernels.target import target
 from engine.kernels.tune import fullness
 from engine.models.base import Model
@@ -47,7 +48,16 @@ from engine.step.buffers import StepBuffers
 from engine.step.build import RowArrays, mrope_positions
 from engine.step.encode import EncoderCache
 from engine.step.executor import Sizes
-from engine.step.graphs import DECODE, MIXED, MIXED_LIMIT, decode_sizes, mixed_sizes, other_ways, telling_sizes
+from engine.step.graphs import (
+    DECODE,
+    MIXED,
+    MIXED_LIMIT,
+    decode_sizes,
+    long_sizes,
+    mixed_sizes,
+    other_ways,
+    telling_sizes,
+)
 from engine.step.prompts import Due, PromptLogprobs
 from engine.step.result import StepResult
 from engine.step.slots import SlotState
@@ -120,9 +130,17 @@ class DeviceExecutor:
     # -- start ------------------------------------------------------------------------------------------------------
 
     def compile(self, threads: int) -> None:
-        """Has the kernels of this model's steps compiled, several at a time; one that is met later compiles then."""
-        with self._one_block(), self._model.abridged():
+        """Has the kernels of this model's steps compiled, several at a time, and products timed (gemm/fastest).
+
+        A kernel that is met later compiles then.
+        """
+        with self._one_block(), self._model.abridged(), noted() as products:
             compile_ahead(self._walk, threads, partial(torch.cuda.set_device, self._accelerator.device))
+        timed = long_sizes(self._sizes.max_tokens)
+        if not self._config.enforce_eager:
+            timed += mixed_sizes(self._sizes.max_tokens)
+            timed += decode_sizes(self._sizes.max_rows, self._config.cudagraph_capture_sizes)
+        choose(products, lambda kind: sorted({rows for rows in timed if is_vendors(kind, rows)}))
 
     def _walk(self) -> None:
         """Launches of every kind; first the choice of tokens, whose kernels take longest to compile."""

@@ -32,6 +32,12 @@ def mixed_sizes(max_tokens: int) -> list[int]:
     return [size for size in sizes if size < limit] + [limit]
 
 
+def long_sizes(max_tokens: int) -> list[int]:
+    """Some of the steps that have no graph: what is fastest for them is so for others near them."""
+    sizes = [MIXED_LIMIT << doublings for doublings in range(1, max_tokens.bit_length())]
+    return [size for size in sizes if size < max_tokens] + [max_tokens] * (max_tokens > MIXED_LIMIT)
+
+
 def telling_sizes(sizes: list[int]) -> list[int]:
     """The last of each doubling, of ascending sizes: a kernel that only those between two of them choose is rare."""
     return list({(size - 1).bit_length(): size for size in sizes}.values())

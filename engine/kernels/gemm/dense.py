@@ -5,15 +5,15 @@ single token and keeps it in cache for many. Each output is one fused multiply-a
 number of tokens: the base of the engine's batch invariance. bfloat16 weights stay bfloat16 in memory (float32 ones too,
 when every value survives the narrowing) and are widened in registers, which is exact. Users: every layer with weights.
 
-On an accelerator the matrix stays as it is, in the activations' dtype, and the vendor's library multiplies. Where
-kernels/tune says so, few rows go to gemm/split_k and gated products of more to gemm/whole, of many to gemm/gated;
-weights packed for it go to gemm/invariant, which keeps the promise above.
+On an accelerator the matrix stays as it is, in the activations' dtype, and the vendor's library multiplies, by the
+algorithm that gemm/fastest found. Where kernels/tune says so, few rows go to gemm/split_k and gated products of more to
+gemm/whole, of many to gemm/gated; weights packed for it go to gemm/invariant, which keeps the promise above.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,10 +21,11 @@ from torch import Tensor
 
 from _fast import cpu
 from engine.kernels.activation import silu_mul
+from engine.kernels.gemm.fastest import Kind, note, product_of
 from engine.kernels.gemm.gated import gated_product, gated_reference, is_aligned
 from engine.kernels.gemm.invariant import invariant_linear
 from engine.kernels.gemm.split_k import Split, Unscaled, arrivals, room_after, room_for, split_linear
-from engine.kernels.gemm.whole import columns_of, tile_rows, whole_product
+from engine.kernels.gemm.whole import tile_rows, whole_product
 from engine.kernels.norm import rms_norm
 from engine.kernels.tune import few_rows, many_gated, whole_gated
 
@@ -158,6 +159,7 @@ def plain_linear(x: Tensor, packed: PackedLinear, out: Tensor | None, residual: 
     """`linear` on an accelerator: one launch, but for the vendor's library with a residual beside a bias."""
     weight, bias, width = packed.panels, packed.bias, packed.out_features
     rows = _plain_rows(x, packed)
+    _note(packed, residual is not None)
     y = rows.new_empty(len(rows), width) if out is None else out.view(-1, width)
     added = None
     if residual is not None:  # one and the same tensor as y spares the vendor's library a copy before the product
@@ -167,6 +169,8 @@ def plain_linear(x: Tensor, packed: PackedLinear, out: Tensor | None, residual: 
         invariant_linear(rows, weight, bias, added, y)
     elif cut is not None:
         split_linear(rows, weight, bias, added, y, False, cut)
+    elif bias is None and (product := product_of(rows, weight, packed.gated, added, y)) is not None:
+        product(rows, weight, added, y)
     elif added is not None:
         torch.addmm(added, rows, weight.t(), out=y)
         if bias is not None:
@@ -181,6 +185,7 @@ def plain_linear(x: Tensor, packed: PackedLinear, out: Tensor | None, residual: 
 def plain_gated(x: Tensor, packed: PackedLinear, out: Tensor | None) -> Tensor:
     """`gated_linear` on an accelerator: one launch where kernels/tune has one for these rows, else two."""
     rows, width = _plain_rows(x, packed), packed.out_features // 2
+    _note(packed, False)
     product = _gated_of(rows, packed)
     if product is None:
         y = silu_mul(plain_linear(x, packed, None, None))
@@ -226,30 +231,48 @@ def _cut(rows: Tensor, packed: PackedLinear, gated: bool, normed: bool = False) 
     if not _takes_ours(rows, packed) or (normed and rows.dtype is torch.float16):  # a norm's gain leaves its range
         return None
     cut = few_rows(len(rows), packed.out_features // (1 + gated), packed.in_features, gated)
-    if cut is not None and cut.block_m and not (is_aligned(rows) and is_aligned(packed.panels)):
-        return None
-    return cut
+    return cut if cut is not None and _can_load(cut, rows, packed) else None
+
+
+def _can_load(cut: Split, rows: Tensor, packed: PackedLinear) -> bool:
+    return not cut.block_m or (is_aligned(rows) and is_aligned(packed.panels))
 
 
 def _gated_of(rows: Tensor, packed: PackedLinear) -> GatedProduct | None:
-    """What launches one kernel for the gated product of these rows [M, K], where kernels/tune has one."""
-    cut = _cut(rows, packed, True)
-    if cut is not None:
-        return lambda x, weight, bias, out: split_linear(x, weight, bias, None, out, True, cut)
+    """What launches one kernel for the gated product of these rows [M, K], where there is a `gated_way`."""
     if not _takes_ours(rows, packed):
         return None
-    sizes = len(rows), packed.out_features // 2, packed.in_features
-    if whole_gated(*sizes):
-        return whole_product
-    return gated_product if many_gated(*sizes) else None
+    way = gated_way(len(rows), packed.out_features // 2, packed.in_features)
+    if not isinstance(way, Split):
+        return way and way[0]
+    if not _can_load(way, rows, packed):
+        return None
+    return lambda x, weight, bias, out: split_linear(x, weight, bias, None, out, True, way)
 
 
-def gated_way(rows: int, width: int, depth: int) -> Hashable:
-    """What tells the kernels apart that `gated_linear` takes for so many rows, weights [width, depth] and no norm."""
+def gated_way(rows: int, width: int, depth: int) -> Split | tuple[GatedProduct, int] | None:
+    """How `gated_linear` takes so many rows, weights [width, depth] and no norm; the same where it is the same kernel.
+
+    A cut for gemm/split_k, or a launcher and the rows of its tiles (0: they do not vary); None: the vendor's library.
+    """
     cut = few_rows(rows, width, depth, True)
-    if cut is None and whole_gated(rows, width, depth):
-        return tile_rows(rows), columns_of(rows, width)
-    return cut or many_gated(rows, width, depth)
+    if cut is not None:
+        return cut
+    if whole_gated(rows, width, depth):
+        return whole_product, tile_rows(rows)
+    return (gated_product, 0) if many_gated(rows, width, depth) else None
+
+
+def is_vendors(kind: Kind, rows: int) -> bool:
+    """Whether the vendor's library multiplies so many rows, with no norm beside them."""
+    if kind.gated:
+        return not gated_way(rows, kind.width // 2, kind.depth)
+    return few_rows(rows, kind.width, kind.depth, False) is None
+
+
+def _note(packed: PackedLinear, added: bool) -> None:
+    if packed.bias is None and not packed.invariant:  # with a bias torch asks the library for a product that adds it
+        note(packed.panels, added, packed.gated)
 
 
 def _takes_ours(rows: Tensor, packed: PackedLinear) -> bool:

@@ -1,0 +1,171 @@
+"""cublasLt's products by an algorithm of the caller's choice: y [M, N] = x [M, K] w [N, K]^T, or that added to another.
+
+Thread: any; a product keeps nothing but descriptions. torch asks the library for one algorithm and takes it. The
+library has others, orders them by rules that it does not tell, and its second or eighth is often the fastest. None of
+those used here needs a workspace, so products of several streams have nothing to share.
+
+The library counts columns first: to it y is [N, M] = w^T x, all of them as they lie. Numbers and layouts of structures
+are those of its header, cublasLt.h; what an algorithm is made of may be kept, and used by the same version again.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable
+from ctypes import byref, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from engine.kernels.target import products_library
+
+TYPES = {torch.bfloat16: 14, torch.float16: 2}  # cudaDataType_t
+FLOAT, COMPUTE_FLOAT = 0, 68  # CUDA_R_32F, CUBLAS_COMPUTE_32F
+TRANSPOSE_A, TRANSPOSED = 3, 1  # CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T
+MOST_WORKSPACE = 1  # CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES
+TILE, CLUSTER = (1, 4), (8, 2)  # CUBLASLT_ALGO_CONFIG_*_ID and its bytes
+SUGGESTIONS = 8
+# cublasLtMatmulTile_t, as outputs by rows: 64 x 128, 128 x 64, 128 x 128, 128 x 256, 256 x 128, 192 x 128, 128 x 192.
+TILES = (17, 18, 20, 23, 24, 31, 32)
+CLUSTERS = (3, 5)  # cublasLtClusterShape_t: two tiles of neighbouring outputs, or rows, share what they read
+ALIGNMENT = 16  # bytes of every operand's address, which loads by descriptors want
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A product: x [rows, depth] times w [width, depth]^T; `added`: to what is there."""
+
+    rows: int
+    width: int
+    depth: int
+    added: bool
+    dtype: torch.dtype
+
+
+ALGORITHM_BYTES = 64
+
+
+class _Algorithm(ctypes.Structure):
+    _fields_ = (("data", c_uint64 * (ALGORITHM_BYTES // 8)),)
+
+
+class _Suggestion(ctypes.Structure):
+    _fields_ = (
+        ("algorithm", _Algorithm), ("workspace", c_size_t), ("status", c_int), ("waves", c_float),
+        ("reserved", c_int * 4),
+    )  # fmt: skip
+
+
+class Product:
+    """One shape by one algorithm, ready to be launched."""
+
+    __slots__ = ("_algorithm", "_beta", "_library", "_operands")
+
+    def __init__(self, library: Library, shape: Shape, algorithm: _Algorithm) -> None:
+        self._library = library
+        self._algorithm = algorithm
+        self._operands = library.operands(shape)
+        self._beta = c_float(shape.added)
+
+    def __call__(self, x: torch.Tensor, weight: torch.Tensor, added: torch.Tensor | None, out: torch.Tensor) -> None:
+        """Launches out = x weight^T (+ added) on the current stream; all contiguous, aligned, and of the shape."""
+        library, (w, rows, y) = self._library, self._operands
+        target = out.data_ptr()
+        code = library.calls.cublasLtMatmul(
+            library.handle, library.transposed, byref(library.one), c_void_p(weight.data_ptr()), w,
+            c_void_p(x.data_ptr()), rows, byref(self._beta),
+            c_void_p(target if added is None else added.data_ptr()), y, c_void_p(target), y,
+            byref(self._algorithm), None, c_size_t(0), c_void_p(torch.cuda.current_stream().cuda_stream),
+        )  # fmt: skip
+        _check(code, "cublasLtMatmul")
+
+    def __del__(self) -> None:
+        for operand in self._operands:
+            self._library.calls.cublasLtMatrixLayoutDestroy(operand)
+
+
+class Library:
+    """The library that torch has loaded."""
+
+    def __init__(self, path: str) -> None:
+        self.calls: Any = ctypes.PyDLL(path)  # calls last microseconds: giving the GIL away would take longer
+        self.calls.cublasLtGetVersion.restype = c_size_t
+        self.version = int(self.calls.cublasLtGetVersion())
+        self.handle, self.transposed, self._preference = c_void_p(), c_void_p(), c_void_p()
+        self.one = c_float(1)
+        calls = self.calls
+        _check(calls.cublasLtCreate(byref(self.handle)), "cublasLtCreate")
+        _check(calls.cublasLtMatmulDescCreate(byref(self.transposed), COMPUTE_FLOAT, FLOAT), "cublasLtMatmulDescCreate")
+        way, none = c_int(TRANSPOSED), c_size_t(0)
+        code = calls.cublasLtMatmulDescSetAttribute(self.transposed, TRANSPOSE_A, byref(way), c_size_t(4))
+        _check(code, "cublasLtMatmulDescSetAttribute")
+        _check(calls.cublasLtMatmulPreferenceCreate(byref(self._preference)), "cublasLtMatmulPreferenceCreate")
+        code = calls.cublasLtMatmulPreferenceSetAttribute(self._preference, MOST_WORKSPACE, byref(none), c_size_t(8))
+        _check(code, "cublasLtMatmulPreferenceSetAttribute")
+
+    def operands(self, shape: Shape) -> tuple[c_void_p, c_void_p, c_void_p]:
+        """Descriptions of w, x and y, which are the caller's to destroy."""
+        kind, made = TYPES[shape.dtype], []
+        for inner, outer in ((shape.depth, shape.width), (shape.depth, shape.rows), (shape.width, shape.rows)):
+            layout = c_void_p()
+            code = self.calls.cublasLtMatrixLayoutCreate(
+                byref(layout), kind, c_uint64(inner), c_uint64(outer), c_int64(inner)
+            )
+            _check(code, "cublasLtMatrixLayoutCreate")
+            made.append(layout)
+        return made[0], made[1], made[2]
+
+    def algorithms(self, shape: Shape) -> list[bytes]:
+        """What the library suggests, its first choice first, then the first in other tiles and clusters."""
+        found, count = (_Suggestion * SUGGESTIONS)(), c_int()
+        w, x, y = self.operands(shape)
+        try:
+            code = self.calls.cublasLtMatmulAlgoGetHeuristic(
+                self.handle, self.transposed, w, x, y, y, self._preference, SUGGESTIONS, found, byref(count)
+            )
+            if code or not count.value:  # a shape that it has no algorithm for
+                return []
+            suggested = [bytes(one.algorithm) for one in found[: count.value] if not one.status]
+            others = [bytes(one) for one in self._variants(suggested[0]) if self._fits(one, w, x, y)]
+            return list(dict.fromkeys(suggested + others))
+        finally:
+            for operand in (w, x, y):
+                self.calls.cublasLtMatrixLayoutDestroy(operand)
+
+    def product(self, shape: Shape, algorithm: bytes) -> Product | None:
+        """The product by this algorithm, which `algorithms` gave for it or for a like one; None where it cannot be."""
+        made = Product(self, shape, _Algorithm.from_buffer_copy(algorithm))
+        return made if self._fits(made._algorithm, *made._operands) else None
+
+    def _variants(self, algorithm: bytes) -> Iterable[_Algorithm]:
+        for tile in TILES:
+            for cluster in CLUSTERS:
+                made = _Algorithm.from_buffer_copy(algorithm)
+                if self._set(made, TILE, tile) and self._set(made, CLUSTER, cluster):
+                    yield made
+
+    def _set(self, algorithm: _Algorithm, attribute: tuple[int, int], value: int) -> bool:
+        number, size = attribute
+        chosen = c_uint64(value)
+        code = self.calls.cublasLtMatmulAlgoConfigSetAttribute(byref(algorithm), number, byref(chosen), c_size_t(size))
+        return not code
+
+    def _fits(self, algorithm: _Algorithm, w: c_void_p, x: c_void_p, y: c_void_p) -> bool:
+        """Whether the library can multiply so, without a workspace."""
+        answer = _Suggestion()
+        code = self.calls.cublasLtMatmulAlgoCheck(
+            self.handle, self.transposed, w, x, y, y, byref(algorithm), byref(answer)
+        )
+        return not code and not answer.workspace
+
+
+def open_library() -> Library | None:
+    """The library, where the device's vendor has this one."""
+    path = products_library()
+    return None if path is None else Library(path)
+
+
+def _check(code: int, call: str) -> None:
+    if code:
+        raise RuntimeError(f"{call} returned {code}; cublasStatus_t of CUDA's header says what that is")

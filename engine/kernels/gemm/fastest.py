@@ -1,0 +1,257 @@
+"""Which of the vendor's algorithms multiplies what: timed once per card and library, before graphs are captured.
+
+Thread: the device's, at start for `choose`; afterwards nothing here changes. torch takes the library's first suggestion
+(gemm/cublaslt), which is up to a third slower than another one: on an H100 50.6 us instead of 45.9 for an 8B's down at
+256 rows, 36.8 instead of 29.7 for its q|k|v at 320, 604 instead of 523 at 8,192. Here each number of rows that has a
+graph is timed with all of them, and what won by enough is kept beside Triton's kernels, for the next start.
+
+    walk through the model's steps -> noted weights -> choose: read what is kept, time the rest, keep it
+    plain_linear -> product_of: the algorithm of that shape, or None: torch's
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import json
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.kernels.gemm.cublaslt import ALGORITHM_BYTES, ALIGNMENT, TYPES, Library, Product, Shape, open_library
+
+log = logging.getLogger(__name__)
+
+LEAST_ROWS = 65  # up to 64 rows time is the reading of the weights, and the tuned products of ours are for those
+LONG_ROWS = (
+    2048  # from here on a step has any number of tokens: it takes what is fastest for the nearest that was timed
+)
+LEAST_WEIGHT = 1 << 20  # numbers: smaller products take as long as their launch
+COLD = 256 << 20  # bytes of weights to go round, so that none is found in the device's cache
+ENOUGH = 50e-6  # seconds of one timing: several launches for small products
+HOST = 300e-6  # seconds that the device is kept busy meanwhile, so that it never waits for a launch
+ROUNDS = 3  # by turns, of those that the first round has within CLOSE of the fastest
+CLOSE = 1.1
+GAIN = 0.98  # of torch's time that another algorithm may take at most to be worth a choice
+FLOPS, BYTES = 6e14, 2.5e12  # a second, of a large card: for how often to launch
+FILE = "products.json"
+
+Run = Callable[[Tensor], object]  # one launch, with that weight
+
+
+class Kind(NamedTuple):
+    """Products of one weight's shape, whatever the rows."""
+
+    width: int
+    depth: int
+    added: bool  # to what is there
+    gated: bool  # gate and up: some numbers of rows are not the vendor's, and its result goes through silu·mul
+    dtype: torch.dtype
+
+    def shape(self, rows: int) -> Shape:
+        return Shape(rows, self.width, self.depth, self.added, self.dtype)
+
+
+_noted: dict[Kind, list[Tensor]] | None = None
+_library: Library | None = None
+_algorithms: dict[Kind, dict[int, bytes]] = {}  # by rows; empty: torch's choice
+
+
+@contextmanager
+def noted() -> Iterator[dict[Kind, list[Tensor]]]:
+    """Collects the weights of the products inside: those that `choose` may be asked for."""
+    global _noted
+    _noted = {}
+    try:
+        yield _noted
+    finally:
+        _noted = None
+
+
+def note(weight: Tensor, added: bool, gated: bool) -> None:
+    """Tells `noted` of a product with `weight` [width, depth]."""
+    if _noted is None or weight.dtype not in TYPES or weight.numel() < LEAST_WEIGHT:
+        return
+    known = _noted.setdefault(_kind(weight, added, gated), [])
+    if all(one is not weight for one in known):
+        known.append(weight)
+
+
+def product_of(x: Tensor, weight: Tensor, gated: bool, added: Tensor | None, out: Tensor) -> Product | None:
+    """What launches out [M, N] = x [M, K] weight^T (+ added) fastest; None where torch's own choice is to be taken."""
+    if not _algorithms:
+        return None
+    product = _product(_kind(weight, added is not None, gated), len(x))
+    if product is None or not all(map(_as_wanted, (x, weight, out) if added is None else (x, weight, out, added))):
+        return None
+    return product
+
+
+def _kind(weight: Tensor, added: bool, gated: bool) -> Kind:
+    width, depth = weight.shape
+    return Kind(width, depth, added, gated, weight.dtype)
+
+
+def _as_wanted(operand: Tensor) -> bool:
+    return operand.is_contiguous() and operand.data_ptr() % ALIGNMENT == 0
+
+
+@functools.lru_cache(maxsize=4096)
+def _product(kind: Kind, rows: int) -> Product | None:
+    timed = _algorithms.get(kind, {})
+    known = rows if rows in timed or rows <= LONG_ROWS else _nearest(rows, timed)
+    algorithm = timed.get(known, b"")
+    return _library.product(kind.shape(rows), algorithm) if algorithm and _library is not None else None
+
+
+def _nearest(rows: int, timed: dict[int, bytes]) -> int:
+    return min((size for size in timed if size > LONG_ROWS), key=lambda size: abs(math.log(size / rows)), default=0)
+
+
+def choose(weights: dict[Kind, list[Tensor]], sizes: Callable[[Kind], list[int]]) -> None:
+    """Settles the algorithms of these products for the numbers of rows that `sizes` names, at least LEAST_ROWS.
+
+    Those of long steps are launched, whatever it finds: no later step loads a kernel.
+    """
+    global _library
+    _library = _library or open_library()
+    if _library is None or not weights:
+        return
+    kept = Kept(_library.version, torch.cuda.get_device_name())
+    begun, fresh = time.perf_counter(), 0
+    for kind, known in weights.items():
+        timed = _algorithms[kind] = kept.of(kind)
+        wanted = [rows for rows in sizes(kind) if rows >= LEAST_ROWS]
+        missing = [rows for rows in wanted if rows not in timed]
+        try:
+            timed.update(_time(_library, kind, known, missing))
+            fresh += len(missing)
+        except torch.OutOfMemoryError:  # the profile says what to do, if the step itself does not fit either
+            log.warning("products: no room to time [%d, %d]: torch chooses its algorithms", kind.width, kind.depth)
+        _product.cache_clear()  # another engine of this process may have found less
+        _launch_long(kind, known[0], wanted)
+    if fresh:
+        kept.write(_algorithms)
+        log.info("products: timed the algorithms of %d shapes in %.1f s", fresh, time.perf_counter() - begun)
+
+
+def _launch_long(kind: Kind, weight: Tensor, sizes: list[int]) -> None:
+    for rows in sizes:
+        product = _product(kind, rows) if rows > LONG_ROWS else None
+        if product is not None:
+            x, out = weight.new_zeros(rows, kind.depth), weight.new_zeros(rows, kind.width)
+            product(x, weight, out if kind.added else None, out)
+
+
+def _time(library: Library, kind: Kind, weights: list[Tensor], sizes: list[int]) -> dict[int, bytes]:
+    """The fastest algorithm by rows."""
+    if not sizes:
+        return {}
+    weights = list(weights)
+    while sum(one.nbytes for one in weights) < COLD:
+        weights.append(weights[0].clone())
+    x = torch.randn(max(sizes), kind.depth, dtype=kind.dtype, device=weights[0].device)
+    out = torch.zeros(max(sizes), kind.width, dtype=kind.dtype, device=weights[0].device)
+    return {rows: _fastest(library, kind.shape(rows), weights, x[:rows], out[:rows]) for rows in sizes}
+
+
+def _fastest(library: Library, shape: Shape, weights: list[Tensor], x: Tensor, out: Tensor) -> bytes:
+    """The algorithm that won by enough, or none."""
+    added = out if shape.added else None
+
+    def by_torch(weight: Tensor) -> object:
+        return torch.mm(x, weight.t(), out=out) if added is None else torch.addmm(added, x, weight.t(), out=out)
+
+    runs: dict[bytes, Run] = {b"": by_torch}
+    for algorithm in library.algorithms(shape):
+        product = library.product(shape, algorithm)
+        if product is not None:
+            runs[algorithm] = functools.partial(_launch, product, x, added, out)
+    for run in runs.values():  # a kernel is loaded when it is first launched
+        run(weights[0])
+    least = max(2 * shape.rows * shape.width * shape.depth / FLOPS, 2 * shape.width * shape.depth / BYTES)
+    return quickest(runs, lambda rivals: seconds(rivals, weights, math.ceil(ENOUGH / least)))
+
+
+def _launch(product: Product, x: Tensor, added: Tensor | None, out: Tensor, weight: Tensor) -> None:
+    product(x, weight, added, out)
+
+
+def quickest(runs: dict[bytes, Run], timed: Callable[[list[Run]], list[float]]) -> bytes:
+    """The key of the fastest run, if it takes less than GAIN of the time of the one under the empty key; or that."""
+    best = dict(zip(runs, timed(list(runs.values())), strict=True))
+    limit = CLOSE * min(best.values())
+    rivals = [key for key in runs if not key or best[key] <= limit]
+    for _ in range(ROUNDS):
+        for key, took in zip(rivals, timed([runs[key] for key in rivals]), strict=True):
+            best[key] = min(best[key], took)
+    winner = min(rivals, key=best.__getitem__)
+    return winner if best[winner] < GAIN * best[b""] else b""
+
+
+def seconds(runs: list[Run], weights: list[Tensor], times: int) -> list[float]:
+    """Seconds of the device for one launch of each, `times` in a row with one weight after the other."""
+    marks = [torch.cuda.Event(enable_timing=True) for _ in range(len(runs) + 1)]
+    torch.cuda._sleep(int(HOST * 1.5e9))  # cycles
+    number = 0
+    marks[0].record()
+    for mark, run in zip(marks[1:], runs, strict=True):
+        for _ in range(times):
+            run(weights[number % len(weights)])
+            number += 1
+        mark.record()
+    marks[-1].synchronize()
+    return [before.elapsed_time(after) / 1e3 / times for before, after in itertools.pairwise(marks)]
+
+
+class Kept:
+    """What earlier starts have found, in a file of Triton's cache: read once, written whole."""
+
+    def __init__(self, version: int, card: str) -> None:
+        from triton.runtime.cache import get_cache_manager
+
+        key = hashlib.sha256(f"omniloop, products of cublasLt {version} on {card}".encode()).hexdigest()
+        self._manager = get_cache_manager(key)
+        self._found: dict[str, dict[int, bytes]] = {}
+        path = self._manager.get_file(FILE)
+        if path is not None:
+            try:
+                with open(path, encoding="utf-8") as file:
+                    self._found = {name: _parsed(timed) for name, timed in json.load(file).items()}
+            except (OSError, ValueError, AttributeError, TypeError) as error:
+                log.warning("products: %s cannot be read (%s): they are timed again", path, error)
+
+    def of(self, kind: Kind) -> dict[int, bytes]:
+        return dict(self._found.get(_name(kind), {}))
+
+    def write(self, found: dict[Kind, dict[int, bytes]]) -> None:
+        """Adds to what is kept."""
+        for kind, timed in found.items():
+            self._found.setdefault(_name(kind), {}).update(timed)
+        text = json.dumps({
+            name: {str(rows): algorithm.hex() for rows, algorithm in timed.items()}
+            for name, timed in self._found.items()
+        })  # fmt: skip
+        try:
+            self._manager.put(text, FILE, binary=False)
+        except OSError as error:
+            log.warning("products: their algorithms cannot be kept (%s): the next start times them again", error)
+
+
+def _parsed(timed: dict[str, str]) -> dict[int, bytes]:
+    parsed = {int(rows): bytes.fromhex(algorithm) for rows, algorithm in timed.items()}
+    if any(algorithm and len(algorithm) != ALGORITHM_BYTES for algorithm in parsed.values()):
+        raise ValueError(f"an algorithm has other than {ALGORITHM_BYTES} bytes")
+    return parsed
+
+
+def _name(kind: Kind) -> str:
+    ways = [way for way, so in (("added", kind.added), ("gated", kind.gated)) if so]
+    return " ".join([str(kind.width), str(kind.depth), str(kind.dtype).removeprefix("torch."), *ways])

@@ -1,0 +1,220 @@
+"""gemm/fastest: what is timed, what wins, what is kept for the next start, and when a choice is taken.
+
+The library itself is the accelerator's: tests/kernels/test_on_device_fastest. Here products are torch's on a CPU, by
+names instead of algorithms, and their seconds are given.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from engine.kernels.gemm import cublaslt, fastest
+from engine.kernels.gemm.cublaslt import ALGORITHM_BYTES
+from engine.kernels.gemm.dense import is_vendors, linear, pack_plain
+from engine.kernels.gemm.fastest import Kept, Kind, choose, noted, product_of, quickest
+from engine.kernels.target import products_library
+from engine.step.graphs import long_sizes
+
+pytest.importorskip("triton")
+WIDE = Kind(1024, 2048, False, False, torch.bfloat16)
+A, B = b"a" * ALGORITHM_BYTES, b"b" * ALGORITHM_BYTES
+
+
+@dataclass
+class Named:
+    """Two algorithms, told apart by what they count."""
+
+    version: int = 1
+
+    def __post_init__(self) -> None:
+        self.launched: list[tuple[int, bytes]] = []
+        self.asked: list[int] = []
+
+    def algorithms(self, shape):
+        self.asked.append(shape.rows)
+        return [A, B]
+
+    def product(self, shape, algorithm):
+        def launch(x, weight, added, out):
+            self.launched.append((shape.rows, algorithm))
+            y = x.float() @ weight.float().t()
+            out.copy_(y if added is None else added + y)
+
+        return launch
+
+
+@pytest.fixture
+def library(monkeypatch, tmp_path):
+    made = Named()
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(fastest, "COLD", 1)
+    monkeypatch.setattr(fastest, "_algorithms", {})
+    monkeypatch.setattr(fastest, "_library", None)
+    monkeypatch.setattr(fastest, "open_library", lambda: made)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card")
+    monkeypatch.setattr(fastest, "seconds", lambda runs, weights, times: [3.0, 2.0, 1.0][: len(runs)])
+    yield made
+    fastest._product.cache_clear()
+
+
+def operands(rows: int, kind: Kind = WIDE):
+    made = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, kind.depth, generator=made).to(kind.dtype)
+    weight = torch.randn(kind.width, kind.depth, generator=made).to(kind.dtype)
+    return x, weight, torch.zeros(rows, kind.width, dtype=kind.dtype)
+
+
+def test_a_cpu_has_no_such_library():
+    if not torch.cuda.is_available():
+        assert products_library() is None
+        assert cublaslt.open_library() is None
+        choose({WIDE: []}, lambda kind: [128])  # and so nothing is timed
+
+
+@pytest.mark.parametrize(
+    ("took", "winner"),
+    [
+        ({b"": 10.0, A: 9.9, B: 9.85}, b""),  # not by enough
+        ({b"": 10.0, A: 9.7, B: 9.85}, A),
+        ({b"": 10.0, A: 12.0, B: 9.0}, B),
+        ({b"": 10.0}, b""),
+    ],
+)
+def test_a_choice_has_to_be_worth_it(took, winner):
+    def nothing(weight):
+        raise AssertionError("timed by the caller")
+
+    runs = {key: (lambda weight, key=key: nothing(key)) for key in took}
+    named = {run: key for key, run in runs.items()}
+    assert quickest(runs, lambda rivals: [took[named[run]] for run in rivals]) == winner
+
+
+def test_one_slow_timing_does_not_decide():
+    runs = {key: (lambda weight, key=key: key) for key in (b"", A, B)}
+    named = {run: key for key, run in runs.items()}
+    rounds = iter([{b"": 1.0, A: 1.05, B: 2.0}, {b"": 1.0, A: 0.8}, {b"": 1.0, A: 1.3}, {b"": 1.0, A: 1.3}])
+
+    def timed(rivals):
+        took = next(rounds)
+        assert {named[run] for run in rivals} == set(took), "what is far behind is not timed again"
+        return [took[named[run]] for run in rivals]
+
+    assert quickest(runs, timed) == A
+
+
+def test_what_is_timed_is_taken_and_kept(library):
+    x, weight, out = operands(96)
+    choose({WIDE: [weight]}, lambda kind: [64, 96, 128])
+    assert library.asked == [96, 128], "up to 64 rows nothing is timed"
+    library.launched.clear()
+    product = product_of(x, weight, False, None, out)
+    product(x, weight, None, out)
+    assert library.launched == [(96, B)]
+    assert torch.allclose(out.float(), x.float() @ weight.float().t(), rtol=0.02, atol=0.5)
+    assert product_of(x[:72], weight, False, None, out[:72]) is None, "a number of rows that was not timed"
+    assert product_of(x, weight, False, out, out) is None, "another kind"
+    assert product_of(x.t()[:96].t(), weight[:, :96], False, None, out) is None
+
+    library.asked.clear()
+    fastest._algorithms.clear()
+    choose({WIDE: [weight]}, lambda kind: [96, 128, 256])
+    assert library.asked == [256], "the others were kept"
+    assert fastest._algorithms[WIDE] == {96: B, 128: B, 256: B}
+
+
+def test_operands_that_the_library_could_not_read_are_torchs(library):
+    x, weight, out = operands(96)
+    choose({WIDE: [weight]}, lambda kind: [96])
+    room = torch.zeros(96 * WIDE.depth + 1, dtype=x.dtype)
+    odd = room[1:].view(96, WIDE.depth)  # two bytes off
+    assert product_of(odd, weight, False, None, out) is None
+    assert product_of(torch.cat([x, x], 1)[:, : WIDE.depth], weight, False, None, out) is None, "rows with gaps"
+    assert product_of(x, weight, False, None, out) is not None
+
+
+def test_a_long_step_takes_what_is_fastest_near_it(library):
+    fastest._library = library
+    fastest._algorithms[WIDE] = {2048: b"", 4096: A, 8192: b""}
+    fastest._product.cache_clear()
+    taken = {rows: fastest._product(WIDE, rows) is not None for rows in (2048, 2049, 5000, 6000, 8000, 20000)}
+    assert taken == {2048: False, 2049: True, 5000: True, 6000: False, 8000: False, 20000: False}
+
+
+def test_algorithms_of_long_steps_are_launched_at_start(library):
+    _, weight, _ = operands(65)
+    choose({WIDE: [weight]}, lambda kind: [128, 4096])
+    library.launched.clear()
+    choose({WIDE: [weight]}, lambda kind: [128, 4096])
+    assert library.launched == [(4096, B)], "nothing is timed again, and no later step loads that kernel"
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"x": 3}', '{"x": {"128": "zz"}}', '{"x": {"128": "abcd"}}'])
+def test_a_file_that_cannot_be_read_is_timed_again(library, text, caplog):
+    _, weight, _ = operands(65)
+    choose({WIDE: [weight]}, lambda kind: [128])
+    kept = Kept(library.version, "a card")
+    kept._manager.put(text, fastest.FILE, binary=False)
+    fastest._algorithms.clear()
+    library.asked.clear()
+    choose({WIDE: [weight]}, lambda kind: [128])
+    assert library.asked == [128]
+    assert "timed again" in caplog.text
+    path = Kept(library.version, "a card")._manager.get_file(fastest.FILE)
+    with open(path) as file:
+        assert json.load(file) == {"1024 2048 bfloat16": {"128": B.hex()}}
+
+
+def test_versions_and_cards_keep_their_own(library):
+    _, weight, _ = operands(65)
+    choose({WIDE: [weight]}, lambda kind: [128])
+    assert Kept(library.version, "a card").of(WIDE) == {128: B}
+    assert not Kept(library.version + 1, "a card").of(WIDE)
+    assert not Kept(library.version, "another").of(WIDE)
+
+
+def test_no_room_to_time_leaves_torchs_choice(library, monkeypatch, caplog):
+    def out_of_memory(*_args):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(fastest, "_time", out_of_memory)
+    x, weight, out = operands(128)
+    choose({WIDE: [weight]}, lambda kind: [128])
+    assert "torch chooses" in caplog.text
+    assert product_of(x, weight, False, None, out) is None
+
+
+def test_products_are_noted_once_and_by_kind():
+    weight = torch.zeros(1024, 2048, dtype=torch.bfloat16)
+    packed, gated = pack_plain(weight, None, False), pack_plain(weight.clone(), None, True)
+    small = pack_plain(torch.zeros(64, 64, dtype=torch.bfloat16), None, False)
+    biased = pack_plain(weight.clone(), torch.zeros(1024, dtype=torch.bfloat16), False)
+    x, y = torch.zeros(3, 2048, dtype=torch.bfloat16), torch.zeros(3, 1024, dtype=torch.bfloat16)
+    with noted() as met:
+        for _ in range(2):
+            linear(x, packed)
+            linear(x, packed, y, y)
+            linear(x, gated)
+            linear(x, biased)
+            linear(x[:, :64], small)
+    linear(x, pack_plain(weight.clone(), None, False))
+    assert {kind: len(weights) for kind, weights in met.items()} == {
+        WIDE: 1, WIDE._replace(added=True): 1, WIDE._replace(gated=True): 1,
+    }  # fmt: skip
+
+
+def test_products_of_ours_are_not_timed(monkeypatch):
+    few, gated = WIDE, WIDE._replace(gated=True)
+    monkeypatch.setattr("engine.kernels.gemm.dense.few_rows", lambda rows, width, depth, gated: rows <= 64 or None)
+    assert [is_vendors(few, rows) for rows in (64, 65)] == [False, True]
+    assert [is_vendors(gated, rows) for rows in (64, 65)] == [False, True]
+
+
+def test_some_of_the_steps_without_a_graph():
+    assert long_sizes(2048) == []
+    assert long_sizes(2049) == [2049]
+    assert long_sizes(8192) == [4096, 8192]
+    assert long_sizes(10000) == [4096, 8192, 10000]
