@@ -25,7 +25,7 @@ from engine.kernels.sampling.mask import mask
 from engine.kernels.sampling.penalize import count, penalize
 from engine.request import SamplingParams
 from engine.sampling.lines import TokenLines
-from engine.sampling.logprobs import CHUNK
+from engine.sampling.logprobs import CHUNK, together
 from engine.sampling.pending import Pending, prompt_logprobs, send, tell
 from engine.sampling.row_rules import HostRules
 from engine.sampling.rules import needs_rules
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from engine.kernels.step_inputs import SlotTensors, StepInputs
 
 __all__ = ["DeviceSampler", "Pending", "prompt_logprobs"]
-TOP_MAX = 256  # most likely tokens; rows that ask for more are told apart from the others
 
 
 class DeviceSampler:
@@ -195,18 +194,14 @@ class DeviceSampler:
     def _tell(
         self, work: Tensor, tokens: Tensor, heat: Tensor, asked: list[int], special: np.ndarray, slots: np.ndarray
     ) -> Pending:
-        """Log-probabilities of the special rows `asked`; work float32 [R, vocab], tokens int32 [R], heat float32 [R].
-
-        Rows that want the whole vocabulary go apart, so that they do not widen the others.
-        """
+        """Log-probabilities of the special rows `asked`; work float32 [R, vocab], tokens int32 and heat float32 [R]."""
         pending = Pending()
         params = [self._logprobs[int(slots[special[k]])] for k in asked]
         counts = [self._vocab if one.logprobs == -1 else min(one.logprobs or 0, self._vocab) for one in params]
-        for whole in (False, True):
-            alike = [n for n in range(len(asked)) if (counts[n] > TOP_MAX) == whole]
+        for alike, width in together(np.array(counts), self._vocab):
             for start in range(0, len(alike), CHUNK):
-                part = alike[start : start + CHUNK]
-                width, extra = max(counts[n] for n in part), max(len(params[n].logprob_token_ids) for n in part)
+                part = alike[start : start + CHUNK].tolist()
+                extra = max(len(params[n].logprob_token_ids) for n in part)
                 words = np.zeros((len(part), 1 + extra), np.int64)
                 words[:, 0] = [asked[n] for n in part]
                 for place, n in enumerate(part):

@@ -1,11 +1,11 @@
-"""Log-probabilities as clients ask for them: of sampled tokens, and of a prompt's own tokens in chunks.
+"""Log-probabilities as clients ask for them: of sampled tokens, and of prompts' own, all of a step together in chunks.
 
 Runs on the stream. Out: TokenLogprob objects in plain Python numbers, ready to cross to the loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from engine.kernels.sampling.top_k_top_p import top_k_top_p
 from engine.request import SamplingParams, TokenLogprob
 
 CHUNK = 64  # prompt positions whose [chunk, vocab] logits exist at a time
+TOP_MAX = 256  # most likely tokens; rows that ask for more are told apart from the others
 
 
 def answer_logprobs(
@@ -50,23 +51,42 @@ def processed(logits: torch.Tensor, temperature: float, top_k: int, top_p: float
     return line.masked_fill(~kept, float("-inf"))[0]
 
 
+def together(wanted: np.ndarray, vocab: int) -> Iterator[tuple[np.ndarray, int]]:
+    """Rows that are told about alike, ascending, and how many of the most likely all of them are given.
+
+    wanted int [n], by row. Who wants more than TOP_MAX widens nobody's lines, and who wants the whole vocabulary gets
+    equals in an order that others do not.
+    """
+    apart = np.where((wanted > TOP_MAX) | (wanted == vocab), wanted, -1)
+    for kind in np.unique(apart):
+        rows = np.flatnonzero(apart == kind)
+        yield rows, int(wanted[rows].max())
+
+
 def prompt_logprobs(
     project: Callable[[torch.Tensor], torch.Tensor],
     hidden: torch.Tensor,
-    next_tokens: np.ndarray,
-    k: int,
+    asked: np.ndarray,
+    vocab: int,
     as_logits: bool = False,
 ) -> list[TokenLogprob]:
-    """For hidden [n, hidden_size] of prompt positions and the tokens that follow them, one TokenLogprob each.
+    """Of prompt positions, whosever they are: one TokenLogprob for each of `asked`, in its order.
 
-    `project` makes float32 logits; only CHUNK rows of them exist at a time. Nothing was drawn: raw in every mode.
+    hidden [tokens, hidden_size]; asked int64 [3, n]: row of hidden, the token that follows it, how many of the most
+    likely. `project` makes float32 logits [rows, vocab]; only CHUNK rows of them exist at a time. Nothing was drawn:
+    raw in every mode.
     """
-    found: list[TokenLogprob] = []
-    for start in range(0, len(next_tokens), CHUNK):
-        logits = project(hidden[start : start + CHUNK])  # [chunk, vocab]
-        width = logits.shape[1] if k == -1 else min(k, logits.shape[1])
-        found += _entries(logits, next_tokens[start : start + CHUNK], width, as_logits)
-    return found
+    found: dict[int, TokenLogprob] = {}
+    for alike, width in together(asked[2], vocab):
+        for start in range(0, len(alike), CHUNK):
+            part = alike[start : start + CHUNK]
+            places, tokens, wanted = asked[:, part]
+            logits = project(hidden[torch.from_numpy(places)])  # [chunk, vocab]
+            entries = _entries(logits, tokens, width, as_logits)
+            for number, k, entry in zip(part.tolist(), wanted.tolist(), entries):
+                del entry.top_ids[k:], entry.top_logprobs[k:]
+                found[number] = entry
+    return [found[number] for number in range(len(found))]
 
 
 def _entries(logits: torch.Tensor, tokens: np.ndarray, k: int, as_logits: bool) -> list[TokenLogprob]:

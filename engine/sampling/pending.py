@@ -16,7 +16,7 @@ from torch import Tensor
 
 from engine.kernels.sampling.logprobs import log_sum, logprobs
 from engine.request import TokenLogprob
-from engine.sampling.logprobs import CHUNK
+from engine.sampling.logprobs import CHUNK, together
 
 ONE_COPY = 1 << 20  # bytes of lines that go home together
 
@@ -65,22 +65,23 @@ def tell(logits: Tensor, tokens: Tensor, k: int, as_logits: bool, asked: Tensor 
 
 
 def prompt_logprobs(
-    project: Callable[[Tensor], Tensor], hidden: Tensor, next_tokens: np.ndarray, k: int, as_logits: bool = False
+    project: Callable[[Tensor], Tensor], hidden: Tensor, asked: np.ndarray, vocab: int, as_logits: bool = False
 ) -> Pending:
-    """As engine/sampling/logprobs.prompt_logprobs, without waiting; numbers are places in next_tokens."""
+    """As engine/sampling/logprobs.prompt_logprobs, without waiting; numbers are places in `asked`."""
     pending = Pending()
-    following = send(next_tokens.astype(np.int64), hidden.device)  # [n]
-    held: list[Tensor] = []  # of positions from `begin` on, not sent home yet: a copy takes pinned memory of its own
-    begin = 0
-    for start in range(0, len(next_tokens), CHUNK):
-        logits = project(hidden[start : start + CHUNK]).float()  # [chunk, vocab]
-        width = logits.shape[1] if k == -1 else min(k, logits.shape[1])
-        held.append(tell(logits, following[start : start + CHUNK], width, as_logits))
-        end = start + len(logits)
-        if end == len(next_tokens) or (len(held) + 1) * held[0].nbytes > ONE_COPY:
-            lines = torch.cat(held) if len(held) > 1 else held[0]
-            pending.add(lines, width, list(range(begin, end)), [(width, ())] * len(lines))
-            held, begin = [], end
+    for alike, width in together(asked[2], vocab):
+        rows, following = send(asked[:2, alike], hidden.device)  # [n] each
+        held: list[Tensor] = []  # of those from `begin` on, not sent home yet: a copy takes pinned memory of its own
+        begin = 0
+        for start in range(0, len(alike), CHUNK):
+            end = min(start + CHUNK, len(alike))
+            logits = project(hidden.index_select(0, rows[start:end])).float()  # [chunk, vocab]
+            held.append(tell(logits, following[start:end], width, as_logits))
+            if end == len(alike) or (len(held) + 1) * held[0].nbytes > ONE_COPY:
+                numbers = alike[begin:end]
+                lines = torch.cat(held) if len(held) > 1 else held[0]
+                pending.add(lines, width, numbers.tolist(), [(k, ()) for k in asked[2, numbers].tolist()])
+                held, begin = [], end
     return pending
 
 

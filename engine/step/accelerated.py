@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -102,7 +102,7 @@ class DeviceStep(StepResult):
     number: int  # of its record, and of the ring's line
     plain: bool = False  # its choice of tokens was launched with its forward
     pending: Pending | None = None  # log-probabilities on their way home
-    owed: list[tuple[Due, Pending]] = field(default_factory=list)  # and those of prompts
+    owed: tuple[Due, Pending] | None = None  # and those of prompts
 
 
 class DeviceExecutor:
@@ -175,7 +175,9 @@ class DeviceExecutor:
         most = min(CHUNK, self._sizes.max_tokens)
         hidden = buffers.sampled_hidden.new_zeros(most, buffers.sampled_hidden.shape[1])
         for count in telling_sizes(list(range(1, most + 1))):
-            prompt_logprobs(project, hidden[:count], np.zeros(count, np.int64), 2, self._prompts.as_logits)
+            asked = np.zeros((3, count), np.int64)
+            asked[2] = 2
+            prompt_logprobs(project, hidden, asked, self._prompts.vocab, self._prompts.as_logits)
 
     def profile(self) -> int:
         """Runs the largest step without a cache and returns how many KV blocks fit beside it."""
@@ -360,9 +362,9 @@ class DeviceExecutor:
 
     def _launch_forward(self, step: DeviceStep) -> None:
         plan, rows, buffers = step.plan, step.rows, self._buffers
-        due = list(self._prompts.due(rows))
+        due = self._prompts.due(rows)
         kind = DECODE if plan.num_decode_rows == plan.num_rows else MIXED
-        eager = bool(due) or (plan.num_media and kind == DECODE)
+        eager = due is not None or (plan.num_media and kind == DECODE)
         size = 0 if eager else self._launcher.pick(kind, plan.num_tokens)
         shown = bool(size and plan.num_media)
         media: list[tuple[int, int, torch.Tensor]] = []
@@ -381,7 +383,7 @@ class DeviceExecutor:
         finally:
             buffers.hide()
 
-    def _launch_sized(self, step: DeviceStep, kind: int, size: int, due: list[Due]) -> None:
+    def _launch_sized(self, step: DeviceStep, kind: int, size: int, due: Due | None) -> None:
         """`size`: of the graph; 0 for none."""
         plan, rows, launcher = step.plan, step.rows, self._launcher
         sample_size = launcher.pick_sample(plan.num_sampled) if plan.num_sampled else 0
@@ -402,20 +404,18 @@ class DeviceExecutor:
                 self._choose_into(plan.num_sampled)
             self._finish(step)
 
-    def _run_eagerly(self, step: DeviceStep, kind: int, due: list[Due]) -> None:
+    def _run_eagerly(self, step: DeviceStep, kind: int, due: Due | None) -> None:
         plan, buffers = step.plan, self._buffers
         step.plan_at = step.launched_at  # as above, and so do launches
         media = self.encoder.take(step) if plan.num_media else []
         batch = buffers.batch(plan.num_tokens, plan.num_rows, kind == DECODE, media)
-        if not due:
+        if due is None:
             self._keep_sampled(batch, plan.num_sampled)
             return
         hidden = self._model.forward(batch)  # [num_tokens, hidden_size]
         self._gather_sampled(hidden, plan.num_sampled)
-        for one in due:
-            rows = hidden[one.start : one.start + one.count]
-            pending = prompt_logprobs(self._model.logits, rows, one.next_tokens, one.k, self._prompts.as_logits)
-            step.owed.append((one, pending))
+        prompts = self._prompts
+        step.owed = due, prompt_logprobs(self._model.logits, hidden, due.asked, prompts.vocab, prompts.as_logits)
 
     def _finish(self, step: DeviceStep) -> None:
         """All of the step is launched."""
@@ -452,9 +452,10 @@ class DeviceExecutor:
             step.logprobs = {int(sampled[k]): entry for k, entry in step.pending.collect().items()}
         step.take_tokens(chosen, self._model.config.text.vocab_size)
         self._sampler.record(step.rows.slots[sampled], chosen)
-        for due, pending in step.owed:
+        if step.owed is not None:
+            due, pending = step.owed
             entries = pending.collect()
-            due.target += [entries[k] for k in range(due.count)]
+            due.tell(entries[number] for number in range(len(entries)))
 
     def close(self) -> None:
         with contextlib.suppress(RuntimeError):  # a lost device has nothing left to wait for

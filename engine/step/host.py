@@ -101,18 +101,15 @@ class HostExecutor:
             batch = build(
                 step.plan, step.rows, self._slots, self._block_size, media, self._caches, self._mrope, self._vocab
             )
-            owed, index = list(self._prompts.due(step.rows)), batch.sample_index
+            due, index = self._prompts.due(step.rows), batch.sample_index
             assert index is not None
-            if owed or len(index) == step.plan.num_tokens:  # every token is read
+            if due or len(index) == step.plan.num_tokens:  # every token is read
                 batch.sample_index = None
             hidden = self._model.forward(batch)  # [num_tokens or num_sampled, hidden]
-            for due in owed:
-                due.target += prompt_logprobs(
-                    self._model.logits, hidden[due.start : due.start + due.count], due.next_tokens, due.k,
-                    self._prompts.as_logits,
-                )  # fmt: skip
+            if due:
+                due.tell(prompt_logprobs(self._model.logits, hidden, due.asked, self._vocab, self._prompts.as_logits))
             if len(index):
-                step.logits = self._model.logits(hidden[index] if owed else hidden)  # [num_sampled, vocab] float32
+                step.logits = self._model.logits(hidden[index] if due else hidden)  # [num_sampled, vocab] float32
         except Exception as error:
             step.error = error
 

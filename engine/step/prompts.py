@@ -6,8 +6,9 @@ then ask in order. A prompt that is computed again after a preemption starts its
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -17,13 +18,16 @@ from engine.step.build import RowArrays
 
 @dataclass(slots=True)
 class Due:
-    """One row's share of a step: hidden states of `count` tokens from `start` on predict `next_tokens`."""
+    """What a step owes, of all its rows together."""
 
-    start: int
-    count: int
-    next_tokens: np.ndarray  # int32 [count]
-    k: int  # how many of the most likely; -1 all
-    target: list[TokenLogprob | None]  # grows by count
+    asked: np.ndarray  # int64 [3, n]: whose hidden state of the step's tokens, what follows it, how many most likely
+    targets: list[tuple[list[TokenLogprob | None], int]]  # by row, and by how many it grows; n in all
+
+    def tell(self, entries: Iterable[TokenLogprob]) -> None:
+        """Hands out the n log-probabilities."""
+        left = iter(entries)
+        for target, count in self.targets:
+            target += islice(left, count)
 
 
 class PromptLogprobs:
@@ -31,7 +35,7 @@ class PromptLogprobs:
 
     def __init__(self, as_logits: bool, vocab: int) -> None:
         self.as_logits = as_logits
-        self._vocab = vocab
+        self.vocab = vocab
         self._asked: dict[int, tuple[Request, list[TokenLogprob | None]]] = {}
 
     def admit(self, slot: int, request: Request, target: list[TokenLogprob | None] | None) -> None:
@@ -46,18 +50,23 @@ class PromptLogprobs:
     def __len__(self) -> int:
         return len(self._asked)
 
-    def due(self, rows: RowArrays) -> Iterator[Due]:
-        """What this step's rows owe, ascending."""
-        if not self._asked:
-            return
-        for row, slot in enumerate(rows.slots.tolist()):
-            asked = self._asked.get(slot)
-            if asked is None:
+    def due(self, rows: RowArrays) -> Due | None:
+        """What this step's rows owe; None when that is nothing."""
+        found: list[np.ndarray] = []  # int64 [3, count], by row
+        targets = []
+        for row, slot in enumerate(rows.slots.tolist() if self._asked else ()):
+            if slot not in self._asked:
                 continue
-            request, target = asked
+            request, target = self._asked[slot]
             prompt, done = request.prompt_token_ids, int(rows.computed[row])
             count = min(int(rows.lens[row]), len(prompt) - 1 - done)
             if count > 0:
                 del target[done + 1 :]  # a preempted prompt is computed again
-                following = prompt[done + 1 : done + 1 + count].clip(0, self._vocab - 1)  # they are looked up
-                yield Due(int(rows.starts[row]), count, following, request.sampling.prompt_logprobs or 0, target)
+                k = request.sampling.prompt_logprobs or 0
+                asked = np.empty((3, count), np.int64)
+                asked[0] = np.arange(count) + rows.starts[row]
+                asked[1] = prompt[done + 1 : done + 1 + count].clip(0, self.vocab - 1)  # they are looked up
+                asked[2] = self.vocab if k == -1 else min(k, self.vocab)
+                found.append(asked)
+                targets.append((target, count))
+        return Due(np.concatenate(found, axis=1), targets) if found else None

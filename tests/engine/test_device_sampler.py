@@ -191,6 +191,17 @@ def test_draws_follow_the_distribution(rules):
     assert chi2 <= freedom * (1 - 2 / (9 * freedom) + 3.09 * np.sqrt(2 / (9 * freedom))) ** 3
 
 
+def test_equals_come_in_the_same_order_beside_one_who_wants_all():
+    logits = logits_of(3).round()  # with many equals
+    told = []
+    for company in ([0], [0, 1, 2]):
+        both = Both()
+        for slot in company:
+            both.admit(slot, {"temperature": 0.0, "logprobs": (5, -1, 2)[slot]})
+        told.append(both.step(logits[: len(company)], company, [0] * len(company))[1][0])
+    assert told[0] == told[1]
+
+
 def test_a_request_draws_the_same_tokens_whoever_shares_the_step():
     both = Both()
     kinds = [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.2}, {"presence_penalty": 1.0}, {"logprobs": 2}]
@@ -264,26 +275,53 @@ def test_words_of_a_slot_hold_every_number_the_device_reads():
 
 
 @pytest.mark.parametrize("as_logits", [False, True])
-@pytest.mark.parametrize("k", [0, 5, -1])
+@pytest.mark.parametrize("k", [0, 5, VOCAB])
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("together", [1 << 20, 1], ids=["one copy", "many copies"])
 def test_prompt_logprobs_are_those_of_the_cpu(k, as_logits, where, together, monkeypatch):
     monkeypatch.setattr(engine.sampling.pending, "ONE_COPY", together)
     hidden, head = torch.randn(150, 8), torch.randn(8, VOCAB)
-    tokens = np.arange(150, dtype=np.int32) % VOCAB
+    asked = np.stack([np.arange(150), np.arange(150) % VOCAB, np.full(150, k)])
     far, far_head = hidden.double().to(where), head.double().to(where)
     with without_waiting(where):
-        pending = prompt_logprobs(lambda rows: rows @ far_head, far, tokens, k, as_logits)
+        pending = prompt_logprobs(lambda rows: rows @ far_head, far, asked, VOCAB, as_logits)
     if where != "cpu":
         torch.cuda.synchronize()
     assert len(pending._parts) == (1 if together > 1 else 3), "each takes pinned memory of its own until it is read"
     got = pending.collect()
-    want = prompt_logprobs_here(lambda rows: (rows @ head.double()).float(), hidden.double(), tokens, k, as_logits)
+    want = prompt_logprobs_here(lambda rows: (rows @ head.double()).float(), hidden.double(), asked, VOCAB, as_logits)
     assert list(got) == list(range(150))
     for mine, entry in zip(got.values(), want):
         assert (mine.token_id, mine.rank, mine.top_ids) == (entry.token_id, entry.rank, entry.top_ids)
         assert mine.logprob == pytest.approx(entry.logprob, abs=1e-5)
         assert mine.top_logprobs == pytest.approx(entry.top_logprobs, abs=1e-5)
+
+
+@pytest.mark.parametrize("vocab", [VOCAB, 700])
+@pytest.mark.parametrize("where", WHERE)
+def test_a_prompt_position_is_told_what_it_is_told_alone(vocab, where):
+    """Whoever wants few, many and all of the most likely beside it, of logits with many equals."""
+    draw = torch.Generator().manual_seed(3)
+    hidden = torch.randint(-2, 3, (90, 4), generator=draw).float()
+    head = torch.randint(-1, 2, (4, vocab), generator=draw).float()
+    wanted = np.resize([0, 5, 20, vocab - 3, vocab - 20, vocab] if where == "cpu" else [0, 5, 20, vocab - 3], 200)
+    places = np.arange(200) * 7 % 90
+    asked = np.stack([places, places * 3 % vocab, wanted])
+
+    def there(asked):
+        far, far_head = hidden.to(where), head.to(where)
+        found = prompt_logprobs(lambda rows: rows @ far_head, far, asked, vocab)
+        if where != "cpu":
+            torch.cuda.synchronize()
+        return [entry for _, entry in sorted(found.collect().items())]
+
+    def here(asked):
+        return prompt_logprobs_here(lambda rows: rows @ head, hidden, asked, vocab)
+
+    for told in (there, here):
+        got = told(asked)
+        assert [len(entry.top_ids) for entry in got] == wanted.tolist()
+        assert got == [told(asked[:, [number]])[0] for number in range(200)]
 
 
 def test_warm_up_leaves_nothing_behind():
