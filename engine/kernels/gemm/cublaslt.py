@@ -11,7 +11,8 @@ are those of its header, cublasLt.h; what an algorithm is made of may be kept, a
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable
+import itertools
+from collections.abc import Iterator
 from ctypes import byref, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p
 from dataclasses import dataclass
 from typing import Any
@@ -24,11 +25,14 @@ TYPES = {torch.bfloat16: 14, torch.float16: 2}  # cudaDataType_t
 FLOAT, COMPUTE_FLOAT = 0, 68  # CUDA_R_32F, CUBLAS_COMPUTE_32F
 TRANSPOSE_A, TRANSPOSED = 3, 1  # CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T
 MOST_WORKSPACE = 1  # CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES
-TILE, CLUSTER = (1, 4), (8, 2)  # CUBLASLT_ALGO_CONFIG_*_ID and its bytes
+TILE, SWIZZLE, CLUSTER = (1, 4), (4, 4), (8, 2)  # of CUBLASLT_ALGO_CONFIG_*: the number and its bytes
 SUGGESTIONS = 8
+VARIED = 2  # of them, the first are also tried in other ways
 # cublasLtMatmulTile_t, as outputs by rows: 64 x 128, 128 x 64, 128 x 128, 128 x 256, 256 x 128, 192 x 128, 128 x 192.
 TILES = (17, 18, 20, 23, 24, 31, 32)
 CLUSTERS = (3, 5)  # cublasLtClusterShape_t: two tiles of neighbouring outputs, or rows, share what they read
+SWIZZLES = (1, 2)  # orders of tiles: which operand is found in the device's cache
+MANY_ROWS = 1024  # from here on tiles matter less than their order
 ALIGNMENT = 16  # bytes of every operand's address, which loads by descriptors want
 
 
@@ -117,7 +121,7 @@ class Library:
         return made[0], made[1], made[2]
 
     def algorithms(self, shape: Shape) -> list[bytes]:
-        """What the library suggests, its first choice first, then the first in other tiles and clusters."""
+        """What the library suggests, its first choice first, then the first ones in other tiles, clusters or orders."""
         found, count = (_Suggestion * SUGGESTIONS)(), c_int()
         w, x, y = self.operands(shape)
         try:
@@ -127,7 +131,10 @@ class Library:
             if code or not count.value:  # a shape that it has no algorithm for
                 return []
             suggested = [bytes(one.algorithm) for one in found[: count.value] if not one.status]
-            others = [bytes(one) for one in self._variants(suggested[0]) if self._fits(one, w, x, y)]
+            varied = [
+                self._reordered(one) if shape.rows >= MANY_ROWS else self._recut(one) for one in suggested[:VARIED]
+            ]
+            others = [bytes(one) for one in itertools.chain(*varied) if self._fits(one, w, x, y)]
             return list(dict.fromkeys(suggested + others))
         finally:
             for operand in (w, x, y):
@@ -138,12 +145,17 @@ class Library:
         made = Product(self, shape, _Algorithm.from_buffer_copy(algorithm))
         return made if self._fits(made._algorithm, *made._operands) else None
 
-    def _variants(self, algorithm: bytes) -> Iterable[_Algorithm]:
-        for tile in TILES:
-            for cluster in CLUSTERS:
-                made = _Algorithm.from_buffer_copy(algorithm)
-                if self._set(made, TILE, tile) and self._set(made, CLUSTER, cluster):
-                    yield made
+    def _recut(self, algorithm: bytes) -> Iterator[_Algorithm]:
+        for tile, cluster in itertools.product(TILES, CLUSTERS):
+            made = _Algorithm.from_buffer_copy(algorithm)
+            if self._set(made, TILE, tile) and self._set(made, CLUSTER, cluster):
+                yield made
+
+    def _reordered(self, algorithm: bytes) -> Iterator[_Algorithm]:
+        for order in SWIZZLES:
+            made = _Algorithm.from_buffer_copy(algorithm)
+            if self._set(made, SWIZZLE, order):
+                yield made
 
     def _set(self, algorithm: _Algorithm, attribute: tuple[int, int], value: int) -> bool:
         number, size = attribute
