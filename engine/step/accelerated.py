@@ -35,7 +35,7 @@ from engine.device import Accelerator
 from engine.inbox import Inbox
 from engine.kernels.compile_ahead import compile_ahead
 from engine.kernels.gemm.dense import gated_way, is_vendors
-from engine.kernels.gemm.fastest import choose, noted
+from engine.kernels.gemm.fastest import Products, choose, noted
 from engine.kernels.target import target
 from engine.kernels.tune import fullness
 from engine.models.base import Model
@@ -134,16 +134,21 @@ class DeviceExecutor:
 
         A kernel that is met later compiles then.
         """
-        with self._one_block(), self._model.abridged(), noted() as products:
-            compile_ahead(self._walk, threads, partial(torch.cuda.set_device, self._accelerator.device))
+        products: Products = {}
+        with self._one_block(), self._model.abridged():
+            walk = partial(self._walk, products)
+            compile_ahead(walk, threads, partial(torch.cuda.set_device, self._accelerator.device))
         timed = long_sizes(self._sizes.max_tokens)
         if not self._config.enforce_eager:
             timed += mixed_sizes(self._sizes.max_tokens)
             timed += decode_sizes(self._sizes.max_rows, self._config.cudagraph_capture_sizes)
         choose(products, lambda kind: sorted({rows for rows in timed if is_vendors(kind, rows)}))
 
-    def _walk(self) -> None:
-        """Launches of every kind; first the choice of tokens, whose kernels take longest to compile."""
+    def _walk(self, products: Products) -> None:
+        """Launches of every kind; first the choice of tokens, whose kernels take longest to compile.
+
+        `products` takes the weights of a layer's.
+        """
         sizes = self._sizes
         self._warm_up_rules()
         decode = telling_sizes(decode_sizes(sizes.max_rows, self._config.cudagraph_capture_sizes))
@@ -153,7 +158,8 @@ class DeviceExecutor:
         text = self._model.config.text
         gated = partial(gated_way, width=text.intermediate_size, depth=text.hidden_size)
         for size in mixed + other_ways(decode + mixed, sizes.max_tokens, gated):
-            self._forward_into(MIXED, size)
+            with noted(products):
+                self._forward_into(MIXED, size)
         for rows in sorted({min(SMALL_MEDIA, sizes.encoder_rows), sizes.encoder_rows}):
             self._encode_examples(rows)
 

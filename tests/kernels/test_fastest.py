@@ -52,6 +52,7 @@ def library(monkeypatch, tmp_path):
     made = Named()
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(fastest, "COLD", 1)
+    monkeypatch.setattr(fastest, "HEAT", 0.0)
     monkeypatch.setattr(fastest, "_ways", {})
     monkeypatch.setattr(fastest, "_library", None)
     monkeypatch.setattr(fastest, "open_library", lambda: made)
@@ -93,10 +94,13 @@ def test_a_choice_has_to_be_worth_it(took, winner):
     assert quickest(runs, lambda rivals: [took[named[run]] for run in rivals]) == winner
 
 
-def test_one_slow_timing_does_not_decide():
-    runs = {key: (lambda weight, key=key: key) for key in (TORCHS, A, B)}
-    named = {run: key for key, run in runs.items()}
-    rounds = iter([{TORCHS: 1.0, A: 1.05, B: 2.0}, {TORCHS: 1.0, A: 0.8}, {TORCHS: 1.0, A: 1.3}, {TORCHS: 1.0, A: 1.3}])
+def test_neither_a_slow_timing_nor_a_lucky_one_decides():
+    runs = {way: (lambda weight, way=way: way) for way in (TORCHS, A, B)}
+    named = {run: way for way, run in runs.items()}
+    first = {TORCHS: 1.0, A: 1.05, B: 2.0}
+    rounds = iter(
+        [first, *({TORCHS: torchs, A: a} for torchs, a in ((1, 0.9), (1, 3), (0.5, 0.9), (1, 0.9), (1, 0.9)))]
+    )
 
     def timed(rivals):
         took = next(rounds)
@@ -104,6 +108,7 @@ def test_one_slow_timing_does_not_decide():
         return [took[named[run]] for run in rivals]
 
     assert quickest(runs, timed) == A
+    assert next(rounds, None) is None
 
 
 def test_what_is_timed_is_taken_and_kept(library):
@@ -208,7 +213,8 @@ def test_products_are_noted_once_and_by_kind():
     small = pack_plain(torch.zeros(64, 64, dtype=torch.bfloat16), None, False)
     biased = pack_plain(weight.clone(), torch.zeros(1024, dtype=torch.bfloat16), False)
     x, y = torch.zeros(3, 2048, dtype=torch.bfloat16), torch.zeros(3, 1024, dtype=torch.bfloat16)
-    with noted() as met:
+    met = {}
+    with noted(met):
         for _ in range(2):
             linear(x, packed)
             linear(x, packed, y, y)

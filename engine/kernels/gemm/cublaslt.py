@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from collections.abc import Iterator
-from ctypes import byref, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p
+from ctypes import addressof, byref, c_float, c_int, c_int64, c_size_t, c_uint64, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,29 +64,36 @@ class _Suggestion(ctypes.Structure):
 class Product:
     """One shape by one algorithm, ready to be launched."""
 
-    __slots__ = ("_algorithm", "_beta", "_library", "_operands")
+    __slots__ = ("_after", "_before", "_beta", "_launch", "_layouts", "_library", "algorithm")
 
     def __init__(self, library: Library, shape: Shape, algorithm: _Algorithm) -> None:
         self._library = library
-        self._algorithm = algorithm
-        self._operands = library.operands(shape)
+        self.algorithm = algorithm
+        self._layouts = library.layouts(shape)
         self._beta = c_float(shape.added)
+        self._launch = library.calls.cublasLtMatmul
+        self._before = library.handle.value, library.transposed.value, addressof(library.one)
+        self._after = addressof(algorithm), None, 0
 
     def __call__(self, x: torch.Tensor, weight: torch.Tensor, added: torch.Tensor | None, out: torch.Tensor) -> None:
         """Launches out = x weight^T (+ added) on the current stream; all contiguous, aligned, and of the shape."""
-        library, (w, rows, y) = self._library, self._operands
+        w, rows, y = self._layouts
         target = out.data_ptr()
-        code = library.calls.cublasLtMatmul(
-            library.handle, library.transposed, byref(library.one), c_void_p(weight.data_ptr()), w,
-            c_void_p(x.data_ptr()), rows, byref(self._beta),
-            c_void_p(target if added is None else added.data_ptr()), y, c_void_p(target), y,
-            byref(self._algorithm), None, c_size_t(0), c_void_p(torch.cuda.current_stream().cuda_stream),
+        code = self._launch(
+            *self._before, weight.data_ptr(), w, x.data_ptr(), rows, addressof(self._beta),
+            target if added is None else added.data_ptr(), y, target, y,
+            *self._after, torch.cuda.current_stream().cuda_stream,
         )  # fmt: skip
         _check(code, "cublasLtMatmul")
 
+    @property
+    def fits(self) -> bool:
+        """Whether the library can multiply so, without a workspace."""
+        return self._library.fits(self.algorithm, *self._layouts)
+
     def __del__(self) -> None:
-        for operand in self._operands:
-            self._library.calls.cublasLtMatrixLayoutDestroy(operand)
+        for layout in self._layouts:
+            self._library.calls.cublasLtMatrixLayoutDestroy(layout)
 
 
 class Library:
@@ -99,6 +106,7 @@ class Library:
         self.handle, self.transposed, self._preference = c_void_p(), c_void_p(), c_void_p()
         self.one = c_float(1)
         calls = self.calls
+        calls.cublasLtMatmul.argtypes = [c_void_p] * 14 + [c_size_t, c_void_p]  # plain numbers are converted fastest
         _check(calls.cublasLtCreate(byref(self.handle)), "cublasLtCreate")
         _check(calls.cublasLtMatmulDescCreate(byref(self.transposed), COMPUTE_FLOAT, FLOAT), "cublasLtMatmulDescCreate")
         way, none = c_int(TRANSPOSED), c_size_t(0)
@@ -108,7 +116,7 @@ class Library:
         code = calls.cublasLtMatmulPreferenceSetAttribute(self._preference, MOST_WORKSPACE, byref(none), c_size_t(8))
         _check(code, "cublasLtMatmulPreferenceSetAttribute")
 
-    def operands(self, shape: Shape) -> tuple[c_void_p, c_void_p, c_void_p]:
+    def layouts(self, shape: Shape) -> tuple[c_void_p, c_void_p, c_void_p]:
         """Descriptions of w, x and y, which are the caller's to destroy."""
         kind, made = TYPES[shape.dtype], []
         for inner, outer in ((shape.depth, shape.width), (shape.depth, shape.rows), (shape.width, shape.rows)):
@@ -123,7 +131,7 @@ class Library:
     def algorithms(self, shape: Shape) -> list[bytes]:
         """What the library suggests, its first choice first, then the first ones in other tiles, clusters or orders."""
         found, count = (_Suggestion * SUGGESTIONS)(), c_int()
-        w, x, y = self.operands(shape)
+        w, x, y = self.layouts(shape)
         try:
             code = self.calls.cublasLtMatmulAlgoGetHeuristic(
                 self.handle, self.transposed, w, x, y, y, self._preference, SUGGESTIONS, found, byref(count)
@@ -134,16 +142,16 @@ class Library:
             varied = [
                 self._reordered(one) if shape.rows >= MANY_ROWS else self._recut(one) for one in suggested[:VARIED]
             ]
-            others = [bytes(one) for one in itertools.chain(*varied) if self._fits(one, w, x, y)]
+            others = [bytes(one) for one in itertools.chain(*varied) if self.fits(one, w, x, y)]
             return list(dict.fromkeys(suggested + others))
         finally:
-            for operand in (w, x, y):
-                self.calls.cublasLtMatrixLayoutDestroy(operand)
+            for layout in (w, x, y):
+                self.calls.cublasLtMatrixLayoutDestroy(layout)
 
     def product(self, shape: Shape, algorithm: bytes) -> Product | None:
         """The product by this algorithm, which `algorithms` gave for it or for a like one; None where it cannot be."""
         made = Product(self, shape, _Algorithm.from_buffer_copy(algorithm))
-        return made if self._fits(made._algorithm, *made._operands) else None
+        return made if made.fits else None
 
     def _recut(self, algorithm: bytes) -> Iterator[_Algorithm]:
         for tile, cluster in itertools.product(TILES, CLUSTERS):
@@ -163,7 +171,7 @@ class Library:
         code = self.calls.cublasLtMatmulAlgoConfigSetAttribute(byref(algorithm), number, byref(chosen), c_size_t(size))
         return not code
 
-    def _fits(self, algorithm: _Algorithm, w: c_void_p, x: c_void_p, y: c_void_p) -> bool:
+    def fits(self, algorithm: _Algorithm, w: c_void_p, x: c_void_p, y: c_void_p) -> bool:
         """Whether the library can multiply so, without a workspace."""
         answer = _Suggestion()
         code = self.calls.cublasLtMatmulAlgoCheck(

@@ -19,6 +19,7 @@ import itertools
 import json
 import logging
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,14 +34,14 @@ from engine.kernels.gemm.cublaslt import ALGORITHM_BYTES, ALIGNMENT, TYPES, Libr
 log = logging.getLogger(__name__)
 
 LEAST_ROWS = 65  # up to 64 rows time is the reading of the weights, and the tuned products of ours are for those
-LONG_ROWS = (
-    2048  # from here on a step has any number of tokens: it takes what is fastest for the nearest that was timed
-)
+# Beyond, a step has any number of tokens: it takes what is fastest for the nearest that was timed.
+LONG_ROWS = 2048
 LEAST_WEIGHT = 1 << 20  # numbers: smaller products take as long as their launch
 COLD = 256 << 20  # bytes of weights to go round, so that none is found in the device's cache
 ENOUGH = 50e-6  # seconds of one timing: several launches for small products
-HOST = 300e-6  # seconds that the device is kept busy meanwhile, so that it never waits for a launch
-ROUNDS = 3  # by turns, of those that the first round has within CLOSE of the fastest
+HOST = 40e-6  # seconds a launch that the device is kept busy before, so that it never waits for one
+HEAT = 0.15  # seconds of long products before they are timed: the card's power is what bounds them, once it is warm
+ROUNDS = 5  # by turns, of those that the first round has within CLOSE of the fastest
 CLOSE = 1.1
 GAIN = 0.98  # of torch's time that another algorithm may take at most to be worth a choice
 FLOPS, BYTES = 6e14, 2.5e12  # a second, of a large card: for how often to launch
@@ -89,18 +90,20 @@ class Sliced:
             product(x[first:end], weight, None if added is None else added[first:end], out[first:end])
 
 
-_noted: dict[Kind, list[Tensor]] | None = None
+Products = dict[Kind, list[Tensor]]  # weights of each
+
+_noted: Products | None = None
 _library: Library | None = None
 _ways: dict[Kind, dict[int, Way]] = {}  # by rows
 
 
 @contextmanager
-def noted() -> Iterator[dict[Kind, list[Tensor]]]:
-    """Collects the weights of the products inside: those that `choose` may be asked for."""
+def noted(products: Products) -> Iterator[None]:
+    """Adds the weights of the products inside: those that `choose` may be asked for."""
     global _noted
-    _noted = {}
+    _noted = products
     try:
-        yield _noted
+        yield
     finally:
         _noted = None
 
@@ -159,18 +162,18 @@ def _nearest(rows: int, timed: dict[int, Way]) -> int:
     return min((size for size in timed if size > LONG_ROWS), key=lambda size: abs(math.log(size / rows)), default=0)
 
 
-def choose(weights: dict[Kind, list[Tensor]], sizes: Callable[[Kind], list[int]]) -> None:
+def choose(products: Products, sizes: Callable[[Kind], list[int]]) -> None:
     """Settles the algorithms of these products for the numbers of rows that `sizes` names, at least LEAST_ROWS.
 
     Those of long steps are launched, whatever it finds: no later step loads a kernel.
     """
     global _library
     _library = _library or open_library()
-    if _library is None or not weights:
+    if _library is None or not products:
         return
     kept = Kept(_library.version, torch.cuda.get_device_name())
     begun, fresh = time.perf_counter(), 0
-    for kind, known in weights.items():
+    for kind, known in products.items():
         timed = _ways[kind] = kept.of(kind)
         wanted = [rows for rows in sizes(kind) if rows >= LEAST_ROWS]
         missing = [rows for rows in wanted if rows not in timed]
@@ -222,6 +225,8 @@ def _fastest(library: Library, shape: Shape, weights: list[Tensor], x: Tensor, o
     for run in runs.values():  # a kernel is loaded when it is first launched
         run(weights[0])
     least = max(2 * shape.rows * shape.width * shape.depth / FLOPS, 2 * shape.width * shape.depth / BYTES)
+    for number in range(int(HEAT / least) if shape.rows > LONG_ROWS else 0):
+        by_torch(weights[number % len(weights)])
     return quickest(runs, lambda rivals: seconds(rivals, weights, math.ceil(ENOUGH / least)))
 
 
@@ -231,20 +236,19 @@ def _launch(product: Product | Sliced, x: Tensor, added: Tensor | None, out: Ten
 
 def quickest(runs: dict[Way, Run], timed: Callable[[list[Run]], list[float]]) -> Way:
     """The way of the fastest run, if it takes less than GAIN of the time of torch's; or that."""
-    best = dict(zip(runs, timed(list(runs.values())), strict=True))
-    limit = CLOSE * min(best.values())
-    rivals = [way for way in runs if way == TORCHS or best[way] <= limit]
-    for _ in range(ROUNDS):
-        for way, took in zip(rivals, timed([runs[way] for way in rivals]), strict=True):
-            best[way] = min(best[way], took)
-    winner = min(rivals, key=best.__getitem__)
-    return winner if best[winner] < GAIN * best[TORCHS] else TORCHS
+    first = dict(zip(runs, timed(list(runs.values())), strict=True))
+    limit = CLOSE * min(first.values())
+    rivals = [way for way in runs if way == TORCHS or first[way] <= limit]
+    rounds = [timed([runs[way] for way in rivals]) for _ in range(ROUNDS)]
+    took = {way: statistics.median(times) for way, times in zip(rivals, zip(*rounds, strict=True), strict=True)}
+    winner = min(rivals, key=took.__getitem__)
+    return winner if took[winner] < GAIN * took[TORCHS] else TORCHS
 
 
 def seconds(runs: list[Run], weights: list[Tensor], times: int) -> list[float]:
     """Seconds of the device for one launch of each, `times` in a row with one weight after the other."""
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(len(runs) + 1)]
-    torch.cuda._sleep(int(HOST * 1.5e9))  # cycles
+    torch.cuda._sleep(int(HOST * times * len(runs) * 1.5e9))  # cycles
     number = 0
     marks[0].record()
     for mark, run in zip(marks[1:], runs, strict=True):
