@@ -49,12 +49,12 @@ def test_every_algorithm_multiplies(rows, width, depth, added, dtype):
 
 def test_a_choice_from_start_to_launch(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(fastest, "_ways", {})
+    monkeypatch.setattr(fastest, "_algorithms", {})
     monkeypatch.setattr(fastest, "GAIN", 9.0)  # whatever is fastest of them is taken, so that something is
     x, weight, residual = operands(4096, 4096, 1024, torch.bfloat16)
     kind = Kind(4096, 1024, True, False, torch.bfloat16)
     choose({kind: [weight]}, lambda kind: [256, 4096])
-    found = dict(fastest._ways[kind])
+    found = dict(fastest._algorithms[kind])
     assert set(found) == {256, 4096}
     for rows in (256, 3000, 4096):
         out = residual[:rows].clone()
@@ -66,9 +66,9 @@ def test_a_choice_from_start_to_launch(monkeypatch, tmp_path):
         product(x[:rows], weight, out, out)
         assert (out.double() - wanted).abs().max() <= torch.finfo(torch.bfloat16).eps * wanted.abs().max()
     monkeypatch.setattr(fastest, "_fastest", None)  # a second start finds all of it
-    fastest._ways.clear()
+    fastest._algorithms.clear()
     choose({kind: [weight]}, lambda kind: [256, 4096])
-    assert fastest._ways[kind] == found
+    assert fastest._algorithms[kind] == found
     fastest._product.cache_clear()
 
 

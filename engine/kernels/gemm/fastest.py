@@ -1,11 +1,9 @@
 """Which of the vendor's algorithms multiplies what: timed once per card and library, before graphs are captured.
 
 Thread: the device's, at start for `choose`; afterwards nothing here changes. torch takes the library's first suggestion
-(gemm/cublaslt), which is up to a third slower than another one: on an H100 50.6 us instead of 45.9 for an 8B's down at
-256 rows, 36.8 instead of 29.7 for its q|k|v at 320, 604 instead of 523 at 8,192. Here each number of rows that has a
-graph is timed with all of them, and what won by enough is kept beside Triton's kernels, for the next start. Long
-products are also timed in slices of rows, of which more is found in the device's cache: 8,192 rows of an 8B's down took
-1,189 us whole, twice 530 in halves.
+(gemm/cublaslt), which is often slower than another one: on an H100 an 8B's down of 256 rows takes 50.6 us instead of
+45.9, a 0.6B's of 576, 704 and 1,152 rows 14.1, 15.0 and 18.4 instead of 9.3, 10.2 and 13.8. Here each number of rows
+that has a graph is timed with several, and what won by enough is kept beside Triton's kernels, for the next start.
 
     walk through the model's steps -> noted weights -> choose: read what is kept, time the rest, keep it
     plain_linear -> product_of: the algorithm of that shape, or None: torch's
@@ -23,7 +21,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -40,14 +37,14 @@ LEAST_WEIGHT = 1 << 20  # numbers: smaller products take as long as their launch
 COLD = 256 << 20  # bytes of weights to go round, so that none is found in the device's cache
 ENOUGH = 50e-6  # seconds of one timing: several launches for small products
 HOST = 40e-6  # seconds a launch that the device is kept busy before, so that it never waits for one
-HEAT = 0.15  # seconds of long products before they are timed: the card's power is what bounds them, once it is warm
 ROUNDS = 5  # by turns, of those that the first round has within CLOSE of the fastest
 CLOSE = 1.1
 GAIN = 0.98  # of torch's time that another algorithm may take at most to be worth a choice
+# So much arithmetic is bound by the card's power in a busy server, where what is a little faster alone may be slower.
+POWER_FLOPS, POWER_GAIN = 3e10, 0.93
+TORCHS = b""  # torch's choice
 FLOPS, BYTES = 6e14, 2.5e12  # a second, of a large card: for how often to launch
 FILE = "products.json"
-
-SLICES = (2048, 4096)  # rows
 
 Run = Callable[[Tensor], object]  # one launch, with that weight
 
@@ -65,36 +62,11 @@ class Kind(NamedTuple):
         return Shape(rows, self.width, self.depth, self.added, self.dtype)
 
 
-class Way(NamedTuple):
-    """How a product is computed."""
-
-    algorithm: bytes = b""  # empty: torch's choice
-    slice_rows: int = 0  # computed at a time; 0: all
-
-
-TORCHS = Way()
-
-
-class Sliced:
-    """A product of many rows, some after the other."""
-
-    __slots__ = ("_parts",)
-
-    def __init__(self, parts: list[tuple[int, int, Product]]) -> None:
-        """(first row, end, product) of each."""
-        self._parts = parts
-
-    def __call__(self, x: Tensor, weight: Tensor, added: Tensor | None, out: Tensor) -> None:
-        """As a Product's."""
-        for first, end, product in self._parts:
-            product(x[first:end], weight, None if added is None else added[first:end], out[first:end])
-
-
 Products = dict[Kind, list[Tensor]]  # weights of each
 
 _noted: Products | None = None
 _library: Library | None = None
-_ways: dict[Kind, dict[int, Way]] = {}  # by rows
+_algorithms: dict[Kind, dict[int, bytes]] = {}  # by rows; TORCHS: torch's choice
 
 
 @contextmanager
@@ -117,9 +89,9 @@ def note(weight: Tensor, added: bool, gated: bool) -> None:
         known.append(weight)
 
 
-def product_of(x: Tensor, weight: Tensor, gated: bool, added: Tensor | None, out: Tensor) -> Product | Sliced | None:
+def product_of(x: Tensor, weight: Tensor, gated: bool, added: Tensor | None, out: Tensor) -> Product | None:
     """What launches out [M, N] = x [M, K] weight^T (+ added) fastest; None where torch's own choice is to be taken."""
-    if not _ways:
+    if not _algorithms:
         return None
     product = _product(_kind(weight, added is not None, gated), len(x))
     if product is None or not all(map(_as_wanted, (x, weight, out) if added is None else (x, weight, out, added))):
@@ -137,28 +109,14 @@ def _as_wanted(operand: Tensor) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _product(kind: Kind, rows: int) -> Product | Sliced | None:
-    timed = _ways.get(kind, {})
+def _product(kind: Kind, rows: int) -> Product | None:
+    timed = _algorithms.get(kind, {})
     known = rows if rows in timed or rows <= LONG_ROWS else _nearest(rows, timed)
-    return None if _library is None else _made(_library, kind.shape(rows), timed.get(known, TORCHS))
+    algorithm = timed.get(known, TORCHS)
+    return _library.product(kind.shape(rows), algorithm) if algorithm and _library is not None else None
 
 
-def _made(library: Library, shape: Shape, way: Way) -> Product | Sliced | None:
-    if not way.algorithm:
-        return None
-    if not way.slice_rows or way.slice_rows >= shape.rows:
-        return library.product(shape, way.algorithm)
-    parts = []
-    for first in range(0, shape.rows, way.slice_rows):
-        end = min(first + way.slice_rows, shape.rows)
-        product = library.product(replace(shape, rows=end - first), way.algorithm)
-        if product is None:
-            return None
-        parts.append((first, end, product))
-    return Sliced(parts)
-
-
-def _nearest(rows: int, timed: dict[int, Way]) -> int:
+def _nearest(rows: int, timed: dict[int, bytes]) -> int:
     return min((size for size in timed if size > LONG_ROWS), key=lambda size: abs(math.log(size / rows)), default=0)
 
 
@@ -174,7 +132,7 @@ def choose(products: Products, sizes: Callable[[Kind], list[int]]) -> None:
     kept = Kept(_library.version, torch.cuda.get_device_name())
     begun, fresh = time.perf_counter(), 0
     for kind, known in products.items():
-        timed = _ways[kind] = kept.of(kind)
+        timed = _algorithms[kind] = kept.of(kind)
         wanted = [rows for rows in sizes(kind) if rows >= LEAST_ROWS]
         missing = [rows for rows in wanted if rows not in timed]
         try:
@@ -185,7 +143,7 @@ def choose(products: Products, sizes: Callable[[Kind], list[int]]) -> None:
         _product.cache_clear()  # another engine of this process may have found less
         _launch_long(kind, known[0], wanted)
     if fresh:
-        kept.write(_ways)
+        kept.write(_algorithms)
         log.info("products: timed the algorithms of %d shapes in %.1f s", fresh, time.perf_counter() - begun)
 
 
@@ -197,7 +155,7 @@ def _launch_long(kind: Kind, weight: Tensor, sizes: list[int]) -> None:
             product(x, weight, out if kind.added else None, out)
 
 
-def _time(library: Library, kind: Kind, weights: list[Tensor], sizes: list[int]) -> dict[int, Way]:
+def _time(library: Library, kind: Kind, weights: list[Tensor], sizes: list[int]) -> dict[int, bytes]:
     """The fastest algorithm by rows."""
     if not sizes:
         return {}
@@ -209,40 +167,39 @@ def _time(library: Library, kind: Kind, weights: list[Tensor], sizes: list[int])
     return {rows: _fastest(library, kind.shape(rows), weights, x[:rows], out[:rows]) for rows in sizes}
 
 
-def _fastest(library: Library, shape: Shape, weights: list[Tensor], x: Tensor, out: Tensor) -> Way:
-    """The way that won by enough, or torch's."""
+def _fastest(library: Library, shape: Shape, weights: list[Tensor], x: Tensor, out: Tensor) -> bytes:
+    """The algorithm that won by enough, or TORCHS."""
     added = out if shape.added else None
 
     def by_torch(weight: Tensor) -> object:
         return torch.mm(x, weight.t(), out=out) if added is None else torch.addmm(added, x, weight.t(), out=out)
 
-    runs: dict[Way, Run] = {TORCHS: by_torch}
-    for size in (0, *(size for size in SLICES if LONG_ROWS < shape.rows > size)):
-        for algorithm in library.algorithms(replace(shape, rows=size or shape.rows)):
-            product = _made(library, shape, Way(algorithm, size))
-            if product is not None:
-                runs[Way(algorithm, size)] = functools.partial(_launch, product, x, added, out)
+    runs: dict[bytes, Run] = {TORCHS: by_torch}
+    for algorithm in library.algorithms(shape):
+        product = library.product(shape, algorithm)
+        if product is not None:
+            runs[algorithm] = functools.partial(_launch, product, x, added, out)
     for run in runs.values():  # a kernel is loaded when it is first launched
         run(weights[0])
-    least = max(2 * shape.rows * shape.width * shape.depth / FLOPS, 2 * shape.width * shape.depth / BYTES)
-    for number in range(int(HEAT / least) if shape.rows > LONG_ROWS else 0):
-        by_torch(weights[number % len(weights)])
-    return quickest(runs, lambda rivals: seconds(rivals, weights, math.ceil(ENOUGH / least)))
+    flops = 2 * shape.rows * shape.width * shape.depth
+    times = math.ceil(ENOUGH / max(flops / FLOPS, 2 * shape.width * shape.depth / BYTES))
+    gain = GAIN if flops < POWER_FLOPS else POWER_GAIN
+    return quickest(runs, lambda rivals: seconds(rivals, weights, times), gain)
 
 
-def _launch(product: Product | Sliced, x: Tensor, added: Tensor | None, out: Tensor, weight: Tensor) -> None:
+def _launch(product: Product, x: Tensor, added: Tensor | None, out: Tensor, weight: Tensor) -> None:
     product(x, weight, added, out)
 
 
-def quickest(runs: dict[Way, Run], timed: Callable[[list[Run]], list[float]]) -> Way:
-    """The way of the fastest run, if it takes less than GAIN of the time of torch's; or that."""
+def quickest(runs: dict[bytes, Run], timed: Callable[[list[Run]], list[float]], gain: float) -> bytes:
+    """The algorithm of the fastest run, if it takes less than `gain` of the time of torch's; or TORCHS."""
     first = dict(zip(runs, timed(list(runs.values())), strict=True))
     limit = CLOSE * min(first.values())
-    rivals = [way for way in runs if way == TORCHS or first[way] <= limit]
-    rounds = [timed([runs[way] for way in rivals]) for _ in range(ROUNDS)]
-    took = {way: statistics.median(times) for way, times in zip(rivals, zip(*rounds, strict=True), strict=True)}
+    rivals = [algorithm for algorithm in runs if algorithm == TORCHS or first[algorithm] <= limit]
+    rounds = [timed([runs[algorithm] for algorithm in rivals]) for _ in range(ROUNDS)]
+    took = {rival: statistics.median(times) for rival, times in zip(rivals, zip(*rounds, strict=True), strict=True)}
     winner = min(rivals, key=took.__getitem__)
-    return winner if took[winner] < GAIN * took[TORCHS] else TORCHS
+    return winner if took[winner] < gain * took[TORCHS] else TORCHS
 
 
 def seconds(runs: list[Run], weights: list[Tensor], times: int) -> list[float]:
@@ -268,7 +225,7 @@ class Kept:
 
         key = hashlib.sha256(f"omniloop, products of cublasLt {version} on {card}".encode()).hexdigest()
         self._manager = get_cache_manager(key)
-        self._found: dict[str, dict[int, Way]] = {}
+        self._found: dict[str, dict[int, bytes]] = {}
         path = self._manager.get_file(FILE)
         if path is not None:
             try:
@@ -277,15 +234,15 @@ class Kept:
             except (OSError, ValueError, AttributeError, TypeError) as error:
                 log.warning("products: %s cannot be read (%s): they are timed again", path, error)
 
-    def of(self, kind: Kind) -> dict[int, Way]:
+    def of(self, kind: Kind) -> dict[int, bytes]:
         return dict(self._found.get(_name(kind), {}))
 
-    def write(self, found: dict[Kind, dict[int, Way]]) -> None:
+    def write(self, found: dict[Kind, dict[int, bytes]]) -> None:
         """Adds to what is kept."""
         for kind, timed in found.items():
             self._found.setdefault(_name(kind), {}).update(timed)
         text = json.dumps({
-            name: {str(rows): [way.algorithm.hex(), way.slice_rows] for rows, way in timed.items()}
+            name: {str(rows): algorithm.hex() for rows, algorithm in timed.items()}
             for name, timed in self._found.items()
         })  # fmt: skip
         try:
@@ -294,11 +251,10 @@ class Kept:
             log.warning("products: their algorithms cannot be kept (%s): the next start times them again", error)
 
 
-def _parsed(timed: dict[str, tuple[str, int]]) -> dict[int, Way]:
-    parsed = {int(rows): Way(bytes.fromhex(algorithm), size) for rows, (algorithm, size) in timed.items()}
-    for algorithm, size in parsed.values():
-        if len(algorithm) not in (0, ALGORITHM_BYTES) or not isinstance(size, int):
-            raise ValueError(f"{ALGORITHM_BYTES} bytes and a number of rows make a way, or no bytes")
+def _parsed(timed: dict[str, str]) -> dict[int, bytes]:
+    parsed = {int(rows): bytes.fromhex(algorithm) for rows, algorithm in timed.items()}
+    if any(len(algorithm) not in (0, ALGORITHM_BYTES) for algorithm in parsed.values()):
+        raise ValueError(f"an algorithm has other than {ALGORITHM_BYTES} bytes")
     return parsed
 
 
