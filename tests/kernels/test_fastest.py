@@ -128,6 +128,8 @@ def test_what_is_timed_is_taken_and_kept(library):
     choose({WIDE: [weight]}, lambda kind: [96, 128, 256])
     assert library.asked == [256], "the others were kept"
     assert fastest._algorithms[WIDE] == {96: B, 128: B, 256: B}
+    choose({WIDE: [weight]}, lambda kind: [128])
+    assert fastest._algorithms[WIDE] == {128: B}, "no more than this start loads kernels for"
 
 
 def test_operands_that_the_library_could_not_read_are_torchs(library):

@@ -132,8 +132,8 @@ def choose(products: Products, sizes: Callable[[Kind], list[int]]) -> None:
     kept = Kept(_library.version, torch.cuda.get_device_name())
     begun, fresh = time.perf_counter(), 0
     for kind, known in products.items():
-        timed = _algorithms[kind] = kept.of(kind)
         wanted = [rows for rows in sizes(kind) if rows >= LEAST_ROWS]
+        timed = _algorithms[kind] = {rows: found for rows, found in kept.of(kind).items() if rows in wanted}
         missing = [rows for rows in wanted if rows not in timed]
         try:
             timed.update(_time(_library, kind, known, missing))
