@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from engine.kernels.gemm import cublaslt, fastest
-from engine.kernels.gemm.cublaslt import ALGORITHM_BYTES
+from engine.kernels.gemm.cublaslt import ALGORITHM_BYTES, RefusedError
 from engine.kernels.gemm.dense import is_vendors, linear, pack_plain
 from engine.kernels.gemm.fastest import GAIN, TORCHS, Kept, Kind, choose, noted, product_of, quickest
 from engine.kernels.target import products_library
@@ -182,6 +182,30 @@ def test_versions_and_cards_keep_their_own(library):
     assert Kept(library.version, "a card").of(WIDE) == {128: B}
     assert not Kept(library.version + 1, "a card").of(WIDE)
     assert not Kept(library.version, "another").of(WIDE)
+
+
+def test_a_library_that_cannot_be_opened_leaves_torchs_choice(library, monkeypatch, caplog):
+    def refuse():
+        raise RefusedError("cublasLtCreate returned 1")
+
+    monkeypatch.setattr(fastest, "open_library", refuse)
+    x, weight, out = operands(128)
+    choose({WIDE: [weight]}, lambda kind: [128])
+    assert "cublasLtCreate returned 1" in caplog.text
+    assert product_of(x, weight, False, None, out) is None
+
+
+def test_what_the_library_refuses_to_launch_is_not_chosen(library, monkeypatch):
+    def product(shape, algorithm):
+        def launch(*_operands):
+            raise RefusedError("cublasLtMatmul returned 15")
+
+        return launch if algorithm == B else real(shape, algorithm)
+
+    real = library.product
+    monkeypatch.setattr(library, "product", product)
+    choose({WIDE: [operands(65)[1]]}, lambda kind: [128])
+    assert fastest._algorithms[WIDE] == {128: A}
 
 
 def test_no_room_to_time_leaves_torchs_choice(library, monkeypatch, caplog):

@@ -61,6 +61,10 @@ class _Suggestion(ctypes.Structure):
     )  # fmt: skip
 
 
+class RefusedError(RuntimeError):
+    """The library does not do what it was asked for."""
+
+
 class Product:
     """One shape by one algorithm, ready to be launched."""
 
@@ -188,4 +192,4 @@ def open_library() -> Library | None:
 
 def _check(code: int, call: str) -> None:
     if code:
-        raise RuntimeError(f"{call} returned {code}; cublasStatus_t of CUDA's header says what that is")
+        raise RefusedError(f"{call} returned {code}; cublasStatus_t of CUDA's header says what that is")

@@ -26,7 +26,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.kernels.gemm.cublaslt import ALGORITHM_BYTES, ALIGNMENT, TYPES, Library, Product, Shape, open_library
+from engine.kernels.gemm.cublaslt import (
+    ALGORITHM_BYTES,
+    ALIGNMENT,
+    TYPES,
+    Library,
+    Product,
+    RefusedError,
+    Shape,
+    open_library,
+)
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +135,10 @@ def choose(products: Products, sizes: Callable[[Kind], list[int]]) -> None:
     Those of long steps are launched, whatever it finds: no later step loads a kernel.
     """
     global _library
-    _library = _library or open_library()
+    try:
+        _library = _library or open_library()
+    except (OSError, AttributeError, RefusedError) as error:
+        log.warning("products: cublasLt cannot be used (%s): torch chooses its algorithms", error)
     if _library is None or not products:
         return
     kept = Kept(_library.version, torch.cuda.get_device_name())
@@ -179,8 +191,11 @@ def _fastest(library: Library, shape: Shape, weights: list[Tensor], x: Tensor, o
         product = library.product(shape, algorithm)
         if product is not None:
             runs[algorithm] = functools.partial(_launch, product, x, added, out)
-    for run in runs.values():  # a kernel is loaded when it is first launched
-        run(weights[0])
+    for algorithm, run in list(runs.items()):  # a kernel is loaded when it is first launched
+        try:
+            run(weights[0])
+        except RefusedError:  # some are found out only then
+            del runs[algorithm]
     flops = 2 * shape.rows * shape.width * shape.depth
     times = math.ceil(ENOUGH / max(flops / FLOPS, 2 * shape.width * shape.depth / BYTES))
     gain = GAIN if flops < POWER_FLOPS else POWER_GAIN
