@@ -11,6 +11,7 @@ There is no prefill or decode phase: a row has tokens known and tokens computed,
 A row whose newest token is still on the device is planned with FEED. A row that ends in commit(N) while N+1 names
 it keeps its slot until commit(N+1); its blocks are free at once, because no plan made before can write to them later.
 Order: running rows, best (priority, arrival) first, one token each promised to rows that decode; then waiting ones.
+Only rows of requests that are awaited as a whole stand back, a few times, from steps that prompts fill (shares).
 When blocks run out, the last running row starts over (its KV is recomputed), so the first one always progresses.
 """
 
@@ -19,8 +20,8 @@ from array import array
 cimport cython
 
 from _fast.types cimport (
-    FINISH_ERROR, FINISH_NONE, FINISHING, MAX_IN_FLIGHT, MEDIA_TOO_LARGE, NEVER_FITS, NO_SLOT, ROW_SAMPLE, RUNNING,
-    WAITING,
+    FINISH_ERROR, FINISH_NONE, FINISHING, MAX_IN_FLIGHT, MEDIA_TOO_LARGE, NEVER_FITS, NO_SLOT, PATIENCE, ROW_SAMPLE,
+    RUNNING, WAITING,
 )
 
 
@@ -63,6 +64,7 @@ cdef class Scheduler:
         self.freed_slots = array("i", bytes(4 * max_slots))
         self.running = RunningRows(self.seqs, self.by_priority)
         self.shares = TokenShares(self.seqs, self.running, self.queue, max_tokens, self.max_chunk)
+        self.leftovers = Leftovers(self.seqs, self.tables, self.shares)
         self.plain = PlainRows(self.seqs, self.tables, self.running)
 
     # Requests come and go.
@@ -70,8 +72,11 @@ cdef class Scheduler:
     def add(self, int64_t request_id, const token_t[::1] tokens, *, int32_t max_tokens, int32_t min_tokens=0,
             bint ignore_eos=False, eos_ids=(), stop_ids=(), int32_t priority=0, double arrival=0.0,
             bytes root=bytes(16), const int64_t[::1] keys=None, const int32_t[:, ::1] media=None,
-            bint read_cache=True):
-        """A request enters the queue: its slot, or -1 (no slot free), -2 (too few blocks), -3 (media too large)."""
+            bint read_cache=True, bint whole=False):
+        """A request enters the queue: its slot, or -1 (no slot free), -2 (too few blocks), -3 (media too large).
+
+        `whole`: nobody reads its tokens before it has ended.
+        """
         cdef int64_t n = tokens.shape[0]
         # The last token of an answer is never computed, so one may follow a prompt that fills the context.
         cdef int64_t longest = max(n + 1, <int64_t>self.max_model_len)
@@ -111,6 +116,8 @@ cdef class Scheduler:
         self.seqs.root_lo[slot] = int.from_bytes(root[:8], "little")
         self.seqs.root_hi[slot] = int.from_bytes(root[8:], "little")
         self.seqs.read_cache[slot] = read_cache
+        self.seqs.patience[slot] = PATIENCE if whole else 0
+        self.seqs.num_patient += whole
         self.encoder.hold(self.seqs, slot)
         self.queue.push(slot, priority, arrival, self.next_order, False)
         self.next_order += 1
@@ -190,19 +197,25 @@ cdef class Scheduler:
     # Planning.
 
     cdef void _plan(self, StepPlan plan) noexcept nogil:
+        cdef bint may_hold = False
         plan.clear()
         if (self.queue.size == 0 or self.running.size >= self.max_rows) and self.plain.fit(plan):
             self.plain.emit(plan)
         if plan.num_rows == 0:
             self.encoder.begin(self.settled_step)
+            may_hold = self._may_hold()
         while plan.num_rows == 0:
             self.updates_left = plan.max_updates
             self.preempted = False
-            self._continue(plan)
+            self._continue(plan, may_hold)
             if not self.preempted:
                 self._admit(plan)
-                self._fill()
+                self.updates_left = self.leftovers.to_prompts(self.updates_left)
+            self.updates_left = self.leftovers.to_held(self.updates_left)
             self._emit(plan)
+            if plan.num_rows == 0 and self.shares.num_held:  # for nothing
+                may_hold = False
+                continue
             if plan.num_rows or self.running.size == 0 or self.next_step != self.settled_step + 1:
                 break
             # Nothing can move and nothing is in flight: rows hold each other's encoder room. The last starts over.
@@ -211,14 +224,21 @@ cdef class Scheduler:
             plan.seal(self.next_step)
             self.next_step += 1
 
-    cdef void _continue(self, StepPlan plan) noexcept nogil:
+    cdef bint _may_hold(self) noexcept nogil:
+        """Whether rows may stand back: there are such, and prompts fill the step and have the blocks for it."""
+        cdef int32_t blocks = (self.tables.blocks_for(self.shares.max_tokens) + self.max_rows) * self.num_groups
+        if self.seqs.num_patient == 0 or self.by_priority or blocks > self.pool.num_free + self.pool.num_cached:
+            return False
+        return self.shares.prompts_fill(self.max_rows - self.running.size)
+
+    cdef void _continue(self, StepPlan plan, bint may_hold) noexcept nogil:
         """Find blocks for the tokens that running rows get."""
         cdef int32_t i = 0
         cdef int32_t count
         cdef int32_t changed
         cdef int32_t granted
         cdef slot_t slot
-        self.shares.deal(self.running.size < self.max_rows)
+        self.shares.deal(self.running.size < self.max_rows, may_hold)
         while i < self.running.size:
             slot = self.running.slots[i]
             i += 1
@@ -240,29 +260,6 @@ cdef class Scheduler:
             self.shares.of[slot] = count
             if count and self.seqs.span_at[slot] < self.seqs.num_spans[slot]:
                 self.encoder.claim(self.seqs, slot, self.seqs.computed[slot], count, plan, self.next_step)
-
-    cdef void _fill(self) noexcept nogil:
-        """Give running prompts what waiting ones left over, where that takes no row's blocks."""
-        cdef int32_t i
-        cdef int32_t more
-        cdef int32_t missing
-        cdef slot_t slot
-        for i in range(self.shares.num_prompts):
-            slot = self.shares.prompts[i]
-            if self.shares.tokens_left <= 0:
-                return
-            if self.shares.of[slot] == 0 or self.seqs.span_at[slot] < self.seqs.num_spans[slot]:
-                continue
-            more = self.shares.fitting(self.seqs.left(slot) - self.shares.of[slot])
-            more = min(more, self.shares.max_chunk - self.shares.of[slot])
-            missing = self.tables.missing(slot, self.seqs.computed[slot] + self.shares.of[slot] + more)
-            if more <= 0 or missing > self.updates_left or missing > self.pool.num_free + self.pool.num_cached:
-                continue
-            if missing > 0 and self.tables.grow(slot, self.seqs.computed[slot] + self.shares.of[slot] + more) < 0:
-                continue
-            self.updates_left -= max(missing, 0)
-            self.shares.of[slot] += more
-            self.shares.take(more)
 
     cdef bint _provide(self, slot_t slot, int32_t count) noexcept nogil:
         """Blocks for the row's next tokens, from the last running rows if need be. False: the row gets none now."""
@@ -357,6 +354,8 @@ cdef class Scheduler:
         for i in range(self.running.size):
             if self.shares.of[self.running.slots[i]] > 1:
                 self._row(self.running.slots[i], self.shares.of[self.running.slots[i]], plan)
+        if plan.num_rows:
+            self.shares.note_held()
 
     cdef void _row(self, slot_t slot, int32_t count, StepPlan plan) noexcept nogil:
         """Write a row, and note that its tokens are computed and its sample is on its way once this is launched."""

@@ -134,7 +134,8 @@ def check(state: AppState, body: ResponsesBody) -> Asked:
         raise invalid("top_logprobs", f"top_logprobs: needs {LOGPROBS} in include")
     if body.top_logprobs is not None and state.config.limits.max_logprobs != -1:
         in_range("top_logprobs", body.top_logprobs, 0, state.config.limits.max_logprobs)
-    fields = SamplingFields(temperature=body.temperature, top_p=body.top_p, top_k=body.top_k, stream=body.stream)
+    watched = body.stream or body.background  # whoever asks for the latter may follow it as it grows
+    fields = SamplingFields(temperature=body.temperature, top_p=body.top_p, top_k=body.top_k, stream=watched)
     logprobs = (body.top_logprobs or 0) if wanted else None
     return resolve(fields, logprobs, body.max_output_tokens, state.defaults, state.config, state.vocabulary)
 

@@ -16,8 +16,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOM = (
-    "blocks", "detok", "driver", "encoder", "histogram", "lane", "params", "plain", "plan", "prefix", "queue", "ring",
-    "running", "scheduler", "seqs", "shares", "shelves", "steady", "tables",
+    "blocks", "detok", "driver", "encoder", "histogram", "lane", "leftovers", "params", "plain", "plan", "prefix",
+    "queue", "ring", "running", "scheduler", "seqs", "shares", "shelves", "steady", "tables",
 )  # fmt: skip
 WALKS = (
     "test_lane", "test_parts_walk", "test_plain", "test_plan", "test_prefix_walk", "test_scheduler_walk", "test_seqs",

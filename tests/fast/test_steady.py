@@ -56,7 +56,7 @@ class Engine:
             if what == "add":
                 length, most, flags = details
                 prompt = (np.arange(length) * 7 % 11).astype(np.int32)
-                slot = self.scheduler.add(number, prompt, max_tokens=most, eos_ids=[EOS])
+                slot = self.scheduler.add(number, prompt, max_tokens=most, eos_ids=[EOS], whole=number % 2 == 0)
                 if slot >= 0:
                     self.rig.params.stage(slot, seed_words(slot, length, number))
                     self.special[slot] = flags
@@ -241,7 +241,8 @@ def script_of(seed, length=120, flags=(0, 0, 0, 0, 1, 2), most=30):
 
 def both(script, faulty=-1, eager=0, **options):
     """What the plain order told and what the mixed one did, and the latter's engine."""
-    settings = {name: options.pop(name) for name in ("num_blocks", "vocab") if name in options}
+    names = ("num_blocks", "vocab", "max_tokens", "prefix_caching")
+    settings = {name: options.pop(name) for name in names if name in options}
     plain = Engine(script, **settings)
     plain.rig.lib.set_faulty_step(faulty)
     expected = plain.run()
@@ -276,6 +277,15 @@ def test_a_pool_that_preempts_makes_no_difference(seed):
     expected, told, mixed = both(script_of(seed, flags=(0,)), num_blocks=34, vocab=500, python=0.1, seed=seed)
     assert told == expected
     assert mixed.scheduler.num_preemptions > 0
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_that_stand_back_for_prompts_make_no_difference(seed):
+    script = [(4 * step, *rest) for step, *rest in script_of(seed, flags=(0,), most=128)]
+    sizes = {"num_blocks": 300, "max_tokens": 16, "prefix_caching": False}
+    expected, told, mixed = both(script, vocab=40, python=0.1, seed=seed, **sizes)
+    assert told == expected
+    assert mixed.scheduler.shares.times_held > 10
 
 
 @pytest.mark.parametrize("faulty", [3, 40, 41])
