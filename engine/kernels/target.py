@@ -94,6 +94,11 @@ def products_library() -> str | None:
     return next((path for path in _loaded() if os.path.basename(path).startswith(PRODUCTS)), None)
 
 
+def kernel_cache(key: str) -> Any:
+    """A place of one's own in Triton's cache of compiled kernels, by a hexadecimal key: its `get_file` and `put`."""
+    return importlib.import_module("triton.runtime.cache").get_cache_manager(key)
+
+
 def _loaded() -> list[str]:
     """Paths of what this process has mapped."""
     with open("/proc/self/maps") as lines:

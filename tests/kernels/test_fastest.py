@@ -165,13 +165,13 @@ def test_a_file_that_cannot_be_read_is_timed_again(library, text, caplog):
     _, weight, _ = operands(65)
     choose({WIDE: [weight]}, lambda kind: [128])
     kept = Kept(library.version, "a card")
-    kept._manager.put(text, fastest.FILE, binary=False)
+    kept._place.put(text, fastest.FILE, binary=False)
     fastest._algorithms.clear()
     library.asked.clear()
     choose({WIDE: [weight]}, lambda kind: [128])
     assert library.asked == [128]
     assert "timed again" in caplog.text
-    path = Kept(library.version, "a card")._manager.get_file(fastest.FILE)
+    path = Kept(library.version, "a card")._place.get_file(fastest.FILE)
     with open(path) as file:
         assert json.load(file) == {"1024 2048 bfloat16": {"128": B.hex()}}
 

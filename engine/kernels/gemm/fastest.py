@@ -36,6 +36,7 @@ from engine.kernels.gemm.cublaslt import (
     Shape,
     open_library,
 )
+from engine.kernels.target import kernel_cache
 
 log = logging.getLogger(__name__)
 
@@ -236,12 +237,10 @@ class Kept:
     """What earlier starts have found, in a file of Triton's cache: read once, written whole."""
 
     def __init__(self, version: int, card: str) -> None:
-        from triton.runtime.cache import get_cache_manager
-
         key = hashlib.sha256(f"omniloop, products of cublasLt {version} on {card}".encode()).hexdigest()
-        self._manager = get_cache_manager(key)
+        self._place = kernel_cache(key)
         self._found: dict[str, dict[int, bytes]] = {}
-        path = self._manager.get_file(FILE)
+        path = self._place.get_file(FILE)
         if path is not None:
             try:
                 with open(path, encoding="utf-8") as file:
@@ -261,7 +260,7 @@ class Kept:
             for name, timed in self._found.items()
         })  # fmt: skip
         try:
-            self._manager.put(text, FILE, binary=False)
+            self._place.put(text, FILE, binary=False)
         except OSError as error:
             log.warning("products: their algorithms cannot be kept (%s): the next start times them again", error)
 
