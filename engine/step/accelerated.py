@@ -157,8 +157,8 @@ class DeviceExecutor:
         mixed = telling_sizes([*mixed_sizes(sizes.max_tokens), sizes.max_tokens])
         text = self._model.config.text
         gated = partial(gated_way, width=text.intermediate_size, depth=text.hidden_size)
-        for size in mixed + other_ways(decode + mixed, sizes.max_tokens, gated):
-            with noted(products):
+        with noted(products):
+            for size in mixed + other_ways(decode + mixed, sizes.max_tokens, gated):
                 self._forward_into(MIXED, size)
         for rows in sorted({min(SMALL_MEDIA, sizes.encoder_rows), sizes.encoder_rows}):
             self._encode_examples(rows)

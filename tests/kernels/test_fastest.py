@@ -15,11 +15,10 @@ import torch
 from engine.kernels.gemm import cublaslt, fastest
 from engine.kernels.gemm.cublaslt import ALGORITHM_BYTES, RefusedError
 from engine.kernels.gemm.dense import is_vendors, linear, pack_plain
-from engine.kernels.gemm.fastest import GAIN, TORCHS, Kept, Kind, choose, noted, product_of, quickest
+from engine.kernels.gemm.fastest import GAIN, TORCHS, Kept, Kind, choose, multiplied, noted, quickest
 from engine.kernels.target import products_library
 from engine.step.graphs import long_sizes
 
-pytest.importorskip("triton")
 WIDE = Kind(1024, 2048, False, False, torch.bfloat16)
 A, B = b"a" * ALGORITHM_BYTES, b"b" * ALGORITHM_BYTES
 
@@ -115,13 +114,12 @@ def test_what_is_timed_is_taken_and_kept(library):
     choose({WIDE: [weight]}, lambda kind: [64, 96, 128])
     assert library.asked == [96, 128], "up to 64 rows nothing is timed"
     library.launched.clear()
-    product = product_of(x, weight, False, None, out)
-    product(x, weight, None, out)
+    assert multiplied(x, weight, False, None, out)
     assert library.launched == [(96, B)]
     assert torch.allclose(out.float(), x.float() @ weight.float().t(), rtol=0.02, atol=0.5)
-    assert product_of(x[:72], weight, False, None, out[:72]) is None, "a number of rows that was not timed"
-    assert product_of(x, weight, False, out, out) is None, "another kind"
-    assert product_of(x.t()[:96].t(), weight[:, :96], False, None, out) is None
+    assert not multiplied(x[:72], weight, False, None, out[:72]), "a number of rows that was not timed"
+    assert not multiplied(x, weight, False, out, out), "another kind"
+    assert not multiplied(x.t()[:96].t(), weight[:, :96], False, None, out)
 
     library.asked.clear()
     fastest._algorithms.clear()
@@ -137,9 +135,9 @@ def test_operands_that_the_library_could_not_read_are_torchs(library):
     choose({WIDE: [weight]}, lambda kind: [96])
     room = torch.zeros(96 * WIDE.depth + 1, dtype=x.dtype)
     odd = room[1:].view(96, WIDE.depth)  # two bytes off
-    assert product_of(odd, weight, False, None, out) is None
-    assert product_of(torch.cat([x, x], 1)[:, : WIDE.depth], weight, False, None, out) is None, "rows with gaps"
-    assert product_of(x, weight, False, None, out) is not None
+    assert not multiplied(odd, weight, False, None, out)
+    assert not multiplied(torch.cat([x, x], 1)[:, : WIDE.depth], weight, False, None, out), "rows with gaps"
+    assert multiplied(x, weight, False, None, out)
 
 
 def test_a_long_step_takes_what_is_fastest_near_it(library):
@@ -148,6 +146,25 @@ def test_a_long_step_takes_what_is_fastest_near_it(library):
     fastest._product.cache_clear()
     taken = {rows: fastest._product(WIDE, rows) is not None for rows in (2048, 2049, 5000, 6000, 8000, 20000)}
     assert taken == {2048: False, 2049: True, 5000: True, 6000: False, 8000: False, 20000: False}
+
+
+def test_a_length_that_the_library_refuses_is_left_to_torch(library, caplog):
+    def refuse(shape, algorithm):
+        def launch(*_operands):
+            raise RefusedError("cublasLtMatmul returned 15")
+
+        return launch
+
+    kind = Kind(64, 32, False, False, torch.bfloat16)
+    x, weight, out = operands(5000, kind)
+    fastest._library = library
+    fastest._algorithms[kind] = {4096: A}
+    library.product, real = refuse, library.product
+    assert not multiplied(x, weight, False, None, out)
+    assert "5000 rows of 64 32 bfloat16 (cublasLtMatmul returned 15)" in caplog.text
+    library.product = real
+    assert not multiplied(x, weight, False, None, out), "it is not asked again"
+    assert multiplied(x[:4097], weight, False, None, out[:4097])
 
 
 def test_algorithms_of_long_steps_are_launched_at_start(library):
@@ -192,7 +209,7 @@ def test_a_library_that_cannot_be_opened_leaves_torchs_choice(library, monkeypat
     x, weight, out = operands(128)
     choose({WIDE: [weight]}, lambda kind: [128])
     assert "cublasLtCreate returned 1" in caplog.text
-    assert product_of(x, weight, False, None, out) is None
+    assert not multiplied(x, weight, False, None, out)
 
 
 def test_what_the_library_refuses_to_launch_is_not_chosen(library, monkeypatch):
@@ -216,7 +233,7 @@ def test_no_room_to_time_leaves_torchs_choice(library, monkeypatch, caplog):
     x, weight, out = operands(128)
     choose({WIDE: [weight]}, lambda kind: [128])
     assert "torch chooses" in caplog.text
-    assert product_of(x, weight, False, None, out) is None
+    assert not multiplied(x, weight, False, None, out)
 
 
 def test_products_are_noted_once_and_by_kind():

@@ -71,6 +71,7 @@ class Product:
     __slots__ = ("_after", "_before", "_beta", "_launch", "_layouts", "_library", "algorithm")
 
     def __init__(self, library: Library, shape: Shape, algorithm: _Algorithm) -> None:
+        self._layouts: tuple[c_void_p, ...] = ()
         self._library = library
         self.algorithm = algorithm
         self._layouts = library.layouts(shape)
@@ -192,4 +193,4 @@ def open_library() -> Library | None:
 
 def _check(code: int, call: str) -> None:
     if code:
-        raise RefusedError(f"{call} returned {code}; cublasStatus_t of CUDA's header says what that is")
+        raise RefusedError(f"{call} returned {code} (a cublasStatus_t), 0 is expected")

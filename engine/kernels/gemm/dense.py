@@ -21,7 +21,7 @@ from torch import Tensor
 
 from _fast import cpu
 from engine.kernels.activation import silu_mul
-from engine.kernels.gemm.fastest import Kind, note, product_of
+from engine.kernels.gemm.fastest import Kind, multiplied, note
 from engine.kernels.gemm.gated import gated_product, gated_reference, is_aligned
 from engine.kernels.gemm.invariant import invariant_linear
 from engine.kernels.gemm.split_k import Split, Unscaled, arrivals, room_after, room_for, split_linear
@@ -169,8 +169,8 @@ def plain_linear(x: Tensor, packed: PackedLinear, out: Tensor | None, residual: 
         invariant_linear(rows, weight, bias, added, y)
     elif cut is not None:
         split_linear(rows, weight, bias, added, y, False, cut)
-    elif bias is None and (product := product_of(rows, weight, packed.gated, added, y)) is not None:
-        product(rows, weight, added, y)
+    elif bias is None and multiplied(rows, weight, packed.gated, added, y):
+        pass
     elif added is not None:
         torch.addmm(added, rows, weight.t(), out=y)
         if bias is not None:

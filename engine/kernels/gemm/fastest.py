@@ -1,12 +1,12 @@
 """Which of the vendor's algorithms multiplies what: timed once per card and library, before graphs are captured.
 
 Thread: the device's, at start for `choose`; afterwards nothing here changes. torch takes the library's first suggestion
-(gemm/cublaslt), which is often slower than another one: on an H100 an 8B's down of 256 rows takes 50.6 us instead of
-45.9, a 0.6B's of 576, 704 and 1,152 rows 14.1, 15.0 and 18.4 instead of 9.3, 10.2 and 13.8. Here each number of rows
+(gemm/cublaslt), which is often slower than another one: on an H100 an 8B's down of 256 rows takes 51.9 us instead of
+46.6, a 0.6B's of 576, 704 and 1,152 rows 14.1, 15.0 and 18.4 instead of 9.3, 10.2 and 13.8. Here each number of rows
 that has a graph is timed with several, and what won by enough is kept beside Triton's kernels, for the next start.
 
     walk through the model's steps -> noted weights -> choose: read what is kept, time the rest, keep it
-    plain_linear -> product_of: the algorithm of that shape, or None: torch's
+    plain_linear -> multiplied: launched by the algorithm of that shape; or not at all, and torch's choice is taken
 """
 
 from __future__ import annotations
@@ -99,14 +99,22 @@ def note(weight: Tensor, added: bool, gated: bool) -> None:
         known.append(weight)
 
 
-def product_of(x: Tensor, weight: Tensor, gated: bool, added: Tensor | None, out: Tensor) -> Product | None:
-    """What launches out [M, N] = x [M, K] weight^T (+ added) fastest; None where torch's own choice is to be taken."""
+def multiplied(x: Tensor, weight: Tensor, gated: bool, added: Tensor | None, out: Tensor) -> bool:
+    """Launches out [M, N] = x [M, K] weight^T (+ added) by what is fastest; False: it is left to torch."""
     if not _algorithms:
-        return None
-    product = _product(_kind(weight, added is not None, gated), len(x))
+        return False
+    kind, rows = _kind(weight, added is not None, gated), len(x)
+    product = _product(kind, rows)
     if product is None or not all(map(_as_wanted, (x, weight, out) if added is None else (x, weight, out, added))):
-        return None
-    return product
+        return False
+    try:
+        product(x, weight, added, out)
+    except RefusedError as error:  # a number of rows that was not timed: nothing has been launched
+        log.warning("products: %d rows of %s (%s): torch chooses from now on", rows, _name(kind), error)
+        _algorithms[kind][rows] = TORCHS
+        _product.cache_clear()
+        return False
+    return True
 
 
 def _kind(weight: Tensor, added: bool, gated: bool) -> Kind:
@@ -151,8 +159,8 @@ def choose(products: Products, sizes: Callable[[Kind], list[int]]) -> None:
         try:
             timed.update(_time(_library, kind, known, missing))
             fresh += len(missing)
-        except torch.OutOfMemoryError:  # the profile says what to do, if the step itself does not fit either
-            log.warning("products: no room to time [%d, %d]: torch chooses its algorithms", kind.width, kind.depth)
+        except (torch.OutOfMemoryError, RefusedError) as error:  # without room the profile says what to do
+            log.warning("products: %s cannot be timed (%s): torch chooses its algorithms", _name(kind), error)
         _product.cache_clear()  # another engine of this process may have found less
         _launch_long(kind, known[0], wanted)
     if fresh:
@@ -162,10 +170,9 @@ def choose(products: Products, sizes: Callable[[Kind], list[int]]) -> None:
 
 def _launch_long(kind: Kind, weight: Tensor, sizes: list[int]) -> None:
     for rows in sizes:
-        product = _product(kind, rows) if rows > LONG_ROWS else None
-        if product is not None:
+        if rows > LONG_ROWS and _product(kind, rows) is not None:
             x, out = weight.new_zeros(rows, kind.depth), weight.new_zeros(rows, kind.width)
-            product(x, weight, out if kind.added else None, out)
+            multiplied(x, weight, kind.gated, out if kind.added else None, out)
 
 
 def _time(library: Library, kind: Kind, weights: list[Tensor], sizes: list[int]) -> dict[int, bytes]:
