@@ -170,7 +170,7 @@ def plain_linear(x: Tensor, packed: PackedLinear, out: Tensor | None, residual: 
     elif cut is not None:
         split_linear(rows, weight, bias, added, y, False, cut)
     elif bias is None and multiplied(rows, weight, packed.gated, added, y):
-        pass
+        pass  # launched
     elif added is not None:
         torch.addmm(added, rows, weight.t(), out=y)
         if bias is not None:
