@@ -1,4 +1,4 @@
-from _fast.driver cimport Launcher
+from _fast.launcher cimport Launcher
 from _fast.params cimport SlotParams
 from _fast.plan cimport StepPlan
 from _fast.ring cimport OutputRing, StepNumbers

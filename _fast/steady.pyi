@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from _fast.driver import Launcher
+from _fast.launcher import Launcher
 from _fast.params import SlotParams
 from _fast.plan import StepPlan
 from _fast.ring import OutputRing

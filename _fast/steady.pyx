@@ -17,7 +17,7 @@ cimport cython
 from libc.string cimport memset
 from posix.time cimport timespec
 
-from _fast.driver cimport DECODE, MIXED, SAMPLE, now
+from _fast.launcher cimport DECODE, MIXED, SAMPLE, now
 from _fast.ring cimport as_tuple
 from _fast.types cimport ROW_SAMPLE, slot_t
 

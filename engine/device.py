@@ -22,7 +22,7 @@ from engine.errors import ConfigError
 if TYPE_CHECKING:
     import torch
 
-    from _fast.driver import Launcher
+    from _fast.launcher import Launcher
     from engine.memory import DeviceMemory
 
 
@@ -164,7 +164,7 @@ class Accelerator:
 
         Both are pinned and have as many lines; `turn`, on the device, is the one that comes next.
         """
-        from _fast.driver import Launcher
+        from _fast.launcher import Launcher
         from engine.kernels.target import runtime_calls
 
         return Launcher(

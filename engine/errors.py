@@ -84,7 +84,7 @@ class ConfigError(EngineError):
     reason = "invalid_request"
 
 
-# What the runtimes, the vendors' libraries, Triton and our own calls of the runtime (_fast/driver) say of a failure.
+# What the runtimes, the vendors' libraries, Triton and our own calls of the runtime (_fast/launcher) say of a failure.
 # "found at least two devices, cuda:0 and cpu" is none of these: torch refused before anything was launched.
 _OF_A_DEVICE = re.compile(
     r"(cuda|hip|rocm)( driver| runtime)? error|(cu|hip|roc)blas|cusolver|cudnn|miopen|[nr]ccl|triton error|"

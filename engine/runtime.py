@@ -33,8 +33,8 @@ from engine.models.base import Model
 from engine.models.hf import ModelConfig, load_model_config, resolve_dtype
 from engine.models.registry import build_model
 from engine.request import Request, SamplingParams
+from engine.step.cpu_executor import CpuExecutor
 from engine.step.executor import Executor, Sizes
-from engine.step.host import HostExecutor
 from engine.step.result import StepResult
 from engine.weights.load import load_weights, weight_bytes
 from engine.weights.progress import WeightsLine
@@ -176,7 +176,7 @@ def _on_host(config: EngineConfig, model: Model, sizes: Sizes, phase: Phase) -> 
         blocks = count_blocks(config, specs, model.dtype, sizes.max_model_len, sizes.max_rows)
         sizes = replace(sizes, max_model_len=fit_context(config, sizes.max_model_len, blocks))
         caches = allocate(specs, blocks, config.block_size, model.dtype, config.debug_poison)
-    return Runtime(config, model, HostExecutor(config, model, sizes, caches), sizes, blocks)
+    return Runtime(config, model, CpuExecutor(config, model, sizes, caches), sizes, blocks)
 
 
 def open_accelerator(config: EngineConfig, device: str) -> Accelerator | None:
@@ -190,20 +190,22 @@ def open_accelerator(config: EngineConfig, device: str) -> Accelerator | None:
 
 
 def _on_device(config: EngineConfig, model: Model, sizes: Sizes, accelerator: Accelerator, phase: Phase) -> Runtime:
-    from engine.step.accelerated import DeviceExecutor
+    from engine.step.device_executor import DeviceExecutor
+    from engine.step.startup import Startup
 
     memory = accelerator.memory
     with phase("buffers"), enough_for("buffers", memory):
         executor = DeviceExecutor(config, model, sizes, accelerator)
+    start = Startup(executor)
     with phase("kernels"), enough_for("profiling", memory):
-        executor.compile(usable_cores())
+        start.compile(usable_cores())
     with phase("profile"), enough_for("profiling", memory):
-        blocks = executor.profile()
+        blocks = start.profile()
         sizes = replace(sizes, max_model_len=fit_context(config, sizes.max_model_len, blocks))
     with phase("cache"), enough_for("cache", memory):
-        executor.allocate(blocks)
+        start.allocate(blocks)
     with phase("graphs"), enough_for("graphs", memory):
-        executor.capture()
+        start.capture()
     return Runtime(config, model, executor, sizes, blocks)
 
 

@@ -1,8 +1,8 @@
 """Executor: what runs a planned step, on the CPU or on an accelerator, behind one face.
 
 Owner: device thread. In: StepPlans and the slots' requests. Out: StepResults, whose event fires when their tokens can
-be read. There are two: HostExecutor (engine/step/host) and DeviceExecutor (engine/step/accelerated); the loop, the
-scheduler and admission do not know which they have.
+be read. There are two: CpuExecutor (engine/step/cpu_executor) and DeviceExecutor (engine/step/device_executor). The
+loop, the scheduler and admission do not know which of the two they have.
 """
 
 from __future__ import annotations

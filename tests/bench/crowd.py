@@ -16,7 +16,7 @@ import numpy as np
 
 from engine import Delta, Engine, FinishReason, Request, SamplingParams
 from engine.stats import StepStats
-from engine.step.accelerated import DeviceExecutor
+from engine.step.device_executor import DeviceExecutor
 
 
 @dataclass(frozen=True, slots=True)

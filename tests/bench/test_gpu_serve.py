@@ -157,7 +157,7 @@ class Told:
 async def test_tokens_are_followed_from_the_newest_step_and_from_those_before_it():
     engine = Told()
     watch = Deliveries(engine)  # type: ignore[arg-type]
-    launcher = engine._device._runtime.executor._launcher
+    launcher = engine._device._runtime.executor.launcher
     for step, waited, ended in ((5, 5, 100.0), (6, 7, 100.5), (7, 7, 100.5)):  # 6 is heard of when 7 has ended
         launcher.waited_step, launcher.ended_at = waited, ended
         output = StepOutput(StepStats(step_id=step, device_s=0.2))

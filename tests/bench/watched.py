@@ -27,7 +27,7 @@ from server import app, cli  # noqa: E402
 if TYPE_CHECKING:
     import numpy as np
 
-    from _fast.driver import Launcher
+    from _fast.launcher import Launcher
     from engine.engine import Engine
     from engine.output import StepOutput
     from engine.runtime import Runtime

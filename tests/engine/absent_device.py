@@ -21,7 +21,7 @@ import engine.runtime
 import engine.sampling.device
 import engine.sampling.lines
 import engine.sampling.pending
-import engine.step.accelerated
+import engine.step.startup
 import engine.weights.load
 from engine.config import EngineConfig
 from engine.kernels import overlap, tune
@@ -93,7 +93,7 @@ def met(monkeypatch: pytest.MonkeyPatch) -> Met:
     found = Met()
     be_a_hopper(monkeypatch)
     monkeypatch.setattr(triton.JITFunction, "run", lambda kernel, *args, **more: found.note(kernel, *args, **more))
-    monkeypatch.setattr(engine.step.accelerated, "compile_ahead", found.walk)
+    monkeypatch.setattr(engine.step.startup, "compile_ahead", found.walk)
     monkeypatch.setattr(engine.runtime, "choose_device", lambda _asked: "meta")
     monkeypatch.setattr(engine.runtime, "open_accelerator", lambda config, _device: AbsentAccelerator(config))
     monkeypatch.setattr(engine.weights.load, "upload_for", lambda _device: None)

@@ -12,7 +12,7 @@ from typing import Any
 
 import triton
 
-from engine.step.accelerated import DeviceExecutor
+from engine.step.startup import Startup
 from tests.engine.kinds import every_kind
 from tests.engine_kit import running
 
@@ -22,19 +22,19 @@ async def main(folder: str, settings: str) -> dict[str, Any]:
     ahead: list[str] = []
     later: list[str] = []
     found = later
-    real = DeviceExecutor.compile
+    real = Startup.compile
 
-    def compiling(executor: DeviceExecutor, threads: int) -> None:
+    def compiling(start: Startup, threads: int) -> None:
         nonlocal found
         found = ahead
-        real(executor, threads)
+        real(start, threads)
         found = later
 
     def listener(*, src: Any, cache_hit: bool, **_facts: Any) -> None:
         if not cache_hit:  # another launch's kernel may turn out to be the same
             found.append(src.name)
 
-    DeviceExecutor.compile = compiling  # type: ignore[method-assign]
+    Startup.compile = compiling  # type: ignore[method-assign]
     triton.knobs.compilation.listener = listener
     async with running(folder, device="cuda", **json.loads(settings)) as engine:
         await every_kind(engine)

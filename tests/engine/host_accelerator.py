@@ -17,7 +17,7 @@ from engine.memory import DeviceMemory
 
 
 class HostLauncher:
-    """The calls of _fast.driver.Launcher, in the calling thread."""
+    """The calls of _fast.launcher.Launcher, in the calling thread."""
 
     def __init__(self, graphs: list[Callable[[], None]], records: torch.Tensor, turn: torch.Tensor) -> None:
         self._graphs, self._records, self._turn = graphs, records, turn

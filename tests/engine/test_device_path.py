@@ -37,7 +37,7 @@ def long_wanted(name):
 
 
 def counts(engine: Engine) -> dict[str, int]:
-    return engine._device._runtime.executor._launcher.counts
+    return engine._device._runtime.executor.launcher.counts
 
 
 async def all_at_once(engine: Engine) -> list[list[int]]:
@@ -90,7 +90,7 @@ async def test_a_walk_for_kernels_changes_no_answer(wanted, on_the_device_path, 
         walk()
         walked.append(threads)
 
-    monkeypatch.setattr("engine.step.accelerated.compile_ahead", walk_only)
+    monkeypatch.setattr("engine.step.startup.compile_ahead", walk_only)
     async with running(tiny.checkpoint(name), encoder_cache_tokens=64) as engine:
         assert await all_at_once(engine) == wanted
     (threads,) = walked

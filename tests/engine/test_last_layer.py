@@ -12,7 +12,7 @@ import torch
 
 import engine.runtime
 from engine.layers.mlp import GatedMLP
-from engine.step.accelerated import DeviceExecutor
+from engine.step.startup import Startup
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine_kit import answer, answer_deltas, prompts, running, text_request
@@ -49,7 +49,7 @@ def computed(monkeypatch):
 
 def first_and_last(served, seen) -> tuple[list[int], list[int]]:
     """Rows of the first layer's MLP and of the last one's, step by step."""
-    layers = served._device._runtime.executor._model.layers
+    layers = served._device._runtime.executor.model.layers
     return tuple([rows for mlp, rows in seen if mlp is layers[k].mlp] for k in (0, -1))
 
 
@@ -104,13 +104,13 @@ async def test_a_prompt_on_an_accelerator(eager, computed, monkeypatch, tmp_path
     )  # fmt: skip
     folder = tiny.save(model, tmp_path / "wide", dtype="bfloat16")
     ids = np.random.default_rng(0).integers(0, 20011, 2049).tolist()
-    real = DeviceExecutor.capture
+    real = Startup.capture
 
-    def capture(executor):
+    def capture(start):
         computed.clear()  # the profile has every row computed
-        real(executor)
+        real(start)
 
-    monkeypatch.setattr(DeviceExecutor, "capture", capture)
+    monkeypatch.setattr(Startup, "capture", capture)
     async with Device("cuda").running(
         folder, dtype="bfloat16", max_num_batched_tokens=2048, max_num_seqs=64, num_gpu_blocks_override=1024,
         enforce_eager=eager, logprobs_mode="raw_logits", enable_prefix_caching=False,

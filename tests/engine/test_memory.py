@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import engine.runtime
-import engine.step.accelerated
+import engine.step.device_executor
 from engine.cache.pool import bytes_per_block
 from engine.cache.room import check_weights, device_blocks, fit_context
 from engine.cache.spec import FullSpec
@@ -16,7 +16,8 @@ from engine.device import choose_device
 from engine.errors import ConfigError
 from engine.kernels import target
 from engine.memory import GIB, REMEDIES, DeviceMemory, enough_for
-from engine.step.accelerated import DeviceExecutor
+from engine.step.device_executor import DeviceExecutor
+from engine.step.startup import Startup
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine_kit import running
@@ -136,10 +137,10 @@ def test_out_of_memory_at_start_is_one_line(phase, flag):
 
 NO_ROOM = {
     "weights": (engine.runtime, "load_weights"),
-    "buffers": (engine.step.accelerated, "StepBuffers"),
-    "profiling": (DeviceExecutor, "profile"),
-    "cache": (DeviceExecutor, "allocate"),
-    "graphs": (DeviceExecutor, "capture"),
+    "buffers": (engine.step.device_executor, "StepBuffers"),
+    "profiling": (Startup, "profile"),
+    "cache": (Startup, "allocate"),
+    "graphs": (Startup, "capture"),
     "warmup": (DeviceExecutor, "launch_forward"),
 }
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import engine.kernels.target as target
-from engine.step.accelerated import DeviceExecutor
+from engine.step.device_executor import DeviceExecutor
 from tests import tiny
 from tests.bench.crowd import Steps, decode
 from tests.engine.test_on_device_steady import plain_load

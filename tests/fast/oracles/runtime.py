@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from _fast.driver import Launcher
+from _fast.launcher import Launcher
 from _fast.params import SlotParams
 from _fast.plan import StepPlan
 

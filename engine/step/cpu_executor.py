@@ -1,4 +1,4 @@
-"""HostExecutor: steps on the CPU, launched onto a HostStream that stands where an accelerator's stream would.
+"""CpuExecutor: steps on the CPU, launched onto a HostStream that stands where an accelerator's stream would.
 
 Owner: device thread launches; the stream's thread runs. In: plans. Out: StepResults; the stream puts each into the
 inbox when it is done, so that the loop need not guess how long a step takes.
@@ -32,7 +32,7 @@ from engine.step.slots import SlotState
 Caches = list[tuple[torch.Tensor, torch.Tensor]]
 
 
-class HostExecutor:
+class CpuExecutor:
     """The CPU's executor."""
 
     tile = 16
@@ -42,7 +42,7 @@ class HostExecutor:
         # A plan is written while the step before it runs, never while its own last step does: two are enough.
         self.plans = [StepPlan(rows, tokens, rows * (sizes.max_blocks + 1)) for _ in range(2)]
         self.encoder = EncoderCache(model)
-        self._model = model
+        self.model = model
         self._mrope = model.config.mrope
         self._block_size = sizes.block_size
         self._caches = caches
@@ -105,11 +105,11 @@ class HostExecutor:
             assert index is not None
             if due or len(index) == step.plan.num_tokens:  # every token is read
                 batch.sample_index = None
-            hidden = self._model.forward(batch)  # [num_tokens or num_sampled, hidden]
+            hidden = self.model.forward(batch)  # [num_tokens or num_sampled, hidden]
             if due:
-                due.tell(prompt_logprobs(self._model.logits, hidden, due.asked, self._vocab, self._prompts.as_logits))
+                due.tell(prompt_logprobs(self.model.logits, hidden, due.asked, self._vocab, self._prompts.as_logits))
             if len(index):
-                step.logits = self._model.logits(hidden[index] if due else hidden)  # [num_sampled, vocab] float32
+                step.logits = self.model.logits(hidden[index] if due else hidden)  # [num_sampled, vocab] float32
         except Exception as error:
             step.error = error
 

@@ -1,0 +1,317 @@
+"""DeviceExecutor: steps on an accelerator. A plain decode step is a graph; anything special is Python.
+
+Owner: device thread, for everything here. A step whose rows ask for nothing special is launched whole at once, its
+choice of tokens included; one with rules or log-probabilities samples after the step before it has been settled. A
+step with prompt log-probabilities, or more tokens than any graph holds, runs its forward eagerly.
+
+    host    plan n+1 |                                      plan n+2 |
+    device  ... step n, tokens n home | step n+1: prep reads its plan, forward, sample, tokens home | ...
+
+Decode sizes are recorded twice: whole for plain steps, which most are, and in parts. A forward alone is what special
+steps need, since their choice waits for the host, and those whose gap is measured; parts of the choice serve mixed
+steps. That costs the start some ten milliseconds a size and neither kind of step anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from _fast.plan import StepPlan
+from _fast.ring import OutputRing
+from _fast.scheduler import Scheduler
+from _fast.steady import SPECIAL_ALWAYS, SPECIAL_PROMPT, SteadyLoop
+from engine.config import EngineConfig
+from engine.device import Accelerator
+from engine.inbox import Inbox
+from engine.kernels.target import target
+from engine.kernels.tune import fullness
+from engine.models.base import Model
+from engine.pace import FOUND_DONE
+from engine.request import Request, TokenLogprob
+from engine.sampling.device import DeviceSampler, Pending, prompt_logprobs
+from engine.step.batch import Batch
+from engine.step.buffers import StepBuffers
+from engine.step.build import RowArrays, mrope_positions
+from engine.step.encode import EncoderCache
+from engine.step.executor import Sizes
+from engine.step.graphs import DECODE, MIXED
+from engine.step.prompts import Due, PromptLogprobs
+from engine.step.result import StepResult
+from engine.step.slots import SlotState
+from engine.step.upload_ring import UploadRing
+
+if TYPE_CHECKING:
+    from _fast.launcher import Launcher
+    from engine.steady import SteadySteps
+
+
+class TokensHome:
+    """Fires when a step's tokens are in the pinned ring; at once when the step failed before it asked for them."""
+
+    __slots__ = ("_launcher", "_record", "asked", "fired_at", "found_done")
+
+    def __init__(self, launcher: Launcher, record: int) -> None:
+        self._launcher = launcher
+        self._record = record
+        self.asked = False
+        self.fired_at = 0.0
+        self.found_done = False
+
+    def wait(self, timeout: float) -> bool:
+        """Blocks without the GIL. A device that never answers is noticed by the loop, which watches this thread."""
+        begun = time.perf_counter()
+        done = not self.asked or self._launcher.wait(self._record, timeout)
+        self.fired_at = time.perf_counter()
+        self.found_done = self.fired_at - begun < FOUND_DONE
+        return done
+
+
+@dataclass(slots=True, kw_only=True)
+class DeviceStep(StepResult):
+    """A step in flight on an accelerator."""
+
+    event: TokensHome
+    number: int  # of its record, and of the ring's line
+    plain: bool = False  # its choice of tokens was launched with its forward
+    pending: Pending | None = None  # log-probabilities on their way home
+    owed: tuple[Due, Pending] | None = None  # and those of prompts
+
+
+class DeviceExecutor:
+    """The accelerator's executor; engine/step/startup makes it ready for steps."""
+
+    tile = 128  # of the products' matrix tiles on every card that is served
+
+    def __init__(self, config: EngineConfig, model: Model, sizes: Sizes, accelerator: Accelerator) -> None:
+        self.config, self.model, self.sizes, self.accelerator = config, model, sizes, accelerator
+        has_media = len(model.config.modalities) > 1
+        self.encoder = EncoderCache(model, UploadRing(accelerator) if has_media else None)
+        self.buffers = StepBuffers(model, sizes, accelerator, config.deterministic)
+        self.plans = self.buffers.plans
+        self._host = SlotState(sizes.max_slots, 1)  # of which only positions are read here
+        self.sampler = DeviceSampler(
+            self.buffers.slots, sizes.max_slots, sizes.max_rows, model.config.text.vocab_size,
+            accelerator.device, config.logprobs_mode, config.max_logprobs,
+        )  # fmt: skip
+        self.prompts = PromptLogprobs(config.logprobs_mode.endswith("_logits"), model.config.text.vocab_size)
+        buffers = self.buffers
+        self.launcher = accelerator.launcher(buffers.records.pinned, buffers.records.turn, buffers.ring)
+        self._special = np.zeros(sizes.max_slots, np.uint8)  # by slot: which steps the GIL-free loop leaves alone
+        self._newest: DeviceStep | None = None
+
+    # -- what is launched, and recorded as graphs at start ----------------------------------------------------------
+
+    def decode(self, rows: int) -> None:
+        """Prep, and a token for each of up to `rows` rows, all of which sample: hidden states stay where they are."""
+        buffers = self.buffers
+        buffers.prep()
+        self._choose(self.model.forward(buffers.batch(rows, rows, True, [])))
+
+    def forward_into(self, kind: int, tokens: int) -> None:
+        """A forward of `tokens` padded tokens, and the hidden states of its sampled rows into their fixed place."""
+        rows = min(tokens, self.sizes.max_rows)
+        self._keep_sampled(self.buffers.batch(tokens, rows, kind == DECODE, []), rows)
+
+    def _keep_sampled(self, batch: Batch, count: int) -> None:
+        """The forward of which the first `count` sampled rows are read, at most one for each token."""
+        if count == len(batch.token_ids):  # nothing to leave out: one gather at the end is fewer than two before it
+            self._gather_sampled(self.model.forward(batch), count)
+            return
+        batch.sample_index = self.buffers.inputs.sample_index[:count]
+        self.model.forward(batch, self.buffers.sampled_hidden[:count])
+
+    def _gather_sampled(self, hidden: torch.Tensor, count: int) -> None:
+        """Of all tokens' hidden states [tokens, hidden_size] those of the first `count` sampled rows."""
+        buffers = self.buffers
+        torch.index_select(hidden, 0, buffers.inputs.sample_index[:count], out=buffers.sampled_hidden[:count])
+
+    def choose_into(self, rows: int) -> None:
+        """A token for each of the first `rows` sampled rows that is one."""
+        self._choose(self.buffers.sampled_hidden[:rows])
+
+    def _choose(self, hidden: torch.Tensor) -> None:
+        """From the hidden states of sampled rows [rows, hidden_size] to their tokens, and those on their way home."""
+        buffers = self.buffers
+        self.sampler.launch_plain(buffers.inputs, self.model.logits(hidden), buffers.tokens)
+        buffers.send_tokens()
+
+    # -- requests ---------------------------------------------------------------------------------------------------
+
+    def fullness(self, tokens: int) -> float:
+        if self.config.deterministic:  # products of its own, which are as full with any number of tiles
+            return 1.0
+        text = self.model.config.text
+        return fullness(target(), tokens, text.intermediate_size, text.hidden_size)
+
+    def admit(self, slot: int, request: Request, seed: int, prompt_logprobs: list[TokenLogprob | None] | None) -> None:
+        words = np.zeros(12, np.int32)
+        words[:3] = slot, len(request.prompt_token_ids), request.position_delta
+        words[3:] = self.sampler.admit(slot, request.sampling, np.asarray(request.prompt_token_ids), seed)
+        self.buffers.params.stage(slot, words)
+        # Prompts are Python's: their first token is told with what the prompt's arrival left to tell.
+        self._special[slot] = SPECIAL_PROMPT if self.sampler.is_plain(np.array([slot])) else SPECIAL_ALWAYS
+        self._host.admit(slot, request)
+        self.prompts.admit(slot, request, prompt_logprobs)
+
+    def reset(self, slot: int, poison: bool) -> None:
+        self.buffers.params.forget(slot)
+        self.sampler.reset(slot, poison)
+        self._host.reset(slot, poison)
+        self.prompts.reset(slot)
+
+    def ledger(self) -> dict[str, int]:
+        held = {"positions": len(self._host.positions), "prompt_logprobs": len(self.prompts)}
+        return held | {"lent_blocks": self.encoder.num_lent} | self.accelerator.ledger()
+
+    def measure_gaps(self, every: int) -> None:
+        """Has the device's idle time measured behind one step in `every` (StepStats.gap_s)."""
+        self.launcher.measure_gaps(every)
+
+    def free_unused(self) -> None:
+        self.accelerator.free_unused()
+
+    # -- steps ------------------------------------------------------------------------------------------------------
+
+    def steady(self, scheduler: Scheduler, inbox: Inbox) -> SteadySteps | None:
+        from engine.steady import SteadySteps
+
+        if not self.accelerator.has_steady_loop:
+            return None
+        return SteadySteps(self, scheduler, inbox.watch())
+
+    def steady_loop(self, scheduler: Scheduler, ring: OutputRing, wake_fd: int) -> SteadyLoop:
+        """The GIL-free loop over this executor's plans and graphs."""
+        return SteadyLoop(
+            scheduler, self.plans, self.buffers.params, self.launcher, ring, self._special, wake_fd
+        )  # fmt: skip
+
+    def adopt(self, plan: StepPlan) -> DeviceStep:
+        """A plain step that the GIL-free loop launched, as Python settles it; the one before it has been waited for."""
+        number, launcher = self.plans.index(plan), self.launcher
+        step = DeviceStep(plan, RowArrays(plan), event=TokensHome(launcher, number), number=number, plain=True)
+        step.event.asked = True
+        step.launched_at = launcher.launched_at_of(number)
+        step.started_at = max(step.launched_at, launcher.ended_at)
+        self._newest = step
+        return step
+
+    def claim(self, plan: StepPlan) -> None:
+        self.launcher.claim(self.plans.index(plan))
+
+    def launch_forward(self, plan: StepPlan) -> StepResult:
+        number = self.plans.index(plan)
+        step = DeviceStep(plan, RowArrays(plan), event=TokensHome(self.launcher, number), number=number)
+        self._newest = step
+        try:
+            self._launch_forward(step)
+        except Exception as error:
+            step.error = error
+        return step
+
+    def _launch_forward(self, step: DeviceStep) -> None:
+        plan, rows, buffers = step.plan, step.rows, self.buffers
+        due = self.prompts.due(rows)
+        kind = DECODE if plan.num_decode_rows == plan.num_rows else MIXED
+        eager = due is not None or (plan.num_media and kind == DECODE)
+        size = 0 if eager else self.launcher.pick(kind, plan.num_tokens)
+        shown = bool(size and plan.num_media)
+        media: list[tuple[int, int, torch.Tensor]] = []
+        if shown:  # first: the device is at work on them while the record is completed
+            step.plan_at = step.launched_at  # towers make its time a guess: what follows is planned at once
+            media = self.encoder.take(step)
+        buffers.params.pack(plan)
+        if self.model.config.mrope and bool((rows.computed < self._host.prompt_len[rows.slots]).any()):
+            buffers.send_positions(plan, mrope_positions(rows, self._host))
+        if not shown:
+            self._launch_sized(step, kind, size, due)
+            return
+        try:
+            buffers.show(media)
+            self._launch_sized(step, kind, size, due)
+        finally:
+            buffers.hide()
+
+    def _launch_sized(self, step: DeviceStep, kind: int, size: int, due: Due | None) -> None:
+        """`size`: of the graph; 0 for none."""
+        plan, rows, launcher = step.plan, step.rows, self.launcher
+        sample_size = launcher.pick_sample(plan.num_sampled) if plan.num_sampled else 0
+        step.plain = self.sampler.is_plain(rows.slots[rows.sampled])
+        if step.plain and size and (sample_size or not plan.num_sampled):
+            launcher.launch(plan, step.number, kind, size, sample_size)
+            step.event.asked = True
+            return
+        launcher.prep(plan, step.number)
+        if size:
+            launcher.forward(kind, size)
+        else:
+            self._run_eagerly(step, kind, due)
+        if step.plain:
+            if sample_size:
+                launcher.sample(sample_size)
+            elif plan.num_sampled:
+                self.choose_into(plan.num_sampled)
+            self._finish(step)
+
+    def _run_eagerly(self, step: DeviceStep, kind: int, due: Due | None) -> None:
+        plan, buffers = step.plan, self.buffers
+        step.plan_at = step.launched_at  # as above, and so do launches
+        media = self.encoder.take(step) if plan.num_media else []
+        batch = buffers.batch(plan.num_tokens, plan.num_rows, kind == DECODE, media)
+        if due is None:
+            self._keep_sampled(batch, plan.num_sampled)
+            return
+        hidden = self.model.forward(batch)  # [num_tokens, hidden_size]
+        self._gather_sampled(hidden, plan.num_sampled)
+        prompts = self.prompts
+        step.owed = due, prompt_logprobs(self.model.logits, hidden, due.asked, prompts.vocab, prompts.as_logits)
+
+    def _finish(self, step: DeviceStep) -> None:
+        """All of the step is launched."""
+        self.launcher.finish()
+        step.event.asked = True
+
+    def launch_sample(self, step: StepResult, done: Callable[[StepResult], None]) -> None:
+        assert isinstance(step, DeviceStep)
+        if step.plain or step.error is not None:
+            return
+        try:
+            rows, buffers = step.rows, self.buffers
+            slots = rows.slots[rows.sampled]
+            index = rows.computed[rows.sampled] + rows.lens[rows.sampled] - self._host.prompt_len[slots]
+            logits = self.model.logits(buffers.sampled_hidden[: len(slots)])  # [num_sampled, vocab]
+            step.pending = self.sampler.launch_special(buffers.inputs, logits, buffers.tokens, slots, index)
+            buffers.send_tokens()
+            self._finish(step)
+        except Exception as error:
+            step.error = error
+
+    def collect(self, step: StepResult) -> None:
+        assert isinstance(step, DeviceStep)
+        step.started_at = max(step.started_at, step.launched_at)
+        if self._newest is not None and self._newest is not step:
+            self._newest.started_at = step.event.fired_at  # the device goes on with it at once
+            self._newest.began_before = step.event.found_done
+        if step.error is not None:
+            return
+        step.gap_s = self.launcher.gap_s
+        sampled = step.rows.sampled
+        chosen = self.buffers.ring[step.number].numpy()[sampled]  # a copy: the ring is written again
+        if step.pending is not None:
+            step.logprobs = {int(sampled[k]): entry for k, entry in step.pending.collect().items()}
+        step.take_tokens(chosen, self.model.config.text.vocab_size)
+        self.sampler.record(step.rows.slots[sampled], chosen)
+        if step.owed is not None:
+            due, pending = step.owed
+            entries = pending.collect()
+            due.tell(entries[number] for number in range(len(entries)))
+
+    def close(self) -> None:
+        with contextlib.suppress(RuntimeError):  # a lost device has nothing left to wait for
+            self.accelerator.close()
