@@ -118,8 +118,8 @@ class Places:
         self._rate = 0.0  # choices that end per second, smoothed
 
     @contextmanager
-    def hold(self, count: int, key: str = "") -> Iterator[None]:
-        """Places for all choices of a request while it lives."""
+    def hold(self, count: int, key: str) -> Iterator[None]:
+        """Places for all choices of a request while it lives, counted for the key of this name."""
         if self.per_key and self._of_key[key] + count > self.per_key:
             raise key_busy(self.per_key)
         if self.taken + count > self.limit:

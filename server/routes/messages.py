@@ -45,7 +45,7 @@ async def create(request: Request) -> Response | None:
     tools = offered(state, check_tools(body, calls_back=True), (body.tool_choice or {}).get("type"))
     name = "msg_" + exchange.request_id
     async with client_present(request):
-        with state.places.hold(1):
+        with state.places.hold(1, exchange.key_name):
             job = await prompt_of(exchange, body, tools, asked)
             with Answer(exchange, asked, [job]) as answer:
                 await answer.submit(name, exchange.request_id)
@@ -68,7 +68,7 @@ async def count(request: Request) -> Response:
     tools = offered(state, check_tools(body, calls_back=False), (body.tool_choice or {}).get("type"))
     asked = resolve(SamplingFields(), None, 0, state.defaults, state.config, state.vocabulary)
     async with client_present(request):
-        with state.places.hold(1):
+        with state.places.hold(1, exchange.key_name):
             job = await prompt_of(exchange, body, tools, asked)
     return json_response({"input_tokens": job.num_tokens})
 

@@ -66,7 +66,7 @@ async def create(request: Request) -> Response | None:
     parent = earlier(state, exchange.key_name, body.previous_response_id)
     async with client_present(request):
         with ExitStack() as held:
-            held.enter_context(state.places.hold(1))
+            held.enter_context(state.places.hold(1, exchange.key_name))
             turn, job = await prompt_of(exchange, body, parent, tools, asked)
             shape = shape_of(exchange, body, model, asked, tools)
             if body.background:
