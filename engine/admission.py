@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,33 +46,32 @@ class Admission:
         self._poison = poison
         self.rows: dict[int, LiveRow] = {}  # by slot
         self.fresh: set[int] = set()  # slots of which the loop has heard nothing yet
+        self.refused: list[int] = []  # numbers of choices that could not be added, until the loop has them
         self._slot_of: dict[int, int] = {}  # by the engine's number
         self._siblings: dict[int, tuple[Request, list[int]]] = {}  # first choice -> the ones that wait for it
 
-    def submit(self, request: Request, first_id: int) -> list[int]:
-        """Adds a request's choices; returns the numbers of those that could not be added."""
+    def submit(self, request: Request, first_id: int) -> None:
+        """Adds a request's choices; choices that cannot be added are `refused`."""
         if request.n == 1 or not self._share or request.sampling.prompt_logprobs is not None:
-            return [first_id + k for k in range(request.n) if not self._add(request, first_id + k, k)]
-        if not self._add(request, first_id, 0):
-            return list(range(first_id, first_id + request.n))
-        self._siblings[first_id] = (request, list(range(1, request.n)))
-        return []
+            self._add_choices(request, first_id, range(request.n))
+        elif self._add(request, first_id, 0):
+            self._siblings[first_id] = (request, list(range(1, request.n)))
+        else:
+            self.refused += range(first_id, first_id + request.n)
 
-    def release_siblings(self, first_id: int) -> list[int]:
-        """Adds the choices that waited for `first_id`; returns the numbers of those that could not be added."""
+    def release_siblings(self, first_id: int) -> None:
+        """Adds the choices that waited for `first_id`."""
         waiting = self._siblings.pop(first_id, None)
-        if waiting is None:
-            return []
-        request, choices = waiting
-        return [first_id + k for k in choices if not self._add(request, first_id + k, k)]
+        if waiting is not None:
+            self._add_choices(waiting[0], first_id, waiting[1])
 
-    def abort(self, device_id: int) -> list[int]:
-        """Ends one choice; waiting siblings of an aborted first choice join now. Returns numbers not added."""
+    def abort(self, device_id: int) -> None:
+        """Ends one choice; waiting siblings of an aborted first choice join now."""
         self._forget_sibling(device_id)
         if device_id in self._slot_of:
             self._scheduler.abort(device_id)
             self.free_slots()
-        return self.release_siblings(device_id)
+        self.release_siblings(device_id)
 
     def free_slots(self) -> None:
         """Forgets the slots and media entries that the scheduler's last call gave back."""
@@ -107,6 +107,9 @@ class Admission:
             if device_id - first_id in choices:
                 choices.remove(device_id - first_id)
                 return
+
+    def _add_choices(self, request: Request, first_id: int, choices: Iterable[int]) -> None:
+        self.refused += [first_id + k for k in choices if not self._add(request, first_id + k, k)]
 
     def _add(self, request: Request, device_id: int, choice: int) -> bool:
         params = request.sampling

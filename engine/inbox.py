@@ -1,4 +1,4 @@
-"""Inbox: what other threads hand to the device thread, and the file descriptor that tells a waiter without the GIL.
+"""Inbox: the messages of other threads to the device thread, and a file descriptor for a waiter without the GIL.
 
 Owner: the device thread takes; any thread puts. A taker that is going to empty the inbox calls `hush` first: whatever
 is put after that makes `fd` readable again, so nothing is overlooked. One that leaves some behind calls `remind`.
@@ -8,8 +8,53 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
+from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from engine.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """A request whose choices are numbered from first_id."""
+
+    request: Request
+    first_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """One choice ends."""
+
+    device_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """No further step is planned, or steps go on."""
+
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """`work` runs between two steps, with the Runtime; `done` gets the result on the loop."""
+
+    work: Callable[[Any], Any]
+    done: asyncio.Future[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The thread ends after the steps in flight."""
+
+
+Message = Submit | Abort | Pause | Call | Stop
 
 
 class Inbox:

@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import fmean, median, quantiles
 
 from engine.engine import LONG_WAY, SLICE
-from engine.inbox import Inbox
+from engine.inbox import Abort, Inbox, Submit
 from engine.output import StepOutput
 from engine.request import FinishReason, Request
 from engine.stats import StepStats
@@ -77,10 +77,10 @@ class NoDevice:
         self.inbox.watch()
 
     def submit(self, request: Request, first_id: int) -> None:
-        self.inbox.put(("submit", request, first_id))
+        self.inbox.put(Submit(request, first_id))
 
     def abort(self, device_id: int) -> None:
-        self.inbox.put(("abort", device_id))
+        self.inbox.put(Abort(device_id))
 
     def empty(self) -> None:
         self.inbox.hush()

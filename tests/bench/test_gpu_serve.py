@@ -137,7 +137,7 @@ class Told:
     """What Deliveries stands around: an engine whose news are delivered in two slices."""
 
     def __init__(self) -> None:
-        self._device = SimpleNamespace(_settle=None, _on_output=None)
+        self._device = SimpleNamespace(_settler=SimpleNamespace(settle=None), _on_output=None)
         self._device._runtime = SimpleNamespace(executor=SimpleNamespace(_launcher=SimpleNamespace()))
         self._outputs: deque[StepOutput] = deque()
 

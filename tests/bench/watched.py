@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from _fast.launcher import Launcher
     from engine.engine import Engine
     from engine.output import StepOutput
-    from engine.runtime import Runtime
     from engine.stats import StepStats
     from engine.step.result import StepResult
 
@@ -79,14 +78,14 @@ class Deliveries:
         self._settled: dict[int, float] = {}  # by step: home
         self._steps = array("d")  # step, home, seconds it took
         self._slices = array("d")  # step, time, tokens
-        self._plain_settle, self._plain_on_output = device._settle, engine._on_output
+        self._plain_settle, self._plain_on_output = device._settler.settle, engine._on_output
         self._plain_deliver = engine._deliver
-        device._settle = self._settle  # type: ignore[method-assign]
+        device._settler.settle = self._settle  # type: ignore[method-assign]
         device._on_output = engine._on_output = self._on_output  # type: ignore[method-assign]
         engine._deliver = self._deliver  # type: ignore[method-assign]
 
-    def _settle(self, runtime: Runtime, step: StepResult, stats: StepStats) -> StepOutput:
-        output = self._plain_settle(runtime, step, stats)
+    def _settle(self, step: StepResult, stats: StepStats) -> StepOutput:
+        output = self._plain_settle(step, stats)
         home = step.event.fired_at if self._launcher is None else self._launcher.ended_at
         self._settled[output.stats.step_id] = home
         return output

@@ -19,7 +19,7 @@ from engine.errors import (
     RequestError,
     StepFailedError,
 )
-from engine.loop import LATE
+from engine.loop import MAX_LATE_ITEMS
 from tests import tiny
 from tests.engine_kit import answer, answer_deltas, prompts, quiet, running, text_request
 
@@ -329,10 +329,9 @@ async def test_media_of_a_refused_request_leaves_nothing():
         done: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
         submit = runtime.admission.submit
 
-        def refused(given: Request, first_id: int) -> list[int]:
-            got = submit(given, first_id)
-            engine._loop.call_soon_threadsafe(done.set_result, got)
-            return got
+        def refused(given: Request, first_id: int) -> None:
+            submit(given, first_id)
+            engine._loop.call_soon_threadsafe(done.set_result, list(runtime.admission.refused))
 
         runtime.admission.submit = refused
         engine._device.submit(request, 999)
@@ -362,4 +361,4 @@ async def test_a_crowd_is_admitted_while_its_first_step_runs():
         for stream in sent:
             async with stream:
                 assert [delta async for delta in stream]
-        assert admitted[0] == LATE  # of 41 tokens each: more than a step of 64 holds
+        assert admitted[0] == MAX_LATE_ITEMS  # of 41 tokens each: more than a step of 64 holds

@@ -24,6 +24,7 @@ from tests.engine_kit import answer, prompts, running, text_request
 QWEN3 = tiny.checkpoint("qwen3")
 PROMPTS = prompts(12, tiny.FIRST_SPECIAL, seed=2, longest=60)
 TIMES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+NOBODY = SimpleNamespace(refused=[])  # an admission
 FIELDS = ("schedule_s", "launch_s", "wait_s", "commit_s", "device_s", "gap_s")
 
 
@@ -84,9 +85,9 @@ def test_a_step_that_met_a_full_ring_is_told_whole():
     scheduler = ended(plan)
     numbers = (0, 1, 3, 1, 1, 0, 1, 0, 3, 0, *TIMES)
     thread = DeviceThread.__new__(DeviceThread)
-    thread._refused, thread._restarts = [], {}
+    thread._settler = None
     steady = thread._steady = Steady(Left(None, plan, numbers, False, None, None, True))
-    runtime = SimpleNamespace(limits=SimpleNamespace(num_blocks=8), scheduler=scheduler)
+    runtime = SimpleNamespace(limits=SimpleNamespace(num_blocks=8), scheduler=scheduler, admission=NOBODY)
     thread._run_steadily(runtime, None, StepStats())
     (output,) = steady.told
     assert (output.ids, output.tokens, output.finishes) == ([7], [5], [0])
@@ -100,11 +101,11 @@ def test_a_plan_that_the_steady_loop_made_counts_where_it_is_launched():
     plan = StepPlan(2, 8, 16)
     scheduler = ended(plan)
     thread = DeviceThread.__new__(DeviceThread)
-    thread._refused, thread._restarts = [], {}
+    thread._settler = None
     steady = thread._steady = Steady(Left(None, None, (0,) * 10 + TIMES, False, None, plan, False))
     steady.left = steady.left[1:]
     stats = StepStats(schedule_s=1.0)
-    assert thread._run_steadily(SimpleNamespace(scheduler=scheduler), None, stats) == (None, plan)
+    assert thread._run_steadily(SimpleNamespace(scheduler=scheduler, admission=NOBODY), None, stats) == (None, plan)
     assert stats.schedule_s == pytest.approx(1.1)
 
 

@@ -446,6 +446,10 @@ async def test_a_fault_while_an_answer_grows_ends_that_answer_alone(serve, monke
     assert (await neighbour).json()["usage"]["completion_tokens"] == 64
 
 
+def end_the_thread(runtime: object) -> None:
+    raise SystemExit
+
+
 async def test_the_end_of_the_device_thread_answers_everybody(state):
     other = AppState(config_of())
     other.engine = Engine(other.config.engine())
@@ -459,7 +463,7 @@ async def test_the_end_of_the_device_thread_answers_everybody(state):
         "POST", "/v1/completions", {"prompt": "a", "max_tokens": 4000, "stream": True, "ignore_eos": True}
     ).start()
     await streamed.wrote.wait()
-    other.engine._device._inbox.put(("abort",))  # nothing that the thread could understand
+    other.engine._device.call(end_the_thread, asyncio.get_running_loop().create_future())
     await running.finish()
     await streamed.finish()
     assert running.status == 503

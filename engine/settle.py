@@ -1,0 +1,172 @@
+"""Settler: waits for a step's tokens, commits them, and writes down the step's news for the loop.
+
+Owner: device thread. In: the StepResult that was launched first and is not settled yet. Out: a StepOutput; slots freed;
+siblings of first choices admitted; times learned by the pace. A step that failed ends its rows, or has them start over
+where the device's memory was the fault.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import traceback
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from _fast.plan import StepPlan
+from engine.errors import DeviceLostError, for_rows, is_out_of_memory
+from engine.failures import FailureCount, TokenBudget
+from engine.output import First, StepOutput
+from engine.request import FinishReason
+from engine.stats import StepStats
+from engine.step.result import StepResult
+
+if TYPE_CHECKING:
+    from engine.admission import LiveRow
+    from engine.pace import Pace
+    from engine.runtime import Runtime
+
+log = logging.getLogger("omniloop.engine")
+
+
+class Settler:
+    """Settles the steps of one runtime in the order in which they were launched."""
+
+    def __init__(self, runtime: Runtime, pace: Pace, budget: TokenBudget) -> None:
+        config = runtime.config
+        self._runtime, self._pace, self._budget = runtime, pace, budget
+        self._timeout = config.step_timeout
+        self._failures = FailureCount(config.max_failed_steps, config.max_oom)
+        self._restarts: dict[int, LiveRow] = {}  # by slot: rows that start over once no step in flight names them
+
+    @property
+    def has_restarts(self) -> bool:
+        """True while rows wait for a step in flight to end before they start over."""
+        return bool(self._restarts)
+
+    def settle(self, step: StepResult, stats: StepStats) -> StepOutput:
+        """Waits for the tokens of a step and commits them. Raises DeviceLostError."""
+        begun = time.perf_counter()
+        if not step.event.wait(self._timeout):
+            raise DeviceLostError(f"a step of {step.plan.num_tokens} tokens did not end in {self._timeout} s")
+        waited = time.perf_counter()
+        stats.wait_s, stats.by_python = waited - begun, True
+        output = StepOutput(stats)
+        if step.error is None:
+            self._runtime.executor.collect(step)
+        if step.error is not None:
+            self._fail(step, output)
+        else:
+            self._commit(step, output)
+            if not step.plan_at:  # of the others only the GIL-free loop knows when they began
+                took = step.event.fired_at - step.started_at
+                self._pace.note(step.plan, took, stats.wait_s, step.began_before)
+            self._failures.note_ok()
+            stats.device_s, stats.gap_s = step.event.fired_at - step.started_at, step.gap_s
+        plan = step.plan
+        stats.step_id, stats.num_rows, stats.num_tokens = plan.step_id, plan.num_rows, plan.num_tokens
+        stats.num_encodes = plan.num_encodes
+        self._read_gauges(stats)
+        stats.commit_s += time.perf_counter() - waited
+        return output
+
+    def empty_output(self) -> StepOutput:
+        """An output without a step: only refused requests."""
+        stats = StepStats()
+        self._read_gauges(stats)
+        return StepOutput(stats)
+
+    def restage(self, in_flight: StepResult | None) -> None:
+        """Stages rows that start over anew, but for those that the step in flight still names."""
+        named = set() if in_flight is None else set(in_flight.rows.slots.tolist())
+        for slot in [slot for slot in self._restarts if slot not in named]:
+            row = self._restarts.pop(slot)
+            if self._runtime.admission.rows.get(slot) is row:  # the request may have left meanwhile
+                self._runtime.admission.restage(slot)
+
+    def _commit(self, step: StepResult, output: StepOutput) -> None:
+        plan, admission = step.plan, self._runtime.admission
+        assert step.tokens is not None
+        fresh = self._first_news(step) if admission.fresh else {}
+        override = None
+        if step.invalid:
+            override = np.zeros(plan.num_rows, np.int32)
+            override[list(step.invalid)] = FinishReason.ERROR
+            output.invalid = step.invalid
+            ended = "step %d ends %d of %d rows: %s"
+            log.error(ended, plan.step_id, len(step.invalid), plan.num_rows, next(iter(step.invalid.values())))
+        self._runtime.scheduler.commit(plan, step.tokens, override)
+        output.ids, output.tokens, output.finishes = columns(plan)
+        output.stats.num_sampled = plan.num_rows - output.tokens.count(-1)
+        output.logprobs = step.logprobs
+        admission.free_slots()  # before anything is added: a freed slot is taken again at once
+        for row, (slot, news) in fresh.items():
+            if output.tokens[row] >= 0 or output.finishes[row]:
+                admission.fresh.discard(slot)
+                output.firsts[row] = news
+                admission.release_siblings(output.ids[row])
+
+    def _first_news(self, step: StepResult) -> dict[int, tuple[int, First]]:
+        """By row, for requests of which the loop has heard nothing yet: the slot, and the news of a first token."""
+        runtime, found = self._runtime, {}
+        for row, slot in enumerate(step.rows.slots.tolist()):
+            if slot not in runtime.admission.fresh:
+                continue
+            choice = runtime.admission.rows[slot]
+            if not choice.started:
+                choice.started = step.started_at
+            queued = max(0.0, choice.started - choice.request.arrival) if choice.request.arrival else 0.0
+            found[row] = (slot, (runtime.scheduler.cached_tokens(slot), queued, choice.prompt_logprobs))
+        return found
+
+    def _fail(self, step: StepResult, output: StepOutput) -> None:
+        """The step raised: its rows end, all others go on, unless the device itself failed.
+
+        Where the device's memory was too small, rows whose first token has not been delivered start over instead, once.
+        """
+        plan, error = step.plan, step.error
+        scheduler, admission = self._runtime.scheduler, self._runtime.admission
+        assert error is not None
+        log.error("step %d failed (%d rows, %d tokens)", plan.step_id, plan.num_rows, plan.num_tokens, exc_info=error)
+        if self._failures.note_failed(error, time.monotonic()):
+            raise DeviceLostError(f"step {plan.step_id} failed and the device counts as lost: {error}")
+        output.error = for_rows(error)
+        output.stats.failed = True
+        live = [admission.rows.get(slot) for slot in step.rows.slots.tolist()]
+        if is_out_of_memory(error):
+            scheduler.fail(plan, admission.may_restart())
+            self._make_room(error)
+        else:
+            scheduler.fail(plan)
+        admission.free_slots()
+        finishes = np.asarray(plan.out_finish)[: plan.num_rows].tolist()
+        for choice, finish in zip(live, finishes):
+            if choice is not None and finish != FinishReason.NONE:  # not a row that had ended before
+                output.add(choice.device_id, -1, finish)
+                admission.release_siblings(choice.device_id)
+
+    def _make_room(self, error: BaseException) -> None:
+        """After a step that found no room on the device: the step's memory is given back, and smaller steps follow."""
+        runtime = self._runtime
+        traceback.clear_frames(error.__traceback__)  # frames hold the tensors of the forward
+        runtime.executor.free_unused()
+        tokens = runtime.scheduler.shares.max_tokens = self._budget.halve(runtime.scheduler.next_step)
+        for slot in np.flatnonzero(np.asarray(runtime.scheduler.seqs.void)).tolist():
+            row = self._restarts[slot] = runtime.admission.rows[slot]
+            row.again = True
+        log.warning("%d rows start over; steps have at most %d tokens for a while", len(self._restarts), tokens)
+
+    def _read_gauges(self, stats: StepStats) -> None:
+        scheduler = self._runtime.scheduler
+        stats.running, stats.waiting = scheduler.num_running, scheduler.num_waiting
+        stats.blocks_used, stats.blocks_total = scheduler.pool.num_used, self._runtime.limits.num_blocks
+        stats.preemptions = scheduler.num_preemptions
+        stats.prefix_queries, stats.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
+
+
+def columns(plan: StepPlan) -> tuple[list[int], list[int], list[int]]:
+    """A committed plan's rows: the requests' numbers, tokens and finishes."""
+    arrays = (plan.out_request, plan.out_token, plan.out_finish)
+    ids, tokens, finishes = (np.asarray(array)[: plan.num_rows].tolist() for array in arrays)
+    return ids, tokens, finishes
