@@ -42,7 +42,7 @@ class Sizes:
     """What is asked of a shape."""
 
     rows: tuple[int, ...] = (1, 32, 256)
-    contexts: tuple[int, ...] = (512, 1024)
+    contexts: tuple[int, ...] = (576, 1024)  # the mean of 512 tokens in and 128 out, and a longer one
     alone: tuple[int, ...] = (128, 256)  # prompts of the first-token cases
     long: int = 8192
     many: tuple[int, int] = (16, 1024)

@@ -1,9 +1,10 @@
 """Serving speed of one model over sockets: closed loops of streams; the server and its clients are separate processes.
 
 Random weights of a real shape, greedy, all streaming, prompts all different. What is asked is tests/bench/loads.py's:
-with `--load streams`, as the peer was measured, 512 tokens in and 128 out (or a picture of 1024 x 1024 and a question),
-prefix cache off; all other loads ask one server that has it on, as servers have by default. Prints a line per case, and
-what has an aim beside aim, floor and peer; writes gpu_serve.json into --out.
+with `--load streams`, as the peer was measured, 512 tokens in and 128 out (or a picture of 1024 x 1024 and a question,
+64 out), prefix cache off; all other loads ask one server that has it on, as servers have by default. A case lasts
+--seconds or --answers, whichever is over first; its tokens are those that usage counts, and its failures are counted.
+Prints a line per case, and what has an aim beside aim, floor and peer; writes gpu_serve.json into --out.
 
 How late the server's loop was is told by a timer on it, of 1 ms where `loop` is asked for, which is up to 4 % of a core
 and in the loop's CPU time, else of 5. "written" is from a step's tokens being on the host to their bytes being in the
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -52,6 +54,7 @@ UNITS = {
     "loop stall max": "ms",
     "loop CPU per token": "us",
     "server CPU": "cores",
+    "failures": "",
 }
 COMPARED = ("output", "TTFT p50", "TTFT p99", "TPOT")  # of a shared prefix, found or not
 
@@ -64,12 +67,20 @@ class Came:
     firsts: np.ndarray
     gaps: np.ndarray
     answers: np.ndarray
+    failures: tuple[str, ...] = ()  # what the server said instead of answers
+    until: float = math.inf  # when the first process of clients ended
 
 
 def load(
-    port: int, shape: str, asked: Case, warm_s: float, measure_s: float, warm: Callable[[], None] | None = None
+    port: int,
+    shape: str,
+    asked: Case,
+    warm_s: float,
+    measure_s: float,
+    warm: Callable[[], None] | None = None,
+    answers: int = 0,
 ) -> Came:
-    """Runs the clients, calls `warm` when their warm-up is over."""
+    """Runs the clients, calls `warm` when their warm-up is over; they end after measure_s or so many answers."""
     each = PICTURES_PER_PROCESS if asked.picture else STREAMS_PER_PROCESS
     processes = min(8, -(-asked.streams // each))
     with tempfile.TemporaryDirectory() as name:
@@ -83,7 +94,9 @@ def load(
         ]  # fmt: skip
         try:
             for number, client in enumerate(clients):
-                tell(client, json.dumps(asdict(job_of(port, shape, asked, warm_s, measure_s, number, processes))))
+                job = job_of(port, shape, asked, warm_s, measure_s, number, processes)
+                job.answers = -(-answers // processes)
+                tell(client, json.dumps(asdict(job)))
             for client in clients:
                 assert client.stdout is not None
                 if client.stdout.readline() != "ready\n":
@@ -104,7 +117,9 @@ def load(
     for number, part in enumerate(parts):
         part["answers"][:, 0] += 1000 * number  # connections of different processes
     begun = max(float(part["begun"]) for part in parts)
-    return Came(begun, *(np.concatenate([part[key] for part in parts]) for key in ("firsts", "gaps", "answers")))
+    firsts, gaps, ended = (np.concatenate([part[key] for part in parts]) for key in ("firsts", "gaps", "answers"))
+    failures = tuple(text for part in parts for text in part["failures"].tolist())
+    return Came(begun, firsts, gaps, ended, failures, min(float(part["until"]) for part in parts))
 
 
 def read(file: Path) -> dict[str, np.ndarray]:
@@ -123,8 +138,9 @@ def job_of(port: int, shape: str, asked: Case, warm_s: float, measure_s: float, 
         seed=asked.seed + number,
         warm_s=warm_s,
         measure_s=measure_s,
-        fields={"temperature": 0, "ignore_eos": True, "stream": True},
+        fields={"temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}},
         picture=list(asked.picture),
+        coding=asked.coding,
         fresh=not asked.cached,
         once=asked.once,
         prefix=asked.prefix,
@@ -140,14 +156,15 @@ def tell(client: subprocess.Popen[str], line: str) -> None:
 
 def summary(came: Came, since: float, until: float) -> dict[str, float]:
     """The numbers of one case; times in milliseconds."""
-    answers, firsts = came.answers, came.firsts[came.firsts[:, 0] >= since]
+    firsts = came.firsts[(came.firsts[:, 0] >= since) & (came.firsts[:, 1] <= until)]
+    answers = came.answers[came.answers[:, 2] <= until]
     if not len(firsts) or not len(answers):
         raise RuntimeError("no request began and ended within the time measured; measure for longer")
     per_event = answers[:, 4].sum() / answers[:, 3].sum()  # tokens: an event may carry several
-    gaps = came.gaps[came.gaps[:, 0] >= since]
+    gaps = came.gaps[(came.gaps[:, 0] >= since) & (came.gaps[:, 0] <= until)]
     ended = answers[answers[:, 2] >= since]
     tpot = (ended[:, 2] - ended[:, 1]) / (ended[:, 4] - 1)
-    events_in = len(gaps) + len(firsts[firsts[:, 1] <= until])
+    events_in = len(gaps) + len(firsts)
     by_event = events_in * per_event / (until - since)
     by_answer = rate_of_equal(ended) if np.ptp(answers[:, 4]) == 0 else float("nan")
     wait = (firsts[:, 1] - firsts[:, 0]) * 1e3
@@ -160,6 +177,7 @@ def summary(came: Came, since: float, until: float) -> dict[str, float]:
         "ITL p99": float(np.percentile(gaps[:, 1], 99)) * 1e3,
         "TPOT": float(np.median(tpot)) * 1e3 if len(tpot) else 0.0,
         "answers": float(len(ended)),
+        "failures": float(len(came.failures)),
         "tokens per event": float(per_event),
     }
 
@@ -174,7 +192,7 @@ def rate_of_equal(ended: np.ndarray) -> float:
     return rate
 
 
-def measure(server: Server, shape: str, asked: Case, seconds: float, warm_up: float) -> dict[str, float]:
+def measure(server: Server, shape: str, asked: Case, seconds: float, warm_up: float, answers: int) -> dict[str, float]:
     """One case; the keys beginning with "_" are for reading what the server noted, later."""
     if not asked.streams:
         since, before = time.perf_counter(), server.cpu()[1]
@@ -185,17 +203,19 @@ def measure(server: Server, shape: str, asked: Case, seconds: float, warm_up: fl
     if asked.once:  # nothing of its own can be left out: others warm the server up
         few = replace(asked, streams=min(16, asked.streams), once=False, seed=asked.seed + 500)
         load(server.port, shape, few, 0.0, warm_s)
-        warm_s, seconds = 0.0, LONGEST_S
+        warm_s, seconds, answers = 0.0, LONGEST_S, 0
     before: list[tuple[float, ...]] = []  # clock, CPU of the loop, CPU of all threads, prefix tokens found and asked
 
     def note() -> None:
         before.append((time.perf_counter(), *server.cpu(), *server.prefix_tokens()))
 
-    came = load(server.port, shape, asked, warm_s, seconds, note)
+    came = load(server.port, shape, asked, warm_s, seconds, note, answers)
     note()
     took, loop_cpu, cpu, hits, queries = (late - early for early, late in zip(*before))
     since = came.begun + warm_s
-    until = float(came.answers[:, 2].max()) if asked.once else since + seconds
+    until = float(came.answers[:, 2].max()) if asked.once else min(since + seconds, came.until)
+    for text in sorted(set(came.failures)):
+        print(f"{asked.name}: a request failed: {text}", flush=True)
     found = summary(came, since, until)
     arrived = (came.gaps[:, 0] >= before[0][0]).sum() + (came.firsts[:, 1] >= before[0][0]).sum()
     found["loop CPU per token"] = loop_cpu / (arrived * found["tokens per event"]) * 1e6
@@ -238,7 +258,7 @@ def run_server(shape: str, args: argparse.Namespace, asked: list[Case], cached: 
             check(server.port)
             for case in asked * args.runs:
                 try:
-                    found = measure(server, shape, case, args.seconds, args.warm_up)
+                    found = measure(server, shape, case, args.seconds, args.warm_up, args.answers)
                     runs.setdefault(case.name, []).append(found)
                 except Exception:
                     failed.append(case.name)
@@ -263,7 +283,9 @@ def run_shape(shape: str, args: argparse.Namespace) -> int:
     seen = {f"{label}, {name}": found[name] for label, found in cases.items() for name in UNITS if name in found}
     units = {name: UNITS[name.rpartition(", ")[2]] for name in seen}
     spread = {name: spread_of(runs, name) for name in seen} if args.runs > 1 else {}
-    print_cases(f"{shape}, serving, ready in {ready_s:.1f} s, {args.runs} run(s) of {args.seconds:g} s", cases)
+    seen["ready"], units["ready"] = ready_s, "s"  # of the server's process: interpreter and imports included
+    lasted = f"{args.runs} run(s) of {args.seconds:g} s or {args.answers} answers"
+    print_cases(f"{shape}, serving, ready in {ready_s:.1f} s, {lasted}", cases)
     ratios = prefix_ratios(cases)
     for name, value in ratios.items():
         print(f"{name}: {value:.2f}")
@@ -313,7 +335,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--load", default="streams", help="some of streams,mixed,conversation,prefix,loop")
     parser.add_argument("--streams", default="1,4x230,16,64,256", help="and tokens of a prompt, where not 512")
-    parser.add_argument("--seconds", type=float, default=15.0, help="measured per case, after its warm-up")
+    parser.add_argument("--seconds", type=float, default=60.0, help="measured per case at most, after its warm-up")
+    parser.add_argument("--answers", type=int, default=1000, help="that end a case earlier; 0: only --seconds do")
     warm_up = "seconds discarded before each case; 0 (default): 2 and one more per 64 streams; 30 for a final run"
     parser.add_argument("--warm-up", type=float, default=0.0, help=warm_up)
     runs = "of all cases in turn, their median beside the least and the most; 1 (default) where time is short, else 3"

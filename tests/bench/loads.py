@@ -1,10 +1,10 @@
 """What gpu_serve asks of a server: its cases, and how long their prompts and answers are, drawn from fixed seeds.
 
-`streams` is what the peer was measured with: equal lengths, or pictures where a model sees. `mixed`: 256 requests of
-100 to 1,024 tokens in and out, sent together. `conversation`: lengths as those of ShareGPT (below) at 1, 4, 32 and 256
-streams. `prefix`: 2,048 tokens that all prompts share and 128 of their own; a second time each request has a salt of
-its own, so that nothing is found. `loop`: nothing at all, conversations at 32 and 256 streams, and the longest prompt
-that fits, again and again: how late the server's loop is.
+`streams` is what the peer was measured with: equal lengths, or pictures where a model sees (JPEG, and PNG of noise as
+the peer's client draws them). `mixed`: 256 requests of 100 to 1,024 tokens in and out, sent together. `conversation`:
+lengths as those of ShareGPT (below) at 1, 4, 32 and 256 streams. `prefix`: 2,048 tokens that all prompts share and 128
+of their own; a second time each request has a salt of its own, so that nothing is found. `loop`: nothing at all,
+conversations at 32 and 256 streams, and the longest prompt that fits, again and again: how late the server's loop is.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Case:
     streams: int  # 0: nothing is asked
     lengths: Lengths  # over and over
     picture: tuple[int, ...] = ()
+    coding: str = "jpeg"
     cached: bool = True  # by a server that caches prefixes
     once: bool = False  # each request once, and the case ends with the last of them
     prefix: int = 0  # tokens that all prompts begin with, beside their own
@@ -62,7 +63,7 @@ class Sizes:
 
 
 TINY = Sizes((32, 16), (16, 8, 32), (1, 4), 16, (4, 256, 16))  # for trying a benchmark out
-SIZES = {"tiny": TINY, "tiny-vl": TINY, "vl-7b": Sizes(equal=(64, 128))}
+SIZES = {"tiny": TINY, "tiny-vl": TINY, "vl-7b": Sizes(equal=(64, 64))}
 
 
 def cases_of(shape: str, loads: Sequence[str], streams: str, sharegpt: Path | None) -> list[Case]:
@@ -99,9 +100,15 @@ def equal(shape: str, lengths: tuple[int, int], streams: str) -> list[Case]:
     first = Case("1 streams", 1, (lengths,), (112, 84) if tiny else (1024, 1024), cached=False, seed=1000)
     counts = (4,) if tiny else (8, 32)
     found = [replace(first, name=f"{count} streams", streams=count, seed=count * 1000) for count in counts]
+    noise = [replace(case, name=f"{case.name} of PNG", coding="png", seed=case.seed + 50) for case in (first, *found)]
     if not tiny:
         found.append(replace(first, name="1 streams of 1080p", picture=(1920, 1080), seed=1090))
-    return [first, *found, replace(first, name="1 streams of one prefix-cached picture", cached=True, seed=1290)]
+    return [
+        first,
+        *found,
+        *noise,
+        replace(first, name="1 streams of one prefix-cached picture", cached=True, seed=1290),
+    ]
 
 
 def equal_case(word: str, lengths: tuple[int, int]) -> Case:

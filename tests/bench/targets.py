@@ -1,7 +1,7 @@
 """What one card is held to: the floor, the peer's number and our aim per case, and the table that compares a run.
 
-The numbers are for one H100 (80 GB), bfloat16, from arithmetic (floor), from vLLM 0.26 on the same card with the same
-client settings (peer; "/" separates its Python and its Rust front end), and from the project's own targets (aim).
+The numbers are for one H100 (80 GB), bfloat16: from arithmetic (floor), from vLLM 0.26 on a card of the kind, asked by
+vLLM's own client (peer; results/peer_h100.json), and from the project's own targets (aim).
 Run: python -m tests.bench.targets DIR shows again what gpu_offline and gpu_serve have left there.
 """
 
@@ -45,7 +45,7 @@ OFFLINE = {
     "8b": {
         "ready, kernels cached": Target("s", peer="79/95", aim=15),
         "ready, nothing compiled": Target("s", peer="79/95", aim=25),
-        **steps("ms", (5.1, 5.9, 11.5), ("6.79", "7.75", "16.6"), (6.0, 7.0, 14.5), "512"),
+        **steps("ms", (5.1, 5.95, 12.1), ("6.79", "7.75", "16.6"), (6.0, 7.0, 15.0), "576"),  # the peer's mean context
         **steps("ms", (5.1, 6.66, 17.9), ("", "", ""), (6.0, 8.3, 22.0), "1024"),
         "TTFT idle, 256 tokens": Target("ms", 4.6, aim=12),
         "prefill 1 x 8192": Target("ms", 167, aim=230),
@@ -56,7 +56,7 @@ OFFLINE = {
     "0.6b": {
         "ready, kernels cached": Target("s", peer="86/83", aim=15),
         "ready, nothing compiled": Target("s", peer="86/83", aim=25),
-        **steps("ms", (0.42, 1.0, 5.4), ("2.27", "2.57", "8.1"), (1.3, 1.7, 7.0), "512"),
+        **steps("ms", (0.42, 1.1, 6.0), ("2.27", "2.57", "8.1"), (1.3, 1.8, 7.6), "576"),
         **steps("ms", (0.44, 1.65, 10.4), ("", "", ""), (1.3, None, None), "1024"),
         "TTFT idle, 128 tokens": Target("ms", 0.45, aim=6),
         **EVERY,
@@ -70,32 +70,36 @@ OFFLINE["vl-7b"] = {  # text only
 }
 SERVE = {
     "8b": {
-        "1 streams, TTFT p50": Target("ms", 9.3, "23.9/19.2", 13),
-        "1 streams, TPOT": Target("ms", 5.1, "6.78/6.78", 6.0),
+        "ready": Target("s", peer="79 to 95", aim=15),
+        "1 streams, TTFT p50": Target("ms", 9.3, "18.5", 13),
+        "1 streams, TPOT": Target("ms", 5.1, "6.80", 6.0),
         "4 streams of 230 tokens, TTFT p50": Target("ms", 4.6, "60", 18),  # the peers of these two on another card
         "4 streams of 230 tokens, TPOT": Target("ms", 5.1, "7.4", 6.3),
         "4 streams of conversations, TTFT p50": Target("ms", 4.6, "27/60", 18),  # SGLang and vLLM on another card
         "4 streams of conversations, TPOT": Target("ms", 5.1, "7.14/7.40", 6.3),
-        "16 streams, output": Target("tok/s", 2_420, "1782/1805", 2_050),
-        "64 streams, output": Target("tok/s", 5_500, "4230", 4_800),
-        "64 streams, ITL p99": Target("ms", None, "126", 40),
-        "256 streams, output": Target("tok/s", 7_700, "5853/6341", 6_700),
-        "256 streams, TTFT p50": Target("ms", None, "1861/593", 550),
+        "16 streams, output": Target("tok/s", 2_420, "1808", 2_050),
+        "64 streams, output": Target("tok/s", 5_500, "4277", 4_800),
+        "64 streams, ITL p99": Target("ms", None, "173", 40),
+        "256 streams, output": Target("tok/s", 7_700, "6389", 6_500),
+        "256 streams, TTFT p50": Target("ms", None, "587", 550),
     },
     "0.6b": {
-        "1 streams, TTFT p50": Target("ms", 0.9, "19.8/16.8", 6),
-        "1 streams, TPOT": Target("ms", 0.44, "2.2/2.4", 1.3),
-        "16 streams, output": Target("tok/s", 21_000, "4692/4682", 9_000),
-        "256 streams, output": Target("tok/s", 32_000, "11305/19174", 22_000),
-        "256 streams, TTFT p50": Target("ms", None, "637/274", 250),
+        "ready": Target("s", peer="83 to 86", aim=15),
+        "1 streams, TTFT p50": Target("ms", 0.9, "11.4", 6),
+        "1 streams, TPOT": Target("ms", 0.44, "1.78", 1.3),
+        "16 streams, output": Target("tok/s", 21_000, "5244", 9_000),
+        "256 streams, output": Target("tok/s", 32_000, "19208", 22_000),
+        "256 streams, TTFT p50": Target("ms", None, "274", 250),
     },
 }
-SERVE["vl-7b"] = {  # pictures of 1024 x 1024 where nothing else is said
-    "1 streams, TTFT p50": Target("ms", 33, "166", 55),
+SERVE["vl-7b"] = {  # pictures of 1024 x 1024 where nothing else is said, 64 tokens out; the peer was asked with PNG
+    "ready": Target("s", peer="149", aim=15),
+    "1 streams, TTFT p50": Target("ms", 33, aim=52),
+    "1 streams of PNG, TTFT p50": Target("ms", 33, "166", 70),
     "1 streams of one prefix-cached picture, TTFT p50": Target("ms", aim=15),
     "1 streams of 1080p, TTFT p50": Target("ms", 67, "293", 110),
-    "8 streams, output": Target("tok/s", peer="517", aim=900),
-    "32 streams, output": Target("tok/s", peer="842", aim=1_300),
+    "8 streams of PNG, output": Target("tok/s", peer="517", aim=700),
+    "32 streams of PNG, output": Target("tok/s", 1_400, "842", 1_050),
 }
 HOST = {  # beside each case of serving
     "loop stall p99": Target("ms", aim=5),

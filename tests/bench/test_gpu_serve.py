@@ -73,8 +73,56 @@ def test_the_peers_cases_have_the_cache_off():
     ]
     assert not any(case.cached for case in found)
     pictures = loads.cases_of("vl-7b", ["streams"], "", None)
-    assert [case.cached for case in pictures] == [False] * 4 + [True]
-    assert set(targets.SERVE["vl-7b"]) <= {f"{case.name}, {name}" for case in pictures for name in gpu_serve.UNITS}
+    assert [case.cached for case in pictures] == [False] * 7 + [True]
+    seen = {f"{case.name}, {name}" for case in pictures for name in gpu_serve.UNITS}
+    assert set(targets.SERVE["vl-7b"]) <= seen | {"ready"}
+    assert [case.coding for case in pictures] == ["jpeg"] * 3 + ["jpeg"] + ["png"] * 3 + ["jpeg"]
+
+
+class Canned:
+    """A server of one answer that is whole, one that is refused, one that counts other tokens than it streams."""
+
+    chunk = b'data: {"choices":[{"index":0,"text":"a"}]}\n\n'
+    usage = b'data: {"choices":[],"usage":{"completion_tokens":%d}}\n\ndata: [DONE]\n\n'
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while head := await reader.readline():
+            length = 0
+            while (line := await reader.readline()) != b"\r\n":
+                if line.lower().startswith(b"content-length"):
+                    length = int(line.split(b":")[1])
+            body = json.loads(await reader.readexactly(length))
+            assert head.startswith(b"POST /v1/completions")
+            assert body["stream_options"] == {"include_usage": True}
+            self.asked += 1
+            if self.asked == 2:
+                writer.write(b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 4\r\n\nbusy")
+                continue
+            writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+            for part in (self.chunk, self.chunk, self.usage % (3 if self.asked == 3 else 2)):
+                writer.write(b"%x\r\n%s\r\n" % (len(part), part))
+                await asyncio.sleep(0.002)
+            writer.write(b"0\r\n\r\n")
+        writer.close()
+        await writer.wait_closed()
+
+
+async def test_clients_count_the_tokens_of_usage_and_the_requests_that_fail():
+    canned = Canned()
+    server = await asyncio.start_server(canned.serve, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    (case,) = loads.cases_of("8b", ["streams"], "1x8", None)
+    came = await asyncio.to_thread(gpu_serve.load, port, "8b", case, 0.0, 5.0, None, 4)
+    server.close()
+    assert came.answers[:, 4].tolist() == [2, 3, 2, 2]
+    assert came.answers[:, 3].tolist() == [2] * 4
+    assert len(came.failures) == 1
+    assert came.failures[0].startswith("HTTP/1.1 429")
+    assert came.until - came.begun < 4, "four answers end the case"
+    assert gpu_serve.summary(came, came.begun, came.until)["failures"] == 1
 
 
 def test_conversations_have_the_published_means():
@@ -138,7 +186,7 @@ class Told:
 
     def __init__(self) -> None:
         self._device = SimpleNamespace(_settler=SimpleNamespace(settle=None), _on_output=None)
-        self._device._runtime = SimpleNamespace(executor=SimpleNamespace(_launcher=SimpleNamespace()))
+        self._device._runtime = SimpleNamespace(executor=SimpleNamespace(launcher=SimpleNamespace()))
         self._outputs: deque[StepOutput] = deque()
 
     def _on_output(self, output: StepOutput) -> None:

@@ -74,7 +74,7 @@ class Deliveries:
         assert device._runtime is not None
         self._loop = asyncio.get_running_loop()
         self._engine = engine
-        self._launcher: Launcher | None = getattr(device._runtime.executor, "_launcher", None)
+        self._launcher: Launcher | None = getattr(device._runtime.executor, "launcher", None)
         self._settled: dict[int, float] = {}  # by step: home
         self._steps = array("d")  # step, home, seconds it took
         self._slices = array("d")  # step, time, tokens
