@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from _fast.ring import OutputRing
     from engine.loop import DeviceThread
-    from engine.models.hf import ModelConfig
+    from engine.model_config import ModelConfig
     from engine.runtime import Runtime
 
 log = logging.getLogger("omniloop.engine")

@@ -23,15 +23,16 @@ from _fast.scheduler import Scheduler
 from engine.admission import Admission
 from engine.cache.pool import allocate, count_blocks, group_of
 from engine.cache.room import check_weights, fit_context
+from engine.checkpoint.config import resolve_dtype
 from engine.config import EngineConfig
 from engine.device import Accelerator, choose_device, usable_cores
 from engine.errors import ConfigError
 from engine.inbox import Inbox
 from engine.limits import Limits
 from engine.memory import enough_for
+from engine.model_config import ModelConfig
 from engine.models.base import Model
-from engine.models.hf import ModelConfig, load_model_config, resolve_dtype
-from engine.models.registry import build_model
+from engine.models.registry import build_model, load_model_config
 from engine.request import Request, SamplingParams
 from engine.step.cpu_executor import CpuExecutor
 from engine.step.executor import Executor, Sizes

@@ -280,7 +280,7 @@ def describe(config: Config) -> Iterator[str]:
 
     import torch
 
-    from engine.models.hf import load_model_config
+    from engine.models.registry import family_of, load_model_config
     from server import __version__
 
     yield f"omniloop {__version__}, Python {platform.python_version()}, torch {torch.__version__}"
@@ -291,5 +291,6 @@ def describe(config: Config) -> Iterator[str]:
         yield "device: cpu"
     model = load_model_config(config.folder)
     text = model.text
-    yield f"model: {model.architecture}, {len(text.layers)} layers of {text.hidden_size}, vocabulary {text.vocab_size}"
+    named = f"{model.architecture} ({family_of(model.architecture).name})"
+    yield f"model: {named}, {len(text.layers)} layers of {text.hidden_size}, vocabulary {text.vocab_size}"
     yield f"takes {', '.join(model.modalities)}; context of {model.max_position} tokens; named {config.model_names[0]}"

@@ -10,22 +10,70 @@ and projected to the decoder's width. Convolutions are products over unrolled fr
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from engine.attention.dense import dense_attention
-from engine.errors import RequestError
+from engine.checkpoint.section import MAX_LAYERS, Section
+from engine.errors import ConfigError, RequestError
 from engine.kernels.activation import gelu
 from engine.layers.linear import Linear
 from engine.layers.norm import LayerNorm
-from engine.models.config import AudioConfig
+from engine.request import Modality
 from engine.weights.table import Row
 
 EPS = 1e-5
 KERNEL = 3  # frames under each convolution
 CHUNKS_AT_ONCE = 16  # unrolled frames take KERNEL times the space of their source: bounds memory for long sounds
+
+
+@dataclass(frozen=True, slots=True)
+class AudioConfig:
+    """The audio tower of Qwen2.5-Omni (a Whisper encoder in chunks)."""
+
+    modalities: ClassVar[tuple[Modality, ...]] = ("audio",)
+
+    num_mel_bins: int
+    num_layers: int
+    num_heads: int
+    hidden_size: int
+    intermediate_size: int
+    max_positions: int
+    n_window: int  # half a chunk, in mel frames
+    output_dim: int
+
+    @property
+    def row_width(self) -> int:
+        return self.output_dim
+
+
+def read_audio(section: Section) -> AudioConfig:
+    """The tower's numbers, checked."""
+    act = section.values.get("activation_function", "gelu")
+    if act != "gelu":
+        raise ConfigError(f"{section.path}: activation_function={act!r}; this tower is supported with 'gelu'")
+    config = AudioConfig(
+        num_mel_bins=section.size("num_mel_bins", 128),
+        num_layers=section.integer("encoder_layers", least=1, most=MAX_LAYERS),
+        num_heads=section.size("encoder_attention_heads"),
+        hidden_size=section.size("d_model"),
+        intermediate_size=section.size("encoder_ffn_dim"),
+        max_positions=section.size("max_source_positions", 1500),
+        n_window=section.size("n_window", 100),
+        output_dim=section.size("output_dim"),
+    )
+    if config.hidden_size % config.num_heads or config.hidden_size % 2 or config.hidden_size < 4:
+        raise ConfigError(f"{section.path}: d_model={config.hidden_size} must be even and a multiple of its heads")
+    if config.n_window > config.max_positions:
+        raise ConfigError(
+            f"{section.path}: n_window={config.n_window} frames need as many positions; "
+            f"max_source_positions={config.max_positions}"
+        )
+    return config
 
 
 def rows(model: str, module: str) -> tuple[Row, ...]:

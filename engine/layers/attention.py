@@ -16,7 +16,7 @@ from engine.cache.spec import CacheSpec, FullSpec, SlidingSpec
 from engine.kernels.qkv import qkv_rope_store
 from engine.layers.linear import Linear
 from engine.layers.norm import Normed, RMSNorm
-from engine.models.config import LayerConfig, TextConfig
+from engine.model_config import LayerConfig, TextConfig
 
 
 class PagedSelfAttention:
@@ -24,17 +24,17 @@ class PagedSelfAttention:
 
     __slots__ = ("head_dim", "k_norm", "num_heads", "num_kv_heads", "o", "q_norm", "qkv", "scale", "window")
 
-    def __init__(self, text: TextConfig, layer: LayerConfig, qkv_bias: bool, o_bias: bool, qk_norm: bool) -> None:
+    def __init__(self, text: TextConfig, layer: LayerConfig) -> None:
         self.num_heads = text.num_heads
         self.num_kv_heads = text.num_kv_heads
         self.head_dim = text.head_dim
         self.scale = text.head_dim**-0.5
         self.window = layer.window
         q_size, kv_size = text.num_heads * text.head_dim, text.num_kv_heads * text.head_dim
-        self.qkv = Linear(text.hidden_size, q_size, kv_size, kv_size, bias=qkv_bias)
-        self.o = Linear(q_size, text.hidden_size, bias=o_bias)
-        self.q_norm = RMSNorm(text.head_dim, text.norm_eps) if qk_norm else None
-        self.k_norm = RMSNorm(text.head_dim, text.norm_eps) if qk_norm else None
+        self.qkv = Linear(text.hidden_size, q_size, kv_size, kv_size, bias=text.qkv_bias)
+        self.o = Linear(q_size, text.hidden_size, bias=text.o_bias)
+        self.q_norm = RMSNorm(text.head_dim, text.norm_eps) if text.qk_norm else None
+        self.k_norm = RMSNorm(text.head_dim, text.norm_eps) if text.qk_norm else None
 
     def cache_spec(self) -> CacheSpec:
         if self.window:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.rope import cos_sin
-from engine.models.config import RopeConfig
+from engine.model_config import RopeConfig
 
 
 class RopeTable:

@@ -1,1 +1,1 @@
-"""Models: config.json -> ModelConfig (hf), name -> class (registry), then one file per architecture."""
+"""Models: one file per family, each with its FAMILY; registry.py names the file of every architecture."""

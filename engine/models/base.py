@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.cache.spec import CacheSpec
-from engine.models.config import ModelConfig
+from engine.model_config import ModelConfig
 from engine.step.batch import Batch
 from engine.weights.table import Table
 

@@ -1,4 +1,4 @@
-"""Llama and what is Llama but for flags: Mistral (windows, head size), and by subclass Qwen2 and Qwen3.
+"""Llama, and every family that is Llama but for flags: Mistral (windows), Qwen2 (biases), Qwen3 (per-head norms).
 
 Thread: device. Pre-norm decoder: RMSNorm, grouped-query attention with rotary positions, SwiGLU. One residual stream,
 changed in place by the last product of each half of a layer, which is told the norm that reads it next:
@@ -21,13 +21,15 @@ import torch
 from torch import Tensor
 
 from engine.cache.spec import CacheSpec
+from engine.checkpoint.text import read_text
 from engine.layers.attention import PagedSelfAttention
 from engine.layers.embed import Embedding, Head
 from engine.layers.mlp import GatedMLP
 from engine.layers.norm import Normed, RMSNorm
 from engine.layers.rope import RopeTable
+from engine.model_config import ModelConfig
 from engine.models.base import Model
-from engine.models.config import ModelConfig
+from engine.models.family import Family
 from engine.step.batch import Batch
 from engine.weights.table import Row, Table
 
@@ -69,8 +71,6 @@ class Llama(Model):
     """A text decoder; the base of every model whose text part is one."""
 
     WEIGHTS = Table(DECODER_ROWS, ignore=DECODER_IGNORE)
-    QKV_BIAS: bool | None = None  # None: as config.json says, and then the output product has one too
-    QK_NORM = False
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
         text = config.text
@@ -82,11 +82,9 @@ class Llama(Model):
         self.norm = RMSNorm(text.hidden_size, text.norm_eps)
         kinds = list(dict.fromkeys(layer.rope for layer in text.layers))
         self.ropes = [RopeTable(kind, device) for kind in kinds]
-        qkv_bias = text.attention_bias if self.QKV_BIAS is None else self.QKV_BIAS
-        o_bias = text.attention_bias if self.QKV_BIAS is None else False
         self.layers = [
             DecoderLayer(
-                PagedSelfAttention(text, layer, qkv_bias, o_bias, self.QK_NORM),
+                PagedSelfAttention(text, layer),
                 GatedMLP(text.hidden_size, text.intermediate_size, text.mlp_bias),
                 text.hidden_size,
                 text.norm_eps,
@@ -144,3 +142,6 @@ class Llama(Model):
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden)
+
+
+FAMILY = Family(name="Llama", model=Llama, text=read_text)

@@ -1,11 +1,14 @@
-"""Qwen2 and Qwen2.5: Llama with biases on queries, keys and values, and none on the output product."""
+"""Qwen2 and Qwen2.5: Llama with biases on queries, keys and values, and none on the output product.
+
+config.json does not mention the biases: they are always there.
+"""
 
 from __future__ import annotations
 
+from functools import partial
+
+from engine.checkpoint.text import read_text
+from engine.models.family import Family
 from engine.models.llama import Llama
 
-
-class Qwen2(Llama):
-    """config.json does not mention the biases: they are always there."""
-
-    QKV_BIAS = True
+FAMILY = Family(name="Qwen2", model=Llama, text=partial(read_text, sliding="switch", qkv_bias=True))

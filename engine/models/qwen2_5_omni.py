@@ -8,19 +8,24 @@ checkpoint are left unread: answers are text.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from engine.encoders import qwen_omni_audio, qwen_vl
-from engine.encoders.tower_graphs import Record
-from engine.models.config import ModelConfig
-from engine.models.llama import DECODER_IGNORE, DECODER_ROWS
-from engine.models.qwen2 import Qwen2
+from engine.checkpoint.text import read_text
+from engine.encoders import qwen_omni_audio
+from engine.encoders.qwen_omni_audio import AudioConfig, QwenOmniAudioTower, read_audio
+from engine.encoders.qwen_vl import tower as qwen_vl
+from engine.encoders.qwen_vl.config import VisionConfig, read_vision
+from engine.encoders.qwen_vl.graphs import Record
+from engine.model_config import ModelConfig
+from engine.models.family import Family
+from engine.models.llama import DECODER_IGNORE, DECODER_ROWS, Llama
 from engine.weights.table import Table
 
 
-class Qwen25OmniThinker(Qwen2):
+class Qwen25OmniThinker(Llama):
     """Text, image, video and audio in; text out."""
 
     WEIGHTS = Table(
@@ -38,8 +43,9 @@ class Qwen25OmniThinker(Qwen2):
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
         super().__init__(config, dtype, device)
-        self.vision = qwen_vl.QwenVisionTower(config.vision, dtype, device) if config.vision else None
-        self.audio = qwen_omni_audio.QwenOmniAudioTower(config.audio, dtype, device) if config.audio else None
+        vision, audio = config.towers.get("vision"), config.towers.get("audio")
+        self.vision = qwen_vl.QwenVisionTower(vision, dtype, device) if isinstance(vision, VisionConfig) else None
+        self.audio = QwenOmniAudioTower(audio, dtype, device) if isinstance(audio, AudioConfig) else None
 
     def media_examples(self, max_rows: int) -> list[tuple[str, dict[str, Tensor]]]:
         found: list[tuple[str, dict[str, Tensor]]] = []
@@ -71,3 +77,13 @@ class Qwen25OmniThinker(Qwen2):
         if modality == "audio" and self.audio is not None:
             return self.audio(features["input_features"])
         return super().encode(modality, features)
+
+
+FAMILY = Family(
+    name="Qwen2.5-Omni",
+    model=Qwen25OmniThinker,
+    text=partial(read_text, sliding="switch", theta=1_000_000.0, mrope_section=(16, 24, 24), qkv_bias=True),
+    towers={"vision": read_vision, "audio": read_audio},
+    processor="qwen_omni:QwenOmni",
+    section="thinker_config",
+)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+from engine.checkpoint.text import read_text
+from engine.models.family import Family
 from engine.models.llama import Llama
 
-
-class Qwen3(Llama):
-    """The per-head norms are part of the kernel that rotates and stores."""
-
-    QK_NORM = True
+FAMILY = Family(name="Qwen3", model=Llama, text=partial(read_text, sliding="switch", head_dim=128, qk_norm=True))

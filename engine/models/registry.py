@@ -1,30 +1,98 @@
-"""Architecture name of a checkpoint -> the class that computes it; imported only when it is asked for.
+"""Architecture name of a checkpoint -> the file of its family: the only list of what is served.
 
-In: ModelConfig. Out: a Model without weights (engine/weights/load fills it). hf.load_model_config has refused unknown
-names before; the two lists are compared by a test.
+In: a folder in Hugging Face or Mistral format. Out: a ModelConfig, and a Model without weights (engine/weights/load
+fills it). A family's file is imported when a checkpoint names it. Thread: any. Code named by `auto_map` is never
+imported: it is logged and ignored.
 """
 
 from __future__ import annotations
 
 import importlib
+import logging
+from pathlib import Path
 
 import torch
 
+from engine.checkpoint import config as common
+from engine.checkpoint.files import read_json, read_root
+from engine.checkpoint.rope import max_position
+from engine.checkpoint.section import Section
+from engine.errors import ConfigError
+from engine.model_config import ModelConfig, TextConfig, TowerConfig
 from engine.models.base import Model
-from engine.models.config import ModelConfig
+from engine.models.family import Family
 
-ARCHITECTURES = {
-    "LlamaForCausalLM": "engine.models.llama:Llama",
-    "MistralForCausalLM": "engine.models.llama:Llama",
-    "Qwen2ForCausalLM": "engine.models.qwen2:Qwen2",
-    "Qwen3ForCausalLM": "engine.models.qwen3:Qwen3",
-    "Qwen2_5OmniThinkerForConditionalGeneration": "engine.models.qwen2_5_omni:Qwen25OmniThinker",
-    "Qwen2_5OmniForConditionalGeneration": "engine.models.qwen2_5_omni:Qwen25OmniThinker",
-    "Qwen2_5OmniModel": "engine.models.qwen2_5_omni:Qwen25OmniThinker",
+log = logging.getLogger(__name__)
+
+FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
+    "LlamaForCausalLM": "engine.models.llama",
+    "MistralForCausalLM": "engine.models.mistral",
+    "Qwen2ForCausalLM": "engine.models.qwen2",
+    "Qwen3ForCausalLM": "engine.models.qwen3",
+    "Qwen2_5OmniThinkerForConditionalGeneration": "engine.models.qwen2_5_omni",
+    "Qwen2_5OmniForConditionalGeneration": "engine.models.qwen2_5_omni",
+    "Qwen2_5OmniModel": "engine.models.qwen2_5_omni",  # the name in the released folders
 }
+
+
+def family_of(architecture: str) -> Family:
+    """The family of an architecture that FAMILIES names."""
+    family: Family = importlib.import_module(FAMILIES[architecture]).FAMILY
+    return family
+
+
+def load_model_config(folder: str | Path) -> ModelConfig:
+    """Reads and checks the configuration of a checkpoint; ConfigError in one line when it cannot be served."""
+    folder = Path(folder)
+    root = read_root(folder)
+    generation = read_json(folder / "generation_config.json", required=False)
+    architecture = _architecture(root)
+    if "auto_map" in root.values:
+        log.warning("%s names code to import (auto_map); it is ignored", folder / "config.json")
+    common.refuse_quantized(root)
+    family = family_of(architecture)
+    outer = root.section(family.section) if family.section in root.values else root
+    body = outer.section("text_config") if "text_config" in outer.values else outer
+    text = family.text(body, outer)
+    return ModelConfig(
+        architecture=architecture,
+        folder=str(folder),
+        text=text,
+        towers=_towers(family, outer, text),
+        processor=family.processor,
+        media_token_ids=common.media_token_ids(outer),
+        eos_token_ids=common.eos_token_ids(generation, root.values, outer.values, body.values),
+        max_position=max_position(body, text.layers[0].rope),
+        torch_dtype=common.saved_dtype(root.values, outer.values, body.values),
+        generation=common.generation_defaults(generation),
+        raw=root.values,
+    )
 
 
 def build_model(config: ModelConfig, dtype: torch.dtype, device: str = "cpu") -> Model:
     """The model of a checkpoint, its parts sized and empty."""
-    module, _, name = ARCHITECTURES[config.architecture].partition(":")
-    return getattr(importlib.import_module(module), name)(config, dtype, device)
+    return family_of(config.architecture).model(config, dtype, device)
+
+
+def _architecture(root: Section) -> str:
+    named = root.items("architectures", ())
+    for name in named:
+        if name in FAMILIES:
+            return name
+    got = ", ".join(map(str, named)) or f"none (model_type {root.values.get('model_type')!r})"
+    raise ConfigError(f"config.json: architecture {got} is not supported; supported are {', '.join(FAMILIES)}")
+
+
+def _towers(family: Family, outer: Section, text: TextConfig) -> dict[str, TowerConfig]:
+    """The towers that this checkpoint has."""
+    towers = {}
+    for name, read in family.towers.items():
+        key = f"{name}_config"
+        if key in outer.values:
+            towers[name] = tower = read(outer.section(key))
+            if tower.row_width != text.hidden_size:
+                raise ConfigError(
+                    f"config.json: {key} makes rows of {tower.row_width} numbers; the decoder's "
+                    f"hidden_size={text.hidden_size} is needed"
+                )
+    return towers

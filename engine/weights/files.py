@@ -17,8 +17,8 @@ from pathlib import Path
 
 from torch import Tensor
 
+from engine.checkpoint.files import head_dim
 from engine.errors import ConfigError
-from engine.models import hf_files
 from engine.weights import consolidated
 from engine.weights.table import Shape
 
@@ -169,7 +169,7 @@ def _renamed(shard: Shard, folder: Path) -> Shard:
     """A consolidated shard in transformers' names."""
     names = {consolidated.canonical(name): name for name in shard.tensors}
     tensors = {name: shard.tensors[original] for name, original in names.items()}
-    return Shard(shard.path, tensors, names, hf_files.head_dim(folder))
+    return Shard(shard.path, tensors, names, head_dim(folder))
 
 
 def _indexed(folder: Path, index: str) -> list[Shard]:

@@ -1,7 +1,7 @@
-"""Which processor a checkpoint needs.
+"""The processor of a served checkpoint, by the name that the model's family gives it (engine/models).
 
-Loop, once at start-up. In: the checkpoint's folder and its config.json as a dict. Out: a Processor, or None for a model
-that reads text only. The family's file is imported here, when it is needed.
+Loop, once at start-up. In: the name, "module:Class" of this folder; the checkpoint's folder and its config.json as a
+dict. Out: a Processor, or None for a model that reads text only. The processor's file is imported when it is needed.
 """
 
 from __future__ import annotations
@@ -12,23 +12,18 @@ from typing import Any
 
 from mm.processors.base import Processor
 
-_BY_MODEL_TYPE = {
-    "qwen2_5_omni": "qwen_omni:QwenOmni",
-    "qwen2_5_omni_thinker": "qwen_omni:QwenOmni",
-    "qwen2_vl": "qwen_vl:QwenVL",
-    "qwen2_5_vl": "qwen_vl:QwenVL",
-}
 
-
-def processor_for(folder: str | Path, raw_config: dict[str, Any], picture_bytes: int = 0) -> Processor | None:
+def processor_for(
+    name: str, folder: str | Path, raw_config: dict[str, Any], picture_bytes: int = 0
+) -> Processor | None:
     """The processor of the checkpoint in `folder`; ValueError when its files contradict each other.
 
     `picture_bytes`: the tower's device makes patches itself, of decoded pictures up to so large; 0: it does not.
     """
-    place = _BY_MODEL_TYPE.get(raw_config.get("model_type", ""))
-    if place is None:
+    if not name:
         return None
-    module, _, name = place.partition(":")
-    family = getattr(importlib.import_module(f"mm.processors.{module}"), name)
-    processor: Processor = family(folder, raw_config, picture_bytes)
+    module, _, kind = name.partition(":")
+    processor: Processor = getattr(importlib.import_module(f"mm.processors.{module}"), kind)(
+        folder, raw_config, picture_bytes
+    )
     return processor

@@ -146,7 +146,7 @@ def answers() -> dict[str, Known]:
         with ThreadPoolExecutor(2) as pool:
             async with running(folder, enable_prefix_caching=False) as engine:
                 for name, messages in conversations().items():
-                    loader = MediaLoader(MediaLimits(), processor_for(folder, raw), pool)
+                    loader = MediaLoader(MediaLimits(), processor_for("qwen_omni:QwenOmni", folder, raw), pool)
                     request, counts = await request_of(messages, loader)
                     tokens = (await answer(engine, request))[0]
                     text = tokenizer().decode(tokens, skip_special_tokens=True)

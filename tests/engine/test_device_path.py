@@ -149,7 +149,7 @@ async def test_pictures_in_lent_memory_have_the_same_answer_before_and_after_the
 
     with ThreadPoolExecutor(1) as pool:
         async with running(folder, encoder_cache_tokens=2048, enable_prefix_caching=False) as engine:
-            processor = processor_for(folder, raw_config(), picture_bytes=1 << 20)
+            processor = processor_for("qwen_omni:QwenOmni", folder, raw_config(), picture_bytes=1 << 20)
             own = MediaLoader(MediaLimits(), processor, pool)
             wanted = await said(engine, own, await own.load([MediaRef("image", url)]))
             assert sent

@@ -65,7 +65,8 @@ def encoded(name: str) -> str:
 def loader_of(loop: asyncio.AbstractEventLoop, pixels: bool) -> MediaLoader:
     """One loader per test: names of equal content are equal only within a loader."""
     picture_bytes = 50_000 if pixels else 0  # "blue" has more: the host scales it
-    return MediaLoader(MediaLimits(), processor_for(tiny.checkpoint("omni"), raw_config(), picture_bytes), POOL)
+    processor = processor_for("qwen_omni:QwenOmni", tiny.checkpoint("omni"), raw_config(), picture_bytes)
+    return MediaLoader(MediaLimits(), processor, POOL)
 
 
 async def make_request(names: tuple[str, ...], n: int = 1, lead: int = 3, pixels: bool = False, **rules) -> Request:

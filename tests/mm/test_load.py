@@ -26,7 +26,8 @@ from tests.mm import made
 
 EMBEDDED = Path(__file__).parents[2] / "server" / "embedded"
 RAW = json.loads((EMBEDDED / "config.json").read_text())
-PROCESSOR = processor_for(EMBEDDED, RAW)
+OMNI = "qwen_omni:QwenOmni"
+PROCESSOR = processor_for(OMNI, EMBEDDED, RAW)
 IMAGE = made.data_url(made.png(made.noise(60, 80)), "image/png")
 JPEG = made.data_url(made.picture(made.noise(60, 80), "JPEG"), "image/jpeg")
 TURNED = made.data_url(made.picture(made.noise(40, 90), "JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x01"
@@ -59,7 +60,7 @@ async def loader(**limits: object) -> AsyncIterator[MediaLoader]:
 async def foretelling(picture_bytes: int = 60 * 80 * 4) -> AsyncIterator[MediaLoader]:
     """A loader for a device that scales."""
     async with loader() as media:
-        media.processor = processor_for(EMBEDDED, RAW, picture_bytes=picture_bytes)
+        media.processor = processor_for(OMNI, EMBEDDED, RAW, picture_bytes=picture_bytes)
         yield media
 
 
@@ -112,7 +113,7 @@ async def test_a_picture_leaves_memory_ready_for_the_next() -> None:
     first, second = made.noise(420, 430), made.noise(430, 420)
     size = first.nbytes // 3 * 4  # Pillow's four bytes a pixel
     async with loader() as media:
-        media.processor = processor_for(EMBEDDED, RAW, picture_bytes=size)
+        media.processor = processor_for(OMNI, EMBEDDED, RAW, picture_bytes=size)
         (kept,) = await media.load([MediaRef("image", made.data_url(made.png(first), "image/png"))])
         async with asyncio.timeout(5):
             while media._spare.wants(size):  # noqa: ASYNC110 (a thread of the pool fills it, and tells nobody)
@@ -133,7 +134,7 @@ async def test_pixels_leave_lent_memory_when_the_picture_is_on_its_way() -> None
         return room if len(asked) == 1 else None
 
     async with loader() as media:
-        media.processor, media._lend = processor_for(EMBEDDED, RAW, picture_bytes=room.nbytes), lend
+        media.processor, media._lend = processor_for(OMNI, EMBEDDED, RAW, picture_bytes=room.nbytes), lend
         (item,) = await media.load([MediaRef("image", made.data_url(made.png(pixels), "image/png"))])
         features = item.parts[0].features
         async with asyncio.timeout(5):

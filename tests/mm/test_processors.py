@@ -26,7 +26,7 @@ SIZES = [(56, 56), (100, 37), (37, 400), (480, 640), (31, 33), (720, 405), (28, 
 
 @pytest.fixture(scope="module")
 def embedded() -> Processor:
-    processor = processor_for(EMBEDDED, json.loads((EMBEDDED / "config.json").read_text()))
+    processor = processor_for("qwen_omni:QwenOmni", EMBEDDED, json.loads((EMBEDDED / "config.json").read_text()))
     assert isinstance(processor, QwenOmni)
     return processor
 
@@ -173,13 +173,14 @@ def test_the_embedded_model_reads_all_three(embedded: Processor) -> None:
 
 
 def test_models_of_text_need_no_processor(tmp_path: Path) -> None:
-    assert processor_for(tmp_path, {"model_type": "llama"}) is None
-    assert processor_for(tmp_path, {}) is None
+    assert processor_for("", tmp_path, {"model_type": "llama"}) is None
 
 
 def test_full_omni_checkpoints_speak_through_their_thinker(tmp_path: Path) -> None:
     processor = processor_for(
-        tmp_path, {"model_type": "qwen2_5_omni", "thinker_config": {"image_token_index": 7, "audio_config": {}}}
+        "qwen_omni:QwenOmni",
+        tmp_path,
+        {"model_type": "qwen2_5_omni", "thinker_config": {"image_token_index": 7, "audio_config": {}}},
     )
     assert processor is not None
     assert processor.placeholder("image") == 7

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from engine.attention.base import AttentionMeta
+from engine.checkpoint.config import resolve_dtype
 from engine.models.base import Model
-from engine.models.hf import load_model_config, resolve_dtype
-from engine.models.registry import build_model
+from engine.models.registry import build_model, load_model_config
 from engine.step.batch import Batch
 from engine.weights.load import load_weights
 

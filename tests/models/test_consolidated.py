@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.errors import ConfigError
-from engine.models.hf import load_model_config
+from engine.models.registry import load_model_config
 from engine.weights import consolidated
 from engine.weights import load as loading
 from engine.weights.files import CONSOLIDATED_INDEX, open_checkpoint
@@ -151,7 +151,7 @@ def test_params_are_read_as_config(tmp_path):
     yarn = {"factor": 4.0, "original_max_position_embeddings": 128, "beta": 32, "alpha": 1, "apply_scale": False}
     del params["max_position_embeddings"], params["n_kv_heads"]
     config = load_model_config(write(tmp_path, {**params, "yarn": yarn, "tied_embeddings": True}))
-    assert (config.architecture, config.bos_token_id, config.eos_token_ids) == ("MistralForCausalLM", 1, (2,))
+    assert (config.architecture, config.eos_token_ids) == ("MistralForCausalLM", (2,))
     assert (config.text.num_kv_heads, config.text.tie_embeddings, config.max_position) == (4, True, 128_000)
     rope = config.text.layers[0].rope
     assert (rope.kind, rope.factor, rope.attention_factor) == ("yarn", 4.0, 1.0)

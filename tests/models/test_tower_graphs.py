@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from engine.encoders.grid_tables import grid_tables
-from engine.encoders.tower_graphs import BUDGETS, TowerGraphs
+from engine.encoders.qwen_vl.graphs import BUDGETS, TowerGraphs
+from engine.encoders.qwen_vl.tables import grid_tables
 from tests import tiny
 from tests.models.harness import load
 

@@ -4,10 +4,9 @@ import pytest
 import torch
 
 from engine.device import Accelerator
-from engine.encoders.grid_tables import grid_tables
-from engine.encoders.tower_graphs import BUDGETS
-from engine.models.hf import load_model_config
-from engine.models.registry import build_model
+from engine.encoders.qwen_vl.graphs import BUDGETS
+from engine.encoders.qwen_vl.tables import grid_tables
+from engine.models.registry import build_model, load_model_config
 from engine.weights.load import load_weights
 from tests import tiny
 

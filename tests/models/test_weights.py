@@ -1,5 +1,6 @@
 """Loading: every way a checkpoint may not fit is told in one error; sharding, prefixes, dtypes, dummy weights."""
 
+import importlib
 import json
 import shutil
 import struct
@@ -9,8 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.errors import ConfigError
-from engine.models.hf import load_model_config
-from engine.models.registry import ARCHITECTURES, build_model
+from engine.models.registry import FAMILIES, build_model, family_of, load_model_config
 from engine.weights import files
 from engine.weights.load import load_weights
 from engine.weights.table import expand
@@ -293,9 +293,10 @@ def test_tables_name_every_tensor_that_transformers_saves(name):
     assert {key for key in saved if not model.WEIGHTS.ignored(key)} == set(expand(model.WEIGHTS, model))
 
 
-def test_every_registered_class_can_be_imported():
-    import importlib
-
-    for target in ARCHITECTURES.values():
-        module, _, name = target.partition(":")
-        assert hasattr(importlib.import_module(module), name)
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_every_registered_file_has_a_family(architecture):
+    family = family_of(architecture)
+    assert family.name
+    if family.processor:
+        module, _, kind = family.processor.partition(":")
+        assert set(getattr(importlib.import_module(f"mm.processors.{module}"), kind).modalities)

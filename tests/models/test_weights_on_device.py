@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from engine.layers.padded import PaddedGated, PaddedLinear
-from engine.models.hf import load_model_config
-from engine.models.registry import build_model
+from engine.models.registry import build_model, load_model_config
 from engine.weights import load as loading
 from engine.weights import stream as streaming
 from engine.weights.load import load_weights, weight_bytes

@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.errors import ConfigError
-from engine.models.hf import load_model_config
-from engine.models.registry import build_model
+from engine.models.registry import build_model, load_model_config
 from engine.weights import load as loading
 from engine.weights import stream as streaming
 from engine.weights.files import open_checkpoint

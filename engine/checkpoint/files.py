@@ -1,8 +1,8 @@
 """The configuration files of a checkpoint: config.json, or Mistral's params.json rewritten in its words.
 
-In: a folder. Out: one Section, as a transformers checkpoint would have it, so that the rest of hf.py knows one spelling
-only. A consolidated checkpoint has params.json, consolidated*.safetensors (engine/weights/consolidated.py) and a
-tokenizer of Mistral's own; its special ids 1 and 2 are the same in every release. Thread: any.
+In: a folder. Out: one Section, as a transformers checkpoint would have it, so that readers of configurations know one
+spelling only. A consolidated checkpoint has params.json, consolidated*.safetensors (engine/weights/consolidated.py) and
+a tokenizer of Mistral's own; its special ids 1 and 2 are the same in every release. Thread: any.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from engine.checkpoint.section import Section
 from engine.errors import ConfigError
-from engine.models.hf_section import Section
 
 CONFIG = "config.json"
 PARAMS = "params.json"
@@ -78,7 +78,6 @@ def _as_config(params: Section) -> dict[str, Any]:
         "max_position_embeddings": limit,
         "sliding_window": _window(params),
         "tie_word_embeddings": params.boolean("tied_embeddings", False),
-        "bos_token_id": 1,
         "eos_token_id": 2,
         "dtype": params.values.get("dtype") or "bfloat16",
     }

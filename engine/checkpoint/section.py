@@ -11,6 +11,7 @@ from typing import Any
 from engine.errors import ConfigError
 
 _MISSING = object()
+MAX_LAYERS = 4096  # of a decoder or a tower: a mistyped count must not fill the memory
 LARGEST = 2**31 - 1  # sizes beyond this are mistakes, and products of two still fit int64
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.models.config import VisionConfig
+from engine.encoders.qwen_vl.config import VisionConfig
 
 ALIGNED = 64  # numbers; where lines do not begin at 16 bytes, Triton would want kernels of its own
 Grid = tuple[int, int, int]

@@ -16,9 +16,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from engine.encoders.grid_tables import GridTables, Room, head_half, window_side
+from engine.encoders.qwen_vl.config import VisionConfig
+from engine.encoders.qwen_vl.tables import GridTables, Room, head_half, window_side
 from engine.kernels.attention.dense import SHORT_MEAN
-from engine.models.config import VisionConfig
 
 BUDGETS = (  # patches
     384, 640, 1024, 1344, 1664, 2048, 2560, 3072, 3328, 3584, 3840, 4096, 4480, 4864, 5184, 5504, 5888, 6272, 6912,

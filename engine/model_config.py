@@ -1,15 +1,18 @@
 """ModelConfig and its parts: one checkpoint's numbers as the engine computes with them.
 
-Made by models/hf.py from config.json; frozen; read everywhere. Nothing is optional that a model computes with, so no
-model asks whether a key was there.
+Made by models/registry.py from config.json; frozen; read everywhere. Nothing is optional that a model computes with, so
+no model asks whether a key was there. The numbers of a tower stand beside the tower (engine/encoders).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
+
+from engine.request import Modality
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,42 +52,24 @@ class TextConfig:
     num_kv_heads: int
     head_dim: int  # may differ from hidden_size / num_heads
     norm_eps: float
-    attention_bias: bool  # the configuration's wish; a model may always or never have one
+    qkv_bias: bool
+    o_bias: bool
+    qk_norm: bool  # an RMSNorm on every head of queries and keys, before rotation
     mlp_bias: bool
     tie_embeddings: bool
     layers: tuple[LayerConfig, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class VisionConfig:
-    """The vision tower of Qwen2.5-VL and Qwen2.5-Omni."""
+class TowerConfig(Protocol):
+    """What is known of every tower before it is built."""
 
-    num_layers: int
-    hidden_size: int
-    intermediate_size: int
-    num_heads: int
-    in_channels: int
-    patch_size: int
-    temporal_patch_size: int
-    merge_size: int  # merge_size x merge_size patches become one row for the decoder
-    window_size: int  # pixels
-    full_layers: frozenset[int]  # layers that attend over the whole frame
-    out_hidden_size: int
-    rope_theta: float
+    @property
+    def modalities(self) -> tuple[Modality, ...]:
+        """What the tower encodes."""
 
-
-@dataclass(frozen=True, slots=True)
-class AudioConfig:
-    """The audio tower of Qwen2.5-Omni (a Whisper encoder in chunks)."""
-
-    num_mel_bins: int
-    num_layers: int
-    num_heads: int
-    hidden_size: int
-    intermediate_size: int
-    max_positions: int
-    n_window: int  # half a chunk, in mel frames
-    output_dim: int
+    @property
+    def row_width(self) -> int:
+        """Numbers in a row that the tower makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +79,21 @@ class ModelConfig:
     architecture: str
     folder: str
     text: TextConfig
-    vision: VisionConfig | None
-    audio: AudioConfig | None
-    modalities: tuple[str, ...]  # "text" first
+    towers: Mapping[str, TowerConfig]  # by the family's names: "vision", "audio"
+    processor: str  # of media, as mm/processors/registry names it; "" for text only
     media_token_ids: dict[str, int]  # "image", "video", "audio" and the tokens around them: "vision_start" ...
-    bos_token_id: int | None
     eos_token_ids: tuple[int, ...]
     max_position: int  # tokens of context that the checkpoint was made for
     torch_dtype: torch.dtype  # of the weights as saved
-    mrope: bool  # positions have three rows (time, height, width)
-    position_id_per_seconds: int  # M-RoPE time steps in a second; 0 without time
     generation: dict[str, Any] = field(default_factory=dict)  # sampling defaults of generation_config.json
     raw: dict[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """What the model reads, "text" first."""
+        return ("text", *(modality for tower in self.towers.values() for modality in tower.modalities))
+
+    @property
+    def mrope(self) -> bool:
+        """Whether positions have three rows (time, height, width)."""
+        return bool(self.text.layers[0].rope.mrope_section)

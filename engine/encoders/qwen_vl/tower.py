@@ -3,8 +3,8 @@
 Thread: device. In: patches as the processor lays them out (frames, then merge blocks of 2 x 2 patches, row by row), or
 pixels from which they are made here; and their grid (frames, height, width in patches). Out: one row per merge block,
 in the same order. Between, blocks are regrouped so that each attention window is one run; layers in `full_layers`
-attend over a whole frame, the others inside their window. What depends on the grid only (`grid_tables`) is kept for
-the grids seen last. On an accelerator all but large pictures go through `tower_graphs`.
+attend over a whole frame, the others inside their window. What depends on the grid only (tables.py) is kept for
+the grids seen last. On an accelerator all but large pictures go through the graphs of graphs.py.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from engine.attention.dense import dense_attention
-from engine.encoders.grid_tables import Grid, GridTables, grid_tables
+from engine.encoders.qwen_vl.config import VisionConfig
+from engine.encoders.qwen_vl.graphs import Record, TowerGraphs
+from engine.encoders.qwen_vl.tables import Grid, GridTables, grid_tables
 from engine.encoders.recent import Recent
-from engine.encoders.tower_graphs import Record, TowerGraphs
 from engine.errors import RequestError
 from engine.kernels.activation import gelu
 from engine.kernels.image import PatchLayout, pixels_to_patches
@@ -23,7 +24,6 @@ from engine.kernels.rope import apply_rope
 from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
 from engine.layers.padded import PaddedGated, PaddedLinear
-from engine.models.config import VisionConfig
 from engine.weights.table import Row
 
 EPS = 1e-6

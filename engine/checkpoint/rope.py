@@ -10,15 +10,17 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from engine.checkpoint.section import Section
 from engine.errors import ConfigError
-from engine.models.config import RopeConfig
-from engine.models.hf_section import Section
+from engine.model_config import RopeConfig
 
 KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 
 
-def read(body: Section, layer_type: str, head_dim: int, default_theta: float) -> RopeConfig:
-    """The rotary settings of layers of one type."""
+def read_rope(
+    body: Section, layer_type: str, head_dim: int, default_theta: float, default_sections: tuple[int, ...] = ()
+) -> RopeConfig:
+    """The rotary settings of layers of one type; the defaults hold where the file is silent."""
     given = _settings(body, layer_type)
     rope = Section(given, f"{body.path}: rope settings")
     kind = given.get("rope_type") or given.get("type") or "default"
@@ -42,9 +44,8 @@ def read(body: Section, layer_type: str, head_dim: int, default_theta: float) ->
         extra["original_max_position"] = original = body.size("original_max_position_embeddings", original)
         extra["factor"] = _factor(rope, rope.number("factor", limit / max(original, 1)))
         extra.update(_llama3(rope) if kind == "llama3" else _yarn(rope, extra["factor"]))
-    return RopeConfig(
-        kind=kind, theta=theta, rotary_dim=rotary_dim, mrope_section=_sections(body, given, rotary_dim), **extra
-    )
+    sections = _sections(body, given.get("mrope_section"), default_sections, rotary_dim)
+    return RopeConfig(kind=kind, theta=theta, rotary_dim=rotary_dim, mrope_section=sections, **extra)
 
 
 def max_position(body: Section, rope: RopeConfig) -> int:
@@ -97,13 +98,11 @@ def _yarn(rope: Section, factor: float) -> dict[str, Any]:
     }
 
 
-def _sections(body: Section, given: dict[str, Any], rotary_dim: int) -> tuple[int, ...]:
-    """M-RoPE sections; the Omni text decoder has them even where its file is silent."""
-    sections = given.get("mrope_section")
-    if sections is None:
-        if body.values.get("model_type") != "qwen2_5_omni_text":
-            return ()
-        sections = [16, 24, 24]
+def _sections(body: Section, given: Any, default: tuple[int, ...], rotary_dim: int) -> tuple[int, ...]:
+    """M-RoPE sections; () for positions with one axis."""
+    if given is None and not default:
+        return ()
+    sections = list(default) if given is None else given
     sizes = isinstance(sections, list) and all(type(size) is int and size >= 0 for size in sections)
     if not sizes or len(sections) != 3 or sum(sections) != rotary_dim // 2:
         raise ConfigError(

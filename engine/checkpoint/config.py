@@ -1,0 +1,96 @@
+"""What config.json and generation_config.json say about every model: token ids, dtypes, sampling defaults.
+
+In: parsed JSON objects. Out: checked values; older and newer spellings of a key give the same. Where several objects
+may hold a key, the first object that names the key decides. Thread: any.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from engine.checkpoint.section import Section
+from engine.errors import ConfigError
+from engine.model_config import ModelConfig
+
+log = logging.getLogger(__name__)
+
+GENERATION_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "do_sample")
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+COMPUTED = ("float32", "bfloat16")
+
+
+def resolve_dtype(config: ModelConfig, requested: str, device: str) -> torch.dtype:
+    """The dtype of activations and KV cache.
+
+    On a CPU "auto" is float32, and weights saved as bfloat16 stay bfloat16 in memory: each is widened when read, which
+    loses nothing. On an accelerator "auto" is bfloat16, whatever the checkpoint was saved as. float16 is computed
+    nowhere: its range does not hold the residual streams of these models, and no kernel is tested in it.
+    """
+    if requested not in ("auto", *COMPUTED):
+        raise ConfigError(f"--dtype {requested}: allowed are auto, {', '.join(COMPUTED)}")
+    if requested != "auto":
+        return DTYPES[requested]
+    if device == "cpu":
+        return torch.float32
+    if config.torch_dtype == torch.float16:
+        log.warning("the checkpoint is float16 and is computed in bfloat16; --dtype float32 keeps all its digits")
+    return torch.bfloat16
+
+
+def refuse_quantized(root: Section) -> None:
+    """ConfigError where the weights are not plain floating-point numbers."""
+    if root.values.get("quantization_config") is not None:
+        method = root.section("quantization_config").values.get("quant_method", "unknown")
+        raise ConfigError(
+            f"config.json: the weights are quantized ({method}); this version reads float32, float16 and bfloat16 "
+            "weights, so use the unquantized checkpoint"
+        )
+
+
+def saved_dtype(*sources: dict[str, Any]) -> torch.dtype:
+    """The dtype of the weights in the files."""
+    for source in sources:
+        name = source.get("dtype") or source.get("torch_dtype")
+        if name is not None:
+            name = str(name).removeprefix("torch.")
+            if name not in DTYPES:
+                raise ConfigError(f"config.json: dtype {name!r} is not supported; supported are {', '.join(DTYPES)}")
+            return DTYPES[name]
+    return torch.float32
+
+
+def generation_defaults(generation: dict[str, Any]) -> dict[str, Any]:
+    """The sampling defaults that the server knows."""
+    return {key: generation[key] for key in GENERATION_KEYS if generation.get(key) is not None}
+
+
+def eos_token_ids(*sources: dict[str, Any]) -> tuple[int, ...]:
+    """The tokens that end an answer; a file names a token or a list of tokens."""
+    for source in sources:
+        value = source.get("eos_token_id")
+        if value is not None:
+            ids = value if isinstance(value, list) else [value]
+            if not all(type(item) is int and item >= 0 for item in ids):
+                raise ConfigError(f"eos_token_id={value!r} must be a token id or a list of them")
+            return tuple(ids)
+    return ()
+
+
+def media_token_ids(section: Section) -> dict[str, int]:
+    """Placeholder ids by modality, and the ids of the tokens around placeholders."""
+    return dict(_media_tokens(section))
+
+
+def _media_tokens(section: Section) -> Iterator[tuple[str, int]]:
+    for name in ("image", "video", "audio"):
+        for key in (f"{name}_token_id", f"{name}_token_index"):  # newer and older files
+            if section.values.get(key) is not None:
+                yield name, section.integer(key)
+    for name in ("vision_start", "vision_end", "audio_start", "audio_end"):
+        key = f"{name}_token_id"
+        if section.values.get(key) is not None:
+            yield name, section.integer(key)

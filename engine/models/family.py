@@ -1,0 +1,28 @@
+"""Family: everything by which one family of checkpoints differs from the others.
+
+A model file ends with its `FAMILY`; engine/models/registry.py names the file once per architecture. Nothing else in
+the engine, in the server or in mm knows a family. Thread: any; frozen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from engine.checkpoint.section import Section
+from engine.model_config import ModelConfig, TextConfig, TowerConfig
+from engine.models.base import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How checkpoints of one family are read, built and given media."""
+
+    name: str  # as its makers write it
+    model: Callable[[ModelConfig, torch.dtype, str], Model]
+    text: Callable[[Section, Section], TextConfig]  # the decoder's section, and the section that holds it
+    towers: Mapping[str, Callable[[Section], TowerConfig]] = field(default_factory=dict)  # "vision": of vision_config
+    processor: str = ""  # of media, as mm/processors/registry names it; "" for text only
+    section: str = ""  # the object of config.json that describes the model, where a checkpoint has several models
