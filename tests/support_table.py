@@ -1,0 +1,67 @@
+"""README's support table, made from the registry of models, the readable dtypes and the route table.
+
+`python -m tests.support_table` writes the table into README.md between its two marks; tests/test_support_table.py fails
+when README holds another one.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from engine.models.registry import FAMILIES, family_of
+from engine.weights.load import READABLE
+from server.app import routes_of
+from server.config import Config
+from server.routes.absent import ABSENT
+
+README = Path(__file__).resolve().parents[1] / "README.md"
+BEGIN, END = "<!-- support table: python -m tests.support_table -->\n", "<!-- end of the support table -->\n"
+MODALITIES = {"vision": "pictures, films", "audio": "sound"}
+REFUSED_FORMATS = "quantised checkpoints (FP8, INT8, INT4, GPTQ, AWQ, GGUF), pickles (`.bin`, `.pt`)"
+
+
+def architectures() -> str:
+    """A line per family: its architectures and what its prompts may hold."""
+    named: dict[str, list[str]] = {}
+    for architecture in FAMILIES:
+        named.setdefault(family_of(architecture).name, []).append(f"`{architecture}`")
+    takes = {}
+    for architecture in FAMILIES:
+        family = family_of(architecture)
+        takes[family.name] = ", ".join(["text", *(MODALITIES[tower] for tower in family.towers)])
+    rows = [f"| {name} | {', '.join(found)} | {takes[name]} |" for name, found in named.items()]
+    return "\n".join(["| family | architectures | prompts hold |", "|---|---|---|", *rows])
+
+
+def routes() -> tuple[list[str], list[str]]:
+    """Paths of the route table that work, and those that answer 501."""
+    served = {line.path.replace(":path", ""): None for line in routes_of(Config()) if line.path not in ABSENT}
+    return [f"`{path}`" for path in served], [f"`{path}`" for path in ABSENT]
+
+
+def support_table() -> str:
+    """The block between README's marks."""
+    works, refused = routes()
+    dtypes = ", ".join(str(dtype).removeprefix("torch.") for dtype in READABLE.values())
+    kinds = [
+        "| | works | refused, with the reason |",
+        "|---|---|---|",
+        f"| weights | safetensors in {dtypes}; Hugging Face and Mistral folders | {REFUSED_FORMATS} |",
+        f"| routes | {', '.join(works)} | {', '.join(refused)} |",
+    ]
+    return architectures() + "\n\n" + "\n".join(kinds) + "\n"
+
+
+def in_readme(text: str) -> str:
+    """The block that README's text holds now."""
+    return text.partition(BEGIN)[2].partition(END)[0]
+
+
+def main() -> None:
+    text = README.read_text(encoding="utf-8")
+    before, _, rest = text.partition(BEGIN)
+    README.write_text(before + BEGIN + support_table() + END + rest.partition(END)[2], encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
