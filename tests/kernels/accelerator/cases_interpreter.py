@@ -194,7 +194,7 @@ def sinks_of(heads):
 @pytest.mark.parametrize(
     "options", [(0, 0.0, None), (24, 0.0, None), (120, 0.0, None), (0, 0.0, torch.linspace(-3, 3, 4))]
 )
-def test_an_invariant_list_gives_a_token_the_same_bits_however_its_prompt_was_cut(options):
+def test_an_invariant_list_gives_a_token_the_same_bits_however_its_prompt_was_cut(options, ordered_sums):
     k_cache, v_cache, meta = pages([150], [150], 2, 32, 16, torch.float32)
     q = torch.randn(150, 4, 32)
 

@@ -186,7 +186,7 @@ def test_rows_are_left_unscaled_only_where_few_squares_are_to_be_added():
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("width", "depth"), [(130, 200), (64, 64), (70, 1100)])
-def test_invariant_products_have_the_same_bits_in_any_company(width, depth, dtype, monkeypatch):
+def test_invariant_products_have_the_same_bits_in_any_company(width, depth, dtype, monkeypatch, ordered_sums):
     x, weight, bias = torch.randn(130, depth).to(dtype), torch.randn(width, depth).to(dtype), torch.randn(width)
     monkeypatch.setattr(invariant, "UNITS", 5)  # so that the rows decide whether parts are done apart
     whole, want, residual = (torch.randn(130, width).to(dtype) for _ in range(3))
