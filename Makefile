@@ -14,14 +14,22 @@ PY := $(BIN)/python
 # cython-lint looks for pycodestyle on the path.
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: serve test lint format build bench gpu gpu-build gpu-test gpu-kernels gpu-offline gpu-serve gpu-summary
+.PHONY: serve test test-full lint format build bench gpu gpu-build gpu-test gpu-kernels gpu-offline gpu-serve gpu-summary
 .PHONY: gpu-products gpu-wheels clean wheel
 
 serve: .stamp-build  ## the server on port 8000 with the embedded model (or ARGS="--model ...")
 	$(PY) -m server --port $(PORT) $(ARGS)
 
-test: .stamp-build .stamp-dev lint  ## lint, types and the whole CPU suite
-	$(PY) -m pytest -m "not gpu and not full" $(ARGS)
+# A worker per core, files as units (tests/conftest.py); the slowest 20 tests are printed. Lint runs beside the tests.
+TEST_JOBS ?= $(shell nproc)
+PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n $(TEST_JOBS) --dist loadscope --no-loadscope-reorder --durations=20
+test: .stamp-build .stamp-dev  ## lint, types and the whole CPU suite
+	@$(MAKE) --no-print-directory lint > build/lint.log 2>&1 & \
+	$(PYTEST) -m "not gpu and not full" $(ARGS); tests=$$?; \
+	wait $$! || { cat build/lint.log; echo "make lint failed"; exit 1; }; exit $$tests
+
+test-full: .stamp-build .stamp-dev  ## the long forms that `make test` leaves out
+	$(PYTEST) -m "full and not gpu" $(ARGS)
 
 lint: .stamp-build .stamp-dev  ## ruff check and format, mypy, cython-lint
 	$(BIN)/ruff check .
@@ -115,5 +123,6 @@ clean:
 SOURCES := setup.py $(wildcard _fast/*.pyx _fast/*.pxd _fast/c/*/*.c _fast/c/*/*.h)
 .stamp-build: .stamp-venv $(SOURCES)
 	mkdir -p build
-	$(PY) setup.py -q build_ext --inplace > build/build.log 2>&1 || { cat build/build.log; exit 1; }
+	OMNILOOP_BUILD_JOBS=$$(nproc) $(PY) setup.py -q build_ext --inplace --parallel $$(nproc) > build/build.log 2>&1 \
+	    || { cat build/build.log; exit 1; }
 	touch $@

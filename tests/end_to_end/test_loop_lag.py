@@ -21,6 +21,7 @@ from tests.end_to_end.inside import InsideServer, flags_of, inside
 from tests.end_to_end.process import ROOT, SMALL
 from tests.end_to_end.wire import greedy, request_bytes
 
+pytestmark = pytest.mark.alone
 STREAMS, SECONDS, BEAT_S = 64, 4.0, 0.005
 BOUND_MS = 25.0  # the aim is 5 on a quiet machine; the clients share its cores here
 LONGEST_MS = 60.0  # of a prompt's arrival; 7 on a quiet machine

@@ -36,6 +36,7 @@ def bare_torch_import() -> float:
     return time.perf_counter() - begun
 
 
+@pytest.mark.alone
 def test_ready_within_four_seconds_with_the_embedded_model():
     times, logs = [], []
     for _ in range(3):

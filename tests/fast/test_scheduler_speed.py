@@ -2,8 +2,11 @@
 
 import statistics
 
+import pytest
+
 from tests.bench.bench_scheduler import decode_case, prefix_case
 
+pytestmark = pytest.mark.alone
 BUDGET_US = 300  # the aim is 30; a bound that a busy machine keeps and a loop over Python objects does not
 
 

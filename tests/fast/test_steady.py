@@ -460,6 +460,7 @@ def test_a_step_that_was_looked_at_late_does_not_delay_those_behind_it():
     mixed.close()
 
 
+@pytest.mark.alone
 def test_it_runs_while_another_thread_never_lets_go_of_the_lock():
     mixed = steady_case(most=3000)
     mixed.rig.lib.set_step_ns(200_000)

@@ -89,9 +89,9 @@ def test_widening_is_linear(processor: QwenVL) -> None:
         items = [picture(4, 4)] * count
         best = 9.0
         for _ in range(3):
-            began = time.perf_counter()
+            began = time.thread_time()
             splice(token_ids, slots, items, processor)
-            best = min(best, time.perf_counter() - began)
+            best = min(best, time.thread_time() - began)
         return best
 
     seconds(50)

@@ -1,0 +1,104 @@
+"""How `make test` spreads the suite over the cores: files as units, tests that measure time alone on the machine.
+
+Under pytest-xdist a file goes to one worker as a whole, so that what its tests share is made once; cases that take long
+and share nothing go one by one (APART). Files with tests marked `alone` come last: such a test holds a lock that every
+other test shares, so nothing else of the suite computes beside it. Tests marked `covering` keep few combinations of
+their parameters (tests/covering.py).
+"""
+
+from __future__ import annotations
+
+import fcntl
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.covering import covering
+
+APART = ("tests/kernels/test_triton.py",)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks what is left to `make test-full`; long single cases first, files with tests that run alone last."""
+    tests = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("covering"):
+            tests[item.nodeid.partition("[")[0]].append(item)
+    for cases in tests.values():
+        strength = cases[0].get_closest_marker("covering").args[0]
+        taken = set(covering([parameters(case) for case in cases], strength))
+        for number, case in enumerate(cases):
+            if number not in taken:
+                case.add_marker(pytest.mark.full)
+    last = {item.path for item in items if item.get_closest_marker("alone")}
+    items.sort(key=lambda item: (item.path in last) - (item.nodeid.partition("::")[0] in APART))
+
+
+def parameters(case: Any) -> dict[str, str]:
+    """The value that each `parametrize` gives this case."""
+    found = {}
+    for mark in case.iter_markers("parametrize"):
+        names = mark.args[0].split(",") if isinstance(mark.args[0], str) else mark.args[0]
+        found[",".join(names)] = repr([case.callspec.params[name.strip()] for name in names])
+    return found
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With --dist loadscope: the unit is the file, or the case where the file is in APART."""
+    if config.getoption("dist") != "loadscope":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class FileScheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = nodeid.partition("::")[0]
+            return nodeid if path in APART else path
+
+    return FileScheduling(config, log)
+
+
+class Turns:
+    """Two lock files: `room` is shared by tests and owned by a test that runs alone; who waits for it holds `door`."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        self.room, self.door = (open(folder / f"{name}.lock", "w") for name in ("room", "door"))  # noqa: SIM115
+        self.kept = False  # alone, and so is the next test
+
+    def enter(self, alone: bool) -> None:
+        if self.kept:
+            return
+        fcntl.flock(self.door, fcntl.LOCK_EX)
+        fcntl.flock(self.room, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(self.door, fcntl.LOCK_UN)
+
+    def leave(self, keep: bool) -> None:
+        self.kept = keep
+        if not keep:
+            fcntl.flock(self.room, fcntl.LOCK_UN)
+
+
+TURNS = pytest.StashKey[Turns]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):
+        config.stash[TURNS] = Turns(config.rootpath / "build")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Takes the turn before the test's clock starts."""
+    if (turns := item.config.stash.get(TURNS, None)) is None:
+        return (yield)
+    alone = item.get_closest_marker("alone") is not None
+    turns.enter(alone)
+    try:
+        return (yield)
+    finally:
+        turns.leave(alone and nextitem is not None and nextitem.get_closest_marker("alone") is not None)
