@@ -10,7 +10,7 @@ from engine.kernels.attention.prefill import prefill_kernel
 from engine.kernels.attention.work import MIN_PART, work_kernel
 from engine.kernels.norm import norm_kernel
 from engine.kernels.qkv import qkv_kernel
-from tests.kernels.accelerator.targets import TARGETS, compiles
+from tests.kernels.accelerator.targets import cases, compiles
 
 T = "*bf16"
 ATTEND = {
@@ -123,7 +123,6 @@ KERNELS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(("name", "target"), cases(KERNELS))
 def test_compiles(name, target):
     compiles(target, *KERNELS[name])

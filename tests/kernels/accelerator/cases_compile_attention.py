@@ -9,7 +9,7 @@ from engine.kernels.attention.decode import AHEAD, MERGED, decode_kernel
 from engine.kernels.attention.dense import dense_kernel
 from engine.kernels.attention.prefill import prefill_kernel
 from tests.kernels.accelerator.cases_compile import ATTEND, DENSE, NO_SINKS, PARTS, SHAPE, T
-from tests.kernels.accelerator.targets import TARGETS, compiles
+from tests.kernels.accelerator.targets import cases, compiles
 
 BENT = {"WINDOW": 1024, "SOFTCAP": True, "WIDE": True}
 CASES = {
@@ -53,8 +53,7 @@ KERNELS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(("name", "target"), cases(KERNELS))
 def test_compiles(name, target):
     compiles(target, *KERNELS[name])
 

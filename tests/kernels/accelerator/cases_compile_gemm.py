@@ -22,7 +22,7 @@ from engine.kernels.rope import angle_kernel
 from engine.kernels.target import Target
 from engine.kernels.tune import CLASSES, LEAST_FILL, SHAPES, WHOLE, choose, fills, in_one_round
 from engine.step.graphs import decode_sizes, telling_sizes
-from tests.kernels.accelerator.targets import OVERLAPPING, TARGETS, compiles
+from tests.kernels.accelerator.targets import OVERLAPPING, TARGETS, cases, compiles
 
 T = "*bf16"
 TILE = tile_of(4096, 4096, 2)
@@ -74,8 +74,7 @@ KERNELS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(("name", "target"), cases(KERNELS))
 def test_compiles(name, target):
     compiles(target, *KERNELS[name])
 
@@ -100,6 +99,7 @@ def test_gated_products_compile(target, tile, bias):
         assert "st.local" not in made.asm["ptx"]
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize(("rows", "width"), [(128, 12288), (128, 18944), (MOST_ROWS, 12288)])
 @pytest.mark.parametrize("target", sorted(OVERLAPPING))
@@ -130,6 +130,7 @@ CUTS = sorted(
 )
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize(("rows", "depth", "gated", "cut"), CUTS)
 def test_every_cut_of_the_table_compiles_and_fits(rows, depth, gated, cut, after):
@@ -152,6 +153,7 @@ def tiled(cut, gated):
     return {**TILED, **{name: f"tensordesc<bf16[{','.join(map(str, block))}]>" for name, block in blocks.items()}}
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize(("gated", "parts", "after"), [(False, 0, True), (False, 16, False), (True, 4, False)])

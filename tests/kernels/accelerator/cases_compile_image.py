@@ -4,7 +4,7 @@ import pytest
 import triton  # noqa: F401  (before any kernel file, so that they take it)
 
 from engine.kernels.image import patches_kernel, planes_kernel
-from tests.kernels.accelerator.targets import TARGETS, compiles
+from tests.kernels.accelerator.targets import cases, compiles
 
 SIZES = ("height", "width", "new_height", "new_width", "taps")
 PLANES = {"planes": "*u8", "pixels": "*u8", "table": "*i32", **dict.fromkeys(SIZES, "i32")}
@@ -31,7 +31,6 @@ KERNELS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(("name", "target"), cases(KERNELS))
 def test_compiles(name, target):
     compiles(target, *KERNELS[name], {"num_warps": 4})

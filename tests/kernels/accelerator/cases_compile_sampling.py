@@ -11,7 +11,7 @@ from engine.kernels.sampling.mask import mask_kernel
 from engine.kernels.sampling.nucleus import LANES, LEAST_P, TRIALS, WIDE
 from engine.kernels.sampling.penalize import count_kernel, penalize_kernel
 from engine.kernels.sampling.pick import OPEN, pick_kernel
-from tests.kernels.accelerator.targets import TARGETS, compiles
+from tests.kernels.accelerator.targets import cases, compiles
 
 I, F = "*i32", "*fp32"  # noqa: E741
 TABLES = {
@@ -58,7 +58,6 @@ KERNELS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(("name", "target"), cases(KERNELS))
 def test_compiles(name, target):
     compiles(target, *KERNELS[name])

@@ -6,7 +6,7 @@ import triton  # noqa: F401  (before any kernel file, so that they take it)
 from engine.kernels.record import record_kernel
 from engine.kernels.sampling.home import home_kernel
 from engine.kernels.step_inputs import inputs_kernel
-from tests.kernels.accelerator.targets import TARGETS, compiles
+from tests.kernels.accelerator.targets import cases, compiles
 
 I, F = "*i32", "*fp32"  # noqa: E741
 RECORD = {
@@ -47,7 +47,6 @@ KERNELS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(("name", "target"), cases(KERNELS))
 def test_compiles(name, target):
     compiles(target, *KERNELS[name])

@@ -82,6 +82,7 @@ def test_activations(width, dtype):
         assert error(got, reference(x.double())) < limit(dtype)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("dim", "half"), [(64, 32), (80, 40), (128, 32), (96, 24), (256, 128)])
 @pytest.mark.parametrize("norm", [True, False])
@@ -153,6 +154,7 @@ STEPS = {
 }
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("dtype", DOT_DTYPES)
 @pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (24, 0.0), (0, 5.0)])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 32), (7, 1, 80)])
@@ -169,6 +171,7 @@ def test_attention(step, heads, kv_heads, dim, window, softcap, dtype):
         assert error(out, want) < limit(dtype) * 2
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (24, 5.0)])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(2, 1, 64), (3, 3, 96), (4, 1, 128), (4, 2, 256)])
 @pytest.mark.parametrize("step", ["decode", "mixed"])
@@ -210,6 +213,7 @@ def test_an_invariant_list_gives_a_token_the_same_bits_however_its_prompt_was_cu
         assert torch.equal(attend(first, last), whole[first:last]), (first, last)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("invariant", [False, True])
 @pytest.mark.parametrize("room", [9, 12, 40])
 @pytest.mark.parametrize("step", STEPS)
@@ -283,6 +287,7 @@ def test_dense_attention_of_rows_far_apart():
     assert error(launch_dense(q, k, far, bounds, dim**-0.5, False), want) < limit(torch.float16)
 
 
+@pytest.mark.covering(2)
 @pytest.mark.parametrize("dtype", DOT_DTYPES)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(2, 2, 64), (4, 2, 80), (1, 1, 40)])

@@ -1,12 +1,15 @@
 """The six targets every Triton kernel must compile for, and the check that it does: no such card is needed.
 
-cases_compile*.py list kernels as name -> (kernel, argument types, constants, options) and hand each to `compiles`.
+cases_compile*.py list kernels as name -> (kernel, argument types, constants, options), take `cases` of them as
+parameters and hand each to `compiles`.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
+import pytest
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -46,3 +49,14 @@ def compiles(
     assert made.asm["cubin" if device.backend == "cuda" else "hsaco"]
     assert made.metadata.shared <= shared, f"{made.metadata.shared} bytes of shared memory on {target}, not {shared}"
     return made
+
+
+def cases(kernels: dict[str, tuple]) -> list[Any]:
+    """(name, target): in `make test` each kernel for each target and each variant for a target, in turn."""
+    variants, met, found = Counter(kernel for kernel, *_ in kernels.values()), Counter[Any](), []
+    for name, (kernel, *_) in kernels.items():
+        for number, target in enumerate(TARGETS):
+            short = number % variants[kernel] == met[kernel] or met[kernel] % len(TARGETS) == number
+            found.append(pytest.param(name, target, marks=() if short else pytest.mark.full))
+        met[kernel] += 1
+    return found
