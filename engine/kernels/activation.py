@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from _fast import cpu
-from engine.kernels.overlap import begin, launch_options
+from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import tl, triton
 
 GELU_ERF, GELU_TANH, QUICK_GELU, SILU = range(4)
@@ -33,7 +33,7 @@ def point_kernel(
     OVERLAP: tl.constexpr,
 ):
     """One row's BLOCK columns per program, in float32."""
-    begin(OVERLAP)
+    grid_wait(OVERLAP)
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width

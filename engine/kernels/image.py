@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.kernels.overlap import begin, launch_options
+from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import tl, triton
 
 BLOCK = 256  # columns of a program
@@ -80,7 +80,7 @@ def planes_kernel(
     OVERLAP: tl.constexpr,
 ):
     """BLOCK columns of one new line of one frame, all three channels."""
-    begin(OVERLAP)
+    grid_wait(OVERLAP)
     line, frame = tl.program_id(0) % new_height, (tl.program_id(0) // new_height).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     read = tl.minimum(column, new_width - 1)
@@ -120,7 +120,7 @@ def patches_kernel(
     OVERLAP: tl.constexpr,
 ):
     """BLOCK columns of one new line of one channel of one frame, to where their patches have them."""
-    begin(OVERLAP)
+    grid_wait(OVERLAP)
     line, plane = tl.program_id(0) % new_height, tl.program_id(0) // new_height
     frame, channel = plane // 3, plane % 3
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from _fast import cpu
-from engine.kernels.overlap import begin, launch_options
+from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import tl, triton
 
 
@@ -36,7 +36,7 @@ def norm_kernel(
     column = tl.arange(0, BLOCK)
     inside = column < width
     gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32) + offset
-    begin(OVERLAP)
+    grid_wait(OVERLAP)
     wide = tl.load(x + row * x_stride + column, mask=inside, other=0.0).to(tl.float32)
     if CENTRE:
         wide = tl.where(inside, wide - tl.sum(wide, 0) / width, 0.0)

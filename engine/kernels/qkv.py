@@ -13,7 +13,7 @@ from torch import Tensor
 
 from _fast import cpu
 from engine.kernels.norm import rms_norm_reference
-from engine.kernels.overlap import begin, launch_options
+from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.rope import apply_rope_reference
 from engine.kernels.target import tl, triton
 
@@ -45,7 +45,7 @@ def qkv_kernel(
     OVERLAP: tl.constexpr,
 ):
     """HEADS heads of one kind of one token per program, [HEADS, pairs]: q's programs, then k's, then v's."""
-    begin(OVERLAP)
+    grid_wait(OVERLAP)
     token = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1)
     q_groups, kv_groups = tl.cdiv(num_heads, HEADS), tl.cdiv(num_kv_heads, HEADS)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from engine.kernels.overlap import begin, launch_options
+from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import tl, triton
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ def record_kernel(
     OVERLAP: tl.constexpr,
 ):
     """The first COPIERS programs copy, the others apply changes: no table entry and no slot is named twice."""
-    begin(OVERLAP)
+    grid_wait(OVERLAP)
     mine = tl.minimum(tl.maximum(tl.load(turn), 0), num_records - 1)
     record = pinned + mine.to(tl.int64) * capacity
     program = tl.program_id(0)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from _fast import cpu
-from engine.kernels.overlap import begin, launch_options
+from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import tl, triton
 
 
@@ -37,7 +37,7 @@ def angle_kernel(
     OVERLAP: tl.constexpr,
 ):
     """TOKENS tokens per program, all their frequencies."""
-    begin(OVERLAP)
+    grid_wait(OVERLAP)
     token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS))[:, None]
     pair = tl.arange(0, BLOCK)[None, :]
     inside = (token < num_tokens) & (pair < half)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.kernels.overlap import begin, launch_options
+from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.record import ALIGNED, HEADER_LEN, Records, tail_of, take_record, take_record_reference
 from engine.kernels.target import tl, triton
 
@@ -215,7 +215,7 @@ def inputs_kernel(
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Program 0 writes what is by row, and whose turn is next; each other program BLOCK tokens."""
-    begin(OVERLAP)
+    grid_wait(OVERLAP)
     program = tl.program_id(0)
     if program == 0:
         mine = tl.minimum(tl.maximum(tl.load(turn), 0), num_records - 1)

@@ -4,17 +4,17 @@ Few rows: a weight [N, K] is looked up with the least row class that holds them;
 which also takes every other card and the classes for which a shape has no entry. A shape that is not in the table goes
 by the rule that fits those that are, up to 32 rows. Filled from `python -m tests.bench.gpu_products`, which prints the
 choice for each shape.
-Up to 256 rows: the gated products of WHOLE, whose tiles of all rows are one round of gemm/whole.
-Many rows: only gated products, where they fill the rounds of tiles that gemm/gated takes.
+Up to 256 rows: the gated products of WHOLE, whose tiles of all rows are one round of gemm/gated_one_wave.
+Many rows: only gated products, where they fill the rounds of tiles that gemm/gated_persistent takes.
 """
 
 from __future__ import annotations
 
 import functools
 
-from engine.kernels.gemm.gated import DESCRIBED
+from engine.kernels.gemm.gated_one_wave import MOST_ROWS, SHARED_MEMORY, columns_of
+from engine.kernels.gemm.gated_persistent import DESCRIBED
 from engine.kernels.gemm.split_k import MAX_TILES, Split
-from engine.kernels.gemm.whole import MOST_ROWS, SHARED_MEMORY, columns_of
 from engine.kernels.target import Target, target
 
 # Rows; a product of one row costs what one of 16 does. Ends of doublings, where a start looks for kernels to compile.
@@ -99,7 +99,7 @@ OTHER_FILL = 0.83  # of shapes beside the table: (11008, 2048) and (27648, 5120)
 
 
 def whole_gated(rows: int, width: int, depth: int) -> bool:
-    """Whether this card takes gemm/whole for `rows` rows and weights gate and up [width, depth]."""
+    """Whether this card takes gemm/gated_one_wave for `rows` rows and weights gate and up [width, depth]."""
     return rows <= MOST_ROWS and in_one_round(target(), rows, width, depth)
 
 
@@ -111,7 +111,7 @@ def in_one_round(device: Target, rows: int, width: int, depth: int) -> bool:
 
 
 def many_gated(rows: int, width: int, depth: int) -> bool:
-    """Whether this card takes gemm/gated for `rows` rows and weights gate and up [width, depth]."""
+    """Whether this card takes gemm/gated_persistent for `rows` rows and weights gate and up [width, depth]."""
     return rows >= MANY_ROWS and fills(target(), rows, width, depth)
 
 
@@ -122,7 +122,7 @@ def fills(device: Target, rows: int, width: int, depth: int) -> bool:
 
 
 def fill(device: Target, rows: int, width: int) -> float:
-    """Of the places in the rounds of gemm/gated's tiles, the share that these rows have a use for."""
+    """Of the places in the rounds of gemm/gated_persistent's tiles, the share that these rows have a use for."""
     tiles = -(-rows // DESCRIBED.block_m) * -(-width // DESCRIBED.block_n)
     return rows * width / (-(-tiles // device.num_units) * device.num_units * DESCRIBED.block_m * DESCRIBED.block_n)
 
@@ -139,7 +139,7 @@ def fullness(device: Target, rows: int, width: int, depth: int) -> float:
 
 
 def _least_fill(device: Target, width: int, depth: int) -> float | None:
-    """How full the rounds must be for gemm/gated to be taken; None: it never is."""
+    """How full the rounds must be for gemm/gated_persistent to be taken; None: it never is."""
     shapes = LEAST_FILL.get(device.arch)
     if shapes is None or depth % DESCRIBED.block_k or width % 8:  # in whole 16 bytes, for descriptors
         return None

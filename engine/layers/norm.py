@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.kernels.gemm.split_k import Unscaled
+from engine.kernels.gemm.epilogue import Unscaled
 from engine.kernels.norm import layer_norm, rms_norm
 from engine.weights.table import Shape
 

@@ -23,7 +23,7 @@ from engine.kernels.attention.dense import dense_attention
 from engine.kernels.attention.paged import paged_attention
 from engine.kernels.attention.work import empty_list, fill_list, max_parts
 from engine.kernels.gemm.dense import linear, pack
-from engine.kernels.gemm.gated import gated_product
+from engine.kernels.gemm.gated_persistent import gated_product
 from engine.kernels.norm import rms_norm
 from engine.kernels.qkv import qkv_rope_store
 from tests.bench.gpu_sampling import sampling_cases

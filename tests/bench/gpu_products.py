@@ -3,7 +3,7 @@
 cuts: a line per weight and row class for SHAPES of kernels/tune: the best cut, or None where the vendor is faster.
 normed: the same with the norm before (q|k|v, gate|up) or after (o, down) left to the product, beside what is served
 without that and a norm's kernel, for SHAPES too; --missing asks only where SHAPES has None.
-whole: gate|up at 65 to 256 rows by the vendor's product and silu·mul beside gemm/whole, for WHOLE.
+whole: gate|up at 65 to 256 rows by the vendor's product and silu·mul beside gemm/gated_one_wave, for WHOLE.
 layers: a layer without its attention (products, norms, rotation and store) by the vendor's products, by ours with norms
 of their own and as it is served, and how many kernels that is. Graphs of 20 calls over weights beyond the cache.
 Run: python -m tests.bench.gpu_products [--only cuts,normed,whole,layers] [--missing] [--models Qwen3-0.6B,...]: ten
@@ -22,8 +22,9 @@ from torch.profiler import ProfilerActivity, profile
 from engine.kernels.activation import silu_mul
 from engine.kernels.gemm import dense
 from engine.kernels.gemm.dense import add_linear, normed_linear, pack, pack_gated
-from engine.kernels.gemm.split_k import MAX_ROWS, Split, Unscaled, arrivals, launch_split, room_after
-from engine.kernels.gemm.whole import launch_whole
+from engine.kernels.gemm.epilogue import MAX_ROWS, Unscaled, empty_unscaled
+from engine.kernels.gemm.gated_one_wave import launch_whole
+from engine.kernels.gemm.split_k import Split, arrivals, launch_split
 from engine.kernels.norm import rms_norm
 from engine.kernels.qkv import qkv_rope_store
 from engine.kernels.tune import CLASSES, few_rows, whole_gated
@@ -105,12 +106,12 @@ def choose_normed(width: int, depth: int, gated: bool, rows: int, before: bool) 
         launch_split(x, weight.panels, None, residual, out, gated, cut, ahead, after)
 
     theirs = microseconds([lambda w=w: apart(w) for w in packed])
-    ahead = room_after(x, Split(64, 64, 1, 3, 4), gain, 1e-6) if before else None
+    ahead = empty_unscaled(x, 64, gain, 1e-6) if before else None
     if ahead is not None:
         ahead.squares.fill_(1.0)
     found = []
     for cut in candidates(width, depth, gated, rows):
-        after = None if before else room_after(y, cut, gain, 1e-6)
+        after = None if before else empty_unscaled(y, cut.block_n, gain, 1e-6)
         if (ahead or after) is not None:
             calls = [lambda w=w, cut=cut, after=after: ours(w, cut, ahead, after) for w in packed]
             found.append((microseconds(calls), cut))
@@ -195,7 +196,7 @@ def show_layers(model: str) -> None:
     for rows in (1, 8, 32, 64, 72, 96, 128, 160, 192, 256):
         calls = layer(model, rows)
         served, count = microseconds(calls), kernels_of(calls[0])
-        with mock.patch.object(dense, "room_after", return_value=None):
+        with mock.patch.object(dense, "empty_unscaled", return_value=None):
             apart = microseconds(calls)
         with (
             mock.patch.object(dense, "few_rows", return_value=None),

@@ -24,7 +24,7 @@ import engine.sampling.pending
 import engine.step.startup
 import engine.weights.load
 from engine.config import EngineConfig
-from engine.kernels import overlap, tune
+from engine.kernels import pdl, tune
 from engine.kernels.gemm.dense import set_invariant
 from engine.kernels.target import Target, target
 from engine.memory import DeviceMemory
@@ -114,7 +114,7 @@ def be_a_hopper(patch: pytest.MonkeyPatch) -> None:
     with pytest.MonkeyPatch.context() as while_asked:
         while_asked.setattr(torch.cuda, "is_available", lambda: True)
         while_asked.setattr(torch.cuda, "get_device_properties", lambda _device: facts)
-        for cached in (target, overlap.overlaps, overlap.launch_options, tune._chosen):
+        for cached in (target, pdl.overlaps, pdl.launch_options, tune._chosen):
             cached.cache_clear()
         assert target() == HOPPER  # from now on
     is_cuda, data_ptr = Tensor.is_cuda, Tensor.data_ptr

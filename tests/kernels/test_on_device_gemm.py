@@ -18,11 +18,12 @@ from engine.kernels.gemm.dense import (
     plain_linear,
     set_invariant,
 )
-from engine.kernels.gemm.gated import gated_product, gated_reference
-from engine.kernels.gemm.split_k import MAX_BLOCK, MAX_ROWS, room_after, split_linear, whole_tiles
-from engine.kernels.gemm.whole import whole_product
+from engine.kernels.gemm.epilogue import MAX_BLOCK, MAX_ROWS, empty_unscaled
+from engine.kernels.gemm.gated_one_wave import whole_product
+from engine.kernels.gemm.gated_persistent import gated_product, gated_reference
+from engine.kernels.gemm.split_k import split_linear, whole_tiles
 from engine.kernels.norm import rms_norm, rms_norm_reference
-from engine.kernels.overlap import overlaps
+from engine.kernels.pdl import overlaps
 from engine.kernels.record import records_in, tail_of
 from engine.kernels.rope import cos_sin, cos_sin_reference
 from engine.kernels.sampling.home import OUTSIDE, send_home
@@ -181,7 +182,7 @@ def test_what_lies_behind_the_rows_of_a_product_changes_no_bit(shape, rows):
         afters = []
         for tokens, out in ((x, want), (room, got[:rows])):
             residual = None if gated else out.copy_(start)
-            afters.append(None if gated else room_after(out, cut, gain, 1e-6))
+            afters.append(None if gated else empty_unscaled(out, cut.block_n, gain, 1e-6))
             split_linear(tokens, weight, None, residual, out, gated, cut, after=afters[-1])
         assert torch.equal(got[:rows], want)
         assert got[rows:].isnan().all()

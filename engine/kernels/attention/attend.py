@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 
-from engine.kernels.overlap import let_next_start, wait_in_round
+from engine.kernels.pdl import allow_next, wait_in_loop
 from engine.kernels.target import tl, triton
 
 LOG2E = math.log2(math.e)
@@ -79,12 +79,12 @@ def attend_keys(
         if late is not None:
             is_first = start == low
             if is_first:
-                wait_in_round()
+                wait_in_loop()
                 query = tl.load(late, mask=inside, other=0.0)
         if LEAD:
             is_near = last & (start + LEAD * BLOCK_N >= end)
             if is_near:
-                let_next_start()
+                allow_next()
         if SETTLE:
             result = settled(result)
         score = tl.dot(query, tl.trans(keys.to(query.dtype)), input_precision="ieee")

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.attention.attend import attend_keys, blocks_of, score_scales, sunken_start
-from engine.kernels.overlap import fetch_run, launch_options, let_next_start, wait_before
+from engine.kernels.pdl import allow_next, fetch_run, launch_options, wait_previous
 from engine.kernels.target import Target, target, tl, triton
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def decode_kernel(
     k_head = k_cache + kv_head * BLOCK_SIZE * HEAD_DIM
     v_head = v_cache + kv_head * BLOCK_SIZE * HEAD_DIM
     if OVERLAP and not LEAD:
-        let_next_start()  # it need not wait for this
+        allow_next()  # it need not wait for this
     part = tl.program_id(1)
     count = tl.load(num_parts, cache_modifier=".cg")
     token, low, high, context, line, from_part, to_part = read_part(parts, part, count, WINDOW)
@@ -171,7 +171,7 @@ def decode_kernel(
         # no program leaves without having waited, whether or not it has a round.
         own = (high == context) & (high - low <= (STAGES + 1) * BLOCK_N)
         if (part >= count) | (low >= high) | own:
-            wait_before()
+            wait_previous()
     while part < count:
         where = (token * num_heads + kv_head * GROUP) * HEAD_DIM
         query = tl.zeros([BLOCK_M, BLOCK_D], q.dtype.element_ty)

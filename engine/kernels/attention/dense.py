@@ -18,7 +18,7 @@ from torch import Tensor
 
 from _fast import cpu
 from engine.kernels.attention.attend import settled
-from engine.kernels.overlap import begin, launch_options
+from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import target, tl, triton
 
 SHORT_MEAN = 128  # rows; windows of vision towers have 64, chunks of audio towers 100
@@ -130,7 +130,7 @@ def dense_kernel(
     SETTLE: tl.constexpr,  # see `settled`; CUDA only
     OVERLAP: tl.constexpr,
 ):
-    begin(OVERLAP)
+    grid_wait(OVERLAP)
     head = tl.program_id(0)
     main: tl.constexpr = BLOCK_D if REST > 0 else HEAD_DIM
     dim = tl.arange(0, BLOCK_D)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.attention.attend import attend_keys, score_scales, settled, sunken_start
-from engine.kernels.overlap import begin, launch_options
+from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import target, tl, triton
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def prefill_kernel(
     SETTLE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    begin(OVERLAP)
+    grid_wait(OVERLAP)
     kv_head = tl.program_id(0)
     num_kv_heads = tl.num_programs(0)
     line = tl.arange(0, BLOCK_M)

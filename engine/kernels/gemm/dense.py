@@ -6,8 +6,9 @@ number of tokens: the base of the engine's batch invariance. bfloat16 weights st
 when every value survives the narrowing) and are widened in registers, which is exact. Users: every layer with weights.
 
 On an accelerator the matrix stays as it is, in the activations' dtype, and the vendor's library multiplies, by the
-algorithm that gemm/fastest found. Where kernels/tune says so, few rows go to gemm/split_k and gated products of more to
-gemm/whole, of many to gemm/gated; weights packed for it go to gemm/invariant, which keeps the promise above.
+algorithm that gemm/fastest found. Where kernels/tune says so, few rows go to gemm/split_k, and gated products of more
+rows to gemm/gated_one_wave or gemm/gated_persistent. Weights packed for it go to gemm/invariant, which keeps the
+promise above.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -21,11 +22,12 @@ from torch import Tensor
 
 from _fast import cpu
 from engine.kernels.activation import silu_mul
+from engine.kernels.gemm.epilogue import Unscaled, empty_rows, empty_unscaled
 from engine.kernels.gemm.fastest import Kind, multiplied, note
-from engine.kernels.gemm.gated import gated_product, gated_reference, is_aligned
+from engine.kernels.gemm.gated_one_wave import tile_rows, whole_product
+from engine.kernels.gemm.gated_persistent import gated_product, gated_reference, is_aligned
 from engine.kernels.gemm.invariant import invariant_linear
-from engine.kernels.gemm.split_k import Split, Unscaled, arrivals, room_after, room_for, split_linear
-from engine.kernels.gemm.whole import tile_rows, whole_product
+from engine.kernels.gemm.split_k import Split, arrivals, split_linear
 from engine.kernels.norm import rms_norm
 from engine.kernels.tune import few_rows, many_gated, whole_gated
 
@@ -201,7 +203,7 @@ def add_linear(residual: Tensor, x: Tensor, packed: PackedLinear, gain: Tensor, 
     Few rows on an accelerator: returns them Unscaled, for `normed_linear`, which then spends no kernel on the norm.
     """
     cut = _cut(x, packed, False, normed=True)
-    after = None if cut is None else room_after(residual, cut, gain, eps)
+    after = None if cut is None else empty_unscaled(residual, cut.block_n, gain, eps)
     if cut is None or after is None:
         linear(x, packed, residual, residual)
         return None
@@ -219,7 +221,7 @@ def normed_linear(residual: Tensor, gain: Tensor, eps: float, ahead: Unscaled | 
         rows = rms_norm(residual, gain, eps)
         return gated_linear(rows, packed) if packed.gated else linear(rows, packed)
     if packed.gated:  # a product reads that next
-        y = room_for(residual, packed.out_features // 2)
+        y = empty_rows(residual, packed.out_features // 2)
     else:
         y = residual.new_empty(len(residual), packed.out_features)
     split_linear(ahead.rows, packed.panels, packed.bias, None, y, packed.gated, cut, before=ahead)

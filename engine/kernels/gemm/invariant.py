@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.gemm.split_k import arrivals
-from engine.kernels.overlap import begin, launch_options
+from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import tl, triton
 
 GROUP = 8  # tiles of weight rows that are worked on together, for the cache
@@ -71,7 +71,7 @@ def invariant_kernel(
     n_in, m_in = (n < width)[:, None], (m < rows)[None, :]
     first_part = tl.program_id(1)
     total = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    begin(OVERLAP)
+    grid_wait(OVERLAP)
     for part in range(first_part, first_part + 1 if APART else parts):
         start = part * part_len
         w_at = weight + n.to(tl.int64)[:, None] * depth + start + k[None, :]

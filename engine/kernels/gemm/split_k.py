@@ -1,18 +1,15 @@
 """Products of few rows (1 to 256), split along the summed axis: y = x W^T (+ bias) (+ residual), or silu(gate) * up.
 
 A product of few rows reads every weight once and computes next to nothing, so all units must be reading all the time.
-A small output has fewer tiles than the card has units: its sums are cut into parts, one program each. A program leaves
-its partial sums in float32 behind; the one that arrives last adds them up in their order, so the result does not
-depend on who was last. The product is not over before it is: so it asks for all parts at once, and the residual was
-asked for before the sums, by every program, since any may be the last (o and down: a microsecond less).
-Up to 64 rows lie in one tile, whose long side are weight rows (a matrix unit wants 64). More of them times small
-weights keep the matrix units busy too: then rows are cut as well, and blocks come through descriptors. A block that
-ends beyond its tensor takes longer than a full one (4 us of a layer's 32 at 72 rows): so what such a product reads lies
-in room for whole tiles (`room_for`) where that is ours to choose. What is behind the end makes rows that nobody writes.
-
-An RMSNorm between two such products needs no kernel: the first, which adds to the residual stream, also leaves the rows
-times the norm's gain and the squares of each tile behind (`Unscaled`); the second multiplies those rows and divides its
-sums by the root, since (r / rms * gain) W^T = (r * gain) W^T / rms.
+A small output has fewer tiles than the card has units: its sums are cut into parts, one program each. A program writes
+its partial sums in float32; the program that arrives last adds all of them in their order, so the result does not
+depend on which program was last. The last program loads all parts at once. Every program loads the residual before its
+sums, since any program may be the last (o and down: a microsecond less).
+Up to 64 rows lie in one tile, whose long side are weight rows (a matrix unit wants 64). More rows times small weights
+keep the matrix units busy too: then rows are cut into tiles as well, and blocks come through descriptors. A block that
+ends beyond its tensor takes longer than a full one (4 us of a layer's 32 at 72 rows): where the operand is allocated
+here, its storage ends with a full tile (`empty_rows`). Values past the end only feed output rows that are masked.
+The norm after or before such a product is in gemm/epilogue.
 Users: gemm/dense on accelerators, for the shapes that kernels/tune.py names.
 """
 
@@ -25,14 +22,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from engine.kernels.gemm.gated import describe, is_aligned
-from engine.kernels.overlap import begin, launch_options, overlaps
+from engine.kernels.gemm.descriptors import describe, is_aligned
+from engine.kernels.gemm.epilogue import (
+    MAX_BLOCK,
+    MAX_ROWS,
+    Unscaled,
+    finish,
+    load_epilogue_operands,
+    padded,
+    squares_of,
+)
+from engine.kernels.pdl import grid_wait, launch_options, overlaps
 from engine.kernels.target import tl, triton
 
-MAX_ROWS = 64  # that lie in one tile
-MAX_BLOCK = 128  # rows of a tile where they are cut
 AHEAD = 4  # lines of each weight row that a program fetches while the kernel before it still runs
-MAX_SQUARES = 1 << 13  # that a program adds up: 64 registers of each thread
 MAX_TILES = 1 << 14  # tiles of weight rows that one launch may have when it is split
 
 
@@ -45,15 +48,6 @@ class Split(NamedTuple):
     stages: int  # loads in flight
     warps: int
     block_m: int = 0  # rows of a tile, which descriptors load; 0: all of them lie in one tile, loaded by pointers
-
-
-class Unscaled(NamedTuple):
-    """Rows r that a product left for the norm after it, all but divided by their root mean square."""
-
-    rows: Tensor  # [M, K] r * gain, rounded as the norm would
-    squares: Tensor  # [parts, M] float32: sums of r^2 over the columns of each tile
-    gain: Tensor  # [K] float32
-    eps: float
 
 
 @triton.jit
@@ -83,56 +77,6 @@ def fetch_ahead(weight, n, width, depth, start, GATED: tl.constexpr, AHEAD: tl.c
         fetch(weight + n.to(tl.int64)[:, None] * depth + line[None, :], inside)
         if GATED:
             fetch(weight + (n.to(tl.int64) + width)[:, None] * depth + line[None, :], inside)
-
-
-@triton.jit
-def squares_of(squares, m, rows, parts, PARTS: tl.constexpr):
-    """What the rows m have to be divided by, in [PARTS] pieces yet: asked for before a product, needed after it."""
-    piece = tl.arange(0, PARTS)[:, None]
-    return tl.load(squares + piece * rows + m[None, :], mask=(piece < parts) & (m < rows)[None, :], other=0.0)
-
-
-@triton.jit
-def asked_for(residual, gain, n, m, rows, width, RESIDUAL: tl.constexpr, AFTER: tl.constexpr, AXIS: tl.constexpr):
-    """What `finish` adds and multiplies by, on its way while the program multiplies; another kernel may write it."""
-    added, gains = 0.0, 0.0
-    if RESIDUAL:
-        n_at, m_at = tl.expand_dims(n, 1 - AXIS), tl.expand_dims(m, AXIS)
-        inside = (n_at < width) & (m_at < rows)
-        added = tl.load(residual + m_at.to(tl.int64) * width + n_at, mask=inside, other=0.0)
-    if AFTER:
-        gains = tl.load(gain + n, mask=n < width, other=0.0)
-    return added, gains
-
-
-@triton.jit
-def finish(
-    out, gained, counted, bias, added, gains, square, sums, ups, n, m, tile, rows, width, depth, eps,
-    BIAS: tl.constexpr, RESIDUAL: tl.constexpr, GATED: tl.constexpr, PARTS: tl.constexpr, AFTER: tl.constexpr,
-    AXIS: tl.constexpr,
-):  # fmt: skip
-    """What comes after the sums (of gate, and of up) of rows m and columns n, which are the tile's axis AXIS."""
-    n_at, m_at = tl.expand_dims(n, 1 - AXIS), tl.expand_dims(m, AXIS)
-    n_in = n < width
-    inside = (n_at < width) & (m_at < rows)
-    if PARTS:
-        scale = tl.expand_dims(1.0 / tl.sqrt_rn(tl.sum(square, 0) / depth + eps), AXIS)
-        sums *= scale
-        ups *= scale
-    if BIAS:
-        sums += tl.expand_dims(tl.load(bias + n, mask=n_in, other=0.0).to(tl.float32), 1 - AXIS)
-    if GATED:
-        if BIAS:
-            ups += tl.expand_dims(tl.load(bias + width + n, mask=n_in, other=0.0).to(tl.float32), 1 - AXIS)
-        sums = sums / (1.0 + tl.exp(-sums)) * ups
-    target = m_at.to(tl.int64) * width + n_at
-    if RESIDUAL:
-        sums += added.to(tl.float32)
-    tl.store(out + target, sums.to(out.dtype.element_ty), mask=inside)
-    if AFTER:
-        kept = tl.where(inside, sums.to(out.dtype.element_ty).to(tl.float32), 0.0)
-        tl.store(counted + tile * rows + m, tl.sum(kept * kept, AXIS), mask=m < rows)
-        tl.store(gained + target, (kept * tl.expand_dims(gains, 1 - AXIS)).to(out.dtype.element_ty), mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -180,11 +124,11 @@ def split_kernel(
     sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     ups = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
     fetch_ahead(weight, n, width, depth, split * part_len, GATED, AHEAD)
-    begin(OVERLAP)
+    grid_wait(OVERLAP)
     square = 0.0
     if PARTS:
         square = squares_of(squares, m, rows, parts, PARTS)
-    added, gains = asked_for(residual, gain, n, m, rows, width, RESIDUAL, AFTER, 0)
+    added, gains = load_epilogue_operands(residual, gain, n, m, rows, width, RESIDUAL, AFTER, 0)
     for first in range(split * part_len, tl.minimum((split + 1) * part_len, depth), BLOCK_K):
         w_mask, x_mask = n_in, m_in
         if not EVEN:
@@ -205,7 +149,7 @@ def split_kernel(
         tl.store(mine + split * size, sums)
         if GATED:
             tl.store(mine + split * size + BLOCK_N * BLOCK_M, ups)
-        tl.debug_barrier()  # every thread's part is written before the arrival is told
+        tl.debug_barrier()  # every thread's part is written before the arrival is counted
         last = tl.atomic_add(arrived + tile, 1, sem="acq_rel") == SPLITS - 1
         if last:
             sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
@@ -258,13 +202,13 @@ def tiled_kernel(
     m, n = first_m + tl.arange(0, BLOCK_M), first_n + tl.arange(0, BLOCK_N)
     start = split * part_len
     fetch_ahead(plain, n, width, depth, start, GATED, AHEAD)
-    begin(OVERLAP)
+    grid_wait(OVERLAP)
     square = 0.0
     if PARTS:
         square = squares_of(squares, m, rows, parts, PARTS)
     wide: tl.constexpr = BLOCK_N * (2 if GATED else 1)
     sums = tl.zeros([BLOCK_M, wide], tl.float32)
-    added, gains = asked_for(residual, gain, n, m, rows, width, RESIDUAL, AFTER, 1)
+    added, gains = load_epilogue_operands(residual, gain, n, m, rows, width, RESIDUAL, AFTER, 1)
     for k in tl.range(start, tl.minimum(start + part_len, depth), BLOCK_K):
         if GATED:
             block = weight.load([0, first_n, k]).reshape((wide, BLOCK_K))
@@ -278,7 +222,7 @@ def tiled_kernel(
         mine = partial + (number * SPLITS).to(tl.int64) * size
         mine += tl.arange(0, BLOCK_M)[:, None] * wide + tl.arange(0, wide)[None, :]
         tl.store(mine + split * size, sums)
-        tl.debug_barrier()  # every thread's part is written before the arrival is told
+        tl.debug_barrier()  # every thread's part is written before the arrival is counted
         last = tl.atomic_add(arrived + number, 1, sem="acq_rel") == SPLITS - 1
         if last:
             sums = tl.zeros([BLOCK_M, wide], tl.float32)
@@ -308,28 +252,11 @@ def split_linear(
 
     M <= 64, or the cut has rows of a tile; then rows of x and of weight begin at whole 16 bytes (`is_aligned`).
     bias [N] (gated: [2N]); residual [M, N], contiguous, may be out itself. All of one dtype. With `before`, x is its
-    rows; `after`, from `room_after`, is filled with what the norm of out needs. Capturable once `arrivals` was called
-    on the device.
+    rows; `after`, from `empty_unscaled`, is filled with what the norm of out needs. Capturable once `arrivals` was
+    called on the device.
     """
     launch = launch_split if x.is_cuda else split_linear_reference
     launch(x, weight, bias, residual, out, gated, cut, before, after)
-
-
-def room_after(out: Tensor, cut: Split, gain: Tensor, eps: float) -> Unscaled | None:
-    """Where a product into out [M, N] leaves its rows Unscaled; None where the one after it had too much to add up."""
-    rows, width = out.shape
-    parts = -(-width // cut.block_n)
-    if padded(parts, 1) * min(padded(rows, 16), MAX_BLOCK) > MAX_SQUARES:
-        return None
-    squares = torch.empty(parts, rows, dtype=torch.float32, device=out.device)
-    return Unscaled(room_for(out, width), squares, gain, eps)
-
-
-def room_for(like: Tensor, width: int) -> Tensor:
-    """[M, width] for rows that a product will read, M as in like [M, ...]; of tiles of them the last is whole."""
-    rows = len(like)
-    held = rows if rows <= MAX_ROWS else -(-rows // MAX_BLOCK) * MAX_BLOCK
-    return like.new_empty(held, width)[:rows]
 
 
 def whole_tiles(x: Tensor, block_m: int) -> Tensor:
@@ -340,11 +267,6 @@ def whole_tiles(x: Tensor, block_m: int) -> Tensor:
     there = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()  # values, from x's first on
     held = (there - depth) // stride + 1
     return x.as_strided((min(-(-rows // block_m) * block_m, held), depth), x.stride())
-
-
-def padded(count: int, least: int) -> int:
-    """A tile's side: the power of two that holds `count`."""
-    return max(least, 1 << (count - 1).bit_length())
 
 
 def launch_split(

@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.kernels.overlap import begin, launch_options
+from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import tl, triton
 
 BLOCK = 256
@@ -36,7 +36,7 @@ def home_kernel(
     OVERLAP: tl.constexpr,
 ):
     """BLOCK rows of the step's buffer per program."""
-    begin(OVERLAP)
+    grid_wait(OVERLAP)
     line = tl.minimum(tl.maximum(tl.load(home), 0), num_buffers - 1)
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     slot = tl.load(row_slot + row, mask=row < max_rows, other=0)

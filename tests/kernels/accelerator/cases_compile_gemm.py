@@ -3,10 +3,8 @@
 import pytest
 import triton  # noqa: F401  (before any kernel file, so that they take it)
 
-from engine.kernels.gemm.gated import DESCRIBED, POINTED, gated_kernel
-from engine.kernels.gemm.invariant import invariant_kernel, tile_of
-from engine.kernels.gemm.split_k import MAX_ROWS, Split, padded, split_kernel, tiled_kernel
-from engine.kernels.gemm.whole import (
+from engine.kernels.gemm.epilogue import MAX_ROWS, padded
+from engine.kernels.gemm.gated_one_wave import (
     BLOCK_K,
     MOST_ROWS,
     NARROW,
@@ -18,6 +16,9 @@ from engine.kernels.gemm.whole import (
     tile_rows,
     whole_kernel,
 )
+from engine.kernels.gemm.gated_persistent import DESCRIBED, POINTED, gated_kernel
+from engine.kernels.gemm.invariant import invariant_kernel, tile_of
+from engine.kernels.gemm.split_k import Split, split_kernel, tiled_kernel
 from engine.kernels.rope import angle_kernel
 from engine.kernels.target import Target
 from engine.kernels.tune import CLASSES, LEAST_FILL, SHAPES, WHOLE, choose, fills, in_one_round

@@ -7,20 +7,19 @@ import pytest
 import torch
 import triton  # noqa: F401  (before any kernel file, so that they take it; TRITON_INTERPRET says in which mode)
 
-from engine.kernels.gemm import gated, invariant, whole
-from engine.kernels.gemm.gated import gated_reference, launch_gated
+from engine.kernels.gemm import gated_one_wave, gated_persistent, invariant
+from engine.kernels.gemm.descriptors import is_aligned
+from engine.kernels.gemm.epilogue import MAX_BLOCK, empty_rows, empty_unscaled
+from engine.kernels.gemm.gated_one_wave import launch_whole
+from engine.kernels.gemm.gated_persistent import gated_reference, launch_gated
 from engine.kernels.gemm.invariant import invariant_linear_reference, launch_invariant
 from engine.kernels.gemm.split_k import (
-    MAX_BLOCK,
     Split,
     arrivals,
     launch_split,
-    room_after,
-    room_for,
     split_linear_reference,
     whole_tiles,
 )
-from engine.kernels.gemm.whole import launch_whole
 from engine.kernels.norm import rms_norm_reference
 from engine.kernels.rope import cos_sin_reference, launch_cos_sin
 from engine.kernels.target import HAS_TRITON, Target
@@ -75,7 +74,7 @@ def test_a_norm_between_two_products(rows, width, depth, biased, gated, splits, 
     biases = [torch.randn(len(weight)).to(dtype) if biased else None for weight in (first, second)]
     x, residual = torch.randn(rows, width).to(dtype), torch.randn(rows, depth).to(dtype)
     got, want = residual.clone(), residual.clone()
-    mine, theirs = room_after(got, cut, gain, 1e-5), room_after(want, cut, gain, 1e-5)
+    mine, theirs = empty_unscaled(got, cut.block_n, gain, 1e-5), empty_unscaled(want, cut.block_n, gain, 1e-5)
     launch_split(x, first, biases[0], got, got, False, cut, after=mine)
     split_linear_reference(x, first, biases[0], want, want, False, cut, after=theirs)
     assert error(got, want) < limit(dtype)
@@ -122,7 +121,7 @@ def test_a_norm_between_two_products_in_tiles(rows, before, hidden, width, biase
     biases = [torch.randn(len(weight)).to(dtype) if biased else None for weight in (first, second)]
     x, residual = torch.randn(rows, before).to(dtype), torch.randn(rows, hidden).to(dtype)
     got, want = residual.clone(), residual.clone()
-    mine, theirs = room_after(got, cut, gain, 1e-5), room_after(want, cut, gain, 1e-5)
+    mine, theirs = empty_unscaled(got, cut.block_n, gain, 1e-5), empty_unscaled(want, cut.block_n, gain, 1e-5)
     whole_tiles(mine.rows, MAX_BLOCK).fill_(torch.nan)
     mine.squares.fill_(torch.nan)
     launch_split(x, first, biases[0], got, got, False, cut, after=mine)
@@ -151,7 +150,7 @@ def test_what_lies_behind_the_rows_changes_no_bit(rows, gated, splits):
 
     def run(x):
         residual, out = start.clone(), torch.full((256, width), 7.0, dtype=dtype)
-        after = room_after(residual, cut, gain, 1e-5)
+        after = empty_unscaled(residual, cut.block_n, gain, 1e-5)
         whole_tiles(after.rows, MAX_BLOCK).fill_(torch.nan)
         if x is rows_in:  # as though there were no room
             after = after._replace(rows=torch.empty_like(after.rows))
@@ -160,7 +159,7 @@ def test_what_lies_behind_the_rows_changes_no_bit(rows, gated, splits):
         assert (out[rows:] == 7).all()
         return residual, after.rows, after.squares, out
 
-    room = room_for(rows_in, before)
+    room = empty_rows(rows_in, before)
     whole_tiles(room, MAX_BLOCK).fill_(torch.nan)
     want, got = run(rows_in), run(room.copy_(rows_in))
     assert all(torch.equal(mine, theirs) and mine.isfinite().all() for mine, theirs in zip(got, want))
@@ -169,7 +168,7 @@ def test_what_lies_behind_the_rows_changes_no_bit(rows, gated, splits):
 
 def test_room_is_for_whole_tiles_and_no_more_is_read_than_is_there():
     for rows, held in ((1, 1), (64, 64), (65, 128), (128, 128), (129, 256), (256, 256)):
-        assert len(whole_tiles(room_for(torch.empty(rows, 8), 24), MAX_BLOCK)) == held
+        assert len(whole_tiles(empty_rows(torch.empty(rows, 8), 24), MAX_BLOCK)) == held
     room = torch.empty(100, 24)
     for x, rows in (
         (room[:70], 100), (room[:70, 8:], 100), (room[:30], 64), (room[:64], 64), (room[80:], 20), (room[99:, 8:], 1),
@@ -184,7 +183,7 @@ def test_room_is_for_whole_tiles_and_no_more_is_read_than_is_there():
 def test_rows_are_left_unscaled_only_where_few_squares_are_to_be_added():
     gain = torch.ones(4096)
     for block_n, rows, has_room in ((64, 64, True), (16, 32, True), (16, 33, False), (16, 1, True), (64, 256, True)):
-        room = room_after(torch.empty(rows, 4096), Split(block_n, 64, 1, 2, 4), gain, 1e-6)
+        room = empty_unscaled(torch.empty(rows, 4096), Split(block_n, 64, 1, 2, 4), gain, 1e-6)
         assert (room is not None) == has_room
         assert room is None or room.squares.shape == (4096 // block_n, rows)
 
@@ -213,11 +212,11 @@ def test_invariant_products_have_the_same_bits_in_any_company(width, depth, dtyp
 )
 def test_gated_products(rows, width, depth, described, dtype, monkeypatch):
     """Two programs go from tile to tile; descriptors only where every row begins at whole 16 bytes."""
-    monkeypatch.setattr(gated, "target", lambda: Target("cuda", "sm_90", 2, 32, 0))
-    monkeypatch.setattr(gated, "has_descriptors", lambda: described)
+    monkeypatch.setattr(gated_persistent, "target", lambda: Target("cuda", "sm_90", 2, 32, 0))
+    monkeypatch.setattr(gated_persistent, "has_descriptors", lambda: described)
     weight, bias = (torch.randn(2 * width, depth) / 8).to(dtype), torch.randn(2 * width).to(dtype)
     x = torch.randn(rows, depth + 8).to(dtype)[:, :depth]
-    assert gated.is_aligned(weight) == (depth != 65)
+    assert is_aligned(weight) == (depth != 65)
     for added in (bias, None):
         got = torch.full((rows, width), torch.nan, dtype=dtype)
         launch_gated(x, weight, added, got)
@@ -247,7 +246,8 @@ def test_gated_products_of_no_rows():
 )
 def test_gated_products_of_all_rows_at_once(rows, width, depth, dtype, monkeypatch):
     """Widths that end in either block of a tile, and beyond neither; wide tiles of no more than 128 rows."""
-    monkeypatch.setattr(whole, "MOST_NARROW", 576)  # columns, as of six units; a card's 132 take the interpreter 10 s
+    # Columns as of six units: those of a card's 132 take the interpreter 10 s.
+    monkeypatch.setattr(gated_one_wave, "MOST_NARROW", 576)
     weight, bias = (torch.randn(2 * width, depth) / 8).to(dtype), torch.randn(2 * width).to(dtype)
     x = torch.randn(rows, depth + 8).to(dtype)[:, :depth]
     for added in (bias, None):

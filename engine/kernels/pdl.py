@@ -1,17 +1,18 @@
-"""Kernels that begin while the one before them ends (programmatic dependent launch; CUDA from sm_90 on).
+"""Programmatic dependent launch: a kernel begins while the kernel before it ends (CUDA from sm_90 on).
 
-Between two dependent kernels of a graph lie about 1.3 microseconds in which nothing runs. A kernel launched with
-`launch_options()` may start as soon as every program of the kernel before it has called `begin` or ended; it then waits
-inside `begin` until that kernel has written everything:
+Between two dependent kernels of a graph lie about 1.3 microseconds in which nothing runs. A kernel that was launched
+with `launch_options()` may start as soon as every program of the kernel before it has called `allow_next` or ended. The
+early kernel then waits in `grid_wait` until the kernel before it has written everything:
 
-    kernel N    | begin ... work ............ |
+    kernel N    | grid_wait ... work ........ |
     kernel N+1       | its weights -> L2 | wait | work ...
 
-The rule: before `begin` a kernel touches nothing that another kernel writes; weights are all it may read. One that
-forgets to wait is a silent race, so every kernel that is given `launch_options()` calls `begin` first of all. How far
-ahead of itself a kernel starts is not bounded by the one before it: that one may be waiting too. But none passes a
-kernel that never calls `begin`, as a forward's first does not: what the step's prep and earlier steps wrote may be read
-too, past the unit's own cache. Decode attention does: its lists, and the keys of all tokens but the step's own.
+The rule: before `grid_wait` a kernel reads weights only, and nothing that another kernel writes. A kernel that forgets
+to wait is a silent race, so every kernel that is given `launch_options()` calls `grid_wait` first of all. The kernel
+before may be waiting too, so several kernels may have started. But no kernel starts before a kernel that never calls
+`allow_next` has ended, and the first kernel of a forward never calls `allow_next`: so a kernel may also read what the
+step's prep and earlier steps wrote, past the unit's own cache. Decode attention reads its lists so, and the keys of all
+tokens but the step's own.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from engine.kernels.target import HAS_TRITON, target, tl, triton
 
 if HAS_TRITON:
     _cuda: Any = importlib.import_module("triton.language.extra.cuda")
-    wait_before, let_next_start = _cuda.gdc_wait, _cuda.gdc_launch_dependents
+    wait_previous, allow_next = _cuda.gdc_wait, _cuda.gdc_launch_dependents
 else:
-    wait_before = let_next_start = None
+    wait_previous = allow_next = None
 
 
 @functools.cache
@@ -63,14 +64,14 @@ def fetch_run(address, size):
 
 
 @triton.jit
-def wait_in_round():
-    """`wait_before` within a loop, spelled out: where Triton knows it, it loads nothing for later rounds before it."""
+def wait_in_loop():
+    """`wait_previous` inside a loop, as assembly: Triton moves no load of a later round before a wait that it knows."""
     tl.inline_asm_elementwise("griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit
-def begin(OVERLAP: tl.constexpr):
+def grid_wait(OVERLAP: tl.constexpr):
     """The next kernel may start; everything before this line is then written by the kernels before."""
     if OVERLAP:
-        let_next_start()
-        wait_before()
+        allow_next()
+        wait_previous()

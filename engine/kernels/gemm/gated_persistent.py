@@ -12,17 +12,14 @@ Users: gemm/dense on accelerators, for the weights and numbers of rows that kern
 # ruff: noqa: PT018 (a launcher checks in few lines)
 from __future__ import annotations
 
-import importlib
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from engine.kernels.overlap import begin, launch_options, overlaps
-from engine.kernels.target import HAS_TRITON, target, tl, triton
-
-if HAS_TRITON:
-    _tools: Any = importlib.import_module("triton.tools.tensor_descriptor")
+from engine.kernels.gemm.descriptors import describe, has_descriptors, is_aligned
+from engine.kernels.pdl import grid_wait, launch_options
+from engine.kernels.target import target, tl, triton
 
 GROUP = 16  # tiles of rows that are worked on together, for the cache
 
@@ -77,7 +74,7 @@ def gated_kernel(
     OVERLAP: tl.constexpr,
 ):
     """Tiles number program, program + programs, ...: GROUP tiles of rows side by side, then the next columns."""
-    begin(OVERLAP)
+    grid_wait(OVERLAP)
     tiles_m, tiles_n = tl.cdiv(rows, BLOCK_M), tl.cdiv(width, BLOCK_N)
     tl.assume(depth > 0)
     for number in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=DESCRIBED):
@@ -140,20 +137,6 @@ def launch_gated(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) ->
         BIAS=bias is not None, DESCRIBED=described, GROUP=GROUP, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
         BLOCK_K=tile.block_k, num_warps=tile.warps, num_stages=tile.stages, **launch_options(),
     )  # fmt: skip
-
-
-def has_descriptors() -> bool:
-    """Whether this device loads blocks by descriptors: those whose kernels overlap."""
-    return overlaps()
-
-
-def is_aligned(tensor: Tensor) -> bool:
-    """Whether a descriptor can tell where each of its rows begins."""
-    return not (tensor.data_ptr() | tensor.stride(0) * tensor.element_size()) % 16
-
-
-def describe(tensor: Tensor, *block: int) -> Any:
-    return _tools.TensorDescriptor.from_tensor(tensor, list(block))
 
 
 def gated_reference(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:

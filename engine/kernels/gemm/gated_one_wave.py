@@ -3,9 +3,9 @@
 At so few rows what is read decides: the weights' bytes from memory, the rows again and again from the second-level
 cache. A tile of all rows reads each weight once, and the more columns it has, the seldomer the rows; 96 of gate and 96
 of up are the most that the registers of a unit hold sums of 256 rows for. An inner width of 12,288 makes 128 such
-tiles: a round of nearly all units of a card, so no program goes on to a second tile as in gemm/gated. Up to 128 rows
-leave registers for 144 columns: 18,944 make 132 tiles. A block's side is a power of two, so a tile is two blocks of
-columns, 64 and 32 or 128 and 16, that multiply the same rows.
+tiles: one wave of nearly all units of a card, so no program goes on to a second tile as in gemm/gated_persistent. Up to
+128 rows leave registers for 144 columns: 18,944 make 132 tiles. A block's side is a power of two, so a tile is two
+blocks of columns, 64 and 32 or 128 and 16, that multiply the same rows.
 Users: gemm/dense on accelerators that load blocks by descriptors, for the weights and rows that kernels/tune names.
 """
 
@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from engine.kernels.gemm.gated import describe, gated_reference, is_aligned, launch_gated
-from engine.kernels.overlap import begin, launch_options
+from engine.kernels.gemm.descriptors import describe, is_aligned
+from engine.kernels.gemm.gated_persistent import gated_reference, launch_gated
+from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import tl, triton
 
 MOST_ROWS = 256  # a descriptor's block has no longer side
@@ -71,7 +72,7 @@ def whole_kernel(
     OVERLAP: tl.constexpr,
 ):
     """FIRST + SECOND columns of all rows per program; what lies beyond is read as zeros and not written."""
-    begin(OVERLAP)
+    grid_wait(OVERLAP)
     n = tl.program_id(0) * (FIRST + SECOND)
     tl.assume(depth > 0)
     sums = tl.zeros([BLOCK_M, 2 * FIRST], tl.float32)
@@ -88,7 +89,7 @@ def whole_product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -
     """x [M, K] with contiguous rows, 1 <= M <= 256, times weight [2N, K], gate first, into out [M, N]; bias [2N].
 
     All of one dtype of two bytes, contiguous but for x. Rows that do not all begin at whole 16 bytes are left to
-    gemm/gated, which has a way without descriptors. Capturable.
+    gemm/gated_persistent, which has a way without descriptors. Capturable.
     """
     if not x.is_cuda:
         gated_reference(x, weight, bias, out)

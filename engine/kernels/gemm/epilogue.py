@@ -1,0 +1,103 @@
+"""Epilogue of products of few rows: bias, gate, residual, and most of the RMSNorm between two products.
+
+An RMSNorm between two such products needs no kernel. The first product adds to the residual stream; it also writes the
+rows times the norm's gain, and the sums of squares of each tile (`Unscaled`). The second product multiplies those rows
+and divides its sums by the root mean square, since (r / rms * gain) W^T = (r * gain) W^T / rms.
+Users: gemm/split_k, whose kernels call `squares_of`, `load_epilogue_operands` and `finish`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.kernels.target import tl, triton
+
+MAX_ROWS = 64  # that lie in one tile
+MAX_BLOCK = 128  # rows of a tile where rows are cut into tiles
+MAX_SQUARES = 1 << 13  # that a program adds up: 64 registers of each thread
+
+
+class Unscaled(NamedTuple):
+    """Rows r prescaled for the norm after a product: times the gain, not yet divided by their root mean square."""
+
+    rows: Tensor  # [M, K] r * gain, rounded as the norm would
+    squares: Tensor  # [parts, M] float32: sums of r^2 over the columns of each tile
+    gain: Tensor  # [K] float32
+    eps: float
+
+
+@triton.jit
+def squares_of(squares, m, rows, parts, PARTS: tl.constexpr):
+    """Sums of squares of the rows m, [PARTS] pieces each: loaded before the product that is divided by the root."""
+    piece = tl.arange(0, PARTS)[:, None]
+    return tl.load(squares + piece * rows + m[None, :], mask=(piece < parts) & (m < rows)[None, :], other=0.0)
+
+
+@triton.jit
+def load_epilogue_operands(
+    residual, gain, n, m, rows, width, RESIDUAL: tl.constexpr, AFTER: tl.constexpr, AXIS: tl.constexpr
+):
+    """What `finish` adds and multiplies by: loaded before the sums, so that it arrives while the program multiplies."""
+    added, gains = 0.0, 0.0
+    if RESIDUAL:
+        n_at, m_at = tl.expand_dims(n, 1 - AXIS), tl.expand_dims(m, AXIS)
+        inside = (n_at < width) & (m_at < rows)
+        added = tl.load(residual + m_at.to(tl.int64) * width + n_at, mask=inside, other=0.0)
+    if AFTER:
+        gains = tl.load(gain + n, mask=n < width, other=0.0)
+    return added, gains
+
+
+@triton.jit
+def finish(
+    out, gained, counted, bias, added, gains, square, sums, ups, n, m, tile, rows, width, depth, eps,
+    BIAS: tl.constexpr, RESIDUAL: tl.constexpr, GATED: tl.constexpr, PARTS: tl.constexpr, AFTER: tl.constexpr,
+    AXIS: tl.constexpr,
+):  # fmt: skip
+    """What comes after the sums (of gate, and of up) of rows m and columns n, which are the tile's axis AXIS."""
+    n_at, m_at = tl.expand_dims(n, 1 - AXIS), tl.expand_dims(m, AXIS)
+    n_in = n < width
+    inside = (n_at < width) & (m_at < rows)
+    if PARTS:
+        scale = tl.expand_dims(1.0 / tl.sqrt_rn(tl.sum(square, 0) / depth + eps), AXIS)
+        sums *= scale
+        ups *= scale
+    if BIAS:
+        sums += tl.expand_dims(tl.load(bias + n, mask=n_in, other=0.0).to(tl.float32), 1 - AXIS)
+    if GATED:
+        if BIAS:
+            ups += tl.expand_dims(tl.load(bias + width + n, mask=n_in, other=0.0).to(tl.float32), 1 - AXIS)
+        sums = sums / (1.0 + tl.exp(-sums)) * ups
+    target = m_at.to(tl.int64) * width + n_at
+    if RESIDUAL:
+        sums += added.to(tl.float32)
+    tl.store(out + target, sums.to(out.dtype.element_ty), mask=inside)
+    if AFTER:
+        kept = tl.where(inside, sums.to(out.dtype.element_ty).to(tl.float32), 0.0)
+        tl.store(counted + tile * rows + m, tl.sum(kept * kept, AXIS), mask=m < rows)
+        tl.store(gained + target, (kept * tl.expand_dims(gains, 1 - AXIS)).to(out.dtype.element_ty), mask=inside)
+
+
+def empty_unscaled(out: Tensor, block_n: int, gain: Tensor, eps: float) -> Unscaled | None:
+    """What a product into out [M, N], in tiles of block_n columns, fills; None: too many squares to add up."""
+    rows, width = out.shape
+    parts = -(-width // block_n)
+    if padded(parts, 1) * min(padded(rows, 16), MAX_BLOCK) > MAX_SQUARES:
+        return None
+    squares = torch.empty(parts, rows, dtype=torch.float32, device=out.device)
+    return Unscaled(empty_rows(out, width), squares, gain, eps)
+
+
+def empty_rows(like: Tensor, width: int) -> Tensor:
+    """Uninitialised [M, width], M as in like [M, ...], which a product will read: the storage ends with a full tile."""
+    rows = len(like)
+    held = rows if rows <= MAX_ROWS else -(-rows // MAX_BLOCK) * MAX_BLOCK
+    return like.new_empty(held, width)[:rows]
+
+
+def padded(count: int, least: int) -> int:
+    """A tile's side: the power of two that holds `count`, at least `least`."""
+    return max(least, 1 << (count - 1).bit_length())
