@@ -39,6 +39,10 @@ class LayerConfig:
 
     window: int  # tokens that attention sees, the newest included; 0 = all
     rope: RopeConfig
+    scale: float  # of attention's scores
+    softcap: float = 0.0  # of attention's scores: cap * tanh(score / cap); 0 = none
+    sinks: bool = False  # a learned logit per head joins the softmax
+    post_norms: bool = False  # what attention and MLP add to the stream passes a norm of its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,9 @@ class TextConfig:
     mlp_bias: bool
     tie_embeddings: bool
     layers: tuple[LayerConfig, ...]
+    norm_offset: float = 0.0  # of the weights of every RMSNorm
+    embedding_scale: float = 1.0
+    logit_softcap: float = 0.0  # cap * tanh(logit / cap); 0 = none
 
 
 class TowerConfig(Protocol):

@@ -65,7 +65,7 @@ def read_text(
         qk_norm=qk_norm,
         mlp_bias=body.boolean("mlp_bias", False),
         tie_embeddings=outer.boolean("tie_word_embeddings", False),
-        layers=tuple(LayerConfig(window if kind == SLIDING else 0, ropes[kind]) for kind in kinds),
+        layers=tuple(LayerConfig(window if kind == SLIDING else 0, ropes[kind], width**-0.5) for kind in kinds),
     )
 
 

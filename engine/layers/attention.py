@@ -1,13 +1,13 @@
-"""PagedSelfAttention: fused q|k|v product, rotation and cache write, attention over the paged cache, output product.
+"""PagedSelfAttention: fused q|k|v product, rotation and cache write, attention over the paged cache.
 
-Thread: device. In: the residual stream [T, hidden] through the norm before the layer, the norm after it, the step's
-cos/sin and AttentionMeta, this layer's caches (written). Out: the stream, to which the output product added in place,
-through the norm after. Four kernel calls, and one for a norm that no product does (engine/layers/norm.py). The last
-layer of a model goes on with the rows that are read and leaves the stream of the others behind.
+Thread: device. In: the residual stream [T, hidden] through the norm before the layer, the step's cos/sin and
+AttentionMeta, this layer's caches (written). Out: attended values [T, num_heads * head_dim]; the output product is the
+layer's. Three kernel calls, and one for a norm that no product does (engine/layers/norm.py).
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from engine.attention.base import AttentionMeta
@@ -17,67 +17,85 @@ from engine.kernels.qkv import qkv_rope_store
 from engine.layers.linear import Linear
 from engine.layers.norm import Normed, RMSNorm
 from engine.model_config import LayerConfig, TextConfig
+from engine.weights.table import Shape
+
+Rope = tuple[Tensor, Tensor]  # cos, sin of the step's positions, [T, rotary_dim / 2] float32
+Cache = tuple[Tensor, Tensor]  # keys, values of one layer, each [blocks, kv_heads, block_size, head_dim]
+
+
+class Sinks:
+    """A learned logit per query head that joins the softmax's sum and has no value."""
+
+    __slots__ = ("num_heads", "weight")
+
+    weight: Tensor  # [num_heads] float32
+
+    def __init__(self, num_heads: int) -> None:
+        self.num_heads = num_heads
+
+    def expects(self) -> dict[str, tuple[Shape | None, ...]]:
+        return {"sinks": ((self.num_heads,),)}
+
+    def fill(self, pieces: dict[str, list[Tensor | None]], dtype: torch.dtype, device: str) -> None:
+        (piece,) = pieces["sinks"]
+        assert piece is not None
+        self.weight = piece.to(device, torch.float32, copy=True)
 
 
 class PagedSelfAttention:
     """Causal grouped-query attention with rotary positions."""
 
-    __slots__ = ("head_dim", "k_norm", "num_heads", "num_kv_heads", "o", "q_norm", "qkv", "scale", "window")
+    __slots__ = (
+        "head_dim",
+        "k_norm",
+        "num_heads",
+        "num_kv_heads",
+        "q_norm",
+        "qkv",
+        "scale",
+        "sinks",
+        "softcap",
+        "window",
+    )
 
     def __init__(self, text: TextConfig, layer: LayerConfig) -> None:
         self.num_heads = text.num_heads
         self.num_kv_heads = text.num_kv_heads
         self.head_dim = text.head_dim
-        self.scale = text.head_dim**-0.5
+        self.scale = layer.scale
+        self.softcap = layer.softcap
         self.window = layer.window
         q_size, kv_size = text.num_heads * text.head_dim, text.num_kv_heads * text.head_dim
         self.qkv = Linear(text.hidden_size, q_size, kv_size, kv_size, bias=text.qkv_bias)
-        self.o = Linear(q_size, text.hidden_size, bias=text.o_bias)
-        self.q_norm = RMSNorm(text.head_dim, text.norm_eps) if text.qk_norm else None
-        self.k_norm = RMSNorm(text.head_dim, text.norm_eps) if text.qk_norm else None
+        self.q_norm = RMSNorm(text.head_dim, text.norm_eps, text.norm_offset) if text.qk_norm else None
+        self.k_norm = RMSNorm(text.head_dim, text.norm_eps, text.norm_offset) if text.qk_norm else None
+        self.sinks = Sinks(text.num_heads) if layer.sinks else None
 
     def cache_spec(self) -> CacheSpec:
         if self.window:
             return SlidingSpec(self.num_kv_heads, self.head_dim, self.window)
         return FullSpec(self.num_kv_heads, self.head_dim)
 
-    def __call__(
-        self,
-        x: Normed,
-        after: RMSNorm,
-        cos: Tensor,
-        sin: Tensor,
-        meta: AttentionMeta,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        index: Tensor | None = None,
-    ) -> Normed:
-        """With `index`, int64 [S], of those tokens only: a stream [S, hidden] of its own."""
+    def __call__(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: Cache) -> Tensor:
+        """Stores the tokens' keys and values; returns what each token attended, [T, num_heads * head_dim]."""
+        sinks = None if self.sinks is None else self.sinks.weight
         # Queries are not named here: they are given back before anything else is allocated.
-        attended = paged_attention(
-            self.store(x, cos, sin, meta, k_cache, v_cache), k_cache, v_cache, meta, self.scale, self.window
-        )  # [T, num_heads * head_dim]
-        residual = x.residual
-        if index is not None:
-            attended, residual = attended.index_select(0, index), residual.index_select(0, index)
-        return self.o.add_then(after, residual, attended)
+        return paged_attention(
+            self.store(x, rope, meta, cache), *cache, meta, self.scale, self.window, self.softcap, sinks
+        )
 
-    def store(
-        self, x: Normed, cos: Tensor, sin: Tensor, meta: AttentionMeta, k_cache: Tensor, v_cache: Tensor
-    ) -> Tensor:
+    def store(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: Cache) -> Tensor:
         """Writes the tokens' keys and values; returns their queries [T, num_heads, head_dim]."""
         q_norm, k_norm = self.q_norm, self.k_norm
         return qkv_rope_store(
             self.qkv.of_normed(x),
-            cos,
-            sin,
+            *rope,
             None if q_norm is None else q_norm.weight,
             None if k_norm is None else k_norm.weight,
             0.0 if q_norm is None else q_norm.eps,
             self.num_heads,
             self.num_kv_heads,
             self.head_dim,
-            k_cache,
-            v_cache,
+            *cache,
             meta.slot_mapping,
         )

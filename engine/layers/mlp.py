@@ -1,13 +1,14 @@
-"""GatedMLP: x += down(silu(gate(n)) * up(n)) with n = norm(x), gate and up as one product.
+"""GatedMLP: down(silu(gate(n)) * up(n)) of n = norm(x), gate and up as one product.
 
-Thread: device. In: the residual stream [T, hidden] through the norm before the layer, and the norm after it. Out: the
-stream, changed in place by the last product, through that norm.
+Thread: device. In: the residual stream [T, hidden] through the norm before the MLP. Out: what the MLP adds to the
+stream, whose last product is computed when it is added (engine/layers/stream.py).
 """
 
 from __future__ import annotations
 
 from engine.layers.linear import GatedLinear, Linear
-from engine.layers.norm import Normed, RMSNorm
+from engine.layers.norm import Normed
+from engine.layers.stream import Product
 
 
 class GatedMLP:
@@ -19,5 +20,5 @@ class GatedMLP:
         self.gate_up = GatedLinear(hidden_size, intermediate_size, bias)
         self.down = Linear(intermediate_size, hidden_size, bias=bias)
 
-    def __call__(self, x: Normed, after: RMSNorm) -> Normed:
-        return self.down.add_then(after, x.residual, self.gate_up.of_normed(x))
+    def __call__(self, x: Normed) -> Product:
+        return Product(self.down, self.gate_up.of_normed(x))

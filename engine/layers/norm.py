@@ -17,15 +17,16 @@ from engine.weights.table import Shape
 
 
 class RMSNorm:
-    """x / rms(x) * weight."""
+    """x / rms(x) * weight; families that keep weight - 1 in their files give an offset of 1."""
 
-    __slots__ = ("eps", "size", "weight")
+    __slots__ = ("eps", "offset", "size", "weight")
 
     weight: Tensor  # [size] float32
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, size: int, eps: float, offset: float = 0.0) -> None:
         self.size = size
         self.eps = eps
+        self.offset = offset
 
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         return rms_norm(x, self.weight, self.eps, out=out)
@@ -35,6 +36,7 @@ class RMSNorm:
 
     def fill(self, pieces: dict[str, list[Tensor | None]], dtype: torch.dtype, device: str) -> None:
         self.weight = _own(pieces["weight"][0], device)
+        self.weight += self.offset
 
 
 @dataclass(frozen=True, slots=True, eq=False)

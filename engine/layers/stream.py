@@ -1,0 +1,91 @@
+"""Stream: the residual stream of one forward, to which the parts of a layer add; so a layer reads as its paper.
+
+Thread: device. In: the embeddings [T, hidden], changed in place from then on. Out: the stream as a norm reads it.
+
+    x.add(Product(self.o, self.attention(x.normed(self.attention_norm), ...)))     x += o(attention(norm(x)))
+    x.add(self.mlp(x.normed(self.mlp_norm)))                                       x += down(swiglu(norm(x)))
+
+Neither line computes its last product. `add` keeps the product until `normed` names the norm that reads the stream
+next, because one kernel adds the product and does most of that norm (Linear.add_then). So at most one addend waits, and
+nothing is allocated between its `add` and its product.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from engine.layers.linear import Linear
+from engine.layers.norm import Normed, RMSNorm
+
+
+class Addend(Protocol):
+    """What a part of a layer adds to the stream; computed by the method that is called, once."""
+
+    def value(self) -> Tensor:
+        """[T, hidden], new."""
+
+    def add_to(self, residual: Tensor) -> None:
+        """Adds to residual [T, hidden], in place."""
+
+    def add_then(self, residual: Tensor, norm: RMSNorm) -> Normed:
+        """`add_to`, where a product of norm(residual) reads the stream next."""
+
+
+@dataclass(slots=True, eq=False)
+class Product:
+    """rows W^T + b, an Addend."""
+
+    linear: Linear
+    rows: Tensor  # [T, in_features]
+
+    def value(self) -> Tensor:
+        return self.linear(self.rows)
+
+    def add_to(self, residual: Tensor) -> None:
+        self.linear.add_to(residual, self.rows)
+
+    def add_then(self, residual: Tensor, norm: RMSNorm) -> Normed:
+        return self.linear.add_then(norm, residual, self.rows)
+
+
+class Stream:
+    """The rows of all tokens of a step, or of those that somebody reads."""
+
+    __slots__ = ("_residual", "_waiting")
+
+    def __init__(self, residual: Tensor) -> None:
+        self._residual = residual
+        self._waiting: Addend | None = None
+
+    def add(self, addend: Addend, through: RMSNorm | None = None) -> None:
+        """x += addend, or x += through(addend)."""
+        residual = self.rows()
+        if through is None:
+            self._waiting = addend
+        else:
+            residual += through(addend.value())
+
+    def rows(self) -> Tensor:
+        """The stream itself, [T, hidden], everything added."""
+        if self._waiting is not None:
+            self._waiting.add_to(self._residual)
+            self._waiting = None
+        return self._residual
+
+    def normed(self, norm: RMSNorm) -> Normed:
+        """norm(x), for the product that reads the stream next; good until the stream changes."""
+        waiting, self._waiting = self._waiting, None
+        return Normed(norm, self._residual) if waiting is None else waiting.add_then(self._residual, norm)
+
+    def keep(self, index: Tensor | None, beside: Tensor) -> Tensor:
+        """Goes on with the tokens of `index`, int64 [S], and returns their rows of `beside` [T, n]; None: all tokens.
+
+        The rows of the other tokens are given back, where nobody else holds them.
+        """
+        if index is None:
+            return beside
+        beside, self._residual = beside.index_select(0, index), self.rows().index_select(0, index)
+        return beside

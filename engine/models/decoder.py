@@ -1,0 +1,123 @@
+"""Decoder: what text decoders have in common; the base of every model whose text part is a stack of layers.
+
+Thread: device. One residual stream (engine/layers/stream.py), changed in place by every layer:
+
+    x = embed(tokens), media in the place of their placeholders
+    each layer: layer(x); after_layer(x)
+    logits = head(norm(x))
+
+The last layer stores the keys and values of every token; behind them only the sampled tokens are read. So from its
+output product on there are no others, and where nothing is sampled the last layer ends with its keys and values.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from engine.attention.base import AttentionMeta
+from engine.cache.spec import CacheSpec
+from engine.layers.attention import Cache, PagedSelfAttention, Rope
+from engine.layers.embed import Embedding, Head
+from engine.layers.norm import RMSNorm
+from engine.layers.rope import RopeTable
+from engine.layers.stream import Stream
+from engine.model_config import ModelConfig
+from engine.models.base import Model
+from engine.step.batch import Batch
+from engine.weights.table import Table
+
+
+class DecoderLayer(ABC):
+    """One layer: attention behind a norm, then what the family adds. Its parts are named in the family's WEIGHTS."""
+
+    attention: PagedSelfAttention
+    attention_norm: RMSNorm
+
+    @abstractmethod
+    def __call__(self, x: Stream, rope: Rope, meta: AttentionMeta, cache: Cache, index: Tensor | None) -> None:
+        """Adds this layer's parts to `x`; with `index` the stream goes on with these tokens once all are stored."""
+
+    def store(self, x: Stream, rope: Rope, meta: AttentionMeta, cache: Cache) -> None:
+        """Writes the cache and nothing else: of a last layer whose result nobody reads."""
+        self.attention.store(x.normed(self.attention_norm), rope, meta, cache)
+
+
+class Decoder(Model):
+    """A text decoder; a family says what its layers are."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
+        text = config.text
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+        self.head = Head(text.vocab_size, text.hidden_size, text.tie_embeddings)
+        self.embed = Embedding(text.vocab_size, text.hidden_size, self.head)
+        self.norm = RMSNorm(text.hidden_size, text.norm_eps, text.norm_offset)
+        self.layers = [self.layer(number) for number in range(len(text.layers))]
+        self._numbers = list(range(len(text.layers)))  # of the layers that forward runs
+        kinds = list(dict.fromkeys(layer.rope for layer in text.layers))
+        self._ropes = [RopeTable(kind, device) for kind in kinds]
+        self._rope_of = [kinds.index(layer.rope) for layer in text.layers]
+        self._embedding_scale = float(torch.tensor(text.embedding_scale, dtype=dtype))  # rounded as trained
+
+    @abstractmethod
+    def layer(self, number: int) -> DecoderLayer:
+        """The layer `number`, from 0, as config.text.layers describes it; its parts are empty."""
+
+    def after_layer(self, number: int, x: Stream, batch: Batch) -> None:
+        """Called behind every layer that was run to its end: for models that add to the stream or read it there."""
+
+    def weight_table(self) -> Table:
+        if not self.config.text.tie_embeddings:
+            return self.WEIGHTS
+        # Some tied checkpoints hold the embedding a second time.
+        return replace(self.WEIGHTS, ignore=(*self.WEIGHTS.ignore, "lm_head.weight"))
+
+    def cache_specs(self) -> list[CacheSpec]:
+        return [layer.attention.cache_spec() for layer in self.layers]
+
+    def forward(self, batch: Batch, out: Tensor | None = None) -> Tensor:
+        x = Stream(self._embedded(batch))
+        ropes = [rope(batch.positions) for rope in self._ropes]
+        for number in self._numbers:
+            layer, rope, cache = self.layers[number], ropes[self._rope_of[number]], batch.caches[number]
+            index = batch.sample_index if number == self._numbers[-1] else None
+            if index is not None and not len(index):  # middle chunks of prompts: nobody reads more than the cache
+                layer.store(x, rope, batch.attention, cache)
+                return x.rows()[:0]
+            layer(x, rope, batch.attention, cache, index)
+            self.after_layer(number, x, batch)
+        return x.normed(self.norm).rows(out)  # [S, hidden], or [T, hidden]
+
+    @contextmanager
+    def abridged(self) -> Iterator[None]:
+        """The first layer, whose norm no product does, the last, and of those between one of each kind."""
+        whole, kinds = self._numbers, self.config.text.layers
+        first, last = whole[0], whole[-1]
+        self._numbers = list({(kinds[n], n == first, n == last): n for n in whole}.values())
+        try:
+            yield
+        finally:
+            self._numbers = whole
+
+    def _embedded(self, batch: Batch) -> Tensor:
+        residual = self.embed(batch.token_ids)  # [T, hidden]
+        if self._embedding_scale != 1.0:
+            residual *= self._embedding_scale  # rows of media are not scaled
+        if batch.overlay is not None:
+            shown, rows = batch.overlay
+            residual = torch.where(shown, rows, residual)
+        for start, length, rows in batch.media:
+            residual[start : start + length] = rows
+        return residual
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits = self.head(hidden)
+        cap = self.config.text.logit_softcap
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits
