@@ -67,6 +67,7 @@ cdef extern from "kernels.h" nogil:
         long dim
         long half
         long block_size
+        long block_stride
         float eps
         int bf16
         int norm_bf16
@@ -89,6 +90,7 @@ cdef extern from "kernels.h" nogil:
         long dim
         long max_blocks
         long block_size
+        long block_stride
         long q_stride
         long q_head_stride
         long k_stride
@@ -230,7 +232,8 @@ def point(int op, uintptr_t out, uintptr_t x, long rows, long width, bint bf16):
 def qkv_rope_store(
     uintptr_t q, uintptr_t k_cache, uintptr_t v_cache, uintptr_t qkv, uintptr_t cos, uintptr_t sin,
     uintptr_t q_norm, uintptr_t k_norm, uintptr_t slots,
-    long tokens, long qkv_stride, long heads, long kv_heads, long dim, long half, long block_size, float eps,
+    long tokens, long qkv_stride, long heads, long kv_heads, long dim, long half, long block_size,
+    long block_stride, float eps,
     bint bf16, bint norm_bf16, bint cache_bf16, bint slots_wide,
 ):
     """Normalise and rotate q and k, store k and v; k_cache = 0: rotate the heads only."""
@@ -251,6 +254,7 @@ def qkv_rope_store(
     call.dim = dim
     call.half = half
     call.block_size = block_size
+    call.block_stride = block_stride
     call.eps = eps
     call.bf16 = bf16
     call.norm_bf16 = norm_bf16
@@ -263,10 +267,13 @@ def qkv_rope_store(
 def paged_attention(
     uintptr_t out, uintptr_t q, uintptr_t k_cache, uintptr_t v_cache,
     uintptr_t tables, uintptr_t starts, uintptr_t lengths, uintptr_t sinks,
-    long rows, long heads, long kv_heads, long dim, long max_blocks, long block_size,
+    long rows, long heads, long kv_heads, long dim, long max_blocks, long block_size, long block_stride,
     long window, float scale, float softcap, bint bf16, bint kv_bf16,
 ):
-    """Causal attention of contiguous q [tokens, heads, dim] over block tables; sinks = 0: none."""
+    """Causal attention of contiguous q [tokens, heads, dim] over block tables; sinks = 0: none.
+
+    Strides in elements.
+    """
     cdef attention_call call
     cdef int failed
     call.out = <void *> out
@@ -284,6 +291,7 @@ def paged_attention(
     call.dim = dim
     call.max_blocks = max_blocks
     call.block_size = block_size
+    call.block_stride = block_stride
     call.q_stride = heads * dim
     call.q_head_stride = dim
     call.k_stride = 0
@@ -326,6 +334,7 @@ def dense_attention(
     call.dim = dim
     call.max_blocks = 0
     call.block_size = 0
+    call.block_stride = 0
     call.q_stride = q_stride
     call.q_head_stride = q_head_stride
     call.k_stride = k_stride

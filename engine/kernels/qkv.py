@@ -13,6 +13,7 @@ from torch import Tensor
 
 from _fast import cpu
 from engine.kernels.norm import rms_norm_reference
+from engine.kernels.pages import check_pages
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.rope import apply_rope_reference
 from engine.kernels.target import tl, triton
@@ -21,7 +22,7 @@ from engine.kernels.target import tl, triton
 @triton.jit
 def qkv_kernel(
     q_out,  # [num_tokens, num_heads, head_dim]
-    k_cache,  # [num_blocks, num_kv_heads, block_size, head_dim]
+    k_cache,  # [num_blocks, num_kv_heads, block_size, head_dim], blocks block_stride apart
     v_cache,
     qkv,  # [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], rows qkv_stride apart
     cos,  # [num_tokens, half] float32
@@ -30,6 +31,7 @@ def qkv_kernel(
     k_norm,
     slot_mapping,  # [num_tokens]
     qkv_stride,
+    block_stride,
     num_heads,
     num_kv_heads,
     block_size,
@@ -93,8 +95,7 @@ def qkv_kernel(
         slot = tl.load(slot_mapping + token).to(tl.int64)
         real = tl.where((slot >= 0) & (slot < num_slots), num_kv_heads, 0)
         cache = v_cache if is_value else k_cache
-        place = (slot // block_size * num_kv_heads + head) * block_size + slot % block_size
-        target = cache + place * HEAD_DIM
+        target = cache + slot // block_size * block_stride + (head * block_size + slot % block_size) * HEAD_DIM
         mask = (head < real) & (pair < HALF)
         tl.store(target + pair, a.to(k_cache.dtype.element_ty), mask=mask)
         tl.store(target + HALF + pair, b.to(k_cache.dtype.element_ty), mask=mask)
@@ -118,8 +119,8 @@ def qkv_rope_store(
 ) -> Tensor:
     """qkv [T, (Hq + 2 Hkv) * D] -> q [T, Hq, D], new; k and v go into k_cache and v_cache, in place.
 
-    cos, sin [T, D_rot/2] float32; q_norm, k_norm [D] or None; caches [num_blocks, Hkv, block_size, D] of one
-    dtype; slot_mapping [T] int32 or int64 = block * block_size + offset. A negative slot is not written.
+    cos, sin [T, D_rot/2] float32; q_norm, k_norm [D] or None; caches [num_blocks, Hkv, block_size, D], strides
+    as in kernels/pages.py; slot_mapping [T] int32 or int64 = block * block_size + offset; a negative slot is skipped.
     """
     narrow = qkv.dtype is torch.bfloat16
     if not qkv.is_cpu or not (narrow or qkv.dtype is torch.float32) or head_dim > cpu.HEAD_MAX:
@@ -135,13 +136,13 @@ def qkv_rope_store(
     assert width == (num_heads + 2 * num_kv_heads) * head_dim and qkv.stride(1) == 1 and 2 * half <= head_dim
     assert cos.numel() == sin.numel() == tokens * half and slot_mapping.numel() == tokens
     assert cos.is_contiguous() and sin.is_contiguous() and slot_mapping.is_contiguous()
-    assert k_cache.shape == v_cache.shape and k_cache.is_contiguous() and v_cache.is_contiguous()
+    check_pages(k_cache, v_cache, head_dim)
     q = qkv.new_empty(tokens, num_heads, head_dim)
     cpu.qkv_rope_store(
         q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), qkv.data_ptr(), cos.data_ptr(), sin.data_ptr(),
         0 if q_norm is None else q_norm.data_ptr(), 0 if k_norm is None else k_norm.data_ptr(),
         slot_mapping.data_ptr(),
-        tokens, qkv.stride(0), num_heads, num_kv_heads, head_dim, half, block_size, eps,
+        tokens, qkv.stride(0), num_heads, num_kv_heads, head_dim, half, block_size, k_cache.stride(0), eps,
         narrow, q_norm is not None and q_norm.dtype is torch.bfloat16,
         k_cache.dtype is torch.bfloat16, slot_mapping.dtype is torch.int64,
     )  # fmt: skip
@@ -169,13 +170,16 @@ def launch_qkv(
     rest = head_dim - 2 * half
     heads, warps = _tile(tokens, num_heads, triton.next_power_of_2(head_dim))
     groups = triton.cdiv(num_heads, heads) + 2 * triton.cdiv(num_kv_heads, heads)
-    store = k_cache is not None
-    block_size = k_cache.shape[2] if k_cache is not None else 1
+    store = k_cache is not None and v_cache is not None
+    num_slots, block_size, block_stride = 0, 1, 0
+    if k_cache is not None and v_cache is not None:
+        check_pages(k_cache, v_cache, head_dim)
+        block_size, block_stride = k_cache.shape[2], k_cache.stride(0)
+        num_slots = k_cache.shape[0] * block_size
     qkv_kernel[(tokens, groups)](
         q, k_cache if store else q, v_cache if store else q, qkv, cos, sin,
         cos if q_norm is None else q_norm, cos if k_norm is None else k_norm, slot_mapping if store else q,
-        qkv.stride(0), num_heads, max(num_kv_heads, 1), block_size,
-        k_cache.shape[0] * block_size if k_cache is not None else 0, eps,
+        qkv.stride(0), block_stride, num_heads, max(num_kv_heads, 1), block_size, num_slots, eps,
         HEAD_DIM=head_dim, HALF=half, NORM=q_norm is not None, STORE=store, HEADS=heads,
         BLOCK=triton.next_power_of_2(half), REST=triton.next_power_of_2(rest) if rest else 0,
         num_warps=warps, **launch_options(),

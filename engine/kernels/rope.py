@@ -124,7 +124,7 @@ def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     narrow = x.dtype == torch.bfloat16
     cpu.qkv_rope_store(
         out.data_ptr(), 0, 0, x.data_ptr(), cos.data_ptr(), sin.data_ptr(), 0, 0, 0,
-        tokens, x.stride(0), heads, 0, dim, cos.shape[1], 0, 0.0, narrow, False, False, False,
+        tokens, x.stride(0), heads, 0, dim, cos.shape[1], 0, 0, 0.0, narrow, False, False, False,
     )  # fmt: skip
     return out
 

@@ -13,6 +13,7 @@ from engine.kernels.attention.decode import AHEAD, blocks_ahead, tuned
 from engine.kernels.attention.dense import dense_attention, dense_attention_reference
 from engine.kernels.attention.paged import paged_attention, paged_attention_reference
 from engine.kernels.target import Target
+from tests.kernels.one_run import in_one_run
 
 pytestmark = pytest.mark.usefixtures("isa")
 DTYPES = [torch.float32, torch.bfloat16]
@@ -140,6 +141,16 @@ def test_rows_without_tokens_are_skipped_and_tables_are_found_by_table_row():
     assert torch.equal(paged_attention(q, pages.k, pages.v, meta, 0.2)[:7], want)  # the eighth token is padding
     reference = paged_attention_reference(q, pages.k.nan_to_num(), pages.v.nan_to_num(), meta, 0.2)
     close(reference[:7], want.double(), torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("queries", [[1, 1], [40, 1]])
+def test_blocks_of_all_layers_in_one_run_give_the_same_bits(queries, dtype):
+    pages = Pages([1100, 70], 2, 32, 16, dtype)
+    q = torch.randn(sum(queries), 4, 32).to(dtype)
+    keys, values, _ = in_one_run(pages.k, pages.v)
+    got = paged_attention(q, keys, values, pages.meta(queries), 0.2, window=300)
+    assert torch.equal(got, paged_attention(q, pages.k, pages.v, pages.meta(queries), 0.2, window=300))
 
 
 def test_scattered_blocks_give_the_same_bits_as_blocks_in_order():

@@ -23,6 +23,7 @@ from engine.kernels.norm import (
 )
 from engine.kernels.qkv import qkv_rope_store, qkv_rope_store_reference
 from engine.kernels.rope import apply_rope, apply_rope_reference, cos_sin
+from tests.kernels.one_run import in_one_run
 
 pytestmark = pytest.mark.usefixtures("isa")
 DTYPES = [torch.float32, torch.bfloat16]
@@ -142,3 +143,18 @@ def test_qkv_rope_store_equals_its_reference(heads, kv_heads, dim, half, normed,
     close(q, expected, dtype)
     for cache, expected_cache in zip(caches, expected_caches):
         close(cache, expected_cache, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_store_into_blocks_of_all_layers_in_one_run_leaves_the_other_layers(dtype):
+    heads, kv_heads, dim, tokens, blocks, block_size = 4, 2, 32, 23, 6, 8
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim).to(dtype)
+    cos, sin = cos_sin(torch.arange(tokens), torch.rand(dim // 2))
+    caches = [torch.zeros(blocks, kv_heads, block_size, dim).to(dtype) for _ in range(2)]
+    *views, others = in_one_run(*caches)
+    slots = torch.randperm(blocks * block_size)[:tokens]
+    for keys, values in (caches, views):
+        qkv_rope_store(qkv, cos, sin, None, None, 0.0, heads, kv_heads, dim, keys, values, slots)
+    for view, cache in zip(views, caches):
+        assert torch.equal(view, cache)
+    assert others.isnan().all()

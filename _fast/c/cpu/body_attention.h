@@ -98,7 +98,7 @@ static void locate(const struct attention *call, const struct unit *unit, const 
     long block = (first + skipped) / call->block_size, offset = (first + skipped) % call->block_size;
     for (long i = skipped; i < count; block++, offset = 0) {
         const char *page =
-            base + ((long)table[block] * call->kv_heads + unit->kv_head) * call->block_size * call->dim * bytes;
+            base + (table[block] * call->block_stride + unit->kv_head * call->block_size * call->dim) * bytes;
         for (; offset < call->block_size && i < count; offset++) places[i++] = page + offset * call->dim * bytes;
     }
     for (long i = 0; i < skipped; i++) places[i] = places[skipped];

@@ -154,7 +154,7 @@ static void qkv_tokens(const struct qkv *call, long begin, long end) {
         if (slot < 0) continue;
         const long block = slot / call->block_size, offset = slot % call->block_size;
         for (long h = 0; h < kv_heads; h++) {
-            const long at = ((block * kv_heads + h) * call->block_size + offset) * dim;
+            const long at = block * call->block_stride + (h * call->block_size + offset) * dim;
             turn_head(call, call->qkv, from + (heads + h) * dim, call->k_norm, cos, sin, call->k_cache, at,
                       call->cache_bf16);
             turn_head(call, call->qkv, from + (heads + kv_heads + h) * dim, NULL, NULL, NULL, call->v_cache, at,

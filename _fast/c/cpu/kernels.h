@@ -58,12 +58,12 @@ struct point {
 
 struct qkv {
     void *q;            /* [tokens, heads, dim] */
-    void *k_cache, *v_cache; /* [blocks, kv_heads, block_size, dim]; NULL: k and v are not stored */
+    void *k_cache, *v_cache; /* [blocks, kv_heads, block_size, dim], blocks block_stride apart; NULL: not stored */
     const void *qkv;    /* [tokens, (heads + 2 kv_heads) * dim] */
     const float *cos, *sin; /* [tokens, half] */
     const void *q_norm, *k_norm; /* [dim] or NULL */
     const void *slots;  /* [tokens] int64 or int32; negative: not stored */
-    long tokens, qkv_stride, heads, kv_heads, dim, half, block_size;
+    long tokens, qkv_stride, heads, kv_heads, dim, half, block_size, block_stride;
     float eps;
     int bf16, norm_bf16, cache_bf16, slots_wide;
 };
@@ -72,12 +72,13 @@ struct attention {
     void *out;     /* [tokens, heads, dim] */
     float *states; /* split contexts: partial sums per unit and segment; else NULL */
     const void *q; /* [tokens, heads, dim] */
-    const void *k, *v; /* paged: [blocks, kv_heads, block_size, dim]; dense: [tokens, kv_heads, dim] */
+    const void *k, *v; /* paged: [blocks, kv_heads, block_size, dim], blocks block_stride apart;
+                          dense: [tokens, kv_heads, dim] */
     const int32_t *tables; /* [rows, max_blocks], or NULL for dense */
     const int32_t *starts; /* [rows + 1] offsets of the rows' queries (dense: of keys, too) */
     const int32_t *lengths; /* [rows] keys, this step's included; NULL for dense */
     const float *sinks; /* [heads] logits that join the softmax's sum and have no value, or NULL */
-    long rows, heads, kv_heads, dim, max_blocks, block_size;
+    long rows, heads, kv_heads, dim, max_blocks, block_size, block_stride;
     long q_stride, q_head_stride, k_stride, k_head_stride, v_stride, v_head_stride; /* of k and v: dense only */
     long window; /* keys a query sees, itself included; 0 = all */
     int causal, bf16, kv_bf16;

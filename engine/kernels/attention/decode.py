@@ -9,15 +9,15 @@ launch. Where kernels overlap, a program's first keys are on their way before th
 queries and own keys. Users: engine/kernels/attention/paged on accelerators.
 """
 
-# ruff: noqa: PT018 (a launcher checks in few lines)
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from engine.kernels.attention.attend import attend_keys, blocks_of, score_scales, sunken_start
+from engine.kernels.pages import is_wide
 from engine.kernels.pdl import allow_next, fetch_run, launch_options, wait_previous
 from engine.kernels.target import Target, target, tl, triton
 
@@ -127,6 +127,7 @@ def decode_kernel(
     parts,  # [num_parts, 8] int32: token, first key, last key + 1, context, line, the row's first part, last part + 1
     num_parts,  # [1] int32
     max_blocks,
+    block_stride,  # of the caches, in numbers: from a block to the next; its own numbers follow each other
     scale,
     bend,
     WINDOW: tl.constexpr,  # 0: none
@@ -153,7 +154,6 @@ def decode_kernel(
     dim = tl.arange(0, BLOCK_D)
     inside = (head < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
     mine = head[:, None] * HEAD_DIM + dim[None, :]
-    block_stride = num_kv_heads * BLOCK_SIZE * HEAD_DIM
     k_head = k_cache + kv_head * BLOCK_SIZE * HEAD_DIM
     v_head = v_cache + kv_head * BLOCK_SIZE * HEAD_DIM
     if OVERLAP and not LEAD:
@@ -231,23 +231,21 @@ def attend_parts(
     heads, dim = q.shape[1], q.shape[2]
     _, kv_heads, block_size, _ = k_cache.shape
     group = heads // kv_heads
-    assert q.is_contiguous() and k_cache.is_contiguous() and v_cache.is_contiguous() and k_cache.shape == v_cache.shape
-    assert heads % kv_heads == 0 and k_cache.shape[3] == dim and work.parts.dtype == block_tables.dtype == torch.int32
     assert work.sums.shape[1:] == q.shape[1:], f"work lists for heads {work.sums.shape[1:]}, queries {q.shape[1:]}"
     block_d, block_g = max(16, triton.next_power_of_2(dim)), triton.next_power_of_2(group)
-    block_m = max(16, block_g)
+    block_m, run = max(16, block_g), math.gcd(block_size * dim, k_cache.stride(0))
     pairs = q.shape[0] * kv_heads
     share, lead, options = tuned(target(), pairs, heads * dim, block_m, block_d, q.element_size())
     scale, bend = score_scales(scale, softcap)
     programs = max(1, min(share * target().num_units // kv_heads, work.parts.shape[0]))
     decode_kernel[(kv_heads, programs)](
         out, work.sums, work.stats, work.arrived, q, k_cache, v_cache, block_tables, sinks, work.parts,
-        work.num_parts, block_tables.shape[1], scale, bend,
+        work.num_parts, block_tables.shape[1], k_cache.stride(0), scale, bend,
         WINDOW=window, SOFTCAP=softcap > 0, GROUP=group, HEAD_DIM=dim, BLOCK_SIZE=block_size,
         BLOCK_M=block_m, BLOCK_N=KEYS, BLOCK_D=block_d, BLOCK_G=block_g,
-        AT_ONCE=max(1, MERGED * options["num_warps"] // (block_g * block_d)), WIDE=k_cache.numel() >= 1 << 31,
+        AT_ONCE=max(1, MERGED * options["num_warps"] // (block_g * block_d)), WIDE=is_wide(k_cache),
         STAGES=options["num_stages"], LANES=32 * options["num_warps"],
-        AHEAD=blocks_ahead(target(), pairs, heads * dim, block_size * dim * k_cache.element_size()), LEAD=lead,
+        AHEAD=blocks_ahead(target(), pairs, heads * dim, run * k_cache.element_size()), LEAD=lead,
         **options, **launch_options(),
     )  # fmt: skip
 
@@ -283,7 +281,7 @@ def tuned(
 
 
 def blocks_ahead(device: Target, pairs: int, width: int, run: int) -> int:
-    """Blocks to ask for early, where a token's query is `width` numbers and a block `run` bytes of one head's keys.
+    """Blocks to ask for early, where a token's query is `width` numbers; `run` bytes divide all lengths and strides.
 
     A measured rule: a layer whose products are small leaves the memory idle while the kernel in front ends; beside
     large weights, and for more programs than the cache holds blocks of, what is asked for early is in the way.

@@ -17,6 +17,7 @@ from _fast import cpu
 from engine.attention.base import AttentionMeta
 from engine.kernels.attention.decode import attend_parts
 from engine.kernels.attention.prefill import attend_tiles
+from engine.kernels.pages import check_pages
 
 
 def paged_attention(
@@ -31,28 +32,28 @@ def paged_attention(
 ) -> Tensor:
     """q [T, Hq, D], caches [num_blocks, Hkv, block_size, D] -> a new [T, Hq * D] of q's dtype; sinks [Hq] float32.
 
-    Tokens of no row (beyond query_start[-1]) are left as the memory was.
+    Strides of the caches as in kernels/pages.py. Tokens of no row (beyond query_start[-1]) are left as the memory was.
     """
     tokens, heads, dim = q.shape
+    check_pages(k_cache, v_cache, dim)
+    assert heads % k_cache.shape[1] == 0 and q.is_contiguous() and meta.block_tables.dtype is torch.int32
     assert sinks is None or (sinks.shape == (heads,) and sinks.dtype is torch.float32 and sinks.is_contiguous())
     narrow = q.dtype is torch.bfloat16
     if not q.is_cpu or not (narrow or q.dtype is torch.float32) or dim > cpu.HEAD_MAX:
         if q.is_cuda:
             return launch_paged(q, k_cache, v_cache, meta, scale, window, softcap, sinks).view(tokens, heads * dim)
         return paged_attention_reference(q, k_cache, v_cache, meta, scale, window, softcap, sinks)
-    _, kv_heads, block_size, width = k_cache.shape
+    _, kv_heads, block_size, _ = k_cache.shape
     # The C kernel reads line r for row r; only tests of the device path bring table_row here.
     tables = meta.block_tables if meta.table_row is None else meta.block_tables[meta.table_row]
     rows, max_blocks = tables.shape
-    assert dim == width and heads % kv_heads == 0 and k_cache.shape == v_cache.shape
-    assert q.is_contiguous() and k_cache.is_contiguous() and v_cache.is_contiguous() and tables.is_contiguous()
-    assert meta.query_start.numel() == rows + 1 and meta.context_len.numel() == rows and tables.dtype is torch.int32
+    assert meta.query_start.numel() == rows + 1 and meta.context_len.numel() == rows and tables.is_contiguous()
     out = q.new_empty(tokens, heads * dim)
     cpu.paged_attention(
         out.data_ptr(), q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(),
         tables.data_ptr(), meta.query_start.data_ptr(), meta.context_len.data_ptr(),
         0 if sinks is None else sinks.data_ptr(),
-        rows, heads, kv_heads, dim, max_blocks, block_size,
+        rows, heads, kv_heads, dim, max_blocks, block_size, k_cache.stride(0),
         window, scale, softcap, narrow, k_cache.dtype is torch.bfloat16,
     )  # fmt: skip
     return out

@@ -7,15 +7,14 @@ that a launch depends on shapes only and can be captured in a graph. Users: engi
 accelerators.
 """
 
-# ruff: noqa: PT018 (a launcher checks in few lines)
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from engine.kernels.attention.attend import attend_keys, score_scales, settled, sunken_start
+from engine.kernels.pages import is_wide
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import target, tl, triton
 
@@ -34,6 +33,7 @@ def prefill_kernel(
     tiles,  # [num_tiles, 4] int32: first token, tokens, position of the first token, line of the block tables
     num_tiles,  # [1] int32
     max_blocks,
+    block_stride,  # of the caches, in numbers: from a block to the next; its own numbers follow each other
     scale,
     bend,
     WINDOW: tl.constexpr,  # 0: none
@@ -53,7 +53,6 @@ def prefill_kernel(
     kv_head = tl.program_id(0)
     num_kv_heads = tl.num_programs(0)
     line = tl.arange(0, BLOCK_M)
-    block_stride = num_kv_heads * BLOCK_SIZE * HEAD_DIM
     k_head = k_cache + kv_head * BLOCK_SIZE * HEAD_DIM
     v_head = v_cache + kv_head * BLOCK_SIZE * HEAD_DIM
     tile = tl.program_id(1)
@@ -126,17 +125,16 @@ def attend_tiles(
     tokens, heads, dim = q.shape
     _, kv_heads, block_size, _ = k_cache.shape
     group = heads // kv_heads
-    assert q.is_contiguous() and k_cache.is_contiguous() and v_cache.is_contiguous() and k_cache.shape == v_cache.shape
-    assert heads % kv_heads == 0 and k_cache.shape[3] == dim and work.tiles.dtype == block_tables.dtype == torch.int32
     block_m, block_d = tile_lines(group), max(16, triton.next_power_of_2(dim))
     full = tokens // (block_m // group)
     block_n, options = _tuned(block_d, q.element_size(), full * kv_heads)
     scale, bend = score_scales(scale, softcap)
     # No step of these shapes has more tiles: full ones, and one that each row begins.
     prefill_kernel[(kv_heads, min(tokens, full + rows))](
-        out, q, k_cache, v_cache, block_tables, sinks, work.tiles, work.num_tiles, block_tables.shape[1], scale, bend,
+        out, q, k_cache, v_cache, block_tables, sinks, work.tiles, work.num_tiles, block_tables.shape[1],
+        k_cache.stride(0), scale, bend,
         WINDOW=window, SOFTCAP=softcap > 0, GROUP=group, HEAD_DIM=dim, BLOCK_SIZE=block_size,
-        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d, WIDE=k_cache.numel() >= 1 << 31,
+        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d, WIDE=is_wide(k_cache),
         STAGES=options["num_stages"], SETTLE=target().arch == "sm_90", **options, **launch_options(),
     )  # fmt: skip
 

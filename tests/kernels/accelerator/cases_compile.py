@@ -20,6 +20,7 @@ ATTEND = {
     "block_tables": "*i32",
     "sinks": "*fp32",
     "max_blocks": "i32",
+    "block_stride": "i32",
     "scale": "fp32",
     "bend": "fp32",
 }
@@ -66,8 +67,8 @@ KERNELS = {
         f"qkv {dim} {half}": (
             qkv_kernel,
             {"q_out": T, "k_cache": T, "v_cache": T, "qkv": T, "cos": "*fp32", "sin": "*fp32", "q_norm": "*fp32",
-             "k_norm": "*fp32", "slot_mapping": "*i64", "qkv_stride": "i32", "num_heads": "i32", "num_kv_heads": "i32",
-             "block_size": "i32", "num_slots": "i32", "eps": "fp32"},
+             "k_norm": "*fp32", "slot_mapping": "*i64", "qkv_stride": "i32", "block_stride": "i32", "num_heads": "i32",
+             "num_kv_heads": "i32", "block_size": "i32", "num_slots": "i32", "eps": "fp32"},
             {"HEAD_DIM": dim, "HALF": half, "NORM": True, "STORE": True, "HEADS": 8, "BLOCK": block, "REST": rest,
              "OVERLAP": True},
             {"num_warps": 1},

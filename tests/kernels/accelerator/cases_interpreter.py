@@ -24,6 +24,7 @@ from engine.kernels.attention.work import MIN_PART, empty_list, fill_list_refere
 from engine.kernels.norm import launch_norm, layer_norm_reference, rms_norm_reference
 from engine.kernels.qkv import launch_qkv, qkv_rope_store_reference
 from engine.kernels.target import HAS_TRITON
+from tests.kernels.one_run import in_one_run
 
 DTYPES = [torch.float32, torch.bfloat16]
 # Products run in float16 here: the interpreter holds bfloat16 as integers and cannot multiply them.
@@ -101,6 +102,18 @@ def test_qkv_rope_store(dim, half, norm, dtype):
     assert error(caches[1], caches[3]) < limit(dtype)
     untouched = (caches[2] == 0).all(-1)
     assert (caches[0][untouched] == 0).all()
+
+
+def test_a_store_into_blocks_of_all_layers_in_one_run_leaves_the_other_layers():
+    tokens, heads, kv_heads, dim = 5, 4, 2, 32
+    qkv, angle = torch.randn(tokens, (heads + 2 * kv_heads) * dim), torch.randn(tokens, dim // 2)
+    caches = torch.zeros(2, 4, kv_heads, 4, dim).unbind(0)
+    *views, others = in_one_run(*caches)
+    for keys, values in (caches, views):
+        slots = torch.tensor([3, 4, -1, 15, 9])
+        launch_qkv(qkv, angle.cos(), angle.sin(), None, None, 0.0, heads, kv_heads, dim, keys, values, slots)
+    assert all(torch.equal(view, cache) for view, cache in zip(views, caches))
+    assert others.isnan().all()
 
 
 def test_rotation_without_caches():
@@ -185,6 +198,18 @@ def test_attention_of_every_head_size(step, heads, kv_heads, dim, window, softca
     out = launch_paged(q, k_cache, v_cache, replace(meta, work=work), dim**-0.5, window, softcap, sinks)
     want = paged_attention_reference(q, k_cache, v_cache, meta, dim**-0.5, window, softcap, sinks).view_as(out)
     assert error(out, want) < limit(torch.float16) * 2
+
+
+@pytest.mark.parametrize("step", ["decode", "mixed"])
+def test_blocks_of_all_layers_in_one_run_give_the_same_bits(step):
+    contexts, queries = STEPS[step]
+    k_cache, v_cache, meta = pages(contexts, queries, 2, 32, 16, torch.float32)
+    q = torch.randn(sum(queries), 4, 32)
+    work = empty_list(8, sum(queries), 16, 4, 32, "cpu")
+    launch_list(work, meta, 2, False)
+    keys, values, _ = in_one_run(k_cache, v_cache)
+    got = launch_paged(q, keys, values, replace(meta, work=work), 0.2, 0, 0.0, None)
+    assert torch.equal(got, launch_paged(q, k_cache, v_cache, replace(meta, work=work), 0.2, 0, 0.0, None))
 
 
 def sinks_of(heads):
