@@ -1,7 +1,7 @@
 """An accelerator's memory in numbers, and what is said when it is not enough at start.
 
 Owner: device thread, at start. In: the driver's and torch's counters. Out: DeviceMemory, plain bytes, so that all that
-is decided from it (engine/cache/room) is arithmetic; one line for the operator when an allocation fails.
+is decided from it (engine/cache/sizing) is arithmetic; one line for the operator when an allocation fails.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from _fast.plan import StepPlan
 from _fast.scheduler import Scheduler
 from engine.admission import Admission
 from engine.cache.pool import allocate, count_blocks, group_of
-from engine.cache.room import check_weights, fit_context
+from engine.cache.sizing import check_weights, fit_context
 from engine.checkpoint.config import resolve_dtype
 from engine.config import EngineConfig
 from engine.device import Accelerator, choose_device, usable_cores

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from engine.cache.pool import allocate
-from engine.cache.room import device_blocks
+from engine.cache.sizing import device_blocks
 from engine.kernels.compile_ahead import compile_ahead
 from engine.kernels.gemm.dense import gated_way, is_vendors
 from engine.kernels.gemm.fastest import Products, choose, noted

@@ -9,7 +9,7 @@ import torch
 import engine.runtime
 import engine.step.device_executor
 from engine.cache.pool import bytes_per_block
-from engine.cache.room import check_weights, device_blocks, fit_context
+from engine.cache.sizing import check_weights, device_blocks, fit_context
 from engine.cache.spec import FullSpec
 from engine.config import EngineConfig
 from engine.device import choose_device
