@@ -1,5 +1,4 @@
-"""Attention as models call it: the rows of a step described by AttentionMeta, and one function per kind of cache.
+"""What attention reads of a step: where its rows lie, in the batch and in the paged cache (meta.py).
 
-Thread: device. In: rotated queries, caches and AttentionMeta. Out: attended values, [num_tokens, heads * head_dim].
-Models import from here; the arithmetic is in `engine/kernels/attention`.
+Thread: device. The arithmetic is in `engine/kernels/attention`.
 """

@@ -1,7 +1,7 @@
-"""AttentionMeta: where the rows of a step lie, in the batch and in the paged cache.
+"""AttentionMeta: where the rows of a step lie, in the batch and in the paged cache; WorkList: how kernels divide them.
 
-Owner: device thread; made once per step by `engine/step/build`, read by every layer, never changed. Row r holds the
-tokens query_start[r]..query_start[r+1]-1 of the batch; they are the last ones of the context_len[r] tokens that the
+Owner: device thread; made once per step, read by every layer, never changed. Row r holds the tokens
+query_start[r]..query_start[r+1]-1 of the batch; they are the last ones of the context_len[r] tokens that the
 cache holds once this step's keys and values are stored. So the token i of row r has the absolute position
 context_len[r] - (query_start[r+1] - query_start[r]) + i, and prefill, chunks and decode are one case. A graph has room
 for more rows than the step: those have no tokens and no context, and are skipped; tokens beyond query_start[-1] belong
@@ -11,12 +11,25 @@ to no row, and their result is not written.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from engine.kernels.attention.work import WorkList
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WorkList:
+    """Device tensors, int32; counts are on the device too, so a captured launch can read another step's list.
+
+    Written by engine/kernels/attention/work, whose docstring says how rows are cut.
+    """
+
+    parts: Tensor  # [capacity, 8]: token, first key, last key + 1, context, line, the row's first part, last part + 1
+    num_parts: Tensor  # [1]
+    tiles: Tensor  # [max_tokens, 4]: first token, tokens, position of the first token, line
+    num_tiles: Tensor  # [1]
+    arrived: Tensor  # [capacity, heads]: zero between launches, see decode.py
+    sums: Tensor  # [capacity, heads, head_dim] float32: what each part leaves for the merge
+    stats: Tensor  # [capacity, heads, 2] float32
+    max_rows: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,8 +40,6 @@ class AttentionMeta:
     context_len: Tensor  # [num_rows] int32, tokens in the cache including this step's
     block_tables: Tensor  # [lines, max_blocks] int32; entries past the context are not read
     slot_mapping: Tensor  # [num_tokens] int64, block * block_size + offset
-    max_query_len: int
-    max_context_len: int
     work: WorkList | None = None  # on an accelerator: the step's work lists, made once and read by every layer
     table_row: Tensor | None = None  # [num_rows] int32: the line of block_tables that row r reads; None: line r
     decode_only: bool = False  # no row has two tokens and the lists are not invariant: there are no tiles to launch

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.attention.dense import dense_attention
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.errors import ConfigError, RequestError
 from engine.kernels.activation import gelu
+from engine.kernels.attention.dense import dense_attention
 from engine.layers.linear import Linear
 from engine.layers.norm import LayerNorm
 from engine.request import Modality

@@ -1,9 +1,8 @@
-"""Rotary positions: the table of a step (cos_sin) and its application to heads (apply_rope).
+"""Rotary positions: the table of cosines and sines of a step's tokens; rotate.py turns heads by it.
 
-angle[t, j] = position[t] * inv_freq[j];  (a, b) -> (a cos - b sin, b cos + a sin) with a = x[j], b = x[j + D_rot/2]
-(half-split, as Llama and Qwen). With three position rows (time, height, width) each section of the frequencies reads
-its own row (Qwen2-VL, Qwen2.5-Omni). Users: decoders take the table once per step and hand it to `qkv_rope_store`;
-towers call apply_rope. The table is float32 whatever the activations are.
+angle[t, j] = position[t] * inv_freq[j]. With three position rows (time, height, width) each section of the frequencies
+reads its own row (Qwen2-VL, Qwen2.5-Omni). Users: decoders take the table once per step and hand it to
+`qkv_rope_store`; towers make their own and call `apply_rope`. The table is float32 whatever the activations are.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -14,7 +13,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from _fast import cpu
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import tl, triton
 
@@ -103,35 +101,3 @@ def cos_sin_reference(
     if scaling != 1.0:
         cos, sin = cos * scaling, sin * scaling
     return cos, sin
-
-
-def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [T, heads, D], cos and sin [T, D_rot/2] with D_rot <= D -> a new [T, heads, D]; the rest of D is copied."""
-    tokens, heads, dim = x.shape
-    if x.is_cuda:
-        from engine.kernels.qkv import launch_qkv  # that file builds on this one
-
-        rows = x.reshape(tokens, heads * dim)
-        return launch_qkv(
-            rows, cos.float().contiguous(), sin.float().contiguous(), None, None, 0.0, heads, 0, dim, None, None, None
-        )
-    if not x.is_cpu or x.dtype not in (torch.float32, torch.bfloat16) or dim > cpu.HEAD_MAX:
-        return apply_rope_reference(x, cos, sin)
-    assert x.stride(2) == 1 and x.stride(1) == dim, "the heads of a token must lie side by side"
-    assert cos.shape == sin.shape == (tokens, cos.shape[1]) and 2 * cos.shape[1] <= dim
-    cos, sin = cos.float().contiguous(), sin.float().contiguous()
-    out = x.new_empty(tokens, heads, dim)
-    narrow = x.dtype == torch.bfloat16
-    cpu.qkv_rope_store(
-        out.data_ptr(), 0, 0, x.data_ptr(), cos.data_ptr(), sin.data_ptr(), 0, 0, 0,
-        tokens, x.stride(0), heads, 0, dim, cos.shape[1], 0, 0, 0.0, narrow, False, False, False,
-    )  # fmt: skip
-    return out
-
-
-def apply_rope_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    half = cos.shape[-1]
-    wide = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
-    a, b, rest = wide[..., :half], wide[..., half : 2 * half], wide[..., 2 * half :]
-    c, s = cos[:, None, :], sin[:, None, :]
-    return torch.cat([a * c - b * s, b * c + a * s, rest], dim=-1).to(x.dtype)

@@ -1,8 +1,10 @@
-"""From the fused QKV product to rotated queries and a written cache, in one pass over the tokens of a step.
+"""Rotation of heads; for decoders, from the fused QKV product to rotated queries and a written cache in one pass.
+
+    (a, b) -> (a cos - b sin, b cos + a sin) with a = x[j], b = x[j + D_rot/2]; half-split, as Llama and Qwen
 
 For each token: split [q | k | v]; RMSNorm each head of q and k where the model has q_norm/k_norm (Qwen3); rotate q
-and k (half-split, the first D_rot of D); write k and v to their slot of the paged caches; return q. Users: every
-decoder's attention layer, just before `paged_attention`.
+and k (the first D_rot of D); write k and v to their slot of the paged caches; return q. Users: every decoder's
+attention layer, just before `paged_attention`; towers rotate their heads by `apply_rope`.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -15,7 +17,6 @@ from _fast import cpu
 from engine.kernels.norm import rms_norm_reference
 from engine.kernels.pages import check_pages
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.rope import apply_rope_reference
 from engine.kernels.target import tl, triton
 
 
@@ -221,3 +222,33 @@ def qkv_rope_store_reference(
     k_cache[block, :, offset] = k[kept].to(k_cache.dtype)
     v_cache[block, :, offset] = v[kept].to(v_cache.dtype)
     return q
+
+
+def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """x [T, heads, D], cos and sin [T, D_rot/2] with D_rot <= D -> a new [T, heads, D]; the rest of D is copied."""
+    tokens, heads, dim = x.shape
+    if x.is_cuda:
+        rows = x.reshape(tokens, heads * dim)
+        return launch_qkv(
+            rows, cos.float().contiguous(), sin.float().contiguous(), None, None, 0.0, heads, 0, dim, None, None, None
+        )
+    if not x.is_cpu or x.dtype not in (torch.float32, torch.bfloat16) or dim > cpu.HEAD_MAX:
+        return apply_rope_reference(x, cos, sin)
+    assert x.stride(2) == 1 and x.stride(1) == dim, "the heads of a token must lie side by side"
+    assert cos.shape == sin.shape == (tokens, cos.shape[1]) and 2 * cos.shape[1] <= dim
+    cos, sin = cos.float().contiguous(), sin.float().contiguous()
+    out = x.new_empty(tokens, heads, dim)
+    narrow = x.dtype == torch.bfloat16
+    cpu.qkv_rope_store(
+        out.data_ptr(), 0, 0, x.data_ptr(), cos.data_ptr(), sin.data_ptr(), 0, 0, 0,
+        tokens, x.stride(0), heads, 0, dim, cos.shape[1], 0, 0, 0.0, narrow, False, False, False,
+    )  # fmt: skip
+    return out
+
+
+def apply_rope_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    half = cos.shape[-1]
+    wide = x.to(torch.float64 if x.dtype == torch.float64 else torch.float32)
+    a, b, rest = wide[..., :half], wide[..., half : 2 * half], wide[..., 2 * half :]
+    c, s = cos[:, None, :], sin[:, None, :]
+    return torch.cat([a * c - b * s, b * c + a * s, rest], dim=-1).to(x.dtype)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.attention.base import AttentionMeta
-from engine.attention.paged import paged_attention
+from engine.attention.meta import AttentionMeta
 from engine.cache.spec import CacheSpec, FullSpec, SlidingSpec
-from engine.kernels.qkv import qkv_rope_store
+from engine.kernels.attention.paged import paged_attention
+from engine.kernels.rotate import qkv_rope_store
 from engine.layers.linear import Linear
 from engine.layers.norm import Normed, RMSNorm
 from engine.model_config import LayerConfig, TextConfig

@@ -20,7 +20,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from engine.attention.base import AttentionMeta
+from engine.attention.meta import AttentionMeta
 from engine.cache.spec import CacheSpec
 from engine.layers.attention import Cache, PagedSelfAttention, Rope
 from engine.layers.embed import Embedding, Head

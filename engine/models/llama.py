@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from engine.attention.base import AttentionMeta
+from engine.attention.meta import AttentionMeta
 from engine.checkpoint.text import read_text
 from engine.layers.attention import Cache, PagedSelfAttention, Rope
 from engine.layers.linear import Linear

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from engine.attention.base import AttentionMeta
+from engine.attention.meta import AttentionMeta
 
 
 @dataclass(slots=True, eq=False)

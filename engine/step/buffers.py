@@ -21,9 +21,9 @@ from torch import Tensor
 
 from _fast.params import SlotParams
 from _fast.plan import StepPlan
-from engine.attention.base import AttentionMeta
+from engine.attention.meta import AttentionMeta, WorkList
 from engine.device import Accelerator
-from engine.kernels.attention.work import WorkList, empty_list, fill_list, max_parts
+from engine.kernels.attention.work import empty_list, fill_list, max_parts
 from engine.kernels.record import records_in
 from engine.kernels.sampling.home import send_home
 from engine.kernels.step_inputs import empty_inputs, empty_slots, step_inputs
@@ -119,14 +119,12 @@ class StepBuffers:
         self._overlay[0].zero_()
 
     def _meta(self, tokens: int, rows: int, decode_only: bool) -> AttentionMeta:
-        inputs, longest = self.inputs, self._sizes.max_model_len
+        inputs = self.inputs
         return AttentionMeta(
             query_start=inputs.query_start[: rows + 1],
             context_len=inputs.context_len[:rows],
             block_tables=self.slots.block_tables,
             slot_mapping=inputs.slot_mapping[:tokens],
-            max_query_len=1 if decode_only else tokens,
-            max_context_len=longest,
             table_row=inputs.row_slot[:rows],
             decode_only=decode_only and not self._invariant,  # an invariant list has tiles only
         )

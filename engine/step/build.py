@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from _fast.plan import StepPlan
-from engine.attention.base import AttentionMeta
+from engine.attention.meta import AttentionMeta
 from engine.step.batch import Batch
 from engine.step.slots import SlotState
 
@@ -75,8 +75,6 @@ def build(
         context_len=torch.from_numpy(context.astype(np.int32)),
         block_tables=torch.from_numpy(tables),
         slot_mapping=torch.from_numpy(slot_mapping),
-        max_query_len=int(lens.max()),
-        max_context_len=longest,
     )
     positions = mrope_positions(rows, slots) if mrope else index + slots.position_delta[rows.slots][row_of]
     return Batch(

@@ -20,12 +20,12 @@ import torch
 from torch.nn import functional
 
 from _fast import cpu
-from engine.attention.base import AttentionMeta
-from engine.attention.paged import paged_attention
+from engine.attention.meta import AttentionMeta
+from engine.kernels.attention.paged import paged_attention
 from engine.kernels.gemm.dense import gated_linear, linear, pack, pack_gated
 from engine.kernels.norm import rms_norm
-from engine.kernels.qkv import qkv_rope_store
 from engine.kernels.rope import cos_sin
+from engine.kernels.rotate import qkv_rope_store
 
 BLOCK = 16
 HIDDEN, INTERMEDIATE, HEADS, KV_HEADS, DIM, VOCAB, LAYERS = 512, 1536, 8, 4, 64, 8192, 8
@@ -91,8 +91,6 @@ def paged_case(rows: int, context: int, queries: int, dtype: torch.dtype = torch
         context_len=torch.full((rows,), context, dtype=torch.int32),
         block_tables=tables,
         slot_mapping=slots.flatten().contiguous(),
-        max_query_len=queries,
-        max_context_len=context,
     )
     return caches, positions.repeat(rows), meta
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from engine.attention.base import AttentionMeta
+from engine.attention.meta import AttentionMeta
 from engine.kernels.activation import silu_mul
 from engine.kernels.attention.dense import dense_attention
 from engine.kernels.attention.paged import paged_attention
@@ -25,7 +25,7 @@ from engine.kernels.attention.work import empty_list, fill_list, max_parts
 from engine.kernels.gemm.dense import linear, pack
 from engine.kernels.gemm.gated_persistent import gated_product
 from engine.kernels.norm import rms_norm
-from engine.kernels.qkv import qkv_rope_store
+from engine.kernels.rotate import qkv_rope_store
 from tests.bench.gpu_sampling import sampling_cases
 
 CALLS, REPLAYS, LEAST_REPLAYS = 20, 200, 60
@@ -122,8 +122,6 @@ def step(contexts: list[int], queries: list[int]) -> tuple[torch.Tensor, list, A
         lengths,
         tables.cuda(),
         torch.zeros(0).cuda(),
-        max(queries),
-        max(contexts),
         decode_only=max(queries) == 1,
     )
     room = max_parts(len(order), 16, len(contexts))

@@ -26,7 +26,7 @@ from engine.kernels.gemm.epilogue import MAX_ROWS, Unscaled, empty_unscaled
 from engine.kernels.gemm.gated_one_wave import launch_whole
 from engine.kernels.gemm.split_k import Split, arrivals, launch_split
 from engine.kernels.norm import rms_norm
-from engine.kernels.qkv import qkv_rope_store
+from engine.kernels.rotate import qkv_rope_store
 from engine.kernels.tune import CLASSES, few_rows, whole_gated
 from tests.bench.gpu_kernels import draw, time_of
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from _fast import cpu
-from engine.attention.base import AttentionMeta
+from engine.attention.meta import AttentionMeta
 from engine.kernels.attention.decode import AHEAD, blocks_ahead, tuned
 from engine.kernels.attention.dense import dense_attention, dense_attention_reference
 from engine.kernels.attention.paged import paged_attention, paged_attention_reference
@@ -48,8 +48,6 @@ class Pages:
             context_len=torch.tensor(lengths, dtype=torch.int32),
             block_tables=self.tables[rows].contiguous(),
             slot_mapping=torch.zeros(int(starts[-1]), dtype=torch.int64),
-            max_query_len=max(queries),
-            max_context_len=max(lengths),
         )
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.attention.base import AttentionMeta
+from engine.attention.meta import AttentionMeta
 from engine.kernels.activation import (
     gelu,
     gelu_mul,
@@ -22,8 +22,7 @@ from engine.kernels.attention.paged import paged_attention, paged_attention_refe
 from engine.kernels.attention.work import empty_list, fill_list, max_parts
 from engine.kernels.gemm.dense import gated_linear, linear, pack, pack_gated
 from engine.kernels.norm import layer_norm, layer_norm_reference, rms_norm, rms_norm_reference
-from engine.kernels.qkv import qkv_rope_store, qkv_rope_store_reference
-from engine.kernels.rope import apply_rope, apply_rope_reference
+from engine.kernels.rotate import apply_rope, apply_rope_reference, qkv_rope_store, qkv_rope_store_reference
 from engine.kernels.target import target
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
@@ -114,8 +113,6 @@ def pages(contexts, queries, kv_heads, dim, block_size=16):
         lengths.cuda(),
         table.cuda(),
         mapping,
-        max(queries),
-        max(contexts),
         table_row=lines.to(torch.int32).cuda(),
         decode_only=max(queries) == 1,
     )

@@ -21,8 +21,8 @@ from engine.kernels.norm import (
     rms_norm,
     rms_norm_reference,
 )
-from engine.kernels.qkv import qkv_rope_store, qkv_rope_store_reference
-from engine.kernels.rope import apply_rope, apply_rope_reference, cos_sin
+from engine.kernels.rope import cos_sin
+from engine.kernels.rotate import apply_rope, apply_rope_reference, qkv_rope_store, qkv_rope_store_reference
 from tests.kernels.one_run import in_one_run
 
 pytestmark = pytest.mark.usefixtures("isa")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from engine.attention.base import AttentionMeta
+from engine.attention.meta import AttentionMeta
 from engine.checkpoint.config import resolve_dtype
 from engine.models.base import Model
 from engine.models.registry import build_model, load_model_config
@@ -96,8 +96,6 @@ class Harness:
             context_len=torch.tensor(context, dtype=torch.int32),
             block_tables=torch.tensor([row.blocks for row, _, _ in spans], dtype=torch.int32),
             slot_mapping=torch.tensor(slots),
-            max_query_len=max(lengths),
-            max_context_len=max(context),
         )
         token_ids = torch.tensor([token for row, start, end in spans for token in row.tokens[start:end]])
         positions = positions.contiguous() if axes == 3 else positions[0]

@@ -12,15 +12,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.attention.dense import dense_attention
 from engine.encoders.qwen_vl.config import VisionConfig
 from engine.encoders.qwen_vl.graphs import Record, TowerGraphs
 from engine.encoders.qwen_vl.tables import Grid, GridTables, grid_tables
 from engine.encoders.recent import Recent
 from engine.errors import RequestError
 from engine.kernels.activation import gelu
+from engine.kernels.attention.dense import dense_attention
 from engine.kernels.image import PatchLayout, pixels_to_patches
-from engine.kernels.rope import apply_rope
+from engine.kernels.rotate import apply_rope
 from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
 from engine.layers.padded import PaddedGated, PaddedLinear

@@ -48,7 +48,7 @@ def attend_keys(
     BLOCK_D: tl.constexpr,
     WIDE: tl.constexpr,  # offsets into the caches pass 2^31
     STAGES: tl.constexpr,
-    SETTLE: tl.constexpr,  # see `settled`; CUDA only
+    MATERIALISE: tl.constexpr,  # see `materialised`; CUDA only
     last,  # with LEAD: whether this program has nothing else to do
     LEAD: tl.constexpr,  # rounds before the end from which the next kernel may start; 0: that is told elsewhere
 ):
@@ -85,8 +85,8 @@ def attend_keys(
             is_near = last & (start + LEAD * BLOCK_N >= end)
             if is_near:
                 allow_next()
-        if SETTLE:
-            result = settled(result)
+        if MATERIALISE:
+            result = materialised(result)
         score = tl.dot(query, tl.trans(keys.to(query.dtype)), input_precision="ieee")
         if SOFTCAP:
             score = 1.0 - 2.0 / (1.0 + tl.exp2(score * bend))  # tanh; the cap itself is in scale
@@ -125,7 +125,7 @@ def hide(score, key, position, WINDOW: tl.constexpr):
 
 
 @triton.jit
-def settled(value):
+def materialised(value):
     """value as it is, but made anew on CUDA: a product that it sums up ends here, and nothing known of it is kept.
 
     A product left in flight behind the next block's scores costs more registers and copies than it hides time.
@@ -134,7 +134,7 @@ def settled(value):
 
 
 @triton.jit
-def sunken_start(sinks, head, mask):
+def softmax_init_with_sinks(sinks, head, mask):
     """best and total of lines that begin with their heads' sinks; a sink of -inf is none."""
     sink = tl.load(sinks + head, mask=mask, other=float("-inf")) * 1.4426950408889634  # log2(e)
     best = tl.maximum(sink, -1e30)

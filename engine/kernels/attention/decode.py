@@ -12,19 +12,16 @@ queries and own keys. Users: engine/kernels/attention/paged on accelerators.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from engine.kernels.attention.attend import attend_keys, blocks_of, score_scales, sunken_start
+from engine.attention.meta import WorkList
+from engine.kernels.attention.attend import attend_keys, blocks_of, score_scales, softmax_init_with_sinks
+from engine.kernels.attention.tiles import KEYS
 from engine.kernels.pages import is_wide
 from engine.kernels.pdl import allow_next, fetch_run, launch_options, wait_previous
 from engine.kernels.target import Target, target, tl, triton
 
-if TYPE_CHECKING:
-    from engine.kernels.attention.work import WorkList
-
-KEYS = 32  # of a round, whatever else is tuned: the order of a row's sums follows from it
 AHEAD = 8  # blocks of a program's first part that are asked for before the kernel in front has ended; at most 32
 NARROW = 2048  # numbers of a token's query, up to which the layer's products are small: see `blocks_ahead`, `tuned`
 MERGED = 4096  # numbers that each warp of a merge holds at once: parts * group * head_dim
@@ -185,7 +182,8 @@ def decode_kernel(
         best = tl.full([BLOCK_M], -1e30, tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
         if sinks is not None:  # in a row's first part, so that it counts once
-            best, total = sunken_start(sinks, kv_head * GROUP + head, (head < GROUP) & (head * 0 + part == from_part))
+            counts = (head < GROUP) & (head * 0 + part == from_part)
+            best, total = softmax_init_with_sinks(sinks, kv_head * GROUP + head, counts)
         result = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         best, total, result = attend_keys(
             query, late, inside, head * 0 + high - 1, best, total, result, k_head, v_head,

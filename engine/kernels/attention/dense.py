@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from _fast import cpu
-from engine.kernels.attention.attend import settled
+from engine.kernels.attention.attend import materialised
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import target, tl, triton
 
@@ -55,7 +55,7 @@ def attend_rows(
     REST: tl.constexpr,
     WIDE: tl.constexpr,
     STAGES: tl.constexpr,
-    SETTLE: tl.constexpr,
+    MATERIALISE: tl.constexpr,
 ):
     """The keys of all lines -> result [BLOCK_M, BLOCK_D] and result_rest [BLOCK_M, REST], float32.
 
@@ -73,10 +73,10 @@ def attend_rows(
         key = start + tl.arange(0, BLOCK_N)
         row = tl.minimum(key, num_rows - 1)
         keys = load_rows(k, row, k_stride, dim, main, BLOCK_D, WIDE)
-        if SETTLE:
-            result = settled(result)
+        if MATERIALISE:
+            result = materialised(result)
             if REST > 0:
-                result_rest = settled(result_rest)
+                result_rest = materialised(result_rest)
         score = tl.dot(query, tl.trans(keys), input_precision="ieee")
         if REST > 0:
             rest = load_rows(k + main, row, k_stride, tl.arange(0, REST), HEAD_DIM - main, REST, WIDE)
@@ -127,7 +127,7 @@ def dense_kernel(
     REST: tl.constexpr,  # 0, or a power of two for the numbers after those
     WIDE: tl.constexpr,  # offsets into q, k or v pass 2^31; 32 bits are faster
     STAGES: tl.constexpr,
-    SETTLE: tl.constexpr,  # see `settled`; CUDA only
+    MATERIALISE: tl.constexpr,  # see `materialised`; CUDA only
     OVERLAP: tl.constexpr,
 ):
     grid_wait(OVERLAP)
@@ -165,7 +165,7 @@ def dense_kernel(
             query_rest = load_rows(q + main, row, q_stride, rest, HEAD_DIM - main, REST, WIDE)
         result, result_rest = attend_rows(
             query, query_rest, since, until, k, v, num_rows, k_stride, v_stride, scale,
-            HEAD_DIM, BLOCK_M, BLOCK_N, BLOCK_D, REST, WIDE, STAGES, SETTLE,
+            HEAD_DIM, BLOCK_M, BLOCK_N, BLOCK_D, REST, WIDE, STAGES, MATERIALISE,
         )  # fmt: skip
         to = out + line.to(tl.int64)[:, None] * out_stride + head * HEAD_DIM
         written = (line < last)[:, None]
@@ -223,7 +223,7 @@ def launch_dense(
         out.stride(0), q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         CAUSAL=causal, SHORT=short, GROUP=heads // kv_heads, HEAD_DIM=dim, BLOCK_M=block_m, BLOCK_N=block_n,
         BLOCK_D=block_d, REST=rest, WIDE=rows * max(q.stride(0), k.stride(0), v.stride(0)) >= 1 << 31,
-        STAGES=options["num_stages"], SETTLE=target().arch == "sm_90", **options, **launch_options(),
+        STAGES=options["num_stages"], MATERIALISE=target().arch == "sm_90", **options, **launch_options(),
     )  # fmt: skip
     return out
 

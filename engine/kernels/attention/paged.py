@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from _fast import cpu
-from engine.attention.base import AttentionMeta
+from engine.attention.meta import AttentionMeta
 from engine.kernels.attention.decode import attend_parts
 from engine.kernels.attention.prefill import attend_tiles
 from engine.kernels.pages import check_pages

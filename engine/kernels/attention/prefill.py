@@ -9,17 +9,14 @@ accelerators.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
-from engine.kernels.attention.attend import attend_keys, score_scales, settled, sunken_start
+from engine.attention.meta import WorkList
+from engine.kernels.attention.attend import attend_keys, materialised, score_scales, softmax_init_with_sinks
+from engine.kernels.attention.tiles import tile_lines
 from engine.kernels.pages import is_wide
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import target, tl, triton
-
-if TYPE_CHECKING:
-    from engine.kernels.attention.work import WorkList
 
 
 @triton.jit
@@ -46,7 +43,7 @@ def prefill_kernel(
     BLOCK_D: tl.constexpr,  # power of two >= HEAD_DIM
     WIDE: tl.constexpr,
     STAGES: tl.constexpr,
-    SETTLE: tl.constexpr,
+    MATERIALISE: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     grid_wait(OVERLAP)
@@ -67,7 +64,7 @@ def prefill_kernel(
         best = tl.full([BLOCK_M], -1e30, tl.float32)
         total = tl.zeros([BLOCK_M], tl.float32)
         if sinks is not None:
-            best, total = sunken_start(sinks, kv_head * GROUP + line % GROUP, line < tokens * GROUP)
+            best, total = softmax_init_with_sinks(sinks, kv_head * GROUP + line % GROUP, line < tokens * GROUP)
         result = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         end = first + tokens  # one past the last position of the tile
         low = end * 0
@@ -78,13 +75,13 @@ def prefill_kernel(
         best, total, result = attend_keys(
             query, None, None, position, best, total, result, k_head, v_head, table, None, low, seen, floor, end,
             block_stride, scale, bend, True, WINDOW, SOFTCAP, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES,
-            SETTLE, None, 0,
+            MATERIALISE, None, 0,
         )  # fmt: skip
         # Lines and their places are found anew: through the loop they would take registers that it has not.
         token = tl.load(tiles + tile * 4, volatile=True)
         tokens = tl.load(tiles + tile * 4 + 1, volatile=True)
-        if SETTLE:
-            line = settled(line)
+        if MATERIALISE:
+            line = materialised(line)
         where, inside = places(token, tokens, line, kv_head, num_kv_heads, GROUP, HEAD_DIM, BLOCK_D)
         result = result / total[:, None]
         tl.store(out + where, result.to(out.dtype.element_ty), mask=inside)
@@ -135,13 +132,8 @@ def attend_tiles(
         k_cache.stride(0), scale, bend,
         WINDOW=window, SOFTCAP=softcap > 0, GROUP=group, HEAD_DIM=dim, BLOCK_SIZE=block_size,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d, WIDE=is_wide(k_cache),
-        STAGES=options["num_stages"], SETTLE=target().arch == "sm_90", **options, **launch_options(),
+        STAGES=options["num_stages"], MATERIALISE=target().arch == "sm_90", **options, **launch_options(),
     )  # fmt: skip
-
-
-def tile_lines(group: int) -> int:
-    """Lines of a tile: 128, or more when a group alone is larger."""
-    return max(128, triton.next_power_of_2(group))
 
 
 def _tuned(block_d: int, element_size: int, programs: int) -> tuple[int, dict[str, int]]:

@@ -11,32 +11,15 @@ every layer; nothing of it is known to the host. Users: engine/step, engine/kern
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from engine.attention.base import AttentionMeta
-from engine.kernels.attention.decode import KEYS
-from engine.kernels.attention.prefill import tile_lines
+from engine.attention.meta import AttentionMeta, WorkList
+from engine.kernels.attention.tiles import KEYS, tile_tokens
 from engine.kernels.target import target, tl, triton
 
 MIN_PART = 64  # keys; what a step's context is cut into are multiples of it
 PARTS_PER_UNIT = 2  # parts times KV heads that a step aims at, for each unit of the device
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class WorkList:
-    """Device tensors, int32; counts are on the device too, so a captured launch can read another step's list."""
-
-    parts: Tensor  # [capacity, 8]: token, first key, last key + 1, context, line, the row's first part, last part + 1
-    num_parts: Tensor  # [1]
-    tiles: Tensor  # [max_tokens, 4]: first token, tokens, position of the first token, line
-    num_tiles: Tensor  # [1]
-    arrived: Tensor  # [capacity, heads]: zero between launches, see decode.py
-    sums: Tensor  # [capacity, heads, head_dim] float32: what each part leaves for the merge
-    stats: Tensor  # [capacity, heads, 2] float32
-    max_rows: int
 
 
 @triton.jit(do_not_specialize=["aim"])  # it follows the size of the cache
@@ -143,11 +126,6 @@ def aim_of(work: WorkList, group: int) -> int:
     """Parts that a step aims at; with one more per row they fit into the list."""
     kv_heads = work.sums.shape[1] // group
     return max(1, min(work.parts.shape[0] - work.max_rows, PARTS_PER_UNIT * target().num_units // kv_heads))
-
-
-def tile_tokens(group: int) -> int:
-    """Tokens in a prefill tile."""
-    return tile_lines(group) // group
 
 
 def fill_list_reference(work: WorkList, meta: AttentionMeta, group: int, invariant: bool = False) -> None:

@@ -4,12 +4,13 @@ import pytest
 import triton  # noqa: F401  (before any kernel file, so that they take it)
 
 from engine.kernels.activation import point_kernel
-from engine.kernels.attention.decode import AHEAD, KEYS, MERGED, decode_kernel
+from engine.kernels.attention.decode import AHEAD, MERGED, decode_kernel
 from engine.kernels.attention.dense import dense_kernel
 from engine.kernels.attention.prefill import prefill_kernel
+from engine.kernels.attention.tiles import KEYS
 from engine.kernels.attention.work import MIN_PART, work_kernel
 from engine.kernels.norm import norm_kernel
-from engine.kernels.qkv import qkv_kernel
+from engine.kernels.rotate import qkv_kernel
 from tests.kernels.accelerator.targets import cases, compiles
 
 T = "*bf16"
@@ -96,7 +97,7 @@ KERNELS = {
             prefill_kernel,
             {"out": T, "tiles": "*i32", "num_tiles": "*i32", **ATTEND},
             {**SHAPE, "HEAD_DIM": dim, "BLOCK_D": block_d, "BLOCK_M": 128, "BLOCK_N": block_n, "STAGES": 2,
-             "SETTLE": True, **sinks},
+             "MATERIALISE": True, **sinks},
             {"num_warps": 8, "num_stages": 2},
         )
         for dim, block_d, block_n, sinks in (
@@ -108,7 +109,7 @@ KERNELS = {
             dense_kernel,
             DENSE,
             {"CAUSAL": False, "SHORT": short, "GROUP": 1, "HEAD_DIM": dim, "BLOCK_M": block_m, "BLOCK_N": block_n,
-             "BLOCK_D": 64, "REST": rest, "WIDE": False, "STAGES": 2, "SETTLE": True, "OVERLAP": True},
+             "BLOCK_D": 64, "REST": rest, "WIDE": False, "STAGES": 2, "MATERIALISE": True, "OVERLAP": True},
             {"num_warps": block_m // 16, "num_stages": 2},
         )
         for dim, block_m, block_n, rest, short in ((80, 128, 64, 16, False), (64, 64, 64, 0, True))

@@ -32,7 +32,7 @@ KERNELS = {
         f"prefill {name}": (
             prefill_kernel,
             {"out": T, "tiles": "*i32", "num_tiles": "*i32", **ATTEND},
-            {**SHAPE, "BLOCK_M": 128, "BLOCK_N": 64, "STAGES": 2, "SETTLE": True, **case},
+            {**SHAPE, "BLOCK_M": 128, "BLOCK_N": 64, "STAGES": 2, "MATERIALISE": True, **case},
             {"num_warps": 8, "num_stages": 2},
         )
         for name, case in CASES.items()
@@ -43,7 +43,7 @@ KERNELS = {
             dense_kernel,
             DENSE,
             {"CAUSAL": True, "SHORT": False, "GROUP": 4, "HEAD_DIM": dim, "BLOCK_M": block_m, "BLOCK_N": block_n,
-             "BLOCK_D": block_d, "REST": rest, "WIDE": rest > 0, "STAGES": 2, "SETTLE": True, "OVERLAP": True},
+             "BLOCK_D": block_d, "REST": rest, "WIDE": rest > 0, "STAGES": 2, "MATERIALISE": True, "OVERLAP": True},
             {"num_warps": block_m // 16, "num_stages": 2},
         )
         for dim, block_m, block_n, block_d, rest in (

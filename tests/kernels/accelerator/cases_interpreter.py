@@ -6,7 +6,7 @@ import pytest
 import torch
 import triton  # noqa: F401  (before any kernel file, so that they take it; TRITON_INTERPRET says in which mode)
 
-from engine.attention.base import AttentionMeta
+from engine.attention.meta import AttentionMeta
 from engine.kernels.activation import (
     GELU_ERF,
     GELU_TANH,
@@ -22,7 +22,7 @@ from engine.kernels.attention.dense import dense_attention_reference, launch_den
 from engine.kernels.attention.paged import launch_paged, paged_attention_reference
 from engine.kernels.attention.work import MIN_PART, empty_list, fill_list_reference, launch_list, max_parts
 from engine.kernels.norm import launch_norm, layer_norm_reference, rms_norm_reference
-from engine.kernels.qkv import launch_qkv, qkv_rope_store_reference
+from engine.kernels.rotate import launch_qkv, qkv_rope_store_reference
 from engine.kernels.target import HAS_TRITON
 from tests.kernels.one_run import in_one_run
 
@@ -150,8 +150,6 @@ def pages(contexts, queries, kv_heads, dim, block_size, dtype):
         torch.tensor(contexts, dtype=torch.int32),
         table,
         torch.zeros(0, dtype=torch.int64),
-        max(queries),
-        max(contexts),
         table_row=lines.to(torch.int32),
         decode_only=max(queries) == 1,
     )
@@ -267,7 +265,7 @@ def test_work_lists(step, room, invariant):
 def test_a_row_of_little_more_than_its_parts_has_them_a_little_longer(contexts, parts):
     lengths = torch.tensor(contexts, dtype=torch.int32)
     starts = torch.cat([lengths.new_zeros(1), (lengths > 0).cumsum(0).to(torch.int32)])
-    meta = AttentionMeta(starts, lengths, torch.zeros(3, 70), torch.zeros(0), 1, max(contexts))
+    meta = AttentionMeta(starts, lengths, torch.zeros(3, 70), torch.zeros(0))
     got, want = (empty_list(3, 3, 5, 2, 16, "cpu") for _ in range(2))  # two parts are aimed at, of 512 keys
     launch_list(got, meta, 2, False)
     fill_list_reference(want, meta, 2, False)
@@ -284,7 +282,7 @@ def test_parts_fit_into_their_room():
     for contexts in ([6400] * rows, [1] * rows, [6400, 1, 1, 63, 64, 65]):
         starts, lengths = torch.arange(rows + 1, dtype=torch.int32), torch.tensor(contexts, dtype=torch.int32)
         tables = torch.zeros(rows, 400, dtype=torch.int32)
-        launch_list(work, AttentionMeta(starts, lengths, tables, torch.zeros(0), 1, max(contexts)), 1, False)
+        launch_list(work, AttentionMeta(starts, lengths, tables, torch.zeros(0)), 1, False)
         parts = work.parts[: int(work.num_parts)]
         assert rows <= len(parts) <= room
         for row, context in enumerate(contexts):  # the parts of a row cover its context without gaps

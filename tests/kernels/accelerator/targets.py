@@ -34,15 +34,21 @@ def compiles(
 ) -> Any:
     """Compiles for the target, fails unless the shared memory fits; returns what the compiler made.
 
-    `aligned`: pointers are multiples of 16, as a launch finds them: copies then go straight into shared memory.
+    `aligned`: pointers and the cache's stride are multiples of 16, as a launch finds them: copies then go straight
+    into shared memory.
     """
     device, shared = TARGETS[target]
     if target not in OVERLAPPING:
         constants = {
-            name: 0 if name in ("OVERLAP", "AHEAD", "LEAD", "SETTLE") else value for name, value in constants.items()
+            name: 0 if name in ("OVERLAP", "AHEAD", "LEAD", "MATERIALISE") else value
+            for name, value in constants.items()
         }
     types = {**signature, **dict.fromkeys(constants, "constexpr")}
-    even = [number for number, kind in enumerate(types.values()) if aligned and kind.startswith("*")]
+    even = [
+        number
+        for number, (name, kind) in enumerate(types.items())
+        if aligned and (kind.startswith("*") or name == "block_stride")
+    ]
     attributes = {(number,): [["tt.divisibility", 16]] for number in even}
     source = ASTSource(kernel, types, constexprs=constants, attrs=attributes)
     made = triton.compile(source, target=device, options=options)

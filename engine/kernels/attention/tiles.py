@@ -1,0 +1,20 @@
+"""Sizes that the work lists and the kernels that read them share.
+
+Users: work.py cuts rows into parts and tiles of these sizes; decode.py and prefill.py walk through them.
+"""
+
+from __future__ import annotations
+
+from engine.kernels.target import triton
+
+KEYS = 32  # of a round of decode, whatever else is tuned: the order of a row's sums follows from it
+
+
+def tile_lines(group: int) -> int:
+    """Lines of a prefill tile, query heads times tokens: 128, or more when a group alone is larger."""
+    return max(128, triton.next_power_of_2(group))
+
+
+def tile_tokens(group: int) -> int:
+    """Tokens in a prefill tile; `group` is query heads per KV head."""
+    return tile_lines(group) // group
