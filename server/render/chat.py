@@ -26,7 +26,7 @@ from server.render.errors import RenderError, invalid
 from server.render.escape import Escapes
 from server.render.media import MediaTokens
 from server.render.messages import MessageReader, MessageRules
-from server.render.prompt import Prompt, Side, context_error, id_array, truncate
+from server.render.prompt import PIECE, Prompt, Side, context_error, id_array, truncate
 from server.render.template import ChatTemplate, ContentFormat, TemplateLimits
 from server.render.template_choice import check_defaults, choose, missing
 from server.render.template_facts import TemplateFacts
@@ -160,6 +160,8 @@ class Renderer:
             ids = truncate(self._checked_ids(prompt, param), truncate_prompt_tokens, truncation_side, self._max_len)
             return self._prompt(ids, [], None, param)
 
+        if isinstance(prompt, list) and truncate_prompt_tokens is None and len(prompt) > self._max_len:
+            raise context_error(self._max_len, len(prompt), param)
         size = len(prompt) * (4 if isinstance(prompt, list) else 1)
         if size <= self.config.tokenize_offload_bytes:
             return work()
@@ -275,7 +277,8 @@ class Renderer:
         limit = self.config.num_embeddings or self.tokenizer.vocab_size
         if len(ids) > self.config.prompt_bytes:
             raise context_error(self._max_len, len(ids), param)
-        if set(map(type, ids)) <= {int}:
+        pieces = (ids[start : start + PIECE] for start in range(0, len(ids), PIECE))  # GIL: see id_array
+        if all(set(map(type, piece)) == {int} for piece in pieces):
             with contextlib.suppress(OverflowError):
                 found = id_array(ids)
                 if found.view(np.uint32).max(initial=0) < limit:  # seen so, a negative id is a large one

@@ -7,10 +7,11 @@ released. In: text, or token ids. Out: token ids, or text. Special tokens writte
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tokenizers
 from tokenizers import AddedToken, processors
 
@@ -74,7 +75,7 @@ class HfTokenizer(Tokenizer):
         core.encode_special_tokens = True
         return core
 
-    def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
+    def decode(self, ids: Sequence[int] | np.ndarray, skip_special_tokens: bool = False) -> str:
         if not self._bytes.rules.known:
             return self.core.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0]
         return super().decode(ids, skip_special_tokens)

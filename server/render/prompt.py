@@ -41,6 +41,12 @@ def id_array(ids: list[int]) -> np.ndarray:
     return found
 
 
+def empty(ids: list[int]) -> None:
+    """Takes every id out of a list, in pieces: a million ids freed in one go hold the GIL for 7 ms."""
+    while ids:
+        del ids[-PIECE:]
+
+
 def context_error(max_model_len: int, num_tokens: int, param: str | None = None, note: str = "") -> RenderError:
     """The over-long prompt in the words clients match on."""
     return RenderError(

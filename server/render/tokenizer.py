@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from _fast.detok import Detokenizer, TokenTable
 from engine.errors import ConfigError
 from server.render.errors import RenderError, invalid
+from server.render.prompt import PIECE
 from server.render.tokenizer_config import NAMED_TOKENS
 
 if TYPE_CHECKING:
@@ -82,11 +85,12 @@ class Tokenizer(ABC):
     def special_spellings(self) -> list[str]:
         """How every special token is written."""
 
-    def decode(self, ids: Iterable[int], skip_special_tokens: bool = False) -> str:
+    def decode(self, ids: Sequence[int] | np.ndarray, skip_special_tokens: bool = False) -> str:
         """The text of a whole sequence; spaces are not cleaned up."""
         first = self.first_bytes if self.decodes_first_apart else None
         machine = Detokenizer(self.table, skip_special=skip_special_tokens, strip=self.strip, first=first)
-        return machine.feed(ids) + machine.finish()
+        texts = [machine.feed(ids[start : start + PIECE]) for start in range(0, len(ids), PIECE)]
+        return "".join(texts) + machine.finish()
 
     def token_bytes(self, token_id: int) -> bytes:
         """What a token adds to a text; b"" for ids without a token."""

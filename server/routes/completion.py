@@ -21,6 +21,7 @@ from server.http.exchange import Exchange
 from server.http.watch import client_present, within
 from server.output.choices import completion_choice, echo_text
 from server.output.logprobs import CompletionLogprobs, joined
+from server.render.prompt import PIECE, empty
 from server.routes.chunks import CompletionChunks
 from server.routes.endpoint import built, check_model, gateway_priority, names_of, response_id, route, side_of
 from server.sampling import Asked, in_range, priority_of, resolve, salt_of
@@ -43,8 +44,7 @@ async def create(request: Request) -> Response | None:
         with state.places.hold(asked.n * len(prompts), exchange.key_name):
             async with within(state.config.limits.prepare_timeout, "the prompts took longer than --prepare-timeout"):
                 jobs = await render(exchange, body, prompts, asked, gateway_priority(request))
-            prompts.clear()  # long lists, which the garbage collector would look through as long as the answer takes
-            body.prompt = None
+            await forget(state, body, prompts)
             with Answer(exchange, asked, jobs, body.skip_special_tokens is not False) as answer:
                 await answer.submit(name, exchange.request_id)
                 makers = logprob_makers(state, body, answer)
@@ -69,7 +69,7 @@ def prompts_of(state: AppState, body: CompletionBody) -> Prompts:
         return [prompt]
     if not prompt:
         raise invalid("prompt", "prompt: is empty; send at least one prompt", "empty_prompt")
-    kinds = set(map(type, prompt))
+    kinds = set(map(type, prompt[:most]))  # behind that there are only token ids, which the pool looks at
     if len(kinds) > 1:
         raise invalid("prompt", "prompt: mixes texts and token ids; send one kind")
     if kinds == {int}:
@@ -77,6 +77,15 @@ def prompts_of(state: AppState, body: CompletionBody) -> Prompts:
     if len(prompt) > most:
         raise invalid("prompt", f"prompt: got {len(prompt)} prompts; at most {most} are allowed")
     return cast(Prompts, prompt)
+
+
+async def forget(state: AppState, body: CompletionBody, prompts: Prompts) -> None:
+    """Frees the lists as soon as they are read: the collector would look through them as long as the answer takes."""
+    body.prompt = None
+    for prompt in prompts:
+        if isinstance(prompt, list) and len(prompt) > PIECE:
+            await asyncio.get_running_loop().run_in_executor(state.pool, empty, prompt)
+    prompts.clear()
 
 
 def check(state: AppState, body: CompletionBody, num_prompts: int) -> Asked:

@@ -1,31 +1,58 @@
-"""/tokenize, /detokenize and /tokenizer_info: what the prompt would be, without generating (API.md section 16)."""
+"""/tokenize, /detokenize and /tokenizer_info: what the prompt would be, without generating (API.md section 16).
+
+Owner: loop; long lists of ids are checked, decoded and written down in the pool. In: TokenizeBody or DetokenizeBody.
+Out: one JSON body. Both routes hold a place while they work, as a request that generates does.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
 
+import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
 from server.errors import invalid
 from server.http.body import read_json
-from server.render.prompt import Prompt
+from server.http.watch import client_present, within
+from server.render.prompt import Prompt, empty
 from server.routes.endpoint import check_model, json_response, route
 from server.sampling import token_out_of_range
 from server.schema.tokenize import DetokenizeBody, TokenizeBody
-from server.state import AppState, state_of
+from server.state import AppState, exchange_of, state_of
+
+T = TypeVar("T")
+SLOW = "the tokens took longer than --prepare-timeout"
 
 
 async def tokenize(request: Request) -> Response:
-    state = state_of(request)
+    exchange = exchange_of(request)
+    state = exchange.state
     body = await read_json(request, TokenizeBody, state.config.limits.max_request_bytes)
     check_model(state, body.model)
-    prompt = await render(state, body)
+    async with client_present(request):
+        with state.places.hold(1, exchange.key_name):
+            async with within(state.config.limits.prepare_timeout, SLOW):
+                prompt = await render(state, body)
+                data = await in_pool_if_long(state, len(prompt), lambda: tokens_of(state, body, prompt))
+    return Response(data, media_type="application/json")
+
+
+async def in_pool_if_long(state: AppState, count: int, work: Callable[[], T]) -> T:
+    """Work on so many token ids: here, or in the pool where it would hold the loop."""
+    if 4 * count <= state.config.limits.tokenize_offload_bytes:
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(state.pool, work)
+
+
+def tokens_of(state: AppState, body: TokenizeBody, prompt: Prompt) -> bytes:
     ids = prompt.token_ids.tolist()
     content: dict[str, Any] = {"count": len(ids), "max_model_len": state.engine.max_model_len, "tokens": ids}
     if body.return_token_strs:
         content["token_strs"] = [state.tokenizer.token_of(token) for token in ids]
-    return json_response(content)
+    return orjson.dumps(content)
 
 
 async def render(state: AppState, body: TokenizeBody) -> Prompt:
@@ -46,14 +73,27 @@ async def render(state: AppState, body: TokenizeBody) -> Prompt:
 
 
 async def detokenize(request: Request) -> Response:
-    state = state_of(request)
+    exchange = exchange_of(request)
+    state = exchange.state
     body = await read_json(request, DetokenizeBody, state.config.limits.max_text_request_bytes)
     check_model(state, body.model)
+    async with client_present(request):
+        with state.places.hold(1, exchange.key_name):
+            async with within(state.config.limits.prepare_timeout, SLOW):
+                data = await in_pool_if_long(state, len(body.tokens), lambda: text_of(state, body.tokens))
+    return Response(data, media_type="application/json")
+
+
+def text_of(state: AppState, tokens: list[int]) -> bytes:
+    """The answer of /detokenize. The list ends empty: a long one that is freed at once holds up every thread."""
     width = state.vocabulary.width
-    for at, token in enumerate(body.tokens):
-        if not 0 <= token < width:
-            raise token_out_of_range(f"tokens[{at}]", token, width)
-    return json_response({"prompt": state.tokenizer.decode(body.tokens)})
+    try:
+        for at, token in enumerate(tokens):
+            if not 0 <= token < width:
+                raise token_out_of_range(f"tokens[{at}]", token, width)
+        return orjson.dumps({"prompt": state.tokenizer.decode(tokens)})
+    finally:
+        empty(tokens)
 
 
 async def info(request: Request) -> Response:

@@ -18,10 +18,12 @@ COUNTED = {
     "/v1/messages": {"messages": ASK, "max_tokens": 1},
     "/v1/messages/count_tokens": {"messages": ASK},
     "/v1/responses": {"input": "hi", "max_output_tokens": 1},
+    "/tokenize": {"prompt": "hi"},
+    "/detokenize": {"tokens": [5]},
     "/inference/v1/generate": {"token_ids": [5, 6], "sampling_params": {"max_tokens": 1}},
 }
 UNCOUNTED = {
-    "/v1/responses/{id}/cancel", "/abort_requests", "/ping", "/tokenize", "/detokenize",
+    "/v1/responses/{id}/cancel", "/abort_requests", "/ping",
     "/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank",
     "/v1/audio/transcriptions", "/v1/audio/translations",
     "/sleep", "/wake_up", "/start_profile", "/stop_profile",
