@@ -98,7 +98,7 @@ def serve(config: Config) -> int:
         state.startup["bind"] = time.perf_counter() - begun
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             status = runner.run(Process(state, listener).run())
-    except (BindError, OSError) as error:
+    except (BindError, ConfigError, OSError) as error:
         print(f"omniloop: {error}", file=sys.stderr)
         return 1
     if status == EXIT_DEAD:
@@ -239,8 +239,8 @@ class Process:
         """Reads the key file again; a bad file changes nothing."""
         try:
             self.state.keys.reload()
-        except OSError as error:
-            log.error("--api-key-file was not reread: %s", error.strerror)
+        except ConfigError as error:
+            log.error("the keys stay as they were: %s", error)
 
     def on_death(self, error: BaseException) -> None:
         """The device thread is gone: its requests have been answered, the supervisor starts a new process."""

@@ -22,6 +22,7 @@ from mm.item import MediaOptions
 from mm.limits import MediaLimits
 from server import signals
 from server.config import MEDIA_HELP, Config, environment_keys
+from server.http.proxies import TrustedProxies
 
 COMMANDS = {"serve": "start the server (the default)", "info": "print versions, devices and the model, and exit"}
 
@@ -252,7 +253,13 @@ def build(values: dict[str, Any]) -> Config:
         grouped.setdefault(flags[name].group, {})[flags[name].field] = value
     sections = typing.get_type_hints(Config)
     config = Config(**{group: sections[group](**items) for group, items in grouped.items()})
-    keys = (*config.server.api_key, *environment_keys())
+    for name in ("api-key", "api-key-file"):  # `--api-key "$UNSET"` must not open the server to everybody
+        if name in values and not values[name]:
+            raise UsageError(f"--{name}: is empty; give a value, or leave the flag out")
+    try:
+        keys = (*config.server.api_key, *environment_keys())
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     config = dataclasses.replace(config, server=dataclasses.replace(config.server, api_key=keys))
     check(config)
     return config
@@ -267,6 +274,10 @@ def check(config: Config) -> None:
         raise UsageError(f"--root-path {server.root_path}: must begin with / and not end with it")
     if bool(server.ssl_keyfile) != bool(server.ssl_certfile):
         raise UsageError("--ssl-keyfile and --ssl-certfile: give both or neither")
+    try:
+        TrustedProxies(server.trusted_proxies)
+    except ValueError as error:
+        raise UsageError(f"--trusted-proxies {error}: must be an address, a CIDR such as 10.0.0.0/8, or unix") from None
     if config.model.generation_config not in ("auto", "vllm"):
         raise UsageError(f"--generation-config {config.model.generation_config}: must be auto or vllm")
     try:

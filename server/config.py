@@ -37,6 +37,9 @@ class ServerConfig:
     api_key: tuple[str, ...] = flag((), "a key clients must send; repeatable (or SERVER_API_KEY)", hidden_value=True)
     api_key_file: str = flag("", "file with one key per line, optionally NAME:KEY; reread on SIGHUP")
     auth_max_failures: int = flag(60, "wrong keys per minute and address before 429", low=1)
+    trusted_proxies: tuple[str, ...] = flag(
+        (), "addresses, CIDRs or `unix` whose X-Forwarded-For tells the client's address"
+    )
     served_model_name: tuple[str, ...] = flag((), "names clients may use; the first is reported", several=True)
     ssl_keyfile: str = flag("", "TLS private key")
     ssl_certfile: str = flag("", "TLS certificate chain")
@@ -292,5 +295,9 @@ class Config:
 
 
 def environment_keys() -> tuple[str, ...]:
-    """Keys from SERVER_API_KEY, comma-separated; the one environment variable that is read."""
-    return tuple(key for key in os.environ.get("SERVER_API_KEY", "").split(",") if key)
+    """Keys from SERVER_API_KEY, comma-separated; the one environment variable that is read. Raises ValueError."""
+    text = os.environ.get("SERVER_API_KEY")
+    keys = tuple(key for key in (text or "").split(",") if key)
+    if text is not None and not keys:
+        raise ValueError("SERVER_API_KEY: is set and holds no key; give one, or unset the variable")
+    return keys

@@ -1,8 +1,9 @@
 """Who may ask, and how much at a time: API keys, wrong-key throttle, body budget, places in the queue.
 
 Owner: loop. Each limit is one object that every route passes (SECURITY ground rule 2). Keys are kept as SHA-256 and
-compared in constant time with every stored one. A place is taken before anything dear happens and given back on every
-way out; when none is left the answer is 429 with a Retry-After from the drain rate.
+compared in constant time with every stored one; a server that was given keys never answers without one. A place is
+taken before anything dear happens and given back on every way out; when none is left the answer is 429 with a
+Retry-After from the drain rate.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from contextlib import contextmanager
 
 from starlette.types import Scope
 
+from engine.errors import ConfigError
 from server.errors import ApiError, queue_full
 
 log = logging.getLogger("omniloop")
@@ -34,17 +36,14 @@ class ApiKeys:
         self.reload()
 
     def __bool__(self) -> bool:
-        return bool(self._digests)
+        """Whether a key is needed: what the operator asked for, however many keys there are."""
+        return bool(self._flags or self._path)
 
     def reload(self) -> None:
-        """Reads the file again; raises OSError."""
+        """Reads the file again. Raises ConfigError, and then the keys stay as they were."""
         found = [(f"key{at}", key) for at, key in enumerate(self._flags)]
         if self._path:
-            with open(self._path, encoding="utf-8") as file:
-                lines = [line.strip() for line in file]
-            for at, line in enumerate(line for line in lines if line and not line.startswith("#")):
-                name, colon, key = line.partition(":")
-                found.append((name, key) if colon else (f"file{at}", line))
+            found += keys_of(self._path)
         self._digests = [(name, hashlib.sha256(key.encode()).digest()) for name, key in found]
 
     def match(self, presented: bytes) -> str | None:
@@ -55,6 +54,29 @@ class ApiKeys:
             if hmac.compare_digest(digest, stored):
                 found = name
         return found
+
+
+def keys_of(path: str) -> list[tuple[str, str]]:
+    """(name, key) of each line of a key file. Raises ConfigError where there is none, or a line without its key."""
+    where = f"--api-key-file {path}"
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            lines = file.read().splitlines()
+    except OSError as error:
+        raise ConfigError(f"{where}: {error.strerror or error}; name a file that this user may read") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{where}: is not UTF-8 text; write one key per line, or NAME:KEY") from None
+    found: list[tuple[str, str]] = []
+    for number, line in enumerate(map(str.strip, lines), 1):
+        if not line or line.startswith("#"):
+            continue
+        name, colon, key = map(str.strip, line.partition(":"))
+        if colon and not key:
+            raise ConfigError(f"{where}: line {number} has a name and no key; write NAME:KEY")
+        found.append((name, key) if colon else (f"file{len(found)}", line))
+    if not found:
+        raise ConfigError(f"{where}: holds no key; write one key per line, or NAME:KEY, or leave the flag out")
+    return found
 
 
 def presented_key(scope: Scope) -> bytes | None:
@@ -68,22 +90,22 @@ def presented_key(scope: Scope) -> bytes | None:
 
 
 class WrongKeys:
-    """Counts refusals per address and minute; bounded. Owner: loop."""
+    """Counts refusals per address and minute; bounded. Right keys never get here. Owner: loop."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._seen: OrderedDict[str, tuple[int, int]] = OrderedDict()  # address -> (minute, count)
 
-    def exhausted(self, address: str) -> bool:
-        minute, count = self._seen.get(address, (0, 0))
-        return minute == int(time.monotonic() // 60) and count >= self._limit
-
     def note(self, address: str) -> None:
+        """A wrong or missing key. Raises the 429 once this address has had its refusals of this minute."""
         now = int(time.monotonic() // 60)
         minute, count = self._seen.pop(address, (now, 0))
-        self._seen[address] = (now, count + 1 if minute == now else 1)
+        count = count + 1 if minute == now else 1
+        self._seen[address] = (now, count)
         if len(self._seen) > MAX_ADDRESSES:
             self._seen.popitem(last=False)
+        if count > self._limit:
+            raise too_many_failures()
 
 
 class BodyBudget:

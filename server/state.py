@@ -18,6 +18,7 @@ from starlette.requests import Request
 from engine.engine import Engine
 from server.config import Config
 from server.http.exchange import Exchange
+from server.http.proxies import TrustedProxies
 from server.limits import ApiKeys, BodyBudget, Places, WrongKeys
 from server.metrics import Metrics
 from server.sampling import Vocabulary
@@ -51,6 +52,7 @@ class AppState:
         self.keys = ApiKeys(config.server.api_key, config.server.api_key_file)
         self.admin_keys = ApiKeys((config.server.admin_api_key,) if config.server.admin_api_key else ())
         self.wrong_keys = WrongKeys(config.server.auth_max_failures)
+        self.proxies = TrustedProxies(config.server.trusted_proxies)
         self.body_budget = BodyBudget(config.limits.body_budget_bytes)
         self.places = Places(0, config.limits.max_inflight_per_key, config.limits.max_queued_tokens)
         self.metrics = Metrics()

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from server.errors import ApiError, unavailable
 from server.http.exchange import PROBES
-from server.limits import presented_key, too_many_failures, wrong_key
+from server.limits import presented_key, wrong_key
 
 if TYPE_CHECKING:
     from server.http.exchange import Exchange
@@ -110,14 +110,12 @@ class Edge:
         keys = self.state.keys
         if not keys or scope["path"] in self.open_paths or (exchange.method == "HEAD" and scope["path"] == "/"):
             return
-        if self.state.wrong_keys.exhausted(exchange.client):
-            raise too_many_failures()
         presented = presented_key(scope)
         name = keys.match(presented) if presented else None
         if name is None and presented and self.state.admin_keys.match(presented):
             name = "admin"
         if name is None:
-            self.state.wrong_keys.note(exchange.client)
+            self.state.wrong_keys.note(self.state.proxies.client_of(scope))
             raise wrong_key()
         exchange.key_name = name
 

@@ -64,7 +64,6 @@ class Exchange:
         "answered",
         "arrival",
         "chunk",
-        "client",
         "details",
         "first_token",
         "headers",
@@ -87,7 +86,6 @@ class Exchange:
         self.state = state
         self.method: str = scope["method"]
         self.path: str = scope["path"]
-        self.client: str = (scope.get("client") or ("local",))[0]
         self.raw_send = send
         extensions = scope.get("extensions", {})
         self.abort: Callable[[], None] = extensions.get("omniloop.abort", _nothing)

@@ -14,13 +14,13 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Scope
 
 from engine.errors import NotReadyError
 from server import __version__
 from server.errors import ApiError, from_engine, invalid, not_here, shown
-from server.http.exchange import Exchange
 from server.http.watch import client_present
-from server.limits import presented_key, too_many_failures
+from server.limits import presented_key
 from server.routes.endpoint import Handler, json_response, route
 from server.state import AppState, exchange_of, state_of
 
@@ -38,19 +38,17 @@ def guarded(handler: Handler) -> Handler:
     async def checked(request: Request) -> Response | None:
         exchange = exchange_of(request)
         if not exchange.state.config.is_loopback:
-            check_admin(exchange, presented_key(request.scope))
+            check_admin(exchange.state, request.scope)
         return await handler(request)
 
     return checked
 
 
-def check_admin(exchange: Exchange, presented: bytes | None) -> None:
+def check_admin(state: AppState, scope: Scope) -> None:
     """403 without the admin key, and 429 for an address that goes on guessing it."""
-    state = exchange.state
-    if state.wrong_keys.exhausted(exchange.client):
-        raise too_many_failures()
+    presented = presented_key(scope)
     if presented is None or state.admin_keys.match(presented) is None:
-        state.wrong_keys.note(exchange.client)
+        state.wrong_keys.note(state.proxies.client_of(scope))
         raise ApiError(403, "admin_only", "this route needs the key given with --admin-api-key")
 
 

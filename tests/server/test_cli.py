@@ -141,6 +141,27 @@ def test_keys_come_from_the_environment_too(monkeypatch):
     assert config_of("--api-key", "one").server.api_key == ("one", "three")
 
 
+@pytest.mark.parametrize("words", [("--api-key", ""), ("--api-key=",), ("--api-key-file", ""), ("--api-key", ",")])
+def test_s02_an_empty_key_is_refused(words):
+    with pytest.raises(UsageError, match=r"--api-key(-file)?: is empty"):
+        config_of(*words)
+
+
+@pytest.mark.parametrize("text", ["", ","])
+def test_s02_an_empty_key_in_the_environment_is_refused(monkeypatch, text):
+    monkeypatch.setenv("SERVER_API_KEY", text)
+    with pytest.raises(UsageError, match="SERVER_API_KEY: is set and holds no key"):
+        config_of()
+
+
+def test_trusted_proxies_are_addresses_and_networks():
+    assert config_of("--trusted-proxies", "10.0.0.1,fd00::/8,unix").server.trusted_proxies == (
+        "10.0.0.1", "fd00::/8", "unix",
+    )  # fmt: skip
+    with pytest.raises(UsageError, match=r"--trusted-proxies proxy\.local: must be an address"):
+        config_of("--trusted-proxies", "proxy.local")
+
+
 def test_help_names_every_flag_with_its_default(capsys):
     with pytest.raises(SystemExit) as ended:
         parse(["--help"])

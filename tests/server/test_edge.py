@@ -8,9 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from engine.errors import ConfigError
+from server.app import Process
 from server.http.edge import not_ready
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
+BOSS = {"enable_dev_endpoints": True, "admin_api_key": "boss"}
 
 
 async def test_503_on_every_route_until_ready(serve):
@@ -113,6 +116,74 @@ async def test_s02_too_many_wrong_keys_are_429(serve):
     client = serve(server={"api_key": ("right",), "auth_max_failures": 3})
     statuses = [(await client.get("/v1/models", headers={"x-api-key": "no"})).status for _ in range(5)]
     assert statuses == [401, 401, 401, 429, 429]
+
+
+async def test_s02_a_right_key_is_never_locked_out_by_its_neighbours(serve):
+    client = serve(server={"api_key": ("right",), "auth_max_failures": 2, **BOSS})
+    for header in ({}, {"x-api-key": "no"}) * 3:
+        await client.get("/v1/models", headers=header)
+        await client.get("/server_info", headers={"x-api-key": "right"})  # 403: the admin's key is needed
+    assert (await client.get("/v1/models", headers={"x-api-key": "no"})).error["reason"] == "too_many_failures"
+    assert (await client.get("/v1/models", headers={"x-api-key": "right"})).status == 200
+    assert (await client.get("/server_info", headers={"x-api-key": "boss"})).status == 200
+
+
+async def test_s02_failures_behind_a_trusted_proxy_count_for_its_client(serve):
+    listed = {"api_key": ("right",), "auth_max_failures": 1, "trusted_proxies": ("10.0.0.0/24", "192.168.1.9")}
+    client = serve(server=listed)
+
+    async def status(*hops):
+        headers = {"x-api-key": "no", "x-forwarded-for": ", ".join(hops)}
+        return (await client.get("/v1/models", headers=headers)).status
+
+    assert [await status("1.1.1.1"), await status("1.1.1.1")] == [401, 429]
+    assert await status("2.2.2.2") == 401
+    assert await status("3.3.3.3", "1.1.1.1") == 429, "what stands before the last foreign address is the client's word"
+    assert await status("2.2.2.2", "192.168.1.9") == 429, "a listed proxy is passed over"
+    assert [await status("nonsense"), await status("unknown")] == [401, 429], "then it is the proxy itself"
+    assert [await status("[2001:db8::1]:443"), await status("2001:db8::1")] == [401, 429]
+    unlisted = serve(server={**listed, "trusted_proxies": ("10.9.0.0/24",)})
+    client = unlisted
+    assert [await status("1.1.1.1"), await status("2.2.2.2")] == [401, 429]
+
+
+BAD_FILES = [
+    (b"", "holds no key"),
+    (b"# none yet\n\n", "holds no key"),
+    (b"\xff\xfe\x00", "is not UTF-8"),
+    (b"alice:one\nbob: \n", "line 2 has a name and no key"),
+    (None, "No such file"),
+]
+
+
+@pytest.mark.parametrize(("content", "why"), BAD_FILES)
+async def test_s02_a_bad_key_file_does_not_start_a_server(serve, tmp_path, content, why):
+    path = tmp_path / "keys"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=f"--api-key-file .*{why}"):
+        serve(server={"api_key_file": str(path)})
+
+
+@pytest.mark.parametrize(("content", "why"), BAD_FILES)
+async def test_s02_a_bad_key_file_changes_nothing_when_it_is_reread(serve, tmp_path, caplog, content, why):
+    path = tmp_path / "keys"
+    path.write_text("one\n")
+    client = serve(server={"api_key_file": str(path)})
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    Process.on_hangup(SimpleNamespace(state=client.state))
+    assert why in caplog.text
+    assert (await client.get("/v1/models")).status == 401
+    assert (await client.get("/v1/models", headers={"x-api-key": "one"})).status == 200
+
+
+async def test_s02_a_server_that_was_given_keys_never_answers_without(serve):
+    client = serve(server={"api_key": ("right",)})
+    client.state.keys._digests.clear()
+    for header in ({}, {"x-api-key": "right"}, {"x-api-key": ""}):
+        assert (await client.get("/v1/models", headers=header)).status == 401
 
 
 async def test_s02_key_files_are_reread(serve, tmp_path):

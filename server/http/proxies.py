@@ -1,0 +1,70 @@
+"""TrustedProxies: the client's address, where a proxy stands between (SECURITY S1, S2).
+
+Owner: none, a value made from --trusted-proxies. In: an ASGI scope. Out: an address as text. X-Forwarded-For counts
+only when the peer is on the operator's list; it is read from its end, past other listed proxies, because whatever
+stands before the first address that no listed proxy has written is the client's own word.
+
+    X-Forwarded-For: invented by the client, client, proxy A     peer: proxy B     -> client, where A and B are listed
+"""
+
+from __future__ import annotations
+
+import ipaddress
+
+from starlette.types import Scope
+
+SOCKET = "unix"  # on the list: whatever comes over the Unix socket; as an address: its peer, which has none
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+class TrustedProxies:
+    """The peers whose word about their own peers is believed."""
+
+    def __init__(self, listed: tuple[str, ...]) -> None:
+        """Raises ValueError with the entry that is neither an address, nor a network, nor `unix`."""
+        self._networks = []
+        self._socket = SOCKET in listed
+        for entry in listed:
+            if entry == SOCKET:
+                continue
+            try:
+                self._networks.append(ipaddress.ip_network(entry.strip("[]"), strict=False))
+            except ValueError:
+                raise ValueError(entry) from None
+
+    def client_of(self, scope: Scope) -> str:
+        """The address that failures are counted for."""
+        peer = (scope.get("client") or (SOCKET,))[0]
+        if not self._networks and not self._socket:
+            return str(peer)
+        found = str(peer)
+        hops = b",".join(value for name, value in scope["headers"] if name == b"x-forwarded-for")
+        for hop in reversed(hops.split(b",")):
+            if not self._trusts(found):
+                break
+            address = read(hop.decode("latin1"))
+            if address is None:
+                break
+            found = str(address)
+        return found
+
+    def _trusts(self, text: str) -> bool:
+        if text == SOCKET:
+            return self._socket
+        address = read(text)
+        return address is not None and any(address in network for network in self._networks)
+
+
+def read(text: str) -> Address | None:
+    """An address, as proxies write it: bare, with a port, in brackets; None for anything else."""
+    text = text.strip()
+    if text.startswith("["):
+        text = text[1:].partition("]")[0]
+    elif text.count(":") == 1:
+        text = text.partition(":")[0]
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return None
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return mapped or address
