@@ -1,6 +1,5 @@
 from _fast.blocks cimport BlockPool
 from _fast.encoder cimport EncoderTable
-from _fast.leftovers cimport Leftovers
 from _fast.plain cimport PlainRows
 from _fast.plan cimport StepPlan
 from _fast.prefix cimport PrefixIndex
@@ -37,14 +36,12 @@ cdef class Scheduler:
     cdef int64_t settled_step
     cdef RunningRows running
     cdef readonly TokenShares shares
-    cdef Leftovers leftovers
     cdef PlainRows plain
     cdef int32_t updates_left
     cdef bint preempted
 
     cdef void _plan(self, StepPlan plan) noexcept nogil
-    cdef bint _may_hold(self) noexcept nogil
-    cdef void _continue(self, StepPlan plan, bint may_hold) noexcept nogil
+    cdef void _continue(self, StepPlan plan) noexcept nogil
     cdef void _admit(self, StepPlan plan) noexcept nogil
     cdef bint _start(self, slot_t slot, StepPlan plan) noexcept nogil
     cdef bint _provide(self, slot_t slot, int32_t count) noexcept nogil

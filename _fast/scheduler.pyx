@@ -11,7 +11,6 @@ There is no prefill or decode phase: a row has tokens known and tokens computed,
 A row whose newest token is still on the device is planned with FEED. A row that ends in commit(N) while N+1 names
 it keeps its slot until commit(N+1); its blocks are free at once, because no plan made before can write to them later.
 Order: running rows, best (priority, arrival) first, one token each promised to rows that decode; then waiting ones.
-Only rows of requests that are awaited as a whole stand back, a few times, from steps that prompts fill (shares).
 When blocks run out, the last running row starts over (its KV is recomputed), so the first one always progresses.
 """
 
@@ -20,8 +19,8 @@ from array import array
 cimport cython
 
 from _fast.types cimport (
-    FINISH_ERROR, FINISH_NONE, FINISHING, MAX_IN_FLIGHT, MEDIA_TOO_LARGE, NEVER_FITS, NO_SLOT, PATIENCE, ROW_SAMPLE,
-    RUNNING, WAITING,
+    FINISH_ERROR, FINISH_NONE, FINISHING, MAX_IN_FLIGHT, MEDIA_TOO_LARGE, NEVER_FITS, NO_SLOT, ROW_SAMPLE, RUNNING,
+    WAITING,
 )
 
 
@@ -63,8 +62,7 @@ cdef class Scheduler:
         self.encoder = EncoderTable(encoder_budget, encoder_capacity)
         self.freed_slots = array("i", bytes(4 * max_slots))
         self.running = RunningRows(self.seqs, self.by_priority)
-        self.shares = TokenShares(self.seqs, self.running, self.queue, max_tokens, self.max_chunk)
-        self.leftovers = Leftovers(self.seqs, self.tables, self.shares)
+        self.shares = TokenShares(self.seqs, self.running, self.queue, self.tables, max_tokens, self.max_chunk)
         self.plain = PlainRows(self.seqs, self.tables, self.running)
 
     # Requests come and go.
@@ -72,11 +70,8 @@ cdef class Scheduler:
     def add(self, int64_t request_id, const token_t[::1] tokens, *, int32_t max_tokens, int32_t min_tokens=0,
             bint ignore_eos=False, eos_ids=(), stop_ids=(), int32_t priority=0, double arrival=0.0,
             bytes root=bytes(16), const int64_t[::1] keys=None, const int32_t[:, ::1] media=None,
-            bint read_cache=True, bint whole=False):
-        """A request enters the queue: its slot, or -1 (no slot free), -2 (too few blocks), -3 (media too large).
-
-        `whole`: nobody reads its tokens before it has ended.
-        """
+            bint read_cache=True):
+        """A request enters the queue: its slot, or -1 (no slot free), -2 (too few blocks), -3 (media too large)."""
         cdef int64_t n = tokens.shape[0]
         # The last token of an answer is never computed, so one may follow a prompt that fills the context.
         cdef int64_t longest = max(n + 1, <int64_t>self.max_model_len)
@@ -116,8 +111,6 @@ cdef class Scheduler:
         self.seqs.root_lo[slot] = int.from_bytes(root[:8], "little")
         self.seqs.root_hi[slot] = int.from_bytes(root[8:], "little")
         self.seqs.read_cache[slot] = read_cache
-        self.seqs.patience[slot] = PATIENCE if whole else 0
-        self.seqs.num_patient += whole
         self.encoder.hold(self.seqs, slot)
         self.queue.push(slot, priority, arrival, self.next_order, False)
         self.next_order += 1
@@ -197,25 +190,19 @@ cdef class Scheduler:
     # Planning.
 
     cdef void _plan(self, StepPlan plan) noexcept nogil:
-        cdef bint may_hold = False
         plan.clear()
         if (self.queue.size == 0 or self.running.size >= self.max_rows) and self.plain.fit(plan):
             self.plain.emit(plan)
         if plan.num_rows == 0:
             self.encoder.begin(self.settled_step)
-            may_hold = self._may_hold()
         while plan.num_rows == 0:
             self.updates_left = plan.max_updates
             self.preempted = False
-            self._continue(plan, may_hold)
+            self._continue(plan)
             if not self.preempted:
                 self._admit(plan)
-                self.updates_left = self.leftovers.to_prompts(self.updates_left)
-            self.updates_left = self.leftovers.to_held(self.updates_left)
+                self.updates_left = self.shares.deal_leftovers(self.updates_left)
             self._emit(plan)
-            if plan.num_rows == 0 and self.shares.num_held:  # for nothing
-                may_hold = False
-                continue
             if plan.num_rows or self.running.size == 0 or self.next_step != self.settled_step + 1:
                 break
             # Nothing can move and nothing is in flight: rows hold each other's encoder room. The last starts over.
@@ -224,21 +211,14 @@ cdef class Scheduler:
             plan.seal(self.next_step)
             self.next_step += 1
 
-    cdef bint _may_hold(self) noexcept nogil:
-        """Whether rows may stand back: there are such, and prompts fill the step and have the blocks for it."""
-        cdef int32_t blocks = (self.tables.blocks_for(self.shares.max_tokens) + self.max_rows) * self.num_groups
-        if self.seqs.num_patient == 0 or self.by_priority or blocks > self.pool.num_free + self.pool.num_cached:
-            return False
-        return self.shares.prompts_fill(self.max_rows - self.running.size)
-
-    cdef void _continue(self, StepPlan plan, bint may_hold) noexcept nogil:
+    cdef void _continue(self, StepPlan plan) noexcept nogil:
         """Find blocks for the tokens that running rows get."""
         cdef int32_t i = 0
         cdef int32_t count
         cdef int32_t changed
         cdef int32_t granted
         cdef slot_t slot
-        self.shares.deal(self.running.size < self.max_rows, may_hold)
+        self.shares.deal(self.running.size < self.max_rows)
         while i < self.running.size:
             slot = self.running.slots[i]
             i += 1
@@ -354,8 +334,6 @@ cdef class Scheduler:
         for i in range(self.running.size):
             if self.shares.of[self.running.slots[i]] > 1:
                 self._row(self.running.slots[i], self.shares.of[self.running.slots[i]], plan)
-        if plan.num_rows:
-            self.shares.note_held()
 
     cdef void _row(self, slot_t slot, int32_t count, StepPlan plan) noexcept nogil:
         """Write a row, and note that its tokens are computed and its sample is on its way once this is launched."""

@@ -18,14 +18,12 @@ cdef struct Span:  # a run of prompt positions that take rows of one media entry
 cdef class SeqTable:
     cdef readonly int32_t num_slots
     cdef readonly int32_t num_used
-    cdef int32_t num_patient  # slots with patience left
     cdef Columns columns  # others' arrays by slot lie there too
     cdef Shelves shelves
     cdef int32_t[::1] free_slots
     # One value per slot from here on; reset() clears each of them.
     cdef uint8_t[::1] state
     cdef uint8_t[::1] read_cache
-    cdef uint8_t[::1] patience  # steps that prompts may still fill without this row
     cdef uint8_t[::1] unnamed
     cdef uint8_t[::1] doomed  # ends with the next step that is settled
     cdef readonly uint8_t[::1] void  # starts over; what it has in flight counts for nothing

@@ -55,11 +55,10 @@ cdef class SeqTable:
 
     def __init__(self, int32_t num_slots):
         cdef int32_t i
-        self.num_used = self.num_patient = 0
+        self.num_used = 0
         self.free_slots = self.columns.array("i", num_slots)
         self.state = self.columns.array("B", num_slots)
         self.read_cache = self.columns.array("B", num_slots)
-        self.patience = self.columns.array("B", num_slots)
         self.unnamed = self.columns.array("B", num_slots)
         self.doomed = self.columns.array("B", num_slots)
         self.void = self.columns.array("B", num_slots)
@@ -128,8 +127,6 @@ cdef class SeqTable:
         self.near[slot].id = [-1, -1, -1, -1]
         self.state[slot] = FREE
         self.read_cache[slot] = 0
-        self.num_patient -= self.patience[slot] > 0
-        self.patience[slot] = 0
         self.unnamed[slot] = 0
         self.doomed[slot] = 0
         self.void[slot] = 0
@@ -278,7 +275,6 @@ cdef class SeqTable:
         return {
             "state": self.state[slot],
             "read_cache": self.read_cache[slot],
-            "patience": self.patience[slot],
             "unnamed": self.unnamed[slot],
             "doomed": self.doomed[slot],
             "void": self.void[slot],

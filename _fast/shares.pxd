@@ -1,13 +1,15 @@
 from _fast.queue cimport WaitQueue
 from _fast.running cimport RunningRows
 from _fast.seqs cimport SeqTable
-from _fast.types cimport int32_t, int64_t, slot_t
+from _fast.tables cimport BlockTables
+from _fast.types cimport int32_t, slot_t
 
 
 cdef class TokenShares:
     cdef SeqTable seqs
     cdef RunningRows running
     cdef WaitQueue queue
+    cdef BlockTables tables
     cdef public int32_t max_tokens  # in a step, but that each row that decodes gets its one
     cdef int32_t max_chunk
     cdef public int32_t prompt_budget  # of the next step; at least 1 is given
@@ -16,15 +18,10 @@ cdef class TokenShares:
     cdef int32_t num_prompts
     cdef int32_t tokens_left  # of the budget
     cdef int32_t room  # of the step
-    cdef int32_t[::1] held  # running slots that decode and were dealt nothing, so that prompts have all of the step
-    cdef int32_t num_held
-    cdef readonly int64_t times_held  # rows that steps have left out, over all steps
 
-    cdef bint prompts_fill(self, int32_t places) noexcept nogil
-    cdef void deal(self, bint others_may_start, bint may_hold) noexcept nogil
+    cdef void deal(self, bint others_may_start) noexcept nogil
     cdef int32_t fitting(self, int32_t lacking) noexcept nogil
     cdef void take(self, int32_t count) noexcept nogil
-    cdef void note_held(self) noexcept nogil
-    cdef bint _stands_back(self, slot_t slot) noexcept nogil
+    cdef int32_t deal_leftovers(self, int32_t updates_left) noexcept nogil
     cdef bint _sooner(self, slot_t a, slot_t b) noexcept nogil
     cdef int32_t _waiting_shorter(self, slot_t slot, int32_t most) noexcept nogil

@@ -4,8 +4,6 @@ Owner: the device thread, through Scheduler alone. In: running rows, the queue, 
 prompts. Out: a count per running slot, and what is left for prompts that wait. Rows that decode get their one token.
 Prompts follow by what they lack, the shortest first, those that wait included: no short prompt stands behind the
 chunks of a long one. A long one always gets its part of the budget, so it ends as well.
-A row whose tokens nobody awaits stands back from steps that prompts fill. There its token would cost as much as a
-prompt's; later, when all of a crowd decode, it costs next to nothing, and they end together instead of in small steps.
 """
 
 from array import array
@@ -13,7 +11,6 @@ from array import array
 cimport cython
 
 cdef int32_t LONG_PART = 4  # a prompt that others overtake still gets one part in so many of the budget
-cdef int32_t LONG_REST = 64  # tokens: who stands back may still have as many to come, and waits for few of them
 cdef int32_t REST_PART = 8  # a rest of one part in so many is taken along: it would cost a step of its own
 
 
@@ -22,14 +19,13 @@ cdef class TokenShares:
     """Counts are for the step that is being planned."""
 
     def __init__(self, SeqTable seqs not None, RunningRows running not None, WaitQueue queue not None,
-                 int32_t max_tokens, int32_t max_chunk):
-        self.seqs, self.running, self.queue = seqs, running, queue
+                 BlockTables tables not None, int32_t max_tokens, int32_t max_chunk):
+        self.seqs, self.running, self.queue, self.tables = seqs, running, queue, tables
         self.max_tokens = max_tokens
         self.max_chunk = max_chunk
         self.prompt_budget = max_tokens
         self.of = array("i", bytes(4 * seqs.num_slots))
         self.prompts = array("i", bytes(4 * seqs.num_slots))
-        self.held = array("i", bytes(4 * seqs.num_slots))
 
     def load(self):
         """(rows that decode, requests that wait, tokens that prompts lack in all, tokens that the next one lacks)."""
@@ -52,50 +48,21 @@ cdef class TokenShares:
             following = self.seqs.num_tokens[self.queue.first()]
         return decoding, self.queue.size, lacking, following
 
-    cdef bint prompts_fill(self, int32_t places) noexcept nogil:
-        """Whether the pace lets prompts have the next step, and those that run, with `places` others, take all of it.
-
-        Media may keep a prompt waiting for their tower, so theirs do not count. Which of many get the places, and what
-        the prefix cache holds of them, is not asked: what they leave over goes to the rows that stood back.
-        """
-        cdef int32_t i
-        cdef int32_t left
-        cdef int32_t open_to = self.max_tokens
-        cdef slot_t slot
-        if self.prompt_budget < self.max_tokens:
-            return False
-        for i in range(self.running.size):
-            slot = self.running.slots[i]
-            left = self.seqs.left(slot)
-            if left > 1 and self.seqs.span_at[slot] >= self.seqs.num_spans[slot]:
-                open_to -= min(left, self.max_chunk)
-        for i in range(min(self.queue.size, places)):
-            slot = self.queue.heap[i]
-            if open_to <= 0:
-                break
-            if self.seqs.num_spans[slot] == 0:
-                open_to -= min(self.seqs.num_tokens[slot], self.max_chunk)
-        return open_to <= 0
-
-    cdef void deal(self, bint others_may_start, bint may_hold) noexcept nogil:
-        """Counts for all running rows; what is left is for those that wait. `may_hold`: rows may stand back."""
+    cdef void deal(self, bint others_may_start) noexcept nogil:
+        """Counts for all running rows; the rest is for waiting requests, if these `may start`."""
         cdef int32_t i
         cdef int32_t at
         cdef int32_t left
         cdef int32_t budget
         cdef int32_t overtaking
         cdef slot_t slot
-        self.num_prompts = self.num_held = 0
+        self.num_prompts = 0
         self.room = self.max_tokens
         for i in range(self.running.size):
             slot = self.running.slots[i]
             left = self.seqs.left(slot)
             self.of[slot] = left
-            if left == 1 and may_hold and self._stands_back(slot):
-                self.of[slot] = 0
-                self.held[self.num_held] = slot
-                self.num_held += 1
-            elif left == 1:
+            if left == 1:
                 self.room -= 1
             elif left:
                 at = self.num_prompts
@@ -127,22 +94,32 @@ cdef class TokenShares:
         self.tokens_left = self.tokens_left - count
         self.room -= count
 
-    cdef void note_held(self) noexcept nogil:
-        """The step is planned: who still stands back in it has less patience now."""
-        cdef int32_t i
-        cdef slot_t slot
-        for i in range(self.num_held):
-            slot = self.held[i]
-            if self.of[slot] == 0:
-                self.times_held += 1
-                self.seqs.patience[slot] -= 1
-                self.seqs.num_patient -= self.seqs.patience[slot] == 0
+    cdef int32_t deal_leftovers(self, int32_t updates_left) noexcept nogil:
+        """Longer chunks for running prompts, after waiting requests have started: only blocks that lie idle are taken.
 
-    cdef bint _stands_back(self, slot_t slot) noexcept nogil:
-        """Whether a row with one token to compute decodes, has patience left and an answer that may still be long."""
-        if self.seqs.patience[slot] == 0 or self.seqs.computed[slot] < self.seqs.prompt_len[slot]:
-            return False
-        return self.seqs.max_len[slot] - self.seqs.num_tokens[slot] >= LONG_REST
+        `updates_left`: block-table changes that the plan still takes. Returns how many are left then.
+        """
+        cdef int32_t i
+        cdef int32_t end
+        cdef int32_t more
+        cdef int32_t missing
+        cdef slot_t slot
+        for i in range(self.num_prompts):
+            slot = self.prompts[i]
+            if self.tokens_left <= 0:
+                break
+            if self.of[slot] == 0 or self.seqs.span_at[slot] < self.seqs.num_spans[slot]:
+                continue
+            more = self.fitting(self.seqs.left(slot) - self.of[slot])
+            more = min(more, self.max_chunk - self.of[slot])
+            end = self.seqs.computed[slot] + self.of[slot] + more
+            missing = max(self.tables.missing(slot, end), 0)
+            if more <= 0 or missing > updates_left or not self.tables.grow_idle(slot, end):
+                continue
+            updates_left -= missing
+            self.of[slot] += more
+            self.take(more)
+        return updates_left
 
     cdef bint _sooner(self, slot_t a, slot_t b) noexcept nogil:
         """Whether prompt a, behind b among the running rows, is served before it."""

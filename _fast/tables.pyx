@@ -116,6 +116,15 @@ cdef class BlockTables:
         self.size[slot] = max(self.size[slot], target)
         return 0
 
+    cdef bint grow_idle(self, slot_t slot, int32_t end) noexcept nogil:
+        """Whether the slot has the blocks up to `end`, or takes them from the blocks that lie idle."""
+        cdef int32_t missing = self.missing(slot, end)
+        if missing <= 0:
+            return True
+        if missing > self.pool.num_free + self.pool.num_cached:
+            return False
+        return self.grow(slot, end) == 0
+
     cdef int _reserve(self, slot_t slot, int32_t count) noexcept nogil:
         cdef int32_t room = self.room[slot]
         cdef int32_t g

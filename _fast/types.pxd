@@ -39,7 +39,6 @@ cdef enum Refusal:
 
 cdef enum Limits:
     MAX_IN_FLIGHT = 2  # plans scheduled and not yet committed
-    PATIENCE = 16  # steps in its life that prompts may fill without a row whose tokens nobody awaits
 
 cdef enum:  # places and sizes in the record of a plan, in int32 values (plan.pyx)
     HEADER = 16

@@ -131,7 +131,6 @@ class Admission:
             keys=keys,
             media=media,
             read_cache=params.prompt_logprobs is None,
-            whole=request.whole,
         )
         if slot < 0:
             for entry in made:

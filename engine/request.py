@@ -103,7 +103,6 @@ class Request:
     position_delta: int = 0  # position of token i >= prompt_len is i + position_delta
     n: int = 1  # choices; choice k uses seed + k
     priority: int = 0  # lower first
-    whole: bool = False  # read when it has ended: its tokens may wait a few steps for others' prompts
     cache_salt: bytes = b""  # scope (key) and salt; requests share cached prefixes only when equal
     label: str = ""  # the client's request id: logs only
     arrival: float = 0.0  # time.monotonic() seconds

@@ -109,7 +109,6 @@ def job_of(
         position_delta=spliced.position_delta,
         n=asked.n,
         priority=priority,
-        whole=not asked.stream,
         cache_salt=scope_of(exchange, salt),
         label=exchange.request_id,
         arrival=exchange.arrival,

@@ -63,13 +63,11 @@ class Steps:
 
 
 class Crowd:
-    """Requests that are sent together, as streams or `whole`. `run` returns when all have ended."""
+    """Requests that are sent together. `run` returns when all have ended."""
 
-    def __init__(
-        self, engine: Engine, prompts: list[np.ndarray], max_tokens: list[int], *, whole: bool = False
-    ) -> None:
+    def __init__(self, engine: Engine, prompts: list[np.ndarray], max_tokens: list[int]) -> None:
         self.engine = engine
-        self.requests = [request(ids, count, whole) for ids, count in zip(prompts, max_tokens, strict=True)]
+        self.requests = [request(ids, count) for ids, count in zip(prompts, max_tokens, strict=True)]
         self.tokens = self.started = self.ended = 0
         self.counts = [0] * len(prompts)
         self.firsts = [0.0] * len(prompts)  # perf_counter of each request's first token
@@ -112,10 +110,10 @@ class Crowd:
         return self.done_at - self.begun
 
 
-def request(ids: np.ndarray, max_tokens: int, whole: bool = False) -> Request:
+def request(ids: np.ndarray, max_tokens: int) -> Request:
     """Greedy, to its full length."""
     sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-    return Request(np.asarray(ids, np.int32), sampling, whole=whole)
+    return Request(np.asarray(ids, np.int32), sampling)
 
 
 @dataclass(frozen=True, slots=True)

@@ -163,9 +163,9 @@ class Bench:
         self.more["offline rates"] = rates
 
     async def rate(self, engine: Engine) -> float:
-        """Output tokens per second of a whole batch, prompts all different; nobody reads an answer before its end."""
+        """Output tokens per second of a whole batch, prompts all different."""
         rows, length, answer = self.sizes.batch
-        crowd = await Crowd(engine, self.prompts(rows, length), [answer] * rows, whole=True).run()
+        crowd = await Crowd(engine, self.prompts(rows, length), [answer] * rows).run()
         return rows * answer / crowd.seconds
 
     async def prefix(self) -> None:

@@ -14,7 +14,7 @@ from engine.step.upload_ring import ALIGNED, UploadRing
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine_kit import answer, running
-from tests.invariance.test_text import CPU, PROMPTS, alone, long_answers, long_request, request
+from tests.invariance.test_text import PROMPTS, alone, request
 
 NAMES = ("llama", "mistral-window", "qwen2", "qwen3", "omni")
 
@@ -28,12 +28,6 @@ def on_the_device_path(monkeypatch):
 def wanted(name):
     """The host's tokens; made before `on_the_device_path` takes effect."""
     return alone(name)
-
-
-@pytest.fixture
-def long_wanted(name):
-    """The same of longer answers."""
-    return [each.tokens for each in long_answers(name, CPU)]
 
 
 def counts(engine: Engine) -> dict[str, int]:
@@ -70,16 +64,6 @@ async def test_greedy_tokens_are_those_of_the_host(wanted, on_the_device_path, n
     elif not settings.get("cudagraph_capture_sizes"):
         assert seen["forward"] + seen["step"] == seen["finish"]
         assert seen["step"] > 20
-
-
-@pytest.mark.parametrize("blocks", [512, 48])
-@pytest.mark.parametrize("name", ["qwen3", "mistral-window"])
-async def test_rows_stand_back_for_prompts_and_go_on_where_they_were(long_wanted, on_the_device_path, name, blocks):
-    sizes = {"max_num_batched_tokens": 40, "max_num_seqs": 12, "max_model_len": 200, "num_gpu_blocks_override": blocks}
-    async with running(tiny.checkpoint(name), **sizes) as engine:
-        got = await asyncio.gather(*[answer(engine, long_request(prompt)) for prompt in PROMPTS[:16]])
-        assert [choices[0] for choices in got] == long_wanted
-        assert engine._device._runtime.scheduler.shares.times_held > 0
 
 
 @pytest.mark.parametrize("name", ["qwen3", "omni"])

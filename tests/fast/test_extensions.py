@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOM = (
-    "blocks", "detok", "encoder", "histogram", "lane", "launcher", "leftovers", "params", "plain", "plan", "prefix",
+    "blocks", "detok", "encoder", "histogram", "lane", "launcher", "params", "plain", "plan", "prefix",
     "queue", "ring", "running", "scheduler", "seqs", "shares", "shelves", "steady", "tables",
 )  # fmt: skip
 WALKS = (

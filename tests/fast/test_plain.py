@@ -85,13 +85,12 @@ def test_a_plan_used_again_says_what_a_new_one_says(seed):
         )  # fmt: skip
 
     pairs, plans = [(build(), build()) for _ in range(2)], [StepPlan(ROWS, 64, 512) for _ in range(2)]
-    number = again = held = 0
+    number = again = 0
     for _ in range(400):
         one, other = pairs[int(rng.random() < 0.1)]
         for _ in range(rng.integers(0, 3)):
             prompt = rng.integers(10, 1 << 20, rng.integers(1, 30)).astype(np.int32)
             rules = {"max_tokens": int(rng.integers(20, 160)), "eos_ids": [3], "arrival": float(number)}
-            rules["whole"] = bool(rng.integers(2))
             assert one.add(number, prompt, **rules) == other.add(number, prompt, **rules)
             number += 1
         if number and rng.random() < 0.1:
@@ -109,9 +108,7 @@ def test_a_plan_used_again_says_what_a_new_one_says(seed):
         while in_flight:
             settle(rng, one, other, *in_flight.pop(0))
         again += one.num_preemptions
-        held += one.shares.times_held
     assert again
-    assert held or seed % 2, "where prefixes are cached, who starts over fills no step"
 
 
 def settle(rng, one, other, mine, new):

@@ -17,7 +17,6 @@ from tests.fast.oracles.device import Device
 NONE, STOP, STOP_TOKEN, LENGTH, ERROR = 0, 1, 2, 3, 5
 EOS, HALT = 90, 91
 GROUPS = [[(0, 0)], [(0, 0)], [(1, 5)], [(0, 0), (1, 6)], [(1, 9), (0, 0)], [(0, 0), (0, 0)]]
-PATIENCE, LONG_REST = 16, 64  # of rows that nobody watches: steps they may be left out of, tokens they may have to come
 
 
 class Truth:
@@ -36,7 +35,6 @@ class Truth:
         self.settled = len(prompt)  # tokens that commit() has told
         self.broken = False
         self.started = False
-        self.held = 0  # steps that it was left out of, although it decodes
         self.rank = None
 
     def key(self, position):
@@ -86,7 +84,7 @@ class Walk:
         self.by_slot, self.live, self.entries, self.contents = {}, {}, {}, {}
         self.launched = []  # (plan, sampled, fails, which rows are broken), oldest first
         self.clock = self.number = self.ended = 0
-        self.idle_steps = self.restarts = self.held = 0
+        self.idle_steps = self.restarts = 0
 
     def draw(self, request):
         return self.rng.choices([EOS, HALT, self.rng.randrange(4)], [1, 1, 20])[0]
@@ -102,7 +100,6 @@ class Walk:
             "min_tokens": rng.choice([0, 0, 3]),
             "ignore_eos": rng.random() < 0.2,
             "stop_ids": [HALT] if rng.random() < 0.5 else [],
-            "whole": rng.random() < self.whole,
         }
         media, keys = self.media_for(prompt) if rng.random() < 0.4 else ([], None)
         root = bytes([rng.randrange(2)]) * 16
@@ -185,7 +182,6 @@ class Walk:
 
     failing = 0.0
     sparing = 0.0  # share of the rows without news that start over when their step fails
-    whole = 0.5  # share of the requests whose tokens nobody watches
 
     def check_plan(self, plan, before):
         settings, rows = self.settings, plan.num_rows
@@ -226,16 +222,15 @@ class Walk:
         """Running rows without media get what the rule says: those that decode a token, then the shortest prompts."""
         running = [slot for slot, facts in before.items() if facts["state"] == 2]
         full = plan.num_updates + self.updates > plan.max_updates
-        held = self.check_held(plan, before, after)
         if full or any(self.by_slot[s].media or after[s]["state"] != 2 for s in running):
             return
         lefts = {}
         for slot in sorted(running, key=lambda slot: self.by_slot[slot].rank):
             lefts[slot] = self.left(before[slot])
-        room = self.settings["max_tokens"] - list(lefts.values()).count(1) + len(held)
+        room = self.settings["max_tokens"] - list(lefts.values()).count(1)
         tokens = min(room, max(self.scheduler.shares.prompt_budget, 1))
         given = dict(zip(plan.row_slot[: plan.num_rows], plan.row_len[: plan.num_rows]))
-        assert all(given.get(slot, 0) == left for slot, left in lefts.items() if left < 2 and slot not in held)
+        assert all(given.get(slot, 0) == left for slot, left in lefts.items() if left < 2)
         chunk = self.settings["max_chunk"] or self.settings["max_tokens"]
         prompts = {slot: left for slot, left in lefts.items() if left > 1}
         by_priority = self.settings["policy"]
@@ -256,34 +251,6 @@ class Walk:
         """Tokens that a slot could compute."""
         known = facts["num_tokens"] + facts["pending"]
         return known - facts["computed"] if known < facts["max_len"] else 0
-
-    def check_held(self, plan, before, after):
-        """Slots that decode and were left out for prompts: only such rows, only so often, and only of full steps."""
-        held = [slot for slot, facts in after.items() if facts["patience"] < before[slot]["patience"]]
-        # What is kept for a prompt's last token stays kept when its media must wait.
-        kept = sum(
-            self.left(before[slot]) == 1 for slot in before if slot not in [*held, *plan.row_slot[: plan.num_rows]]
-        )
-        for slot in held:
-            request, facts = self.by_slot[slot], before[slot]
-            request.held += 1
-            assert request.rules["whole"]
-            assert request.held <= PATIENCE
-            assert after[slot]["patience"] == PATIENCE - request.held
-            assert not self.settings["policy"]
-            assert slot not in plan.row_slot[: plan.num_rows]
-            assert facts["state"] == after[slot]["state"] == 2
-            assert facts["computed"] >= request.prompt_len
-            assert self.left(facts) == 1
-            assert facts["max_len"] - facts["num_tokens"] >= LONG_REST
-            full = (
-                plan.num_tokens >= self.settings["max_tokens"] - kept
-                or plan.num_updates + self.updates > plan.max_updates
-            )
-            ledger = self.scheduler.ledger()
-            assert full or ledger["free"] + ledger["cached"] < len(held) * len(self.groups)
-        self.held += len(held)
-        return held
 
     def settle(self):
         plan, sampled, fails, broken = self.launched.pop(0)
@@ -408,22 +375,6 @@ def test_a_pool_that_is_too_small_preempts_and_still_ends_everything(seed):
     walk = Walk(seed, num_blocks=28, block_size=4, groups=[(0, 0)], max_rows=6, max_slots=9, max_tokens=26)
     walk.run(150, arrivals=0.9, aborts=0.01)
     assert walk.scheduler.num_preemptions > 0
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_rows_that_stand_back_for_prompts_do_so_in_full_steps_and_not_often(seed):
-    """Contexts in which answers may be long, so that it happens; also where steps fail and rows start over."""
-    chances = [{}, {"failing": 0.1}, {"failing": 0.1, "sparing": 0.8}][seed % 3]
-    sizes = {"max_rows": 6, "max_slots": 14, "max_tokens": 9, "max_chunk": seed % 2 * 5, "num_blocks": 900}
-    walk = Walk(seed, max_model_len=200, policy=0, groups=GROUPS[seed % 4], **sizes)
-    walk.run(150, arrivals=0.9, **chances)
-    assert walk.held == walk.scheduler.shares.times_held > 0
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_rows_stand_back_in_small_pools_too(seed):
-    sizes = {"max_rows": 6, "max_slots": 14, "max_tokens": 16, "block_size": 4, "num_blocks": 60}
-    Walk(seed, max_model_len=200, policy=0, groups=[(0, 0)], **sizes).run(150, arrivals=0.9)
 
 
 @pytest.mark.full

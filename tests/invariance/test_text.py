@@ -6,7 +6,6 @@ with transformers' own.
 
 import asyncio
 import functools
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,7 +17,7 @@ from tests.invariance.devices import Answer, Device
 from tests.models.test_decoders import greedy
 
 NAMES = ("llama", "mistral-window", "qwen2", "qwen3", "omni")
-TOKENS, LONG = 24, 80
+TOKENS = 24
 PROMPTS = prompts(32, tiny.FIRST_SPECIAL, seed=7, longest=90)
 CPU = Device("cpu")
 
@@ -75,38 +74,6 @@ async def test_small_budget_mixes_prefill_and_decode(name, device):
     wanted = await asyncio.to_thread(answers, name, device)
     async with device.running(tiny.checkpoint(name), max_num_batched_tokens=40, max_num_seqs=8) as engine:
         device.check(await all_at_once(engine), wanted)
-
-
-@functools.cache
-def long_answers(name: str, device: Device) -> list[Answer]:
-    """As `answers`, of a half of the prompts, and long enough for a row to wait."""
-
-    async def run() -> list[Answer]:
-        async with device.running(tiny.checkpoint(name), enable_prefix_caching=False) as engine:
-            return [await device.alone(engine, long_request(prompt, **device.rules)) for prompt in PROMPTS[:16]]
-
-    return asyncio.run(run())
-
-
-def long_request(prompt: np.ndarray, **rules) -> Request:
-    return replace(text_request(prompt, LONG, ignore_eos=True, **rules), whole=True)
-
-
-@pytest.mark.parametrize("blocks", [512, 48])
-@pytest.mark.parametrize("name", NAMES)
-async def test_rows_stand_back_for_prompts(name, blocks, device):
-    """Requests that are read when they have ended, in steps that others' prompts fill; one more is streamed."""
-    wanted = await asyncio.to_thread(long_answers, name, device)
-    sizes = {"max_num_batched_tokens": 40, "max_num_seqs": 12, "max_model_len": 200, "num_gpu_blocks_override": blocks}
-    async with device.running(tiny.checkpoint(name), **sizes) as engine:
-        sent = [long_request(prompt) for prompt in PROMPTS[:16]]
-        sent[5] = replace(sent[5], whole=False)
-        got = await asyncio.gather(*[answer(engine, each) for each in sent])
-        device.check([choices[0] for choices in got], wanted)
-        scheduler = engine._device._runtime.scheduler
-        assert scheduler.shares.times_held > 0
-        short = blocks == 48 and name != "mistral-window"  # which gives back what its window has left behind
-        assert (scheduler.num_preemptions > 0) is short
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -116,19 +116,6 @@ async def test_what_a_response_echoes_unchanged(client):
     assert {name: body[name] for name in fields} == fields
 
 
-@pytest.mark.parametrize("path", [path for path in SMALLEST if "token" not in path] + ["/inference/v1/generate"])
-async def test_the_engine_hears_whether_an_answer_is_read_as_it_grows(client, submitted, path):
-    assert (await client.post(path, SMALLEST[path])).status == 200
-    assert (await client.post(path, {**SMALLEST[path], "stream": True})).status == 200
-    assert [request.whole for request in submitted] == [True, False]
-
-
-async def test_a_response_in_the_background_may_be_followed_as_it_grows(client, submitted):
-    body = {**SMALLEST["/v1/responses"], "background": True}
-    assert (await client.post("/v1/responses", body)).status == 200
-    assert [request.whole for request in submitted] == [False]
-
-
 async def test_a_completion_is_made_as_asked(client, serve, heard, submitted):
     special = client.state.vocabulary.eos[0]
     (token,) = client.state.tokenizer.encode(" the")[:1]
