@@ -101,11 +101,12 @@ class Settler:
         output.stats.num_sampled = plan.num_rows - output.tokens.count(-1)
         output.logprobs = step.logprobs
         admission.free_slots()  # before anything is added: a freed slot is taken again at once
-        for row, (slot, news) in fresh.items():
-            if output.tokens[row] >= 0 or output.finishes[row]:
-                admission.fresh.discard(slot)
-                output.firsts[row] = news
-                admission.release_siblings(output.ids[row])
+        begun = [row for row in fresh if output.tokens[row] >= 0 or output.finishes[row]]
+        for row in begun:
+            slot, output.firsts[row] = fresh[row]
+            admission.fresh.discard(slot)
+        for row in begun:  # after every mark is gone: a sibling may take a slot that this very step freed
+            admission.release_siblings(output.ids[row])
 
     def _first_news(self, step: StepResult) -> dict[int, tuple[int, First]]:
         """By row, for requests of which the loop has heard nothing yet: the slot, and the news of a first token."""

@@ -362,3 +362,19 @@ async def test_a_crowd_is_admitted_while_its_first_step_runs():
             async with stream:
                 assert [delta async for delta in stream]
         assert admitted[0] == MAX_LATE_ITEMS  # of 41 tokens each: more than a step of 64 holds
+
+
+async def test_a_sibling_that_takes_a_slot_freed_in_the_same_step_is_told_of_as_new():
+    """Row 0 has a sibling; row 1 ends with its first token, and the sibling gets the slot of row 1."""
+    async with running(QWEN3) as engine:
+        engine.pause()
+        first = engine.submit(text_request(PROMPT, 8, n=2, ignore_eos=True))
+        second = engine.submit(text_request(PROMPT[::-1], 1, ignore_eos=True))
+        engine.resume()
+        queued: dict[int, float | None] = {}
+        async with first, second:
+            async for delta in first:
+                queued.setdefault(delta.index, delta.queued)
+            assert [delta.finish_reason async for delta in second] == [FinishReason.LENGTH]
+        assert set(queued) == {0, 1}
+        assert None not in queued.values(), "each choice's first news say how long it was queued"
