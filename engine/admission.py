@@ -2,24 +2,35 @@
 
 Owner: device thread. In: a Request and the engine's number for its first choice. It stages what steps read by slot
 (Executor, EncoderCache) and tells the scheduler numbers only. The choices of one request beyond the first
-wait until the first one's prompt is in the prefix cache, then join and share its blocks.
+wait until the first one's prompt is in the prefix cache, then join and share its blocks. An error in an admission ends
+the choice that was being admitted: what the choice had taken is given back, and the loop is told by `refused`.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from _fast.scheduler import Scheduler
+from engine.errors import AdmissionError, EngineError, scope_of
 from engine.kernels.sampling.draw import mix64
 from engine.request import Request, TokenLogprob
 from engine.step.executor import Executor
 
+log = logging.getLogger("omniloop.engine")
+
 MEDIA_KEY = np.uint64(1 << 63)
+REFUSALS = {  # by the number that Scheduler.add gives; the loop's own checks refuse such requests before
+    -1: "every slot of the engine is taken; try again later",
+    -2: "the request needs more KV blocks than there are; ask for fewer tokens",
+    -3: "the request's media need more rows than the encoder cache holds; send fewer or smaller media",
+}
 
 
 @dataclass(slots=True)
@@ -46,31 +57,33 @@ class Admission:
         self._poison = poison
         self.rows: dict[int, LiveRow] = {}  # by slot
         self.fresh: set[int] = set()  # slots of which the loop has heard nothing yet
-        self.refused: list[int] = []  # numbers of choices that could not be added, until the loop has them
+        self.refused: dict[int, EngineError] = {}  # by the engine's number: until the loop has it
         self._slot_of: dict[int, int] = {}  # by the engine's number
         self._siblings: dict[int, tuple[Request, list[int]]] = {}  # first choice -> the ones that wait for it
 
     def submit(self, request: Request, first_id: int) -> None:
         """Adds a request's choices; choices that cannot be added are `refused`."""
-        if request.n == 1 or not self._share or request.sampling.prompt_logprobs is not None:
-            self._add_choices(request, first_id, range(request.n))
-        elif self._add(request, first_id, 0):
+        wait = request.n > 1 and self._share and request.sampling.prompt_logprobs is None
+        if not wait:
+            for k in range(request.n):
+                self._admit(request, first_id + k, k)
+        elif self._admit(request, first_id, 0):
             self._siblings[first_id] = (request, list(range(1, request.n)))
         else:
-            self.refused += range(first_id, first_id + request.n)
+            self.refused |= dict.fromkeys(range(first_id, first_id + request.n), self.refused[first_id])
 
     def release_siblings(self, first_id: int) -> None:
         """Adds the choices that waited for `first_id`."""
-        waiting = self._siblings.pop(first_id, None)
-        if waiting is not None:
-            self._add_choices(waiting[0], first_id, waiting[1])
+        request, choices = self._siblings.pop(first_id, (None, ()))
+        for k in choices:
+            assert request is not None
+            self._admit(request, first_id + k, k)
 
     def abort(self, device_id: int) -> None:
         """Ends one choice; waiting siblings of an aborted first choice join now."""
         self._forget_sibling(device_id)
         if device_id in self._slot_of:
-            self._scheduler.abort(device_id)
-            self.free_slots()
+            self._leave(device_id)
         self.release_siblings(device_id)
 
     def free_slots(self) -> None:
@@ -79,9 +92,9 @@ class Admission:
             row = self.rows.pop(slot)
             del self._slot_of[row.device_id]
             self.fresh.discard(slot)
-            self._executor.reset(slot, self._poison)
+            _forget(self._executor.reset, slot, self._poison)
         for entry, dead in self._scheduler.take_evicted():
-            self._encoder.evict(entry, dead)
+            _forget(self._encoder.evict, entry, dead)
 
     def may_restart(self) -> np.ndarray:
         """uint8 [max_slots]: slots of which nothing has been told, and that have not started over before."""
@@ -92,8 +105,13 @@ class Admission:
     def restage(self, slot: int) -> None:
         """Stages a slot anew, as no step had ever run it; none that is in flight may name it."""
         row = self.rows[slot]
-        self._executor.reset(slot, self._poison)
-        self._executor.admit(slot, row.request, row.seed, row.prompt_logprobs)
+        try:
+            self._executor.reset(slot, self._poison)
+            self._executor.admit(slot, row.request, row.seed, row.prompt_logprobs)
+        except Exception as error:
+            self._leave(row.device_id)
+            self._refuse(row.device_id, error)
+            self.release_siblings(row.device_id)
 
     def ledger(self) -> dict[str, int]:
         """Rows staged here; zero when idle."""
@@ -108,44 +126,67 @@ class Admission:
                 choices.remove(device_id - first_id)
                 return
 
-    def _add_choices(self, request: Request, first_id: int, choices: Iterable[int]) -> None:
-        self.refused += [first_id + k for k in choices if not self._add(request, first_id + k, k)]
+    def _admit(self, request: Request, device_id: int, choice: int) -> bool:
+        """Adds one choice. False: the choice is `refused`, and nothing of the choice is held."""
+        try:
+            slot = self._place(request, device_id)
+            if slot < 0:
+                self.refused[device_id] = AdmissionError(REFUSALS[slot])
+                return False
+            seed = secrets.randbits(64) if request.sampling.seed is None else request.sampling.seed + choice
+            row = self.rows[slot] = LiveRow(device_id, choice, request, seed)
+            self._slot_of[device_id] = slot
+            self.fresh.add(slot)
+            if request.sampling.prompt_logprobs is not None and choice == 0:
+                row.prompt_logprobs = [None]  # nothing predicts the first token
+            self._executor.admit(slot, request, seed, row.prompt_logprobs)
+        except Exception as error:
+            if device_id in self._slot_of:
+                self._leave(device_id)
+            self._refuse(device_id, error)
+            return False
+        return True
 
-    def _add(self, request: Request, device_id: int, choice: int) -> bool:
+    def _leave(self, device_id: int) -> None:
+        """Gives back what a choice holds, its slot at once or when no step in flight names it."""
+        self._scheduler.abort(device_id)
+        self.free_slots()
+
+    def _refuse(self, device_id: int, error: Exception) -> None:
+        """The error of one admission ends one choice. Raises an error that the device is lost."""
+        if scope_of(error) == "device":
+            raise error
+        log.error("choice %d could not be admitted", device_id, exc_info=error)
+        self.refused[device_id] = AdmissionError("the engine failed when it took this request in")
+
+    def _place(self, request: Request, device_id: int) -> int:
+        """The slot that the scheduler gives, or the number of its refusal; then new media entries are taken back."""
         params = request.sampling
-        prompt = np.ascontiguousarray(request.prompt_token_ids, np.int32)
         root = hashlib.blake2b(request.cache_salt, digest_size=16).digest()
         made: list[int] = []  # entries that no earlier request named
-        media, keys = self._media(request, root, made)
-        slot = self._scheduler.add(
-            device_id,
-            prompt,
-            max_tokens=params.max_tokens,
-            min_tokens=params.min_tokens,
-            ignore_eos=params.ignore_eos,
-            eos_ids=np.asarray(params.eos_token_ids, np.int32),
-            stop_ids=np.asarray(params.stop_token_ids, np.int32),
-            priority=request.priority,
-            arrival=request.arrival,
-            root=root,
-            keys=keys,
-            media=media,
-            read_cache=params.prompt_logprobs is None,
-        )
-        if slot < 0:
-            for entry in made:
+        slot = -1
+        try:
+            media, keys = self._media(request, root, made)
+            slot = self._scheduler.add(
+                device_id,
+                np.ascontiguousarray(request.prompt_token_ids, np.int32),
+                max_tokens=params.max_tokens,
+                min_tokens=params.min_tokens,
+                ignore_eos=params.ignore_eos,
+                eos_ids=np.asarray(params.eos_token_ids, np.int32),
+                stop_ids=np.asarray(params.stop_token_ids, np.int32),
+                priority=request.priority,
+                arrival=request.arrival,
+                root=root,
+                keys=keys,
+                media=media,
+                read_cache=params.prompt_logprobs is None,
+            )
+        finally:
+            for entry in made if slot < 0 else ():
                 if self._scheduler.discard_entry(entry):
                     self._encoder.evict(entry, dead=True)
-            return False
-        seed = secrets.randbits(64) if params.seed is None else params.seed + choice
-        row = LiveRow(device_id, choice, request, seed)
-        if params.prompt_logprobs is not None and choice == 0:
-            row.prompt_logprobs = [None]  # nothing predicts the first token
-        self.rows[slot] = row
-        self._slot_of[device_id] = slot
-        self.fresh.add(slot)
-        self._executor.admit(slot, request, seed, row.prompt_logprobs)
-        return True
+        return slot
 
     def _media(self, request: Request, root: bytes, made: list[int]) -> tuple[np.ndarray | None, np.ndarray | None]:
         """The scheduler's view of the media: runs int32 [m, 4], and a key per prompt token that names the content."""
@@ -159,8 +200,8 @@ class Admission:
             if entry is None:
                 entry = self._scheduler.add_entry(item.num_tokens)
                 assert entry >= 0, "items larger than the encoder cache are refused before they get here"
-                self._encoder.stage(entry, digest, item)
                 made.append(entry)
+                self._encoder.stage(entry, digest, item)
             base = np.uint64(int.from_bytes(digest[:8], "little"))
             done = 0
             for start, length in item.spans:
@@ -170,3 +211,13 @@ class Admission:
                 done += length
         runs.sort()
         return np.asarray(runs, np.int32), keys
+
+
+def _forget(call: Callable[..., None], *args: Any) -> None:
+    """Drops what a request leaves behind. An error ends nobody, for the next admission writes the same places anew."""
+    try:
+        call(*args)
+    except Exception as error:
+        if scope_of(error) == "device":
+            raise
+        log.exception("the rest of a request could not be dropped")

@@ -51,6 +51,10 @@ class DeviceOutOfMemoryError(EngineError):
     scope = "step"
 
 
+class AdmissionError(EngineError):
+    """A request could not be taken in, although it had passed every check; it ends with 500, the others go on."""
+
+
 class InvalidLogitsError(EngineError):
     """A row's logits were NaN or infinite; that row ends with 500."""
 

@@ -24,6 +24,7 @@ import torch
 
 from _fast.plan import StepPlan
 from engine.config import EngineConfig
+from engine.errors import scope_of
 from engine.failures import TokenBudget
 from engine.inbox import Abort, Call, Inbox, Message, Pause, Stop, Submit
 from engine.output import StepOutput, from_ring
@@ -249,6 +250,15 @@ class DeviceThread:
                 return
 
     def _take(self, runtime: Runtime, message: Message) -> None:
+        """Does what a message asks for. An error harms the sender's request only, unless the device is lost."""
+        try:
+            self._obey(runtime, message)
+        except Exception as error:
+            if scope_of(error) == "device":
+                raise
+            log.exception("a message of the loop failed: %s", type(message).__name__)
+
+    def _obey(self, runtime: Runtime, message: Message) -> None:
         match message:
             case Submit(request, first_id):
                 runtime.admission.submit(request, first_id)
@@ -293,8 +303,8 @@ class DeviceThread:
         stats.launch_s += time.perf_counter() - begun
 
     def _deliver(self, runtime: Runtime, output: StepOutput) -> None:
-        for device_id in runtime.admission.refused:
-            output.add(device_id, -1, FinishReason.ERROR)
+        for device_id, error in runtime.admission.refused.items():
+            output.invalid[output.add(device_id, -1, FinishReason.ERROR)] = error
         runtime.admission.refused.clear()
         if self._steady is not None:
             self._steady.ring.put(output)

@@ -54,8 +54,8 @@ class EncoderCache:
         """Drops rows that no step in flight reads; a dead entry is forgotten altogether (device thread)."""
         self._rows.pop(entry, None)
         if dead:
-            self._entries.pop(self._digests.pop(entry), None)
-            del self._inputs[entry]
+            self._entries.pop(self._digests.pop(entry, b""), None)  # an entry may go before it was staged
+            self._inputs.pop(entry, None)
 
     def drop_rows(self) -> None:
         """Drops all rows; `rows` makes them again (device thread, with no step in flight)."""

@@ -24,7 +24,7 @@ from tests.engine_kit import answer, prompts, running, text_request
 QWEN3 = tiny.checkpoint("qwen3")
 PROMPTS = prompts(12, tiny.FIRST_SPECIAL, seed=2, longest=60)
 TIMES = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
-NOBODY = SimpleNamespace(refused=[])  # an admission
+NOBODY = SimpleNamespace(refused={})  # an admission
 FIELDS = ("schedule_s", "launch_s", "wait_s", "commit_s", "device_s", "gap_s")
 
 
