@@ -1,4 +1,4 @@
-"""The scheduler's cost per step stays in its class: a generous bound, as the machine may be busy."""
+"""The scheduler's cost per step: 30 us for 256 rows, which the best of several rounds keeps beside busy neighbours."""
 
 import statistics
 
@@ -7,13 +7,13 @@ import pytest
 from tests.bench.bench_scheduler import decode_case, prefix_case
 
 pytestmark = pytest.mark.alone
-BUDGET_US = 300  # the aim is 30; a bound that a busy machine keeps and a loop over Python objects does not
+BUDGET_US = 30.0
 
 
 def test_256_decode_rows_are_planned_and_settled_within_the_bound():
-    case = decode_case(256, 60)
-    assert statistics.median(case["schedule"]) < BUDGET_US
-    assert statistics.median(case["commit"]) < BUDGET_US
+    rounds = [decode_case(256, 60) for _ in range(5)]
+    for part in ("schedule", "commit"):
+        assert min(statistics.median(case[part]) for case in rounds) < BUDGET_US
 
 
 def test_a_prefix_costs_about_a_microsecond_per_block():
