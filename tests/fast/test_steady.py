@@ -1,4 +1,7 @@
-"""SteadyLoop against the plain order in Python: the same steps, tokens and endings, whoever runs which step.
+"""SteadyLoop against the plain order in Python, and against what each request alone must get.
+
+The same steps, tokens and endings, whoever runs which step. The stand-in runtime (oracles/runtime.c) holds a cache of
+identities, in which every row of every step must find its own prefix, and draws tokens from a request's number alone.
 
 Both run one script of arrivals and aborts, each tied to the number of the step before which it happens. The stand-in
 runtime wakes the inbox when the step before that is launched, so that the loop returns exactly there.
@@ -28,7 +31,10 @@ from _fast.steady import (
 )
 from tests.fast.oracles.runtime import COPY, GRAPH, QUERY, RECORD, SYNC, Rig, seed_words
 
-ROWS, TOKENS, SLOTS, ERROR, EOS = 6, 64, 12, 5, 3
+ROWS, TOKENS, SLOTS, EOS = 6, 64, 12, 3
+STOP, LENGTH, ERROR = 1, 3, 5
+PROMPT = 7, 11  # token p of each prompt is 7 p % 11
+CONTEXT = 1024  # of the stand-in's cache
 
 
 class Engine:
@@ -40,6 +46,9 @@ class Engine:
         rows = self.scheduler.max_rows
         self.rig = Rig(rows, self.scheduler.max_tokens, 1 << 12, self.scheduler.max_slots)
         self.rig.lib.set_vocab(vocab)
+        if self.scheduler.max_model_len <= CONTEXT:
+            self.rig.lib.set_cache(defaults["block_size"], *PROMPT)
+        self.refused = set()
         self.special = np.zeros(self.scheduler.max_slots, np.uint8)
         self.script = list(script)  # (step, what, number, details), by step
         self.live = {}  # number -> slot
@@ -55,12 +64,14 @@ class Engine:
             _, what, number, details = self.script.pop(0)
             if what == "add":
                 length, most, flags = details
-                prompt = (np.arange(length) * 7 % 11).astype(np.int32)
+                prompt = (np.arange(length) * PROMPT[0] % PROMPT[1]).astype(np.int32)
                 slot = self.scheduler.add(number, prompt, max_tokens=most, eos_ids=[EOS])
                 if slot >= 0:
                     self.rig.params.stage(slot, seed_words(slot, length, number))
                     self.special[slot] = flags
                     self.live[number] = slot
+                else:
+                    self.refused.add(number)
             elif number in self.live:
                 assert self.scheduler.abort(number)
                 del self.live[number]
@@ -239,6 +250,30 @@ def script_of(seed, length=120, flags=(0, 0, 0, 0, 1, 2)):
     return script
 
 
+def check_endings(engine, script):
+    """Each request's news against what its draws say alone, whichever steps and rows it met."""
+    added = {number: details for _, what, number, details in script if what == "add"}
+    aborted = {number for _, what, number, _ in script if what == "abort"}
+    tokens, why = {number: [] for number in added}, dict.fromkeys(added, 0)
+    for _, numbers, drawn, finishes, _ in engine.news:
+        for number, token, finish in zip(numbers, drawn, finishes):
+            assert not why[number], "news behind the end"
+            tokens[number] += [token] if token >= 0 else []
+            why[number] = finish
+    for number, (length, most, _) in added.items():
+        room = min(most, engine.scheduler.max_model_len - length)
+        wanted = [engine.rig.draw(number, place) for place in range(room)]
+        if EOS in wanted:
+            wanted = wanted[: wanted.index(EOS) + 1]
+        assert tokens[number] == wanted[: len(tokens[number])]
+        if why[number] in (STOP, LENGTH):
+            assert tokens[number] == wanted
+            assert why[number] == (STOP if wanted[-1] == EOS else LENGTH)
+        else:
+            assert why[number] == ERROR or number in aborted | engine.refused
+            assert number not in engine.refused or not tokens[number]
+
+
 def both(script, faulty=-1, eager=0, **options):
     """What the plain order told and what the mixed one did, and the latter's engine."""
     names = ("num_blocks", "vocab", "max_tokens", "prefix_caching")
@@ -251,6 +286,7 @@ def both(script, faulty=-1, eager=0, **options):
     mixed.rig.lib.set_faulty_step(faulty)
     mixed.run()
     mixed.close()
+    check_endings(mixed, script)
     return [told for told in expected if told[1]], [told for told in mixed.news if told[1]], mixed
 
 

@@ -6,7 +6,10 @@
 
    The model behind "prep", "forward" and "sample": records take turns; a record is taken apart by its header; a slot's
    words travel once; a token is a hash of the slot's seed and the token's place; a fed token is the slot's newest; the
-   tokens go to the ring buffer that the header names. A step whose own numbers do not fit together sets `fault`. */
+   tokens go to the ring buffer that the header names. A step whose own numbers do not fit together sets `fault`.
+
+   With set_cache() the model also has a cache of one group, which holds identities: position p of a row stores a hash of
+   the row's tokens up to p. A row that reads a block of another prefix, or a block that was never sent, sets `fault`. */
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -15,6 +18,7 @@
 #include <unistd.h>
 
 enum { WORDS = 12, MAX_OPS = 64, MAX_LOG = 1 << 16, EVENTS = 64, SLOTS = 1024, ROWS = 1024, PREP_NS = 5000, ALIGNED = 16 };
+enum { BLOCKS = 1 << 10, LINE = 1 << 8, CONTEXT = 1 << 10 };
 enum { COPY, GRAPH, RECORD };
 enum { LOG_GRAPH, LOG_COPY, LOG_RECORD, LOG_SYNC, LOG_QUERY, LOG_ELAPSED };
 
@@ -33,6 +37,11 @@ static int32_t header[16], rows_slot[ROWS], rows_place[ROWS], rows_sampled;
 static int64_t fault, device_end, step_ns, faulty_step = -1;
 static int32_t vocab = 1000, bare;
 static int32_t in_order = 1, next_prep;  /* every step's record was read, once, in order */
+static int32_t block_size, factor, modulus;          /* of the cache, 0: none; of the prompts: token p is p * factor % modulus */
+static int32_t table[SLOTS][LINE];                   /* blocks of each slot */
+static uint64_t held[BLOCKS * 16];                   /* identity at each block's positions */
+static uint64_t own[SLOTS][CONTEXT + 1];             /* identities of a slot's tokens; at 0 that of no token */
+static int32_t num_own[SLOTS];
 static int wake_fd, wake_after; /* written when that many forwards have been launched */
 
 static int64_t clock_ns(void)
@@ -63,6 +72,34 @@ int32_t draw(int32_t seed, int32_t place)
     return (int32_t)(x % (uint32_t)vocab);
 }
 
+/* The identity of the slot's tokens up to position p, from the prompts' rule and from what is drawn. */
+static uint64_t identity(int32_t slot, int32_t p)
+{
+    for (; num_own[slot] <= p; num_own[slot]++) {
+        int32_t at = num_own[slot], prompt_len = words[slot][1];
+        uint64_t token = at < prompt_len ? at * factor % modulus : draw(words[slot][7], at - prompt_len);
+        own[slot][at + 1] = (own[slot][at] + token + 1) * 6364136223846793005u + 1442695040888963407u;
+    }
+    return own[slot][p + 1];
+}
+
+static uint64_t *cell(int32_t slot, int32_t p)
+{
+    int32_t block = table[slot][p / block_size];
+    fault |= (block < 1 || block >= BLOCKS) << 13;
+    return &held[(block & (BLOCKS - 1)) * 16 + p % block_size];
+}
+
+/* A row reads the positions before its own and writes its own. */
+static void read_and_write(int32_t slot, int32_t start, int32_t count)
+{
+    int32_t p;
+    for (p = 0; p < start; p++)
+        fault |= (*cell(slot, p) != identity(slot, p)) << 14;
+    for (p = start; p < start + count; p++)
+        *cell(slot, p) = identity(slot, p);
+}
+
 static void prep(const int32_t *record)
 {
     const int32_t *slot = record + 16, *start = slot + max_rows, *len = start + max_rows + 1;
@@ -75,8 +112,12 @@ static void prep(const int32_t *record)
     if (bare)
         return;
     table_updates += record[3];
-    for (k = 0; k < record[7]; k++)
+    for (k = 0; k < record[7]; k++) {
         memcpy(words[param[k * WORDS]], param + k * WORDS, WORDS * sizeof(int32_t));
+        num_own[param[k * WORDS]] = 0;
+    }
+    for (k = 0; block_size && k < record[3]; k++)
+        table[tail[4 * k]][tail[4 * k + 1]] = tail[4 * k + 2];
     rows_sampled = 0;
     for (row = 0; row < record[0]; row++) {
         int32_t s = slot[row];
@@ -94,6 +135,8 @@ static void prep(const int32_t *record)
             int32_t newest = flags[row] & 2 ? last_token[s] : token[start[row]];
             fault |= (newest != draw(words[s][7], computed[row] - words[s][1])) << 3;
         }
+        if (block_size)
+            read_and_write(s, computed[row], len[row]);
     }
     fault |= (rows_sampled != record[6]) << 4;
 }
@@ -269,13 +312,16 @@ void setup(int32_t rows, int32_t tokens, int32_t **host_ring, int32_t **host_rec
     memset(events, 0, sizeof events);
     memset(words, 255, sizeof words);
     memset(last_token, 255, sizeof last_token);
+    memset(table, 0, sizeof table);
+    memset(held, 0, sizeof held);
+    memset(num_own, 0, sizeof num_own);
     max_rows = rows;
     max_tokens = tokens;
     memcpy(ring, host_ring, count * sizeof(int32_t *));
     memcpy(records, host_records, count * sizeof(int32_t *));
     num_records = count;
     turn = next;
-    num_calls = fault = device_end = step_ns = table_updates = bare = wake_after = next_prep = 0;
+    num_calls = fault = device_end = step_ns = table_updates = bare = wake_after = next_prep = block_size = 0;
     in_order = 1;
     fail_call = -1;
     faulty_step = -1;
@@ -287,6 +333,7 @@ void set_step_ns(int64_t ns) { step_ns = ns; }
 void set_faulty_step(int64_t step) { faulty_step = step; }
 void set_wake(int fd, int after) { wake_fd = fd, wake_after = after; }
 void set_bare(int32_t value) { bare = value; }
+void set_cache(int32_t size, int32_t by, int32_t in) { block_size = size, factor = by, modulus = in; }
 void set_vocab(int32_t value) { vocab = value; }
 int64_t get_fault(void) { return fault | !in_order << 9; }
 int64_t get_num_events(void) { int64_t n = 0; for (int i = 1; i <= EVENTS; i++) n += events[i].used; return n; }
