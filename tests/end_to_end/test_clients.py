@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +25,20 @@ SHORT = {"max_tokens": 6, "temperature": 0}
 HAS_NODE = bool(shutil.which("node") and shutil.which("npm"))
 
 
+CLIENTS: dict[str, Callable[[], Installing]] = {
+    "litellm": lambda: PythonClient("litellm", "litellm>=1.80,<2"),
+    "guidellm": lambda: PythonClient("guidellm", "guidellm>=0.8,<0.9"),
+    "ai-sdk": lambda: NodeClient("ai-sdk", "ai@6", "@ai-sdk/openai-compatible@2", "zod@4"),
+}
+
+
 @pytest.fixture(scope="module")
-def installing() -> Iterator[dict[str, Installing]]:
-    """All of them at the same time."""
+def installing(request: pytest.FixtureRequest) -> Iterator[dict[str, Installing]]:
+    """The clients of the tests that run, all at the same time."""
+    tests = {item.originalname for item in request.session.items if item.path == Path(__file__)}
+    asked = {"litellm": "test_litellm", "guidellm": "test_guidellm", "ai-sdk": "test_vercel_ai_sdk"}
     clients = {
-        "litellm": PythonClient("litellm", "litellm>=1.80,<2"),
-        "guidellm": PythonClient("guidellm", "guidellm>=0.8,<0.9"),
-        **({"ai-sdk": NodeClient("ai-sdk", "ai@6", "@ai-sdk/openai-compatible@2", "zod@4")} if HAS_NODE else {}),
+        name: CLIENTS[name]() for name, test in asked.items() if test in tests and (HAS_NODE or name != "ai-sdk")
     }
     yield clients
     for client in clients.values():
@@ -65,6 +72,7 @@ def user(content: Any) -> dict[str, Any]:
 PARTS = [{"type": "text", "text": "what is it?"}, {"type": "image_url", "image_url": {"url": PICTURE}}]
 
 
+@pytest.mark.full  # 30 s of imports
 @pytest.mark.slow
 async def test_litellm(embedded_process, installing):
     folder, port = installing["litellm"].done(), embedded_process.port
@@ -116,11 +124,9 @@ async def test_vercel_ai_sdk(embedded_process, installing):
     assert found["left"] is True
 
 
+@pytest.mark.full  # 30 s of imports
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "route",
-    ["/v1/chat/completions", pytest.param("/v1/completions", marks=pytest.mark.full)],  # 10 s each
-)
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/completions"])
 def test_guidellm(embedded_process, installing, tmp_path, route):
     """It finds model, usage and streamed tokens: what it counts is what was asked for."""
     folder = installing["guidellm"].done()

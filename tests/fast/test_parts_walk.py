@@ -12,7 +12,7 @@ from tests.fast.oracles import blocks, prefix, queue
 KEY = bytes(range(16))
 
 
-@pytest.mark.parametrize("seed", range(150))
+@pytest.mark.parametrize("seed", range(250))  # 100,000 moves
 def test_the_pool_makes_the_same_moves_as_its_oracle(seed):
     rng = random.Random(seed)
     size = rng.randint(2, 65)
@@ -73,7 +73,7 @@ def test_the_hash_is_siphash_with_128_bits(words):
 
 
 @pytest.mark.parametrize("hash_bits", [128, 8])
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(100))  # 100,000 moves
 def test_the_index_finds_exactly_what_its_oracle_finds(seed, hash_bits):
     rng = random.Random(seed)
     size = rng.choice([2, 8, 64, 200])
@@ -106,7 +106,7 @@ def test_the_index_finds_exactly_what_its_oracle_finds(seed, hash_bits):
         assert index.lookup(*name) == block, f"seed {seed}"
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(125))  # 100,000 moves
 def test_the_queue_gives_the_order_of_its_oracle(seed):
     rng = random.Random(seed)
     by_priority = seed % 2 == 1
