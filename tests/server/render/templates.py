@@ -1,196 +1,30 @@
-"""Chat templates in the styles that checkpoints use, written for the tests, and conversations to render with them."""
+"""Chat templates of our own pieces (constructs.py), and conversations to render with them."""
 
-CHATML = """
-{%- if messages[0]['role'] == 'system' -%}
-    {%- set first = messages[0]['content'] -%}{%- set rest = messages[1:] -%}
-{%- else -%}
-    {%- set first = 'Be brief.' -%}{%- set rest = messages -%}
-{%- endif -%}
-{{ '<|im_start|>system\n' + first + '<|im_end|>\n' }}
-{%- for message in rest %}
-{{- '<|im_start|>' + message['role'] + '\n' + (message['content'] or '') | trim + '<|im_end|>' + '\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}
-{{- '<|im_start|>assistant\n' }}
-{%- endif %}
+from tests.server.render.constructs import compose
+
+PLAIN = compose("briefing", "lines", "plain", "lines", "asked", "tight")
+THOUGHTFUL = compose("briefing", "sorted", "thoughtful", "lines", "quick", "loose")
+DATED = compose("dated", "dump", "edges", "pairs", "asked", "tight")
+STRICT = compose("bare", "by hand", "strict", "numbered", "ended", "behind")
+MARKED = compose("notes", "tagged", "marked", "indented", "open", "tight")
+
+PLACES = """
+{%- set seen = namespace(pictures=0) -%}
+{%- if messages[0].role != 'system' %}[system] You are kind.<|im_end|>
+{% endif -%}
+{%- for turn in messages -%}
+[{{ turn['role'] }}] {% if turn['content'] is string %}{{ turn['content'] }}{% else %}{% for part in turn['content'] -%}
+    {%- if part['type'] == 'image' or 'image' in part or 'image_url' in part -%}
+        {%- set seen.pictures = seen.pictures + 1 -%}
+        {{ '(' ~ seen.pictures ~ ') ' if add_vision_id }}<|vision_bos|><|IMAGE|><|vision_eos|>
+    {%- elif part['type'] == 'audio' or 'audio' in part -%}<|audio_bos|><|AUDIO|><|audio_eos|>
+    {%- elif part['type'] == 'video' or 'video' in part -%}<|vision_bos|><|VIDEO|><|vision_eos|>
+    {%- elif 'text' in part -%}{{ part['text'] }}
+    {%- endif -%}
+{%- endfor %}{% endif %}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt %}[assistant] {% endif -%}
 """
-
-QWEN_TOOLS = """
-{%- if tools %}
-    {{- '<|im_start|>system\\n# Tools\\n\\n<tools>' }}
-    {%- for tool in tools %}
-        {{- "\\n" }}
-        {{- tool | tojson }}
-    {%- endfor %}
-    {{- "\\n</tools><|im_end|>\\n" }}
-{%- endif %}
-{%- set ns = namespace(last=messages|length - 1, seen=false) %}
-{%- for message in messages[::-1] %}
-    {%- set index = (messages|length - 1) - loop.index0 %}
-    {%- if not ns.seen and message.role == "user" and message.content is string %}
-        {%- set ns.seen = true %}
-        {%- set ns.last = index %}
-    {%- endif %}
-{%- endfor %}
-{%- for message in messages %}
-    {%- if message.content is string %}
-        {%- set content = message.content %}
-    {%- else %}
-        {%- set content = '' %}
-    {%- endif %}
-    {%- if (message.role == "user") or (message.role == "system" and not loop.first) %}
-        {{- '<|im_start|>' + message.role + '\\n' + content + '<|im_end|>' + '\\n' }}
-    {%- elif message.role == "assistant" %}
-        {%- set reasoning = '' %}
-        {%- if message.reasoning_content is string %}
-            {%- set reasoning = message.reasoning_content %}
-        {%- elif '</think>' in content %}
-            {%- set reasoning = content.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') %}
-            {%- set content = content.split('</think>')[-1].lstrip('\\n') %}
-        {%- endif %}
-        {{- '<|im_start|>' + message.role + '\\n' }}
-        {%- if loop.index0 > ns.last and reasoning %}
-            {{- '<think>\\n' + reasoning.strip('\\n') + '\\n</think>\\n\\n' }}
-        {%- endif %}
-        {{- content }}
-        {%- if message.tool_calls %}
-            {%- for tool_call in message.tool_calls %}
-                {%- if (loop.first and content) or (not loop.first) %}{{- '\\n' }}{%- endif %}
-                {%- if tool_call.function %}{%- set tool_call = tool_call.function %}{%- endif %}
-                {{- '<tool_call>\\n{"name": "' }}
-                {{- tool_call.name }}
-                {{- '", "arguments": ' }}
-                {%- if tool_call.arguments is string %}
-                    {{- tool_call.arguments }}
-                {%- else %}
-                    {{- tool_call.arguments | tojson }}
-                {%- endif %}
-                {{- '}\\n</tool_call>' }}
-            {%- endfor %}
-        {%- endif %}
-        {{- '<|im_end|>\\n' }}
-    {%- elif message.role == "tool" %}
-        {%- if loop.first or (messages[loop.index0 - 1].role != "tool") %}{{- '<|im_start|>user' }}{%- endif %}
-        {{- '\\n<tool_response>\\n' }}
-        {{- content }}
-        {{- '\\n</tool_response>' }}
-        {%- if loop.last or (messages[loop.index0 + 1].role != "tool") %}{{- '<|im_end|>\\n' }}{%- endif %}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-    {%- if enable_thinking is defined and enable_thinking is false %}
-        {{- '<think>\\n\\n</think>\\n\\n' }}
-    {%- endif %}
-{%- endif %}
-"""
-
-LLAMA = """{{- bos_token }}
-{%- if not date_string is defined %}
-    {%- set date_string = strftime_now("%d %b %Y") %}
-{%- endif %}
-{%- if messages[0]['role'] == 'system' %}
-    {%- set system_message = messages[0]['content']|trim %}
-    {%- set messages = messages[1:] %}
-{%- else %}
-    {%- set system_message = "" %}
-{%- endif %}
-{{- "<|start_header_id|>system<|end_header_id|>\\n\\n" }}
-{{- "Today: " + date_string + "\\n\\n" }}
-{%- if tools is not none %}
-    {%- for t in tools %}
-        {{- t | tojson(indent=4) }}
-        {{- "\\n\\n" }}
-    {%- endfor %}
-{%- endif %}
-{{- system_message }}
-{{- "<|eot_id|>" }}
-{%- for message in messages %}
-    {%- if not (message.role == 'ipython' or message.role == 'tool' or 'tool_calls' in message) %}
-        {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}
-        {{- message['content'] | trim + '<|eot_id|>' }}
-    {%- elif 'tool_calls' in message %}
-        {%- for call in message.tool_calls %}
-            {%- set call = call.function %}
-            {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' -}}
-            {%- for arg_name, arg_val in call.arguments | items %}
-                {{- arg_name + '="' + arg_val|string + '"' }}{% if not loop.last %}, {% endif %}
-            {%- endfor %}
-            {{- "<|eot_id|>" }}
-        {%- endfor %}
-    {%- elif message.role == "tool" or message.role == "ipython" %}
-        {{- "<|start_header_id|>ipython<|end_header_id|>\\n\\n" }}
-        {%- if message.content is mapping or message.content is iterable %}
-            {{- message.content | tojson }}
-        {%- else %}
-            {{- message.content }}
-        {%- endif %}
-        {{- "<|eot_id|>" }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
-{%- endif %}
-"""
-
-MISTRAL = """{%- if messages[0]["role"] == "system" %}
-    {%- set system_message = messages[0]["content"] %}
-    {%- set loop_messages = messages[1:] %}
-{%- else %}
-    {%- set loop_messages = messages %}
-{%- endif %}
-{%- set user_messages = loop_messages | selectattr("role", "equalto", "user") | list %}
-{{- bos_token }}
-{%- for message in loop_messages %}
-    {%- if message["role"] not in ["user", "assistant", "tool"] %}
-        {{- raise_exception("Only user, assistant and tool roles follow the system prompt") }}
-    {%- endif %}
-    {%- if message["role"] == "user" %}
-        {%- if tools is not none and (message == user_messages[-1]) %}
-            {{- "[AVAILABLE_TOOLS] [" }}
-            {%- for tool in tools %}
-                {%- set tool = tool.function %}
-                {{- '{"type": "function", "function": {' }}
-                {%- for key, val in tool.items() if key != "return" %}
-                    {%- if val is string %}
-                        {{- '"' + key + '": "' + val + '"' }}
-                    {%- else %}
-                        {{- '"' + key + '": ' + val|tojson }}
-                    {%- endif %}
-                    {%- if not loop.last %}{{- ", " }}{%- endif %}
-                {%- endfor %}
-                {{- "}}" }}
-                {%- if not loop.last %}{{- ", " }}{%- else %}{{- "]" }}{%- endif %}
-            {%- endfor %}
-            {{- "[/AVAILABLE_TOOLS]" }}
-        {%- endif %}
-        {%- if loop.last and system_message is defined %}
-            {{- "[INST] " + system_message + "\\n\\n" + message["content"] + "[/INST]" }}
-        {%- else %}
-            {{- "[INST] " + message["content"] + "[/INST]" }}
-        {%- endif %}
-    {%- elif message["role"] == "assistant" and message.tool_calls is defined %}
-        {{- "[TOOL_CALLS] [" }}
-        {%- for tool_call in message.tool_calls %}
-            {%- set out = tool_call.function|tojson %}
-            {{- out[:-1] }}{{- ', "id": "' + tool_call.id + '"}' }}
-            {%- if not loop.last %}{{- ", " }}{%- else %}{{- "]" + eos_token }}{%- endif %}
-        {%- endfor %}
-    {%- elif message["role"] == "assistant" %}
-        {%- generation %}{{- " " + message["content"]|trim + eos_token}}{%- endgeneration %}
-    {%- elif message["role"] == "tool" %}
-        {{- '[TOOL_RESULTS] {"content": ' + message.content|string + "}[/TOOL_RESULTS]" }}
-    {%- endif %}
-{%- endfor %}
-"""
-
-OMNI = """{% set pictures = namespace(value=0) %}{% for message in messages %}{% if loop.first and message['role'] != 'system' %}<|im_start|>system
-You are kind.<|im_end|>
-{% endif %}<|im_start|>{{ message['role'] }}
-{% if message['content'] is string %}{{ message['content'] }}<|im_end|>
-{% else %}{% for content in message['content'] %}{% if content['type'] == 'image' or 'image' in content or 'image_url' in content %}{% set pictures.value = pictures.value + 1 %}{% if add_vision_id %}Picture {{ pictures.value }}: {% endif %}<|vision_bos|><|IMAGE|><|vision_eos|>{% elif content['type'] == 'audio' or 'audio' in content %}<|audio_bos|><|AUDIO|><|audio_eos|>{% elif content['type'] == 'video' or 'video' in content %}<|vision_bos|><|VIDEO|><|vision_eos|>{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}<|im_end|>
-{% endif %}{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-{% endif %}"""  # noqa: E501
 
 MACROS = """
 {%- macro show(content, numbered) -%}
@@ -211,8 +45,8 @@ MACROS = """
 {{- 'Assistant: ' if add_generation_prompt -}}
 """
 
-STRING_TEMPLATES = {"chatml": CHATML, "qwen_tools": QWEN_TOOLS, "llama": LLAMA, "mistral": MISTRAL}
-PART_TEMPLATES = {"omni": OMNI, "macros": MACROS}
+STRING_TEMPLATES = {"plain": PLAIN, "thoughtful": THOUGHTFUL, "dated": DATED, "strict": STRICT, "marked": MARKED}
+PART_TEMPLATES = {"places": PLACES, "macros": MACROS}
 
 TOOLS = [
     {

@@ -75,8 +75,8 @@ def changed(rng, seed=SEED, documents=({"title": "a", "text": "b"},)):
 
 @pytest.mark.parametrize(
     "template",
-    [None, kit.OMNI, kit.MACROS, kit.QWEN_TOOLS, kit.LLAMA],
-    ids=["embedded", "omni", "macros", "qwen", "llama"],
+    [None, kit.PLACES, kit.MACROS, kit.THOUGHTFUL, kit.DATED],
+    ids=["embedded", "places", "macros", "thoughtful", "dated"],
 )
 async def test_only_render_errors_leave(template):
     rng = random.Random(6)

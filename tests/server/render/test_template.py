@@ -106,7 +106,7 @@ def test_content_format_is_read_from_the_template(source, wanted):
 
 
 def test_facts_about_a_template():
-    facts = ChatTemplate(kit.QWEN_TOOLS, {}).facts
+    facts = ChatTemplate(kit.THOUGHTFUL, {}).facts
     assert (facts.asks_for_string, facts.asks_for_none, facts.knows_developer) == (
         True, False, False,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from server.render.hf_tokenizer import HfTokenizer
 from server.render.template import ChatTemplate
 from tests.server.render import templates as kit
 from tests.server.render import vocab
-from tests.server.render.families_plain import FAMILIES
+from tests.server.render.constructs import MEDIA, TEMPLATES
 
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 DOCUMENTS = [{"title": "Straße", "text": "x < y"}, {"title": "zwei", "text": "«»"}]
@@ -49,14 +49,14 @@ def ours(template, messages, **values):
 
 
 def test_there_are_fifty_templates_and_forty_conversations():
-    assert len(FAMILIES) >= 50
-    assert len(set(FAMILIES.values())) == len(FAMILIES)
+    assert len(TEMPLATES) >= 50
+    assert len(set(TEMPLATES.values())) == len(TEMPLATES)
     assert len(CONVERSATIONS) == 40
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", TEMPLATES)
 def test_every_conversation_renders_as_the_reference_does(name, reference):
-    source = FAMILIES[name]
+    source = TEMPLATES[name]
     template, shown = ChatTemplate(source, SPECIAL), 0
     for k, (messages, tools) in enumerate(CONVERSATIONS):
         values = {
@@ -72,14 +72,18 @@ def test_every_conversation_renders_as_the_reference_does(name, reference):
     assert shown >= 5
 
 
-PARTS = [name for name, source in FAMILIES.items() if ChatTemplate(source, {}).content_format == "openai"]
+def test_templates_that_loop_over_a_text_are_those_with_media():
+    assert set(PARTS) == set(MEDIA)
+
+
+PARTS = [name for name, source in TEMPLATES.items() if ChatTemplate(source, {}).content_format == "openai"]
 
 
 @pytest.mark.parametrize("name", PARTS)
 def test_conversations_with_media_render_as_the_reference_does(name, reference):
-    template = ChatTemplate(FAMILIES[name], SPECIAL)
+    template = ChatTemplate(TEMPLATES[name], SPECIAL)
     for k, messages in enumerate(kit.part_conversations()):
-        want = reference(FAMILIES[name], messages, add_generation_prompt=True)
+        want = reference(TEMPLATES[name], messages, add_generation_prompt=True)
         assert ours(template, messages, add_generation_prompt=True) == want, f"conversation {k}"
 
 
@@ -104,13 +108,13 @@ def tokenizer():
 
 
 # Two templates measure the text, and so also the mark that shows where an answer is continued.
-STRINGS = [name for name in FAMILIES if name not in (*PARTS, "strings", "blocks")]
+STRINGS = [name for name in TEMPLATES if name not in (*PARTS, "strings", "blocks")]
 
 
 @pytest.mark.parametrize("name", STRINGS)
 async def test_requests_give_the_prompt_of_the_reference(name, reference, tokenizer, pool):
     """Through the reader of messages, as the routes do it; every third answer is continued."""
-    source = FAMILIES[name]
+    source = TEMPLATES[name]
     renderer = Renderer(tokenizer, RenderConfig(1 << 16, chat_template=source), pool)
     for k, (messages, tools) in enumerate(CONVERSATIONS[::3]):
         going_on = k % 3 == 0
