@@ -244,6 +244,12 @@ def _sizes(config: EngineConfig, model_config: ModelConfig, device: str) -> Size
             f"--max-model-len {config.max_model_len}: this checkpoint holds {held}; ask for at most {held}"
         )
     tokens = max(tokens, rows)
+    beyond = [size for size in config.cudagraph_capture_sizes if not 1 <= size <= rows]
+    if beyond:
+        raise ConfigError(
+            f"--cudagraph-capture-sizes {beyond[0]}: a step has 1 to {rows} rows here; leave it out, or raise "
+            "--max-num-seqs"
+        )
     return Sizes(
         max_rows=rows,
         max_tokens=tokens,

@@ -12,9 +12,9 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.errors import ConfigError
 from server.config import EMBEDDED, Config
@@ -70,6 +70,7 @@ def complete(state: AppState) -> None:
     config, engine = state.config, state.engine
     generation = engine.model.generation if config.model.generation_config == "auto" else {}
     state.defaults = defaults_from(generation, config.model.override_generation_config)
+    tell_defaults(state.defaults)
     state.vocabulary = Vocabulary(engine.model.text.vocab_size, engine.model.eos_token_ids, state.tokenizer.encode)
     state.places.limit = engine.limits.max_open
     metrics = state.metrics
@@ -87,6 +88,14 @@ def complete(state: AppState) -> None:
     if state.media is not None:
         cache = state.media.cache
         metrics.mm_cache = lambda: (cache.queries, cache.hits)
+
+
+def tell_defaults(defaults: Mapping[str, Any]) -> None:
+    """One line: a checkpoint's own defaults change what clients get that ask for nothing."""
+    if defaults:
+        told = ", ".join(f"{name}={value}" for name, value in defaults.items())
+        log.info("sampling defaults of the checkpoint and --override-generation-config: %s; "
+                 "--generation-config vllm ignores the checkpoint's", told)  # fmt: skip
 
 
 def is_untrained(folder: Path) -> bool:

@@ -254,7 +254,8 @@ def logit_bias_of(body: SamplingFields, limits: LimitsConfig, vocabulary: Vocabu
     for text, value in body.logit_bias.items():
         if not (text.isascii() and text.isdigit() and len(text) < 12):
             raise invalid("logit_bias", f"logit_bias: key {shown(text)} is not a token id")
-        found.append((check_id("logit_bias", int(text), vocabulary), max(-100.0, min(100.0, value))))
+        token = check_id("logit_bias", int(text), vocabulary)
+        found.append((token, float(in_range(f"logit_bias.{text}", value, -100.0, 100.0))))
     return tuple(found)
 
 

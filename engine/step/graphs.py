@@ -18,7 +18,7 @@ MIXED_STEPS = ((256, 16), (512, 32), (1024, 64), (MIXED_LIMIT, 128))
 def decode_sizes(max_rows: int, chosen: tuple[int, ...] = ()) -> list[int]:
     """1, 2, 4, 8, then steps of 8 up to the rows that a step can have; or the operator's choice."""
     if chosen:
-        return sorted({size for size in chosen if 1 <= size <= max_rows})
+        return sorted(set(chosen))
     return sorted({size for size in (1, 2, 4, *range(8, max_rows, 8)) if size < max_rows} | {max_rows})
 
 

@@ -22,8 +22,8 @@ from server.http.exchange import Exchange
 from server.http.watch import client_present, within
 from server.output.messages import MessageEvents, whole_message
 from server.render.blocks import is_prefill, read_blocks, read_tools
-from server.routes.endpoint import check_model, json_response, offered, route
-from server.sampling import Asked, resolve, salt_of
+from server.routes.endpoint import check_model, gateway_priority, json_response, offered, route
+from server.sampling import Asked, priority_of, resolve, salt_of
 from server.schema.common import SamplingFields
 from server.schema.messages import CountBody, MessagesBody
 from server.state import AppState, exchange_of
@@ -46,7 +46,8 @@ async def create(request: Request) -> Response | None:
     name = "msg_" + exchange.request_id
     async with client_present(request):
         with state.places.hold(1, exchange.key_name):
-            job = await prompt_of(exchange, body, tools, asked)
+            priority = priority_of(SamplingFields(priority=body.priority), state.config, gateway_priority(request))
+            job = await prompt_of(exchange, body, tools, asked, priority)
             with Answer(exchange, asked, [job]) as answer:
                 await answer.submit(name, exchange.request_id)
                 if asked.stream:
@@ -136,7 +137,7 @@ def check_tools(body: CountBody, calls_back: bool) -> Tools:
     return kept or None
 
 
-async def prompt_of(exchange: Exchange, body: CountBody, tools: Tools, asked: Asked) -> Job:
+async def prompt_of(exchange: Exchange, body: CountBody, tools: Tools, asked: Asked, priority: int = 0) -> Job:
     """Blocks to a prompt with its media; complaints name the client's own fields."""
     state = exchange.state
     salt = salt_of(SamplingFields(cache_salt=body.cache_salt))
@@ -158,7 +159,7 @@ async def prompt_of(exchange: Exchange, body: CountBody, tools: Tools, asked: As
                     continue_final_message=prefill,
                     template_kwargs=template_kwargs(body),
                 )
-                return await prepare(exchange, prompt, asked, salt=salt, ahead=ahead)
+                return await prepare(exchange, prompt, asked, salt=salt, priority=priority, ahead=ahead)
 
 
 def template_kwargs(body: CountBody) -> dict[str, Any]:

@@ -35,8 +35,8 @@ from server.render.conversation import Conversation
 from server.render.errors import RenderError
 from server.render.items import as_items, read_items, read_response_tools, references, resolved
 from server.routes.chat import EFFORTS
-from server.routes.endpoint import check_model, json_response, offered, route
-from server.sampling import Asked, in_range, resolve
+from server.routes.endpoint import check_model, gateway_priority, json_response, offered, route
+from server.sampling import Asked, in_range, priority_of, resolve
 from server.schema.common import SamplingFields
 from server.schema.responses import ResponsesBody
 from server.state import AppState, exchange_of
@@ -67,15 +67,16 @@ async def create(request: Request) -> Response | None:
     async with client_present(request):
         with ExitStack() as held:
             held.enter_context(state.places.hold(1, exchange.key_name))
-            turn, job = await prompt_of(exchange, body, parent, tools, asked)
+            priority = priority_of(SamplingFields(priority=body.priority), state.config, gateway_priority(request))
+            turn, job = await prompt_of(exchange, body, parent, tools, asked, priority)
             shape = shape_of(exchange, body, model, asked, tools)
             if body.background:
-                entry = await in_background(request, asked, job, shape, turn, held)
+                entry = await in_background(request, body, asked, job, shape, turn, held)
                 if not body.stream:
                     return json_response(shape.at("queued"))
                 await WatchedResponse(exchange, entry.record, 0).run()
                 return None
-            answer = held.enter_context(Answer(exchange, asked, [job]))
+            answer = held.enter_context(Answer(exchange, asked, [job], body.skip_special_tokens is not False))
             await answer.submit(shape.name, exchange.request_id)
             keep = partial(store, exchange, body, turn)
             if asked.stream:
@@ -88,12 +89,18 @@ async def create(request: Request) -> Response | None:
 
 
 async def in_background(
-    request: Request, asked: Asked, job: Job, shape: ResponseObject, turn: Turn, held: ExitStack
+    request: Request,
+    body: ResponsesBody,
+    asked: Asked,
+    job: Job,
+    shape: ResponseObject,
+    turn: Turn,
+    held: ExitStack,
 ) -> Stored:
     """Hands the answer over to a task of its own."""
     exchange = detached(request)
     state = exchange.state
-    answer = held.enter_context(Answer(exchange, asked, [job]))
+    answer = held.enter_context(Answer(exchange, asked, [job], body.skip_special_tokens is not False))
     await answer.submit(shape.name, exchange.request_id)
     if state.responses.running >= state.responses.most:  # here, where nobody can come in between
         raise queue_full(state.places.retry_after(), "as many responses run in the background as this server stores")
@@ -211,7 +218,7 @@ def earlier(state: AppState, key: str, name: str | None) -> Turn | None:
 
 
 async def prompt_of(
-    exchange: Exchange, body: ResponsesBody, parent: Turn | None, tools: Tools, asked: Asked
+    exchange: Exchange, body: ResponsesBody, parent: Turn | None, tools: Tools, asked: Asked, priority: int
 ) -> tuple[Turn, Job]:
     """Items to a prompt with its media; complaints name the client's own fields."""
     state = exchange.state
@@ -231,7 +238,7 @@ async def prompt_of(
         too_long: Exception | None = None
         for shorter in cuts:
             try:
-                return turn, await render(exchange, shorter, body, tools, asked)
+                return turn, await render(exchange, shorter, body, tools, asked, priority)
             except (RenderError, ApiError) as error:
                 if error.reason != "context_length_exceeded":
                     raise
@@ -241,7 +248,7 @@ async def prompt_of(
 
 
 async def render(
-    exchange: Exchange, conversation: Conversation, body: ResponsesBody, tools: Tools, asked: Asked
+    exchange: Exchange, conversation: Conversation, body: ResponsesBody, tools: Tools, asked: Asked, priority: int
 ) -> Job:
     effort = body.reasoning.effort if body.reasoning else None
     kwargs = {"reasoning_effort": effort, "enable_thinking": effort != "none"} if effort is not None else None
@@ -251,7 +258,7 @@ async def render(
             await ahead.begin(renderer.embedded(messages))
             shown_tools = offered(exchange.state, tools[0], body.tool_choice)
             prompt = await renderer.chat(messages, tools=shown_tools, template_kwargs=kwargs)
-            return await prepare(exchange, prompt, asked, param="input", ahead=ahead)
+            return await prepare(exchange, prompt, asked, priority=priority, param="input", ahead=ahead)
 
 
 def shape_of(exchange: Exchange, body: ResponsesBody, model: str, asked: Asked, tools: Tools) -> ResponseObject:

@@ -35,4 +35,5 @@ class MessagesBody(CountBody, kw_only=True):
     top_k: int | None = None
     stream: bool | None = None
     metadata: dict[str, Any] | None = None
+    priority: int | None = None
     output_format: dict[str, Any] | None = None  # the older place of output_config.format

@@ -281,6 +281,7 @@ async def test_stop_lets_open_requests_finish_and_refuses_new_ones():
     ("settings", "words"),
     [
         ({"max_model_len": 10_000}, "holds 512"),
+        ({"max_num_seqs": 8, "cudagraph_capture_sizes": (4, 9)}, "--cudagraph-capture-sizes 9: a step has 1 to 8 rows"),
         ({"num_gpu_blocks_override": 4, "max_model_len": 200}, "at most 64"),
         ({"dtype": "float16"}, "float16"),
         ({"device": "cuda"}, "cpu"),

@@ -22,7 +22,7 @@ def test_the_most_that_a_step_can_have_is_a_size():
 
 def test_decode_sizes_are_the_operators_choice_where_there_is_one():
     assert decode_sizes(20) == [1, 2, 4, 8, 16, 20]
-    assert decode_sizes(20, (3, 7, 7, 64)) == [3, 7]
+    assert decode_sizes(20, (3, 7, 7)) == [3, 7]
 
 
 def test_kernels_are_looked_for_at_the_last_size_of_each_doubling():

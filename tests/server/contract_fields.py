@@ -79,6 +79,8 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         ECHO: "instructions parallel_tool_calls text reasoning tools tool_choice store",
         "test_responses.py::test_sampling_fields_reach_the_engine": "max_output_tokens temperature top_p top_k",
         "test_responses.py::test_events_are_exactly_these_bytes": "stream",
+        "test_route_fields.py::test_a_gateways_priority_is_heard_on_every_dialect": "priority",
+        "test_route_fields.py::test_special_tokens_of_a_response_are_shown_when_asked": "skip_special_tokens",
         "test_responses_store.py::test_a_conversation_goes_on_without_its_instructions": "previous_response_id",
         "test_responses.py::test_logprobs_are_given_when_included": "include top_logprobs",
         "test_responses.py::test_over_long_input_is_refused_or_cut_as_asked": "truncation",
@@ -106,6 +108,7 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         "test_messages.py::test_sampling_fields_reach_the_engine": "max_tokens temperature top_p top_k",
         "test_messages.py::test_stop_sequence_ends_the_answer_and_is_named": "stop_sequences",
         "test_messages.py::test_events_are_exactly_these_bytes": "stream",
+        "test_route_fields.py::test_a_gateways_priority_is_heard_on_every_dialect": "priority",
         "test_messages.py::test_what_cannot_be_done_yet_is_refused_by_name": "output_format",
     },
     TokenizeBody: {

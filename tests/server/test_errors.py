@@ -120,7 +120,7 @@ GOOD_FIELDS = [
     {"stop_token_ids": [1] * 64},
     {"seed": -1},
     {"seed": -(2**63)},
-    {"logit_bias": {"5": 1000}},
+    {"logit_bias": {"5": 100, "6": -100}},
     {"logprobs": True, "top_logprobs": 20},
     {"priority": 0},
     {"cache_salt": "x" * 128},

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from server.routes import responses
 from tests.server.live import use_template
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -161,3 +162,43 @@ async def test_a_completion_is_made_as_asked(client, serve, heard, submitted):
     for name, value in (("response_format", {"type": "json_object"}), ("structured_outputs", {"regex": "a"})):
         assert ((await client.complete("a", **{name: value})).status) == 501
     assert (await client.complete("a", model="other")).status == 404
+
+
+DIALECTS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
+
+
+@pytest.mark.parametrize("path", DIALECTS)
+async def test_a_gateways_priority_is_heard_on_every_dialect(serve, client, submitted, path):
+    by_priority = serve(scheduler={"scheduling_policy": "priority"})
+    for fields, priority in (({}, 6), ({"priority": -2}, -2)):
+        reply = await by_priority.post(path, {**SMALLEST[path], **fields}, headers={"X-Vllm-Priority": "6"})
+        assert reply.status == 200, reply.content
+        assert submitted[-1].priority == priority
+    assert (await client.post(path, SMALLEST[path], headers={"X-Vllm-Priority": "6"})).status == 200
+    assert submitted[-1].priority == 0
+    assert (await client.post(path, {**SMALLEST[path], "priority": 3})).status == 400
+
+
+@pytest.mark.parametrize("background", [False, True])
+async def test_special_tokens_of_a_response_are_shown_when_asked(client, monkeypatch, background):
+    seen = []
+    real = responses.Answer
+
+    def spy(exchange, asked, jobs, skip_special_tokens=True):
+        seen.append(skip_special_tokens)
+        return real(exchange, asked, jobs, skip_special_tokens)
+
+    monkeypatch.setattr(responses, "Answer", spy)
+    for fields in ({}, {"skip_special_tokens": False}, {"skip_special_tokens": True}):
+        body = {**SMALLEST["/v1/responses"], **fields, "background": background}
+        assert (await client.post("/v1/responses", body)).status == 200
+    assert seen == [True, False, True]
+
+
+@pytest.mark.parametrize("value", [100.5, -101, 1e9])
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_a_bias_beyond_a_hundred_is_refused(client, path, value):
+    reply = await client.post(path, {**SMALLEST[path], "logit_bias": {"5": value}})
+    assert reply.status == 400
+    assert reply.error["param"] == "logit_bias.5"
+    assert (await client.post(path, {**SMALLEST[path], "logit_bias": {"5": 100, "6": -100}})).status == 200

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 import math
 
 import pytest
 
 from engine.request import SamplingParams
+from server import load
 from server.config import Config
 from server.errors import ApiError
 from server.sampling import Vocabulary, defaults_from, in_range, resolve
@@ -52,7 +54,7 @@ def asked(defaults=None, config: Config | None = None, **fields):
         ({"ignore_eos": True}, "ignore_eos", True),
         ({"stop_token_ids": [4, 5]}, "stop_token_ids", (4, 5)),
         ({"min_tokens": 2, "max_tokens": 3}, "min_tokens", 2),
-        ({"logit_bias": {"3": 500}}, "logit_bias", ((3, 100.0),)),
+        ({"logit_bias": {"3": 100}}, "logit_bias", ((3, 100.0),)),
         ({"allowed_token_ids": [1]}, "allowed_token_ids", (1,)),
         ({"bad_words": ["ab"]}, "bad_words", ((42,), (43,))),  # without and with a leading space
         ({"prompt_logprobs": 2}, "prompt_logprobs", 2),
@@ -325,3 +327,15 @@ async def test_a_number_out_of_range_is_told_its_limits_in_plain_digits():
     with pytest.raises(ApiError) as caught:
         in_range("max_tokens", 0, 1, 2**31 - 1)
     assert str(caught.value) == "max_tokens: got 0; must be 1 to 2147483647"
+
+
+async def test_the_models_sampling_defaults_are_told_at_start(caplog):
+    caplog.set_level(logging.INFO, "omniloop")
+    async with ready(config_of(model={"override_generation_config": {"temperature": 0.25}})):
+        pass
+    (line,) = [record.getMessage() for record in caplog.records if "sampling defaults" in record.getMessage()]
+    assert "temperature=0.25" in line
+    assert "--generation-config vllm" in line
+    caplog.clear()
+    load.tell_defaults({})
+    assert not caplog.records
