@@ -1,14 +1,15 @@
 """ResponseStore: finished and running responses by key and id, bounded in number, bytes and time (SECURITY S7).
 
 Owner: loop. A Turn is what one request said and got; it knows the turn before it, so a conversation of a hundred turns
-is held once. Its bytes count as long as a stored response or a later turn needs it. The oldest go first; what still
-runs in the background stays. A response is found by its whole id and the key that made it.
+is held once. Its bytes count as long as a stored response or a later turn needs it. Where there is no room left, the
+oldest of the key that holds the most goes, so no key pushes out another's few; what still runs in the background
+stays. A response is found by its whole id and the key that made it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -80,13 +81,19 @@ class ResponseStore:
         self.most = most
         self.ttl = ttl
         self.most_bytes = most_bytes
-        self.used = 0  # bytes
+        self._counts: Counter[str] = Counter()  # responses by key
+        self._bytes: Counter[str] = Counter()  # by key; the turns of a conversation are one key's
         self._entries: OrderedDict[tuple[str, str], Stored] = OrderedDict()
         self._items: dict[tuple[str, str], Stored] = {}  # (key, id of an output item)
         self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._entries)
+
+    @property
+    def used(self) -> int:
+        """Bytes of all that is stored."""
+        return self._bytes.total()
 
     @property
     def running(self) -> int:
@@ -108,7 +115,8 @@ class ResponseStore:
     def add(self, entry: Stored) -> None:
         """A response that has ended, or begins to run."""
         self._entries[entry.key, entry.name] = entry
-        self._retain(entry.turn)
+        self._counts[entry.key] += 1
+        self._retain(entry.key, entry.turn)
         self._settle(entry)
 
     def finish(self, entry: Stored, body: bytes, outputs: list[Item], cuts: bytes) -> None:
@@ -116,9 +124,9 @@ class ResponseStore:
         entry.running = None
         if self._entries.get((entry.key, entry.name)) is not entry:
             return
-        self.used -= entry.turn.size
+        before = entry.turn.size
         entry.turn.outputs = orjson.dumps(outputs)
-        self.used += entry.turn.size
+        self._bytes[entry.key] += entry.turn.size - before
         entry.body, entry.cuts = body, cuts
         entry.item_ids = tuple(item["id"] for item in outputs)
         self._entries.move_to_end((entry.key, entry.name))
@@ -127,27 +135,34 @@ class ResponseStore:
     def remove(self, entry: Stored) -> None:
         if self._entries.pop((entry.key, entry.name), None) is None:
             return
-        self.used -= entry.size
+        self._counts[entry.key] -= 1
+        self._bytes[entry.key] -= entry.size
         for name in entry.item_ids:
             self._items.pop((entry.key, name), None)
-        self._release(entry.turn)
+        self._release(entry.key, entry.turn)
+        if not self._counts[entry.key]:
+            del self._counts[entry.key], self._bytes[entry.key]
 
     def _settle(self, entry: Stored) -> None:
         """After an entry has got its body: clock and bounds."""
-        self.used += entry.size
+        self._bytes[entry.key] += entry.size
         for name in entry.item_ids:
             self._items[entry.key, name] = entry
         entry.expires = asyncio.get_running_loop().time() + self.ttl
-        if len(self._entries) > self.most or self.used > self.most_bytes:
-            self._evict()
+        while len(self._entries) > self.most or self.used > self.most_bytes:
+            oldest = self._oldest(self._counts if len(self._entries) > self.most else self._bytes)
+            if oldest is None:
+                break
+            self.remove(oldest)
         self._wind()
 
-    def _evict(self) -> None:
-        for entry in list(self._entries.values()):
-            if len(self._entries) <= self.most and self.used <= self.most_bytes:
-                return
+    def _oldest(self, held: Counter[str]) -> Stored | None:
+        """The oldest response that has ended, of the key that holds the most; None where all still run."""
+        ended: dict[str, Stored] = {}
+        for entry in self._entries.values():
             if entry.running is None:
-                self.remove(entry)
+                ended.setdefault(entry.key, entry)
+        return ended[max(ended, key=held.__getitem__)] if ended else None
 
     def _purge(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -167,18 +182,18 @@ class ResponseStore:
         self._purge()
         self._wind()
 
-    def _retain(self, turn: Turn | None) -> None:
+    def _retain(self, key: str, turn: Turn | None) -> None:
         while turn is not None:
             turn.users += 1
             if turn.users > 1:
                 return
-            self.used += turn.size
+            self._bytes[key] += turn.size
             turn = turn.parent
 
-    def _release(self, turn: Turn | None) -> None:
+    def _release(self, key: str, turn: Turn | None) -> None:
         while turn is not None:
             turn.users -= 1
             if turn.users:
                 return
-            self.used -= turn.size
+            self._bytes[key] -= turn.size
             turn = turn.parent

@@ -354,3 +354,39 @@ async def test_too_many_bytes_push_out_the_oldest_and_never_what_runs():
     store.add(Stored("", "huge", Turn(b" " * 20 * OVERHEAD, None), b"{}"))
     assert store.get("", "huge") is None
     assert store.get("", "running") is running
+
+
+async def test_s07_a_key_that_stores_much_pushes_out_its_own(serve):
+    client = serve(server={"api_key": ("one", "two")}, limits={"response_store_max": 4})
+
+    async def make(key):
+        reply = await client.post("/v1/responses", {**HELLO, "max_output_tokens": 1}, headers={"x-api-key": key})
+        return reply.json()["id"]
+
+    async def kept(key, names):
+        found = [await client.get(f"/v1/responses/{name}", headers={"x-api-key": key}) for name in names]
+        return [reply.status == 200 for reply in found]
+
+    few = [await make("two")]
+    many = [await make("one") for _ in range(8)]
+    assert await kept("two", few) == [True]
+    assert await kept("one", many) == [False] * 5 + [True] * 3
+    few.append(await make("two"))
+    assert await kept("two", few) == [True, True]
+    assert await kept("one", many[-3:]) == [False, True, True]
+
+
+async def test_s07_bytes_are_counted_by_key():
+    store = ResponseStore(100, 60.0, 10 * OVERHEAD)
+    small = Stored("b", "small", Turn(b"[]", None), b"x" * 10)
+    store.add(small)
+    for at in range(20):
+        store.add(Stored("a", f"large{at}", Turn(b"[]", None), b"x" * OVERHEAD))
+    assert store.get("b", "small") is small
+    assert store.get("a", "large19") is not None
+    assert store.used <= 10 * OVERHEAD
+    for entry in list(store._entries.values()):
+        store.remove(entry)
+    assert store.used == 0
+    assert not store._counts
+    assert not store._bytes
