@@ -5,11 +5,20 @@ annotate report (build/_fast/*.html). Performance hints of Cython are printed, a
 """
 
 import os
+import re
 import sys
 from pathlib import Path
 
+import Cython
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+
+VERSION = Cython.__version__
+if VERSION.startswith("3.3.0") or tuple(map(int, re.findall(r"\d+", VERSION)[:2])) < (3, 1):
+    sys.exit(
+        f"Cython {VERSION} is not built with: 3.3.0 miscounts shared memory views (servers end with 'Acquisition count "
+        "is -1'), versions before 3.1 lack directives that are used; run pip install 'cython>=3.1,!=3.3.0'"
+    )
 
 DEBUG = os.environ.get("OMNILOOP_DEBUG", "") == "1"
 ANNOTATE = os.environ.get("OMNILOOP_ANNOTATE", "") == "1"

@@ -6,7 +6,19 @@ from server import signals
 
 signals.hold()  # before the imports below, which take a while
 
-from server.cli import main  # noqa: E402
+
+def start() -> int:
+    """The process's exit status. A checkout whose extensions are not built has no `_fast.*` to import."""
+    try:
+        from server.cli import main
+
+        return main()
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("_fast."):
+            raise
+        print(f"omniloop: the extension {error.name} is not built; run `make build`", file=sys.stderr)
+        return 1
+
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(start())
