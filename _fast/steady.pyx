@@ -59,6 +59,7 @@ cdef enum:
     FREED = 5
     IDLE = 6
     FAILED = 7
+    PREEMPTED = 8
     ALWAYS = 1  # bit of `special`
 
 REASON_INBOX = INBOX  # the inbox has something
@@ -67,6 +68,7 @@ REASON_INVALID = INVALID  # `waited` has rows that were to get a token and got n
 REASON_RING = RING  # the ring is full: `undelivered`
 REASON_FREED = FREED  # slots or media entries came back
 REASON_IDLE = IDLE  # nothing is in flight, nothing can be planned
+REASON_PREEMPTED = PREEMPTED  # a row gave up its blocks and waits again: what prompts may have is to be said anew
 
 # The next step is planned `margin` seconds before the expected end of the one in flight: so late that 99 launches in a
 # hundred leave it SPARE seconds to run, in which what delays this thread now and then has its room.
@@ -182,12 +184,15 @@ cdef class SteadyLoop:
         return as_tuple(&self.last)
 
     cdef int32_t _run(self) noexcept nogil:
+        cdef int64_t preempted = self.scheduler.num_preemptions
         cdef int32_t index
         cdef int32_t reason
         while True:
             self.last_beat = now()
             if self._inbox_wakes():
                 return INBOX
+            if self.scheduler.num_preemptions != preempted:
+                return PREEMPTED
             index = <int32_t>(self.scheduler.next_step % self.num_plans)
             reason = self._next(<StepPlan>self.plan_at[index], index)
             if reason == IDLE:  # there is nothing to plan before the step in flight is settled

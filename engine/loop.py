@@ -74,7 +74,7 @@ class DeviceThread:
         self._budget: TokenBudget
         self._settler: Settler
         self._steady: SteadySteps | None = None
-        self._last_beat = 0.0
+        self._last_beat = time.monotonic()
 
     # -- called from other threads ------------------------------------------------------------------------------
 
@@ -193,6 +193,8 @@ class DeviceThread:
         """Steps without the GIL; returns the step in flight and, if Python is to launch it, the plan behind it."""
         assert self._steady is not None
         while True:
+            if runtime.scheduler.num_waiting:  # the GIL-free loop plans their first step with these budgets
+                self._set_budgets(runtime)
             left = self._steady.run(previous)
             if left.waited is not None:
                 output = self._settler.settle(left.waited, StepStats())
@@ -284,12 +286,16 @@ class DeviceThread:
         begun = time.perf_counter()
         plan = runtime.next_plan
         runtime.executor.claim(plan)
-        shares = runtime.scheduler.shares
-        shares.max_tokens = self._budget.of(runtime.scheduler.next_step)
-        shares.prompt_budget = self._pace.prompt_budget(*shares.load())
+        self._set_budgets(runtime)
         rows = runtime.scheduler.schedule(plan)
         stats.schedule_s += time.perf_counter() - begun
         return plan if rows else None
+
+    def _set_budgets(self, runtime: Runtime) -> None:
+        """Tells the scheduler how many tokens the next step may have, and how many of these are for prompts."""
+        shares = runtime.scheduler.shares
+        shares.max_tokens = self._budget.of(runtime.scheduler.next_step)
+        shares.prompt_budget = self._pace.prompt_budget(*shares.load())
 
     def _launch(self, runtime: Runtime, plan: StepPlan, stats: StepStats) -> StepResult:
         begun = time.perf_counter()

@@ -13,11 +13,12 @@ from typing import Any
 from _fast.plan import StepPlan
 from _fast.ring import OutputRing
 from _fast.scheduler import Scheduler
-from _fast.steady import REASON_FREED, REASON_INVALID, REASON_RING
+from _fast.steady import REASON_FREED, REASON_INVALID, REASON_PREEMPTED, REASON_RING
 from engine.step.device_executor import DeviceExecutor, DeviceStep
 from engine.step.result import StepResult
 
-AGAIN = (REASON_FREED, REASON_RING, REASON_INVALID)  # Python catches up, then the GIL-free loop goes on
+# Python catches up, then the GIL-free loop goes on
+AGAIN = (REASON_FREED, REASON_RING, REASON_INVALID, REASON_PREEMPTED)
 
 
 @dataclass(slots=True)

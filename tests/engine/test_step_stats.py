@@ -97,6 +97,31 @@ def test_a_step_that_met_a_full_ring_is_told_whole():
     assert (output.stats.schedule_s, output.stats.device_s, output.stats.gap_s) == (0.1, 0.5, 0.6)
 
 
+def test_the_steady_loop_plans_prompts_with_budgets_of_this_moment():
+    """Two rows wait for one that runs: their step is planned without the GIL, long after Python planned one."""
+    plan = StepPlan(2, 8, 16)
+    scheduler = Scheduler(max_slots=3, max_rows=1, max_tokens=8, max_model_len=32, num_blocks=9, block_size=4)
+    for number in range(3):
+        scheduler.add(number, np.arange(3, dtype=np.int32), max_tokens=4)
+    scheduler.schedule(plan)
+    seen = []
+
+    class Watched(Steady):
+        def run(self, previous: object) -> Left:
+            seen.append((scheduler.shares.prompt_budget, scheduler.shares.max_tokens))
+            return super().run(previous)
+
+    thread = DeviceThread.__new__(DeviceThread)
+    thread._settler = None
+    thread._budget = SimpleNamespace(of=lambda step: 4)
+    budgets = iter((5, 6))
+    thread._pace = SimpleNamespace(prompt_budget=lambda *load: next(budgets))
+    thread._steady = Watched(Left(None, None, (0,) * 10 + TIMES, False, None, None, True))
+    runtime = SimpleNamespace(scheduler=scheduler, admission=NOBODY)
+    thread._run_steadily(runtime, None, StepStats())
+    assert seen == [(5, 4), (6, 4)]
+
+
 def test_a_plan_that_the_steady_loop_made_counts_where_it_is_launched():
     plan = StepPlan(2, 8, 16)
     scheduler = ended(plan)

@@ -23,6 +23,7 @@ from _fast.steady import (
     REASON_IDLE,
     REASON_INBOX,
     REASON_INVALID,
+    REASON_PREEMPTED,
     REASON_PYTHON,
     REASON_RING,
     SPECIAL_ALWAYS,
@@ -177,7 +178,7 @@ class Mixed(Engine):
         )
         self.rng = np.random.default_rng(seed)
         self.python = python
-        self.reasons = dict.fromkeys(range(1, 7), 0)
+        self.reasons = dict.fromkeys((*range(1, 7), REASON_PREEMPTED), 0)
 
     def tell(self, told):
         self.ring.put(told)
@@ -313,6 +314,7 @@ def test_a_pool_that_preempts_makes_no_difference(seed):
     expected, told, mixed = both(script_of(seed, flags=(0,)), num_blocks=34, vocab=500, python=0.1, seed=seed)
     assert told == expected
     assert mixed.scheduler.num_preemptions > 0
+    assert mixed.reasons[REASON_PREEMPTED] > 0
 
 
 @pytest.mark.parametrize("faulty", [3, 40, 41])
