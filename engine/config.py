@@ -40,7 +40,8 @@ class EngineConfig:
     encoder_budget: int = 0  # tower rows encoded in a step; 0 = derived
     encoder_cache_tokens: int = 0  # tower rows kept; 0 = derived
     num_threads: int = 0  # CPU compute threads; 0 = all cores
-    step_timeout: float = 60.0  # seconds
+    step_timeout: float = 60.0  # seconds without a turn of the device thread, after which the engine counts as stalled
+    stall_exit: float = 30.0  # seconds more, after which the engine gives up
     max_failed_steps: int = 3  # in a row; then the device counts as lost
     max_oom: int = 3  # steps without room on the device in a minute; then it counts as lost
     enforce_eager: bool = False  # launch forwards and choices kernel by kernel; only what precedes them is a graph

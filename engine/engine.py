@@ -10,6 +10,7 @@ brings a StepOutput: by the ring's descriptor on an accelerator, by call_soon_th
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import time
 from collections import deque
@@ -29,6 +30,7 @@ from engine.errors import (
 from engine.limits import Limits, check
 from engine.output import StepOutput, from_ring
 from engine.request import Delta, FinishReason, Request
+from engine.stall import StallWatch
 from engine.stats import EngineStats, StepStats
 from engine.stream import TokenStream
 
@@ -43,8 +45,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("omniloop.engine")
 
 SLICE = 64  # rows delivered in one turn of the loop: a few tenths of a millisecond between which others have theirs
-LONG_WAY = 4  # what a row counts among them that no lane has taken,
-ENDING = 16  # and one that ends: its answer is closed, told of and let go
+COST_CALLBACK = 4  # relative cost of delivering a row without a lane,
+COST_FINISH = 16  # and the last row of an answer
+JOIN_S, DEAD_JOIN_S = 10.0, 1.0  # seconds that the end of the device thread is waited for
 REASONS = tuple(FinishReason)  # by number
 
 
@@ -64,6 +67,7 @@ class Engine:
         self.num_blocks = 0
         self._paused = False
         self._limits: Limits
+        self._watch: StallWatch | None = None
         self._device: DeviceThread | None = None
         self._loop: asyncio.AbstractEventLoop
         self._routes: dict[int, tuple[TokenStream, int]] = {}  # id on the device thread -> stream, choice
@@ -92,6 +96,7 @@ class Engine:
         if self._ring is not None:
             loop.add_reader(self._ring.fd, self._on_ring)
         self.state = "ready"
+        self._watch = StallWatch(self)
 
     @property
     def limits(self) -> Limits:
@@ -191,8 +196,10 @@ class Engine:
                 for stream in {id(stream): stream for stream, _ in self._routes.values()}.values():
                     stream.abort()
         self.resume()
+        if self._watch is not None:
+            self._watch.close()
         device, self._device = self._device, None
-        await self._loop.run_in_executor(None, device.stop)
+        await self._loop.run_in_executor(None, device.stop, DEAD_JOIN_S if self.state == "dead" else JOIN_S)
         if self._ring is not None:
             self._on_ring()
             self._loop.remove_reader(self._ring.fd)
@@ -240,7 +247,7 @@ class Engine:
                     break
                 output.start = row + 1  # a reader that raises harms its own row only
                 self._route(output, row)
-                room -= ENDING if finishes[row] else LONG_WAY
+                room -= COST_FINISH if finishes[row] else COST_CALLBACK
         finally:
             if output.start == len(output.ids):
                 self._outputs.popleft()
@@ -274,8 +281,15 @@ class Engine:
             del self._routes[device_id]
         stream.feed(delta)
 
+    def on_stall(self, seconds: float) -> None:
+        """The device thread has not turned for so long that nobody waits for it any more."""
+        faulthandler.dump_traceback()
+        self._on_death(DeviceLostError(f"the device thread has not turned for {seconds:.0f} s"))
+
     def _on_death(self, error: BaseException) -> None:
-        """The device thread is gone: every open request is answered."""
+        """The device thread is gone: every open request is answered, once."""
+        if self.state == "dead":
+            return
         self.state = "dead"
         routes, self._routes = self._routes, {}
         lost = DeviceLostError("the engine stopped working; this server is restarting")

@@ -187,6 +187,7 @@ class SchedulerConfig:
     scheduling_policy: Literal["fcfs", "priority"] = flag("fcfs", "who goes first")
     stream_interval: int = flag(1, "tokens per chunk of a stream, at least", low=1)
     step_timeout: float = flag(60.0, "seconds a step may take before the engine counts as stalled", low=1)
+    stall_exit: float = flag(30.0, "seconds that a stalled engine has before the process exits", low=0.1)
     max_failed_steps: int = flag(3, "failed steps in a row that end the process", low=1)
     max_oom: int = flag(3, "steps in a minute without room on the device that end the process", low=1)
     enforce_eager: bool = flag(False, "launch forwards and choices kernel by kernel, without graphs")
@@ -286,6 +287,7 @@ class Config:
             logprobs_mode=model.logprobs_mode,
             num_threads=model.num_threads,
             step_timeout=rows.step_timeout,
+            stall_exit=rows.stall_exit,
             max_failed_steps=rows.max_failed_steps,
             max_oom=rows.max_oom,
             enforce_eager=rows.enforce_eager,

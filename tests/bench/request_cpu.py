@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean, median, quantiles
 
-from engine.engine import LONG_WAY, SLICE
+from engine.engine import COST_CALLBACK, SLICE
 from engine.inbox import Abort, Inbox, Submit
 from engine.output import StepOutput
 from engine.request import FinishReason, Request
@@ -138,7 +138,9 @@ class Rounds:
             if at == 0:
                 output.firsts = dict.fromkeys(range(count), (0, 0.001, None))
             self.engine._on_output(output)
-            for _ in range(count * LONG_WAY // SLICE + 2):  # slices, and what a transport writes at the end of a turn
+            for _ in range(
+                count * COST_CALLBACK // SLICE + 2
+            ):  # slices, and what a transport writes at the end of a turn
                 await asyncio.sleep(0)
 
     def cost(self, tokens: int) -> float:

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from statistics import median, quantiles
 
-from engine.engine import LONG_WAY, SLICE
+from engine.engine import COST_CALLBACK, SLICE
 from engine.output import StepOutput
 from engine.stats import StepStats
 from tests import tiny
@@ -52,7 +52,7 @@ async def delivered(server: InsideServer, ids: list[int], tokens: list[int]) -> 
         output.add(number, tokens[at], 0)
     begun = time.thread_time()
     server.state.engine._on_output(output)
-    for _ in range(len(ids) * LONG_WAY // SLICE + 2):  # slices, and what a transport writes at the end of a turn
+    for _ in range(len(ids) * COST_CALLBACK // SLICE + 2):  # slices, and what a transport writes at the end of a turn
         await asyncio.sleep(0)
     return time.thread_time() - begun
 
