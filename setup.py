@@ -6,6 +6,7 @@ annotate report (build/_fast/*.html). Performance hints of Cython are printed, a
 
 import os
 import re
+import runpy
 import sys
 from pathlib import Path
 
@@ -39,6 +40,14 @@ CFLAGS = ["-O3", "-fno-math-errno", "-fno-trapping-math", "-Wall", "-Wno-unused-
 LDFLAGS = [] if sys.platform == "darwin" else ["-pthread"]
 
 
+def write_layout() -> None:
+    """`_fast/layout.pxd` from `_fast/layout.py`; left alone where it is right, for its age decides what is built."""
+    path = Path("_fast/layout.pxd")
+    text = runpy.run_path("_fast/layout.py")["declarations"]()
+    if not path.exists() or path.read_text() != text:
+        path.write_text(text)
+
+
 def extensions() -> list[Extension]:
     """One extension per _fast/*.pyx; C sources in _fast/c/<name>/ belong to <name>.pyx."""
     found = []
@@ -57,6 +66,7 @@ def extensions() -> list[Extension]:
     return found
 
 
+write_layout()
 setup(
     ext_modules=cythonize(
         extensions(),

@@ -28,7 +28,7 @@ cimport cython
 from libc.stdint cimport uintptr_t
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
-from _fast.types cimport AT_HOME
+from _fast.layout cimport HEADER_HOME
 
 cdef enum:
     TO_DEVICE = 1
@@ -303,7 +303,7 @@ cdef class Launcher:
 
     cdef bint launch_reader(self, void* graph, StepPlan plan, int32_t record) noexcept nogil:
         """A graph that begins with prep, for the plan in this record."""
-        cdef int32_t* number = <int32_t*>self.records[record] + AT_HOME
+        cdef int32_t* number = <int32_t*>self.records[record] + HEADER_HOME
         self.launched_at[record] = now()
         self.record = record
         self.step = self.record_step[record] = plan.step_id

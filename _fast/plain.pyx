@@ -13,7 +13,8 @@ for what lies scattered some rows ahead, and let blocks that became full be name
 
 cimport cython
 
-from _fast.types cimport RUNNING, ROW_FEED, ROW_SAMPLE
+from _fast.layout cimport ROW_FEED, ROW_SAMPLE
+from _fast.types cimport RUNNING
 
 cdef extern from *:
     """

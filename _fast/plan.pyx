@@ -4,15 +4,12 @@ Owner: the device thread. In: schedule() fills rows, tokens and block-table chan
 Out: views at full capacity; readers slice them to the counts. What the device needs lies in one int32 record, which
 the engine may place in pinned memory, where the device reads it:
 
-    header[16] | row_slot | row_start (+1) | row_len | row_computed | row_flags | token_ids | (to a multiple of 16) tail
-    header: 0 num_rows, 1 num_tokens, 2 num_decode_rows, 3 num_updates, 4 low 31 bits of step_id, 5 the others,
-            6 num_sampled, 7 num_params, 8 where positions begin (0: none), 9 used_len, 10 the plan's number, which
-            says where its tokens go home to; the rest is 0
-    tail:   updates [num_updates][4] = slot, index, block, group | params [num_params][12] | positions [3][num_tokens]
+    header | row_slot | row_start | row_len | row_computed | row_flags | token_ids | updates, params, positions
 
-Only the first used_len values count. Encodes, media runs and results stay on the host, in memory of the plan. A plan
-is rewritten by the next schedule() that is given it; the engine must not do that before the device has read its record
-and its step is committed. What is appended behind the params keeps values 8 and 9 of the header true.
+laid out as layout.py says. Only the first used_len values count. Encodes, media runs and results stay on the host, in
+memory of the plan. A plan is rewritten by the next schedule() that is given it; the engine must not do that before the
+device has read its record and its step is committed. What is appended behind the params keeps POSITIONS_AT and USED_LEN
+of the header true.
 """
 
 from array import array
@@ -20,8 +17,15 @@ from array import array
 cimport cython
 from libc.string cimport memcpy, memset
 
+from _fast.layout import RowColumn, column_at, record_len, tail_at, tokens_at
+
+from _fast.layout cimport (
+    HEADER_HOME, HEADER_LEN, HEADER_NUM_DECODE_ROWS, HEADER_NUM_ROWS, HEADER_NUM_SAMPLED, HEADER_NUM_TOKENS,
+    HEADER_NUM_UPDATES, HEADER_STEP_HIGH, HEADER_STEP_LOW, HEADER_USED_LEN, ROW_FEED, ROW_SAMPLE, UPDATE_BLOCK,
+    UPDATE_GROUP, UPDATE_INDEX, UPDATE_SLOT, UPDATE_WORDS,
+)
 from _fast.seqs cimport Span
-from _fast.types cimport ALIGNED, AT_HOME, AT_SAMPLED, AT_USED, HEADER, PARAM_WORDS, ROW_FEED, ROW_SAMPLE, token_t
+from _fast.types cimport token_t
 
 
 @cython.final
@@ -34,31 +38,29 @@ cdef class StepPlan:
                 f"max_rows={max_rows}, max_tokens={max_tokens}, max_updates={max_updates}: a plan needs at least "
                 "one row, a token per row and one update"
             )
-        cdef int32_t size = StepPlan.record_len(max_rows, max_tokens, max_updates)
+        cdef int32_t size = record_len(max_rows, max_tokens, max_updates)
+        cdef int32_t at
         cdef int32_t[::1] record = array("i", bytes(4 * size)) if buffer is None else buffer
         if record.shape[0] < size:
             raise ValueError(f"buffer holds {record.shape[0]} int32 values: this plan needs {size}")
-        cdef int32_t at = HEADER
         self.record = record[:size]
         self.max_rows = max_rows
         self.max_tokens = max_tokens
         self.max_updates = max_updates
         self.number = number
-        self.row_slot = record[at:at + max_rows]
-        at += max_rows
+        at = column_at(RowColumn.START, max_rows)
         self.row_start = record[at:at + max_rows + 1]
-        at += max_rows + 1
-        self.row_len = record[at:at + max_rows]
-        at += max_rows
-        self.row_computed = record[at:at + max_rows]
-        at += max_rows
-        self.row_flags = record[at:at + max_rows]
-        at += max_rows
+        rows = {column: record[column_at(column, max_rows):][:max_rows] for column in RowColumn}
+        self.row_slot = rows[RowColumn.SLOT]
+        self.row_len = rows[RowColumn.LEN]
+        self.row_computed = rows[RowColumn.COMPUTED]
+        self.row_flags = rows[RowColumn.FLAGS]
+        at = tokens_at(max_rows)
         self.token_ids = record[at:at + max_tokens]
-        at = StepPlan.tail_of(max_rows, max_tokens)
-        self.tail_at = at
-        # Rows of four over the head of the tail; params and positions follow the last one that is used.
-        self.updates = memoryview(record[at:at + 4 * max_updates]).cast("B").cast("i", (max_updates, 4))
+        at = self.tail_at = tail_at(max_rows, max_tokens)
+        # Rows over the head of the tail; params and positions follow the last one that is used.
+        updates = memoryview(record[at:at + UPDATE_WORDS * max_updates])
+        self.updates = updates.cast("B").cast("i", (max_updates, UPDATE_WORDS))
         # Each encode and each media run covers at least one token of the step.
         self.encode_slot = array("i", bytes(4 * max_tokens))
         self.encode_item = array("i", bytes(4 * max_tokens))
@@ -81,21 +83,10 @@ cdef class StepPlan:
         self.row_start[0] = 0  # and nobody writes anything else there
         self.clear()
 
-    @staticmethod
-    def tail_of(int32_t max_rows, int32_t max_tokens):
-        """Where the tail of the record of such a plan begins."""
-        return (HEADER + 5 * max_rows + 1 + max_tokens + ALIGNED - 1) // ALIGNED * ALIGNED
-
-    @staticmethod
-    def record_len(int32_t max_rows, int32_t max_tokens, int32_t max_updates):
-        """How many int32 values the record of such a plan takes."""
-        cdef int32_t tail = 4 * max_updates + PARAM_WORDS * max_rows + 3 * max_tokens
-        return StepPlan.tail_of(max_rows, max_tokens) + (tail + ALIGNED - 1) // ALIGNED * ALIGNED
-
     @property
     def used_len(self):
         """How much of the record the device needs; 0: nothing is scheduled."""
-        return self.record[AT_USED]
+        return self.record[HEADER_USED_LEN]
 
     cdef check_room(self, int32_t rows, int32_t tokens, int32_t updates):
         """ValueError unless a step of these sizes fits."""
@@ -120,7 +111,7 @@ cdef class StepPlan:
         self.num_encodes = 0
         self.num_media = 0
         self.step_id = -1
-        memset(self.lines.record, 0, HEADER * sizeof(int32_t))
+        memset(self.lines.record, 0, HEADER_LEN * sizeof(int32_t))
 
     cdef int32_t row(self, SeqTable seqs, slot_t slot, int32_t count) noexcept nogil:
         """Append a row: the slot's next `count` tokens. Returns its flags; only the span cursor of the slot moves."""
@@ -173,10 +164,10 @@ cdef class StepPlan:
     cdef void update(self, slot_t slot, int32_t group, int32_t index, block_t block) noexcept nogil:
         """Entry `index` of the slot's block table in `group` is now `block`."""
         cdef int32_t at = self.num_updates
-        self.updates[at, 0] = slot
-        self.updates[at, 1] = index
-        self.updates[at, 2] = block
-        self.updates[at, 3] = group
+        self.updates[at, UPDATE_SLOT] = slot
+        self.updates[at, UPDATE_INDEX] = index
+        self.updates[at, UPDATE_BLOCK] = block
+        self.updates[at, UPDATE_GROUP] = group
         self.num_updates = at + 1
 
     cdef void encode(self, slot_t slot, int32_t item, int32_t entry) noexcept nogil:
@@ -200,12 +191,12 @@ cdef class StepPlan:
         """Write the header: the plan is complete."""
         cdef int32_t* header = self.lines.record
         self.step_id = step_id
-        header[0] = self.num_rows
-        header[1] = self.num_tokens
-        header[2] = self.num_decode_rows
-        header[3] = self.num_updates
-        header[4] = <int32_t>(step_id & 0x7FFFFFFF)
-        header[5] = <int32_t>(step_id >> 31)
-        header[AT_SAMPLED] = self.num_sampled
-        header[AT_USED] = self.tail_at + 4 * self.num_updates
-        header[AT_HOME] = self.number
+        header[HEADER_NUM_ROWS] = self.num_rows
+        header[HEADER_NUM_TOKENS] = self.num_tokens
+        header[HEADER_NUM_DECODE_ROWS] = self.num_decode_rows
+        header[HEADER_NUM_UPDATES] = self.num_updates
+        header[HEADER_STEP_LOW] = <int32_t>(step_id & 0x7FFFFFFF)
+        header[HEADER_STEP_HIGH] = <int32_t>(step_id >> 31)
+        header[HEADER_NUM_SAMPLED] = self.num_sampled
+        header[HEADER_USED_LEN] = self.tail_at + UPDATE_WORDS * self.num_updates
+        header[HEADER_HOME] = self.number

@@ -18,9 +18,9 @@ from array import array
 
 cimport cython
 
+from _fast.layout cimport ROW_SAMPLE
 from _fast.types cimport (
-    FINISH_ERROR, FINISH_NONE, FINISHING, MAX_IN_FLIGHT, MEDIA_TOO_LARGE, NEVER_FITS, NO_SLOT, ROW_SAMPLE, RUNNING,
-    WAITING,
+    FINISH_ERROR, FINISH_NONE, FINISHING, MAX_IN_FLIGHT, MEDIA_TOO_LARGE, NEVER_FITS, NO_SLOT, RUNNING, WAITING,
 )
 
 

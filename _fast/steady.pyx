@@ -18,8 +18,9 @@ from libc.string cimport memset
 from posix.time cimport timespec
 
 from _fast.launcher cimport DECODE, MIXED, SAMPLE, now
+from _fast.layout cimport ROW_SAMPLE
 from _fast.ring cimport as_tuple
-from _fast.types cimport ROW_SAMPLE, slot_t
+from _fast.types cimport slot_t
 
 cdef extern from *:
     """

@@ -1,8 +1,8 @@
-# Types and numbers shared by the scheduler's modules: what a slot, block and token is, and the small enums.
+# Types and numbers shared by the scheduler's modules: what a slot, block and token is, and the small enums of the host.
 #
-# Owner: nobody, there is no state here. The finish numbers equal engine.request.FinishReason; the row flags
-# and states are read by tests and by engine/step. Block 0 is the dummy block: it is never handed out, and it
-# doubles as "none" wherever a block is asked for.
+# Owner: nobody, there is no state here. The finish numbers equal engine.request.FinishReason; the states are read by
+# tests. What the device reads too is in layout.py. Block 0 is the dummy block: it is never handed out, and it doubles
+# as "none" wherever a block is asked for.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
@@ -24,10 +24,6 @@ cdef enum Finish:
     FINISH_ABORT = 4
     FINISH_ERROR = 5
 
-cdef enum RowFlag:
-    ROW_SAMPLE = 1  # the row's last token yields a sample
-    ROW_FEED = 2  # the row's first token is the slot's last sample, still on the device
-
 cdef enum GroupKind:
     GROUP_FULL = 0
     GROUP_SLIDING = 1
@@ -39,12 +35,3 @@ cdef enum Refusal:
 
 cdef enum Limits:
     MAX_IN_FLIGHT = 2  # plans scheduled and not yet committed
-
-cdef enum:  # places and sizes in the record of a plan, in int32 values (plan.pyx)
-    HEADER = 16
-    ALIGNED = 16  # the tail begins at a multiple of it, and so does what follows a record
-    AT_SAMPLED = 6
-    AT_PARAMS = 7
-    AT_USED = 9
-    AT_HOME = 10
-    PARAM_WORDS = 12  # slot, prompt_len, position_delta, then nine of sampling (params.pyx)

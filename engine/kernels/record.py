@@ -1,9 +1,9 @@
 """From the record of a step in pinned memory to the device: rows and tokens are copied, changes of slots applied.
 
-Layout of a record in `_fast/plan.pyx`. One launch on a fixed grid:
+Layout of a record and of a slot's row in `_fast/layout.py`. One launch on a fixed grid:
 
     record_kernel   the first programs: header, rows, tokens and positions -> staged
-                    the others: block-table changes and changed sampling words -> SlotTensors
+                    the others: block-table changes and the rows of new slots -> SlotTensors
 
 A word takes a microsecond or two to come over the bus. So each is asked for once, by wide loads where it lies among
 others, and what most steps have is asked for before the header says whether this one has it: the common step waits for
@@ -16,24 +16,28 @@ indexes. Users: engine/kernels/step_inputs; thread: device.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from _fast.layout import HEADER_LEN, SLOT_WORDS, UPDATE_WORDS, Header, SlotWord, UpdateWord, tail_at, tokens_at
 from engine.kernels.pdl import grid_wait, launch_options
+from engine.kernels.step_tensors import SlotTensors
 from engine.kernels.target import tl, triton
 
-if TYPE_CHECKING:
-    from engine.kernels.step_inputs import SlotTensors
-
-HEADER_LEN = 16
-PARAM_WORDS = 12  # slot, prompt_len, position_delta, temperature, top_k, top_p, min_p, seed (2), three penalties
-UPDATE_WORDS = 4  # slot, index, block, group
-ALIGNED = 16  # words; a record begins at a multiple of it, and so does its tail: wide loads need it
+HEAD = tl.constexpr(HEADER_LEN)
+NUM_TOKENS = tl.constexpr(int(Header.NUM_TOKENS))
+NUM_UPDATES = tl.constexpr(int(Header.NUM_UPDATES))
+NUM_PARAMS = tl.constexpr(int(Header.NUM_PARAMS))
+POSITIONS_AT = tl.constexpr(int(Header.POSITIONS_AT))
+UPDATE = tl.constexpr(UPDATE_WORDS)
+SLOT, INDEX, BLOCK_NAME, GROUP = (tl.constexpr(int(one)) for one in UpdateWord)
+PARAMS = tl.constexpr(SLOT_WORDS)
+OWN_NUMBER = tl.constexpr(int(SlotWord.SLOT))
 WORDS = 1024  # of one program and turn
 COPIERS = 4  # programs that copy words, before those that apply changes
-CHANGES = 256  # of one program and turn
+CHANGES = 256  # block-table changes of one program and turn
+SLOTS = 64  # and rows of slots
 APPLIERS = 8
 
 
@@ -52,21 +56,11 @@ def records_in(pinned: Tensor, device: str | torch.device) -> Records:
     return Records(pinned, staged, torch.zeros(1, dtype=torch.int32, device=device))
 
 
-def tokens_of(max_rows: int) -> int:
-    """Where the token ids of a record begin."""
-    return HEADER_LEN + 5 * max_rows + 1
-
-
-def tail_of(max_rows: int, max_tokens: int) -> int:
-    """Where the updates of a record begin."""
-    return -(-(tokens_of(max_rows) + max_tokens) // ALIGNED) * ALIGNED
-
-
 @triton.jit
 def ask_header(record, BLOCK: tl.constexpr):
     """The header in the first of BLOCK lanes, asked for once: each load of a word goes over the bus by itself."""
     word = tl.arange(0, BLOCK)
-    return tl.load(record + word, mask=word < 16, other=0, cache_modifier=".cv")
+    return tl.load(record + word, mask=word < HEAD, other=0, cache_modifier=".cv")
 
 
 @triton.jit
@@ -93,85 +87,53 @@ def copy_record(
     start, stride = place * BLOCK, places * BLOCK
     for first in range(start, at_once, stride):
         copy_words(staged, record, first, capacity, BLOCK)
-    tokens = header_word(header, 1, max_tokens, BLOCK)
+    tokens = header_word(header, NUM_TOKENS, max_tokens, BLOCK)
     for first in range(at_once + start, tokens_at + tokens, stride):
         copy_words(staged, record, first, (tokens_at + tokens + 15) // 16 * 16, BLOCK)
     if MROPE:
-        at = header_word(header, 8, capacity, BLOCK)
+        at = header_word(header, POSITIONS_AT, capacity, BLOCK)
         if (at > 0) & (at <= capacity - 3 * tokens):
             for first in range(at // 16 * 16 + start, at + 3 * tokens, stride):
                 copy_words(staged, record, first, (at + 3 * tokens + 15) // 16 * 16, BLOCK)
 
 
 @triton.jit
-def ask_updates(record, tail, first, end, UPDATE: tl.constexpr, BLOCK: tl.constexpr):
+def ask_updates(record, tail, first, end, BLOCK: tl.constexpr):
     """Updates first .. end - 1, BLOCK at most."""
     number = first + tl.arange(0, BLOCK)[:, None]
-    word = tl.arange(0, UPDATE)[None, :]
-    return tl.load(record + tail + number * UPDATE + word, mask=number < end, other=-1, cache_modifier=".cv")
+    place = tl.arange(0, UPDATE)[None, :]
+    return tl.load(record + tail + number * UPDATE + place, mask=number < end, other=-1, cache_modifier=".cv")
 
 
 @triton.jit
-def set_blocks(block_tables, entry, count, max_slots, max_blocks, UPDATE: tl.constexpr, BLOCK: tl.constexpr):
+def set_blocks(block_tables, entry, count, max_slots, max_blocks, BLOCK: tl.constexpr):
     """The first `count` of these updates."""
-    word = tl.arange(0, UPDATE)[None, :]
-    slot = tl.sum(tl.where(word == 0, entry, 0), 1)
-    index = tl.sum(tl.where(word == 1, entry, 0), 1)
-    block = tl.sum(tl.where(word == 2, entry, 0), 1)
-    group = tl.sum(tl.where(word == 3, entry, 0), 1)
+    place = tl.arange(0, UPDATE)[None, :]
+    slot = tl.sum(tl.where(place == SLOT, entry, 0), 1)
+    index = tl.sum(tl.where(place == INDEX, entry, 0), 1)
+    block = tl.sum(tl.where(place == BLOCK_NAME, entry, 0), 1)
+    group = tl.sum(tl.where(place == GROUP, entry, 0), 1)
     inside = (slot >= 0) & (slot < max_slots) & (index >= 0) & (index < max_blocks)
     inside &= tl.arange(0, BLOCK) < count
-    place = block_tables + slot.to(tl.int64) * max_blocks + index
-    tl.store(place, tl.maximum(block, 0), mask=inside & (group == 0))
+    entries = block_tables + slot.to(tl.int64) * max_blocks + index
+    tl.store(entries, tl.maximum(block, 0), mask=inside & (group == 0))
 
 
 @triton.jit
-def set_params(
-    prompt_len, position_delta, temperature, top_k, top_p, min_p, seed, presence, frequency, repetition, outside,
-    entry, inside, max_slots,
-):  # fmt: skip
-    """The words of a slot at each `entry`."""
-    slot = tl.load(entry, mask=inside, other=-1, cache_modifier=".cv")
-    inside = (slot >= 0) & (slot < max_slots)
-    word1 = tl.load(entry + 1, mask=inside, cache_modifier=".cv")
-    word2 = tl.load(entry + 2, mask=inside, cache_modifier=".cv")
-    word3 = tl.load(entry + 3, mask=inside, cache_modifier=".cv")
-    word4 = tl.load(entry + 4, mask=inside, cache_modifier=".cv")
-    word5 = tl.load(entry + 5, mask=inside, cache_modifier=".cv")
-    word6 = tl.load(entry + 6, mask=inside, cache_modifier=".cv")
-    low = tl.load(entry + 7, mask=inside, cache_modifier=".cv")
-    high = tl.load(entry + 8, mask=inside, cache_modifier=".cv")
-    word9 = tl.load(entry + 9, mask=inside, cache_modifier=".cv")
-    word10 = tl.load(entry + 10, mask=inside, cache_modifier=".cv")
-    word11 = tl.load(entry + 11, mask=inside, cache_modifier=".cv")
-    tl.store(prompt_len + slot, word1, mask=inside)
-    tl.store(position_delta + slot, word2, mask=inside)
-    tl.store(temperature + slot, word3.to(tl.float32, bitcast=True), mask=inside)
-    tl.store(top_k + slot, word4, mask=inside)
-    tl.store(top_p + slot, word5.to(tl.float32, bitcast=True), mask=inside)
-    tl.store(min_p + slot, word6.to(tl.float32, bitcast=True), mask=inside)
-    tl.store(seed + slot, (low.to(tl.int64) & 0xFFFFFFFF) | (high.to(tl.int64) << 32), mask=inside)
-    tl.store(presence + slot, word9.to(tl.float32, bitcast=True), mask=inside)
-    tl.store(frequency + slot, word10.to(tl.float32, bitcast=True), mask=inside)
-    tl.store(repetition + slot, word11.to(tl.float32, bitcast=True), mask=inside)
-    tl.store(outside + slot, 0, mask=inside)
+def set_words(words, rows, first, count, max_slots, BLOCK: tl.constexpr):
+    """Rows first .. count - 1 of `rows`, BLOCK at most, each to its slot."""
+    number = first + tl.arange(0, BLOCK)[:, None]
+    place = tl.arange(0, PARAMS)[None, :]
+    row = tl.load(rows + number * PARAMS + place, mask=number < count, other=-1, cache_modifier=".cv")
+    slot = tl.sum(tl.where(place == OWN_NUMBER, row, 0), 1)[:, None]
+    tl.store(words + slot * PARAMS + place, row, mask=(slot >= 0) & (slot < max_slots))
 
 
 @triton.jit
 def record_kernel(
     staged,  # [capacity]
     block_tables,  # [max_slots + 1, max_blocks]
-    prompt_len,  # [max_slots + 1], as are the next ten
-    position_delta,
-    temperature,
-    top_k,
-    top_p,
-    min_p,
-    seed,
-    presence,
-    frequency,
-    repetition,
-    outside,
+    words,  # [max_slots + 1, SLOT_WORDS]
     pinned,  # [num_records, capacity], on the host
     turn,  # [1]
     num_records,
@@ -183,11 +145,10 @@ def record_kernel(
     max_slots,
     max_blocks,
     MROPE: tl.constexpr,
-    UPDATE: tl.constexpr,  # words of an update
-    PARAMS: tl.constexpr,  # words of a slot's parameters
     COPIERS: tl.constexpr,
     WORDS: tl.constexpr,
     BLOCK: tl.constexpr,
+    SLOTS: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """The first COPIERS programs copy, the others apply changes: no table entry and no slot is named twice."""
@@ -202,21 +163,17 @@ def record_kernel(
         header = ask_header(record, BLOCK)
         most = (capacity - tail) // UPDATE
         if start == 0:  # most steps have no more, and these come at the same time as the header
-            entry = ask_updates(record, tail, 0, most, UPDATE, BLOCK)
-            set_blocks(block_tables, entry, header_word(header, 3, most, BLOCK), max_slots, max_blocks, UPDATE, BLOCK)
+            entry = ask_updates(record, tail, 0, most, BLOCK)
+            set_blocks(block_tables, entry, header_word(header, NUM_UPDATES, most, BLOCK), max_slots, max_blocks, BLOCK)
             start = stride
-        num_updates = header_word(header, 3, most, BLOCK)
+        num_updates = header_word(header, NUM_UPDATES, most, BLOCK)
         for first in range(start, num_updates, stride):
-            entry = ask_updates(record, tail, first, num_updates, UPDATE, BLOCK)
-            set_blocks(block_tables, entry, num_updates - first, max_slots, max_blocks, UPDATE, BLOCK)
-        words = tail + num_updates * UPDATE
-        num_params = header_word(header, 7, (capacity - words) // PARAMS, BLOCK)
-        for first in range((program - COPIERS) * BLOCK, num_params, stride):
-            number = first + tl.arange(0, BLOCK)
-            set_params(
-                prompt_len, position_delta, temperature, top_k, top_p, min_p, seed, presence, frequency, repetition,
-                outside, record + words + number * PARAMS, number < num_params, max_slots,
-            )  # fmt: skip
+            entry = ask_updates(record, tail, first, num_updates, BLOCK)
+            set_blocks(block_tables, entry, num_updates - first, max_slots, max_blocks, BLOCK)
+        params_at = tail + num_updates * UPDATE
+        num_params = header_word(header, NUM_PARAMS, (capacity - params_at) // PARAMS, BLOCK)
+        for first in range((program - COPIERS) * SLOTS, num_params, (tl.num_programs(0) - COPIERS) * SLOTS):
+            set_words(words, record + params_at, first, num_params, max_slots, SLOTS)
 
 
 def take_record(slots: SlotTensors, records: Records, max_rows: int, max_tokens: int, mrope: bool) -> None:
@@ -226,35 +183,23 @@ def take_record(slots: SlotTensors, records: Records, max_rows: int, max_tokens:
     """
     lines, max_blocks = slots.block_tables.shape
     count, capacity = records.pinned.shape
-    tokens_at = tokens_of(max_rows)
-    at_once = triton.cdiv(tokens_at + max_rows, WORDS) * WORDS  # a step that only decodes has one token per row
+    first_token = tokens_at(max_rows)
+    at_once = triton.cdiv(first_token + max_rows, WORDS) * WORDS  # a step that only decodes has one token per row
     record_kernel[(COPIERS + APPLIERS,)](
-        records.staged, slots.block_tables, slots.prompt_len, slots.position_delta, slots.temperature, slots.top_k,
-        slots.top_p, slots.min_p, slots.seed, slots.presence, slots.frequency, slots.repetition, slots.outside,
-        records.pinned, records.turn, count, capacity, tokens_at, max_tokens, at_once, tail_of(max_rows, max_tokens),
-        lines - 1, max_blocks,
-        MROPE=mrope, UPDATE=UPDATE_WORDS, PARAMS=PARAM_WORDS, COPIERS=COPIERS, WORDS=WORDS, BLOCK=CHANGES,
-        num_warps=4, **launch_options(),
+        records.staged, slots.block_tables, slots.words, records.pinned, records.turn, count, capacity, first_token,
+        max_tokens, at_once, tail_at(max_rows, max_tokens), lines - 1, max_blocks,
+        MROPE=mrope, COPIERS=COPIERS, WORDS=WORDS, BLOCK=CHANGES, SLOTS=SLOTS, num_warps=4, **launch_options(),
     )  # fmt: skip
 
 
 def take_record_reference(slots: SlotTensors, record: Tensor, tail: int) -> None:
     dummy, max_blocks = slots.block_tables.shape[0] - 1, slots.block_tables.shape[1]
-    num_updates = min(max(int(record[3]), 0), (record.numel() - tail) // UPDATE_WORDS)
+    num_updates = min(max(int(record[Header.NUM_UPDATES]), 0), (record.numel() - tail) // UPDATE_WORDS)
     end = tail + num_updates * UPDATE_WORDS
     slot, index, block, group = record[tail:end].view(num_updates, UPDATE_WORDS).long().unbind(1)
     kept = (slot >= 0) & (slot < dummy) & (index >= 0) & (index < max_blocks) & (group == 0)
     slots.block_tables[slot[kept], index[kept]] = block[kept].clamp(min=0).to(torch.int32)
-    num_params = min(max(int(record[7]), 0), (record.numel() - end) // PARAM_WORDS)
-    words = record[end : end + num_params * PARAM_WORDS].view(num_params, PARAM_WORDS)
-    words = words[(words[:, 0] >= 0) & (words[:, 0] < dummy)]
-    slot, real = words[:, 0].long(), words.contiguous().view(torch.float32)
-    for line, column in ((slots.prompt_len, 1), (slots.position_delta, 2), (slots.top_k, 4)):
-        line[slot] = words[:, column]
-    for line, column in (
-        (slots.temperature, 3), (slots.top_p, 5), (slots.min_p, 6),
-        (slots.presence, 9), (slots.frequency, 10), (slots.repetition, 11),
-    ):  # fmt: skip
-        line[slot] = real[:, column]
-    slots.seed[slot] = (words[:, 7].long() & 0xFFFFFFFF) | (words[:, 8].long() << 32)
-    slots.outside[slot] = 0
+    num_params = min(max(int(record[Header.NUM_PARAMS]), 0), (record.numel() - end) // SLOT_WORDS)
+    rows = record[end : end + num_params * SLOT_WORDS].view(num_params, SLOT_WORDS)
+    rows = rows[(rows[:, SlotWord.SLOT] >= 0) & (rows[:, SlotWord.SLOT] < dummy)]
+    slots.words[rows[:, SlotWord.SLOT].long()] = rows

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from _fast.layout import SLOT_WORDS, SlotWord
 from engine.config import LogprobsMode
 from engine.kernels.sampling.choose import choose, choose_room
 from engine.kernels.sampling.edit import edit
@@ -31,7 +32,7 @@ from engine.sampling.row_rules import HostRules
 from engine.sampling.rules import needs_rules
 
 if TYPE_CHECKING:
-    from engine.kernels.step_inputs import SlotTensors, StepInputs
+    from engine.kernels.step_tensors import SlotTensors, StepInputs
 
 __all__ = ["DeviceSampler", "Pending", "prompt_logprobs"]
 
@@ -61,11 +62,10 @@ class DeviceSampler:
         self._rules: dict[int, HostRules] = {}
         self._logprobs: dict[int, SamplingParams] = {}
 
-    def admit(self, slot: int, params: SamplingParams, prompt: np.ndarray, seed: int) -> np.ndarray:
+    def admit(self, slot: int, params: SamplingParams, prompt: np.ndarray, seed: int, words: np.ndarray) -> None:
         """Stages a request; prompt int32 [prompt_len]; seed any integer, taken modulo 2^64.
 
-        Returns the nine words for the slot's line on the device, int32 [9]: temperature, top_k, top_p, min_p, seed
-        (low, high), presence, frequency and repetition penalty; floats as their bits.
+        Writes what the device needs to sample into the slot's row of words, int32 [SLOT_WORDS] (layout.SlotWord).
         """
         if needs_rules(params):
             self._rules[slot] = HostRules(params, prompt)
@@ -73,13 +73,13 @@ class DeviceSampler:
             assert params.logprobs <= self._max_logprobs, "more are refused at the edge"
             self._logprobs[slot] = params
         self._special[slot] = slot in self._rules or slot in self._logprobs
-        words = np.zeros(9, np.int32)
-        real = words.view(np.float32)
-        real[0], real[2], real[3] = params.temperature, params.top_p, params.min_p
-        words[1] = min(params.top_k, self._vocab)
-        words[4:6] = np.array([seed & 0xFFFF_FFFF_FFFF_FFFF], np.uint64).view(np.int32)
-        real[6:9] = params.presence_penalty, params.frequency_penalty, params.repetition_penalty
-        return words
+        words[SlotWord.TOP_K] = min(params.top_k, self._vocab)
+        low, high = SlotWord.SEED_LOW, SlotWord.SEED_HIGH
+        words[[low, high]] = np.array([seed & 0xFFFF_FFFF_FFFF_FFFF], np.uint64).view(np.int32)
+        reals = words.view(np.float32)
+        reals[SlotWord.TEMPERATURE], reals[SlotWord.TOP_P] = params.temperature, params.top_p
+        reals[SlotWord.MIN_P], reals[SlotWord.REPETITION] = params.min_p, params.repetition_penalty
+        reals[SlotWord.PRESENCE], reals[SlotWord.FREQUENCY] = params.presence_penalty, params.frequency_penalty
 
     def reset(self, slot: int, poison: bool = False) -> None:
         """Forgets a freed slot; with `poison` what its line counted becomes numbers that would show at once.
@@ -110,7 +110,7 @@ class DeviceSampler:
         rules = SamplingParams(
             logit_bias=((0, 1.0),), allowed_token_ids=(0, 1), presence_penalty=1.0, logprobs=2, logprob_token_ids=(0,)
         )
-        self.admit(0, rules, np.zeros(1, np.int32), 0)
+        self.admit(0, rules, np.zeros(1, np.int32), 0, np.zeros(SLOT_WORDS, np.int32))
         self.launch_special(inputs, logits, tokens_out, np.zeros(1, np.int64), np.zeros(1, np.int64))
         self.reset(0)
 
@@ -167,7 +167,7 @@ class DeviceSampler:
             count(self._lines.counts, tokens, line[0])
         if not asked:
             return None
-        heat = self._slots.temperature.index_select(0, slot.long())
+        heat = self._slots.real(SlotWord.TEMPERATURE).index_select(0, slot.long())
         return self._tell(raw, tokens, heat, asked, special, slots)
 
     def _rules_of(self, special: np.ndarray, slots: np.ndarray, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

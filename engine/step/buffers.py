@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from _fast.layout import Header, record_len
 from _fast.params import SlotParams
 from _fast.plan import StepPlan
 from engine.attention.meta import AttentionMeta, WorkList
@@ -26,7 +27,8 @@ from engine.device import Accelerator
 from engine.kernels.attention.work import empty_list, fill_list, max_parts
 from engine.kernels.record import records_in
 from engine.kernels.sampling.home import send_home
-from engine.kernels.step_inputs import empty_inputs, empty_slots, step_inputs
+from engine.kernels.step_inputs import step_inputs
+from engine.kernels.step_tensors import empty_inputs, empty_slots
 from engine.models.base import Model
 from engine.step.batch import Batch
 from engine.step.executor import Sizes
@@ -43,7 +45,7 @@ class StepBuffers:
     def __init__(self, model: Model, sizes: Sizes, accelerator: Accelerator, invariant: bool) -> None:
         device, rows, tokens = accelerator.device, sizes.max_rows, sizes.max_tokens
         updates = max(sizes.max_blocks + 1, MIN_UPDATES)
-        length = StepPlan.record_len(rows, tokens, updates)
+        length = record_len(rows, tokens, updates)
         self._sizes = sizes
         self._invariant = invariant
         spec = model.cache_specs()[0]
@@ -89,7 +91,7 @@ class StepBuffers:
 
     def send_tokens(self) -> None:
         """Launches what brings the chosen tokens into the step's line of the ring."""
-        send_home(self.ring, self.tokens, self.inputs.home, self.inputs.row_slot, self.slots.outside)
+        send_home(self.ring, self.tokens, self.inputs.home, self.inputs.row_slot, self.slots)
 
     def batch(self, tokens: int, rows: int, decode_only: bool, media: list[tuple[int, int, Tensor]]) -> Batch:
         """Views of the first `tokens` tokens, all of them read, and `rows` rows; more than the step has is padding."""
@@ -134,4 +136,4 @@ class StepBuffers:
         record = np.asarray(plan.record)
         start = plan.used_len
         record[start : start + positions.size] = positions.reshape(-1)
-        record[8], record[9] = start, start + positions.size
+        record[Header.POSITIONS_AT], record[Header.USED_LEN] = start, start + positions.size

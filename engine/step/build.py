@@ -10,13 +10,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from _fast.layout import RowFlag, UpdateWord
 from _fast.plan import StepPlan
 from engine.attention.meta import AttentionMeta
 from engine.step.batch import Batch
 from engine.step.slots import SlotState
-
-FLAG_SAMPLE = 1
-FLAG_FEED = 2
 
 
 class RowArrays:
@@ -31,13 +29,13 @@ class RowArrays:
         self.lens = np.asarray(plan.row_len)[:rows]
         self.computed = np.asarray(plan.row_computed)[:rows]
         self.flags = np.asarray(plan.row_flags)[:rows]
-        self.sampled = np.flatnonzero(self.flags & FLAG_SAMPLE)  # plan rows that yield a token, ascending
+        self.sampled = np.flatnonzero(self.flags & RowFlag.SAMPLE)  # plan rows that yield a token, ascending
 
 
 def apply_updates(plan: StepPlan, slots: SlotState) -> None:
     """Writes the plan's block-table changes; later entries for the same place win."""
-    updates = np.asarray(plan.updates)[: plan.num_updates]  # [num_updates, 4]: slot, index, block, group
-    slots.block_tables[updates[:, 0], updates[:, 1]] = updates[:, 2]
+    updates = np.asarray(plan.updates)[: plan.num_updates]  # [num_updates, UPDATE_WORDS]
+    slots.block_tables[updates[:, UpdateWord.SLOT], updates[:, UpdateWord.INDEX]] = updates[:, UpdateWord.BLOCK]
 
 
 def build(
@@ -60,7 +58,7 @@ def build(
     row_of = np.repeat(np.arange(len(lens)), lens)  # [num_tokens]
     index = rows.computed[row_of].astype(np.int64) + np.arange(tokens) - first[row_of]  # place in the sequence
     token_ids = np.asarray(plan.token_ids)[:tokens].astype(np.int64)
-    fed = np.flatnonzero(rows.flags & FLAG_FEED)
+    fed = np.flatnonzero(rows.flags & RowFlag.FEED)
     token_ids[first[fed]] = slots.last_token[rows.slots[fed]]
     outside = (token_ids < 0) | (token_ids >= num_embeddings)
     slots.outside[rows.slots[row_of[outside]]] = True

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from _fast.layout import SLOT_WORDS, SlotWord
 from _fast.plan import StepPlan
 from _fast.ring import OutputRing
 from _fast.scheduler import Scheduler
@@ -151,9 +152,10 @@ class DeviceExecutor:
         return fullness(target(), tokens, text.intermediate_size, text.hidden_size)
 
     def admit(self, slot: int, request: Request, seed: int, prompt_logprobs: list[TokenLogprob | None] | None) -> None:
-        words = np.zeros(12, np.int32)
-        words[:3] = slot, len(request.prompt_token_ids), request.position_delta
-        words[3:] = self.sampler.admit(slot, request.sampling, np.asarray(request.prompt_token_ids), seed)
+        words = np.zeros(SLOT_WORDS, np.int32)
+        words[SlotWord.SLOT], words[SlotWord.PROMPT_LEN] = slot, len(request.prompt_token_ids)
+        words[SlotWord.POSITION_DELTA] = request.position_delta
+        self.sampler.admit(slot, request.sampling, np.asarray(request.prompt_token_ids), seed, words)
         self.buffers.params.stage(slot, words)
         # Prompts are Python's: their first token is told with what the prompt's arrival left to tell.
         self._special[slot] = SPECIAL_PROMPT if self.sampler.is_plain(np.array([slot])) else SPECIAL_ALWAYS

@@ -2,7 +2,6 @@
 
 import warnings
 from contextlib import contextmanager
-from dataclasses import fields
 
 import numpy as np
 import pytest
@@ -10,8 +9,9 @@ import torch
 
 import engine.sampling.lines
 import engine.sampling.pending
+from _fast.layout import SLOT_WORDS, SlotWord
 from engine.kernels.sampling.mask import unpack
-from engine.kernels.step_inputs import SlotTensors, empty_inputs, empty_slots
+from engine.kernels.step_tensors import empty_inputs, empty_slots
 from engine.request import SamplingParams
 from engine.sampling.device import DeviceSampler, prompt_logprobs
 from engine.sampling.lines import TokenLines
@@ -71,8 +71,14 @@ class Both:
 
     def admit(self, slot: int, rules: dict, prompt=(3, 4), seed: int = 1) -> None:
         params, ids = SamplingParams(**rules), np.asarray(prompt, np.int32)
-        stage(self.slots, slot, self.device.admit(slot, params, ids, seed))
+        self.stage(slot, params, ids, seed)
         self.here.admit(slot, params, ids, seed)
+
+    def stage(self, slot: int, params: SamplingParams, ids: np.ndarray, seed: int) -> None:
+        """Admission, and what prep does with the slot's row."""
+        words = np.zeros(SLOT_WORDS, np.int32)
+        self.device.admit(slot, params, ids, seed, words)
+        self.slots.words[slot] = torch.from_numpy(words).to(self.where)
 
     def step(self, logits: torch.Tensor, slots: list[int], index: list[int], record: bool = True):
         """(tokens, log-probabilities) of both, the device's first; tokens by sampled row."""
@@ -94,20 +100,11 @@ class Both:
         tokens = tokens.cpu()
         got = tokens[order.long()].numpy()
         assert (tokens == -7).sum() == self.rows - count
-        assert self.slots.last_token[slots].tolist() == np.maximum(got, 0).tolist()
+        assert self.slots.word(SlotWord.LAST_TOKEN)[slots].tolist() == np.maximum(got, 0).tolist()
         if record:
             self.device.record(at, got)
         want, told = self.here.sample(logits.clone(), at, np.asarray(index))
         return got, pending.collect() if pending else {}, want, told
-
-
-def stage(slots: SlotTensors, slot: int, words: np.ndarray) -> None:
-    """What prep does with a slot's words."""
-    real = words.view(np.float32)
-    slots.temperature[slot], slots.top_p[slot], slots.min_p[slot] = real[0].item(), real[2].item(), real[3].item()
-    slots.top_k[slot] = int(words[1])
-    slots.seed[slot] = int(words[4:6].view(np.int64)[0])
-    slots.presence[slot], slots.frequency[slot], slots.repetition[slot] = (float(value) for value in real[6:9])
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -170,7 +167,9 @@ def test_draws_follow_the_distribution(rules):
     wanted = expected_probs(biased, **{name: value for name, value in rules.items() if name != "logit_bias"})
     slots = empty_slots(1, 1, "cpu")
     sampler = DeviceSampler(slots, 1, count, vocab, "cpu", "raw_logprobs", 20)
-    stage(slots, 0, sampler.admit(0, SamplingParams(**rules), np.zeros(1, np.int32), 12))
+    words = np.zeros(SLOT_WORDS, np.int32)
+    sampler.admit(0, SamplingParams(**rules), np.zeros(1, np.int32), 12, words)
+    slots.words[0] = torch.from_numpy(words)
     inputs = empty_inputs(count, 8, False, "cpu")
     inputs.sample_row.copy_(torch.arange(count))
     inputs.sample_place.copy_(torch.arange(count))
@@ -262,16 +261,11 @@ def test_words_of_a_slot_hold_every_number_the_device_reads():
         temperature=0.25, top_k=10**6, top_p=0.5, min_p=0.125, presence_penalty=-1.5, frequency_penalty=0.75,
         repetition_penalty=1.25,
     )  # fmt: skip
-    stage(both.slots, 2, both.device.admit(2, params, np.zeros(1, np.int32), -5))
-    got = {field.name: getattr(both.slots, field.name)[2] for field in fields(SlotTensors)}
-    assert [got[name].item() for name in ("temperature", "top_k", "top_p", "min_p", "seed")] == [
-        0.25,
-        50,
-        0.5,
-        0.125,
-        -5,
-    ]
-    assert [got[name].item() for name in ("presence", "frequency", "repetition")] == [-1.5, 0.75, 1.25]
+    both.stage(2, params, np.zeros(1, np.int32), -5)
+    reals = (SlotWord.TEMPERATURE, SlotWord.TOP_P, SlotWord.MIN_P, SlotWord.PRESENCE, SlotWord.FREQUENCY)
+    assert [both.slots.real(number)[2].item() for number in reals] == [0.25, 0.5, 0.125, -1.5, 0.75]
+    assert both.slots.real(SlotWord.REPETITION)[2] == 1.25
+    assert (both.slots.word(SlotWord.TOP_K)[2], both.slots.seed[2]) == (50, -5)
 
 
 @pytest.mark.parametrize("as_logits", [False, True])

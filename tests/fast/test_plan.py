@@ -1,13 +1,18 @@
 """The record of a plan as the device reads it: its layout, how much of it counts, and whose words travel in it."""
 
+import runpy
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from _fast import layout
+from _fast.layout import SLOT_WORDS, SlotWord, record_len, tail_at
 from _fast.params import SlotParams
 from _fast.plan import StepPlan
 from _fast.scheduler import Scheduler
 
-ROWS, TOKENS, UPDATES, WORDS = 4, 32, 64, 12
+ROWS, TOKENS, UPDATES, WORDS = 4, 32, 64, SLOT_WORDS
 
 
 def make(**changes):
@@ -26,12 +31,12 @@ def prompt(length, first=1):
 def read(record):
     """The record's parts, from its header alone and the two sizes, as a kernel would find them."""
     at, parts = 16, {}
-    for name, size in (("slot", ROWS), ("start", ROWS + 1), ("len", ROWS), ("computed", ROWS), ("flags", ROWS)):
-        parts[name] = record[at : at + size]
-        at += size
+    for name in ("slot", "start", "len", "computed", "flags"):
+        parts[name] = record[at : at + ROWS + 1]
+        at += ROWS + 1
     parts["tokens"] = record[at : at + TOKENS]
     at = -(-(at + TOKENS) // 16) * 16
-    assert at == StepPlan.tail_of(ROWS, TOKENS)
+    assert at == tail_at(ROWS, TOKENS)
     parts["updates"] = record[at : at + 4 * record[3]].reshape(-1, 4)
     at += 4 * record[3]
     parts["params"] = record[at : at + WORDS * record[7]].reshape(-1, WORDS)
@@ -45,7 +50,7 @@ def read(record):
 
 
 def test_the_record_is_laid_out_as_its_docstring_says():
-    memory = np.full(StepPlan.record_len(ROWS, TOKENS, UPDATES), 77, np.int32)
+    memory = np.full(record_len(ROWS, TOKENS, UPDATES), 77, np.int32)
     scheduler, plan, params = make(), StepPlan(ROWS, TOKENS, UPDATES, memory), SlotParams(8)
     slots = [scheduler.add(k, prompt(n, 10 * k), max_tokens=9) for k, n in ((1, 6), (2, 5), (3, 30))]
     for slot in slots:
@@ -72,9 +77,27 @@ def test_the_record_is_laid_out_as_its_docstring_says():
     assert plan.used_len == memory[9]
 
 
+def test_the_built_modules_have_the_layout_of_this_tree():
+    assert Path(layout.__file__).with_suffix(".pxd").read_text() == layout.declarations(), "python setup.py build_ext"
+    assert SlotWord.SEED_HIGH == SlotWord.SEED_LOW + 1
+    assert SlotWord.SEED_LOW % 2 == 0, "read as one int64"
+
+
+def test_a_new_number_of_a_slot_is_one_member(tmp_path):
+    """The record makes room for it and C has its name, with no other line changed."""
+    last = f"OUTSIDE = {SlotWord.OUTSIDE}"
+    added = "".join(f"\n    NEW_{k} = {len(SlotWord) + k}" for k in range(3))
+    changed = tmp_path / "layout.py"
+    changed.write_text(Path(layout.__file__).read_text().replace(last, last + added))
+    found = runpy.run_path(str(changed))
+    assert found["SLOT_WORDS"] == 32
+    assert found["record_len"](ROWS, TOKENS, UPDATES) == record_len(ROWS, TOKENS, UPDATES) + 16 * ROWS
+    assert "    SLOT_NEW_2 = 16\n" in found["declarations"]()
+
+
 def test_the_tail_has_room_for_everything_at_its_largest():
-    size = StepPlan.record_len(ROWS, TOKENS, UPDATES)
-    assert size >= StepPlan.tail_of(ROWS, TOKENS) + 4 * UPDATES + WORDS * ROWS + 3 * TOKENS
+    size = record_len(ROWS, TOKENS, UPDATES)
+    assert size >= tail_at(ROWS, TOKENS) + 4 * UPDATES + WORDS * ROWS + 3 * TOKENS
     assert size % 16 == 0, "records follow each other"
 
 
@@ -160,7 +183,7 @@ def test_a_mistake_is_refused_in_words():
     scheduler, params, plan = make(), SlotParams(8), StepPlan(ROWS, TOKENS, UPDATES)
     with pytest.raises(ValueError, match="slots 0 to 7"):
         params.stage(8, words_of(8))
-    with pytest.raises(ValueError, match="its own number, 3"):
+    with pytest.raises(ValueError, match="slot 3 has 16"):
         params.stage(3, words_of(2))
     with pytest.raises(ValueError, match="11 words"):
         params.stage(3, words_of(3)[:11])

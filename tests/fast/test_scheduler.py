@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from _fast.layout import record_len
 from _fast.plan import StepPlan
 from _fast.scheduler import Scheduler
 
@@ -339,7 +340,7 @@ def test_slots_run_out_before_anything_breaks():
 
 
 def test_a_plan_lies_in_the_memory_it_is_given():
-    size = StepPlan.record_len(4, 32, 100)
+    size = record_len(4, 32, 100)
     memory = np.full(size + 3, 5, np.int32)
     plan = StepPlan(4, 32, 100, memory)
     scheduler = make(max_model_len=100)

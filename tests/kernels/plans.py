@@ -12,21 +12,22 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from _fast.layout import SLOT_WORDS, UPDATE_WORDS, Header, RowFlag, SlotWord
 from _fast.plan import StepPlan
 from _fast.scheduler import Scheduler
 from engine.step.slots import SlotState
 
-PARAM_WORDS = 12
 MAX_LEN = 64
 
 
 def words_of(slot: int, prompt_len: int, delta: int, draw: random.Random) -> np.ndarray:
-    """One slot's parameters, PARAM_WORDS int32; the floats as their bits."""
-    real = np.array([draw.random() * 2, draw.random(), draw.random(), draw.random(), -draw.random(), 1.5], np.float32)
-    bits = real.view(np.int32)
-    seed = np.array([draw.getrandbits(64)], np.uint64).view(np.int32)
-    ints = [slot, prompt_len, delta, bits[0], draw.randint(-1, 50), bits[1], bits[2], *seed, *bits[3:]]
-    return np.array(ints, np.int32)
+    """One slot's row as the host sends it, SLOT_WORDS int32: random numbers, the floats as their bits."""
+    words = np.zeros(SLOT_WORDS, np.int32)
+    known = {SlotWord.SLOT: slot, SlotWord.PROMPT_LEN: prompt_len, SlotWord.POSITION_DELTA: delta}
+    for number in SlotWord:
+        if number < SlotWord.LAST_TOKEN:
+            words[number] = known.get(number, np.float32(draw.random()).view(np.int32))
+    return words
 
 
 @dataclass
@@ -80,19 +81,19 @@ class Walk:
 
     def record(self, plan: StepPlan) -> np.ndarray:
         """The plan's record with parameters and positions behind its updates; whatever lies beyond is garbage."""
-        size = plan.tail_at + 4 * plan.num_updates
+        size = plan.tail_at + UPDATE_WORDS * plan.num_updates
         staged = np.full(self.capacity, 0x7F0F0F0F, np.int32)
         staged[:size] = np.asarray(plan.record)[:size]
         rows = range(plan.num_rows)
         for row in rows:
             words = self.unsent.pop(plan.row_slot[row], None)
             if words is not None:
-                staged[size : size + PARAM_WORDS] = words
-                staged[7] += 1
-                size += PARAM_WORDS
+                staged[size : size + SLOT_WORDS] = words
+                staged[Header.NUM_PARAMS] += 1
+                size += SLOT_WORDS
         given = [self.slots.positions.get(plan.row_slot[row]) for row in rows]
         if any(axes is not None for axes in given):
-            staged[8] = size
+            staged[Header.POSITIONS_AT] = size
             for row, axes in enumerate(given):
                 start, first, length = plan.row_start[row], plan.row_computed[row], plan.row_len[row]
                 for axis in range(3):
@@ -101,7 +102,7 @@ class Walk:
                         inside = axes is not None and at < axes.shape[1]
                         staged[size + axis * plan.num_tokens + start + k] = axes[axis, at] if inside else at
             size += 3 * plan.num_tokens
-        staged[9] = size
+        staged[Header.USED_LEN] = size
         return staged
 
     def steps(self, count: int) -> Iterator[tuple[StepPlan, np.ndarray]]:
@@ -125,7 +126,7 @@ class Walk:
         """Draws the step's tokens; the host's slots hold them afterwards."""
         tokens = np.full(plan.num_rows, -1, np.int32)
         for row in range(plan.num_rows):
-            if plan.row_flags[row] & 1:
+            if plan.row_flags[row] & RowFlag.SAMPLE:
                 tokens[row] = self.draw.randrange(2, 90)
                 self.slots.last_token[plan.row_slot[row]] = tokens[row]
         return tokens

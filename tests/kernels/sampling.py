@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.kernels.step_inputs import SlotTensors, empty_slots
+from _fast.layout import SlotWord
+from engine.kernels.step_tensors import SlotTensors, empty_slots
 
 # temperature, top_k, top_p, min_p
 KINDS = [
@@ -42,7 +43,11 @@ class Rows:
 def rows_of(count: int, kinds: list[tuple[float, int, float, float]], device: str = "cpu") -> Rows:
     """Row r has kind r modulo their number, and seed and place of its own."""
     slots = empty_slots(count, 1, device)
-    for number, field in enumerate((slots.temperature, slots.top_k, slots.top_p, slots.min_p)):
+    fields = (
+        slots.real(SlotWord.TEMPERATURE), slots.word(SlotWord.TOP_K), slots.real(SlotWord.TOP_P),
+        slots.real(SlotWord.MIN_P),
+    )  # fmt: skip
+    for number, field in enumerate(fields):
         field[:count] = torch.tensor([kinds[r % len(kinds)][number] for r in range(count)], device=device)
     slots.seed[:count] = torch.arange(count, device=device) * 0x1234_5678_9ABC + 7
     row = torch.arange(count, dtype=torch.int32, device=device)

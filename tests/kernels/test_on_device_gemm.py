@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from _fast.layout import SLOT_WORDS, UPDATE_WORDS, Header, RowColumn, SlotWord, column_at, tail_at, tokens_at
 from engine.kernels.gemm.dense import (
     add_linear,
     gated_linear,
@@ -24,10 +25,11 @@ from engine.kernels.gemm.gated_persistent import gated_product, gated_reference
 from engine.kernels.gemm.split_k import split_linear, whole_tiles
 from engine.kernels.norm import rms_norm, rms_norm_reference
 from engine.kernels.pdl import overlaps
-from engine.kernels.record import records_in, tail_of
+from engine.kernels.record import records_in
 from engine.kernels.rope import cos_sin, cos_sin_reference
 from engine.kernels.sampling.home import OUTSIDE, send_home
-from engine.kernels.step_inputs import empty_inputs, empty_slots, step_inputs, step_inputs_reference
+from engine.kernels.step_inputs import step_inputs, step_inputs_reference
+from engine.kernels.step_tensors import empty_inputs, empty_slots
 from engine.kernels.tune import LEAST_FILL, SHAPES, WHOLE, few_rows, many_gated, whole_gated
 from engine.layers.padded import PaddedGated
 
@@ -222,24 +224,27 @@ def test_rotary_table(sections):
 @pytest.mark.parametrize("mrope", [False, True])
 def test_step_inputs(mrope):
     max_rows, max_tokens, updates, params, lines = 256, 2048, 9000, 250, 300
-    tail = tail_of(max_rows, max_tokens)
-    at = tail + 4 * updates + 12 * params
+    tail = tail_at(max_rows, max_tokens)
+    params_at = tail + UPDATE_WORDS * updates
+    at = params_at + SLOT_WORDS * params
     record = torch.zeros(-(-(at + 3 * 1900) // 16) * 16 + 32, dtype=torch.int32)
-    record[[0, 1, 3, 7, 8]] = torch.tensor([200, 1900, updates, params, at], dtype=torch.int32)
+    counts = {Header.NUM_ROWS: 200, Header.NUM_TOKENS: 1900, Header.NUM_UPDATES: updates, Header.NUM_PARAMS: params}
+    for place, value in (counts | {Header.POSITIONS_AT: at}).items():
+        record[place] = value
     starts = torch.cat([torch.tensor([0]), torch.randperm(1899)[:199].sort().values + 1, torch.tensor([1900])])
-    columns = record[16:].split(
-        [max_rows, max_rows + 1, *[max_rows] * 3, max_tokens, len(record) - 16 - 5 * max_rows - 1 - max_tokens]
-    )
-    columns[0][:200] = torch.randperm(lines)[:200]
-    columns[1][:201], columns[2][:200] = starts, starts.diff()
-    columns[3][:200], columns[4][:200] = torch.randint(0, 900, (200,)), torch.randint(0, 4, (200,))
-    columns[5][:1900] = torch.randint(-20, 150020, (1900,))
+    column = {one: record[column_at(one, max_rows) :] for one in RowColumn}
+    column[RowColumn.SLOT][:200] = torch.randperm(lines)[:200]
+    column[RowColumn.START][:201], column[RowColumn.LEN][:200] = starts, starts.diff()
+    column[RowColumn.COMPUTED][:200] = torch.randint(0, 900, (200,))
+    column[RowColumn.FLAGS][:200] = torch.randint(0, 4, (200,))
+    record[tokens_at(max_rows) :][:1900] = torch.randint(-20, 150020, (1900,))
     places = torch.randperm(lines * 120)[:updates]
-    entries = record[tail : tail + 4 * updates].view(updates, 4)
+    entries = record[tail:params_at].view(updates, UPDATE_WORDS)
     entries[:, 0], entries[:, 1], entries[:, 2] = places // 120, places % 120, torch.randint(0, 9999, (updates,))
-    words = record[tail + 4 * updates : at].view(params, 12)
-    words.copy_(torch.randint(0, 1 << 30, (params, 12)))
-    words[:, 0], words[:, 1] = torch.randperm(lines)[:params], torch.randint(0, 1000, (params,))
+    words = record[params_at:at].view(params, SLOT_WORDS)
+    words.copy_(torch.randint(0, 1 << 30, (params, SLOT_WORDS)))
+    words[:, SlotWord.SLOT], words[:, SlotWord.OUTSIDE] = torch.randperm(lines)[:params], 0
+    words[:, SlotWord.PROMPT_LEN] = torch.randint(0, 1000, (params,))
     record[at : at + 5700] = torch.randint(0, 5000, (5700,))
     mine, theirs = empty_slots(lines, 120, "cuda"), empty_slots(lines, 120, "cpu")
     got, want = (empty_inputs(max_rows, max_tokens, mrope, device) for device in ("cuda", "cpu"))
@@ -258,13 +263,13 @@ def test_a_graph_sends_tokens_home_to_another_buffer_each_time():
     ring = torch.zeros(3 * rows, dtype=torch.int32, pin_memory=True).view(3, rows)
     tokens = torch.zeros(rows, dtype=torch.int32, device="cuda")
     home = torch.zeros(1, dtype=torch.int32, device="cuda")
-    slots = torch.randperm(rows, dtype=torch.int32, device="cuda")
-    outside = torch.zeros(rows + 1, dtype=torch.int32, device="cuda")
-    send_home(ring, tokens, home, slots, outside)
+    row_slot = torch.randperm(rows, dtype=torch.int32, device="cuda")
+    slots = empty_slots(rows, 1, "cuda")
+    send_home(ring, tokens, home, row_slot, slots)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        send_home(ring, tokens, home, slots, outside)
+        send_home(ring, tokens, home, row_slot, slots)
     for step in range(12):
         tokens.fill_(step)
         home.fill_(step % 3)
@@ -274,7 +279,7 @@ def test_a_graph_sends_tokens_home_to_another_buffer_each_time():
         there.synchronize()
         assert ring[step % 3].tolist() == [step] * rows
         assert ring[(step + 1) % 3].tolist() == [max(0, step - 2)] * rows
-    outside[slots[5]] = 1
+    slots.word(SlotWord.OUTSIDE)[row_slot[5]] = 1
     graph.replay()
     torch.cuda.synchronize()
     assert ring[2].tolist() == [11] * 5 + [OUTSIDE] + [11] * (rows - 6)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from _fast.layout import SlotWord
 from engine.kernels.sampling.choose import choose, choose_room
 from engine.kernels.sampling.edit import edit, edit_reference
 from engine.kernels.sampling.logprobs import log_sum, logprobs
@@ -139,12 +140,11 @@ def test_rules(vocab):
     counts = torch.randint(0, 3, (3, vocab), dtype=torch.int32)
     bits = torch.randint(-(2**31), 2**31 - 1, (3, words), dtype=torch.int32)
     slots = rows_of(4, KINDS).slots
-    for field, values in ((slots.presence, (0.0, 0.5, -0.3)), (slots.frequency, (0.1, 0.0, 1.5))):
-        field[:3] = torch.tensor(values)
-    slots.repetition.fill_(1.3)
+    for number, values in ((SlotWord.PRESENCE, (0.0, 0.5, -0.3)), (SlotWord.FREQUENCY, (0.1, 0.0, 1.5))):
+        slots.real(number)[:3] = torch.tensor(values)
+    slots.real(SlotWord.REPETITION).fill_(1.3)
     line, slot = torch.tensor([2, -1, 0, 1, -1], dtype=torch.int32), torch.tensor([1, 0, 2, 0, 3], dtype=torch.int32)
-    near = {name: getattr(slots, name).cuda() for name in ("presence", "frequency", "repetition")}
-    on_device = replace(slots, **near)
+    on_device = replace(slots, words=slots.words.cuda())
     values = torch.tensor([1.5, float("-inf"), -2.0]).view(torch.int32)
     edits = torch.cat([torch.tensor([[0, 3], [2, 7], [4, vocab - 1]], dtype=torch.int32), values[:, None]], 1)
     want = logits.cpu()

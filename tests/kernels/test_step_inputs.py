@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from engine.kernels.record import Records, records_in, tail_of, tokens_of
-from engine.kernels.step_inputs import empty_inputs, empty_slots, step_inputs
+from _fast.layout import SLOT_WORDS, UPDATE_WORDS, Header, SlotWord, tail_at, tokens_at
+from engine.kernels.record import Records, records_in
+from engine.kernels.step_inputs import step_inputs
+from engine.kernels.step_tensors import empty_inputs, empty_slots
 from engine.step.build import RowArrays, apply_updates, build
 from tests.kernels.plans import Walk
 
@@ -52,7 +54,7 @@ def check_rows(out, walk, plan, batch, rows):
 
 def plant(walk, plan, record, draw):
     """Ids that are no rows of the embedding, in some prompts and as some tokens that are fed back."""
-    ids, at = np.asarray(plan.token_ids)[: plan.num_tokens], tokens_of(walk.max_rows)
+    ids, at = np.asarray(plan.token_ids)[: plan.num_tokens], tokens_at(walk.max_rows)
     bad = draw.choice([-(2**31), -2, -1, VOCAB, 2**31 - 1], len(ids))
     ids[...] = np.where((ids >= 0) & (draw.random(len(ids)) < 0.05), bad, ids)
     record[at : at + len(ids)] = ids
@@ -73,7 +75,7 @@ def test_a_step_equals_what_the_host_builds(seed, mrope, planted):
         rows = RowArrays(plan)
         apply_updates(plan, walk.slots)
         batch = build(plan, rows, walk.slots, walk.block_size, [], [], mrope, VOCAB)
-        slots.last_token[: walk.max_slots] = torch.from_numpy(walk.slots.last_token)
+        slots.word(SlotWord.LAST_TOKEN)[: walk.max_slots] = torch.from_numpy(walk.slots.last_token)
         out = poisoned(walk)
         step_inputs(out, slots, alone(record), walk.max_rows, walk.max_tokens, walk.block_size, VOCAB)
         tokens = plan.num_tokens
@@ -84,7 +86,7 @@ def test_a_step_equals_what_the_host_builds(seed, mrope, planted):
         assert (out.positions[..., tokens:] == 0).all()
         assert (out.slot_mapping[tokens:] == -1).all()
         check_rows(out, walk, plan, batch, rows)
-        marks = slots.outside[rows.slots]
+        marks = slots.word(SlotWord.OUTSIDE)[rows.slots]
         assert marks.bool().tolist() == walk.slots.outside[rows.slots].tolist()
         assert bool(((out.token_ids >= 0) & (out.token_ids < VOCAB)).all())
         marked += int(marks.sum())
@@ -109,26 +111,29 @@ def test_small_pools_preempt_in_these_walks():
 def test_parameters_reach_their_slot():
     max_rows, max_tokens = 2, 3
     slots, out = empty_slots(4, 5, "cpu"), empty_inputs(max_rows, max_tokens, False, "cpu")
-    slots.outside[2] = 1
-    tail = tail_of(max_rows, max_tokens)
-    record = np.zeros(tail + 4 + 12, np.int32)
-    record[[3, 7]] = 1
-    record[tail : tail + 4] = 3, 1, 9, 0
-    record[tail + 4 :] = [2, 7, -3, 0, 50, 0, 0, -1, 0x12345678, 0, 0, 0]
-    for word, value in ((3, 0.7), (5, 0.9), (6, 0.05), (9, 1.0), (10, -0.5), (11, 1.2)):
-        record[tail + 4 + word] = np.float32(value).view(np.int32)
+    slots.word(SlotWord.OUTSIDE)[2] = slots.word(SlotWord.LAST_TOKEN)[2] = 1
+    tail = tail_at(max_rows, max_tokens)
+    record = np.zeros(tail + UPDATE_WORDS + SLOT_WORDS, np.int32)
+    record[[Header.NUM_UPDATES, Header.NUM_PARAMS]] = 1
+    record[tail : tail + UPDATE_WORDS] = 3, 1, 9, 0
+    row = record[tail + UPDATE_WORDS :]
+    row[:] = np.arange(-3, SLOT_WORDS - 3)
+    row[[SlotWord.SLOT, SlotWord.SEED_LOW, SlotWord.SEED_HIGH]] = 2, -1, 0x12345678
+    row.view(np.float32)[[SlotWord.TEMPERATURE, SlotWord.TOP_P]] = 0.7, 0.9
+    row[[SlotWord.LAST_TOKEN, SlotWord.OUTSIDE]] = 0
     step_inputs(out, slots, alone(record), max_rows, max_tokens, 16, VOCAB)
     assert slots.block_tables.nonzero().tolist() == [[3, 1]]
     assert int(slots.block_tables[3, 1]) == 9
-    got = [getattr(slots, f.name)[2].item() for f in dataclasses.fields(slots)[2:]]
-    assert got == pytest.approx([7, -3, 0.7, 50, 0.9, 0.05, 0x12345678FFFFFFFF, 1.0, -0.5, 1.2, 0])
-    assert (slots.temperature[[0, 1, 3, 4]] == 0).all()
+    assert slots.words[2].tolist() == row.tolist(), "whatever numbers a slot has, known here or not"
+    assert slots.seed[2] == 0x12345678FFFFFFFF
+    assert slots.real(SlotWord.TOP_P)[2] == np.float32(0.9)
+    assert not slots.words[[0, 1, 3, 4]].any()
 
 
 def test_records_take_turns_and_a_step_says_where_its_tokens_go():
     slots, out = empty_slots(3, 5, "cpu"), empty_inputs(2, 4, False, "cpu")
-    records = records_in(torch.zeros(3, tail_of(2, 4), dtype=torch.int32), "cpu")
-    records.pinned[:, 10] = torch.tensor([7, 8, 9])
+    records = records_in(torch.zeros(3, tail_at(2, 4), dtype=torch.int32), "cpu")
+    records.pinned[:, Header.HOME] = torch.tensor([7, 8, 9])
     homes = []
     for _ in range(7):
         step_inputs(out, slots, records, 2, 4, 16, VOCAB)
@@ -139,7 +144,7 @@ def test_records_take_turns_and_a_step_says_where_its_tokens_go():
 def test_numbers_out_of_bounds_touch_nothing():
     max_rows, max_tokens = 2, 4
     slots, out = empty_slots(3, 5, "cpu"), empty_inputs(max_rows, max_tokens, True, "cpu")
-    record = np.full(tail_of(max_rows, max_tokens) + 40, 1 << 30, np.int32)
+    record = np.full(tail_at(max_rows, max_tokens) + 40, 1 << 30, np.int32)
     step_inputs(out, slots, alone(record), max_rows, max_tokens, 16, VOCAB)
     assert not any(getattr(slots, f.name).any() for f in dataclasses.fields(slots))
     assert (out.slot_mapping == -1).all()

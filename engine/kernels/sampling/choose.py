@@ -12,19 +12,17 @@ engine/sampling/device.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from _fast.layout import SlotWord
 from engine.kernels.sampling.cut import CHUNK, cut_kernel, draw_reference, threshold_reference
 from engine.kernels.sampling.groups import GROUP, groups, groups_reference
 from engine.kernels.sampling.nucleus import LANES, LEAST_P, TRIALS, WIDE
 from engine.kernels.sampling.pick import OPEN, is_tried_reference, pick_kernel, pick_reference
+from engine.kernels.step_tensors import SlotTensors
 from engine.kernels.target import triton
-
-if TYPE_CHECKING:
-    from engine.kernels.step_inputs import SlotTensors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +55,7 @@ def choose(
     sample_place: Tensor,
     thresholds: bool = False,
 ) -> None:
-    """Writes tokens_out[sample_row] and slots.last_token[sample_slot] (0 for -1); sample_row -1 writes nothing.
+    """Writes tokens_out[sample_row] and SlotWord.LAST_TOKEN of sample_slot (0 for -1); sample_row -1 writes nothing.
 
     tokens_out int32 [max_rows]; logits [rows, vocab], bfloat16, float16 or float32; sample_* int32 [rows or more].
     With `thresholds` room.threshold holds every row's smallest logit that could be drawn, which top-p alone does not
@@ -85,10 +83,9 @@ def launch_choose(
         return
     num_groups = room.best.shape[1]
     assert len(sample_place) >= rows and len(room.best) >= rows and tokens_out.is_contiguous()
-    groups(room.best, room.mass, logits, slots.temperature, sample_row, sample_slot)
+    groups(room.best, room.mass, logits, slots, sample_row, sample_slot)
     tables = (
-        tokens_out, slots.last_token, room.threshold, room.chosen, room.best, room.mass, logits,
-        slots.temperature, slots.top_k, slots.top_p, slots.min_p, slots.seed,
+        tokens_out, room.threshold, room.chosen, room.best, room.mass, logits, slots.words,
         sample_row, sample_slot, sample_place, vocab, logits.stride(0), num_groups,
     )  # fmt: skip
     same = {"OPEN": OPEN, "TRIALS": TRIALS, "GROUP": GROUP, "num_warps": 8}
@@ -108,21 +105,23 @@ def choose_reference(
     thresholds: bool = False,
 ) -> None:
     vocab = logits.shape[1]
-    groups_reference(room.best, room.mass, logits, slots.temperature, sample_row, sample_slot)
+    groups_reference(room.best, room.mass, logits, slots, sample_row, sample_slot)
+    heats, seeds, top_k = slots.real(SlotWord.TEMPERATURE), slots.seed, slots.word(SlotWord.TOP_K)
+    top_p, min_p = slots.real(SlotWord.TOP_P), slots.real(SlotWord.MIN_P)
     for row, (target, slot) in enumerate(zip(sample_row.tolist()[: len(logits)], sample_slot.tolist())):
         if target < 0:
             continue
         line = logits[row].float()
         token, least = -1, float("-inf")
         if bool((line < float("inf")).all()) and float(line.max()) > float("-inf"):
-            heat, seed, place = float(slots.temperature[slot]), int(slots.seed[slot]), int(sample_place[row])
-            limits = int(slots.top_k[slot]), float(slots.top_p[slot]), float(slots.min_p[slot])
+            heat, seed, place = float(heats[slot]), int(seeds[slot]), int(sample_place[row])
+            limits = int(top_k[slot]), float(top_p[slot]), float(min_p[slot])
             if heat > 0 and (0 < limits[0] < vocab or limits[1] < 1 or limits[2] > 0):
                 token, least = cut_reference(line, room.best[row], room.mass[row], heat, limits, seed, place)
             else:
                 token = pick_reference(line, room.best[row], room.mass[row], heat, seed, place)
         tokens_out[target] = token
-        slots.last_token[slot] = max(token, 0)
+        slots.word(SlotWord.LAST_TOKEN)[slot] = max(token, 0)
         room.threshold[row] = least
 
 

@@ -15,12 +15,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from _fast.layout import SlotWord
 from engine.kernels.sampling.groups import GROUP, scale_of, scale_reference
 from engine.kernels.sampling.noise import GROUP_STREAM, TOKEN_STREAM, noise, noise_reference
 from engine.kernels.sampling.nucleus import TRIALS
-from engine.kernels.sampling.pick import is_cut
+from engine.kernels.sampling.pick import is_cut, limits_of
+from engine.kernels.step_tensors import seed_of, word
 from engine.kernels.target import tl, triton
 
+LAST_TOKEN = tl.constexpr(int(SlotWord.LAST_TOKEN))
 CHUNK = 64  # groups that are read side by side
 
 
@@ -138,17 +141,12 @@ def draw(at, chosen, count, vocab, least, highest, scale, seed, place, stream,
 @triton.jit
 def cut_kernel(
     tokens_out,  # [max_rows] int32
-    last_token,  # [slots] int32
     threshold,  # [rows] float32: the smallest logit that may be drawn
     chosen,  # [rows, num_groups] int32: room for the list of groups
     best,  # [rows, num_groups] float32
     mass,  # [rows, num_groups] float32
     logits,  # [rows, vocab]
-    temperature,  # [slots], as are the next four
-    top_k,
-    top_p,
-    min_p,
-    seed,
+    words,  # [slots, SLOT_WORDS]
     sample_row,  # [rows], as are the next two
     sample_slot,
     sample_place,
@@ -167,8 +165,7 @@ def cut_kernel(
     row = tl.program_id(0)
     target = tl.load(sample_row + row)
     slot = tl.load(sample_slot + row)
-    heat, k = tl.load(temperature + slot), tl.load(top_k + slot)
-    p, floor = tl.load(top_p + slot), tl.load(min_p + slot)
+    heat, k, p, floor = limits_of(words, slot)
     result = tl.load(tokens_out + target, mask=target >= 0, other=-1)
     wanted = result == OPEN
     if EXACT:
@@ -219,10 +216,10 @@ def cut_kernel(
                 drawn = tl.load(at + token, mask=token >= 0, other=float("inf")).to(tl.float32)
                 least = tl.minimum(least, drawn)
             if token == OPEN:
-                place, code = tl.load(sample_place + row), tl.load(seed + slot)
+                place, code = tl.load(sample_place + row), seed_of(words, slot)
                 token = draw(at, listed, count, vocab, least, highest, scale, code, place, 2 * TRIALS, GROUP, CHUNK)
         tl.store(tokens_out + target, token)
-        tl.store(last_token + slot, tl.maximum(token, 0))
+        tl.store(word(words, slot, LAST_TOKEN), tl.maximum(token, 0))
         tl.store(threshold + row, least)
 
 

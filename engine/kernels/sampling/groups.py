@@ -15,8 +15,11 @@ import math
 import torch
 from torch import Tensor
 
+from _fast.layout import SlotWord
+from engine.kernels.step_tensors import SlotTensors, real
 from engine.kernels.target import tl, triton
 
+TEMPERATURE = tl.constexpr(int(SlotWord.TEMPERATURE))
 GROUP = 64  # tokens
 TILE = 64  # groups of one program
 LEAST_HEAT = 1e-30  # colder rows are drawn as this warm, so that 1 / temperature stays finite
@@ -33,7 +36,7 @@ def groups_kernel(
     best,  # [rows, num_groups] float32
     mass,  # [rows, num_groups] float32
     logits,  # [rows, vocab]
-    temperature,  # [slots]
+    words,  # [slots, SLOT_WORDS]
     sample_row,  # [rows]
     sample_slot,  # [rows]
     vocab,
@@ -45,7 +48,7 @@ def groups_kernel(
     """TILE groups of one row per program."""
     row = tl.program_id(1)
     if tl.load(sample_row + row) >= 0:
-        scale = scale_of(tl.load(temperature + tl.load(sample_slot + row)))
+        scale = scale_of(real(words, tl.load(sample_slot + row), TEMPERATURE))
         group = tl.program_id(0) * TILE + tl.arange(0, TILE)
         token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
         at = logits + row.to(tl.int64) * logits_stride
@@ -59,7 +62,7 @@ def groups_kernel(
 
 
 def groups(
-    best: Tensor, mass: Tensor, logits: Tensor, temperature: Tensor, sample_row: Tensor, sample_slot: Tensor
+    best: Tensor, mass: Tensor, logits: Tensor, slots: SlotTensors, sample_row: Tensor, sample_slot: Tensor
 ) -> None:
     """Writes best and mass float32 [rows, num_groups], all but the lines of rows whose sample_row is -1.
 
@@ -70,16 +73,17 @@ def groups(
     assert logits.stride(1) == 1 and best.is_contiguous() and mass.shape == best.shape and mass.is_contiguous()
     assert num_groups == -(-vocab // GROUP) and min(len(best), len(sample_row), len(sample_slot)) >= rows
     groups_kernel[(triton.cdiv(num_groups, TILE), rows)](
-        best, mass, logits, temperature, sample_row, sample_slot, vocab, logits.stride(0), num_groups,
+        best, mass, logits, slots.words, sample_row, sample_slot, vocab, logits.stride(0), num_groups,
         GROUP=GROUP, TILE=TILE, num_warps=4,
     )  # fmt: skip
 
 
 def groups_reference(
-    best: Tensor, mass: Tensor, logits: Tensor, temperature: Tensor, sample_row: Tensor, sample_slot: Tensor
+    best: Tensor, mass: Tensor, logits: Tensor, slots: SlotTensors, sample_row: Tensor, sample_slot: Tensor
 ) -> None:
     rows, vocab = logits.shape
     num_groups = best.shape[1]
+    heat = slots.real(SlotWord.TEMPERATURE)
     for row in range(rows):
         if int(sample_row[row]) < 0:
             continue
@@ -89,7 +93,7 @@ def groups_reference(
         top = line.amax(1)
         anchor = torch.where(top == float("-inf"), 0.0, top)
         best[row] = top
-        mass[row] = torch.exp2((line - anchor[:, None]) * scale_reference(float(temperature[sample_slot[row]]))).sum(1)
+        mass[row] = torch.exp2((line - anchor[:, None]) * scale_reference(float(heat[sample_slot[row]]))).sum(1)
 
 
 def scale_reference(heat: float) -> float:

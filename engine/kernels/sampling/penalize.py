@@ -9,17 +9,17 @@
 # ruff: noqa: PT018 (a launcher checks in few lines)
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
+from _fast.layout import SlotWord
 from engine.kernels.sampling.mask import bits_at, unpack
 from engine.kernels.sampling.penalties import penalties_reference
+from engine.kernels.step_tensors import SlotTensors, real
 from engine.kernels.target import tl, triton
 
-if TYPE_CHECKING:
-    from engine.kernels.step_inputs import SlotTensors
-
+PRESENCE = tl.constexpr(int(SlotWord.PRESENCE))
+FREQUENCY = tl.constexpr(int(SlotWord.FREQUENCY))
+REPETITION = tl.constexpr(int(SlotWord.REPETITION))
 BLOCK = 1024
 
 
@@ -28,9 +28,7 @@ def penalize_kernel(
     logits,  # [rows, vocab] float32
     counts,  # [lines, vocab] int32
     prompt_bits,  # [lines, words] int32
-    presence,  # [slots] float32, as are the next two
-    frequency,
-    repetition,
+    slot_words,  # [slots, SLOT_WORDS] int32
     line,  # [rows] int32; -1: no penalties
     slot,  # [rows] int32
     vocab,
@@ -47,12 +45,12 @@ def penalize_kernel(
         count = tl.load(counts + number * vocab + token, mask=inside, other=0)
         said = count > 0
         seen = said | bits_at(prompt_bits + number * words, token, inside)
-        factor = tl.load(repetition + at)
+        factor = real(slot_words, at, REPETITION)
         place = logits + row.to(tl.int64) * vocab + token
         x = tl.load(place, mask=inside, other=0.0)
         x = tl.where(seen, tl.where(x > 0.0, x / factor, x * factor), x)
-        x -= tl.load(frequency + at) * count.to(tl.float32)
-        x -= tl.where(said, tl.load(presence + at), 0.0)
+        x -= real(slot_words, at, FREQUENCY) * count.to(tl.float32)
+        x -= tl.where(said, real(slot_words, at, PRESENCE), 0.0)
         tl.store(place, x, mask=inside)
 
 
@@ -99,7 +97,7 @@ def launch_penalize(
     assert len(line) == len(slot) == rows and prompt_bits.shape[1] * 32 >= vocab
     if rows:
         penalize_kernel[(triton.cdiv(vocab, BLOCK), rows)](
-            logits, counts, prompt_bits, slots.presence, slots.frequency, slots.repetition, line, slot,
+            logits, counts, prompt_bits, slots.words, line, slot,
             vocab, prompt_bits.shape[1], BLOCK=BLOCK,
         )  # fmt: skip
 
@@ -107,9 +105,10 @@ def launch_penalize(
 def penalize_reference(
     logits: Tensor, counts: Tensor, prompt_bits: Tensor, slots: SlotTensors, line: Tensor, slot: Tensor
 ) -> None:
+    fields = [slots.real(one) for one in (SlotWord.PRESENCE, SlotWord.FREQUENCY, SlotWord.REPETITION)]
     for row, (number, at) in enumerate(zip(line.tolist(), slot.tolist())):
         if number >= 0:
-            numbers = (float(field[at]) for field in (slots.presence, slots.frequency, slots.repetition))
+            numbers = (float(field[at]) for field in fields)
             penalties_reference(logits[row], counts[number], unpack(prompt_bits[number], logits.shape[1]), *numbers)
 
 

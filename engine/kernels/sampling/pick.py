@@ -13,12 +13,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from _fast.layout import SlotWord
 from engine.kernels.sampling.groups import GROUP, scale_of, scale_reference
 from engine.kernels.sampling.noise import GROUP_STREAM, TOKEN_STREAM, noise, noise_reference
 from engine.kernels.sampling.nucleus import LEAST_P, is_kept, numbers
+from engine.kernels.step_tensors import real, seed_of, word
 from engine.kernels.target import tl, triton
 
+TEMPERATURE = tl.constexpr(int(SlotWord.TEMPERATURE))
+TOP_K = tl.constexpr(int(SlotWord.TOP_K))
+TOP_P = tl.constexpr(int(SlotWord.TOP_P))
+MIN_P = tl.constexpr(int(SlotWord.MIN_P))
+LAST_TOKEN = tl.constexpr(int(SlotWord.LAST_TOKEN))
 OPEN = -2  # instead of a token: cut is to draw it
+
+
+@triton.jit
+def limits_of(words, slot):
+    """A slot's temperature, top-k, top-p and min-p."""
+    heat, k = real(words, slot, TEMPERATURE), tl.load(word(words, slot, TOP_K))
+    return heat, k, real(words, slot, TOP_P), real(words, slot, MIN_P)
 
 
 @triton.jit
@@ -60,17 +74,12 @@ def draw_any(at, best, mass, num_groups, vocab, highest, scale, greedy, seed, pl
 @triton.jit
 def pick_kernel(
     tokens_out,  # [max_rows] int32
-    last_token,  # [slots] int32
     threshold,  # [rows] float32: the smallest logit that may be drawn
     chosen,  # [rows, num_groups] int32: room for a list of groups
     best,  # [rows, num_groups] float32
     mass,  # [rows, num_groups] float32
     logits,  # [rows, vocab]
-    temperature,  # [slots], as are the next four
-    top_k,
-    top_p,
-    min_p,
-    seed,
+    words,  # [slots, SLOT_WORDS]
     sample_row,  # [rows], as are the next two
     sample_slot,
     sample_place,
@@ -89,8 +98,7 @@ def pick_kernel(
     target = tl.load(sample_row + row)
     if target >= 0:
         slot = tl.load(sample_slot + row)
-        heat, k = tl.load(temperature + slot), tl.load(top_k + slot)
-        p, floor = tl.load(top_p + slot), tl.load(min_p + slot)
+        heat, k, p, floor = limits_of(words, slot)
         cut = is_cut(heat, k, p, floor, vocab)
         left = tl.where(cut, tl.where(is_tried(k, p, floor, vocab, LEAST_P), TRIALS, 0), 1)
         result = tl.where(left > 0, -1, OPEN)
@@ -104,7 +112,7 @@ def pick_kernel(
                 bad = tl.where(part == part, bad, 1)
             highest = tl.max(high, 0)
             left = tl.where((tl.max(bad, 0) > 0) | (highest == float("-inf")), 0, left)
-            code, place = tl.load(seed + slot), tl.load(sample_place + row)
+            code, place = seed_of(words, slot), tl.load(sample_place + row)
             stream, refused = 0, float("-inf")
             while left > 0:
                 token, x = draw_any(at, best + line, mass + line, num_groups, vocab, highest, scale, heat <= 0.0, code,
@@ -120,7 +128,7 @@ def pick_kernel(
         tl.store(tokens_out + target, result)
         tl.store(threshold + row, float("-inf"))
         if result != OPEN:
-            tl.store(last_token + slot, tl.maximum(result, 0))
+            tl.store(word(words, slot, LAST_TOKEN), tl.maximum(result, 0))
 
 
 def is_tried_reference(top_k: int, top_p: float, min_p: float, vocab: int) -> bool:

@@ -17,7 +17,9 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { WORDS = 12, MAX_OPS = 64, MAX_LOG = 1 << 16, EVENTS = 64, SLOTS = 1024, ROWS = 1024, PREP_NS = 5000, ALIGNED = 16 };
+#include "layout.h" /* the members of _fast/layout.py */
+
+enum { MAX_OPS = 64, MAX_LOG = 1 << 16, EVENTS = 64, SLOTS = 1024, ROWS = 1024, PREP_NS = 5000 };
 enum { BLOCKS = 1 << 10, LINE = 1 << 8, CONTEXT = 1 << 10 };
 enum { COPY, GRAPH, RECORD };
 enum { LOG_GRAPH, LOG_COPY, LOG_RECORD, LOG_SYNC, LOG_QUERY, LOG_ELAPSED };
@@ -32,8 +34,8 @@ static int32_t calls[MAX_LOG][2];    /* (what, of which) */
 static int64_t num_calls;
 static int fail_call = -1, fail_code, fail_after;
 static int32_t max_rows, max_tokens, *ring[8], *records[8], num_records, *turn;
-static int32_t words[SLOTS][WORDS], last_token[SLOTS], table_updates;
-static int32_t header[16], rows_slot[ROWS], rows_place[ROWS], rows_sampled;
+static int32_t words[SLOTS][SLOT_WORDS], last_token[SLOTS], table_updates;
+static int32_t header[HEADER_LEN], rows_slot[ROWS], rows_place[ROWS], rows_sampled;
 static int64_t fault, device_end, step_ns, faulty_step = -1;
 static int32_t vocab = 1000, bare;
 static int32_t in_order = 1, next_prep;  /* every step's record was read, once, in order */
@@ -76,8 +78,8 @@ int32_t draw(int32_t seed, int32_t place)
 static uint64_t identity(int32_t slot, int32_t p)
 {
     for (; num_own[slot] <= p; num_own[slot]++) {
-        int32_t at = num_own[slot], prompt_len = words[slot][1];
-        uint64_t token = at < prompt_len ? at * factor % modulus : draw(words[slot][7], at - prompt_len);
+        int32_t at = num_own[slot], prompt_len = words[slot][SLOT_PROMPT_LEN];
+        uint64_t token = at < prompt_len ? at * factor % modulus : draw(words[slot][SLOT_SEED_LOW], at - prompt_len);
         own[slot][at + 1] = (own[slot][at] + token + 1) * 6364136223846793005u + 1442695040888963407u;
     }
     return own[slot][p + 1];
@@ -102,63 +104,65 @@ static void read_and_write(int32_t slot, int32_t start, int32_t count)
 
 static void prep(const int32_t *record)
 {
-    const int32_t *slot = record + 16, *start = slot + max_rows, *len = start + max_rows + 1;
-    const int32_t *computed = len + max_rows, *flags = computed + max_rows, *token = flags + max_rows;
+    const int32_t *rows = record + HEADER_LEN, column = max_rows + 1;
+    const int32_t *slot = rows + ROW_SLOT * column, *start = rows + ROW_START * column, *len = rows + ROW_LEN * column;
+    const int32_t *computed = rows + ROW_COMPUTED * column, *flags = rows + ROW_FLAGS * column;
+    const int32_t *token = rows + (ROW_FLAGS + 1) * column;
     const int32_t *tail = record + (token + max_tokens - record + ALIGNED - 1) / ALIGNED * ALIGNED;
-    const int32_t *param = tail + 4 * record[3];
+    const int32_t *param = tail + UPDATE_WORDS * record[HEADER_NUM_UPDATES];
     int32_t row, k;
     memcpy(header, record, sizeof header);
-    in_order &= header[4] == next_prep++;
+    in_order &= header[HEADER_STEP_LOW] == next_prep++;
     if (bare)
         return;
-    table_updates += record[3];
-    for (k = 0; k < record[7]; k++) {
-        memcpy(words[param[k * WORDS]], param + k * WORDS, WORDS * sizeof(int32_t));
-        num_own[param[k * WORDS]] = 0;
+    table_updates += record[HEADER_NUM_UPDATES];
+    for (k = 0; k < record[HEADER_NUM_PARAMS]; k++, param += SLOT_WORDS) {
+        memcpy(words[param[SLOT_SLOT]], param, SLOT_WORDS * sizeof(int32_t));
+        num_own[param[SLOT_SLOT]] = 0;
     }
-    for (k = 0; block_size && k < record[3]; k++)
-        table[tail[4 * k]][tail[4 * k + 1]] = tail[4 * k + 2];
+    for (k = 0; block_size && k < record[HEADER_NUM_UPDATES]; k++, tail += UPDATE_WORDS)
+        table[tail[UPDATE_SLOT]][tail[UPDATE_INDEX]] = tail[UPDATE_BLOCK];
     rows_sampled = 0;
-    for (row = 0; row < record[0]; row++) {
+    for (row = 0; row < record[HEADER_NUM_ROWS]; row++) {
         int32_t s = slot[row];
-        fault |= start[row + 1] - start[row] != len[row] || words[s][0] != s;
-        if (flags[row] & 2)
+        fault |= start[row + 1] - start[row] != len[row] || words[s][SLOT_SLOT] != s;
+        if (flags[row] & ROW_FEED)
             fault |= (token[start[row]] != -1) << 1;
         else
             for (k = 0; k < len[row]; k++)
                 fault |= (token[start[row] + k] < 0) << 2;
         rows_slot[row] = s;
-        rows_place[row] = flags[row] & 1 ? computed[row] + len[row] - words[s][1] : -1;
-        rows_sampled += flags[row] & 1;
+        rows_place[row] = flags[row] & ROW_SAMPLE ? computed[row] + len[row] - words[s][SLOT_PROMPT_LEN] : -1;
+        rows_sampled += flags[row] & ROW_SAMPLE ? 1 : 0;
         /* What a row reads: its newest token, fed here or known to the host, is the one drawn last. */
-        if (computed[row] >= words[s][1]) {
-            int32_t newest = flags[row] & 2 ? last_token[s] : token[start[row]];
-            fault |= (newest != draw(words[s][7], computed[row] - words[s][1])) << 3;
+        if (computed[row] >= words[s][SLOT_PROMPT_LEN]) {
+            int32_t newest = flags[row] & ROW_FEED ? last_token[s] : token[start[row]];
+            fault |= (newest != draw(words[s][SLOT_SEED_LOW], computed[row] - words[s][SLOT_PROMPT_LEN])) << 3;
         }
         if (block_size)
             read_and_write(s, computed[row], len[row]);
     }
-    fault |= (rows_sampled != record[6]) << 4;
+    fault |= (rows_sampled != record[HEADER_NUM_SAMPLED]) << 4;
 }
 
 static void sample(int32_t size)
 {
-    int32_t row, *tokens = ring[header[10]];
+    int32_t row, *tokens = ring[header[HEADER_HOME]];
     if (bare) {
-        for (row = 0; row < header[0]; row++)
+        for (row = 0; row < header[HEADER_NUM_ROWS]; row++)
             tokens[row] = 7;
         return;
     }
     fault |= (rows_sampled > size) << 5;
-    for (row = 0; row < header[0]; row++)
+    for (row = 0; row < header[HEADER_NUM_ROWS]; row++)
         if (rows_place[row] >= 0) {
-            int32_t token = draw(words[rows_slot[row]][7], rows_place[row]);
+            int32_t token = draw(words[rows_slot[row]][SLOT_SEED_LOW], rows_place[row]);
             last_token[rows_slot[row]] = token;
             tokens[row] = token;
         } else
             tokens[row] = -7; /* nobody may read this */
-    if (faulty_step >= 0 && header[4] == faulty_step)
-        for (row = 0; row < header[0]; row++)
+    if (faulty_step >= 0 && header[HEADER_STEP_LOW] == faulty_step)
+        for (row = 0; row < header[HEADER_NUM_ROWS]; row++)
             if (rows_place[row] >= 0) {
                 tokens[row] = -1;
                 break;
@@ -176,10 +180,10 @@ static void graph(int64_t handle)
         *turn = (*turn + 1) % num_records;
     }
     if ((handle >= DECODE && handle < SAMPLE) || handle >= STEP)
-        fault |= (header[1] > size) << 6 | ((handle < MIXED || handle >= STEP) && header[1] != header[0]) << 7;
+        fault |= (header[HEADER_NUM_TOKENS] > size) << 6 | ((handle < MIXED || handle >= STEP) && header[HEADER_NUM_TOKENS] != header[HEADER_NUM_ROWS]) << 7;
     if (handle >= SAMPLE)
         sample(size);
-    fault |= (handle >= STEP && !bare && rows_sampled != header[0]) << 10;
+    fault |= (handle >= STEP && !bare && rows_sampled != header[HEADER_NUM_ROWS]) << 10;
 }
 
 static void run_one(void)

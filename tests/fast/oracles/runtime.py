@@ -5,6 +5,7 @@ A `Rig` has records, ring buffers and graphs as the engine would make them, all 
 
 import atexit
 import ctypes
+import re
 import shutil
 import subprocess
 import tempfile
@@ -14,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from _fast.launcher import Launcher
+from _fast.layout import SLOT_WORDS, SlotWord, declarations, record_len
 from _fast.params import SlotParams
 from _fast.plan import StepPlan
 
@@ -22,7 +24,6 @@ CALLS = (
     "GraphLaunch", "MemcpyAsync", "EventCreateWithFlags", "EventDestroy", "EventRecord", "EventQuery",
     "EventSynchronize", "EventElapsedTime", "GetErrorString",
 )  # fmt: skip
-WORDS = 12
 
 
 @cache
@@ -30,7 +31,9 @@ def library() -> ctypes.CDLL:
     folder = Path(tempfile.mkdtemp(prefix="omniloop-runtime-"))
     path = folder / "libcudart.so.0"
     source = Path(__file__).with_name("runtime.c")
-    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-Wall", "-Werror", "-o", path, source], check=True)
+    names = re.findall(r"^    (\w+) = (\d+)$", declarations(), re.MULTILINE)
+    (folder / "layout.h").write_text("enum { " + ", ".join(f"{name} = {value}" for name, value in names) + " };\n")
+    subprocess.run(["cc", "-I", folder, "-O2", "-shared", "-fPIC", "-Wall", "-Werror", "-o", path, source], check=True)
     loaded = ctypes.CDLL(str(path))
     atexit.register(shutil.rmtree, folder)  # a library whose file is gone is not found again
     for name in ("set_step_ns", "set_faulty_step"):
@@ -45,8 +48,8 @@ def addresses() -> dict[str, int]:
 
 
 def seed_words(slot: int, prompt_len: int, seed: int) -> np.ndarray:
-    words = np.zeros(WORDS, np.int32)
-    words[[0, 1, 7]] = slot, prompt_len, seed
+    words = np.zeros(SLOT_WORDS, np.int32)
+    words[[SlotWord.SLOT, SlotWord.PROMPT_LEN, SlotWord.SEED_LOW]] = slot, prompt_len, seed
     return words
 
 
@@ -55,7 +58,7 @@ class Rig:
 
     def __init__(self, rows, tokens, updates, max_slots, *, records=3, graphs=True, whole=True):
         self.lib = library()
-        size = StepPlan.record_len(rows, tokens, updates)
+        size = record_len(rows, tokens, updates)
         self.records = [np.full(size, -99, np.int32) for _ in range(records)]
         self.ring = [np.full(rows, -77, np.int32) for _ in range(records)]
         self.plans = [StepPlan(rows, tokens, updates, record, k) for k, record in enumerate(self.records)]

@@ -15,10 +15,10 @@ from tests.kernels.accelerator.targets import cases, compiles
 
 I, F = "*i32", "*fp32"  # noqa: E741
 TABLES = {
-    "temperature": F, "top_k": I, "top_p": F, "min_p": F, "seed": "*i64", "sample_row": I, "sample_slot": I,
-    "sample_place": I, "vocab": "i32", "logits_stride": "i32", "num_groups": "i32",
+    "words": I, "sample_row": I, "sample_slot": I, "sample_place": I, "vocab": "i32",
+    "logits_stride": "i32", "num_groups": "i32",
 }  # fmt: skip
-OUT = {"tokens_out": I, "last_token": I, "threshold": F, "chosen": I, "best": F, "mass": F}
+OUT = {"tokens_out": I, "threshold": F, "chosen": I, "best": F, "mass": F}
 ROW = {"OPEN": OPEN, "TRIALS": TRIALS, "GROUP": GROUP}
 KERNELS = {
     "log sum": (log_sum_kernel, {"out": F, "logits": F, "vocab": "i32"}, {"BLOCK": BLOCK}, {"num_warps": 8}),
@@ -27,15 +27,15 @@ KERNELS = {
     "mask": (mask_kernel, {"logits": F, "bits": I, "line": I, "vocab": "i32", "words": "i32"}, {"BLOCK": 1024}, {}),
     "penalize": (
         penalize_kernel,
-        {"logits": F, "counts": I, "prompt_bits": I, "presence": F, "frequency": F, "repetition": F, "line": I,
-         "slot": I, "vocab": "i32", "words": "i32"},
+        {"logits": F, "counts": I, "prompt_bits": I, "slot_words": I, "line": I, "slot": I, "vocab": "i32",
+         "words": "i32"},
         {"BLOCK": 1024}, {},
     ),
     "count": (count_kernel, {"counts": I, "token": I, "line": I, "rows": "i32", "vocab": "i32"}, {"BLOCK": 256}, {}),
     **{
         f"groups {dtype}": (
             groups_kernel,
-            {"best": F, "mass": F, "logits": dtype, "temperature": F, "sample_row": I, "sample_slot": I,
+            {"best": F, "mass": F, "logits": dtype, "words": I, "sample_row": I, "sample_slot": I,
              "vocab": "i32", "logits_stride": "i32", "num_groups": "i32"},
             {"GROUP": GROUP, "TILE": TILE}, {"num_warps": 4},
         )

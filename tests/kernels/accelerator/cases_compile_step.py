@@ -8,30 +8,26 @@ from engine.kernels.sampling.home import home_kernel
 from engine.kernels.step_inputs import inputs_kernel
 from tests.kernels.accelerator.targets import cases, compiles
 
-I, F = "*i32", "*fp32"  # noqa: E741
+I = "*i32"  # noqa: E741
 RECORD = {
-    "staged": I, "block_tables": I, "prompt_len": I, "position_delta": I, "temperature": F, "top_k": I, "top_p": F,
-    "min_p": F, "seed": "*i64", "presence": F, "frequency": F, "repetition": F, "outside": I, "pinned": I, "turn": I,
-    "num_records": "i32", "capacity": "i32", "tokens_at": "i32", "max_tokens": "i32", "at_once": "i32", "tail": "i32",
-    "max_slots": "i32", "max_blocks": "i32",
+    "staged": I, "block_tables": I, "words": I, "pinned": I, "turn": I, "num_records": "i32", "capacity": "i32",
+    "tokens_at": "i32", "max_tokens": "i32", "at_once": "i32", "tail": "i32", "max_slots": "i32", "max_blocks": "i32",
 }  # fmt: skip
 INPUTS = {
     "token_ids": "*i64", "positions": "*i64", "slot_mapping": "*i64", "query_start": I, "context_len": I,
     "row_slot": I, "sample_index": "*i64", "sample_row": I, "sample_slot": I, "sample_place": I, "num_rows": I,
-    "num_sampled": I, "home": I, "outside": I, "block_tables": I, "last_token": I, "prompt_len": I, "position_delta": I,
-    "staged": I, "turn": I, "num_records": "i32", "capacity": "i32", "max_rows": "i32",
-    "max_tokens": "i32", "max_slots": "i32", "max_blocks": "i32",
+    "num_sampled": I, "home": I, "words": I, "block_tables": I, "staged": I, "turn": I, "num_records": "i32",
+    "capacity": "i32", "max_rows": "i32", "max_tokens": "i32", "max_slots": "i32", "max_blocks": "i32",
     "block_size": "i32", "num_embeddings": "i32",
 }  # fmt: skip
-HOME = {"ring": I, "tokens": I, "home": I, "row_slot": I, "outside": I, "num_buffers": "i32", "max_rows": "i32"}
+HOME = {"ring": I, "tokens": I, "home": I, "row_slot": I, "words": I, "num_buffers": "i32", "max_rows": "i32"}
 KERNELS = {
     "home": (home_kernel, HOME, {"OUTSIDE": -2, "BLOCK": 256, "OVERLAP": True}, {"num_warps": 4}),
     **{
         f"record {mrope}": (
             record_kernel, RECORD,
             {
-                "MROPE": mrope, "UPDATE": 4, "PARAMS": 12, "COPIERS": 4, "WORDS": 1024, "BLOCK": 256,
-                "OVERLAP": True,
+                "MROPE": mrope, "COPIERS": 4, "WORDS": 1024, "BLOCK": 256, "SLOTS": 64, "OVERLAP": True,
             },
             {"num_warps": 4},
         )

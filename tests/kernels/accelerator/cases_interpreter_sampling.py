@@ -6,6 +6,7 @@ import pytest
 import torch
 import triton  # noqa: F401  (before any kernel file, so that they take it; TRITON_INTERPRET says in which mode)
 
+from _fast.layout import SlotWord
 from engine.kernels.sampling import choose, cut
 from engine.kernels.sampling.choose import choose_reference, choose_room, launch_choose
 from engine.kernels.sampling.edit import edit_reference, launch_edit
@@ -15,6 +16,7 @@ from engine.kernels.sampling.mask import launch_mask, mask_reference
 from engine.kernels.sampling.noise import philox
 from engine.kernels.sampling.nucleus import LEAST_P
 from engine.kernels.sampling.penalize import count_reference, launch_count, launch_penalize, penalize_reference
+from engine.kernels.step_tensors import empty_slots
 from tests.kernels.sampling import KINDS, Rows, kept, rows_of
 
 pytestmark = pytest.mark.filterwarnings(
@@ -34,10 +36,11 @@ def chosen(run, logits, rows: Rows, thresholds=True):
     for field in (room.best, room.mass, room.threshold):
         field.fill_(float("nan"))
     room.chosen.fill_(2**30)
-    slots = replace(rows.slots, last_token=torch.full_like(rows.slots.last_token, -9))
+    slots = replace(rows.slots, words=rows.slots.words.clone())
+    slots.word(SlotWord.LAST_TOKEN).fill_(-9)
     tokens = rows.tokens.clone()
     run(tokens, slots, room, logits, rows.row, rows.slot, rows.place, thresholds)
-    return tokens, slots.last_token, room.threshold
+    return tokens, slots.word(SlotWord.LAST_TOKEN), room.threshold
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -109,11 +112,12 @@ def test_a_row_keeps_its_token_wherever_it_stands():
 
 def test_groups_of_strided_rows():
     logits = torch.randn(3, 400)[:, :331]
-    heat, row, slot = torch.tensor([0.0, 0.5, 1.0]), torch.tensor([0, -1, 2]), torch.tensor([1, 0, 2])
+    slots, row, slot = empty_slots(2, 1, "cpu"), torch.tensor([0, -1, 2]), torch.tensor([1, 0, 2])
+    slots.real(SlotWord.TEMPERATURE)[:] = torch.tensor([0.0, 0.5, 1.0])
     got = torch.full((2, 3, 6), -1.0)
     want = got.clone()
-    groups(got[0], got[1], logits, heat, row, slot)
-    groups_reference(want[0], want[1], logits, heat, row, slot)
+    groups(got[0], got[1], logits, slots, row, slot)
+    groups_reference(want[0], want[1], logits, slots, row, slot)
     assert torch.allclose(got, want)
     assert (got[:, 1] == -1).all()
 
@@ -131,9 +135,9 @@ def rule_rows(vocab: int):
     counts = torch.randint(0, 3, (3, vocab), dtype=torch.int32)
     bits = torch.randint(-(2**31), 2**31 - 1, (3, words), dtype=torch.int32)
     slots = rows_of(4, KINDS).slots
-    slots.presence[:4] = torch.tensor([0.0, 0.5, -0.3, 0.0])
-    slots.frequency[:4] = torch.tensor([0.1, 0.0, 1.5, 0.0])
-    slots.repetition[:4] = torch.tensor([1.0, 1.3, 0.8, 1.0])
+    slots.real(SlotWord.PRESENCE)[:4] = torch.tensor([0.0, 0.5, -0.3, 0.0])
+    slots.real(SlotWord.FREQUENCY)[:4] = torch.tensor([0.1, 0.0, 1.5, 0.0])
+    slots.real(SlotWord.REPETITION)[:4] = torch.tensor([1.0, 1.3, 0.8, 1.0])
     line = torch.tensor([2, -1, 0, 1, -1], dtype=torch.int32)
     return logits, counts, bits, slots, line, torch.tensor([1, 0, 2, 0, 3], dtype=torch.int32)
 

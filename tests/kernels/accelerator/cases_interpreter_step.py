@@ -8,9 +8,11 @@ import pytest
 import torch
 import triton  # noqa: F401  (before any kernel file, so that they take it; TRITON_INTERPRET says in which mode)
 
-from engine.kernels.record import Records, records_in, tail_of
+from _fast.layout import SLOT_WORDS, UPDATE_WORDS, Header, RowColumn, SlotWord, column_at, tail_at, tokens_at
+from engine.kernels.record import Records, records_in
 from engine.kernels.sampling.home import launch_home, send_home_reference
-from engine.kernels.step_inputs import empty_inputs, empty_slots, launch_inputs, step_inputs_reference
+from engine.kernels.step_inputs import launch_inputs, step_inputs_reference
+from engine.kernels.step_tensors import empty_inputs, empty_slots
 from engine.kernels.target import HAS_TRITON
 from tests.kernels.plans import Walk
 from tests.kernels.test_step_inputs import VOCAB, plant
@@ -44,7 +46,7 @@ def test_a_step_equals_the_reference(seed, mrope, planted):
         for field in dataclasses.fields(got):
             getattr(got, field.name).fill_(-77)
         for slots in (mine, theirs):
-            slots.last_token[: walk.max_slots] = torch.from_numpy(walk.slots.last_token)
+            slots.word(SlotWord.LAST_TOKEN)[: walk.max_slots] = torch.from_numpy(walk.slots.last_token)
         size = (walk.max_rows, walk.max_tokens, walk.block_size, VOCAB)
         for records in turns:
             records.pinned[number % 2, : len(record)] = torch.from_numpy(record)
@@ -54,43 +56,46 @@ def test_a_step_equals_the_reference(seed, mrope, planted):
         equal(got, want)
         equal(mine, theirs)
         assert torch.equal(turns[0].turn, turns[1].turn)
-        marked += int(mine.outside.sum())
+        marked += int(mine.word(SlotWord.OUTSIDE).sum())
     assert (marked > 0) == planted
 
 
 def test_more_tokens_and_changes_than_one_program_takes():
     max_rows, max_tokens, block_size = 40, 700, 2
     updates, params = 5000, 600
-    tail = tail_of(max_rows, max_tokens)
-    record = torch.zeros(tail + 4 * updates + 12 * params, dtype=torch.int32)
-    record[0], record[1], record[3], record[7] = 33, 650, updates, params
+    tail = tail_at(max_rows, max_tokens)
+    record = torch.zeros(tail + UPDATE_WORDS * updates + SLOT_WORDS * params, dtype=torch.int32)
+    counts = {Header.NUM_ROWS: 33, Header.NUM_TOKENS: 650, Header.NUM_UPDATES: updates, Header.NUM_PARAMS: params}
+    for place, value in counts.items():
+        record[place] = value
     starts = torch.cat([torch.tensor([0]), torch.randperm(649)[:32].sort().values + 1, torch.tensor([650])])
-    record[16 : 16 + 33] = torch.randperm(700)[:33]
-    record[56 : 56 + 34] = starts
-    record[97 : 97 + 33] = starts.diff()
-    record[137 : 137 + 33] = torch.randint(0, 40, (33,))
-    record[177 : 177 + 33] = torch.randint(0, 4, (33,))
-    record[217 : 217 + 650] = torch.randint(-3, 1000, (650,))
+    column = {one: record[column_at(one, max_rows) :] for one in RowColumn}
+    column[RowColumn.SLOT][:33] = torch.randperm(700)[:33]
+    column[RowColumn.START][:34] = starts
+    column[RowColumn.LEN][:33] = starts.diff()
+    column[RowColumn.COMPUTED][:33] = torch.randint(0, 40, (33,))
+    column[RowColumn.FLAGS][:33] = torch.randint(0, 4, (33,))
+    record[tokens_at(max_rows) :][:650] = torch.randint(-3, 1000, (650,))
     places = torch.randperm(700 * 400)[:updates]
-    entries = record[tail : tail + 4 * updates].view(updates, 4)
+    entries = record[tail:][: UPDATE_WORDS * updates].view(updates, UPDATE_WORDS)
     entries[:, 0], entries[:, 1] = places // 400, places % 400
     entries[:, 2] = torch.randint(0, 99, (updates,))
-    words = record[tail + 4 * updates :].view(params, 12)
-    words.copy_(torch.randint(0, 1 << 30, (params, 12)))
-    words[:, 0] = torch.randperm(700)[:params]
+    words = record[tail + UPDATE_WORDS * updates :].view(params, SLOT_WORDS)
+    words.copy_(torch.randint(0, 1 << 30, (params, SLOT_WORDS)))
+    words[:, SlotWord.SLOT], words[:, SlotWord.OUTSIDE] = torch.randperm(700)[:params], 0
     mine, theirs = empty_slots(700, 400, "cpu"), empty_slots(700, 400, "cpu")
     got, want = (empty_inputs(max_rows, max_tokens, False, "cpu") for _ in range(2))
     launch_inputs(got, mine, alone(record), max_rows, max_tokens, block_size, 990)
     step_inputs_reference(want, theirs, alone(record), max_rows, max_tokens, block_size, 990)
     equal(got, want)
     equal(mine, theirs)
-    assert 2 < int(mine.outside.sum()) < 30
+    assert 2 < int(mine.word(SlotWord.OUTSIDE).sum()) < 30
 
 
 @pytest.mark.parametrize("value", [-1, 1 << 30, -(1 << 30), 7])
 def test_a_broken_record_stays_inside_its_tensors(value):
     slots, out = empty_slots(3, 5, "cpu"), empty_inputs(2, 4, True, "cpu")
-    record = torch.full((tail_of(2, 4) + 40,), value, dtype=torch.int32)
+    record = torch.full((tail_at(2, 4) + 40,), value, dtype=torch.int32)
     launch_inputs(out, slots, alone(record), 2, 4, 16, 5)
     assert ((out.row_slot >= 0) & (out.row_slot <= 3)).all()
     assert (out.context_len <= 5 * 16).all()
@@ -104,8 +109,9 @@ def test_a_broken_record_stays_inside_its_tensors(value):
 @pytest.mark.parametrize("rows", [1, 256, 600])
 def test_tokens_go_to_the_buffer_that_the_step_named(rows, home):
     tokens = torch.randint(-1, 1000, (rows,), dtype=torch.int32)
-    slots, marks = torch.randperm(rows, dtype=torch.int32), (torch.rand(rows + 1) < 0.2).int()
+    row_slot, slots = torch.randperm(rows, dtype=torch.int32), empty_slots(rows, 1, "cpu")
+    slots.word(SlotWord.OUTSIDE)[:] = torch.rand(rows + 1) < 0.2
     got, want = (torch.full((3, rows), -77, dtype=torch.int32) for _ in range(2))
-    launch_home(got, tokens, torch.tensor([home], dtype=torch.int32), slots, marks)
-    send_home_reference(want, tokens, torch.tensor([home], dtype=torch.int32), slots, marks)
+    launch_home(got, tokens, torch.tensor([home], dtype=torch.int32), row_slot, slots)
+    send_home_reference(want, tokens, torch.tensor([home], dtype=torch.int32), row_slot, slots)
     assert torch.equal(got, want)

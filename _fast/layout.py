@@ -1,0 +1,121 @@
+"""Where each number of a step lies: the one list that Cython, the prep kernels and the tests read.
+
+Owner: nobody, there is no state here. setup.py writes `layout.pxd` from this file: each member is a C constant named
+after the first word of its class and itself (`Header.NUM_ROWS` is HEADER_NUM_ROWS). A kernel names a member as a
+constant (kernels/step_tensors). A new number of a slot is one member of SlotWord: the record carries it, prep
+writes it.
+
+What the device needs of a step is one int32 record:
+
+    header | slot | start | len | computed | flags | token ids | (to a multiple of ALIGNED) tail
+    tail:   updates [num_updates][UPDATE_WORDS] | params [num_params][SLOT_WORDS] | positions [3][num_tokens]
+"""
+
+from enum import IntEnum, IntFlag
+
+ALIGNED = 16  # int32 values: a record, its tail and a slot's row begin at multiples of it, as wide loads need it
+
+
+class Header(IntEnum):
+    """Places in the head of a record; those without a name are 0."""
+
+    NUM_ROWS = 0
+    NUM_TOKENS = 1
+    NUM_DECODE_ROWS = 2
+    NUM_UPDATES = 3
+    STEP_LOW = 4  # the low 31 bits of the step's number
+    STEP_HIGH = 5  # and the others
+    NUM_SAMPLED = 6
+    NUM_PARAMS = 7  # slots whose words travel with the step
+    POSITIONS_AT = 8  # where positions begin; 0: there are none
+    USED_LEN = 9  # only so many values of the record count
+    HOME = 10  # the plan's number: which buffer on the host the step's tokens go to
+
+
+class RowColumn(IntEnum):
+    """Columns of max_rows + 1 values each, behind the header; START alone uses the last value."""
+
+    SLOT = 0
+    START = 1  # of the row's tokens in the step; behind the last row: the step's token count
+    LEN = 2
+    COMPUTED = 3  # tokens of the row that earlier steps compute
+    FLAGS = 4
+
+
+class RowFlag(IntFlag):
+    """Bits of a row's flags."""
+
+    SAMPLE = 1  # the row's last token yields a sample
+    FEED = 2  # the row's first token is the slot's last sample, still on the device
+
+
+class UpdateWord(IntEnum):
+    """A change of a block table."""
+
+    SLOT = 0
+    INDEX = 1
+    BLOCK = 2
+    GROUP = 3
+
+
+class SlotWord(IntEnum):
+    """What the device keeps of a slot, int32 or the bits of a float32. The host sends a slot's row once, as a whole."""
+
+    SLOT = 0  # the slot's own number
+    PROMPT_LEN = 1
+    POSITION_DELTA = 2  # position of token i is i + delta (M-RoPE: beyond the prompt)
+    TEMPERATURE = 3  # float; 0 is greedy
+    TOP_K = 4
+    TOP_P = 5  # float
+    SEED_LOW = 6  # the seed's int64 begins at an even place
+    SEED_HIGH = 7
+    MIN_P = 8  # float, as are the next three
+    PRESENCE = 9
+    FREQUENCY = 10
+    REPETITION = 11
+    # The device's own; 0 when the slot's row arrives.
+    LAST_TOKEN = 12  # the newest sampled token
+    OUTSIDE = 13  # 1: one of the slot's token ids was not a row of the embedding
+
+
+def padded(count: int) -> int:
+    """The next multiple of ALIGNED."""
+    return -(-count // ALIGNED) * ALIGNED
+
+
+HEADER_LEN = padded(len(Header))
+UPDATE_WORDS = len(UpdateWord)
+SLOT_WORDS = padded(len(SlotWord))  # int32 values of a slot's row
+
+
+def column_at(column: RowColumn, max_rows: int) -> int:
+    """Where a column of a record begins."""
+    return HEADER_LEN + column * (max_rows + 1)
+
+
+def tokens_at(max_rows: int) -> int:
+    """Where the token ids of a record begin."""
+    return HEADER_LEN + len(RowColumn) * (max_rows + 1)
+
+
+def tail_at(max_rows: int, max_tokens: int) -> int:
+    """Where the updates of a record begin."""
+    return padded(tokens_at(max_rows) + max_tokens)
+
+
+def record_len(max_rows: int, max_tokens: int, max_updates: int) -> int:
+    """How many int32 values the record of a plan of these sizes takes."""
+    tail = UPDATE_WORDS * max_updates + SLOT_WORDS * max_rows + 3 * max_tokens
+    return tail_at(max_rows, max_tokens) + padded(tail)
+
+
+def declarations() -> str:
+    """The text of layout.pxd."""
+    lines = ["# Written by setup.py from layout.py, which says what these are.", ""]
+    for kind in (Header, RowColumn, RowFlag, UpdateWord, SlotWord):
+        first = "".join(letter if letter.islower() or not k else " " for k, letter in enumerate(kind.__name__))
+        prefix = first.split()[0].upper()
+        lines += [f"cdef enum:  # {kind.__name__}", *(f"    {prefix}_{one.name} = {one.value}" for one in kind), ""]
+    lines += ["cdef enum:", f"    ALIGNED = {ALIGNED}", f"    HEADER_LEN = {HEADER_LEN}"]
+    lines += [f"    UPDATE_WORDS = {UPDATE_WORDS}", f"    SLOT_WORDS = {SLOT_WORDS}", ""]
+    return "\n".join(lines)

@@ -1,0 +1,112 @@
+"""The fixed tensors of steps on an accelerator, and how a kernel names a number of a slot.
+
+Owner: device thread, at start; then the stream, in step order. SlotTensors is what the device keeps of live requests,
+StepInputs one step as forward and sampler read it. `layout.SlotWord` says what a slot's row holds. A kernel is given
+`words` and reads a number by `word` and `real`:
+
+    TOP_K = tl.constexpr(int(SlotWord.TOP_K))                  beside the kernel
+    k = tl.load(word(words, slot, TOP_K))                      in it
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from _fast.layout import SLOT_WORDS, SlotWord
+from engine.kernels.target import tl, triton
+
+ROW = tl.constexpr(SLOT_WORDS)
+SEED_LOW = tl.constexpr(int(SlotWord.SEED_LOW))
+SEED_HIGH = tl.constexpr(int(SlotWord.SEED_HIGH))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SlotTensors:
+    """What the device keeps for each live request, by slot; row max_slots belongs to padded rows."""
+
+    block_tables: Tensor  # [max_slots + 1, max_blocks] int32
+    words: Tensor  # [max_slots + 1, SLOT_WORDS] int32, floats as their bits
+
+    def word(self, number: SlotWord) -> Tensor:
+        """[max_slots + 1] int32: this number of each slot, a view."""
+        return self.words[:, number]
+
+    def real(self, number: SlotWord) -> Tensor:
+        """[max_slots + 1] float32: this number of each slot, a view."""
+        return self.words.view(torch.float32)[:, number]
+
+    @property
+    def seed(self) -> Tensor:
+        """[max_slots + 1] int64, a view."""
+        return self.words.view(torch.int64)[:, SlotWord.SEED_LOW // 2]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepInputs:
+    """One step as forward and sampler read it, at addresses that never change; N = max_tokens, R = max_rows."""
+
+    token_ids: Tensor  # [N] int64, rows of the embedding; 0 beyond the step's tokens
+    positions: Tensor  # [N] int64, or [3, N] for M-RoPE; 0 beyond
+    slot_mapping: Tensor  # [N] int64, block * block_size + offset; -1 beyond
+    query_start: Tensor  # [R + 1] int32; the number of tokens beyond the step's rows
+    context_len: Tensor  # [R] int32; 0 beyond
+    row_slot: Tensor  # [R] int32; max_slots beyond
+    sample_index: Tensor  # [R] int64, the last token of each sampled row, rows ascending; 0 beyond
+    sample_row: Tensor  # [R] int32; -1 beyond the sampled rows
+    sample_slot: Tensor  # [R] int32; max_slots beyond
+    sample_place: Tensor  # [R] int32, the number of the token in the answer; 0 beyond
+    num_rows: Tensor  # [1] int32
+    num_sampled: Tensor  # [1] int32
+    home: Tensor  # [1] int32: the number of the buffer on the host that the tokens go to
+
+
+def empty_slots(max_slots: int, max_blocks: int, device: str | torch.device) -> SlotTensors:
+    """All rows zero."""
+    shapes = (max_slots + 1, max_blocks), (max_slots + 1, SLOT_WORDS)
+    return SlotTensors(*(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes))
+
+
+def empty_inputs(max_rows: int, max_tokens: int, mrope: bool, device: str | torch.device) -> StepInputs:
+    """A step without rows, but for the slots of padded rows, which are 0 until the first `step_inputs`."""
+    positions = torch.zeros((3, max_tokens) if mrope else max_tokens, dtype=torch.int64, device=device)
+
+    def row(count: int = max_rows, fill: int = 0, dtype: torch.dtype = torch.int32) -> Tensor:
+        return torch.full((count,), fill, dtype=dtype, device=device)
+
+    return StepInputs(
+        token_ids=row(max_tokens, 0, torch.int64),
+        positions=positions,
+        slot_mapping=row(max_tokens, -1, torch.int64),
+        query_start=row(max_rows + 1),
+        context_len=row(),
+        row_slot=row(),
+        sample_index=row(dtype=torch.int64),
+        sample_row=row(fill=-1),
+        sample_slot=row(),
+        sample_place=row(),
+        num_rows=row(1),
+        num_sampled=row(1),
+        home=row(1),
+    )
+
+
+@triton.jit
+def word(words, slot, NUMBER: tl.constexpr):
+    """Where number NUMBER of each slot lies."""
+    return words + slot * ROW + NUMBER
+
+
+@triton.jit
+def real(words, slot, NUMBER: tl.constexpr):
+    """A slot's float32."""
+    return tl.load(words + slot * ROW + NUMBER).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def seed_of(words, slot):
+    """A slot's int64 seed."""
+    low = tl.load(words + slot * ROW + SEED_LOW).to(tl.int64) & 0xFFFFFFFF
+    return low | (tl.load(words + slot * ROW + SEED_HIGH).to(tl.int64) << 32)
