@@ -26,6 +26,7 @@ from engine.cache.sizing import check_weights, fit_context
 from engine.checkpoint.config import resolve_dtype
 from engine.config import EngineConfig
 from engine.device import Accelerator, choose_device, usable_cores
+from engine.encoders.tower import each
 from engine.errors import ConfigError
 from engine.inbox import Inbox
 from engine.limits import Limits
@@ -66,7 +67,7 @@ class Runtime:
             max_logprobs=config.max_logprobs,
             encoder_capacity=sizes.encoder_rows,
             modalities=tuple(name for name in model_config.modalities if name != "text"),
-            picture_bytes=model.picture_bytes(sizes.encoder_rows),
+            picture_bytes=max((tower.picture_bytes(sizes.encoder_rows) for tower in each(model.towers)), default=0),
         )
         self.scheduler = Scheduler(
             max_slots=sizes.max_slots,

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.checkpoint.section import MAX_LAYERS, Section
+from engine.encoders.tower import Features, Record
 from engine.errors import ConfigError, RequestError
 from engine.kernels.activation import gelu
 from engine.kernels.attention.dense import dense_attention
@@ -133,6 +134,28 @@ class QwenOmniAudioTower:
         self.proj = Linear(size, config.output_dim, bias=True)
         # As many as one chunk has after the convolutions; every chunk starts at 0.
         self.positions = sinusoids(config.n_window, size).to(device, dtype)  # [n_window, hidden]
+
+    @property
+    def modalities(self) -> tuple[Modality, ...]:
+        return self.config.modalities
+
+    @property
+    def row_width(self) -> int:
+        return self.config.row_width
+
+    def encode(self, features: Features) -> Tensor:
+        return self(features["input_features"])
+
+    def example(self, modality: Modality, rows: int) -> Features:
+        """Silence; an odd number of frames for an odd number of rows."""
+        mel = torch.zeros(self.config.num_mel_bins, 4 * rows - rows % 2, device=self.device, dtype=self.dtype)
+        return {"input_features": mel}
+
+    def picture_bytes(self, rows: int) -> int:
+        return 0
+
+    def record(self, record: Record) -> None:
+        """No graph: a sound is one item among many tokens."""
 
     def __call__(self, mel: Tensor) -> Tensor:
         """mel [num_mel_bins, frames] -> [((frames + 1) // 2) // 2, output_dim]."""

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from engine.attention.meta import AttentionMeta
 from engine.cache.spec import CacheSpec
+from engine.encoders.tower import Tower
 from engine.layers.attention import Cache, PagedSelfAttention, Rope
 from engine.layers.embed import Embedding, Head
 from engine.layers.norm import RMSNorm
@@ -29,6 +30,7 @@ from engine.layers.rope import RopeTable
 from engine.layers.stream import Stream
 from engine.model_config import ModelConfig
 from engine.models.base import Model
+from engine.request import Modality
 from engine.step.batch import Batch
 from engine.weights.table import Table
 
@@ -56,6 +58,7 @@ class Decoder(Model):
         self.config = config
         self.dtype = dtype
         self.device = device
+        self.towers: dict[Modality, Tower] = {}
         self.head = Head(text.vocab_size, text.hidden_size, text.tie_embeddings)
         self.embed = Embedding(text.vocab_size, text.hidden_size, self.head)
         self.norm = RMSNorm(text.hidden_size, text.norm_eps, text.norm_offset)

@@ -92,7 +92,7 @@ class EncoderCache:
     def _encode(self, entry: int) -> torch.Tensor | None:
         item = self._inputs[entry]
         try:
-            encoded = self._model.encode(item.modality, self._tensors(item.features))  # [num_tokens, hidden]
+            encoded = self._model.towers[item.modality].encode(self._tensors(item.features))  # [num_tokens, hidden]
             if encoded.shape[0] != item.num_tokens:
                 raise ValueError(f"the tower made {encoded.shape[0]} rows, the prompt holds {item.num_tokens}")
         except Exception as error:

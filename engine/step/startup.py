@@ -16,6 +16,7 @@ import torch
 
 from engine.cache.pool import allocate
 from engine.cache.sizing import device_blocks
+from engine.encoders.tower import each
 from engine.kernels.compile_ahead import compile_ahead
 from engine.kernels.gemm.dense import gated_way, is_vendors
 from engine.kernels.gemm.fastest import Products, choose, noted
@@ -34,7 +35,10 @@ from engine.step.graphs import (
 )
 
 PINNED_BYTES = 4 << 20  # of one copy that a special step sends
-SMALL_MEDIA = 1024  # rows that a tower makes whose kernels are compiled ahead, beside those of the largest it may make
+# Rows of the media whose kernels are compiled ahead, beside those of the largest: together they meet every variant of
+# a kernel (one, odd, multiples of 16; short and long segments; either order of scaling).
+MEDIA_ROWS = (1, 6, 15, 30, 64, 375)
+LARGE_MEDIA = 1024
 GRAPH_BYTES = 192 << 20  # what the driver keeps for all graphs: 112 MiB were seen with 36 layers, 90 with 28 small ones
 
 
@@ -78,8 +82,12 @@ class Startup:
         with noted(products):
             for size in mixed + other_ways(decode + mixed, sizes.max_tokens, gated):
                 self._executor.forward_into(MIXED, size)
-        for rows in sorted({min(SMALL_MEDIA, sizes.encoder_rows), sizes.encoder_rows}):
-            self._encode_examples(rows)
+        for tower in each(self._model.towers):
+            for rows in MEDIA_ROWS:
+                for modality in tower.modalities:
+                    tower.encode(tower.example(modality, rows))
+        self._encode_largest(min(LARGE_MEDIA, sizes.encoder_rows))
+        self._encode_largest(sizes.encoder_rows)
 
     @contextlib.contextmanager
     def _one_block(self) -> Iterator[None]:
@@ -109,7 +117,7 @@ class Startup:
         with self._one_block():
             self._buffers.prep()
             step = self._accelerator.peak_of(self._largest)
-            peak = max(step, self._accelerator.peak_of(partial(self._encode_examples, sizes.encoder_rows)))
+            peak = max(step, self._accelerator.peak_of(partial(self._encode_largest, sizes.encoder_rows)))
             graphed = step if self._config.enforce_eager else max(step, self._accelerator.peak_of(self._small_towers))
         return device_blocks(
             self._config, specs, dtype, sizes.max_model_len, sizes.max_rows,
@@ -118,9 +126,10 @@ class Startup:
             memory=self._accelerator.memory(),
         )  # fmt: skip
 
-    def _encode_examples(self, max_rows: int) -> None:
-        for modality, features in self._model.media_examples(max_rows):
-            self._model.encode(modality, features)
+    def _encode_largest(self, rows: int) -> None:
+        """In every tower the item of `rows` rows that takes most memory."""
+        for tower in each(self._model.towers):
+            tower.encode(tower.example(tower.modalities[0], rows))
 
     def _small_towers(self) -> None:
         """Those that get graphs, as they are."""
@@ -129,7 +138,8 @@ class Startup:
             body()
             return body
 
-        self._model.record_towers(run)
+        for tower in each(self._model.towers):
+            tower.record(run)
 
     def _largest(self) -> None:
         """Every token's hidden state, as log-probabilities of prompts ask for them, and the most choices."""
@@ -163,7 +173,8 @@ class Startup:
                 launcher.set_forward(DECODE, size, self._capture_forward(DECODE, size))
                 launcher.set_sample(size, capture(partial(self._executor.choose_into, size)))
                 self._capture_step(size)
-            self._model.record_towers(partial(self._accelerator.recorded, met=True))  # by the profile
+            for tower in each(self._model.towers):
+                tower.record(partial(self._accelerator.recorded, met=True))  # by the profile
         if self._config.enforce_eager or sizes.max_tokens > MIXED_LIMIT:
             self._largest()  # leaves its room for steps without a graph; what the profile took was given back
 

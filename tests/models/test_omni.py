@@ -122,7 +122,10 @@ def prepare(name, harness):
     tokens, starts = splice(PROMPTS[name])
     inputs = oracle_inputs(tokens, PROMPTS[name])
     axes, delta = positions(inputs)
-    media = [(start, harness.model.encode(kind, features)) for start, (kind, features, _) in zip(starts, PROMPTS[name])]
+    media = [
+        (start, harness.model.towers[kind].encode(features))
+        for start, (kind, features, _) in zip(starts, PROMPTS[name])
+    ]
     assert [len(rows) for _, rows in media] == [rows for _, _, rows in PROMPTS[name]]
     return harness.add(tokens, positions=axes, delta=delta, media=media), inputs
 
@@ -140,7 +143,7 @@ def test_vision_tower_equals_transformers(grid):
     pixels, thw = random(grid[0] * grid[1] * grid[2], PATCH_NUMBERS), torch.tensor([grid])
     want = oracle().model.visual(pixels, grid_thw=thw).pooler_output
     for _ in range(2):  # the second time from the tables that were kept
-        got = model().encode("video", {"pixel_values": pixels, "grid_thw": thw})
+        got = model().towers["video"].encode({"pixel_values": pixels, "grid_thw": thw})
         assert got.shape == want.shape
         assert (got - want).abs().max() <= TOLERANCE
 
@@ -150,7 +153,7 @@ def test_vision_tower_equals_transformers(grid):
 def test_audio_tower_equals_transformers(frames):
     mel = random(tiny.MELS, frames)
     want = oracle().model.audio_tower(mel, feature_lens=torch.tensor([frames])).last_hidden_state
-    got = model().encode("audio", {"input_features": mel})
+    got = model().towers["audio"].encode({"input_features": mel})
     assert got.shape == want.shape
     assert (got - want).abs().max() <= TOLERANCE
 
@@ -201,11 +204,12 @@ def test_media_changes_the_answer():
 def test_features_that_do_not_fit_are_refused_in_words():
     wrong = {"pixel_values": random(12, PATCH_NUMBERS), "grid_thw": torch.tensor([[1, 4, 4]])}
     with pytest.raises(RequestError, match="do not fit the grid 1 x 4 x 4: 16 patches"):
-        model().encode("image", wrong)
+        model().towers["image"].encode(wrong)
+    odd = {"pixel_values": random(9, PATCH_NUMBERS), "grid_thw": torch.tensor([[1, 3, 3]])}
     with pytest.raises(RequestError, match="multiples of 2"):
-        model().encode("image", {"pixel_values": random(9, PATCH_NUMBERS), "grid_thw": torch.tensor([[1, 3, 3]])})
+        model().towers["image"].encode(odd)
     with pytest.raises(RequestError, match="at least 3 frames"):
-        model().encode("audio", {"input_features": random(tiny.MELS, 2)})
+        model().towers["audio"].encode({"input_features": random(tiny.MELS, 2)})
 
 
 def test_tables_of_grids_are_bounded():
@@ -242,10 +246,10 @@ def test_pixels_become_the_patches_that_a_processor_makes():
     normal = torch.tensor([0.1, 0.2, 0.3, 1.0, 2.0, 3.0])
     given = {"pixels": pixels, "columns": keep[0], "rows": keep[1], "normal": normal}
     grid = torch.tensor([[2, 4, 2]])
-    got = model().encode("video", {**given, "grid_thw": grid})
+    got = model().towers["video"].encode({**given, "grid_thw": grid})
     values = torch.cat([pixels, pixels[-1:]]).float() * normal[:3] - normal[3:]
     cut = values.view(2, tiny.TEMPORAL, 2, 2, tiny.PATCH, 1, 2, tiny.PATCH, 3)
     patches = cut.permute(0, 2, 5, 3, 6, 8, 1, 4, 7).reshape(16, PATCH_NUMBERS)
-    assert torch.equal(got, model().encode("video", {"pixel_values": patches, "grid_thw": grid}))
+    assert torch.equal(got, model().towers["video"].encode({"pixel_values": patches, "grid_thw": grid}))
     with pytest.raises(RequestError, match="do not fit the grid"):
-        model().encode("video", {**given, "grid_thw": torch.tensor([[2, 2, 2]])})
+        model().towers["video"].encode({**given, "grid_thw": torch.tensor([[2, 2, 2]])})

@@ -28,10 +28,10 @@ def graphed(tower, monkeypatch):
 
     graphs = TowerGraphs(tower.config, NUMBERS, tower._compute, tower.dtype, "cpu", SMALL)
     monkeypatch.setattr(tower, "graphs", graphs)
-    tower.capture(record)
+    tower.record(record)
     yield tower, used
     monkeypatch.undo()
-    tower.capture(record)
+    tower.record(record)
 
 
 def rows(tower, patches, grid):

@@ -37,7 +37,7 @@ def test_graphs_give_the_rows_of_the_eager_tower():
         numbers = tower.patch_embed.in_features
         items = [torch.randn(t * h * w, numbers, generator=draw, device="cuda").bfloat16() for t, h, w in GRIDS]
         wanted = [tower._compute(x, grid_tables(grid, tower.config, "cuda:0")) for x, grid in zip(items, GRIDS)]
-        model.record_towers(accelerator.recorded)
+        tower.record(accelerator.recorded)
         assert set(tower.graphs._replays) == set(BUDGETS)
         for _ in range(2):
             got = [tower(x, torch.tensor([grid])) for x, grid in zip(items, GRIDS)]

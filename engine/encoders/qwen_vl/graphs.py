@@ -18,6 +18,7 @@ from torch import Tensor
 
 from engine.encoders.qwen_vl.config import VisionConfig
 from engine.encoders.qwen_vl.tables import GridTables, Room, head_half, window_side
+from engine.encoders.tower import Record
 from engine.kernels.attention.dense import SHORT_MEAN
 
 BUDGETS = (  # patches
@@ -25,7 +26,6 @@ BUDGETS = (  # patches
     7424, 8192,
 )  # fmt: skip
 Compute = Callable[[Tensor, GridTables], Tensor]
-Record = Callable[[Callable[[], None]], Callable[[], None]]  # runs a body, and returns what replays it
 
 
 class TowerGraphs:
@@ -57,7 +57,7 @@ class TowerGraphs:
         """The smallest that holds so many and has a graph."""
         return next((room for room in self._rooms if patches <= room.patches and room.patches in self._replays), None)
 
-    def capture(self, record: Record) -> None:
+    def record(self, record: Record) -> None:
         """Largest first, so that the others fit into its memory."""
         for room in reversed(self._rooms):
             self._replays[room.patches] = record(partial(self._fill, room))

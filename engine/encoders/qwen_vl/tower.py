@@ -9,13 +9,16 @@ the grids seen last. On an accelerator all but large pictures go through the gra
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
 from engine.encoders.qwen_vl.config import VisionConfig
-from engine.encoders.qwen_vl.graphs import Record, TowerGraphs
+from engine.encoders.qwen_vl.graphs import TowerGraphs
 from engine.encoders.qwen_vl.tables import Grid, GridTables, grid_tables
 from engine.encoders.recent import Recent
+from engine.encoders.tower import Features, Record
 from engine.errors import RequestError
 from engine.kernels.activation import gelu
 from engine.kernels.attention.dense import dense_attention
@@ -24,6 +27,7 @@ from engine.kernels.rotate import apply_rope
 from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
 from engine.layers.padded import PaddedGated, PaddedLinear
+from engine.request import Modality
 from engine.weights.table import Row
 
 EPS = 1e-6
@@ -96,7 +100,18 @@ class QwenVisionTower:
         numbers = self.patch_embed.in_features
         self.graphs = None if device == "cpu" else TowerGraphs(config, numbers, self._compute, dtype, device)
 
-    def patches(self, features: dict[str, Tensor]) -> Tensor:
+    @property
+    def modalities(self) -> tuple[Modality, ...]:
+        return self.config.modalities
+
+    @property
+    def row_width(self) -> int:
+        return self.config.row_width
+
+    def encode(self, features: Features) -> Tensor:
+        return self(self._patches(features), features["grid_thw"])
+
+    def _patches(self, features: Features) -> Tensor:
         """What the processor sent as [patches, channels*temporal*patch*patch]: so already, as `pixel_values`, or still
         as decoded `pixels` [frames, H, W, 3 or 4] with the tables `columns` and `rows` of their new size and the
         `normal`.
@@ -106,7 +121,14 @@ class QwenVisionTower:
         normal = features["normal"].tolist()  # a line of numbers, on the host
         return pixels_to_patches(features["pixels"], features["columns"], features["rows"], normal, self.layout)
 
-    def example(self, grid: tuple[int, int, int], shrunk: bool) -> dict[str, Tensor]:
+    def example(self, modality: Modality, rows: int) -> Features:
+        """A black picture, or a film of up to 16 frames' pairs: about as high as wide, so much as fits into `rows`."""
+        t = 1 if modality == "image" else min(16, max(1, rows // 4))
+        h = math.isqrt(rows // t)
+        merge = self.config.merge_size
+        return self.black((t, h * merge, rows // t // h * merge), shrunk=h == 2)
+
+    def black(self, grid: Grid, shrunk: bool) -> Features:
         """Features of a black picture or film; `shrunk` from twice the height, which takes another order.
 
         Pictures have a fourth byte behind each pixel, films have not.
@@ -131,10 +153,13 @@ class QwenVisionTower:
             return self.graphs.run(patches, tables)
         return self._compute(patches, tables)
 
-    def capture(self, record: Record) -> None:
-        """Records the graphs; tables made before fit none."""
+    def picture_bytes(self, rows: int) -> int:
+        return 0 if self.device == "cpu" else 4 * rows * (self.config.patch_size * self.config.merge_size) ** 2
+
+    def record(self, record: Record) -> None:
+        """Tables made before fit no graph."""
         if self.graphs is not None:
-            self.graphs.capture(record)
+            self.graphs.record(record)
             self._tables = Recent(MAX_TABLE_ROWS)
 
     def _tables_of(self, grid: Grid) -> GridTables:

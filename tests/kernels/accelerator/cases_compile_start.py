@@ -47,8 +47,8 @@ async def test_kernels_of_pictures_of_any_size_are_met_in_the_walk(met, tmp_path
         met.ready()
         with torch.inference_mode():
             for number, (t, h, w) in enumerate(grids):
-                features = vision.example((t, 2 * h, 2 * w), shrunk=number % 2 == 1)
-                runtime.model.encode("image", features)
+                features = vision.black((t, 2 * h, 2 * w), shrunk=number % 2 == 1)
+                vision.encode(features)
                 patches = torch.zeros(4 * t * h * w, vision.patch_embed.in_features, device="meta")
-                runtime.model.encode("image", {"pixel_values": patches, "grid_thw": features["grid_thw"]})
+                vision.encode({"pixel_values": patches, "grid_thw": features["grid_thw"]})
     assert not met.since
