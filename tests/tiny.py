@@ -68,6 +68,21 @@ _SMALL = {
 }
 
 
+_VISION = {
+    "depth": 4,
+    "hidden_size": 64,
+    "intermediate_size": 90,
+    "num_heads": 2,
+    "in_channels": CHANNELS,
+    "patch_size": PATCH,
+    "temporal_patch_size": TEMPORAL,
+    "spatial_merge_size": MERGE,
+    "window_size": 4 * PATCH,
+    "fullatt_block_indexes": [1, 3],
+    "out_hidden_size": 128,
+}
+
+
 def llama(**overrides: Any) -> Any:
     """LlamaForCausalLM with plain rotary positions; `rope_scaling` and biases by override."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -111,19 +126,6 @@ def omni(**overrides: Any) -> Any:
         "max_position_embeddings": 2048,
         **overrides,
     }
-    vision = {
-        "depth": 4,
-        "hidden_size": 64,
-        "intermediate_size": 90,
-        "num_heads": 2,
-        "in_channels": CHANNELS,
-        "patch_size": PATCH,
-        "temporal_patch_size": TEMPORAL,
-        "spatial_merge_size": MERGE,
-        "window_size": 4 * PATCH,
-        "fullatt_block_indexes": [1, 3],
-        "out_hidden_size": 128,
-    }
     audio = {
         "num_mel_bins": MELS,
         "encoder_layers": 2,
@@ -136,7 +138,7 @@ def omni(**overrides: Any) -> Any:
     }
     config = Qwen2_5OmniThinkerConfig(
         text_config=text,
-        vision_config=vision,
+        vision_config=_VISION,
         audio_config=audio,
         audio_token_index=IDS["<|AUDIO|>"],
         image_token_index=IDS["<|IMAGE|>"],
@@ -150,6 +152,32 @@ def omni(**overrides: Any) -> Any:
         pad_token_id=IDS["<|endoftext|>"],
     )
     return _model(Qwen2_5OmniThinkerForConditionalGeneration, config)
+
+
+def qwen2_5_vl(**overrides: Any) -> Any:
+    """Qwen2_5_VLForConditionalGeneration: text, image, video; overrides go to the text part."""
+    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+    text = {
+        **_SMALL,
+        "hidden_size": 128,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 6, 6]},
+        "max_position_embeddings": 2048,
+        **overrides,
+    }
+    config = Qwen2_5_VLConfig(
+        text_config=text,
+        vision_config={**_VISION, "tokens_per_second": 4},
+        image_token_id=IDS["<|IMAGE|>"],
+        video_token_id=IDS["<|VIDEO|>"],
+        vision_start_token_id=IDS["<|vision_bos|>"],
+        vision_end_token_id=IDS["<|vision_eos|>"],
+        tie_word_embeddings=False,
+        eos_token_id=IDS["<|im_end|>"],
+        pad_token_id=IDS["<|endoftext|>"],
+    )
+    return _model(Qwen2_5_VLForConditionalGeneration, config)
 
 
 _LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -168,6 +196,7 @@ CHECKPOINTS: dict[str, Callable[[], Any]] = {
     "qwen2-window": lambda: qwen2(use_sliding_window=True, max_window_layers=1),
     "qwen3": qwen3,
     "omni": omni,
+    "qwen2_5_vl": qwen2_5_vl,
 }
 
 
@@ -206,11 +235,14 @@ def save(model: Any, folder: Path, dtype: str = "float32", max_shard_size: str =
 def reference(folder: Path, dtype: str = "float32") -> Any:
     """The checkpoint as transformers computes it: the oracle."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     with quiet():
         options = {"dtype": getattr(torch, dtype), "attn_implementation": "eager"}
-        if AutoConfig.from_pretrained(folder).model_type != "qwen2_5_omni_thinker":
+        kind = AutoConfig.from_pretrained(folder).model_type
+        if kind == "qwen2_5_vl":
+            return AutoModelForImageTextToText.from_pretrained(folder, **options).eval()
+        if kind != "qwen2_5_omni_thinker":
             return AutoModelForCausalLM.from_pretrained(folder, **options).eval()
         from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniThinkerForConditionalGeneration
 

@@ -29,6 +29,7 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "MistralForCausalLM": "engine.models.mistral",
     "Qwen2ForCausalLM": "engine.models.qwen2",
     "Qwen3ForCausalLM": "engine.models.qwen3",
+    "Qwen2_5_VLForConditionalGeneration": "engine.models.qwen2_5_vl",
     "Qwen2_5OmniThinkerForConditionalGeneration": "engine.models.qwen2_5_omni",
     "Qwen2_5OmniForConditionalGeneration": "engine.models.qwen2_5_omni",
     "Qwen2_5OmniModel": "engine.models.qwen2_5_omni",  # the name in the released folders

@@ -128,7 +128,7 @@ def kept_table(size: int, new_size: int) -> np.ndarray:
 
 
 class QwenVL:
-    """Processor of Qwen2VLForConditionalGeneration and Qwen2_5_VLForConditionalGeneration."""
+    """Processor of Qwen2_5_VLForConditionalGeneration, and of Qwen2-VL, whose tower no model here has."""
 
     modalities: frozenset[Modality] = frozenset(("image", "video"))
 
@@ -190,8 +190,8 @@ class QwenVL:
             done = item.start + part.num_tokens
             out[:, item.start : done] = self.vision.grid_block(grid, following, interval)
             following += int(max(grid[1], grid[2])) // self.vision.image.merge_size
-        count_up(out, done, length, following)
-        return out, int(out.max()) + 1 - length
+        # The answer counts on from the last text, even where a film's seconds have gone further.
+        return out, count_up(out, done, length, following) - length
 
 
 def count_up(out: np.ndarray, start: int, end: int, first: int) -> int:

@@ -31,13 +31,14 @@ class VisionConfig:
     full_layers: frozenset[int]  # layers that attend over the whole frame
     out_hidden_size: int
     rope_theta: float
+    joined_qkv: bool  # the checkpoint holds queries, keys and values as one tensor
 
     @property
     def row_width(self) -> int:
         return self.out_hidden_size
 
 
-def read_vision(section: Section) -> VisionConfig:
+def read_vision(section: Section, joined_qkv: bool = False) -> VisionConfig:
     """The tower's numbers, checked."""
     act = section.values.get("hidden_act", "silu")
     if act != "silu":
@@ -57,6 +58,7 @@ def read_vision(section: Section) -> VisionConfig:
         full_layers=frozenset(full),
         out_hidden_size=section.size("out_hidden_size"),
         rope_theta=rope.number("rope_theta", 10_000.0),
+        joined_qkv=joined_qkv,
     )
     if config.hidden_size % config.num_heads or config.hidden_size // config.num_heads % 4:
         raise ConfigError(

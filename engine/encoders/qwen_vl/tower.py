@@ -34,13 +34,14 @@ EPS = 1e-6
 MAX_TABLE_ROWS = 65_536  # patches for which tables are kept: about 100 bytes each per 16 dimensions of a head
 
 
-def rows(model: str, module: str) -> tuple[Row, ...]:
+def rows(model: str, module: str, joined_qkv: bool = False) -> tuple[Row, ...]:
     """Weight rows of a tower that hangs at attribute `model` and is called `module` in checkpoints."""
     block, target = f"{module}.blocks.*.", f"{model}.blocks.*."
+    pieces = ("attn.qkv",) if joined_qkv else ("attn.q", "attn.k", "attn.v")
     return (
         Row((f"{module}.patch_embed.proj",), f"{model}.patch_embed"),
         Row((block + "norm1",), target + "norm1"),
-        Row((block + "attn.q", block + "attn.k", block + "attn.v"), target + "qkv"),
+        Row(tuple(block + piece for piece in pieces), target + "qkv"),
         Row((block + "attn.proj",), target + "proj"),
         Row((block + "norm2",), target + "norm2"),
         Row((block + "mlp.gate_proj", block + "mlp.up_proj"), target + "gate_up"),
@@ -63,7 +64,7 @@ class VisionBlock:
         self.head_dim = size // config.num_heads
         self.norm1 = RMSNorm(size, EPS)
         self.norm2 = RMSNorm(size, EPS)
-        self.qkv = Linear(size, size, size, size, bias=True)
+        self.qkv = Linear(size, *((3 * size,) if config.joined_qkv else (size, size, size)), bias=True)
         self.proj = PaddedLinear(size, size)
         self.gate_up = PaddedGated(size, inner)
         self.down = PaddedLinear(inner, size)
