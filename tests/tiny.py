@@ -180,6 +180,16 @@ def qwen2_5_vl(**overrides: Any) -> Any:
     return _model(Qwen2_5_VLForConditionalGeneration, config)
 
 
+def gemma2(**overrides: Any) -> Any:
+    """Gemma2ForCausalLM with silu, windows on every other layer, and caps that the tiny logits reach."""
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    own = {"head_dim": 32, "sliding_window": 8, "query_pre_attn_scalar": 24, "tie_word_embeddings": True}
+    caps = {"attn_logit_softcapping": 5.0, "final_logit_softcapping": 4.0}
+    activation = {"hidden_activation": "silu", "hidden_act": "silu"}
+    return _model(Gemma2ForCausalLM, Gemma2Config(**{**_SMALL, **own, **caps, **activation, **overrides}))
+
+
 _LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 CHECKPOINTS: dict[str, Callable[[], Any]] = {

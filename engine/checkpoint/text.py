@@ -16,8 +16,9 @@ from engine.model_config import LayerConfig, TextConfig
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
-# Which layers have a window: none, whatever the file says; all; those that use_sliding_window switches on.
-Sliding = Literal["none", "always", "switch"]
+# Which layers have a window: none, whatever the file says; all; those that use_sliding_window switches on; those that
+# layer_types names.
+Sliding = Literal["none", "always", "switch", "layers"]
 
 
 def read_text(
@@ -74,7 +75,7 @@ def _window(body: Section, sliding: Sliding) -> int:
     if sliding == "always":
         # A missing key is the 4,096 of the first release; later ones write null.
         return 4096 if "sliding_window" not in body.values else body.integer("sliding_window", 0)
-    if sliding == "switch" and body.boolean("use_sliding_window", False):
+    if sliding == "layers" or (sliding == "switch" and body.boolean("use_sliding_window", False)):
         return body.integer("sliding_window", 0)
     return 0
 
