@@ -24,6 +24,7 @@ CALLS = (
     "GraphLaunch", "MemcpyAsync", "EventCreateWithFlags", "EventDestroy", "EventRecord", "EventQuery",
     "EventSynchronize", "EventElapsedTime", "GetErrorString",
 )  # fmt: skip
+BODIES = ctypes.CFUNCTYPE(None, ctypes.c_int64)
 
 
 @cache
@@ -38,6 +39,7 @@ def library() -> ctypes.CDLL:
     atexit.register(shutil.rmtree, folder)  # a library whose file is gone is not found again
     for name in ("set_step_ns", "set_faulty_step"):
         getattr(loaded, name).argtypes = [ctypes.c_int64]
+    loaded.set_bodies.argtypes = [BODIES]
     for name in ("get_fault", "get_num_events", "take_calls"):
         getattr(loaded, name).restype = ctypes.c_int64
     return loaded

@@ -1,0 +1,123 @@
+"""Launcher, steady loop and device executor together on a CPU: the tokens of the host, whoever runs a step."""
+
+import asyncio
+import gc
+
+import numpy as np
+import pytest
+
+import engine.runtime
+from engine import Engine
+from tests import tiny
+from tests.engine.host_accelerator import HostAccelerator
+from tests.engine.stand_in_accelerator import StandInAccelerator
+from tests.engine_kit import answer, answer_deltas, running, text_request
+from tests.invariance.test_text import NAMES, PROMPTS, alone, request
+
+
+@pytest.fixture
+def wanted(name):
+    """The host's tokens; made before `made` takes effect."""
+    return alone(name)
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """The accelerators that engines open: stand-ins, whose graphs must not have failed."""
+    opened: list[StandInAccelerator] = []
+
+    def open_accelerator(_config, _device):
+        opened.append(StandInAccelerator())
+        return opened[-1]
+
+    monkeypatch.setattr(engine.runtime, "open_accelerator", open_accelerator)
+    yield opened
+    assert [accelerator.errors for accelerator in opened] == [[]] * len(opened)
+    opened.clear()
+    gc.collect()  # launchers give their events back before another test's make some
+
+
+def steady_steps(engine: Engine) -> int:
+    return engine._device._steady._loop.num_steps
+
+
+@pytest.mark.covering(1)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"max_prefill_chunk": 7},
+        {"num_gpu_blocks_override": 40, "max_model_len": 512},
+        {"max_num_batched_tokens": 64},
+    ],
+    ids=["graphs", "chunks", "pressure", "small-budget"],
+)
+@pytest.mark.parametrize("name", NAMES)
+async def test_greedy_tokens_are_those_of_the_host(wanted, made, name, settings):
+    # The profile runs the towers once on the largest item: a small one here.
+    async with running(tiny.checkpoint(name), encoder_cache_tokens=64, **settings) as engine:
+        got = await asyncio.gather(*[answer(engine, request(prompt)) for prompt in PROMPTS])
+        assert [choices[0] for choices in got] == wanted
+        assert steady_steps(engine) > 10
+
+
+RULES = [
+    {},
+    {"temperature": 1.0, "top_p": 0.9, "seed": 5},
+    {"repetition_penalty": 1.3},
+    {"logit_bias": ((5, 3.0), (17, -100.0))},
+    {"bad_words": ((7,), (30, 31))},
+    {"logprobs": 3},
+    {"n": 2, "temperature": 0.8, "seed": 9},
+    {"eos_token_ids": tuple(range(150)), "min_tokens": 5, "ignore_eos": False},
+    {"prompt_logprobs": 2},
+]
+
+
+async def told(engine: Engine) -> list:
+    """Tokens, log-probabilities and ends of requests of every kind that decode together."""
+
+    async def ask(number: int) -> list:
+        await asyncio.sleep(0.003 * number)
+        rules = {"ignore_eos": True, **RULES[number % len(RULES)]}
+        most = 8 + number % 7 if number % len(RULES) else 120  # plain rows outlive the others
+        sent = text_request(PROMPTS[number % len(PROMPTS)], most, n=rules.pop("n", 1), **rules)
+        found = []
+        for deltas in await answer_deltas(engine, sent):
+            tokens = [token for delta in deltas for token in delta.token_ids]
+            entries = [entry.token_id for delta in deltas for entry in delta.logprobs or ()]
+            found.append((tokens, entries, deltas[-1].finish_reason))
+        return found
+
+    return await asyncio.gather(*[ask(number) for number in range(27)])
+
+
+async def test_requests_of_every_kind_get_what_python_alone_gives_them(made, monkeypatch):
+    """Plain rows, rows with rules and prompts alternate between the GIL-free loop and Python."""
+    with monkeypatch.context() as python:
+        python.setattr(engine.runtime, "open_accelerator", lambda _config, _device: HostAccelerator())
+        async with running(tiny.checkpoint("qwen3"), enable_prefix_caching=False) as own:
+            wanted = await told(own)
+    async with running(tiny.checkpoint("qwen3"), enable_prefix_caching=False) as own:
+        assert await told(own) == wanted
+        assert steady_steps(own) > 10
+
+
+@pytest.mark.parametrize("name", ["qwen3"])
+async def test_clients_that_leave_and_come_change_no_answer_beside_them(wanted, made, name):
+    draw = np.random.default_rng(3)
+
+    async def leaver(engine: Engine, number: int) -> None:
+        await asyncio.sleep(0.002 * number)
+        async with engine.submit(text_request(PROMPTS[number], 400, ignore_eos=True)) as stream:
+            async for delta in stream:
+                if draw.random() < 0.2:
+                    break
+                assert not delta.finish_reason, delta.error
+
+    async with running(tiny.checkpoint(name)) as own:
+        leavers = [asyncio.create_task(leaver(own, number)) for number in range(16)]
+        got = await asyncio.gather(*[answer(own, request(prompt)) for prompt in PROMPTS])
+        await asyncio.gather(*leavers)
+        assert [choices[0] for choices in got] == wanted
+        assert steady_steps(own) > 10
