@@ -1,6 +1,7 @@
 """The event loop stays free while streams run: how late a heartbeat on it is, and what a token costs it.
 
-tests/bench/stream_cpu.py measures the same on a quiet machine; here the bounds have room for neighbours.
+tests/bench/stream_cpu.py measures the same at length. The clients share the server's cores here, so the bound is 5 ms
+or a multiple of what an idle process beside the server is late in the same seconds; the best of a few rounds counts.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from tests.end_to_end.wire import greedy, request_bytes
 
 pytestmark = pytest.mark.alone
 STREAMS, SECONDS, BEAT_S = 64, 4.0, 0.005
-BOUND_MS = 25.0  # the aim is 5 on a quiet machine; the clients share its cores here
+BOUND_MS, SHARE = 5.0, 3.0  # p99; and of the idle process's p99
+ROUNDS = 4
 LONGEST_MS = 60.0  # of a prompt's arrival; 7 on a quiet machine
 CONTROL = """
 import sys, time
@@ -69,24 +71,24 @@ def measure(server: InsideServer) -> tuple[float, float, float, int]:
 
 def test_the_loop_is_on_time_with_64_streams():
     with inside("--model", str(tiny.checkpoint("omni")), *SMALL) as server:
-        for _ in range(2):  # a miss is measured once more
+        for _ in range(ROUNDS):
             late, longest, machine, events = measure(server)
             print(
                 f"lateness of the loop with {STREAMS} streams: p99 {late:.1f} ms, longest {longest:.1f} ms, "
                 f"{events / SECONDS:.0f} events/s; an idle process beside it: p99 {machine:.1f} ms"
             )
-            bound = max(BOUND_MS, 4 * machine)
+            bound = max(BOUND_MS, SHARE * machine)
             if late < bound:
                 break
-    assert events > STREAMS * 100
+    assert events > STREAMS * 20, "all of them stream"
     assert late < bound
 
 
 def test_the_loop_turns_while_256_streams_run():
-    for _ in range(3):
+    for _ in range(ROUNDS):
         found = stall(256, seconds=3.0)
         print(f"lateness of the loop with 256 streams, from the first request on: {found}")
-        bound = max(BOUND_MS, 4 * found["idle_p99"])
+        bound = max(BOUND_MS, SHARE * found["idle_p99"])
         if found["p99"] < bound:
             break
     assert found["events_per_s"] > 1000
