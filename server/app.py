@@ -165,7 +165,7 @@ class Process:
         spare_the_collector()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         state.phase = "ready"
-        logs.startup_times(state)
+        logs.log_startup({**state.startup, **state.engine.startup})
         print(f"Listening on {self.where}", flush=True)
 
     def greet(self) -> None:

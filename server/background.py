@@ -11,25 +11,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 from starlette.requests import Request
 from starlette.types import Message
 
 from engine.request import TokenLogprob
+from server.answer import Answer
 from server.choice import Choice
 from server.errors import ApiError, internal
-from server.generate import Answer
-from server.http.exchange import Exchange
+from server.http.exchange import Exchange, exchange_of
 from server.output.response_items import ResponseObject
 from server.output.response_record import ResponseRecord
-from server.state import exchange_of
-
-if TYPE_CHECKING:
-    from server.store import Stored
+from server.store import Stored
 
 log = logging.getLogger("omniloop.background")
 fault = logging.getLogger("omniloop.fault")
@@ -46,13 +42,6 @@ def detached(request: Request) -> Exchange:
     copy.request_id, copy.key_name, copy.arrival = exchange.request_id, exchange.key_name, exchange.arrival
     copy.route, copy.task = exchange.route, None
     return copy
-
-
-async def in_pool_if_large(answer: Answer, build: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """The response of a finished answer; one with many log-probabilities is put together in the pool."""
-    if not answer.is_large:
-        return build()
-    return await asyncio.get_running_loop().run_in_executor(answer.state.pool, build)
 
 
 class Background:
@@ -96,7 +85,7 @@ class Background:
         try:
             with self._held:
                 await self.answer.wait()
-                last = await in_pool_if_large(self.answer, self._whole)
+                last = await self.answer.in_pool_if_large(self._whole)
         except ApiError as error:
             last = self.shape.failed(error)
         except Exception as error:

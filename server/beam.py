@@ -16,16 +16,14 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from engine.errors import EngineError
 from engine.request import Delta, FinishReason, Request, SamplingParams, TokenLogprob
+from server.answer import Answer
 from server.errors import from_engine
-
-if TYPE_CHECKING:
-    from server.generate import Answer, Job
+from server.job import Job
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +99,7 @@ class BeamSearch:
             return None
         if self.first is None and deltas:
             self.first = deltas[0]
-            answer.began(time.monotonic())
+            answer.metrics.first_token(time.monotonic())
         return deltas
 
     def request(self, beam: Beam) -> Request:

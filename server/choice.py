@@ -6,14 +6,10 @@ and its clock. Out: text, token ids and log-probabilities not sent yet, merged, 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from _fast.lane import Lane
 from engine.request import Delta, TokenLogprob
+from server.job import Job
 from server.output.choices import ChoiceStream
-
-if TYPE_CHECKING:
-    from server.generate import Job
 
 
 class Choice:

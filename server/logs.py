@@ -12,15 +12,11 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from engine.request import SamplingParams
+from engine.request import Request, SamplingParams
 from server.config import ServerConfig
-
-if TYPE_CHECKING:
-    from server.generate import Answer
-    from server.state import AppState
 
 words = logging.getLogger("omniloop.words")  # what clients and the model say; only where the operator asks for it
 
@@ -89,18 +85,15 @@ def configure(server: ServerConfig) -> None:
     logging.getLogger("asyncio").setLevel(logging.WARNING)
 
 
-def asked(answer: Answer) -> None:
-    """The beginning of each prompt, and how it is to be continued (--enable-log-requests)."""
-    most = answer.state.config.server.max_log_len
-    for job in answer.jobs:
-        ids = job.request.prompt_token_ids
-        text = job.prompt.text if job.prompt.text is not None else " ".join(map(str, ids[: most // 4].tolist()))
-        params = ", ".join(f"{name}={value!r}" for name, value in told(job.request.sampling))
-        label = answer.exchange.request_id
-        words.info("%s asks: %s | %d tokens, n=%d, %s", label, text[:most], len(ids), job.request.n, params[:1024])
+def log_prompt(request_id: str, text: str | None, request: Request, max_len: int) -> None:
+    """The beginning of a prompt, and how it is to be continued (--enable-log-requests); without text, token ids."""
+    ids = request.prompt_token_ids
+    shown = text if text is not None else " ".join(map(str, ids[: max_len // 4].tolist()))
+    params = ", ".join(f"{name}={value!r}" for name, value in changed_parameters(request.sampling))
+    words.info("%s asks: %s | %d tokens, n=%d, %s", request_id, shown[:max_len], len(ids), request.n, params[:1024])
 
 
-def told(sampling: SamplingParams) -> Iterator[tuple[str, Any]]:
+def changed_parameters(sampling: SamplingParams) -> Iterator[tuple[str, Any]]:
     """The parameters that differ from their defaults."""
     for item in dataclasses.fields(sampling):
         value = getattr(sampling, item.name)
@@ -108,16 +101,12 @@ def told(sampling: SamplingParams) -> Iterator[tuple[str, Any]]:
             yield item.name, value
 
 
-def answered(answer: Answer) -> None:
-    """The beginning of each answer (--enable-log-outputs)."""
-    most = answer.state.config.server.max_log_len
-    for choice in answer.choices:
-        text = "".join(choice.said or ())[:most]
-        label = answer.exchange.request_id
-        words.info("%s gets: %s | %d tokens, %s", label, text, choice.num_tokens, choice.finish_reason)
+def log_text(request_id: str, text: str, num_tokens: int, finish_reason: str | None) -> None:
+    """The beginning of an answer (--enable-log-outputs)."""
+    words.info("%s gets: %s | %d tokens, %s", request_id, text, num_tokens, finish_reason)
 
 
-def startup_times(state: AppState) -> None:
-    """Where the time went, at debug level."""
-    for name, seconds in {**state.startup, **state.engine.startup}.items():
-        logging.getLogger("omniloop").debug("start: %-24s %.3f s", name, seconds)
+def log_startup(seconds: Mapping[str, float]) -> None:
+    """How long each phase of the start took, at debug level."""
+    for name, duration in seconds.items():
+        logging.getLogger("omniloop").debug("start: %-24s %.3f s", name, duration)

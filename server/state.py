@@ -11,13 +11,11 @@ from __future__ import annotations
 import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Literal, cast
-
-from starlette.requests import Request
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from engine.engine import Engine
 from server.config import Config
-from server.http.exchange import Exchange
+from server.errors import ApiError
 from server.http.proxies import TrustedProxies
 from server.limits import ApiKeys, BodyBudget, Places, WrongKeys
 from server.metrics import Metrics
@@ -26,11 +24,29 @@ from server.store import ResponseStore
 
 if TYPE_CHECKING:
     from mm.load import MediaLoader
-    from server.generate import Answer
     from server.render.chat import Renderer
     from server.render.tokenizer import Tokenizer
 
 Phase = Literal["starting", "ready", "leaving", "draining", "dead"]
+
+
+class OpenAnswer(Protocol):
+    """An Answer that the engine works for, as operators and a draining server see it."""
+
+    def fail(self, error: ApiError) -> None:
+        """Ends every choice with an error."""
+
+    def abort(self) -> None:
+        """Ends every choice with finish_reason abort."""
+
+
+class OpenExchange(Protocol):
+    """An Exchange that has not ended, as operators and a draining server see it."""
+
+    answer_open: OpenAnswer | None
+
+    def cancel(self) -> None:
+        """Ends the exchange because the server shuts down."""
 
 
 class AppState:
@@ -57,8 +73,8 @@ class AppState:
         self.places = Places(0, config.limits.max_inflight_per_key, config.limits.max_queued_tokens)
         self.metrics = Metrics()
         self.pool = ThreadPoolExecutor(config.pool_threads, "pool")
-        self.open_exchanges: set[Exchange] = set()
-        self.live: dict[tuple[str, str], set[Answer]] = {}  # (key name, request id) -> what /abort_requests can end
+        self.open_exchanges: set[OpenExchange] = set()
+        self.live: dict[tuple[str, str], set[OpenAnswer]] = {}  # (key name, request id): for /abort_requests
         limits = config.limits
         self.responses = ResponseStore(
             limits.response_store_max, limits.response_store_ttl, limits.response_store_bytes
@@ -79,11 +95,3 @@ class AppState:
             "background": self.responses.running,
             **media,
         } | {f"engine_{name}": count for name, count in self.engine.ledger().items()}
-
-
-def state_of(request: Request) -> AppState:
-    return exchange_of(request).state
-
-
-def exchange_of(request: Request) -> Exchange:
-    return cast(Exchange, request.scope["exchange"])

@@ -12,17 +12,26 @@ import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import orjson
 
 from server.output.response_record import ResponseRecord
 
-if TYPE_CHECKING:
-    from server.background import Background
-
 OVERHEAD = 1024  # bytes of objects around a stored response, about
 Item = dict[str, Any]
+
+
+class Running(Protocol):
+    """A response that goes on in the background, as its readers see it."""
+
+    record: ResponseRecord
+
+    def snapshot(self) -> dict[str, Any]:
+        """The response at this moment."""
+
+    async def cancel(self) -> None:
+        """Ends the response, and returns when its end is stored."""
 
 
 class Turn:
@@ -60,7 +69,7 @@ class Stored:
     body: bytes = b""
     item_ids: tuple[str, ...] = ()
     cuts: bytes = b""  # where its stream was cut into deltas
-    running: Background | None = None
+    running: Running | None = None
     expires: float = 0.0
 
     @property

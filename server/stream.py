@@ -14,9 +14,9 @@ import asyncio
 from typing import Protocol
 
 from _fast.lane import Lane
+from server.answer import Answer
 from server.choice import Choice
 from server.errors import ApiError
-from server.generate import Answer
 from server.http.exchange import ClientGone
 from server.http.sse import EventStream
 
@@ -113,7 +113,7 @@ class PushedStream:
         text, gaps = choice.stream.text, self.answer.state.metrics.gaps
         lane = Lane(text.machine, gaps, *parts, line.transport, line.fd, self._broken, choice.last_at)
         self.events.lane = lane
-        self.answer.shorten(choice, lane)
+        self.answer.use_lane(choice, lane)
 
     def flush(self) -> None:
         """Frames and writes all that moved, in one write."""

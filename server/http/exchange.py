@@ -14,19 +14,19 @@ import re
 import secrets
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from starlette.exceptions import HTTPException
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mm.errors import MediaError
 from server.errors import ApiError, from_media, from_render, internal, not_found, unavailable
 from server.render.errors import RenderError
+from server.state import AppState, OpenAnswer
 
 if TYPE_CHECKING:
-    from server.generate import Answer
     from server.http.line import Line
-    from server.state import AppState
 
 log = logging.getLogger("omniloop.access")
 fault = logging.getLogger("omniloop.fault")
@@ -103,7 +103,7 @@ class Exchange:
         self.answered = False  # the last byte was handed over
         self.first_token = 0.0
         self.details: dict[str, object] = {}  # counts and lengths for the log line
-        self.answer_open: Answer | None = None  # set while the engine works for it
+        self.answer_open: OpenAnswer | None = None  # set while the engine works for it
         self.task = asyncio.current_task()
 
     def cancel(self) -> None:
@@ -140,6 +140,16 @@ class Exchange:
         of_messages = self.path.startswith("/v1/messages")
         body = error.messages_body(self.request_id) if of_messages else error.body()
         await self.answer(error.status, body, headers)
+
+
+def exchange_of(request: Request) -> Exchange:
+    """The exchange of a request that a handler was given."""
+    return cast(Exchange, request.scope["exchange"])
+
+
+def state_of(request: Request) -> AppState:
+    """The server's state, for a handler."""
+    return exchange_of(request).state
 
 
 def request_label(scope: Scope) -> str:

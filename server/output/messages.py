@@ -11,9 +11,9 @@ from typing import Any
 
 import orjson
 
+from server.answer import Answer
 from server.choice import Choice
 from server.errors import ApiError
-from server.generate import Answer
 
 dumps = orjson.dumps
 

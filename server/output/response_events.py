@@ -15,9 +15,9 @@ from typing import Any
 import orjson
 
 from engine.request import TokenLogprob
+from server.answer import Answer
 from server.choice import Choice
 from server.errors import ApiError
-from server.generate import Answer
 from server.output.response_items import ResponseObject
 from server.output.response_record import LAST, NO_LOGPROBS, frame, text_content
 

@@ -14,9 +14,9 @@ from uuid import uuid4
 import orjson
 
 from engine.request import TokenLogprob
+from server.answer import Answer
 from server.choice import Choice
 from server.errors import ApiError
-from server.generate import Answer
 from server.output.logprobs import TokenNames
 from server.output.response_record import text_content
 

@@ -6,9 +6,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.http.body import read_json
+from server.http.exchange import exchange_of
 from server.routes.endpoint import route
 from server.schema.tokenize import AbortBody
-from server.state import exchange_of
 
 
 async def abort(request: Request) -> Response:

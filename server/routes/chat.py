@@ -13,20 +13,23 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server import media_options
+from server.answer import Answer
+from server.answering import json_body
 from server.choice import Choice
 from server.errors import invalid, not_here, shown
-from server.generate import Answer, media_ahead, prepare
 from server.http.body import read_json
+from server.http.exchange import exchange_of
 from server.http.watch import client_present, within
+from server.job import media_ahead, prepare
 from server.media_ahead import MediaAhead
 from server.output.choices import chat_choice, chat_message
 from server.output.logprobs import TokenNames
 from server.render.prompt import Prompt
 from server.routes.chunks import ChatChunks, ChatShown
-from server.routes.endpoint import built, check_model, gateway_priority, names_of, offered, response_id, route, side_of
+from server.routes.endpoint import check_model, gateway_priority, names_of, offered, response_id, route, side_of
 from server.sampling import Asked, in_range, priority_of, resolve, salt_of
 from server.schema.chat import ChatBody
-from server.state import AppState, exchange_of
+from server.state import AppState
 from server.stream import PushedStream
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
@@ -56,8 +59,7 @@ async def create(request: Request) -> Response | None:
                         answer, ChatChunks(answer, name, model, bool(body.return_token_ids), shown)
                     ).run()
                     return None
-                await answer.wait()
-                return await built(answer, partial(whole, answer, body, name, model, names))
+                return await json_body(answer, partial(whole, answer, body, name, model, names))
 
 
 def check(state: AppState, body: ChatBody) -> Asked:

@@ -13,9 +13,9 @@ from typing import Any
 import orjson
 
 from engine.request import TokenLogprob
+from server.answer import Answer
 from server.choice import Choice
 from server.errors import ApiError
-from server.generate import Answer
 from server.http.sse import DONE
 from server.output.choices import echo_text, usage
 from server.output.logprobs import CompletionLogprobs, TokenNames, joined

@@ -13,20 +13,22 @@ from typing import Any, cast
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.answer import SLICE, Answer
+from server.answering import json_body
 from server.choice import Choice
 from server.errors import invalid, not_here
-from server.generate import SLICE, Answer, Job, prepare
 from server.http.body import read_json
-from server.http.exchange import Exchange
+from server.http.exchange import Exchange, exchange_of
 from server.http.watch import client_present, within
+from server.job import Job, prepare
 from server.output.choices import completion_choice, echo_text
 from server.output.logprobs import CompletionLogprobs, joined
 from server.render.prompt import PIECE, empty
 from server.routes.chunks import CompletionChunks
-from server.routes.endpoint import built, check_model, gateway_priority, names_of, response_id, route, side_of
+from server.routes.endpoint import check_model, gateway_priority, names_of, response_id, route, side_of
 from server.sampling import Asked, in_range, priority_of, resolve, salt_of
 from server.schema.completion import CompletionBody
-from server.state import AppState, exchange_of
+from server.state import AppState
 from server.stream import PushedStream
 
 Prompts = list[str | list[int]]
@@ -52,8 +54,7 @@ async def create(request: Request) -> Response | None:
                     ids, echo = bool(body.return_token_ids), bool(body.echo)
                     await PushedStream(answer, CompletionChunks(answer, name, model, ids, makers, echo)).run()
                     return None
-                await answer.wait()
-                return await built(answer, partial(whole, answer, body, name, model, makers))
+                return await json_body(answer, partial(whole, answer, body, name, model, makers))
 
 
 def prompts_of(state: AppState, body: CompletionBody) -> Prompts:

@@ -11,8 +11,9 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.http.exchange import state_of
 from server.routes.endpoint import route
-from server.state import AppState, state_of
+from server.state import AppState
 
 T = TypeVar("T")
 

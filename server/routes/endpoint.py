@@ -6,9 +6,8 @@ The route's template becomes the label of log and metrics here, so no client tex
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import orjson
 from starlette.requests import Request
@@ -17,14 +16,11 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from server.errors import ApiError, invalid, not_found, shown
-from server.http.exchange import Exchange
+from server.http.exchange import Exchange, exchange_of, state_of
 from server.output.logprobs import TokenNames
 from server.render.prompt import Side
 from server.schema.common import SamplingFields
-from server.state import AppState, exchange_of, state_of
-
-if TYPE_CHECKING:
-    from server.generate import Answer
+from server.state import AppState
 
 Handler = Callable[[Request], Awaitable[Response | None]]
 
@@ -51,15 +47,6 @@ def route(path: str, handler: Handler, *methods: str) -> Route:
 
 def json_response(content: Any, status: int = 200) -> Response:
     return Response(orjson.dumps(content), status, media_type="application/json")
-
-
-async def built(answer: Answer, build: Callable[[], dict[str, Any]]) -> Response:
-    """The body of a finished answer; one with many log-probabilities is put together in the pool."""
-    if not answer.is_large:
-        return json_response(build())
-    state = answer.state
-    data = await asyncio.get_running_loop().run_in_executor(state.pool, lambda: orjson.dumps(build()))
-    return Response(data, media_type="application/json")
 
 
 def check_model(state: AppState, name: str | None) -> str:

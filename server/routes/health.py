@@ -15,9 +15,10 @@ from starlette.responses import Response
 
 from server import __version__
 from server.http.edge import not_ready
+from server.http.exchange import state_of
 from server.metrics import exposition
 from server.routes.endpoint import json_response, route
-from server.state import AppState, state_of
+from server.state import AppState
 
 STUCK_S = 10.0  # a decoder that was told to stop does so sooner
 

@@ -15,18 +15,19 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.answer import Answer
 from server.errors import ApiError, invalid, not_here, shown
-from server.generate import Answer, Job, media_ahead, prepare
 from server.http.body import read_json
-from server.http.exchange import Exchange
+from server.http.exchange import Exchange, exchange_of
 from server.http.watch import client_present, within
+from server.job import Job, media_ahead, prepare
 from server.output.messages import MessageEvents, whole_message
 from server.render.blocks import is_prefill, read_blocks, read_tools
 from server.routes.endpoint import check_model, gateway_priority, json_response, offered, route
 from server.sampling import Asked, priority_of, resolve, salt_of
 from server.schema.common import SamplingFields
 from server.schema.messages import CountBody, MessagesBody
-from server.state import AppState, exchange_of
+from server.state import AppState
 from server.stream import PushedStream
 
 log = logging.getLogger("omniloop")

@@ -8,8 +8,9 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from server.http.exchange import state_of
 from server.routes.endpoint import check_model, json_response, route
-from server.state import AppState, state_of
+from server.state import AppState
 
 
 def card(state: AppState, name: str) -> dict[str, Any]:

@@ -13,9 +13,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server import media_options
-from server.generate import Job, media_ahead, prepare
 from server.http.body import read_json
+from server.http.exchange import exchange_of
 from server.http.watch import client_present, within
+from server.job import Job, media_ahead, prepare
 from server.render.widened import features_of
 from server.routes import chat as chat_route
 from server.routes import completion as completion_route
@@ -24,7 +25,6 @@ from server.sampling import Asked, priority_of, salt_of
 from server.schema.chat import ChatBody
 from server.schema.common import SamplingFields
 from server.schema.completion import CompletionBody
-from server.state import exchange_of
 
 SLOW = "the prompt took longer than --prepare-timeout"
 # What a rendered request says beside its sampling, or has used up.

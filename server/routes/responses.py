@@ -21,12 +21,13 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server.background import Background, detached, in_pool_if_large
+from server.answer import Answer
+from server.background import Background, detached
 from server.errors import ApiError, invalid, not_found, not_here, queue_full, shown
-from server.generate import Answer, Job, media_ahead, prepare
 from server.http.body import read_json
-from server.http.exchange import Exchange
+from server.http.exchange import Exchange, exchange_of
 from server.http.watch import client_present, within
+from server.job import Job, media_ahead, prepare
 from server.output.logprobs import TokenNames
 from server.output.response_events import ResponseEvents
 from server.output.response_items import ResponseObject
@@ -39,7 +40,7 @@ from server.routes.endpoint import check_model, gateway_priority, json_response,
 from server.sampling import Asked, in_range, priority_of, resolve
 from server.schema.common import SamplingFields
 from server.schema.responses import ResponsesBody
-from server.state import AppState, exchange_of
+from server.state import AppState
 from server.store import Stored, Turn
 from server.stream import PushedStream
 from server.watch_response import WatchedResponse
@@ -83,7 +84,7 @@ async def create(request: Request) -> Response | None:
                 await PushedStream(answer, ResponseEvents(answer, shape, keep)).run()
                 return None
             await answer.wait()
-            content = await in_pool_if_large(answer, partial(shape.whole, answer))
+            content = await answer.in_pool_if_large(partial(shape.whole, answer))
             keep(content, [part["text"] for item in content["output"] for part in item["content"] if part["text"]])
     return json_response(content)
 

@@ -16,12 +16,13 @@ from starlette.responses import Response
 
 from server.errors import invalid
 from server.http.body import read_json
+from server.http.exchange import exchange_of, state_of
 from server.http.watch import client_present, within
 from server.render.prompt import Prompt, empty
 from server.routes.endpoint import check_model, json_response, route
 from server.sampling import token_out_of_range
 from server.schema.tokenize import DetokenizeBody, TokenizeBody
-from server.state import AppState, exchange_of, state_of
+from server.state import AppState
 
 T = TypeVar("T")
 SLOW = "the tokens took longer than --prepare-timeout"

@@ -15,20 +15,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from mm.splice import splice
+from server.answer import Answer
+from server.answering import json_body
 from server.choice import Choice
 from server.errors import ApiError, invalid
-from server.generate import Answer, Job, job_of, scope_of
 from server.http.body import read_json
-from server.http.exchange import Exchange
+from server.http.exchange import Exchange, exchange_of
 from server.http.sse import DONE
 from server.http.watch import client_present, within
+from server.job import Job, job_of, scope_of
 from server.output.logprobs import TokenNames
 from server.render.prompt import Prompt
 from server.render.widened import mismatch, narrowed
-from server.routes.endpoint import built, check_model, names_of, response_id, route
+from server.routes.endpoint import check_model, names_of, response_id, route
 from server.sampling import Asked, priority_of, resolve, salt_of
 from server.schema.generate import GenerateBody, TokenSampling
-from server.state import AppState, exchange_of
+from server.state import AppState
 from server.stream import PushedStream
 
 PARAM = "token_ids"
@@ -52,8 +54,7 @@ async def create(request: Request) -> Response | None:
                 if asked.stream:
                     await PushedStream(answer, frames).run()
                     return None
-                await answer.wait()
-                return await built(answer, partial(whole, answer, frames))
+                return await json_body(answer, partial(whole, answer, frames))
 
 
 def sampling_of(body: GenerateBody) -> TokenSampling:

@@ -1,0 +1,311 @@
+"""Answer: one HTTP request's way through the engine; Jobs in, growing choices out.
+
+Owner: loop. In: Jobs (server/job.py) and the checked parameters. Out: Choice objects that grow by each step's Delta,
+and `changed` calls for a stream, or `finished` for a complete body. All prompts and choices of the request share one
+Answer; leaving the Answer aborts what still runs. Times and counts go to server/answer_metrics.py.
+
+    Jobs -> Answer.submit -> Delta ... Delta -> Choice -> changed() / finished
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from _fast.lane import Lane
+from engine.errors import EngineError
+from engine.request import Delta, TokenLogprob
+from engine.stream import TokenStream
+from server import logs
+from server.answer_metrics import AnswerMetrics
+from server.choice import Choice
+from server.errors import ApiError, from_engine, internal
+from server.http.exchange import Exchange
+from server.job import Job
+from server.output.choices import ChoiceStream, usage
+from server.output.text import StopStrings
+from server.sampling import Asked
+from server.state import AppState
+
+T = TypeVar("T")
+SLICE = 32  # prompts handled in one turn of the loop
+fault = logging.getLogger("omniloop.fault")
+
+
+def ignore_change(choice: Choice | None) -> None:
+    """A complete body needs no call per step."""
+
+
+class Answer:
+    """Owner: loop. Leaving it (`with`) aborts what still runs and gives back what the answer holds."""
+
+    def __init__(self, exchange: Exchange, asked: Asked, jobs: list[Job], skip_special_tokens: bool = True) -> None:
+        self.state: AppState = exchange.state
+        self.exchange = exchange
+        self.asked = asked
+        self.jobs = jobs
+        self.metrics = AnswerMetrics(exchange, asked)
+        self._n = asked.n
+        self.error: ApiError | None = None
+        self.aborted = False
+        self.created = int(time.time())
+        self.cached_tokens = [0] * len(jobs)
+        self.prompt_logprobs: list[list[TokenLogprob | None] | None] = [None] * len(jobs)
+        self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.changed: Callable[[Choice | None], None] = ignore_change
+        stops = StopStrings(asked.stop)
+        self.choices = [
+            Choice(at * asked.n + k, job, self._choice_stream(at * asked.n + k, stops, skip_special_tokens))
+            for at, job in enumerate(jobs)
+            for k in range(asked.n)
+        ]
+        self._open = len(self.choices)
+        self._scores_only = asked.max_tokens == 0  # the engine makes one token, which the client never sees
+        self._streams: list[TokenStream] = []
+        self._on_close: list[Callable[[], object]] = []  # each gives back one thing that the answer holds
+
+    def _choice_stream(self, index: int, stops: StopStrings, skip_special_tokens: bool) -> ChoiceStream:
+        return ChoiceStream(
+            self.state.tokenizer,
+            index,
+            stops,
+            include_stop=self.asked.include_stop,
+            skip_special_tokens=skip_special_tokens,
+            min_tokens=self.asked.params.min_tokens,
+            repetition=self.asked.repetition,
+        )
+
+    @property
+    def done(self) -> bool:
+        return self._open == 0 or self.error is not None
+
+    # -- into the engine
+
+    async def submit(self, *names: str) -> None:
+        """Hands every prompt to the engine; /abort_requests finds the answer by any of `names`."""
+        limits = self.state.config.limits
+        if self._scores_only and self.asked.params.prompt_logprobs is None:  # nothing to compute
+            asyncio.get_running_loop().call_soon(self._end_unscored)
+            return
+        await self.state.running.wait()  # an operator may have paused the server
+        self._take_tokens()
+        self._log_prompts()
+        try:
+            for at, job in enumerate(() if self.asked.beam else self.jobs):
+                if at % SLICE == SLICE - 1:  # other tasks of the loop run in between
+                    await asyncio.sleep(0)
+                self.follow(self.state.engine.submit(job.request), partial(self.take, at))
+        except EngineError as error:
+            self.close()
+            raise from_engine(error, self.state.places.retry_after()) from None
+        for name in names:
+            self._register(self.exchange.key_name, name)
+        self.exchange.answer_open = self
+        self._fail_later(limits.queue_timeout, "no token within --queue-timeout", only_first=True)
+        if limits.request_timeout:
+            left = limits.request_timeout - (time.monotonic() - self.exchange.arrival)
+            self._fail_later(max(0.0, left), "the request took longer than --request-timeout")
+
+    def follow(self, stream: TokenStream, take: Callable[[Delta], None]) -> None:
+        """Adds a stream of the engine to this answer."""
+        self._streams.append(stream)
+        stream.subscribe(take)
+
+    def unfollow(self) -> None:
+        """Leaves the streams followed so far; beam search follows other streams next."""
+        for stream in self._streams:
+            stream.close()
+        self._streams.clear()
+
+    def use_lane(self, choice: Choice, lane: Lane) -> None:
+        """From now on the engine gives plain tokens of the only choice to the lane."""
+        choice.lane = self._streams[0].lane = lane
+
+    def _take_tokens(self) -> None:
+        """Counts the prompts against the server-wide budget."""
+        count = sum(job.num_tokens for job in self.jobs) * self.asked.n
+        self.state.places.take_tokens(count)
+        self._on_close.append(partial(self.state.places.give_tokens, count))
+
+    def _register(self, key: str, name: str) -> None:
+        self.state.live.setdefault((key, name), set()).add(self)
+        self._on_close.append(partial(self._unregister, key, name))
+
+    def _unregister(self, key: str, name: str) -> None:
+        named = self.state.live.get((key, name))
+        if named is not None:
+            named.discard(self)
+            if not named:
+                del self.state.live[key, name]
+
+    def _fail_later(self, seconds: float, text: str, only_first: bool = False) -> None:
+        def expire() -> None:
+            if not (only_first and self.exchange.first_token):
+                self.fail(ApiError(504, "deadline", text))
+
+        self._on_close.append(asyncio.get_running_loop().call_later(seconds, expire).cancel)
+
+    def _log_prompts(self) -> None:
+        """Where the operator asked for it: logs the prompts now, and keeps the answers' texts for the log."""
+        server = self.state.config.server
+        if server.enable_log_requests:
+            for job in self.jobs:
+                logs.log_prompt(self.exchange.request_id, job.prompt.text, job.request, server.max_log_len)
+        if server.enable_log_outputs:
+            for choice in self.choices:
+                choice.said = []
+
+    # -- growth
+
+    def take(self, at: int, delta: Delta) -> None:
+        """A Delta of prompt `at`, straight from the step; a fault here ends this answer and no other of the step."""
+        if self.error is not None:
+            return
+        try:
+            choice = self.choices[at * self._n + delta.index]
+            if choice.finish_reason is None:
+                if delta.queued is not None or delta.cached_tokens is not None or delta.error is not None:
+                    self._take_first(at, delta)
+                self._grow(at, choice, delta)
+        except Exception as error:
+            self.broken(error)
+
+    def _take_first(self, at: int, delta: Delta) -> None:
+        """What comes once: how long the request waited, what the cache had, what failed."""
+        if delta.error is not None:
+            self.fail(from_engine(delta.error))
+            return
+        if delta.queued is not None:
+            self.metrics.queued(delta.queued)
+        if delta.cached_tokens is not None:
+            self.cached_tokens[at] = delta.cached_tokens
+            self.prompt_logprobs[at] = delta.prompt_logprobs
+
+    def _grow(self, at: int, choice: Choice, delta: Delta) -> None:
+        if self.error is not None:
+            return
+        if self._scores_only:
+            self._streams[at].stop_choice(delta.index)
+            choice.finish_reason = "length"
+            self._end(choice)
+        else:
+            if delta.token_ids:
+                self.metrics.tokens(choice, len(delta.token_ids))
+            if choice.take(delta):
+                self._streams[at].stop_choice(delta.index)
+            if choice.finish_reason is not None:
+                self._end(choice)
+        self.changed(choice)
+        if self._open == 0:
+            self._finish()
+
+    def _end(self, choice: Choice) -> None:
+        self._open -= 1
+        self.metrics.choice_ended(choice)
+
+    def _end_unscored(self) -> None:
+        """Without a token to make and a prompt to score, every choice ends at once."""
+        for choice in self.choices:
+            choice.finish_reason = "length"
+            self._open -= 1
+            self.changed(choice)
+        self._finish()
+
+    def _finish(self) -> None:
+        if not self.finished.done():
+            self.finished.set_result(None)
+
+    # -- the end
+
+    def broken(self, error: Exception) -> None:
+        """A fault of our own, while the answer grew."""
+        fault.error("answer failed: id=%s", self.exchange.request_id, exc_info=error)
+        self.changed = ignore_change
+        self.fail(internal(self.exchange.request_id))
+
+    def fail(self, error: ApiError) -> None:
+        """Ends every choice with an error, before or after the first byte of the answer."""
+        if self.done:
+            return
+        self.error = error
+        self.exchange.reason = error.reason
+        self.metrics.unfinished("error", self._open)
+        for stream in self._streams:
+            stream.close()
+        self.changed(None)
+        self._finish()
+
+    def abort(self) -> None:
+        """Ends every choice with finish_reason abort."""
+        self.aborted = True
+        for stream in self._streams:
+            stream.abort()
+
+    async def wait(self) -> None:
+        """Until every choice has ended; raises what ended the answer early."""
+        await self.finished
+        if self.error is not None:
+            raise self.error
+
+    def close(self) -> None:
+        """Leaves the engine; idempotent."""
+        self.metrics.describe(self.jobs, self.choices)
+        self._log_texts()
+        for give_back in self._on_close:
+            give_back()
+        self._on_close.clear()
+        if not self.done:
+            self.metrics.unfinished("abort", self._open)
+        for stream in self._streams:
+            stream.close()
+        self.exchange.answer_open = None
+        self.changed = ignore_change  # else a stream and its answer would hold each other
+
+    def _log_texts(self) -> None:
+        most = self.state.config.server.max_log_len
+        for choice in self.choices:
+            if choice.said is not None:
+                text = "".join(choice.said)[:most]
+                logs.log_text(self.exchange.request_id, text, choice.num_tokens, choice.finish_reason)
+                choice.said = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.close()
+
+    # -- the body
+
+    async def in_pool_if_large(self, work: Callable[[], T]) -> T:
+        """The result of `work`, which formats the answer: a large answer is formatted in the pool, others at once."""
+        if not self._is_large:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self.state.pool, work)
+
+    @property
+    def _is_large(self) -> bool:
+        """Whether formatting would hold the loop for more than some milliseconds."""
+        params = self.asked.params
+        tokens = sum(choice.num_tokens for choice in self.choices) if params.logprobs is not None else 0
+        if params.prompt_logprobs is not None:
+            tokens += sum(job.num_tokens for job in self.jobs)
+        return tokens > 100 or len(self.choices) > 200
+
+    def usage(self) -> dict[str, Any]:
+        """`usage` of all prompts and choices so far; a prompt counts once, however many choices it has."""
+        media: dict[str, int] = {}  # tokens by modality
+        for job in self.jobs:
+            for modality, count in job.media_tokens.items():
+                media[modality] = media.get(modality, 0) + count
+        return usage(
+            sum(job.num_tokens for job in self.jobs),
+            sum(choice.num_tokens for choice in self.choices),
+            cached_tokens=sum(self.cached_tokens),
+            multimodal_tokens=media,
+        )

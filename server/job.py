@@ -1,0 +1,111 @@
+"""Job: one prompt of a request as the engine takes it.
+
+Owner: loop. In: a rendered Prompt and the checked parameters (Asked). Out: a Job with the engine's Request: media are
+loaded and spliced into the prompt, lengths are settled, cache scope and priority are set. Every endpoint that calls the
+engine makes its requests here, whatever it answers with.
+
+    Prompt -> media loaded -> placeholders widened -> lengths checked -> Job
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from engine.request import Modality, Request
+from mm.item import MediaOptions, Processed
+from mm.splice import Spliced, splice
+from server.errors import ApiError, context_length
+from server.http.exchange import Exchange
+from server.media_ahead import MediaAhead
+from server.render.prompt import Prompt
+from server.sampling import Asked
+from server.state import AppState
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One prompt, ready for the engine."""
+
+    prompt: Prompt
+    request: Request
+    media_tokens: Mapping[Modality, int]  # prompt tokens per modality
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+
+async def prepare(
+    exchange: Exchange,
+    prompt: Prompt,
+    asked: Asked,
+    *,
+    salt: str = "",
+    priority: int = 0,
+    param: str = "messages",
+    ahead: MediaAhead | None = None,
+) -> Job:
+    """Media, placeholders and lengths of one prompt. Raises ApiError, RenderError or MediaError."""
+    ahead = ahead or media_ahead(exchange, salt)
+    foretold = ahead.foretold(prompt.media)
+    spliced = await with_media(exchange.state, prompt, ahead, foretold)
+    job = job_of(exchange, prompt, spliced, asked, salt=salt, priority=priority, param=param)
+    if foretold is not None:
+        await ahead.load(prompt.media)
+    return job
+
+
+def scope_of(exchange: Exchange, salt: str) -> bytes:
+    """Whose caches a request reads: its key's, narrowed by its salt."""
+    if not exchange.key_name and not salt:
+        return b""
+    return hashlib.sha256(f"{exchange.key_name}\0{salt}".encode()).digest()
+
+
+def media_ahead(exchange: Exchange, salt: str, options: MediaOptions | None = None) -> MediaAhead:
+    """Of a request; one that was told nothing loads what it is asked for, when it is asked."""
+    return MediaAhead(exchange.state.media, scope_of(exchange, salt), options)
+
+
+def job_of(
+    exchange: Exchange, prompt: Prompt, spliced: Spliced, asked: Asked, *, salt: str, priority: int, param: str
+) -> Job:
+    """Lengths settled: how many tokens the prompt has and leaves."""
+    state = exchange.state
+    ids = spliced.prompt_token_ids
+    length, room = len(ids), state.engine.max_model_len - len(ids)
+    if length == 0:
+        raise ApiError(400, "empty_prompt", "the prompt has no tokens; send at least one", param)
+    if room < 1 and asked.max_tokens != 0:
+        raise context_length(state.engine.max_model_len, length, param)
+    wanted = state.defaults.get("max_new_tokens", room) if asked.max_tokens is None else asked.max_tokens
+    most = max(1, min(wanted, room))
+    params, least = asked.params, min(asked.params.min_tokens, most)
+    if params.max_tokens != most or params.min_tokens != least:
+        params = replace(params, max_tokens=most, min_tokens=least)
+    request = Request(
+        prompt_token_ids=ids,
+        sampling=params,
+        media=spliced.media,
+        positions=spliced.positions,
+        position_delta=spliced.position_delta,
+        n=asked.n,
+        priority=priority,
+        cache_salt=scope_of(exchange, salt),
+        label=exchange.request_id,
+        arrival=exchange.arrival,
+    )
+    return Job(prompt, request, spliced.counts)
+
+
+async def with_media(
+    state: AppState, prompt: Prompt, ahead: MediaAhead, foretold: list[Processed] | None = None
+) -> Spliced:
+    """The prompt with its placeholders widened, to what is loaded or `foretold`; unchanged when it has none."""
+    if not prompt.media:
+        return Spliced(prompt.token_ids, (), None, 0, {})
+    assert state.media is not None, "the renderer refuses media that the model does not take"
+    processed = await ahead.load(prompt.media) if foretold is None else foretold
+    return splice(prompt.token_ids, prompt.slots, processed, state.media.processor)
