@@ -36,7 +36,7 @@ async def load(state: AppState) -> None:
     config = state.config
     check_folder(config)
     begun = time.perf_counter()
-    text = asyncio.ensure_future(in_pool(state, "tokenizer", lambda: load_tokenizer(config)))
+    text = asyncio.ensure_future(in_pool(state, "tokenizer", lambda: tokenizer_of(config)))
     try:
         await state.engine.start()
         state.startup["engine"] = time.perf_counter() - begun
@@ -107,10 +107,10 @@ def is_untrained(folder: Path) -> bool:
     return False
 
 
-def load_tokenizer(config: Config) -> Tokenizer:
-    from server.render.tokenizer import Tokenizer
+def tokenizer_of(config: Config) -> Tokenizer:
+    from server.render.load_tokenizer import load_tokenizer
 
-    return Tokenizer.load(config.model.tokenizer or config.folder, config.model.tokenizer_mode)
+    return load_tokenizer(config.model.tokenizer or config.folder, config.model.tokenizer_mode)
 
 
 def make_renderer(state: AppState) -> Renderer:

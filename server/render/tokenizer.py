@@ -1,32 +1,25 @@
-"""Tokenizer: the face of every kind of tokenizer, and which kind a checkpoint's folder holds.
+"""Tokenizer: what every kind of tokenizer can do.
 
-Owner: any thread. Nothing in a tokenizer changes after `load`, so threads share it without waiting for each other. In:
-text, or token ids. Out: token ids, or text; and the table of token bytes from which answers are detokenized
-(`_fast/detok.pyx`). The kinds: tokenizer.json (hf_tokenizer.py), Mistral's tekken.json and versioned tokenizer.model
-(mistral_tokenizer.py), tiktoken's merge files (tiktoken_tokenizer.py); the last two need optional libraries.
+Owner: any thread. Nothing in a tokenizer changes after it is loaded, so threads share it without waiting for each
+other. In: text, or token ids. Out: token ids, or text; and the table of token bytes from which answers are detokenized
+(`_fast/detok.pyx`). server/render/load_tokenizer.py chooses the kind.
 """
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from _fast.detok import Detokenizer, TokenTable
-from engine.errors import ConfigError
 from server.render.errors import RenderError, invalid
 from server.render.prompt import PIECE
 from server.render.tokenizer_config import NAMED_TOKENS
 
 if TYPE_CHECKING:
     from server.render.mistral_chat import MistralChat
-
-MODES = ("auto", "hf", "mistral")
-_VERSIONED = re.compile(r"\.model\.v(\d+)(m\d+)?$")  # Mistral's sentencepiece files say what they are in their name
 
 
 class Tokenizer(ABC):
@@ -43,24 +36,6 @@ class Tokenizer(ABC):
         self.chat_templates = templates  # by name; "default" is the one to use
         self.special_tokens = named  # name -> text, as templates see them
         self.table = table
-
-    @staticmethod
-    def load(path: str | Path, mode: str = "auto") -> Tokenizer:
-        """Reads a checkpoint's folder, or one tokenizer file; every complaint names the file."""
-        if mode not in MODES:
-            raise ConfigError(f"--tokenizer-mode {mode}: allowed are {', '.join(MODES)}")
-        source = find(Path(path), mode)
-        if source.name == "tokenizer.json":
-            from server.render.hf_tokenizer import HfTokenizer
-
-            return HfTokenizer.read(source)
-        if is_tiktoken(source):
-            from server.render.tiktoken_tokenizer import TiktokenTokenizer
-
-            return TiktokenTokenizer.read(source)
-        from server.render.mistral_tokenizer import MistralTokenizer
-
-        return MistralTokenizer.read(source)
 
     # -- ids and text
 
@@ -134,50 +109,6 @@ class Tokenizer(ABC):
         return self.special_tokens.get("pad_token")
 
 
-def find(path: Path, mode: str) -> Path:
-    """The tokenizer file to read."""
-    if path.is_file():
-        return path
-    if not path.is_dir():
-        raise ConfigError(f"--tokenizer {path}: there is no such folder or file")
-    whole = [path / "tokenizer.json"] if mode != "mistral" else []
-    merges = [*path.glob("tiktoken.model"), *sorted(path.glob("*.tiktoken"))] if mode != "mistral" else []
-    mistral = [path / "tekken.json", *_versioned(path)] if mode != "hf" else []
-    pieces = path / "tokenizer.model"
-    # Under this name there are three kinds: tiktoken's text, Mistral's first version, and other sentencepiece models.
-    if pieces.is_file() and (is_tiktoken(pieces) if mode != "mistral" else True):
-        merges.append(pieces)
-    elif mode == "auto" and (path / "params.json").is_file():
-        mistral.append(pieces)
-    for candidate in (*whole, *mistral, *merges):
-        if candidate.is_file():
-            return candidate
-    if mode == "mistral":
-        raise ConfigError(
-            f"{path}: no tekken.json and no tokenizer.model, which --tokenizer-mode mistral reads; "
-            "name their folder with --tokenizer, or use --tokenizer-mode auto"
-        )
-    raise ConfigError(
-        f"{path}: no tokenizer.json, and no other tokenizer that is read here (tekken.json, tokenizer.model.v3, "
-        "tiktoken.model, *.tiktoken); name a folder that has one with --tokenizer (transformers' "
-        "AutoTokenizer.save_pretrained writes tokenizer.json; a Mistral tokenizer.model needs --tokenizer-mode mistral)"
-    )
-
-
 def unsplittable() -> RenderError:
     """Where a pattern gives up: hundreds of thousands of marks in a row."""
     return invalid("The text has a run of characters too long for this model's tokenizer; break it with spaces.")
-
-
-def _versioned(folder: Path) -> list[Path]:
-    """Mistral's sentencepiece files, newest version first."""
-    found = [(match, path) for path in folder.glob("*.model.v*") if (match := _VERSIONED.search(path.name))]
-    return [path for match, path in sorted(found, key=lambda pair: -int(pair[0][1]))]
-
-
-def is_tiktoken(path: Path) -> bool:
-    """Whether the file has tiktoken's lines: a token in base64 and its rank."""
-    if path.suffix == ".json" or not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return re.match(rb"[A-Za-z0-9+/]+=* \d+\r?\n", file.readline(4096)) is not None

@@ -19,7 +19,7 @@ from server.output.choices import ChoiceStream
 from server.output.logprobs import TokenNames
 from server.output.text import StopStrings, TextStream
 from server.render.chat import RenderConfig, Renderer
-from server.render.tokenizer import Tokenizer
+from server.render.load_tokenizer import load_tokenizer
 
 EMBEDDED = Path(__file__).parents[2] / "server" / "embedded"
 TEXT = "The quick brown fox jumps over the lazy dog, 漢字 and 😀 too.\n"
@@ -97,7 +97,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    tokenizer = Tokenizer.load(EMBEDDED)
+    tokenizer = load_tokenizer(EMBEDDED)
     with ThreadPoolExecutor(2) as pool:
         found = output_cases(tokenizer) | asyncio.run(input_cases(tokenizer, pool))
     for name, value in found.items():

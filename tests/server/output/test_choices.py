@@ -11,8 +11,8 @@ from engine.request import Delta, FinishReason, TokenLogprob
 from server.output import choices, logprobs
 from server.output.choices import ChoiceStream, GatheredChoice
 from server.output.text import StopStrings
+from server.render.load_tokenizer import load_tokenizer
 from server.render.prompt import Prompt
-from server.render.tokenizer import Tokenizer
 
 EMBEDDED = Path(__file__).parents[3] / "server" / "embedded"
 NONE, STOP, STOP_TOKEN, LENGTH = FinishReason.NONE, FinishReason.STOP, FinishReason.STOP_TOKEN, FinishReason.LENGTH
@@ -20,7 +20,7 @@ NONE, STOP, STOP_TOKEN, LENGTH = FinishReason.NONE, FinishReason.STOP, FinishRea
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return Tokenizer.load(EMBEDDED)
+    return load_tokenizer(EMBEDDED)
 
 
 @pytest.fixture(scope="module")

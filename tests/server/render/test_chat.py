@@ -12,7 +12,7 @@ import pytest
 from server.render.chat import RenderConfig, Renderer
 from server.render.errors import RenderError
 from server.render.hf_tokenizer import HfTokenizer
-from server.render.tokenizer import Tokenizer
+from server.render.load_tokenizer import load_tokenizer
 from tests.server.render import templates as kit
 from tests.server.render import vocab
 
@@ -22,7 +22,7 @@ PNG = "data:image/png;base64,AAAA"
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    return Tokenizer.load(EMBEDDED)
+    return load_tokenizer(EMBEDDED)
 
 
 @pytest.fixture(scope="module")
@@ -312,7 +312,7 @@ async def test_a_template_in_the_request_needs_trust(make, renderer):
 
 
 async def test_tools_have_their_own_template_where_there_is_one(tokenizer, pool):
-    tokenizer = Tokenizer.load(EMBEDDED)
+    tokenizer = load_tokenizer(EMBEDDED)
     tokenizer.chat_templates = {"default": "plain", "tool_use": "{{ tools | length }} tools"}
     renderer = Renderer(tokenizer, RenderConfig(100), pool)
     assert (await renderer.chat(user("x"))).text == "plain"

@@ -9,7 +9,7 @@ import pytest
 
 from server.render.chat import RenderConfig, Renderer
 from server.render.errors import RenderError
-from server.render.tokenizer import Tokenizer
+from server.render.load_tokenizer import load_tokenizer
 from tests.server.render import tekken
 from tests.server.render import templates as kit
 
@@ -80,7 +80,7 @@ def changed(rng, seed=SEED, documents=({"title": "a", "text": "b"},)):
 )
 async def test_only_render_errors_leave(template):
     rng = random.Random(6)
-    tokenizer = Tokenizer.load(EMBEDDED)
+    tokenizer = load_tokenizer(EMBEDDED)
     ids = {"image": 4091, "video": 4092, "audio": 4095}
     prompts, errors = [], []
     with ThreadPoolExecutor(1) as pool:
@@ -98,7 +98,7 @@ async def test_only_render_errors_leave(template):
 @pytest.mark.parametrize("version", ["v3", "v11", "v13", "v15"])
 async def test_only_render_errors_leave_a_chat_format(version, tmp_path):
     rng = random.Random(7)
-    tokenizer = Tokenizer.load(tekken.write_tekken(tmp_path, version, audio=version == "v13"))
+    tokenizer = load_tokenizer(tekken.write_tekken(tmp_path, version, audio=version == "v13"))
     ids = {"image": tokenizer.id_of("[IMG]"), "audio": tokenizer.id_of("[AUDIO]")}
     seed = [dict(message) for message in SEED]
     seed[1]["content"] = SEED[1]["content"][: 3 if version == "v13" else 2]

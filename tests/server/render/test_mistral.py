@@ -20,7 +20,7 @@ from engine.errors import ConfigError
 from server.output.text import TextStream
 from server.render.chat import RenderConfig, Renderer
 from server.render.errors import RenderError
-from server.render.tokenizer import Tokenizer
+from server.render.load_tokenizer import load_tokenizer
 from tests.server.render import tekken, vocab
 from tests.server.render.templates import TEXTS, TOOLS
 
@@ -44,7 +44,7 @@ def path_of(kind):
 
 @functools.cache
 def tokenizer_of(kind):
-    return Tokenizer.load(path_of(kind))
+    return load_tokenizer(path_of(kind))
 
 
 @functools.cache
@@ -322,40 +322,40 @@ async def test_a_long_prompt_leaves_the_loop_free(make):
 
 def test_a_folder_is_read_by_what_it_holds(tmp_path):
     folder = tekken.write_tekken(tmp_path / "m")
-    assert Tokenizer.load(folder).is_tekken
-    assert Tokenizer.load(folder / "tekken.json", "mistral").is_tekken
+    assert load_tokenizer(folder).is_tekken
+    assert load_tokenizer(folder / "tekken.json", "mistral").is_tekken
     with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
-        Tokenizer.load(folder, "hf")
+        load_tokenizer(folder, "hf")
     vocab.save(vocab.byte_level(), folder)
-    assert Tokenizer.load(folder).chat_format is None  # tokenizer.json wins unless the flag says otherwise
-    assert Tokenizer.load(folder, "mistral").is_tekken
+    assert load_tokenizer(folder).chat_format is None  # tokenizer.json wins unless the flag says otherwise
+    assert load_tokenizer(folder, "mistral").is_tekken
     with pytest.raises(ConfigError, match="no such folder"):
-        Tokenizer.load(tmp_path / "absent")
+        load_tokenizer(tmp_path / "absent")
 
 
 def test_versioned_pieces_are_found_newest_first(tmp_path):
     for version, source in (("v1", PIECES["v1"]), ("v3", PIECES["v3-pieces"])):
         (tmp_path / f"tokenizer.model.{version}").symlink_to(source)
-    assert Tokenizer.load(tmp_path).chat_format.version == 3
+    assert load_tokenizer(tmp_path).chat_format.version == 3
 
 
 def test_pieces_without_a_version_need_to_be_mistrals(tmp_path):
     (tmp_path / "tokenizer.model").symlink_to(PIECES["v1"])
     with pytest.raises(ConfigError, match="--tokenizer-mode mistral"):
-        Tokenizer.load(tmp_path)
-    assert Tokenizer.load(tmp_path, "mistral").chat_format.version == 1
+        load_tokenizer(tmp_path)
+    assert load_tokenizer(tmp_path, "mistral").chat_format.version == 1
     (tmp_path / "params.json").write_text("{}")
-    assert Tokenizer.load(tmp_path).chat_format.version == 1
+    assert load_tokenizer(tmp_path).chat_format.version == 1
 
 
 def test_errors_name_the_file_and_the_way_out(tmp_path, monkeypatch, make):
     (tmp_path / "tekken.json").write_text('{"config": {"version": "v99"}}')
     with pytest.raises(ConfigError, match=r"tekken\.json: mistral-common cannot read.*Unknown version"):
-        Tokenizer.load(tmp_path)
+        load_tokenizer(tmp_path)
     with pytest.raises(ConfigError, match="chat format of its own"):
         make("v13", chat_template="{{ messages }}")
     with pytest.raises(ConfigError, match="mode mistral"):
-        Tokenizer.load(tmp_path.parent, "mistral")
+        load_tokenizer(tmp_path.parent, "mistral")
     monkeypatch.setitem(sys.modules, "mistral_common.tokens.tokenizers.mistral", None)
     with pytest.raises(ConfigError, match=r"pip install 'omniloop\[mistral\]'"):
-        Tokenizer.load(tmp_path)
+        load_tokenizer(tmp_path)

@@ -7,7 +7,7 @@ import pytest
 from engine.errors import ConfigError
 from server.render.chat import RenderConfig, Renderer
 from server.render.errors import RenderError
-from server.render.tokenizer import Tokenizer
+from server.render.load_tokenizer import load_tokenizer
 from tests.server.render import tekken, vocab
 
 CONFIG = {
@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def tokenizer(folder):
-    return Tokenizer.load(folder)
+    return load_tokenizer(folder)
 
 
 def test_ids_and_text_equal_the_librarys(tokenizer):
@@ -92,12 +92,12 @@ def pool():
 
 def test_families_that_keep_special_tokens_in_code(tmp_path):
     first = len(tekken.merges())
-    llama = Tokenizer.load(tekken.write_tiktoken(tmp_path / "llama", "tokenizer.model"))
+    llama = load_tokenizer(tekken.write_tiktoken(tmp_path / "llama", "tokenizer.model"))
     assert llama.id_of("<|eot_id|>") == first + 9
     assert llama.encode("x", True)[0] == llama.id_of("<|begin_of_text|>") == first
     assert llama.encode("12345") == llama.encode("123") + llama.encode("45")
     assert llama.vocab_size == first + 256
-    qwen = Tokenizer.load(tekken.write_tiktoken(tmp_path / "qwen", "qwen.tiktoken"))
+    qwen = load_tokenizer(tekken.write_tiktoken(tmp_path / "qwen", "qwen.tiktoken"))
     assert [qwen.id_of(name) for name in ("<|endoftext|>", "<|im_end|>", "<|extra_204|>")] == [
         first,
         first + 2,
@@ -115,13 +115,13 @@ def test_han_characters_stand_apart_in_tiktoken_model(tokenizer):
 def test_a_damaged_merge_file_is_named(tmp_path, monkeypatch):
     (tmp_path / "tiktoken.model").write_text("YQ== 0\nYg== x\n")
     with pytest.raises(ConfigError, match=r"tiktoken\.model: not a merge file"):
-        Tokenizer.load(tmp_path)
+        load_tokenizer(tmp_path)
     import sys
 
     tekken.write_tiktoken(tmp_path)
     monkeypatch.setitem(sys.modules, "tiktoken", None)
     with pytest.raises(ConfigError, match=r"needs tiktoken.*omniloop\[mistral\]"):
-        Tokenizer.load(tmp_path)
+        load_tokenizer(tmp_path)
 
 
 def test_a_run_that_cannot_be_split_is_refused(tokenizer):

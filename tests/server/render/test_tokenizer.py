@@ -12,7 +12,7 @@ import pytest
 from engine.errors import ConfigError
 from server.output.text import TextStream
 from server.render.hf_tokenizer import HfTokenizer
-from server.render.tokenizer import Tokenizer
+from server.render.load_tokenizer import load_tokenizer
 from tests.server.render import vocab
 
 EMBEDDED = Path(__file__).parents[3] / "server" / "embedded"
@@ -21,7 +21,7 @@ EMBEDDED = Path(__file__).parents[3] / "server" / "embedded"
 @functools.cache
 def tokenizer_of(kind):
     if kind == "embedded":
-        return Tokenizer.load(EMBEDDED)
+        return load_tokenizer(EMBEDDED)
     return HfTokenizer(vocab.KINDS[kind](), {}, {})
 
 
@@ -129,7 +129,7 @@ def test_files_and_special_tokens_as_the_reference_reads_them(tmp_path):
         "chat_template": [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "T"}],
     }
     folder = vocab.save(vocab.byte_fallback(), tmp_path / "m", config, special_tokens_map__json='{"pad_token": "</s>"}')
-    ours, theirs = Tokenizer.load(folder), PreTrainedTokenizerFast.from_pretrained(folder)
+    ours, theirs = load_tokenizer(folder), PreTrainedTokenizerFast.from_pretrained(folder)
     assert ours.special_tokens == theirs.special_tokens_map | {"pad_token": "</s>"}
     for text in ("a<image>b", "x</s> y<later>z<extra>", "  two", "<s>again"):
         assert ours.encode(text) == theirs.encode(text, add_special_tokens=False)
@@ -154,7 +154,7 @@ def test_embedded_tokenizer_equals_the_reference():
 @pytest.mark.parametrize(("want", "expected"), [(None, True), (True, True), (False, False)])
 def test_add_bos_token_wins_over_the_post_processor(tmp_path, want, expected):
     config = {"bos_token": "<s>"} | ({} if want is None else {"add_bos_token": want})
-    tokenizer = Tokenizer.load(vocab.save(vocab.byte_fallback(), tmp_path / "m", config))
+    tokenizer = load_tokenizer(vocab.save(vocab.byte_fallback(), tmp_path / "m", config))
     bos = tokenizer.id_of("<s>")
     assert (tokenizer.encode("x", True)[0] == bos) is expected
     assert tokenizer.encode("x")[0] != bos
@@ -165,21 +165,21 @@ def test_the_template_file_wins(tmp_path):
     folder = vocab.save(vocab.byte_level(), tmp_path / "m", {"chat_template": "CONFIG"}, **files)
     (folder / "additional_chat_templates").mkdir()
     (folder / "additional_chat_templates" / "rag.jinja").write_text("RAG")
-    assert Tokenizer.load(folder).chat_templates == {"default": "FILE", "rag": "RAG"}
+    assert load_tokenizer(folder).chat_templates == {"default": "FILE", "rag": "RAG"}
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"no tokenizer\.json"):
-        Tokenizer.load(tmp_path)
+        load_tokenizer(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ConfigError, match="not a tokenizer"):
-        Tokenizer.load(tmp_path)
+        load_tokenizer(tmp_path)
     vocab.save(vocab.wordpiece(), tmp_path)
     (tmp_path / "tokenizer_config.json").write_text("[")
     with pytest.raises(ConfigError, match="not valid JSON"):
-        Tokenizer.load(tmp_path)
+        load_tokenizer(tmp_path)
     with pytest.raises(ConfigError, match=r"tekken\.json"):
-        Tokenizer.load(tmp_path, "mistral")
+        load_tokenizer(tmp_path, "mistral")
 
 
 def test_ids_without_a_token_have_no_bytes():
@@ -196,7 +196,7 @@ def test_info_for_clients_names_no_path(tmp_path):
         "vocab_file": "/secret",
         "model_max_length": 9,
     }
-    info = Tokenizer.load(vocab.save(vocab.byte_fallback(), tmp_path / "m", config, chat_template__jinja="T")).info()
+    info = load_tokenizer(vocab.save(vocab.byte_fallback(), tmp_path / "m", config, chat_template__jinja="T")).info()
     assert (info["eos_token"], info["bos_token"], info["chat_template"], info["model_max_length"]) == (
         "</s>",
         None,

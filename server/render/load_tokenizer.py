@@ -1,0 +1,80 @@
+"""Which kind of tokenizer a checkpoint's folder holds, and how it is read.
+
+Owner: any thread; called once while the server loads. In: a folder or a file, and --tokenizer-mode. Out: a Tokenizer.
+The kinds: tokenizer.json (hf_tokenizer.py), Mistral's tekken.json and versioned tokenizer.model
+(mistral_tokenizer.py), tiktoken's merge files (tiktoken_tokenizer.py); the last two need optional libraries, so the
+modules of the kinds are imported when they are chosen.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from engine.errors import ConfigError
+from server.render.tokenizer import Tokenizer
+
+MODES = ("auto", "hf", "mistral")
+_VERSIONED = re.compile(r"\.model\.v(\d+)(m\d+)?$")  # Mistral's sentencepiece files say what they are in their name
+
+
+def load_tokenizer(path: str | Path, mode: str = "auto") -> Tokenizer:
+    """Reads a checkpoint's folder, or one tokenizer file; every complaint names the file."""
+    if mode not in MODES:
+        raise ConfigError(f"--tokenizer-mode {mode}: allowed are {', '.join(MODES)}")
+    source = tokenizer_file(Path(path), mode)
+    if source.name == "tokenizer.json":
+        from server.render.hf_tokenizer import HfTokenizer
+
+        return HfTokenizer.read(source)
+    if is_tiktoken(source):
+        from server.render.tiktoken_tokenizer import TiktokenTokenizer
+
+        return TiktokenTokenizer.read(source)
+    from server.render.mistral_tokenizer import MistralTokenizer
+
+    return MistralTokenizer.read(source)
+
+
+def tokenizer_file(path: Path, mode: str) -> Path:
+    """The tokenizer file to read."""
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise ConfigError(f"--tokenizer {path}: there is no such folder or file")
+    whole = [path / "tokenizer.json"] if mode != "mistral" else []
+    merges = [*path.glob("tiktoken.model"), *sorted(path.glob("*.tiktoken"))] if mode != "mistral" else []
+    mistral = [path / "tekken.json", *_versioned(path)] if mode != "hf" else []
+    pieces = path / "tokenizer.model"
+    # Under this name there are three kinds: tiktoken's text, Mistral's first version, and other sentencepiece models.
+    if pieces.is_file() and (is_tiktoken(pieces) if mode != "mistral" else True):
+        merges.append(pieces)
+    elif mode == "auto" and (path / "params.json").is_file():
+        mistral.append(pieces)
+    for candidate in (*whole, *mistral, *merges):
+        if candidate.is_file():
+            return candidate
+    if mode == "mistral":
+        raise ConfigError(
+            f"{path}: no tekken.json and no tokenizer.model, which --tokenizer-mode mistral reads; "
+            "name their folder with --tokenizer, or use --tokenizer-mode auto"
+        )
+    raise ConfigError(
+        f"{path}: no tokenizer.json, and no other tokenizer that is read here (tekken.json, tokenizer.model.v3, "
+        "tiktoken.model, *.tiktoken); name a folder that has one with --tokenizer (transformers' "
+        "AutoTokenizer.save_pretrained writes tokenizer.json; a Mistral tokenizer.model needs --tokenizer-mode mistral)"
+    )
+
+
+def _versioned(folder: Path) -> list[Path]:
+    """Mistral's sentencepiece files, newest version first."""
+    found = [(match, path) for path in folder.glob("*.model.v*") if (match := _VERSIONED.search(path.name))]
+    return [path for match, path in sorted(found, key=lambda pair: -int(pair[0][1]))]
+
+
+def is_tiktoken(path: Path) -> bool:
+    """Whether the file has tiktoken's lines: a token in base64 and its rank."""
+    if path.suffix == ".json" or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return re.match(rb"[A-Za-z0-9+/]+=* \d+\r?\n", file.readline(4096)) is not None
