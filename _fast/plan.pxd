@@ -32,8 +32,7 @@ cdef class StepPlan:
     cdef readonly int32_t num_media
     cdef readonly int64_t step_id  # -1: nothing scheduled
     cdef int32_t num_prompt_rows  # rows that compute tokens of their prompts
-    cdef int32_t num_odd  # rows that did not simply go on when they were settled
-    cdef int64_t rows_of  # version of the running rows which all these are, each fed its last sample; -1: they are not
+    cdef int32_t num_odd  # settled rows that have no token, or end
     cdef Lines lines
     cdef readonly int32_t[::1] record
     cdef readonly int32_t[::1] row_slot

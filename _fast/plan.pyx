@@ -79,7 +79,6 @@ cdef class StepPlan:
             &self.token_ids[0], &self.out_token[0], &self.out_finish[0], &self.out_request[0], &self.row_epoch[0],
             &self.record[0],
         )
-        self.rows_of = -1
         self.row_start[0] = 0  # and nobody writes anything else there
         self.clear()
 
@@ -119,7 +118,6 @@ cdef class StepPlan:
         cdef int32_t at = self.num_tokens
         cdef int32_t start = seqs.computed[slot]
         cdef int32_t flags = 0
-        self.rows_of = -1
         self.row_slot[row] = slot
         self.row_len[row] = count
         self.row_computed[row] = start

@@ -36,7 +36,5 @@ cdef class PrefixIndex:
     cdef void remove(self, block_t block) noexcept nogil
     cdef void clear(self) noexcept nogil
     cdef int32_t _home(self, const Name* name) noexcept nogil
-    cdef void expect(self, block_t block, block_t above) noexcept nogil
-    cdef void expect_name(self, const Name* name) noexcept nogil
     cdef _name(self, Name* name, bytes digest, bytes link, int32_t depth, int32_t group)
     cdef _check(self, object keys)

@@ -18,12 +18,6 @@ from libc.stdlib cimport free
 from libc.string cimport memcmp, memcpy, memset
 from posix.stdlib cimport posix_memalign
 
-cdef extern from *:
-    """
-    #define omniloop_fetch(at) __builtin_prefetch(at, 1)
-    """
-    void fetch "omniloop_fetch"(const void* at) noexcept nogil
-
 
 @cython.overflowcheck(False)
 cdef inline uint64_t _rotate(uint64_t x, int bits) noexcept nogil:
@@ -133,18 +127,6 @@ cdef class PrefixIndex:
         cdef uint64_t mixed = name.hash_lo ^ (name.hash_hi >> 17)
         mixed ^= <uint64_t>name.group * <uint64_t>0x9E3779B97F4A7C15
         return <int32_t>((mixed ^ (mixed >> 32)) & <uint64_t>self.mask)
-
-    cdef void expect(self, block_t block, block_t above) noexcept nogil:
-        """A block is about to be named below another: brings its place into the caches while others are dealt with."""
-        cdef int32_t word
-        fetch(&self.entries[block])
-        fetch(&self.entries[above])
-        for word in range(0, self.block_size, 8):
-            fetch(&self.keys[<int64_t>block * self.block_size + word])
-
-    cdef void expect_name(self, const Name* name) noexcept nogil:
-        """The same of the place in the table."""
-        fetch(&self.table[self._home(name)])
 
     cdef block_t find(self, const Name* name, const int64_t* keys) noexcept nogil:
         """The block with this name and these keys, or 0."""

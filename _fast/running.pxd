@@ -1,10 +1,9 @@
 from _fast.seqs cimport SeqTable
-from _fast.types cimport int32_t, int64_t, slot_t
+from _fast.types cimport int32_t, slot_t
 
 
 cdef class RunningRows:
     cdef readonly int32_t size
-    cdef int64_t version  # another one whenever `slots` is another list, and of any other RunningRows
     cdef SeqTable seqs
     cdef bint by_priority
     cdef int32_t[::1] slots

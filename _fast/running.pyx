@@ -7,8 +7,6 @@ takes it from a better row, and the first row always goes on.
 
 cimport cython
 
-cdef int64_t made = 0
-
 
 @cython.final
 cdef class RunningRows:
@@ -17,9 +15,6 @@ cdef class RunningRows:
     def __init__(self, SeqTable seqs not None, bint by_priority=False):
         self.seqs = seqs
         self.by_priority = by_priority
-        global made
-        made += 1
-        self.version = made << 40
         self.size = 0
         self.slots = seqs.columns.array("i", seqs.num_slots)
 
@@ -39,7 +34,6 @@ cdef class RunningRows:
             at -= 1
         self.slots[at] = slot
         self.size += 1
-        self.version += 1
 
     cdef void leave(self, slot_t slot) noexcept nogil:
         """A running slot stops. From the end as well: victims stand there."""
@@ -52,7 +46,6 @@ cdef class RunningRows:
             self.slots[at] = moved
             moved = here
         self.size -= 1
-        self.version += 1
 
     def __len__(self):
         return self.size

@@ -1,14 +1,14 @@
 from _fast.blocks cimport BlockPool
 from _fast.encoder cimport EncoderTable
-from _fast.plain cimport PlainRows
 from _fast.plan cimport StepPlan
 from _fast.prefix cimport PrefixIndex
 from _fast.queue cimport WaitQueue
 from _fast.running cimport RunningRows
 from _fast.seqs cimport SeqTable
+from _fast.settle cimport Settler
 from _fast.shares cimport TokenShares
 from _fast.tables cimport BlockTables
-from _fast.types cimport int32_t, int64_t, slot_t, token_t, uint8_t
+from _fast.types cimport int32_t, int64_t, slot_t, token_t
 
 
 cdef class Scheduler:
@@ -17,11 +17,8 @@ cdef class Scheduler:
     cdef readonly int32_t max_tokens
     cdef readonly int32_t max_model_len
     cdef readonly int32_t block_size
-    cdef readonly int64_t num_preemptions
     cdef readonly int64_t prefix_queries
     cdef readonly int64_t prefix_hits
-    cdef readonly int32_t num_freed
-    cdef readonly int32_t[::1] freed_slots
     cdef readonly BlockPool pool
     cdef readonly PrefixIndex index
     cdef readonly SeqTable seqs
@@ -33,10 +30,9 @@ cdef class Scheduler:
     cdef bint by_priority
     cdef int64_t next_order
     cdef readonly int64_t next_step  # the step_id that the next schedule() gives
-    cdef int64_t settled_step
     cdef RunningRows running
     cdef readonly TokenShares shares
-    cdef PlainRows plain
+    cdef Settler settler
     cdef int32_t updates_left
     cdef bint preempted
 
@@ -46,12 +42,6 @@ cdef class Scheduler:
     cdef bint _start(self, slot_t slot, StepPlan plan) noexcept nogil
     cdef bint _provide(self, slot_t slot, int32_t count) noexcept nogil
     cdef void _preempt(self, slot_t slot) noexcept nogil
-    cdef void _restart(self, slot_t slot) noexcept nogil
     cdef void _emit(self, StepPlan plan) noexcept nogil
     cdef void _row(self, slot_t slot, int32_t count, StepPlan plan) noexcept nogil
-    cdef void _end(self, slot_t slot) noexcept nogil
-    cdef void _commit(self, StepPlan plan, const int32_t* sampled, const int32_t* override) noexcept nogil
-    cdef void _commit_row(self, StepPlan plan, int32_t row, token_t token, int32_t forced) noexcept nogil
-    cdef int32_t _sample(self, slot_t slot, token_t token, int32_t override, int32_t* out) noexcept nogil
-    cdef void _fail(self, StepPlan plan, const uint8_t* again) noexcept nogil
     cdef _check_oldest(self, StepPlan plan)

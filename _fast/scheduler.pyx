@@ -14,13 +14,11 @@ Order: running rows, best (priority, arrival) first, one token each promised to 
 When blocks run out, the last running row starts over (its KV is recomputed), so the first one always progresses.
 """
 
-from array import array
-
 cimport cython
 
 from _fast.layout cimport ROW_SAMPLE
 from _fast.types cimport (
-    FINISH_ERROR, FINISH_NONE, FINISHING, MAX_IN_FLIGHT, MEDIA_TOO_LARGE, NEVER_FITS, NO_SLOT, RUNNING, WAITING,
+    FINISHING, MAX_IN_FLIGHT, MEDIA_TOO_LARGE, NEVER_FITS, NO_SLOT, RUNNING, WAITING, uint8_t,
 )
 
 
@@ -51,7 +49,6 @@ cdef class Scheduler:
         self.max_chunk = min(max_chunk, max_tokens) if max_chunk else max_tokens
         self.by_priority = policy == 1
         self.next_step = first_step
-        self.settled_step = first_step - 1
         self.pool = BlockPool(num_blocks)
         self.index = PrefixIndex(num_blocks if prefix_caching else 2, block_size, hash_key, hash_bits)
         self.seqs = SeqTable(max_slots)
@@ -60,10 +57,9 @@ cdef class Scheduler:
         self.num_groups = self.tables.num_groups
         self.queue = WaitQueue(max_slots, self.by_priority)
         self.encoder = EncoderTable(encoder_budget, encoder_capacity)
-        self.freed_slots = array("i", bytes(4 * max_slots))
         self.running = RunningRows(self.seqs, self.by_priority)
         self.shares = TokenShares(self.seqs, self.running, self.queue, self.tables, max_tokens, self.max_chunk)
-        self.plain = PlainRows(self.seqs, self.tables, self.running)
+        self.settler = Settler(self.seqs, self.tables, self.running, self.queue, self.encoder, first_step - 1)
 
     # Requests come and go.
 
@@ -119,10 +115,10 @@ cdef class Scheduler:
     def abort(self, int64_t request_id):
         """End a request from outside: False when it is not live. `freed_slots` then says whether its slot is free."""
         cdef slot_t slot
-        self.num_freed = 0
+        self.settler.num_freed = 0
         slot = self.seqs.find(request_id)
         if slot >= 0 and self.seqs.state[slot] != FINISHING:
-            self._end(slot)
+            self.settler.end(slot)
         else:
             slot = -1
         return slot >= 0
@@ -143,10 +139,10 @@ cdef class Scheduler:
 
     def schedule(self, StepPlan plan not None):
         """Plan the next step: the number of its rows. 0: nothing to launch, and nothing to commit."""
-        if self.next_step - self.settled_step - 1 >= MAX_IN_FLIGHT:
+        if self.next_step - self.settler.settled_step - 1 >= MAX_IN_FLIGHT:
             raise RuntimeError(f"{MAX_IN_FLIGHT} steps are in flight already: commit the older one first")
         plan.check_room(self.max_rows, self.max_tokens, self.num_groups * self.tables.max_blocks)
-        if self.settled_step < plan.step_id < self.next_step:
+        if self.settler.settled_step < plan.step_id < self.next_step:
             raise ValueError(f"the plan still holds step {plan.step_id}, which is in flight: give another one")
         self._plan(plan)
         return plan.num_rows
@@ -158,7 +154,7 @@ cdef class Scheduler:
         """
         cdef int32_t n = plan.num_rows
         if plan.step_id < 0 and n == 0:
-            self.num_freed = 0
+            self.settler.num_freed = 0
             return
         self._check_oldest(plan)
         if sampled.shape[0] < n or (finish_override is not None and finish_override.shape[0] < n):
@@ -166,7 +162,7 @@ cdef class Scheduler:
         cdef const int32_t* override = NULL
         if finish_override is not None:
             override = &finish_override[0]
-        self._commit(plan, &sampled[0], override)
+        self.settler.commit(plan, &sampled[0], override)
 
     def fail(self, StepPlan plan not None, const uint8_t[::1] again=None):
         """The oldest step in flight raised: its rows end with ERROR, and what read its results ends later.
@@ -176,11 +172,11 @@ cdef class Scheduler:
         self._check_oldest(plan)
         if again is not None and again.shape[0] < self.max_slots:
             raise ValueError(f"again has {again.shape[0]} bytes: each of {self.max_slots} slots needs one")
-        self._fail(plan, &again[0] if again is not None else NULL)
+        self.settler.fail(plan, &again[0] if again is not None else NULL)
 
     cdef _check_oldest(self, StepPlan plan):
-        if plan.step_id != self.settled_step + 1 or plan.step_id >= self.next_step:
-            raise ValueError(f"step {plan.step_id} is not the oldest in flight ({self.settled_step + 1})")
+        if plan.step_id != self.settler.settled_step + 1 or plan.step_id >= self.next_step:
+            raise ValueError(f"step {plan.step_id} is not the oldest in flight ({self.settler.settled_step + 1})")
 
     def reset_prefix_cache(self):
         """Forget every cached prefix; rows in flight go on with their own blocks."""
@@ -191,10 +187,7 @@ cdef class Scheduler:
 
     cdef void _plan(self, StepPlan plan) noexcept nogil:
         plan.clear()
-        if (self.queue.size == 0 or self.running.size >= self.max_rows) and self.plain.fit(plan):
-            self.plain.emit(plan)
-        if plan.num_rows == 0:
-            self.encoder.begin(self.settled_step)
+        self.encoder.begin(self.settler.settled_step)
         while plan.num_rows == 0:
             self.updates_left = plan.max_updates
             self.preempted = False
@@ -203,7 +196,7 @@ cdef class Scheduler:
                 self._admit(plan)
                 self.updates_left = self.shares.deal_leftovers(self.updates_left)
             self._emit(plan)
-            if plan.num_rows or self.running.size == 0 or self.next_step != self.settled_step + 1:
+            if plan.num_rows or self.running.size == 0 or self.next_step != self.settler.settled_step + 1:
                 break
             # Nothing can move and nothing is in flight: rows hold each other's encoder room. The last starts over.
             self._preempt(self.running.slots[self.running.size - 1])
@@ -256,25 +249,8 @@ cdef class Scheduler:
         return self.tables.grow(slot, end) == 0
 
     cdef void _preempt(self, slot_t slot) noexcept nogil:
-        """A running row gives up its blocks and goes back to the queue; samples in flight still reach it."""
-        self.running.leave(slot)
-        self.plain.forget(slot)
-        self.tables.release(slot)
-        self.encoder.unpin(self.seqs, slot)
-        self.seqs.state[slot] = WAITING
-        self.seqs.epoch[slot] += 1
-        self.seqs.computed[slot] = self.seqs.committed[slot] = self.seqs.num_named[slot] = 0
-        self.queue.push(slot, self.seqs.priority[slot], self.seqs.arrival[slot], self.seqs.order[slot], True)
-        self.num_preemptions += 1
+        self.settler.preempt(slot)
         self.preempted = True
-
-    cdef void _restart(self, slot_t slot) noexcept nogil:
-        """A row starts over whose step failed; what it has in flight read what was never written."""
-        self.seqs.void[slot] = 1
-        self.seqs.doomed[slot] = 0
-        self.plain.forget(slot)
-        if self.seqs.state[slot] == RUNNING:
-            self._preempt(slot)
 
     cdef void _admit(self, StepPlan plan) noexcept nogil:
         """Start waiting requests in their order; the first that does not fit holds up the others."""
@@ -344,105 +320,6 @@ cdef class Scheduler:
         if self.tables.dirty[slot] < self.tables.size[slot]:
             self.tables.send(slot, plan)
 
-    # Settling.
-
-    cdef void _commit(self, StepPlan plan, const int32_t* sampled, const int32_t* override) noexcept nogil:
-        cdef int32_t row = 0
-        self.num_freed = 0
-        while row < plan.num_rows:
-            if override == NULL:
-                row = self.plain.settle(plan, row, sampled)
-            if row < plan.num_rows:
-                plan.num_odd += 1
-                self._commit_row(plan, row, sampled[row], override[row] if override else FINISH_NONE)
-            row += 1
-        self.plain.name_blocks()
-        self.settled_step = plan.step_id
-
-    cdef void _commit_row(self, StepPlan plan, int32_t row, token_t token, int32_t forced) noexcept nogil:
-        cdef slot_t slot = plan.row_slot[row]
-        cdef int32_t why = forced
-        self.seqs.in_flight[slot] -= 1
-        plan.out_token[row] = -1
-        self.plain.forget(slot)
-        if self.seqs.state[slot] == FINISHING:
-            if self.seqs.in_flight[slot] == 0:
-                self._end(slot)
-            return
-        if self.seqs.void[slot]:
-            self.seqs.pending[slot] -= plan.row_flags[row] & ROW_SAMPLE
-            return
-        if self.seqs.doomed[slot]:
-            why = FINISH_ERROR
-        elif plan.row_flags[row] & ROW_SAMPLE:
-            self.seqs.pending[slot] -= 1
-            why = self._sample(slot, token, forced, &plan.out_token[row])
-        # After a preemption the KV of this step is gone, but its sample is still the row's next token.
-        if plan.row_epoch[row] == self.seqs.epoch[slot] and why != FINISH_ERROR:
-            self.seqs.committed[slot] = plan.row_computed[row] + plan.row_len[row]
-            if self.seqs.committed[slot] >= self.seqs.boundary[slot]:
-                self.tables.settle(slot)
-            if self.seqs.span_done[slot] < self.seqs.num_spans[slot]:
-                self.encoder.passed(self.seqs, slot)
-        if why == FINISH_ERROR:  # of what it has computed so far nothing is to be found again
-            self.tables.disown(slot)
-        if why:
-            plan.out_finish[row] = why
-            self._end(slot)
-
-    cdef int32_t _sample(self, slot_t slot, token_t token, int32_t override, int32_t* out) noexcept nogil:
-        """Append a sampled token; why its request ends, or FINISH_NONE."""
-        if token < 0:
-            return override if override else FINISH_ERROR
-        if self.seqs.append(slot, token) < 0:
-            return FINISH_ERROR
-        out[0] = token
-        return override if override else self.seqs.verdict(slot, token)
-
-    cdef void _fail(self, StepPlan plan, const uint8_t* again) noexcept nogil:
-        cdef int32_t row
-        cdef slot_t slot
-        self.num_freed = 0
-        plan.num_odd = plan.num_rows
-        for row in range(plan.num_rows):
-            slot = plan.row_slot[row]
-            self.seqs.in_flight[slot] -= 1
-            plan.out_token[row] = -1
-            if self.seqs.state[slot] == FINISHING:
-                if self.seqs.in_flight[slot] == 0:
-                    self._end(slot)
-            elif self.seqs.void[slot] or (again and again[slot]):
-                self.seqs.pending[slot] -= plan.row_flags[row] & ROW_SAMPLE
-                self._restart(slot)
-            else:
-                plan.out_finish[row] = FINISH_ERROR
-                self._end(slot)
-        for slot in range(self.max_slots):
-            if self.seqs.in_flight[slot] and self.encoder.tainted(self.seqs, slot, plan.step_id):
-                if again and again[slot]:
-                    self._restart(slot)
-                else:
-                    self.seqs.doomed[slot] = 1
-                    self.plain.forget(slot)
-        self.encoder.fail(plan.step_id)
-        self.settled_step = plan.step_id
-
-    cdef void _end(self, slot_t slot) noexcept nogil:
-        """A request is over: blocks and entries go at once, the slot when no step in flight names it."""
-        self.plain.forget(slot)
-        if self.seqs.state[slot] == RUNNING:
-            self.running.leave(slot)
-        elif self.seqs.state[slot] == WAITING:
-            self.queue.remove(slot)
-        if self.seqs.state[slot] != FINISHING:
-            self.tables.release(slot)
-            self.encoder.drop(self.seqs, slot)
-            self.seqs.state[slot] = FINISHING
-        if self.seqs.in_flight[slot] == 0:
-            self.seqs.give(slot)
-            self.freed_slots[self.num_freed] = slot
-            self.num_freed += 1
-
     # What the engine reports, and what tests count.
 
     def cached_tokens(self, int32_t slot):
@@ -450,6 +327,19 @@ cdef class Scheduler:
         if not 0 <= slot < self.max_slots:
             raise ValueError(f"slot {slot}: this scheduler has slots 0 to {self.max_slots - 1}")
         return max(0, self.seqs.cached[slot])
+
+    @property
+    def num_freed(self):
+        """How many of `freed_slots` the last commit, fail or abort gave back."""
+        return self.settler.num_freed
+
+    @property
+    def freed_slots(self):
+        return self.settler.freed_slots
+
+    @property
+    def num_preemptions(self):
+        return self.settler.num_preemptions
 
     @property
     def num_running(self):
@@ -461,7 +351,7 @@ cdef class Scheduler:
 
     @property
     def num_in_flight(self):
-        return self.next_step - self.settled_step - 1
+        return self.next_step - self.settler.settled_step - 1
 
     def ledger(self):
         """Counts that must be zero, or add up, when no request is open (RELIABILITY.md)."""
@@ -472,5 +362,5 @@ cdef class Scheduler:
             "slots": self.seqs.num_used, "running": self.running.size, "waiting": self.queue.size,
             "index_entries": self.index.num_entries,
             "encoder_entries": self.encoder.num_entries, "encoder_in_use": self.encoder.num_in_use,
-            "encoder_rows": self.encoder.rows_held, "in_flight": self.next_step - self.settled_step - 1,
+            "encoder_rows": self.encoder.rows_held, "in_flight": self.next_step - self.settler.settled_step - 1,
         }

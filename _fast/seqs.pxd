@@ -2,10 +2,6 @@ from _fast.shelves cimport Columns, Shelves
 from _fast.types cimport int32_t, int64_t, slot_t, token_t, uint8_t, uint64_t
 
 
-cdef struct Near:  # the first ids that may end a request; -1: there are fewer
-    token_t id[4]
-
-
 cdef struct Span:  # a run of prompt positions that take rows of one media entry
     int32_t start
     int32_t length
@@ -58,7 +54,6 @@ cdef class SeqTable:
     cdef uint64_t** hashes
     cdef token_t** stops
     cdef Span** spans
-    cdef Near* near
 
     cdef slot_t take(self) noexcept nogil
     cdef void give(self, slot_t slot) noexcept nogil

@@ -48,7 +48,6 @@ cdef class SeqTable:
         self.hashes = <uint64_t**>calloc(num_slots, sizeof(uint64_t*))
         self.stops = <token_t**>calloc(num_slots, sizeof(token_t*))
         self.spans = <Span**>calloc(num_slots, sizeof(Span*))
-        self.near = <Near*>self.columns.room(<size_t>num_slots * sizeof(Near))
         if not (self.keys and self.hashes and self.stops and self.spans):
             raise MemoryError(f"no memory for {num_slots} slots")
         self.num_slots = num_slots
@@ -124,7 +123,6 @@ cdef class SeqTable:
     cdef void reset(self, slot_t slot) noexcept nogil:
         """Clear every per-slot fact and buffer. Only `epoch` goes on: plans of the former owner must not match."""
         shelves.give(&self.shelves, self.tokens[slot], <size_t>self.token_room[slot] * sizeof(token_t))
-        self.near[slot].id = [-1, -1, -1, -1]
         self.state[slot] = FREE
         self.read_cache[slot] = 0
         self.unnamed[slot] = 0
@@ -244,8 +242,6 @@ cdef class SeqTable:
             memcpy(self.keys[slot], &keys[0], <size_t>n * sizeof(int64_t))
         for value in eos + stop:
             self.stops[slot][i] = value
-            if i < 4:
-                self.near[slot].id[i] = value
             i += 1
         self.num_tokens[slot] = n
         self.prompt_len[slot] = n
@@ -309,5 +305,4 @@ cdef class SeqTable:
             "hashes": self.hashes[slot] != NULL,
             "stops": self.stops[slot] != NULL,
             "spans": self.spans[slot] != NULL,
-            "near": self.near[slot],
         }

@@ -143,9 +143,9 @@ cdef class SteadyLoop:
         cdef double begun
         if not -1 <= in_flight < self.num_plans:
             raise ValueError(f"plan {in_flight}: there are 0 to {self.num_plans - 1}, and -1 is none")
-        if self.scheduler.next_step - self.scheduler.settled_step - 1 != (in_flight >= 0):
+        if self.scheduler.next_step - self.scheduler.settler.settled_step - 1 != (in_flight >= 0):
             raise ValueError(f"{self.scheduler.num_in_flight} steps are in flight, and plan {in_flight} was given")
-        if in_flight >= 0 and (<StepPlan>self.plan_at[in_flight]).step_id != self.scheduler.settled_step + 1:
+        if in_flight >= 0 and (<StepPlan>self.plan_at[in_flight]).step_id != self.scheduler.settler.settled_step + 1:
             raise ValueError(f"plan {in_flight} does not hold the step in flight")
         self.in_flight = in_flight
         self.planned = self.waited = self.undelivered = -1
@@ -185,14 +185,14 @@ cdef class SteadyLoop:
         return as_tuple(&self.last)
 
     cdef int32_t _run(self) noexcept nogil:
-        cdef int64_t preempted = self.scheduler.num_preemptions
+        cdef int64_t preempted = self.scheduler.settler.num_preemptions
         cdef int32_t index
         cdef int32_t reason
         while True:
             self.last_beat = now()
             if self._inbox_wakes():
                 return INBOX
-            if self.scheduler.num_preemptions != preempted:
+            if self.scheduler.settler.num_preemptions != preempted:
                 return PREEMPTED
             index = <int32_t>(self.scheduler.next_step % self.num_plans)
             reason = self._next(<StepPlan>self.plan_at[index], index)
@@ -294,9 +294,9 @@ cdef class SteadyLoop:
         if not self._read(plan, tokens):
             self.waited = index
             return INVALID
-        self.scheduler._commit(plan, tokens, NULL)
+        self.scheduler.settler.commit(plan, tokens, NULL)
         self.num_steps += 1
-        self.freed = self.scheduler.num_freed > 0 or self.scheduler.encoder.num_evicted > 0
+        self.freed = self.scheduler.settler.num_freed > 0 or self.scheduler.encoder.num_evicted > 0
         self._note_numbers(plan)
         told = now()
         self.last.commit_s = told - self.launcher.ended_at + self.tell_s
@@ -349,7 +349,7 @@ cdef class SteadyLoop:
         self.last.running = self.scheduler.running.size
         self.last.waiting = self.scheduler.queue.size
         self.last.blocks_used = self.scheduler.pool.num_used
-        self.last.preemptions = self.scheduler.num_preemptions
+        self.last.preemptions = self.scheduler.settler.num_preemptions
         self.last.prefix_queries = self.scheduler.prefix_queries
         self.last.prefix_hits = self.scheduler.prefix_hits
 

@@ -36,8 +36,6 @@ cdef class BlockTables:
     cdef int32_t match(self, slot_t slot) noexcept nogil
     cdef int attach(self, slot_t slot, int32_t count) noexcept nogil
     cdef void settle(self, slot_t slot) noexcept nogil
-    cdef block_t _entry(self, slot_t slot, int32_t at) noexcept nogil
-    cdef void settle_all(self, const slot_t* slots, int32_t count) noexcept nogil
     cdef void release(self, slot_t slot) noexcept nogil
     cdef int32_t num_changed(self, slot_t slot) noexcept nogil
     cdef void send(self, slot_t slot, StepPlan plan) noexcept nogil

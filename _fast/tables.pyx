@@ -18,13 +18,6 @@ from libc.stdlib cimport calloc, free, realloc
 
 from _fast.types cimport GROUP_FULL, GROUP_SLIDING
 
-cdef extern from *:
-    """
-    #define omniloop_fetch(at) __builtin_prefetch(at, 1)
-    """
-    void fetch "omniloop_fetch"(const void* at) noexcept nogil
-
-
 @cython.final
 cdef class BlockTables:
     """Rows of block numbers per slot and group; all groups draw from one pool."""
@@ -267,34 +260,6 @@ cdef class BlockTables:
             self._names(slot, full)
         self._trim(slot, self.seqs.committed[slot])
         self.seqs.boundary[slot] = (full + 1) * self.block_size
-
-    cdef void settle_all(self, const slot_t* slots, int32_t count) noexcept nogil:
-        """settle() for several slots. Where each leads to in memory is asked for first: they wait for it together."""
-        cdef int32_t i
-        cdef int32_t at
-        cdef slot_t slot
-        cdef Name name
-        if self.caching and self.primary >= 0:
-            for i in range(count):
-                at = self.seqs.committed[slots[i]] // self.block_size - 1
-                fetch(&self.rows[slots[i] * self.num_groups + self.primary][at])
-                fetch(&self.seqs.hashes[slots[i]][2 * at])
-            for i in range(count):
-                at = self.seqs.committed[slots[i]] // self.block_size - 1
-                fetch(&self.pool.named[self._entry(slots[i], at)])
-                self.index.expect(self._entry(slots[i], at), self._entry(slots[i], max(at - 1, 0)))
-            for i in range(count):
-                slot = slots[i]
-                at = self.seqs.committed[slot] // self.block_size - 1
-                if not self.seqs.unnamed[slot] and self._hash(slot, at + 1) == 0:
-                    self._name(slot, self.primary, at, self._entry(slot, max(at - 1, 0)), &name)
-                    self.index.expect_name(&name)
-        for i in range(count):
-            self.settle(slots[i])
-
-    cdef block_t _entry(self, slot_t slot, int32_t at) noexcept nogil:
-        """Of the primary group."""
-        return self.rows[slot * self.num_groups + self.primary][at]
 
     cdef void _names(self, slot_t slot, int32_t end) noexcept nogil:
         cdef int32_t j

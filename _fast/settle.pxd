@@ -1,0 +1,27 @@
+from _fast.encoder cimport EncoderTable
+from _fast.plan cimport StepPlan
+from _fast.queue cimport WaitQueue
+from _fast.running cimport RunningRows
+from _fast.seqs cimport SeqTable
+from _fast.tables cimport BlockTables
+from _fast.types cimport int32_t, int64_t, slot_t, token_t, uint8_t
+
+
+cdef class Settler:
+    cdef SeqTable seqs
+    cdef BlockTables tables
+    cdef RunningRows running
+    cdef WaitQueue queue
+    cdef EncoderTable encoder
+    cdef int64_t settled_step  # the newest step that is settled
+    cdef int64_t num_preemptions
+    cdef int32_t num_freed  # slots in freed_slots
+    cdef int32_t[::1] freed_slots
+
+    cdef void commit(self, StepPlan plan, const int32_t* sampled, const int32_t* override) noexcept nogil
+    cdef void _commit_row(self, StepPlan plan, int32_t row, token_t token, int32_t forced) noexcept nogil
+    cdef int32_t _sample(self, slot_t slot, token_t token, int32_t override, int32_t* out) noexcept nogil
+    cdef void fail(self, StepPlan plan, const uint8_t* again) noexcept nogil
+    cdef void end(self, slot_t slot) noexcept nogil
+    cdef void preempt(self, slot_t slot) noexcept nogil
+    cdef void _restart(self, slot_t slot) noexcept nogil

@@ -1,0 +1,132 @@
+"""Settler: what a step's tokens change: lengths, stops, names of full blocks, rows that end, fail or start over.
+
+Owner: the device thread, through Scheduler alone. In: the oldest plan in flight with its tokens, or word that its step
+failed. Out: the plan's out_* arrays, free slots, the rows' new lengths. A row that ends while a later step names it
+keeps its slot until that step is settled; its blocks are free at once.
+"""
+
+from array import array
+
+cimport cython
+
+from _fast.layout cimport ROW_SAMPLE
+from _fast.types cimport FINISH_ERROR, FINISH_NONE, FINISHING, RUNNING, WAITING
+
+
+@cython.final
+cdef class Settler:
+    """Changes the tables that the scheduler plans with; nothing else does between two plans."""
+
+    def __init__(self, SeqTable seqs not None, BlockTables tables not None, RunningRows running not None,
+                 WaitQueue queue not None, EncoderTable encoder not None, int64_t settled_step):
+        self.seqs, self.tables, self.running, self.queue, self.encoder = seqs, tables, running, queue, encoder
+        self.settled_step = settled_step
+        self.freed_slots = array("i", bytes(4 * seqs.num_slots))
+
+    cdef void commit(self, StepPlan plan, const int32_t* sampled, const int32_t* override) noexcept nogil:
+        """Settles every row of the oldest plan in flight; `override`: finish reasons per row, or NULL."""
+        cdef int32_t row
+        self.num_freed = 0
+        for row in range(plan.num_rows):
+            self._commit_row(plan, row, sampled[row], override[row] if override else FINISH_NONE)
+            plan.num_odd += (plan.out_token[row] < 0) | (plan.out_finish[row] != FINISH_NONE)
+        self.settled_step = plan.step_id
+
+    cdef void _commit_row(self, StepPlan plan, int32_t row, token_t token, int32_t forced) noexcept nogil:
+        cdef slot_t slot = plan.row_slot[row]
+        cdef int32_t why = forced
+        self.seqs.in_flight[slot] -= 1
+        plan.out_token[row] = -1
+        if self.seqs.state[slot] == FINISHING:
+            if self.seqs.in_flight[slot] == 0:
+                self.end(slot)
+            return
+        if self.seqs.void[slot]:
+            self.seqs.pending[slot] -= plan.row_flags[row] & ROW_SAMPLE
+            return
+        if self.seqs.doomed[slot]:
+            why = FINISH_ERROR
+        elif plan.row_flags[row] & ROW_SAMPLE:
+            self.seqs.pending[slot] -= 1
+            why = self._sample(slot, token, forced, &plan.out_token[row])
+        # After a preemption the KV of this step is gone, but its sample is still the row's next token.
+        if plan.row_epoch[row] == self.seqs.epoch[slot] and why != FINISH_ERROR:
+            self.seqs.committed[slot] = plan.row_computed[row] + plan.row_len[row]
+            if self.seqs.committed[slot] >= self.seqs.boundary[slot]:
+                self.tables.settle(slot)
+            if self.seqs.span_done[slot] < self.seqs.num_spans[slot]:
+                self.encoder.passed(self.seqs, slot)
+        if why == FINISH_ERROR:  # of what it has computed so far nothing is to be found again
+            self.tables.disown(slot)
+        if why:
+            plan.out_finish[row] = why
+            self.end(slot)
+
+    cdef int32_t _sample(self, slot_t slot, token_t token, int32_t override, int32_t* out) noexcept nogil:
+        """Append a sampled token; why its request ends, or FINISH_NONE."""
+        if token < 0:
+            return override if override else FINISH_ERROR
+        if self.seqs.append(slot, token) < 0:
+            return FINISH_ERROR
+        out[0] = token
+        return override if override else self.seqs.verdict(slot, token)
+
+    cdef void fail(self, StepPlan plan, const uint8_t* again) noexcept nogil:
+        cdef int32_t row
+        cdef slot_t slot
+        self.num_freed = 0
+        plan.num_odd = plan.num_rows
+        for row in range(plan.num_rows):
+            slot = plan.row_slot[row]
+            self.seqs.in_flight[slot] -= 1
+            plan.out_token[row] = -1
+            if self.seqs.state[slot] == FINISHING:
+                if self.seqs.in_flight[slot] == 0:
+                    self.end(slot)
+            elif self.seqs.void[slot] or (again and again[slot]):
+                self.seqs.pending[slot] -= plan.row_flags[row] & ROW_SAMPLE
+                self._restart(slot)
+            else:
+                plan.out_finish[row] = FINISH_ERROR
+                self.end(slot)
+        for slot in range(self.seqs.num_slots):
+            if self.seqs.in_flight[slot] and self.encoder.tainted(self.seqs, slot, plan.step_id):
+                if again and again[slot]:
+                    self._restart(slot)
+                else:
+                    self.seqs.doomed[slot] = 1
+        self.encoder.fail(plan.step_id)
+        self.settled_step = plan.step_id
+
+    cdef void end(self, slot_t slot) noexcept nogil:
+        """A request is over: blocks and entries go at once, the slot when no step in flight names it."""
+        if self.seqs.state[slot] == RUNNING:
+            self.running.leave(slot)
+        elif self.seqs.state[slot] == WAITING:
+            self.queue.remove(slot)
+        if self.seqs.state[slot] != FINISHING:
+            self.tables.release(slot)
+            self.encoder.drop(self.seqs, slot)
+            self.seqs.state[slot] = FINISHING
+        if self.seqs.in_flight[slot] == 0:
+            self.seqs.give(slot)
+            self.freed_slots[self.num_freed] = slot
+            self.num_freed += 1
+
+    cdef void preempt(self, slot_t slot) noexcept nogil:
+        """A running row gives up its blocks and goes back to the queue; samples in flight still reach it."""
+        self.running.leave(slot)
+        self.tables.release(slot)
+        self.encoder.unpin(self.seqs, slot)
+        self.seqs.state[slot] = WAITING
+        self.seqs.epoch[slot] += 1
+        self.seqs.computed[slot] = self.seqs.committed[slot] = self.seqs.num_named[slot] = 0
+        self.queue.push(slot, self.seqs.priority[slot], self.seqs.arrival[slot], self.seqs.order[slot], True)
+        self.num_preemptions += 1
+
+    cdef void _restart(self, slot_t slot) noexcept nogil:
+        """A row starts over whose step failed; what it has in flight read what was never written."""
+        self.seqs.void[slot] = 1
+        self.seqs.doomed[slot] = 0
+        if self.seqs.state[slot] == RUNNING:
+            self.preempt(slot)
