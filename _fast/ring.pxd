@@ -50,7 +50,6 @@ cdef class OutputRing:
     cdef uint8_t* finishes
     cdef First* firsts
     cdef int32_t stride  # rows of a line
-    cdef size_t size  # of the room
     cdef list objects  # by entry
     cdef object backlog  # deque
 

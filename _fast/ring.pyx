@@ -15,10 +15,10 @@ import os
 from collections import deque
 
 cimport cython
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 from posix.unistd cimport write
 
-from _fast.shelves cimport give_pages, take_pages
 from _fast.types cimport FINISH_NONE
 
 cdef extern from *:
@@ -38,6 +38,7 @@ cdef class OutputRing:
 
     def __cinit__(self, int32_t max_rows, int32_t num_entries=64):
         cdef size_t count
+        cdef size_t size
         if max_rows < 1 or num_entries < 1:
             raise ValueError(f"max_rows={max_rows}, num_entries={num_entries}: need at least 1 of each")
         self.fd = -1
@@ -45,8 +46,8 @@ cdef class OutputRing:
         self.num_entries = num_entries
         self.stride = (max_rows + 63) // 64 * 64
         count = <size_t>num_entries * self.stride
-        self.size = num_entries * sizeof(Entry) + count * (sizeof(First) + sizeof(int64_t) + sizeof(int32_t) + 1)
-        self.room = <char*>take_pages(self.size)
+        size = num_entries * sizeof(Entry) + count * (sizeof(First) + sizeof(int64_t) + sizeof(int32_t) + 1)
+        self.room = <char*>calloc(1, size)
         if not self.room:
             raise MemoryError(f"no memory for {num_entries} steps of {max_rows} rows")
         self.requests = <int64_t*>self.room
@@ -61,7 +62,7 @@ cdef class OutputRing:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
 
     def __dealloc__(self):
-        give_pages(self.room, self.size)
+        free(self.room)
 
     def close(self):
         """Gives the eventfd back; the loop no longer watches it, and nothing is written any more."""

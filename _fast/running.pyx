@@ -5,6 +5,8 @@ in the order in which they get blocks. Victims of preemption are taken from the 
 takes it from a better row, and the first row always goes on.
 """
 
+from array import array
+
 cimport cython
 
 
@@ -16,7 +18,7 @@ cdef class RunningRows:
         self.seqs = seqs
         self.by_priority = by_priority
         self.size = 0
-        self.slots = seqs.columns.array("i", seqs.num_slots)
+        self.slots = array("i", bytes(4 * seqs.num_slots))
 
     cdef bint ahead(self, slot_t a, slot_t b) noexcept nogil:
         """Whether a is better than b."""

@@ -1,4 +1,3 @@
-from _fast.shelves cimport Columns, Shelves
 from _fast.types cimport int32_t, int64_t, slot_t, token_t, uint8_t, uint64_t
 
 
@@ -14,8 +13,6 @@ cdef struct Span:  # a run of prompt positions that take rows of one media entry
 cdef class SeqTable:
     cdef readonly int32_t num_slots
     cdef readonly int32_t num_used
-    cdef Columns columns  # others' arrays by slot lie there too
-    cdef Shelves shelves
     cdef int32_t[::1] free_slots
     # One value per slot from here on; reset() clears each of them.
     cdef uint8_t[::1] state

@@ -8,15 +8,15 @@ Per slot, three lengths walk after each other; the scheduler closes the gap betw
     (KV of steps whose result is known) (KV of launched steps) (tokens known here + samples still on the device)
 
 Token, key and hash buffers are allocated per slot and grow by half, so a context of a million tokens costs memory only
-to requests that are that long. Those of tokens, which every step writes to, lie on shelves; what there is one of for
-each slot lies in columns, side by side, so that a step finds all of it in one page.
+to requests that are that long.
 """
 
+from array import array
+
 cimport cython
-from libc.stdlib cimport calloc, free, malloc
+from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy
 
-from _fast cimport shelves
 from _fast.types cimport FINISH_LENGTH, FINISH_NONE, FINISH_STOP, FINISH_STOP_TOKEN, FREE
 
 
@@ -35,58 +35,56 @@ cdef inline bint _holds(const token_t* ids, int32_t count, token_t token) noexce
 
 
 @cython.final
-@cython.no_gc_clear  # columns hold what __dealloc__ frees
 cdef class SeqTable:
     """Everything the scheduler knows of the live requests, one array per fact."""
 
     def __cinit__(self, int32_t num_slots):
         if num_slots < 1:
             raise ValueError(f"num_slots={num_slots}: need at least 1")
-        self.columns = Columns()
-        self.tokens = <token_t**>self.columns.room(<size_t>num_slots * sizeof(token_t*))
+        self.tokens = <token_t**>calloc(num_slots, sizeof(token_t*))
         self.keys = <int64_t**>calloc(num_slots, sizeof(int64_t*))
         self.hashes = <uint64_t**>calloc(num_slots, sizeof(uint64_t*))
         self.stops = <token_t**>calloc(num_slots, sizeof(token_t*))
         self.spans = <Span**>calloc(num_slots, sizeof(Span*))
-        if not (self.keys and self.hashes and self.stops and self.spans):
+        if not (self.tokens and self.keys and self.hashes and self.stops and self.spans):
             raise MemoryError(f"no memory for {num_slots} slots")
         self.num_slots = num_slots
 
     def __init__(self, int32_t num_slots):
         cdef int32_t i
         self.num_used = 0
-        self.free_slots = self.columns.array("i", num_slots)
-        self.state = self.columns.array("B", num_slots)
-        self.read_cache = self.columns.array("B", num_slots)
-        self.unnamed = self.columns.array("B", num_slots)
-        self.doomed = self.columns.array("B", num_slots)
-        self.void = self.columns.array("B", num_slots)
-        self.request = self.columns.array("q", num_slots)
-        self.prompt_len = self.columns.array("i", num_slots)
-        self.num_tokens = self.columns.array("i", num_slots)
-        self.computed = self.columns.array("i", num_slots)
-        self.committed = self.columns.array("i", num_slots)
-        self.pending = self.columns.array("B", num_slots)
-        self.in_flight = self.columns.array("B", num_slots)
-        self.max_len = self.columns.array("i", num_slots)
-        self.min_len = self.columns.array("i", num_slots)
-        self.priority = self.columns.array("i", num_slots)
-        self.arrival = self.columns.array("d", num_slots)
-        self.order = self.columns.array("q", num_slots)
-        self.epoch = self.columns.array("B", num_slots)
-        self.num_named = self.columns.array("i", num_slots)
-        self.boundary = self.columns.array("i", num_slots)
-        self.cached = self.columns.array("i", num_slots)
-        self.root_lo = self.columns.array("Q", num_slots)
-        self.root_hi = self.columns.array("Q", num_slots)
-        self.num_hashed = self.columns.array("i", num_slots)
-        self.num_eos = self.columns.array("i", num_slots)
-        self.num_stop = self.columns.array("i", num_slots)
-        self.num_spans = self.columns.array("i", num_slots)
-        self.span_at = self.columns.array("i", num_slots)
-        self.span_done = self.columns.array("i", num_slots)
-        self.token_room = self.columns.array("i", num_slots)
-        self.hash_room = self.columns.array("i", num_slots)
+        self.free_slots = array("i", bytes(4 * num_slots))
+        self.state = array("B", bytes(num_slots))
+        self.read_cache = array("B", bytes(num_slots))
+        self.unnamed = array("B", bytes(num_slots))
+        self.doomed = array("B", bytes(num_slots))
+        self.void = array("B", bytes(num_slots))
+        self.request = array("q", bytes(8 * num_slots))
+        self.prompt_len = array("i", bytes(4 * num_slots))
+        self.num_tokens = array("i", bytes(4 * num_slots))
+        self.computed = array("i", bytes(4 * num_slots))
+        self.committed = array("i", bytes(4 * num_slots))
+        self.pending = array("B", bytes(num_slots))
+        self.in_flight = array("B", bytes(num_slots))
+        self.max_len = array("i", bytes(4 * num_slots))
+        self.min_len = array("i", bytes(4 * num_slots))
+        self.priority = array("i", bytes(4 * num_slots))
+        self.arrival = array("d", bytes(8 * num_slots))
+        self.order = array("q", bytes(8 * num_slots))
+        self.epoch = array("B", bytes(num_slots))
+        self.num_named = array("i", bytes(4 * num_slots))
+        self.boundary = array("i", bytes(4 * num_slots))
+        self.cached = array("i", bytes(4 * num_slots))
+        self.root_lo = array("Q", bytes(8 * num_slots))
+        self.root_hi = array("Q", bytes(8 * num_slots))
+        self.num_hashed = array("i", bytes(4 * num_slots))
+        self.num_eos = array("i", bytes(4 * num_slots))
+        self.num_stop = array("i", bytes(4 * num_slots))
+        self.num_spans = array("i", bytes(4 * num_slots))
+        self.span_at = array("i", bytes(4 * num_slots))
+        self.span_done = array("i", bytes(4 * num_slots))
+        self.token_room = array("i", bytes(4 * num_slots))
+        self.hash_room = array("i", bytes(4 * num_slots))
         for i in range(num_slots):
             self.free_slots[i] = num_slots - 1 - i
             self.epoch[i] = 0
@@ -95,17 +93,16 @@ cdef class SeqTable:
     def __dealloc__(self):
         cdef int32_t i
         for i in range(self.num_slots):
-            if not shelves.holds(&self.shelves, self.tokens[i]):
-                free(self.tokens[i])
+            free(self.tokens[i])
             free(self.keys[i])
             free(self.hashes[i])
             free(self.stops[i])
             free(self.spans[i])
+        free(self.tokens)
         free(self.keys)
         free(self.hashes)
         free(self.stops)
         free(self.spans)
-        shelves.clear(&self.shelves)
 
     cdef slot_t take(self) noexcept nogil:
         """A free slot, clean, or -1."""
@@ -122,7 +119,6 @@ cdef class SeqTable:
 
     cdef void reset(self, slot_t slot) noexcept nogil:
         """Clear every per-slot fact and buffer. Only `epoch` goes on: plans of the former owner must not match."""
-        shelves.give(&self.shelves, self.tokens[slot], <size_t>self.token_room[slot] * sizeof(token_t))
         self.state[slot] = FREE
         self.read_cache[slot] = 0
         self.unnamed[slot] = 0
@@ -154,6 +150,7 @@ cdef class SeqTable:
         self.token_room[slot] = 0
         self.hash_room[slot] = 0
         self.epoch[slot] += 1
+        free(self.tokens[slot])
         free(self.keys[slot])
         free(self.hashes[slot])
         free(self.stops[slot])
@@ -180,16 +177,14 @@ cdef class SeqTable:
     cdef int append(self, slot_t slot, token_t token) noexcept nogil:
         """One more known token; -1 when there is no memory for it."""
         cdef int32_t room = self.token_room[slot]
-        cdef size_t size = <size_t>(room + (room >> 1) + 16) * sizeof(token_t)
         cdef token_t* grown
         if self.num_tokens[slot] == room:
-            grown = <token_t*>shelves.take(&self.shelves, &size)
+            room += (room >> 1) + 16
+            grown = <token_t*>realloc(self.tokens[slot], <size_t>room * sizeof(token_t))
             if not grown:
                 return -1
-            memcpy(grown, self.tokens[slot], <size_t>room * sizeof(token_t))
-            shelves.give(&self.shelves, self.tokens[slot], <size_t>room * sizeof(token_t))
             self.tokens[slot] = grown
-            self.token_room[slot] = <int32_t>(size // sizeof(token_t))
+            self.token_room[slot] = room
         self.tokens[slot][self.num_tokens[slot]] = token
         self.num_tokens[slot] += 1
         return 0
@@ -219,11 +214,10 @@ cdef class SeqTable:
         """Copy a request's buffers into a clean slot."""
         cdef int32_t n = <int32_t>tokens.shape[0]
         cdef int32_t i = 0
-        cdef size_t size = (<size_t>n + 16) * sizeof(token_t)
         cdef list eos = sorted(set(eos_ids))
         cdef list stop = sorted(set(stop_ids))
-        self.tokens[slot] = <token_t*>shelves.take(&self.shelves, &size)
-        self.token_room[slot] = <int32_t>(size // sizeof(token_t))
+        self.tokens[slot] = <token_t*>malloc((<size_t>n + 16) * sizeof(token_t))
+        self.token_room[slot] = n + 16
         self.stops[slot] = <token_t*>malloc((<size_t>(len(eos) + len(stop)) + 1) * sizeof(token_t))
         if keys is not None:
             self.keys[slot] = <int64_t*>malloc(<size_t>n * sizeof(int64_t))

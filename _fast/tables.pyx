@@ -18,6 +18,7 @@ from libc.stdlib cimport calloc, free, realloc
 
 from _fast.types cimport GROUP_FULL, GROUP_SLIDING
 
+
 @cython.final
 cdef class BlockTables:
     """Rows of block numbers per slot and group; all groups draw from one pool."""
@@ -53,10 +54,10 @@ cdef class BlockTables:
                 self.most[i] = min(self.max_blocks, (self.window[i] + 2 * max_chunk) // block_size + 3)
             elif self.primary < 0:
                 self.primary = i
-        self.size = seqs.columns.array("i", self.num_slots)
-        self.dirty = seqs.columns.array("i", self.num_slots)
-        self.room = seqs.columns.array("i", self.num_slots)
-        self.first = seqs.columns.array("i", self.num_slots * self.num_groups)
+        self.size = array("i", bytes(4 * self.num_slots))
+        self.dirty = array("i", bytes(4 * self.num_slots))
+        self.room = array("i", bytes(4 * self.num_slots))
+        self.first = array("i", bytes(4 * self.num_slots * self.num_groups))
         self.hits = array("i", bytes(4 * self.num_groups * (self.max_blocks + 1)))
         self.scratch = array("q", bytes(8 * block_size))
 

@@ -52,14 +52,14 @@ def test_a_slot_that_was_used_in_every_way_looks_new_afterwards():
 
 @pytest.mark.parametrize("prompt", [1, 200, 236, 250, 1000, 16300, 16380, 30000])
 def test_tokens_stay_what_they_were_while_their_buffers_grow(prompt):
-    """From a shelf to the next one, and from the largest to malloc: three rows by turns, read again from the start."""
+    """Three rows by turns, read again from the start."""
     length, steps = 40000, 600 if prompt < 300 else 120
     scheduler = Scheduler(
         max_slots=3, max_rows=3, max_tokens=length, max_model_len=length, num_blocks=8000, block_size=16,
         prefix_caching=False,
     )  # fmt: skip
     plan, rng = StepPlan(3, length, 8000), np.random.default_rng(prompt)
-    for round in range(2):  # the second takes pieces that the first has given back
+    for round in range(2):
         rows = {}
         for k in range(3):
             tokens = rng.integers(0, 1 << 30, prompt + 7 * k, dtype=np.int32)
