@@ -21,19 +21,13 @@ cdef struct StepNumbers:  # what a step did and how long its parts took, seconds
     double gap_s
 
 
-cdef struct First:  # a row whose token is its request's first
-    int32_t place  # among the step's news
-    int32_t cached
-
-
 cdef struct Entry:
     StepNumbers numbers
     int32_t count
-    int32_t num_firsts
     bint is_object
 
 
-cdef tuple as_tuple(StepNumbers* of)
+cdef object named(StepNumbers* of)  # step_numbers.StepNumbers
 
 
 cdef class OutputRing:
@@ -43,16 +37,15 @@ cdef class OutputRing:
     cdef int64_t pushed  # entries ever written; the producer's
     cdef int64_t popped  # entries ever read; the consumer's
     cdef int64_t overflow  # objects in `backlog`
-    cdef char* room  # the next five: entries, then a line for each
+    cdef char* room  # the next four: entries, then a line for each
     cdef Entry* entries
     cdef int64_t* requests
     cdef int32_t* tokens
     cdef uint8_t* finishes
-    cdef First* firsts
     cdef int32_t stride  # rows of a line
     cdef list objects  # by entry
     cdef object backlog  # deque
 
-    cdef bint push(self, StepPlan plan, const int32_t* cached, StepNumbers* numbers) noexcept nogil
-    cdef void _write(self, StepPlan plan, const int32_t* cached, int64_t place, StepNumbers* numbers) noexcept nogil
+    cdef bint push(self, StepPlan plan, StepNumbers* numbers) noexcept nogil
+    cdef void _write(self, StepPlan plan, int64_t place, StepNumbers* numbers) noexcept nogil
     cdef void wake(self) noexcept nogil

@@ -19,6 +19,8 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 from posix.unistd cimport write
 
+from _fast import step_numbers
+
 from _fast.types cimport FINISH_NONE
 
 cdef extern from *:
@@ -46,15 +48,14 @@ cdef class OutputRing:
         self.num_entries = num_entries
         self.stride = (max_rows + 63) // 64 * 64
         count = <size_t>num_entries * self.stride
-        size = num_entries * sizeof(Entry) + count * (sizeof(First) + sizeof(int64_t) + sizeof(int32_t) + 1)
+        size = num_entries * sizeof(Entry) + count * (sizeof(int64_t) + sizeof(int32_t) + 1)
         self.room = <char*>calloc(1, size)
         if not self.room:
             raise MemoryError(f"no memory for {num_entries} steps of {max_rows} rows")
         self.requests = <int64_t*>self.room
         self.tokens = <int32_t*>(self.requests + count)
         self.finishes = <uint8_t*>(self.tokens + count)
-        self.firsts = <First*>(self.finishes + count)
-        self.entries = <Entry*>(self.firsts + count)
+        self.entries = <Entry*>(self.finishes + count)
 
     def __init__(self, int32_t max_rows, int32_t num_entries=64):
         self.objects = [None] * num_entries
@@ -84,12 +85,8 @@ cdef class OutputRing:
             add(&self.overflow, 1)
         self.wake()
 
-    cdef bint push(self, StepPlan plan, const int32_t* cached, StepNumbers* numbers) noexcept nogil:
-        """Appends the rows of a committed plan that have news; False: there is no room.
-
-        `cached` has a value per row: prompt tokens found in the prefix cache where the token is its request's first,
-        else -1; NULL: none is. Sets numbers.num_sampled.
-        """
+    cdef bint push(self, StepPlan plan, StepNumbers* numbers) noexcept nogil:
+        """Appends the rows of a committed plan that have news; False: there is no room. Sets numbers.num_sampled."""
         cdef int64_t at = self.pushed
         cdef int64_t place = at % self.num_entries
         cdef Entry* entry = &self.entries[place]
@@ -99,11 +96,10 @@ cdef class OutputRing:
             for row in range(plan.num_rows):
                 numbers.num_sampled += plan.lines.out_token[row] >= 0
             return False
-        if plan.num_odd or cached:
-            self._write(plan, cached, place, numbers)
+        if plan.num_odd:
+            self._write(plan, place, numbers)
         else:  # every row has a token, and goes on
             entry.count = numbers.num_sampled = plan.num_rows
-            entry.num_firsts = 0
             memcpy(&self.requests[place * self.stride], plan.lines.out_request, plan.num_rows * sizeof(int64_t))
             memcpy(&self.tokens[place * self.stride], plan.lines.out_token, plan.num_rows * sizeof(int32_t))
             memset(&self.finishes[place * self.stride], FINISH_NONE, plan.num_rows)
@@ -113,32 +109,23 @@ cdef class OutputRing:
         self.wake()
         return True
 
-    cdef void _write(self, StepPlan plan, const int32_t* cached, int64_t place, StepNumbers* numbers) noexcept nogil:
+    cdef void _write(self, StepPlan plan, int64_t place, StepNumbers* numbers) noexcept nogil:
         """Of any rows, those that have news."""
         cdef int64_t* requests = &self.requests[place * self.stride]
         cdef int32_t* tokens = &self.tokens[place * self.stride]
         cdef uint8_t* finishes = &self.finishes[place * self.stride]
-        cdef First* firsts = &self.firsts[place * self.stride]
         cdef int32_t num_sampled = 0
-        cdef int32_t num_firsts = 0
         cdef int32_t count = 0
-        cdef int32_t told
         cdef int32_t row
         for row in range(plan.num_rows):
             # What is written for a row without news is written over, or not counted.
             requests[count] = plan.lines.out_request[row]
             tokens[count] = plan.lines.out_token[row]
             finishes[count] = <uint8_t>plan.lines.out_finish[row]
-            told = (tokens[count] >= 0) | (finishes[count] != FINISH_NONE)
             num_sampled += tokens[count] >= 0
-            if told and cached and cached[row] >= 0:
-                firsts[num_firsts].place = count
-                firsts[num_firsts].cached = cached[row]
-                num_firsts += 1
-            count += told
+            count += (tokens[count] >= 0) | (finishes[count] != FINISH_NONE)
         numbers.num_sampled = num_sampled
         self.entries[place].count = count
-        self.entries[place].num_firsts = num_firsts
 
     cdef void wake(self) noexcept nogil:
         cdef int64_t one = 1
@@ -156,19 +143,15 @@ cdef class OutputRing:
             pass  # somebody popped without being woken, and came here since
 
     def pop(self):
-        """The oldest entry or None: an object given to put(), else (numbers, ids, tokens, finishes, firsts).
+        """The oldest entry or None: an object given to put(), else (StepNumbers, ids, tokens, finishes).
 
-        numbers: step_id, num_rows, num_tokens, num_sampled, running, waiting, blocks_used, preemptions,
-        prefix_queries, prefix_hits, schedule_s, launch_s, wait_s, commit_s, device_s, gap_s. The lists are
-        parallel; -1 is no token, 0 no finish. firsts: place in the lists -> cached prompt tokens, for requests
-        whose first token this is.
+        The lists are parallel; -1 is no token, 0 no finish.
         """
         # Read before the ring: while something is set aside nothing enters the ring, so it is empty only once.
         cdef int64_t aside = load(&self.overflow)
         cdef int64_t at = self.popped
         cdef int32_t i
         cdef int64_t base
-        cdef First* firsts
         cdef Entry* entry
         if at < load(&self.pushed):
             entry = &self.entries[at % self.num_entries]
@@ -177,13 +160,11 @@ cdef class OutputRing:
                 self.objects[at % self.num_entries] = None
             else:
                 base = at % self.num_entries * self.stride
-                firsts = &self.firsts[base]
                 value = (
-                    as_tuple(&entry.numbers),
+                    named(&entry.numbers),
                     [self.requests[base + i] for i in range(entry.count)],
                     [self.tokens[base + i] for i in range(entry.count)],
                     [self.finishes[base + i] for i in range(entry.count)],
-                    {firsts[i].place: firsts[i].cached for i in range(entry.num_firsts)},
                 )
             store(&self.popped, at + 1)
             return value
@@ -198,8 +179,9 @@ cdef class OutputRing:
         return load(&self.pushed) - load(&self.popped) + load(&self.overflow)
 
 
-cdef tuple as_tuple(StepNumbers* of):
-    return (
+cdef object named(StepNumbers* of):
+    """In the order of the fields."""
+    return step_numbers.StepNumbers(
         of.step_id, of.num_rows, of.num_tokens, of.num_sampled, of.running, of.waiting, of.blocks_used,
         of.preemptions, of.prefix_queries, of.prefix_hits, of.schedule_s, of.launch_s, of.wait_s, of.commit_s,
         of.device_s, of.gap_s,

@@ -13,8 +13,8 @@ cdef enum:
 cdef class SteadyLoop:
     cdef readonly int32_t in_flight  # plan that is launched and not committed; -1: none (as for the next three)
     cdef readonly int32_t planned  # scheduled, not packed, not launched
-    cdef readonly int32_t waited  # its tokens are on the host, not committed
-    cdef readonly int32_t undelivered  # committed, its news in its out arrays and in `cached`
+    cdef readonly int32_t uncommitted  # its tokens are on the host, not committed
+    cdef readonly int32_t unpublished  # committed, its news in its out arrays
     cdef readonly bint freed  # the last commit gave slots back or evicted media
     cdef readonly double last_beat  # seconds of time.monotonic
     cdef readonly double margin  # seconds before the expected end of a step at which the next one is planned
@@ -22,7 +22,6 @@ cdef class SteadyLoop:
     cdef readonly double free_s  # spent here without the GIL since start, waiting included
     cdef readonly double[::1] seconds  # how long steps take, by the bit length of their token count; 0: not known
     cdef readonly double[::1] periods  # the same where steps are found done: what is between two of them
-    cdef readonly int32_t[::1] cached  # per row of the last commit: cached prompt tokens at a first token, else -1
     cdef Scheduler scheduler
     cdef SlotParams params
     cdef Launcher launcher
@@ -33,7 +32,6 @@ cdef class SteadyLoop:
     cdef const uint8_t[::1] special
     cdef int wake_fd
     cdef double tell_s  # what it took to tell the news of the step before
-    cdef bint has_firsts  # `cached` is not -1 everywhere
     cdef bint timed  # planning has waited for its time
     cdef bint exact  # ended_at of the launcher is when that step ended, not when somebody came to look
     cdef StepNumbers last
@@ -45,7 +43,6 @@ cdef class SteadyLoop:
     cdef int32_t _size(self, StepPlan plan) noexcept nogil
     cdef int32_t _settle(self, StepPlan plan, int32_t index) noexcept nogil
     cdef void _adapt(self, double expected) noexcept nogil
-    cdef bint _read(self, StepPlan plan, const int32_t* tokens) noexcept nogil
-    cdef void _note_firsts(self, StepPlan plan) noexcept nogil
+    cdef bint _all_sampled(self, StepPlan plan, const int32_t* tokens) noexcept nogil
     cdef void _note_numbers(self, StepPlan plan) noexcept nogil
     cdef double _learn(self, StepPlan plan, double launched, double before) noexcept nogil

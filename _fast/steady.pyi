@@ -6,6 +6,7 @@ from _fast.params import SlotParams
 from _fast.plan import StepPlan
 from _fast.ring import OutputRing
 from _fast.scheduler import Scheduler
+from _fast.step_numbers import StepNumbers
 
 REASON_INBOX: int
 REASON_PYTHON: int
@@ -20,8 +21,8 @@ SPECIAL_PROMPT: int
 class SteadyLoop:
     in_flight: int
     planned: int
-    waited: int
-    undelivered: int
+    uncommitted: int
+    unpublished: int
     freed: bool
     last_beat: float
     margin: float
@@ -29,7 +30,6 @@ class SteadyLoop:
     free_s: float
     seconds: Any
     periods: Any
-    cached: Any
     def __init__(
         self,
         scheduler: Scheduler,
@@ -41,7 +41,7 @@ class SteadyLoop:
         wake_fd: int,
     ) -> None: ...
     @property
-    def numbers(self) -> tuple[Any, ...]: ...
+    def numbers(self) -> StepNumbers: ...
     def run(self, in_flight: int) -> int: ...
     def is_plain(self, plan: StepPlan) -> bool: ...
     def plan_until(self, index: int) -> float: ...

@@ -14,12 +14,11 @@ samples its first token). Plan and record of a step have the number step_id modu
 from array import array
 
 cimport cython
-from libc.string cimport memset
 from posix.time cimport timespec
 
 from _fast.launcher cimport DECODE, MIXED, SAMPLE, now
 from _fast.layout cimport ROW_SAMPLE
-from _fast.ring cimport as_tuple
+from _fast.ring cimport named
 from _fast.types cimport slot_t
 
 cdef extern from *:
@@ -65,8 +64,8 @@ cdef enum:
 
 REASON_INBOX = INBOX  # the inbox has something
 REASON_PYTHON = PYTHON  # `planned` is not plain
-REASON_INVALID = INVALID  # `waited` has rows that were to get a token and got none
-REASON_RING = RING  # the ring is full: `undelivered`
+REASON_INVALID = INVALID  # `uncommitted` has rows that were to get a token and got none
+REASON_RING = RING  # the ring is full: `unpublished`
 REASON_FREED = FREED  # slots or media entries came back
 REASON_IDLE = IDLE  # nothing is in flight, nothing can be planned
 REASON_PREEMPTED = PREEMPTED  # a row gave up its blocks and waits again: what prompts may have is to be said anew
@@ -127,17 +126,15 @@ cdef class SteadyLoop:
         self.wake_fd = wake_fd
         self.seconds = array("d", bytes(8 * NUM_CLASSES))
         self.periods = array("d", bytes(8 * NUM_CLASSES))
-        self.cached = array("i", [-1] * scheduler.max_rows)
-        self.in_flight = self.planned = self.waited = self.undelivered = -1
+        self.in_flight = self.planned = self.uncommitted = self.unpublished = -1
         self.margin = MARGIN
         be_punctual()
 
     def run(self, int32_t in_flight):
         """Goes on from plan `in_flight` (launched, plain; -1: none) and returns a REASON; RuntimeError: device lost.
 
-        Then, in this order: `waited` is to be committed, `undelivered` to be told, slots to be forgotten if `freed`;
-        `planned` is to be packed and launched; and `in_flight`, launched before it, to be settled after that, or given
-        to the next run().
+        The caller then does, in this order: commit `uncommitted`, publish `unpublished`, forget freed slots if `freed`,
+        pack and launch `planned`; and settle `in_flight`, which was launched before it, or give it to the next run().
         """
         cdef int32_t reason
         cdef double begun
@@ -148,7 +145,7 @@ cdef class SteadyLoop:
         if in_flight >= 0 and (<StepPlan>self.plan_at[in_flight]).step_id != self.scheduler.settler.settled_step + 1:
             raise ValueError(f"plan {in_flight} does not hold the step in flight")
         self.in_flight = in_flight
-        self.planned = self.waited = self.undelivered = -1
+        self.planned = self.uncommitted = self.unpublished = -1
         self.freed = False
         self.exact = False
         with nogil:
@@ -178,11 +175,11 @@ cdef class SteadyLoop:
 
     @property
     def numbers(self):
-        """As OutputRing.pop() gives them, of an undelivered step.
+        """As OutputRing.pop() gives them, of an unpublished step.
 
-        Of one that was `waited` for its times are valid, all but commit_s; of one that is `planned`, schedule_s.
+        Of one that was `uncommitted` for its times are valid, all but commit_s; of one that is `planned`, schedule_s.
         """
-        return as_tuple(&self.last)
+        return named(&self.last)
 
     cdef int32_t _run(self) noexcept nogil:
         cdef int64_t preempted = self.scheduler.settler.num_preemptions
@@ -291,8 +288,8 @@ cdef class SteadyLoop:
         self._adapt(self.seconds[size_class(plan.num_tokens)])
         self.last.device_s = self._learn(plan, self.launcher.launched_at[index], before)
         self.last.gap_s = self.launcher.gap_s
-        if not self._read(plan, tokens):
-            self.waited = index
+        if not self._all_sampled(plan, tokens):
+            self.uncommitted = index
             return INVALID
         self.scheduler.settler.commit(plan, tokens, NULL)
         self.num_steps += 1
@@ -300,8 +297,8 @@ cdef class SteadyLoop:
         self._note_numbers(plan)
         told = now()
         self.last.commit_s = told - self.launcher.ended_at + self.tell_s
-        if not self.ring.push(plan, &self.cached[0] if self.has_firsts else NULL, &self.last):
-            self.undelivered = index
+        if not self.ring.push(plan, &self.last):
+            self.unpublished = index
             return RING
         self.tell_s = now() - told
         return FREED if self.freed else GOES_ON
@@ -315,8 +312,8 @@ cdef class SteadyLoop:
         else:
             self.margin = max(self.margin - FALL, LEAST_MARGIN)
 
-    cdef bint _read(self, StepPlan plan, const int32_t* tokens) noexcept nogil:
-        """Before the commit, which may forget slots: rows whose token is their request's first. False: one has none."""
+    cdef bint _all_sampled(self, StepPlan plan, const int32_t* tokens) noexcept nogil:
+        """Whether each row that samples got a token."""
         cdef int32_t missing = 0
         cdef int32_t row
         if plan.num_sampled == plan.num_rows:
@@ -325,22 +322,7 @@ cdef class SteadyLoop:
         else:
             for row in range(plan.num_rows):
                 missing |= (plan.lines.flags[row] & ROW_SAMPLE) & (tokens[row] < 0)
-        if self.has_firsts or plan.num_prompt_rows:
-            self._note_firsts(plan)
         return not missing
-
-    cdef void _note_firsts(self, StepPlan plan) noexcept nogil:
-        cdef int32_t row
-        cdef int32_t end
-        cdef slot_t slot
-        memset(&self.cached[0], -1, self.cached.shape[0] * sizeof(int32_t))
-        self.has_firsts = False
-        for row in range(plan.num_rows if plan.num_prompt_rows else 0):
-            slot = plan.lines.slot[row]
-            end = plan.lines.computed[row] + plan.lines.len[row]
-            if (plan.lines.flags[row] & ROW_SAMPLE) and end == self.scheduler.seqs.prompt_len[slot]:
-                self.cached[row] = max(0, self.scheduler.seqs.cached[slot])
-                self.has_firsts = True
 
     cdef void _note_numbers(self, StepPlan plan) noexcept nogil:
         self.last.step_id = plan.step_id

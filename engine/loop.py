@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("omniloop.engine")
 
-TIMES = slice(10, None)  # of a step's numbers (OutputRing.pop): schedule, launch, wait, commit, device, gap
 MAX_LATE_ITEMS = 8  # inbox items still admitted after the planning deadline when waiting prompts already fill a step
 
 
@@ -195,24 +194,26 @@ class DeviceThread:
         while True:
             if runtime.scheduler.num_waiting:  # the GIL-free loop plans their first step with these budgets
                 self._set_budgets(runtime)
-            left = self._steady.run(previous)
-            if left.waited is not None:
-                output = self._settler.settle(left.waited, StepStats())
+            handover = self._steady.run(previous)
+            numbers = handover.numbers
+            if handover.uncommitted is not None:
+                output = self._settler.settle(handover.uncommitted, StepStats())
                 of = output.stats
-                of.schedule_s, of.launch_s, of.wait_s, _, of.device_s, of.gap_s = left.numbers[TIMES]
+                of.schedule_s, of.launch_s, of.wait_s = numbers.schedule_s, numbers.launch_s, numbers.wait_s
+                of.device_s, of.gap_s = numbers.device_s, numbers.gap_s
                 self._deliver(runtime, output)
-            elif left.undelivered is not None:
-                news: tuple[Any, ...] = (left.numbers, *columns(left.undelivered), {})
+            elif handover.unpublished is not None:
+                news = (numbers, *columns(handover.unpublished))
                 self._deliver(runtime, from_ring(news, runtime.limits.num_blocks))
-            if left.freed and left.waited is None:
+            if handover.freed and handover.uncommitted is None:
                 runtime.admission.free_slots()
-            previous = left.in_flight
-            if left.planned is not None:
-                stats.schedule_s += left.numbers[TIMES][0]
-            if not left.again or runtime.admission.refused:
+            previous = handover.in_flight
+            if handover.planned is not None:
+                stats.schedule_s += numbers.schedule_s
+            if not handover.may_resume or runtime.admission.refused:
                 for rows_bits, seconds in self._steady.learned():
                     self._pace.note_decode(rows_bits, seconds)
-                return previous, left.planned
+                return previous, handover.planned
 
     def _gather(self, runtime: Runtime, previous: StepResult | None) -> None:
         """Drains the inbox until the next step must be planned.

@@ -42,10 +42,5 @@ def from_ring(entry: Any, blocks_total: int) -> StepOutput:
     """An entry of the ring (OutputRing.pop): an output made in Python, or the columns of a step without the GIL."""
     if isinstance(entry, StepOutput):
         return entry
-    numbers, ids, tokens, finishes, firsts = entry
-    assert not firsts, "steps that sample a request's first token are Python's"
-    (step_id, rows, num_tokens, sampled, running, waiting, used, preemptions, queries, hits, *times) = numbers
-    stats = StepStats(
-        step_id, rows, num_tokens, sampled, 0, running, waiting, used, blocks_total, preemptions, queries, hits, *times
-    )
-    return StepOutput(stats, ids, tokens, finishes)
+    numbers, ids, tokens, finishes = entry
+    return StepOutput(StepStats.of(numbers, blocks_total), ids, tokens, finishes)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from _fast.step_numbers import StepNumbers
+
 
 @dataclass(slots=True)
 class StepStats:
@@ -34,6 +36,11 @@ class StepStats:
     gap_s: float = 0.0  # from the step before to its forward, prep included, by the device's clock; 0: not measured
     failed: bool = False  # it raised; its rows ended or started over
     by_python: bool = False  # it was settled in Python: prompts, rules, media, errors; plain ones need none
+
+    @classmethod
+    def of(cls, numbers: StepNumbers, blocks_total: int) -> StepStats:
+        """A step of the GIL-free loop."""
+        return cls(**numbers._asdict(), blocks_total=blocks_total)
 
 
 @dataclass(slots=True)

@@ -8,30 +8,30 @@ so is each step after a request has come or gone.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from _fast.plan import StepPlan
 from _fast.ring import OutputRing
 from _fast.scheduler import Scheduler
 from _fast.steady import REASON_FREED, REASON_INVALID, REASON_PREEMPTED, REASON_RING
+from _fast.step_numbers import StepNumbers
 from engine.step.device_executor import DeviceExecutor, DeviceStep
 from engine.step.result import StepResult
 
 # Python catches up, then the GIL-free loop goes on
-AGAIN = (REASON_FREED, REASON_RING, REASON_INVALID, REASON_PREEMPTED)
+RESUMABLE = (REASON_FREED, REASON_RING, REASON_INVALID, REASON_PREEMPTED)
 
 
 @dataclass(slots=True)
-class Left:
-    """What the GIL-free loop left to Python; to be handled in this order."""
+class Handover:
+    """What the GIL-free loop hands over to Python, in the order in which Python handles it."""
 
-    waited: DeviceStep | None  # its tokens are there, but not one for every row: to be committed
-    undelivered: StepPlan | None  # committed, but the ring was full
-    numbers: tuple[Any, ...]  # of either of these, and when the one `planned` was scheduled
+    uncommitted: DeviceStep | None  # its tokens are on the host, and a row that sampled has none
+    unpublished: StepPlan | None  # committed, but the ring was full
+    numbers: StepNumbers  # of either of these, and when the one `planned` was scheduled
     freed: bool  # slots or media entries came back
     in_flight: DeviceStep | None  # launched behind all of these
     planned: StepPlan | None  # scheduled behind it, and not plain: to be launched
-    again: bool  # then the loop can go on
+    may_resume: bool  # the loop can go on when Python has handled the above
 
 
 class SteadySteps:
@@ -58,22 +58,22 @@ class SteadySteps:
         assert isinstance(previous, DeviceStep)
         return previous.plain and previous.error is None and self._loop.is_plain(previous.plan)
 
-    def run(self, previous: StepResult | None) -> Left:
+    def run(self, previous: StepResult | None) -> Handover:
         """Runs plain steps until something needs Python; RuntimeError when the device is lost."""
         loop, executor = self._loop, self._executor
         reason = loop.run(-1 if previous is None else executor.plans.index(previous.plan))
         plans = executor.plans
-        waited = executor.adopt(plans[loop.waited]) if loop.waited >= 0 else None
+        uncommitted = executor.adopt(plans[loop.uncommitted]) if loop.uncommitted >= 0 else None
         in_flight = None
         if loop.in_flight >= 0:
             in_flight = executor.adopt(plans[loop.in_flight])
             in_flight.plan_at = loop.plan_until(loop.in_flight)
-        return Left(
-            waited=waited,
-            undelivered=plans[loop.undelivered] if loop.undelivered >= 0 else None,
+        return Handover(
+            uncommitted=uncommitted,
+            unpublished=plans[loop.unpublished] if loop.unpublished >= 0 else None,
             numbers=loop.numbers,
             freed=loop.freed,
             in_flight=in_flight,
             planned=plans[loop.planned] if loop.planned >= 0 else None,
-            again=reason in AGAIN,
+            may_resume=reason in RESUMABLE,
         )

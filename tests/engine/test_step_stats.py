@@ -10,11 +10,12 @@ import pytest
 import engine.runtime
 from _fast.plan import StepPlan
 from _fast.scheduler import Scheduler
+from _fast.step_numbers import StepNumbers
 from engine.errors import StepFailedError
 from engine.loop import DeviceThread
 from engine.output import from_ring
 from engine.stats import EngineStats, StepStats
-from engine.steady import Left
+from engine.steady import Handover
 from server.metrics import Metrics
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
@@ -68,12 +69,12 @@ def ended(plan: StepPlan) -> Scheduler:
 class Steady:
     """Stands where the GIL-free loop would: it leaves one thing to Python and then has nothing to do."""
 
-    def __init__(self, left: Left) -> None:
-        self.left = [replace(left, undelivered=None, again=False), left]
+    def __init__(self, left: Handover) -> None:
+        self.left = [replace(left, unpublished=None, may_resume=False), left]
         self.ring = SimpleNamespace(put=lambda output: self.told.append(output))
         self.told: list = []
 
-    def run(self, previous: object) -> Left:
+    def run(self, previous: object) -> Handover:
         return self.left.pop()
 
     def learned(self) -> list:
@@ -83,15 +84,15 @@ class Steady:
 def test_a_step_that_met_a_full_ring_is_told_whole():
     plan = StepPlan(2, 8, 16)
     scheduler = ended(plan)
-    numbers = (0, 1, 3, 1, 1, 0, 1, 0, 3, 0, *TIMES)
+    numbers = StepNumbers(0, 1, 3, 1, 1, 0, 1, 0, 3, 0, *TIMES)
     thread = DeviceThread.__new__(DeviceThread)
     thread._settler = None
-    steady = thread._steady = Steady(Left(None, plan, numbers, False, None, None, True))
+    steady = thread._steady = Steady(Handover(None, plan, numbers, False, None, None, True))
     runtime = SimpleNamespace(limits=SimpleNamespace(num_blocks=8), scheduler=scheduler, admission=NOBODY)
     thread._run_steadily(runtime, None, StepStats())
     (output,) = steady.told
     assert (output.ids, output.tokens, output.finishes) == ([7], [5], [0])
-    wanted = from_ring((numbers, [7], [5], [0], {}), 8)
+    wanted = from_ring((numbers, [7], [5], [0]), 8)
     assert output.stats == wanted.stats
     assert not output.stats.by_python
     assert (output.stats.schedule_s, output.stats.device_s, output.stats.gap_s) == (0.1, 0.5, 0.6)
@@ -107,7 +108,7 @@ def test_the_steady_loop_plans_prompts_with_budgets_of_this_moment():
     seen = []
 
     class Watched(Steady):
-        def run(self, previous: object) -> Left:
+        def run(self, previous: object) -> Handover:
             seen.append((scheduler.shares.prompt_budget, scheduler.shares.max_tokens))
             return super().run(previous)
 
@@ -116,7 +117,7 @@ def test_the_steady_loop_plans_prompts_with_budgets_of_this_moment():
     thread._budget = SimpleNamespace(of=lambda step: 4)
     budgets = iter((5, 6))
     thread._pace = SimpleNamespace(prompt_budget=lambda *load: next(budgets))
-    thread._steady = Watched(Left(None, None, (0,) * 10 + TIMES, False, None, None, True))
+    thread._steady = Watched(Handover(None, None, StepNumbers(*(0,) * 10, *TIMES), False, None, None, True))
     runtime = SimpleNamespace(scheduler=scheduler, admission=NOBODY)
     thread._run_steadily(runtime, None, StepStats())
     assert seen == [(5, 4), (6, 4)]
@@ -127,7 +128,7 @@ def test_a_plan_that_the_steady_loop_made_counts_where_it_is_launched():
     scheduler = ended(plan)
     thread = DeviceThread.__new__(DeviceThread)
     thread._settler = None
-    steady = thread._steady = Steady(Left(None, None, (0,) * 10 + TIMES, False, None, plan, False))
+    steady = thread._steady = Steady(Handover(None, None, StepNumbers(*(0,) * 10, *TIMES), False, None, plan, False))
     steady.left = steady.left[1:]
     stats = StepStats(schedule_s=1.0)
     assert thread._run_steadily(SimpleNamespace(scheduler=scheduler, admission=NOBODY), None, stats) == (None, plan)

@@ -39,7 +39,7 @@ CONTEXT = 1024  # of the stand-in's cache
 
 
 class Engine:
-    """The order of engine/loop with two steps in flight. News are kept as (step, ids, tokens, finishes, firsts)."""
+    """The order of engine/loop with two steps in flight. News are kept as (step, ids, tokens, finishes)."""
 
     def __init__(self, script, vocab=40, **settings):
         defaults = {"max_slots": SLOTS, "max_rows": ROWS, "max_tokens": TOKENS, "max_model_len": 128, "block_size": 4}
@@ -107,28 +107,16 @@ class Engine:
         tokens = self.rig.ring[index][: plan.num_rows]
         sampled = (np.asarray(plan.row_flags)[: plan.num_rows] & 1).astype(bool)
         override = np.where(sampled & (tokens < 0), ERROR, 0).astype(np.int32)
-        firsts = self.firsts(plan)
         self.scheduler.commit(plan, tokens, override)
         self.forget()
-        self.tell(self.read(plan, firsts))
+        self.tell(self.read(plan))
 
-    def firsts(self, plan):
-        """Before the commit: row -> cached prompt tokens, where the row's token will be its request's first."""
-        found = {}
-        for row in range(plan.num_rows):
-            facts = self.scheduler.seqs.snapshot(plan.row_slot[row])
-            if plan.row_flags[row] & 1 and plan.row_computed[row] + plan.row_len[row] == facts["prompt_len"]:
-                found[row] = max(0, facts["cached"])
-        return found
-
-    def read(self, plan, firsts):
-        told = (plan.step_id, [], [], [], {})
+    def read(self, plan):
+        told = (plan.step_id, [], [], [])
         for row in range(plan.num_rows):
             number, token, finish = plan.out_request[row], plan.out_token[row], plan.out_finish[row]
             if token >= 0 or finish:
-                if row in firsts:
-                    told[4][len(told[1])] = firsts[row]
-                for column, value in zip(told[1:4], (number, token, finish)):
+                for column, value in zip(told[1:], (number, token, finish)):
                     column.append(value)
         return told
 
@@ -186,7 +174,7 @@ class Mixed(Engine):
     def drain(self):
         self.ring.acknowledge()
         while (told := self.ring.pop()) is not None:
-            self.hear((told[0][0], *told[1:]) if isinstance(told[0], tuple) else told)
+            self.hear((told[0].step_id, *told[1:]) if isinstance(told[0], tuple) else told)
 
     def due(self, idle=False):
         self.drain()
@@ -207,18 +195,18 @@ class Mixed(Engine):
 
     def follow(self, reason):
         steady = self.steady
-        assert (steady.waited >= 0) == (reason == REASON_INVALID)
-        assert (steady.undelivered >= 0) == (reason == REASON_RING)
+        assert (steady.uncommitted >= 0) == (reason == REASON_INVALID)
+        assert (steady.unpublished >= 0) == (reason == REASON_RING)
         assert (steady.planned >= 0) == (reason == REASON_PYTHON)
         assert not steady.freed or reason in (REASON_FREED, REASON_RING)
         if reason == REASON_INBOX:
             assert self.scheduler.next_step == self.script[0][0]
-        if steady.waited >= 0:
-            self.settle(steady.waited, wait=False)
-        if steady.undelivered >= 0:
-            plan = self.rig.plans[steady.undelivered]
+        if steady.uncommitted >= 0:
+            self.settle(steady.uncommitted, wait=False)
+        if steady.unpublished >= 0:
+            plan = self.rig.plans[steady.unpublished]
             assert steady.numbers[:3] == (plan.step_id, plan.num_rows, plan.num_tokens)
-            self.tell(self.read(plan, {row: cached for row, cached in enumerate(steady.cached) if cached >= 0}))
+            self.tell(self.read(plan))
         if steady.freed:
             self.forget()
         self.previous = steady.in_flight if steady.in_flight >= 0 else None
@@ -256,7 +244,7 @@ def check_endings(engine, script):
     added = {number: details for _, what, number, details in script if what == "add"}
     aborted = {number for _, what, number, _ in script if what == "abort"}
     tokens, why = {number: [] for number in added}, dict.fromkeys(added, 0)
-    for _, numbers, drawn, finishes, _ in engine.news:
+    for _, numbers, drawn, finishes in engine.news:
         for number, token, finish in zip(numbers, drawn, finishes):
             assert not why[number], "news behind the end"
             tokens[number] += [token] if token >= 0 else []
@@ -361,12 +349,11 @@ def test_a_step_tells_what_it_did_and_how_long_its_parts_took():
     while (entry := mixed.ring.pop()) is not None:
         told.append(entry)
     assert mixed.steady.numbers == told[-1][0]
-    numbers, ids, tokens, finishes, firsts = told[0]
+    numbers, ids, tokens, finishes = told[0]
     assert numbers[:10] == (0, 2, 14, 2, 2, 0, 4, 0, 14, 0)  # equal prompts share a block
-    assert (ids, len(tokens), finishes, firsts) == ([0, 1], 2, [0, 0], {0: 0, 1: 0})
+    assert (ids, len(tokens), finishes) == ([0, 1], 2, [0, 0])
     devices = []
-    for numbers, *_, firsts in told[1:]:
-        assert not firsts
+    for numbers, *_ in told[1:]:
         schedule, launch, wait, commit, device, gap = numbers[10:]
         devices.append(device)
         assert all(0 < seconds < 0.1 for seconds in (schedule, commit, device))
@@ -382,8 +369,8 @@ def test_the_gaps_between_steps_are_told_with_those_behind_them():
     mixed.rig.launcher.measure_gaps(8)
     assert mixed.steady.run(-1) == REASON_FREED
     told = [mixed.ring.pop()[0] for _ in range(40)]
-    assert [numbers[0] for numbers in told if numbers[15]] == [8, 16, 24, 32]
-    assert all(0 < numbers[15] < 0.1 for numbers in told if numbers[15])
+    assert [numbers.step_id for numbers in told if numbers.gap_s] == [8, 16, 24, 32]
+    assert all(0 < numbers.gap_s < 0.1 for numbers in told if numbers.gap_s)
     mixed.close()
 
 

@@ -1,0 +1,27 @@
+"""StepNumbers: what a step did and how long its parts took, by name, as Python reads it.
+
+Owner: whoever popped it from the OutputRing. The C struct of this name in ring.pxd has the same fields.
+"""
+
+from typing import NamedTuple
+
+
+class StepNumbers(NamedTuple):
+    """Counts of one step and of the moment at which the step was settled; seconds of the step's parts."""
+
+    step_id: int
+    num_rows: int
+    num_tokens: int
+    num_sampled: int
+    running: int
+    waiting: int
+    blocks_used: int
+    preemptions: int
+    prefix_queries: int
+    prefix_hits: int
+    schedule_s: float
+    launch_s: float
+    wait_s: float
+    commit_s: float
+    device_s: float
+    gap_s: float
