@@ -1,24 +1,66 @@
-"""The steps that every endpoint of the engine takes once its jobs are prepared.
+"""The steps that every endpoint of the engine takes: place, jobs, Answer, then a stream or a body.
 
-Owner: loop, the handler's task. In: an Answer that has been submitted. Out: the endpoint's response.
+Owner: loop, the handler's task. In: what the endpoint has checked, and what it adds to the steps: `jobs` makes the
+engine's requests, `frames` writes chunks, `body` makes the response of a finished answer. Out: the response, or None
+where it was streamed. An endpoint that answers with other things than text brings its own `body` and no `frames`.
+
+    client present -> places held -> jobs() -> Answer.submit -> PushedStream(frames(answer)) | wait -> body(answer)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import orjson
+from starlette.requests import Request
 from starlette.responses import Response
 
 from server import beam
 from server.answer import Answer
+from server.http.exchange import exchange_of
+from server.http.watch import client_present
+from server.job import Job
+from server.sampling import Asked
+from server.stream import Frames, PushedStream
+
+Jobs = Callable[[], Awaitable[list[Job]]]
+MakeFrames = Callable[[Answer], Frames]
+MakeBody = Callable[[Answer], Awaitable[Response]]
+
+
+async def answer_with(
+    request: Request,
+    asked: Asked,
+    jobs: Jobs,
+    frames: MakeFrames | None,
+    body: MakeBody,
+    *,
+    name: str,
+    num_prompts: int = 1,
+    skip_special_tokens: bool = True,
+) -> Response | None:
+    """One answer, streamed or as a body; `name` is what the client calls it, `frames` None an endpoint without streams.
+
+    The places of all choices are held from before the prompts are prepared until the answer has ended; they count for
+    the key of the request. A client that leaves ends everything.
+    """
+    exchange = exchange_of(request)
+    async with client_present(request):
+        with exchange.state.places.hold(asked.n * num_prompts, exchange.key_name):
+            prepared = await jobs()
+            with Answer(exchange, asked, prepared, skip_special_tokens) as answer:
+                await answer.submit(name, exchange.request_id)
+                if frames is not None and asked.stream:
+                    await PushedStream(answer, frames(answer)).run()
+                    return None
+                if asked.beam:
+                    await beam.search(answer)
+                await answer.wait()
+                return await body(answer)
 
 
 async def json_body(answer: Answer, build: Callable[[], dict[str, Any]]) -> Response:
-    """Waits for the end of the answer, and returns what `build` makes of it; large bodies are built in the pool."""
-    if answer.asked.beam:
-        await beam.search(answer)
-    await answer.wait()
+    """What `build` makes of a finished answer, as JSON; a large body is built in the pool."""
     data = await answer.in_pool_if_large(lambda: orjson.dumps(build()))
     return Response(data, media_type="application/json")

@@ -54,13 +54,14 @@ class ClientPresent:
             raise ClientGone from None
 
 
-def within(seconds: float, text: str) -> Within:
-    """504 `deadline` after `seconds`; 0 is no limit."""
-    return Within(seconds, text)
+def preparing(exchange: Exchange, what: str = "prompt") -> Within:
+    """504 `deadline` once the preparation of `what` has taken --prepare-timeout; 0 is no limit."""
+    seconds = exchange.state.config.limits.prepare_timeout
+    return Within(seconds, f"the {what} took longer than --prepare-timeout")
 
 
 class Within:
-    """See `within`. Owner: the handler's task."""
+    """See `preparing`. Owner: the handler's task."""
 
     __slots__ = ("_text", "_timeout")
 

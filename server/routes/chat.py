@@ -14,23 +14,23 @@ from starlette.responses import Response
 
 from server import media_options
 from server.answer import Answer
-from server.answering import json_body
+from server.answering import answer_with, json_body
 from server.choice import Choice
 from server.errors import invalid, not_here, shown
 from server.http.body import read_json
-from server.http.exchange import exchange_of
-from server.http.watch import client_present, within
-from server.job import media_ahead, prepare
+from server.http.exchange import Exchange, exchange_of
+from server.http.watch import preparing
+from server.job import Job, media_ahead, prepare
 from server.media_ahead import MediaAhead
 from server.output.choices import chat_choice, chat_message
 from server.output.logprobs import TokenNames
 from server.render.prompt import Prompt
 from server.routes.chunks import ChatChunks, ChatShown
-from server.routes.endpoint import check_model, gateway_priority, names_of, offered, response_id, route, side_of
+from server.routes.endpoint import check_model, gateway_priority, names_of, response_id, route, side_of
+from server.routes.tools import check_calls, offered
 from server.sampling import Asked, in_range, priority_of, resolve, salt_of
 from server.schema.chat import ChatBody
 from server.state import AppState
-from server.stream import PushedStream
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
@@ -42,24 +42,30 @@ async def create(request: Request) -> Response | None:
     model = check_model(state, body.model)
     asked = check(state, body)
     name = response_id("chatcmpl-", body.request_id, exchange)
-    async with client_present(request):
-        with state.places.hold(asked.n, exchange.key_name):
-            salt, options = salt_of(body), media_options.of_request(state, body)
-            in_time = within(state.config.limits.prepare_timeout, "the prompt took longer than --prepare-timeout")
-            async with in_time, media_ahead(exchange, salt, options) as ahead:
-                prompt = await render(state, body, ahead)
-                priority = priority_of(body, state.config, gateway_priority(request))
-                job = await prepare(exchange, prompt, asked, salt=salt, priority=priority, ahead=ahead)
-            with Answer(exchange, asked, [job], body.skip_special_tokens is not False) as answer:
-                await answer.submit(name, exchange.request_id)
-                names = names_of(state, body)
-                if asked.stream:
-                    shown = ChatShown(names, shown_top(body), state.config.chat.response_role, echo_of(state, body))
-                    await PushedStream(
-                        answer, ChatChunks(answer, name, model, bool(body.return_token_ids), shown)
-                    ).run()
-                    return None
-                return await json_body(answer, partial(whole, answer, body, name, model, names))
+    names, header = names_of(state, body), gateway_priority(request)
+
+    async def jobs() -> list[Job]:
+        return [await prepare_chat(exchange, body, asked, header)]
+
+    def frames(answer: Answer) -> ChatChunks:
+        shown = ChatShown(names, shown_top(body), state.config.chat.response_role, echo_of(state, body))
+        return ChatChunks(answer, name, model, bool(body.return_token_ids), shown)
+
+    async def response(answer: Answer) -> Response:
+        return await json_body(answer, partial(whole, answer, body, name, model, names))
+
+    skip_special_tokens = body.skip_special_tokens is not False
+    return await answer_with(request, asked, jobs, frames, response, name=name, skip_special_tokens=skip_special_tokens)
+
+
+async def prepare_chat(exchange: Exchange, body: ChatBody, asked: Asked, header: str = "") -> Job:
+    """The conversation, ready for the engine; `header` is X-Vllm-Priority."""
+    state = exchange.state
+    salt, options = salt_of(body), media_options.of_request(state, body)
+    async with preparing(exchange), media_ahead(exchange, salt, options) as ahead:
+        prompt = await render(state, body, ahead)
+        priority = priority_of(body, state.config, header)
+        return await prepare(exchange, prompt, asked, salt=salt, priority=priority, ahead=ahead)
 
 
 def check(state: AppState, body: ChatBody) -> Asked:
@@ -90,18 +96,14 @@ def check(state: AppState, body: ChatBody) -> Asked:
 
 
 def check_tools(body: ChatBody) -> None:
-    """Calls cannot be parsed yet, so tools are only taken where no call may come back."""
+    """Tools are taken only where no call may come back."""
     choice = body.tool_choice
     if body.tools is not None and not body.tools:
         raise invalid("tools", "tools: is empty; name at least one tool or leave it out")
     if choice is not None and choice not in ("auto", "none", "required") and not isinstance(choice, dict):
         raise invalid("tool_choice", f"tool_choice: got {shown(choice)}; must be auto, none, required or a function")
-    if not body.tools:
-        if choice == "required" or isinstance(choice, dict):
-            raise invalid("tool_choice", "tool_choice: asks for a call, but there are no tools")
-        return
-    if choice != "none":
-        raise not_here("tools", "tools: this server cannot parse tool calls; send tool_choice none, or no tools")
+    must_call = choice == "required" or isinstance(choice, dict)
+    check_calls(body.tools, body.tools, must_call=must_call, may_call=choice != "none")
 
 
 async def render(state: AppState, body: ChatBody, ahead: MediaAhead) -> Prompt:

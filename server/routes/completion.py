@@ -14,12 +14,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.answer import SLICE, Answer
-from server.answering import json_body
+from server.answering import answer_with, json_body
 from server.choice import Choice
 from server.errors import invalid, not_here
 from server.http.body import read_json
 from server.http.exchange import Exchange, exchange_of
-from server.http.watch import client_present, within
+from server.http.watch import preparing
 from server.job import Job, prepare
 from server.output.choices import completion_choice, echo_text
 from server.output.logprobs import CompletionLogprobs, joined
@@ -29,7 +29,6 @@ from server.routes.endpoint import check_model, gateway_priority, names_of, resp
 from server.sampling import Asked, in_range, priority_of, resolve, salt_of
 from server.schema.completion import CompletionBody
 from server.state import AppState
-from server.stream import PushedStream
 
 Prompts = list[str | list[int]]
 
@@ -42,19 +41,26 @@ async def create(request: Request) -> Response | None:
     prompts = prompts_of(state, body)
     asked = check(state, body, len(prompts))
     name = response_id("cmpl-", body.request_id, exchange)
-    async with client_present(request):
-        with state.places.hold(asked.n * len(prompts), exchange.key_name):
-            async with within(state.config.limits.prepare_timeout, "the prompts took longer than --prepare-timeout"):
-                jobs = await render(exchange, body, prompts, asked, gateway_priority(request))
-            await forget(state, body, prompts)
-            with Answer(exchange, asked, jobs, body.skip_special_tokens is not False) as answer:
-                await answer.submit(name, exchange.request_id)
-                makers = logprob_makers(state, body, answer)
-                if asked.stream:
-                    ids, echo = bool(body.return_token_ids), bool(body.echo)
-                    await PushedStream(answer, CompletionChunks(answer, name, model, ids, makers, echo)).run()
-                    return None
-                return await json_body(answer, partial(whole, answer, body, name, model, makers))
+    num_prompts, header = len(prompts), gateway_priority(request)
+    makers = logprob_makers(state, body, asked, num_prompts)
+
+    async def jobs() -> list[Job]:
+        async with preparing(exchange, "prompts"):
+            prepared = await render(exchange, body, prompts, asked, header)
+        await forget(state, body, prompts)
+        return prepared
+
+    def frames(answer: Answer) -> CompletionChunks:
+        return CompletionChunks(answer, name, model, bool(body.return_token_ids), makers, bool(body.echo))
+
+    async def response(answer: Answer) -> Response:
+        return await json_body(answer, partial(whole, answer, body, name, model, makers))
+
+    skip_special_tokens = body.skip_special_tokens is not False
+    return await answer_with(
+        request, asked, jobs, frames, response,
+        name=name, num_prompts=num_prompts, skip_special_tokens=skip_special_tokens,
+    )  # fmt: skip
 
 
 def prompts_of(state: AppState, body: CompletionBody) -> Prompts:
@@ -124,13 +130,13 @@ async def render(
     return jobs
 
 
-def logprob_makers(state: AppState, body: CompletionBody, answer: Answer) -> list[CompletionLogprobs]:
+def logprob_makers(state: AppState, body: CompletionBody, asked: Asked, num_prompts: int) -> list[CompletionLogprobs]:
     """One per choice, since text offsets run on; none without logprobs."""
-    if answer.asked.params.logprobs is None:
+    if asked.params.logprobs is None:
         return []
     top = -1 if body.logprob_token_ids else body.logprobs or 0
     names, show = names_of(state, body), body.skip_special_tokens is False
-    return [CompletionLogprobs(names, top, show_special=show) for _ in answer.choices]
+    return [CompletionLogprobs(names, top, show_special=show) for _ in range(asked.n * num_prompts)]
 
 
 def whole(

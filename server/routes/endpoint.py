@@ -80,11 +80,6 @@ def gateway_priority(request: Request) -> str:
     return request.headers.get("x-vllm-priority", "") if policy == "priority" else ""
 
 
-def offered(state: AppState, tools: list[dict[str, Any]] | None, choice: Any) -> list[dict[str, Any]] | None:
-    """The tools that the template sees."""
-    return None if choice == "none" and state.config.chat.exclude_tools_when_tool_choice_none else tools
-
-
 def side_of(side: str | None) -> Side:
     if side is None or side == "left":
         return "left"

@@ -10,25 +10,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from server.answer import Answer
+from server.answering import answer_with, json_body
 from server.errors import ApiError, invalid, not_here, shown
 from server.http.body import read_json
 from server.http.exchange import Exchange, exchange_of
-from server.http.watch import client_present, within
+from server.http.watch import client_present, preparing
 from server.job import Job, media_ahead, prepare
 from server.output.messages import MessageEvents, whole_message
 from server.render.blocks import is_prefill, read_blocks, read_tools
-from server.routes.endpoint import check_model, gateway_priority, json_response, offered, route
+from server.routes.endpoint import check_model, gateway_priority, json_response, route
+from server.routes.tools import check_calls, offered
 from server.sampling import Asked, priority_of, resolve, salt_of
 from server.schema.common import SamplingFields
 from server.schema.messages import CountBody, MessagesBody
 from server.state import AppState
-from server.stream import PushedStream
 
 log = logging.getLogger("omniloop")
 
@@ -45,18 +47,18 @@ async def create(request: Request) -> Response | None:
     asked = check(state, body)
     tools = offered(state, check_tools(body, calls_back=True), (body.tool_choice or {}).get("type"))
     name = "msg_" + exchange.request_id
-    async with client_present(request):
-        with state.places.hold(1, exchange.key_name):
-            priority = priority_of(SamplingFields(priority=body.priority), state.config, gateway_priority(request))
-            job = await prompt_of(exchange, body, tools, asked, priority)
-            with Answer(exchange, asked, [job]) as answer:
-                await answer.submit(name, exchange.request_id)
-                if asked.stream:
-                    await PushedStream(answer, MessageEvents(answer, name, model)).run()
-                    return None
-                await answer.wait()
-                content = whole_message(answer, name, model)
-    return json_response(content)
+    priority = priority_of(SamplingFields(priority=body.priority), state.config, gateway_priority(request))
+
+    async def jobs() -> list[Job]:
+        return [await prompt_of(exchange, body, tools, asked, priority)]
+
+    def frames(answer: Answer) -> MessageEvents:
+        return MessageEvents(answer, name, model)
+
+    async def response(answer: Answer) -> Response:
+        return await json_body(answer, partial(whole_message, answer, name, model))
+
+    return await answer_with(request, asked, jobs, frames, response, name=name)
 
 
 async def count(request: Request) -> Response:
@@ -129,12 +131,9 @@ def check_tools(body: CountBody, calls_back: bool) -> Tools:
     kind, name = choice.get("type"), choice.get("name")
     if kind not in ("auto", "any", "tool", "none"):
         raise invalid("tool_choice.type", f"tool_choice.type: got {shown(kind)}; must be auto, any, tool or none")
-    if kind in ("any", "tool") and not body.tools:
-        raise invalid("tool_choice", "tool_choice: asks for a call, but there are no tools")
-    if kind == "tool" and kept and name not in [tool["function"]["name"] for tool in kept]:
-        raise invalid("tool_choice.name", f"tool_choice.name: {shown(name)} is not among the tools")
-    if kept and kind != "none" and calls_back:
-        raise not_here("tools", "tools: this server cannot parse tool calls; send tool_choice none, or no tools")
+    named = ("tool_choice.name", name) if kind == "tool" and kept else None
+    may_call = kind != "none" and calls_back
+    check_calls(body.tools, kept, must_call=kind in ("any", "tool"), may_call=may_call, named=named)
     return kept or None
 
 
@@ -143,7 +142,7 @@ async def prompt_of(exchange: Exchange, body: CountBody, tools: Tools, asked: As
     state = exchange.state
     salt = salt_of(SamplingFields(cache_salt=body.cache_salt))
     prefill = is_prefill(body.messages)
-    async with within(state.config.limits.prepare_timeout, "the prompt took longer than --prepare-timeout"):
+    async with preparing(exchange):
         in_pool = asyncio.get_running_loop().run_in_executor
         conversation = await in_pool(state.pool, read_blocks, body.system, body.messages)
         if prefill and conversation.turns[-1].calls:

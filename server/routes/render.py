@@ -12,21 +12,19 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server import media_options
 from server.http.body import read_json
 from server.http.exchange import exchange_of
-from server.http.watch import client_present, within
-from server.job import Job, media_ahead, prepare
+from server.http.watch import client_present, preparing
+from server.job import Job
 from server.render.widened import features_of
 from server.routes import chat as chat_route
 from server.routes import completion as completion_route
 from server.routes.endpoint import check_model, json_response, response_id, route
-from server.sampling import Asked, priority_of, salt_of
+from server.sampling import Asked
 from server.schema.chat import ChatBody
 from server.schema.common import SamplingFields
 from server.schema.completion import CompletionBody
 
-SLOW = "the prompt took longer than --prepare-timeout"
 # What a rendered request says beside its sampling, or has used up.
 NOT_SAMPLING = {
     "model", "stream", "stream_options", "request_id", "priority", "cache_salt", "add_special_tokens",
@@ -43,12 +41,7 @@ async def chat(request: Request) -> Response:
     name = response_id("chatcmpl-", body.request_id, exchange)
     async with client_present(request):
         with state.places.hold(1, exchange.key_name):
-            salt, options = salt_of(body), media_options.of_request(state, body)
-            in_time = within(state.config.limits.prepare_timeout, SLOW)
-            async with in_time, media_ahead(exchange, salt, options) as ahead:
-                prompt = await chat_route.render(state, body, ahead)
-                priority = priority_of(body, state.config)
-                job = await prepare(exchange, prompt, asked, salt=salt, priority=priority, ahead=ahead)
+            job = await chat_route.prepare_chat(exchange, body, asked)
     return json_response(rendered(name, model, job, body, asked))
 
 
@@ -62,7 +55,7 @@ async def completion(request: Request) -> Response:
     name = response_id("cmpl-", body.request_id, exchange)
     async with client_present(request):
         with state.places.hold(1, exchange.key_name):
-            async with within(state.config.limits.prepare_timeout, SLOW):
+            async with preparing(exchange):
                 jobs = await completion_route.render(exchange, body, prompts, asked)
     return json_response([rendered(name, model, job, body, asked) for job in jobs])
 

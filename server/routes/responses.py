@@ -12,6 +12,7 @@ import asyncio
 import logging
 import re
 import time
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -22,11 +23,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from server.answer import Answer
+from server.answering import answer_with
 from server.background import Background, detached
 from server.errors import ApiError, invalid, not_found, not_here, queue_full, shown
 from server.http.body import read_json
 from server.http.exchange import Exchange, exchange_of
-from server.http.watch import client_present, within
+from server.http.watch import client_present, preparing
 from server.job import Job, media_ahead, prepare
 from server.output.logprobs import TokenNames
 from server.output.response_events import ResponseEvents
@@ -36,13 +38,13 @@ from server.render.conversation import Conversation
 from server.render.errors import RenderError
 from server.render.items import as_items, read_items, read_response_tools, references, resolved
 from server.routes.chat import EFFORTS
-from server.routes.endpoint import check_model, gateway_priority, json_response, offered, route
+from server.routes.endpoint import check_model, gateway_priority, json_response, route
+from server.routes.tools import check_calls, offered
 from server.sampling import Asked, in_range, priority_of, resolve
 from server.schema.common import SamplingFields
 from server.schema.responses import ResponsesBody
 from server.state import AppState
 from server.store import Stored, Turn
-from server.stream import PushedStream
 from server.watch_response import WatchedResponse
 
 log = logging.getLogger("omniloop")
@@ -55,6 +57,7 @@ INCLUDE = frozenset({
     "web_search_call.results",
 })  # fmt: skip
 Tools = tuple[list[dict[str, Any]] | None, list[dict[str, Any]]]  # for the template; as echoed
+MakePrompt = Callable[[], Awaitable[tuple[Turn, Job]]]
 
 
 async def create(request: Request) -> Response | None:
@@ -65,32 +68,71 @@ async def create(request: Request) -> Response | None:
     asked = check(state, body)
     tools = check_tools(body)
     parent = earlier(state, exchange.key_name, body.previous_response_id)
-    async with client_present(request):
-        with ExitStack() as held:
-            held.enter_context(state.places.hold(1, exchange.key_name))
-            priority = priority_of(SamplingFields(priority=body.priority), state.config, gateway_priority(request))
-            turn, job = await prompt_of(exchange, body, parent, tools, asked, priority)
-            shape = shape_of(exchange, body, model, asked, tools)
-            if body.background:
-                entry = await in_background(request, body, asked, job, shape, turn, held)
-                if not body.stream:
-                    return json_response(shape.at("queued"))
-                await WatchedResponse(exchange, entry.record, 0).run()
-                return None
-            answer = held.enter_context(Answer(exchange, asked, [job], body.skip_special_tokens is not False))
-            await answer.submit(shape.name, exchange.request_id)
-            keep = partial(store, exchange, body, turn)
-            if asked.stream:
-                await PushedStream(answer, ResponseEvents(answer, shape, keep)).run()
-                return None
-            await answer.wait()
-            content = await answer.in_pool_if_large(partial(shape.whole, answer))
-            keep(content, [part["text"] for item in content["output"] for part in item["content"] if part["text"]])
-    return json_response(content)
+    priority = priority_of(SamplingFields(priority=body.priority), state.config, gateway_priority(request))
+    prompt = partial(prompt_of, exchange, body, parent, tools, asked, priority)
+    shape = partial(shape_of, exchange, body, model, asked, tools)
+    if body.background:
+        return await in_background(request, body, asked, prompt, shape)
+    reply = Reply(exchange, body, prompt, shape())
+    skip_special_tokens = body.skip_special_tokens is not False
+    return await answer_with(
+        request, asked, reply.jobs, reply.frames, reply.response,
+        name=reply.shape.name, skip_special_tokens=skip_special_tokens,
+    )  # fmt: skip
+
+
+class Reply:
+    """A response that ends with its request: its prompt, its events or body, and what is stored of it."""
+
+    def __init__(self, exchange: Exchange, body: ResponsesBody, prompt: MakePrompt, shape: ResponseObject) -> None:
+        self.exchange = exchange
+        self.body = body
+        self.prompt = prompt
+        self.shape = shape
+        self.turn: Turn
+
+    async def jobs(self) -> list[Job]:
+        self.turn, job = await self.prompt()
+        return [job]
+
+    def frames(self, answer: Answer) -> ResponseEvents:
+        return ResponseEvents(answer, self.shape, self.store)
+
+    async def response(self, answer: Answer) -> Response:
+        content = await answer.in_pool_if_large(partial(self.shape.whole, answer))
+        self.store(content, [part["text"] for item in content["output"] for part in item["content"] if part["text"]])
+        return json_response(content)
+
+    def store(self, content: dict[str, Any], texts: list[str]) -> None:
+        """Keeps the ended response, unless the client wants it forgotten; `texts` are those of its deltas."""
+        if self.body.store is False:
+            return
+        output = content["output"]
+        self.turn.outputs = orjson.dumps(output)
+        ids = tuple(item["id"] for item in output)
+        key, body = self.exchange.key_name, orjson.dumps(content)
+        self.exchange.state.responses.add(Stored(key, content["id"], self.turn, body, ids, cuts_of(texts)))
 
 
 async def in_background(
-    request: Request,
+    request: Request, body: ResponsesBody, asked: Asked, prompt: MakePrompt, make_shape: Callable[[], ResponseObject]
+) -> Response | None:
+    """Hands the answer over to a task of its own; the client gets the queued response, or follows its events."""
+    exchange = exchange_of(request)
+    async with client_present(request):
+        with ExitStack() as held:
+            held.enter_context(exchange.state.places.hold(asked.n, exchange.key_name))
+            turn, job = await prompt()
+            shape = make_shape()
+            entry = await begin(detached(request), body, asked, job, shape, turn, held)
+        if not body.stream:
+            return json_response(shape.at("queued"))
+        await WatchedResponse(exchange, entry.record, 0).run()
+    return None
+
+
+async def begin(
+    exchange: Exchange,
     body: ResponsesBody,
     asked: Asked,
     job: Job,
@@ -98,28 +140,16 @@ async def in_background(
     turn: Turn,
     held: ExitStack,
 ) -> Stored:
-    """Hands the answer over to a task of its own."""
-    exchange = detached(request)
+    """Submits the job and stores the running response, which from now on has what is `held`."""
     state = exchange.state
     answer = held.enter_context(Answer(exchange, asked, [job], body.skip_special_tokens is not False))
     await answer.submit(shape.name, exchange.request_id)
-    if state.responses.running >= state.responses.most:  # here, where nobody can come in between
+    if state.responses.running >= state.responses.most:  # checked without an await before the response is added
         raise queue_full(state.places.retry_after(), "as many responses run in the background as this server stores")
     entry = Stored(exchange.key_name, shape.name, turn)
     entry.running = Background(answer, shape, entry, held.pop_all())
     state.responses.add(entry)
     return entry
-
-
-def store(exchange: Exchange, body: ResponsesBody, turn: Turn, content: dict[str, Any], texts: list[str]) -> None:
-    """A response that has ended, unless the client wants it forgotten; `texts` are those of its deltas."""
-    if body.store is False:
-        return
-    output = content["output"]
-    turn.outputs = orjson.dumps(output)
-    ids = tuple(item["id"] for item in output)
-    entry = Stored(exchange.key_name, content["id"], turn, orjson.dumps(content), ids, cuts_of(texts))
-    exchange.state.responses.add(entry)
 
 
 # -- what is asked
@@ -192,14 +222,10 @@ def check_tools(body: ResponsesBody) -> Tools:
         one_of("tool_choice", choice, ("none", "auto", "required"))
     elif choice is not None and not isinstance(choice.get("type"), str):
         raise invalid("tool_choice.type", "tool_choice.type: must be a string")
-    if (choice == "required" or isinstance(choice, dict)) and not body.tools:
-        raise invalid("tool_choice", "tool_choice: asks for a call, but there are no tools")
-    if isinstance(choice, dict) and choice["type"] in ("function", "custom"):
-        names = [tool["function"]["name"] for tool in kept]
-        if choice.get("name") not in names:
-            raise invalid("tool_choice.name", f"tool_choice.name: {shown(choice.get('name'))} is not among the tools")
-    if kept and choice != "none":
-        raise not_here("tools", "tools: this server cannot parse tool calls; send tool_choice none, or no tools")
+    must_call = choice == "required" or isinstance(choice, dict)
+    by_name = isinstance(choice, dict) and choice["type"] in ("function", "custom")
+    named = ("tool_choice.name", choice.get("name")) if isinstance(choice, dict) and by_name else None
+    check_calls(body.tools, kept, must_call=must_call, may_call=choice != "none", named=named)
     return kept or None, echoed
 
 
@@ -232,7 +258,7 @@ async def prompt_of(
         inputs = b"[]" if body.store is False else orjson.dumps(resolved(body.input, named))
         return conversation, Turn(inputs, parent)
 
-    async with within(state.config.limits.prepare_timeout, "the prompt took longer than --prepare-timeout"):
+    async with preparing(exchange):
         conversation, turn = await asyncio.get_running_loop().run_in_executor(state.pool, read)
         await conversation.settle(state.renderer)
         cuts = conversation.cuts() if body.truncation == "auto" else iter((conversation,))

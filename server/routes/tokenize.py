@@ -17,7 +17,7 @@ from starlette.responses import Response
 from server.errors import invalid
 from server.http.body import read_json
 from server.http.exchange import exchange_of, state_of
-from server.http.watch import client_present, within
+from server.http.watch import client_present, preparing
 from server.render.prompt import Prompt, empty
 from server.routes.endpoint import check_model, json_response, route
 from server.sampling import token_out_of_range
@@ -25,7 +25,6 @@ from server.schema.tokenize import DetokenizeBody, TokenizeBody
 from server.state import AppState
 
 T = TypeVar("T")
-SLOW = "the tokens took longer than --prepare-timeout"
 
 
 async def tokenize(request: Request) -> Response:
@@ -35,7 +34,7 @@ async def tokenize(request: Request) -> Response:
     check_model(state, body.model)
     async with client_present(request):
         with state.places.hold(1, exchange.key_name):
-            async with within(state.config.limits.prepare_timeout, SLOW):
+            async with preparing(exchange, "tokens"):
                 prompt = await render(state, body)
                 data = await in_pool_if_long(state, len(prompt), lambda: tokens_of(state, body, prompt))
     return Response(data, media_type="application/json")
@@ -80,7 +79,7 @@ async def detokenize(request: Request) -> Response:
     check_model(state, body.model)
     async with client_present(request):
         with state.places.hold(1, exchange.key_name):
-            async with within(state.config.limits.prepare_timeout, SLOW):
+            async with preparing(exchange, "tokens"):
                 data = await in_pool_if_long(state, len(body.tokens), lambda: text_of(state, body.tokens))
     return Response(data, media_type="application/json")
 

@@ -16,13 +16,13 @@ from starlette.responses import Response
 
 from mm.splice import splice
 from server.answer import Answer
-from server.answering import json_body
+from server.answering import answer_with, json_body
 from server.choice import Choice
 from server.errors import ApiError, invalid
 from server.http.body import read_json
 from server.http.exchange import Exchange, exchange_of
 from server.http.sse import DONE
-from server.http.watch import client_present, within
+from server.http.watch import preparing
 from server.job import Job, job_of, scope_of
 from server.output.logprobs import TokenNames
 from server.render.prompt import Prompt
@@ -31,7 +31,6 @@ from server.routes.endpoint import check_model, names_of, response_id, route
 from server.sampling import Asked, priority_of, resolve, salt_of
 from server.schema.generate import GenerateBody, TokenSampling
 from server.state import AppState
-from server.stream import PushedStream
 
 PARAM = "token_ids"
 
@@ -44,17 +43,20 @@ async def create(request: Request) -> Response | None:
     fields = sampling_of(body)
     asked = check(state, fields)
     name = response_id("", body.request_id, exchange)
-    async with client_present(request):
-        with state.places.hold(asked.n, exchange.key_name):
-            async with within(state.config.limits.prepare_timeout, "the prompt took longer than --prepare-timeout"):
-                job = await prompt_of(exchange, body, fields, asked)
-            with Answer(exchange, asked, [job], fields.skip_special_tokens is not False) as answer:
-                await answer.submit(name, exchange.request_id)
-                frames = TokenChunks(answer, name, names_of(state, fields), body.output_mode == "text")
-                if asked.stream:
-                    await PushedStream(answer, frames).run()
-                    return None
-                return await json_body(answer, partial(whole, answer, frames))
+    names = names_of(state, fields)
+
+    async def jobs() -> list[Job]:
+        async with preparing(exchange):
+            return [await prompt_of(exchange, body, fields, asked)]
+
+    def frames(answer: Answer) -> TokenChunks:
+        return TokenChunks(answer, name, names, body.output_mode == "text")
+
+    async def response(answer: Answer) -> Response:
+        return await json_body(answer, partial(whole, answer, frames(answer)))
+
+    skip_special_tokens = fields.skip_special_tokens is not False
+    return await answer_with(request, asked, jobs, frames, response, name=name, skip_special_tokens=skip_special_tokens)
 
 
 def sampling_of(body: GenerateBody) -> TokenSampling:
