@@ -21,8 +21,8 @@ from _fast import cpu
 from _fast.plan import StepPlan
 from _fast.scheduler import Scheduler
 from engine.admission import Admission
-from engine.cache.pool import allocate, count_blocks, group_of
-from engine.cache.sizing import check_weights, fit_context
+from engine.cache.layout import CacheLayout
+from engine.cache.sizing import check_weights, fit_context, host_blocks
 from engine.checkpoint.config import resolve_dtype
 from engine.config import EngineConfig
 from engine.device import Accelerator, choose_device, usable_cores
@@ -54,7 +54,9 @@ Phase = Callable[[str], AbstractContextManager[None]]
 class Runtime:
     """Everything of one loaded model."""
 
-    def __init__(self, config: EngineConfig, model: Model, executor: Executor, sizes: Sizes, blocks: int) -> None:
+    def __init__(
+        self, config: EngineConfig, model: Model, executor: Executor, sizes: Sizes, layout: CacheLayout, blocks: int
+    ) -> None:
         model_config = model.config
         self.config, self.model_config, self.model, self.executor = config, model_config, model, executor
         self.sizes = sizes
@@ -76,11 +78,11 @@ class Runtime:
             max_model_len=sizes.max_model_len,
             num_blocks=blocks,
             block_size=config.block_size,
-            groups=[group_of(model.cache_specs())],
+            groups=layout.tables,
             prefix_caching=config.enable_prefix_caching,
             hash_key=secrets.token_bytes(16),
             policy=int(config.scheduling_policy == "priority"),
-            max_chunk=config.max_prefill_chunk,
+            max_chunk=sizes.max_chunk,
             encoder_budget=config.encoder_budget or max(sizes.max_tokens, 1024),
             encoder_capacity=sizes.encoder_rows,
         )
@@ -174,11 +176,13 @@ def read_weights(config: EngineConfig, model: Model, accelerator: Accelerator | 
 
 def _on_host(config: EngineConfig, model: Model, sizes: Sizes, phase: Phase) -> Runtime:
     with phase("cache"):
-        specs = model.cache_specs()
-        blocks = count_blocks(config, specs, model.dtype, sizes.max_model_len, sizes.max_rows)
-        sizes = replace(sizes, max_model_len=fit_context(config, sizes.max_model_len, blocks))
-        caches = allocate(specs, blocks, config.block_size, model.dtype, config.debug_poison)
-    return Runtime(config, model, CpuExecutor(config, model, sizes, caches), sizes, blocks)
+        layout = CacheLayout(model.cache_specs(), config.block_size)
+        longest = layout.blocks_for(sizes.max_model_len, sizes.max_chunk)
+        blocks = host_blocks(config, layout, longest, sizes.max_rows)
+        context = fit_context(config, layout, sizes.max_model_len, sizes.max_chunk, blocks)
+        sizes = replace(sizes, max_model_len=context)
+        caches = layout.allocate(blocks, config.debug_poison)
+    return Runtime(config, model, CpuExecutor(config, model, sizes, layout, caches), sizes, layout, blocks)
 
 
 def open_accelerator(config: EngineConfig, device: str) -> Accelerator | None:
@@ -197,18 +201,20 @@ def _on_device(config: EngineConfig, model: Model, sizes: Sizes, accelerator: Ac
 
     memory = accelerator.memory
     with phase("buffers"), enough_for("buffers", memory):
-        executor = DeviceExecutor(config, model, sizes, accelerator)
+        layout = CacheLayout(model.cache_specs(), config.block_size)
+        executor = DeviceExecutor(config, model, sizes, layout, accelerator)
     start = Startup(executor)
     with phase("kernels"), enough_for("profiling", memory):
         start.compile(usable_cores())
     with phase("profile"), enough_for("profiling", memory):
         blocks = start.profile()
-        sizes = replace(sizes, max_model_len=fit_context(config, sizes.max_model_len, blocks))
+        context = fit_context(config, layout, sizes.max_model_len, sizes.max_chunk, blocks)
+        sizes = replace(sizes, max_model_len=context)
     with phase("cache"), enough_for("cache", memory):
         start.allocate(blocks)
     with phase("graphs"), enough_for("graphs", memory):
         start.capture()
-    return Runtime(config, model, executor, sizes, blocks)
+    return Runtime(config, model, executor, sizes, layout, blocks)
 
 
 def warm_up(runtime: Runtime) -> None:
@@ -256,6 +262,7 @@ def _sizes(config: EngineConfig, model_config: ModelConfig, device: str) -> Size
         max_tokens=tokens,
         max_slots=rows + config.max_num_queued_reqs,
         max_model_len=config.max_model_len or held,
+        max_chunk=min(config.max_prefill_chunk or tokens, tokens),
         block_size=config.block_size,
         encoder_rows=config.encoder_cache_tokens or max(4 * tokens, 16384),
     )

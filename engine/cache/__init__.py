@@ -1,1 +1,1 @@
-"""The KV cache: what layers keep (spec), how it is laid out in bytes (layout), and the device tensors (pool)."""
+"""The KV cache: what layers keep (spec), which share tables and where bytes lie (layout), how much fits (sizing)."""

@@ -1,7 +1,7 @@
-"""How much of an accelerator the KV cache gets: arithmetic over measured bytes.
+"""How many blocks the KV cache gets: arithmetic over measured bytes.
 
-Thread: device, at start, after the weights and a profiling step. In: flags, specs, DeviceMemory. Out: a number of
-blocks, or a ConfigError that names a value that fits.
+Thread: device, at start, on an accelerator after the weights and a profiling step. In: flags, layout, DeviceMemory.
+Out: a number of blocks, or a ConfigError that names a value that fits.
 
     total x utilization = used now (weights, driver, others) + peak of a step + graphs + reserve + BLOCKS
 """
@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import logging
 import math
+from bisect import bisect_left
 
 import torch
 
-from engine.cache.pool import bytes_per_block
-from engine.cache.spec import CacheSpec
+from engine.cache.layout import CacheLayout
 from engine.config import EngineConfig
+from engine.device import available_memory
 from engine.errors import ConfigError
 from engine.memory import DeviceMemory, device_memory, gib
 
@@ -25,11 +26,28 @@ MOST_BLOCKS = 1 << 20  # beyond what rows can hold: a tiny model does not need a
 LEAST_TOKENS = 256  # a context shorter than this serves nobody
 
 
+def host_blocks(config: EngineConfig, layout: CacheLayout, longest: int, rows: int) -> int:
+    """Blocks to allocate on a CPU, the dummy one included: as flags say, else from free memory, at most what rows need.
+
+    `longest`: blocks that one context takes.
+    """
+    if config.num_gpu_blocks_override:
+        return config.num_gpu_blocks_override + 1
+    budget = config.kv_cache_memory_bytes or available_memory() // 4
+    count = min(budget // layout.block_bytes, rows * longest)
+    if count < 1:
+        raise ConfigError(
+            f"the KV cache got {budget / 2**30:.2f} GiB and one block takes {layout.block_bytes / 2**30:.2f} GiB: "
+            "raise --kv-cache-memory-bytes or free memory"
+        )
+    return count + 1
+
+
 def device_blocks(
     config: EngineConfig,
-    specs: list[CacheSpec],
-    dtype: torch.dtype,
+    layout: CacheLayout,
     max_model_len: int,
+    max_chunk: int,
     rows: int,
     peak_bytes: int,
     graph_bytes: int,
@@ -42,15 +60,16 @@ def device_blocks(
     """
     memory = memory or device_memory()
     share = utilization(config)
-    size = bytes_per_block(specs, config.block_size, dtype)
-    longest = -(-max_model_len // config.block_size)
+    size = layout.block_bytes
+    longest = layout.blocks_for(max_model_len, max_chunk)
     taken = memory.used + peak_bytes + graph_bytes
     wished = config.num_gpu_blocks_override * size or config.kv_cache_memory_bytes
     if wished:
         _refuse_if_beyond(config, wished, size, memory.total - taken)
     budget = wished or int(share * memory.total) - taken - config.device_reserve_bytes
     count = config.num_gpu_blocks_override or min(budget // size - 1, max(MOST_BLOCKS, rows * longest))
-    if count * config.block_size < min(LEAST_TOKENS, max_model_len) and not config.num_gpu_blocks_override:
+    least = layout.blocks_for(min(LEAST_TOKENS, max_model_len), max_chunk)
+    if count < least and not config.num_gpu_blocks_override:
         raise ConfigError(_too_small(config, wished, taken, (longest + 1) * size, memory))
     log.info(
         "device memory: %s in all, %s used now, %s for a step, %s for graphs; KV cache %s: %d blocks of %d tokens, "
@@ -95,14 +114,16 @@ def utilization(config: EngineConfig) -> float:
     return share
 
 
-def fit_context(config: EngineConfig, wanted: int, num_blocks: int) -> int:
+def fit_context(config: EngineConfig, layout: CacheLayout, wanted: int, max_chunk: int, num_blocks: int) -> int:
     """Tokens of context: what is wanted or what the blocks hold; an explicit wish that does not fit is refused.
 
     `num_blocks` includes the dummy block.
     """
-    fits = (num_blocks - 1) * config.block_size
-    if wanted <= fits:
+    if layout.blocks_for(wanted, max_chunk) < num_blocks:
         return wanted
+    entries = range(-(-wanted // config.block_size))  # of a block table
+    fits = bisect_left(entries, num_blocks, key=lambda n: layout.blocks_for(n * config.block_size, max_chunk)) - 1
+    fits *= config.block_size
     if config.max_model_len:
         raise ConfigError(
             f"--max-model-len {wanted}: the KV cache holds {fits} tokens; ask for at most {fits}, "

@@ -106,7 +106,7 @@ def ask_updates(record, tail, first, end, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def set_blocks(block_tables, entry, count, max_slots, max_blocks, BLOCK: tl.constexpr):
+def set_blocks(block_tables, entry, count, num_groups, max_slots, max_blocks, BLOCK: tl.constexpr):
     """The first `count` of these updates."""
     place = tl.arange(0, UPDATE)[None, :]
     slot = tl.sum(tl.where(place == SLOT, entry, 0), 1)
@@ -115,8 +115,9 @@ def set_blocks(block_tables, entry, count, max_slots, max_blocks, BLOCK: tl.cons
     group = tl.sum(tl.where(place == GROUP, entry, 0), 1)
     inside = (slot >= 0) & (slot < max_slots) & (index >= 0) & (index < max_blocks)
     inside &= tl.arange(0, BLOCK) < count
-    entries = block_tables + slot.to(tl.int64) * max_blocks + index
-    tl.store(entries, tl.maximum(block, 0), mask=inside & (group == 0))
+    inside &= (group >= 0) & (group < num_groups)
+    line = group.to(tl.int64) * (max_slots + 1) + slot
+    tl.store(block_tables + line * max_blocks + index, tl.maximum(block, 0), mask=inside)
 
 
 @triton.jit
@@ -132,7 +133,7 @@ def set_words(words, rows, first, count, max_slots, BLOCK: tl.constexpr):
 @triton.jit
 def record_kernel(
     staged,  # [capacity]
-    block_tables,  # [max_slots + 1, max_blocks]
+    block_tables,  # [num_groups, max_slots + 1, max_blocks]
     words,  # [max_slots + 1, SLOT_WORDS]
     pinned,  # [num_records, capacity], on the host
     turn,  # [1]
@@ -142,6 +143,7 @@ def record_kernel(
     max_tokens,
     at_once,  # words that are copied whatever the header says
     tail,  # where the updates begin
+    num_groups,
     max_slots,
     max_blocks,
     MROPE: tl.constexpr,
@@ -164,12 +166,13 @@ def record_kernel(
         most = (capacity - tail) // UPDATE
         if start == 0:  # most steps have no more, and these come at the same time as the header
             entry = ask_updates(record, tail, 0, most, BLOCK)
-            set_blocks(block_tables, entry, header_word(header, NUM_UPDATES, most, BLOCK), max_slots, max_blocks, BLOCK)
+            count = header_word(header, NUM_UPDATES, most, BLOCK)
+            set_blocks(block_tables, entry, count, num_groups, max_slots, max_blocks, BLOCK)
             start = stride
         num_updates = header_word(header, NUM_UPDATES, most, BLOCK)
         for first in range(start, num_updates, stride):
             entry = ask_updates(record, tail, first, num_updates, BLOCK)
-            set_blocks(block_tables, entry, num_updates - first, max_slots, max_blocks, BLOCK)
+            set_blocks(block_tables, entry, num_updates - first, num_groups, max_slots, max_blocks, BLOCK)
         params_at = tail + num_updates * UPDATE
         num_params = header_word(header, NUM_PARAMS, (capacity - params_at) // PARAMS, BLOCK)
         for first in range((program - COPIERS) * SLOTS, num_params, (tl.num_programs(0) - COPIERS) * SLOTS):
@@ -181,24 +184,25 @@ def take_record(slots: SlotTensors, records: Records, max_rows: int, max_tokens:
 
     `mrope`: with its positions. Capturable: the record's lengths are read on the device.
     """
-    lines, max_blocks = slots.block_tables.shape
+    num_groups, lines, max_blocks = slots.block_tables.shape
     count, capacity = records.pinned.shape
     first_token = tokens_at(max_rows)
     at_once = triton.cdiv(first_token + max_rows, WORDS) * WORDS  # a step that only decodes has one token per row
     record_kernel[(COPIERS + APPLIERS,)](
         records.staged, slots.block_tables, slots.words, records.pinned, records.turn, count, capacity, first_token,
-        max_tokens, at_once, tail_at(max_rows, max_tokens), lines - 1, max_blocks,
+        max_tokens, at_once, tail_at(max_rows, max_tokens), num_groups, lines - 1, max_blocks,
         MROPE=mrope, COPIERS=COPIERS, WORDS=WORDS, BLOCK=CHANGES, SLOTS=SLOTS, num_warps=4, **launch_options(),
     )  # fmt: skip
 
 
 def take_record_reference(slots: SlotTensors, record: Tensor, tail: int) -> None:
-    dummy, max_blocks = slots.block_tables.shape[0] - 1, slots.block_tables.shape[1]
+    num_groups, lines, max_blocks = slots.block_tables.shape
+    dummy = lines - 1
     num_updates = min(max(int(record[Header.NUM_UPDATES]), 0), (record.numel() - tail) // UPDATE_WORDS)
     end = tail + num_updates * UPDATE_WORDS
     slot, index, block, group = record[tail:end].view(num_updates, UPDATE_WORDS).long().unbind(1)
-    kept = (slot >= 0) & (slot < dummy) & (index >= 0) & (index < max_blocks) & (group == 0)
-    slots.block_tables[slot[kept], index[kept]] = block[kept].clamp(min=0).to(torch.int32)
+    kept = (slot >= 0) & (slot < dummy) & (index >= 0) & (index < max_blocks) & (group >= 0) & (group < num_groups)
+    slots.block_tables[group[kept], slot[kept], index[kept]] = block[kept].clamp(min=0).to(torch.int32)
     num_params = min(max(int(record[Header.NUM_PARAMS]), 0), (record.numel() - end) // SLOT_WORDS)
     rows = record[end : end + num_params * SLOT_WORDS].view(num_params, SLOT_WORDS)
     rows = rows[(rows[:, SlotWord.SLOT] >= 0) & (rows[:, SlotWord.SLOT] < dummy)]

@@ -9,8 +9,8 @@ Two launches on fixed grids:
     inputs_kernel  program 0: rows and which of them are sampled; the others: token ids, positions, cache slots
 
 Lengths come from the header and every number is clamped to what it indexes. A token id that was outside of the
-embedding marks its slot until the slot has another row of words: what it samples is nobody's (sampling/home). One cache
-group (number 0) has a table here. Users: the prep graph of the device executor; thread: device.
+embedding marks its slot until the slot has another row of words: what it samples is nobody's (sampling/home). Users:
+the prep graph of the device executor; thread: device.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -89,6 +89,7 @@ def fill_rows(
 def fill_tokens(
     token_ids, positions, slot_mapping, words, block_tables, staged, capacity, first, max_rows,
     max_tokens, max_slots, max_blocks, block_size, num_embeddings,
+    GROUPS: tl.constexpr,
     MROPE: tl.constexpr,
     STEPS: tl.constexpr,  # 2 ** STEPS > max_rows
     BLOCK: tl.constexpr,
@@ -117,10 +118,11 @@ def fill_tokens(
     tl.store(token_ids + token, tl.minimum(tl.maximum(name, 0), num_embeddings - 1).to(tl.int64), mask=room)
     index = computed + token - begin
     within = here & (index >= 0) & (index < max_blocks * block_size)
-    entry = block_tables + slot.to(tl.int64) * max_blocks + index // block_size
-    block = tl.load(entry, mask=within, other=-1).to(tl.int64)
-    mapping = tl.where(within & (block >= 0), block * block_size + index % block_size, -1)
-    tl.store(slot_mapping + token, mapping, mask=room)
+    for group in tl.static_range(GROUPS):
+        line = slot.to(tl.int64) + group * (max_slots + 1)
+        block = tl.load(block_tables + line * max_blocks + index // block_size, mask=within, other=-1).to(tl.int64)
+        mapping = tl.where(within & (block >= 0), block * block_size + index % block_size, -1)
+        tl.store(slot_mapping + group * max_tokens + token, mapping, mask=room)
     moved = index + tl.load(word(words, slot, POSITION_DELTA), mask=here, other=0)
     if MROPE:
         prompt_end = tl.load(word(words, slot, PROMPT_LEN), mask=here, other=0)
@@ -145,6 +147,7 @@ def inputs_kernel(
     staged,  # [capacity]
     turn,  # [1]
     num_records, capacity, max_rows, max_tokens, max_slots, max_blocks, block_size, num_embeddings,
+    GROUPS: tl.constexpr,
     MROPE: tl.constexpr,
     ROWS: tl.constexpr,
     STEPS: tl.constexpr,
@@ -164,7 +167,7 @@ def inputs_kernel(
     else:
         fill_tokens(
             token_ids, positions, slot_mapping, words, block_tables, staged, capacity, (program - 1) * BLOCK, max_rows,
-            max_tokens, max_slots, max_blocks, block_size, num_embeddings, MROPE, STEPS, BLOCK,
+            max_tokens, max_slots, max_blocks, block_size, num_embeddings, GROUPS, MROPE, STEPS, BLOCK,
         )  # fmt: skip
 
 
@@ -205,7 +208,7 @@ def launch_inputs(
     num_embeddings: int,
 ) -> None:
     """The two Triton kernels; arguments as `step_inputs`."""
-    lines, max_blocks = slots.block_tables.shape
+    num_groups, lines, max_blocks = slots.block_tables.shape
     count, capacity = records.pinned.shape
     mrope = out.positions.dim() == 2
     take_record(slots, records, max_rows, max_tokens, mrope)
@@ -214,8 +217,8 @@ def launch_inputs(
         out.token_ids, out.positions, out.slot_mapping, out.query_start, out.context_len, out.row_slot,
         out.sample_index, out.sample_row, out.sample_slot, out.sample_place, out.num_rows, out.num_sampled,
         out.home, slots.words, slots.block_tables, records.staged, records.turn, count, capacity, max_rows, max_tokens,
-        lines - 1, max_blocks, block_size, num_embeddings, MROPE=mrope, ROWS=rows, STEPS=max_rows.bit_length(),
-        BLOCK=TOKENS, num_warps=4, **launch_options(),
+        lines - 1, max_blocks, block_size, num_embeddings, GROUPS=num_groups, MROPE=mrope, ROWS=rows,
+        STEPS=max_rows.bit_length(), BLOCK=TOKENS, num_warps=4, **launch_options(),
     )  # fmt: skip
 
 
@@ -232,7 +235,7 @@ def step_inputs_reference(
     records.turn.fill_((mine + 1) % len(records.pinned))
     record = records.pinned[mine].to(records.staged.device)
     take_record_reference(slots, record, tail_at(max_rows, max_tokens))
-    dummy, max_blocks = slots.block_tables.shape[0] - 1, slots.block_tables.shape[1]
+    dummy, max_blocks = slots.block_tables.shape[1] - 1, slots.block_tables.shape[2]
     prompt_len = slots.word(SlotWord.PROMPT_LEN)
     rows = min(max(int(record[Header.NUM_ROWS]), 0), max_rows)
     tokens = min(max(int(record[Header.NUM_TOKENS]), 0), max_tokens) if rows else 0
@@ -263,9 +266,10 @@ def step_inputs_reference(
     name = torch.where(fed, slots.word(SlotWord.LAST_TOKEN)[slot].long(), given)
     slots.word(SlotWord.OUTSIDE)[slot[(slot < dummy) & ((name < 0) | (name >= num_embeddings))]] = 1
     _fill(out.token_ids, name.clamp(0, num_embeddings - 1), 0)
-    block = slots.block_tables[slot, (index // block_size).clamp(0, max_blocks - 1)].long()
-    within = (index >= 0) & (index < max_blocks * block_size) & (block >= 0)
-    _fill(out.slot_mapping, torch.where(within, block * block_size + index % block_size, -1), -1)
+    within = (index >= 0) & (index < max_blocks * block_size)
+    for table, mapping in zip(slots.block_tables, out.slot_mapping):
+        block = table[slot, (index // block_size).clamp(0, max_blocks - 1)].long()
+        _fill(mapping, torch.where(within & (block >= 0), block * block_size + index % block_size, -1), -1)
     position = index + slots.word(SlotWord.POSITION_DELTA)[slot]
     if out.positions.dim() == 2:
         at = int(record[Header.POSITIONS_AT])

@@ -27,7 +27,7 @@ SEED_HIGH = tl.constexpr(int(SlotWord.SEED_HIGH))
 class SlotTensors:
     """What the device keeps for each live request, by slot; row max_slots belongs to padded rows."""
 
-    block_tables: Tensor  # [max_slots + 1, max_blocks] int32
+    block_tables: Tensor  # [num_groups, max_slots + 1, max_blocks] int32
     words: Tensor  # [max_slots + 1, SLOT_WORDS] int32, floats as their bits
 
     def word(self, number: SlotWord) -> Tensor:
@@ -50,7 +50,7 @@ class StepInputs:
 
     token_ids: Tensor  # [N] int64, rows of the embedding; 0 beyond the step's tokens
     positions: Tensor  # [N] int64, or [3, N] for M-RoPE; 0 beyond
-    slot_mapping: Tensor  # [N] int64, block * block_size + offset; -1 beyond
+    slot_mapping: Tensor  # [num_groups, N] int64, block * block_size + offset; -1 beyond
     query_start: Tensor  # [R + 1] int32; the number of tokens beyond the step's rows
     context_len: Tensor  # [R] int32; 0 beyond
     row_slot: Tensor  # [R] int32; max_slots beyond
@@ -63,13 +63,15 @@ class StepInputs:
     home: Tensor  # [1] int32: the number of the buffer on the host that the tokens go to
 
 
-def empty_slots(max_slots: int, max_blocks: int, device: str | torch.device) -> SlotTensors:
+def empty_slots(max_slots: int, max_blocks: int, num_groups: int, device: str | torch.device) -> SlotTensors:
     """All rows zero."""
-    shapes = (max_slots + 1, max_blocks), (max_slots + 1, SLOT_WORDS)
+    shapes = (num_groups, max_slots + 1, max_blocks), (max_slots + 1, SLOT_WORDS)
     return SlotTensors(*(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes))
 
 
-def empty_inputs(max_rows: int, max_tokens: int, mrope: bool, device: str | torch.device) -> StepInputs:
+def empty_inputs(
+    max_rows: int, max_tokens: int, num_groups: int, mrope: bool, device: str | torch.device
+) -> StepInputs:
     """A step without rows, but for the slots of padded rows, which are 0 until the first `step_inputs`."""
     positions = torch.zeros((3, max_tokens) if mrope else max_tokens, dtype=torch.int64, device=device)
 
@@ -79,7 +81,7 @@ def empty_inputs(max_rows: int, max_tokens: int, mrope: bool, device: str | torc
     return StepInputs(
         token_ids=row(max_tokens, 0, torch.int64),
         positions=positions,
-        slot_mapping=row(max_tokens, -1, torch.int64),
+        slot_mapping=row(num_groups * max_tokens, -1, torch.int64).view(num_groups, max_tokens),
         query_start=row(max_rows + 1),
         context_len=row(),
         row_slot=row(),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.meta import AttentionMeta
-from engine.cache.spec import CacheSpec, FullSpec, SlidingSpec
+from engine.cache.spec import CacheSpec, FullSpec, LayerCache, SlidingSpec
 from engine.kernels.attention.paged import paged_attention
 from engine.kernels.rotate import qkv_rope_store
 from engine.layers.linear import Linear
@@ -20,7 +20,6 @@ from engine.model_config import LayerConfig, TextConfig
 from engine.weights.table import Shape
 
 Rope = tuple[Tensor, Tensor]  # cos, sin of the step's positions, [T, rotary_dim / 2] float32
-Cache = tuple[Tensor, Tensor]  # keys, values of one layer, each [blocks, kv_heads, block_size, head_dim]
 
 
 class Sinks:
@@ -71,22 +70,25 @@ class PagedSelfAttention:
         self.k_norm = RMSNorm(text.head_dim, text.norm_eps, text.norm_offset) if text.qk_norm else None
         self.sinks = Sinks(text.num_heads) if layer.sinks else None
 
-    def cache_spec(self) -> CacheSpec:
+    def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
+        """What a layer of a model in `dtype` keeps."""
         if self.window:
-            return SlidingSpec(self.num_kv_heads, self.head_dim, self.window)
-        return FullSpec(self.num_kv_heads, self.head_dim)
+            return SlidingSpec(self.num_kv_heads, self.head_dim, dtype, self.window)
+        return FullSpec(self.num_kv_heads, self.head_dim, dtype)
 
-    def __call__(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: Cache) -> Tensor:
+    def __call__(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
         """Stores the tokens' keys and values; returns what each token attended, [T, num_heads * head_dim]."""
         sinks = None if self.sinks is None else self.sinks.weight
+        keys, values = cache
         # Queries are not named here: they are given back before anything else is allocated.
         return paged_attention(
-            self.store(x, rope, meta, cache), *cache, meta, self.scale, self.window, self.softcap, sinks
+            self.store(x, rope, meta, cache), keys, values, meta, self.scale, self.window, self.softcap, sinks
         )
 
-    def store(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: Cache) -> Tensor:
+    def store(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
         """Writes the tokens' keys and values; returns their queries [T, num_heads, head_dim]."""
         q_norm, k_norm = self.q_norm, self.k_norm
+        keys, values = cache
         return qkv_rope_store(
             self.qkv.of_normed(x),
             *rope,
@@ -96,6 +98,7 @@ class PagedSelfAttention:
             self.num_heads,
             self.num_kv_heads,
             self.head_dim,
-            *cache,
+            keys,
+            values,
             meta.slot_mapping,
         )

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from engine.attention.meta import AttentionMeta
-from engine.cache.spec import CacheSpec
+from engine.cache.spec import CacheSpec, LayerCache
 from engine.encoders.tower import Tower
-from engine.layers.attention import Cache, PagedSelfAttention, Rope
+from engine.layers.attention import PagedSelfAttention, Rope
 from engine.layers.embed import Embedding, Head
 from engine.layers.norm import RMSNorm
 from engine.layers.rope import RopeTable
@@ -42,10 +42,10 @@ class DecoderLayer(ABC):
     attention_norm: RMSNorm
 
     @abstractmethod
-    def __call__(self, x: Stream, rope: Rope, meta: AttentionMeta, cache: Cache, index: Tensor | None) -> None:
+    def __call__(self, x: Stream, rope: Rope, meta: AttentionMeta, cache: LayerCache, index: Tensor | None) -> None:
         """Adds this layer's parts to `x`; with `index` the stream goes on with these tokens once all are stored."""
 
-    def store(self, x: Stream, rope: Rope, meta: AttentionMeta, cache: Cache) -> None:
+    def store(self, x: Stream, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> None:
         """Writes the cache and nothing else: of a last layer whose result nobody reads."""
         self.attention.store(x.normed(self.attention_norm), rope, meta, cache)
 
@@ -83,18 +83,19 @@ class Decoder(Model):
         return replace(self.WEIGHTS, ignore=(*self.WEIGHTS.ignore, "lm_head.weight"))
 
     def cache_specs(self) -> list[CacheSpec]:
-        return [layer.attention.cache_spec() for layer in self.layers]
+        return [layer.attention.cache_spec(self.dtype) for layer in self.layers]
 
     def forward(self, batch: Batch, out: Tensor | None = None) -> Tensor:
         x = Stream(self._embedded(batch))
         ropes = [rope(batch.positions) for rope in self._ropes]
         for number in self._numbers:
             layer, rope, cache = self.layers[number], ropes[self._rope_of[number]], batch.caches[number]
+            meta = batch.attention[batch.group_of[number]]
             index = batch.sample_index if number == self._numbers[-1] else None
             if index is not None and not len(index):  # middle chunks of prompts: nobody reads more than the cache
-                layer.store(x, rope, batch.attention, cache)
+                layer.store(x, rope, meta, cache)
                 return x.rows()[:0]
-            layer(x, rope, batch.attention, cache, index)
+            layer(x, rope, meta, cache, index)
             self.after_layer(number, x, batch)
         return x.normed(self.norm).rows(out)  # [S, hidden], or [T, hidden]
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from torch import Tensor
 
 from engine.attention.meta import AttentionMeta
+from engine.cache.spec import LayerCache
 from engine.checkpoint.text import read_text
-from engine.layers.attention import Cache, PagedSelfAttention, Rope
+from engine.layers.attention import PagedSelfAttention, Rope
 from engine.layers.linear import Linear
 from engine.layers.mlp import GatedMLP
 from engine.layers.norm import RMSNorm
@@ -52,7 +53,7 @@ class LlamaLayer(DecoderLayer):
         self.mlp = GatedMLP(text.hidden_size, text.intermediate_size, text.mlp_bias)
         self.mlp_post_norm = norm() if layer.post_norms else None
 
-    def __call__(self, x: Stream, rope: Rope, meta: AttentionMeta, cache: Cache, index: Tensor | None) -> None:
+    def __call__(self, x: Stream, rope: Rope, meta: AttentionMeta, cache: LayerCache, index: Tensor | None) -> None:
         attended = self.attention(x.normed(self.attention_norm), rope, meta, cache)  # [T, num_heads * head_dim]
         x.add(Product(self.o, x.keep(index, attended)), self.attention_post_norm)
         del attended  # the stream gives these rows back when they have been multiplied

@@ -6,11 +6,13 @@ of the model. Rows are not separated here: tokens of all rows follow each other,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from engine.attention.meta import AttentionMeta
+from engine.cache.spec import LayerCache
 
 
 @dataclass(slots=True, eq=False)
@@ -20,8 +22,9 @@ class Batch:
     token_ids: Tensor  # [T] int64; positions taken by media hold the placeholder's id
     positions: Tensor  # [T] int64, or [3, T] (time, height, width) for M-RoPE models
     media: list[tuple[int, int, Tensor]]  # (token_start, length, rows [length, hidden]) that replace embeddings
-    attention: AttentionMeta
-    caches: list[tuple[Tensor, Tensor]]  # (k_cache, v_cache) per layer, each [blocks, kv_heads, block_size, head_dim]
+    attention: list[AttentionMeta]  # by cache group
+    caches: list[LayerCache]  # by layer
+    group_of: Sequence[int]  # by layer: whose AttentionMeta is its
     # [S] int64: the tokens whose hidden states somebody reads, and which a forward returns in this order. None: all T.
     sample_index: Tensor | None = None
     # The same as `media` for a forward that was recorded: which tokens, [T, 1] bool, and their rows [T, hidden].

@@ -13,8 +13,6 @@ read and its tokens too.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -23,6 +21,8 @@ from _fast.layout import Header, record_len
 from _fast.params import SlotParams
 from _fast.plan import StepPlan
 from engine.attention.meta import AttentionMeta, WorkList
+from engine.cache.layout import CacheLayout
+from engine.cache.spec import LayerCache
 from engine.device import Accelerator
 from engine.kernels.attention.work import empty_list, fill_list, max_parts
 from engine.kernels.record import records_in
@@ -36,22 +36,23 @@ from engine.step.graphs import MIXED_LIMIT
 
 RECORDS = 3
 MIN_UPDATES = 16384  # block-table changes that one plan may carry: 256 KiB of its record
-Caches = list[tuple[Tensor, Tensor]]
 
 
 class StepBuffers:
     """Fixed addresses; what steps do with them is the executor's."""
 
-    def __init__(self, model: Model, sizes: Sizes, accelerator: Accelerator, invariant: bool) -> None:
+    def __init__(
+        self, model: Model, sizes: Sizes, layout: CacheLayout, accelerator: Accelerator, invariant: bool
+    ) -> None:
         device, rows, tokens = accelerator.device, sizes.max_rows, sizes.max_tokens
-        updates = max(sizes.max_blocks + 1, MIN_UPDATES)
+        updates = max(len(layout.groups) * (sizes.max_blocks + 1), MIN_UPDATES)
         length = record_len(rows, tokens, updates)
         self._sizes = sizes
         self._invariant = invariant
-        spec = model.cache_specs()[0]
+        self._layout = layout
         text = model.config.text
-        self._heads, self._head_dim, self._vocab = text.num_heads, spec.head_dim, text.vocab_size
-        self._group = text.num_heads // spec.num_kv_heads
+        self._heads, self._head_dim, self._vocab = text.num_heads, text.head_dim, text.vocab_size
+        self._heads_per_kv = text.num_heads // text.num_kv_heads
         self.records = records_in(accelerator.pinned(RECORDS * length).view(RECORDS, length), device)
         self.ring = accelerator.pinned(RECORDS * rows).view(RECORDS, rows)
         self.plans = [
@@ -59,8 +60,8 @@ class StepBuffers:
             for number, record in enumerate(self.records.pinned)
         ]
         self.params = SlotParams(sizes.max_slots)
-        self.slots = empty_slots(sizes.max_slots, sizes.max_blocks, device)
-        self.inputs = empty_inputs(rows, tokens, model.config.mrope, device)
+        self.slots = empty_slots(sizes.max_slots, sizes.max_blocks, len(layout.groups), device)
+        self.inputs = empty_inputs(rows, tokens, len(layout.groups), model.config.mrope, device)
         self.tokens = torch.full((rows,), -1, dtype=torch.int32, device=device)
         self.sampled_hidden = torch.zeros(rows, text.hidden_size, dtype=model.dtype, device=device)
         self._overlay: tuple[Tensor, Tensor] | None = None  # of models that see or hear; recorded steps read it
@@ -69,9 +70,9 @@ class StepBuffers:
             shown = torch.zeros(most, 1, dtype=torch.bool, device=device)
             self._overlay = shown, torch.zeros(most, text.hidden_size, dtype=model.dtype, device=device)
         self.work: WorkList = self._work(1)
-        self.caches: Caches = []
+        self.caches: list[LayerCache] = []
 
-    def set_caches(self, caches: Caches, num_blocks: int) -> None:
+    def set_caches(self, caches: list[LayerCache], num_blocks: int) -> None:
         """The KV cache, and room for the work lists of any step over it."""
         self.caches = caches
         self.work = self._work(num_blocks)
@@ -87,7 +88,8 @@ class StepBuffers:
         step_inputs(
             self.inputs, self.slots, self.records, sizes.max_rows, sizes.max_tokens, sizes.block_size, self._vocab
         )  # fmt: skip
-        fill_list(self.work, self._meta(sizes.max_tokens, sizes.max_rows, False), self._group, self._invariant)
+        meta = self._meta(0, sizes.max_tokens, sizes.max_rows, False)  # rows are cut alike in every group
+        fill_list(self.work, meta, self._heads_per_kv, self._invariant)
 
     def send_tokens(self) -> None:
         """Launches what brings the chosen tokens into the step's line of the ring."""
@@ -102,8 +104,9 @@ class StepBuffers:
             token_ids=inputs.token_ids[:tokens],
             positions=inputs.positions[..., :tokens],
             media=media,
-            attention=replace(self._meta(tokens, rows, decode_only), work=self.work),
+            attention=[self._meta(group, tokens, rows, decode_only) for group in range(len(self._layout.groups))],
             caches=self.caches,
+            group_of=self._layout.group_of,
             overlay=overlay,
         )
 
@@ -120,13 +123,14 @@ class StepBuffers:
         assert self._overlay is not None
         self._overlay[0].zero_()
 
-    def _meta(self, tokens: int, rows: int, decode_only: bool) -> AttentionMeta:
+    def _meta(self, group: int, tokens: int, rows: int, decode_only: bool) -> AttentionMeta:
         inputs = self.inputs
         return AttentionMeta(
             query_start=inputs.query_start[: rows + 1],
             context_len=inputs.context_len[:rows],
-            block_tables=self.slots.block_tables,
-            slot_mapping=inputs.slot_mapping[:tokens],
+            block_tables=self.slots.block_tables[group],
+            slot_mapping=inputs.slot_mapping[group, :tokens],
+            work=self.work,
             table_row=inputs.row_slot[:rows],
             decode_only=decode_only and not self._invariant,  # an invariant list has tiles only
         )

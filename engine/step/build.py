@@ -13,6 +13,8 @@ import torch
 from _fast.layout import RowFlag, UpdateWord
 from _fast.plan import StepPlan
 from engine.attention.meta import AttentionMeta
+from engine.cache.layout import CacheLayout
+from engine.cache.spec import LayerCache
 from engine.step.batch import Batch
 from engine.step.slots import SlotState
 
@@ -35,16 +37,17 @@ class RowArrays:
 def apply_updates(plan: StepPlan, slots: SlotState) -> None:
     """Writes the plan's block-table changes; later entries for the same place win."""
     updates = np.asarray(plan.updates)[: plan.num_updates]  # [num_updates, UPDATE_WORDS]
-    slots.block_tables[updates[:, UpdateWord.SLOT], updates[:, UpdateWord.INDEX]] = updates[:, UpdateWord.BLOCK]
+    slot, index, block, group = (updates[:, word] for word in UpdateWord)
+    slots.block_tables[group, slot, index] = block
 
 
 def build(
     plan: StepPlan,
     rows: RowArrays,
     slots: SlotState,
-    block_size: int,
+    layout: CacheLayout,
     media: list[tuple[int, int, torch.Tensor]],
-    caches: list[tuple[torch.Tensor, torch.Tensor]],
+    caches: list[LayerCache],
     mrope: bool,
     num_embeddings: int,
 ) -> Batch:
@@ -65,15 +68,16 @@ def build(
     token_ids = token_ids.clip(0, num_embeddings - 1)
     context = rows.computed + lens  # [num_rows]
     longest = int(context.max())
+    block_size = layout.block_size
     num_blocks = -(-longest // block_size)
-    tables = slots.block_tables[rows.slots, :num_blocks]  # [num_rows, num_blocks], a copy
-    slot_mapping = tables[row_of, index // block_size].astype(np.int64) * block_size + index % block_size
-    attention = AttentionMeta(
-        query_start=torch.from_numpy(starts.astype(np.int32)),
-        context_len=torch.from_numpy(context.astype(np.int32)),
-        block_tables=torch.from_numpy(tables),
-        slot_mapping=torch.from_numpy(slot_mapping),
-    )
+    query_start, context_len = torch.from_numpy(starts.astype(np.int32)), torch.from_numpy(context.astype(np.int32))
+    attention = []
+    for all_tables in slots.block_tables:
+        tables = all_tables[rows.slots, :num_blocks]  # [num_rows, num_blocks], a copy
+        slot_mapping = tables[row_of, index // block_size].astype(np.int64) * block_size + index % block_size
+        attention.append(
+            AttentionMeta(query_start, context_len, torch.from_numpy(tables), torch.from_numpy(slot_mapping))
+        )
     positions = mrope_positions(rows, slots) if mrope else index + slots.position_delta[rows.slots][row_of]
     return Batch(
         token_ids=torch.from_numpy(token_ids),
@@ -81,6 +85,7 @@ def build(
         media=media,
         attention=attention,
         caches=caches,
+        group_of=layout.group_of,
         sample_index=torch.from_numpy((starts[1:][rows.sampled] - 1).astype(np.int64)),
     )
 

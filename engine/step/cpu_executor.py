@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-import torch
 
 from _fast.plan import StepPlan
 from _fast.scheduler import Scheduler
+from engine.cache.layout import CacheLayout
+from engine.cache.spec import LayerCache
 from engine.config import EngineConfig
 from engine.device import HostEvent, HostStream
 from engine.inbox import Inbox
@@ -29,24 +30,25 @@ from engine.step.prompts import PromptLogprobs
 from engine.step.result import StepResult
 from engine.step.slots import SlotState
 
-Caches = list[tuple[torch.Tensor, torch.Tensor]]
-
 
 class CpuExecutor:
     """The CPU's executor."""
 
     tile = 16
 
-    def __init__(self, config: EngineConfig, model: Model, sizes: Sizes, caches: Caches) -> None:
+    def __init__(
+        self, config: EngineConfig, model: Model, sizes: Sizes, layout: CacheLayout, caches: list[LayerCache]
+    ) -> None:
         rows, tokens = sizes.max_rows, sizes.max_tokens
         # A plan is written while the step before it runs, never while its own last step does: two are enough.
-        self.plans = [StepPlan(rows, tokens, rows * (sizes.max_blocks + 1)) for _ in range(2)]
+        updates = rows * len(layout.groups) * (sizes.max_blocks + 1)
+        self.plans = [StepPlan(rows, tokens, updates) for _ in range(2)]
         self.encoder = EncoderCache(model)
         self.model = model
         self._mrope = model.config.mrope
-        self._block_size = sizes.block_size
+        self._layout = layout
         self._caches = caches
-        self._slots = SlotState(sizes.max_slots, sizes.max_blocks)
+        self._slots = SlotState(sizes.max_slots, sizes.max_blocks, len(layout.groups))
         self._vocab = model.config.text.vocab_size
         self._sampler = Sampler(sizes.max_slots, self._vocab, config.logprobs_mode)
         self._prompts = PromptLogprobs(config.logprobs_mode.endswith("_logits"), self._vocab)
@@ -99,7 +101,7 @@ class CpuExecutor:
             apply_updates(step.plan, self._slots)
             media = self.encoder.take(step)
             batch = build(
-                step.plan, step.rows, self._slots, self._block_size, media, self._caches, self._mrope, self._vocab
+                step.plan, step.rows, self._slots, self._layout, media, self._caches, self._mrope, self._vocab
             )
             due, index = self._prompts.due(step.rows), batch.sample_index
             assert index is not None

@@ -28,6 +28,7 @@ from _fast.plan import StepPlan
 from _fast.ring import OutputRing
 from _fast.scheduler import Scheduler
 from _fast.steady import SPECIAL_ALWAYS, SPECIAL_PROMPT, SteadyLoop
+from engine.cache.layout import CacheLayout
 from engine.config import EngineConfig
 from engine.device import Accelerator
 from engine.inbox import Inbox
@@ -90,13 +91,16 @@ class DeviceExecutor:
 
     tile = 128  # of the products' matrix tiles on every card that is served
 
-    def __init__(self, config: EngineConfig, model: Model, sizes: Sizes, accelerator: Accelerator) -> None:
+    def __init__(
+        self, config: EngineConfig, model: Model, sizes: Sizes, layout: CacheLayout, accelerator: Accelerator
+    ) -> None:
         self.config, self.model, self.sizes, self.accelerator = config, model, sizes, accelerator
+        self.layout = layout
         has_media = len(model.config.modalities) > 1
         self.encoder = EncoderCache(model, UploadRing(accelerator) if has_media else None)
-        self.buffers = StepBuffers(model, sizes, accelerator, config.deterministic)
+        self.buffers = StepBuffers(model, sizes, layout, accelerator, config.deterministic)
         self.plans = self.buffers.plans
-        self._host = SlotState(sizes.max_slots, 1)  # of which only positions are read here
+        self._host = SlotState(sizes.max_slots, 1, 1)  # of which only positions are read here
         self.sampler = DeviceSampler(
             self.buffers.slots, sizes.max_slots, sizes.max_rows, model.config.text.vocab_size,
             accelerator.device, config.logprobs_mode, config.max_logprobs,

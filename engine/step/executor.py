@@ -30,6 +30,7 @@ class Sizes:
     max_tokens: int  # tokens in a step
     max_slots: int  # requests running and waiting
     max_model_len: int  # tokens of prompt and answer
+    max_chunk: int  # tokens of a row in a step
     block_size: int  # tokens in a KV block
     encoder_rows: int  # tower rows that one item may have
 

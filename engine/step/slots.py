@@ -17,9 +17,9 @@ class SlotState:
 
     __slots__ = ("block_tables", "last_token", "outside", "position_delta", "positions", "prompt_len")
 
-    def __init__(self, max_slots: int, max_blocks: int) -> None:
+    def __init__(self, max_slots: int, max_blocks: int, num_groups: int) -> None:
         self.last_token = np.zeros(max_slots, np.int64)  # token sampled by the last step that had the row
-        self.block_tables = np.zeros((max_slots, max_blocks), np.int32)
+        self.block_tables = np.zeros((num_groups, max_slots, max_blocks), np.int32)
         self.position_delta = np.zeros(max_slots, np.int64)  # position of token i is i + delta beyond the prompt
         self.prompt_len = np.zeros(max_slots, np.int64)
         self.outside = np.zeros(max_slots, np.bool_)  # one of its token ids was not a row of the embedding
@@ -28,7 +28,7 @@ class SlotState:
     def admit(self, slot: int, request: Request) -> None:
         """Stages a new request's row."""
         self.last_token[slot] = 0
-        self.block_tables[slot, :] = 0
+        self.block_tables[:, slot] = 0
         self.position_delta[slot] = request.position_delta
         self.prompt_len[slot] = len(request.prompt_token_ids)
         self.outside[slot] = False
@@ -39,7 +39,7 @@ class SlotState:
         """Forgets a freed slot; with `poison` its numbers become ones that no live row may use."""
         bad = np.iinfo(np.int32).max if poison else 0
         self.last_token[slot] = bad
-        self.block_tables[slot, :] = bad
+        self.block_tables[:, slot] = bad
         self.position_delta[slot] = bad
         self.prompt_len[slot] = 0
         self.outside[slot] = poison

@@ -14,7 +14,6 @@ from functools import partial
 import numpy as np
 import torch
 
-from engine.cache.pool import allocate
 from engine.cache.sizing import device_blocks
 from engine.encoders.tower import each
 from engine.kernels.compile_ahead import compile_ahead
@@ -49,7 +48,7 @@ class Startup:
         self._executor = executor
         self._config, self._sizes, self._accelerator = executor.config, executor.sizes, executor.accelerator
         self._model, self._buffers, self._sampler = executor.model, executor.buffers, executor.sampler
-        self._launcher = executor.launcher
+        self._launcher, self._layout = executor.launcher, executor.layout
 
     def compile(self, threads: int) -> None:
         """Has the kernels of this model's steps compiled, several at a time, and products timed (gemm/fastest).
@@ -92,11 +91,7 @@ class Startup:
     @contextlib.contextmanager
     def _one_block(self) -> Iterator[None]:
         """A cache of one block, for steps at start."""
-        sizes, model = self._sizes, self._model
-        device = self._accelerator.device
-        self._buffers.set_caches(
-            allocate(model.cache_specs(), 1, sizes.block_size, model.dtype, poison=False, device=device), 1
-        )
+        self._buffers.set_caches(self._layout.allocate(1, poison=False, device=self._accelerator.device), 1)
         yield
         self._buffers.set_caches([], 1)
 
@@ -113,14 +108,14 @@ class Startup:
 
     def profile(self) -> int:
         """Runs the largest step without a cache and returns how many KV blocks fit beside it."""
-        sizes, specs, dtype = self._sizes, self._model.cache_specs(), self._model.dtype
+        sizes = self._sizes
         with self._one_block():
             self._buffers.prep()
             step = self._accelerator.peak_of(self._largest)
             peak = max(step, self._accelerator.peak_of(partial(self._encode_largest, sizes.encoder_rows)))
             graphed = step if self._config.enforce_eager else max(step, self._accelerator.peak_of(self._small_towers))
         return device_blocks(
-            self._config, specs, dtype, sizes.max_model_len, sizes.max_rows,
+            self._config, self._layout, sizes.max_model_len, sizes.max_chunk, sizes.max_rows,
             peak_bytes=peak + self._sampler.special_bytes(sizes.max_rows),
             graph_bytes=graphed + GRAPH_BYTES,  # the graphs' pool holds the largest step once more
             memory=self._accelerator.memory(),
@@ -150,11 +145,7 @@ class Startup:
 
     def allocate(self, blocks: int) -> None:
         """The KV cache and what is sized by it; `blocks` includes the dummy block."""
-        config, sizes = self._config, self._sizes
-        specs = self._model.cache_specs()
-        caches = allocate(
-            specs, blocks, sizes.block_size, self._model.dtype, config.debug_poison, self._accelerator.device
-        )
+        caches = self._layout.allocate(blocks, self._config.debug_poison, self._accelerator.device)
         self._buffers.set_caches(caches, blocks)
 
     def capture(self) -> None:

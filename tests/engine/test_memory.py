@@ -8,7 +8,7 @@ import torch
 
 import engine.runtime
 import engine.step.device_executor
-from engine.cache.pool import bytes_per_block
+from engine.cache.layout import CacheLayout
 from engine.cache.sizing import check_weights, device_blocks, fit_context
 from engine.cache.spec import FullSpec
 from engine.config import EngineConfig
@@ -22,7 +22,7 @@ from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine_kit import running
 
-SPECS = [FullSpec(8, 128)] * 32  # an 8B model: 2 MiB for 16 tokens
+LAYOUT = CacheLayout([FullSpec(8, 128, torch.bfloat16)] * 32, 16)  # an 8B model: 2 MiB for 16 tokens
 MEMORY = DeviceMemory(total=80 * GIB, free=60 * GIB, allocated=15 * GIB, reserved=19 * GIB)
 
 
@@ -31,7 +31,7 @@ def config(**settings):
 
 
 def blocks(memory=MEMORY, max_model_len=8192, rows=256, peak=2 * GIB, graphs=GIB, **settings):
-    return device_blocks(config(**settings), SPECS, torch.bfloat16, max_model_len, rows, peak, graphs, memory)
+    return device_blocks(config(**settings), LAYOUT, max_model_len, 2048, rows, peak, graphs, memory)
 
 
 def test_what_torch_keeps_for_reuse_is_not_used():
@@ -39,7 +39,7 @@ def test_what_torch_keeps_for_reuse_is_not_used():
 
 
 def test_blocks_take_what_is_left_of_the_share(caplog):
-    assert bytes_per_block(SPECS, 16, torch.bfloat16) == 2 << 20
+    assert LAYOUT.block_bytes == 2 << 20
     with caplog.at_level(logging.INFO, "omniloop.engine"):
         count = blocks(gpu_memory_utilization=0.9)
     assert count == (72 - 16 - 2 - 1 - 1) * 512
@@ -49,8 +49,8 @@ def test_blocks_take_what_is_left_of_the_share(caplog):
 
 
 def test_a_tiny_model_does_not_take_all():
-    specs = [FullSpec(1, 16)]
-    count = device_blocks(config(), specs, torch.float32, 512, 64, 0, 0, MEMORY)
+    layout = CacheLayout([FullSpec(1, 16, torch.float32)], 16)
+    count = device_blocks(config(), layout, 512, 2048, 64, 0, 0, MEMORY)
     assert count == (1 << 20) + 1
 
 
@@ -107,12 +107,12 @@ def test_weights_that_would_fit_in_bfloat16_are_told_so():
 
 
 def test_a_context_that_does_not_fit_is_shortened_or_refused(caplog):
-    assert fit_context(config(), 8192, 513) == 8192
+    assert fit_context(config(), LAYOUT, 8192, 2048, 513) == 8192
     assert not caplog.records
-    assert fit_context(config(), 8192, 101) == 1600
+    assert fit_context(config(), LAYOUT, 8192, 2048, 101) == 1600
     assert "limited to 1600 of 8192 tokens" in caplog.text
     with pytest.raises(ConfigError, match="--max-model-len 8192: the KV cache holds 1600 tokens; ask for at most 1600"):
-        fit_context(config(max_model_len=8192), 8192, 101)
+        fit_context(config(max_model_len=8192), LAYOUT, 8192, 2048, 101)
 
 
 @pytest.mark.parametrize(

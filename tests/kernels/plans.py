@@ -11,10 +11,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
 from _fast.layout import SLOT_WORDS, UPDATE_WORDS, Header, RowFlag, SlotWord
 from _fast.plan import StepPlan
 from _fast.scheduler import Scheduler
+from engine.cache.layout import CacheLayout
+from engine.cache.spec import FullSpec, SlidingSpec
 from engine.step.slots import SlotState
 
 MAX_LEN = 64
@@ -37,6 +40,7 @@ class Walk:
     seed: int
     mrope: bool = False
     num_blocks: int = 60
+    groups: tuple[tuple[int, int], ...] = ((0, 0),)  # (kind, window)
     draw: random.Random = field(init=False)
 
     def __post_init__(self) -> None:
@@ -51,12 +55,19 @@ class Walk:
             max_rows=self.max_rows,
             max_tokens=self.max_tokens,
             max_model_len=MAX_LEN,
-            num_blocks=1 + max(self.num_blocks // self.block_size, self.max_blocks + 1),
+            num_blocks=1 + max(self.num_blocks // self.block_size, self.max_blocks + 1) * len(self.groups),
             block_size=self.block_size,
+            groups=self.groups,
             max_chunk=draw.choice([0, 3]),
         )
-        self.plans = [StepPlan(self.max_rows, self.max_tokens, self.max_rows * (self.max_blocks + 1)) for _ in range(2)]
-        self.slots = SlotState(self.max_slots, self.max_blocks)
+        updates = self.max_rows * (self.max_blocks + 1) * len(self.groups)
+        self.plans = [StepPlan(self.max_rows, self.max_tokens, updates) for _ in range(2)]
+        self.slots = SlotState(self.max_slots, self.max_blocks, len(self.groups))
+        specs = [
+            SlidingSpec(1, 8, torch.float32, window) if kind else FullSpec(1, 8, torch.float32)
+            for kind, window in self.groups
+        ]
+        self.layout = CacheLayout(specs, self.block_size)
         self.unsent: dict[int, np.ndarray] = {}
         self.number = 0
 

@@ -42,7 +42,7 @@ class Rows:
 
 def rows_of(count: int, kinds: list[tuple[float, int, float, float]], device: str = "cpu") -> Rows:
     """Row r has kind r modulo their number, and seed and place of its own."""
-    slots = empty_slots(count, 1, device)
+    slots = empty_slots(count, 1, 1, device)
     fields = (
         slots.real(SlotWord.TEMPERATURE), slots.word(SlotWord.TOP_K), slots.real(SlotWord.TOP_P),
         slots.real(SlotWord.MIN_P),

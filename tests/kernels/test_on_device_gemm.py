@@ -246,8 +246,8 @@ def test_step_inputs(mrope):
     words[:, SlotWord.SLOT], words[:, SlotWord.OUTSIDE] = torch.randperm(lines)[:params], 0
     words[:, SlotWord.PROMPT_LEN] = torch.randint(0, 1000, (params,))
     record[at : at + 5700] = torch.randint(0, 5000, (5700,))
-    mine, theirs = empty_slots(lines, 120, "cuda"), empty_slots(lines, 120, "cpu")
-    got, want = (empty_inputs(max_rows, max_tokens, mrope, device) for device in ("cuda", "cpu"))
+    mine, theirs = empty_slots(lines, 120, 1, "cuda"), empty_slots(lines, 120, 1, "cpu")
+    got, want = (empty_inputs(max_rows, max_tokens, 1, mrope, device) for device in ("cuda", "cpu"))
     both = [records_in(record.repeat(2, 1).pin_memory(), device) for device in ("cuda", "cpu")]
     for _ in range(3):
         step_inputs(got, mine, both[0], max_rows, max_tokens, 16, 150000)
@@ -264,7 +264,7 @@ def test_a_graph_sends_tokens_home_to_another_buffer_each_time():
     tokens = torch.zeros(rows, dtype=torch.int32, device="cuda")
     home = torch.zeros(1, dtype=torch.int32, device="cuda")
     row_slot = torch.randperm(rows, dtype=torch.int32, device="cuda")
-    slots = empty_slots(rows, 1, "cuda")
+    slots = empty_slots(rows, 1, 1, "cuda")
     send_home(ring, tokens, home, row_slot, slots)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

@@ -16,11 +16,12 @@ from engine.step.build import RowArrays, apply_updates, build
 from tests.kernels.plans import Walk
 
 VOCAB = 99
+GROUPS = [((0, 0),), ((0, 0), (1, 6)), ((1, 3), (0, 0), (1, 3))]
 
 
 def poisoned(walk):
     """Inputs of which every entry is wrong until it is written."""
-    out = empty_inputs(walk.max_rows, walk.max_tokens, walk.mrope, "cpu")
+    out = empty_inputs(walk.max_rows, walk.max_tokens, len(walk.groups), walk.mrope, "cpu")
     for field in dataclasses.fields(out):
         getattr(out, field.name).fill_(-77)
     return out
@@ -37,9 +38,9 @@ def check_rows(out, walk, plan, batch, rows):
     count, real = plan.num_rows, int(out.num_sampled)
     dummy = walk.max_slots
     assert int(out.num_rows) == count
-    assert torch.equal(out.query_start[: count + 1], batch.attention.query_start)
+    assert torch.equal(out.query_start[: count + 1], batch.attention[0].query_start)
     assert (out.query_start[count + 1 :] == plan.num_tokens).all()
-    assert torch.equal(out.context_len[:count], batch.attention.context_len)
+    assert torch.equal(out.context_len[:count], batch.attention[0].context_len)
     assert (out.context_len[count:] == 0).all()
     assert out.row_slot.tolist() == [*rows.slots.tolist(), *[dummy] * (walk.max_rows - count)]
     assert real == len(rows.sampled)
@@ -66,25 +67,26 @@ def plant(walk, plan, record, draw):
 @pytest.mark.parametrize("mrope", [False, True])
 @pytest.mark.parametrize("seed", range(12))
 def test_a_step_equals_what_the_host_builds(seed, mrope, planted):
-    walk, draw = Walk(seed, mrope), np.random.default_rng(seed)
-    slots = empty_slots(walk.max_slots, walk.max_blocks, "cpu")
+    walk, draw = Walk(seed, mrope, groups=GROUPS[seed % 3]), np.random.default_rng(seed)
+    slots = empty_slots(walk.max_slots, walk.max_blocks, len(walk.groups), "cpu")
     seen = marked = 0
     for plan, record in walk.steps(120):
         if planted:
             plant(walk, plan, record, draw)
         rows = RowArrays(plan)
         apply_updates(plan, walk.slots)
-        batch = build(plan, rows, walk.slots, walk.block_size, [], [], mrope, VOCAB)
+        batch = build(plan, rows, walk.slots, walk.layout, [], [], mrope, VOCAB)
         slots.word(SlotWord.LAST_TOKEN)[: walk.max_slots] = torch.from_numpy(walk.slots.last_token)
         out = poisoned(walk)
         step_inputs(out, slots, alone(record), walk.max_rows, walk.max_tokens, walk.block_size, VOCAB)
         tokens = plan.num_tokens
         assert torch.equal(out.token_ids[:tokens], batch.token_ids)
         assert torch.equal(out.positions[..., :tokens], batch.positions.clamp(min=0))
-        assert torch.equal(out.slot_mapping[:tokens], batch.attention.slot_mapping)
+        for mapping, meta in zip(out.slot_mapping, batch.attention, strict=True):
+            assert torch.equal(mapping[:tokens], meta.slot_mapping)
         assert (out.token_ids[tokens:] == 0).all()
         assert (out.positions[..., tokens:] == 0).all()
-        assert (out.slot_mapping[tokens:] == -1).all()
+        assert (out.slot_mapping[:, tokens:] == -1).all()
         check_rows(out, walk, plan, batch, rows)
         marks = slots.word(SlotWord.OUTSIDE)[rows.slots]
         assert marks.bool().tolist() == walk.slots.outside[rows.slots].tolist()
@@ -92,8 +94,8 @@ def test_a_step_equals_what_the_host_builds(seed, mrope, planted):
         marked += int(marks.sum())
         for row, context in enumerate((rows.computed + rows.lens).tolist()):
             used = -(-context // walk.block_size)  # entries beyond may hold what the slot's last request left
-            line = slots.block_tables[rows.slots[row], :used]
-            assert torch.equal(line, batch.attention.block_tables[row, :used])
+            for table, meta in zip(slots.block_tables, batch.attention, strict=True):
+                assert torch.equal(table[rows.slots[row], :used], meta.block_tables[row, :used])
         seen += 1
     assert seen > 40
     assert (marked > 10) == planted
@@ -110,20 +112,20 @@ def test_small_pools_preempt_in_these_walks():
 
 def test_parameters_reach_their_slot():
     max_rows, max_tokens = 2, 3
-    slots, out = empty_slots(4, 5, "cpu"), empty_inputs(max_rows, max_tokens, False, "cpu")
+    slots, out = empty_slots(4, 5, 2, "cpu"), empty_inputs(max_rows, max_tokens, 2, False, "cpu")
     slots.word(SlotWord.OUTSIDE)[2] = slots.word(SlotWord.LAST_TOKEN)[2] = 1
     tail = tail_at(max_rows, max_tokens)
     record = np.zeros(tail + UPDATE_WORDS + SLOT_WORDS, np.int32)
     record[[Header.NUM_UPDATES, Header.NUM_PARAMS]] = 1
-    record[tail : tail + UPDATE_WORDS] = 3, 1, 9, 0
+    record[tail : tail + UPDATE_WORDS] = 3, 1, 9, 1
     row = record[tail + UPDATE_WORDS :]
     row[:] = np.arange(-3, SLOT_WORDS - 3)
     row[[SlotWord.SLOT, SlotWord.SEED_LOW, SlotWord.SEED_HIGH]] = 2, -1, 0x12345678
     row.view(np.float32)[[SlotWord.TEMPERATURE, SlotWord.TOP_P]] = 0.7, 0.9
     row[[SlotWord.LAST_TOKEN, SlotWord.OUTSIDE]] = 0
     step_inputs(out, slots, alone(record), max_rows, max_tokens, 16, VOCAB)
-    assert slots.block_tables.nonzero().tolist() == [[3, 1]]
-    assert int(slots.block_tables[3, 1]) == 9
+    assert slots.block_tables.nonzero().tolist() == [[1, 3, 1]]
+    assert int(slots.block_tables[1, 3, 1]) == 9
     assert slots.words[2].tolist() == row.tolist(), "whatever numbers a slot has, known here or not"
     assert slots.seed[2] == 0x12345678FFFFFFFF
     assert slots.real(SlotWord.TOP_P)[2] == np.float32(0.9)
@@ -131,7 +133,7 @@ def test_parameters_reach_their_slot():
 
 
 def test_records_take_turns_and_a_step_says_where_its_tokens_go():
-    slots, out = empty_slots(3, 5, "cpu"), empty_inputs(2, 4, False, "cpu")
+    slots, out = empty_slots(3, 5, 2, "cpu"), empty_inputs(2, 4, 2, False, "cpu")
     records = records_in(torch.zeros(3, tail_at(2, 4), dtype=torch.int32), "cpu")
     records.pinned[:, Header.HOME] = torch.tensor([7, 8, 9])
     homes = []
@@ -143,7 +145,7 @@ def test_records_take_turns_and_a_step_says_where_its_tokens_go():
 
 def test_numbers_out_of_bounds_touch_nothing():
     max_rows, max_tokens = 2, 4
-    slots, out = empty_slots(3, 5, "cpu"), empty_inputs(max_rows, max_tokens, True, "cpu")
+    slots, out = empty_slots(3, 5, 2, "cpu"), empty_inputs(max_rows, max_tokens, 2, True, "cpu")
     record = np.full(tail_at(max_rows, max_tokens) + 40, 1 << 30, np.int32)
     step_inputs(out, slots, alone(record), max_rows, max_tokens, 16, VOCAB)
     assert not any(getattr(slots, f.name).any() for f in dataclasses.fields(slots))

@@ -100,7 +100,7 @@ class Harness:
         token_ids = torch.tensor([token for row, start, end in spans for token in row.tokens[start:end]])
         positions = positions.contiguous() if axes == 3 else positions[0]
         index = None if asked is None else torch.tensor(asked, dtype=torch.int64)
-        batch = Batch(token_ids, positions, media, meta, self.caches, index)
+        batch = Batch(token_ids, positions, media, [meta], self.caches, [0] * len(self.caches), index)
         for row, _, end in spans:
             row.computed = end
         return self.model.forward(batch, out)

@@ -11,7 +11,8 @@ from tests.kernels.accelerator.targets import cases, compiles
 I = "*i32"  # noqa: E741
 RECORD = {
     "staged": I, "block_tables": I, "words": I, "pinned": I, "turn": I, "num_records": "i32", "capacity": "i32",
-    "tokens_at": "i32", "max_tokens": "i32", "at_once": "i32", "tail": "i32", "max_slots": "i32", "max_blocks": "i32",
+    "tokens_at": "i32", "max_tokens": "i32", "at_once": "i32", "tail": "i32", "num_groups": "i32", "max_slots": "i32",
+    "max_blocks": "i32",
 }  # fmt: skip
 INPUTS = {
     "token_ids": "*i64", "positions": "*i64", "slot_mapping": "*i64", "query_start": I, "context_len": I,
@@ -35,7 +36,8 @@ KERNELS = {
     },
     **{
         f"inputs {mrope}": (
-            inputs_kernel, INPUTS, {"MROPE": mrope, "ROWS": 512, "STEPS": 9, "BLOCK": 128, "OVERLAP": True},
+            inputs_kernel, INPUTS,
+            {"GROUPS": 1 + mrope, "MROPE": mrope, "ROWS": 512, "STEPS": 9, "BLOCK": 128, "OVERLAP": True},
             {"num_warps": 4},
         )
         for mrope in (False, True)

@@ -112,7 +112,7 @@ def test_a_row_keeps_its_token_wherever_it_stands():
 
 def test_groups_of_strided_rows():
     logits = torch.randn(3, 400)[:, :331]
-    slots, row, slot = empty_slots(2, 1, "cpu"), torch.tensor([0, -1, 2]), torch.tensor([1, 0, 2])
+    slots, row, slot = empty_slots(2, 1, 1, "cpu"), torch.tensor([0, -1, 2]), torch.tensor([1, 0, 2])
     slots.real(SlotWord.TEMPERATURE)[:] = torch.tensor([0.0, 0.5, 1.0])
     got = torch.full((2, 3, 6), -1.0)
     want = got.clone()

@@ -35,14 +35,15 @@ def alone(record: torch.Tensor) -> Records:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_step_equals_the_reference(seed, mrope, planted):
     assert HAS_TRITON
-    walk, draw, marked = Walk(seed, mrope), np.random.default_rng(seed), 0
-    mine = empty_slots(walk.max_slots, walk.max_blocks, "cpu")
+    groups = ((0, 0), (1, 6))[: 1 + seed % 2]
+    walk, draw, marked = Walk(seed, mrope, groups=groups), np.random.default_rng(seed), 0
+    mine = empty_slots(walk.max_slots, walk.max_blocks, len(groups), "cpu")
     theirs = copy.deepcopy(mine)
     turns = [records_in(torch.zeros(2, walk.capacity, dtype=torch.int32), "cpu") for _ in range(2)]
     for number, (plan, record) in enumerate(walk.steps(40)):
         if planted:
             plant(walk, plan, record, draw)
-        got, want = (empty_inputs(walk.max_rows, walk.max_tokens, mrope, "cpu") for _ in range(2))
+        got, want = (empty_inputs(walk.max_rows, walk.max_tokens, len(groups), mrope, "cpu") for _ in range(2))
         for field in dataclasses.fields(got):
             getattr(got, field.name).fill_(-77)
         for slots in (mine, theirs):
@@ -80,11 +81,12 @@ def test_more_tokens_and_changes_than_one_program_takes():
     entries = record[tail:][: UPDATE_WORDS * updates].view(updates, UPDATE_WORDS)
     entries[:, 0], entries[:, 1] = places // 400, places % 400
     entries[:, 2] = torch.randint(0, 99, (updates,))
+    entries[:, 3] = torch.randint(-1, 3, (updates,))
     words = record[tail + UPDATE_WORDS * updates :].view(params, SLOT_WORDS)
     words.copy_(torch.randint(0, 1 << 30, (params, SLOT_WORDS)))
     words[:, SlotWord.SLOT], words[:, SlotWord.OUTSIDE] = torch.randperm(700)[:params], 0
-    mine, theirs = empty_slots(700, 400, "cpu"), empty_slots(700, 400, "cpu")
-    got, want = (empty_inputs(max_rows, max_tokens, False, "cpu") for _ in range(2))
+    mine, theirs = empty_slots(700, 400, 2, "cpu"), empty_slots(700, 400, 2, "cpu")
+    got, want = (empty_inputs(max_rows, max_tokens, 2, False, "cpu") for _ in range(2))
     launch_inputs(got, mine, alone(record), max_rows, max_tokens, block_size, 990)
     step_inputs_reference(want, theirs, alone(record), max_rows, max_tokens, block_size, 990)
     equal(got, want)
@@ -94,7 +96,7 @@ def test_more_tokens_and_changes_than_one_program_takes():
 
 @pytest.mark.parametrize("value", [-1, 1 << 30, -(1 << 30), 7])
 def test_a_broken_record_stays_inside_its_tensors(value):
-    slots, out = empty_slots(3, 5, "cpu"), empty_inputs(2, 4, True, "cpu")
+    slots, out = empty_slots(3, 5, 1, "cpu"), empty_inputs(2, 4, 1, True, "cpu")
     record = torch.full((tail_at(2, 4) + 40,), value, dtype=torch.int32)
     launch_inputs(out, slots, alone(record), 2, 4, 16, 5)
     assert ((out.row_slot >= 0) & (out.row_slot <= 3)).all()
@@ -109,7 +111,7 @@ def test_a_broken_record_stays_inside_its_tensors(value):
 @pytest.mark.parametrize("rows", [1, 256, 600])
 def test_tokens_go_to_the_buffer_that_the_step_named(rows, home):
     tokens = torch.randint(-1, 1000, (rows,), dtype=torch.int32)
-    row_slot, slots = torch.randperm(rows, dtype=torch.int32), empty_slots(rows, 1, "cpu")
+    row_slot, slots = torch.randperm(rows, dtype=torch.int32), empty_slots(rows, 1, 1, "cpu")
     slots.word(SlotWord.OUTSIDE)[:] = torch.rand(rows + 1) < 0.2
     got, want = (torch.full((3, rows), -77, dtype=torch.int32) for _ in range(2))
     launch_home(got, tokens, torch.tensor([home], dtype=torch.int32), row_slot, slots)

@@ -1,0 +1,100 @@
+"""CacheLayout: which layers share a block table, and where the pages of their blocks lie in memory.
+
+Owner: device thread, at start. In: one spec per layer. Out: groups, bytes of a block, the layers' caches.
+
+    buffers     L of them, each [num_blocks, page_bytes]; a block is the pages of one number in all buffers
+    groups      layers with equal specs, at most L in a group; the layer i of a group has its pages in buffer i
+
+Every block belongs to one group at a time, and all groups draw from one pool. So L is the number of layers of the
+rarest kind: layers of other kinds make several groups, and no buffer stays empty. A page is as large as the largest of
+any kind; what smaller ones leave is padding, which is logged. Block 0 is the dummy block: padded rows write to it and
+no request ever owns it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from engine.cache.spec import KIND_SLIDING, CacheSpec, LayerCache
+from engine.errors import ConfigError
+
+log = logging.getLogger("omniloop.engine")
+
+ALIGNED = 16  # bytes; pages begin at multiples of it
+NEARLY_EQUAL = 1.25  # kinds whose numbers of layers differ by less are one group each
+MAX_PADDING = 0.25  # of the cache
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Layers that share block tables."""
+
+    spec: CacheSpec
+    layers: tuple[int, ...]  # their numbers in the model
+
+
+class CacheLayout:
+    """Fixed once a model's specs are known."""
+
+    def __init__(self, specs: Sequence[CacheSpec], block_size: int) -> None:
+        self.block_size = block_size
+        kinds: dict[CacheSpec, list[int]] = {}
+        for number, spec in enumerate(specs):
+            kinds.setdefault(spec, []).append(number)
+        counts = [len(layers) for layers in kinds.values()]
+        largest = max(counts)
+        self.num_buffers = largest if largest <= NEARLY_EQUAL * min(counts) else min(counts)
+        self.groups = [
+            Group(spec, tuple(layers[first : first + self.num_buffers]))
+            for spec, layers in kinds.items()
+            for first in range(0, len(layers), self.num_buffers)
+        ]
+        page = max(spec.block_bytes(block_size) for spec in kinds)
+        self.page_bytes = -(-page // ALIGNED) * ALIGNED
+        self.block_bytes = self.num_buffers * self.page_bytes
+        self.group_of = [0] * len(specs)  # by layer
+        for number, group in enumerate(self.groups):
+            for layer in group.layers:
+                self.group_of[layer] = number
+        used = sum(spec.block_bytes(block_size) for spec in specs)
+        self._check_padding(1 - used / (len(self.groups) * self.block_bytes))
+
+    @property
+    def tables(self) -> list[tuple[int, int]]:
+        """(kind, window) of each group, as the scheduler takes them."""
+        return [(group.spec.kind, group.spec.window) for group in self.groups]
+
+    def blocks_for(self, num_tokens: int, max_chunk: int) -> int:
+        """Blocks that a row of so many tokens holds at most, over all groups; `max_chunk`: its tokens in a step."""
+        total = 0
+        for group in self.groups:
+            most = -(-num_tokens // self.block_size)
+            if group.spec.kind == KIND_SLIDING:  # as in _fast/tables: the window, two chunks and ragged ends
+                most = min(most, (group.spec.window + 2 * max_chunk) // self.block_size + 3)
+            total += most
+        return total
+
+    def allocate(self, num_blocks: int, poison: bool, device: torch.device | str = "cpu") -> list[LayerCache]:
+        """Each layer's cache, not written yet; with `poison` what was not written is not a number."""
+        shape = (num_blocks, self.page_bytes)
+        buffers = [torch.empty(shape, dtype=torch.uint8, device=device) for _ in range(self.num_buffers)]
+        caches: list[LayerCache] = [()] * len(self.group_of)
+        for group in self.groups:
+            for layer, pages in zip(group.layers, buffers):
+                caches[layer] = group.spec.views(pages, self.block_size)
+                for view in caches[layer] if poison else ():
+                    view.fill_(float("nan"))
+        return caches
+
+    def _check_padding(self, share: float) -> None:
+        if share > MAX_PADDING:
+            raise ConfigError(
+                f"the layers' caches differ so much that {share:.0%} of the KV cache would be padding (at most "
+                f"{MAX_PADDING:.0%}): this model's mixture of layers is not supported"
+            )
+        if share > 0.01:
+            log.info("KV cache: %d groups of layers, %.1f %% of it padding", len(self.groups), 100 * share)

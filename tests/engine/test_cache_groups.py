@@ -1,0 +1,185 @@
+"""Layers that keep different things share one pool of blocks: layouts, tokens, what sliding layers free, a toy kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+import engine.runtime
+from engine.cache.layout import CacheLayout
+from engine.cache.spec import FullSpec, SlidingSpec
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.layers.attention import PagedSelfAttention
+from engine.request import Request, SamplingParams
+from engine.runtime import load_runtime
+from tests import tiny
+from tests.engine.host_accelerator import HostAccelerator
+from tests.engine_kit import SMALL
+from tests.models.harness import Harness, load
+
+FULL, NEAR = FullSpec(2, 8, torch.float32), SlidingSpec(2, 8, torch.float32, 32)
+WINDOW, BLOCK = 8, 4  # of the tiny checkpoint, and of these engines
+
+
+@pytest.fixture
+def device_path(request, monkeypatch):
+    """With `accelerated`: the accelerator's executor, on a CPU."""
+    if request.param == "accelerated":
+        monkeypatch.setattr(engine.runtime, "open_accelerator", lambda config, device: HostAccelerator())
+    return request.param
+
+
+def runtime_of(name, **settings):
+    return load_runtime(
+        EngineConfig(model=str(tiny.checkpoint(name)), **{**SMALL, "block_size": BLOCK, **settings}), {}
+    )
+
+
+def groups_of(runtime):
+    return CacheLayout(runtime.model.cache_specs(), BLOCK).tables
+
+
+def steps(runtime, prompt, count):
+    """Computes `count` greedy tokens behind the prompt, a step at a time; yields the slot and each step's tokens."""
+    scheduler, executor, empty = runtime.scheduler, runtime.executor, np.zeros(0, np.int32)
+    request = Request(prompt, SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True))
+    slot = scheduler.add(
+        0, prompt, max_tokens=count, min_tokens=0, ignore_eos=True, eos_ids=empty, stop_ids=empty, priority=0,
+        arrival=0.0, root=bytes(16), read_cache=False,
+    )  # fmt: skip
+    executor.admit(slot, request, 0, None)
+    while scheduler.schedule(plan := runtime.next_plan):
+        step = runtime.launch_forward(plan)
+        runtime.launch_sample(step, lambda _: None)
+        assert step.event.wait(60)
+        assert step.error is None, step.error
+        executor.collect(step)
+        scheduler.commit(plan, step.tokens)
+        yield slot, [int(token) for token in step.tokens if token >= 0]
+
+
+def test_equal_layers_are_one_group_whose_blocks_have_a_page_per_layer():
+    layout = CacheLayout([FULL] * 5, 16)
+    assert layout.tables == [(0, 0)]
+    assert layout.group_of == [0] * 5
+    assert layout.block_bytes == 5 * 2 * 2 * 16 * 8 * 4
+    assert layout.blocks_for(33, 100) == 3
+
+
+def test_a_kind_of_many_layers_makes_as_many_groups_as_the_rarest_kind_needs():
+    layout = CacheLayout([NEAR, NEAR, FULL] * 2 + [NEAR], 16)
+    assert layout.num_buffers == 2
+    assert [group.layers for group in layout.groups] == [(0, 1), (3, 4), (6,), (2, 5)]
+    assert layout.tables == [(1, 32), (1, 32), (1, 32), (0, 0)]
+    assert layout.group_of == [0, 0, 3, 1, 1, 3, 2]
+    # A long context: every block of the full layers, of the others the window, two chunks and ragged ends.
+    assert layout.blocks_for(16000, 16) == 1000 + 3 * ((32 + 2 * 16) // 16 + 3)
+
+
+def test_nearly_as_many_layers_of_another_kind_are_one_group():
+    layout = CacheLayout([NEAR, FULL] * 4 + [NEAR], 16)
+    assert [group.layers for group in layout.groups] == [(0, 2, 4, 6, 8), (1, 3, 5, 7)]
+
+
+def test_pages_of_unlike_kinds_are_padded_and_too_much_padding_is_refused():
+    small = FullSpec(2, 6, torch.float32)
+    layout = CacheLayout([FULL, small], 16)
+    assert layout.page_bytes == FULL.block_bytes(16) > small.block_bytes(16)
+    with pytest.raises(ConfigError, match=r"44% of the KV cache would be padding \(at most 25%\)"):
+        CacheLayout([FULL, FullSpec(2, 1, torch.float32)], 16)
+
+
+def test_a_block_is_the_same_page_of_every_buffer_whichever_group_has_it():
+    layout = CacheLayout([NEAR, FULL], 4)
+    caches = layout.allocate(3, poison=True)
+    assert all(view.isnan().all() for cache in caches for view in cache)
+    for cache in caches:
+        assert [view.shape for view in cache] == [(3, 2, 4, 8)] * 2
+    caches[0][1][2] = 7.0  # values of block 2, which is the first group's
+    assert (caches[1][1][2] == 7.0).all()
+    assert caches[1][0].isnan().all()
+    assert caches[1][1][:2].isnan().all()
+
+
+@pytest.mark.parametrize("device_path", ["cpu", "accelerated"], indirect=True)
+@pytest.mark.parametrize("chunk", [0, 5])
+def test_groups_give_the_tokens_of_one_full_group_with_masks(device_path, chunk):
+    prompt = np.random.default_rng(chunk).integers(2, 90, 61, dtype=np.int32)
+    harness = Harness(load(tiny.checkpoint("qwen2-window")))
+    want = harness.generate(harness.add(prompt.tolist()), 40)
+    runtime = runtime_of("qwen2-window", max_prefill_chunk=chunk)
+    assert groups_of(runtime) == [(0, 0), (1, 8), (1, 8)]
+    got = [token for _, tokens in steps(runtime, prompt, 40) for token in tokens]
+    runtime.executor.close()
+    assert got == want
+
+
+def test_a_sliding_group_holds_the_blocks_of_its_window_only():
+    runtime = runtime_of("qwen2-window", max_prefill_chunk=8)
+    kinds = [kind for kind, _ in groups_of(runtime)]
+    for number, (slot, _) in enumerate(steps(runtime, np.arange(2, 82, dtype=np.int32), 30)):
+        tables = runtime.scheduler.tables
+        held = [sum(block != 0 for block in tables.row(slot, group)) for group in range(len(kinds))]
+        if number < 9 or not tables.row(slot):  # chunks of the prompt; the row has ended
+            continue
+        for kind, count in zip(kinds, held):
+            assert count <= (WINDOW - 1) // BLOCK + 2 if kind else count >= 20
+        assert runtime.scheduler.pool.num_used == sum(held)
+    runtime.executor.close()
+    assert number > 30
+
+
+@dataclass(frozen=True, slots=True)
+class MarkedSpec:
+    """A toy kind: keys, values and a mark for each token that was stored."""
+
+    plain: FullSpec
+    kind = 0
+    window = 0
+
+    def block_bytes(self, block_size):
+        return self.plain.block_bytes(block_size) + 4 * block_size
+
+    def views(self, pages, block_size):
+        size = self.plain.block_bytes(block_size)
+        return *self.plain.views(pages, block_size), pages[:, size : size + 4 * block_size].view(torch.float32)
+
+
+class MarkingAttention(PagedSelfAttention):
+    """Attention over such a cache."""
+
+    __slots__ = ()
+
+    def cache_spec(self, dtype):
+        return MarkedSpec(FullSpec(self.num_kv_heads, self.head_dim, dtype))
+
+    def store(self, x, rope, meta, cache):
+        return super().store(x, rope, meta, cache[:2])
+
+    def __call__(self, x, rope, meta, cache):
+        keys, values, marks = cache
+        marks[meta.slot_mapping // BLOCK, meta.slot_mapping % BLOCK] = 1.0
+        for table, length in zip(meta.block_tables, meta.context_len.tolist()):
+            assert (marks[table[: -(-length // BLOCK)].long()].flatten()[:length] == 1).all()
+        return super().__call__(x, rope, meta, (keys, values))
+
+
+def test_a_toy_kind_of_cache_is_a_spec_and_its_layer(monkeypatch):
+    prompt = np.arange(2, 40, dtype=np.int32)
+    want = [token for _, tokens in steps(runtime_of("llama"), prompt, 12) for token in tokens]
+    build, made = engine.runtime.build_model, []
+
+    def marked(*args):
+        made.append(build(*args))
+        made[0].layers[1].attention.__class__ = MarkingAttention
+        return made[0]
+
+    monkeypatch.setattr(engine.runtime, "build_model", marked)
+    runtime = runtime_of("llama", debug_poison=True)
+    assert groups_of(runtime) == [(0, 0), (0, 0), (0, 0)]
+    got = [token for _, tokens in steps(runtime, prompt, 12) for token in tokens]
+    assert got == want
