@@ -108,6 +108,11 @@ def verdict(case: dict) -> str:
     return f">= {value * 100:.0f} % {what[3:]} {'met' if case[what] >= value else 'MISSED'}"
 
 
+def pages(count: int) -> tuple[torch.Tensor, ...]:
+    """Keys and values of so many blocks, side by side in a page as layers have them (engine/cache/spec)."""
+    return draw(count, 2, KV_HEADS, 16, DIM).unbind(1)
+
+
 def step(contexts: list[int], queries: list[int]) -> tuple[torch.Tensor, list, AttentionMeta]:
     counts = [-(-length // 16) for length in contexts]
     tables = torch.zeros(len(contexts), max(counts), dtype=torch.int32)
@@ -128,7 +133,7 @@ def step(contexts: list[int], queries: list[int]) -> tuple[torch.Tensor, list, A
     work = empty_list(len(contexts), sum(queries), room, HEADS, DIM, "cuda")
     fill_list(work, meta, HEADS // KV_HEADS)
     copies = max(1, min(4, (200 << 20) // (len(order) * KV_HEADS * 16 * DIM * 4)))
-    caches = [(draw(len(order), KV_HEADS, 16, DIM), draw(len(order), KV_HEADS, 16, DIM)) for _ in range(copies)]
+    caches = [pages(len(order)) for _ in range(copies)]
     return draw(sum(queries), HEADS, DIM), caches, replace(meta, work=work)
 
 
@@ -164,7 +169,7 @@ def rows_of(count: int) -> list[dict]:
     width = (HEADS + 2 * KV_HEADS) * DIM
     cos = torch.randn(count, DIM // 2, device="cuda")
     slots, norm = torch.randperm(4096 * 16, device="cuda")[:count], torch.randn(DIM, device="cuda")
-    k_cache, v_cache = draw(4096, KV_HEADS, 16, DIM), draw(4096, KV_HEADS, 16, DIM)
+    k_cache, v_cache = pages(4096)
     inputs = [draw(count, width) for _ in range(min(sets, 8))]
     args = (cos, cos, norm, norm, 1e-6, HEADS, KV_HEADS, DIM, k_cache, v_cache, slots)
     took = time_of([lambda x=x: qkv_rope_store(x, *args) for x in inputs])

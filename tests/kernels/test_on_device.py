@@ -116,7 +116,8 @@ def pages(contexts, queries, kv_heads, dim, block_size=16):
         table_row=lines.to(torch.int32).cuda(),
         decode_only=max(queries) == 1,
     )
-    return caches[0].contiguous(), caches[1].contiguous(), meta
+    keys, values = caches.transpose(0, 1).contiguous().unbind(1)  # side by side in a page, as layers have them
+    return keys, values, meta
 
 
 def listed(meta, heads, kv_heads, dim, max_rows=8, room=0, invariant=False):
