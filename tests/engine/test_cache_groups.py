@@ -49,7 +49,7 @@ def steps(runtime, prompt, count):
     request = Request(prompt, SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True))
     slot = scheduler.add(
         0, prompt, max_tokens=count, min_tokens=0, ignore_eos=True, eos_ids=empty, stop_ids=empty, priority=0,
-        arrival=0.0, root=bytes(16), read_cache=False,
+        arrival=0.0, root=bytes(16), read_cache=True,
     )  # fmt: skip
     executor.admit(slot, request, 0, None)
     while scheduler.schedule(plan := runtime.next_plan):
@@ -116,6 +116,15 @@ def test_groups_give_the_tokens_of_one_full_group_with_masks(device_path, chunk)
     got = [token for _, tokens in steps(runtime, prompt, 40) for token in tokens]
     runtime.executor.close()
     assert got == want
+
+
+def test_a_cached_prefix_of_all_groups_gives_the_same_tokens():
+    prompt = np.random.default_rng(3).integers(2, 90, 50, dtype=np.int32)
+    runtime = runtime_of("qwen2-window", max_prefill_chunk=16)
+    first, second = ([token for _, tokens in steps(runtime, prompt, 20) for token in tokens] for _ in range(2))
+    runtime.executor.close()
+    assert runtime.scheduler.prefix_hits >= 40  # tokens
+    assert first == second
 
 
 def test_a_sliding_group_holds_the_blocks_of_its_window_only():
