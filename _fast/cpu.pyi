@@ -1,9 +1,7 @@
 RMS_NORM: int
 LAYER_NORM: int
-SILU_MUL: int
 GELU_ERF: int
 GELU_TANH: int
-QUICK_GELU: int
 HEAD_MAX: int
 NORM_MAX: int
 
@@ -28,6 +26,7 @@ def linear(
     bf16: bool,
     weight_bf16: bool,
     gated: bool,
+    activation: int,
 ) -> None: ...
 def norm(
     op: int,

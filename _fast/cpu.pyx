@@ -27,6 +27,7 @@ cdef extern from "kernels.h" nogil:
         int out_bf16
         int weight_bf16
         int gated
+        int activation
 
     struct norm_call "norm":
         void *out
@@ -112,10 +113,8 @@ cdef extern from "kernels.h" nogil:
 
     int C_RMS_NORM "RMS_NORM"
     int C_LAYER_NORM "LAYER_NORM"
-    int C_SILU_MUL "SILU_MUL"
     int C_GELU_ERF "GELU_ERF"
     int C_GELU_TANH "GELU_TANH"
-    int C_QUICK_GELU "QUICK_GELU"
     int C_HEAD_MAX "HEAD_MAX"
     int C_NORM_MAX "NORM_MAX"
 
@@ -128,10 +127,8 @@ cdef extern from "ops.h" nogil:
 
 RMS_NORM = C_RMS_NORM
 LAYER_NORM = C_LAYER_NORM
-SILU_MUL = C_SILU_MUL
 GELU_ERF = C_GELU_ERF
 GELU_TANH = C_GELU_TANH
-QUICK_GELU = C_QUICK_GELU
 HEAD_MAX = C_HEAD_MAX
 NORM_MAX = C_NORM_MAX
 
@@ -171,9 +168,9 @@ def limit_isa(int level):
 def linear(
     uintptr_t out, uintptr_t x, uintptr_t panels, uintptr_t bias, uintptr_t residual,
     long rows, long depth, long columns, long x_stride, long out_stride, long residual_stride,
-    bint bf16, bint weight_bf16, bint gated,
+    bint bf16, bint weight_bf16, bint gated, int activation,
 ):
-    """out = x W^T + bias + residual, or silu(gate) * up per panel when gated. See kernels.h for shapes."""
+    """out = x W^T + bias + residual, or activate(gate, up) per panel when gated. See kernels.h for shapes."""
     cdef linear_call call
     cdef int failed
     call.out = <void *> out
@@ -188,6 +185,7 @@ def linear(
     call.out_bf16 = bf16
     call.weight_bf16 = weight_bf16
     call.gated = gated
+    call.activation = activation
     with nogil:
         failed = op_linear(&call, <const void *> x, x_stride, bf16)
     if failed:
@@ -217,7 +215,7 @@ def norm(
 
 
 def point(int op, uintptr_t out, uintptr_t x, long rows, long width, bint bf16):
-    """SILU_MUL of [rows, 2 * width], or one of the GELUs of [rows, width]."""
+    """A gated activation of [rows, 2 * width], op its number, or GELU_ERF or GELU_TANH of [rows, width]."""
     cdef point_call call
     call.op = op
     call.out = <void *> out

@@ -4,7 +4,7 @@ Few rows: a weight [N, K] is looked up with the least row class that holds them;
 which also takes every other card and the classes for which a shape has no entry. A shape that is not in the table goes
 by the rule that fits those that are, up to 32 rows. Filled from `python -m tests.bench.gpu_products`, which prints the
 choice for each shape.
-Up to 256 rows: the gated products of WHOLE, whose tiles of all rows are one round of gemm/gated_one_wave.
+Up to 128 rows: the gated products of ONE_WAVE, whose tiles of all rows are one wave (gemm/gated_one_wave).
 Many rows: only gated products, where they fill the rounds of tiles that gemm/gated_persistent takes.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 
-from engine.kernels.gemm.gated_one_wave import MOST_ROWS, SHARED_MEMORY, columns_of
+from engine.kernels.gemm.gated_one_wave import MAX_ROWS, SHARED_MEMORY, columns_of
 from engine.kernels.gemm.gated_persistent import DESCRIBED
 from engine.kernels.gemm.split_k import MAX_TILES, Split
 from engine.kernels.target import Target, target
@@ -73,13 +73,13 @@ SHAPES: dict[str, dict[tuple[int, int, bool], Choice]] = {
 }  # fmt: skip
 
 # How many rows, by (width, depth) of gate and of up. Microseconds of the vendor's product and silu·mul and of ours at
-# 96, 128, 136, 192, 256 rows, one H100, bfloat16.
-WHOLE: dict[str, dict[tuple[int, int], tuple[range, ...]]] = {
+# 96, 128 rows, one H100, bfloat16.
+ONE_WAVE: dict[str, dict[tuple[int, int], range]] = {
     "sm_90": {
-        # 80.1 82.7 83.6 87.5 92.1 -> 77.4 77.8 94.3 86.4 86.1; a layer without attention at 96 and 128 rows 170 169 ->
-        # 165 162, at 256 191 to 196 -> 192 to 194; rows below 96, which leave more of a tile empty, were not measured
-        (12288, 4096): (range(96, 129), range(193, 257)),
-        (18944, 3584): (range(96, 129),),  # 110 112 -> 103 104 in wide tiles; with more rows there are only narrow ones
+        # 80.1 82.7 -> 77.4 77.8; a layer without attention 170 169 -> 165 162; tiles of 256 rows gained nothing there
+        # at 193 to 256 rows; rows below 96, which leave more of a tile empty, were not measured
+        (12288, 4096): range(96, 129),
+        (18944, 3584): range(96, 129),  # 110 112 -> 103 104 in wide tiles
     }
 }
 
@@ -98,16 +98,16 @@ LEAST_FILL: dict[str, dict[tuple[int, int], float]] = {
 OTHER_FILL = 0.83  # of shapes beside the table: (11008, 2048) and (27648, 5120) took 2 to 23 % less from there on
 
 
-def whole_gated(rows: int, width: int, depth: int) -> bool:
+def one_wave_gated(rows: int, width: int, depth: int) -> bool:
     """Whether this card takes gemm/gated_one_wave for `rows` rows and weights gate and up [width, depth]."""
-    return rows <= MOST_ROWS and in_one_round(target(), rows, width, depth)
+    return rows <= MAX_ROWS and in_one_wave(target(), rows, width, depth)
 
 
-def in_one_round(device: Target, rows: int, width: int, depth: int) -> bool:
-    """`whole_gated` on a given device, of MOST_ROWS or fewer."""
-    if not any(rows in taken for taken in WHOLE.get(device.arch, {}).get((width, depth), ())):
+def in_one_wave(device: Target, rows: int, width: int, depth: int) -> bool:
+    """`one_wave_gated` on a given device, of MAX_ROWS or fewer."""
+    if rows not in ONE_WAVE.get(device.arch, {}).get((width, depth), ()):
         return False
-    return -(-width // sum(columns_of(rows, width))) <= device.num_units and device.shared_memory >= SHARED_MEMORY
+    return -(-width // sum(columns_of(width))) <= device.num_units and device.shared_memory >= SHARED_MEMORY
 
 
 def many_gated(rows: int, width: int, depth: int) -> bool:

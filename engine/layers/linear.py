@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.kernels.activation import silu_mul
+from engine.kernels.activation import Activation, glu
 from engine.kernels.gemm.dense import (
     PackedLinear,
     add_linear,
@@ -96,11 +96,11 @@ class GatedLinear(Linear):
 
     def __call__(self, x: Tensor) -> Tensor:
         packed = self.packed
-        return gated_linear(x, packed) if packed.gated else silu_mul(linear(x, packed))
+        return gated_linear(x, packed) if packed.gated else glu(linear(x, packed), Activation.SILU)
 
     def of_normed(self, normed: Normed) -> Tensor:
         y = super().of_normed(normed)
-        return y if self.packed.gated else silu_mul(y)
+        return y if self.packed.gated else glu(y, Activation.SILU)
 
     def fill(self, pieces: dict[str, list[Tensor | None]], dtype: torch.dtype, device: str) -> None:
         gate, up = pieces["weight"]

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from engine.attention.meta import AttentionMeta
-from engine.kernels.activation import silu_mul
+from engine.kernels.activation import Activation, glu
 from engine.kernels.attention.dense import dense_attention
 from engine.kernels.attention.paged import paged_attention
 from engine.kernels.attention.work import empty_list, fill_list, max_parts
@@ -164,7 +164,7 @@ def rows_of(count: int) -> list[dict]:
     took = time_of([lambda x=x: rms_norm(x, weight, 1e-6) for x in inputs])
     found.append({"name": f"rms_norm {count}", "times": took, "bytes": count * HIDDEN * 2 * 2})
     inputs = [draw(count, 2 * INNER) for _ in range(min(sets, 8))]
-    took = time_of([lambda x=x: silu_mul(x) for x in inputs])
+    took = time_of([lambda x=x: glu(x, Activation.SILU) for x in inputs])
     found.append({"name": f"silu_mul {count}", "times": took, "bytes": count * INNER * 2 * 3})
     width = (HEADS + 2 * KV_HEADS) * DIM
     cos = torch.randn(count, DIM // 2, device="cuda")
@@ -193,8 +193,8 @@ def gated(count: int) -> list[dict]:
     weights = [draw(2 * INNER, HIDDEN) / HIDDEN**0.5 for _ in range(2)]
     x, out = draw(count, HIDDEN), draw(count, INNER)
     ways: dict[str, Callable[[torch.Tensor], object]] = {
-        "vendor": lambda weight: silu_mul(torch.mm(x, weight.t())),
-        "ours": lambda weight: gated_product(x, weight, None, out),
+        "vendor": lambda weight: glu(torch.mm(x, weight.t()), Activation.SILU),
+        "ours": lambda weight: gated_product(x, weight, None, out, Activation.SILU),
     }
     turns: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ways}
     for _ in range(2):

@@ -1,12 +1,12 @@
-"""Up to 256 rows times the weights of known models on this card: the vendor's product beside gemm/split_k and whole.
+"""Up to 256 rows times the weights of known models on this card: the vendor's product beside those of kernels/gemm.
 
 cuts: a line per weight and row class for SHAPES of kernels/tune: the best cut, or None where the vendor is faster.
 normed: the same with the norm before (q|k|v, gate|up) or after (o, down) left to the product, beside what is served
 without that and a norm's kernel, for SHAPES too; --missing asks only where SHAPES has None.
-whole: gate|up at 65 to 256 rows by the vendor's product and silu·mul beside gemm/gated_one_wave, for WHOLE.
+wave: gate|up at 65 to 128 rows by the vendor's product and silu·mul beside gemm/gated_one_wave, for ONE_WAVE.
 layers: a layer without its attention (products, norms, rotation and store) by the vendor's products, by ours with norms
 of their own and as it is served, and how many kernels that is. Graphs of 20 calls over weights beyond the cache.
-Run: python -m tests.bench.gpu_products [--only cuts,normed,whole,layers] [--missing] [--models Qwen3-0.6B,...]: ten
+Run: python -m tests.bench.gpu_products [--only cuts,normed,wave,layers] [--missing] [--models Qwen3-0.6B,...]: ten
 minutes for all of it, most of them compiling.
 """
 
@@ -19,17 +19,18 @@ from unittest import mock
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from engine.kernels.activation import silu_mul
+from engine.kernels.activation import Activation, glu
 from engine.kernels.gemm import dense
 from engine.kernels.gemm.dense import add_linear, normed_linear, pack, pack_gated
 from engine.kernels.gemm.epilogue import MAX_ROWS, Unscaled, empty_unscaled
-from engine.kernels.gemm.gated_one_wave import launch_whole
+from engine.kernels.gemm.gated_one_wave import launch_one_wave
 from engine.kernels.gemm.split_k import Split, arrivals, launch_split
 from engine.kernels.norm import rms_norm
 from engine.kernels.rotate import qkv_rope_store
-from engine.kernels.tune import CLASSES, few_rows, whole_gated
+from engine.kernels.tune import CLASSES, few_rows, one_wave_gated
 from tests.bench.gpu_kernels import draw, time_of
 
+SILU = Activation.SILU
 MODELS = {  # hidden, inner, heads, kv heads of 128
     "Qwen3-0.6B": (1024, 3072, 16, 8),
     "Qwen3-8B": (4096, 12288, 32, 8),
@@ -74,12 +75,14 @@ def choose(width: int, depth: int, gated: bool, rows: int) -> tuple[float, float
     def vendor(weight: torch.Tensor) -> None:
         y = torch.mm(x, weight.t())
         if gated:
-            silu_mul(y)
+            glu(y, SILU)
 
     theirs = microseconds([lambda w=w: vendor(w) for w in weights])
     found = []
     for cut in candidates(width, depth, gated, rows):
-        calls = [lambda w=w, cut=cut: launch_split(x, w, None, None, out, gated, cut) for w in weights]
+        calls = [
+            lambda w=w, cut=cut: launch_split(x, w, None, None, out, SILU if gated else None, cut) for w in weights
+        ]
         found.append((microseconds(calls), cut))
     return theirs, *min(found)
 
@@ -103,7 +106,7 @@ def choose_normed(width: int, depth: int, gated: bool, rows: int, before: bool) 
 
     def ours(weight: dense.PackedLinear, cut: Split, ahead: Unscaled | None, after: Unscaled | None) -> None:
         residual, out = (y, y) if after is not None else (None, torch.empty_like(y))
-        launch_split(x, weight.panels, None, residual, out, gated, cut, ahead, after)
+        launch_split(x, weight.panels, None, residual, out, SILU if gated else None, cut, ahead, after)
 
     theirs = microseconds([lambda w=w: apart(w) for w in packed])
     ahead = empty_unscaled(x, 64, gain, 1e-6) if before else None
@@ -177,18 +180,18 @@ def show_cuts(model: str, normed: bool, missing: bool) -> None:
                   f"ours {ours:6.1f} us: {tuple(cut)}{' (slower)' * (ours >= theirs)}", flush=True)  # fmt: skip
 
 
-def show_whole(model: str) -> None:
+def show_wave(model: str) -> None:
     hidden, inner, *_ = MODELS[model]
     weights = [draw(2 * inner, hidden) for _ in range(max(2, (120 << 20) // (4 * inner * hidden) + 1))]
 
     def vendor(x: torch.Tensor, weight: torch.Tensor) -> None:
-        silu_mul(torch.mm(x, weight.t()))
+        glu(torch.mm(x, weight.t()), SILU)
 
-    for rows in (65, 80, 96, 112, 128, 129, 160, 192, 193, 224, 256):
+    for rows in (65, 80, 96, 112, 128):
         x, out = draw(rows, hidden), draw(rows, inner)
         theirs = microseconds([lambda w=w, x=x: vendor(x, w) for w in weights])
-        ours = microseconds([lambda w=w, x=x, out=out: launch_whole(x, w, None, out) for w in weights])
-        taken = "taken" if whole_gated(rows, inner, hidden) else "not taken"
+        ours = microseconds([lambda w=w, x=x, out=out: launch_one_wave(x, w, None, out, SILU) for w in weights])
+        taken = "taken" if one_wave_gated(rows, inner, hidden) else "not taken"
         print(f"{model} gate|up {rows:3d} rows: {theirs:6.1f} us, in one tile {ours:6.1f} us, {taken}", flush=True)
 
 
@@ -200,7 +203,7 @@ def show_layers(model: str) -> None:
             apart = microseconds(calls)
         with (
             mock.patch.object(dense, "few_rows", return_value=None),
-            mock.patch.object(dense, "whole_gated", return_value=False),
+            mock.patch.object(dense, "one_wave_gated", return_value=False),
         ):
             vendor = microseconds(calls)
         print(f"{model} layer, {rows:3d} rows: vendor's products {vendor:6.1f} us, norms of their own {apart:6.1f} us, "
@@ -209,7 +212,7 @@ def show_layers(model: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="cuts,normed,whole,layers", help="which parts")
+    parser.add_argument("--only", default="cuts,normed,wave,layers", help="which parts")
     parser.add_argument("--missing", action="store_true", help="of the cuts, those that SHAPES has as None")
     parser.add_argument("--models", default=",".join(MODELS), help="of those that this file lists")
     options = parser.parse_args()
@@ -219,8 +222,8 @@ def main() -> None:
         for model in options.models.split(","):
             if part == "layers":
                 show_layers(model)
-            elif part == "whole":
-                show_whole(model)
+            elif part == "wave":
+                show_wave(model)
             else:
                 show_cuts(model, part == "normed", options.missing)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from _fast import cpu
-from engine.kernels.activation import silu_mul
+from engine.kernels.activation import glu
 from engine.kernels.gemm import dense
 from engine.kernels.gemm.dense import (
     gated_linear,
@@ -211,12 +211,12 @@ def test_plain_weights_of_an_accelerator_follow_the_same_rules(biased, dtype, in
 
 @pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize("kind", ["ours", "invariant", "float32"])
-@pytest.mark.parametrize("rule", ["whole_gated", "many_gated"])
+@pytest.mark.parametrize("rule", ["one_wave_gated", "many_gated"])
 def test_gated_products_are_one_kernel(rule, kind, given, monkeypatch):
     """Not where a row's bits must not vary, nor in float32."""
     asked: list[tuple[int, ...]] = []
     monkeypatch.setattr(dense, rule, lambda *sizes: asked.append(sizes) or True)
-    monkeypatch.setattr(dense, "silu_mul", lambda both: asked.append(()) or silu_mul(both))
+    monkeypatch.setattr(dense, "glu", lambda *given: asked.append(()) or glu(*given))
     dtype = torch.float32 if kind == "float32" else torch.bfloat16
     x, weight, bias = torch.randn(2, 3, 40).to(dtype), torch.randn(60, 40).to(dtype) / 4, torch.randn(60)
     set_invariant(kind == "invariant")

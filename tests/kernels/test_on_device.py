@@ -7,14 +7,11 @@ import torch
 
 from engine.attention.meta import AttentionMeta
 from engine.kernels.activation import (
+    Activation,
     gelu,
-    gelu_mul,
-    gelu_mul_reference,
     gelu_reference,
-    quick_gelu,
-    quick_gelu_reference,
-    silu_mul,
-    silu_mul_reference,
+    glu,
+    glu_reference,
 )
 from engine.kernels.attention import prefill
 from engine.kernels.attention.dense import dense_attention, dense_attention_reference
@@ -49,11 +46,10 @@ def test_norms(rows, width):
 @pytest.mark.parametrize("width", [12288, 3072, 70])
 def test_activations(width):
     x = draw(33, 2 * width)
-    assert error(silu_mul(x), silu_mul_reference(x.double())) < LIMIT
-    assert error(quick_gelu(x), quick_gelu_reference(x.double())) < LIMIT
+    for activation in Activation:
+        assert error(glu(x, activation), glu_reference(x.double(), activation)) < LIMIT
     for approximate in ("none", "tanh"):
         assert error(gelu(x, approximate), gelu_reference(x.double(), approximate)) < LIMIT
-        assert error(gelu_mul(x, approximate), gelu_mul_reference(x.double(), approximate)) < LIMIT
 
 
 @pytest.mark.parametrize("rows", [1, 37, 512])

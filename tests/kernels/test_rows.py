@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
 from _fast import cpu
 from engine.kernels.activation import (
+    Activation,
     gelu,
-    gelu_mul,
     gelu_reference,
-    quick_gelu,
-    quick_gelu_reference,
-    silu_mul,
-    silu_mul_reference,
+    glu,
+    glu_reference,
 )
 from engine.kernels.norm import (
     layer_norm,
@@ -67,21 +67,25 @@ def test_norm_takes_float32_weights_for_bfloat16_rows():
 @pytest.mark.parametrize("width", WIDTHS)
 def test_activations_equal_their_references(width, dtype):
     x = (torch.randn(5, 2 * width) * 4).to(dtype)
-    close(silu_mul(x), silu_mul_reference(x.double()), dtype)
+    for activation in Activation:
+        close(glu(x, activation), glu_reference(x.double(), activation), dtype)
     close(gelu(x), gelu_reference(x.double()), dtype)
     close(gelu(x, "tanh"), gelu_reference(x.double(), "tanh"), dtype)
-    close(quick_gelu(x), quick_gelu_reference(x.double()), dtype)
-    x = x / 4
-    gate, up = x.double().chunk(2, dim=-1)
-    for approximate in ("none", "tanh"):
-        close(gelu_mul(x, approximate), gelu_reference(gate, approximate) * up, dtype)
 
 
 def test_activations_at_the_ends_of_the_range():
     x = torch.tensor([[-1e30, -200.0, -90.0, -20.0, -0.0, 0.0, 20.0, 90.0, 200.0, 1e30]])
-    for op, reference in ((gelu, gelu_reference), (quick_gelu, quick_gelu_reference)):
-        torch.testing.assert_close(op(x).double(), reference(x.double()), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(gelu(x).double(), gelu_reference(x.double()), rtol=1e-5, atol=1e-6)
     assert gelu(torch.tensor([[float("nan")]])).isnan().all()
+
+
+@pytest.mark.parametrize("activation", Activation)
+def test_gated_activations_at_the_ends_of_the_range(activation):
+    ends = torch.tensor([-1e4, -200.0, -90.0, -20.0, -7.0, -0.0, 0.0, 7.0, 20.0, 90.0, 200.0, 1e4])
+    x = torch.cat([ends.repeat_interleave(len(ends)), ends.repeat(len(ends))])[None]
+    torch.testing.assert_close(glu(x, activation).double(), glu_reference(x.double(), activation), rtol=1e-5, atol=1e-6)
+    nan = torch.tensor([[float("nan"), 1.0, float("nan"), 1.0, float("nan"), float("nan")]])  # gate, up, both
+    assert glu(nan, activation).isnan().all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -91,9 +95,8 @@ def test_a_row_gets_the_same_bits_in_any_company(dtype):
     ops = [
         lambda rows: rms_norm(rows, weight, 1e-6),
         lambda rows: layer_norm(rows, weight, bias, 1e-6),
-        silu_mul,
+        *(functools.partial(glu, activation=each) for each in Activation),
         gelu,
-        quick_gelu,
     ]
     for op in ops:
         for threads in (1, 2, 3):

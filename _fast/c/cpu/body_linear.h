@@ -103,7 +103,7 @@ static void finish_row(const struct linear *call, long panel, long row, const fl
         columns = PANEL / 2, first = panel * columns, total = call->columns / 2;
         for (int i = 0; i < PANEL / 2; i += W) {
             vf gate = v_load(full + i);
-            v_store(full + i, gate * v_sigmoid(gate) * v_load(full + PANEL / 2 + i));
+            v_store(full + i, v_activate(gate, v_load(full + PANEL / 2 + i), call->activation));
         }
     }
     if (columns > total - first) columns = total - first;

@@ -84,20 +84,14 @@ INLINE vf v_gelu_erf(vf x) {
     return v_if_less(x, v_zero(), half, x - half);
 }
 
-/* 0.5 (1 + tanh u) is sigmoid(2u). */
-INLINE vf v_gelu_tanh(vf x) {
-    vf u = v_fma(x * x * x, v_set(0.0713548163f), x * v_set(1.59576912f));
-    return x * v_sigmoid(u);
-}
-
 INLINE void point_row(const struct point *call, long row, int op, int bf16) {
-    const long width = call->width, start = row * width * (op == SILU_MUL ? 2 : 1);
+    const int gated = op < GELU_ERF;
+    const long width = call->width, start = row * width * (gated ? 2 : 1);
     for (long i = 0; i < width; i += W) {
         vf x = t_load(call->x, start + i, width - i, bf16);
-        if (op == SILU_MUL) x = x * v_sigmoid(x) * t_load(call->x, start + width + i, width - i, bf16);
+        if (gated) x = v_activate(x, t_load(call->x, start + width + i, width - i, bf16), op);
         if (op == GELU_ERF) x = v_gelu_erf(x);
         if (op == GELU_TANH) x = v_gelu_tanh(x);
-        if (op == QUICK_GELU) x = x * v_sigmoid(x * v_set(1.702f));
         t_store(call->out, row * width + i, x, width - i, bf16);
     }
 }
@@ -105,14 +99,16 @@ INLINE void point_row(const struct point *call, long row, int op, int bf16) {
 static void point_rows(const struct point *call, long begin, long end) {
     for (long row = begin; row < end; row++) {
         switch (call->op * 2 + call->bf16) {
-        case SILU_MUL * 2: point_row(call, row, SILU_MUL, 0); break;
-        case SILU_MUL * 2 + 1: point_row(call, row, SILU_MUL, 1); break;
+        case GLU_SILU * 2: point_row(call, row, GLU_SILU, 0); break;
+        case GLU_SILU * 2 + 1: point_row(call, row, GLU_SILU, 1); break;
+        case GLU_GELU_TANH * 2: point_row(call, row, GLU_GELU_TANH, 0); break;
+        case GLU_GELU_TANH * 2 + 1: point_row(call, row, GLU_GELU_TANH, 1); break;
+        case GLU_CLAMPED_SWIGLU * 2: point_row(call, row, GLU_CLAMPED_SWIGLU, 0); break;
+        case GLU_CLAMPED_SWIGLU * 2 + 1: point_row(call, row, GLU_CLAMPED_SWIGLU, 1); break;
         case GELU_ERF * 2: point_row(call, row, GELU_ERF, 0); break;
         case GELU_ERF * 2 + 1: point_row(call, row, GELU_ERF, 1); break;
         case GELU_TANH * 2: point_row(call, row, GELU_TANH, 0); break;
-        case GELU_TANH * 2 + 1: point_row(call, row, GELU_TANH, 1); break;
-        case QUICK_GELU * 2: point_row(call, row, QUICK_GELU, 0); break;
-        default: point_row(call, row, QUICK_GELU, 1); break;
+        default: point_row(call, row, GELU_TANH, 1); break;
         }
     }
 }

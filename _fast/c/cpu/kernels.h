@@ -17,7 +17,7 @@ enum { PAIRS = 48 };      /* (query, head) pairs that share a tile of keys */
 enum { HEAD_MAX = 256 };  /* widest head */
 enum { NORM_MAX = 16384 }; /* widest row of a norm */
 
-/* out[m, n] = sum_k x[m, k] w[n, k] + bias[n] + residual[m, n]; or silu(first half) * second half, per panel. */
+/* out[m, n] = sum_k x[m, k] w[n, k] + bias[n] + residual[m, n]; or activate(first half, second half), per panel. */
 struct linear {
     void *out;            /* [rows, columns] */
     const float *x;       /* [rows, depth] as spread_rows leaves it */
@@ -28,6 +28,7 @@ struct linear {
     long out_stride, residual_stride;
     int out_bf16, weight_bf16;
     int gated; /* panels hold 32 gate rows, then their 32 up rows; out has columns / 2 columns */
+    int activation; /* of a gated layer */
 };
 
 struct spreading {
@@ -38,7 +39,10 @@ struct spreading {
 };
 
 enum row_op { RMS_NORM, LAYER_NORM };
-enum point_op { SILU_MUL, GELU_ERF, GELU_TANH, QUICK_GELU };
+enum activation { ACT_SILU, ACT_GELU_TANH, ACT_CLAMPED_SWIGLU }; /* of gate and up; engine/kernels/activation has the same */
+#define SWIGLU_ALPHA 1.702f
+#define SWIGLU_LIMIT 7.0f
+enum point_op { GLU_SILU, GLU_GELU_TANH, GLU_CLAMPED_SWIGLU, GELU_ERF, GELU_TANH }; /* the GLUs: by enum activation */
 
 struct norm {
     void *out;     /* [rows, width] */
@@ -51,7 +55,7 @@ struct norm {
 
 struct point {
     void *out;     /* [rows, width] */
-    const void *x; /* [rows, width], or [rows, 2 * width] for SILU_MUL */
+    const void *x; /* [rows, width], or [rows, 2 * width] for a GLU: gate, then up */
     long rows, width;
     int op, bf16;
 };

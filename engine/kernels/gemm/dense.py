@@ -21,17 +21,18 @@ import torch
 from torch import Tensor
 
 from _fast import cpu
-from engine.kernels.activation import silu_mul
+from engine.kernels.activation import Activation, glu
+from engine.kernels.gemm.descriptors import is_aligned
 from engine.kernels.gemm.epilogue import Unscaled, empty_rows, empty_unscaled
 from engine.kernels.gemm.fastest import Kind, multiplied, note
-from engine.kernels.gemm.gated_one_wave import tile_rows, whole_product
-from engine.kernels.gemm.gated_persistent import gated_product, gated_reference, is_aligned
+from engine.kernels.gemm.gated_one_wave import one_wave_product
+from engine.kernels.gemm.gated_persistent import gated_product, gated_reference
 from engine.kernels.gemm.invariant import invariant_linear
 from engine.kernels.gemm.split_k import Split, arrivals, split_linear
 from engine.kernels.norm import rms_norm
-from engine.kernels.tune import few_rows, many_gated, whole_gated
+from engine.kernels.tune import few_rows, many_gated, one_wave_gated
 
-GatedProduct = Callable[[Tensor, Tensor, Tensor | None, Tensor], None]  # x, weight, bias, out
+GatedProduct = Callable[[Tensor, Tensor, Tensor | None, Tensor, Activation], None]  # x, weight, bias, out
 
 PANEL = 64  # output rows in a panel
 HUGE_PAGE = 2 << 20  # bytes
@@ -170,7 +171,7 @@ def plain_linear(x: Tensor, packed: PackedLinear, out: Tensor | None, residual: 
     if packed.invariant:
         invariant_linear(rows, weight, bias, added, y)
     elif cut is not None:
-        split_linear(rows, weight, bias, added, y, False, cut)
+        split_linear(rows, weight, bias, added, y, None, cut)
     elif bias is None and multiplied(rows, weight, packed.gated, added, y):
         pass  # launched
     elif added is not None:
@@ -190,10 +191,10 @@ def plain_gated(x: Tensor, packed: PackedLinear, out: Tensor | None) -> Tensor:
     _note(packed, False)
     product = _gated_of(rows, packed)
     if product is None:
-        y = silu_mul(plain_linear(x, packed, None, None))
+        y = glu(plain_linear(x, packed, None, None), Activation.SILU)
         return y if out is None else out.copy_(y)
     y = rows.new_empty(len(rows), width) if out is None else out.view(-1, width)
-    product(rows, packed.panels, packed.bias, y)
+    product(rows, packed.panels, packed.bias, y, Activation.SILU)
     return y.view(*x.shape[:-1], width) if out is None else out
 
 
@@ -207,7 +208,7 @@ def add_linear(residual: Tensor, x: Tensor, packed: PackedLinear, gain: Tensor, 
     if cut is None or after is None:
         linear(x, packed, residual, residual)
         return None
-    split_linear(_plain_rows(x, packed), packed.panels, packed.bias, residual, residual, False, cut, after=after)
+    split_linear(_plain_rows(x, packed), packed.panels, packed.bias, residual, residual, None, cut, after=after)
     return after
 
 
@@ -224,7 +225,8 @@ def normed_linear(residual: Tensor, gain: Tensor, eps: float, ahead: Unscaled | 
         y = empty_rows(residual, packed.out_features // 2)
     else:
         y = residual.new_empty(len(residual), packed.out_features)
-    split_linear(ahead.rows, packed.panels, packed.bias, None, y, packed.gated, cut, before=ahead)
+    activation = Activation.SILU if packed.gated else None
+    split_linear(ahead.rows, packed.panels, packed.bias, None, y, activation, cut, before=ahead)
     return y
 
 
@@ -246,23 +248,23 @@ def _gated_of(rows: Tensor, packed: PackedLinear) -> GatedProduct | None:
         return None
     way = gated_way(len(rows), packed.out_features // 2, packed.in_features)
     if not isinstance(way, Split):
-        return way and way[0]
+        return way
     if not _can_load(way, rows, packed):
         return None
-    return lambda x, weight, bias, out: split_linear(x, weight, bias, None, out, True, way)
+    return lambda x, weight, bias, out, activation: split_linear(x, weight, bias, None, out, activation, way)
 
 
-def gated_way(rows: int, width: int, depth: int) -> Split | tuple[GatedProduct, int] | None:
+def gated_way(rows: int, width: int, depth: int) -> Split | GatedProduct | None:
     """How `gated_linear` takes so many rows, weights [width, depth] and no norm; the same where it is the same kernel.
 
-    A cut for gemm/split_k, or a launcher and the rows of its tiles (0: they do not vary); None: the vendor's library.
+    A cut for gemm/split_k, or a launcher; None: the vendor's library.
     """
     cut = few_rows(rows, width, depth, True)
     if cut is not None:
         return cut
-    if whole_gated(rows, width, depth):
-        return whole_product, tile_rows(rows)
-    return (gated_product, 0) if many_gated(rows, width, depth) else None
+    if one_wave_gated(rows, width, depth):
+        return one_wave_product
+    return gated_product if many_gated(rows, width, depth) else None
 
 
 def is_vendors(kind: Kind, rows: int) -> bool:
@@ -299,7 +301,7 @@ def linear_reference(
 
 
 def gated_linear_reference(x: Tensor, packed: PackedLinear, out: Tensor | None = None) -> Tensor:
-    return gated_reference(x, packed.weight(), packed.plain_bias(), out)
+    return gated_reference(x, packed.weight(), packed.plain_bias(), out, Activation.SILU)
 
 
 def _launch(x: Tensor, packed: PackedLinear, width: int, out: Tensor | None, residual: Tensor | None) -> Tensor:
@@ -322,7 +324,7 @@ def _launch(x: Tensor, packed: PackedLinear, width: int, out: Tensor | None, res
     cpu.linear(
         out.data_ptr(), x.data_ptr(), panels.data_ptr(), 0 if bias is None else bias.data_ptr(), address,
         rows, depth, packed.out_features, stride, width, width,
-        x.dtype is torch.bfloat16, panels.dtype is torch.bfloat16, packed.gated,
+        x.dtype is torch.bfloat16, panels.dtype is torch.bfloat16, packed.gated, Activation.SILU,
     )  # fmt: skip
     return out
 

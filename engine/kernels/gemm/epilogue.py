@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from engine.kernels.activation import activate
 from engine.kernels.target import tl, triton
 
 MAX_ROWS = 64  # that lie in one tile
@@ -54,8 +55,8 @@ def load_epilogue_operands(
 @triton.jit
 def finish(
     out, gained, counted, bias, added, gains, square, sums, ups, n, m, tile, rows, width, depth, eps,
-    BIAS: tl.constexpr, RESIDUAL: tl.constexpr, GATED: tl.constexpr, PARTS: tl.constexpr, AFTER: tl.constexpr,
-    AXIS: tl.constexpr,
+    BIAS: tl.constexpr, RESIDUAL: tl.constexpr, GATED: tl.constexpr, ACT: tl.constexpr, PARTS: tl.constexpr,
+    AFTER: tl.constexpr, AXIS: tl.constexpr,
 ):  # fmt: skip
     """What comes after the sums (of gate, and of up) of rows m and columns n, which are the tile's axis AXIS."""
     n_at, m_at = tl.expand_dims(n, 1 - AXIS), tl.expand_dims(m, AXIS)
@@ -70,7 +71,7 @@ def finish(
     if GATED:
         if BIAS:
             ups += tl.expand_dims(tl.load(bias + width + n, mask=n_in, other=0.0).to(tl.float32), 1 - AXIS)
-        sums = sums / (1.0 + tl.exp(-sums)) * ups
+        sums = activate(sums, ups, ACT)
     target = m_at.to(tl.int64) * width + n_at
     if RESIDUAL:
         sums += added.to(tl.float32)

@@ -1,11 +1,11 @@
-"""The gated product of up to 256 rows, all in one tile: y = silu(x gate^T + b) * (x up^T + c).
+"""The gated product of up to 128 rows in one wave: y = activate(x gate^T + b, x up^T + c).
 
 At so few rows what is read decides: the weights' bytes from memory, the rows again and again from the second-level
-cache. A tile of all rows reads each weight once, and the more columns it has, the seldomer the rows; 96 of gate and 96
-of up are the most that the registers of a unit hold sums of 256 rows for. An inner width of 12,288 makes 128 such
-tiles: one wave of nearly all units of a card, so no program goes on to a second tile as in gemm/gated_persistent. Up to
-128 rows leave registers for 144 columns: 18,944 make 132 tiles. A block's side is a power of two, so a tile is two
-blocks of columns, 64 and 32 or 128 and 16, that multiply the same rows.
+cache. A tile of all rows reads each weight once, and the more columns it has, the seldomer the rows are read. An inner
+width of 12,288 makes 128 tiles of 96 columns of gate and 96 of up: one wave of nearly all units of a card, so no
+program goes on to a second tile as in gemm/gated_persistent. The registers of a unit hold sums of 144 columns: 18,944
+make 132 tiles. A block's side is a power of two, so a tile is two blocks of columns, 64 and 32 or 128 and 16, that
+multiply the same rows.
 Users: gemm/dense on accelerators that load blocks by descriptors, for the weights and rows that kernels/tune names.
 """
 
@@ -16,12 +16,13 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from engine.kernels.activation import Activation, activate
 from engine.kernels.gemm.descriptors import describe, is_aligned
 from engine.kernels.gemm.gated_persistent import gated_reference, launch_gated
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import tl, triton
 
-MOST_ROWS = 256  # a descriptor's block has no longer side
+MAX_ROWS = 128  # of the one tile of rows
 
 
 class Columns(NamedTuple):
@@ -32,9 +33,9 @@ class Columns(NamedTuple):
 
 
 NARROW, WIDE = Columns(64, 32), Columns(128, 16)
-MOST_NARROW = 132 * sum(NARROW)  # columns: more tiles would be a second round of sm_90's units
+MOST_NARROW = 132 * sum(NARROW)  # columns: more tiles would be a second wave on sm_90
 BLOCK_K, STAGES, WARPS = 64, 4, 8
-SHARED_MEMORY = 229440  # bytes that a program takes: four stages, and 64 for their barriers
+SHARED_MEMORY = 213056  # bytes that a program takes at most: four stages, and 64 for their barriers
 
 
 @triton.jit
@@ -44,18 +45,21 @@ def product_of(tokens, weight, n, k, sums, BLOCK_N: tl.constexpr, BLOCK_K: tl.co
 
 
 @triton.jit
-def store_gated(out, bias, sums, n, width, BIAS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
+def store_gated(
+    out, bias, sums, n, width, BIAS: tl.constexpr, ACT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+):  # fmt: skip
     """One block of the result, from column n on; sums [BLOCK_M, 2 * BLOCK_N], gate first."""
     gate, up = sums.reshape((BLOCK_M, 2, BLOCK_N)).permute((0, 2, 1)).split()
     if BIAS:
         column = n + tl.arange(0, BLOCK_N)
         gate += tl.load(bias + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
         up += tl.load(bias + width + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
-    out.store([0, n], (gate / (1.0 + tl.exp(-gate)) * up).to(out.dtype))
+    out.store([0, n], activate(gate, up, ACT).to(out.dtype))
 
 
 @triton.jit
-def whole_kernel(
+def one_wave_kernel(
     out,  # [rows, width] in blocks [BLOCK_M, FIRST]
     out_rest,  # the same in blocks [BLOCK_M, SECOND]
     x,  # [rows, depth] in blocks [BLOCK_M, BLOCK_K]
@@ -65,6 +69,7 @@ def whole_kernel(
     width,
     depth,
     BIAS: tl.constexpr,
+    ACT: tl.constexpr,  # an Activation
     BLOCK_M: tl.constexpr,  # rows or more
     FIRST: tl.constexpr,
     SECOND: tl.constexpr,
@@ -81,45 +86,40 @@ def whole_kernel(
         tokens = x.load([0, k])
         sums = product_of(tokens, weight, n, k, sums, FIRST, BLOCK_K)
         rest = product_of(tokens, weight_rest, n + FIRST, k, rest, SECOND, BLOCK_K)
-    store_gated(out, bias, sums, n, width, BIAS, BLOCK_M, FIRST)
-    store_gated(out_rest, bias, rest, n + FIRST, width, BIAS, BLOCK_M, SECOND)
+    store_gated(out, bias, sums, n, width, BIAS, ACT, BLOCK_M, FIRST)
+    store_gated(out_rest, bias, rest, n + FIRST, width, BIAS, ACT, BLOCK_M, SECOND)
 
 
-def whole_product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """x [M, K] with contiguous rows, 1 <= M <= 256, times weight [2N, K], gate first, into out [M, N]; bias [2N].
+def one_wave_product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, activation: Activation) -> None:
+    """x [M, K] with contiguous rows, 1 <= M <= 128, times weight [2N, K], gate first, into out [M, N]; bias [2N].
 
     All of one dtype of two bytes, contiguous but for x. Rows that do not all begin at whole 16 bytes are left to
-    gemm/gated_persistent, which has a way without descriptors. Capturable.
+    gemm/gated_persistent, which also loads by pointers. Capturable.
     """
     if not x.is_cuda:
-        gated_reference(x, weight, bias, out)
+        gated_reference(x, weight, bias, out, activation)
     elif all(is_aligned(tensor) for tensor in (out, x, weight)):
-        launch_whole(x, weight, bias, out)
+        launch_one_wave(x, weight, bias, out, activation)
     else:
-        launch_gated(x, weight, bias, out)
+        launch_gated(x, weight, bias, out, activation)
 
 
-def launch_whole(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
-    """The Triton kernel; arguments as `whole_product`, all aligned."""
+def launch_one_wave(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, activation: Activation) -> None:
+    """The Triton kernel; arguments as `one_wave_product`, all aligned."""
     rows, depth = x.shape
     width = out.shape[1]
-    assert 0 < rows <= MOST_ROWS and x.stride(1) == 1 and weight.is_contiguous() and out.is_contiguous()
+    assert 0 < rows <= MAX_ROWS and x.stride(1) == 1 and weight.is_contiguous() and out.is_contiguous()
     assert weight.shape == (2 * width, depth), f"x is {tuple(x.shape)}, weight {tuple(weight.shape)}, width {width}"
     assert out.shape == (rows, width) and all(is_aligned(tensor) for tensor in (out, x, weight))
-    both, block_m, (first, second) = weight.view(2, width, depth), tile_rows(rows), columns_of(rows, width)
-    whole_kernel[(triton.cdiv(width, first + second),)](  # descriptors pass by value, so a graph holds them
-        describe(out, block_m, first), describe(out, block_m, second), describe(x, block_m, BLOCK_K),
+    both, (first, second) = weight.view(2, width, depth), columns_of(width)
+    one_wave_kernel[(triton.cdiv(width, first + second),)](  # descriptors pass by value, so a graph holds them
+        describe(out, MAX_ROWS, first), describe(out, MAX_ROWS, second), describe(x, MAX_ROWS, BLOCK_K),
         describe(both, 2, first, BLOCK_K), describe(both, 2, second, BLOCK_K), out if bias is None else bias,
-        width, depth, BIAS=bias is not None, BLOCK_M=block_m, FIRST=first, SECOND=second, BLOCK_K=BLOCK_K,
-        num_warps=WARPS, num_stages=STAGES, **launch_options(),
+        width, depth, BIAS=bias is not None, ACT=int(activation), BLOCK_M=MAX_ROWS, FIRST=first, SECOND=second,
+        BLOCK_K=BLOCK_K, num_warps=WARPS, num_stages=STAGES, **launch_options(),
     )  # fmt: skip
 
 
-def tile_rows(rows: int) -> int:
-    """Rows of the tile that holds `rows`."""
-    return MOST_ROWS if rows > MOST_ROWS // 2 else MOST_ROWS // 2
-
-
-def columns_of(rows: int, width: int) -> Columns:
-    """Columns of the tiles of `rows` rows of a result [rows, width]."""
-    return WIDE if rows <= MOST_ROWS // 2 and width > MOST_NARROW else NARROW
+def columns_of(width: int) -> Columns:
+    """Columns of the tiles of a result with `width` columns."""
+    return WIDE if width > MOST_NARROW else NARROW

@@ -1,4 +1,4 @@
-"""The gated product of many rows in one kernel: y = silu(x gate^T + b) * (x up^T + c), as every SwiGLU layer begins.
+"""The gated product of many rows in one kernel: y = activate(x gate^T + b, x up^T + c), as gated MLPs begin.
 
 One matrix instruction multiplies a tile of rows by as many gate rows as up rows, so both halves of a result end in one
 thread and twice the result's size is neither written nor read again. Every unit runs one program, which goes from tile
@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from engine.kernels.activation import Activation, activate, activate_reference
 from engine.kernels.gemm.descriptors import describe, has_descriptors, is_aligned
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import target, tl, triton
@@ -66,6 +67,7 @@ def gated_kernel(
     depth,
     x_stride,
     BIAS: tl.constexpr,
+    ACT: tl.constexpr,  # an Activation
     DESCRIBED: tl.constexpr,  # out, x and weight are descriptors; loads go on from one tile to the next
     GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -96,7 +98,7 @@ def gated_kernel(
         if BIAS:
             gate += tl.load(bias + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
             up += tl.load(bias + width + column, mask=column < width, other=0.0).to(tl.float32)[None, :]
-        y = gate / (1.0 + tl.exp(-gate)) * up
+        y = activate(gate, up, ACT)
         if DESCRIBED:
             out.store([m, n], y.to(out.dtype))
         else:
@@ -105,18 +107,18 @@ def gated_kernel(
             tl.store(at, y.to(out.dtype.element_ty), mask=(row < rows)[:, None] & (column < width)[None, :])
 
 
-def gated_product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+def gated_product(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, activation: Activation) -> None:
     """x [M, K] with contiguous rows times weight [2N, K], gate first, into out [M, N]; bias [2N].
 
     All of one dtype, contiguous but for x. Capturable.
     """
     if x.is_cuda:
-        launch_gated(x, weight, bias, out)
+        launch_gated(x, weight, bias, out, activation)
     else:
-        gated_reference(x, weight, bias, out)
+        gated_reference(x, weight, bias, out, activation)
 
 
-def launch_gated(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) -> None:
+def launch_gated(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, activation: Activation) -> None:
     """The Triton kernel; arguments as `gated_product`."""
     rows, depth = x.shape
     width = out.shape[1]
@@ -134,14 +136,15 @@ def launch_gated(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor) ->
     programs = min(target().num_units, triton.cdiv(rows, tile.block_m) * triton.cdiv(width, tile.block_n))
     gated_kernel[(programs,)](
         y, tokens, weights, out if bias is None else bias, rows, width, depth, x.stride(0),
-        BIAS=bias is not None, DESCRIBED=described, GROUP=GROUP, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
-        BLOCK_K=tile.block_k, num_warps=tile.warps, num_stages=tile.stages, **launch_options(),
+        BIAS=bias is not None, ACT=int(activation), DESCRIBED=described, GROUP=GROUP, BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, num_warps=tile.warps, num_stages=tile.stages, **launch_options(),
     )  # fmt: skip
 
 
-def gated_reference(x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None = None) -> Tensor:
+def gated_reference(
+    x: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor | None, activation: Activation
+) -> Tensor:
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     both = torch.nn.functional.linear(x.to(wide), weight.to(wide), None if bias is None else bias.to(wide))
-    gate, up = both.chunk(2, dim=-1)
-    y = torch.nn.functional.silu(gate) * up
+    y = activate_reference(both, activation)
     return y.to(x.dtype) if out is None else out.copy_(y)

@@ -1,4 +1,4 @@
-"""Products of few rows (1 to 256), split along the summed axis: y = x W^T (+ bias) (+ residual), or silu(gate) * up.
+"""Products of few rows (1 to 256), split along the summed axis: y = x W^T (+ bias) (+ residual), or activate(gate, up).
 
 A product of few rows reads every weight once and computes next to nothing, so all units must be reading all the time.
 A small output has fewer tiles than the card has units: its sums are cut into parts, one program each. A program writes
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from engine.kernels.activation import Activation, activate_reference
 from engine.kernels.gemm.descriptors import describe, is_aligned
 from engine.kernels.gemm.epilogue import (
     MAX_BLOCK,
@@ -102,6 +103,7 @@ def split_kernel(
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     GATED: tl.constexpr,
+    ACT: tl.constexpr,  # an Activation when GATED
     SPLITS: tl.constexpr,  # programs that share a tile
     PARTS: tl.constexpr,  # 0: x is multiplied as it is; else it is Unscaled: power of two >= parts
     AFTER: tl.constexpr,  # out is left Unscaled for a norm
@@ -161,7 +163,7 @@ def split_kernel(
             tl.store(arrived + tile, 0)
     if last:
         finish(out, gained, counted, bias, added, gains, square, sums, ups, n, m, tile, rows, width, depth, eps,
-               BIAS, RESIDUAL, GATED, PARTS, AFTER, 0)  # fmt: skip
+               BIAS, RESIDUAL, GATED, ACT, PARTS, AFTER, 0)  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -187,6 +189,7 @@ def tiled_kernel(
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     GATED: tl.constexpr,
+    ACT: tl.constexpr,  # an Activation when GATED
     SPLITS: tl.constexpr,  # programs that share a tile
     PARTS: tl.constexpr,  # as above
     AFTER: tl.constexpr,
@@ -234,7 +237,7 @@ def tiled_kernel(
         if GATED:
             gate, up = sums.reshape((BLOCK_M, 2, BLOCK_N)).permute((0, 2, 1)).split()
         finish(out, gained, counted, bias, added, gains, square, gate, up, n, m, tile, rows, width, depth, eps,
-               BIAS, RESIDUAL, GATED, PARTS, AFTER, 1)  # fmt: skip
+               BIAS, RESIDUAL, GATED, ACT, PARTS, AFTER, 1)  # fmt: skip
 
 
 def split_linear(
@@ -243,12 +246,12 @@ def split_linear(
     bias: Tensor | None,
     residual: Tensor | None,
     out: Tensor,
-    gated: bool,
+    activation: Activation | None,
     cut: Split,
     before: Unscaled | None = None,
     after: Unscaled | None = None,
 ) -> None:
-    """x [M, K] with contiguous rows times weight [N, K] into out [M, N]; gated: weight [2N, K], gate first.
+    """x [M, K] with contiguous rows times weight [N, K] into out [M, N]; with an activation weight [2N, K], gate first.
 
     M <= 64, or the cut has rows of a tile; then rows of x and of weight begin at whole 16 bytes (`is_aligned`).
     bias [N] (gated: [2N]); residual [M, N], contiguous, may be out itself. All of one dtype. With `before`, x is its
@@ -256,7 +259,7 @@ def split_linear(
     called on the device.
     """
     launch = launch_split if x.is_cuda else split_linear_reference
-    launch(x, weight, bias, residual, out, gated, cut, before, after)
+    launch(x, weight, bias, residual, out, activation, cut, before, after)
 
 
 def whole_tiles(x: Tensor, block_m: int) -> Tensor:
@@ -275,14 +278,13 @@ def launch_split(
     bias: Tensor | None,
     residual: Tensor | None,
     out: Tensor,
-    gated: bool,
+    activation: Activation | None,
     cut: Split,
     before: Unscaled | None = None,
     after: Unscaled | None = None,
 ) -> None:
     """The Triton kernels; arguments as `split_linear`."""
-    rows, depth = x.shape
-    width = out.shape[1]
+    (rows, depth), width, gated = x.shape, out.shape[1], activation is not None
     assert x.stride(1) == 1 and weight.is_contiguous() and out.is_contiguous()
     assert weight.shape == (2 * width if gated else width, depth), f"{tuple(weight.shape)} times {tuple(x.shape)}"
     assert after is None or (after.gain.shape == (width,) and after.rows.is_contiguous() and not gated)
@@ -305,7 +307,7 @@ def launch_split(
         residual=out if residual is None else residual, gain=out if after is None else after.gain,
         squares=out if before is None else before.squares, rows=rows, width=width, depth=depth,
         part_len=part_len, parts=parts, eps=0.0 if before is None else before.eps,
-        BIAS=bias is not None, RESIDUAL=residual is not None, GATED=gated, SPLITS=splits,
+        BIAS=bias is not None, RESIDUAL=residual is not None, GATED=gated, ACT=int(activation or 0), SPLITS=splits,
         PARTS=padded(parts, 1) if parts else 0, AFTER=after is not None,
         BLOCK_M=block_m, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, AHEAD=AHEAD if overlaps() else 0,
         **launch_options(), num_warps=cut.warps, num_stages=cut.stages,
@@ -329,7 +331,7 @@ def split_linear_reference(
     bias: Tensor | None,
     residual: Tensor | None,
     out: Tensor,
-    gated: bool,
+    activation: Activation | None,
     cut: Split,
     before: Unscaled | None = None,
     after: Unscaled | None = None,
@@ -339,9 +341,8 @@ def split_linear_reference(
     if before is not None:
         x = x * torch.rsqrt(before.squares.sum(0) / x.shape[1] + before.eps)[:, None]
     y = torch.nn.functional.linear(x, weight.to(wide), None if bias is None else bias.to(wide))
-    if gated:
-        gate, up = y.chunk(2, dim=1)
-        y = torch.nn.functional.silu(gate) * up
+    if activation is not None:
+        y = activate_reference(y, activation)
     out.copy_(y if residual is None else y + residual)
     if after is not None:
         after.rows.copy_(out.to(wide) * after.gain)

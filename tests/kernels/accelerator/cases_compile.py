@@ -3,7 +3,7 @@
 import pytest
 import triton  # noqa: F401  (before any kernel file, so that they take it)
 
-from engine.kernels.activation import point_kernel
+from engine.kernels.activation import Activation, point_kernel
 from engine.kernels.attention.decode import AHEAD, MERGED, decode_kernel
 from engine.kernels.attention.dense import dense_kernel
 from engine.kernels.attention.prefill import prefill_kernel
@@ -62,7 +62,7 @@ KERNELS = {
             point_kernel, {"out": T, "x": T, "width": "i32"},
             {"OP": op, "GATED": gated, "BLOCK": 1024, "OVERLAP": True}, {"num_warps": 4},
         )
-        for op, gated in ((0, False), (1, False), (2, False), (0, True), (1, True), (3, True))
+        for op, gated in ((0, False), (1, False), *((int(each), True) for each in Activation))
     },
     **{
         f"qkv {dim} {half}": (

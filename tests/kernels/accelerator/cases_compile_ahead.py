@@ -7,7 +7,7 @@ import torch
 import triton  # (before any kernel file, so that they take it)
 from triton.backends.compiler import GPUTarget
 
-from engine.kernels.activation import GELU_ERF, SILU, launch_point, point_kernel
+from engine.kernels.activation import GELU_ERF, GELU_TANH, launch_point, point_kernel
 from engine.kernels.attention.work import work_kernel
 from engine.kernels.compile_ahead import compile_ahead
 from engine.kernels.target import tl
@@ -82,23 +82,23 @@ def broken_kernel(out, SIZE: tl.constexpr):
 
 def test_what_a_walk_launches_is_compiled_once_elsewhere_and_does_not_run(made, driver):
     def walk():
-        for op in (SILU, GELU_ERF, SILU):
+        for op in (GELU_TANH, GELU_ERF, GELU_TANH):
             for rows in (3, 2):
                 launch_point(op, X[:rows])
 
     ahead(walk)
     assert [name for name, _ in made] == ["point_kernel"] * 2
     assert all(thread.startswith("omniloop-compile") for _, thread in made)
-    point_kernel.run(X, X, 64, OP=SILU, GATED=False, BLOCK=64, OVERLAP=False, num_warps=4, grid=None, warmup=True)
+    point_kernel.run(X, X, 64, OP=GELU_TANH, GATED=False, BLOCK=64, OVERLAP=False, num_warps=4, grid=None, warmup=True)
     assert len(made) == 2  # Triton knows it
 
 
 def test_arguments_that_make_other_kernels_are_told_apart(made, driver):
     def walk():
-        launch_point(SILU, X)
-        launch_point(SILU, torch.zeros(3, 64))
-        launch_point(SILU, torch.zeros(3 * 64 + 1, dtype=X.dtype)[1:].view(3, 64))  # begins at 2 bytes
-        launch_point(SILU, X[:, :63].contiguous())  # not a multiple of 16
+        launch_point(GELU_TANH, X)
+        launch_point(GELU_TANH, torch.zeros(3, 64))
+        launch_point(GELU_TANH, torch.zeros(3 * 64 + 1, dtype=X.dtype)[1:].view(3, 64))  # begins at 2 bytes
+        launch_point(GELU_TANH, X[:, :63].contiguous())  # not a multiple of 16
 
     ahead(walk)
     assert len(made) == 4
@@ -110,7 +110,7 @@ def test_a_kernel_that_cannot_be_compiled_says_so_and_launches_go_on_as_before(m
         with pytest.raises(triton.CompilationError, match="only one"):
             ahead(lambda: broken_kernel[(1,)](X, SIZE=2))
         assert triton.JITFunction.run is run
-    ahead(lambda: launch_point(SILU, X))
+    ahead(lambda: launch_point(GELU_TANH, X))
     assert len(made) == 1
 
 
@@ -121,7 +121,7 @@ def test_a_walk_that_fails_says_why(made, driver):
 
 def test_what_is_compiled_ahead_is_loaded_there_too_and_launches_find_all_made(made, driver):
     def walk():
-        launch_point(SILU, X)
+        launch_point(GELU_TANH, X)
         launch_point(GELU_ERF, X)
 
     bound = ahead(walk)
@@ -135,12 +135,12 @@ def test_what_is_compiled_ahead_is_loaded_there_too_and_launches_find_all_made(m
 def test_a_kernel_that_the_card_cannot_hold_says_so(made, driver):
     driver.load_binary = lambda *_args: (1, 1, 0, 0, 32)
     with pytest.raises(triton.runtime.OutOfResources, match="threads"):
-        ahead(lambda: launch_point(SILU, X))
+        ahead(lambda: launch_point(GELU_TANH, X))
 
 
 def test_other_threads_launch_while_one_walks(made, driver):
     def walk():
-        other = threading.Thread(target=launch_point, args=(SILU, X), name="other")
+        other = threading.Thread(target=launch_point, args=(GELU_TANH, X), name="other")
         other.start()
         other.join()
         launch_point(GELU_ERF, X)

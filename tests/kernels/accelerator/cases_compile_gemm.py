@@ -6,22 +6,23 @@ import triton  # noqa: F401  (before any kernel file, so that they take it)
 from engine.kernels.gemm.epilogue import MAX_ROWS, padded
 from engine.kernels.gemm.gated_one_wave import (
     BLOCK_K,
-    MOST_ROWS,
     NARROW,
     SHARED_MEMORY,
     STAGES,
     WARPS,
     WIDE,
     columns_of,
-    tile_rows,
-    whole_kernel,
+    one_wave_kernel,
+)
+from engine.kernels.gemm.gated_one_wave import (
+    MAX_ROWS as WAVE_ROWS,
 )
 from engine.kernels.gemm.gated_persistent import DESCRIBED, POINTED, gated_kernel
 from engine.kernels.gemm.invariant import invariant_kernel, tile_of
 from engine.kernels.gemm.split_k import Split, split_kernel, tiled_kernel
 from engine.kernels.rope import angle_kernel
 from engine.kernels.target import Target
-from engine.kernels.tune import CLASSES, LEAST_FILL, SHAPES, WHOLE, choose, fills, in_one_round
+from engine.kernels.tune import CLASSES, LEAST_FILL, ONE_WAVE, SHAPES, choose, fills, in_one_wave
 from engine.step.graphs import decode_sizes, telling_sizes
 from tests.kernels.accelerator.targets import OVERLAPPING, TARGETS, cases, compiles
 
@@ -47,8 +48,9 @@ KERNELS = {
         f"split {rows} gated {gated} {splits} parts {parts}": (
             split_kernel,
             SPLIT,
-            {"BIAS": True, "RESIDUAL": not parts, "GATED": gated, "SPLITS": splits, "PARTS": parts, "AFTER": not parts,
-             "BLOCK_M": rows, "BLOCK_N": 64, "BLOCK_K": 64, "EVEN": even, "AHEAD": 4, "OVERLAP": True},
+            {"BIAS": True, "RESIDUAL": not parts, "GATED": gated, "ACT": 1 if rows == 16 else 2, "SPLITS": splits,
+             "PARTS": parts, "AFTER": not parts, "BLOCK_M": rows,
+             "BLOCK_N": 64, "BLOCK_K": 64, "EVEN": even, "AHEAD": 4, "OVERLAP": True},
             {"num_warps": 4, "num_stages": 3},
         )
         for rows, gated, splits, parts, even in (
@@ -80,11 +82,11 @@ def test_compiles(name, target):
     compiles(target, *KERNELS[name])
 
 
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(("activation", "bias"), [(0, False), (0, True), (1, False), (2, True)])
 @pytest.mark.parametrize(
     ("target", "tile"), [*((name, POINTED) for name in TARGETS), *((name, DESCRIBED) for name in sorted(OVERLAPPING))]
 )
-def test_gated_products_compile(target, tile, bias):
+def test_gated_products_compile(target, tile, activation, bias):
     signature, described = GATED, tile is DESCRIBED
     if described:
         m, n, k, *_ = tile
@@ -92,8 +94,8 @@ def test_gated_products_compile(target, tile, bias):
             **GATED, "out": f"tensordesc<bf16[{m},{n}]>", "x": f"tensordesc<bf16[{m},{k}]>",
             "weight": f"tensordesc<bf16[2,{n},{k}]>",
         }  # fmt: skip
-    constants = {"BIAS": bias, "DESCRIBED": described, "GROUP": 16, "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n,
-                 "BLOCK_K": tile.block_k, "OVERLAP": True}  # fmt: skip
+    constants = {"BIAS": bias, "ACT": activation, "DESCRIBED": described, "GROUP": 16, "BLOCK_M": tile.block_m,
+                 "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "OVERLAP": True}  # fmt: skip
     made = compiles(target, gated_kernel, signature, constants, {"num_warps": tile.warps, "num_stages": tile.stages})
     if described and target == "sm_90":  # one instruction for gate and up
         assert "wgmma.mma_async.sync.aligned.m64n256k16" in made.asm["ptx"]
@@ -101,19 +103,19 @@ def test_gated_products_compile(target, tile, bias):
 
 
 @pytest.mark.covering(2)
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize(("rows", "width"), [(128, 12288), (128, 18944), (MOST_ROWS, 12288)])
+@pytest.mark.parametrize(("activation", "bias"), [(0, False), (0, True), (1, False), (2, True)])
+@pytest.mark.parametrize("width", [12288, 18944])
 @pytest.mark.parametrize("target", sorted(OVERLAPPING))
-def test_gated_products_of_all_rows_at_once_compile(target, rows, width, bias):
-    block_m, (first, second) = tile_rows(rows), columns_of(rows, width)
+def test_gated_products_in_one_wave_compile(target, width, activation, bias):
+    block_m, (first, second) = WAVE_ROWS, columns_of(width)
     signature = {
         "out": f"tensordesc<bf16[{block_m},{first}]>", "out_rest": f"tensordesc<bf16[{block_m},{second}]>",
         "x": f"tensordesc<bf16[{block_m},{BLOCK_K}]>", "weight": f"tensordesc<bf16[2,{first},{BLOCK_K}]>",
         "weight_rest": f"tensordesc<bf16[2,{second},{BLOCK_K}]>", "bias": T, "width": "i32", "depth": "i32",
     }  # fmt: skip
-    constants = {"BIAS": bias, "BLOCK_M": block_m, "FIRST": first, "SECOND": second, "BLOCK_K": BLOCK_K,
-                 "OVERLAP": True}  # fmt: skip
-    made = compiles(target, whole_kernel, signature, constants, {"num_warps": WARPS, "num_stages": STAGES})
+    constants = {"BIAS": bias, "ACT": activation, "BLOCK_M": block_m, "FIRST": first, "SECOND": second,
+                 "BLOCK_K": BLOCK_K, "OVERLAP": True}  # fmt: skip
+    made = compiles(target, one_wave_kernel, signature, constants, {"num_warps": WARPS, "num_stages": STAGES})
     if target == "sm_90":  # the only one that kernels/tune names
         for columns in (2 * first, 2 * second):  # one instruction for gate and up
             assert f"wgmma.mma_async.sync.aligned.m64n{columns}k16" in made.asm["ptx"]
@@ -136,7 +138,7 @@ CUTS = sorted(
 @pytest.mark.parametrize(("rows", "depth", "gated", "cut"), CUTS)
 def test_every_cut_of_the_table_compiles_and_fits(rows, depth, gated, cut, after):
     """Between norms: after one (squares of tiles of 64), before one or neither; a gated product is never before one."""
-    constants = {"BIAS": False, "RESIDUAL": after, "GATED": gated, "SPLITS": cut.splits,
+    constants = {"BIAS": False, "RESIDUAL": after, "GATED": gated, "ACT": 0, "SPLITS": cut.splits,
                  "PARTS": 0 if after else padded(depth // 64, 1), "AFTER": after and not gated, "BLOCK_N": cut.block_n,
                  "BLOCK_K": cut.block_k, "AHEAD": 4, "OVERLAP": True}  # fmt: skip
     options = {"num_warps": cut.warps, "num_stages": cut.stages}
@@ -160,8 +162,8 @@ def tiled(cut, gated):
 @pytest.mark.parametrize(("gated", "parts", "after"), [(False, 0, True), (False, 16, False), (True, 4, False)])
 def test_products_in_tiles_compile(gated, parts, after, splits, target):
     cut = Split(32, 32, splits, 3, 4, 64)
-    constants = {"BIAS": True, "RESIDUAL": after, "GATED": gated, "SPLITS": splits, "PARTS": parts, "AFTER": after,
-                 "BLOCK_M": cut.block_m, "BLOCK_N": cut.block_n, "BLOCK_K": cut.block_k, "AHEAD": 4,
+    constants = {"BIAS": True, "RESIDUAL": after, "GATED": gated, "ACT": int(gated), "SPLITS": splits, "PARTS": parts,
+                 "AFTER": after, "BLOCK_M": cut.block_m, "BLOCK_N": cut.block_n, "BLOCK_K": cut.block_k, "AHEAD": 4,
                  "OVERLAP": True}  # fmt: skip
     compiles(target, tiled_kernel, tiled(cut, gated), constants, {"num_warps": cut.warps, "num_stages": cut.stages})
 
@@ -186,22 +188,20 @@ def test_a_start_meets_every_class_of_rows():
     assert set(CLASSES) <= set(telling_sizes(decode_sizes(256)))
 
 
-def test_gated_products_of_all_rows_at_once_are_ours_where_it_was_measured():
+def test_gated_products_are_in_one_wave_where_it_was_measured():
     hopper, shape, wide = Target("cuda", "sm_90", 132, 32, 227 << 10), (12288, 4096), (18944, 3584)
-    assert WHOLE["sm_90"].keys() == {shape, wide}
-    assert [columns_of(rows, wide[0]) for rows in (96, 128, 129, 256)] == [WIDE, WIDE, NARROW, NARROW]
-    assert columns_of(128, shape[0]) == columns_of(256, shape[0]) == NARROW
-    assert all(in_one_round(hopper, rows, *wide) for rows in (96, 128))
-    assert not any(in_one_round(hopper, rows, *wide) for rows in (1, 64, 95, 129, 193, 256))
-    assert not in_one_round(Target("cuda", "sm_90", 131, 32, 227 << 10), 128, *wide)
-    assert not any(in_one_round(hopper, rows, *shape) for rows in (1, 64, 95, 129, 136, 192))
-    assert all(in_one_round(hopper, rows, *shape) for rows in (96, 128, 193, 200, 256))
-    assert not in_one_round(hopper, 256, 12280, 4096)
-    assert not in_one_round(hopper, 256, 12288, 4104)
-    for units, shared in ((127, 227 << 10), (132, 220 << 10)):  # a second round of tiles; too little for a program
-        assert not in_one_round(Target("cuda", "sm_90", units, 32, shared), 256, *shape)
-    assert not in_one_round(Target("cuda", "sm_100", 148, 32, 227 << 10), 256, *shape)
-    assert not in_one_round(Target("hip", "gfx942", 304, 64, 64 << 10), 256, *shape)
+    assert ONE_WAVE["sm_90"].keys() == {shape, wide}
+    assert (columns_of(wide[0]), columns_of(shape[0])) == (WIDE, NARROW)
+    for known in (shape, wide):
+        assert all(in_one_wave(hopper, rows, *known) for rows in (96, 128))
+        assert not any(in_one_wave(hopper, rows, *known) for rows in (1, 64, 95, 129, 193, 256))
+    assert not in_one_wave(Target("cuda", "sm_90", 131, 32, 227 << 10), 128, *wide)
+    assert not in_one_wave(hopper, 128, 12280, 4096)
+    assert not in_one_wave(hopper, 128, 12288, 4104)
+    for units, shared in ((127, 227 << 10), (132, 200 << 10)):  # a second wave of tiles; too little for a program
+        assert not in_one_wave(Target("cuda", "sm_90", units, 32, shared), 128, *shape)
+    assert not in_one_wave(Target("cuda", "sm_100", 148, 32, 227 << 10), 128, *shape)
+    assert not in_one_wave(Target("hip", "gfx942", 304, 64, 64 << 10), 128, *shape)
 
 
 def test_gated_products_of_many_rows_are_ours_where_they_fill_their_rounds():
