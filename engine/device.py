@@ -93,8 +93,11 @@ class Accelerator:
         """Binds the calling thread to the device and to the compute stream."""
         import torch
 
+        from engine.kernels.gemm.algorithms import Algorithms
+
         torch.cuda.set_device(device)
         self.device = torch.device(device)
+        self.algorithms = Algorithms()
         self.compute = torch.cuda.Stream(self.device)
         torch.cuda.set_stream(self.compute)
         self._pool = torch.cuda.graph_pool_handle()

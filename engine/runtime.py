@@ -29,6 +29,7 @@ from engine.device import Accelerator, choose_device, usable_cores
 from engine.encoders.tower import each
 from engine.errors import ConfigError
 from engine.inbox import Inbox
+from engine.kernels.gemm.pack import Placement
 from engine.limits import Limits
 from engine.memory import enough_for
 from engine.model_config import ModelConfig
@@ -148,7 +149,7 @@ def load_runtime(config: EngineConfig, startup: dict[str, float]) -> Runtime:
         dtype = resolve_dtype(model_config, config.dtype, device)
         sizes = _sizes(config, model_config, device)
     with phase("device"):
-        accelerator = open_accelerator(config, device)
+        accelerator = open_accelerator(device)
     with phase("weights"), torch.inference_mode():
         model = build_model(model_config, dtype, device)
         read_weights(config, model, accelerator)
@@ -167,11 +168,12 @@ def read_weights(config: EngineConfig, model: Model, accelerator: Accelerator | 
     """Fills the model; an accelerator is asked first whether it has the room."""
     line = WeightsLine()
     if accelerator is None:
-        load_weights(model, config.model, config.load_format, model.device, model.dtype, config.seed, line)
+        load_weights(model, config.model, config.load_format, None, config.seed, line)
         return
     check_weights(config, weight_bytes(model), accelerator.memory(), model.dtype)
     with enough_for("weights", accelerator.memory):
-        load_weights(model, config.model, config.load_format, model.device, model.dtype, config.seed, line)
+        placement = Placement(model.dtype, model.device, config.deterministic, accelerator.algorithms)
+        load_weights(model, config.model, config.load_format, placement, config.seed, line)
 
 
 def _on_host(config: EngineConfig, model: Model, sizes: Sizes, phase: Phase) -> Runtime:
@@ -185,14 +187,9 @@ def _on_host(config: EngineConfig, model: Model, sizes: Sizes, phase: Phase) -> 
     return Runtime(config, model, CpuExecutor(config, model, sizes, layout, caches), sizes, layout, blocks)
 
 
-def open_accelerator(config: EngineConfig, device: str) -> Accelerator | None:
-    """The accelerator, bound to the calling thread; None on a CPU, whose products are invariant as they are."""
-    if device == "cpu":
-        return None
-    from engine.kernels.gemm.dense import set_invariant
-
-    set_invariant(config.deterministic)
-    return Accelerator(device)
+def open_accelerator(device: str) -> Accelerator | None:
+    """The accelerator, bound to the calling thread; None on a CPU."""
+    return None if device == "cpu" else Accelerator(device)
 
 
 def _on_device(config: EngineConfig, model: Model, sizes: Sizes, accelerator: Accelerator, phase: Phase) -> Runtime:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.kernels.gemm.dense import PackedLinear, linear, pack
+from engine.kernels.gemm.pack import Placement, pack
+from engine.kernels.gemm.weight import Weight
 from engine.layers.linear import weight_dtype
 from engine.weights.table import Shape
 
@@ -18,9 +19,9 @@ from engine.weights.table import Shape
 class Head:
     """logits = hidden W^T."""
 
-    __slots__ = ("hidden_size", "packed", "tied", "vocab_size")
+    __slots__ = ("hidden_size", "tied", "vocab_size", "weight")
 
-    packed: PackedLinear
+    weight: Weight
 
     def __init__(self, vocab_size: int, hidden_size: int, tied: bool) -> None:
         self.vocab_size = vocab_size
@@ -32,15 +33,15 @@ class Head:
 
         On an accelerator in hidden's dtype: the samplers there read it as it is, and half the bytes.
         """
-        return linear(hidden.to(torch.float32) if hidden.is_cpu else hidden, self.packed)
+        return self.weight.linear(hidden.to(torch.float32) if hidden.is_cpu else hidden)
 
     def expects(self) -> dict[str, tuple[Shape | None, ...]]:
         return {} if self.tied else {"weight": ((self.vocab_size, self.hidden_size),)}
 
-    def fill(self, pieces: dict[str, list[Tensor | None]], dtype: torch.dtype, device: str) -> None:
+    def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
         piece = pieces["weight"][0]
         assert piece is not None
-        self.packed = pack(piece.to(device, weight_dtype(piece.dtype, dtype, device)))
+        self.weight = pack(piece.to(placement.device, weight_dtype(piece.dtype, placement)), None, placement)
 
 
 class Embedding:
@@ -63,11 +64,11 @@ class Embedding:
     def expects(self) -> dict[str, tuple[Shape | None, ...]]:
         return {"weight": ((self.vocab_size, self.hidden_size),)}
 
-    def fill(self, pieces: dict[str, list[Tensor | None]], dtype: torch.dtype, device: str) -> None:
+    def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
         piece = pieces["weight"][0]
         assert piece is not None
-        self.dtype = dtype
+        self.dtype = placement.dtype
         # On a CPU the piece is a view of the file; on an accelerator it is the loader's and from now on the model's.
-        self.table = piece.to(device, weight_dtype(piece.dtype, dtype, device), copy=piece.is_cpu)
+        self.table = piece.to(placement.device, weight_dtype(piece.dtype, placement), copy=piece.is_cpu)
         if self.head.tied:
-            self.head.fill({"weight": [self.table]}, dtype, device)
+            self.head.fill({"weight": [self.table]}, placement)

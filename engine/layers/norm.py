@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.gemm.epilogue import Unscaled
+from engine.kernels.gemm.pack import Placement
 from engine.kernels.norm import layer_norm, rms_norm
 from engine.weights.table import Shape
 
@@ -34,8 +35,8 @@ class RMSNorm:
     def expects(self) -> dict[str, tuple[Shape | None, ...]]:
         return {"weight": ((self.size,),)}
 
-    def fill(self, pieces: dict[str, list[Tensor | None]], dtype: torch.dtype, device: str) -> None:
-        self.weight = _own(pieces["weight"][0], device)
+    def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
+        self.weight = _own(pieces["weight"][0], placement.device)
         self.weight += self.offset
 
 
@@ -45,7 +46,9 @@ class Normed:
 
     norm: RMSNorm
     residual: Tensor  # [T, hidden]
-    ahead: Unscaled | None = None  # what the product that changed the stream last did of it
+    prescaled: Unscaled | None = (
+        None  # its rows times the gain, not yet divided by the RMS, if the last product left them
+    )
 
     def rows(self, out: Tensor | None = None) -> Tensor:
         return self.norm(self.residual, out)
@@ -69,9 +72,9 @@ class LayerNorm:
     def expects(self) -> dict[str, tuple[Shape | None, ...]]:
         return {"weight": ((self.size,),), "bias": ((self.size,),)}
 
-    def fill(self, pieces: dict[str, list[Tensor | None]], dtype: torch.dtype, device: str) -> None:
-        self.weight = _own(pieces["weight"][0], device)
-        self.bias = _own(pieces["bias"][0], device)
+    def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
+        self.weight = _own(pieces["weight"][0], placement.device)
+        self.bias = _own(pieces["bias"][0], placement.device)
 
 
 def _own(piece: Tensor | None, device: str) -> Tensor:

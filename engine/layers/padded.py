@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from engine.kernels.gemm.dense import pack, pack_plain
+from engine.kernels.activation import Activation
+from engine.kernels.gemm.pack import Placement, pack, pack_unchanged
 from engine.layers.linear import GatedLinear, Linear
 
 UNIT = 64
@@ -27,42 +28,46 @@ class PaddedGated(GatedLinear):
     __slots__ = ()
 
     def __init__(self, in_features: int, width: int) -> None:
-        super().__init__(in_features, width, bias=True)
+        super().__init__(in_features, width, bias=True, activation=Activation.SILU)
 
-    def fill(self, pieces: dict[str, list[Tensor | None]], dtype: torch.dtype, device: str) -> None:
+    def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
+        dtype, device = placement.dtype, placement.device
         more = spare(self.out_features[0], device)
         if not more:
-            super().fill(pieces, dtype, device)
+            super().fill(pieces, placement)
             return
         gate, up = (piece.to(device, dtype) for piece in pieces["weight"] if piece is not None)
         gate_bias, up_bias = (piece.to(device, torch.float32) for piece in pieces["bias"] if piece is not None)
-        self.packed = pack_plain(*pad_gated(gate, up, gate_bias, up_bias, more), gated=True)
+        self.weight = pack_unchanged(*pad_gated(gate, up, gate_bias, up_bias, more), placement)
 
 
 class PaddedLinear(Linear):
     """h W^T + b, where PaddedGated made h, or it lies in `room`."""
 
-    __slots__ = ()
+    __slots__ = ("padded_width",)
 
     def __init__(self, width: int, out_features: int) -> None:
         super().__init__(width, out_features, bias=True)
+        self.padded_width = width  # of the matrix in memory
 
-    def fill(self, pieces: dict[str, list[Tensor | None]], dtype: torch.dtype, device: str) -> None:
+    def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
+        dtype, device = placement.dtype, placement.device
         more = spare(self.in_features, device)
         if not more:
-            super().fill(pieces, dtype, device)
+            super().fill(pieces, placement)
             return
         (weight,), (bias,) = pieces["weight"], pieces["bias"]
         assert weight is not None
         assert bias is not None
-        self.packed = pack(pad_second(weight.to(device, dtype), bias.to(device, dtype), more))
+        self.weight = pack(pad_second(weight.to(device, dtype), bias.to(device, dtype), more), None, placement)
+        self.padded_width = self.in_features + more
 
     def room(self, like: Tensor) -> Tensor:
         """New [len(like), (padded) width]: others write the first `in_features` columns, those behind stay as they are.
 
         One room serves layers of the same width in turn.
         """
-        room = like.new_zeros(len(like), self.packed.in_features)
+        room = like.new_zeros(len(like), self.padded_width)
         room[:, self.in_features : self.in_features + 1] = 1
         return room
 

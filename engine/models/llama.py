@@ -10,6 +10,7 @@ from torch import Tensor
 from engine.attention.meta import AttentionMeta
 from engine.cache.spec import LayerCache
 from engine.checkpoint.text import read_text
+from engine.kernels.activation import Activation
 from engine.layers.attention import PagedSelfAttention, Rope
 from engine.layers.linear import Linear
 from engine.layers.mlp import GatedMLP
@@ -50,7 +51,7 @@ class LlamaLayer(DecoderLayer):
         self.o = Linear(text.num_heads * text.head_dim, text.hidden_size, bias=text.o_bias)
         self.attention_post_norm = norm() if layer.post_norms else None
         self.mlp_norm = norm()
-        self.mlp = GatedMLP(text.hidden_size, text.intermediate_size, text.mlp_bias)
+        self.mlp = GatedMLP(text.hidden_size, text.intermediate_size, text.mlp_bias, Activation.SILU)
         self.mlp_post_norm = norm() if layer.post_norms else None
 
     def __call__(self, x: Stream, rope: Rope, meta: AttentionMeta, cache: LayerCache, index: Tensor | None) -> None:

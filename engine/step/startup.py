@@ -17,8 +17,8 @@ import torch
 from engine.cache.sizing import device_blocks
 from engine.encoders.tower import each
 from engine.kernels.compile_ahead import compile_ahead
+from engine.kernels.gemm.algorithms import Products
 from engine.kernels.gemm.dense import gated_way, is_vendors
-from engine.kernels.gemm.fastest import Products, choose, noted
 from engine.sampling.device import prompt_logprobs
 from engine.sampling.logprobs import CHUNK
 from engine.step.device_executor import DeviceExecutor
@@ -51,7 +51,7 @@ class Startup:
         self._launcher, self._layout = executor.launcher, executor.layout
 
     def compile(self, threads: int) -> None:
-        """Has the kernels of this model's steps compiled, several at a time, and products timed (gemm/fastest).
+        """Has the kernels of this model's steps compiled, several at a time, and products timed (gemm/algorithms).
 
         A kernel that is met later compiles then.
         """
@@ -63,7 +63,9 @@ class Startup:
         if not self._config.enforce_eager:
             timed += mixed_sizes(self._sizes.max_tokens)
             timed += decode_sizes(self._sizes.max_rows, self._config.cudagraph_capture_sizes)
-        choose(products, lambda kind: sorted({rows for rows in timed if is_vendors(kind, rows)}))
+        self._accelerator.algorithms.autotune(
+            products, lambda kind: sorted({rows for rows in timed if is_vendors(kind, rows)})
+        )
 
     def _walk(self, products: Products) -> None:
         """Launches of every kind; first the choice of tokens, whose kernels take longest to compile.
@@ -78,9 +80,10 @@ class Startup:
         mixed = telling_sizes([*mixed_sizes(sizes.max_tokens), sizes.max_tokens])
         text = self._model.config.text
         gated = partial(gated_way, width=text.intermediate_size, depth=text.hidden_size)
-        with noted(products):
+        with self._accelerator.algorithms.recording() as recorded:
             for size in mixed + other_ways(decode + mixed, sizes.max_tokens, gated):
                 self._executor.forward_into(MIXED, size)
+        products.update(recorded)
         for tower in each(self._model.towers):
             for rows in MEDIA_ROWS:
                 for modality in tower.modalities:

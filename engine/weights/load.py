@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from engine.errors import ConfigError
+from engine.kernels.gemm.pack import Placement
 from engine.weights.dummy import draw
 from engine.weights.files import Shard, open_checkpoint
 from engine.weights.pieces import Pieces
@@ -35,25 +36,25 @@ def load_weights(
     model: Model,
     folder: str,
     load_format: str = "auto",
-    device: str = "cpu",
-    dtype: torch.dtype = torch.float32,
+    placement: Placement | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> None:
-    """Fills every part of `model`. `dtype` is the activations'; `seed` is read by load_format "dummy" only."""
+    """Fills every part of `model`, whose dtype and device the placement names; `seed`: of load_format "dummy"."""
+    placement = placement or Placement(model.dtype, model.device)
     table = model.weight_table()
     places = expand(table, model)
-    upload = upload_for(device)
+    upload = upload_for(placement.device)
     if load_format == "dummy":
         saved = dict.fromkeys(places, model.config.torch_dtype)
-        pieces = Pieces(places, saved, dtype, device)
+        pieces = Pieces(places, saved, placement)
         _draw_all(places, pieces, model.config.torch_dtype, seed, _counted(progress, _num_bytes(places, saved)))
     elif load_format in ("auto", "safetensors"):
         shards = open_checkpoint(folder)
         names = _match(table, places, shards, folder)
         tensors = {name: info for shard in shards for name, info in shard.tensors.items() if name in names}
         saved = {names[name]: READABLE[info.dtype] for name, info in tensors.items()}
-        pieces = Pieces(places, saved, dtype, device)
+        pieces = Pieces(places, saved, placement)
         told = _counted(progress, sum(info.num_bytes for info in tensors.values()))
         if upload is None:
             _map(shards, names, pieces, told)

@@ -12,18 +12,18 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from engine.kernels.gemm.pack import Placement
 from engine.weights.table import Part, Place
 
 
 class Pieces:
     """What has arrived of each part that is not complete."""
 
-    def __init__(self, places: dict[str, Place], saved: Mapping[str, torch.dtype], dtype: torch.dtype, device: str):
-        """`saved`: the dtype of each tensor as it comes; `dtype`: the activations'."""
+    def __init__(self, places: dict[str, Place], saved: Mapping[str, torch.dtype], placement: Placement) -> None:
+        """`saved`: the dtype of each tensor as it comes."""
         self._places = places
         self._saved = saved
-        self._dtype = dtype
-        self._device = device
+        self._placement = placement
         self.pending: dict[Part, int] = {}  # pieces that a part still waits for
         self._arrived: dict[Part, dict[str, list[Tensor | None]]] = {}
         self._rooms: dict[str, Tensor] = {}
@@ -48,7 +48,7 @@ class Pieces:
         self._arrived[part][place.kind][place.index] = tensor
         self.pending[part] -= 1
         if not self.pending[part]:
-            part.fill(self._arrived.pop(part), self._dtype, self._device)
+            part.fill(self._arrived.pop(part), self._placement)
             del self.pending[part]
 
     def _allocate(self, names: list[str]) -> None:
@@ -56,6 +56,6 @@ class Pieces:
         for dtype in {self._saved[name] for name in names}:
             alike = [name for name in names if self._saved[name] == dtype]
             counts = [torch.Size(self._places[name].shape).numel() for name in alike]
-            whole = torch.empty(sum(counts), dtype=dtype, device=self._device)  # the pieces' values, in order
+            whole = torch.empty(sum(counts), dtype=dtype, device=self._placement.device)  # the pieces' values, in order
             for name, piece in zip(alike, whole.split(counts)):
                 self._rooms[name] = piece.view(self._places[name].shape)

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
+
+from engine.kernels.gemm.pack import Placement
 
 Shape = tuple[int, ...]
 
@@ -25,8 +26,8 @@ class Part(Protocol):
     def expects(self) -> dict[str, tuple[Shape | None, ...]]:
         """Tensor kind ("weight", "bias") -> the shape of each joined piece; None where a piece has no such tensor."""
 
-    def fill(self, pieces: dict[str, list[Tensor | None]], dtype: torch.dtype, device: str) -> None:
-        """Takes the pieces, in the row's order; `dtype` is the activations'. The tensors may be views of a file."""
+    def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
+        """Takes the pieces, in the row's order; the tensors may be views of a file."""
 
 
 @dataclass(frozen=True, slots=True)

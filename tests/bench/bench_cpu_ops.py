@@ -21,8 +21,9 @@ from torch.nn import functional
 
 from _fast import cpu
 from engine.attention.meta import AttentionMeta
+from engine.kernels.activation import Activation
 from engine.kernels.attention.paged import paged_attention
-from engine.kernels.gemm.dense import gated_linear, linear, pack, pack_gated
+from engine.kernels.gemm.panels import pack_paired, pack_panels
 from engine.kernels.norm import rms_norm
 from engine.kernels.rope import cos_sin
 from engine.kernels.rotate import qkv_rope_store
@@ -62,13 +63,13 @@ def bench_linear(rounds: int) -> list[dict]:
     for name, (hidden, inner, q_rows, kv_rows, vocab, layers, dtype) in MODELS.items():
         shapes = [(q_rows + 2 * kv_rows, hidden), (hidden, q_rows), (2 * inner, hidden), (hidden, inner)] * layers
         weights = [torch.randn(shape).to(dtype) for shape in [*shapes, (vocab, hidden)]]
-        packed = [pack(weight) for weight in weights]
+        packed = [pack_panels(weight, None) for weight in weights]
         size = sum(weight.numel() * weight.element_size() for weight in weights)
         flops = 2 * sum(weight.numel() for weight in weights)
         for tokens in (1, 8, 32, 128, 512):
             inputs = {k: torch.randn(tokens, k).to(dtype) for k in (hidden, q_rows, inner)}
             row = turns(
-                lambda inputs=inputs, packed=packed: [linear(inputs[p.in_features], p) for p in packed],
+                lambda inputs=inputs, packed=packed: [p.linear(inputs[p.in_features]) for p in packed],
                 lambda inputs=inputs, weights=weights: [functional.linear(inputs[w.shape[1]], w) for w in weights],
                 max(2, rounds // (1 + tokens // 64)),
             )
@@ -144,15 +145,15 @@ class Stack:
         ]
         self.packed = [
             {
-                "qkv": pack(w["qkv"]),
-                "o": pack(w["o"]),
-                "gate_up": pack_gated(w["gate"], w["up"]),
-                "down": pack(w["down"]),
+                "qkv": pack_panels(w["qkv"], None),
+                "o": pack_panels(w["o"], None),
+                "gate_up": pack_paired(torch.stack([w["gate"], w["up"]]), None),
+                "down": pack_panels(w["down"], None),
             }
             for w in self.layers
         ]
         self.gate_up = [torch.cat([w["gate"], w["up"]]) for w in self.layers]
-        self.packed_head = pack(self.head)
+        self.packed_head = pack_panels(self.head, None)
         self.norm, self.head_norm = torch.ones(HIDDEN), torch.ones(DIM)
         self.inv_freq = 1e6 ** -(torch.arange(0, DIM, 2) / DIM)
 
@@ -162,13 +163,13 @@ class Stack:
         for weights, (k_cache, v_cache) in zip(self.packed, caches):
             h = rms_norm(residual, self.norm, 1e-6)
             q = qkv_rope_store(
-                linear(h, weights["qkv"]), cos, sin, self.head_norm, self.head_norm, 1e-6,
+                weights["qkv"].linear(h), cos, sin, self.head_norm, self.head_norm, 1e-6,
                 HEADS, KV_HEADS, DIM, k_cache, v_cache, meta.slot_mapping,
             )  # fmt: skip
-            linear(paged_attention(q, k_cache, v_cache, meta, DIM**-0.5), weights["o"], residual, residual)
+            weights["o"].linear(paged_attention(q, k_cache, v_cache, meta, DIM**-0.5), residual, residual)
             h = rms_norm(residual, self.norm, 1e-6)
-            linear(gated_linear(h, weights["gate_up"]), weights["down"], residual, residual)
-        return linear(rms_norm(residual, self.norm, 1e-6)[last], self.packed_head)
+            weights["down"].linear(weights["gate_up"].gated(h, Activation.SILU), residual, residual)
+        return self.packed_head.linear(rms_norm(residual, self.norm, 1e-6)[last])
 
     def torch(self, ids, caches, positions, rows, last):
         """Contiguous caches [rows, kv_heads, context, dim] that already hold all but this step's keys."""

@@ -22,8 +22,8 @@ from engine.kernels.activation import Activation, glu
 from engine.kernels.attention.dense import dense_attention
 from engine.kernels.attention.paged import paged_attention
 from engine.kernels.attention.work import empty_list, fill_list, max_parts
-from engine.kernels.gemm.dense import linear, pack
 from engine.kernels.gemm.gated_persistent import gated_product
+from engine.kernels.gemm.pack import Placement, pack
 from engine.kernels.norm import rms_norm
 from engine.kernels.rotate import qkv_rope_store
 from tests.bench.gpu_sampling import sampling_cases
@@ -175,8 +175,8 @@ def rows_of(count: int) -> list[dict]:
     took = time_of([lambda x=x: qkv_rope_store(x, *args) for x in inputs])
     found.append({"name": f"qkv_rope_store {count}", "times": took, "bytes": count * width * 2 * 2 + count * DIM * 4})
     x = draw(count, HIDDEN)
-    weights = [pack(draw(2 * INNER, HIDDEN)) for _ in range(2)]
-    took = time_of([lambda w=w: linear(x, w) for w in weights])
+    weights = [pack(draw(2 * INNER, HIDDEN), None, Placement(torch.bfloat16, "cuda")) for _ in range(2)]
+    took = time_of([lambda w=w: w.linear(x) for w in weights])
     found.append(
         {
             "name": f"linear gate_up {count}",

@@ -21,7 +21,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from engine.kernels.activation import Activation, glu
 from engine.kernels.gemm import dense
-from engine.kernels.gemm.dense import add_linear, normed_linear, pack, pack_gated
+from engine.kernels.gemm.algorithms import Algorithms
+from engine.kernels.gemm.dense import DenseWeight
 from engine.kernels.gemm.epilogue import MAX_ROWS, Unscaled, empty_unscaled
 from engine.kernels.gemm.gated_one_wave import launch_one_wave
 from engine.kernels.gemm.split_k import Split, arrivals, launch_split
@@ -62,6 +63,10 @@ def candidates(width: int, depth: int, gated: bool, rows: int) -> list[Split]:
     return sorted(found)
 
 
+def weight_of(width: int, depth: int) -> DenseWeight:
+    return DenseWeight(draw(width, depth), None, Algorithms())
+
+
 def microseconds(calls: list) -> float:
     return time_of(calls)[0] * 1e6
 
@@ -90,23 +95,20 @@ def choose(width: int, depth: int, gated: bool, rows: int) -> tuple[float, float
 def choose_normed(width: int, depth: int, gated: bool, rows: int, before: bool) -> tuple[float, float, Split]:
     """(microseconds of the product as it is without, and of the norm's kernel before or after; ours, the cut)."""
     size = width * depth * (1 + gated) * 2
-    packed = [
-        pack_gated(draw(width, depth), draw(width, depth)) if gated else pack(draw(width, depth))
-        for _ in range(max(2, min(20, (120 << 20) // size + 1)))
-    ]
+    packed = [weight_of(width * (1 + gated), depth) for _ in range(max(2, min(20, (120 << 20) // size + 1)))]
     x, y = draw(rows, depth), draw(rows, width)
     gain = torch.randn(depth if before else width, device="cuda")
 
-    def apart(weight: dense.PackedLinear) -> None:
+    def apart(weight: DenseWeight) -> None:
         if before:
-            normed_linear(x, gain, 1e-6, None, weight)
+            weight.of_normed(x, gain, 1e-6, None, SILU if gated else None)
         else:
-            dense.linear(x, weight, y, y)
+            weight.linear(x, y, y)
             rms_norm(y, gain, 1e-6)
 
-    def ours(weight: dense.PackedLinear, cut: Split, ahead: Unscaled | None, after: Unscaled | None) -> None:
+    def ours(weight: DenseWeight, cut: Split, ahead: Unscaled | None, after: Unscaled | None) -> None:
         residual, out = (y, y) if after is not None else (None, torch.empty_like(y))
-        launch_split(x, weight.panels, None, residual, out, SILU if gated else None, cut, ahead, after)
+        launch_split(x, weight.weight, None, residual, out, SILU if gated else None, cut, ahead, after)
 
     theirs = microseconds([lambda w=w: apart(w) for w in packed])
     ahead = empty_unscaled(x, 64, gain, 1e-6) if before else None
@@ -131,22 +133,22 @@ def layer(model: str, rows: int) -> list[Callable[[], object]]:
     slots = torch.randperm(512 * 16, device="cuda")[:rows]
     count = max(2, (200 << 20) // (2 * hidden * (width + hidden + 3 * inner)))
     weights = [
-        (pack(draw(width, hidden)), pack(draw(hidden, heads * 128)),
-         pack_gated(draw(inner, hidden), draw(inner, hidden)), pack(draw(hidden, inner)))
+        tuple(
+            weight_of(*size) for size in ((width, hidden), (hidden, heads * 128), (2 * inner, hidden), (hidden, inner))
+        )
         for _ in range(count)
-    ]  # fmt: skip
+    ]
 
     ahead: list[Unscaled | None] = [None]  # what the layer before left
 
-    def run(
-        qkv: dense.PackedLinear, o: dense.PackedLinear, gate_up: dense.PackedLinear, down: dense.PackedLinear
-    ) -> None:
-        fused = normed_linear(residual, norm, 1e-6, ahead[0], qkv)
+    def run(qkv: DenseWeight, o: DenseWeight, gate_up: DenseWeight, down: DenseWeight) -> None:
+        fused = qkv.of_normed(residual, norm, 1e-6, ahead[0], None)
         q = qkv_rope_store(
             fused, angle, angle, head_norm, head_norm, 1e-6, heads, kv_heads, 128, k_cache, v_cache, slots
         )
-        between = add_linear(residual, q.view(rows, -1), o, norm, 1e-6)
-        ahead[0] = add_linear(residual, normed_linear(residual, norm, 1e-6, between, gate_up), down, norm, 1e-6)
+        between = o.add_then_norm(residual, q.view(rows, -1), norm, 1e-6)
+        gated = gate_up.of_normed(residual, norm, 1e-6, between, SILU)
+        ahead[0] = down.add_then_norm(residual, gated, norm, 1e-6)
 
     return [lambda w=w: run(*w) for w in weights]
 

@@ -23,9 +23,7 @@ import engine.sampling.lines
 import engine.sampling.pending
 import engine.step.startup
 import engine.weights.load
-from engine.config import EngineConfig
 from engine.kernels import pdl, tune
-from engine.kernels.gemm.dense import set_invariant
 from engine.kernels.target import Target, target
 from engine.memory import DeviceMemory
 from tests.engine.host_accelerator import HostAccelerator
@@ -50,9 +48,8 @@ class Driver:
 class AbsentAccelerator(HostAccelerator):
     """Graphs are plain calls, as on the host's."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        set_invariant(config.deterministic)
         self.device = torch.device("meta")
 
     def memory(self) -> DeviceMemory:
@@ -95,7 +92,7 @@ def met(monkeypatch: pytest.MonkeyPatch) -> Met:
     monkeypatch.setattr(triton.JITFunction, "run", lambda kernel, *args, **more: found.note(kernel, *args, **more))
     monkeypatch.setattr(engine.step.startup, "compile_ahead", found.walk)
     monkeypatch.setattr(engine.runtime, "choose_device", lambda _asked: "meta")
-    monkeypatch.setattr(engine.runtime, "open_accelerator", lambda config, _device: AbsentAccelerator(config))
+    monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: AbsentAccelerator())
     monkeypatch.setattr(engine.weights.load, "upload_for", lambda _device: None)
     monkeypatch.setattr(engine.weights.load, "draw", lambda _name, tensor, _seed: tensor)
     for module in (engine.sampling.device, engine.sampling.lines, engine.sampling.pending):

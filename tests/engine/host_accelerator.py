@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from _fast.plan import StepPlan
+from engine.kernels.gemm.algorithms import Algorithms
 from engine.memory import DeviceMemory
 
 
@@ -109,6 +110,7 @@ class HostAccelerator:
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
+        self.algorithms = Algorithms()
         self._graphs: list[Callable[[], None]] = []
         self.freed = 0  # times that unused memory was given back
 

@@ -30,7 +30,7 @@ POINTS = [
 def executor(request, monkeypatch):
     """The CPU's executor, and the accelerator's on the CPU."""
     if request.param == "device":
-        monkeypatch.setattr(engine.runtime, "open_accelerator", lambda config, device: HostAccelerator())
+        monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
 
 
 class Faulty:

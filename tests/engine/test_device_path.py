@@ -21,7 +21,7 @@ NAMES = ("llama", "mistral-window", "qwen2", "qwen3", "omni")
 
 @pytest.fixture
 def on_the_device_path(monkeypatch):
-    monkeypatch.setattr(engine.runtime, "open_accelerator", lambda config, device: HostAccelerator())
+    monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ def settings(request, monkeypatch):
     sizes = {"max_num_batched_tokens": 64, "max_num_seqs": ROWS, "encoder_cache_tokens": 64}
     if request.param == "host":
         return sizes
-    monkeypatch.setattr(engine.runtime, "open_accelerator", lambda config, device: HostAccelerator())
+    monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
     return {**sizes, "enforce_eager": request.param == "eager"}
 
 

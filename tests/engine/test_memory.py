@@ -151,7 +151,7 @@ async def test_each_phase_of_the_start_says_what_did_not_fit(phase, monkeypatch)
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity")
 
     assert REMEDIES.keys() == NO_ROOM.keys()
-    monkeypatch.setattr(engine.runtime, "open_accelerator", lambda config, device: HostAccelerator())
+    monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
     monkeypatch.setattr(*NO_ROOM[phase], full)
     with pytest.raises(ConfigError, match=f"during {phase}: 2.50 GiB more were asked for, 1024.00 GiB of") as error:
         async with running(tiny.checkpoint("qwen3")):

@@ -43,7 +43,7 @@ def settings(request, monkeypatch):
         return {"device": "cuda", "deterministic": True}
     if request.param == "host":
         return {}
-    monkeypatch.setattr(engine.runtime, "open_accelerator", lambda config, _: HostAccelerator())
+    monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
     return {"enforce_eager": request.param == "eager"}
 
 

@@ -38,7 +38,7 @@ def freed(request, monkeypatch):
     """How often memory was given back; the CPU's executor keeps none."""
     device = HostAccelerator()
     if request.param == "device":
-        monkeypatch.setattr(engine.runtime, "open_accelerator", lambda config, _: device)
+        monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: device)
     return (lambda: device.freed) if request.param == "device" else (lambda: None)
 
 

@@ -73,7 +73,7 @@ async def test_a_step_that_comes_home_late_is_not_lost(caplog):
 
 
 async def test_tokens_that_an_accelerator_brought_home_late_are_taken(monkeypatch, caplog):
-    monkeypatch.setattr(engine.runtime, "open_accelerator", lambda config, device: HostAccelerator())
+    monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
     async with running(QWEN3) as served:
         wanted = await answer(served, text_request(PROMPT, 10, ignore_eos=True))
         waits = []

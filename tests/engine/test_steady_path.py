@@ -26,7 +26,7 @@ def made(monkeypatch):
     """The accelerators that engines open: stand-ins, whose graphs must not have failed."""
     opened: list[StandInAccelerator] = []
 
-    def open_accelerator(_config, _device):
+    def open_accelerator(_device):
         opened.append(StandInAccelerator())
         return opened[-1]
 
@@ -95,7 +95,7 @@ async def told(engine: Engine) -> list:
 async def test_requests_of_every_kind_get_what_python_alone_gives_them(made, monkeypatch):
     """Plain rows, rows with rules and prompts alternate between the GIL-free loop and Python."""
     with monkeypatch.context() as python:
-        python.setattr(engine.runtime, "open_accelerator", lambda _config, _device: HostAccelerator())
+        python.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
         async with running(tiny.checkpoint("qwen3"), enable_prefix_caching=False) as own:
             wanted = await told(own)
     async with running(tiny.checkpoint("qwen3"), enable_prefix_caching=False) as own:

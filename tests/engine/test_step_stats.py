@@ -32,7 +32,7 @@ FIELDS = ("schedule_s", "launch_s", "wait_s", "commit_s", "device_s", "gap_s")
 @pytest.mark.parametrize("path", ["host", "device"])
 async def test_steps_carry_their_times_and_counts(path, monkeypatch):
     if path == "device":
-        monkeypatch.setattr(engine.runtime, "open_accelerator", lambda config, device: HostAccelerator())
+        monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
     async with running(QWEN3) as served:
         seen: list[StepStats] = []
         served.on_step = seen.append

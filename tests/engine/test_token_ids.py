@@ -39,7 +39,7 @@ CUDA = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reaso
 def unchecked(request, monkeypatch):
     """Settings of an engine whose requests reach the executor as they are."""
     if request.param == "device":
-        monkeypatch.setattr(engine.runtime, "open_accelerator", lambda config, _: HostAccelerator())
+        monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
     monkeypatch.setattr(engine.engine, "check", lambda request, limits: None)
     return {"device": "cuda", "deterministic": True} if request.param == "cuda" else {}
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.kernels.activation import Activation
 from engine.kernels.gemm import dense
-from engine.kernels.gemm.dense import add_linear, linear, normed_linear, pack, pack_gated, pack_plain, set_invariant
+from engine.kernels.gemm.pack import Placement, pack_unchanged
+from engine.kernels.gemm.panels import pack_paired, pack_panels
 from engine.kernels.gemm.split_k import Split, split_linear
 from engine.kernels.norm import rms_norm_reference
 
@@ -31,15 +33,15 @@ def test_a_norm_between_two_products(kind, gated, biased, asked, monkeypatch):
     x, start, gain = torch.randn(5, 60).bfloat16(), torch.randn(5, 40).bfloat16() * 30, torch.randn(40)
     if kind == "vendor":
         monkeypatch.setattr(dense, "few_rows", lambda *given: None)
-    set_invariant(kind == "invariant")
+    activation = Activation.SILU if gated else None
     if kind != "cpu":
-        packed, then = pack_plain(first, biases[0], gated=False), pack_plain(second, biases[1], gated)
+        placement = Placement(torch.bfloat16, "cuda", kind == "invariant")
+        packed, then = (pack_unchanged(*given, placement) for given in ((first, biases[0]), (second, biases[1])))
     elif gated:
-        halves = (None, None) if biases[1] is None else biases[1].chunk(2)
-        packed, then = pack(first, biases[0]), pack_gated(*second.chunk(2), *halves)
+        halves = None if biases[1] is None else torch.stack(biases[1].chunk(2))
+        packed, then = pack_panels(first, biases[0]), pack_paired(torch.stack(second.chunk(2)), halves)
     else:
-        packed, then = pack(first, biases[0]), pack(second, biases[1])
-    set_invariant(False)
+        packed, then = pack_panels(first, biases[0]), pack_panels(second, biases[1])
 
     def product(rows: torch.Tensor, number: int) -> torch.Tensor:
         bias = biases[number]
@@ -48,41 +50,41 @@ def test_a_norm_between_two_products(kind, gated, biased, asked, monkeypatch):
         )
 
     residual = start.clone()
-    ahead = add_linear(residual, x, packed, gain, EPS)
+    prescaled = packed.add_then_norm(residual, x, gain, EPS)
     torch.testing.assert_close(residual.double(), start.double() + product(x.double(), 0), rtol=2e-2, atol=0.1)
     want = product(rms_norm_reference(residual.double(), gain.double(), EPS), 1)
     if gated:
         gate, up = want.chunk(2, dim=1)
         want = torch.nn.functional.silu(gate) * up
-    got = normed_linear(residual, gain, EPS, ahead, then).double()
+    got = then.of_normed(residual, gain, EPS, prescaled, activation).double()
     assert float((got - want).norm() / want.norm()) < 1e-2
-    assert (ahead is not None) == (kind == "split")
-    if ahead is not None:
+    assert (prescaled is not None) == (kind == "split")
+    if prescaled is not None:
         assert asked == [(5, 40, 60, False), (5, 24 if gated else 48, 40, gated)]
         # All but the root is done: the residual itself is not read again.
         nothing = torch.full_like(residual, torch.nan)
-        assert torch.equal(normed_linear(nothing, gain, EPS, ahead, then).double(), got)
+        assert torch.equal(then.of_normed(nothing, gain, EPS, prescaled, activation).double(), got)
 
 
 def test_rows_of_float16_are_left_to_the_norm(asked):
     """Times the gain they could leave its range."""
-    packed = pack_plain(torch.randn(40, 60).half(), None, gated=False)
+    packed = pack_unchanged(torch.randn(40, 60).half(), None, Placement(torch.float16, "cuda"))
     residual = torch.randn(5, 40).half()
-    assert add_linear(residual, torch.randn(5, 60).half(), packed, torch.ones(40), EPS) is None
+    assert packed.add_then_norm(residual, torch.randn(5, 60).half(), torch.ones(40), EPS) is None
     assert asked == [(5, 40, 60, False)]
 
 
 def test_rows_go_to_a_cut_in_tiles_only_where_each_begins_at_whole_16_bytes(monkeypatch):
-    launched = []
+    launched, placement = [], Placement(torch.bfloat16, "cuda")
     monkeypatch.setattr(dense, "few_rows", lambda *_given: CUT._replace(block_m=64))
     monkeypatch.setattr(dense, "split_linear", lambda *given: launched.append(given[6]) or split_linear(*given))
     weight, x = torch.randn(40, 64).bfloat16(), torch.randn(70, 72).bfloat16()
     for first, taken in ((0, True), (8, True), (1, False)):
         rows = x[:, first : first + 64]
-        got = linear(rows, pack_plain(weight, None, gated=False))
+        got = pack_unchanged(weight, None, placement).linear(rows)
         assert float((got.double() - rows.double() @ weight.double().T).norm() / got.double().norm()) < 1e-2
         assert len(launched) == taken
         launched.clear()
-    odd = pack_plain(torch.randn(40, 60).bfloat16(), None, gated=False)  # rows of 120 bytes
-    linear(x[:, :60], odd)
+    odd = pack_unchanged(torch.randn(40, 60).bfloat16(), None, placement)  # rows of 120 bytes
+    odd.linear(x[:, :60])
     assert not launched

@@ -17,12 +17,13 @@ from engine.kernels.attention import prefill
 from engine.kernels.attention.dense import dense_attention, dense_attention_reference
 from engine.kernels.attention.paged import paged_attention, paged_attention_reference
 from engine.kernels.attention.work import empty_list, fill_list, max_parts
-from engine.kernels.gemm.dense import gated_linear, linear, pack, pack_gated
+from engine.kernels.gemm.pack import Placement, pack, pack_gated
 from engine.kernels.norm import layer_norm, layer_norm_reference, rms_norm, rms_norm_reference
 from engine.kernels.rotate import apply_rope, apply_rope_reference, qkv_rope_store, qkv_rope_store_reference
 from engine.kernels.target import target
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
+PLACEMENT = Placement(torch.bfloat16, "cuda")
 LIMIT = 8e-3  # of bfloat16's rounding
 
 
@@ -56,9 +57,9 @@ def test_activations(width):
 def test_products(rows):
     x, weight, up, bias = draw(rows, 1024), draw(3072, 1024), draw(3072, 1024), draw(3072)
     want = x.double() @ weight.double().T
-    assert error(linear(x, pack(weight, bias)), want + bias.double()) < LIMIT
+    assert error(pack(weight, bias, PLACEMENT).linear(x), want + bias.double()) < LIMIT
     gated = torch.nn.functional.silu(want) * (x.double() @ up.double().T)
-    assert error(gated_linear(x, pack_gated(weight, up)), gated) < 2 * LIMIT
+    assert error(pack_gated(weight, up, PLACEMENT).gated(x, Activation.SILU), gated) < 2 * LIMIT
 
 
 QKV = [(128, 64, True), (64, 32, False), (80, 20, True), (96, 48, True), (256, 128, False)]
@@ -223,7 +224,7 @@ def test_a_steps_own_keys_are_seen_whose_neighbours_were_read_before(window, sun
     last = [(int(meta.block_tables[line, (n - 1) // 16]), (n - 1) % 16) for line, n in zip(meta.table_row, contexts)]
     slots = torch.tensor([block * 16 + place for block, place in last], device="cuda")
     sinks = torch.randn(heads, device="cuda") if sunken else None
-    weight = pack(draw((heads + 2 * kv_heads) * dim, 1024))
+    weight = pack(draw((heads + 2 * kv_heads) * dim, 1024), None, PLACEMENT)
     angle, norms = torch.randn(rows, dim // 2, device="cuda"), (draw(dim), draw(dim))
     cos, sin = angle.cos(), angle.sin()
     inputs = [draw(rows, 1024) * 0.02 for _ in range(20)]
@@ -233,7 +234,7 @@ def test_a_steps_own_keys_are_seen_whose_neighbours_were_read_before(window, sun
         for settle in (False, True):
             for x in inputs:
                 q = qkv_rope_store(
-                    linear(x, weight), cos, sin, *norms, 1e-6, heads, kv_heads, dim, k_cache, v_cache, slots
+                    weight.linear(x), cos, sin, *norms, 1e-6, heads, kv_heads, dim, k_cache, v_cache, slots
                 )
                 if settle:
                     torch.cuda.synchronize()

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 
 from _fast.layout import SLOT_WORDS, UPDATE_WORDS, Header, RowColumn, SlotWord, column_at, tail_at, tokens_at
 from engine.kernels.activation import Activation
-from engine.kernels.gemm.dense import (
-    add_linear,
-    gated_linear,
-    linear,
-    normed_linear,
-    pack,
-    pack_gated,
-    plain_linear,
-    set_invariant,
-)
 from engine.kernels.gemm.epilogue import MAX_BLOCK, MAX_ROWS, empty_unscaled
 from engine.kernels.gemm.gated_one_wave import one_wave_product
 from engine.kernels.gemm.gated_persistent import gated_product, gated_reference
+from engine.kernels.gemm.invariant import invariant_linear
+from engine.kernels.gemm.pack import Placement, pack
 from engine.kernels.gemm.split_k import split_linear, whole_tiles
 from engine.kernels.norm import rms_norm, rms_norm_reference
 from engine.kernels.pdl import overlaps
@@ -31,11 +24,12 @@ from engine.kernels.rope import cos_sin, cos_sin_reference
 from engine.kernels.sampling.home import OUTSIDE, send_home
 from engine.kernels.step_inputs import step_inputs, step_inputs_reference
 from engine.kernels.step_tensors import empty_inputs, empty_slots
-from engine.kernels.tune import LEAST_FILL, SHAPES, ONE_WAVE, few_rows, many_gated, one_wave_gated
+from engine.kernels.tune import LEAST_FILL, ONE_WAVE, SHAPES, few_rows, many_gated, one_wave_gated
 from engine.layers.padded import PaddedGated
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
 SILU = Activation.SILU
+PLACEMENT = Placement(torch.bfloat16, "cuda")
 LIMIT = 8e-3  # of bfloat16's rounding
 
 
@@ -51,17 +45,17 @@ def error(got: torch.Tensor, want: torch.Tensor) -> float:
 def test_few_rows_by_every_cut(shape):
     width, depth, gated = shape
     weight, bias = draw(width * (1 + gated), depth) / 16, draw(width * (1 + gated))
-    packed = pack_gated(*weight.chunk(2), *bias.chunk(2)) if gated else pack(weight, bias)
+    packed = pack(weight, bias, PLACEMENT)
     for rows in (1, 3, 16, 17, 33, 64, 65, 96, 129, 161, 192, 255, 256):
         x, residual = draw(rows, depth), draw(rows, width)
         both = x.double() @ weight.double().T + bias.double()
         if gated:
             gate, up = both.chunk(2, dim=1)
             want = torch.nn.functional.silu(gate) * up
-            runs = [gated_linear(x, packed) for _ in range(20)]
+            runs = [packed.gated(x, SILU) for _ in range(20)]
         else:
             want = both + residual.double()
-            runs = [linear(x, packed, None, residual) for _ in range(20)]
+            runs = [packed.linear(x, None, residual) for _ in range(20)]
         assert error(runs[0], want) < LIMIT * (1 + gated), (rows, few_rows(rows, *shape))
         assert all(torch.equal(runs[0], again) for again in runs[1:])
 
@@ -91,7 +85,7 @@ def test_the_gated_product_of_a_tower_ends_in_one_and_zeros(rows):
     gate, up, x = draw(width, depth) / 32, draw(width, depth) / 32, draw(rows, depth)
     biases = draw(width), draw(width)
     layer = PaddedGated(depth, width)
-    layer.fill({"weight": [gate, up], "bias": list(biases)}, torch.bfloat16, "cuda")
+    layer.fill({"weight": [gate, up], "bias": list(biases)}, PLACEMENT)
     got = layer(x)
     want = gated_reference(x.double(), torch.cat([gate, up]), torch.cat(biases))
     assert error(got[:, :width], want) < 2 * LIMIT
@@ -107,7 +101,7 @@ def test_gated_products_in_one_wave(shape, biased):
         pytest.skip("no loads by descriptors")
     width, depth = shape
     weight, bias = draw(2 * width, depth) / depth**0.5, draw(2 * width) if biased else None
-    packed = pack_gated(*weight.chunk(2), *((None, None) if bias is None else bias.chunk(2)))
+    packed = pack(weight, bias, PLACEMENT)
     for rows in (1, 65, 96, 127, 128):
         for extra in (8, 3):
             x, got = draw(rows, depth + extra)[:, :depth], draw(rows, width).fill_(torch.nan)
@@ -124,20 +118,20 @@ def test_gated_products_in_one_wave(shape, biased):
                 product = torch.nn.functional.linear(
                     x.double(), weight.double(), None if bias is None else bias.double()
                 )
-                lost = error(plain_linear(x, packed, None, None), product)
+                lost = error(packed.linear(x), product)
                 assert lost < LIMIT, (rows, extra)
                 limit += 2 * lost
-            assert error(gated_linear(x, packed), want) < limit, (rows, extra, one_wave_gated(rows, *shape))
+            assert error(packed.gated(x, SILU), want) < limit, (rows, extra, one_wave_gated(rows, *shape))
 
 
 @pytest.mark.parametrize("shape", LEAST_FILL["sm_90"])
 def test_gated_products_of_many_rows_by_the_table(shape):
     width, depth = shape
     weight, x = draw(2 * width, depth) / depth**0.5, draw(2048, depth)
-    packed = pack_gated(*weight.chunk(2))
+    packed = pack(weight, None, PLACEMENT)
     want = gated_reference(x.double(), weight, None, None, SILU)
     for rows in (512, 640, 768, 1024, 1500, 2048):
-        assert error(gated_linear(x[:rows], packed), want[:rows]) < LIMIT, (rows, many_gated(rows, *shape))
+        assert error(packed.gated(x[:rows], SILU), want[:rows]) < LIMIT, (rows, many_gated(rows, *shape))
 
 
 @pytest.mark.parametrize("rows", [1, 3, 16, 17, 33, 64, 65, 96, 129, 161, 192, 255, 256])
@@ -149,14 +143,14 @@ def test_gated_products_of_many_rows_by_the_table(shape):
 def test_a_norm_between_products_of_few_rows(before, hidden, after, gated, rows):
     first, second = draw(hidden, before) / 16, draw(after * (1 + gated), hidden) / 16
     biases, gain = (draw(hidden), draw(len(second))), torch.randn(hidden, device="cuda")
-    packed = pack(first, biases[0])
-    then = pack_gated(*second.chunk(2), *biases[1].chunk(2)) if gated else pack(second, biases[1])
+    packed, then = pack(first, biases[0], PLACEMENT), pack(second, biases[1], PLACEMENT)
+    activation = SILU if gated else None
     x, start = draw(rows, before), draw(rows, hidden) * 30
 
     def run() -> tuple[torch.Tensor, torch.Tensor]:
         residual = start.clone()
-        ahead = add_linear(residual, x, packed, gain, 1e-6)
-        return residual, normed_linear(residual, gain, 1e-6, ahead, then)
+        prescaled = packed.add_then_norm(residual, x, gain, 1e-6)
+        return residual, then.of_normed(residual, gain, 1e-6, prescaled, activation)
 
     residual, got = run()
     assert error(residual, start.double() + x.double() @ first.double().T + biases[0].double()) < LIMIT
@@ -204,14 +198,15 @@ def test_what_lies_behind_the_rows_of_a_product_changes_no_bit(shape, rows):
 @pytest.mark.parametrize(("width", "depth"), [(4096, 1024), (9000, 520), (1024, 3072)])
 def test_invariant_products_have_the_same_bits_in_any_company(width, depth, dtype):
     weight, x, bias = draw(width, depth, dtype=dtype), draw(700, depth, dtype=dtype), draw(width, dtype=dtype)
-    set_invariant(True)
-    packed, gated = pack(weight, bias), pack_gated(*weight.chunk(2))
-    set_invariant(False)
-    for op, weights in ((linear, packed), (gated_linear, gated)):
-        whole = op(x, weights)
+    packed = pack(weight, bias, Placement(dtype, "cuda", invariant=True))
+    for op in (packed.linear, partial(packed.gated, activation=SILU)):
+        whole = op(x)
         for first, last in ((0, 1), (5, 8), (100, 117), (0, 130), (699, 700), (300, 557)):
-            assert torch.equal(op(x[first:last], weights), whole[first:last])
-    assert error(linear(x, packed), x.double() @ weight.double().T + bias.double()) < LIMIT
+            assert torch.equal(op(x[first:last]), whole[first:last])
+    got = torch.empty(700, width, dtype=dtype, device="cuda")
+    invariant_linear(x, weight, bias, None, got)
+    assert torch.equal(packed.linear(x), got)
+    assert error(got, x.double() @ weight.double().T + bias.double()) < LIMIT
 
 
 @pytest.mark.parametrize("sections", [None, (16, 24, 24)])
@@ -292,24 +287,27 @@ def test_a_graph_of_kernels_that_overlap_repeats_its_bits(rows):
     """Every value is read right after it is written: a kernel that does not wait shows as a difference."""
     assert overlaps() == (torch.version.hip is None and torch.cuda.get_device_capability()[0] >= 9)
     hidden, inner = 1024, 3072
+    shapes = ((hidden, hidden, 32), (2 * inner, hidden, 32), (hidden, inner, 50))
     layers = [
-        (pack(draw(hidden, hidden) / 32), pack_gated(*(draw(2 * inner, hidden) / 32).chunk(2)),
-         pack(draw(hidden, inner) / 50), draw(hidden).float() / 4)
+        (
+            *(pack(draw(*size) / scale, None, PLACEMENT) for *size, scale in shapes),
+            draw(hidden).float() / 4,
+        )
         for _ in range(6)
-    ]  # fmt: skip
+    ]
     start, residual = draw(rows, hidden), draw(rows, hidden)
 
     def run(pause: Callable[[], None] = lambda: None) -> torch.Tensor:
         residual.copy_(start)
-        ahead = None
+        prescaled = None
         for first, gate_up, down, weight in layers:
-            y = normed_linear(residual, weight, 1e-6, ahead, first)
+            y = first.of_normed(residual, weight, 1e-6, prescaled, None)
             pause()
-            ahead = add_linear(residual, y, first, weight, 1e-6)
+            prescaled = first.add_then_norm(residual, y, weight, 1e-6)
             pause()
-            y = normed_linear(residual, weight, 1e-6, ahead, gate_up)
+            y = gate_up.of_normed(residual, weight, 1e-6, prescaled, SILU)
             pause()
-            ahead = add_linear(residual, y, down, weight, 1e-6)
+            prescaled = down.add_then_norm(residual, y, weight, 1e-6)
             pause()
         return rms_norm(residual, weight, 1e-6)
 

@@ -5,7 +5,7 @@ import torch
 from torch.nn import functional
 
 from engine.kernels.attention.dense import dense_attention
-from engine.kernels.gemm.dense import pack
+from engine.kernels.gemm.pack import Placement, pack
 from engine.layers.padded import PaddedLinear, pad_gated, pad_second, spare
 
 
@@ -36,10 +36,11 @@ def test_what_attention_leaves_in_the_room_is_multiplied_with_its_bias(device):
     width, bounds = 64, torch.tensor([0, 5, 9], dtype=torch.int32)
     draw = torch.Generator().manual_seed(2)
     weight, bias, x = (torch.randn(*shape, generator=draw) for shape in ((24, width), (24,), (9, 24)))
-    layer = PaddedLinear(width, 24)
-    layer.fill({"weight": [weight], "bias": [bias]}, torch.float32, "cpu")
+    layer, placement = PaddedLinear(width, 24), Placement(torch.float32, "cpu")
+    layer.fill({"weight": [weight], "bias": [bias]}, placement)
     if more := spare(width, device):
-        layer.packed = pack(pad_second(weight, bias, more))  # as an accelerator has it
+        layer.weight = pack(pad_second(weight, bias, more), None, placement)  # as an accelerator has it
+        layer.padded_width = width + more
     room = layer.room(x)
     assert room.shape == (9, width + more)
     for _ in range(2):  # one layer after the other

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from _fast import cpu
-from engine.kernels.gemm.dense import linear, pack
+from engine.kernels.gemm.panels import pack_panels
 from engine.kernels.target import target
 
 
@@ -37,14 +37,14 @@ def test_zero_means_one_thread_per_core():
 
 def test_two_callers_at_once_both_get_their_results():
     cpu.set_num_threads(3)
-    packed = pack(torch.randn(512, 256))
+    packed = pack_panels(torch.randn(512, 256), None)
     inputs = [torch.randn(16, 256) for _ in range(4)]
-    expected = [linear(x, packed) for x in inputs]
+    expected = [packed.linear(x) for x in inputs]
     wrong = []
 
     def call(x, y):
         for _ in range(200):
-            if not torch.equal(linear(x, packed), y):
+            if not torch.equal(packed.linear(x), y):
                 wrong.append(1)
 
     callers = [threading.Thread(target=call, args=pair) for pair in zip(inputs, expected)]
@@ -57,8 +57,8 @@ def test_two_callers_at_once_both_get_their_results():
 
 def test_a_process_that_computed_ends_by_itself():
     code = (
-        "import torch; from _fast import cpu; from engine.kernels.gemm.dense import linear, pack;"
-        "cpu.set_num_threads(4); linear(torch.randn(64, 512), pack(torch.randn(4096, 512)))"
+        "import torch; from _fast import cpu; from engine.kernels.gemm.panels import pack_panels;"
+        "cpu.set_num_threads(4); pack_panels(torch.randn(4096, 512), None).linear(torch.randn(64, 512))"
     )
     done = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -66,10 +66,11 @@ def test_a_process_that_computed_ends_by_itself():
 
 def test_a_forked_child_computes_with_threads_of_its_own():
     code = (
-        "import os, torch; from _fast import cpu; from engine.kernels.gemm.dense import linear, pack;"
-        "torch.set_num_threads(1); cpu.set_num_threads(3); x, p = torch.randn(64, 512), pack(torch.randn(4096, 512));"
-        "y = linear(x, p); pid = os.fork();"
-        "pid or os._exit(0 if torch.equal(linear(x, p), y) else 1);"
+        "import os, torch; from _fast import cpu; from engine.kernels.gemm.panels import pack_panels;"
+        "torch.set_num_threads(1); cpu.set_num_threads(3); x, p = torch.randn(64, 512), torch.randn(4096, 512);"
+        "p = pack_panels(p, None);"
+        "y = p.linear(x); pid = os.fork();"
+        "pid or os._exit(0 if torch.equal(p.linear(x), y) else 1);"
         "assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0"
     )
     done = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True, text=True)

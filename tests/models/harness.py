@@ -26,7 +26,7 @@ def load(folder, dtype: str = "auto", load_format: str = "auto", seed: int = 0) 
     config = load_model_config(folder)
     activations = resolve_dtype(config, dtype, "cpu")
     model = build_model(config, activations)
-    load_weights(model, str(folder), load_format, "cpu", activations, seed)
+    load_weights(model, str(folder), load_format, seed=seed)
     return model
 
 

@@ -31,7 +31,7 @@ def test_graphs_give_the_rows_of_the_eager_tower():
     try:
         folder = tiny.checkpoint("omni")
         model = build_model(load_model_config(folder), torch.bfloat16, "cuda:0")
-        load_weights(model, str(folder), "auto", "cuda:0", torch.bfloat16, 0)
+        load_weights(model, str(folder))
         tower = model.vision
         draw = torch.Generator(device="cuda").manual_seed(1)
         numbers = tower.patch_embed.in_features

@@ -178,7 +178,7 @@ def test_bfloat16_checkpoint_is_computed_in_float32_without_loss(tmp_path):
     folder = tiny.save(tiny.qwen3(), tmp_path / "bf16", dtype="bfloat16")
     model = load(folder)
     assert model.dtype == torch.float32
-    assert model.layers[0].mlp.down.packed.weight().dtype == torch.bfloat16  # half the bytes
+    assert model.layers[0].mlp.down.weight.dense().dtype == torch.bfloat16  # half the bytes
     with torch.inference_mode():
         want = tiny.reference(folder, "float32")(input_ids=torch.tensor([TOKENS])).logits[0]
     assert (logits(folder) - want).abs().max() <= 1e-4
@@ -228,7 +228,7 @@ def test_dummy_tensors_do_not_depend_on_the_other_layers(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
     small = load(tmp_path, load_format="dummy")
     large = load(tiny.checkpoint("llama"), load_format="dummy")
-    assert torch.equal(small.layers[0].mlp.down.packed.weight(), large.layers[0].mlp.down.packed.weight())
+    assert torch.equal(small.layers[0].mlp.down.weight.dense(), large.layers[0].mlp.down.weight.dense())
     assert torch.equal(small.embed.table, large.embed.table)
 
 

@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 
+from engine.kernels.gemm.weight import Weight
 from engine.layers.padded import PaddedGated, PaddedLinear
 from engine.models.registry import build_model, load_model_config
 from engine.weights import load as loading
@@ -20,7 +21,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 def filled(folder, device, activations, **options):
     model = build_model(load_model_config(folder), activations, device)
     with torch.inference_mode():
-        load_weights(model, str(folder), device=device, dtype=activations, **options)
+        load_weights(model, str(folder), **options)
     return model
 
 
@@ -30,9 +31,9 @@ def parts_of(model):
 
 def values_of(part):
     """What a part multiplies with, in the checkpoint's order, as float32 on the host."""
-    packed, found = getattr(part, "packed", None), []
-    if packed is not None:
-        found = [packed.weight(), packed.plain_bias()]
+    packed, found = getattr(part, "weight", None), []
+    if isinstance(packed, Weight):
+        found = [packed.dense(), packed.dense_bias()]
     if isinstance(part, PaddedGated):
         found = [torch.cat([half[: part.out_features[0]] for half in both.chunk(2)]) for both in found]
     elif isinstance(part, PaddedLinear) and found[1] is None:

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.errors import ConfigError
+from engine.kernels.gemm.pack import Placement
 from engine.models.registry import build_model, load_model_config
 from engine.weights import load as loading
 from engine.weights import stream as streaming
@@ -44,14 +45,14 @@ def filled(folder, activations=torch.float32, **options):
     config = load_model_config(folder)
     model = build_model(config, activations)
     with torch.inference_mode():
-        load_weights(model, str(folder), dtype=activations, **options)
+        load_weights(model, str(folder), **options)
     return model
 
 
 def tensors_of(part):
     """Every tensor of a part, those of its packed weights included."""
     found = {}
-    for owner in (part, getattr(part, "packed", None), getattr(getattr(part, "head", None), "packed", None)):
+    for owner in (part, getattr(part, "weight", None), getattr(getattr(part, "head", None), "weight", None)):
         for name in getattr(owner, "__slots__", ()):
             value = getattr(owner, name, None)
             if isinstance(value, torch.Tensor):
@@ -121,7 +122,7 @@ def test_one_reader_and_any_size_of_chunk(chunk_bytes, late, monkeypatch):
 def test_joined_pieces_are_neighbours_on_the_device():
     model = build_model(load_model_config(tiny.checkpoint("llama")), torch.float32)
     places = expand(model.weight_table(), model)
-    pieces = Pieces(places, dict.fromkeys(places, torch.bfloat16), torch.float32, "cpu")
+    pieces = Pieces(places, dict.fromkeys(places, torch.bfloat16), Placement(torch.float32, "cpu"))
     q, k, v = (pieces.room(f"layers.0.self_attn.{name}_proj.weight") for name in "qkv")
     assert k.data_ptr() == q.data_ptr() + 2 * q.numel()
     assert v.data_ptr() == k.data_ptr() + 2 * k.numel()

@@ -1,1 +1,5 @@
-"""Matrix products against weights, one file per storage format of the weights. Thread: device."""
+"""Matrix products against weights: `weight` is the interface, `pack` chooses the form of a weight.
+
+Forms: panels (CPU), dense and invariant (accelerators). Kernels of the dense form: split_k with its epilogue,
+gated_one_wave, gated_persistent; algorithms chooses among those of the vendor's library (cublaslt). Thread: device.
+"""

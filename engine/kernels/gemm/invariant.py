@@ -5,18 +5,20 @@ order depend on the weight alone: the columns fall into parts, each output is on
 and the parts are added in their order. Who does it does not matter: with few rows each part is a program of its own and
 the one that arrives last adds up (as in gemm/split_k); with many, one program does them one after the other. A row that
 is not there is zeros in the same tile.
-Users: gemm/dense on accelerators, for weights packed while `set_invariant(True)` holds (--deterministic).
+Users: layers of accelerators with --deterministic, whose weights have this form.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from engine.kernels.gemm.split_k import arrivals
+from engine.kernels.gemm.weight import Weight, rows_of
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import tl, triton
 
@@ -33,6 +35,31 @@ class Tile(NamedTuple):
     part_len: int  # columns of a part
     stages: int
     warps: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class InvariantWeight(Weight):
+    """The weight of one layer, as it is saved."""
+
+    weight: Tensor  # [out_features, in_features], contiguous
+    bias: Tensor | None  # [out_features] of the weight's dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def dense(self) -> Tensor:
+        return self.weight
+
+    def dense_bias(self) -> Tensor | None:
+        return self.bias
+
+    def linear(self, x: Tensor, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+        rows, width = rows_of(x, self.weight), len(self.weight)
+        y = rows.new_empty(len(rows), width) if out is None else out.view(-1, width)
+        added = None if residual is None else residual.view(-1, width)
+        invariant_linear(rows, self.weight, self.bias, added, y)
+        return y.view(*x.shape[:-1], width) if out is None else out
 
 
 @triton.jit(do_not_specialize=["rows"])

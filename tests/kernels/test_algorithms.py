@@ -1,6 +1,6 @@
-"""gemm/fastest: what is timed, what wins, what is kept for the next start, and when a choice is taken.
+"""gemm/algorithms: what is timed, what wins, what is kept for the next start, and when a choice is taken.
 
-The library itself is the accelerator's: tests/kernels/test_on_device_fastest. Here products are torch's on a CPU, by
+The library itself is the accelerator's: tests/kernels/test_on_device_algorithms. Here products are torch's on a CPU, by
 names instead of algorithms, and their seconds are given.
 """
 
@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from engine.kernels.gemm import cublaslt, fastest
+from engine.kernels.activation import Activation
+from engine.kernels.gemm import algorithms, cublaslt
+from engine.kernels.gemm.algorithms import GAIN, TORCHS, Algorithms, Kept, Kind, quickest
 from engine.kernels.gemm.cublaslt import ALGORITHM_BYTES, RefusedError
-from engine.kernels.gemm.dense import is_vendors, linear, pack_plain
-from engine.kernels.gemm.fastest import GAIN, TORCHS, Kept, Kind, choose, multiplied, noted, quickest
+from engine.kernels.gemm.dense import DenseWeight, is_vendors
 from engine.kernels.target import products_library
 from engine.step.graphs import long_sizes
 
@@ -50,14 +51,16 @@ class Named:
 def library(monkeypatch, tmp_path):
     made = Named()
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(fastest, "COLD", 1)
-    monkeypatch.setattr(fastest, "_algorithms", {})
-    monkeypatch.setattr(fastest, "_library", None)
-    monkeypatch.setattr(fastest, "open_library", lambda: made)
+    monkeypatch.setattr(algorithms, "COLD", 1)
+    monkeypatch.setattr(algorithms, "open_library", lambda: made)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card")
-    monkeypatch.setattr(fastest, "seconds", lambda runs, weights, times: [3.0 - k / 10 for k in range(len(runs))])
-    yield made
-    fastest._product.cache_clear()
+    monkeypatch.setattr(algorithms, "seconds", lambda runs, weights, times: [3.0 - k / 10 for k in range(len(runs))])
+    return made
+
+
+@pytest.fixture
+def chosen() -> Algorithms:
+    return Algorithms()
 
 
 def operands(rows: int, kind: Kind = WIDE):
@@ -67,11 +70,11 @@ def operands(rows: int, kind: Kind = WIDE):
     return x, weight, torch.zeros(rows, kind.width, dtype=kind.dtype)
 
 
-def test_a_cpu_has_no_such_library():
+def test_a_cpu_has_no_such_library(chosen):
     if not torch.cuda.is_available():
         assert products_library() is None
         assert cublaslt.open_library() is None
-        choose({WIDE: []}, lambda kind: [128])  # and so nothing is timed
+        chosen.autotune({WIDE: []}, lambda kind: [128])  # and so nothing is timed
 
 
 @pytest.mark.parametrize(
@@ -109,46 +112,45 @@ def test_neither_a_slow_timing_nor_a_lucky_one_decides():
     assert next(rounds, None) is None
 
 
-def test_what_is_timed_is_taken_and_kept(library):
+def test_what_is_timed_is_taken_and_kept(library, chosen):
     x, weight, out = operands(96)
-    choose({WIDE: [weight]}, lambda kind: [64, 96, 128])
+    chosen.autotune({WIDE: [weight]}, lambda kind: [64, 96, 128])
     assert library.asked == [96, 128], "up to 64 rows nothing is timed"
     library.launched.clear()
-    assert multiplied(x, weight, False, None, out)
+    assert chosen.run_chosen(x, weight, False, None, out)
     assert library.launched == [(96, B)]
     assert torch.allclose(out.float(), x.float() @ weight.float().t(), rtol=0.02, atol=0.5)
-    assert not multiplied(x[:72], weight, False, None, out[:72]), "a number of rows that was not timed"
-    assert not multiplied(x, weight, False, out, out), "another kind"
-    assert not multiplied(x.t()[:96].t(), weight[:, :96], False, None, out)
+    assert not chosen.run_chosen(x[:72], weight, False, None, out[:72]), "a number of rows that was not timed"
+    assert not chosen.run_chosen(x, weight, False, out, out), "another kind"
+    assert not chosen.run_chosen(x.t()[:96].t(), weight[:, :96], False, None, out)
 
     library.asked.clear()
-    fastest._algorithms.clear()
-    choose({WIDE: [weight]}, lambda kind: [96, 128, 256])
+    chosen._chosen.clear()
+    chosen.autotune({WIDE: [weight]}, lambda kind: [96, 128, 256])
     assert library.asked == [256], "the others were kept"
-    assert fastest._algorithms[WIDE] == {96: B, 128: B, 256: B}
-    choose({WIDE: [weight]}, lambda kind: [128])
-    assert fastest._algorithms[WIDE] == {128: B}, "no more than this start loads kernels for"
+    assert chosen._chosen[WIDE] == {96: B, 128: B, 256: B}
+    chosen.autotune({WIDE: [weight]}, lambda kind: [128])
+    assert chosen._chosen[WIDE] == {128: B}, "no more than this start loads kernels for"
 
 
-def test_operands_that_the_library_could_not_read_are_torchs(library):
+def test_operands_that_the_library_could_not_read_are_torchs(library, chosen):
     x, weight, out = operands(96)
-    choose({WIDE: [weight]}, lambda kind: [96])
+    chosen.autotune({WIDE: [weight]}, lambda kind: [96])
     room = torch.zeros(96 * WIDE.depth + 1, dtype=x.dtype)
     odd = room[1:].view(96, WIDE.depth)  # two bytes off
-    assert not multiplied(odd, weight, False, None, out)
-    assert not multiplied(torch.cat([x, x], 1)[:, : WIDE.depth], weight, False, None, out), "rows with gaps"
-    assert multiplied(x, weight, False, None, out)
+    assert not chosen.run_chosen(odd, weight, False, None, out)
+    assert not chosen.run_chosen(torch.cat([x, x], 1)[:, : WIDE.depth], weight, False, None, out), "rows with gaps"
+    assert chosen.run_chosen(x, weight, False, None, out)
 
 
-def test_a_long_step_takes_what_is_fastest_near_it(library):
-    fastest._library = library
-    fastest._algorithms[WIDE] = {2048: TORCHS, 4096: A, 8192: TORCHS}
-    fastest._product.cache_clear()
-    taken = {rows: fastest._product(WIDE, rows) is not None for rows in (2048, 2049, 5000, 6000, 8000, 20000)}
+def test_a_long_step_takes_what_is_fastest_near_it(library, chosen):
+    chosen._library = library
+    chosen._chosen[WIDE] = {2048: TORCHS, 4096: A, 8192: TORCHS}
+    taken = {rows: chosen._product(WIDE, rows) is not None for rows in (2048, 2049, 5000, 6000, 8000, 20000)}
     assert taken == {2048: False, 2049: True, 5000: True, 6000: False, 8000: False, 20000: False}
 
 
-def test_a_length_that_the_library_refuses_is_left_to_torch(library, caplog):
+def test_a_length_that_the_library_refuses_is_left_to_torch(library, chosen, caplog):
     def refuse(shape, algorithm):
         def launch(*_operands):
             raise RefusedError("cublasLtMatmul returned 15")
@@ -157,62 +159,73 @@ def test_a_length_that_the_library_refuses_is_left_to_torch(library, caplog):
 
     kind = Kind(64, 32, False, False, torch.bfloat16)
     x, weight, out = operands(5000, kind)
-    fastest._library = library
-    fastest._algorithms[kind] = {4096: A}
+    chosen._library = library
+    chosen._chosen[kind] = {4096: A}
     library.product, real = refuse, library.product
-    assert not multiplied(x, weight, False, None, out)
+    assert not chosen.run_chosen(x, weight, False, None, out)
     assert "5000 rows of 64 32 bfloat16 (cublasLtMatmul returned 15)" in caplog.text
     library.product = real
-    assert not multiplied(x, weight, False, None, out), "it is not asked again"
-    assert multiplied(x[:4097], weight, False, None, out[:4097])
+    assert not chosen.run_chosen(x, weight, False, None, out), "it is not asked again"
+    assert chosen.run_chosen(x[:4097], weight, False, None, out[:4097])
 
 
-def test_algorithms_of_long_steps_are_launched_at_start(library):
+def test_algorithms_of_long_steps_are_launched_at_start(library, chosen):
     _, weight, _ = operands(65)
-    choose({WIDE: [weight]}, lambda kind: [128, 4096])
+    chosen.autotune({WIDE: [weight]}, lambda kind: [128, 4096])
     library.launched.clear()
-    choose({WIDE: [weight]}, lambda kind: [128, 4096])
+    chosen.autotune({WIDE: [weight]}, lambda kind: [128, 4096])
     assert library.launched == [(4096, B)], "nothing is timed again, and no later step loads that kernel"
 
 
 @pytest.mark.parametrize(
     "text", ["{", "[]", '{"x": 3}', '{"x": {"128": "zz"}}', '{"x": {"128": "abcd"}}', '{"x": {"128": 3}}']
 )
-def test_a_file_that_cannot_be_read_is_timed_again(library, text, caplog):
+def test_a_file_that_cannot_be_read_is_timed_again(library, chosen, text, caplog):
     _, weight, _ = operands(65)
-    choose({WIDE: [weight]}, lambda kind: [128])
+    chosen.autotune({WIDE: [weight]}, lambda kind: [128])
     kept = Kept(library.version, "a card")
-    kept._place.put(text, fastest.FILE, binary=False)
-    fastest._algorithms.clear()
+    kept._place.put(text, algorithms.FILE, binary=False)
+    chosen._chosen.clear()
     library.asked.clear()
-    choose({WIDE: [weight]}, lambda kind: [128])
+    chosen.autotune({WIDE: [weight]}, lambda kind: [128])
     assert library.asked == [128]
     assert "timed again" in caplog.text
-    path = Kept(library.version, "a card")._place.get_file(fastest.FILE)
+    path = Kept(library.version, "a card")._place.get_file(algorithms.FILE)
     with open(path) as file:
         assert json.load(file) == {"1024 2048 bfloat16": {"128": B.hex()}}
 
 
-def test_versions_and_cards_keep_their_own(library):
+def test_two_engines_of_a_process_share_no_choice(library, chosen):
+    x, weight, out = operands(96)
+    other = Algorithms()
+    chosen.autotune({WIDE: [weight]}, lambda kind: [96])
+    with other.recording() as met:
+        assert not other.run_chosen(x, weight, False, None, out)
+        chosen.record(weight, False, False)
+    assert not met
+    assert chosen.run_chosen(x, weight, False, None, out)
+
+
+def test_versions_and_cards_keep_their_own(library, chosen):
     _, weight, _ = operands(65)
-    choose({WIDE: [weight]}, lambda kind: [128])
+    chosen.autotune({WIDE: [weight]}, lambda kind: [128])
     assert Kept(library.version, "a card").of(WIDE) == {128: B}
     assert not Kept(library.version + 1, "a card").of(WIDE)
     assert not Kept(library.version, "another").of(WIDE)
 
 
-def test_a_library_that_cannot_be_opened_leaves_torchs_choice(library, monkeypatch, caplog):
+def test_a_library_that_cannot_be_opened_leaves_torchs_choice(library, chosen, monkeypatch, caplog):
     def refuse():
         raise RefusedError("cublasLtCreate returned 1")
 
-    monkeypatch.setattr(fastest, "open_library", refuse)
+    monkeypatch.setattr(algorithms, "open_library", refuse)
     x, weight, out = operands(128)
-    choose({WIDE: [weight]}, lambda kind: [128])
+    chosen.autotune({WIDE: [weight]}, lambda kind: [128])
     assert "cublasLtCreate returned 1" in caplog.text
-    assert not multiplied(x, weight, False, None, out)
+    assert not chosen.run_chosen(x, weight, False, None, out)
 
 
-def test_what_the_library_refuses_to_launch_is_not_chosen(library, monkeypatch):
+def test_what_the_library_refuses_to_launch_is_not_chosen(library, chosen, monkeypatch):
     def product(shape, algorithm):
         def launch(*_operands):
             raise RefusedError("cublasLtMatmul returned 15")
@@ -221,36 +234,35 @@ def test_what_the_library_refuses_to_launch_is_not_chosen(library, monkeypatch):
 
     real = library.product
     monkeypatch.setattr(library, "product", product)
-    choose({WIDE: [operands(65)[1]]}, lambda kind: [128])
-    assert fastest._algorithms[WIDE] == {128: A}
+    chosen.autotune({WIDE: [operands(65)[1]]}, lambda kind: [128])
+    assert chosen._chosen[WIDE] == {128: A}
 
 
-def test_no_room_to_time_leaves_torchs_choice(library, monkeypatch, caplog):
+def test_no_room_to_time_leaves_torchs_choice(library, chosen, monkeypatch, caplog):
     def out_of_memory(*_args):
         raise torch.OutOfMemoryError
 
-    monkeypatch.setattr(fastest, "_time", out_of_memory)
+    monkeypatch.setattr(algorithms, "_time", out_of_memory)
     x, weight, out = operands(128)
-    choose({WIDE: [weight]}, lambda kind: [128])
+    chosen.autotune({WIDE: [weight]}, lambda kind: [128])
     assert "torch chooses" in caplog.text
-    assert not multiplied(x, weight, False, None, out)
+    assert not chosen.run_chosen(x, weight, False, None, out)
 
 
-def test_products_are_noted_once_and_by_kind():
+def test_products_are_recorded_once_and_by_kind(chosen):
     weight = torch.zeros(1024, 2048, dtype=torch.bfloat16)
-    packed, gated = pack_plain(weight, None, False), pack_plain(weight.clone(), None, True)
-    small = pack_plain(torch.zeros(64, 64, dtype=torch.bfloat16), None, False)
-    biased = pack_plain(weight.clone(), torch.zeros(1024, dtype=torch.bfloat16), False)
+    packed, gated = DenseWeight(weight, None, chosen), DenseWeight(weight.clone(), None, chosen)
+    small = DenseWeight(torch.zeros(64, 64, dtype=torch.bfloat16), None, chosen)
+    biased = DenseWeight(weight.clone(), torch.zeros(1024, dtype=torch.bfloat16), chosen)
     x, y = torch.zeros(3, 2048, dtype=torch.bfloat16), torch.zeros(3, 1024, dtype=torch.bfloat16)
-    met = {}
-    with noted(met):
+    with chosen.recording() as met:
         for _ in range(2):
-            linear(x, packed)
-            linear(x, packed, y, y)
-            linear(x, gated)
-            linear(x, biased)
-            linear(x[:, :64], small)
-    linear(x, pack_plain(weight.clone(), None, False))
+            packed.linear(x)
+            packed.linear(x, y, y)
+            gated.gated(x, Activation.SILU)
+            biased.linear(x)
+            small.linear(x[:, :64])
+    DenseWeight(weight.clone(), None, chosen).linear(x)
     assert {kind: len(weights) for kind, weights in met.items()} == {
         WIDE: 1, WIDE._replace(added=True): 1, WIDE._replace(gated=True): 1,
     }  # fmt: skip

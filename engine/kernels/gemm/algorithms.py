@@ -1,12 +1,13 @@
-"""Which of the vendor's algorithms multiplies what: timed once per card and library, before graphs are captured.
+"""Algorithms: which of the vendor's algorithms multiplies what; timed once per card and library, before graphs.
 
-Thread: the device's, at start for `choose`; afterwards nothing here changes. torch takes the library's first suggestion
-(gemm/cublaslt), which is often slower than another one: on an H100 an 8B's down of 256 rows takes 51.9 us instead of
-46.6, a 0.6B's of 576, 704 and 1,152 rows 14.1, 15.0 and 18.4 instead of 9.3, 10.2 and 13.8. Here each number of rows
-that has a graph is timed with several, and what won by enough is kept beside Triton's kernels, for the next start.
+Owner: the device thread; each accelerator has its own. After the start nothing changes but what the library refuses.
+torch takes the library's first suggestion (gemm/cublaslt), which is often slower than another algorithm: on an H100 an
+8B's down of 256 rows takes 51.9 us instead of 46.6, a 0.6B's of 576, 704 and 1,152 rows 14.1, 15.0 and 18.4 instead of
+9.3, 10.2 and 13.8. Here each number of rows that has a graph is timed with several algorithms. A winner by enough is
+kept beside Triton's kernels, for the next start.
 
-    walk through the model's steps -> noted weights -> choose: read what is kept, time the rest, keep it
-    plain_linear -> multiplied: launched by the algorithm of that shape; or not at all, and torch's choice is taken
+    recording: a walk through the model's steps -> products -> autotune: read what is kept, time the rest, keep it
+    DenseWeight -> run_chosen: launched by the algorithm of that shape; or not at all, and torch's choice is taken
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ POWER_FLOPS, POWER_GAIN = 3e10, 0.93
 TORCHS = b""  # torch's choice
 FLOPS, BYTES = 6e14, 2.5e12  # a second, of a large card: for how often to launch
 FILE = "products.json"
+MAX_READY = 4096  # products, of all numbers of rows that were met
 
 Run = Callable[[Tensor], object]  # one launch, with that weight
 
@@ -74,47 +76,94 @@ class Kind(NamedTuple):
 
 Products = dict[Kind, list[Tensor]]  # weights of each
 
-_noted: Products | None = None
-_library: Library | None = None
-_algorithms: dict[Kind, dict[int, bytes]] = {}  # by rows; TORCHS: torch's choice
 
+class Algorithms:
+    """The choices of one accelerator."""
 
-@contextmanager
-def noted(products: Products) -> Iterator[None]:
-    """Adds the weights of the products inside: those that `choose` may be asked for."""
-    global _noted
-    _noted = products
-    try:
-        yield
-    finally:
-        _noted = None
+    def __init__(self) -> None:
+        self._library: Library | None = None
+        self._chosen: dict[Kind, dict[int, bytes]] = {}  # by rows; TORCHS: torch's choice
+        self._ready: dict[tuple[Kind, int], Product | None] = {}  # of kind and rows; None: torch's
+        self._recorded: Products | None = None
 
+    @contextmanager
+    def recording(self) -> Iterator[Products]:
+        """The weights of the products that are launched inside: those that `autotune` may be asked for."""
+        self._recorded = {}
+        try:
+            yield self._recorded
+        finally:
+            self._recorded = None
 
-def note(weight: Tensor, added: bool, gated: bool) -> None:
-    """Tells `noted` of a product with `weight` [width, depth]."""
-    if _noted is None or weight.dtype not in TYPES or weight.numel() < LEAST_WEIGHT:
-        return
-    known = _noted.setdefault(_kind(weight, added, gated), [])
-    if all(one is not weight for one in known):
-        known.append(weight)
+    def record(self, weight: Tensor, added: bool, gated: bool) -> None:
+        """Tells `recording` of a product with `weight` [width, depth]."""
+        if self._recorded is None or weight.dtype not in TYPES or weight.numel() < LEAST_WEIGHT:
+            return
+        known = self._recorded.setdefault(_kind(weight, added, gated), [])
+        if all(other is not weight for other in known):
+            known.append(weight)
 
+    def run_chosen(self, x: Tensor, weight: Tensor, gated: bool, added: Tensor | None, out: Tensor) -> bool:
+        """Launches out [M, N] = x [M, K] weight^T (+ added) by the fastest algorithm; False: it is left to torch."""
+        if not self._chosen:
+            return False
+        kind, rows = _kind(weight, added is not None, gated), len(x)
+        product = self._product(kind, rows)
+        if product is None or not all(map(_as_wanted, (x, weight, out) if added is None else (x, weight, out, added))):
+            return False
+        try:
+            product(x, weight, added, out)
+        except RefusedError as error:  # a number of rows that was not timed: nothing has been launched
+            log.warning("products: %d rows of %s (%s): torch chooses from now on", rows, _name(kind), error)
+            self._ready[kind, rows] = None
+            return False
+        return True
 
-def multiplied(x: Tensor, weight: Tensor, gated: bool, added: Tensor | None, out: Tensor) -> bool:
-    """Launches out [M, N] = x [M, K] weight^T (+ added) by what is fastest; False: it is left to torch."""
-    if not _algorithms:
-        return False
-    kind, rows = _kind(weight, added is not None, gated), len(x)
-    product = _product(kind, rows)
-    if product is None or not all(map(_as_wanted, (x, weight, out) if added is None else (x, weight, out, added))):
-        return False
-    try:
-        product(x, weight, added, out)
-    except RefusedError as error:  # a number of rows that was not timed: nothing has been launched
-        log.warning("products: %d rows of %s (%s): torch chooses from now on", rows, _name(kind), error)
-        _algorithms[kind][rows] = TORCHS
-        _product.cache_clear()
-        return False
-    return True
+    def _product(self, kind: Kind, rows: int) -> Product | None:
+        if (kind, rows) in self._ready:
+            return self._ready[kind, rows]
+        timed = self._chosen.get(kind, {})
+        known = rows if rows in timed or rows <= LONG_ROWS else _nearest(rows, timed)
+        algorithm = timed.get(known, TORCHS)
+        found = self._library.product(kind.shape(rows), algorithm) if algorithm and self._library is not None else None
+        if len(self._ready) >= MAX_READY:
+            self._ready.clear()
+        self._ready[kind, rows] = found
+        return found
+
+    def autotune(self, products: Products, sizes: Callable[[Kind], list[int]]) -> None:
+        """Settles the algorithms of these products for the numbers of rows that `sizes` names, at least LEAST_ROWS.
+
+        Those of long steps are launched, whatever it finds: no later step loads a kernel.
+        """
+        try:
+            self._library = self._library or open_library()
+        except (OSError, AttributeError, RefusedError) as error:
+            log.warning("products: cublasLt cannot be used (%s): torch chooses its algorithms", error)
+        if self._library is None or not products:
+            return
+        kept = Kept(self._library.version, torch.cuda.get_device_name())
+        begun, fresh = time.perf_counter(), 0
+        for kind, known in products.items():
+            wanted = [rows for rows in sizes(kind) if rows >= LEAST_ROWS]
+            timed = self._chosen[kind] = {rows: found for rows, found in kept.of(kind).items() if rows in wanted}
+            missing = [rows for rows in wanted if rows not in timed]
+            try:
+                timed.update(_time(self._library, kind, known, missing))
+                fresh += len(missing)
+            except (torch.OutOfMemoryError, RefusedError) as error:  # without room the profile says what to do
+                log.warning("products: %s cannot be timed (%s): torch chooses its algorithms", _name(kind), error)
+            self._ready.clear()
+            self._launch_long(kind, known[0], wanted)
+        if fresh:
+            kept.write(self._chosen)
+            log.info("products: timed the algorithms of %d shapes in %.1f s", fresh, time.perf_counter() - begun)
+
+    def _launch_long(self, kind: Kind, weight: Tensor, sizes: list[int]) -> None:
+        for rows in sizes:
+            if rows > LONG_ROWS and self._product(kind, rows) is not None:
+                x, out = weight.new_zeros(rows, kind.depth), weight.new_zeros(rows, kind.width)
+                self.run_chosen(x, weight, kind.gated, out if kind.added else None, out)
 
 
 def _kind(weight: Tensor, added: bool, gated: bool) -> Kind:
@@ -126,53 +175,8 @@ def _as_wanted(operand: Tensor) -> bool:
     return operand.is_contiguous() and operand.data_ptr() % ALIGNMENT == 0
 
 
-@functools.lru_cache(maxsize=4096)
-def _product(kind: Kind, rows: int) -> Product | None:
-    timed = _algorithms.get(kind, {})
-    known = rows if rows in timed or rows <= LONG_ROWS else _nearest(rows, timed)
-    algorithm = timed.get(known, TORCHS)
-    return _library.product(kind.shape(rows), algorithm) if algorithm and _library is not None else None
-
-
 def _nearest(rows: int, timed: dict[int, bytes]) -> int:
     return min((size for size in timed if size > LONG_ROWS), key=lambda size: abs(math.log(size / rows)), default=0)
-
-
-def choose(products: Products, sizes: Callable[[Kind], list[int]]) -> None:
-    """Settles the algorithms of these products for the numbers of rows that `sizes` names, at least LEAST_ROWS.
-
-    Those of long steps are launched, whatever it finds: no later step loads a kernel.
-    """
-    global _library
-    try:
-        _library = _library or open_library()
-    except (OSError, AttributeError, RefusedError) as error:
-        log.warning("products: cublasLt cannot be used (%s): torch chooses its algorithms", error)
-    if _library is None or not products:
-        return
-    kept = Kept(_library.version, torch.cuda.get_device_name())
-    begun, fresh = time.perf_counter(), 0
-    for kind, known in products.items():
-        wanted = [rows for rows in sizes(kind) if rows >= LEAST_ROWS]
-        timed = _algorithms[kind] = {rows: found for rows, found in kept.of(kind).items() if rows in wanted}
-        missing = [rows for rows in wanted if rows not in timed]
-        try:
-            timed.update(_time(_library, kind, known, missing))
-            fresh += len(missing)
-        except (torch.OutOfMemoryError, RefusedError) as error:  # without room the profile says what to do
-            log.warning("products: %s cannot be timed (%s): torch chooses its algorithms", _name(kind), error)
-        _product.cache_clear()  # another engine of this process may have found less
-        _launch_long(kind, known[0], wanted)
-    if fresh:
-        kept.write(_algorithms)
-        log.info("products: timed the algorithms of %d shapes in %.1f s", fresh, time.perf_counter() - begun)
-
-
-def _launch_long(kind: Kind, weight: Tensor, sizes: list[int]) -> None:
-    for rows in sizes:
-        if rows > LONG_ROWS and _product(kind, rows) is not None:
-            x, out = weight.new_zeros(rows, kind.depth), weight.new_zeros(rows, kind.width)
-            multiplied(x, weight, kind.gated, out if kind.added else None, out)
 
 
 def _time(library: Library, kind: Kind, weights: list[Tensor], sizes: list[int]) -> dict[int, bytes]:

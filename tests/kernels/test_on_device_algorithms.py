@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from engine.kernels.gemm import fastest
+from engine.kernels.gemm import algorithms
+from engine.kernels.gemm.algorithms import TORCHS, Algorithms, Kind
 from engine.kernels.gemm.cublaslt import Shape, open_library
-from engine.kernels.gemm.fastest import TORCHS, Kind, choose, multiplied
 from engine.kernels.target import target
 
 pytestmark = [
@@ -49,25 +49,24 @@ def test_every_algorithm_multiplies(rows, width, depth, added, dtype):
 
 def test_a_choice_from_start_to_launch(monkeypatch, tmp_path):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(fastest, "_algorithms", {})
-    monkeypatch.setattr(fastest, "GAIN", 9.0)  # whatever is fastest of them is taken, so that something is
+    chosen = Algorithms()
+    monkeypatch.setattr(algorithms, "GAIN", 9.0)  # whatever is fastest of them is taken, so that something is
     x, weight, residual = operands(4096, 4096, 1024, torch.bfloat16)
     kind = Kind(4096, 1024, True, False, torch.bfloat16)
-    choose({kind: [weight]}, lambda kind: [256, 4096])
-    found = dict(fastest._algorithms[kind])
+    chosen.autotune({kind: [weight]}, lambda kind: [256, 4096])
+    found = dict(chosen._chosen[kind])
     assert set(found) == {256, 4096}
     for rows in (256, 3000, 4096):
         out = residual[:rows].clone()
         wanted = out.double() + x[:rows].double() @ weight.double().t()
-        taken = multiplied(x[:rows], weight, False, out, out)
+        taken = chosen.run_chosen(x[:rows], weight, False, out, out)
         assert taken == (found[256 if rows == 256 else 4096] != TORCHS)
         if taken:
             assert (out.double() - wanted).abs().max() <= torch.finfo(torch.bfloat16).eps * wanted.abs().max()
-    monkeypatch.setattr(fastest, "_fastest", None)  # a second start finds all of it
-    fastest._algorithms.clear()
-    choose({kind: [weight]}, lambda kind: [256, 4096])
-    assert fastest._algorithms[kind] == found
-    fastest._product.cache_clear()
+    monkeypatch.setattr(algorithms, "_fastest", None)  # a second start finds all of it
+    again = Algorithms()
+    again.autotune({kind: [weight]}, lambda kind: [256, 4096])
+    assert again._chosen[kind] == found
 
 
 def test_a_product_can_be_captured():

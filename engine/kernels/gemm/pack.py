@@ -1,0 +1,70 @@
+"""From the matrices of a checkpoint to a Weight, in the form that its place asks for.
+
+Owner: the thread that builds the model. In: matrices on the device, and a Placement, one for all weights of a model.
+Out: panels on a CPU; on an accelerator the matrix itself, in one of two forms.
+"""
+
+# ruff: noqa: PT018 (arguments are checked in few lines)
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from engine.kernels.gemm.algorithms import Algorithms
+from engine.kernels.gemm.dense import DenseWeight
+from engine.kernels.gemm.invariant import InvariantWeight
+from engine.kernels.gemm.panels import pack_paired, pack_panels
+from engine.kernels.gemm.split_k import arrivals
+from engine.kernels.gemm.weight import Weight
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Placement:
+    """Where weights lie and how the device multiplies by them."""
+
+    dtype: torch.dtype  # of activations
+    device: str
+    invariant: bool = False  # a row has the same bits in any company on an accelerator too (on a CPU it always has)
+    algorithms: Algorithms = field(default_factory=Algorithms)  # of the accelerator
+
+
+def stacked(pieces: list[Tensor]) -> Tensor:
+    """The pieces one below the other; no copy where they lie so already, as an accelerator's loader puts them."""
+    first, *others = pieces
+    end = first.data_ptr() + first.numel() * first.element_size()
+    storage = first.untyped_storage().data_ptr()
+    for piece in others:
+        follows = piece.data_ptr() == end and piece.untyped_storage().data_ptr() == storage
+        if not (follows and piece.dtype == first.dtype and first.is_contiguous() and piece.is_contiguous()):
+            return torch.cat(pieces)
+        end += piece.numel() * piece.element_size()
+    rows = sum(piece.shape[0] for piece in pieces)
+    return first.as_strided((rows, *first.shape[1:]), first.stride(), first.storage_offset())
+
+
+def pack(weight: Tensor, bias: Tensor | None, placement: Placement) -> Weight:
+    """weight [N, K] float32 or bfloat16, bias [N] or None -> Weight: on a CPU a copy, the originals can go."""
+    assert weight.dim() == 2, f"weight has shape {tuple(weight.shape)}; [out_features, in_features] is needed"
+    if placement.device == "cpu":
+        return pack_panels(weight, bias)
+    return pack_unchanged(weight, bias, placement)
+
+
+def pack_gated(gate: Tensor, up: Tensor, placement: Placement) -> Weight:
+    """gate and up [I, K], without biases -> Weight for `gated`."""
+    assert gate.dim() == 2 and gate.shape == up.shape, f"gate {tuple(gate.shape)} and up {tuple(up.shape)} must match"
+    if placement.device == "cpu":
+        return pack_paired(torch.stack([gate, up]), None)
+    return pack_unchanged(stacked([gate, up]), None, placement)
+
+
+def pack_unchanged(weight: Tensor, bias: Tensor | None, placement: Placement) -> Weight:
+    """weight [N, K] (gated: all gate rows, then all up rows) as an accelerator's libraries want it; not a copy."""
+    narrow = None if bias is None else bias.to(weight.dtype)  # once here, not in every call
+    if weight.is_cuda:
+        arrivals(weight.device)  # allocated here, since a product may first run while a graph is captured
+    if placement.invariant:
+        return InvariantWeight(weight.contiguous(), narrow)
+    return DenseWeight(weight.contiguous(), narrow, placement.algorithms)

@@ -1,0 +1,152 @@
+"""Weights of a CPU: panels of 64 output rows, [ceil(N/64), K, 64].
+
+One microkernel streams a panel front to back for a single token and keeps the panel in cache for many. Each output is
+one fused multiply-add chain over k = 0..K-1, whatever the number of tokens: the base of the engine's batch invariance.
+bfloat16 weights stay bfloat16 in memory (float32 ones too, when every value survives the narrowing) and are widened in
+registers, which is exact. Users: every layer with weights, on a CPU.
+"""
+
+# ruff: noqa: PT018 (a launcher checks in few lines)
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from _fast import cpu
+from engine.kernels.activation import Activation
+from engine.kernels.gemm.weight import Weight, gated_linear_reference, linear_reference
+
+PANEL = 64  # output rows in a panel
+HUGE_PAGE = 2 << 20  # bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CpuPanels(Weight):
+    """The weight of one layer, packed."""
+
+    panels: Tensor  # [num_panels, in_features, 64] float32 or bfloat16; rows past out_features are zero
+    bias: Tensor | None  # [num_panels * 64] float32, zero-padded
+    out_features: int
+    in_features: int
+    paired: bool = False  # each panel holds 32 gate rows, then the 32 up rows that go with them: for `gated` only
+
+    @property
+    def num_bytes(self) -> int:
+        return self.panels.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def dense(self) -> Tensor:
+        return self._unpack(self.panels.transpose(1, 2).reshape(-1, self.in_features))
+
+    def dense_bias(self) -> Tensor | None:
+        return None if self.bias is None else self._unpack(self.bias[:, None]).flatten()
+
+    def linear(self, x: Tensor, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+        if not _is_packed_for(x):
+            return linear_reference(x, self, out, residual)
+        assert not self.paired, "these panels pair gate with up, so only `gated` multiplies by them"
+        return self._launch(x, self.out_features, Activation.SILU, out, residual)
+
+    def gated(self, x: Tensor, activation: Activation) -> Tensor:
+        if not _is_packed_for(x):
+            return gated_linear_reference(x, self, activation)
+        if not self.paired:
+            return Weight.gated(self, x, activation)
+        return self._launch(x, self.out_features // 2, activation, None, None)
+
+    def _unpack(self, rows: Tensor) -> Tensor:
+        if not self.paired:
+            return rows[: self.out_features]
+        halves = rows.view(-1, 2, PANEL // 2, rows.shape[1]).transpose(0, 1)  # [2, num_panels, 32, columns]
+        return halves.reshape(2, -1, rows.shape[1])[:, : self.out_features // 2].reshape(self.out_features, -1)
+
+    def _launch(
+        self, x: Tensor, width: int, activation: Activation, out: Tensor | None, residual: Tensor | None
+    ) -> Tensor:
+        depth, shape = self.in_features, x.shape
+        assert shape[-1] == depth, f"x has {shape[-1]} features; this layer takes {depth}"
+        if x.is_contiguous():
+            rows, stride = x.numel() // depth, depth
+        else:
+            assert len(shape) == 2 and x.stride(1) == 1, "x must be contiguous, or two-dimensional with contiguous rows"
+            rows, stride = shape[0], x.stride(0)
+        if out is None:
+            out = x.new_empty(rows, width) if len(shape) == 2 else x.new_empty((*shape[:-1], width))
+        else:
+            assert (
+                out.shape[-1] == width and out.numel() == rows * width and out.dtype is x.dtype and out.is_contiguous()
+            )
+        address = 0
+        if residual is not None:
+            assert residual.shape == out.shape and residual.dtype is x.dtype and residual.is_contiguous()
+            address = residual.data_ptr()
+        panels, bias = self.panels, self.bias
+        cpu.linear(
+            out.data_ptr(), x.data_ptr(), panels.data_ptr(), 0 if bias is None else bias.data_ptr(), address,
+            rows, depth, self.out_features, stride, width, width,
+            x.dtype is torch.bfloat16, panels.dtype is torch.bfloat16, self.paired, activation,
+        )  # fmt: skip
+        return out
+
+
+def pack_panels(weight: Tensor, bias: Tensor | None) -> CpuPanels:
+    """weight [N, K] float32 or bfloat16, bias [N] or None -> a copy in panels; the originals can go."""
+    rows = weight.shape[0]
+    padded = -(-rows // PANEL) * PANEL
+    wide_bias = None if bias is None else _pad(bias.to(torch.float32), padded)
+    return CpuPanels(_panels(_pad(_narrowed(weight), padded)), wide_bias, rows, weight.shape[1])
+
+
+def pack_paired(both: Tensor, biases: Tensor | None) -> CpuPanels:
+    """gate and up, [2, I, K], and their biases [2, I] or None -> panels for `gated`: both products in one pass."""
+    _, width, columns = both.shape
+    bias = None if biases is None else _interleave(biases.to(torch.float32)[..., None]).flatten()
+    return CpuPanels(_panels(_interleave(_narrowed(both))), bias, 2 * width, columns, paired=True)
+
+
+def _is_packed_for(x: Tensor) -> bool:
+    return x.is_cpu and (x.dtype is torch.float32 or x.dtype is torch.bfloat16)
+
+
+def _narrowed(weight: Tensor) -> Tensor:
+    """float32 weights that came from a bfloat16 checkpoint lose nothing in bfloat16, and stream in half the time."""
+    assert weight.dtype in (torch.float32, torch.bfloat16), (
+        f"weights are {weight.dtype}; float32 or bfloat16 can be packed"
+    )
+    if weight.dtype == torch.bfloat16:
+        return weight
+    few = weight.flatten()[:4096]  # enough to tell most float32 checkpoints without a pass over the whole
+    if not torch.equal(few.to(torch.bfloat16).to(torch.float32), few):
+        return weight
+    narrow = weight.to(torch.bfloat16)
+    return narrow if torch.equal(narrow.to(torch.float32), weight) else weight
+
+
+def _pad(rows: Tensor, count: int) -> Tensor:
+    if rows.shape[0] == count:
+        return rows
+    padded = rows.new_zeros(count, *rows.shape[1:])
+    padded[: rows.shape[0]] = rows
+    return padded
+
+
+def _interleave(both: Tensor) -> Tensor:
+    """[2, I, columns] -> 32 rows of the first, the same 32 of the second, and so on; padded with zeros at the end."""
+    half = PANEL // 2
+    _, width, columns = both.shape
+    padded = both.new_zeros(2, -(-width // half) * half, columns)
+    padded[:, :width] = both
+    return padded.view(2, -1, half, columns).transpose(0, 1).reshape(-1, columns)
+
+
+def _panels(rows: Tensor) -> Tensor:
+    """[N, K] -> [N / 64, K, 64], in huge pages where that many bytes make them worthwhile."""
+    panels = rows.view(-1, PANEL, rows.shape[1]).transpose(1, 2)
+    size = rows.element_size()
+    if not rows.is_cpu or rows.numel() * size < HUGE_PAGE:
+        return panels.contiguous()
+    room = torch.empty(rows.numel() + HUGE_PAGE // size, dtype=rows.dtype)
+    first = -room.data_ptr() % HUGE_PAGE // size  # the slack is never written, so it costs no memory
+    cpu.advise_huge(room.data_ptr() + first * size, rows.numel() * size)
+    return room[first : first + rows.numel()].view(panels.shape).copy_(panels)
