@@ -15,6 +15,7 @@ import torch
 from engine.checkpoint.section import Section
 from engine.errors import ConfigError
 from engine.model_config import ModelConfig
+from engine.quant.dialects import DIALECTS
 
 log = logging.getLogger(__name__)
 
@@ -42,13 +43,14 @@ def resolve_dtype(config: ModelConfig, requested: str, device: str) -> torch.dty
 
 
 def refuse_quantized(root: Section) -> None:
-    """ConfigError where the weights are not plain floating-point numbers."""
+    """ConfigError where the weights are quantised in a way that no dialect of engine/quant reads."""
     if root.values.get("quantization_config") is not None:
         method = root.section("quantization_config").values.get("quant_method", "unknown")
-        raise ConfigError(
-            f"config.json: the weights are quantized ({method}); this version reads float32, float16 and bfloat16 "
-            "weights, so use the unquantized checkpoint"
-        )
+        if method not in DIALECTS:
+            raise ConfigError(
+                f"config.json: the weights are quantized ({method}); this version reads float32, float16 and bfloat16 "
+                "weights, so use the unquantized checkpoint"
+            )
 
 
 def saved_dtype(*sources: dict[str, Any]) -> torch.dtype:

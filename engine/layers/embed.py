@@ -10,22 +10,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from engine.kernels.gemm.pack import Placement, pack
-from engine.kernels.gemm.weight import Weight
-from engine.layers.linear import weight_dtype
-from engine.weights.table import Shape
+from engine.kernels.gemm.pack import Placement
+from engine.layers.linear import Linear
+from engine.quant.base import weight_dtype
+from engine.weights.table import Wanted
 
 
-class Head:
+class Head(Linear):
     """logits = hidden W^T."""
 
-    __slots__ = ("hidden_size", "tied", "vocab_size", "weight")
-
-    weight: Weight
+    __slots__ = ("tied",)
 
     def __init__(self, vocab_size: int, hidden_size: int, tied: bool) -> None:
-        self.vocab_size = vocab_size
-        self.hidden_size = hidden_size
+        super().__init__(hidden_size, vocab_size)
         self.tied = tied
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -33,15 +30,10 @@ class Head:
 
         On an accelerator in hidden's dtype: the samplers there read it as it is, and half the bytes.
         """
-        return self.weight.linear(hidden.to(torch.float32) if hidden.is_cpu else hidden)
+        return super().__call__(hidden.to(torch.float32) if hidden.is_cpu else hidden)
 
-    def expects(self) -> dict[str, tuple[Shape | None, ...]]:
-        return {} if self.tied else {"weight": ((self.vocab_size, self.hidden_size),)}
-
-    def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
-        piece = pieces["weight"][0]
-        assert piece is not None
-        self.weight = pack(piece.to(placement.device, weight_dtype(piece.dtype, placement)), None, placement)
+    def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
+        return {} if self.tied else super().expects()
 
 
 class Embedding:
@@ -61,8 +53,8 @@ class Embedding:
         """token_ids [T] int64, each below vocab_size -> a new [T, hidden_size]; one launch on an accelerator."""
         return functional.embedding(token_ids, self.table).to(self.dtype)
 
-    def expects(self) -> dict[str, tuple[Shape | None, ...]]:
-        return {"weight": ((self.vocab_size, self.hidden_size),)}
+    def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
+        return {"weight": (Wanted((self.vocab_size, self.hidden_size)),)}
 
     def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
         piece = pieces["weight"][0]

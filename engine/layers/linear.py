@@ -11,16 +11,17 @@ import torch
 from torch import Tensor
 
 from engine.kernels.activation import Activation
-from engine.kernels.gemm.pack import Placement, pack, pack_gated, stacked
+from engine.kernels.gemm.pack import Placement
 from engine.kernels.gemm.weight import Weight
 from engine.layers.norm import Normed, RMSNorm
-from engine.weights.table import Shape
+from engine.quant.base import UNQUANTISED, Scheme
+from engine.weights.table import Shape, Wanted
 
 
 class Linear:
     """y = x W^T + b."""
 
-    __slots__ = ("biases", "fold", "in_features", "out_features", "weight")
+    __slots__ = ("biases", "fold", "in_features", "out_features", "scheme", "weight")
 
     weight: Weight
 
@@ -35,6 +36,7 @@ class Linear:
         self.out_features = out_features  # rows of each joined piece
         self.biases = bias if isinstance(bias, tuple) else (bias,) * len(out_features)
         self.fold = fold or (in_features,)
+        self.scheme: Scheme = UNQUANTISED
         assert torch.Size(self.fold).numel() == in_features
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -53,30 +55,34 @@ class Linear:
         """`add_to`, where the stream's next reader is a product of norm(residual)."""
         return Normed(norm, residual, self.weight.add_then_norm(residual, x, norm.weight, norm.eps))
 
-    def expects(self) -> dict[str, tuple[Shape | None, ...]]:
-        shapes: dict[str, tuple[Shape | None, ...]] = {
-            "weight": tuple((rows, *self.fold) for rows in self.out_features)
+    def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
+        pieces = [self.scheme.wants(rows, self.fold) for rows in self.out_features]
+        wanted: dict[str, tuple[Wanted | None, ...]] = {
+            kind: tuple(piece[kind] for piece in pieces) for kind in pieces[0]
         }
         if any(self.biases):
-            shapes["bias"] = tuple((rows,) if has else None for rows, has in zip(self.out_features, self.biases))
-        return shapes
+            wanted["bias"] = tuple(
+                Wanted((rows,)) if has else None for rows, has in zip(self.out_features, self.biases)
+            )
+        return wanted
 
     def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
-        device = placement.device
-        weights = [
-            piece.to(device, weight_dtype(piece.dtype, placement)).reshape(-1, self.in_features)
-            for piece in pieces["weight"]
-            if piece is not None
-        ]
-        weight = stacked(weights)  # [sum of out_features, in_features]
+        self._fill(pieces, placement, gated=False)
+
+    def _fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement, gated: bool) -> None:
         bias = None
         if any(self.biases):
             parts = [
-                torch.zeros(rows, device=device) if piece is None else piece.to(device, torch.float32)
+                torch.zeros(rows, device=placement.device)
+                if piece is None
+                else piece.to(placement.device, torch.float32)
                 for rows, piece in zip(self.out_features, pieces["bias"])
             ]
             bias = torch.cat(parts)  # a piece without a bias adds zero
-        self.weight = pack(weight, bias, placement)
+        tensors = {
+            kind: [piece for piece in given if piece is not None] for kind, given in pieces.items() if kind != "bias"
+        }
+        self.weight = self.scheme.weight(tensors, bias, placement, gated)
 
 
 class GatedLinear(Linear):
@@ -96,18 +102,4 @@ class GatedLinear(Linear):
         return self.weight.of_normed(normed.residual, norm.weight, norm.eps, normed.prescaled, self.activation)
 
     def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
-        gate, up = pieces["weight"]
-        if any(self.biases) or gate is None or up is None:
-            super().fill(pieces, placement)
-        else:
-            kinds = (weight_dtype(piece.dtype, placement) for piece in (gate, up))
-            gate, up = (piece.to(placement.device, kind) for piece, kind in zip((gate, up), kinds))
-            self.weight = pack_gated(gate, up, placement)
-
-
-def weight_dtype(saved: torch.dtype, placement: Placement) -> torch.dtype:
-    """How a matrix is kept: in the activations' dtype on an accelerator, whose libraries multiply like by like.
-
-    On a CPU bfloat16 stays bfloat16 (kernels widen it exactly) and others take the activations' dtype.
-    """
-    return saved if saved == torch.bfloat16 and placement.device == "cpu" else placement.dtype
+        self._fill(pieces, placement, gated=True)

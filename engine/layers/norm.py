@@ -14,7 +14,7 @@ from torch import Tensor
 from engine.kernels.gemm.epilogue import Unscaled
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.norm import layer_norm, rms_norm
-from engine.weights.table import Shape
+from engine.weights.table import Wanted
 
 
 class RMSNorm:
@@ -32,8 +32,8 @@ class RMSNorm:
     def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         return rms_norm(x, self.weight, self.eps, out=out)
 
-    def expects(self) -> dict[str, tuple[Shape | None, ...]]:
-        return {"weight": ((self.size,),)}
+    def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
+        return {"weight": (Wanted((self.size,)),)}
 
     def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
         self.weight = _own(pieces["weight"][0], placement.device)
@@ -69,8 +69,8 @@ class LayerNorm:
     def __call__(self, x: Tensor) -> Tensor:
         return layer_norm(x, self.weight, self.bias, self.eps)
 
-    def expects(self) -> dict[str, tuple[Shape | None, ...]]:
-        return {"weight": ((self.size,),), "bias": ((self.size,),)}
+    def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
+        return {"weight": (Wanted((self.size,)),), "bias": (Wanted((self.size,)),)}
 
     def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
         self.weight = _own(pieces["weight"][0], placement.device)

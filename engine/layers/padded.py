@@ -17,6 +17,7 @@ from torch.nn.functional import pad
 from engine.kernels.activation import Activation
 from engine.kernels.gemm.pack import Placement, pack, pack_unchanged
 from engine.layers.linear import GatedLinear, Linear
+from engine.quant.base import UNQUANTISED
 
 UNIT = 64
 GATE_OF_ONE = 32.0  # silu(32) is 32 in float32, and its product with 1/32 exactly 1 in every dtype
@@ -33,7 +34,7 @@ class PaddedGated(GatedLinear):
     def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
         dtype, device = placement.dtype, placement.device
         more = spare(self.out_features[0], device)
-        if not more:
+        if not more or self.scheme is not UNQUANTISED:
             super().fill(pieces, placement)
             return
         gate, up = (piece.to(device, dtype) for piece in pieces["weight"] if piece is not None)
@@ -53,7 +54,7 @@ class PaddedLinear(Linear):
     def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
         dtype, device = placement.dtype, placement.device
         more = spare(self.in_features, device)
-        if not more:
+        if not more or self.scheme is not UNQUANTISED:
             super().fill(pieces, placement)
             return
         (weight,), (bias,) = pieces["weight"], pieces["bias"]

@@ -25,15 +25,15 @@ ATTENTION = "layers.*.self_attn."
 DECODER_ROWS = (
     Row(("embed_tokens",), "embed"),
     Row(("layers.*.input_layernorm",), "layers.*.attention_norm"),
-    Row((ATTENTION + "q_proj", ATTENTION + "k_proj", ATTENTION + "v_proj"), "layers.*.attention.qkv"),
+    Row((ATTENTION + "q_proj", ATTENTION + "k_proj", ATTENTION + "v_proj"), "layers.*.attention.qkv", "rows"),
     Row((ATTENTION + "q_norm",), "layers.*.attention.q_norm"),
     Row((ATTENTION + "k_norm",), "layers.*.attention.k_norm"),
-    Row((ATTENTION + "o_proj",), "layers.*.o"),
+    Row((ATTENTION + "o_proj",), "layers.*.o", "columns"),
     Row(("layers.*.post_attention_layernorm",), "layers.*.mlp_norm"),
-    Row(("layers.*.mlp.gate_proj", "layers.*.mlp.up_proj"), "layers.*.mlp.gate_up"),
-    Row(("layers.*.mlp.down_proj",), "layers.*.mlp.down"),
+    Row(("layers.*.mlp.gate_proj", "layers.*.mlp.up_proj"), "layers.*.mlp.gate_up", "rows"),
+    Row(("layers.*.mlp.down_proj",), "layers.*.mlp.down", "columns"),
     Row(("norm",), "norm"),
-    Row(("lm_head",), "head"),
+    Row(("lm_head",), "head", "rows"),
 )
 # Frequencies are computed from config.json; old files hold them as well.
 DECODER_IGNORE = ("layers.*.rotary_emb.inv_freq",)

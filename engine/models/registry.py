@@ -21,6 +21,7 @@ from engine.errors import ConfigError
 from engine.model_config import ModelConfig, TextConfig, TowerConfig
 from engine.models.base import Model
 from engine.models.family import Family
+from engine.quant.base import assign
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,9 @@ def load_model_config(folder: str | Path) -> ModelConfig:
 
 def build_model(config: ModelConfig, dtype: torch.dtype, device: str = "cpu") -> Model:
     """The model of a checkpoint, its parts sized and empty."""
-    return family_of(config.architecture).model(config, dtype, device)
+    model = family_of(config.architecture).model(config, dtype, device)
+    assign(model, model.weight_table(), config)
+    return model
 
 
 def _architecture(root: Section) -> str:

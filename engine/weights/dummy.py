@@ -20,6 +20,8 @@ def draw(name: str, tensor: Tensor, seed: int) -> Tensor:
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=7).digest()
     generator = torch.Generator(device=tensor.device)
     generator.manual_seed(int.from_bytes(digest, "little"))
+    if not tensor.is_floating_point():  # codes of quantised weights
+        return tensor.random_(0, 128, generator=generator)
     tensor.normal_(0.0, STD, generator=generator)
     module, _, kind = name.rpartition(".")
     if kind == "weight" and is_norm(module):

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
 READABLE = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DTYPES = READABLE | {"I8": torch.int8, "U8": torch.uint8, "I32": torch.int32}  # with those of quantised weights
 
 
 def load_weights(
@@ -46,14 +47,14 @@ def load_weights(
     places = expand(table, model)
     upload = upload_for(placement.device)
     if load_format == "dummy":
-        saved = dict.fromkeys(places, model.config.torch_dtype)
+        saved = {name: place.wanted.saved_as(model.config.torch_dtype) for name, place in places.items()}
         pieces = Pieces(places, saved, placement)
-        _draw_all(places, pieces, model.config.torch_dtype, seed, _counted(progress, _num_bytes(places, saved)))
+        _draw_all(places, pieces, saved, seed, _counted(progress, _num_bytes(places, saved)))
     elif load_format in ("auto", "safetensors"):
         shards = open_checkpoint(folder)
         names = _match(table, places, shards, folder)
         tensors = {name: info for shard in shards for name, info in shard.tensors.items() if name in names}
-        saved = {names[name]: READABLE[info.dtype] for name, info in tensors.items()}
+        saved = {names[name]: DTYPES[info.dtype] for name, info in tensors.items()}
         pieces = Pieces(places, saved, placement)
         told = _counted(progress, sum(info.num_bytes for info in tensors.values()))
         if upload is None:
@@ -68,13 +69,12 @@ def load_weights(
 
 
 def weight_bytes(model: Model) -> int:
-    """What the weights will take on an accelerator, which keeps them in the activations' dtype."""
-    places = expand(model.weight_table(), model)
-    return _num_bytes(places, dict.fromkeys(places, model.dtype))
+    """What the weights will take on an accelerator."""
+    return sum(place.wanted.num_bytes(model.dtype) for place in expand(model.weight_table(), model).values())
 
 
 def _num_bytes(places: dict[str, Place], saved: dict[str, torch.dtype]) -> int:
-    return sum(torch.Size(place.shape).numel() * saved[name].itemsize for name, place in places.items())
+    return sum(torch.Size(place.wanted.shape).numel() * saved[name].itemsize for name, place in places.items())
 
 
 def _counted(progress: Progress | None, total: int) -> Callable[[int], None]:
@@ -105,10 +105,13 @@ def _match(table: Table, places: dict[str, Place], shards: list[Shard], folder: 
                 left_over.append(name)
             elif canonical in present:
                 wrong.append(f"{name} is there twice, under different prefixes")
-            elif info.shape != place.shape:
-                wrong.append(f"{name} has shape {list(info.shape)}, the configuration asks for {list(place.shape)}")
-            elif info.dtype not in READABLE:
-                wrong.append(f"{name} has dtype {info.dtype}, readable are {', '.join(READABLE)}")
+            elif info.shape != place.wanted.shape:
+                wrong.append(
+                    f"{name} has shape {list(info.shape)}, the configuration asks for {list(place.wanted.shape)}"
+                )
+            elif DTYPES.get(info.dtype) not in place.wanted.dtypes:
+                readable = ", ".join(key for key, dtype in DTYPES.items() if dtype in place.wanted.dtypes)
+                wrong.append(f"{name} has dtype {info.dtype}, readable are {readable}")
             else:
                 names[name] = canonical
             present.add(canonical)
@@ -136,8 +139,8 @@ def _map(shards: list[Shard], names: dict[str, str], pieces: Pieces, told: Calla
 
 
 def _draw_all(
-    places: dict[str, Place], pieces: Pieces, dtype: torch.dtype, seed: int, told: Callable[[int], None]
+    places: dict[str, Place], pieces: Pieces, saved: dict[str, torch.dtype], seed: int, told: Callable[[int], None]
 ) -> None:
     for name, place in places.items():
         pieces.add(name, draw(name, pieces.room(name), seed))
-        told(torch.Size(place.shape).numel() * dtype.itemsize)
+        told(torch.Size(place.wanted.shape).numel() * saved[name].itemsize)

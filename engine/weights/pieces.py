@@ -55,7 +55,7 @@ class Pieces:
         """One tensor for all pieces that are saved alike, and a slice of it for each."""
         for dtype in {self._saved[name] for name in names}:
             alike = [name for name in names if self._saved[name] == dtype]
-            counts = [torch.Size(self._places[name].shape).numel() for name in alike]
+            counts = [torch.Size(self._places[name].wanted.shape).numel() for name in alike]
             whole = torch.empty(sum(counts), dtype=dtype, device=self._placement.device)  # the pieces' values, in order
             for name, piece in zip(alike, whole.split(counts)):
-                self._rooms[name] = piece.view(self._places[name].shape)
+                self._rooms[name] = piece.view(self._places[name].wanted.shape)

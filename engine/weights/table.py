@@ -11,20 +11,38 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from engine.kernels.gemm.pack import Placement
 
 Shape = tuple[int, ...]
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class Wanted(NamedTuple):
+    """A tensor of a checkpoint that a part needs."""
+
+    shape: Shape
+    dtypes: tuple[torch.dtype, ...] = FLOATS  # that it may have
+
+    def num_bytes(self, activations: torch.dtype) -> int:
+        """In memory: floats of any width take the activations' dtype, others keep theirs."""
+        kept = activations if self.dtypes == FLOATS else self.dtypes[0]
+        return torch.Size(self.shape).numel() * kept.itemsize
+
+    def saved_as(self, dtype: torch.dtype) -> torch.dtype:
+        """The dtype of random weights where the checkpoint's is `dtype`."""
+        return dtype if dtype in self.dtypes else self.dtypes[0]
 
 
 class Part(Protocol):
     """What the loader asks of a layer object."""
 
-    def expects(self) -> dict[str, tuple[Shape | None, ...]]:
-        """Tensor kind ("weight", "bias") -> the shape of each joined piece; None where a piece has no such tensor."""
+    def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
+        """Tensor kind ("weight", "bias") -> what each joined piece is; None where a piece has no such tensor."""
 
     def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
         """Takes the pieces, in the row's order; the tensors may be views of a file."""
@@ -36,6 +54,7 @@ class Row:
 
     names: tuple[str, ...]
     target: str
+    split: Literal["rows", "columns"] | None = None  # how devices share each matrix; None: every device has all of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +83,26 @@ class Place:
     part: Part
     kind: str
     index: int
-    shape: Shape
+    wanted: Wanted
+
+
+def parts_of(table: Table, model: Any) -> Iterator[tuple[Row, list[str], Part]]:
+    """Every part that a row of the table names, with the modules of the checkpoint that it is joined of."""
+    for row in table.rows:
+        for part, layers in _walk(model, row.target.split(".")):
+            yield row, [_number(name, layers) for name in row.names], part
 
 
 def expand(table: Table, model: Any) -> dict[str, Place]:
     """Canonical tensor name -> place, for every tensor that this model needs."""
     places: dict[str, Place] = {}
-    for row in table.rows:
-        for part, layers in _walk(model, row.target.split(".")):
-            names = [_number(name, layers) for name in row.names]
-            for kind, shapes in part.expects().items():
-                assert len(shapes) == len(names), f"{row.target}: {len(names)} names for {len(shapes)} pieces"
-                for index, (name, shape) in enumerate(zip(names, shapes)):
-                    if shape is not None:
-                        assert f"{name}.{kind}" not in places, f"two rows claim {name}.{kind}"
-                        places[f"{name}.{kind}"] = Place(part, kind, index, shape)
+    for row, names, part in parts_of(table, model):
+        for kind, pieces in part.expects().items():
+            assert len(pieces) == len(names), f"{row.target}: {len(names)} names for {len(pieces)} pieces"
+            for index, (name, wanted) in enumerate(zip(names, pieces)):
+                if wanted is not None:
+                    assert f"{name}.{kind}" not in places, f"two rows claim {name}.{kind}"
+                    places[f"{name}.{kind}"] = Place(part, kind, index, wanted)
     return places
 
 
