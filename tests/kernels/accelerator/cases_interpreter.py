@@ -22,6 +22,7 @@ from engine.kernels.attention.work import MIN_PART, empty_list, fill_list_refere
 from engine.kernels.norm import launch_norm, layer_norm_reference, rms_norm_reference
 from engine.kernels.rotate import launch_qkv, qkv_rope_store_reference
 from engine.kernels.target import HAS_TRITON
+from tests.contributing import example
 from tests.kernels.one_run import in_one_run
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -322,3 +323,10 @@ def test_dense_attention(bounds, heads, kv_heads, dim, causal, dtype):
     launch_dense(q, k, v, segments, dim**-0.5, causal, wider[:, : heads * dim])
     assert torch.equal(wider[:, : heads * dim], got)
     assert (wider[:, heads * dim :] == 7).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_kernel_that_contributing_shows(tmp_path, dtype):
+    module = example("kernel", tmp_path)
+    x, scale = torch.randn(3, 700).to(dtype), torch.rand(3)
+    assert error(module.launch_scale_rows(x, scale), module.scale_rows_reference(x, scale)) < limit(dtype)

@@ -1,0 +1,60 @@
+"""CONTRIBUTING.md is true: its examples build and run, its glossary is short, the files that it names are there."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+
+import pytest
+import torch
+
+from engine.models import registry
+from tests import tiny
+from tests.contributing import PAGE, example
+from tests.models.harness import Harness, load
+
+TEXT = PAGE.read_text(encoding="utf-8")
+
+
+def test_a_family_is_one_file_and_one_line_of_the_registry(tmp_path, monkeypatch):
+    family = example("model", tmp_path).FAMILY
+    monkeypatch.setitem(registry.FAMILIES, "ExampleForCausalLM", "example_model")
+    folder = shutil.copytree(tiny.checkpoint("llama"), tmp_path / "checkpoint")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["ExampleForCausalLM"]}))
+    plain, scaled = load(tiny.checkpoint("llama")), load(folder)
+    assert registry.family_of("ExampleForCausalLM") is family
+    assert scaled.config.text.embedding_scale == 8.0
+    tokens = list(range(3, 20))
+    got, bare = (model_logits(model, tokens) for model in (scaled, plain))
+    assert not torch.allclose(got, bare)
+    plain.embed.table = plain.embed.table * 8.0  # what the scale means
+    assert torch.equal(got, model_logits(plain, tokens))
+
+
+def model_logits(model, tokens):
+    harness = Harness(model)
+    return harness.step((harness.add(tokens), len(tokens)))
+
+
+def test_a_kernel_is_one_file_with_its_reference(tmp_path):
+    module = example("kernel", tmp_path)
+    x, scale = torch.randn(3, 700).bfloat16(), torch.rand(3)
+    assert torch.equal(module.scale_rows(x, scale), (x.float() * scale[:, None]).bfloat16())
+    assert "out[row, column] = x[row, column] * scale[row]" in module.__doc__
+
+
+def test_the_glossary_has_at_most_forty_words():
+    words = re.findall(r"^\| ([a-z ]+) \| ", TEXT.partition("## Words")[2].partition("## One plain step")[0], re.M)
+    assert 20 < len(words) - 1 <= 40, "the first line is the table's head"
+
+
+@pytest.mark.parametrize("part", ["## One plain step", "## Words"])
+def test_the_files_that_the_page_names_are_there(part):
+    chapter = TEXT.partition(part)[2].partition("\n## ")[0]
+    named = set(re.findall(r"`((?:engine|server|mm|_fast|kernels)/[\w/]+(?:\.\w+)?)", chapter))
+    assert named
+    for name in named:
+        path = PAGE.parent / (f"engine/{name}" if name.startswith("kernels/") else name)
+        assert path.exists() or path.with_suffix(".pyx").exists(), name
