@@ -11,7 +11,7 @@ and in the loop's CPU time, else of 5. "written" is from a step's tokens being o
 sockets (tests/bench/watched.py). Output per second of equal answers is that of whole ones, per connection from its
 first end to its last within the time measured, so that waves of equal requests do not bend it; of others it is what
 arrived.
-Run: python -m tests.bench.gpu_serve [--shape 8b,0.6b,vl-7b] [--load mixed,conversation,prefix,loop] [--out DIR]
+Run: python -m tests.bench.gpu_serve [--shape 8b,0.6b,vl-7b] [--load mixed,conversation,prefix,loop,rules] [--out DIR]
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ UNITS = {
     "loop CPU per token": "us",
     "server CPU": "cores",
     "failures": "",
+    "steps in Python": "%",
 }
 COMPARED = ("output", "TTFT p50", "TTFT p99", "TPOT")  # of a shared prefix, found or not
 
@@ -145,6 +146,8 @@ def job_of(port: int, shape: str, asked: Case, warm_s: float, measure_s: float, 
         once=asked.once,
         prefix=asked.prefix,
         salted=asked.salted,
+        rules=dict(asked.fields),
+        ruled=asked.ruled // processes + (number < asked.ruled % processes),
     )
 
 
@@ -204,14 +207,14 @@ def measure(server: Server, shape: str, asked: Case, seconds: float, warm_up: fl
         few = replace(asked, streams=min(16, asked.streams), once=False, seed=asked.seed + 500)
         load(server.port, shape, few, 0.0, warm_s)
         warm_s, seconds, answers = 0.0, LONGEST_S, 0
-    before: list[tuple[float, ...]] = []  # clock, CPU of the loop, CPU of all threads, prefix tokens found and asked
+    before: list[tuple[float, ...]] = []  # clock, CPU of the loop, CPU of all threads, counted()
 
     def note() -> None:
-        before.append((time.perf_counter(), *server.cpu(), *server.prefix_tokens()))
+        before.append((time.perf_counter(), *server.cpu(), *server.counted()))
 
     came = load(server.port, shape, asked, warm_s, seconds, note, answers)
     note()
-    took, loop_cpu, cpu, hits, queries = (late - early for early, late in zip(*before))
+    took, loop_cpu, cpu, hits, queries, steps, by_python = (late - early for early, late in zip(*before))
     since = came.begun + warm_s
     until = float(came.answers[:, 2].max()) if asked.once else min(since + seconds, came.until)
     for text in sorted(set(came.failures)):
@@ -220,6 +223,7 @@ def measure(server: Server, shape: str, asked: Case, seconds: float, warm_up: fl
     arrived = (came.gaps[:, 0] >= before[0][0]).sum() + (came.firsts[:, 1] >= before[0][0]).sum()
     found["loop CPU per token"] = loop_cpu / (arrived * found["tokens per event"]) * 1e6
     found["server CPU"] = cpu / took
+    found["steps in Python"] = 100 * by_python / max(steps, 1.0)
     if asked.prefix:
         found["prompt tokens found"] = hits / max(queries, 1.0)
     return {**found, "_since": since, "_until": until}
@@ -286,7 +290,7 @@ def run_shape(shape: str, args: argparse.Namespace) -> int:
     seen["ready"], units["ready"] = ready_s, "s"  # of the server's process: interpreter and imports included
     lasted = f"{args.runs} run(s) of {args.seconds:g} s or {args.answers} answers"
     print_cases(f"{shape}, serving, ready in {ready_s:.1f} s, {lasted}", cases)
-    ratios = prefix_ratios(cases)
+    ratios = ratios_of(cases)
     for name, value in ratios.items():
         print(f"{name}: {value:.2f}")
     aims = targets.serve_targets(shape, seen)
@@ -308,10 +312,15 @@ def spread_of(runs: Runs, name: str) -> list[float]:
     return [min(values), max(values)]
 
 
-def prefix_ratios(cases: dict[str, dict[str, float]]) -> dict[str, float]:
-    """What the prefix cache gives: a case over the same with nothing found."""
+def ratios_of(cases: dict[str, dict[str, float]]) -> dict[str, float]:
+    """What the prefix cache gives, a case over the same with nothing found; what rules cost, over streams without."""
     pairs = [(label, label + loads.SALTED) for label in cases if label + loads.SALTED in cases]
-    return {
+    ruled = {
+        f"{label}, output, over none": found["output"] / cases[loads.PLAIN]["output"]
+        for label, found in cases.items()
+        if loads.PLAIN in cases and " on " in label
+    }
+    return ruled | {
         f"{label}, {name}, found over not": cases[label][name] / cases[bare][name]
         for label, bare in pairs
         for name in COMPARED
@@ -333,7 +342,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="8b,0.6b", help=", ".join(SHAPES))
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--load", default="streams", help="some of streams,mixed,conversation,prefix,loop")
+    parser.add_argument("--load", default="streams", help="some of streams,mixed,conversation,prefix,loop,rules")
     parser.add_argument("--streams", default="1,4x230,16,64,256", help="and tokens of a prompt, where not 512")
     parser.add_argument("--seconds", type=float, default=60.0, help="measured per case at most, after its warm-up")
     parser.add_argument("--answers", type=int, default=1000, help="that end a case earlier; 0: only --seconds do")

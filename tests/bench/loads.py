@@ -5,6 +5,7 @@ the peer's client draws them). `mixed`: 256 requests of 100 to 1,024 tokens in a
 lengths as those of ShareGPT (below) at 1, 4, 32 and 256 streams. `prefix`: 2,048 tokens that all prompts share and 128
 of their own; a second time each request has a salt of its own, so that nothing is found. `loop`: nothing at all,
 conversations at 32 and 256 streams, and the longest prompt that fits, again and again: how late the server's loop is.
+`rules`: equal lengths at 32 streams, where none, one or all of the streams have a penalty, a bias or log-probabilities.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ CHARACTERS = 4  # of a real conversation's text per token: the shapes served her
 DRAWN = 4096
 SALTED = " (none found)"
 LONG_ANSWER = 16
+PLAIN = "streams without rules"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ class Case:
     prefix: int = 0  # tokens that all prompts begin with, beside their own
     salted: bool = False  # each request has a salt of its own
     seed: int = 0
+    fields: tuple[tuple[str, Any], ...] = ()  # of the bodies of the first `ruled` streams
+    ruled: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +64,10 @@ class Sizes:
     conversations: tuple[int, ...] = (1, 4, 32, 256)  # streams
     shorter: int = 1  # conversations are so many times shorter than real ones
     prefix: tuple[int, int, int] = (16, 2048, 128)  # streams, shared tokens, fresh ones
+    ruled: int = 32  # streams
 
 
-TINY = Sizes((32, 16), (16, 8, 32), (1, 4), 16, (4, 256, 16))  # for trying a benchmark out
+TINY = Sizes((32, 16), (16, 8, 32), (1, 4), 16, (4, 256, 16), 4)  # for trying a benchmark out
 SIZES = {"tiny": TINY, "tiny-vl": TINY, "vl-7b": Sizes(equal=(64, 64))}
 
 
@@ -87,8 +92,10 @@ def cases_of(shape: str, loads: Sequence[str], streams: str, sharegpt: Path | No
             found.append(Case("0 streams", 0, ()))
             found += [talks[count] for count in sizes.conversations[-2:]]
             found.append(longest(shape))
+        elif load == "rules":
+            found += with_rules(sizes)
         else:
-            raise ValueError(f"--load {load}: there are streams, mixed, conversation, prefix and loop")
+            raise ValueError(f"--load {load}: there are streams, mixed, conversation, prefix, loop and rules")
     return list({case.name: case for case in found}.values())
 
 
@@ -130,6 +137,22 @@ def prefixed(sizes: Sizes) -> list[Case]:
     name = f"{streams} streams of {shared} shared tokens and {fresh}"
     found = Case(name, streams, ((fresh, sizes.equal[1]),), prefix=shared, seed=7000)
     return [found, replace(found, name=name + SALTED, salted=True, seed=8000)]
+
+
+def with_rules(sizes: Sizes) -> list[Case]:
+    """The same streams without rules, which the others are compared with, and with rules on one or on all of them."""
+    count = sizes.ruled
+    plain = replace(equal_case(str(count), sizes.equal), name=PLAIN)
+    penalty, bias = ("repetition_penalty", 1.1), ("logit_bias", {str(number): 1.5 for number in range(300, 310)})
+    return [plain] + [
+        replace(plain, name=f"{name} on {ruled} of {count}", fields=(field,), ruled=ruled)
+        for name, field, ruled in (
+            ("repetition_penalty", penalty, 1), ("repetition_penalty", penalty, count),
+            ("frequency_penalty", ("frequency_penalty", 0.5), count), ("logit_bias", bias, 1),
+            ("logit_bias", bias, count), ("min_tokens", ("min_tokens", sizes.equal[1]), count),
+            ("logprobs 5", ("logprobs", 5), 1), ("logprobs 5", ("logprobs", 5), count),
+        )
+    ]  # fmt: skip
 
 
 def longest(shape: str) -> Case:

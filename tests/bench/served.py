@@ -21,7 +21,7 @@ import numpy as np
 
 from tests.bench.shapes import SHAPES, write_folder
 
-HITS, QUERIES = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"
+COUNTED = ("prefix_cache_hits", "prefix_cache_queries", "steps", "steps_in_python")
 
 
 class Server:
@@ -55,11 +55,11 @@ class Server:
         spent = {tid: cpu_of(tasks / tid) for tid in os.listdir(tasks)}
         return spent[str(self.process.pid)], sum(spent.values())
 
-    def prefix_tokens(self) -> tuple[float, float]:
-        """Tokens found in the prefix cache, and tokens looked up there, since start."""
+    def counted(self) -> tuple[float, ...]:
+        """Since start: tokens found in the prefix cache and looked up there, steps, and those that took Python."""
         lines = [line.rpartition(" ") for line in ask(self.port, "/metrics").splitlines()]
         counts = {name.partition("{")[0]: float(value) for name, _, value in lines if name and name[0] != "#"}
-        return counts[HITS], counts[QUERIES]
+        return tuple(counts[f"vllm:{name}_total"] for name in COUNTED)
 
     def stop(self) -> None:
         """Ends it, and reads what it has noted."""

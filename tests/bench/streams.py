@@ -20,7 +20,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import cycle
 from typing import Any
 
@@ -55,6 +55,8 @@ class Job:
     once: bool = False  # each of `lengths` is one request; else they are asked over and over
     prefix: int = 0  # tokens that all prompts begin with, beside their own
     salted: bool = False  # a cache salt for each request: it finds nothing of those before
+    rules: dict[str, Any] = field(default_factory=dict)  # more fields of the bodies of the first `ruled` connections
+    ruled: int = 0
 
 
 class Tally:
@@ -102,7 +104,8 @@ class Connection:
             path, asked = "/v1/completions", {"prompt": ids}
         if job.salted:
             asked["cache_salt"] = f"{draw.getrandbits(63):x}"
-        body = json.dumps({**asked, "max_tokens": self.tokens, **job.fields}).encode()
+        rules = job.rules if self.number < job.ruled else {}
+        body = json.dumps({**asked, "max_tokens": self.tokens, **job.fields, **rules}).encode()
         head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
         return f"{head}Content-Type: application/json\r\n\r\n".encode() + body
 

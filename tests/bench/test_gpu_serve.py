@@ -49,6 +49,19 @@ def test_every_load_of_a_tiny_model(tmp_path, capsys):
     assert all(case in shown for case in cases)
 
 
+def test_rules_are_asked_for_by_one_or_by_all_of_the_same_streams():
+    plain, *others = loads.cases_of("0.6b", ["rules"], "", None)
+    assert plain.name == loads.PLAIN
+    for case in others:
+        assert (case.streams, case.lengths, case.seed) == (32, plain.lengths, plain.seed)
+        for processes in (1, 3):
+            jobs = [gpu_serve.job_of(1, "0.6b", case, 0, 1, number, processes) for number in range(processes)]
+            assert sum(job.ruled for job in jobs) == case.ruled
+            assert all(job.ruled <= job.connections and job.rules == dict(case.fields) for job in jobs)
+    cases = {plain.name: {"output": 200.0}, others[0].name: {"output": 199.0}}
+    assert gpu_serve.ratios_of(cases) == {f"{others[0].name}, output, over none": 0.995}
+
+
 def test_loads_are_the_same_each_time():
     first, again = (loads.cases_of("8b", ["mixed", "conversation", "prefix", "loop"], "", None) for _ in range(2))
     assert first == again
