@@ -9,7 +9,7 @@ import pytest
 
 from engine.request import Delta, FinishReason, TokenLogprob
 from server.output import choices, logprobs
-from server.output.choices import ChoiceStream, GatheredChoice
+from server.output.choices import ChoiceStream, Piece
 from server.output.text import StopStrings
 from server.render.load_tokenizer import load_tokenizer
 from server.render.prompt import Prompt
@@ -28,8 +28,23 @@ def end(tokenizer):
     return tokenizer.id_of("<|im_end|>")
 
 
+class Gathered:
+    """The pieces of one choice, put together."""
+
+    def __init__(self):
+        self.text, self.token_ids, self.logprobs = "", [], []
+        self.finish_reason = self.stop_reason = None
+
+    def add(self, piece: Piece):
+        self.text += piece.text
+        self.token_ids.extend(piece.token_ids)
+        self.logprobs.extend(piece.logprobs or ())
+        if piece.finish_reason is not None:
+            self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
+
+
 def gather(stream, deltas):
-    gathered, pieces = GatheredChoice(), []
+    gathered, pieces = Gathered(), []
     for delta in deltas:
         pieces.append(stream.take(delta))
         gathered.add(pieces[-1])
