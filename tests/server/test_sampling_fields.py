@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import json
 import logging
 import math
+import shutil
 
 import pytest
 
+import engine.runtime
 from engine.request import SamplingParams
 from server import load
 from server.config import Config
@@ -16,6 +19,7 @@ from server.errors import ApiError
 from server.sampling import Vocabulary, defaults_from, in_range, resolve
 from server.schema.common import RepetitionFields, SamplingFields
 from tests import tiny
+from tests.engine.host_accelerator import HostAccelerator
 from tests.server.conftest import config_of, maker, ready
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -95,6 +99,31 @@ async def test_defaults_come_from_checkpoint_operator_and_request_in_this_order(
     assert found["max_new_tokens"] == 9
     assert defaults_from({"do_sample": False, "temperature": 0.7, "top_p": 0.9}, {})["temperature"] == 0.0
     assert defaults_from({"do_sample": False}, {"temperature": 0.4})["temperature"] == 0.4
+
+
+@pytest.mark.parametrize("where", ["cpu", "device path"])
+async def test_a_penalty_of_the_checkpoint_holds_for_a_request_that_names_none(
+    tiny_client, tmp_path, monkeypatch, where
+):
+    """Checkpoints of the Qwen2.5 family ask for a repetition penalty; a request may take it back."""
+    folder = shutil.copytree(tiny.checkpoint("qwen3"), tmp_path / "penalised")
+    generation = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps({**generation, "repetition_penalty": 1.9}))
+    if where != "cpu":
+        monkeypatch.setattr(engine.runtime, "open_accelerator", lambda config, device: HostAccelerator())
+    body = {"prompt": list(range(20, 40)), "max_tokens": 24, "ignore_eos": True, "return_token_ids": True}
+
+    async def said(client, **fields) -> list[int]:
+        answer = await client.post("/v1/completions", {**body, **fields})
+        return answer.json()["choices"][0]["token_ids"]
+
+    async with ready(config_of(model={"model": str(folder), "num_threads": 1})) as state:
+        client = maker(state)()
+        assert state.defaults["repetition_penalty"] == 1.9
+        penalised, plain = await said(client), await said(client, repetition_penalty=1.0)
+    assert penalised == await said(tiny_client, repetition_penalty=1.9)
+    assert plain == await said(tiny_client)
+    assert len(set(penalised)) > len(set(plain))
 
 
 async def test_generation_config_vllm_ignores_the_checkpoint(serve, state):
