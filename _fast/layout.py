@@ -69,13 +69,17 @@ class SlotWord(IntEnum):
     TOP_P = 5  # float
     SEED_LOW = 6  # the seed's int64 begins at an even place
     SEED_HIGH = 7
-    MIN_P = 8  # float, as are the next three
-    PRESENCE = 9
-    FREQUENCY = 10
-    REPETITION = 11
+    MIN_P = 8  # float
+    RULE_LINE = 9  # 1 + the slot's line of the tables of rules (kernels/sampling/rules); 0: the slot has no rules
+    RULE_KINDS = 10  # bits: which of the tables count
+    NUM_EDITS = 11  # of the line's list
+    TOP_LOGPROBS = 12  # 1 + how many of the most likely tokens are told with the chosen one; 0: no log-probabilities
+    PRESENCE = 13  # float, as are the next two
+    FREQUENCY = 14
+    REPETITION = 15
     # The device's own; 0 when the slot's row arrives.
-    LAST_TOKEN = 12  # the newest sampled token
-    OUTSIDE = 13  # 1: one of the slot's token ids was not a row of the embedding
+    LAST_TOKEN = 16  # the newest sampled token
+    OUTSIDE = 17  # 1: one of the slot's token ids was not a row of the embedding
 
 
 def padded(count: int) -> int:

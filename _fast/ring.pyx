@@ -36,9 +36,14 @@ cdef extern from *:
 
 @cython.final
 cdef class OutputRing:
-    """Steps between the device thread and the loop; 64 of them are some hundred milliseconds of a loop that hangs."""
+    """Steps between the device thread and the loop; 64 of them are some hundred milliseconds of a loop that hangs.
 
-    def __cinit__(self, int32_t max_rows, int32_t num_entries=64):
+    `lines`, by plan and row, is where the device writes log-probabilities; a slot's line counts where the slot has
+    `asked`, 1 + how many of the most likely.
+    """
+
+    def __cinit__(self, int32_t max_rows, int32_t num_entries=64, const uint8_t[::1] asked=None,
+                  const int32_t[:, :, ::1] lines=None):
         cdef size_t count
         cdef size_t size
         if max_rows < 1 or num_entries < 1:
@@ -48,7 +53,14 @@ cdef class OutputRing:
         self.num_entries = num_entries
         self.stride = (max_rows + 63) // 64 * 64
         count = <size_t>num_entries * self.stride
+        if lines is not None:
+            if asked is None or lines.shape[1] < max_rows or lines.shape[2] < 3:
+                raise ValueError(
+                    f"lines {lines.shape[1]} x {lines.shape[2]}: need `asked` and a line for {max_rows} rows"
+                )
+            self.asked, self.lines, self.num_words = asked, lines, <int32_t>lines.shape[2]
         size = num_entries * sizeof(Entry) + count * (sizeof(int64_t) + sizeof(int32_t) + 1)
+        size += count * (sizeof(Told) + self.num_words * sizeof(int32_t))
         self.room = <char*>calloc(1, size)
         if not self.room:
             raise MemoryError(f"no memory for {num_entries} steps of {max_rows} rows")
@@ -56,8 +68,11 @@ cdef class OutputRing:
         self.tokens = <int32_t*>(self.requests + count)
         self.finishes = <uint8_t*>(self.tokens + count)
         self.entries = <Entry*>(self.finishes + count)
+        self.told = <Told*>(self.entries + num_entries)
+        self.words = <int32_t*>(self.told + count)
 
-    def __init__(self, int32_t max_rows, int32_t num_entries=64):
+    def __init__(self, int32_t max_rows, int32_t num_entries=64, const uint8_t[::1] asked=None,
+                 const int32_t[:, :, ::1] lines=None):
         self.objects = [None] * num_entries
         self.backlog = deque()
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -103,6 +118,9 @@ cdef class OutputRing:
             memcpy(&self.requests[place * self.stride], plan.lines.out_request, plan.num_rows * sizeof(int64_t))
             memcpy(&self.tokens[place * self.stride], plan.lines.out_token, plan.num_rows * sizeof(int32_t))
             memset(&self.finishes[place * self.stride], FINISH_NONE, plan.num_rows)
+        entry.num_told = 0
+        if self.num_words:
+            self._tell(plan, place)
         entry.numbers = numbers[0]
         entry.is_object = False
         store(&self.pushed, at + 1)
@@ -127,6 +145,25 @@ cdef class OutputRing:
         numbers.num_sampled = num_sampled
         self.entries[place].count = count
 
+    cdef void _tell(self, StepPlan plan, int64_t place) noexcept nogil:
+        """Copies the log-probabilities of rows that have a token and whose slots have asked."""
+        cdef int64_t base = place * self.stride
+        cdef Told* told = &self.told[base]
+        cdef int32_t count = 0
+        cdef int32_t num_told = 0
+        cdef int32_t row
+        cdef uint8_t asked
+        for row in range(plan.num_rows):
+            asked = self.asked[plan.lines.slot[row]]
+            if asked and plan.lines.out_token[row] >= 0:
+                told[num_told].place = count
+                told[num_told].k = asked - 1
+                memcpy(&self.words[(base + num_told) * self.num_words], &self.lines[plan.number, row, 0],
+                       self.num_words * sizeof(int32_t))
+                num_told += 1
+            count += (plan.lines.out_token[row] >= 0) | (plan.lines.out_finish[row] != FINISH_NONE)
+        self.entries[place].num_told = num_told
+
     cdef void wake(self) noexcept nogil:
         cdef int64_t one = 1
         # An eventfd refuses only when its counter is at the end of 64 bits, and then it is readable already.
@@ -143,9 +180,10 @@ cdef class OutputRing:
             pass  # somebody popped without being woken, and came here since
 
     def pop(self):
-        """The oldest entry or None: an object given to put(), else (StepNumbers, ids, tokens, finishes).
+        """The oldest entry or None: an object given to put(), else (StepNumbers, ids, tokens, finishes, told).
 
-        The lists are parallel; -1 is no token, 0 no finish.
+        The lists are parallel; -1 is no token, 0 no finish. told: place in the lists -> the row's log-probabilities, as
+        told_logprobs() gives them.
         """
         # Read before the ring: while something is set aside nothing enters the ring, so it is empty only once.
         cdef int64_t aside = load(&self.overflow)
@@ -165,6 +203,12 @@ cdef class OutputRing:
                     [self.requests[base + i] for i in range(entry.count)],
                     [self.tokens[base + i] for i in range(entry.count)],
                     [self.finishes[base + i] for i in range(entry.count)],
+                    {
+                        self.told[base + i].place: as_logprobs(
+                            &self.words[(base + i) * self.num_words], self.told[base + i].k, self.num_words
+                        )
+                        for i in range(entry.num_told)
+                    },
                 )
             store(&self.popped, at + 1)
             return value
@@ -186,3 +230,18 @@ cdef object named(StepNumbers* of):
         of.preemptions, of.prefix_queries, of.prefix_hits, of.schedule_s, of.launch_s, of.wait_s, of.commit_s,
         of.device_s, of.gap_s,
     )
+
+
+cdef tuple as_logprobs(const int32_t* words, int32_t k, int32_t num_words):
+    """A row's words: (token, log-probability, rank, k ids, their k log-probabilities)."""
+    cdef const float* values = <const float*>words
+    cdef int32_t most = (num_words - 3) // 2
+    cdef int32_t i
+    return (
+        words[0], values[1], words[2], [words[3 + i] for i in range(k)], [values[3 + most + i] for i in range(k)]
+    )
+
+
+def told_logprobs(const int32_t[::1] words not None, int32_t k):
+    """What is told of a row whose words kernels/sampling/top_logprobs has written, 3 + 2 * most of them; k at most."""
+    return as_logprobs(&words[0], k, words.shape[0])

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from engine.errors import RequestError
 from engine.request import Request, SamplingParams
 
+MAX_EDITS = 2048  # token ids of one request whose logits are changed one by one
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -96,6 +98,11 @@ def _check_sampling(params: SamplingParams, limits: Limits) -> None:
         _in_range("token id", token, 0, limits.vocab_size - 1)
     for _, value in params.logit_bias:
         _in_range("logit_bias", value, -100.0, 100.0)
+    if len(params.edited_token_ids) > MAX_EDITS:
+        raise RequestError(
+            f"logit_bias and, with min_tokens, stop tokens name {len(params.edited_token_ids)} ids; "
+            f"at most {MAX_EDITS} are allowed: name fewer, or use allowed_token_ids"
+        )
     if params.allowed_token_ids is not None and not params.allowed_token_ids:
         raise RequestError("allowed_token_ids is empty; name at least one id or leave it out")
 

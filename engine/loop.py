@@ -203,7 +203,7 @@ class DeviceThread:
                 of.device_s, of.gap_s = numbers.device_s, numbers.gap_s
                 self._deliver(runtime, output)
             elif handover.unpublished is not None:
-                news = (numbers, *columns(handover.unpublished))
+                news = (numbers, *columns(handover.unpublished), handover.told)
                 self._deliver(runtime, from_ring(news, runtime.limits.num_blocks))
             if handover.freed and handover.uncommitted is None:
                 runtime.admission.free_slots()

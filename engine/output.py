@@ -42,5 +42,6 @@ def from_ring(entry: Any, blocks_total: int) -> StepOutput:
     """An entry of the ring (OutputRing.pop): an output made in Python, or the columns of a step without the GIL."""
     if isinstance(entry, StepOutput):
         return entry
-    numbers, ids, tokens, finishes = entry
-    return StepOutput(StepStats.of(numbers, blocks_total), ids, tokens, finishes)
+    numbers, ids, tokens, finishes, told = entry
+    logprobs = {place: TokenLogprob(*line) for place, line in told.items()} if told else {}
+    return StepOutput(StepStats.of(numbers, blocks_total), ids, tokens, finishes, logprobs)

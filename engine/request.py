@@ -75,6 +75,16 @@ class SamplingParams:
     logprob_token_ids: tuple[int, ...] = ()
     prompt_logprobs: int | None = None  # as logprobs, for each prompt position
 
+    @property
+    def ending_token_ids(self) -> tuple[int, ...]:
+        """The ids that end an answer."""
+        return self.stop_token_ids if self.ignore_eos else (*self.eos_token_ids, *self.stop_token_ids)
+
+    @property
+    def edited_token_ids(self) -> set[int]:
+        """The ids whose logits are changed one by one: by a bias, or by min_tokens."""
+        return {token for token, _ in self.logit_bias} | set(self.ending_token_ids if self.min_tokens else ())
+
 
 @dataclass(frozen=True, slots=True)
 class MediaInput:

@@ -1,16 +1,19 @@
 """SteadySteps: hands steps that only decode plain rows to the GIL-free loop, and takes back what needs Python.
 
 Owner: device thread; the ring's reading end is the loop's. In: the step in flight. Out: where the GIL-free loop left
-off. Plain are rows past their prompt that have no rules and want no log-probabilities; everything else is Python's, and
-so is each step after a request has come or gone.
+off. Plain are rows past their prompt that are not special (engine/sampling/device); everything else is Python's, and so
+is each step after a request has come or gone.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from _fast.plan import StepPlan
-from _fast.ring import OutputRing
+from _fast.ring import OutputRing, told_logprobs
 from _fast.scheduler import Scheduler
 from _fast.steady import REASON_FREED, REASON_INVALID, REASON_PREEMPTED, REASON_RING
 from _fast.step_numbers import StepNumbers
@@ -27,6 +30,7 @@ class Handover:
 
     uncommitted: DeviceStep | None  # its tokens are on the host, and a row that sampled has none
     unpublished: StepPlan | None  # committed, but the ring was full
+    told: dict[int, tuple[Any, ...]]  # log-probabilities of the unpublished plan's rows, as the ring gives them
     numbers: StepNumbers  # of either of these, and when the one `planned` was scheduled
     freed: bool  # slots or media entries came back
     in_flight: DeviceStep | None  # launched behind all of these
@@ -38,7 +42,8 @@ class SteadySteps:
     """The GIL-free loop of one runtime."""
 
     def __init__(self, executor: DeviceExecutor, scheduler: Scheduler, wake_fd: int) -> None:
-        self.ring = OutputRing(scheduler.max_rows)
+        sampler = executor.sampler
+        self.ring = OutputRing(scheduler.max_rows, asked=sampler.asked, lines=sampler.told.numpy())
         self._executor = executor
         self._loop = executor.steady_loop(scheduler, self.ring, wake_fd)
 
@@ -71,9 +76,17 @@ class SteadySteps:
         return Handover(
             uncommitted=uncommitted,
             unpublished=plans[loop.unpublished] if loop.unpublished >= 0 else None,
+            told=self._told(plans[loop.unpublished]) if loop.unpublished >= 0 else {},
             numbers=loop.numbers,
             freed=loop.freed,
             in_flight=in_flight,
             planned=plans[loop.planned] if loop.planned >= 0 else None,
             may_resume=reason in RESUMABLE,
         )
+
+    def _told(self, plan: StepPlan) -> dict[int, tuple[Any, ...]]:
+        """Log-probabilities of a committed plan's rows that have a token."""
+        asked = self._executor.sampler.asked[np.asarray(plan.row_slot)[: plan.num_rows]]
+        rows = np.flatnonzero((asked > 0) & (np.asarray(plan.out_token)[: plan.num_rows] >= 0)).tolist()
+        lines = self._executor.sampler.told[plan.number].numpy()
+        return {row: told_logprobs(lines[row], int(asked[row]) - 1) for row in rows}

@@ -1,13 +1,14 @@
-"""DeviceSampler: the sampler of an accelerator. Plain rows are one call that can be captured; others take Python.
+"""DeviceSampler: the sampler of an accelerator. What a request asks for is data by slot; few things take Python.
 
-Owner: device thread. A row is special while its request has rules or wants log-probabilities; whether it is never
-changes, so a request's tokens come from the same kernels on the same data in every step, whoever shares it.
+Owner: device thread. Every step's tokens are chosen by the same launches, which can be captured; whoever shares a step,
+a row's token comes from the same kernels on the same data:
 
-    plain rows     logits -----------------------------------------------------------> choose
-    special rows   logits -> float32 copy -> edits -> allowed ids -> penalties ------> choose -> count -> logprobs
+    logits -> groups (with the rules of slots that have some) -> pick -> cut (counts tokens) -> top log-probabilities
 
-Nothing here waits for the device: what the host knows goes up from pinned memory, what it wants to know is a Pending.
-Semantics are those of sampler.py and rules.py, which the tests hold it to.
+A slot is special where that is not enough, and each of its steps waits for the one before it: bad words of several
+tokens, which move with the answer, and log-probabilities of more than MOST tokens, of tokens by name, or of what was
+drawn from (processed modes). Nothing here waits for the device: what the host knows goes up from pinned memory, what it
+wants to know comes into a buffer of the step or is a Pending. Semantics are sampler.py's, which tests hold it to.
 """
 
 from __future__ import annotations
@@ -21,15 +22,12 @@ from torch import Tensor
 from _fast.layout import SLOT_WORDS, SlotWord
 from engine.config import LogprobsMode
 from engine.kernels.sampling.choose import choose, choose_room
-from engine.kernels.sampling.edit import edit
-from engine.kernels.sampling.mask import mask
-from engine.kernels.sampling.penalize import count, penalize
-from engine.request import SamplingParams
-from engine.sampling.lines import TokenLines
+from engine.kernels.sampling.top_logprobs import MOST, top_logprobs
+from engine.request import SamplingParams, TokenLogprob
+from engine.sampling.lines import RuleLines
 from engine.sampling.logprobs import CHUNK, together
 from engine.sampling.pending import Pending, prompt_logprobs, send, tell
-from engine.sampling.row_rules import HostRules
-from engine.sampling.rules import needs_rules
+from engine.sampling.rules import RowRules, needs_rules
 
 if TYPE_CHECKING:
     from engine.kernels.step_tensors import SlotTensors, StepInputs
@@ -38,7 +36,7 @@ __all__ = ["DeviceSampler", "Pending", "prompt_logprobs"]
 
 
 class DeviceSampler:
-    """Per-slot rules on the host, workspaces on the device, and the two ways to sample a step."""
+    """Per-slot rules, workspaces on the device, and the choice of a step's tokens."""
 
     def __init__(
         self,
@@ -49,7 +47,9 @@ class DeviceSampler:
         device: torch.device | str,
         logprobs_mode: LogprobsMode,
         max_logprobs: int,
+        told: Tensor,
     ) -> None:
+        """told int32 [buffers, max_rows, LINE] in pinned memory: what kernels/sampling/top_logprobs writes."""
         self._slots = slots
         self._device = torch.device(device)
         self._vocab = vocab
@@ -57,22 +57,21 @@ class DeviceSampler:
         self._raw = logprobs_mode in ("raw_logprobs", "raw_logits")
         self._as_logits = logprobs_mode in ("raw_logits", "processed_logits")
         self._room = choose_room(max_rows, vocab, self._device)
-        self._lines = TokenLines(max_rows, vocab, self._device)
-        self._special = np.zeros(max_slots, np.bool_)  # has rules or log-probabilities
-        self._rules: dict[int, HostRules] = {}
-        self._logprobs: dict[int, SamplingParams] = {}
+        self._tops = torch.zeros_like(self._room.chosen)
+        self._lines = RuleLines(max_rows, vocab, self._device)
+        self.told = told
+        self.asked = np.zeros(max_slots, np.uint8)  # by slot: 1 + how many of the most likely are told; 0: none
+        self._special = np.zeros(max_slots, np.bool_)
+        self._rules: dict[int, RowRules] = {}
+        self._words: dict[int, np.ndarray] = {}  # of slots with rules
+        self._unlined: set[int] = set()  # slots with rules and without a line
+        self._logprobs: dict[int, SamplingParams] = {}  # of slots that are special for their log-probabilities
 
     def admit(self, slot: int, params: SamplingParams, prompt: np.ndarray, seed: int, words: np.ndarray) -> None:
         """Stages a request; prompt int32 [prompt_len]; seed any integer, taken modulo 2^64.
 
         Writes what the device needs to sample into the slot's row of words, int32 [SLOT_WORDS] (layout.SlotWord).
         """
-        if needs_rules(params):
-            self._rules[slot] = HostRules(params, prompt)
-        if params.logprobs is not None:
-            assert params.logprobs <= self._max_logprobs, "more are refused at the edge"
-            self._logprobs[slot] = params
-        self._special[slot] = slot in self._rules or slot in self._logprobs
         words[SlotWord.TOP_K] = min(params.top_k, self._vocab)
         low, high = SlotWord.SEED_LOW, SlotWord.SEED_HIGH
         words[[low, high]] = np.array([seed & 0xFFFF_FFFF_FFFF_FFFF], np.uint64).view(np.int32)
@@ -80,6 +79,20 @@ class DeviceSampler:
         reals[SlotWord.TEMPERATURE], reals[SlotWord.TOP_P] = params.temperature, params.top_p
         reals[SlotWord.MIN_P], reals[SlotWord.REPETITION] = params.min_p, params.repetition_penalty
         reals[SlotWord.PRESENCE], reals[SlotWord.FREQUENCY] = params.presence_penalty, params.frequency_penalty
+        moves = False
+        if needs_rules(params):
+            rules = self._rules[slot] = RowRules(params, prompt, self._vocab)
+            words[SlotWord.RULE_KINDS], words[SlotWord.NUM_EDITS] = rules.kinds, len(rules.edits)
+            self._words[slot] = words
+            self._unlined.add(slot)
+            moves = rules.moves
+        if params.logprobs is not None:
+            assert params.logprobs <= self._max_logprobs, "more are refused at the edge"
+            if self._raw and 0 <= params.logprobs <= min(MOST, self._vocab - 1) and not params.logprob_token_ids:
+                words[SlotWord.TOP_LOGPROBS] = self.asked[slot] = 1 + params.logprobs
+            else:
+                self._logprobs[slot] = params
+        self._special[slot] = moves or slot in self._logprobs
 
     def reset(self, slot: int, poison: bool = False) -> None:
         """Forgets a freed slot; with `poison` what its line counted becomes numbers that would show at once.
@@ -87,7 +100,10 @@ class DeviceSampler:
         Its words on the device are written anew with the first step that has the slot's next request.
         """
         self._special[slot] = False
+        self.asked[slot] = 0
         self._rules.pop(slot, None)
+        self._words.pop(slot, None)
+        self._unlined.discard(slot)
         self._logprobs.pop(slot, None)
         self._lines.release(slot, poison)
 
@@ -95,12 +111,35 @@ class DeviceSampler:
         """True when no row of these slots needs `launch_special`."""
         return not self._special[slot_ids].any()
 
-    def launch_plain(self, inputs: StepInputs, logits: Tensor, tokens_out: Tensor) -> None:
+    def take_lines(self, slots: np.ndarray) -> tuple[list[np.ndarray], list[int]]:
+        """Before a step with rows of these slots: the new words of those that have a line now, and parked slots.
+
+        A parked slot has lost its line: it takes one again, by this, with its next step.
+        """
+        if not self._unlined:
+            return [], []
+        named = set(slots.tolist())
+        wanted = {slot: self._rules[slot] for slot in sorted(named & self._unlined)}
+        parked = self._lines.take(wanted, named)
+        self._unlined.difference_update(wanted)
+        self._unlined.update(parked)
+        for slot in wanted:
+            self._words[slot][SlotWord.RULE_LINE] = 1 + self._lines[slot]
+        return [self._words[slot] for slot in wanted], parked
+
+    def launch_plain(self, inputs: StepInputs, logits: Tensor, tokens_out: Tensor, thresholds: bool = False) -> None:
         """Tokens for logits [S, vocab] of the step's first S sampled rows, into tokens_out int32 [max_rows].
 
         tokens_out is by plan row. Can be captured: fixed grids and addresses, rows beyond num_sampled write nothing.
         """
-        choose(tokens_out, self._slots, self._room, logits, inputs.sample_row, inputs.sample_slot, inputs.sample_place)
+        rows = inputs.sample_row, inputs.sample_slot
+        choose(
+            tokens_out, self._slots, self._lines.tables, self._room, logits, *rows, inputs.sample_place, thresholds
+        )  # fmt: skip
+        if self._raw:
+            top_logprobs(
+                self.told, self._tops, logits, self._slots, tokens_out, inputs.home, *rows, as_logits=self._as_logits
+            )  # fmt: skip
 
     def warm_up(self, inputs: StepInputs, logits: Tensor, tokens_out: Tensor) -> None:
         """Runs every kernel of a special row once, on logits [1, vocab]: none is compiled while requests wait.
@@ -108,16 +147,18 @@ class DeviceSampler:
         At start, before slot 0 has a request; `inputs` as `empty_inputs` made them.
         """
         rules = SamplingParams(
-            logit_bias=((0, 1.0),), allowed_token_ids=(0, 1), presence_penalty=1.0, logprobs=2, logprob_token_ids=(0,)
-        )
+            logit_bias=((0, 1.0),), allowed_token_ids=(0, 1), presence_penalty=1.0, repetition_penalty=1.1,
+            bad_words=((0, 1),), logprobs=2, logprob_token_ids=(0,),
+        )  # fmt: skip
         self.admit(0, rules, np.zeros(1, np.int32), 0, np.zeros(SLOT_WORDS, np.int32))
-        self.launch_special(inputs, logits, tokens_out, np.zeros(1, np.int64), np.zeros(1, np.int64))
+        self.take_lines(np.zeros(1, np.int64))
+        self.launch_special(inputs, logits, tokens_out, np.zeros(1, np.int64))
         self.reset(0)
 
     def special_bytes(self, rows: int) -> int:
         """Device memory that launch_special takes at most for so many rows, beside what was made at start: float32
-        logits, before and after the rules, and of CHUNK rows at a time what a sort of all values needs."""
-        return 4 * self._vocab * (2 * rows + 10 * min(rows, CHUNK))
+        logits of CHUNK rows at a time, and what a sort of all values needs."""
+        return 4 * self._vocab * 12 * min(rows, CHUNK)
 
     def record(self, slots: np.ndarray, tokens: np.ndarray) -> None:
         """Committed tokens of a step's sampled rows (-1: none), before the next launch_special."""
@@ -127,76 +168,40 @@ class DeviceSampler:
                 rules.record(int(tokens[row]))
 
     def launch_special(
-        self, inputs: StepInputs, logits: Tensor, tokens_out: Tensor, slots: np.ndarray, index: np.ndarray
+        self, inputs: StepInputs, logits: Tensor, tokens_out: Tensor, slots: np.ndarray
     ) -> Pending | None:
-        """As launch_plain for a step with special rows; slots, index int [S]: each row's slot and its token's number.
+        """As launch_plain for a step with special rows; slots int [S]: each row's slot.
 
-        Committed tokens of these slots must have been recorded. Returns log-probabilities by sampled row, if any row
-        wants them. Not for capture.
+        Committed tokens of these slots must have been recorded. Returns log-probabilities by sampled row, if a special
+        row wants them. Not for capture.
         """
-        special = np.flatnonzero(self._special[slots])
-        number = len(special)
-        if number == 0:  # a row that ended since this step was planned was the special one
-            self.launch_plain(inputs, logits, tokens_out)
-            return None
-        lines, edits = self._rules_of(special, slots, index)
-        # Parts begin at multiples of 16 bytes: Triton would compile a kernel again for other addresses.
-        width = -(-number // 4) * 4
-        words = np.full((3, width), -1, np.int32)
-        words[0, :number], words[1:, :number] = special, lines
-        sent = send(np.concatenate([words.ravel(), edits.ravel()]), self._device)
-        rows, line = sent[:number].long(), sent[width : 3 * width].view(2, width)[:, :number]
-        row, slot, place = (
-            field.index_select(0, rows) for field in (inputs.sample_row, inputs.sample_slot, inputs.sample_place)
+        special = np.flatnonzero(self._special[slots]).tolist()
+        moving = [slot for slot in slots[special].tolist() if slot in self._rules and self._rules[slot].moves]
+        self._lines.set_bits(
+            self._lines.tables.allowed, [(self._lines[slot], self._rules[slot].bits()) for slot in moving]
         )
-        if number < len(slots):
-            others = inputs.sample_row[: len(slots)].index_fill(0, rows, -1)
-            choose(tokens_out, self._slots, self._room, logits, others, inputs.sample_slot, inputs.sample_place)
-        work = logits.index_select(0, rows).to(torch.float32, copy=True)  # [R, vocab]
-        asked = [k for k in range(number) if int(slots[special[k]]) in self._logprobs]
-        changed = bool(len(edits)) or bool((lines >= 0).any())
-        raw = work.clone() if asked and self._raw and changed else work
-        edit(work, sent[3 * width :].view(-1, 3))
-        if (lines[1] >= 0).any():
-            mask(work, self._lines.allowed, line[1])
-        if (lines[0] >= 0).any():
-            penalize(work, self._lines.counts, self._lines.prompt, self._slots, line[0], slot)
-        choose(tokens_out, self._slots, self._room, work, row, slot, place, thresholds=not self._raw)
-        tokens = tokens_out.index_select(0, row.long().clamp(min=0))  # [R]
-        if (lines[0] >= 0).any():
-            count(self._lines.counts, tokens, line[0])
-        if not asked:
-            return None
-        heat = self._slots.real(SlotWord.TEMPERATURE).index_select(0, slot.long())
-        return self._tell(raw, tokens, heat, asked, special, slots)
+        asked = [row for row in special if int(slots[row]) in self._logprobs]
+        self.launch_plain(inputs, logits, tokens_out, thresholds=bool(asked) and not self._raw)
+        return self._tell(inputs, logits, tokens_out, asked, slots) if asked else None
 
-    def _rules_of(self, special: np.ndarray, slots: np.ndarray, index: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """For the special rows: lines int32 [2, R] of counts and of allowed ids (-1: none), edits int32 [n, 3]."""
-        rules = {int(slots[row]): self._rules[int(slots[row])] for row in special if int(slots[row]) in self._rules}
-        held = self._lines.take({slot: one for slot, one in rules.items() if one.needs_line})
-        lines = np.full((2, len(special)), -1, np.int32)
-        found: list[tuple[int, int, float]] = []
-        for number, row in enumerate(special.tolist()):
-            slot = int(slots[row])
-            if slot not in rules:
-                continue
-            found += [(number, token, value) for token, value in rules[slot].edits(int(index[row])).items()]
-            if rules[slot].penalised:
-                lines[0, number] = held[slot]
-            if rules[slot].params.allowed_token_ids is not None:
-                lines[1, number] = held[slot]
-        edits = np.zeros((len(found), 3), np.int32)
-        if found:
-            edits[:, 0], edits[:, 1] = [one[0] for one in found], [one[1] for one in found]
-            edits[:, 2] = np.array([one[2] for one in found], np.float32).view(np.int32)
-        return lines, edits
+    def read(self, buffer: int, rows: np.ndarray, slots: np.ndarray) -> dict[int, TokenLogprob]:
+        """What the step told by kernel, by place among its sampled rows; rows int [S] by plan, slots int [S]."""
+        asked = self.asked[slots]
+        found = {}
+        for place in np.flatnonzero(asked).tolist():
+            words, k = self.told[buffer, int(rows[place])].numpy(), int(asked[place]) - 1
+            values = words.view(np.float32)
+            if words[0] >= 0:
+                ids, told = words[3 : 3 + k].tolist(), values[3 + MOST : 3 + MOST + k].tolist()
+                found[place] = TokenLogprob(int(words[0]), float(values[1]), int(words[2]), ids, told)
+        return found
 
     def _tell(
-        self, work: Tensor, tokens: Tensor, heat: Tensor, asked: list[int], special: np.ndarray, slots: np.ndarray
+        self, inputs: StepInputs, logits: Tensor, tokens_out: Tensor, asked: list[int], slots: np.ndarray
     ) -> Pending:
-        """Log-probabilities of the special rows `asked`; work float32 [R, vocab], tokens int32 and heat float32 [R]."""
+        """Log-probabilities of the sampled rows `asked`, ascending."""
         pending = Pending()
-        params = [self._logprobs[int(slots[special[k]])] for k in asked]
+        params = [self._logprobs[int(slots[row])] for row in asked]
         counts = [self._vocab if one.logprobs == -1 else min(one.logprobs or 0, self._vocab) for one in params]
         for alike, width in together(np.array(counts), self._vocab):
             for start in range(0, len(alike), CHUNK):
@@ -208,16 +213,21 @@ class DeviceSampler:
                     words[place, 1 : 1 + len(params[n].logprob_token_ids)] = params[n].logprob_token_ids
                 sent = send(words, self._device)
                 rows = sent[:, 0].contiguous()
-                told = work.index_select(0, rows)  # [n, vocab]
+                told = logits.index_select(0, rows).to(torch.float32)  # [n, vocab]
                 if not self._raw:
-                    told = self._processed(told, heat.index_select(0, rows), self._room.threshold.index_select(0, rows))
+                    told = self._processed(told, rows, inputs.sample_slot.index_select(0, rows).long())
                 ids = sent[:, 1:].contiguous() if extra else None
-                lines = tell(told, tokens.index_select(0, rows).long(), width, self._as_logits, ids)
-                numbers = [int(special[asked[n]]) for n in part]
+                tokens = tokens_out.index_select(0, inputs.sample_row.index_select(0, rows).long().clamp(min=0))
+                lines = tell(told, tokens.long(), width, self._as_logits, ids)
+                numbers = [asked[n] for n in part]
                 pending.add(lines, width, numbers, [(counts[n], params[n].logprob_token_ids) for n in part])
         return pending
 
-    def _processed(self, logits: Tensor, heat: Tensor, threshold: Tensor) -> Tensor:
-        """What the tokens were drawn from, -inf where none can fall; greedy rows are neither scaled nor cut."""
+    def _processed(self, logits: Tensor, rows: Tensor, slots: Tensor) -> Tensor:
+        """What the tokens of sampled rows were drawn from, -inf where none can fall; greedy rows are neither scaled nor
+        cut. logits float32 [n, vocab]; rows, slots int64 [n]."""
+        has_rules = self._slots.word(SlotWord.RULE_LINE).index_select(0, slots)[:, None] > 0
+        logits = torch.where(has_rules, self._room.work.index_select(0, rows), logits)
+        heat = self._slots.real(SlotWord.TEMPERATURE).index_select(0, slots)
         scaled = logits / torch.where(heat > 0, heat, 1.0)[:, None]
-        return scaled.masked_fill_(logits < threshold[:, None], float("-inf"))
+        return scaled.masked_fill_(logits < self._room.threshold.index_select(0, rows)[:, None], float("-inf"))

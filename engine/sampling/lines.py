@@ -1,13 +1,9 @@
-"""TokenLines: device memory for what rules know about every token of the vocabulary, a line per row of a step.
+"""RuleLines: which slot has which line of the device's RuleTables, and what is written there.
 
-    counts int32 [lines, vocab]      times in the answer (penalties); counted up on the device
-    prompt int32 [lines, words]      bits: in the prompt (repetition penalty)
-    allowed int32 [lines, words]     bits: may be drawn (allowed_token_ids)
-
-Owner: device thread. There are as many lines as rows in a step, made at start. A slot takes one when a step samples it
-and keeps it until it is reset, or until a step needs lines that idle slots hold: such a slot's line is written again
-from the host's lists when the slot comes back. A line is written whole before its new owner reads it, on the stream
-that all steps use, so nothing of an earlier owner can be seen.
+Owner: device thread. There are as many lines as rows in a step, made at start. A slot takes a line with the first step
+that names it and keeps the line until it is reset, or until others need lines that it does not use: a slot that waits
+(preempted) is parked then. What its line counted goes to the host's memory and comes back with another line. All is
+copied on the stream that all steps use, in order with them, so nothing of an earlier owner can be seen.
 """
 
 from __future__ import annotations
@@ -16,74 +12,115 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.sampling.pending import send
-from engine.sampling.row_rules import HostRules
+from engine.kernels.sampling.rules import ALLOWED, COUNTED, SEEN, rule_tables
+from engine.limits import MAX_EDITS
+from engine.sampling.pending import home, send
+from engine.sampling.rules import RowRules
 
 TOGETHER = 64  # lines that are written with one copy, a mebibyte of a large vocabulary
 
 
-class TokenLines:
-    """The pool and who holds what."""
+class RuleLines:
+    """The tables and who holds what of them."""
 
     def __init__(self, num_lines: int, vocab: int, device: torch.device) -> None:
-        words = -(-vocab // 32)
-        self.counts = torch.zeros(num_lines, vocab, dtype=torch.int32, device=device)
-        self.prompt = torch.zeros(num_lines, words, dtype=torch.int32, device=device)
-        self.allowed = torch.zeros(num_lines, words, dtype=torch.int32, device=device)
+        self.tables = rule_tables(num_lines, vocab, device)
         self._vocab = vocab
         self._free = list(range(num_lines))
         self._line_of: dict[int, int] = {}  # by slot
+        self._parked: dict[int, tuple[Tensor, Tensor]] = {}  # by slot: its counts and seen tokens, on the host
 
     def __len__(self) -> int:
         """Lines in use."""
         return len(self._line_of)
 
-    def take(self, rules: dict[int, HostRules]) -> dict[int, int]:
-        """The line of every slot of `rules`, written where the slot had none; no more slots than lines."""
-        fresh = []
+    def __getitem__(self, slot: int) -> int:
+        return self._line_of[slot]
+
+    def __contains__(self, slot: int) -> bool:
+        return slot in self._line_of
+
+    def take(self, rules: dict[int, RowRules], named: set[int]) -> list[int]:
+        """Gives each slot of `rules` a line and writes the line; `named`: the slots of the step. Returns parked slots.
+
+        None of `rules` has a line yet, and all are named; a step names no more slots than there are lines.
+        """
+        parked = []
         for slot in rules:
-            if slot not in self._line_of:
-                if not self._free:
-                    idle = next(other for other in self._line_of if other not in rules)
-                    self.release(idle)
-                line = self._line_of[slot] = self._free.pop()
-                fresh.append((line, rules[slot]))
+            if not self._free:
+                parked.append(next(other for other in self._line_of if other not in named))
+                self._park(parked[-1])
+            self._line_of[slot] = self._free.pop()
+        fresh = [(self._line_of[slot], of) for slot, of in rules.items() if slot not in self._parked]
         for start in range(0, len(fresh), TOGETHER):
             self._write(fresh[start : start + TOGETHER])
-        return {slot: self._line_of[slot] for slot in rules}
+        back = [(self._line_of[slot], of) for slot, of in rules.items() if slot in self._parked]
+        self._set_edits(back)
+        self.set_bits(self.tables.allowed, [(line, of.bits()) for line, of in back if of.kinds & ALLOWED])
+        for slot in rules.keys() & self._parked.keys():
+            line, (counts, seen) = self._line_of[slot], self._parked.pop(slot)
+            self.tables.counts[line].copy_(counts, non_blocking=True)
+            self.tables.seen[line].copy_(seen, non_blocking=True)
+        return parked
 
     def release(self, slot: int, poison: bool = False) -> None:
         """Gives a slot's line back; fine for a slot without one."""
+        self._parked.pop(slot, None)
         line = self._line_of.pop(slot, None)
         if line is not None:
             if poison:
-                self.counts[line].fill_(2**30)
-                self.prompt[line].fill_(-1)
-                self.allowed[line].zero_()
+                self.tables.counts[line].fill_(2**30)
+                self.tables.seen[line].fill_(-1)
+                self.tables.allowed[line].zero_()
+                self.tables.edits[line].fill_(MAX_EDITS)
             self._free.append(line)
 
-    def _write(self, fresh: list[tuple[int, HostRules]]) -> None:
-        """Lines and whose they become. Each copy takes pinned memory of its own, so there is one of each kind."""
-        penalised = [(line, rules) for line, rules in fresh if rules.penalised]
-        self._set_bits(self.prompt, [(line, rules.prompt) for line, rules in penalised])
-        allowed = [(line, rules.params.allowed_token_ids) for line, rules in fresh]
-        self._set_bits(self.allowed, [(line, np.asarray(ids, np.int64)) for line, ids in allowed if ids is not None])
-        if penalised:
-            lines = send(np.array([line for line, _ in penalised], np.int64), self.counts.device)
-            self.counts.index_fill_(0, lines, 0)
-        said = [line * self._vocab + np.asarray(rules.answer, np.int64) for line, rules in penalised if rules.answer]
-        if said:
-            places = send(np.concatenate(said), self.counts.device)
-            self.counts.view(-1).scatter_add_(0, places, torch.ones_like(places, dtype=torch.int32))
-
-    def _set_bits(self, table: Tensor, named: list[tuple[int, np.ndarray]]) -> None:
-        """Writes lines of table [lines, words]: a bit set for each of its tokens."""
+    def set_bits(self, table: Tensor, named: list[tuple[int, np.ndarray]]) -> None:
+        """Writes lines of a table of bits; by line bool [vocab]."""
         if not named:
             return
         words = np.zeros((len(named), 1 + table.shape[1]), np.int32)  # line and bits
-        for row, (line, tokens) in zip(words, named):
-            flags = np.zeros(table.shape[1] * 32, np.bool_)
-            flags[tokens[(tokens >= 0) & (tokens < self._vocab)]] = True
-            row[0], row[1:] = line, np.packbits(flags, bitorder="little").view(np.int32)
+        packed = words.view(np.uint8).reshape(len(named), -1)
+        for row, (line, flags) in enumerate(named):
+            words[row, 0] = line
+            packed[row, 4 : 4 + -(-self._vocab // 8)] = np.packbits(flags, bitorder="little")
         sent = send(words, table.device)
         table.index_copy_(0, sent[:, 0].long(), sent[:, 1:])
+
+    def _park(self, slot: int) -> None:
+        """Copies what the slot's line counted to the host, behind the steps that count there."""
+        line = self._line_of.pop(slot)
+        self._parked[slot] = home(self.tables.counts[line]), home(self.tables.seen[line])
+        self._free.append(line)
+
+    def _write(self, fresh: list[tuple[int, RowRules]]) -> None:
+        """Lines and whose they become. Each copy takes pinned memory of its own, so there is one of each kind."""
+        self._set_edits(fresh)
+        self.set_bits(self.tables.allowed, [(line, of.bits()) for line, of in fresh if of.kinds & ALLOWED])
+        seen = []
+        for line, of in fresh:
+            if of.kinds & SEEN:
+                flags = np.zeros(self._vocab, np.bool_)
+                flags[of.prompt] = True
+                seen.append((line, flags))
+        self.set_bits(self.tables.seen, seen)
+        counted = [line for line, of in fresh if of.kinds & COUNTED]
+        if counted:
+            self.tables.counts.index_fill_(0, send(np.array(counted, np.int64), self.tables.counts.device), 0)
+
+    def _set_edits(self, named: list[tuple[int, RowRules]]) -> None:
+        """Writes lists of edits: one scatter of all their words."""
+        edits = [(line, np.array(of.edits, np.float64)) for line, of in named if of.edits]
+        if not edits:
+            return
+        total = sum(len(of) for _, of in edits)
+        words = np.empty((4, total), np.int32)  # where, then the three words
+        done = 0
+        for line, of in edits:
+            end = done + len(of)
+            words[0, done:end] = line * MAX_EDITS + np.arange(len(of))
+            words[1, done:end], words[3, done:end] = of[:, 0], of[:, 2]
+            words[2, done:end] = of[:, 1].astype(np.float32).view(np.int32)
+            done = end
+        sent = send(words, self.tables.edits.device)
+        self.tables.edits.view(-1, 3).index_copy_(0, sent[0].long(), sent[1:].t())

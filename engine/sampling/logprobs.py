@@ -52,10 +52,10 @@ def processed(logits: torch.Tensor, temperature: float, top_k: int, top_p: float
 
 
 def together(wanted: np.ndarray, vocab: int) -> Iterator[tuple[np.ndarray, int]]:
-    """Rows that are told about alike, ascending, and how many of the most likely all of them are given.
+    """Batches of rows, ascending, and how many of the most likely each row of a batch is given.
 
-    wanted int [n], by row. Who wants more than TOP_MAX widens nobody's lines, and who wants the whole vocabulary gets
-    equals in an order that others do not.
+    wanted int [n], by row. Rows with k > TOP_MAX are batched apart, so that the lines of others stay narrow; with
+    k = vocab equal values may be ordered differently, so such rows are batched apart too.
     """
     apart = np.where((wanted > TOP_MAX) | (wanted == vocab), wanted, -1)
     for kind in np.unique(apart):

@@ -11,10 +11,49 @@ import torch
 
 from engine.config import LogprobsMode
 from engine.kernels.sampling.draw import draw
+from engine.kernels.sampling.penalties import penalties
+from engine.kernels.sampling.rules import ALLOWED
 from engine.kernels.sampling.top_k_top_p import top_k_top_p
 from engine.request import SamplingParams, TokenLogprob
 from engine.sampling.logprobs import answer_logprobs, processed
-from engine.sampling.rules import RowRules, needs_rules
+from engine.sampling.rules import RowRules, has_penalties, needs_rules
+
+
+class RuledRow:
+    """The rules of one slot's request as tensors, and what they count; a preempted row keeps it."""
+
+    __slots__ = ("_banned", "_counts", "_in_prompt", "_rules", "_tokens", "_until", "_values")
+
+    def __init__(self, params: SamplingParams, prompt: np.ndarray, vocab: int) -> None:
+        rules = self._rules = RowRules(params, prompt, vocab)
+        self._tokens = torch.tensor([token for token, _, _ in rules.edits], dtype=torch.int64)
+        self._values = torch.tensor([value for _, value, _ in rules.edits], dtype=torch.float32)
+        self._until = torch.tensor([until for _, _, until in rules.edits], dtype=torch.int64)
+        self._banned = torch.from_numpy(~rules.bits()) if rules.kinds & ALLOWED else None
+        self._counts = self._in_prompt = None
+        if has_penalties(params):
+            self._counts = torch.zeros(vocab, dtype=torch.int32)
+            self._in_prompt = torch.zeros(vocab, dtype=torch.bool)
+            self._in_prompt[torch.from_numpy(rules.prompt.astype(np.int64))] = True
+
+    def apply(self, logits: torch.Tensor, index: int) -> None:
+        """Changes logits float32 [vocab] in place for the answer's token number `index` (0 is the first)."""
+        if len(self._tokens):
+            logits.index_add_(0, self._tokens, torch.where(index < self._until, float("-inf"), self._values))
+        if self._banned is not None:
+            logits.masked_fill_(self._banned, float("-inf"))
+        if self._counts is not None and self._in_prompt is not None:
+            params = self._rules.params
+            numbers = params.presence_penalty, params.frequency_penalty, params.repetition_penalty
+            penalties(logits, self._counts, self._in_prompt, *numbers)
+
+    def record(self, token: int) -> None:
+        """Counts a sampled token."""
+        if self._counts is not None:
+            self._counts[token] += 1
+        if self._rules.moves:
+            self._rules.record(token)
+            self._banned = torch.from_numpy(~self._rules.bits())
 
 
 class Sampler:
@@ -30,7 +69,7 @@ class Sampler:
         self._min_p = np.zeros(max_slots, np.float32)
         self._seed = np.zeros(max_slots, np.uint64)
         self._special = np.zeros(max_slots, np.bool_)  # has rules or log-probabilities
-        self._rules: dict[int, RowRules] = {}
+        self._rules: dict[int, RuledRow] = {}
         self._logprobs: dict[int, SamplingParams] = {}
 
     def admit(self, slot: int, params: SamplingParams, prompt: np.ndarray, seed: int) -> None:
@@ -41,7 +80,7 @@ class Sampler:
         self._min_p[slot] = params.min_p
         self._seed[slot] = seed & 0xFFFF_FFFF_FFFF_FFFF
         if needs_rules(params):
-            self._rules[slot] = RowRules(params, prompt, self._vocab)
+            self._rules[slot] = RuledRow(params, prompt, self._vocab)
         if params.logprobs is not None:
             self._logprobs[slot] = params
         self._special[slot] = slot in self._rules or slot in self._logprobs

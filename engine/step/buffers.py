@@ -27,6 +27,7 @@ from engine.device import Accelerator
 from engine.kernels.attention.work import empty_list, fill_list, max_parts
 from engine.kernels.record import records_in
 from engine.kernels.sampling.home import send_home
+from engine.kernels.sampling.top_logprobs import LINE
 from engine.kernels.step_inputs import step_inputs
 from engine.kernels.step_tensors import empty_inputs, empty_slots
 from engine.models.base import Model
@@ -55,6 +56,7 @@ class StepBuffers:
         self._heads_per_kv = text.num_heads // text.num_kv_heads
         self.records = records_in(accelerator.pinned(RECORDS * length).view(RECORDS, length), device)
         self.ring = accelerator.pinned(RECORDS * rows).view(RECORDS, rows)
+        self.told = accelerator.pinned(RECORDS * rows * LINE).view(RECORDS, rows, LINE)  # log-probabilities
         self.plans = [
             StepPlan(rows, tokens, updates, buffer=record.numpy(), number=number)
             for number, record in enumerate(self.records.pinned)

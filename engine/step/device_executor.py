@@ -1,8 +1,8 @@
 """DeviceExecutor: steps on an accelerator. A plain decode step is a graph; anything special is Python.
 
 Owner: device thread, for everything here. A step whose rows ask for nothing special is launched whole at once, its
-choice of tokens included; one with rules or log-probabilities samples after the step before it has been settled. A
-step with prompt log-probabilities, or more tokens than any graph holds, runs its forward eagerly.
+choice of tokens included; one with special rows (engine/sampling/device) samples after the step before it has been
+settled. A step with prompt log-probabilities, or more tokens than any graph holds, runs its forward eagerly.
 
     host    plan n+1 |                                      plan n+2 |
     device  ... step n, tokens n home | step n+1: prep reads its plan, forward, sample, tokens home | ...
@@ -103,7 +103,7 @@ class DeviceExecutor:
         self._host = SlotState(sizes.max_slots, 1, 1)  # of which only positions are read here
         self.sampler = DeviceSampler(
             self.buffers.slots, sizes.max_slots, sizes.max_rows, model.config.text.vocab_size,
-            accelerator.device, config.logprobs_mode, config.max_logprobs,
+            accelerator.device, config.logprobs_mode, config.max_logprobs, self.buffers.told,
         )  # fmt: skip
         self.prompts = PromptLogprobs(config.logprobs_mode.endswith("_logits"), model.config.text.vocab_size)
         buffers = self.buffers
@@ -162,9 +162,12 @@ class DeviceExecutor:
         self.sampler.admit(slot, request.sampling, np.asarray(request.prompt_token_ids), seed, words)
         self.buffers.params.stage(slot, words)
         # Prompts are Python's: their first token is told with what the prompt's arrival left to tell.
-        self._special[slot] = SPECIAL_PROMPT if self.sampler.is_plain(np.array([slot])) else SPECIAL_ALWAYS
+        self._special[slot] = self._how_special(slot)
         self._host.admit(slot, request)
         self.prompts.admit(slot, request, prompt_logprobs)
+
+    def _how_special(self, slot: int) -> int:
+        return SPECIAL_PROMPT if self.sampler.is_plain(np.array([slot])) else SPECIAL_ALWAYS
 
     def reset(self, slot: int, poison: bool) -> None:
         self.buffers.params.forget(slot)
@@ -232,6 +235,7 @@ class DeviceExecutor:
         if shown:  # first: the device is at work on them while the record is completed
             step.plan_at = step.launched_at  # towers make its time a guess: what follows is planned at once
             media = self.encoder.take(step)
+        self._take_lines(rows.slots)
         buffers.params.pack(plan)
         if self.model.config.mrope and bool((rows.computed < self._host.prompt_len[rows.slots]).any()):
             buffers.send_positions(plan, mrope_positions(rows, self._host))
@@ -243,6 +247,20 @@ class DeviceExecutor:
             self._launch_sized(step, kind, size, due)
         finally:
             buffers.hide()
+
+    def _take_lines(self, slots: np.ndarray) -> None:
+        """Lines for rules of the step's slots. A slot that lost its line gets another here: its next step is Python's.
+
+        Words that are sent again take the slot's newest token away from it, which the host knows by then: a slot takes
+        a line with its first step, or after a step that did not name it.
+        """
+        staged, parked = self.sampler.take_lines(slots)
+        for words in staged:
+            slot = int(words[SlotWord.SLOT])
+            self.buffers.params.stage(slot, words)
+            self._special[slot] = self._how_special(slot)
+        for slot in parked:
+            self._special[slot] = SPECIAL_ALWAYS
 
     def _launch_sized(self, step: DeviceStep, kind: int, size: int, due: Due | None) -> None:
         """`size`: of the graph; 0 for none."""
@@ -290,9 +308,8 @@ class DeviceExecutor:
         try:
             rows, buffers = step.rows, self.buffers
             slots = rows.slots[rows.sampled]
-            index = rows.computed[rows.sampled] + rows.lens[rows.sampled] - self._host.prompt_len[slots]
             logits = self.model.logits(buffers.sampled_hidden[: len(slots)])  # [num_sampled, vocab]
-            step.pending = self.sampler.launch_special(buffers.inputs, logits, buffers.tokens, slots, index)
+            step.pending = self.sampler.launch_special(buffers.inputs, logits, buffers.tokens, slots)
             buffers.send_tokens()
             self._finish(step)
         except Exception as error:
@@ -309,8 +326,10 @@ class DeviceExecutor:
         step.gap_s = self.launcher.gap_s
         sampled = step.rows.sampled
         chosen = self.buffers.ring[step.number].numpy()[sampled]  # a copy: the ring is written again
+        told = self.sampler.read(step.number, sampled, step.rows.slots[sampled])
         if step.pending is not None:
-            step.logprobs = {int(sampled[k]): entry for k, entry in step.pending.collect().items()}
+            told |= step.pending.collect()
+        step.logprobs = {int(sampled[place]): entry for place, entry in told.items()}
         step.take_tokens(chosen, self.model.config.text.vocab_size)
         self.sampler.record(step.rows.slots[sampled], chosen)
         if step.owed is not None:

@@ -10,8 +10,10 @@ from collections.abc import Callable
 
 import torch
 
-from engine.kernels.sampling.choose import choose, choose_room
-from tests.kernels.sampling import rows_of
+from _fast.layout import SlotWord
+from engine.kernels.sampling.choose import ChooseRoom, choose, choose_room
+from engine.kernels.sampling.top_logprobs import LINE, top_logprobs
+from tests.kernels.sampling import Rows, rows_of, with_rules
 
 VOCAB = 151936  # Qwen3
 GREEDY, DRAWN = (0.0, 0, 1.0, 0.0), (0.8, 0, 1.0, 0.0)
@@ -34,13 +36,37 @@ def flat(rows: int) -> torch.Tensor:
 def case(time_of: Callable, name: str, kind: tuple[float, int, float, float], logits: list[torch.Tensor]) -> dict:
     """One line of the table: every row of each of `logits` chosen by `kind`."""
     rows = len(logits[0])
-    step, room = rows_of(rows, [kind], "cuda"), choose_room(rows, VOCAB, "cuda")
+    step, room = rows_of(rows, [kind], "cuda", VOCAB), choose_room(rows, VOCAB, "cuda")
+    return timed(time_of, f"choose {rows}, {name}", step, room, logits)
 
+
+def timed(time_of: Callable, name: str, step: Rows, room: ChooseRoom, logits: list[torch.Tensor]) -> dict:
     def call(x: torch.Tensor) -> None:
-        choose(step.tokens, step.slots, room, x, step.row, step.slot, step.place)
+        choose(step.tokens, step.slots, step.tables, room, x, step.row, step.slot, step.place)
 
     times = time_of([lambda x=x: call(x) for x in logits])
-    return {"name": f"choose {rows}, {name}", "times": times, "bytes": rows * VOCAB * 2}
+    return {"name": name, "times": times, "bytes": len(step.row) * VOCAB * 2}
+
+
+def ruled_case(time_of: Callable, name: str, every: int, logits: list[torch.Tensor]) -> dict:
+    """Greedy rows, of which each that is a multiple of `every` has rules of some kind."""
+    rows = len(logits[0])
+    step = with_rules(rows_of(rows, [GREEDY], "cuda"), VOCAB, every)
+    return timed(time_of, f"choose {rows}, {name}", step, choose_room(rows, VOCAB, "cuda"), logits)
+
+
+def told_case(time_of: Callable, name: str, every: int, k: int, logits: list[torch.Tensor]) -> dict:
+    """The log-probabilities that rows ask for, each that is a multiple of `every`."""
+    rows = len(logits[0])
+    step, room = rows_of(rows, [GREEDY], "cuda"), choose_room(rows, VOCAB, "cuda")
+    step.slots.word(SlotWord.TOP_LOGPROBS)[:rows:every] = 1 + k if every <= rows else 0
+    ring, home = torch.zeros(1, rows + 2, LINE, dtype=torch.int32, pin_memory=True), torch.zeros_like(step.row[:1])
+
+    def call(x: torch.Tensor) -> None:
+        top_logprobs(ring, room.chosen, x, step.slots, step.tokens, home, step.row, step.slot)
+
+    times = time_of([lambda x=x: call(x) for x in logits])
+    return {"name": f"log-probabilities {rows}, {name}", "times": times, "bytes": rows * VOCAB * 2 // every}
 
 
 def sampling_cases(time_of: Callable, sizes: tuple[int, ...] = (1, 32, 256)) -> list[dict]:
@@ -55,5 +81,10 @@ def sampling_cases(time_of: Callable, sizes: tuple[int, ...] = (1, 32, 256)) -> 
             case(time_of, "top-p", TOP_P, model),
             case(time_of, "top-k and top-p", TOP_K_P, model),
             case(time_of, "top-p, flat", TOP_P, normal),
+            ruled_case(time_of, "greedy, rules on all", 1, model),
+            ruled_case(time_of, "greedy, rules on 1 of 32", 32, model),
+            told_case(time_of, "nobody asks", rows + 1, 5, model),
+            told_case(time_of, "5 on all", 1, 5, model),
+            told_case(time_of, "20 on all", 1, 20, model),
         ]
     return found

@@ -13,7 +13,7 @@ from engine.step.lent_blocks import LentBlocks
 from engine.step.upload_ring import ALIGNED, UploadRing
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
-from tests.engine_kit import answer, running
+from tests.engine_kit import answer, answer_deltas, running
 from tests.invariance.test_text import PROMPTS, alone, request
 
 NAMES = ("llama", "mistral-window", "qwen2", "qwen3", "omni")
@@ -195,3 +195,47 @@ def test_a_block_of_the_ring_is_written_again_only_after_its_copy():
             block = 1 - block
         assert number == block
     assert sum(what == "waited" for what, _ in marks.seen) == (475 + 5 * 24 - 1) // 64
+
+
+RULES = [
+    {},
+    {"repetition_penalty": 1.3},
+    {"presence_penalty": 0.8, "frequency_penalty": 0.4, "logprobs": 2},
+    {"logit_bias": ((5, 3.0), (9, -100.0), (17, 2.5))},
+    {"logprobs": 5},
+    {"bad_words": ((7,), (11,)), "min_tokens": 6, "stop_token_ids": tuple(range(40))},
+    {"allowed_token_ids": tuple(range(3, 60)), "repetition_penalty": 0.8, "logprobs": 20},
+    {"bad_words": ((4, 5), (7,)), "frequency_penalty": 0.5},  # this and the next take Python
+    {"logprobs": 3, "logprob_token_ids": (1, 2)},
+]
+
+
+async def told(engine: Engine, prompt: np.ndarray, rules: dict) -> tuple[list[int], list]:
+    """Tokens of an answer and their log-probabilities, told to three places."""
+    (deltas,) = await answer_deltas(engine, request(prompt, **rules))
+    tokens = [token for delta in deltas for token in delta.token_ids]
+    entries = [entry for delta in deltas for entry in delta.logprobs or ()]
+    assert len(entries) == (len(tokens) if "logprobs" in rules else 0)
+    return tokens, [(entry.token_id, entry.rank, entry.top_ids) for entry in entries]
+
+
+@pytest.mark.parametrize("settings", [{}, {"num_gpu_blocks_override": 24, "max_model_len": 200}], ids=["", "pressure"])
+async def test_rules_and_log_probabilities_are_those_of_the_host(on_the_device_path, monkeypatch, settings):
+    """Together, with others that have none, and, short of blocks, preempted and continued."""
+    sent = [(prompt, RULES[number % len(RULES)]) for number, prompt in enumerate(PROMPTS)]
+    folder = tiny.checkpoint("qwen3")
+    async with running(folder, **settings) as engine:
+        got = await asyncio.gather(*[told(engine, *each) for each in sent])
+        assert (engine._device._runtime.scheduler.num_preemptions > 0) is bool(settings)
+        assert counts(engine)["step"] > 0
+        assert len(engine._device._runtime.executor.sampler._lines) == 0
+    monkeypatch.undo()
+    async with running(folder) as engine:
+        assert got == [await told(engine, *each) for each in sent]
+
+
+async def test_steps_of_rows_with_rules_are_launched_whole(on_the_device_path):
+    async with running(tiny.checkpoint("qwen3")) as engine:
+        before = counts(engine)["step"]
+        answers = [await told(engine, PROMPTS[0], rules) for rules in RULES[:7]]
+        assert counts(engine)["step"] - before == sum(len(tokens) - 1 for tokens, _ in answers)

@@ -10,13 +10,14 @@ import torch
 import engine.sampling.lines
 import engine.sampling.pending
 from _fast.layout import SLOT_WORDS, SlotWord
-from engine.kernels.sampling.mask import unpack
+from engine.kernels.sampling.rules import unpack
+from engine.kernels.sampling.top_logprobs import LINE, MOST
 from engine.kernels.step_tensors import empty_inputs, empty_slots
 from engine.request import SamplingParams
 from engine.sampling.device import DeviceSampler, prompt_logprobs
-from engine.sampling.lines import TokenLines
+from engine.sampling.lines import RuleLines
 from engine.sampling.logprobs import prompt_logprobs as prompt_logprobs_here
-from engine.sampling.row_rules import HostRules
+from engine.sampling.rules import RowRules
 from engine.sampling.sampler import Sampler
 from tests.engine.test_sampler import expected_probs
 
@@ -64,7 +65,8 @@ class Both:
 
     def __init__(self, mode: str = "raw_logprobs", rows: int = ROWS, where: str = "cpu") -> None:
         self.slots = empty_slots(SLOTS, 1, 1, where)
-        self.device = DeviceSampler(self.slots, SLOTS, rows, VOCAB, where, mode, -1)
+        told = torch.full((2, rows, LINE), -9, dtype=torch.int32, pin_memory=where != "cpu")
+        self.device = DeviceSampler(self.slots, SLOTS, rows, VOCAB, where, mode, -1, told)
         self.where = where
         self.here = Sampler(SLOTS, VOCAB, mode)
         self.rows = rows
@@ -77,8 +79,12 @@ class Both:
     def stage(self, slot: int, params: SamplingParams, ids: np.ndarray, seed: int) -> None:
         """Admission, and what prep does with the slot's row."""
         words = np.zeros(SLOT_WORDS, np.int32)
+        words[SlotWord.SLOT] = slot
         self.device.admit(slot, params, ids, seed, words)
-        self.slots.words[slot] = torch.from_numpy(words).to(self.where)
+        self.send(words)
+
+    def send(self, words: np.ndarray) -> None:
+        self.slots.words[int(words[SlotWord.SLOT])] = torch.from_numpy(words).to(self.where)
 
     def step(self, logits: torch.Tensor, slots: list[int], index: list[int], record: bool = True):
         """(tokens, log-probabilities) of both, the device's first; tokens by sampled row."""
@@ -91,20 +97,24 @@ class Both:
         inputs.sample_place[:count] = torch.tensor(index, dtype=torch.int32)
         tokens = torch.full((self.rows,), -7, dtype=torch.int32, device=self.where)
         at, there = np.asarray(slots), logits.to(self.where, copy=True)
+        for words in self.device.take_lines(at)[0]:
+            self.send(words)
+        inputs.home.fill_(1)
         pending = None
         with without_waiting(self.where):
             if self.device.is_plain(at):
                 self.device.launch_plain(inputs, there, tokens)
             else:
-                pending = self.device.launch_special(inputs, there, tokens, at, np.asarray(index))
+                pending = self.device.launch_special(inputs, there, tokens, at)
         tokens = tokens.cpu()
         got = tokens[order.long()].numpy()
         assert (tokens == -7).sum() == self.rows - count
         assert self.slots.word(SlotWord.LAST_TOKEN)[slots].tolist() == np.maximum(got, 0).tolist()
         if record:
             self.device.record(at, got)
-        want, told = self.here.sample(logits.clone(), at, np.asarray(index))
-        return got, pending.collect() if pending else {}, want, told
+        want, known = self.here.sample(logits.clone(), at, np.asarray(index))
+        told = self.device.read(1, order.numpy(), at)
+        return got, told | (pending.collect() if pending else {}), want, known
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -166,20 +176,17 @@ def test_draws_follow_the_distribution(rules):
         biased[token] += value
     wanted = expected_probs(biased, **{name: value for name, value in rules.items() if name != "logit_bias"})
     slots = empty_slots(1, 1, 1, "cpu")
-    sampler = DeviceSampler(slots, 1, count, vocab, "cpu", "raw_logprobs", 20)
+    told = torch.zeros(1, count, LINE, dtype=torch.int32)
+    sampler = DeviceSampler(slots, 1, count, vocab, "cpu", "raw_logprobs", 20, told)
     words = np.zeros(SLOT_WORDS, np.int32)
     sampler.admit(0, SamplingParams(**rules), np.zeros(1, np.int32), 12, words)
+    sampler.take_lines(np.zeros(1, np.int64))
     slots.words[0] = torch.from_numpy(words)
     inputs = empty_inputs(count, 8, 1, False, "cpu")
     inputs.sample_row.copy_(torch.arange(count))
     inputs.sample_place.copy_(torch.arange(count))
     tokens = torch.empty(count, dtype=torch.int32)
-    launch = sampler.launch_plain if sampler.is_plain(np.array([0])) else None
-    many = logits.expand(count, -1).contiguous()
-    if launch:
-        launch(inputs, many, tokens)
-    else:
-        sampler.launch_special(inputs, many, tokens, np.zeros(count, np.int64), np.arange(count))
+    sampler.launch_plain(inputs, logits.expand(count, -1).contiguous(), tokens)
     seen = np.bincount(tokens.numpy(), minlength=vocab)
     assert seen[wanted == 0].sum() == 0
     used = wanted * count >= 5
@@ -338,7 +345,7 @@ def test_a_step_whose_special_row_has_ended_is_sampled_like_any_other():
     inputs.sample_row[:1], inputs.sample_slot[:1] = 2, 0
     tokens = torch.full((ROWS,), -7, dtype=torch.int32)
     logits = logits_of(1)
-    assert both.device.launch_special(inputs, logits, tokens, np.array([0]), np.array([1])) is None
+    assert both.device.launch_special(inputs, logits, tokens, np.array([0])) is None
     assert tokens[2] == logits[0].argmax()
 
 
@@ -346,10 +353,9 @@ def test_lines_of_a_step_are_written_with_one_copy_of_each_kind(monkeypatch):
     """Each copy holds pinned memory of its own until it has run, and as many rows as a step has may come at once."""
     rules = {}
     for slot in range(ROWS):
-        asked = {"presence_penalty": 1.0} if slot % 2 else {"allowed_token_ids": (slot, 3)}
-        rules[slot] = HostRules(SamplingParams(**asked), np.array([slot, 40, 40, VOCAB + 5]))
-        for token in (slot, 7, 7):
-            rules[slot].record(token)
+        asked = {"presence_penalty": 1.0, "repetition_penalty": 1.2} if slot % 2 else {"allowed_token_ids": (slot, 3)}
+        asked |= {"logit_bias": ((slot, 1.5), (9, -2.0)), "min_tokens": 4, "eos_token_ids": (9,)}
+        rules[slot] = RowRules(SamplingParams(**asked), np.array([slot, 40, 40, VOCAB + 5]), VOCAB)
     sent = []
 
     def send(values, device):
@@ -357,16 +363,47 @@ def test_lines_of_a_step_are_written_with_one_copy_of_each_kind(monkeypatch):
         return torch.from_numpy(values.copy())
 
     monkeypatch.setattr(engine.sampling.lines, "send", send)
-    lines = TokenLines(ROWS, VOCAB, torch.device("cpu"))
-    lines.counts.fill_(9)
-    held = lines.take(rules)
-    assert len(sent) <= 4
-    for slot, line in held.items():
+    lines = RuleLines(ROWS, VOCAB, torch.device("cpu"))
+    tables = lines.tables
+    tables.counts.fill_(9)
+    assert lines.take(rules, set(rules)) == []
+    assert len(sent) == 4
+    for slot in rules:
+        line = lines[slot]
+        edits = tables.edits[line, :2]
+        assert edits[:, 0].tolist() == [slot, 9]
+        assert edits[:, 1].contiguous().view(torch.float32).tolist() == [1.5, -2.0]
+        assert edits[:, 2].tolist() == [0, 4]
         if slot % 2:
-            assert unpack(lines.prompt[line], VOCAB).nonzero().flatten().tolist() == sorted({slot, 40})
-            wanted = torch.zeros(VOCAB, dtype=torch.int32)
-            for token in rules[slot].answer:
-                wanted[token] += 1
-            assert torch.equal(lines.counts[line], wanted)
+            assert unpack(tables.seen[line], VOCAB).nonzero().flatten().tolist() == sorted({slot, 40})
+            assert not tables.counts[line].any()
         else:
-            assert unpack(lines.allowed[line], VOCAB).nonzero().flatten().tolist() == sorted({slot, 3})
+            assert unpack(tables.allowed[line], VOCAB).nonzero().flatten().tolist() == sorted({slot, 3})
+
+
+def test_rows_with_rules_and_log_probabilities_are_plain():
+    """Of what a request may ask for, few things take Python; the words of the others say all that the device needs."""
+    both = Both()
+    plain = [*RULES[:3], *RULES[4:10]]
+    for slot, rules in enumerate(plain):
+        both.admit(slot, rules)
+        assert both.device.is_plain(np.array([slot])), rules
+    for rules in (
+        {"bad_words": ((1, 2),)}, {"logprobs": MOST + 1}, {"logprobs": -1}, {"logprobs": 1, "logprob_token_ids": (4,)},
+    ):  # fmt: skip
+        both.admit(11, rules)
+        assert not both.device.is_plain(np.array([11])), rules
+        both.device.reset(11)
+    processed = Both("processed_logprobs")
+    processed.admit(0, {"logprobs": 1})
+    assert not processed.device.is_plain(np.array([0]))
+
+
+def test_a_chosen_token_is_counted_where_nobody_on_the_host_hears_of_it():
+    both = Both()
+    both.admit(3, {"temperature": 0.0, "frequency_penalty": 1.0, "repetition_penalty": 1.5}, prompt=[1, 2])
+    logits = logits_of(1)
+    for step in range(30):
+        got, _, want, _ = both.step(logits, [3], [step], record=False)
+        assert got.tolist() == want.tolist()
+    assert int(both.device._lines.tables.counts.sum()) == 30

@@ -86,13 +86,13 @@ def test_the_built_modules_have_the_layout_of_this_tree():
 def test_a_new_number_of_a_slot_is_one_member(tmp_path):
     """The record makes room for it and C has its name, with no other line changed."""
     last = f"OUTSIDE = {SlotWord.OUTSIDE}"
-    added = "".join(f"\n    NEW_{k} = {len(SlotWord) + k}" for k in range(3))
+    added = "".join(f"\n    NEW_{k} = {len(SlotWord) + k}" for k in range(layout.ALIGNED))
     changed = tmp_path / "layout.py"
     changed.write_text(Path(layout.__file__).read_text().replace(last, last + added))
     found = runpy.run_path(str(changed))
-    assert found["SLOT_WORDS"] == 32
+    assert found["SLOT_WORDS"] == layout.SLOT_WORDS + 16
     assert found["record_len"](ROWS, TOKENS, UPDATES) == record_len(ROWS, TOKENS, UPDATES) + 16 * ROWS
-    assert "    SLOT_NEW_2 = 16\n" in found["declarations"]()
+    assert f"    SLOT_NEW_2 = {len(SlotWord) + 2}\n" in found["declarations"]()
 
 
 def test_the_tail_has_room_for_everything_at_its_largest():
@@ -183,7 +183,7 @@ def test_a_mistake_is_refused_in_words():
     scheduler, params, plan = make(), SlotParams(8), StepPlan(ROWS, TOKENS, UPDATES)
     with pytest.raises(ValueError, match="slots 0 to 7"):
         params.stage(8, words_of(8))
-    with pytest.raises(ValueError, match="slot 3 has 16"):
+    with pytest.raises(ValueError, match="slot 3 has 32"):
         params.stage(3, words_of(2))
     with pytest.raises(ValueError, match="11 words"):
         params.stage(3, words_of(3)[:11])

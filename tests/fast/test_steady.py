@@ -16,7 +16,7 @@ import time
 import numpy as np
 import pytest
 
-from _fast.ring import OutputRing
+from _fast.ring import OutputRing, told_logprobs
 from _fast.scheduler import Scheduler
 from _fast.steady import (
     REASON_FREED,
@@ -157,9 +157,9 @@ class Engine:
 class Mixed(Engine):
     """The same with SteadyLoop, and Python for a share of the turns; news pass through the ring."""
 
-    def __init__(self, script, *, entries=64, python=0.2, seed=0, **settings):
+    def __init__(self, script, *, entries=64, python=0.2, seed=0, asked=None, lines=None, **settings):
         super().__init__(script, **settings)
-        self.ring = OutputRing(self.scheduler.max_rows, entries)
+        self.ring = OutputRing(self.scheduler.max_rows, entries, asked, lines)
         self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.steady = SteadyLoop(
             self.scheduler, self.rig.plans, self.rig.params, self.rig.launcher, self.ring, self.special, self.wake
@@ -174,7 +174,7 @@ class Mixed(Engine):
     def drain(self):
         self.ring.acknowledge()
         while (told := self.ring.pop()) is not None:
-            self.hear((told[0].step_id, *told[1:]) if isinstance(told[0], tuple) else told)
+            self.hear((told[0].step_id, *told[1:4]) if isinstance(told[0], tuple) else told)
 
     def due(self, idle=False):
         self.drain()
@@ -349,11 +349,12 @@ def test_a_step_tells_what_it_did_and_how_long_its_parts_took():
     while (entry := mixed.ring.pop()) is not None:
         told.append(entry)
     assert mixed.steady.numbers == told[-1][0]
-    numbers, ids, tokens, finishes = told[0]
+    numbers, ids, tokens, finishes, _ = told[0]
     assert numbers[:10] == (0, 2, 14, 2, 2, 0, 4, 0, 14, 0)  # equal prompts share a block
     assert (ids, len(tokens), finishes) == ([0, 1], 2, [0, 0])
     devices = []
-    for numbers, *_ in told[1:]:
+    for numbers, *_, logprobs in told[1:]:
+        assert not logprobs
         schedule, launch, wait, commit, device, gap = numbers[10:]
         devices.append(device)
         assert all(0 < seconds < 0.1 for seconds in (schedule, commit, device))
@@ -361,6 +362,33 @@ def test_a_step_tells_what_it_did_and_how_long_its_parts_took():
         assert gap == 0.0
     assert sorted(devices)[len(devices) // 2] > 0.001  # a thread held up finds one step late and the next one short
     mixed.close()
+
+
+def test_log_probabilities_go_out_with_the_tokens_of_the_slots_that_asked():
+    lines = np.random.default_rng(3).integers(0, 2**30, (8, 8, 3 + 2 * 4), np.int32)
+    asked = np.array([0, 3, 1, 0, 0, 0, 0, 0], np.uint8)  # 1 + how many of the most likely
+    mixed = steady_case(most=20, prompts=(5, 9, 7), asked=asked, lines=lines)
+    slots = dict(mixed.live)
+    assert mixed.steady.run(-1) == REASON_FREED
+    seen = 0
+    while (entry := mixed.ring.pop()) is not None:
+        numbers, ids, _, _, told = entry
+        wanted = {}
+        for row, request in enumerate(ids):
+            if asked[slots[request]]:
+                words = lines[numbers.step_id % len(mixed.rig.plans), row]
+                wanted[row] = told_logprobs(words, asked[slots[request]] - 1)
+                assert wanted[row][0] == words[0]
+                assert wanted[row][3] == words[3 : 3 + len(wanted[row][4])].tolist()
+        assert told == wanted
+        assert {len(each[3]) for each in told.values()} == {0, 2}
+        seen += 1
+    assert seen == 20
+    mixed.close()
+    with pytest.raises(ValueError, match="a line for 9 rows"):
+        OutputRing(9, 1, asked, lines)
+    with pytest.raises(ValueError, match="need `asked`"):
+        OutputRing(8, 1, None, lines)
 
 
 def test_the_gaps_between_steps_are_told_with_those_behind_them():

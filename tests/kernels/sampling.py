@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from _fast.layout import SlotWord
+from engine.kernels.sampling.rules import ALLOWED, COUNTED, SEEN, RuleTables, rule_tables
 from engine.kernels.step_tensors import SlotTensors, empty_slots
+from engine.limits import MAX_EDITS
 
 # temperature, top_k, top_p, min_p
 KINDS = [
@@ -29,6 +31,17 @@ KINDS = [
 ]
 
 
+# presence, frequency, repetition, kinds, edits (token, value, until)
+RULES = [
+    (0.0, 0.0, 1.0, 0, ((3, 2.5, 0), (-1, -4.0, 0), (7, 0.5, 9))),
+    (0.5, 0.3, 1.0, COUNTED, ()),
+    (0.0, 0.0, 1.3, SEEN, ((1, 9.0, 100), (2, 3.0, 0))),
+    (-0.4, 0.0, 0.7, SEEN | COUNTED, ()),
+    (0.0, 0.0, 1.0, ALLOWED, ((5, 30.0, 0),)),
+    (1.5, -0.2, 1.1, SEEN | COUNTED | ALLOWED, ((4, -1.0, 0), (6, 0.0, 2))),
+]
+
+
 @dataclass
 class Rows:
     """What `choose` reads besides the logits; row r belongs to slot `slot[r]` and plan row `row[r]`."""
@@ -38,21 +51,60 @@ class Rows:
     slot: Tensor
     place: Tensor
     tokens: Tensor
+    tables: RuleTables
 
 
-def rows_of(count: int, kinds: list[tuple[float, int, float, float]], device: str = "cpu") -> Rows:
-    """Row r has kind r modulo their number, and seed and place of its own."""
+def rows_of(
+    count: int, kinds: list[tuple[float, int, float, float]], device: str = "cpu", vocab: int = 32, lines: int = 1
+) -> Rows:
+    """Row r has kind r modulo their number, and seed and place of its own; none has rules."""
     slots = empty_slots(count, 1, 1, device)
     fields = (
-        slots.real(SlotWord.TEMPERATURE), slots.word(SlotWord.TOP_K), slots.real(SlotWord.TOP_P),
+        slots.real(SlotWord.TEMPERATURE),
+        slots.word(SlotWord.TOP_K),
+        slots.real(SlotWord.TOP_P),
         slots.real(SlotWord.MIN_P),
-    )  # fmt: skip
+    )
     for number, field in enumerate(fields):
         field[:count] = torch.tensor([kinds[r % len(kinds)][number] for r in range(count)], device=device)
     slots.seed[:count] = torch.arange(count, device=device) * 0x1234_5678_9ABC + 7
     row = torch.arange(count, dtype=torch.int32, device=device)
     tokens = torch.full((count + 2,), -7, dtype=torch.int32, device=device)
-    return Rows(slots, row + 1, row.clone(), row * 3 + 1, tokens)
+    return Rows(slots, row + 1, row.clone(), row * 3 + 1, tokens, rule_tables(lines, vocab, device))
+
+
+def with_rules(rows: Rows, vocab: int, every: int = 2) -> Rows:
+    """The same rows; each slot that is a multiple of `every` has one of RULES and a line, the last line first."""
+    slots = rows.slots
+    ruled = list(range(0, len(rows.row), every))
+    device = slots.words.device
+    tables = rule_tables(len(ruled), vocab, device)
+    draw = torch.Generator().manual_seed(5)
+    tables.counts.copy_((torch.randint(0, 9, tables.counts.shape, generator=draw) - 5).clamp(min=0))
+    for table in (tables.seen, tables.allowed):
+        table.copy_(torch.randint(-(2**31), 2**31 - 1, table.shape, generator=draw))
+    for line, token in (tables.counts > 0).nonzero().tolist():  # what was said has been seen
+        tables.seen[line, token >> 5] |= torch.tensor(1 << (token & 31)).to(torch.int32).to(device)
+    for number, slot in enumerate(ruled):
+        presence, frequency, repetition, kinds, edits = RULES[number % len(RULES)]
+        line = len(ruled) - 1 - number
+        for word, value in (
+            (SlotWord.RULE_LINE, 1 + line),
+            (SlotWord.RULE_KINDS, kinds),
+            (SlotWord.NUM_EDITS, len(edits)),
+        ):
+            slots.word(word)[slot] = value
+        for word, value in (
+            (SlotWord.PRESENCE, presence),
+            (SlotWord.FREQUENCY, frequency),
+            (SlotWord.REPETITION, repetition),
+        ):
+            slots.real(word)[slot] = value
+        for place, (token, value, until) in enumerate(edits):
+            bits = int(torch.tensor(value).view(torch.int32))
+            tables.edits[line, place] = torch.tensor([token % vocab, bits, until], dtype=torch.int32)
+        tables.edits[line, len(edits) : len(edits) + 2] = MAX_EDITS  # what does not count must not be read
+    return replace(rows, tables=tables)
 
 
 def kept(line: Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> np.ndarray:

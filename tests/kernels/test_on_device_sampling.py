@@ -8,12 +8,12 @@ import torch
 
 from _fast.layout import SlotWord
 from engine.kernels.sampling.choose import choose, choose_room
-from engine.kernels.sampling.edit import edit, edit_reference
 from engine.kernels.sampling.logprobs import log_sum, logprobs
-from engine.kernels.sampling.mask import mask, mask_reference
 from engine.kernels.sampling.nucleus import LEAST_P
-from engine.kernels.sampling.penalize import count, penalize, penalize_reference
-from tests.kernels.sampling import KINDS, fits, kept, rows_of
+from engine.kernels.sampling.rules import rule_tables
+from engine.kernels.sampling.top_logprobs import LINE, MOST, top_logprobs
+from engine.kernels.step_tensors import empty_slots
+from tests.kernels.sampling import KINDS, fits, kept, rows_of, with_rules
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
 
@@ -30,12 +30,18 @@ def chosen(logits, rows):
         field.fill_(float("nan"))
     room.chosen.fill_(2**30)
     tokens = torch.full_like(rows.tokens, -7)
-    choose(tokens, rows.slots, room, logits, rows.row, rows.slot, rows.place)
+    choose(tokens, rows.slots, tables_of(rows, logits), room, logits, rows.row, rows.slot, rows.place)
     assert tokens[0] == tokens[-1] == -7
     again = torch.full_like(tokens, -7)
-    choose(again, rows.slots, room, logits, rows.row, rows.slot, rows.place, thresholds=True)
+    choose(again, rows.slots, tables_of(rows, logits), room, logits, rows.row, rows.slot, rows.place, thresholds=True)
     assert torch.equal(again, tokens)
     return tokens[rows.row.long()], room.threshold
+
+
+def tables_of(rows, logits):
+    """The rows' own, or where they have none that fit, empty ones."""
+    vocab = logits.shape[1]
+    return rows.tables if rows.tables.counts.shape[1] == vocab else rule_tables(1, vocab, logits.device)
 
 
 def logits_of(rows, vocab, spread, dtype):
@@ -82,7 +88,7 @@ def test_tokens_of_top_p_alone_are_the_specified_ones(top_p, spread):
     logits = logits_of(24, 151936, spread, torch.bfloat16)
     tokens, _ = chosen(logits, rows)
     room = choose_room(24, 151936, "cpu")
-    choose(near.tokens, near.slots, room, logits.cpu(), near.row, near.slot, near.place)
+    choose(near.tokens, near.slots, tables_of(near, logits.cpu()), room, logits.cpu(), near.row, near.slot, near.place)
     assert (tokens.cpu() == near.tokens[1:25]).sum() >= 23
 
 
@@ -119,7 +125,7 @@ def test_replayed_steps_are_the_captured_ones():
     logits, fresh = (logits_of(64, 151936, 2.0, torch.bfloat16) for _ in range(2))
 
     def run():
-        choose(rows.tokens, rows.slots, room, logits, rows.row, rows.slot, rows.place)
+        choose(rows.tokens, rows.slots, tables_of(rows, logits), room, logits, rows.row, rows.slot, rows.place)
 
     run()
     graph = torch.cuda.CUDAGraph()
@@ -135,30 +141,54 @@ def test_replayed_steps_are_the_captured_ones():
 
 @pytest.mark.parametrize("vocab", [151936, 50257])
 def test_rules(vocab):
-    words = -(-vocab // 32)
-    logits = logits_of(5, vocab, 2.0, torch.float32)
-    counts = torch.randint(0, 3, (3, vocab), dtype=torch.int32)
-    bits = torch.randint(-(2**31), 2**31 - 1, (3, words), dtype=torch.int32)
-    slots = rows_of(4, KINDS).slots
-    for number, values in ((SlotWord.PRESENCE, (0.0, 0.5, -0.3)), (SlotWord.FREQUENCY, (0.1, 0.0, 1.5))):
-        slots.real(number)[:3] = torch.tensor(values)
-    slots.real(SlotWord.REPETITION).fill_(1.3)
-    line, slot = torch.tensor([2, -1, 0, 1, -1], dtype=torch.int32), torch.tensor([1, 0, 2, 0, 3], dtype=torch.int32)
-    on_device = replace(slots, words=slots.words.cuda())
-    values = torch.tensor([1.5, float("-inf"), -2.0]).view(torch.int32)
-    edits = torch.cat([torch.tensor([[0, 3], [2, 7], [4, vocab - 1]], dtype=torch.int32), values[:, None]], 1)
-    want = logits.cpu()
-    edit(logits, edits.cuda())
-    edit_reference(want, edits)
-    mask(logits, bits.cuda(), line.cuda())
-    mask_reference(want, bits, line)
-    penalize(logits, counts.cuda(), bits.cuda(), on_device, line.cuda(), slot.cuda())
-    penalize_reference(want, counts, bits, slots, line, slot)
-    assert torch.allclose(logits.cpu(), want, rtol=1e-6, atol=1e-6)
-    token = torch.tensor([vocab - 1, 5, -1, 39, 7], dtype=torch.int32)
-    counted = counts.cuda()
-    count(counted, token.cuda(), line.cuda())
-    assert (counted.cpu() - counts).nonzero().tolist() == [[1, 39], [2, vocab - 1]]
+    """Rows with rules beside rows without: what the rules make of the logits, the tokens, and what is counted."""
+    rows = with_rules(rows_of(len(KINDS) * 2, KINDS, "cuda"), vocab)
+    near = with_rules(rows_of(len(KINDS) * 2, KINDS), vocab)
+    logits = logits_of(len(rows.row), vocab, 2.0, torch.bfloat16)
+    room, near_room = (choose_room(len(rows.row), vocab, device) for device in ("cuda", "cpu"))
+    for _ in range(3):
+        for step, work, x in ((rows, room, logits), (near, near_room, logits.cpu())):
+            choose(step.tokens, step.slots, step.tables, work, x, step.row, step.slot, step.place)
+        assert torch.allclose(room.work[::2].cpu(), near_room.work[::2], rtol=1e-5, atol=1e-5)
+        assert torch.equal(rows.tokens.cpu(), near.tokens)
+        assert torch.equal(rows.tables.counts.cpu(), near.tables.counts)
+        assert torch.equal(rows.tables.seen.cpu(), near.tables.seen)
+    plain = rows_of(len(KINDS) * 2, KINDS, "cuda")
+    assert torch.equal(chosen(logits, plain)[0][1::2], rows.tokens[1:-1][1::2]), "the company of rules changes nothing"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("vocab", [151936, 50257, 1000])
+def test_top_log_probabilities(vocab, dtype):
+    """Of rows that ask for 0 to 20 of the most likely, or do not ask; the same bits in any company."""
+    count = 64
+    logits = logits_of(count, vocab, 3.0, dtype)  # with many equals
+    logits[3, ::2] = float("-inf")
+    tokens = torch.randint(vocab, (count,), device="cuda", dtype=torch.int32)
+    slots = empty_slots(count, 1, 1, "cuda")
+    tops = torch.zeros(count, -(-vocab // 64), dtype=torch.int32, device="cuda")
+    asked = torch.arange(count, dtype=torch.int32) % 22
+    slots.word(SlotWord.TOP_LOGPROBS)[:count] = asked.cuda()
+    row, home = torch.arange(count, dtype=torch.int32, device="cuda"), torch.ones(1, dtype=torch.int32, device="cuda")
+    ring = torch.full((2, count, LINE), -9, dtype=torch.int32, pin_memory=True)
+    top_logprobs(ring, tops, logits, slots, tokens, home, row, row)
+    torch.cuda.synchronize()
+    own, rank, ids, values = (each.cpu() for each in logprobs(logits.float(), tokens.long(), 20))
+    for number in range(count):
+        line, k = ring[1, number], int(asked[number]) - 1
+        if k < 0:
+            assert (line == -9).all()
+            continue
+        assert (line[0], line[2]) == (int(tokens[number]), rank[number])
+        assert torch.equal(line[3 : 3 + k], ids[number, :k].int())
+        told = line[[1, *range(3 + MOST, 3 + MOST + k)]].view(torch.float32)
+        assert torch.allclose(told, torch.cat([own[number : number + 1], values[number, :k]]), atol=2e-5)
+    again = torch.full_like(ring, -9)
+    for number in (2, 21, 40):
+        part = slice(number, number + 1)
+        top_logprobs(again, tops, logits[part], slots, tokens, home, row[part], row[part])
+    torch.cuda.synchronize()
+    assert torch.equal(again[1, [2, 21, 40]], ring[1, [2, 21, 40]])
 
 
 @pytest.mark.parametrize("vocab", [151936, 152064, 50257, 1000])

@@ -16,9 +16,9 @@ RULES = [(1.0, 0, 0.9, 0.0), (0.8, 0, 0.6, 0.0), (0.8, 0, 0.3, 0.0), (1.0, 20, 0
 
 
 def seen(line, rules, draws=DRAWS):
-    rows, room = rows_of(draws, [rules]), choose_room(draws, VOCAB, "cpu")
+    rows, room = rows_of(draws, [rules], vocab=VOCAB), choose_room(draws, VOCAB, "cpu")
     rows.slots.seed.fill_(11)
-    choose(rows.tokens, rows.slots, room, line.expand(draws, -1), rows.row, rows.slot, rows.place)
+    choose(rows.tokens, rows.slots, rows.tables, room, line.expand(draws, -1), rows.row, rows.slot, rows.place)
     return np.bincount(rows.tokens[1:-1].numpy(), minlength=VOCAB)
 
 

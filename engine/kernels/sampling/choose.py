@@ -1,11 +1,12 @@
-"""Logits -> one token per row, on the device: greedy or drawn, with min-p, top-k and top-p, without a sort.
+"""Logits -> one token per row, on the device: rules, then greedy or drawn, with min-p, top-k and top-p, without a sort.
 
-    groups (one pass over the logits) -> pick (draws from the row as it is: greedy, temperature, most rows with top-p)
-        -> cut (draws from above a threshold: top-k, min-p, and whatever pick has left open)
+    groups (one pass over the logits, to which it applies the rules of rows that have some)
+        -> pick (draws from the row as it is: greedy, temperature, most rows with top-p)
+        -> cut (draws from above a threshold: top-k, min-p, and whatever pick has left open; counts the rules' tokens)
 
-A row's token is a function of its logits, its slot's parameters and its place in the answer; the number of rows and its
-position among them do not enter. Rows whose logits hold NaN or +inf, or nothing finite, get -1; -inf is a ban. Users:
-engine/sampling/device.
+A row's token is a function of its logits, its slot's parameters and rules, and its place in the answer; the number of
+rows and its position among them do not enter. Rows whose logits hold NaN or +inf, or nothing finite, get -1; -inf is a
+ban. User: engine/sampling/device.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -21,6 +22,7 @@ from engine.kernels.sampling.cut import CHUNK, cut_kernel, draw_reference, thres
 from engine.kernels.sampling.groups import GROUP, groups, groups_reference
 from engine.kernels.sampling.nucleus import LANES, LEAST_P, TRIALS, WIDE
 from engine.kernels.sampling.pick import OPEN, is_tried_reference, pick_kernel, pick_reference
+from engine.kernels.sampling.rules import RuleTables, count_reference
 from engine.kernels.step_tensors import SlotTensors
 from engine.kernels.target import triton
 
@@ -33,21 +35,24 @@ class ChooseRoom:
     mass: Tensor  # [max_rows, num_groups] float32
     chosen: Tensor  # [max_rows, num_groups] int32: groups that reach the row's bound
     threshold: Tensor  # [max_rows] float32: the smallest logit that could be drawn, where that was wanted; else -inf
+    work: Tensor  # [max_rows, vocab] float32: the logits of rows with rules, after them
 
 
 def choose_room(max_rows: int, vocab: int, device: str | torch.device) -> ChooseRoom:
-    """Room for steps of up to max_rows rows: 12 bytes for every GROUP tokens of vocabulary and row."""
+    """Room for steps of up to max_rows rows: for each row 4 bytes per token, and 12 for every GROUP tokens."""
 
     def lines(dtype: torch.dtype) -> Tensor:
         return torch.zeros(max_rows, -(-vocab // GROUP), dtype=dtype, device=device)
 
     line = torch.full((max_rows,), float("-inf"), device=device)
-    return ChooseRoom(lines(torch.float32), lines(torch.float32), lines(torch.int32), line)
+    work = torch.zeros(max_rows, vocab, device=device)
+    return ChooseRoom(lines(torch.float32), lines(torch.float32), lines(torch.int32), line, work)
 
 
 def choose(
     tokens_out: Tensor,
     slots: SlotTensors,
+    tables: RuleTables,
     room: ChooseRoom,
     logits: Tensor,
     sample_row: Tensor,
@@ -62,14 +67,15 @@ def choose(
     need otherwise; the tokens are the same.
     """
     if not logits.is_cuda:
-        choose_reference(tokens_out, slots, room, logits, sample_row, sample_slot, sample_place, thresholds)
+        choose_reference(tokens_out, slots, tables, room, logits, sample_row, sample_slot, sample_place, thresholds)
         return
-    launch_choose(tokens_out, slots, room, logits, sample_row, sample_slot, sample_place, thresholds)
+    launch_choose(tokens_out, slots, tables, room, logits, sample_row, sample_slot, sample_place, thresholds)
 
 
 def launch_choose(
     tokens_out: Tensor,
     slots: SlotTensors,
+    tables: RuleTables,
     room: ChooseRoom,
     logits: Tensor,
     sample_row: Tensor,
@@ -83,20 +89,22 @@ def launch_choose(
         return
     num_groups = room.best.shape[1]
     assert len(sample_place) >= rows and len(room.best) >= rows and tokens_out.is_contiguous()
-    groups(room.best, room.mass, logits, slots, sample_row, sample_slot)
-    tables = (
-        tokens_out, room.threshold, room.chosen, room.best, room.mass, logits, slots.words,
-        sample_row, sample_slot, sample_place, vocab, logits.stride(0), num_groups,
-    )  # fmt: skip
+    sampled = sample_row, sample_slot, sample_place
+    groups(room.best, room.mass, room.work, logits, slots, tables, *sampled)
+    first = tokens_out, room.threshold, room.chosen, room.best, room.mass, room.work, logits, slots.words
+    last = *sampled, vocab, logits.stride(0), num_groups
     same = {"OPEN": OPEN, "TRIALS": TRIALS, "GROUP": GROUP, "num_warps": 8}
-    pick_kernel[(rows,)](*tables, **same, LEAST_P=LEAST_P, LANES=LANES, CHUNK=WIDE)
+    pick_kernel[(rows,)](*first, *last, **same, LEAST_P=LEAST_P, LANES=LANES, CHUNK=WIDE)
     lanes, shift = triton.next_power_of_2(num_groups), 16 if logits.dtype is torch.bfloat16 else 0
-    cut_kernel[(rows,)](*tables, **same, EXACT=thresholds, SHIFT=shift, LANES=lanes, CHUNK=CHUNK)
+    cut_kernel[(rows,)](
+        *first, tables.counts, tables.seen, *last, **same, EXACT=thresholds, SHIFT=shift, LANES=lanes, CHUNK=CHUNK
+    )
 
 
 def choose_reference(
     tokens_out: Tensor,
     slots: SlotTensors,
+    tables: RuleTables,
     room: ChooseRoom,
     logits: Tensor,
     sample_row: Tensor,
@@ -105,13 +113,15 @@ def choose_reference(
     thresholds: bool = False,
 ) -> None:
     vocab = logits.shape[1]
-    groups_reference(room.best, room.mass, logits, slots, sample_row, sample_slot)
+    sampled = sample_row, sample_slot, sample_place
+    groups_reference(room.best, room.mass, room.work, logits, slots, tables, *sampled)
     heats, seeds, top_k = slots.real(SlotWord.TEMPERATURE), slots.seed, slots.word(SlotWord.TOP_K)
     top_p, min_p = slots.real(SlotWord.TOP_P), slots.real(SlotWord.MIN_P)
     for row, (target, slot) in enumerate(zip(sample_row.tolist()[: len(logits)], sample_slot.tolist())):
         if target < 0:
             continue
-        line = logits[row].float()
+        rules = int(slots.word(SlotWord.RULE_LINE)[slot])
+        line = room.work[row] if rules else logits[row].float()
         token, least = -1, float("-inf")
         if bool((line < float("inf")).all()) and float(line.max()) > float("-inf"):
             heat, seed, place = float(heats[slot]), int(seeds[slot]), int(sample_place[row])
@@ -123,6 +133,8 @@ def choose_reference(
         tokens_out[target] = token
         slots.word(SlotWord.LAST_TOKEN)[slot] = max(token, 0)
         room.threshold[row] = least
+        if rules and token >= 0:
+            count_reference(token, tables, slots, slot)
 
 
 def cut_reference(

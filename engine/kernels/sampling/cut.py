@@ -20,6 +20,7 @@ from engine.kernels.sampling.groups import GROUP, scale_of, scale_reference
 from engine.kernels.sampling.noise import GROUP_STREAM, TOKEN_STREAM, noise, noise_reference
 from engine.kernels.sampling.nucleus import TRIALS
 from engine.kernels.sampling.pick import is_cut, limits_of
+from engine.kernels.sampling.rules import count_token, line_of
 from engine.kernels.step_tensors import seed_of, word
 from engine.kernels.target import tl, triton
 
@@ -139,14 +140,69 @@ def draw(at, chosen, count, vocab, least, highest, scale, seed, place, stream,
 
 
 @triton.jit
+def cut_from(
+    at, chosen, best, mass, num_groups, vocab, heat, k, p, floor, seed, place, result,
+    OPEN: tl.constexpr, TRIALS: tl.constexpr, EXACT: tl.constexpr, SHIFT: tl.constexpr, GROUP: tl.constexpr,
+    LANES: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Token and threshold of a row whose logits are at `at`; `result` is its token, or OPEN. All are its lines."""
+    scale = scale_of(heat)
+    group = tl.arange(0, LANES)
+    top = tl.load(best + group, mask=group < num_groups, other=float("-inf"))
+    part = tl.load(mass + group, mask=group < num_groups, other=0.0)
+    highest = tl.max(top, 0)
+    bad = (tl.max(tl.where(part == part, 0, 1), 0) > 0) | (highest == float("-inf"))
+    token, least = -1, float("-inf")
+    if bad == 0:
+        by_count = (k > 0) & (k < vocab)
+        total = tl.sum(part * tl.exp2((top - highest) * scale), 0)
+        need = tl.where(by_count, k.to(tl.float32), p * total)
+        key = key_of(tl.full([], -3.4028234e38, tl.float32), SHIFT)
+        if by_count | (floor <= 0.0):
+            # A little more than needed: sums taken in another order may differ in their last bits.
+            more = tl.where(by_count, need, need * 1.00001)
+            key = bound_key(top, part, highest, scale, more, by_count, SHIFT, 1 if SHIFT else 4096, GROUP)
+        if floor > 0.0:
+            # The first key whose value is not below the bound: of bfloat16's keys the positive ones are of the
+            # smallest float32 that they stand for, the negative ones of the largest.
+            lowest = key_of(highest + tl.log2(tl.minimum(floor, 1.0)) / scale, 0).to(tl.int64)
+            up = tl.where(lowest >= 0, (1 << SHIFT) - 1, 0)
+            key = tl.maximum(key, ((lowest + up) >> SHIFT).to(tl.int32))
+        reached = (key_of(top, SHIFT) >= key) & (group < num_groups)
+        count = tl.sum(reached.to(tl.int32), 0)
+        tl.store(chosen + tl.cumsum(reached.to(tl.int32), 0) - 1, group, mask=reached)
+        tl.debug_barrier()
+        if by_count:
+            key = search(at, chosen, count, vocab, key, highest, scale, need, True, SHIFT, GROUP, CHUNK)
+        if p < 1.0:
+            if by_count | (floor > 0.0):
+                least = value_of(key, SHIFT)
+                rest, _, _ = weigh(at, chosen, count, vocab, least, least, least, highest, scale, False, GROUP, CHUNK)
+                need = p * rest
+            key = search(at, chosen, count, vocab, key, highest, scale, need, False, SHIFT, GROUP, CHUNK)
+        least = value_of(key, SHIFT)
+        token = result
+        if EXACT:
+            # Sums taken in another order may end above a token that was kept.
+            drawn = tl.load(at + token, mask=token >= 0, other=float("inf")).to(tl.float32)
+            least = tl.minimum(least, drawn)
+        if token == OPEN:
+            token = draw(at, chosen, count, vocab, least, highest, scale, seed, place, 2 * TRIALS, GROUP, CHUNK)
+    return token, least
+
+
+@triton.jit
 def cut_kernel(
     tokens_out,  # [max_rows] int32
     threshold,  # [rows] float32: the smallest logit that may be drawn
     chosen,  # [rows, num_groups] int32: room for the list of groups
     best,  # [rows, num_groups] float32
     mass,  # [rows, num_groups] float32
-    logits,  # [rows, vocab]
+    work,  # [rows, vocab] float32: the logits of rows with rules
+    logits,  # [rows, vocab]: of the others
     words,  # [slots, SLOT_WORDS]
+    counts,  # [lines, vocab], as the next in RuleTables
+    seen,
     sample_row,  # [rows], as are the next two
     sample_slot,
     sample_place,
@@ -161,66 +217,35 @@ def cut_kernel(
     LANES: tl.constexpr,  # power of two >= num_groups
     CHUNK: tl.constexpr,
 ):
-    """One row per program; rows without a cut end at once, and unless EXACT those that have their token."""
+    """One row per program; without a cut and rules it ends at once, and unless EXACT where the row has its token."""
     row = tl.program_id(0)
     target = tl.load(sample_row + row)
     slot = tl.load(sample_slot + row)
     heat, k, p, floor = limits_of(words, slot)
+    rules = line_of(words, slot)
     result = tl.load(tokens_out + target, mask=target >= 0, other=-1)
     wanted = result == OPEN
     if EXACT:
         wanted = (result == OPEN) | ((result >= 0) & is_cut(heat, k, p, floor, vocab))
+    token, least = result, float("-inf")
     if wanted:
-        scale = scale_of(heat)
-        group = tl.arange(0, LANES)
-        line = row.to(tl.int64) * num_groups
-        top = tl.load(best + line + group, mask=group < num_groups, other=float("-inf"))
-        part = tl.load(mass + line + group, mask=group < num_groups, other=0.0)
-        highest = tl.max(top, 0)
-        bad = (tl.max(tl.where(part == part, 0, 1), 0) > 0) | (highest == float("-inf"))
-        token, least = -1, float("-inf")
-        if bad == 0:
-            by_count = (k > 0) & (k < vocab)
-            total = tl.sum(part * tl.exp2((top - highest) * scale), 0)
-            need = tl.where(by_count, k.to(tl.float32), p * total)
-            key = key_of(tl.full([], -3.4028234e38, tl.float32), SHIFT)
-            if by_count | (floor <= 0.0):
-                # A little more than needed: sums taken in another order may differ in their last bits.
-                more = tl.where(by_count, need, need * 1.00001)
-                key = bound_key(top, part, highest, scale, more, by_count, SHIFT, 1 if SHIFT else 4096, GROUP)
-            if floor > 0.0:
-                # The first key whose value is not below the bound: of bfloat16's keys the positive ones are of the
-                # smallest float32 that they stand for, the negative ones of the largest.
-                lowest = key_of(highest + tl.log2(tl.minimum(floor, 1.0)) / scale, 0).to(tl.int64)
-                up = tl.where(lowest >= 0, (1 << SHIFT) - 1, 0)
-                key = tl.maximum(key, ((lowest + up) >> SHIFT).to(tl.int32))
-            reached = (key_of(top, SHIFT) >= key) & (group < num_groups)
-            count = tl.sum(reached.to(tl.int32), 0)
-            tl.store(chosen + line + tl.cumsum(reached.to(tl.int32), 0) - 1, group, mask=reached)
-            tl.debug_barrier()
-            at, listed = logits + row.to(tl.int64) * logits_stride, chosen + line
-            if by_count:
-                key = search(at, listed, count, vocab, key, highest, scale, need, True, SHIFT, GROUP, CHUNK)
-            if p < 1.0:
-                if by_count | (floor > 0.0):
-                    least = value_of(key, SHIFT)
-                    rest, _, _ = weigh(
-                        at, listed, count, vocab, least, least, least, highest, scale, False, GROUP, CHUNK
-                    )
-                    need = p * rest
-                key = search(at, listed, count, vocab, key, highest, scale, need, False, SHIFT, GROUP, CHUNK)
-            least = value_of(key, SHIFT)
-            token = result
-            if EXACT:
-                # Sums taken in another order may end above a token that was kept.
-                drawn = tl.load(at + token, mask=token >= 0, other=float("inf")).to(tl.float32)
-                least = tl.minimum(least, drawn)
-            if token == OPEN:
-                place, code = tl.load(sample_place + row), seed_of(words, slot)
-                token = draw(at, listed, count, vocab, least, highest, scale, code, place, 2 * TRIALS, GROUP, CHUNK)
+        place, code, own = tl.load(sample_place + row), seed_of(words, slot), row.to(tl.int64) * num_groups
+        # Two copies, as logits and work differ in their type.
+        if rules < 0:
+            token, least = cut_from(
+                logits + row.to(tl.int64) * logits_stride, chosen + own, best + own, mass + own, num_groups, vocab,
+                heat, k, p, floor, code, place, result, OPEN, TRIALS, EXACT, SHIFT, GROUP, LANES, CHUNK,
+            )  # fmt: skip
+        else:
+            token, least = cut_from(
+                work + row.to(tl.int64) * vocab, chosen + own, best + own, mass + own, num_groups, vocab,
+                heat, k, p, floor, code, place, result, OPEN, TRIALS, EXACT, 0, GROUP, LANES, CHUNK,
+            )  # fmt: skip
         tl.store(tokens_out + target, token)
         tl.store(word(words, slot, LAST_TOKEN), tl.maximum(token, 0))
         tl.store(threshold + row, least)
+    if (rules >= 0) & (token >= 0):
+        count_token(token, vocab, words, slot, rules, counts, seen)
 
 
 def threshold_reference(line: Tensor, heat: float, top_k: int, top_p: float, min_p: float) -> float:

@@ -1,10 +1,11 @@
-"""One pass over the logits: of every GROUP neighbouring tokens, the largest logit and the mass relative to it.
+"""One pass over the logits: rules, then of every GROUP neighbouring tokens the largest logit and the mass beside it.
 
     best_g = max x_i;  mass_g = sum 2^((x_i - best_g) * scale),  i in g,  scale = log2(e) / temperature (greedy: 1)
 
 Everything that chooses a token reads these [rows, vocab / GROUP] numbers and then only the groups it needs. A group's
 sum is taken in the same order at any number of rows. mass is NaN where the group holds NaN or +inf, and 0 where it
-holds -inf (a ban) only. Users: engine/kernels/sampling/choose.
+holds -inf (a ban) only. The logits x of a slot with rules are those after its rules (rules.py); they are also written
+to `work`, from where the row is read afterwards. Rows without rules pay for one predicate. User: choose.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -16,12 +17,14 @@ import torch
 from torch import Tensor
 
 from _fast.layout import SlotWord
+from engine.kernels.sampling.rules import RuleTables, line_of, ruled, ruled_reference
 from engine.kernels.step_tensors import SlotTensors, real
 from engine.kernels.target import tl, triton
 
 TEMPERATURE = tl.constexpr(int(SlotWord.TEMPERATURE))
 GROUP = 64  # tokens
 TILE = 64  # groups of one program
+PART = tl.constexpr(16)  # of them side by side where there are rules: few registers, so that others lose no programs
 LEAST_HEAT = 1e-30  # colder rows are drawn as this warm, so that 1 / temperature stays finite
 
 
@@ -32,13 +35,29 @@ def scale_of(heat):
 
 
 @triton.jit
+def sum_up(best, mass, x, group, num_groups, scale):
+    """Writes best and mass, the row's lines, of some groups with logits x [groups, GROUP]."""
+    top = tl.max(x, 1)
+    anchor = tl.where(top == float("-inf"), 0.0, top)
+    part = tl.sum(tl.exp2((x - anchor[:, None]) * scale), 1)
+    tl.store(best + group, top, mask=group < num_groups)
+    tl.store(mass + group, part, mask=group < num_groups)
+
+
+@triton.jit
 def groups_kernel(
     best,  # [rows, num_groups] float32
     mass,  # [rows, num_groups] float32
+    work,  # [rows, vocab] float32
     logits,  # [rows, vocab]
     words,  # [slots, SLOT_WORDS]
-    sample_row,  # [rows]
-    sample_slot,  # [rows]
+    counts,  # [lines, vocab], as the next three in RuleTables
+    seen,
+    allowed,
+    edits,
+    sample_row,  # [rows], as are the next two
+    sample_slot,
+    sample_place,
     vocab,
     logits_stride,
     num_groups,
@@ -48,52 +67,83 @@ def groups_kernel(
     """TILE groups of one row per program."""
     row = tl.program_id(1)
     if tl.load(sample_row + row) >= 0:
-        scale = scale_of(real(words, tl.load(sample_slot + row), TEMPERATURE))
-        group = tl.program_id(0) * TILE + tl.arange(0, TILE)
-        token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-        at = logits + row.to(tl.int64) * logits_stride
-        x = tl.load(at + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
-        top = tl.max(x, 1)
-        anchor = tl.where(top == float("-inf"), 0.0, top)
-        part = tl.sum(tl.exp2((x - anchor[:, None]) * scale), 1)
-        place = row.to(tl.int64) * num_groups + group
-        tl.store(best + place, top, mask=group < num_groups)
-        tl.store(mass + place, part, mask=group < num_groups)
+        slot = tl.load(sample_slot + row)
+        scale, line = scale_of(real(words, slot, TEMPERATURE)), line_of(words, slot)
+        at, own = logits + row.to(tl.int64) * logits_stride, row.to(tl.int64) * num_groups
+        if line < 0:
+            group = tl.program_id(0) * TILE + tl.arange(0, TILE)
+            token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+            x = tl.load(at + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
+            sum_up(best + own, mass + own, x, group, num_groups, scale)
+        else:
+            place = tl.load(sample_place + row)
+            for part in range(0, TILE, PART):
+                group = tl.program_id(0) * TILE + part + tl.arange(0, PART)
+                token = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+                x = tl.load(at + token, mask=token < vocab, other=float("-inf")).to(tl.float32)
+                first = (tl.program_id(0) * TILE + part) * GROUP
+                x = ruled(
+                    x, token, first, first + PART * GROUP, vocab, work + row.to(tl.int64) * vocab, words, slot, line,
+                    place, counts, seen, allowed, edits,
+                )  # fmt: skip
+                sum_up(best + own, mass + own, x, group, num_groups, scale)
 
 
 def groups(
-    best: Tensor, mass: Tensor, logits: Tensor, slots: SlotTensors, sample_row: Tensor, sample_slot: Tensor
+    best: Tensor,
+    mass: Tensor,
+    work: Tensor,
+    logits: Tensor,
+    slots: SlotTensors,
+    tables: RuleTables,
+    sample_row: Tensor,
+    sample_slot: Tensor,
+    sample_place: Tensor,
 ) -> None:
     """Writes best and mass float32 [rows, num_groups], all but the lines of rows whose sample_row is -1.
 
-    logits [rows, vocab], bfloat16, float16 or float32, unit stride along the row; the rest as in StepInputs.
+    work float32 [rows or more, vocab]: the logits of rows with rules, after them. logits [rows, vocab], bfloat16,
+    float16 or float32, unit stride along the row; the rest as in StepInputs.
     """
     rows, vocab = logits.shape
     num_groups = best.shape[1]
     assert logits.stride(1) == 1 and best.is_contiguous() and mass.shape == best.shape and mass.is_contiguous()
-    assert num_groups == -(-vocab // GROUP) and min(len(best), len(sample_row), len(sample_slot)) >= rows
+    assert num_groups == -(-vocab // GROUP) and min(len(best), len(work), len(sample_row), len(sample_place)) >= rows
+    assert work.is_contiguous() and work.shape[1] == tables.counts.shape[1] == vocab
     groups_kernel[(triton.cdiv(num_groups, TILE), rows)](
-        best, mass, logits, slots.words, sample_row, sample_slot, vocab, logits.stride(0), num_groups,
+        best, mass, work, logits, slots.words, tables.counts, tables.seen, tables.allowed, tables.edits,
+        sample_row, sample_slot, sample_place, vocab, logits.stride(0), num_groups,
         GROUP=GROUP, TILE=TILE, num_warps=4,
     )  # fmt: skip
 
 
 def groups_reference(
-    best: Tensor, mass: Tensor, logits: Tensor, slots: SlotTensors, sample_row: Tensor, sample_slot: Tensor
+    best: Tensor,
+    mass: Tensor,
+    work: Tensor,
+    logits: Tensor,
+    slots: SlotTensors,
+    tables: RuleTables,
+    sample_row: Tensor,
+    sample_slot: Tensor,
+    sample_place: Tensor,
 ) -> None:
     rows, vocab = logits.shape
     num_groups = best.shape[1]
-    heat = slots.real(SlotWord.TEMPERATURE)
+    heat, rule_line = slots.real(SlotWord.TEMPERATURE), slots.word(SlotWord.RULE_LINE)
     for row in range(rows):
         if int(sample_row[row]) < 0:
             continue
+        x, slot = logits[row].float(), int(sample_slot[row])
+        if int(rule_line[slot]):
+            x = work[row] = ruled_reference(x, tables, slots, slot, int(sample_place[row]))
         line = torch.full((num_groups * GROUP,), float("-inf"))
-        line[:vocab] = logits[row].float()
+        line[:vocab] = x
         line = line.view(num_groups, GROUP)
         top = line.amax(1)
         anchor = torch.where(top == float("-inf"), 0.0, top)
         best[row] = top
-        mass[row] = torch.exp2((line - anchor[:, None]) * scale_reference(float(heat[sample_slot[row]]))).sum(1)
+        mass[row] = torch.exp2((line - anchor[:, None]) * scale_reference(float(heat[slot]))).sum(1)
 
 
 def scale_reference(heat: float) -> float:

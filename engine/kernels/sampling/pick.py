@@ -17,6 +17,7 @@ from _fast.layout import SlotWord
 from engine.kernels.sampling.groups import GROUP, scale_of, scale_reference
 from engine.kernels.sampling.noise import GROUP_STREAM, TOKEN_STREAM, noise, noise_reference
 from engine.kernels.sampling.nucleus import LEAST_P, is_kept, numbers
+from engine.kernels.sampling.rules import line_of
 from engine.kernels.step_tensors import real, seed_of, word
 from engine.kernels.target import tl, triton
 
@@ -72,13 +73,41 @@ def draw_any(at, best, mass, num_groups, vocab, highest, scale, greedy, seed, pl
 
 
 @triton.jit
+def pick_from(at, chosen, best, mass, num_groups, vocab, heat, cut, left, p, seed, place, OPEN: tl.constexpr,
+              GROUP: tl.constexpr, LANES: tl.constexpr, CHUNK: tl.constexpr):  # fmt: skip
+    """A row's token from its logits at `at`, in at most `left` draws; OPEN without a kept draw. All are its lines."""
+    scale = scale_of(heat)
+    result = -1
+    high, bad = tl.full([LANES], float("-inf"), tl.float32), tl.zeros([LANES], tl.int32)
+    for first in range(0, num_groups, LANES):
+        top, part, _ = numbers(best, mass, first, num_groups, LANES)
+        high = tl.maximum(high, top)
+        bad = tl.where(part == part, bad, 1)
+    highest = tl.max(high, 0)
+    left = tl.where((tl.max(bad, 0) > 0) | (highest == float("-inf")), 0, left)
+    stream, refused = 0, float("-inf")
+    while left > 0:
+        token, x = draw_any(at, best, mass, num_groups, vocab, highest, scale, heat <= 0.0, seed, place, stream,
+                            GROUP, LANES)  # fmt: skip
+        kept = cut == 0
+        if cut & (x > refused):  # what is not above a refused logit is not kept either
+            kept = is_kept(at, chosen, best, mass, num_groups, vocab, x, p, highest, scale, GROUP, LANES, CHUNK)
+        result = tl.where(kept, token, OPEN)
+        refused = tl.maximum(refused, x)
+        left = tl.where(kept, 0, left - 1)
+        stream += 2
+    return result
+
+
+@triton.jit
 def pick_kernel(
     tokens_out,  # [max_rows] int32
     threshold,  # [rows] float32: the smallest logit that may be drawn
     chosen,  # [rows, num_groups] int32: room for a list of groups
     best,  # [rows, num_groups] float32
     mass,  # [rows, num_groups] float32
-    logits,  # [rows, vocab]
+    work,  # [rows, vocab] float32: the logits of rows with rules
+    logits,  # [rows, vocab]: of the others
     words,  # [slots, SLOT_WORDS]
     sample_row,  # [rows], as are the next two
     sample_slot,
@@ -103,28 +132,18 @@ def pick_kernel(
         left = tl.where(cut, tl.where(is_tried(k, p, floor, vocab, LEAST_P), TRIALS, 0), 1)
         result = tl.where(left > 0, -1, OPEN)
         if left > 0:
-            scale = scale_of(heat)
-            at, line = logits + row.to(tl.int64) * logits_stride, row.to(tl.int64) * num_groups
-            high, bad = tl.full([LANES], float("-inf"), tl.float32), tl.zeros([LANES], tl.int32)
-            for first in range(0, num_groups, LANES):
-                top, part, _ = numbers(best + line, mass + line, first, num_groups, LANES)
-                high = tl.maximum(high, top)
-                bad = tl.where(part == part, bad, 1)
-            highest = tl.max(high, 0)
-            left = tl.where((tl.max(bad, 0) > 0) | (highest == float("-inf")), 0, left)
-            code, place = seed_of(words, slot), tl.load(sample_place + row)
-            stream, refused = 0, float("-inf")
-            while left > 0:
-                token, x = draw_any(at, best + line, mass + line, num_groups, vocab, highest, scale, heat <= 0.0, code,
-                                    place, stream, GROUP, LANES)  # fmt: skip
-                kept = cut == 0
-                if cut & (x > refused):  # what is not above a refused logit is not kept either
-                    kept = is_kept(at, chosen + line, best + line, mass + line, num_groups, vocab, x, p, highest, scale,
-                                   GROUP, LANES, CHUNK)  # fmt: skip
-                result = tl.where(kept, token, OPEN)
-                refused = tl.maximum(refused, x)
-                left = tl.where(kept, 0, left - 1)
-                stream += 2
+            code, place, own = seed_of(words, slot), tl.load(sample_place + row), row.to(tl.int64) * num_groups
+            # Two copies, as logits and work differ in their type.
+            if line_of(words, slot) < 0:
+                result = pick_from(
+                    logits + row.to(tl.int64) * logits_stride, chosen + own, best + own, mass + own, num_groups, vocab,
+                    heat, cut, left, p, code, place, OPEN, GROUP, LANES, CHUNK,
+                )  # fmt: skip
+            else:
+                result = pick_from(
+                    work + row.to(tl.int64) * vocab, chosen + own, best + own, mass + own, num_groups, vocab,
+                    heat, cut, left, p, code, place, OPEN, GROUP, LANES, CHUNK,
+                )  # fmt: skip
         tl.store(tokens_out + target, result)
         tl.store(threshold + row, float("-inf"))
         if result != OPEN:

@@ -9,15 +9,14 @@ import triton  # noqa: F401  (before any kernel file, so that they take it; TRIT
 from _fast.layout import SlotWord
 from engine.kernels.sampling import choose, cut
 from engine.kernels.sampling.choose import choose_reference, choose_room, launch_choose
-from engine.kernels.sampling.edit import edit_reference, launch_edit
 from engine.kernels.sampling.groups import groups, groups_reference
 from engine.kernels.sampling.logprobs import launch_log_sum, log_sum_reference
-from engine.kernels.sampling.mask import launch_mask, mask_reference
 from engine.kernels.sampling.noise import philox
 from engine.kernels.sampling.nucleus import LEAST_P
-from engine.kernels.sampling.penalize import count_reference, launch_count, launch_penalize, penalize_reference
+from engine.kernels.sampling.rules import COUNTED, rule_tables
+from engine.kernels.sampling.top_logprobs import LINE, MOST, launch_top_logprobs, top_logprobs_reference
 from engine.kernels.step_tensors import empty_slots
-from tests.kernels.sampling import KINDS, Rows, kept, rows_of
+from tests.kernels.sampling import KINDS, RULES, Rows, kept, rows_of, with_rules
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:(overflow|divide by zero|invalid value|All-NaN slice) encountered:RuntimeWarning"
@@ -36,10 +35,13 @@ def chosen(run, logits, rows: Rows, thresholds=True):
     for field in (room.best, room.mass, room.threshold):
         field.fill_(float("nan"))
     room.chosen.fill_(2**30)
+    room.work.fill_(float("nan"))
     slots = replace(rows.slots, words=rows.slots.words.clone())
     slots.word(SlotWord.LAST_TOKEN).fill_(-9)
-    tokens = rows.tokens.clone()
-    run(tokens, slots, room, logits, rows.row, rows.slot, rows.place, thresholds)
+    tokens, tables = rows.tokens.clone(), rows.tables
+    if tables.counts.shape[1] != logits.shape[1]:
+        tables = rule_tables(1, logits.shape[1], "cpu")
+    run(tokens, slots, tables, room, logits, rows.row, rows.slot, rows.place, thresholds)
     return tokens, slots.word(SlotWord.LAST_TOKEN), room.threshold
 
 
@@ -112,12 +114,13 @@ def test_a_row_keeps_its_token_wherever_it_stands():
 
 def test_groups_of_strided_rows():
     logits = torch.randn(3, 400)[:, :331]
-    slots, row, slot = empty_slots(2, 1, 1, "cpu"), torch.tensor([0, -1, 2]), torch.tensor([1, 0, 2])
-    slots.real(SlotWord.TEMPERATURE)[:] = torch.tensor([0.0, 0.5, 1.0])
+    slots, tables, work = empty_slots(2, 1, 1, "cpu"), rule_tables(1, 331, "cpu"), torch.zeros(3, 331)
+    slots.real(SlotWord.TEMPERATURE).copy_(torch.tensor([0.0, 0.5, 1.0]))
+    row, slot = torch.tensor([0, -1, 2]), torch.tensor([1, 0, 2])
     got = torch.full((2, 3, 6), -1.0)
     want = got.clone()
-    groups(got[0], got[1], logits, slots, row, slot)
-    groups_reference(want[0], want[1], logits, slots, row, slot)
+    groups(got[0], got[1], work, logits, slots, tables, row, slot, row)
+    groups_reference(want[0], want[1], work, logits, slots, tables, row, slot, row)
     assert torch.allclose(got, want)
     assert (got[:, 1] == -1).all()
 
@@ -127,45 +130,43 @@ def test_philox_gives_the_published_numbers():
     assert philox(0, 0, torch.tensor([0]), 0).tolist() == [0x6627E8D5]
 
 
-def rule_rows(vocab: int):
-    """Logits of five rows, three lines of counts and bits, and slots with different penalties."""
-    words = -(-vocab // 32)
-    logits = torch.randn(5, vocab) * 2
-    logits[0, 3], logits[2, 7], logits[1, 9] = float("nan"), float("inf"), float("-inf")
-    counts = torch.randint(0, 3, (3, vocab), dtype=torch.int32)
-    bits = torch.randint(-(2**31), 2**31 - 1, (3, words), dtype=torch.int32)
-    slots = rows_of(4, KINDS).slots
-    slots.real(SlotWord.PRESENCE)[:4] = torch.tensor([0.0, 0.5, -0.3, 0.0])
-    slots.real(SlotWord.FREQUENCY)[:4] = torch.tensor([0.1, 0.0, 1.5, 0.0])
-    slots.real(SlotWord.REPETITION)[:4] = torch.tensor([1.0, 1.3, 0.8, 1.0])
-    line = torch.tensor([2, -1, 0, 1, -1], dtype=torch.int32)
-    return logits, counts, bits, slots, line, torch.tensor([1, 0, 2, 0, 3], dtype=torch.int32)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocab", [40, 4500])
+def test_rules(vocab, dtype):
+    """Rows with rules beside rows without: tokens, what the rules made of the logits, and what was counted."""
+    rows = with_rules(rows_of(len(KINDS) * 2, KINDS), vocab)
+    logits = (torch.randn(len(rows.row), vocab) * 2).to(dtype)
+    logits[0, 3], logits[4, 7], logits[8, 9] = float("nan"), float("inf"), float("-inf")
+    rows.row[6] = -1
+    found = []
+    for run in (launch_choose, choose_reference):
+        tables = replace(rows.tables, counts=rows.tables.counts.clone(), seen=rows.tables.seen.clone())
+        room = choose_room(len(logits), vocab, "cpu")
+        tokens = rows.tokens.clone()
+        run(tokens, rows.slots, tables, room, logits, rows.row, rows.slot, rows.place)
+        found.append((tokens, room.work, tables))
+    (tokens, work, tables), (want, wanted_work, wanted) = found
+    assert torch.equal(tokens, want)
+    assert torch.allclose(work, wanted_work, equal_nan=True, rtol=1e-6, atol=1e-6)
+    assert not work[6].any()
+    assert not work[1::2].any()
+    assert tokens[1] == -1
+    assert tokens[5] == -1
+    assert torch.equal(tables.counts, wanted.counts)
+    assert torch.equal(tables.seen, wanted.seen)
+    counted = sum(
+        int(tokens[1 + row]) >= 0 and row != 6 and bool(RULES[row // 2 % len(RULES)][3] & COUNTED)
+        for row in range(0, len(logits), 2)
+    )
+    assert int((tables.counts - rows.tables.counts).sum()) == counted > 3
 
 
-@pytest.mark.parametrize("vocab", [40, 2100])
-def test_rules(vocab):
-    logits, counts, bits, slots, line, slot = rule_rows(vocab)
-    values = torch.tensor([1.5, float("-inf"), -2.0, 9.0]).view(torch.int32)
-    edits = torch.tensor([[0, 3], [2, 7], [4, 39], [5, 1]], dtype=torch.int32)
-    edits = torch.cat([edits, values[:, None]], 1)
-    for launch, reference, args in (
-        (launch_edit, edit_reference, (edits,)),
-        (launch_mask, mask_reference, (bits, line)),
-        (launch_penalize, penalize_reference, (counts, bits, slots, line, slot)),
-    ):
-        got, want = logits.clone(), logits.clone()
-        launch(got, *args)
-        reference(want, *args)
-        assert torch.allclose(got, want, equal_nan=True, rtol=1e-6)
-        assert not torch.equal(got.nan_to_num(), logits.nan_to_num())
-        assert got[0, 3].isnan()
-        assert not got[2, 7].isfinite()
-    got, want = counts.clone(), counts.clone()
-    token = torch.tensor([4, 5, -1, 39, 7], dtype=torch.int32)
-    launch_count(got, token, line)
-    count_reference(want, token, line)
-    assert torch.equal(got, want)
-    assert int(got.sum() - counts.sum()) == 2
+def test_a_row_keeps_its_token_beside_rows_with_rules():
+    vocab = 700
+    plain, mixed = rows_of(len(KINDS), KINDS), with_rules(rows_of(len(KINDS), KINDS), vocab)
+    logits = (torch.randn(len(KINDS), vocab) * 2).bfloat16()
+    alone, beside = chosen(launch_choose, logits, plain)[0], chosen(launch_choose, logits, mixed)[0]
+    assert torch.equal(alone[2:-1:2], beside[2:-1:2])
 
 
 @pytest.mark.parametrize("vocab", [40, 4096, 9001])
@@ -178,3 +179,30 @@ def test_log_sums(vocab):
     logits[4, 7] = float("inf")
     assert torch.allclose(launch_log_sum(logits), log_sum_reference(logits), rtol=1e-6)
     assert launch_log_sum(logits[:0]).shape == (0,)
+
+
+@pytest.mark.parametrize("as_logits", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("vocab", [30, 700, 9001])
+def test_top_logprobs(vocab, dtype, as_logits):
+    slots, rows = empty_slots(6, 1, 1, "cpu"), 6
+    slots.word(SlotWord.TOP_LOGPROBS)[:6] = torch.tensor([1, 0, 21, 6, 3, 21])
+    logits = (torch.randn(rows, vocab + 3) * 2).round().to(dtype)[:, :vocab]  # with many equals
+    logits[2, ::2], logits[3, 5:], logits[5, 0], logits[5, 1] = float("-inf"), -0.0, -0.0, 0.0
+    tokens = torch.randint(vocab, (8,), dtype=torch.int32)
+    tokens[3], tokens[5] = 3, 1
+    row, slot = torch.tensor([1, 2, 3, 4, -1, 6]).int(), torch.tensor([0, 1, 2, 3, 4, 5]).int()
+    tokens[4] = int(logits[3].float().argmax())
+    tops, home = torch.zeros(rows, -(-vocab // 64), dtype=torch.int32), torch.tensor([1], dtype=torch.int32)
+    found = []
+    for run in (launch_top_logprobs, top_logprobs_reference):
+        ring = torch.full((3, 8, LINE), -9, dtype=torch.int32)
+        run(ring, tops, logits, slots, tokens, home, row, slot, as_logits)
+        found.append(ring)
+    got, want = found
+    values = [1, *range(3 + MOST, LINE)]
+    near, far = (ring[..., values].contiguous().view(torch.float32) for ring in found)
+    assert torch.allclose(near, far, atol=1e-5, equal_nan=True)
+    got[..., values] = want[..., values] = 0
+    assert torch.equal(got, want)
+    assert (got[1, [0, 2, 5, 7], 0] == -9).all()

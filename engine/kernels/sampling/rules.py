@@ -1,0 +1,145 @@
+"""A slot's rules on the logits of its next token: bias, bans, allowed ids, penalties; then the chosen token is counted.
+
+    x = x + value                        an edit (token, value, until); -inf instead before token number `until`
+    x = x - inf                          where the token has no bit in `allowed`
+    x = x / r if x > 0 else x * r        where the token has a bit in `seen`: prompt and answer (r: repetition)
+    x = x - frequency * count - presence * (count > 0)             count: times in the answer
+
+A slot with rules has a line of each table of RuleTables; SlotWord says which line, and what of it counts. A ban adds
+-inf, so NaN and +inf stay what they are and are still found. Bit t of a line of bits is bit t % 32 of its word t // 32.
+What is here is called by other kernels: `groups` applies rules where it reads the logits, `cut` counts the token.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from _fast.layout import SlotWord
+from engine.kernels.sampling.penalties import penalties_reference
+from engine.kernels.step_tensors import SlotTensors, real, word
+from engine.kernels.target import tl, triton
+from engine.limits import MAX_EDITS
+
+RULE_LINE = tl.constexpr(int(SlotWord.RULE_LINE))
+RULE_KINDS = tl.constexpr(int(SlotWord.RULE_KINDS))
+NUM_EDITS = tl.constexpr(int(SlotWord.NUM_EDITS))
+PRESENCE = tl.constexpr(int(SlotWord.PRESENCE))
+FREQUENCY = tl.constexpr(int(SlotWord.FREQUENCY))
+REPETITION = tl.constexpr(int(SlotWord.REPETITION))
+SEEN, COUNTED, ALLOWED = 1, 2, 4  # bits of SlotWord.RULE_KINDS
+IS_SEEN, IS_COUNTED, IS_ALLOWED = tl.constexpr(SEEN), tl.constexpr(COUNTED), tl.constexpr(ALLOWED)
+LINE_OF_EDITS = tl.constexpr(3 * MAX_EDITS)
+LANES = tl.constexpr(256)  # edits that are looked at side by side
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RuleTables:
+    """A line of each table for every slot that has rules; lines beyond what SlotWord says hold anything."""
+
+    counts: Tensor  # [lines, vocab] int32: times in the answer
+    seen: Tensor  # [lines, ceil(vocab / 32)] int32, bits: in the prompt or the answer
+    allowed: Tensor  # [lines, ceil(vocab / 32)] int32, bits: may be chosen
+    edits: Tensor  # [lines, MAX_EDITS, 3] int32: token, value (float bits), until; no token twice
+
+
+def rule_tables(lines: int, vocab: int, device: str | torch.device) -> RuleTables:
+    """All zero."""
+    shapes = (lines, vocab), (lines, -(-vocab // 32)), (lines, -(-vocab // 32)), (lines, MAX_EDITS, 3)
+    return RuleTables(*(torch.zeros(shape, dtype=torch.int32, device=device) for shape in shapes))
+
+
+@triton.jit
+def line_of(words, slot):
+    """The line of a slot's rules; -1 for a slot without."""
+    return tl.load(word(words, slot, RULE_LINE)) - 1
+
+
+@triton.jit
+def bits_at(table, token, inside):
+    """Whether each token's bit is set in a line of bits."""
+    return ((tl.load(table + (token >> 5), mask=inside, other=0) >> (token & 31)) & 1) != 0
+
+
+@triton.jit
+def add_edits(work, edits, count, first, end, place):
+    """work[token] += value for the edits of tokens first .. end - 1, for the whole program to see."""
+    tl.debug_barrier()
+    for start in range(0, count, LANES):
+        number = start + tl.arange(0, LANES)
+        token = tl.load(edits + 3 * number, mask=number < count, other=-1)
+        here = (token >= first) & (token < end)
+        value = tl.load(edits + 3 * number + 1, mask=here, other=0).to(tl.float32, bitcast=True)
+        until = tl.load(edits + 3 * number + 2, mask=here, other=0)
+        value = tl.where(place < until, float("-inf"), value)
+        tl.store(work + token, tl.load(work + token, mask=here, other=0.0) + value, mask=here)
+    tl.debug_barrier()
+
+
+@triton.jit
+def ruled(x, token, first, end, vocab, work, words, slot, line, place, counts, seen, allowed, edits):
+    """The logits x of tokens first .. end - 1 after the slot's rules, also in `work`, which is the row's [vocab]."""
+    inside = token < vocab
+    at, num_words = line.to(tl.int64), (vocab + 31) // 32
+    kinds, num_edits = tl.load(word(words, slot, RULE_KINDS)), tl.load(word(words, slot, NUM_EDITS))
+    if num_edits > 0:
+        tl.store(work + token, x, mask=inside)
+        add_edits(work, edits + at * LINE_OF_EDITS, num_edits, first, tl.minimum(end, vocab), place)
+        x = tl.load(work + token, mask=inside, other=float("-inf"))
+    if (kinds & IS_ALLOWED) != 0:
+        x = tl.where(bits_at(allowed + at * num_words, token, inside), x, x + float("-inf"))
+    if (kinds & IS_SEEN) != 0:
+        factor = real(words, slot, REPETITION)
+        x = tl.where(bits_at(seen + at * num_words, token, inside), tl.where(x > 0.0, x / factor, x * factor), x)
+    if (kinds & IS_COUNTED) != 0:
+        count = tl.load(counts + at * vocab + token, mask=inside, other=0)
+        x -= real(words, slot, FREQUENCY) * count.to(tl.float32)
+        x -= tl.where(count > 0, real(words, slot, PRESENCE), 0.0)
+    tl.store(work + token, x, mask=inside)
+    return x
+
+
+@triton.jit
+def count_token(token, vocab, words, slot, line, counts, seen):
+    """Notes the token, which is one of the vocabulary, in the slot's line."""
+    at, kinds = line.to(tl.int64), tl.load(word(words, slot, RULE_KINDS))
+    if (kinds & IS_COUNTED) != 0:
+        count = counts + at * vocab + token
+        tl.store(count, tl.load(count) + 1)
+    if (kinds & IS_SEEN) != 0:
+        bits = seen + at * ((vocab + 31) // 32) + (token >> 5)
+        tl.store(bits, tl.load(bits) | (1 << (token & 31)))
+
+
+def ruled_reference(logits: Tensor, tables: RuleTables, slots: SlotTensors, slot: int, place: int) -> Tensor:
+    """The specification: one row of logits [vocab] after the rules of its slot, float32."""
+    x = logits.float().clone()
+    line, kinds = int(slots.word(SlotWord.RULE_LINE)[slot]) - 1, int(slots.word(SlotWord.RULE_KINDS)[slot])
+    edits = tables.edits[line, : int(slots.word(SlotWord.NUM_EDITS)[slot])]
+    value, until = edits[:, 1].contiguous().view(torch.float32), edits[:, 2]
+    x.index_add_(0, edits[:, 0].long(), torch.where(place < until, float("-inf"), value))
+    if kinds & ALLOWED:
+        x += torch.where(unpack(tables.allowed[line], len(x)), 0.0, float("-inf"))
+    if kinds & (SEEN | COUNTED):
+        fields = SlotWord.PRESENCE, SlotWord.FREQUENCY, SlotWord.REPETITION
+        numbers = [float(slots.real(field)[slot]) for field in fields]
+        nothing = torch.zeros(len(x), dtype=torch.int32)
+        counts = tables.counts[line] if kinds & COUNTED else nothing
+        penalties_reference(x, counts, unpack(tables.seen[line], len(x)), *numbers)
+    return x
+
+
+def count_reference(token: int, tables: RuleTables, slots: SlotTensors, slot: int) -> None:
+    """The specification of count_token."""
+    line, kinds = int(slots.word(SlotWord.RULE_LINE)[slot]) - 1, int(slots.word(SlotWord.RULE_KINDS)[slot])
+    if kinds & COUNTED:
+        tables.counts[line, token] += 1
+    if kinds & SEEN:
+        tables.seen[line, token >> 5] |= torch.tensor(1 << (token & 31)).to(torch.int32)
+
+
+def unpack(words: Tensor, vocab: int) -> Tensor:
+    """bool [vocab] of one line of bits int32 [words]."""
+    return ((words[:, None] >> torch.arange(32, dtype=torch.int32, device=words.device)) & 1).bool().reshape(-1)[:vocab]
