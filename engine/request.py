@@ -114,7 +114,6 @@ class Request:
     n: int = 1  # choices; choice k uses seed + k
     priority: int = 0  # lower first
     cache_salt: bytes = b""  # scope (key) and salt; requests share cached prefixes only when equal
-    label: str = ""  # the client's request id: logs only
     arrival: float = 0.0  # time.monotonic() seconds
 
 

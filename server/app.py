@@ -162,7 +162,7 @@ class Process:
                 return
             raise ConfigError(f"loading took longer than --startup-timeout {config.server.startup_timeout:g}")
         loading.result()
-        spare_the_collector()
+        freeze_heap()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         state.phase = "ready"
         logs.log_startup({**state.startup, **state.engine.startup})
@@ -250,7 +250,7 @@ class Process:
         self.stopping.set()
 
 
-def spare_the_collector() -> None:
+def freeze_heap() -> None:
     """What has been loaded stays: garbage collections look at it no more.
 
     Ended requests leave no garbage (tests/end_to_end/test_no_garbage.py), so a collection finds next to nothing. It

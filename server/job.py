@@ -94,7 +94,6 @@ def job_of(
         n=asked.n,
         priority=priority,
         cache_salt=scope_of(exchange, salt),
-        label=exchange.request_id,
         arrival=exchange.arrival,
     )
     return Job(prompt, request, spliced.counts)

@@ -9,7 +9,6 @@ Owner: loop; the work is on the device thread and in the pool. In: AppState in p
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.errors import ConfigError
-from server.config import EMBEDDED, Config
+from server.config import Config
 from server.metrics import exposition
 from server.sampling import Vocabulary, defaults_from
 from server.state import AppState
@@ -50,12 +49,9 @@ async def load(state: AppState) -> None:
 
 
 def check_folder(config: Config) -> None:
-    """The model folder is there; an untrained one is announced."""
-    folder = Path(config.folder)
-    if not folder.is_dir():
+    """The model folder is there."""
+    if not Path(config.folder).is_dir():
         raise ConfigError(f"--model {config.folder}: there is no such folder")
-    if folder == EMBEDDED and is_untrained(folder):
-        print("No --model was named: serving the embedded model, which is untrained and answers nonsense.", flush=True)
 
 
 async def in_pool(state: AppState, name: str, work: Callable[[], T]) -> T:
@@ -96,15 +92,6 @@ def tell_defaults(defaults: Mapping[str, Any]) -> None:
         told = ", ".join(f"{name}={value}" for name, value in defaults.items())
         log.info("sampling defaults of the checkpoint and --override-generation-config: %s; "
                  "--generation-config vllm ignores the checkpoint's", told)  # fmt: skip
-
-
-def is_untrained(folder: Path) -> bool:
-    """Whether the checkpoint says that its weights are random."""
-    for name in ("generation_config.json", "config.json"):
-        path = folder / name
-        if path.is_file() and json.loads(path.read_text("utf-8")).get("omniloop_untrained") is True:
-            return True
-    return False
 
 
 def tokenizer_of(config: Config) -> Tokenizer:

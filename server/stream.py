@@ -51,8 +51,8 @@ class PushedStream:
         self._interval = answer.asked.interval
         self._limit = answer.state.config.limits.stream_buffer_bytes
         alone = len(answer.choices) == 1 and self._interval == 1
-        answer.changed = self.one if alone else self.note
-        self._hopes = alone and not answer.asked.beam  # for a lane
+        answer.changed = self.on_only_choice if alone else self.note
+        self._may_use_lane = alone and not answer.asked.beam
 
     async def run(self) -> None:
         """Until the last byte; raises ApiError while the answer can still be a status."""
@@ -84,16 +84,19 @@ class PushedStream:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self.flush)
 
-    def one(self, choice: Choice | None) -> None:
-        """The only choice moved: what happens once per token, without the rest of `flush`."""
+    def on_only_choice(self, choice: Choice | None) -> None:
+        """The only choice moved: frames and writes it at once, which costs a token less than `flush`.
+
+        Streams without a lane come here for every token: TLS, log-probabilities, token ids, stop strings.
+        """
         events = self.events
         if choice is not None and choice.finish_reason is None and events.takes_more:
             try:
                 data = self.frames.chunks(choice)
                 if data:
                     events.write(data)
-                    if self._hopes:
-                        self._shorten(choice)
+                    if self._may_use_lane:
+                        self._open_lane(choice)
             except Exception as error:
                 self._broken(error)
             return
@@ -101,12 +104,15 @@ class PushedStream:
             self._moved[choice] = None
         self.flush()
 
-    def _shorten(self, choice: Choice) -> None:
-        """Finds a lane for the tokens to come; its first one after the next write, which shows that the way is free."""
+    def _open_lane(self, choice: Choice) -> None:
+        """Makes a lane for the tokens to come.
+
+        The lane opens after the next ordinary write, which proves that the transport's buffer is empty.
+        """
         parts = self.frames.plain(choice)
         if parts is None:  # plain frames may begin later than the answer
             return
-        self._hopes = False
+        self._may_use_lane = False
         line = self.answer.exchange.line()
         if line is None or not choice.is_plain:
             return

@@ -183,7 +183,7 @@ class Exchanges:
             if not self.state.open_exchanges:
                 self.state.idle.set()
             self.note(exchange)
-            # What holds itself is left to the garbage collector, which holds up the loop to find it.
+            # Reference cycles would wait for the garbage collector, which stalls the loop.
             del scope["exchange"]
             scope.pop("extensions", None)
 

@@ -96,18 +96,6 @@ class Tokenizer(ABC):
         """One more than the highest id."""
         return self.table.num_tokens
 
-    @property
-    def bos_token(self) -> str | None:
-        return self.special_tokens.get("bos_token")
-
-    @property
-    def eos_token(self) -> str | None:
-        return self.special_tokens.get("eos_token")
-
-    @property
-    def pad_token(self) -> str | None:
-        return self.special_tokens.get("pad_token")
-
 
 def unsplittable() -> RenderError:
     """Where a pattern gives up: hundreds of thousands of marks in a row."""

@@ -76,6 +76,10 @@ class NoDevice:
         self.inbox = Inbox()
         self.inbox.watch()
 
+    @property
+    def last_beat(self) -> float:
+        return time.monotonic()  # never silent
+
     def submit(self, request: Request, first_id: int) -> None:
         self.inbox.put(Submit(request, first_id))
 

@@ -17,7 +17,7 @@ import uvloop
 
 from engine.engine import Engine
 from server import load
-from server.app import SWITCH_INTERVAL_S, make_app, spare_the_collector
+from server.app import SWITCH_INTERVAL_S, freeze_heap, make_app
 from server.cli import parse
 from server.http.listen import address, bind, make_listener
 from server.state import AppState
@@ -93,7 +93,7 @@ class InsideServer:
         serving = asyncio.ensure_future(listener.serve([self.socket]))
         state.engine = Engine(self.config.engine())
         await load.load(state)
-        spare_the_collector()
+        freeze_heap()
         state.phase = "ready"
         self._ready.set()
         await self._stop.wait()

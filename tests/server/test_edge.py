@@ -391,7 +391,7 @@ async def test_tokenize_and_detokenize_go_round(client, state):
 
 async def test_tokenizer_info_names_tokens_and_no_paths(client, state):
     body = (await client.get("/tokenizer_info")).json()
-    assert body["eos_token"] == state.tokenizer.eos_token
+    assert body["eos_token"] == state.tokenizer.special_tokens["eos_token"]
     assert {"bos_token", "pad_token", "chat_template"} <= set(body)
     assert "/" not in (body.get("name_or_path") or "")
 

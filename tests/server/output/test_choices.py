@@ -18,6 +18,31 @@ EMBEDDED = Path(__file__).parents[3] / "server" / "embedded"
 NONE, STOP, STOP_TOKEN, LENGTH = FinishReason.NONE, FinishReason.STOP, FinishReason.STOP_TOKEN, FinishReason.LENGTH
 
 
+class GatheredChoice:
+    """The pieces of one choice, put together for an answer in one body."""
+
+    __slots__ = ("finish_reason", "logprobs", "stop_reason", "texts", "token_ids")
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+
+    def add(self, piece: Piece) -> None:
+        self.texts.append(piece.text)
+        self.token_ids.extend(piece.token_ids)
+        if piece.logprobs:
+            self.logprobs.extend(piece.logprobs)
+        if piece.finish_reason is not None:
+            self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+
 @pytest.fixture(scope="module")
 def tokenizer():
     return load_tokenizer(EMBEDDED)

@@ -113,7 +113,7 @@ def test_control_tokens_have_ids_and_names_but_come_from_no_text(kind):
     assert tokenizer.is_special(inst)
     assert tokenizer.token_of(inst) == "[INST]"
     assert tokenizer.token_bytes(inst) == b"[INST]"
-    assert (tokenizer.bos_token, tokenizer.eos_token) == ("<s>", "</s>")
+    assert (tokenizer.special_tokens["bos_token"], tokenizer.special_tokens["eos_token"]) == ("<s>", "</s>")
     assert "[INST]" in tokenizer.special_spellings
     for ids in (tokenizer.encode("a[INST]b</s>"), tokenizer.encode_segments([("a[INST]", False), ("b</s>", True)])):
         assert not any(map(tokenizer.is_special, ids))

@@ -105,7 +105,7 @@ def test_families_that_keep_special_tokens_in_code(tmp_path):
     ]
     assert qwen.encode("12") == qwen.encode("1") + qwen.encode("2")
     assert qwen.encode("x", True) == qwen.encode("x")
-    assert qwen.eos_token == "<|endoftext|>"
+    assert qwen.special_tokens["eos_token"] == "<|endoftext|>"
 
 
 def test_han_characters_stand_apart_in_tiktoken_model(tokenizer):
