@@ -118,7 +118,7 @@ async def test_pictures_in_lent_memory_have_the_same_answer_before_and_after_the
         return sent[-1]
 
     monkeypatch.setattr(LentBlocks, "send", send)
-    monkeypatch.setattr("mm.load.give_back", kept.append)
+    monkeypatch.setattr("mm.job.give_back", kept.append)
     folder = tiny.checkpoint("omni")
     url = data_url(picture(noise(230, 260, 3), "JPEG"), "image/jpeg")
     ids = [10, *(tiny.IDS[mark] for mark in ("<|vision_bos|>", "<|IMAGE|>", "<|vision_eos|>")), 7, 8]

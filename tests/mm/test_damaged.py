@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-import mm.load as loading
+import mm.job as jobs
 from mm.decode.image import ImageFile
 from mm.errors import MediaError
 from mm.item import MediaRef
@@ -50,7 +50,7 @@ async def test_memory_lent_comes_back_with_the_error(
     uncollected: None, monkeypatch: pytest.MonkeyPatch, at_once: bool, count: int
 ) -> None:
     if not at_once:
-        monkeypatch.setattr(loading, "AT_ONCE", 1000)
+        monkeypatch.setattr(jobs, "AT_ONCE", 1000)
     cut = [WHOLE[: len(WHOLE) // 2 + more] for more in range(count)]
     refs = [MediaRef("image", made.data_url(data, "image/jpeg")) for data in cut]
     async with foretelling() as media:
@@ -71,7 +71,7 @@ async def test_memory_lent_comes_back_from_a_decoder_that_nobody_waits_for(
     begun, go, decode = threading.Event(), threading.Event(), ImageFile.decode_whole
     monkeypatch.setattr(ImageFile, "decode_whole", lambda *args: (begun.set(), go.wait(5), decode(*args))[2])
     if not at_once:
-        monkeypatch.setattr(loading, "AT_ONCE", 1000)
+        monkeypatch.setattr(jobs, "AT_ONCE", 1000)
     async with foretelling() as media:
         lent = lent_by(media)
         job = asyncio.create_task(media.load([MediaRef("image", made.data_url(WHOLE, "image/jpeg"))]))

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import mm.load as loading
+import mm.job as jobs
 from mm.decode.image import ImageFile
 from mm.decode.spare import LARGEST
 from mm.errors import MediaError
@@ -155,7 +155,7 @@ class Turns:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.count = self.decoded = 0
-        in_pool, finish = loading._Job._in_pool, loading._Job._finish
+        in_pool, finish = jobs.Job._in_pool, jobs.Job._finish
 
         async def counted(job, *args, **options):
             self.count += 1
@@ -165,8 +165,8 @@ class Turns:
             self.decoded += 1
             return finish(*args)
 
-        monkeypatch.setattr(loading._Job, "_in_pool", counted)
-        monkeypatch.setattr(loading._Job, "_finish", decoded)
+        monkeypatch.setattr(jobs.Job, "_in_pool", counted)
+        monkeypatch.setattr(jobs.Job, "_finish", decoded)
 
 
 async def test_a_jpeg_of_the_request_takes_one_turn_in_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,12 +186,12 @@ async def test_a_jpeg_of_the_request_takes_one_turn_in_the_pool(monkeypatch: pyt
 async def test_a_jpeg_that_cannot_be_decoded_at_once_waits_like_others(monkeypatch, why: str) -> None:
     turns = Turns(monkeypatch)
     source = JPEG
-    async with loader(**({"decoded_budget_bytes": loading.AT_ONCE - 1} if why == "memory" else {})) as media:
+    async with loader(**({"decoded_budget_bytes": jobs.AT_ONCE - 1} if why == "memory" else {})) as media:
         held = []
         if why == "slots":
             held = [await media._places.slots.acquire() for _ in range(media.num_slots)]
         elif why == "size":
-            monkeypatch.setattr(loading, "AT_ONCE", 1000)
+            monkeypatch.setattr(jobs, "AT_ONCE", 1000)
         elif why == "kind":
             source = JPEG.replace("image/jpeg", "application/octet-stream")
         job = asyncio.create_task(media.load([MediaRef("image", source)]))
@@ -409,7 +409,7 @@ async def test_one_bad_item_ends_the_others_and_is_named() -> None:
 async def test_hits_need_no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     async with loader() as media:
         (first,) = await media.load([MediaRef("image", IMAGE)], scope=b"a")
-        monkeypatch.setattr(loading._Job, "_decode", None)
+        monkeypatch.setattr(jobs.Job, "_decode", None)
         (second,) = await media.load([MediaRef("image", IMAGE)], scope=b"a")
         assert second is first
         with pytest.raises(TypeError):
@@ -442,13 +442,13 @@ async def test_digests_differ_between_processes() -> None:
 async def test_too_many_requests_at_once_are_told_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     async with loader(max_media_waiting=2) as media:
         gate = asyncio.Event()
-        real = loading._Job._load
+        real = jobs.Job._load
 
         async def waiting(job):
             await gate.wait()
             return await real(job)
 
-        monkeypatch.setattr(loading._Job, "_load", waiting)
+        monkeypatch.setattr(jobs.Job, "_load", waiting)
         tasks = [asyncio.create_task(media.load([MediaRef("image", IMAGE)])) for _ in range(2)]
         await asyncio.sleep(0)
         error = await refusal(media, MediaRef("image", IMAGE))
@@ -464,14 +464,14 @@ class Stuck:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.started = threading.Event()
         self.let_go = threading.Event()
-        real = loading._Job._finish
+        real = jobs.Job._finish
 
         def finish(job, opened, digest, alarm):
             self.started.set()
             self.let_go.wait(10)
             return real(job, opened, digest, alarm)
 
-        monkeypatch.setattr(loading._Job, "_finish", finish)
+        monkeypatch.setattr(jobs.Job, "_finish", finish)
 
 
 @pytest.mark.parametrize("source", [IMAGE, JPEG])

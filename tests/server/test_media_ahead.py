@@ -9,7 +9,7 @@ import pytest
 
 from mm.errors import MediaError, invalid
 from mm.item import MediaRef
-from mm.load import _Job
+from mm.job import Job
 from server.media_ahead import MediaAhead
 from server.render.chat import Renderer
 from server.render.messages import LOOKED_AT
@@ -195,7 +195,7 @@ async def test_a_picture_is_in_the_pool_before_the_template(client, monkeypatch,
 
         monkeypatch.setattr(owner, name, run)
 
-    noted(_Job, "_unpack")
+    noted(Job, "_unpack")
     noted(Renderer, "_render")
     with ThreadPoolExecutor(1) as pool:
         monkeypatch.setattr(client.state.renderer, "_pool", pool)

@@ -1,0 +1,298 @@
+"""Job: a media item of a request on its way through the stages check, fetch, unpack, open, reserve, decode, process.
+
+Owner: loop; unpacking, decoding and processing run in the pool. In: a MediaRef. Out: its Processed item, or a
+MediaError that names the item. MediaLoader makes the jobs of a request and runs them together.
+
+    loop   URL text | fetch |              | cache? slot |        | reserve |
+    pool                    | unpack, hash |             | header |         | decode, process
+
+A JPEG in a data: URL, most of what comes, finds a slot and enough memory taken before its header is read, where nobody
+has to wait for either, and goes through the pool in one turn.
+
+    loop   URL text | slot, reserve |                                              | cache
+    pool                            | unpack, hash, header; new? decode, process |
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from engine.request import Modality
+from mm.cache import ProcessorCache
+from mm.decode.alarm import Alarm, too_complex
+from mm.decode.magic import agrees, as_audio, sniff
+from mm.decode.spare import Lend, SparePages, give_back
+from mm.errors import MediaError, busy, invalid, not_allowed, too_large, unsupported
+from mm.fetch import Fetcher
+from mm.item import MediaRef, Processed
+from mm.limits import MediaLimits
+from mm.open import OPENERS, Encoded, Opened
+from mm.place import MediaRequest, Place, Places
+from mm.processors.base import Processor
+from mm.sources import Embedded, decode_base64, invalid_data_url, parse_base64, parse_data_url
+
+T = TypeVar("T")
+SOON_S = 0.005  # by when a picture that has been decoded is with the engine
+DIGEST_BYTES = 16
+AT_ONCE = 48 << 20  # bytes taken ahead of a JPEG's header: a picture of 1080p, and what it takes to decode it
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """What all jobs of a server share."""
+
+    limits: MediaLimits
+    processor: Processor
+    pool: concurrent.futures.Executor
+    fetcher: Fetcher
+    cache: ProcessorCache
+    places: Places
+    key: bytes  # of digests
+    spare: SparePages
+    lend: Lend
+
+
+@dataclass(frozen=True, slots=True)
+class Unpacked:
+    """Encoded bytes, what they are, and their name; of a JPEG the header too, which costs neither time nor memory."""
+
+    data: bytes
+    container: str
+    digest: bytes
+    opened: Opened | None = None
+
+
+class Job:
+    """One item on its way through the stages."""
+
+    def __init__(self, shared: Shared, request: MediaRequest, ref: MediaRef) -> None:
+        self._shared = shared
+        self._request = request
+        self._ref = ref
+        self._modality: Modality = ref.modality
+        self._source: Embedded | bytes | str | None = None
+        self._processor = shared.processor
+        self._settings = self._processor.settings(self._modality, request.options)
+        self._timeout = shared.limits.decode_timeout(self._modality)
+        self._held = 0  # fetched bytes that count against the budget while this item is in work
+        self._lent = False  # its pixels lie in borrowed memory
+
+    def check_source(self) -> None:
+        """All that the reference's text can tell, before any I/O."""
+        try:
+            self._source = self._parsed()
+        except MediaError as error:
+            error.param = error.param or self._ref.param
+            raise
+
+    async def run(self) -> Processed:
+        try:
+            return await self._load()
+        except MediaError as error:
+            error.param = error.param or self._ref.param
+            error.__context__ = None  # frames hold the pixels that could not be decoded, and futures the frames
+            raise error.with_traceback(None) from None
+        finally:
+            self._shared.places.budget.release(self._held)
+
+    def _receive(self, size: int, status: int) -> None:
+        """Count bytes as they are fetched: for the request, and for the memory of the whole server."""
+        self._request.receive(size, status)
+        if not self._shared.places.budget.take(size):
+            raise busy("too much media is in memory; try again shortly")
+        self._held += size
+
+    def _parsed(self) -> Embedded | bytes | str | None:
+        source, limits = self._ref.source, self._shared.limits
+        if source is None:
+            return None
+        if isinstance(source, bytes):
+            self._check_size(len(source))
+            return source
+        if source[:5].lower() == "data:":
+            if "data" not in limits.media_schemes:
+                raise not_allowed()
+            embedded = parse_data_url(source)
+        elif self._ref.format is not None:
+            embedded = parse_base64(source)
+        else:
+            self._shared.fetcher.check(source)
+            return source
+        self._check_size(embedded.size)
+        return embedded
+
+    def _check_size(self, size: int) -> None:
+        most = self._shared.limits.max_bytes(self._modality)
+        if size > most:
+            raise too_large(f"the {self._modality} has {size} bytes; at most {most} are allowed")
+        if size == 0:
+            raise invalid(f"the {self._modality} is empty")
+        self._request.receive(size)
+
+    async def _load(self) -> Processed:
+        cache, scope = self._shared.cache, self._request.scope
+        name = self._name()
+        if self._source is None:
+            known = cache.named(scope, name) if name else None
+            if known is None:
+                raise MediaError(400, "media_unknown", "no media was uploaded under this uuid; send the data with it")
+            return known
+        source: Any = self._source
+        if isinstance(source, str):
+            source = await self._shared.fetcher.fetch(source, self._modality, self._receive)
+        unpacked, fresh = await self._unpacked(source)
+        key = (scope, unpacked.digest)
+        processed = cache.get(key)
+        if processed is None:
+            processed = fresh or await self._decode(unpacked)
+            cache.put(key, processed)
+        if name:
+            cache.name(name, key)
+        return processed
+
+    async def _unpacked(self, source: Embedded | bytes) -> tuple[Unpacked, Processed | None]:
+        """What came, and what it is decoded if that took no second turn in the pool."""
+        alarm, place = Alarm(self._timeout), None
+        if isinstance(source, Embedded) and source.mime in ("image/jpeg", "image/jpg"):
+            place = await self._shared.places.take_now(self._request, AT_ONCE)
+        if place is None:
+            self._request.tell(None)
+            return await self._in_pool(alarm, self._unpack, source, alarm), None
+        try:
+            loop = asyncio.get_running_loop()
+            unpacked, processed = await self._in_pool(alarm, self._at_once, source, alarm, loop, place=place)
+            if processed is not None and unpacked.opened is not None:
+                self._note(processed, unpacked.opened, place)
+            return unpacked, processed
+        finally:
+            place.leave()
+
+    def _at_once(
+        self, source: Embedded, alarm: Alarm, loop: asyncio.AbstractEventLoop
+    ) -> tuple[Unpacked, Processed | None]:
+        """Unpacks, and decodes what is new and not too large for the place taken (pool)."""
+        unpacked = self._unpack(source, alarm)
+        opened = unpacked.opened
+        if (
+            opened is None
+            or self._cost(opened) > AT_ONCE
+            or self._shared.cache.holds((self._request.scope, unpacked.digest))
+        ):
+            loop.call_soon_threadsafe(self._request.tell, None)
+            return unpacked, None
+        item = opened.item_to_be()
+        foretold = None if item is None else self._processor.process(item, unpacked.digest, self._request.options)
+        loop.call_soon_threadsafe(self._request.tell, foretold)
+        alarm.begin()  # decoding has its own time
+        if foretold is None:
+            return unpacked, self._finish(opened, unpacked.digest, alarm)
+        opened.decode(alarm)
+        alarm.check()
+        return unpacked, foretold
+
+    def _cost(self, opened: Opened) -> int:
+        return opened.cost + self._processor.cost(self._modality, opened.size)
+
+    def _note(self, processed: Processed, opened: Opened, place: Place) -> None:
+        """A decoded item's bytes are the request's now; the next picture gets the memory that this one had, or more."""
+        place.keep(processed.nbytes)
+        # A device that scales gets pixels, and caches keep them: the next ones need new memory.
+        pixels_stay = self._modality == "image" and self._processor.picture_bytes
+        if self._lent:
+            self._soon(give_back, processed)
+        elif pixels_stay and self._shared.spare.wants(opened.size):
+            self._soon(self._shared.spare.fill, opened.size)
+
+    def _soon(self, work: Callable[..., None], *args: Any) -> None:
+        """Work for the pool that nobody waits for: not while the request that brings it is on its way to the engine."""
+
+        def submit() -> None:
+            with contextlib.suppress(RuntimeError):  # the pool has been shut down
+                self._shared.pool.submit(work, *args)
+
+        asyncio.get_running_loop().call_later(SOON_S, submit)
+
+    def _name(self) -> bytes:
+        """The uuid within this caller's own uploads; without a scope there is no caller to tell apart."""
+        if self._ref.uuid is None or not self._request.scope:
+            return b""
+        return b"\0".join((self._modality.encode(), self._settings, self._ref.uuid.encode()))
+
+    def _unpack(self, source: Embedded | bytes, alarm: Alarm) -> Unpacked:
+        """Decode base64, recognise the format, hash (pool)."""
+        data = decode_base64(source) if isinstance(source, Embedded) else source
+        container = sniff(data)
+        if self._modality == "audio":
+            container = as_audio(container)
+        formats = self._shared.limits.formats(self._modality)
+        if container not in formats:
+            raise unsupported(f"the {self._modality} is {container or 'of no known format'}; send {', '.join(formats)}")
+        if isinstance(source, Embedded) and source.mime and not agrees(source.mime, container, self._modality):
+            raise invalid_data_url(f"the data: URL says {source.mime[:64]}; its content is {container}")
+        digest = hashlib.sha256(self._shared.key)  # which processors have instructions for: half of blake2b's time
+        for piece in (self._request.scope, self._modality.encode(), self._settings, data):
+            digest.update(len(piece).to_bytes(8, "little"))
+            digest.update(piece)
+        unpacked = Unpacked(data, container, digest.digest()[:DIGEST_BYTES])
+        return replace(unpacked, opened=self._open(unpacked, alarm)) if container == "jpeg" else unpacked
+
+    async def _decode(self, unpacked: Unpacked) -> Processed:
+        place = await self._shared.places.take(self._request)
+        try:
+            alarm, opened = Alarm(self._timeout), unpacked.opened
+            if opened is None:
+                opened = await self._in_pool(alarm, self._open, unpacked, alarm, place=place)
+            await place.reserve(self._cost(opened), self._timeout)
+            alarm = Alarm(self._timeout)
+            processed = await self._in_pool(alarm, self._finish, opened, unpacked.digest, alarm, place=place)
+            self._note(processed, opened, place)
+            return processed
+        finally:
+            place.leave()
+
+    def _open(self, unpacked: Unpacked, alarm: Alarm) -> Opened:
+        """Read the header only (pool)."""
+        limits, options = self._shared.limits, self._request.options
+        encoded = Encoded(unpacked.data, unpacked.container, limits, self._processor, options, self._borrow)
+        return OPENERS[self._modality](encoded, alarm)
+
+    def _borrow(self, size: int) -> np.ndarray:
+        """uint8 [size] for the pixels, where this item needs them once at most (pool)."""
+        room = self._shared.lend(size) if self._processor.picture_bytes else None
+        self._lent = room is not None
+        return self._shared.spare.take(size) if room is None else room
+
+    def _finish(self, opened: Opened, digest: bytes, alarm: Alarm) -> Processed:
+        """Decode and process (pool)."""
+        item = opened.decode(alarm)
+        alarm.check()
+        return self._processor.process(item, digest, self._request.options)
+
+    async def _in_pool(self, alarm: Alarm, work: Callable[..., T], *args: Any, place: Place | None = None) -> T:
+        """Run work in the pool; when its time is over or nobody waits, it is told to stop and not waited for."""
+
+        def begun() -> T:
+            alarm.begin()
+            return work(*args)
+
+        running = self._shared.pool.submit(begun)
+        if place is not None:
+            place.running = running
+        result = asyncio.wrap_future(running)
+        try:
+            while not result.done():
+                if (remaining := alarm.remaining()) <= 0:
+                    raise too_complex()
+                await asyncio.wait((result,), timeout=remaining)
+            return result.result()
+        finally:
+            alarm.trip()
+            result.cancel()  # without effect on work that has begun; its place is held until it ends

@@ -1,0 +1,106 @@
+"""Openers: a file's header read, and from it the bytes that decoding needs and the way to decode.
+
+Pool only. In: an Encoded file whose container is known. Out: Opened, or the MediaError that refuses the file. OPENERS
+has one opener per modality; a new modality adds its opener there. Codec libraries are imported where they are used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.request import Modality
+from mm.decode.alarm import Alarm
+from mm.decode.frames import FilmPlan
+from mm.decode.words import WORD, Take
+from mm.item import MediaItem, MediaOptions
+from mm.limits import MediaLimits
+from mm.processors.base import Processor
+from mm.transform.image import Scale
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """An encoded file of one request, and what its opener may ask."""
+
+    data: bytes
+    container: str  # a word of the `*_formats` limits
+    limits: MediaLimits
+    processor: Processor
+    options: MediaOptions
+    take: Take  # memory for a picture's pixels
+
+
+def _unknown() -> None:
+    """Most files tell their item only when they are decoded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A file whose header was read: bytes it needs at most, bytes of its decoded form, and how to decode it.
+
+    `item_to_be` gives what `decode` will return where that is known, its pixels not filled yet.
+    """
+
+    cost: int
+    size: int
+    decode: Callable[[Alarm], MediaItem]
+    item_to_be: Callable[[], MediaItem | None] = _unknown
+
+
+def open_image(encoded: Encoded, alarm: Alarm) -> Opened:
+    """A picture, scaled as the processor plans, or unscaled where the processor's device scales."""
+    from mm.decode.image import ImageFile
+
+    processor, options, take = encoded.processor, encoded.options, encoded.take
+    picture = ImageFile(encoded.data, encoded.container, encoded.limits)
+
+    def scale(height: int, width: int) -> Scale:
+        return processor.plan_image(height, width, options)
+
+    def unscaled(pixels: np.ndarray) -> MediaItem:
+        return MediaItem("image", pixels, scale=scale(*pixels.shape[:2]))
+
+    def to_be() -> MediaItem | None:
+        pixels = picture.whole_to_be(take)
+        return None if pixels is None else unscaled(pixels)
+
+    size = picture.height * picture.width * WORD
+    if size <= processor.picture_bytes:
+        return Opened(picture.cost + size, size, lambda _: unscaled(picture.decode_whole(take)), to_be)
+    size = scale(picture.height, picture.width).pixels * 3
+    return Opened(picture.cost + size, size, lambda _: MediaItem("image", picture.decode(scale, take)))
+
+
+def open_audio(encoded: Encoded, alarm: Alarm) -> Opened:
+    """A sound file, or the sound of a film."""
+    from mm.decode.audio import SoundFile
+
+    track = SoundFile(encoded.data, encoded.container, encoded.limits)
+    return Opened(track.cost, track.cost // 2, lambda alarm: MediaItem("audio", track.decode(alarm)))
+
+
+def open_video(encoded: Encoded, alarm: Alarm) -> Opened:
+    """A film's kept frames, and its sound where the request wants it heard."""
+    from mm.decode.video import FilmFile
+
+    limits, options, processor = encoded.limits, encoded.options, encoded.processor
+
+    def planner(num_frames: int, fps: float, height: int, width: int) -> FilmPlan:
+        return processor.plan_film(num_frames, fps, height, width, options, limits)
+
+    film = FilmFile(encoded.data, encoded.container, limits, planner, alarm)
+    heard = options.use_audio_in_video and "audio" in processor.modalities
+
+    def decode(alarm: Alarm) -> MediaItem:
+        sound = film.sound(alarm) if heard else None
+        return MediaItem("video", film.decode(alarm), film.plan.seconds_per_frame, sound)
+
+    cost = film.cost + (film.sound_cost if heard else 0)
+    return Opened(cost, film.plan.pixels * 3, decode)
+
+
+Opener = Callable[[Encoded, Alarm], Opened]
+OPENERS: dict[Modality, Opener] = {"image": open_image, "audio": open_audio, "video": open_video}
