@@ -164,7 +164,7 @@ class Job:
         if isinstance(source, Embedded) and source.mime in ("image/jpeg", "image/jpg"):
             place = await self._shared.places.take_now(self._request, AT_ONCE)
         if place is None:
-            self._request.tell(None)
+            self._request.report_decoding()
             return await self._in_pool(alarm, self._unpack, source, alarm), None
         try:
             loop = asyncio.get_running_loop()
@@ -181,22 +181,15 @@ class Job:
         """Unpacks, and decodes what is new and not too large for the place taken (pool)."""
         unpacked = self._unpack(source, alarm)
         opened = unpacked.opened
+        loop.call_soon_threadsafe(self._request.report_decoding)
         if (
             opened is None
             or self._cost(opened) > AT_ONCE
             or self._shared.cache.holds((self._request.scope, unpacked.digest))
         ):
-            loop.call_soon_threadsafe(self._request.tell, None)
             return unpacked, None
-        item = opened.item_to_be()
-        foretold = None if item is None else self._processor.process(item, unpacked.digest, self._request.options)
-        loop.call_soon_threadsafe(self._request.tell, foretold)
         alarm.begin()  # decoding has its own time
-        if foretold is None:
-            return unpacked, self._finish(opened, unpacked.digest, alarm)
-        opened.decode(alarm)
-        alarm.check()
-        return unpacked, foretold
+        return unpacked, self._finish(opened, unpacked.digest, alarm)
 
     def _cost(self, opened: Opened) -> int:
         return opened.cost + self._processor.cost(self._modality, opened.size)

@@ -82,27 +82,26 @@ class MediaLoader:
         *,
         options: MediaOptions | None = None,
         scope: bytes = b"",
-        read: asyncio.Future[Processed | None] | None = None,
+        decoding: asyncio.Future[None] | None = None,
     ) -> list[Processed]:
         """Load all items of one request; `scope` names the caller (key and salt) for cache and uuids.
 
-        `read` is done when a first item has been unpacked and its decoder begins; at once where others load, too, or
-        nobody knows when that will be. Its result is what the only item will be, if that can be told: all is there but
-        the pixels.
+        `decoding` is done when a first item has been unpacked and its decoder begins; at once where other requests load
+        media too, or the loader does not know when that will be.
         """
         if not refs:
             return []
         self._check_counts(refs)
         if self._requests >= self.limits.max_media_waiting:
             raise busy(f"{self._requests} requests are loading media; try again shortly")
-        request = MediaRequest(self.limits, options or self.options, scope, read, len(refs))
+        request = MediaRequest(self.limits, options or self.options, scope, decoding)
         shared = self._shared()
         jobs = [Job(shared, request, ref) for ref in refs]
         for job in jobs:
             job.check_source()
         self._requests += 1
-        if self._requests > 1:  # whoever waits would get its next turn in the pool behind all others' media
-            request.tell(None)
+        if self._requests > 1:  # a text that waited would get its turn in the pool behind all others' media
+            request.report_decoding()
         try:
             if len(jobs) == 1:
                 return [await jobs[0].run()]

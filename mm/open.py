@@ -33,21 +33,13 @@ class Encoded:
     take: Take  # memory for a picture's pixels
 
 
-def _unknown() -> None:
-    """Most files tell their item only when they are decoded."""
-
-
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A file whose header was read: bytes it needs at most, bytes of its decoded form, and how to decode it.
-
-    `item_to_be` gives what `decode` will return where that is known, its pixels not filled yet.
-    """
+    """A file whose header was read: bytes it needs at most, bytes of its decoded form, and how to decode it."""
 
     cost: int
     size: int
     decode: Callable[[Alarm], MediaItem]
-    item_to_be: Callable[[], MediaItem | None] = _unknown
 
 
 def open_image(encoded: Encoded, alarm: Alarm) -> Opened:
@@ -63,13 +55,9 @@ def open_image(encoded: Encoded, alarm: Alarm) -> Opened:
     def unscaled(pixels: np.ndarray) -> MediaItem:
         return MediaItem("image", pixels, scale=scale(*pixels.shape[:2]))
 
-    def to_be() -> MediaItem | None:
-        pixels = picture.whole_to_be(take)
-        return None if pixels is None else unscaled(pixels)
-
     size = picture.height * picture.width * WORD
     if size <= processor.picture_bytes:
-        return Opened(picture.cost + size, size, lambda _: unscaled(picture.decode_whole(take)), to_be)
+        return Opened(picture.cost + size, size, lambda _: unscaled(picture.decode_whole(take)))
     size = scale(picture.height, picture.width).pixels * 3
     return Opened(picture.cost + size, size, lambda _: MediaItem("image", picture.decode(scale, take)))
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from mm.budget import Budget
 from mm.errors import busy, too_large
-from mm.item import MediaOptions, Processed
+from mm.item import MediaOptions
 from mm.limits import MediaLimits
 
 
@@ -28,23 +28,21 @@ class MediaRequest:
         limits: MediaLimits,
         options: MediaOptions,
         scope: bytes,
-        read: asyncio.Future[Processed | None] | None = None,
-        num_items: int = 1,
+        decoding: asyncio.Future[None] | None = None,
     ) -> None:
         self.options = options
         self.scope = scope
-        self._read = read
-        self._num_items = num_items
+        self._decoding = decoding
         self.kept = 0  # reserved for finished items, until the request has been handed on
         self._limits = limits
         self._encoded = 0
         self._working = 0
         self._finished = asyncio.Event()
 
-    def tell(self, foretold: Processed | None) -> None:
-        """A first item has been unpacked, or nobody knows when one will be; and what the only one will be (loop)."""
-        if self._read is not None and not self._read.done():
-            self._read.set_result(foretold if self._num_items == 1 else None)
+    def report_decoding(self) -> None:
+        """A first item has been unpacked and its decoder begins, or that moment is unknown (loop)."""
+        if self._decoding is not None and not self._decoding.done():
+            self._decoding.set_result(None)
 
     def receive(self, size: int, status: int = 400) -> None:
         """Count encoded bytes as they are promised or arrive."""

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from engine.request import Modality, Request
-from mm.item import MediaOptions, Processed
+from mm.item import MediaOptions
 from mm.splice import Spliced, splice
 from server.errors import ApiError, context_length
 from server.http.exchange import Exchange
@@ -49,12 +49,8 @@ async def prepare(
 ) -> Job:
     """Media, placeholders and lengths of one prompt. Raises ApiError, RenderError or MediaError."""
     ahead = ahead or media_ahead(exchange, salt)
-    foretold = ahead.foretold(prompt.media)
-    spliced = await with_media(exchange.state, prompt, ahead, foretold)
-    job = job_of(exchange, prompt, spliced, asked, salt=salt, priority=priority, param=param)
-    if foretold is not None:
-        await ahead.load(prompt.media)
-    return job
+    spliced = await with_media(exchange.state, prompt, ahead)
+    return job_of(exchange, prompt, spliced, asked, salt=salt, priority=priority, param=param)
 
 
 def scope_of(exchange: Exchange, salt: str) -> bytes:
@@ -99,12 +95,10 @@ def job_of(
     return Job(prompt, request, spliced.counts)
 
 
-async def with_media(
-    state: AppState, prompt: Prompt, ahead: MediaAhead, foretold: list[Processed] | None = None
-) -> Spliced:
-    """The prompt with its placeholders widened, to what is loaded or `foretold`; unchanged when it has none."""
+async def with_media(state: AppState, prompt: Prompt, ahead: MediaAhead) -> Spliced:
+    """The prompt with its placeholders widened to the loaded items; unchanged when it has none."""
     if not prompt.media:
         return Spliced(prompt.token_ids, (), None, 0, {})
     assert state.media is not None, "the renderer refuses media that the model does not take"
-    processed = await ahead.load(prompt.media) if foretold is None else foretold
+    processed = await ahead.load(prompt.media)
     return splice(prompt.token_ids, prompt.slots, processed, state.media.processor)

@@ -3,8 +3,7 @@
 Owner: loop. Only what came with the request begins so early: nothing is fetched for one that may yet be refused. The
 text waits until a first decoder is at work, which needs no interpreter: a template holds it, and each time that base64
 or a hash would have it back beside one they wait for half a millisecond. Leaving (`async with`) ends what nobody awaits
-any more; the error of a text that cannot be rendered comes first, as if the media had waited. A picture's header tells
-how many tokens it takes and where: so a prompt is put together while its pixels are decoded (`foretold`).
+any more; the error of a text that cannot be rendered comes first, as if the media had waited.
 
     loop   | glance at the messages | begin             | render           | splice | load: awaits it
     pool                                    | base64, hash | decode ...
@@ -34,7 +33,6 @@ class MediaAhead:
         self._options = options
         self._begun: Sequence[MediaRef] = ()
         self._loading: asyncio.Task[list[Processed]] | None = None
-        self._foretold: Processed | None = None
 
     async def begin(self, refs: Sequence[MediaRef]) -> None:
         """Loads what the messages were seen to hold, in order; a first decoder is at work when this returns.
@@ -44,22 +42,14 @@ class MediaAhead:
         if refs and self._loader is not None and all(ref.embedded for ref in refs):
             self._begun = tuple(refs)
             loop = asyncio.get_running_loop()
-            read: asyncio.Future[Processed | None] = loop.create_future()
-            self._loading = loop.create_task(self._load(refs, read))
-            self._loading.add_done_callback(partial(_over, read))
-            self._foretold = await read
+            decoding: asyncio.Future[None] = loop.create_future()
+            self._loading = loop.create_task(self._load(refs, decoding))
+            self._loading.add_done_callback(partial(_loaded, decoding))
+            await decoding
 
-    def foretold(self, refs: Sequence[MediaRef]) -> list[Processed] | None:
-        """What `load` will return, if that is known: all but the pixels, which are there when `load` has returned."""
-        if self._foretold is None or self._begun != tuple(refs):
-            return None
-        return [self._foretold]
-
-    async def _load(
-        self, refs: Sequence[MediaRef], read: asyncio.Future[Processed | None] | None = None
-    ) -> list[Processed]:
+    async def _load(self, refs: Sequence[MediaRef], decoding: asyncio.Future[None] | None = None) -> list[Processed]:
         assert self._loader is not None, "the renderer refuses media that the model does not take"
-        return await self._loader.load(refs, options=self._options, scope=self._scope, read=read)
+        return await self._loader.load(refs, options=self._options, scope=self._scope, decoding=decoding)
 
     async def load(self, refs: Sequence[MediaRef]) -> list[Processed]:
         """The prompt's items; begun already if they are those seen."""
@@ -79,7 +69,7 @@ class MediaAhead:
             await asyncio.gather(loading, return_exceptions=True)
 
 
-def _over(read: asyncio.Future[Processed | None], _: object) -> None:
-    """Nothing more will be told of items that have been loaded, or have failed."""
-    if not read.done():
-        read.set_result(None)
+def _loaded(decoding: asyncio.Future[None], _: object) -> None:
+    """The loading is over or has failed: nobody needs to wait for a decoder to begin."""
+    if not decoding.done():
+        decoding.set_result(None)

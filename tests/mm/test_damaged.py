@@ -17,7 +17,7 @@ from mm.errors import MediaError
 from mm.item import MediaRef
 from mm.load import MediaLoader
 from tests.mm import made
-from tests.mm.test_load import foretelling
+from tests.mm.test_load import scaling
 
 WHOLE = made.picture(made.noise(60, 80), "JPEG")
 
@@ -53,12 +53,12 @@ async def test_memory_lent_comes_back_with_the_error(
         monkeypatch.setattr(jobs, "AT_ONCE", 1000)
     cut = [WHOLE[: len(WHOLE) // 2 + more] for more in range(count)]
     refs = [MediaRef("image", made.data_url(data, "image/jpeg")) for data in cut]
-    async with foretelling() as media:
+    async with scaling() as media:
         lent = lent_by(media)
-        read = asyncio.get_running_loop().create_future()
+        decoding = asyncio.get_running_loop().create_future()
         with pytest.raises(MediaError, match="cut short") as caught:
-            await media.load(refs, read=read)
-        del caught, read
+            await media.load(refs, decoding=decoding)
+        del caught, decoding
         await asyncio.sleep(0.05)  # for decoders whose neighbour's error came first
         assert lent
         assert [room() for room in lent if room() is not None] == []
@@ -72,7 +72,7 @@ async def test_memory_lent_comes_back_from_a_decoder_that_nobody_waits_for(
     monkeypatch.setattr(ImageFile, "decode_whole", lambda *args: (begun.set(), go.wait(5), decode(*args))[2])
     if not at_once:
         monkeypatch.setattr(jobs, "AT_ONCE", 1000)
-    async with foretelling() as media:
+    async with scaling() as media:
         lent = lent_by(media)
         job = asyncio.create_task(media.load([MediaRef("image", made.data_url(WHOLE, "image/jpeg"))]))
         await asyncio.to_thread(begun.wait, 5)

@@ -21,7 +21,6 @@ from mm.item import MediaOptions, MediaRef
 from mm.limits import MediaLimits
 from mm.load import MediaLoader
 from mm.processors.registry import processor_for
-from mm.transform.image import Scale
 from tests.mm import made
 
 EMBEDDED = Path(__file__).parents[2] / "server" / "embedded"
@@ -57,7 +56,7 @@ async def loader(**limits: object) -> AsyncIterator[MediaLoader]:
 
 
 @asynccontextmanager
-async def foretelling(picture_bytes: int = 60 * 80 * 4) -> AsyncIterator[MediaLoader]:
+async def scaling(picture_bytes: int = 60 * 80 * 4) -> AsyncIterator[MediaLoader]:
     """A loader for a device that scales."""
     async with loader() as media:
         media.processor = processor_for(OMNI, EMBEDDED, RAW, picture_bytes=picture_bytes)
@@ -93,7 +92,7 @@ async def test_items_come_back_in_order() -> None:
 
 
 async def test_pictures_stay_as_they_were_decoded_where_a_device_scales_them() -> None:
-    async with foretelling() as media:
+    async with scaling() as media:
         (whole,), (upright,) = (
             await media.load([MediaRef("image", IMAGE)]),
             await media.load([MediaRef("image", TURNED)]),
@@ -204,64 +203,35 @@ async def test_a_jpeg_that_cannot_be_decoded_at_once_waits_like_others(monkeypat
         assert (turns.count, turns.decoded) == (2, 1)
 
 
-@pytest.mark.parametrize("broken", [False, True])
-async def test_a_jpeg_is_foretold_before_its_pixels_are_there(monkeypatch: pytest.MonkeyPatch, broken: bool) -> None:
-    data, go = made.picture(made.noise(60, 80), "JPEG"), threading.Event()
-    decode = ImageFile.decode_whole
-    monkeypatch.setattr(ImageFile, "decode_whole", lambda *args: (go.wait(5), decode(*args))[1])
-    async with foretelling() as media:
-        read = asyncio.get_running_loop().create_future()
-        source = made.data_url(data[: len(data) // 2] if broken else data, "image/jpeg")
-        job = asyncio.create_task(media.load([MediaRef("image", source)], read=read))
-        item = await read
-        assert item is not None
-        (part,) = item.parts
-        assert part.num_tokens * 4 == part.features["grid_thw"].prod()
-        assert not job.done()
-        go.set()
-        if broken:
-            with pytest.raises(MediaError, match="cut short"):
-                await job
-            assert len(media.cache) == 0
-            return
-        assert await job == [item]
-        wanted = ImageFile(data, "jpeg", media.limits).decode(Scale)
-        np.testing.assert_array_equal(part.features["pixels"][0, ..., :3], wanted)
-
-
-async def test_nobody_waits_to_be_told_while_others_load(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_first_decoder_at_work_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     go, decode = threading.Event(), ImageFile.decode_whole
     monkeypatch.setattr(ImageFile, "decode_whole", lambda *args: (go.wait(5), decode(*args))[1])
-    async with foretelling() as media:
-        reads = [asyncio.get_running_loop().create_future() for _ in range(2)]
-        first = asyncio.create_task(media.load([MediaRef("image", JPEG)], read=reads[0]))
-        assert await reads[0] is not None
-        second = asyncio.create_task(media.load([MediaRef("image", JPEG)], scope=b"b", read=reads[1]))
-        assert await reads[1] is None
+    async with scaling() as media:
+        reports = [asyncio.get_running_loop().create_future() for _ in range(2)]
+        first = asyncio.create_task(media.load([MediaRef("image", JPEG)], decoding=reports[0]))
+        await reports[0]
+        second = asyncio.create_task(media.load([MediaRef("image", JPEG)], scope=b"b", decoding=reports[1]))
+        await reports[1]  # at once: another request loads media
+        assert not first.done()
+        assert not second.done()
         go.set()
         await asyncio.gather(first, second)
 
 
-@pytest.mark.parametrize("why", ["kind", "turned", "scaled", "known", "two", "no slot", "damaged header"])
-async def test_nothing_is_foretold_where_only_decoding_tells(why: str) -> None:
-    source = {"kind": IMAGE, "turned": TURNED, "damaged header": JPEG[: len("data:image/jpeg;base64,") + 400]}
-    refs = [MediaRef("image", source.get(why, JPEG))] * (2 if why == "two" else 1)
-    async with foretelling(1000 if why == "scaled" else 60 * 80 * 4) as media:
-        read, held = asyncio.get_running_loop().create_future(), 0
+@pytest.mark.parametrize("why", ["kind", "turned", "scaled", "known", "two", "no slot"])
+async def test_a_text_never_waits_for_a_decoder_that_has_no_slot_or_is_not_needed(why: str) -> None:
+    refs = [MediaRef("image", {"kind": IMAGE, "turned": TURNED}.get(why, JPEG))] * (2 if why == "two" else 1)
+    async with scaling(1000 if why == "scaled" else 60 * 80 * 4) as media:
+        decoding, held = asyncio.get_running_loop().create_future(), 0
         if why == "known":
             await media.load(refs)
         while why == "no slot" and not media._places.slots.locked():
             held += await media._places.slots.acquire()
-        job = asyncio.create_task(media.load(refs, read=read))
-        job.add_done_callback(lambda _: read.done() or read.set_result(None))
-        assert await read is None
+        job = asyncio.create_task(media.load(refs, decoding=decoding))
+        await decoding
         for _ in range(held):
             media._places.slots.release()
-        if why == "damaged header":
-            with pytest.raises(MediaError):
-                await job
-        else:
-            assert len(await job) == len(refs)
+        assert len(await job) == len(refs)
 
 
 async def test_a_damaged_jpeg_leaves_its_place() -> None:

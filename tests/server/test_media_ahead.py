@@ -1,8 +1,6 @@
 """Embedded media begin to load before the text is rendered; nothing is fetched early, and nothing is left running."""
 
 import asyncio
-import gc
-import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -27,14 +25,14 @@ class Loader:
     """Stands for MediaLoader: notes what it is asked, and answers when it may."""
 
     def __init__(self):
-        self.asked, self.ended, self.error, self.foretold = [], 0, None, None
+        self.asked, self.ended, self.error = [], 0, None
         self.begun, self.go = asyncio.Event(), asyncio.Event()
 
-    async def load(self, refs, *, options, scope, read=None):
+    async def load(self, refs, *, options, scope, decoding=None):
         self.asked.append((list(refs), options, scope))
         self.begun.set()
-        if read is not None:
-            read.set_result(self.foretold)
+        if decoding is not None:
+            decoding.set_result(None)
         try:
             await self.go.wait()
         finally:
@@ -52,19 +50,6 @@ async def test_embedded_media_load_before_they_are_asked_for_and_once():
         loader.go.set()
         assert await ahead.load([HERE, SOUND]) == ["processed image", "processed audio"]
     assert len(loader.asked) == loader.ended == 1
-
-
-async def test_what_is_foretold_is_told_of_the_same_items_only():
-    loader = Loader()
-    loader.foretold = "foretold image"
-    async with MediaAhead(loader, b"", None) as ahead:
-        assert ahead.foretold([HERE]) is None
-        await ahead.begin([HERE])
-        assert ahead.foretold([HERE]) == ["foretold image"]
-        assert ahead.foretold([HERE, SOUND]) is None
-        loader.go.set()
-        assert await ahead.load([HERE]) == ["processed image"]
-    assert len(loader.asked) == 1
 
 
 @pytest.mark.parametrize("refs", [[AWAY], [HERE, AWAY], [KNOWN], []])
@@ -203,30 +188,3 @@ async def test_a_picture_is_in_the_pool_before_the_template(client, monkeypatch,
         reply = await client.post(path, body(picture(colour)))
     assert reply.status == 200, reply.body
     assert order == ["_unpack", "_render"]
-
-
-async def test_an_error_holds_nothing_of_what_was_foretold():
-    class Pixels:
-        pass
-
-    loader = Loader()
-    loader.foretold, loader.error = Pixels(), invalid("the picture is damaged")
-    held = weakref.ref(loader.foretold)
-    loader.go.set()
-
-    async def failing():
-        async with MediaAhead(loader, b"", None) as ahead:
-            await ahead.begin([HERE])
-            assert ahead.foretold([HERE]) == [held()]
-            await ahead.load([HERE])
-
-    gc.collect()
-    gc.disable()  # it comes seldom
-    try:
-        with pytest.raises(MediaError, match="damaged"):
-            await failing()
-        loader.foretold = loader.error = None
-        await asyncio.sleep(0)  # the loop lets go of what woke this test
-        assert held() is None
-    finally:
-        gc.enable()
