@@ -35,8 +35,6 @@ from engine.stats import EngineStats, StepStats
 from engine.stream import TokenStream
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from _fast.ring import OutputRing
     from engine.loop import DeviceThread
     from engine.model_config import ModelConfig
@@ -125,14 +123,6 @@ class Engine:
         self._idle.clear()
         self._device.submit(request, stream.first_id)
         return stream
-
-    def lend(self, size: int) -> np.ndarray | None:
-        """uint8 [size] of pinned memory for a decoded picture, None where there is none (any thread).
-
-        It goes back when the last array over it is gone; its pixels may be moved elsewhere meanwhile.
-        """
-        device = self._device
-        return device.lend(size) if device is not None else None
 
     def drop(self, device_id: int) -> None:
         """Ends one choice on the device thread; its route goes at once, so nothing more is delivered."""

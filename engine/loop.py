@@ -36,8 +36,6 @@ from engine.stats import StepStats
 from engine.step.result import StepResult
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from _fast.ring import OutputRing
     from engine.steady import SteadySteps
 
@@ -103,10 +101,6 @@ class DeviceThread:
         self._thread.join(timeout)
         if not self._thread.is_alive():  # else it may still look at the inbox's descriptor
             self._inbox.close()
-
-    def lend(self, size: int) -> np.ndarray | None:
-        """Memory for a decoded picture, from which the device copies directly."""
-        return self._runtime.executor.encoder.lend(size) if self._runtime is not None else None
 
     @property
     def ring(self) -> OutputRing | None:

@@ -73,8 +73,7 @@ class MediaItem:
     """Decoded media in its normal form.
 
     image: uint8 [height, width, 3]; audio: float32 [samples] at 16 kHz; video: uint8 [frames, height, width, 3].
-    Pictures and frames have the size that the processor planned, or their own where `scale` tells the planned one;
-    pictures of their own size may have a fourth byte behind each pixel, which says nothing.
+    Pictures and frames have the size that the processor planned, or their own where `scale` tells the planned one.
     """
 
     modality: Modality

@@ -17,19 +17,15 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-import numpy as np
-
 from engine.request import Modality
 from mm.cache import ProcessorCache
 from mm.decode.alarm import Alarm, too_complex
 from mm.decode.magic import agrees, as_audio, sniff
-from mm.decode.spare import Lend, SparePages, give_back
 from mm.errors import MediaError, busy, invalid, not_allowed, too_large, unsupported
 from mm.fetch import Fetcher
 from mm.item import MediaRef, Processed
@@ -40,7 +36,6 @@ from mm.processors.base import Processor
 from mm.sources import Embedded, decode_base64, invalid_data_url, parse_base64, parse_data_url
 
 T = TypeVar("T")
-SOON_S = 0.005  # by when a picture that has been decoded is with the engine
 DIGEST_BYTES = 16
 AT_ONCE = 48 << 20  # bytes taken ahead of a JPEG's header: a picture of 1080p, and what it takes to decode it
 
@@ -56,8 +51,6 @@ class Shared:
     cache: ProcessorCache
     places: Places
     key: bytes  # of digests
-    spare: SparePages
-    lend: Lend
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +76,6 @@ class Job:
         self._settings = self._processor.settings(self._modality, request.options)
         self._timeout = shared.limits.decode_timeout(self._modality)
         self._held = 0  # fetched bytes that count against the budget while this item is in work
-        self._lent = False  # its pixels lie in borrowed memory
 
     def check_source(self) -> None:
         """All that the reference's text can tell, before any I/O."""
@@ -169,8 +161,8 @@ class Job:
         try:
             loop = asyncio.get_running_loop()
             unpacked, processed = await self._in_pool(alarm, self._at_once, source, alarm, loop, place=place)
-            if processed is not None and unpacked.opened is not None:
-                self._note(processed, unpacked.opened, place)
+            if processed is not None:
+                place.keep(processed.nbytes)
             return unpacked, processed
         finally:
             place.leave()
@@ -193,25 +185,6 @@ class Job:
 
     def _cost(self, opened: Opened) -> int:
         return opened.cost + self._processor.cost(self._modality, opened.size)
-
-    def _note(self, processed: Processed, opened: Opened, place: Place) -> None:
-        """A decoded item's bytes are the request's now; the next picture gets the memory that this one had, or more."""
-        place.keep(processed.nbytes)
-        # A device that scales gets pixels, and caches keep them: the next ones need new memory.
-        pixels_stay = self._modality == "image" and self._processor.picture_bytes
-        if self._lent:
-            self._soon(give_back, processed)
-        elif pixels_stay and self._shared.spare.wants(opened.size):
-            self._soon(self._shared.spare.fill, opened.size)
-
-    def _soon(self, work: Callable[..., None], *args: Any) -> None:
-        """Work for the pool that nobody waits for: not while the request that brings it is on its way to the engine."""
-
-        def submit() -> None:
-            with contextlib.suppress(RuntimeError):  # the pool has been shut down
-                self._shared.pool.submit(work, *args)
-
-        asyncio.get_running_loop().call_later(SOON_S, submit)
 
     def _name(self) -> bytes:
         """The uuid within this caller's own uploads; without a scope there is no caller to tell apart."""
@@ -246,7 +219,7 @@ class Job:
             await place.reserve(self._cost(opened), self._timeout)
             alarm = Alarm(self._timeout)
             processed = await self._in_pool(alarm, self._finish, opened, unpacked.digest, alarm, place=place)
-            self._note(processed, opened, place)
+            place.keep(processed.nbytes)
             return processed
         finally:
             place.leave()
@@ -254,14 +227,8 @@ class Job:
     def _open(self, unpacked: Unpacked, alarm: Alarm) -> Opened:
         """Read the header only (pool)."""
         limits, options = self._shared.limits, self._request.options
-        encoded = Encoded(unpacked.data, unpacked.container, limits, self._processor, options, self._borrow)
+        encoded = Encoded(unpacked.data, unpacked.container, limits, self._processor, options)
         return OPENERS[self._modality](encoded, alarm)
-
-    def _borrow(self, size: int) -> np.ndarray:
-        """uint8 [size] for the pixels, where this item needs them once at most (pool)."""
-        room = self._shared.lend(size) if self._processor.picture_bytes else None
-        self._lent = room is not None
-        return self._shared.spare.take(size) if room is None else room
 
     def _finish(self, opened: Opened, digest: bytes, alarm: Alarm) -> Processed:
         """Decode and process (pool)."""

@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from engine.request import Modality
 from mm.cache import ProcessorCache
 from mm.decode import import_codecs
-from mm.decode.spare import Lend, SparePages, none_lent
 from mm.errors import MediaError, busy
 from mm.fetch import Fetcher
 from mm.item import MediaOptions, MediaRef, Processed
@@ -41,7 +40,6 @@ class MediaLoader:
         options: MediaOptions = MediaOptions(),  # noqa: B008 (a frozen value)
         fetcher: Fetcher | None = None,
         max_decodes: int | None = None,
-        lend: Lend = none_lent,
     ) -> None:
         self.limits = limits
         self.options = options  # the operator's, where a request brings none
@@ -52,20 +50,17 @@ class MediaLoader:
         self._key = os.urandom(16)  # digests cannot be prepared offline
         self.num_slots = max_decodes or max(2, os.cpu_count() or 1)
         self._places = Places(limits, self.num_slots)
-        self._spare = SparePages()
-        self._lend = lend  # memory that the device copies from directly, for a short time
         self._requests = 0
         pool.submit(import_codecs)  # while nobody waits for them
 
     def ledger(self) -> dict[str, int]:
-        """Counts that are zero when no request is open; the bytes of the cache and the spare are bounded instead."""
+        """Counts that are zero when no request is open; the bytes of the cache are bounded instead."""
         return {
             "media_requests": self._requests,
             "media_reserved_bytes": self._places.budget.used,
             "media_fetches": self._fetcher.open,
             "media_stuck": len(self._places.stuck),
             "media_cache_bytes": self.cache.used,
-            "media_spare_bytes": self._spare.nbytes,
         }
 
     def stuck_for(self, seconds: float) -> int:
@@ -120,8 +115,6 @@ class MediaLoader:
             self.cache,
             self._places,
             self._key,
-            self._spare,
-            self._lend,
         )
 
     def _check_counts(self, refs: Sequence[MediaRef]) -> None:

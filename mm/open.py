@@ -9,12 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
-
 from engine.request import Modality
 from mm.decode.alarm import Alarm
 from mm.decode.frames import FilmPlan
-from mm.decode.words import WORD, Take
 from mm.item import MediaItem, MediaOptions
 from mm.limits import MediaLimits
 from mm.processors.base import Processor
@@ -30,7 +27,6 @@ class Encoded:
     limits: MediaLimits
     processor: Processor
     options: MediaOptions
-    take: Take  # memory for a picture's pixels
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +42,21 @@ def open_image(encoded: Encoded, alarm: Alarm) -> Opened:
     """A picture, scaled as the processor plans, or unscaled where the processor's device scales."""
     from mm.decode.image import ImageFile
 
-    processor, options, take = encoded.processor, encoded.options, encoded.take
+    processor, options = encoded.processor, encoded.options
     picture = ImageFile(encoded.data, encoded.container, encoded.limits)
 
     def scale(height: int, width: int) -> Scale:
         return processor.plan_image(height, width, options)
 
-    def unscaled(pixels: np.ndarray) -> MediaItem:
+    def unscaled(_: Alarm) -> MediaItem:
+        pixels = picture.decode()
         return MediaItem("image", pixels, scale=scale(*pixels.shape[:2]))
 
-    size = picture.height * picture.width * WORD
+    size = picture.height * picture.width * 3
     if size <= processor.picture_bytes:
-        return Opened(picture.cost + size, size, lambda _: unscaled(picture.decode_whole(take)))
+        return Opened(picture.cost + size, size, unscaled)
     size = scale(picture.height, picture.width).pixels * 3
-    return Opened(picture.cost + size, size, lambda _: MediaItem("image", picture.decode(scale, take)))
+    return Opened(picture.cost + size, size, lambda _: MediaItem("image", picture.decode(scale)))
 
 
 def open_audio(encoded: Encoded, alarm: Alarm) -> Opened:

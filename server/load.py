@@ -141,4 +141,4 @@ def make_loader(state: AppState) -> MediaLoader | None:
     heard = processor is not None and {"audio", "video"} <= processor.modalities  # a film's own sound track
     chat = state.config.chat
     options = merged(chat.mm_processor_kwargs, chat.media_io_kwargs, use_audio_in_video=heard)
-    return MediaLoader(state.config.media, processor, state.pool, options=options, lend=state.engine.lend)
+    return MediaLoader(state.config.media, processor, state.pool, options=options)

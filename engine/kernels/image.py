@@ -67,7 +67,7 @@ def resample(
 @triton.jit(do_not_specialize=["height", "width", "new_height", "new_width", "taps"])
 def planes_kernel(
     planes,  # [frames, 3, new_height, new_width] uint8; one of the two is still the old one
-    pixels,  # [frames, height, width, PIXEL] uint8
+    pixels,  # [frames, height, width, 3] uint8
     table,
     height,
     width,
@@ -75,7 +75,6 @@ def planes_kernel(
     new_width,
     taps,
     ROWS: tl.constexpr,
-    PIXEL: tl.constexpr,  # bytes: three channels, and a fourth that is not read
     BLOCK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -84,12 +83,12 @@ def planes_kernel(
     line, frame = tl.program_id(0) % new_height, (tl.program_id(0) // new_height).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     read = tl.minimum(column, new_width - 1)
-    source = pixels + frame * height * width * PIXEL
+    source = pixels + frame * height * width * 3
     target = planes + (frame * 3 * new_height + line) * new_width + column
     for channel in tl.static_range(3):
         byte = resample(
             source + channel, table, line, read, width, height if ROWS else width,
-            new_height if ROWS else new_width, taps, PIXEL, ROWS,
+            new_height if ROWS else new_width, taps, 3, ROWS,
         )  # fmt: skip
         tl.store(target, byte.to(tl.uint8), mask=column < new_width)
         target += new_height.to(tl.int64) * new_width
@@ -149,11 +148,10 @@ def pixels_to_patches(
 ) -> Tensor:
     """pixels uint8 [frames, H, W, 3] -> [ceil(frames / temporal) * (height / patch) * (width / patch), numbers].
 
-    Pixels may have a fourth byte, which is not read: so Pillow keeps them (mm/decode/words).
     columns [1 + taps, width] and rows [1 + taps, height], int32: the first old place of each new one, then the weights
     of that and of those behind it, in parts of 2**22. normal: scale of red, green and blue, then shift.
     """
-    assert pixels.dtype is torch.uint8 and pixels.dim() == 4 and pixels.shape[3] in (3, 4) and pixels.is_contiguous()
+    assert pixels.dtype is torch.uint8 and pixels.dim() == 4 and pixels.shape[3] == 3 and pixels.is_contiguous()
     assert columns.dtype is rows.dtype is torch.int32 and columns.is_contiguous() and rows.is_contiguous()
     assert min(len(columns), len(rows)) > 1 and len(normal) == 6
     unit = layout.patch_size * layout.merge_size
@@ -166,7 +164,7 @@ def launch_patches(
     pixels: Tensor, columns: Tensor, rows: Tensor, normal: Sequence[float], layout: PatchLayout
 ) -> Tensor:
     """The Triton kernels; arguments as `pixels_to_patches`."""
-    frames, height, width, pixel = pixels.shape
+    frames, height, width, _ = pixels.shape
     new_height, new_width = rows.shape[1], columns.shape[1]
     down_first = rows_first(height, width, new_height, new_width)
     first, second = (rows, columns) if down_first else (columns, rows)
@@ -176,7 +174,7 @@ def launch_patches(
     patches = torch.empty(count, layout.numbers, dtype=layout.dtype, device=pixels.device)
     planes_kernel[(frames * half_height, triton.cdiv(half_width, BLOCK))](
         planes, pixels, first, height, width, half_height, half_width, len(first) - 1,
-        ROWS=down_first, PIXEL=pixel, BLOCK=BLOCK, num_warps=4, **launch_options(),
+        ROWS=down_first, BLOCK=BLOCK, num_warps=4, **launch_options(),
     )  # fmt: skip
     patches_kernel[(frames * 3 * new_height, triton.cdiv(new_width, BLOCK))](
         patches, planes, second, frames, half_height, half_width, new_height, new_width, len(second) - 1, *normal,
@@ -196,7 +194,7 @@ def pixels_to_patches_reference(
 ) -> Tensor:
     wide = torch.float64 if layout.dtype == torch.float64 else torch.float32
     frames, height, width, _ = pixels.shape
-    planes = pixels[..., :3].permute(0, 3, 1, 2)
+    planes = pixels.permute(0, 3, 1, 2)
     if rows_first(height, width, rows.shape[1], columns.shape[1]):
         planes = _resampled(_resampled(planes.mT, rows).mT, columns)
     else:

@@ -177,7 +177,7 @@ class DeviceExecutor:
 
     def ledger(self) -> dict[str, int]:
         held = {"positions": len(self._host.positions), "prompt_logprobs": len(self.prompts)}
-        return held | {"lent_blocks": self.encoder.num_lent} | self.accelerator.ledger()
+        return held | self.accelerator.ledger()
 
     def measure_gaps(self, every: int) -> None:
         """Has the device's idle time measured behind one step in `every` (StepStats.gap_s)."""

@@ -31,15 +31,6 @@ class EncoderCache:
         self._entries: dict[bytes, int] = {}
         self._digests: dict[int, bytes] = {}
 
-    def lend(self, size: int) -> np.ndarray | None:
-        """uint8 [size] from which the device copies directly, if there is a block free (any thread)."""
-        return None if self._ring is None else self._ring.lent.lend(size)
-
-    @property
-    def num_lent(self) -> int:
-        """Blocks that somebody's pixels lie in (any thread)."""
-        return 0 if self._ring is None else self._ring.lent.num_lent
-
     def find(self, digest: bytes) -> int | None:
         """The entry that holds this content, if any (device thread)."""
         return self._entries.get(digest)

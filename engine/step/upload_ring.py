@@ -5,8 +5,6 @@ asked for: a block is written again only after the event behind its last copy ha
 
     block 0 | item 1 | item 2 | 3 .. event |                            item 7 when the event has fired ...
     block 1                           | .. item 3 | item 4 | ... event |
-
-Pictures that were decoded into a lent block (`lent_blocks`) are copied from there and take no room here.
 """
 
 from __future__ import annotations
@@ -16,8 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from torch import Tensor
-
-from engine.step.lent_blocks import LentBlocks
 
 if TYPE_CHECKING:
     from engine.device import Accelerator
@@ -35,7 +31,6 @@ class UploadRing:
         self._copied = [accelerator.event() for _ in range(blocks)]
         self._block = 0
         self._used = 0  # bytes of the current block
-        self.lent = LentBlocks(accelerator)
 
     def put(self, arrays: dict[str, np.ndarray]) -> dict[str, Tensor]:
         """The same arrays on the device, there for work that is launched from now on."""
@@ -48,9 +43,7 @@ class UploadRing:
         for name, array in arrays.items():
             whole = np.ascontiguousarray(array)
             target = room[starts[name] : starts[name] + whole.nbytes]
-            octets = whole.reshape(-1).view(np.uint8)
-            if not self.lent.send(octets, target):
-                self._send(octets, target)
+            self._send(whole.reshape(-1).view(np.uint8), target)
             kind = torch.from_numpy(np.empty(0, whole.dtype)).dtype
             found[name] = target.view(kind).view(whole.shape)
         return found

@@ -2,8 +2,7 @@
 
 Pool only. In: bytes whose format `magic` has named. Out: one normal form: EXIF orientation applied, transparency
 flattened on white, CMYK and grey turned to RGB, 16 bits scaled to 8, the first frame of an animation. The header is
-read first; size and mode are checked and memory is reserved by the caller before any pixel is decoded. Where the pixels
-go is the caller's to say too (`take`), and whether a fourth byte may stand behind each of them (`decode_whole`).
+read first; size and mode are checked and memory is reserved by the caller before any pixel is decoded.
 """
 
 from __future__ import annotations
@@ -13,13 +12,11 @@ import io
 import types
 import warnings
 from collections.abc import Callable
-from typing import IO, TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mm.decode.alarm import too_complex
-from mm.decode.spare import new_pixels
-from mm.decode.words import Take, copy_words, words_to_be
 from mm.errors import MediaError, invalid, too_large, unsupported
 from mm.limits import MediaLimits
 from mm.transform.image import Scale
@@ -55,8 +52,7 @@ _MARK, _START_OF_SCAN, _MAX_SCANS = 0xFF, 0xDA, 100
 def image_library() -> types.ModuleType:
     """Import Pillow once, and make its guard against decompression bombs an error rather than a note.
 
-    The parsers of our five formats are named here, and the writer of `_copy`: asked for one it has not loaded, Pillow
-    would load all forty.
+    The parsers of our five formats are named here: asked for a parser it has not loaded, Pillow would load all forty.
     """
     from PIL import (  # noqa: F401
         BmpImagePlugin,
@@ -65,7 +61,6 @@ def image_library() -> types.ModuleType:
         ImageFile,
         JpegImagePlugin,
         PngImagePlugin,
-        PpmImagePlugin,
         WebPImagePlugin,
     )
 
@@ -96,8 +91,6 @@ class ImageFile:
             raise _too_many_pixels(limits) from None
         except Exception:
             raise invalid("the picture is damaged: its header cannot be read") from None
-        self._word = word
-        self._words: np.ndarray | None = None
         self.width, self.height = self._image.size
         _check_size(self.width, self.height, limits)
         if self._image.mode not in _MODES:
@@ -108,34 +101,16 @@ class ImageFile:
         """Bytes held at most while decoding: Pillow's four per pixel, a copy per step of the way to RGB."""
         return self.width * self.height * 16
 
-    def decode(self, planner: Planner, take: Take = new_pixels) -> np.ndarray:
-        """Decode into the normal form, scaled as `planner` says of the upright size; uint8 [height, width, 3]."""
-        return self._decoded(lambda image: _copy(planner(image.height, image.width).image(image), take))
+    def decode(self, planner: Planner | None = None) -> np.ndarray:
+        """Decode into the normal form, scaled as `planner` says of the upright size; uint8 [height, width, 3].
 
-    def whole_to_be(self, take: Take = new_pixels) -> np.ndarray | None:
-        """What `decode_whole` will return, not filled yet; None where only decoding tells."""
-        if self._words is None and self._word == "jpeg" and _orientation(self._image) == 1:
-            self._words = words_to_be(self._image, take)
-        return self._words
-
-    def decode_whole(self, take: Take = new_pixels) -> np.ndarray:
-        """As large as it is; uint8 [height, width, 4] with the byte that Pillow has there.
-
-        Three bytes a pixel where Pillow has them in several pieces, which are above 16 MiB and no upright JPEG's.
+        The array may not be written: its memory is Pillow's `bytes`.
         """
-
-        def copied(image: Image.Image) -> np.ndarray:
-            words = copy_words(image, take)
-            return _copy(image, take) if words is None else words
-
-        return self._decoded(copied, self.whole_to_be(take))
-
-    def _decoded(self, copied: Callable[[Image.Image], np.ndarray], words: np.ndarray | None = None) -> np.ndarray:
-        """The upright RGB picture, as `copied` gives it or, loaded, in `words`."""
         try:
             image = self._image
             image.load()  # before the orientation, whose reader loads a PNG too and would hide what is wrong with it
-            pixels = copied(_upright(_flat_rgb(image), _orientation(image))) if words is None else words
+            image = _upright(_flat_rgb(image), _orientation(image))
+            return np.asarray(image if planner is None else planner(image.height, image.width).image(image))
         except MediaError:
             raise
         except MemoryError:
@@ -145,40 +120,12 @@ class ImageFile:
             raise invalid("the picture is damaged or cut short") from None
         finally:
             self._image.close()
-        return pixels
 
 
 def _num_scans(data: bytes) -> int:
     """Scans that a JPEG announces. Two compares of arrays are five times as fast as `bytes.count` of two."""
     octets = np.frombuffer(data, np.uint8)
     return int(np.count_nonzero((octets[:-1] == _MARK) & (octets[1:] == _START_OF_SCAN)))
-
-
-class _Lines:
-    """A file that keeps what follows a head of so many bytes."""
-
-    def __init__(self, room: np.ndarray, head: int) -> None:
-        self._room = room.data
-        self.place = -head  # of the next byte
-
-    def write(self, data: bytes) -> None:
-        kept = data[max(0, -self.place) :]
-        start = max(0, self.place)
-        self._room[start : start + len(kept)] = kept  # raises where they do not fit
-        self.place += len(data)
-
-
-def _copy(image: Image.Image, take: Take) -> np.ndarray:
-    """The pixels of an RGB picture, uint8 [height, width, 3].
-
-    Pillow keeps four bytes a pixel. Its writer of PPM files, whose body is these numbers, gives them in pieces that
-    stay in the processor's cache; its `tobytes` would collect the pieces and then join them.
-    """
-    pixels = take(image.width * image.height * 3)
-    lines = _Lines(pixels, len(f"P6\n{image.width} {image.height}\n255\n"))
-    image.save(cast("IO[bytes]", lines), "PPM")
-    assert lines.place == len(pixels), f"{lines.place} bytes came for {len(pixels)}"
-    return pixels.reshape(image.height, image.width, 3)
 
 
 def _check_size(width: int, height: int, limits: MediaLimits) -> None:

@@ -24,7 +24,7 @@ from server.state import AppState
 
 T = TypeVar("T")
 HELD = (
-    "used", "slots", "streams", "routes", "live_rows", "siblings", "waiting", "inbox", "encoder_in_use", "lent_blocks",
+    "used", "slots", "streams", "routes", "live_rows", "siblings", "waiting", "inbox", "encoder_in_use",
 )  # fmt: skip
 
 

@@ -1,15 +1,12 @@
 """The accelerator's executor on CPU tensors: the same tokens as the CPU's, through records, prep and padded steps."""
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 import engine.runtime
 from engine import Engine
-from engine.request import Request, SamplingParams
-from engine.step.lent_blocks import LentBlocks
 from engine.step.upload_ring import ALIGNED, UploadRing
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
@@ -97,61 +94,6 @@ async def test_media_go_through_the_ring(on_the_device_path):
     assert seen["forward"] + seen["step"] == seen["finish"]  # short as they are, they go through graphs
 
 
-async def test_pictures_in_lent_memory_have_the_same_answer_before_and_after_they_are_moved(
-    on_the_device_path, monkeypatch
-):
-    pytest.importorskip("av")
-    from mm.decode.spare import give_back
-    from mm.item import MediaRef
-    from mm.limits import MediaLimits
-    from mm.load import MediaLoader
-    from mm.processors.registry import processor_for
-    from mm.splice import splice
-    from tests.invariance.test_media import raw_config
-    from tests.mm.made import data_url, noise, picture
-
-    sent, kept = [], []
-    real = LentBlocks.send
-
-    def send(blocks, source, target):
-        sent.append(real(blocks, source, target))
-        return sent[-1]
-
-    monkeypatch.setattr(LentBlocks, "send", send)
-    monkeypatch.setattr("mm.job.give_back", kept.append)
-    folder = tiny.checkpoint("omni")
-    url = data_url(picture(noise(230, 260, 3), "JPEG"), "image/jpeg")
-    ids = [10, *(tiny.IDS[mark] for mark in ("<|vision_bos|>", "<|IMAGE|>", "<|vision_eos|>")), 7, 8]
-
-    async def said(engine, loader, processed):
-        made = splice(ids, [2], processed, loader.processor)
-        params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
-        places = {"positions": made.positions, "position_delta": made.position_delta}
-        words = await answer(engine, Request(made.prompt_token_ids, params, media=made.media, **places))
-        await engine.reset_encoder_cache()
-        return words
-
-    with ThreadPoolExecutor(1) as pool:
-        async with running(folder, encoder_cache_tokens=2048, enable_prefix_caching=False) as engine:
-            processor = processor_for("qwen_omni:QwenOmni", folder, raw_config(), picture_bytes=1 << 20)
-            own = MediaLoader(MediaLimits(), processor, pool)
-            wanted = await said(engine, own, await own.load([MediaRef("image", url)]))
-            assert sent
-            assert not any(sent)
-            loader = MediaLoader(MediaLimits(), processor, pool, lend=engine.lend)
-            processed = await loader.load([MediaRef("image", url)])
-            assert await said(engine, loader, processed) == wanted
-            assert sum(sent) == 1
-            assert engine.ledger()["lent_blocks"] == 1
-            async with asyncio.timeout(5):
-                while not kept:  # noqa: ASYNC110 (nobody tells that a picture has been noted)
-                    await asyncio.sleep(0.001)
-            give_back(kept.pop())
-            assert engine.ledger()["lent_blocks"] == 0
-            assert await said(engine, loader, processed) == wanted
-            assert sum(sent) == 1
-
-
 class Marks:
     """Stands where an accelerator would; notes which block is waited for and which copies were marked."""
 
@@ -166,9 +108,6 @@ class Marks:
         self._count += 1
 
         class Mark:
-            def query(self) -> bool:
-                return True
-
             def record(self) -> None:
                 marks.append(("copied", number))
 

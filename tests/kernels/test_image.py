@@ -54,13 +54,6 @@ def test_any_size_has_the_bits_of_pillow():
         np.testing.assert_array_equal(on_device(pixels[None], new).numpy(), wanted, err_msg=f"{size} to {new}")
 
 
-@pytest.mark.parametrize("fourth", [0, 255])
-def test_a_fourth_byte_is_not_read(fourth):
-    pixels = picture(2, 60, 80)
-    words = np.concatenate([pixels, np.full((2, 60, 80, 1), fourth, np.uint8)], 3)
-    assert torch.equal(on_device(words, (56, 84)), on_device(pixels, (56, 84)))
-
-
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_films_repeat_their_last_frame(count):
     frames = picture(count, 28, 56)

@@ -8,17 +8,17 @@ import threading
 import weakref
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
+from PIL import Image
 
 import mm.job as jobs
 from mm.decode.image import ImageFile
 from mm.errors import MediaError
 from mm.item import MediaRef
-from mm.load import MediaLoader
 from tests.mm import made
 from tests.mm.test_load import scaling
 
+Pictures = list[weakref.ref[Image.Image]]
 WHOLE = made.picture(made.noise(60, 80), "JPEG")
 
 
@@ -31,49 +31,51 @@ def uncollected() -> Iterator[None]:
     gc.enable()
 
 
-def lent_by(media: MediaLoader) -> list[weakref.ref[np.ndarray]]:
-    """What it borrows from now on."""
-    lent = []
+@pytest.fixture
+def pictures(monkeypatch: pytest.MonkeyPatch) -> Pictures:
+    """Pillow's picture of each file that is opened from now on; the picture holds the decoded pixels."""
+    opened, real = [], ImageFile.__init__
 
-    def lend(size: int) -> np.ndarray:
-        room = np.zeros(size, np.uint8)
-        lent.append(weakref.ref(room))
-        return room
+    def init(picture: ImageFile, *args: object) -> None:
+        real(picture, *args)
+        opened.append(weakref.ref(picture._image))
 
-    media._lend = lend
-    return lent
+    monkeypatch.setattr(ImageFile, "__init__", init)
+    return opened
 
 
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("at_once", [False, True])
-async def test_memory_lent_comes_back_with_the_error(
-    uncollected: None, monkeypatch: pytest.MonkeyPatch, at_once: bool, count: int
+async def test_memory_is_free_with_the_error(
+    uncollected: None,
+    monkeypatch: pytest.MonkeyPatch,
+    pictures: Pictures,
+    at_once: bool,
+    count: int,
 ) -> None:
     if not at_once:
         monkeypatch.setattr(jobs, "AT_ONCE", 1000)
     cut = [WHOLE[: len(WHOLE) // 2 + more] for more in range(count)]
     refs = [MediaRef("image", made.data_url(data, "image/jpeg")) for data in cut]
     async with scaling() as media:
-        lent = lent_by(media)
         decoding = asyncio.get_running_loop().create_future()
         with pytest.raises(MediaError, match="cut short") as caught:
             await media.load(refs, decoding=decoding)
         del caught, decoding
         await asyncio.sleep(0.05)  # for decoders whose neighbour's error came first
-        assert lent
-        assert [room() for room in lent if room() is not None] == []
+        assert pictures
+        assert [picture() for picture in pictures if picture() is not None] == []
 
 
 @pytest.mark.parametrize("at_once", [False, True])
-async def test_memory_lent_comes_back_from_a_decoder_that_nobody_waits_for(
-    uncollected: None, monkeypatch: pytest.MonkeyPatch, at_once: bool
+async def test_memory_is_free_after_a_decoder_that_nobody_waits_for(
+    uncollected: None, monkeypatch: pytest.MonkeyPatch, pictures: Pictures, at_once: bool
 ) -> None:
-    begun, go, decode = threading.Event(), threading.Event(), ImageFile.decode_whole
-    monkeypatch.setattr(ImageFile, "decode_whole", lambda *args: (begun.set(), go.wait(5), decode(*args))[2])
+    begun, go, decode = threading.Event(), threading.Event(), ImageFile.decode
+    monkeypatch.setattr(ImageFile, "decode", lambda *args: (begun.set(), go.wait(5), decode(*args))[2])
     if not at_once:
         monkeypatch.setattr(jobs, "AT_ONCE", 1000)
     async with scaling() as media:
-        lent = lent_by(media)
         job = asyncio.create_task(media.load([MediaRef("image", made.data_url(WHOLE, "image/jpeg"))]))
         await asyncio.to_thread(begun.wait, 5)
         job.cancel()
@@ -84,5 +86,5 @@ async def test_memory_lent_comes_back_from_a_decoder_that_nobody_waits_for(
         while media.ledger()["media_stuck"]:  # noqa: ASYNC110 (nobody tells)
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.02)  # the pool's thread lets go of what it has done
-        assert len(lent) == 1
-        assert lent[0]() is None
+        assert len(pictures) == 1
+        assert pictures[0]() is None

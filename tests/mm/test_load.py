@@ -15,7 +15,6 @@ import pytest
 
 import mm.job as jobs
 from mm.decode.image import ImageFile
-from mm.decode.spare import LARGEST
 from mm.errors import MediaError
 from mm.item import MediaOptions, MediaRef
 from mm.limits import MediaLimits
@@ -56,7 +55,7 @@ async def loader(**limits: object) -> AsyncIterator[MediaLoader]:
 
 
 @asynccontextmanager
-async def scaling(picture_bytes: int = 60 * 80 * 4) -> AsyncIterator[MediaLoader]:
+async def scaling(picture_bytes: int = 60 * 80 * 3) -> AsyncIterator[MediaLoader]:
     """A loader for a device that scales."""
     async with loader() as media:
         media.processor = processor_for(OMNI, EMBEDDED, RAW, picture_bytes=picture_bytes)
@@ -65,8 +64,8 @@ async def scaling(picture_bytes: int = 60 * 80 * 4) -> AsyncIterator[MediaLoader
 
 def clean(instance: MediaLoader) -> bool:
     ledger = dict(instance.ledger())
-    cached, spare = ledger.pop("media_cache_bytes"), ledger.pop("media_spare_bytes")
-    return not any(ledger.values()) and cached <= instance.cache.capacity and spare <= LARGEST
+    cached = ledger.pop("media_cache_bytes")
+    return not any(ledger.values()) and cached <= instance.cache.capacity
 
 
 async def refusal(instance: MediaLoader, *refs: MediaRef, **options: object) -> MediaError:
@@ -99,54 +98,13 @@ async def test_pictures_stay_as_they_were_decoded_where_a_device_scales_them() -
         )
         large = made.data_url(made.png(made.noise(61, 80)), "image/png")
         (scaled,) = await media.load([MediaRef("image", large)])
-        assert whole.parts[0].features["pixels"].shape == (1, 60, 80, 4)
-        assert upright.parts[0].features["pixels"].shape == (1, 90, 40, 4)
+        assert whole.parts[0].features["pixels"].shape == (1, 60, 80, 3)
+        assert upright.parts[0].features["pixels"].shape == (1, 90, 40, 3)
         height, width = scaled.parts[0].features["pixels"].shape[1:3]
         assert (height % 28, width % 28) == (0, 0)
         for item in (whole, upright, scaled):
             rows, columns = (item.parts[0].features[name].shape[1] for name in ("rows", "columns"))
             assert rows * columns == item.parts[0].num_tokens * 28 * 28
-
-
-async def test_a_picture_leaves_memory_ready_for_the_next() -> None:
-    first, second = made.noise(420, 430), made.noise(430, 420)
-    size = first.nbytes // 3 * 4  # Pillow's four bytes a pixel
-    async with loader() as media:
-        media.processor = processor_for(OMNI, EMBEDDED, RAW, picture_bytes=size)
-        (kept,) = await media.load([MediaRef("image", made.data_url(made.png(first), "image/png"))])
-        async with asyncio.timeout(5):
-            while media._spare.wants(size):  # noqa: ASYNC110 (a thread of the pool fills it, and tells nobody)
-                await asyncio.sleep(0.001)
-        assert media.ledger()["media_spare_bytes"] == size
-        (other,) = await media.load([MediaRef("image", made.data_url(made.png(second), "image/png"))])
-        assert media.ledger()["media_spare_bytes"] == 0
-        np.testing.assert_array_equal(kept.parts[0].features["pixels"][0, ..., :3], first)
-        np.testing.assert_array_equal(other.parts[0].features["pixels"][0, ..., :3], second)
-
-
-async def test_pixels_leave_lent_memory_when_the_picture_is_on_its_way() -> None:
-    pixels, room = made.noise(60, 80), np.zeros(60 * 80 * 4, np.uint8)
-    asked: list[int] = []
-
-    def lend(size: int) -> np.ndarray | None:
-        asked.append(size)
-        return room if len(asked) == 1 else None
-
-    async with loader() as media:
-        media.processor, media._lend = processor_for(OMNI, EMBEDDED, RAW, picture_bytes=room.nbytes), lend
-        (item,) = await media.load([MediaRef("image", made.data_url(made.png(pixels), "image/png"))])
-        features = item.parts[0].features
-        async with asyncio.timeout(5):
-            while np.shares_memory(features["pixels"], room):  # noqa: ASYNC110 (a thread of the pool moves them)
-                await asyncio.sleep(0.001)
-        np.testing.assert_array_equal(room.reshape(1, 60, 80, 4), features["pixels"])
-        room[:] = 0
-        np.testing.assert_array_equal(features["pixels"][0, ..., :3], pixels)
-        (again,) = await media.load([MediaRef("image", IMAGE)], scope=b"b")  # nothing is lent
-        assert asked == [room.nbytes] * 2
-        assert not np.shares_memory(again.parts[0].features["pixels"], room)
-        await media.load([MediaRef("audio", SOUND), MediaRef("video", FILM)])
-        assert len(asked) == 2
 
 
 class Turns:
@@ -204,8 +162,8 @@ async def test_a_jpeg_that_cannot_be_decoded_at_once_waits_like_others(monkeypat
 
 
 async def test_a_first_decoder_at_work_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    go, decode = threading.Event(), ImageFile.decode_whole
-    monkeypatch.setattr(ImageFile, "decode_whole", lambda *args: (go.wait(5), decode(*args))[1])
+    go, decode = threading.Event(), ImageFile.decode
+    monkeypatch.setattr(ImageFile, "decode", lambda *args: (go.wait(5), decode(*args))[1])
     async with scaling() as media:
         reports = [asyncio.get_running_loop().create_future() for _ in range(2)]
         first = asyncio.create_task(media.load([MediaRef("image", JPEG)], decoding=reports[0]))
@@ -221,7 +179,7 @@ async def test_a_first_decoder_at_work_is_reported(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("why", ["kind", "turned", "scaled", "known", "two", "no slot"])
 async def test_a_text_never_waits_for_a_decoder_that_has_no_slot_or_is_not_needed(why: str) -> None:
     refs = [MediaRef("image", {"kind": IMAGE, "turned": TURNED}.get(why, JPEG))] * (2 if why == "two" else 1)
-    async with scaling(1000 if why == "scaled" else 60 * 80 * 4) as media:
+    async with scaling(1000 if why == "scaled" else 60 * 80 * 3) as media:
         decoding, held = asyncio.get_running_loop().create_future(), 0
         if why == "known":
             await media.load(refs)

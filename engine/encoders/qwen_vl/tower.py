@@ -130,13 +130,10 @@ class QwenVisionTower:
         return self.black((t, h * merge, rows // t // h * merge), shrunk=h == 2)
 
     def black(self, grid: Grid, shrunk: bool) -> Features:
-        """Features of a black picture or film; `shrunk` from twice the height, which takes another order.
-
-        Pictures have a fourth byte behind each pixel, films have not.
-        """
+        """Features of a black picture or film; `shrunk` from twice the height, which takes another order."""
         t, h, w = grid
         height, width = h * self.config.patch_size, w * self.config.patch_size
-        frames = (t * self.config.temporal_patch_size, height * (1 + shrunk), width, 4 if t == 1 else 3)
+        frames = (t * self.config.temporal_patch_size, height * (1 + shrunk), width, 3)
         pixels = torch.zeros(frames, dtype=torch.uint8, device=self.device)
         columns, rows = (torch.zeros(2, side, dtype=torch.int32, device=self.device) for side in (width, height))
         normal = torch.ones(6)
@@ -155,7 +152,7 @@ class QwenVisionTower:
         return self._compute(patches, tables)
 
     def picture_bytes(self, rows: int) -> int:
-        return 0 if self.device == "cpu" else 4 * rows * (self.config.patch_size * self.config.merge_size) ** 2
+        return 0 if self.device == "cpu" else 3 * rows * (self.config.patch_size * self.config.merge_size) ** 2
 
     def record(self, record: Record) -> None:
         """Tables made before fit no graph."""
