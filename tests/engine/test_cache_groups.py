@@ -29,7 +29,7 @@ WINDOW, BLOCK = 8, 4  # of the tiny checkpoint, and of these engines
 def device_path(request, monkeypatch):
     """With `accelerated`: the accelerator's executor, on a CPU."""
     if request.param == "accelerated":
-        monkeypatch.setattr(engine.runtime, "open_accelerator", lambda config, device: HostAccelerator())
+        monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
     return request.param
 
 
