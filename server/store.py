@@ -122,7 +122,10 @@ class ResponseStore:
         return found
 
     def add(self, entry: Stored) -> None:
-        """A response that has ended, or begins to run."""
+        """A response that has ended, or begins to run; another one of the same key and name is forgotten."""
+        known = self._entries.get((entry.key, entry.name))
+        if known is not None:
+            self.remove(known)
         self._entries[entry.key, entry.name] = entry
         self._counts[entry.key] += 1
         self._retain(entry.key, entry.turn)

@@ -390,3 +390,15 @@ async def test_s07_bytes_are_counted_by_key():
     assert store.used == 0
     assert not store._counts
     assert not store._bytes
+
+
+async def test_a_response_of_the_same_name_takes_the_place_of_the_first():
+    """Two requests with one label may run side by side; what the first one stored is given back."""
+    store = ResponseStore(8, 3600.0, 1 << 20)
+    for text in (b"[1]", b"[2]"):
+        store.add(Stored("a", "same", Turn(text, None), b"{}", ("item",)))
+    assert len(store) == 1
+    assert store.used == OVERHEAD + len(b"[2]") + len(b"[]") + len(b"{}")
+    store.remove(store.get("a", "same"))
+    assert store.used == 0
+    assert not store._counts
