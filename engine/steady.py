@@ -7,7 +7,7 @@ is each step after a request has come or gone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -30,12 +30,13 @@ class Handover:
 
     uncommitted: DeviceStep | None  # its tokens are on the host, and a row that sampled has none
     unpublished: StepPlan | None  # committed, but the ring was full
-    told: dict[int, tuple[Any, ...]]  # log-probabilities of the unpublished plan's rows, as the ring gives them
     numbers: StepNumbers  # of either of these, and when the one `planned` was scheduled
     freed: bool  # slots or media entries came back
     in_flight: DeviceStep | None  # launched behind all of these
     planned: StepPlan | None  # scheduled behind it, and not plain: to be launched
     may_resume: bool  # the loop can go on when Python has handled the above
+    # Log-probabilities of the unpublished plan's rows, as the ring gives them.
+    told: dict[int, tuple[Any, ...]] = field(default_factory=dict)
 
 
 class SteadySteps:

@@ -127,7 +127,7 @@ async def test_rows_with_rules_and_log_probabilities_decode_without_python(made,
             wanted = tokens if "logprobs" in asked[number % len(asked)] else []
             assert [entry[0] for entry in told] == wanted
     with monkeypatch.context() as python:
-        python.setattr(engine.runtime, "open_accelerator", lambda _config, _device: HostAccelerator())
+        python.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
         async with running(tiny.checkpoint("qwen3")) as own:
             assert [await ask(own, number) for number in range(16)] == got, "alone, and by Python"
 

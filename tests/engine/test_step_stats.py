@@ -92,7 +92,7 @@ def test_a_step_that_met_a_full_ring_is_told_whole():
     thread._run_steadily(runtime, None, StepStats())
     (output,) = steady.told
     assert (output.ids, output.tokens, output.finishes) == ([7], [5], [0])
-    wanted = from_ring((numbers, [7], [5], [0]), 8)
+    wanted = from_ring((numbers, [7], [5], [0], {}), 8)
     assert output.stats == wanted.stats
     assert not output.stats.by_python
     assert (output.stats.schedule_s, output.stats.device_s, output.stats.gap_s) == (0.1, 0.5, 0.6)
