@@ -87,7 +87,7 @@ def test_the_gated_product_of_a_tower_ends_in_one_and_zeros(rows):
     layer = PaddedGated(depth, width)
     layer.fill({"weight": [gate, up], "bias": list(biases)}, PLACEMENT)
     got = layer(x)
-    want = gated_reference(x.double(), torch.cat([gate, up]), torch.cat(biases))
+    want = gated_reference(x.double(), torch.cat([gate, up]), torch.cat(biases), None, SILU)
     assert error(got[:, :width], want) < 2 * LIMIT
     assert (got[:, width] == 1).all()
     assert not got[:, width + 1 :].any()
@@ -181,7 +181,7 @@ def test_what_lies_behind_the_rows_of_a_product_changes_no_bit(shape, rows):
         for tokens, out in ((x, want), (room, got[:rows])):
             residual = None if gated else out.copy_(start)
             afters.append(None if gated else empty_unscaled(out, cut.block_n, gain, 1e-6))
-            split_linear(tokens, weight, None, residual, out, gated, cut, after=afters[-1])
+            split_linear(tokens, weight, None, residual, out, SILU if gated else None, cut, after=afters[-1])
         assert torch.equal(got[:rows], want)
         assert got[rows:].isnan().all()
         if not gated:

@@ -183,7 +183,7 @@ def test_top_log_probabilities(vocab, dtype):
         assert torch.equal(line[3 : 3 + k], ids[number, :k].int())
         told = line[[1, *range(3 + MOST, 3 + MOST + k)]].view(torch.float32)
         assert torch.allclose(told, torch.cat([own[number : number + 1], values[number, :k]]), atol=2e-5)
-    again = torch.full_like(ring, -9)
+    again = torch.full_like(ring, -9, pin_memory=True)
     for number in (2, 21, 40):
         part = slice(number, number + 1)
         top_logprobs(again, tops, logits[part], slots, tokens, home, row[part], row[part])

@@ -7,8 +7,7 @@ the other products where it can fuse them. Nothing outside this folder asks whic
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from typing import Protocol
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from engine.kernels.gemm.epilogue import Unscaled
 from engine.kernels.norm import rms_norm
 
 
-class Weight(Protocol):
+class Weight(ABC):
     """W [out_features, in_features] and perhaps a bias; the weight of a gated layer has gate's rows, then up's."""
 
     __slots__ = ()
