@@ -1,3 +1,4 @@
+from _fast.layout cimport NUM_GRAPH_KINDS
 from _fast.plan cimport StepPlan
 from _fast.types cimport int32_t, int64_t
 
@@ -13,21 +14,14 @@ ctypedef const char* (*GetErrorString)(int code) noexcept nogil
 
 cdef enum:
     MAX_BUFFERS = 8  # records or ring buffers
-    MAX_GRAPHS = 256  # of one kind
-    DECODE = 0
-    MIXED = 1
-    SAMPLE = 2
-    STEP = 3
+    MAX_GRAPHS = 256  # of one kind and variant
+    NUM_VARIANTS = 8  # bit fields of three bits
 
 
-cdef struct Graphs:  # of one kind, sizes ascending
+cdef struct Graphs:  # of one kind and variant, sizes ascending
     int32_t count
-    int32_t asked  # of choose() the last time, and what it said: mostly it is asked for the same again
-    int32_t chosen
-    int32_t found_size  # of find(); no size is 0
-    void* found
-    int32_t size[256]
-    void* graph[256]
+    int32_t size[MAX_GRAPHS]
+    void* graph[MAX_GRAPHS]
 
 
 cdef double now() noexcept nogil
@@ -48,18 +42,18 @@ cdef class Launcher:
     cdef int failed_call
     cdef int failed_code
     cdef void* compute
-    cdef void* turn_there  # the device's turn
+    cdef void* device_turn  # the device's turn
     cdef void* passed  # event: the compute stream has come so far
     cdef void* gap_begin  # timed event: the tokens of step gap_after are chosen
     cdef void* gap_end  # timed event: the forward of step gap_before begins
     cdef void* records[8]
     cdef void* ring[8]
     cdef void* home[8]  # event per record: its ring buffer holds its step's tokens
-    cdef void* prep_graph
     cdef int64_t record_step[8]
     cdef int64_t home_step[8]
     cdef double launched_at[8]  # per record
-    cdef Graphs graphs[4]
+    cdef Graphs graphs[NUM_GRAPH_KINDS][NUM_VARIANTS]
+    cdef int32_t variant_bits[NUM_GRAPH_KINDS]  # by kind: bits that some graph of the kind has
     cdef GraphLaunch graph_launch
     cdef MemcpyAsync memcpy_async
     cdef EventCreateWithFlags event_create
@@ -71,21 +65,23 @@ cdef class Launcher:
     cdef GetErrorString get_error_string
 
     cdef bint ok(self, int call, int code) noexcept nogil
-    cdef void* find(self, int32_t kind, int32_t size) noexcept nogil
-    cdef bint claim_record(self, int32_t record) noexcept nogil
+    cdef int32_t place(self, int32_t kind, int32_t variant, int32_t count) noexcept nogil
+    cdef int32_t choose(self, int32_t kind, int32_t variant, int32_t count) noexcept nogil
+    cdef void* find(self, int32_t kind, int32_t variant, int32_t size) noexcept nogil
+    cdef bint await_read(self, int32_t record) noexcept nogil
     cdef bint launch_prep(self, StepPlan plan, int32_t record) noexcept nogil
     cdef bint launch_reader(self, void* graph, StepPlan plan, int32_t record) noexcept nogil
     cdef bint launch_graph(self, void* graph) noexcept nogil
-    cdef bint mark_home(self) noexcept nogil
-    cdef bint launch_plain(self, StepPlan plan, int32_t record, int32_t kind, int32_t size,
-                           int32_t sample_size) noexcept nogil
+    cdef bint record_done(self) noexcept nogil
+    cdef bint launch_plain(self, StepPlan plan, int32_t record, int32_t kind, int32_t variant,
+                           int32_t size, int32_t sample_size) noexcept nogil
     cdef bint await_tokens(self, int32_t record) noexcept nogil
     cdef bint ends_gap(self, int64_t step) noexcept nogil
     cdef bint mark_begin(self) noexcept nogil
     cdef bint mark_end(self) noexcept nogil
     cdef bint measure_gap(self) noexcept nogil
-    cdef int32_t choose(self, int32_t kind, int32_t count) noexcept nogil
     cdef const int32_t* tokens_at(self, int32_t record) noexcept nogil
     cdef _raise(self)
     cdef _event(self, void** event, unsigned int flags)
     cdef _check_index(self, str what, int32_t index, int32_t count)
+    cdef _check_kind(self, int32_t kind, int32_t variant)

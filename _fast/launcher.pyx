@@ -11,9 +11,9 @@ Whatever samples ends by writing the tokens into the pinned buffer that has the 
 wherever it runs, counts on the device which record is next, as `turn` does here. Where the two may differ, at first
 and after a step that was planned and not launched, the record's own number is copied over the device's.
 
-One rule lives here and nowhere else: a record may be rewritten when the prep that reads it has run (claim). That is
-known for free once a wait() for its step or a later one has returned; what was launched and never waited for (its step
-failed) costs an extra event.
+One rule lives here and nowhere else: a record may be rewritten when the prep that reads it has run (wait_until_read).
+That is known for free once a wait() for its step or a later one has returned; what was launched and never waited for
+(its step failed) costs an extra event.
 
 One step in `gap_every` has the time between its last kernel and the forward of the step behind it measured by two timed
 events, read when that step has been waited for: what the device stood idle, and prep, which takes some microseconds of
@@ -28,7 +28,7 @@ cimport cython
 from libc.stdint cimport uintptr_t
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
-from _fast.layout cimport HEADER_HOME
+from _fast.layout cimport GRAPH_DECODE, GRAPH_MIXED, GRAPH_PREP, GRAPH_SAMPLE, GRAPH_STEP, HEADER_HOME, NUM_GRAPH_KINDS
 
 cdef enum:
     TO_DEVICE = 1
@@ -76,12 +76,11 @@ cdef int _addresses(object values, void** into, str what) except -1:
 cdef class Launcher:
     """The stream, graphs and buffers of a device; every method but pick() may raise RuntimeError with the call's name.
 
-    `calls` are the addresses that engine.kernels.target.runtime_calls() found; records, ring buffers and `turn_there`,
-    the int32 on the device that says which record is next, are addresses whose memory the caller keeps alive. Kinds of
-    graphs: 0 decode, 1 mixed.
+    `calls` are the addresses that engine.kernels.target.runtime_calls() found; records, ring buffers and `device_turn`,
+    the int32 on the device that says which record is next, are addresses whose memory the caller keeps alive.
     """
 
-    def __init__(self, dict calls not None, uintptr_t compute, records, uintptr_t turn_there, token_ring,
+    def __init__(self, dict calls not None, uintptr_t compute, records, uintptr_t device_turn, token_ring,
                  int32_t max_rows):
         cdef int32_t i
         missing = [name for name in CALLS if not calls.get(name)]
@@ -103,7 +102,7 @@ cdef class Launcher:
         self.compute = <void*>compute
         self.max_rows = max_rows
         self.num_records = _addresses(records, self.records, "records")
-        _addresses([turn_there], &self.turn_there, "turns")
+        _addresses([device_turn], &self.device_turn, "turns")
         _addresses(token_ring, self.ring, "ring buffers")
         self.waited_step = self.step = self.record = self.turn = self.gap_after = self.gap_before = -1
         self.gap_every = 64
@@ -126,30 +125,19 @@ cdef class Launcher:
 
     # Graphs.
 
-    def set_prep(self, uintptr_t graph):
-        """The graph that reads the next record."""
-        self.prep_graph = <void*>graph
+    def set_graph(self, int32_t kind, int32_t variant, int32_t size, uintptr_t graph):
+        """A graph for up to `size` tokens or rows; `kind` and what its size counts: layout.GraphKind.
 
-    def set_forward(self, int32_t kind, int32_t size, uintptr_t graph):
-        """The forward for up to `size` tokens; kind 0: every row has one, 1: any."""
-        self._check_index("kind", kind, 2)
-        self._set(kind, size, graph)
-
-    def set_sample(self, int32_t size, uintptr_t graph):
-        """The choice of tokens for up to `size` rows."""
-        self._set(SAMPLE, size, graph)
-
-    def set_step(self, int32_t size, uintptr_t graph):
-        """Prep, forward and choice of tokens of up to `size` rows, each of which has one token and samples."""
-        self._set(STEP, size, graph)
-
-    def _set(self, int32_t kind, int32_t size, uintptr_t graph):
-        cdef Graphs* own = &self.graphs[kind]
+        `variant` is a field of bits. A step asks for the bits that its rows need; a part of a step that was never given
+        a graph with one of them runs the same graph with and without that bit.
+        """
+        self._check_kind(kind, variant)
+        cdef Graphs* own = &self.graphs[kind][variant]
         cdef int32_t at = own.count
         if size < 1 or graph == 0:
             raise ValueError(f"a graph of size {size} at {graph:#x}: sizes are at least 1, handles not null")
         if own.count == MAX_GRAPHS:
-            raise ValueError(f"{MAX_GRAPHS} graphs of one kind are the most")
+            raise ValueError(f"{MAX_GRAPHS} graphs of one kind and variant are the most")
         while at > 0 and own.size[at - 1] > size:
             own.size[at] = own.size[at - 1]
             own.graph[at] = own.graph[at - 1]
@@ -157,59 +145,53 @@ cdef class Launcher:
         own.size[at] = size
         own.graph[at] = <void*>graph
         own.count += 1
-        own.asked = own.found_size = 0
+        self.variant_bits[kind] |= variant
+        self.variant_bits[GRAPH_STEP] |= variant  # a whole step without the bit would leave out that part's work
 
-    def pick(self, int32_t kind, int32_t count):
-        """The smallest size that holds `count` tokens; 0: run them eagerly (none does, or it would be padding)."""
-        self._check_index("kind", kind, 2)
-        return self.choose(kind, count)
+    def pick(self, int32_t kind, int32_t count, int32_t variant=0):
+        """The smallest size that holds `count` tokens or rows; 0: launch eagerly (none does, or most is padding)."""
+        self._check_kind(kind, variant)
+        return self.choose(kind, variant, count)
 
-    def pick_sample(self, int32_t count):
-        """The smallest size that holds `count` sampled rows; 0: none does."""
-        return self.choose(SAMPLE, count)
-
-    cdef int32_t choose(self, int32_t kind, int32_t count) noexcept nogil:
-        cdef Graphs* own = &self.graphs[kind]
+    cdef int32_t place(self, int32_t kind, int32_t variant, int32_t count) noexcept nogil:
+        """Which of the kind's graphs is the smallest that holds `count`; their count: none does."""
+        cdef Graphs* own = &self.graphs[kind][variant]
         cdef int32_t low = 0
         cdef int32_t high = own.count
         cdef int32_t mid
-        if own.asked == count and count > 0:
-            return own.chosen
         while low < high:
             mid = (low + high) >> 1
             if own.size[mid] < count:
                 low = mid + 1
             else:
                 high = mid
-        own.asked = count
-        own.chosen = 0
-        if low < own.count and not (kind == MIXED and count > 64 and 4 * own.size[low] > 5 * count):
-            own.chosen = own.size[low]
-        return own.chosen
+        return low
 
-    cdef void* find(self, int32_t kind, int32_t size) noexcept nogil:
+    cdef int32_t choose(self, int32_t kind, int32_t variant, int32_t count) noexcept nogil:
+        variant &= self.variant_bits[kind]
+        cdef Graphs* own = &self.graphs[kind][variant]
+        cdef int32_t at = self.place(kind, variant, count)
+        if at == own.count or (kind == GRAPH_MIXED and count > 64 and 4 * own.size[at] > 5 * count):
+            return 0
+        return own.size[at]
+
+    cdef void* find(self, int32_t kind, int32_t variant, int32_t size) noexcept nogil:
         """The graph of exactly this size, or NULL."""
-        cdef Graphs* own = &self.graphs[kind]
-        cdef int32_t i
-        if own.found_size == size and size > 0:
-            return own.found
-        for i in range(own.count):
-            if own.size[i] == size:
-                own.found_size = size
-                own.found = own.graph[i]
-                return own.found
-        return NULL
+        variant &= self.variant_bits[kind]
+        cdef Graphs* own = &self.graphs[kind][variant]
+        cdef int32_t at = self.place(kind, variant, size)
+        return own.graph[at] if at < own.count and own.size[at] == size else NULL
 
     # The parts of a step, in their order. Only what waits gives the GIL away: beside a busy thread it comes back late.
 
-    def claim(self, int32_t record_index):
+    def wait_until_read(self, int32_t record_index):
         """Before schedule() rewrites the record: returns when the prep that read it has run."""
         cdef bint done
         self._check_index("record", record_index, self.num_records)
         if self.record_step[record_index] <= self.waited_step:
             return  # as nearly always
         with nogil:
-            done = self.claim_record(record_index)
+            done = self.await_read(record_index)
         if not done:
             self._raise()
 
@@ -219,19 +201,11 @@ cdef class Launcher:
         if not self.launch_prep(plan, record_index):
             self._raise()
 
-    def forward(self, int32_t kind, int32_t size):
-        """Launches the forward graph of exactly this size."""
-        self._check_index("kind", kind, 2)
-        self._launch(kind, size)
-
-    def sample(self, int32_t size):
-        """Launches the sample graph of exactly this size."""
-        if self.find(SAMPLE, size) == NULL:
-            raise ValueError(f"there is no sample graph of size {size}; pick_sample() gives the sizes there are")
-        self._launch(SAMPLE, size)
-
-    def _launch(self, int32_t kind, int32_t size):
-        cdef void* graph = self.find(kind, size)
+    def replay(self, int32_t kind, int32_t size, int32_t variant=0):
+        """Launches the graph of exactly this size: a forward, or the choice of tokens."""
+        cdef void* graph
+        self._check_kind(kind, variant)
+        graph = self.find(kind, variant, size)
         if graph == NULL:
             raise ValueError(f"there is no graph of kind {kind} and size {size}; pick() gives the sizes there are")
         if not self.launch_graph(graph):
@@ -241,16 +215,19 @@ cdef class Launcher:
         """All of the newest step has been launched, by whatever means: wait() says when its tokens are there."""
         if self.step < 0:
             raise ValueError("no step was begun: there is none to finish")
-        if not self.mark_home():
+        if not self.record_done():
             self._raise()
 
-    def launch(self, StepPlan plan not None, int32_t record_index, int32_t kind, int32_t size, int32_t sample_size):
+    def launch(self, StepPlan plan not None, int32_t record_index, int32_t kind, int32_t size, int32_t sample_size,
+               int32_t variant=0):
         """A whole plain step: prep, forward, sample (0: no row does); one graph for all where there is one."""
         self._check_plan(plan, record_index)
-        self._check_index("kind", kind, 2)
-        if self.find(kind, size) == NULL or (sample_size and self.find(SAMPLE, sample_size) == NULL):
+        self._check_kind(kind, variant)
+        if self.find(kind, variant, size) == NULL or (
+            sample_size and self.find(GRAPH_SAMPLE, variant, sample_size) == NULL
+        ):
             raise ValueError(f"no graphs for kind {kind}, size {size}, sample size {sample_size}; pick() knows them")
-        if not self.launch_plain(plan, record_index, kind, size, sample_size):
+        if not self.launch_plain(plan, record_index, kind, variant, size, sample_size):
             self._raise()
 
     def wait(self, int32_t record_index, double timeout_s):
@@ -289,7 +266,7 @@ cdef class Launcher:
 
     # The same without the GIL. False: a call failed, and _raise() says which.
 
-    cdef bint claim_record(self, int32_t record) noexcept nogil:
+    cdef bint await_read(self, int32_t record) noexcept nogil:
         if self.record_step[record] <= self.waited_step:
             return True
         # Nobody has waited for the step that it held: its prep may still be about to read it.
@@ -299,7 +276,7 @@ cdef class Launcher:
         )
 
     cdef bint launch_prep(self, StepPlan plan, int32_t record) noexcept nogil:
-        return self.launch_reader(self.prep_graph, plan, record) and self.mark_begin()
+        return self.launch_reader(self.graphs[GRAPH_PREP][0].graph[0], plan, record) and self.mark_begin()
 
     cdef bint launch_reader(self, void* graph, StepPlan plan, int32_t record) noexcept nogil:
         """A graph that begins with prep, for the plan in this record."""
@@ -309,7 +286,7 @@ cdef class Launcher:
         self.step = self.record_step[record] = plan.step_id
         if record != self.turn and not self.ok(
             MEMCPY_ASYNC,
-            self.memcpy_async(self.turn_there, number, sizeof(int32_t), TO_DEVICE, self.compute),
+            self.memcpy_async(self.device_turn, number, sizeof(int32_t), TO_DEVICE, self.compute),
         ):
             return False
         self.turn = -1  # a launch that fails may have run or not
@@ -348,24 +325,24 @@ cdef class Launcher:
     cdef bint launch_graph(self, void* graph) noexcept nogil:
         return self.ok(GRAPH_LAUNCH, self.graph_launch(graph, self.compute))
 
-    cdef bint mark_home(self) noexcept nogil:
+    cdef bint record_done(self) noexcept nogil:
         """Behind everything of the newest step."""
         self.home_step[self.record] = self.step
         return self.mark_end() and self.ok(EVENT_RECORD, self.event_record(self.home[self.record], self.compute))
 
-    cdef bint launch_plain(self, StepPlan plan, int32_t record, int32_t kind, int32_t size,
-                           int32_t sample_size) noexcept nogil:
+    cdef bint launch_plain(self, StepPlan plan, int32_t record, int32_t kind, int32_t variant,
+                           int32_t size, int32_t sample_size) noexcept nogil:
         """Sizes of graphs there are; sample_size 0: no row samples."""
         cdef void* whole = NULL
-        if kind == DECODE and plan.num_sampled == plan.num_rows and not self.ends_gap(plan.step_id):
-            whole = self.find(STEP, size)
+        if kind == GRAPH_DECODE and plan.num_sampled == plan.num_rows and not self.ends_gap(plan.step_id):
+            whole = self.find(GRAPH_STEP, variant, size)
         if whole:
-            return self.launch_reader(whole, plan, record) and self.mark_home()
-        if not (self.launch_prep(plan, record) and self.launch_graph(self.find(kind, size))):
+            return self.launch_reader(whole, plan, record) and self.record_done()
+        if not (self.launch_prep(plan, record) and self.launch_graph(self.find(kind, variant, size))):
             return False
-        if sample_size and not self.launch_graph(self.find(SAMPLE, sample_size)):
+        if sample_size and not self.launch_graph(self.find(GRAPH_SAMPLE, variant, sample_size)):
             return False
-        return self.mark_home()
+        return self.record_done()
 
     cdef bint await_tokens(self, int32_t record) noexcept nogil:
         if not self.ok(EVENT_SYNCHRONIZE, self.event_synchronize(self.home[record])):
@@ -403,6 +380,10 @@ cdef class Launcher:
         if not 0 <= index < count:
             raise ValueError(f"{what} {index}: there are 0 to {count - 1}")
 
+    cdef _check_kind(self, int32_t kind, int32_t variant):
+        self._check_index("kind", kind, NUM_GRAPH_KINDS)
+        self._check_index("variant", variant, NUM_VARIANTS)
+
     def _check_plan(self, StepPlan plan, int32_t record_index):
         self._check_index("record", record_index, self.num_records)
         if <void*>&plan.record[0] != self.records[record_index]:
@@ -411,5 +392,5 @@ cdef class Launcher:
             raise ValueError(f"the plan's number is {plan.number}: its tokens would not go home to {record_index}")
         if plan.num_rows < 1 or plan.num_rows > self.max_rows:
             raise ValueError(f"the plan has {plan.num_rows} rows: a step has 1 to {self.max_rows}")
-        if self.prep_graph == NULL:
-            raise ValueError("there is no prep graph; set_prep() comes before steps")
+        if self.graphs[GRAPH_PREP][0].count == 0:
+            raise ValueError("there is no prep graph; set_graph() comes before steps")

@@ -1,4 +1,4 @@
-"""Where each number of a step lies: the one list that Cython, the prep kernels and the tests read.
+"""Where each number of a step lies, and the kinds of graphs: the one list that Cython, kernels and tests read.
 
 Owner: nobody, there is no state here. setup.py writes `layout.pxd` from this file: each member is a C constant named
 after the first word of its class and itself (`Header.NUM_ROWS` is HEADER_NUM_ROWS). A kernel names a member as a
@@ -82,6 +82,16 @@ class SlotWord(IntEnum):
     OUTSIDE = 17  # 1: one of the slot's token ids was not a row of the embedding
 
 
+class GraphKind(IntEnum):
+    """What a recorded graph runs; Launcher holds graphs by kind, variant and size."""
+
+    DECODE = 0  # the forward of rows with one token each; its size counts tokens, as does MIXED's
+    MIXED = 1  # the forward of any rows
+    SAMPLE = 2  # the choice of tokens; its size counts sampled rows
+    STEP = 3  # prep, DECODE and SAMPLE of rows that all sample
+    PREP = 4  # record to inputs; of size 1
+
+
 def padded(count: int) -> int:
     """The next multiple of ALIGNED."""
     return -(-count // ALIGNED) * ALIGNED
@@ -116,10 +126,11 @@ def record_len(max_rows: int, max_tokens: int, max_updates: int) -> int:
 def declarations() -> str:
     """The text of layout.pxd."""
     lines = ["# Written by setup.py from layout.py, which says what these are.", ""]
-    for kind in (Header, RowColumn, RowFlag, UpdateWord, SlotWord):
+    for kind in (Header, RowColumn, RowFlag, UpdateWord, SlotWord, GraphKind):
         first = "".join(letter if letter.islower() or not k else " " for k, letter in enumerate(kind.__name__))
         prefix = first.split()[0].upper()
         lines += [f"cdef enum:  # {kind.__name__}", *(f"    {prefix}_{one.name} = {one.value}" for one in kind), ""]
     lines += ["cdef enum:", f"    ALIGNED = {ALIGNED}", f"    HEADER_LEN = {HEADER_LEN}"]
-    lines += [f"    UPDATE_WORDS = {UPDATE_WORDS}", f"    SLOT_WORDS = {SLOT_WORDS}", ""]
+    lines += [f"    UPDATE_WORDS = {UPDATE_WORDS}", f"    SLOT_WORDS = {SLOT_WORDS}"]
+    lines += [f"    NUM_GRAPH_KINDS = {len(GraphKind)}", ""]
     return "\n".join(lines)

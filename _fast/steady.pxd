@@ -34,6 +34,7 @@ cdef class SteadyLoop:
     cdef double tell_s  # what it took to tell the news of the step before
     cdef bint timed  # planning has waited for its time
     cdef bint exact  # ended_at of the launcher is when that step ended, not when somebody came to look
+    cdef int32_t variant  # of the graphs that run the plan looked at last
     cdef StepNumbers last
 
     cdef int32_t _run(self) noexcept nogil

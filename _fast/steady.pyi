@@ -17,6 +17,7 @@ REASON_IDLE: int
 REASON_PREEMPTED: int
 SPECIAL_ALWAYS: int
 SPECIAL_PROMPT: int
+SPECIAL_VARIANT_SHIFT: int
 
 class SteadyLoop:
     in_flight: int

@@ -8,7 +8,8 @@ eventfd. Out: news in an OutputRing; a reason to return, and which plan is where
 
 A step is plain when it runs no tower, takes no media rows, has a graph, and no row is `special`: bit 0 of a slot's
 byte says that Python handles each of its steps, bit 1 those that compute tokens of its prompt (so also the one that
-samples its first token). Plan and record of a step have the number step_id modulo the plans' count.
+samples its first token). The bits from SPECIAL_VARIANT_SHIFT on name the variant of the graphs that the row needs.
+Plan and record of a step have the number step_id modulo the plans' count.
 """
 
 from array import array
@@ -16,8 +17,8 @@ from array import array
 cimport cython
 from posix.time cimport timespec
 
-from _fast.launcher cimport DECODE, MIXED, SAMPLE, now
-from _fast.layout cimport ROW_SAMPLE
+from _fast.launcher cimport now
+from _fast.layout cimport GRAPH_DECODE, GRAPH_MIXED, GRAPH_SAMPLE, ROW_SAMPLE
 from _fast.ring cimport named
 from _fast.types cimport slot_t
 
@@ -60,7 +61,9 @@ cdef enum:
     IDLE = 6
     FAILED = 7
     PREEMPTED = 8
-    ALWAYS = 1  # bit of `special`
+    ALWAYS = 1  # bits of `special`
+    PROMPT = 2
+    VARIANT_SHIFT = 2
 
 REASON_INBOX = INBOX  # the inbox has something
 REASON_PYTHON = PYTHON  # `planned` is not plain
@@ -81,7 +84,8 @@ cdef double FALL = 1e-6  # when there was as much
 cdef double AT_ONCE = 20e-6  # seconds; a wait shorter than this found its step done already
 cdef double SLOWLY = 0.05  # of a longer step that is believed
 SPECIAL_ALWAYS = ALWAYS
-SPECIAL_PROMPT = 2
+SPECIAL_PROMPT = PROMPT
+SPECIAL_VARIANT_SHIFT = VARIANT_SHIFT
 
 
 cdef inline int32_t size_class(int32_t num_tokens) noexcept nogil:
@@ -230,8 +234,8 @@ cdef class SteadyLoop:
         cdef double packed
         cdef int32_t size
         cdef int32_t kind
-        cdef int32_t sample_size
-        if not self.launcher.claim_record(index):
+        cdef int32_t sample_size = 0
+        if not self.launcher.await_read(index):
             return FAILED
         self.scheduler._plan(plan)
         self.last.schedule_s = now() - begun
@@ -244,37 +248,40 @@ cdef class SteadyLoop:
         if self.params.num_unsent:
             self.params.append(plan)
         packed = now()
-        kind = DECODE if plan.num_decode_rows == plan.num_rows else MIXED
-        sample_size = self.launcher.choose(SAMPLE, plan.num_sampled) if plan.num_sampled else 0
-        if not self.launcher.launch_plain(plan, index, kind, size, sample_size):
+        kind = GRAPH_DECODE if plan.num_decode_rows == plan.num_rows else GRAPH_MIXED
+        if plan.num_sampled:
+            sample_size = self.launcher.choose(GRAPH_SAMPLE, self.variant, plan.num_sampled)
+        if not self.launcher.launch_plain(plan, index, kind, self.variant, size, sample_size):
             return FAILED
         self.last.schedule_s = packed - begun
         self.last.launch_s = now() - packed
         return GOES_ON
 
     cdef int32_t _size(self, StepPlan plan) noexcept nogil:
-        """The size of the graph that runs a plain plan; 0: it is not plain."""
+        """The size of the graph that runs a plain plan, whose variant is noted; 0: the plan is not plain."""
         cdef const slot_t* slots = plan.lines.slot
         cdef const int32_t* computed = plan.lines.computed
         cdef const uint8_t* special = &self.special[0]
-        cdef int32_t odd = 0
+        cdef int32_t bits = 0
+        cdef int32_t special_rows
         cdef int32_t row
         if plan.num_rows == 0 or plan.num_encodes or plan.num_media:
             return 0
         for row in range(plan.num_rows):
-            odd |= special[slots[row]]
-        if odd and plan.num_prompt_rows:
-            odd &= ALWAYS
+            bits |= special[slots[row]]
+        special_rows = bits & ALWAYS
+        if bits & PROMPT and plan.num_prompt_rows:
             for row in range(plan.num_rows):
                 if computed[row] < self.scheduler.seqs.prompt_len[slots[row]]:
-                    odd |= special[slots[row]]
-        elif odd:
-            odd &= ALWAYS
-        if odd:
+                    special_rows |= special[slots[row]] & (ALWAYS | PROMPT)
+        if special_rows:
             return 0
-        if plan.num_sampled and self.launcher.choose(SAMPLE, plan.num_sampled) == 0:
+        self.variant = bits >> VARIANT_SHIFT
+        if plan.num_sampled and self.launcher.choose(GRAPH_SAMPLE, self.variant, plan.num_sampled) == 0:
             return 0
-        return self.launcher.choose(DECODE if plan.num_decode_rows == plan.num_rows else MIXED, plan.num_tokens)
+        return self.launcher.choose(
+            GRAPH_DECODE if plan.num_decode_rows == plan.num_rows else GRAPH_MIXED, self.variant, plan.num_tokens
+        )
 
     cdef int32_t _settle(self, StepPlan plan, int32_t index) noexcept nogil:
         """Wait for a step's tokens, commit them and hand on the news."""

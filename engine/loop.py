@@ -280,7 +280,7 @@ class DeviceThread:
             return None
         begun = time.perf_counter()
         plan = runtime.next_plan
-        runtime.executor.claim(plan)
+        runtime.executor.wait_until_read(plan)
         self._set_budgets(runtime)
         rows = runtime.scheduler.schedule(plan)
         stats.schedule_s += time.perf_counter() - begun

@@ -67,7 +67,7 @@ class CpuExecutor:
         self._sampler.reset(slot, poison)
         self._prompts.reset(slot)
 
-    def claim(self, plan: StepPlan) -> None:
+    def wait_until_read(self, plan: StepPlan) -> None:
         """Nothing to wait for: a plan's step has been settled before its turn comes again."""
 
     def launch_forward(self, plan: StepPlan) -> StepResult:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from _fast.layout import SLOT_WORDS, SlotWord
+from _fast.layout import SLOT_WORDS, GraphKind, SlotWord
 from _fast.plan import StepPlan
 from _fast.ring import OutputRing
 from _fast.scheduler import Scheduler
@@ -43,7 +43,6 @@ from engine.step.buffers import StepBuffers
 from engine.step.build import RowArrays, mrope_positions
 from engine.step.encode import EncoderCache
 from engine.step.executor import Sizes
-from engine.step.graphs import DECODE, MIXED
 from engine.step.prompts import Due, PromptLogprobs
 from engine.step.result import StepResult
 from engine.step.slots import SlotState
@@ -122,7 +121,7 @@ class DeviceExecutor:
     def forward_into(self, kind: int, tokens: int) -> None:
         """A forward of `tokens` padded tokens, and the hidden states of its sampled rows into their fixed place."""
         rows = min(tokens, self.sizes.max_rows)
-        self._keep_sampled(self.buffers.batch(tokens, rows, kind == DECODE, []), rows)
+        self._keep_sampled(self.buffers.batch(tokens, rows, kind == GraphKind.DECODE, []), rows)
 
     def _keep_sampled(self, batch: Batch, count: int) -> None:
         """The forward of which the first `count` sampled rows are read, at most one for each token."""
@@ -211,8 +210,8 @@ class DeviceExecutor:
         self._newest = step
         return step
 
-    def claim(self, plan: StepPlan) -> None:
-        self.launcher.claim(self.plans.index(plan))
+    def wait_until_read(self, plan: StepPlan) -> None:
+        self.launcher.wait_until_read(self.plans.index(plan))
 
     def launch_forward(self, plan: StepPlan) -> StepResult:
         number = self.plans.index(plan)
@@ -227,8 +226,8 @@ class DeviceExecutor:
     def _launch_forward(self, step: DeviceStep) -> None:
         plan, rows, buffers = step.plan, step.rows, self.buffers
         due = self.prompts.due(rows)
-        kind = DECODE if plan.num_decode_rows == plan.num_rows else MIXED
-        eager = due is not None or (plan.num_media and kind == DECODE)
+        kind = GraphKind.DECODE if plan.num_decode_rows == plan.num_rows else GraphKind.MIXED
+        eager = due is not None or (plan.num_media and kind == GraphKind.DECODE)
         size = 0 if eager else self.launcher.pick(kind, plan.num_tokens)
         shown = bool(size and plan.num_media)
         media: list[tuple[int, int, torch.Tensor]] = []
@@ -265,7 +264,7 @@ class DeviceExecutor:
     def _launch_sized(self, step: DeviceStep, kind: int, size: int, due: Due | None) -> None:
         """`size`: of the graph; 0 for none."""
         plan, rows, launcher = step.plan, step.rows, self.launcher
-        sample_size = launcher.pick_sample(plan.num_sampled) if plan.num_sampled else 0
+        sample_size = launcher.pick(GraphKind.SAMPLE, plan.num_sampled) if plan.num_sampled else 0
         step.plain = self.sampler.is_plain(rows.slots[rows.sampled])
         if step.plain and size and (sample_size or not plan.num_sampled):
             launcher.launch(plan, step.number, kind, size, sample_size)
@@ -273,12 +272,12 @@ class DeviceExecutor:
             return
         launcher.prep(plan, step.number)
         if size:
-            launcher.forward(kind, size)
+            launcher.replay(kind, size)
         else:
             self._run_eagerly(step, kind, due)
         if step.plain:
             if sample_size:
-                launcher.sample(sample_size)
+                launcher.replay(GraphKind.SAMPLE, sample_size)
             elif plan.num_sampled:
                 self.choose_into(plan.num_sampled)
             self._finish(step)
@@ -287,7 +286,7 @@ class DeviceExecutor:
         plan, buffers = step.plan, self.buffers
         step.plan_at = step.launched_at  # as above, and so do launches
         media = self.encoder.take(step) if plan.num_media else []
-        batch = buffers.batch(plan.num_tokens, plan.num_rows, kind == DECODE, media)
+        batch = buffers.batch(plan.num_tokens, plan.num_rows, kind == GraphKind.DECODE, media)
         if due is None:
             self._keep_sampled(batch, plan.num_sampled)
             return

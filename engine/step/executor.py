@@ -56,7 +56,7 @@ class Executor(Protocol):
     def reset(self, slot: int, poison: bool) -> None:
         """Forgets a freed slot; with `poison` its numbers become ones that no live row may use."""
 
-    def claim(self, plan: StepPlan) -> None:
+    def wait_until_read(self, plan: StepPlan) -> None:
         """Before the scheduler rewrites a plan: returns when nothing that was launched reads it any more."""
 
     def launch_forward(self, plan: StepPlan) -> StepResult:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 
-DECODE, MIXED = 0, 1
 MIXED_LIMIT = 2048  # tokens; longer steps spend so little of their time on launches that they run eagerly
 # Mixed sizes: up to so many tokens in steps of so many. Products are cut into tiles of 128 rows (of 64 for small ones):
 # 512 tokens in a graph of 528 took 0.8 ms longer on an 8B than in one of 512. At most 12 % of a step is padding.

@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from _fast.layout import GraphKind
 from engine.cache.sizing import device_blocks
 from engine.encoders.tower import each
 from engine.kernels.compile_ahead import compile_ahead
@@ -23,8 +24,6 @@ from engine.sampling.device import prompt_logprobs
 from engine.sampling.logprobs import CHUNK
 from engine.step.device_executor import DeviceExecutor
 from engine.step.graphs import (
-    DECODE,
-    MIXED,
     MIXED_LIMIT,
     decode_sizes,
     long_sizes,
@@ -82,7 +81,7 @@ class Startup:
         gated = partial(gated_way, width=text.intermediate_size, depth=text.hidden_size)
         with self._accelerator.algorithms.recording() as recorded:
             for size in mixed + other_ways(decode + mixed, sizes.max_tokens, gated):
-                self._executor.forward_into(MIXED, size)
+                self._executor.forward_into(GraphKind.MIXED, size)
         products.update(recorded)
         for tower in each(self._model.towers):
             for rows in MEDIA_ROWS:
@@ -159,13 +158,13 @@ class Startup:
         self._accelerator.keep(self._sampler.special_bytes(sizes.max_rows))
         # First: the step that prep reads has no rows yet, as the rules' kernels want it.
         self._warm_up_rules()
-        launcher.set_prep(capture(buffers.prep))
+        launcher.set_graph(GraphKind.PREP, 0, 1, capture(buffers.prep))
         if not self._config.enforce_eager:
             for size in reversed(mixed_sizes(sizes.max_tokens)):
-                launcher.set_forward(MIXED, size, self._capture_forward(MIXED, size))
+                launcher.set_graph(GraphKind.MIXED, 0, size, self._capture_forward(GraphKind.MIXED, size))
             for size in reversed(decode_sizes(sizes.max_rows, self._config.cudagraph_capture_sizes)):
-                launcher.set_forward(DECODE, size, self._capture_forward(DECODE, size))
-                launcher.set_sample(size, capture(partial(self._executor.choose_into, size)))
+                launcher.set_graph(GraphKind.DECODE, 0, size, self._capture_forward(GraphKind.DECODE, size))
+                launcher.set_graph(GraphKind.SAMPLE, 0, size, capture(partial(self._executor.choose_into, size)))
                 self._capture_step(size)
             for tower in each(self._model.towers):
                 tower.record(partial(self._accelerator.recorded, met=True))  # by the profile
@@ -180,4 +179,5 @@ class Startup:
 
     def _capture_step(self, size: int) -> None:
         """A whole plain decode step: what has just been recorded in parts."""
-        self._launcher.set_step(size, self._accelerator.capture(partial(self._executor.decode, size), met=True))
+        graph = self._accelerator.capture(partial(self._executor.decode, size), met=True)
+        self._launcher.set_graph(GraphKind.STEP, 0, size, graph)

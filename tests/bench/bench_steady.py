@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from _fast.layout import GraphKind
 from _fast.ring import OutputRing
 from _fast.scheduler import Scheduler
 from _fast.steady import REASON_INBOX, SteadyLoop
@@ -75,8 +76,8 @@ class Decoding:
         self.rig.params.pack(plan)
         kind = int(plan.num_decode_rows != plan.num_rows)
         launcher.prep(plan, index)
-        launcher.forward(kind, launcher.pick(kind, plan.num_tokens))
-        launcher.sample(launcher.pick_sample(plan.num_sampled))
+        launcher.replay(kind, launcher.pick(kind, plan.num_tokens))
+        launcher.replay(GraphKind.SAMPLE, launcher.pick(GraphKind.SAMPLE, plan.num_sampled))
         launcher.finish()
         return index
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
+from _fast.layout import GraphKind
 from _fast.plan import StepPlan
 from engine.kernels.gemm.algorithms import Algorithms
 from engine.memory import DeviceMemory
@@ -23,30 +24,16 @@ class HostLauncher:
     def __init__(self, graphs: list[Callable[[], None]], records: torch.Tensor, turn: torch.Tensor) -> None:
         self._graphs, self._records, self._turn = graphs, records, turn
         self.gap_s = 0.0  # no clock of the device's is asked
-        self._prep = -1
-        self._forward: dict[tuple[int, int], int] = {}
-        self._sample: dict[int, int] = {}
-        self._step: dict[int, int] = {}
+        self._by_kind: dict[int, dict[int, int]] = {kind: {} for kind in GraphKind}
         self.counts = {"prep": 0, "forward": 0, "sample": 0, "step": 0, "finish": 0, "wait": 0}
 
-    def set_prep(self, graph: int) -> None:
-        self._prep = graph
-
-    def set_forward(self, kind: int, size: int, graph: int) -> None:
-        self._forward[kind, size] = graph
-
-    def set_sample(self, size: int, graph: int) -> None:
-        self._sample[size] = graph
-
-    def set_step(self, size: int, graph: int) -> None:
-        self._step[size] = graph
+    def set_graph(self, kind: int, variant: int, size: int, graph: int) -> None:
+        assert variant == 0
+        self._by_kind[kind][size] = graph
 
     def pick(self, kind: int, count: int) -> int:
-        size = min((size for of, size in self._forward if of == kind and size >= count), default=0)
-        return 0 if kind == 1 and count > 64 and size > 1.25 * count else size
-
-    def pick_sample(self, count: int) -> int:
-        return min((size for size in self._sample if size >= count), default=0)
+        size = min((size for size in self._by_kind[kind] if size >= count), default=0)
+        return 0 if kind == GraphKind.MIXED and count > 64 and size > 1.25 * count else size
 
     def _take(self, plan: StepPlan, record: int) -> None:
         assert plan.number == record
@@ -54,33 +41,29 @@ class HostLauncher:
         self._records[record][plan.used_len :] = -7  # what does not count must not be read
         self._turn.fill_(record)
 
-    def claim(self, record: int) -> None:
+    def wait_until_read(self, record: int) -> None:
         pass  # everything launched has run
 
     def launch(self, plan: StepPlan, record: int, kind: int, size: int, sample_size: int) -> None:
-        if kind == 0 and plan.num_sampled == plan.num_rows:
+        if kind == GraphKind.DECODE and plan.num_sampled == plan.num_rows:
             self.counts["step"] += 1
             self._take(plan, record)
-            self._graphs[self._step[size]]()
+            self._graphs[self._by_kind[GraphKind.STEP][size]]()
         else:
             self.prep(plan, record)
-            self.forward(kind, size)
+            self.replay(kind, size)
             if sample_size:
-                self.sample(sample_size)
+                self.replay(GraphKind.SAMPLE, sample_size)
         self.finish()
 
     def prep(self, plan: StepPlan, record: int) -> None:
         self.counts["prep"] += 1
         self._take(plan, record)
-        self._graphs[self._prep]()
+        self._graphs[self._by_kind[GraphKind.PREP][1]]()
 
-    def forward(self, kind: int, size: int) -> None:
-        self.counts["forward"] += 1
-        self._graphs[self._forward[kind, size]]()
-
-    def sample(self, size: int) -> None:
-        self.counts["sample"] += 1
-        self._graphs[self._sample[size]]()
+    def replay(self, kind: int, size: int) -> None:
+        self.counts["sample" if kind == GraphKind.SAMPLE else "forward"] += 1
+        self._graphs[self._by_kind[kind][size]]()
 
     def finish(self) -> None:
         self.counts["finish"] += 1

@@ -9,6 +9,7 @@ import time
 import numpy as np
 import pytest
 
+from _fast.layout import GraphKind
 from _fast.plan import StepPlan
 from _fast.scheduler import Scheduler
 from engine.kernels import target
@@ -41,7 +42,7 @@ class Engine:
 
     def plan(self):
         launcher, index = self.rig.launcher, self.scheduler.next_step % len(self.rig.plans)
-        launcher.claim(index)
+        launcher.wait_until_read(index)
         plan = self.rig.plans[index]
         if not self.scheduler.schedule(plan):
             return None
@@ -57,15 +58,15 @@ class Engine:
         launcher = self.rig.launcher
         kind = 0 if plan.num_decode_rows == plan.num_rows else 1
         size = launcher.pick(kind, plan.num_tokens)
-        sample = launcher.pick_sample(plan.num_sampled) if plan.num_sampled else 0
+        sample = launcher.pick(GraphKind.SAMPLE, plan.num_sampled) if plan.num_sampled else 0
         if together and size:
             launcher.launch(plan, index, kind, size, sample)
         else:
             launcher.prep(plan, index)
             if size:
-                launcher.forward(kind, size)
+                launcher.replay(kind, size)
             if sample:
-                launcher.sample(sample)
+                launcher.replay(GraphKind.SAMPLE, sample)
             launcher.finish()
         self.in_flight.append(planned)
         return True
@@ -298,16 +299,41 @@ def test_a_size_is_the_smallest_that_holds_the_count():
     launcher = Rig(256, 2048, 64, 256, graphs=False).launcher
     assert launcher.pick(0, 1) == 0
     for size in (256, 8, 1, 16):
-        launcher.set_forward(0, size, 20000 + size)
-        launcher.set_sample(size, 40000 + size)
+        launcher.set_graph(GraphKind.DECODE, 0, size, 20000 + size)
+        launcher.set_graph(GraphKind.SAMPLE, 0, size, 40000 + size)
     assert [launcher.pick(0, count) for count in (1, 2, 8, 9, 17, 256, 257)] == [1, 8, 8, 16, 256, 256, 0]
-    assert [launcher.pick_sample(count) for count in (1, 9, 257)] == [1, 16, 0]
+    assert [launcher.pick(GraphKind.SAMPLE, count) for count in (1, 9, 257)] == [1, 16, 0]
     for size in (64, 128, 1024):
-        launcher.set_forward(1, size, 30000 + size)
+        launcher.set_graph(GraphKind.MIXED, 0, size, 30000 + size)
     # Padding above a quarter is worse than launching every kernel by itself, but for steps that are small anyway.
     assert [launcher.pick(1, count) for count in (1, 64, 65, 102, 103, 128, 800, 820)] == [
         64, 64, 0, 0, 128, 128, 0, 1024,
     ]  # fmt: skip
+
+
+def test_a_step_runs_the_variant_that_its_rows_need():
+    """Whole steps of the variant where there are some, else its parts; a forward without the variant serves both."""
+    rules = 2
+    for whole in (False, True):
+        engine = Engine(whole=True)
+        launcher = engine.rig.launcher
+        launcher.set_graph(GraphKind.SAMPLE, rules, 4, 40004)
+        if whole:
+            launcher.set_graph(GraphKind.STEP, rules, 4, 50004)
+        assert [launcher.pick(GraphKind.SAMPLE, 1, variant) for variant in (0, rules)] == [1, 4]
+        assert [launcher.pick(GraphKind.DECODE, 1, variant) for variant in (0, rules)] == [1, 1]
+        engine.add()
+        engine.launch(together=True)
+        engine.settle()
+        for variant, wanted in ((0, [50001]), (rules, [50004] if whole else [1000, 20001, 40004])):
+            plan, index = planned = engine.plan()
+            size = 4 if variant and whole else 1
+            engine.rig.take_calls()
+            launcher.launch(plan, index, GraphKind.DECODE, size, launcher.pick(GraphKind.SAMPLE, 1, variant), variant)
+            engine.in_flight.append(planned)
+            engine.settle()
+            assert [which for what, which in engine.rig.take_calls() if what == GRAPH] == wanted
+        assert engine.rig.fault == 0
 
 
 def test_events_are_given_back():
@@ -345,18 +371,23 @@ def test_a_mistake_is_refused_in_words():
     with pytest.raises(ValueError, match="no graphs for kind 0, size 7"):
         launcher.launch(plan, index, 0, 7, 1)
     with pytest.raises(ValueError, match="no graph of kind 1 and size 7"):
-        launcher.forward(1, 7)
-    with pytest.raises(ValueError, match="no sample graph of size 7"):
-        launcher.sample(7)
+        launcher.replay(1, 7)
+    with pytest.raises(ValueError, match="no graph of kind 2 and size 7"):
+        launcher.replay(GraphKind.SAMPLE, 7)
     with pytest.raises(ValueError, match="not null"):
-        launcher.set_forward(0, 8, 0)
+        launcher.set_graph(GraphKind.DECODE, 0, 8, 0)
     with pytest.raises(ValueError, match="0 rows"):
         launcher.prep(StepPlan(ROWS, TOKENS, 128, engine.rig.records[1], 1), 1)
     with pytest.raises(ValueError, match="its tokens would not go home to 1"):
         launcher.prep(StepPlan(ROWS, TOKENS, 128, engine.rig.records[1]), 1)
-    launcher.set_prep(0)
-    with pytest.raises(ValueError, match=r"set_prep\(\) comes before steps"):
-        launcher.prep(plan, index)
+    with pytest.raises(ValueError, match="kind 5: there are 0 to 4"):
+        launcher.pick(5, 1)
+    with pytest.raises(ValueError, match="variant 8: there are 0 to 7"):
+        launcher.set_graph(GraphKind.DECODE, 8, 8, 20008)
+    bare = Engine(graphs=False)
+    bare.add()
+    with pytest.raises(ValueError, match=r"set_graph\(\) comes before steps"):
+        bare.rig.launcher.prep(*bare.plan())
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import time
 import numpy as np
 import pytest
 
+from _fast.layout import GraphKind
 from _fast.ring import OutputRing, told_logprobs
 from _fast.scheduler import Scheduler
 from _fast.steady import (
@@ -28,6 +29,7 @@ from _fast.steady import (
     REASON_RING,
     SPECIAL_ALWAYS,
     SPECIAL_PROMPT,
+    SPECIAL_VARIANT_SHIFT,
     SteadyLoop,
 )
 from tests.fast.oracles.runtime import COPY, GRAPH, QUERY, RECORD, SYNC, Rig, seed_words
@@ -86,7 +88,7 @@ class Engine:
 
     def plan(self):
         index = self.scheduler.next_step % len(self.rig.plans)
-        self.rig.launcher.claim(index)
+        self.rig.launcher.wait_until_read(index)
         return index if self.scheduler.schedule(self.rig.plans[index]) else None
 
     def launch(self, index):
@@ -95,9 +97,9 @@ class Engine:
         launcher.prep(plan, index)
         size = launcher.pick(plan.num_decode_rows != plan.num_rows, plan.num_tokens)
         if size:
-            launcher.forward(plan.num_decode_rows != plan.num_rows, size)
+            launcher.replay(plan.num_decode_rows != plan.num_rows, size)
         if plan.num_sampled:
-            launcher.sample(launcher.pick_sample(plan.num_sampled))
+            launcher.replay(GraphKind.SAMPLE, launcher.pick(GraphKind.SAMPLE, plan.num_sampled))
         launcher.finish()
 
     def settle(self, index, wait=True):
@@ -319,6 +321,17 @@ def steady_case(most=100, prompts=(5,), entries=4096, flags=0, vocab=1 << 30, **
     mixed = Mixed(script, entries=entries, python=0.0, vocab=vocab, **settings)
     mixed.due()
     return mixed
+
+
+@pytest.mark.parametrize("needed", [0, 3])
+def test_rows_say_which_variant_of_the_graphs_runs_their_steps(needed):
+    mixed = steady_case(most=20, prompts=(5, 9), flags=needed << SPECIAL_VARIANT_SHIFT)
+    mixed.rig.launcher.set_graph(GraphKind.STEP, 3, 2, 60002)
+    mixed.rig.take_calls()
+    assert mixed.steady.run(-1) == REASON_FREED
+    steps = [which for what, which in mixed.rig.take_calls() if what == GRAPH and which > 50000]
+    assert set(steps) == {60002 if needed else 50002}
+    mixed.close()
 
 
 def test_a_steady_decode_step_is_one_graph_and_one_wait():

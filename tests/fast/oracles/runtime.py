@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from _fast.launcher import Launcher
-from _fast.layout import SLOT_WORDS, SlotWord, declarations, record_len
+from _fast.layout import SLOT_WORDS, GraphKind, SlotWord, declarations, record_len
 from _fast.params import SlotParams
 from _fast.plan import StepPlan
 
@@ -70,18 +70,18 @@ class Rig:
         pointers = [(ctypes.c_void_p * records)(*found) for found in (lines, places)]
         self.lib.setup(rows, tokens, *pointers, records, ctypes.c_void_p(self.turn.ctypes.data))
         self.launcher = Launcher(addresses(), 1, places, self.turn.ctypes.data, lines, rows)
-        self.launcher.set_prep(1000)
         if graphs:
             self.set_graphs(rows, tokens, whole)
 
     def set_graphs(self, rows, tokens, whole):
+        self.launcher.set_graph(GraphKind.PREP, 0, 1, 1000)
         for size in sorted({1, 2, 4, *range(8, rows, 8), rows}, reverse=True):
-            self.launcher.set_forward(0, size, 20000 + size)
-            self.launcher.set_sample(size, 40000 + size)
+            self.launcher.set_graph(GraphKind.DECODE, 0, size, 20000 + size)
+            self.launcher.set_graph(GraphKind.SAMPLE, 0, size, 40000 + size)
             if whole:
-                self.launcher.set_step(size, 50000 + size)
+                self.launcher.set_graph(GraphKind.STEP, 0, size, 50000 + size)
         for size in sorted({*range(16, tokens, 16), tokens}, reverse=True):
-            self.launcher.set_forward(1, size, 30000 + size)
+            self.launcher.set_graph(GraphKind.MIXED, 0, size, 30000 + size)
 
     def take_calls(self) -> list[tuple[int, int]]:
         into = np.zeros((1 << 16, 2), np.int32)
