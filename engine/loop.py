@@ -294,13 +294,13 @@ class DeviceThread:
 
     def _launch(self, runtime: Runtime, plan: StepPlan, stats: StepStats) -> StepResult:
         begun = time.perf_counter()
-        step = runtime.launch_forward(plan)
+        step = runtime.executor.launch_forward(plan)
         stats.launch_s += time.perf_counter() - begun
         return step
 
     def _launch_sample(self, runtime: Runtime, step: StepResult, stats: StepStats) -> None:
         begun = time.perf_counter()
-        runtime.launch_sample(step, self._inbox.put)
+        runtime.executor.launch_sample(step, self._inbox.put)
         stats.launch_s += time.perf_counter() - begun
 
     def _deliver(self, runtime: Runtime, output: StepOutput) -> None:

@@ -38,7 +38,6 @@ from engine.models.registry import build_model, load_model_config
 from engine.request import Request, SamplingParams
 from engine.step.cpu_executor import CpuExecutor
 from engine.step.executor import Executor, Sizes
-from engine.step.result import StepResult
 from engine.weights.load import load_weights, weight_bytes
 from engine.weights.progress import WeightsLine
 
@@ -95,8 +94,14 @@ class Runtime:
         return self.executor.plans[self.scheduler.next_step % len(self.executor.plans)]
 
     def steady(self, inbox: Inbox) -> SteadySteps | None:
-        """The loop of steps that need no Python, where the executor has one."""
-        return self.executor.steady(self.scheduler, inbox)
+        """The loop of steps that need no Python; it watches the inbox. None: the executor launches in Python only."""
+        if not self.executor.has_steady_loop:
+            return None
+        from engine.steady import SteadySteps
+        from engine.step.device_executor import DeviceExecutor
+
+        assert isinstance(self.executor, DeviceExecutor)
+        return SteadySteps(self.executor, self.scheduler, inbox.watch())
 
     @property
     def has_work(self) -> bool:
@@ -107,14 +112,6 @@ class Runtime:
     def fills_a_step(self) -> bool:
         """True while prompts lack as many tokens as a step can have."""
         return self.scheduler.shares.load()[2] >= self.sizes.max_tokens
-
-    def launch_forward(self, plan: StepPlan) -> StepResult:
-        """Puts towers and forward of a planned step on the stream."""
-        return self.executor.launch_forward(plan)
-
-    def launch_sample(self, step: StepResult, done: Callable[[StepResult], None]) -> None:
-        """Puts the choice of tokens on the stream; `done` may be called there when they can be read."""
-        self.executor.launch_sample(step, done)
 
     def reset_prefix_cache(self) -> bool:
         """Forgets every cached prefix; False, and nothing is forgotten, while a request holds blocks."""
@@ -226,8 +223,8 @@ def warm_up(runtime: Runtime) -> None:
     )  # fmt: skip
     executor.admit(slot, request, 0, None)
     while scheduler.schedule(plan := runtime.next_plan):
-        step = runtime.launch_forward(plan)
-        runtime.launch_sample(step, lambda _: None)
+        step = executor.launch_forward(plan)
+        executor.launch_sample(step, lambda _: None)
         if not step.event.wait(runtime.config.step_timeout * 10):
             raise ConfigError("the warm-up step did not end; is the machine out of memory?")
         if step.error is not None:

@@ -14,11 +14,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from engine.batch import Batch
 from engine.cache.spec import CacheSpec
 from engine.encoders.tower import Tower
 from engine.model_config import ModelConfig
 from engine.request import Modality
-from engine.step.batch import Batch
 from engine.weights.table import Table
 
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.meta import AttentionMeta
+from engine.batch import Batch
 from engine.cache.spec import CacheSpec, LayerCache
 from engine.encoders.tower import Tower
 from engine.layers.attention import PagedSelfAttention, Rope
@@ -31,7 +32,6 @@ from engine.layers.stream import Stream
 from engine.model_config import ModelConfig
 from engine.models.base import Model
 from engine.request import Modality
-from engine.step.batch import Batch
 from engine.weights.table import Table
 
 

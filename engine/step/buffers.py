@@ -21,6 +21,7 @@ from _fast.layout import Header, record_len
 from _fast.params import SlotParams
 from _fast.plan import StepPlan
 from engine.attention.meta import AttentionMeta, WorkList
+from engine.batch import Batch
 from engine.cache.layout import CacheLayout
 from engine.cache.spec import LayerCache
 from engine.device import Accelerator
@@ -31,7 +32,6 @@ from engine.kernels.sampling.top_logprobs import LINE
 from engine.kernels.step_inputs import step_inputs
 from engine.kernels.step_tensors import empty_inputs, empty_slots
 from engine.models.base import Model
-from engine.step.batch import Batch
 from engine.step.executor import Sizes
 from engine.step.graphs import MIXED_LIMIT
 

@@ -12,12 +12,10 @@ from collections.abc import Callable
 import numpy as np
 
 from _fast.plan import StepPlan
-from _fast.scheduler import Scheduler
 from engine.cache.layout import CacheLayout
 from engine.cache.spec import LayerCache
 from engine.config import EngineConfig
 from engine.device import HostEvent, HostStream
-from engine.inbox import Inbox
 from engine.kernels.sampling.home import OUTSIDE
 from engine.models.base import Model
 from engine.request import Request, TokenLogprob
@@ -34,6 +32,7 @@ from engine.step.slots import SlotState
 class CpuExecutor:
     """The CPU's executor."""
 
+    has_steady_loop = False  # the stream itself is a thread of Python's
     tile = 16
 
     def __init__(
@@ -83,9 +82,6 @@ class CpuExecutor:
 
     def free_unused(self) -> None:
         """Nothing to do: nothing is kept."""
-
-    def steady(self, scheduler: Scheduler, inbox: Inbox) -> None:
-        """None: the stream itself is a thread of Python's."""
 
     def ledger(self) -> dict[str, int]:
         return {"positions": len(self._slots.positions), "prompt_logprobs": len(self._prompts)}

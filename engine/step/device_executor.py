@@ -28,17 +28,16 @@ from _fast.plan import StepPlan
 from _fast.ring import OutputRing
 from _fast.scheduler import Scheduler
 from _fast.steady import SPECIAL_ALWAYS, SPECIAL_PROMPT, SteadyLoop
+from engine.batch import Batch
 from engine.cache.layout import CacheLayout
 from engine.config import EngineConfig
 from engine.device import Accelerator
-from engine.inbox import Inbox
 from engine.kernels.target import target
 from engine.kernels.tune import fullness
 from engine.models.base import Model
 from engine.pace import FOUND_DONE
 from engine.request import Request, TokenLogprob
 from engine.sampling.device import DeviceSampler, Pending, prompt_logprobs
-from engine.step.batch import Batch
 from engine.step.buffers import StepBuffers
 from engine.step.build import RowArrays, mrope_positions
 from engine.step.encode import EncoderCache
@@ -50,7 +49,6 @@ from engine.step.upload_ring import UploadRing
 
 if TYPE_CHECKING:
     from _fast.launcher import Launcher
-    from engine.steady import SteadySteps
 
 
 class TokensHome:
@@ -94,7 +92,7 @@ class DeviceExecutor:
         self, config: EngineConfig, model: Model, sizes: Sizes, layout: CacheLayout, accelerator: Accelerator
     ) -> None:
         self.config, self.model, self.sizes, self.accelerator = config, model, sizes, accelerator
-        self.layout = layout
+        self.layout, self.has_steady_loop = layout, accelerator.has_steady_loop
         has_media = len(model.config.modalities) > 1
         self.encoder = EncoderCache(model, UploadRing(accelerator) if has_media else None)
         self.buffers = StepBuffers(model, sizes, layout, accelerator, config.deterministic)
@@ -186,13 +184,6 @@ class DeviceExecutor:
         self.accelerator.free_unused()
 
     # -- steps ------------------------------------------------------------------------------------------------------
-
-    def steady(self, scheduler: Scheduler, inbox: Inbox) -> SteadySteps | None:
-        from engine.steady import SteadySteps
-
-        if not self.accelerator.has_steady_loop:
-            return None
-        return SteadySteps(self, scheduler, inbox.watch())
 
     def steady_loop(self, scheduler: Scheduler, ring: OutputRing, wake_fd: int) -> SteadyLoop:
         """The GIL-free loop over this executor's plans and graphs."""

@@ -9,17 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from _fast.plan import StepPlan
-from _fast.scheduler import Scheduler
-from engine.inbox import Inbox
 from engine.request import Request, TokenLogprob
 from engine.step.encode import EncoderCache
 from engine.step.result import StepResult
-
-if TYPE_CHECKING:
-    from engine.steady import SteadySteps
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +40,7 @@ class Executor(Protocol):
 
     plans: list[StepPlan]  # taken in turn; one is free again when its step has been settled
     encoder: EncoderCache
+    has_steady_loop: bool  # plain steps can be launched without the GIL (engine/steady)
     tile: int  # tokens: a product's time grows by tiles of so many rows, so a step that fills them costs no more
 
     def fullness(self, tokens: int) -> float:
@@ -70,9 +66,6 @@ class Executor(Protocol):
 
     def free_unused(self) -> None:
         """After a step that found no room: gives back what is kept of earlier steps for reuse."""
-
-    def steady(self, scheduler: Scheduler, inbox: Inbox) -> SteadySteps | None:
-        """The loop of steps that need no Python, if there is one; it watches the inbox."""
 
     def ledger(self) -> dict[str, int]:
         """What is held per request; zero when idle. Where there is a device, its bytes and pinned ones too."""

@@ -16,7 +16,8 @@ signals.hold()  # as server/__main__ does, before the imports below
 import torch  # noqa: E402
 
 from engine.kernels.target import tl, triton  # noqa: E402
-from engine.runtime import Runtime  # noqa: E402
+from engine.step.cpu_executor import CpuExecutor  # noqa: E402
+from engine.step.device_executor import DeviceExecutor  # noqa: E402
 from server import cli  # noqa: E402
 
 BREAKS_ITS_STEP, LOSES_THE_DEVICE = 97, 98
@@ -33,20 +34,26 @@ def write_far_outside() -> None:
     far_kernel[(1,)](torch.zeros(8, device="cuda"), 1 << 42)
 
 
-def launch_forward(self: Runtime, plan: Any) -> Any:
-    first = {int(plan.token_ids[plan.row_start[row]]) for row in range(plan.num_rows) if plan.row_computed[row] == 0}
-    lost, on_device = LOSES_THE_DEVICE in first, self.model.device != "cpu"
-    if lost and on_device:
-        write_far_outside()
-    step = real(self, plan)
-    if BREAKS_ITS_STEP in first:
-        step.error = ValueError("planted")
-    elif lost and not on_device:
-        step.error = RuntimeError("CUDA error: an illegal memory access was encountered")
-    return step
+def faulty(real: Any, on_device: bool) -> Any:
+    """An executor's launch_forward with the planted faults."""
+
+    def launch_forward(self: Any, plan: Any) -> Any:
+        rows = [row for row in range(plan.num_rows) if plan.row_computed[row] == 0]
+        first = {int(plan.token_ids[plan.row_start[row]]) for row in rows}
+        lost = LOSES_THE_DEVICE in first
+        if lost and on_device:
+            write_far_outside()
+        step = real(self, plan)
+        if BREAKS_ITS_STEP in first:
+            step.error = ValueError("planted")
+        elif lost and not on_device:
+            step.error = RuntimeError("CUDA error: an illegal memory access was encountered")
+        return step
+
+    return launch_forward
 
 
-real = Runtime.launch_forward
 if __name__ == "__main__":
-    Runtime.launch_forward = launch_forward  # type: ignore[method-assign]
+    for executor, on_device in ((CpuExecutor, False), (DeviceExecutor, True)):
+        executor.launch_forward = faulty(executor.launch_forward, on_device)  # type: ignore[attr-defined]
     sys.exit(cli.main(sys.argv[1:]))

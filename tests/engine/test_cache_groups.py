@@ -53,8 +53,8 @@ def steps(runtime, prompt, count):
     )  # fmt: skip
     executor.admit(slot, request, 0, None)
     while scheduler.schedule(plan := runtime.next_plan):
-        step = runtime.launch_forward(plan)
-        runtime.launch_sample(step, lambda _: None)
+        step = runtime.executor.launch_forward(plan)
+        runtime.executor.launch_sample(step, lambda _: None)
         assert step.event.wait(60)
         assert step.error is None, step.error
         executor.collect(step)

@@ -209,7 +209,7 @@ async def test_death_of_the_thread_answers_everybody(caplog):
 
     streams = [asyncio.create_task(finals(engine, text_request(PROMPT, 200, ignore_eos=True))) for _ in range(3)]
     await asyncio.sleep(0.02)
-    runtime.launch_forward = broken
+    runtime.executor.launch_forward = broken
     for ended in await asyncio.wait_for(asyncio.gather(*streams), 5):
         assert ended[0].finish_reason is FinishReason.ERROR
         assert isinstance(ended[0].error, DeviceLostError)
@@ -347,13 +347,13 @@ async def test_a_crowd_is_admitted_while_its_first_step_runs():
     async with running(QWEN3, max_num_batched_tokens=64, max_num_seqs=64) as engine:
         runtime, entered, go = runtime_of(engine), threading.Event(), threading.Event()
         admitted: list[int] = []
-        launch = runtime.launch_forward
+        launch = runtime.executor.launch_forward
 
         def noted(plan):
             admitted.append(len(runtime.admission.rows))
             return launch(plan)
 
-        runtime.launch_forward = noted
+        runtime.executor.launch_forward = noted
         held = asyncio.ensure_future(engine._on_device(lambda _: entered.set() or go.wait(10)))
         await asyncio.to_thread(entered.wait, 10)
         sent = [engine.submit(text_request([*PROMPT, k], 2)) for k in range(30)]

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from engine.attention.meta import AttentionMeta
+from engine.batch import Batch
 from engine.checkpoint.config import resolve_dtype
 from engine.models.base import Model
 from engine.models.registry import build_model, load_model_config
-from engine.step.batch import Batch
 from engine.weights.load import load_weights
 
 BLOCK = 16
