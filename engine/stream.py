@@ -9,25 +9,34 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from engine.request import Delta, FinishReason, Request
 
 if TYPE_CHECKING:
     from _fast.lane import Lane
-    from engine.engine import Engine
+
+
+class Routes(Protocol):
+    """Who routes tokens to streams: the engine, of which a stream needs no more."""
+
+    def drop(self, device_id: int) -> None:
+        """Ends one choice on the device thread; nothing more of it is delivered."""
+
+    def forget(self, stream: TokenStream) -> None:
+        """Removes the routes of a stream whose choices have all ended."""
 
 
 class TokenStream:
     """All choices of one request. Each choice ends with exactly one Delta whose finish_reason is not NONE."""
 
-    __slots__ = ("_callback", "_engine", "_open", "_pending", "_waiter", "first_id", "lane", "request")
+    __slots__ = ("_callback", "_open", "_pending", "_routes", "_waiter", "first_id", "lane", "request")
 
-    def __init__(self, engine: Engine, request: Request, first_id: int) -> None:
+    def __init__(self, routes: Routes, request: Request, first_id: int) -> None:
         self.request = request
         self.first_id = first_id  # choice k is known to the device thread as first_id + k
         self.lane: Lane | None = None  # takes a token past the callback, where one choice and a plain socket let it
-        self._engine = engine
+        self._routes = routes
         self._open = set(range(request.n))  # choices without a final Delta
         self._pending: dict[int, Delta] = {}  # merged, by choice, until they are pulled
         self._callback: Callable[[Delta], None] | None = None
@@ -71,14 +80,14 @@ class TokenStream:
         """Ends one choice because its text met a stop string; nothing more comes for it."""
         if index in self._open:
             self._open.discard(index)
-            self._engine.drop(self.first_id + index)
+            self._routes.drop(self.first_id + index)
 
     def abort(self) -> None:
         """Ends every open choice; a reader still there gets a final Delta with ABORT for each."""
         for index in sorted(self._open):
-            self._engine.drop(self.first_id + index)
+            self._routes.drop(self.first_id + index)
             self.feed(Delta(index, [], FinishReason.ABORT))
-        self._engine.forget(self)
+        self._routes.forget(self)
 
     def __aiter__(self) -> Self:
         return self
@@ -105,12 +114,12 @@ class TokenStream:
     def close(self) -> None:
         """Leaves the stream: what still runs is aborted, and nobody hears of it."""
         for index in self._open:
-            self._engine.drop(self.first_id + index)
+            self._routes.drop(self.first_id + index)
         self._open.clear()
         self._pending.clear()
         self._callback = None
         self.lane = None
-        self._engine.forget(self)
+        self._routes.forget(self)
 
 
 def _merge(held: Delta, delta: Delta) -> None:

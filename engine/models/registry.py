@@ -21,7 +21,7 @@ from engine.errors import ConfigError
 from engine.model_config import ModelConfig, TextConfig, TowerConfig
 from engine.models.base import Model
 from engine.models.family import Family
-from engine.quant.base import assign
+from engine.quant.assign import assign
 
 log = logging.getLogger(__name__)
 

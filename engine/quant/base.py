@@ -1,25 +1,19 @@
 """Scheme: how the weight of a linear layer is stored, and which Weight it becomes.
 
-Owner: the thread that builds the model. In: a model whose parts are empty, and its configuration. Out: each linear
-layer has its scheme, before the layer says which tensors it expects. Layers, models and steps know a Weight only.
+Owner: the thread that builds the model. In: the tensors of a checkpoint, piece by piece. Out: a Weight. Layers, models
+and steps know a Weight only.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from engine.errors import ConfigError
 from engine.kernels.gemm.pack import Placement, pack, pack_gated, stacked
 from engine.kernels.gemm.weight import Weight
-from engine.quant.dialects import DIALECTS
-from engine.weights.table import Shape, Table, Wanted, parts_of
-
-if TYPE_CHECKING:
-    from engine.model_config import ModelConfig
-    from engine.models.base import Model
+from engine.weights.table import Shape, Wanted
 
 Tensors = dict[str, list[Tensor]]  # tensor kind -> of each joined piece, in order
 
@@ -59,18 +53,3 @@ def weight_dtype(saved: torch.dtype, placement: Placement) -> torch.dtype:
     On a CPU bfloat16 stays bfloat16 (kernels widen it exactly) and others take the activations' dtype.
     """
     return saved if saved == torch.bfloat16 and placement.device == "cpu" else placement.dtype
-
-
-def assign(model: Model, table: Table, config: ModelConfig) -> None:
-    """Gives each linear layer of the model the scheme that the configuration names for its modules."""
-    settings = config.raw.get("quantization_config")
-    if settings is None:
-        return
-    dialect = DIALECTS[settings["quant_method"]]
-    for _, names, part in parts_of(table, model):
-        if not hasattr(part, "scheme"):
-            continue
-        schemes = [dialect(name, settings) or UNQUANTISED for name in names]
-        if any(scheme != schemes[0] for scheme in schemes):
-            raise ConfigError(f"{', '.join(names)} are stored in different ways; one product needs them stored alike")
-        part.scheme = schemes[0]
