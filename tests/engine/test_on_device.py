@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from server.render.tokenizer import Tokenizer
+from server.render.load_tokenizer import load_tokenizer
 from tests import tiny
 from tests.engine_kit import answer, answer_deltas, prompts, text_request
 from tests.invariance.devices import Device
@@ -66,7 +66,7 @@ QUESTIONS = ["What is {a} plus {b}?", "hello, who are you?", "Count from {a} to 
 
 def questions(count: int) -> list[list[int]]:
     """Token ids of conversations that the embedded model was made for."""
-    tokenizer, found = Tokenizer.load(EMBEDDED), []
+    tokenizer, found = load_tokenizer(EMBEDDED), []
     for k in range(count):
         asked = QUESTIONS[k % len(QUESTIONS)].format(a=k % 9 + 1, b=k // 9 + 2)
         found.append(list(tokenizer.encode(f"<|im_start|>user\n{asked}<|im_end|>\n<|im_start|>assistant\n")))
