@@ -15,11 +15,8 @@ PATCHES = {
 CUT = {"PATCH": 14, "MERGE": 2, "TEMPORAL": 2}
 KERNELS = {
     **{
-        f"planes, rows {rows}, {pixel} bytes": (
-            planes_kernel, PLANES, {"ROWS": rows, "PIXEL": pixel, "BLOCK": 256, "OVERLAP": True}
-        )
+        f"planes, rows {rows}": (planes_kernel, PLANES, {"ROWS": rows, "BLOCK": 256, "OVERLAP": True})
         for rows in (False, True)
-        for pixel in (3, 4)
     },
     **{
         f"{dtype} patches, rows {rows}": (
