@@ -24,18 +24,22 @@ def model_of(engine: Engine):
 
 
 def plant(engine: Engine, faults: dict[int, BaseException], part: str = "forward") -> None:
-    """The n-th call of the model's `part` raises faults[n]."""
+    """The n-th call of the model's `part` raises faults[n]; "encode" is the part of any of the model's towers."""
     model, calls = model_of(engine), 0
-    real = getattr(model, part)
 
-    def broken(*args):
-        nonlocal calls
-        calls += 1
-        if calls in faults:
-            raise faults[calls]
-        return real(*args)
+    def breaking(real):
+        def broken(*args):
+            nonlocal calls
+            calls += 1
+            if calls in faults:
+                raise faults[calls]
+            return real(*args)
 
-    setattr(model, part, broken)
+        return broken
+
+    owners = {id(tower): tower for tower in model.towers.values()}.values() if part == "encode" else [model]
+    for owner in owners:
+        setattr(owner, part, breaking(getattr(owner, part)))
 
 
 async def error_of(engine: Engine, count: int = 10) -> EngineError | None:
