@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from engine.attention.meta import AttentionMeta
+from engine.kernels.gemm.pack import Placement
 from engine.layers.attention import PagedSelfAttention
 from engine.layers.norm import Normed, RMSNorm
 from engine.models import registry
@@ -75,7 +76,7 @@ def test_a_sink_takes_its_share_of_the_softmax():
     rope = torch.ones(1, text.head_dim // 2), torch.zeros(1, text.head_dim // 2)
     for has in (False, True):
         attention = PagedSelfAttention(text, replace(text.layers[0], sinks=has))
-        attention.qkv.fill({"weight": list(weights)}, torch.float32, "cpu")
+        attention.qkv.fill({"weight": list(weights)}, Placement(torch.float32, "cpu"))
         if attention.sinks is not None:
             attention.sinks.fill({"sinks": [sinks]}, torch.float32, "cpu")
         cache = torch.zeros(2, 1, text.num_kv_heads, 16, text.head_dim)
