@@ -120,7 +120,7 @@ clean:
 	$(PY) .ci/requirements.py test lint | $(PY) -m pip install -q --disable-pip-version-check -r /dev/stdin
 	touch $@
 
-SOURCES := setup.py $(wildcard _fast/*.pyx _fast/*.pxd _fast/c/*/*.c _fast/c/*/*.h)
+SOURCES := setup.py _fast/layout.py $(wildcard _fast/*.pyx _fast/*.pxd _fast/c/*/*.c _fast/c/*/*.h)
 .stamp-build: .stamp-venv $(SOURCES)
 	mkdir -p build
 	OMNILOOP_BUILD_JOBS=$$(nproc) $(PY) setup.py -q build_ext --inplace --parallel $$(nproc) > build/build.log 2>&1 \

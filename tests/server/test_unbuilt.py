@@ -33,6 +33,8 @@ VERSIONS = [("3.3.0", True), ("3.3.0b1", True), ("3.0.12", True), ("3.3.1", Fals
 @pytest.mark.parametrize(("version", "refused"), VERSIONS)
 def test_setup_refuses_a_cython_that_miscounts_memory_views(tmp_path, version, refused):
     shutil.copy(ROOT / "setup.py", tmp_path)
+    (tmp_path / "_fast").mkdir()
+    shutil.copy(ROOT / "_fast" / "layout.py", tmp_path / "_fast")
     (tmp_path / "Cython").mkdir()
     (tmp_path / "Cython" / "__init__.py").write_text(f"__version__ = {version!r}\n")
     (tmp_path / "Cython" / "Build.py").write_text("def cythonize(*args, **named):\n    raise SystemExit(77)\n")
