@@ -20,11 +20,13 @@ export PATH := $(abspath $(BIN)):$(PATH)
 serve: .stamp-build  ## the server on port 8000 with the embedded model (or ARGS="--model ...")
 	$(PY) -m server --port $(PORT) $(ARGS)
 
-# A worker per core, files as units (tests/conftest.py); the slowest 20 tests are printed. Lint runs beside the tests.
+LINT := $(BIN)/ruff check . && $(BIN)/ruff format --check . && $(PY) -m mypy && $(BIN)/cython-lint _fast
+# A worker per core, files as units (tests/conftest.py); the slowest 20 tests are printed. Lint runs beside the tests. No
+# $(MAKE) here: make runs such a line with -n too.
 TEST_JOBS ?= $(shell nproc)
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n $(TEST_JOBS) --dist loadscope --no-loadscope-reorder --durations=20
 test: .stamp-build .stamp-dev  ## lint, types and the whole CPU suite
-	@$(MAKE) --no-print-directory lint > build/lint.log 2>&1 & \
+	@{ $(LINT); } > build/lint.log 2>&1 & \
 	$(PYTEST) -m "not gpu and not full" $(ARGS); tests=$$?; \
 	wait $$! || { cat build/lint.log; echo "make lint failed"; exit 1; }; exit $$tests
 
@@ -32,10 +34,7 @@ test-full: .stamp-build .stamp-dev  ## the long forms that `make test` leaves ou
 	$(PYTEST) -m "full and not gpu" $(ARGS)
 
 lint: .stamp-build .stamp-dev  ## ruff check and format, mypy, cython-lint
-	$(BIN)/ruff check .
-	$(BIN)/ruff format --check .
-	$(PY) -m mypy
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/cython-lint _fast  # it calls pycodestyle by name
+	$(LINT)
 
 format: .stamp-dev
 	$(BIN)/ruff check --fix .
