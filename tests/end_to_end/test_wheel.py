@@ -145,7 +145,13 @@ def test_everything_that_is_imported_is_declared(room):
     declared = [*project["dependencies"], *(entry for entries in extras for entry in entries)]
     brought = {re.split(r"[<>=;\[ ]", entry)[0] for entry in declared}
     brought |= {"tests", "examples", "setuptools", "cython"} if room not in ROOMS else set()
-    named = {"PIL": "pillow", "yaml": "pyyaml", "multipart": "python-multipart", "Cython": "cython"}
+    named = {
+        "PIL": "pillow",
+        "yaml": "pyyaml",
+        "multipart": "python-multipart",
+        "Cython": "cython",
+        "xdist": "pytest-xdist",
+    }
     elsewhere = ROOT / "tests" / "end_to_end" / "clients"  # programs that run in environments of their own
     for path in (ROOT / room).rglob("*.py"):
         if path.is_relative_to(elsewhere):
