@@ -230,8 +230,7 @@ def warm_up(runtime: Runtime) -> None:
         if step.error is not None:
             raise step.error
         executor.collect(step)
-        assert step.tokens is not None
-        scheduler.commit(plan, step.tokens.reshape(-1))
+        scheduler.commit(plan, step.tokens)
     scheduler.reset_prefix_cache()
     executor.reset(slot, poison=False)
 
