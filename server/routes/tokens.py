@@ -27,7 +27,7 @@ from server.job import Job, job_of, scope_of
 from server.output.logprobs import TokenNames
 from server.render.prompt import Prompt
 from server.render.widened import mismatch, narrowed
-from server.routes.endpoint import check_model, names_of, response_id, route
+from server.routes.endpoint import check_model, gateway_priority, names_of, response_id, route
 from server.sampling import Asked, priority_of, resolve, salt_of
 from server.schema.generate import GenerateBody, TokenSampling
 from server.state import AppState
@@ -42,12 +42,13 @@ async def create(request: Request) -> Response | None:
     check_model(state, body.model)
     fields = sampling_of(body)
     asked = check(state, fields)
+    priority = priority_of(fields, state.config, gateway_priority(request))
     name = response_id("", body.request_id, exchange)
     names = names_of(state, fields)
 
     async def jobs() -> list[Job]:
         async with preparing(exchange):
-            return [await prompt_of(exchange, body, fields, asked)]
+            return [await prompt_of(exchange, body, fields, asked, priority)]
 
     def frames(answer: Answer) -> TokenChunks:
         return TokenChunks(answer, name, names, body.output_mode == "text")
@@ -78,10 +79,9 @@ def check(state: AppState, fields: TokenSampling) -> Asked:
     return resolve(fields, fields.logprobs, most, state.defaults, state.config, state.vocabulary)
 
 
-async def prompt_of(exchange: Exchange, body: GenerateBody, fields: TokenSampling, asked: Asked) -> Job:
+async def prompt_of(exchange: Exchange, body: GenerateBody, fields: TokenSampling, asked: Asked, priority: int) -> Job:
     """Token ids checked like any other prompt's; media looked up, compared and spliced again."""
     state, salt = exchange.state, salt_of(fields)
-    priority = priority_of(fields, state.config)
     if not body.token_ids:
         raise ApiError(400, "empty_prompt", "token_ids: is empty; send at least one", PARAM)
     if body.features is None:

@@ -165,7 +165,7 @@ async def test_a_completion_is_made_as_asked(client, serve, heard, submitted):
     assert (await client.complete("a", model="other")).status == 404
 
 
-DIALECTS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses")
+DIALECTS = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/inference/v1/generate")
 
 
 @pytest.mark.parametrize("path", DIALECTS)
