@@ -8,10 +8,13 @@ counted in characters (items, of a list); a nested list counts as the text that 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, ItemsView, Iterator, KeysView, ValuesView
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
+
+from jinja2 import Undefined
+from jinja2.runtime import LoopContext, Macro
 
 from server.render.errors import RenderError
 
@@ -21,6 +24,7 @@ MAX_PRECISION = 64
 MAX_JSON_INDENT = 16
 _PERCENT = re.compile(r"%(?:\([^)]*\))?[-#0 +]*(\*|\d*)(?:\.(\*|\d*))?[hlL]?[a-zA-Z]")
 _NUMBERS = re.compile(r"\d+")
+PRINTABLE = (int, float, type(None), range, Undefined, LoopContext, Macro)  # beside texts and collections
 Size = Callable[..., int]
 
 
@@ -53,9 +57,7 @@ def failed(message: str) -> RenderError:
 
 def spend(size: int) -> None:
     """A result of this size is about to be made."""
-    budget = _BUDGET.get(None)
-    if budget is None:  # the compiler computes constants; this one waits for a rendering
-        raise failed("A chat template's constants are not computed before it is rendered.")
+    budget = _BUDGET.get()
     if size > budget.most:
         raise failed(f"The chat template makes a text or list of length {size}; at most {budget.most} is allowed.")
     budget.left -= size
@@ -67,8 +69,7 @@ def weight(value: Any) -> int:
     """About the characters that `str(value)` has; stops counting where a rendering may not go."""
     if isinstance(value, str | bytes):
         return len(value)
-    budget = _BUDGET.get(None)
-    most = 1 << 16 if budget is None else budget.most
+    most = _BUDGET.get().most
     total, waiting = 0, [value]
     while waiting and total <= most:
         item = waiting.pop()
@@ -77,11 +78,13 @@ def weight(value: Any) -> int:
         elif isinstance(item, dict):
             waiting += [*item.keys(), *item.values()]
             total += 2
-        elif isinstance(item, list | tuple | set | frozenset):
+        elif isinstance(item, list | tuple | set | frozenset | KeysView | ValuesView | ItemsView):
             waiting += item
             total += 2
-        else:
+        elif isinstance(item, PRINTABLE):
             total += 8
+        else:  # a method's text would tell an address of this process
+            raise failed(f"The chat template makes text of a {type(item).__name__}; call it, or leave it out.")
         if len(waiting) > most:
             total += len(waiting)
     return total

@@ -40,7 +40,12 @@ class _Generation(Extension):
 
 
 class _Code(CodeGenerator):
-    """`a ~ b` asks the environment, which counts."""
+    """`a ~ b` asks the environment, which counts; only the template's own text is made before a rendering."""
+
+    def _output_child_to_const(self, node: nodes.Expr, frame: Frame, finalize: Any) -> str:
+        if not isinstance(node, nodes.TemplateData):
+            raise nodes.Impossible
+        return super()._output_child_to_const(node, frame, finalize)
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
         self.write("environment.concat((")
@@ -207,7 +212,7 @@ def add_ticks(tree: nodes.Template) -> None:
 
 
 def _make() -> Sandbox:
-    sandbox = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    sandbox = Sandbox(trim_blocks=True, lstrip_blocks=True, optimized=False, extensions=[_Generation, loopcontrols])
     sandbox.finalize = bounds.shown
     filters = sandbox.filters
     for name, size in bounds.FILTERS.items():

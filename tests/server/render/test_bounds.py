@@ -68,6 +68,22 @@ def test_all_that_one_rendering_makes_is_bounded(monkeypatch):
     refused(source, "makes more than 1000000 characters in all")
 
 
+METHODS_AS_TEXT = [
+    "'a'.join",
+    "[[1].index]",
+    "{}.items ~ 'a'",
+    "'%s' % ([1].index,)",
+    "{'a': {}.get}|string",
+    "namespace",
+    "cycler('a')",
+]
+
+
+@pytest.mark.parametrize("expression", METHODS_AS_TEXT)
+def test_a_method_is_no_text_which_would_tell_an_address(expression):
+    refused("{{ " + expression + " }}{% for m in messages %}{% endfor %}", "makes text of a", limits=ROOMY)
+
+
 def test_helpers_that_stay_in_bounds_do_what_they_did():
     cases = {
         "'a'.ljust(3) ~ 'b'.center(3) ~ '7'.zfill(3)": "a   b 007",
