@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+GrammarReason = Literal["grammar_invalid", "grammar_too_complex"]
+
 
 class EngineError(Exception):
     """Root of everything that leaves the engine; the text is fit for a client."""
@@ -22,6 +24,20 @@ class RequestError(EngineError):
     """The request cannot be served as it is (400)."""
 
     reason = "invalid_parameter"
+
+
+class GrammarError(RequestError):
+    """The grammar that a request brings cannot be used (400); `reason` says in which way."""
+
+    def __init__(self, reason: GrammarReason, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class GrammarConflictError(RequestError):
+    """A row's grammar found no token that the request's other rules allow, or gave up; that row ends (400)."""
+
+    reason = "grammar_conflict"
 
 
 class QueueFullError(EngineError):

@@ -15,6 +15,7 @@ import numpy as np
 
 if TYPE_CHECKING:
     from engine.errors import EngineError
+    from engine.grammar.compile import Grammar
 
 Modality = Literal["image", "audio", "video"]
 
@@ -115,6 +116,7 @@ class Request:
     priority: int = 0  # lower first
     cache_salt: bytes = b""  # scope (key) and salt; requests share cached prefixes only when equal
     arrival: float = 0.0  # time.monotonic() seconds
+    grammar: Grammar | None = None  # what the answers must look like; each choice gets a matcher of its own
 
 
 @dataclass(slots=True)

@@ -119,6 +119,14 @@ class LimitsConfig:
     response_store_ttl: float = flag(3600.0, "seconds a response stays stored", low=0.01)
     response_store_bytes: int = flag(64 * MIB, "all stored responses and their inputs", low=1024)
     max_allowed_ids: int = flag(4096, "allowed_token_ids", low=1)
+    grammar_max_bytes: int = flag(131_072, "text of a grammar or schema", low=64)
+    grammar_timeout: float = flag(5.0, "seconds a grammar may compile", low=0.01)
+    grammar_cache_bytes: int = flag(256 * MIB, "compiled grammars that are kept", low=1024)
+    schema_max_depth: int = flag(64, "nesting of a JSON Schema", low=1)
+    schema_max_nodes: int = flag(8192, "values in a JSON Schema", low=1)
+    schema_max_enum: int = flag(4096, "entries of an enum or a choice", low=1)
+    regex_max_bytes: int = flag(4096, "text of a regular expression", low=1)
+    regex_max_repeat: int = flag(1000, "count in a repetition {n,m}", low=1)
 
 
 @dataclass(frozen=True, slots=True)

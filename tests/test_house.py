@@ -61,7 +61,7 @@ FLOORS = (
     ("request", "limits", "model_config", "failures", "inbox", "output", "stream", "stall"),
     ("attention",),
     ("kernels",),
-    ("memory", "device", "cache", "checkpoint", "sampling", "weights", "quant"),
+    ("memory", "device", "cache", "checkpoint", "grammar", "sampling", "weights", "quant"),
     ("layers",),
     ("batch", "encoders"),
     ("models",),

@@ -1,0 +1,1 @@
+"""Grammars: what an answer may say, from its text to the bits of allowed tokens for each step."""

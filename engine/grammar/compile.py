@@ -1,0 +1,156 @@
+"""GrammarCompiler: from what a request asked for to a Grammar, in the pool, remembered by content.
+
+Owner: loop; the work is in the pool. In: a key that names the content, and `make`, which writes the GrammarSpec. Out: a
+Grammar, of which each choice takes a matcher. Equal keys compile once, also when they ask at the same time; what failed
+is remembered for a while, so that one bad schema in a loop costs one compile a minute.
+
+    loop  | get(key, make) -> known? ... await            | Grammar -> Request
+    pool                      make -> Lark -> matcher, first mask
+
+The library's own step limits bound a compile (engine/grammar/vocabulary.py). The timeout ends the waiting alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+import llguidance
+
+from engine.errors import GrammarError, GrammarReason
+from engine.grammar.lark import lark_of
+from engine.grammar.spec import GrammarSpec
+from engine.grammar.vocabulary import GrammarVocabulary
+
+FAILURE_S = 60.0  # seconds for which a failure is remembered
+MAX_FAILURES = 1024
+AT_ONE_TIME = 2  # compiles in the pool; media and long prompts need it too
+# Measured: a schema's matcher holds about 40 times its text, and its lexer grows as answers meet new states.
+BYTES_PER_CHARACTER, BYTES_AT_LEAST = 64, 1 << 18
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grammar:
+    """A compiled grammar. Immutable: every choice advances a copy of the matcher."""
+
+    spec: GrammarSpec
+    prototype: llguidance.LLMatcher
+    vocabulary: GrammarVocabulary
+
+    def matcher(self) -> llguidance.LLMatcher:
+        """A matcher of its own for one choice, at the beginning."""
+        return self.prototype.deep_copy()
+
+    @property
+    def num_bytes(self) -> int:
+        """What it is taken to hold."""
+        return BYTES_AT_LEAST + BYTES_PER_CHARACTER * len(self.spec.text)
+
+
+class GrammarCompiler:
+    """Compiles and remembers. Owner: loop."""
+
+    def __init__(
+        self, vocabulary: GrammarVocabulary, pool: Executor, timeout: float, cache_bytes: int, max_bytes: int
+    ) -> None:
+        self._vocabulary, self._pool = vocabulary, pool
+        self._timeout, self._cache_bytes, self._max_bytes = timeout, cache_bytes, max_bytes
+        self._known: OrderedDict[bytes, Grammar] = OrderedDict()  # the least recently used first
+        self._failed: OrderedDict[bytes, tuple[float, Exception]] = OrderedDict()  # the oldest first
+        self._running: dict[bytes, asyncio.Future[Grammar]] = {}
+        self._turns = asyncio.Semaphore(AT_ONE_TIME)
+        self.held_bytes = 0
+
+    async def get(self, key: bytes, make: Callable[[], GrammarSpec]) -> Grammar:
+        """The grammar of this key. Raises GrammarError, or what `make` raises."""
+        found = self._known.get(key)
+        if found is not None:
+            self._known.move_to_end(key)
+            return found
+        failed = self._failed.get(key)
+        if failed is not None and time.monotonic() - failed[0] < FAILURE_S:
+            raise failed[1].with_traceback(None)
+        running = self._running.get(key)
+        if running is None:
+            running = self._running[key] = asyncio.ensure_future(self._compile(key, make))
+            running.add_done_callback(_look)
+        try:
+            return await asyncio.wait_for(asyncio.shield(running), self._timeout)
+        except TimeoutError:
+            text = f"the grammar did not compile within --grammar-timeout {self._timeout:g} s; make it smaller"
+            raise GrammarError("grammar_too_complex", text) from None
+
+    async def _compile(self, key: bytes, make: Callable[[], GrammarSpec]) -> Grammar:
+        loop = asyncio.get_running_loop()
+        try:
+            async with self._turns:
+                grammar = await loop.run_in_executor(self._pool, self._build, make)
+            self._keep(key, grammar)
+            return grammar
+        except Exception as error:
+            self._failed[key] = time.monotonic(), error
+            while len(self._failed) > MAX_FAILURES:
+                self._failed.popitem(last=False)
+            raise
+        finally:
+            del self._running[key]
+
+    def _build(self, make: Callable[[], GrammarSpec]) -> Grammar:
+        """In the pool."""
+        spec = make()
+        size = len(spec.text.encode())
+        if size > self._max_bytes:
+            text = f"the grammar has {size} bytes; at most {self._max_bytes} are allowed (--grammar-max-bytes)"
+            raise GrammarError("grammar_too_complex", text)
+        return compile_now(spec, self._vocabulary)
+
+    def _keep(self, key: bytes, grammar: Grammar) -> None:
+        self._known[key] = grammar
+        self.held_bytes += grammar.num_bytes
+        while self.held_bytes > self._cache_bytes and self._known:
+            _, oldest = self._known.popitem(last=False)
+            self.held_bytes -= oldest.num_bytes
+
+
+def compile_now(spec: GrammarSpec, vocabulary: GrammarVocabulary) -> Grammar:
+    """A grammar with its first mask computed, since some compile that allow nothing. Raises GrammarError."""
+    prototype = vocabulary.matcher(lark_of(spec))
+    _check(prototype, spec)
+    first = prototype.deep_copy()
+    first.compute_bitmask()
+    _check(first, spec)
+    return Grammar(spec, prototype, vocabulary)
+
+
+# What the library says, and what a client is told: our words, none of the library's.
+_CAUSES: tuple[tuple[str, GrammarReason, str], ...] = (
+    ("unsatisfiable|NoExtension", "grammar_invalid", "no text satisfies the grammar"),
+    ("unimplemented|not supported", "grammar_invalid", "the grammar asks for what is not supported"),
+    ("unknown|not found|undefined|not present", "grammar_invalid", "the grammar names what it does not define"),
+    ("too (complex|large|big|many|deep)|limit|fuel|TooComplex", "grammar_too_complex", "the grammar is too complex"),
+    ("regex", "grammar_invalid", "an expression of the grammar is not well formed"),
+)
+_PLACE = re.compile(r"^at (\d+)\((\d+)\):")
+
+
+def _check(matcher: llguidance.LLMatcher, spec: GrammarSpec) -> None:
+    if not matcher.is_error():
+        return
+    told = matcher.get_error()
+    place = _PLACE.match(told) if spec.kind == "ebnf" else None  # the first line is ours
+    where = f"line {int(place[1]) - 1}, column {place[2]}: " if place else ""
+    for pattern, reason, text in _CAUSES:
+        if re.search(pattern, told[:2000], re.IGNORECASE):
+            raise GrammarError(reason, where + text)
+    raise GrammarError("grammar_invalid", f"{where}the grammar is not well formed")
+
+
+def _look(done: asyncio.Future[Grammar]) -> None:
+    """Nobody may be left to await a compile whose waiters gave up."""
+    if not done.cancelled():
+        done.exception()

@@ -1,0 +1,27 @@
+"""GrammarSpec: what an answer must look like, as plain data.
+
+Owner: none, values. Made by the server (server/structure.py) out of a request; engine/grammar/compile.py compiles it.
+The engine knows no dialect of requests: a JSON Schema has been checked by then, a choice is Lark.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["schema", "lark", "ebnf"]
+
+
+@dataclass(frozen=True, slots=True)
+class GrammarSpec:
+    """`kind` says what `text` is.
+
+    schema   JSON Schema as JSON, all of whose keywords the grammar library enforces
+    lark     a Lark grammar that this server wrote: may name special tokens as <|name|> or <[id]>, and hold %json
+    ebnf     a grammar that a client wrote, in Lark or in GBNF: reaches ordinary text only
+    """
+
+    kind: Kind
+    text: str
+    starts: tuple[int, ...] = ()  # the grammar begins behind the first of these token ids; (): with the answer
+    relaxed: tuple[str, ...] = ()  # keywords of the request's schemas that the grammar does not enforce

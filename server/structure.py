@@ -1,0 +1,250 @@
+"""What an answer must look like: response_format and structured_outputs (API.md section 6) become a GrammarSpec.
+
+Owner: loop for `*_structure`, which look at the outside only; the pool for `Structure.make`, which reads schemas. Tools
+use `schema_text` (strict: what cannot be enforced is refused with its path) and `relaxed` (it is left out and told).
+
+    body -> Structure(key, make) -> GrammarCompiler.get(key, make) -> Grammar -> Request.grammar
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import orjson
+
+from engine.grammar.spec import GrammarSpec
+from server.config import LimitsConfig
+from server.errors import ApiError, invalid, shown
+from server.schema.common import SamplingFields
+from server.schema_rules import Cleaner, check_pattern, measure, too_complex, wrong
+
+# At most one space behind `:` and `,`, none elsewhere: an answer to a bounded schema ends.
+SEPARATORS = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False}
+NO_SPACES = {"item_separator": ",", "key_separator": ":", "whitespace_flexible": False}
+ESCAPES = {"json_allow_general_unicode_escapes": False}  # a property's name is spelled in one way
+KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+OPTIONS = ("disable_any_whitespace", "whitespace_pattern")
+ANY_OBJECT = {"type": "object"}
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """What was asked for, not looked into yet."""
+
+    key: bytes  # names the content: equal keys make equal grammars
+    make: Callable[[], GrammarSpec]  # checks and translates; in the pool; raises ApiError
+    param: str  # the request's field
+
+
+def structure_of(body: SamplingFields, limits: LimitsConfig) -> Structure | None:
+    """Of chat and completions. Raises ApiError for two kinds at a time, and for kinds that nobody knows."""
+    asked = format_structure(body.response_format, "response_format", limits)
+    fields = {name: value for name, value in (body.structured_outputs or {}).items() if value is not None}
+    if not fields:
+        return asked
+    name = "structured_outputs"
+    if asked is not None:
+        raise invalid(name, "structured_outputs: not beside response_format; send one of them")
+    for key in fields:
+        if key not in KINDS and key not in OPTIONS:
+            raise invalid(f"{name}.{key}", f"{name}.{key}: is not known; there are {', '.join((*KINDS, *OPTIONS))}")
+    kinds = [key for key in KINDS if fields.get(key) not in (None, False)]
+    if len(kinds) != 1:
+        got = " and ".join(kinds) or "none"
+        raise invalid(name, f"{name}: got {got}; send exactly one of {', '.join(KINDS)}")
+    kind, options = kinds[0], _spaces(fields, name)
+    return _structure(kind, fields[kind], f"{name}.{kind}", options, limits)
+
+
+def format_structure(asked: dict[str, Any] | None, param: str, limits: LimitsConfig) -> Structure | None:
+    """Of an OpenAI `response_format`, a Responses `text.format` or a Messages `output_config.format`.
+
+    The schema of the first lies under `json_schema`, that of the others beside `type`.
+    """
+    kind = (asked or {}).get("type", "text")
+    if asked is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return _structure("json_object", True, param, SEPARATORS, limits)
+    if kind == "structural_tag":
+        return _structure("structural_tag", asked, param, SEPARATORS, limits)
+    if kind != "json_schema":
+        known = "text, json_object, json_schema, structural_tag"
+        raise invalid(f"{param}.type", f"{param}.type: got {shown(kind)}; must be one of {known}")
+    inner: Any = asked
+    path = param
+    if "json_schema" in asked or param == "response_format":
+        inner, path = asked.get("json_schema"), f"{param}.json_schema"
+        if not isinstance(inner, dict):
+            raise invalid(path, f"{path}: must be an object with name and schema")
+    schema = inner.get("schema")
+    if not isinstance(schema, dict | bool):
+        raise invalid(f"{path}.schema", f"{path}.schema: must be a JSON Schema: an object")
+    return _structure("json", schema, f"{path}.schema", SEPARATORS, limits)
+
+
+def schema_text(schema: Any, path: str, limits: LimitsConfig, options: dict[str, Any] = SEPARATORS) -> str:
+    """The schema as a grammar's `%json` takes it; everything in it is enforced.
+
+    Raises ApiError 400 `grammar_invalid` or `grammar_too_complex` with the path of the keyword. For the pool.
+    """
+    measure(schema, path, limits)
+    return _written(Cleaner(schema, limits, relax=False).clean(schema, path), options)
+
+
+def relaxed(
+    schema: Any, path: str, limits: LimitsConfig, options: dict[str, Any] = SEPARATORS
+) -> tuple[str, tuple[str, ...]]:
+    """As schema_text, but keywords that cannot be enforced are left out; also their names. Limits are refused still."""
+    measure(schema, path, limits)
+    cleaner = Cleaner(schema, limits, relax=True)
+    return _written(cleaner.clean(schema, path), options), tuple(cleaner.dropped)
+
+
+def content_key(*parts: Any) -> bytes:
+    """A Structure's key for JSON values that say everything about it."""
+    return hashlib.blake2b(orjson.dumps(parts, option=orjson.OPT_NON_STR_KEYS), digest_size=16).digest()
+
+
+def literal(text: str) -> str:
+    """A text as Lark writes it."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def expression(pattern: str) -> str:
+    """A regular expression as Lark writes it; it is matched from end to end."""
+    import llguidance
+
+    pattern = pattern.removeprefix("^")
+    backslashes = len(pattern[:-1]) - len(pattern[:-1].rstrip("\\"))
+    if pattern.endswith("$") and backslashes % 2 == 0:
+        pattern = pattern[:-1]
+    return f"/{llguidance.regex_to_lark(pattern)}/"
+
+
+def _structure(kind: str, value: Any, param: str, options: dict[str, Any], limits: LimitsConfig) -> Structure:
+    try:
+        key = content_key(kind, value, options)
+    except (TypeError, ValueError):  # numbers of more than 64 bits
+        raise wrong(param, "holds a number out of range") from None
+    return Structure(key, partial(_MAKE[kind], value, param, options, limits), param)
+
+
+def _spaces(fields: dict[str, Any], name: str) -> dict[str, Any]:
+    """How JSON is spaced."""
+    pattern = fields.get("whitespace_pattern")
+    if pattern is not None:
+        if not isinstance(pattern, str) or not pattern:
+            raise invalid(f"{name}.whitespace_pattern", f"{name}.whitespace_pattern: must be a regular expression")
+        return {"whitespace_pattern": pattern, "whitespace_flexible": True}
+    return NO_SPACES if fields.get("disable_any_whitespace") else SEPARATORS
+
+
+def _written(schema: Any, options: dict[str, Any]) -> str:
+    if isinstance(schema, bool):
+        schema = {} if schema else {"enum": []}
+    return orjson.dumps({**schema, "x-guidance": {**options, **ESCAPES}}).decode()
+
+
+def _json(value: Any, param: str, options: dict[str, Any], limits: LimitsConfig) -> GrammarSpec:
+    if isinstance(value, str):
+        _sized(value, param, limits.grammar_max_bytes, "--grammar-max-bytes")
+        try:
+            value = orjson.loads(value)
+        except orjson.JSONDecodeError:
+            raise wrong(param, "is not JSON") from None
+    if "whitespace_pattern" in options and (why := check_pattern(options["whitespace_pattern"], limits)):
+        raise wrong("structured_outputs.whitespace_pattern", why)
+    return GrammarSpec("schema", schema_text(value, param, limits, options))
+
+
+def _json_object(value: Any, param: str, options: dict[str, Any], limits: LimitsConfig) -> GrammarSpec:
+    return GrammarSpec("schema", schema_text(ANY_OBJECT, param, limits, options))
+
+
+def _regex(value: Any, param: str, options: dict[str, Any], limits: LimitsConfig) -> GrammarSpec:
+    if not isinstance(value, str) or not value:
+        raise wrong(param, "must be a regular expression")
+    _sized(value, param, limits.regex_max_bytes, "--regex-max-bytes")
+    if why := check_pattern(value, limits):
+        raise (too_complex if "at most" in why else wrong)(param, why)
+    return GrammarSpec("lark", f"start: {expression(value)}")
+
+
+def _choice(value: Any, param: str, options: dict[str, Any], limits: LimitsConfig) -> GrammarSpec:
+    if not isinstance(value, list) or not value or any(not isinstance(text, str) or not text for text in value):
+        raise wrong(param, "must be a list of at least one text, none of them empty")
+    if len(value) > limits.schema_max_enum:
+        most = limits.schema_max_enum
+        raise too_complex(param, f"has {len(value)} entries; at most {most} are allowed (--schema-max-enum)")
+    return GrammarSpec("lark", "start: " + " | ".join(literal(text) for text in dict.fromkeys(value)))
+
+
+def _ebnf(value: Any, param: str, options: dict[str, Any], limits: LimitsConfig) -> GrammarSpec:
+    if not isinstance(value, str) or not value.strip():
+        raise wrong(param, "must be a grammar in Lark or GBNF")
+    _sized(value, param, limits.grammar_max_bytes, "--grammar-max-bytes")
+    return GrammarSpec("ebnf", value)
+
+
+def _structural_tag(value: Any, param: str, options: dict[str, Any], limits: LimitsConfig) -> GrammarSpec:
+    """Free text in which a trigger opens one of the tags that begin with it; each tag's content follows its schema."""
+    if isinstance(value, str):
+        try:
+            value = orjson.loads(value)
+        except orjson.JSONDecodeError:
+            raise wrong(param, "is not JSON") from None
+    tags, triggers = (value.get(name) if isinstance(value, dict) else None for name in ("structures", "triggers"))
+    if not isinstance(tags, list) or not tags or not isinstance(triggers, list) or not triggers:
+        raise wrong(param, "needs `structures` (begin, schema, end) and `triggers`, both lists")
+    if not all(isinstance(trigger, str) and trigger for trigger in triggers):
+        raise wrong(f"{param}.triggers", "must be texts, none of them empty")
+    rules = []
+    for at, tag in enumerate(tags):
+        path = f"{param}.structures[{at}]"
+        begin, end = (tag.get(name) if isinstance(tag, dict) else None for name in ("begin", "end"))
+        if not isinstance(begin, str) or not isinstance(end, str):
+            raise wrong(path, "needs the texts `begin` and `end`")
+        trigger = next((trigger for trigger in triggers if begin.startswith(trigger)), None)
+        if trigger is None:
+            raise wrong(f"{path}.begin", "must begin with one of the triggers")
+        schema = schema_text(tag.get("schema", True), f"{path}.schema", limits, options)
+        ends = f" {literal(end)}" if end else ""
+        begins = f" {literal(begin.removeprefix(trigger))}" if begin != trigger else ""
+        rules.append((triggers.index(trigger), f"{begins} tag_{at}{ends}", f"tag_{at}: %json {schema}"))
+    used = sorted({number for number, _, _ in rules})
+    lines = ["start: (" + " | ".join(f"called_{number}" for number in used) + ")* REST", "TEXT: /(?s:.*)/"]
+    for number in used:
+        opened = " | ".join(f"({body})" for of, body, _ in rules if of == number)
+        lines.append(f"called_{number}: open_{number} ({opened})")
+        lines.append(f"open_{number}[lazy]: TEXT {literal(triggers[number])}")
+    opening = "|".join(_quoted(trigger) for trigger in triggers)
+    lines += [f"REST: /(?s:.*)/ & ~/(?s:.*)({opening})(?s:.*)/", *(line for _, _, line in rules)]
+    return GrammarSpec("lark", "\n".join(lines))
+
+
+def _quoted(text: str) -> str:
+    """A text as a regular expression between slashes."""
+    return "".join(char if char.isalnum() else f"\\x{{{ord(char):x}}}" for char in text)
+
+
+def _sized(text: str, param: str, most: int, name: str) -> None:
+    if len(text.encode()) > most:
+        raise too_complex(param, f"has more than {most} bytes, the most that are allowed ({name})")
+
+
+_MAKE: dict[str, Callable[[Any, str, dict[str, Any], LimitsConfig], GrammarSpec]] = {
+    "json": _json,
+    "json_object": _json_object,
+    "regex": _regex,
+    "choice": _choice,
+    "grammar": _ebnf,
+    "structural_tag": _structural_tag,
+}
+
+__all__ = ["ApiError", "Structure", "content_key", "format_structure", "relaxed", "schema_text", "structure_of"]

@@ -1,0 +1,130 @@
+"""Grammars are compiled once, in the pool, and remembered; what cannot be compiled is refused in our words."""
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from engine.errors import GrammarError
+from engine.grammar.compile import GrammarCompiler
+from engine.grammar.spec import GrammarSpec
+from engine.grammar.vocabulary import GrammarVocabulary
+from tests.engine.grammar.kit import TOKENS, allowed, compiled, drawn, vocabulary
+
+
+@pytest.fixture
+def pool():
+    with ThreadPoolExecutor(2) as pool:
+        yield pool
+
+
+def compiler(pool, **changed):
+    return GrammarCompiler(
+        vocabulary(), pool, **{"timeout": 5.0, "cache_bytes": 1 << 26, "max_bytes": 1 << 17, **changed}
+    )
+
+
+class Maker:
+    """Counts how often a grammar is made."""
+
+    def __init__(self, text='start: "a"', seconds=0.0):
+        self.text, self.seconds, self.count = text, seconds, 0
+
+    def __call__(self):
+        self.count += 1
+        time.sleep(self.seconds)
+        return GrammarSpec("lark", self.text)
+
+
+async def test_equal_keys_compile_once_also_at_the_same_time(pool):
+    kept, make = compiler(pool), Maker(seconds=0.02)
+    first, second = await asyncio.gather(kept.get(b"k", make), kept.get(b"k", make))
+    third = await kept.get(b"k", make)
+    assert first is second is third
+    assert make.count == 1
+    assert (await kept.get(b"other", make)) is not first
+
+
+async def test_failures_are_remembered(pool):
+    kept, make = compiler(pool), Maker("start: undefined")
+    for _ in range(3):
+        with pytest.raises(GrammarError, match="does not define"):
+            await kept.get(b"k", make)
+    assert make.count == 1
+
+
+async def test_the_cache_has_bounded_bytes(pool):
+    kept = compiler(pool, cache_bytes=3 << 18)
+    makers = [Maker(f'start: "{n}"') for n in range(6)]
+    for n, make in enumerate(makers):
+        await kept.get(b"%d" % n, make)
+        assert kept.held_bytes <= 3 << 18
+    await kept.get(b"5", makers[5])
+    await kept.get(b"0", makers[0])
+    assert [makers[5].count, makers[0].count] == [1, 2]
+
+
+async def test_a_slow_compile_is_left_behind(pool):
+    kept = compiler(pool, timeout=0.02)
+    with pytest.raises(GrammarError, match="--grammar-timeout") as refused:
+        await kept.get(b"k", Maker(seconds=0.1))
+    assert refused.value.reason == "grammar_too_complex"
+
+
+async def test_a_long_grammar_is_refused_before_the_library_sees_it(pool):
+    with pytest.raises(GrammarError, match="--grammar-max-bytes") as refused:
+        await compiler(pool, max_bytes=100).get(b"k", Maker('start: "' + "a" * 100 + '"'))
+    assert refused.value.reason == "grammar_too_complex"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "told"),
+    [
+        ("schema", '{"enum": []}', "no text satisfies"),
+        ("schema", '{"$ref": "#"}', "no text satisfies"),
+        ("schema", '{"type": "integer", "minimum": 5, "maximum": 4}', "no text satisfies"),
+        ("schema", '{"uniqueItems": true}', "not supported"),
+        ("ebnf", 'start: "a\n', "not well formed"),
+        ("ebnf", "start: missing", "line 1, column 8: the grammar names what it does not define"),
+        ("ebnf", "start: /(/", "not well formed"),
+        ("ebnf", 'root ::= "a" missing', "GBNF"),
+        ("ebnf", "root ::= " + "(" * 5000 + '"a"' + ")" * 5000, "too deeply"),
+        ("ebnf", 'start: "a"\n%llguidance {"no_forcing": false}', "line 2 of the grammar: got %"),
+        ("ebnf", "start: <think>", "line 1 of the grammar: got <"),
+        ("ebnf", "start: <[257]>", "line 1 of the grammar: got <"),
+        ("ebnf", 'start: %json {"uniqueItems": true}', "got %"),
+        ("ebnf", "start: @other", "got @"),
+    ],
+)
+def test_bad_grammars_are_refused_in_our_words(kind, text, told):
+    with pytest.raises(GrammarError, match=told) as refused:
+        compiled(text, kind)
+    assert refused.value.reason in ("grammar_invalid", "grammar_too_complex")
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "answers"),
+    [
+        ("lark", 'start: "yes" | "no"', {b"yes", b"no"}),
+        ("lark", "start: <[256]> /a{2}/", {b"<think>aa"}),
+        ("ebnf", 'start: "<think>" // %json <x> @y', {b"<think>"}),
+        ("ebnf", 'start: x\nx: "%<@" | /[%<@]\\//', {b"%<@", b"%/", b"</", b"@/"}),
+        ("ebnf", 'root ::= foo-bar | "z"\nfoo-bar ::= [ab] "é"', {"aé".encode(), "bé".encode(), b"z"}),
+    ],
+)
+def test_answers_are_those_of_the_grammar(kind, text, answers):
+    rng = np.random.default_rng(0)
+    grammar = compiled(text, kind)
+    assert {drawn(grammar, rng) for _ in range(40)} == answers
+
+
+def test_text_that_must_come_is_not_forced_into_its_usual_tokens():
+    matcher = compiled('start: "ab"').matcher()
+    assert {TOKENS[token] for token in allowed(matcher).tolist()} == {b"a", b"ab"}
+
+
+def test_bytes_that_the_library_reads_differently_are_found():
+    with pytest.raises(ValueError, match="token 3 is"):
+        GrammarVocabulary(lambda number: b"" if number == 3 else TOKENS[number], lambda number: False, len(TOKENS))
