@@ -144,6 +144,7 @@ class ModelFlags:
     generation_config: str = flag("auto", "auto: the checkpoint's sampling defaults; vllm: ignore them")
     override_generation_config: dict[str, Any] = flag({}, "sampling defaults over the checkpoint's")  # noqa: RUF009
     logprobs_mode: LogprobsMode = flag("raw_logprobs", "what they tell: the model's, or what was drawn")  # noqa: RUF009
+    structured_outputs_backend: Literal["auto", "none"] = flag("auto", "grammars for answers; none: answers are free")
     num_threads: int = flag(0, "compute threads on a CPU; 0: all cores", low=0)
     trust_remote_code: bool = flag(False, "accepted; no code of a model folder ever runs")
 

@@ -3,7 +3,7 @@
 Owner: loop; the work is on the device thread and in the pool. In: AppState in phase starting. Out: the same, complete.
 
     device thread | torch, config, weights, warm-up ................ | ready
-    pool          | tokenizer | processor |                 template |
+    pool          | tokenizer | grammars' vocabulary |      template, media |
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from server.sampling import Vocabulary, defaults_from
 from server.state import AppState
 
 if TYPE_CHECKING:
+    from engine.grammar.compile import GrammarCompiler
     from mm.load import MediaLoader
     from server.render.chat import Renderer
     from server.render.tokenizer import Tokenizer
@@ -35,17 +36,25 @@ async def load(state: AppState) -> None:
     config = state.config
     check_folder(config)
     begun = time.perf_counter()
-    text = asyncio.ensure_future(in_pool(state, "tokenizer", lambda: tokenizer_of(config)))
+    text = asyncio.ensure_future(load_text(state))
     try:
         await state.engine.start()
         state.startup["engine"] = time.perf_counter() - begun
-        state.tokenizer = await text
+        await text
     finally:
         text.cancel()
     state.renderer = await in_pool(state, "template", lambda: make_renderer(state))
     state.media = await in_pool(state, "media", lambda: make_loader(state))
     complete(state)
     await in_pool(state, "metrics", lambda: exposition(state.metrics))  # the first scrape would import on the loop
+
+
+async def load_text(state: AppState) -> None:
+    """The tokenizer, and what grammars know of it."""
+    config = state.config
+    state.tokenizer = await in_pool(state, "tokenizer", lambda: tokenizer_of(config))
+    if config.model.structured_outputs_backend != "none":
+        state.grammars = await in_pool(state, "grammars", lambda: make_grammars(state))
 
 
 def check_folder(config: Config) -> None:
@@ -98,6 +107,22 @@ def tokenizer_of(config: Config) -> Tokenizer:
     from server.render.load_tokenizer import load_tokenizer
 
     return load_tokenizer(config.model.tokenizer or config.folder, config.model.tokenizer_mode)
+
+
+def make_grammars(state: AppState) -> GrammarCompiler | None:
+    """None where the grammar library reads other bytes than answers are written with."""
+    from engine.grammar.compile import GrammarCompiler
+    from engine.grammar.vocabulary import GrammarVocabulary
+
+    tokenizer, limits = state.tokenizer, state.config.limits
+    try:
+        vocabulary = GrammarVocabulary(tokenizer.token_bytes, tokenizer.is_special, tokenizer.vocab_size)
+    except ValueError as error:
+        log.warning("structured output is off for this model: %s", error)
+        return None
+    return GrammarCompiler(
+        vocabulary, state.pool, limits.grammar_timeout, limits.grammar_cache_bytes, limits.grammar_max_bytes
+    )
 
 
 def make_renderer(state: AppState) -> Renderer:

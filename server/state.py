@@ -23,6 +23,7 @@ from server.sampling import Vocabulary
 from server.store import ResponseStore
 
 if TYPE_CHECKING:
+    from engine.grammar.compile import GrammarCompiler
     from mm.load import MediaLoader
     from server.render.chat import Renderer
     from server.render.tokenizer import Tokenizer
@@ -80,6 +81,7 @@ class AppState:
             limits.response_store_max, limits.response_store_ttl, limits.response_store_bytes
         )
         self.media = None
+        self.grammars: GrammarCompiler | None = None  # None: this server gives no structured output
         self.running = asyncio.Event()  # cleared while an operator has paused the server
         self.running.set()
         self.idle = asyncio.Event()  # set when the last open exchange ends

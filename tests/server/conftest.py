@@ -88,7 +88,7 @@ def maker(state: AppState) -> Callable[..., Client]:
     def make(phase: str = "ready", **groups: Any) -> Client:
         other = AppState(config_of(**groups))
         other.pool.shutdown()
-        for name in ("engine", "tokenizer", "renderer", "vocabulary", "defaults", "media", "pool"):
+        for name in ("engine", "tokenizer", "renderer", "vocabulary", "defaults", "media", "grammars", "pool"):
             setattr(other, name, getattr(state, name))
         other.places.limit = state.engine.limits.max_open
         other.phase = phase  # type: ignore[assignment]
