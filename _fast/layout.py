@@ -49,6 +49,14 @@ class RowFlag(IntFlag):
     FEED = 2  # the row's first token is the slot's last sample, still on the device
 
 
+class TokenCode(IntEnum):
+    """What stands in a row's run of tokens where no token is."""
+
+    INVALID = -1  # the row's logits are not finite
+    OUTSIDE = -2  # one of the slot's token ids was not a row of the embedding
+    END = -3  # the run ends before this place; at the first place: the row yields no token
+
+
 class UpdateWord(IntEnum):
     """A change of a block table."""
 
@@ -126,7 +134,7 @@ def record_len(max_rows: int, max_tokens: int, max_updates: int) -> int:
 def declarations() -> str:
     """The text of layout.pxd."""
     lines = ["# Written by setup.py from layout.py, which says what these are.", ""]
-    for kind in (Header, RowColumn, RowFlag, UpdateWord, SlotWord, GraphKind):
+    for kind in (Header, RowColumn, RowFlag, TokenCode, UpdateWord, SlotWord, GraphKind):
         first = "".join(letter if letter.islower() or not k else " " for k, letter in enumerate(kind.__name__))
         prefix = first.split()[0].upper()
         lines += [f"cdef enum:  # {kind.__name__}", *(f"    {prefix}_{one.name} = {one.value}" for one in kind), ""]

@@ -11,6 +11,7 @@ cdef struct Lines:  # where some of the arrays lie: side by side, as the views h
     int32_t* token
     int32_t* out_token
     int32_t* out_finish
+    uint8_t* out_count
     int64_t* out_request
     uint8_t* epoch
     int32_t* record
@@ -20,6 +21,7 @@ cdef class StepPlan:
     cdef readonly int32_t max_rows
     cdef readonly int32_t max_tokens
     cdef readonly int32_t max_updates
+    cdef readonly int32_t width  # tokens that a row may bring home, and so how far apart rows lie in out_token
     cdef readonly int32_t number  # its place among the plans, and where its tokens go home to
     cdef readonly int32_t num_rows
     cdef readonly int32_t num_tokens
@@ -49,13 +51,16 @@ cdef class StepPlan:
     cdef readonly int32_t[::1] media_length
     cdef readonly int32_t[::1] media_entry
     cdef readonly int32_t[::1] media_row
-    cdef readonly int32_t[::1] out_token
+    cdef readonly int32_t[::1] out_token  # [max_rows * width]: a run for each row; -1 at its first place: none
+    cdef readonly uint8_t[::1] out_count  # tokens of the row's run that reached its request
     cdef readonly int32_t[::1] out_finish
     cdef readonly int64_t[::1] out_request
     cdef uint8_t[::1] row_epoch
 
     cdef check_room(self, int32_t rows, int32_t tokens, int32_t updates)
     cdef void clear(self) noexcept nogil
+    cdef int32_t promised(self, int32_t row) noexcept nogil
+    cdef void clear_run(self, int32_t row) noexcept nogil
     cdef int32_t row(self, SeqTable seqs, slot_t slot, int32_t count) noexcept nogil
     cdef void _media_runs(self, SeqTable seqs, slot_t slot, int32_t start, int32_t count) noexcept nogil
     cdef void update(self, slot_t slot, int32_t group, int32_t index, block_t block) noexcept nogil

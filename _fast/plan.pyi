@@ -8,6 +8,7 @@ class StepPlan:
     max_tokens: int
     max_updates: int
     number: int
+    width: int
     num_rows: int
     num_tokens: int
     num_decode_rows: int
@@ -34,10 +35,11 @@ class StepPlan:
     media_entry: Any
     media_row: Any
     out_token: Any
+    out_count: Any
     out_finish: Any
     out_request: Any
     def __init__(
-        self, max_rows: int, max_tokens: int, max_updates: int, buffer: Any = None, number: int = 0
+        self, max_rows: int, max_tokens: int, max_updates: int, buffer: Any = None, number: int = 0, width: int = 1
     ) -> None: ...
     @property
     def used_len(self) -> int: ...

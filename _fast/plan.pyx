@@ -32,7 +32,10 @@ from _fast.types cimport token_t
 cdef class StepPlan:
     """One step in integers. `num_*` properties say how much of each array counts; `number` is its place among plans."""
 
-    def __init__(self, int32_t max_rows, int32_t max_tokens, int32_t max_updates, buffer=None, int32_t number=0):
+    def __init__(self, int32_t max_rows, int32_t max_tokens, int32_t max_updates, buffer=None, int32_t number=0,
+                 int32_t width=1):
+        if not 1 <= width <= 255:
+            raise ValueError(f"width={width}: a row brings home at least 1 token, and at most 255")
         if max_rows < 1 or max_tokens < max_rows or max_updates < 1:
             raise ValueError(
                 f"max_rows={max_rows}, max_tokens={max_tokens}, max_updates={max_updates}: a plan needs at least "
@@ -48,6 +51,7 @@ cdef class StepPlan:
         self.max_tokens = max_tokens
         self.max_updates = max_updates
         self.number = number
+        self.width = width
         at = column_at(RowColumn.START, max_rows)
         self.row_start = record[at:at + max_rows + 1]
         rows = {column: record[column_at(column, max_rows):][:max_rows] for column in RowColumn}
@@ -69,15 +73,17 @@ cdef class StepPlan:
         self.media_length = array("i", bytes(4 * max_tokens))
         self.media_entry = array("i", bytes(4 * max_tokens))
         self.media_row = array("i", bytes(4 * max_tokens))
-        results = memoryview(array("q", bytes(24 * max_rows))).cast("B")
+        # Side by side, widest first: requests, tokens, finishes, epochs and counts.
+        results = memoryview(array("q", bytes(8 * (2 + width) * max_rows))).cast("B")
         self.out_request = results[:8 * max_rows].cast("q")
-        self.out_token = results[8 * max_rows:12 * max_rows].cast("i")
-        self.row_epoch = results[12 * max_rows:13 * max_rows]
-        self.out_finish = results[16 * max_rows:20 * max_rows].cast("i")
+        self.out_token = results[8 * max_rows:][:4 * width * max_rows].cast("i")
+        self.out_finish = results[(8 + 4 * width) * max_rows:][:4 * max_rows].cast("i")
+        self.row_epoch = results[(12 + 4 * width) * max_rows:][:max_rows]
+        self.out_count = results[(13 + 4 * width) * max_rows:][:max_rows]
         self.lines = Lines(
             &self.row_slot[0], &self.row_start[0], &self.row_len[0], &self.row_computed[0], &self.row_flags[0],
-            &self.token_ids[0], &self.out_token[0], &self.out_finish[0], &self.out_request[0], &self.row_epoch[0],
-            &self.record[0],
+            &self.token_ids[0], &self.out_token[0], &self.out_finish[0], &self.out_count[0], &self.out_request[0],
+            &self.row_epoch[0], &self.record[0],
         )
         self.row_start[0] = 0  # and nobody writes anything else there
         self.clear()
@@ -111,6 +117,15 @@ cdef class StepPlan:
         self.num_media = 0
         self.step_id = -1
         memset(self.lines.record, 0, HEADER_LEN * sizeof(int32_t))
+
+    cdef int32_t promised(self, int32_t row) noexcept nogil:
+        """Tokens that the row may bring home."""
+        return self.width if self.lines.flags[row] & ROW_SAMPLE else 0
+
+    cdef void clear_run(self, int32_t row) noexcept nogil:
+        """The row has no token, so far."""
+        self.lines.out_token[row * self.width] = -1
+        self.lines.out_count[row] = 0
 
     cdef int32_t row(self, SeqTable seqs, slot_t slot, int32_t count) noexcept nogil:
         """Append a row: the slot's next `count` tokens. Returns its flags; only the span cursor of the slot moves."""

@@ -53,7 +53,8 @@ cdef class OutputRing:
     cdef int32_t num_words  # of a row's log-probabilities
     cdef const uint8_t[::1] asked
     cdef const int32_t[:, :, ::1] lines
-    cdef int32_t stride  # rows of a line
+    cdef int32_t stride  # tokens of a line
+    cdef readonly int32_t width  # tokens that a row may have in a step
     cdef list objects  # by entry
     cdef object backlog  # deque
 

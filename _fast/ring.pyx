@@ -43,15 +43,16 @@ cdef class OutputRing:
     """
 
     def __cinit__(self, int32_t max_rows, int32_t num_entries=64, const uint8_t[::1] asked=None,
-                  const int32_t[:, :, ::1] lines=None):
+                  const int32_t[:, :, ::1] lines=None, int32_t width=1):
         cdef size_t count
         cdef size_t size
-        if max_rows < 1 or num_entries < 1:
-            raise ValueError(f"max_rows={max_rows}, num_entries={num_entries}: need at least 1 of each")
+        if max_rows < 1 or num_entries < 1 or width < 1:
+            raise ValueError(f"max_rows={max_rows}, num_entries={num_entries}, width={width}: need at least 1 of each")
         self.fd = -1
         self.max_rows = max_rows
         self.num_entries = num_entries
-        self.stride = (max_rows + 63) // 64 * 64
+        self.stride = (max_rows * width + 63) // 64 * 64
+        self.width = width
         count = <size_t>num_entries * self.stride
         if lines is not None:
             if asked is None or lines.shape[1] < max_rows or lines.shape[2] < 3:
@@ -72,7 +73,7 @@ cdef class OutputRing:
         self.words = <int32_t*>(self.told + count)
 
     def __init__(self, int32_t max_rows, int32_t num_entries=64, const uint8_t[::1] asked=None,
-                 const int32_t[:, :, ::1] lines=None):
+                 const int32_t[:, :, ::1] lines=None, int32_t width=1):
         self.objects = [None] * num_entries
         self.backlog = deque()
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -109,9 +110,9 @@ cdef class OutputRing:
         if load(&self.overflow) or at - load(&self.popped) >= self.num_entries:
             numbers.num_sampled = 0
             for row in range(plan.num_rows):
-                numbers.num_sampled += plan.lines.out_token[row] >= 0
+                numbers.num_sampled += plan.lines.out_count[row]
             return False
-        if plan.num_odd:
+        if plan.num_odd or plan.width > 1:
             self._write(plan, place, numbers)
         else:  # every row has a token, and goes on
             entry.count = numbers.num_sampled = plan.num_rows
@@ -128,20 +129,23 @@ cdef class OutputRing:
         return True
 
     cdef void _write(self, StepPlan plan, int64_t place, StepNumbers* numbers) noexcept nogil:
-        """Of any rows, those that have news."""
+        """Of any rows, those that have news: an entry for each token, of which the row's last one has the finish."""
         cdef int64_t* requests = &self.requests[place * self.stride]
         cdef int32_t* tokens = &self.tokens[place * self.stride]
         cdef uint8_t* finishes = &self.finishes[place * self.stride]
         cdef int32_t num_sampled = 0
         cdef int32_t count = 0
         cdef int32_t row
+        cdef int32_t k
         for row in range(plan.num_rows):
-            # What is written for a row without news is written over, or not counted.
-            requests[count] = plan.lines.out_request[row]
-            tokens[count] = plan.lines.out_token[row]
-            finishes[count] = <uint8_t>plan.lines.out_finish[row]
-            num_sampled += tokens[count] >= 0
-            count += (tokens[count] >= 0) | (finishes[count] != FINISH_NONE)
+            num_sampled += plan.lines.out_count[row]
+            for k in range(entries_of(plan, row)):
+                requests[count] = plan.lines.out_request[row]
+                tokens[count] = plan.lines.out_token[row * plan.width + k]
+                finishes[count] = FINISH_NONE
+                count += 1
+            if plan.lines.out_finish[row] != FINISH_NONE:
+                finishes[count - 1] = <uint8_t>plan.lines.out_finish[row]
         numbers.num_sampled = num_sampled
         self.entries[place].count = count
 
@@ -155,13 +159,13 @@ cdef class OutputRing:
         cdef uint8_t asked
         for row in range(plan.num_rows):
             asked = self.asked[plan.lines.slot[row]]
-            if asked and plan.lines.out_token[row] >= 0:
+            if asked and plan.lines.out_count[row]:
                 told[num_told].place = count
                 told[num_told].k = asked - 1
                 memcpy(&self.words[(base + num_told) * self.num_words], &self.lines[plan.number, row, 0],
                        self.num_words * sizeof(int32_t))
                 num_told += 1
-            count += (plan.lines.out_token[row] >= 0) | (plan.lines.out_finish[row] != FINISH_NONE)
+            count += entries_of(plan, row)
         self.entries[place].num_told = num_told
 
     cdef void wake(self) noexcept nogil:
@@ -182,8 +186,8 @@ cdef class OutputRing:
     def pop(self):
         """The oldest entry or None: an object given to put(), else (StepNumbers, ids, tokens, finishes, told).
 
-        The lists are parallel; -1 is no token, 0 no finish. told: place in the lists -> the row's log-probabilities, as
-        told_logprobs() gives them.
+        The lists are parallel, and name a row once for each of its tokens; -1 is no token, 0 no finish. told: place in
+        the lists -> the row's log-probabilities, as told_logprobs() gives them.
         """
         # Read before the ring: while something is set aside nothing enters the ring, so it is empty only once.
         cdef int64_t aside = load(&self.overflow)
@@ -221,6 +225,11 @@ cdef class OutputRing:
     def __len__(self):
         """Entries not yet popped; exact on either thread while the other one rests."""
         return load(&self.pushed) - load(&self.popped) + load(&self.overflow)
+
+
+cdef inline int32_t entries_of(StepPlan plan, int32_t row) noexcept nogil:
+    """Of a committed row: its tokens, or one for its finish alone."""
+    return max(<int32_t>plan.lines.out_count[row], <int32_t>(plan.lines.out_finish[row] != FINISH_NONE))
 
 
 cdef object named(StepNumbers* of):

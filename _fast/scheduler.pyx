@@ -148,7 +148,10 @@ cdef class Scheduler:
         return plan.num_rows
 
     def commit(self, StepPlan plan not None, const int32_t[::1] sampled, const int32_t[::1] finish_override=None):
-        """Settle the oldest step in flight. `sampled`: a token per row (ignored where nothing was to be sampled).
+        """Settle the oldest step in flight.
+
+        `sampled`: plan.width values per row, row after row: the row's tokens, then TokenCode.END. They are ignored
+        where nothing was to be sampled; END at the first place ends the row without a token.
 
         `finish_override` ends rows with a reason of its own where it is not 0; a token of -1 then counts as none.
         """
@@ -157,8 +160,10 @@ cdef class Scheduler:
             self.settler.num_freed = 0
             return
         self._check_oldest(plan)
-        if sampled.shape[0] < n or (finish_override is not None and finish_override.shape[0] < n):
-            raise ValueError(f"the step has {n} rows: sampled and finish_override need a value for each")
+        if sampled.shape[0] < n * plan.width or (finish_override is not None and finish_override.shape[0] < n):
+            raise ValueError(
+                f"the step has {n} rows: sampled needs {plan.width} values for each, and finish_override one"
+            )
         cdef const int32_t* override = NULL
         if finish_override is not None:
             override = &finish_override[0]
@@ -314,7 +319,7 @@ cdef class Scheduler:
     cdef void _row(self, slot_t slot, int32_t count, StepPlan plan) noexcept nogil:
         """Write a row, and note that its tokens are computed and its sample is on its way once this is launched."""
         if plan.row(self.seqs, slot, count) & ROW_SAMPLE:
-            self.seqs.pending[slot] += 1
+            self.seqs.pending[slot] += plan.width
         self.seqs.computed[slot] += count
         self.seqs.in_flight[slot] += 1
         if self.tables.dirty[slot] < self.tables.size[slot]:

@@ -5,7 +5,7 @@ Out: arrays indexed by slot that the scheduler reads and writes, and whether a n
 Per slot, three lengths walk after each other; the scheduler closes the gap between the first and the last:
 
     committed <= computed <= num_tokens + pending <= max_len
-    (KV of steps whose result is known) (KV of launched steps) (tokens known here + samples still on the device)
+    (KV of steps whose result is known) (KV of launched steps) (tokens known here + those promised by steps in flight)
 
 Token, key and hash buffers are allocated per slot and grow by half, so a context of a million tokens costs memory only
 to requests that are that long.
@@ -162,8 +162,13 @@ cdef class SeqTable:
         self.spans[slot] = NULL
 
     cdef int32_t left(self, slot_t slot) noexcept nogil:
-        """Tokens that a row could compute now; 0 when its last possible sample is on its way."""
+        """Tokens that a row could compute now; 0 when its last possible sample is on its way.
+
+        Also 0 while more tokens than one are promised for a step in flight: the host does not know how many will come.
+        """
         cdef int32_t known = self.num_tokens[slot] + self.pending[slot]
+        if self.pending[slot] > self.in_flight[slot]:
+            return 0
         return known - self.computed[slot] if known < self.max_len[slot] else 0
 
     cdef slot_t find(self, int64_t request) noexcept nogil:

@@ -19,8 +19,8 @@ cdef class Settler:
     cdef int32_t[::1] freed_slots
 
     cdef void commit(self, StepPlan plan, const int32_t* sampled, const int32_t* override) noexcept nogil
-    cdef void _commit_row(self, StepPlan plan, int32_t row, token_t token, int32_t forced) noexcept nogil
-    cdef int32_t _sample(self, slot_t slot, token_t token, int32_t override, int32_t* out) noexcept nogil
+    cdef void _commit_row(self, StepPlan plan, int32_t row, const token_t* run, int32_t forced) noexcept nogil
+    cdef int32_t _sample(self, StepPlan plan, int32_t row, const token_t* run, int32_t override) noexcept nogil
     cdef void fail(self, StepPlan plan, const uint8_t* again) noexcept nogil
     cdef void end(self, slot_t slot) noexcept nogil
     cdef void preempt(self, slot_t slot) noexcept nogil

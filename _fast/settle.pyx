@@ -9,8 +9,8 @@ from array import array
 
 cimport cython
 
-from _fast.layout cimport ROW_SAMPLE
-from _fast.types cimport FINISH_ERROR, FINISH_NONE, FINISHING, RUNNING, WAITING
+from _fast.layout cimport ROW_SAMPLE, TOKEN_END
+from _fast.types cimport FINISH_ERROR, FINISH_NONE, FINISH_STOP, FINISHING, RUNNING, WAITING
 
 
 @cython.final
@@ -24,31 +24,34 @@ cdef class Settler:
         self.freed_slots = array("i", bytes(4 * seqs.num_slots))
 
     cdef void commit(self, StepPlan plan, const int32_t* sampled, const int32_t* override) noexcept nogil:
-        """Settles every row of the oldest plan in flight; `override`: finish reasons per row, or NULL."""
+        """Settles every row of the oldest plan in flight.
+
+        `sampled`: a run of plan.width tokens for each row; `override`: finish reasons per row, or NULL.
+        """
         cdef int32_t row
         self.num_freed = 0
         for row in range(plan.num_rows):
-            self._commit_row(plan, row, sampled[row], override[row] if override else FINISH_NONE)
-            plan.num_odd += (plan.out_token[row] < 0) | (plan.out_finish[row] != FINISH_NONE)
+            self._commit_row(plan, row, sampled + row * plan.width, override[row] if override else FINISH_NONE)
+            plan.num_odd += (plan.out_count[row] != 1) | (plan.out_finish[row] != FINISH_NONE)
         self.settled_step = plan.step_id
 
-    cdef void _commit_row(self, StepPlan plan, int32_t row, token_t token, int32_t forced) noexcept nogil:
+    cdef void _commit_row(self, StepPlan plan, int32_t row, const token_t* run, int32_t forced) noexcept nogil:
         cdef slot_t slot = plan.row_slot[row]
         cdef int32_t why = forced
         self.seqs.in_flight[slot] -= 1
-        plan.out_token[row] = -1
+        plan.clear_run(row)
         if self.seqs.state[slot] == FINISHING:
             if self.seqs.in_flight[slot] == 0:
                 self.end(slot)
             return
         if self.seqs.void[slot]:
-            self.seqs.pending[slot] -= plan.row_flags[row] & ROW_SAMPLE
+            self.seqs.pending[slot] -= plan.promised(row)
             return
         if self.seqs.doomed[slot]:
             why = FINISH_ERROR
         elif plan.row_flags[row] & ROW_SAMPLE:
-            self.seqs.pending[slot] -= 1
-            why = self._sample(slot, token, forced, &plan.out_token[row])
+            self.seqs.pending[slot] -= plan.promised(row)
+            why = self._sample(plan, row, run, forced)
         # After a preemption the KV of this step is gone, but its sample is still the row's next token.
         if plan.row_epoch[row] == self.seqs.epoch[slot] and why != FINISH_ERROR:
             self.seqs.committed[slot] = plan.row_computed[row] + plan.row_len[row]
@@ -62,14 +65,28 @@ cdef class Settler:
             plan.out_finish[row] = why
             self.end(slot)
 
-    cdef int32_t _sample(self, slot_t slot, token_t token, int32_t override, int32_t* out) noexcept nogil:
-        """Append a sampled token; why its request ends, or FINISH_NONE."""
-        if token < 0:
-            return override if override else FINISH_ERROR
-        if self.seqs.append(slot, token) < 0:
-            return FINISH_ERROR
-        out[0] = token
-        return override if override else self.seqs.verdict(slot, token)
+    cdef int32_t _sample(self, StepPlan plan, int32_t row, const token_t* run, int32_t override) noexcept nogil:
+        """Append a row's run of tokens up to the first that ends its request; why it ends, or FINISH_NONE.
+
+        An empty run ends the request too: such a row yields something else than tokens.
+        """
+        cdef slot_t slot = plan.row_slot[row]
+        cdef token_t* out = plan.lines.out_token + row * plan.width
+        cdef int32_t why = override
+        cdef int32_t k
+        if run[0] == TOKEN_END:
+            return override if override else FINISH_STOP
+        for k in range(plan.width):
+            if run[k] == TOKEN_END:
+                break
+            if run[k] < 0 or self.seqs.append(slot, run[k]) < 0:
+                return override if override and run[k] < 0 else FINISH_ERROR
+            out[k] = run[k]
+            plan.lines.out_count[row] = <uint8_t>(k + 1)
+            why = override if override else self.seqs.verdict(slot, run[k])
+            if why:
+                break
+        return why
 
     cdef void fail(self, StepPlan plan, const uint8_t* again) noexcept nogil:
         cdef int32_t row
@@ -79,12 +96,12 @@ cdef class Settler:
         for row in range(plan.num_rows):
             slot = plan.row_slot[row]
             self.seqs.in_flight[slot] -= 1
-            plan.out_token[row] = -1
+            plan.clear_run(row)
             if self.seqs.state[slot] == FINISHING:
                 if self.seqs.in_flight[slot] == 0:
                     self.end(slot)
             elif self.seqs.void[slot] or (again and again[slot]):
-                self.seqs.pending[slot] -= plan.row_flags[row] & ROW_SAMPLE
+                self.seqs.pending[slot] -= plan.promised(row)
                 self._restart(slot)
             else:
                 plan.out_finish[row] = FINISH_ERROR

@@ -113,6 +113,8 @@ cdef class SteadyLoop:
         for plan in plans:
             if <void*>&plan.record[0] != launcher.records[i] or plan.number != i:
                 raise ValueError(f"plan {i} does not lie in record {i}, or its number is another: {plan.number}")
+            if plan.width > ring.width:
+                raise ValueError(f"plan {i} brings {plan.width} tokens a row, and the ring takes {ring.width}")
             if plan.max_rows < scheduler.max_rows or plan.max_tokens < scheduler.max_tokens:
                 raise ValueError(f"plan {i} is too small for the scheduler's {scheduler.max_rows} rows")
             if plan.max_updates < scheduler.num_groups * scheduler.tables.max_blocks:
@@ -320,15 +322,15 @@ cdef class SteadyLoop:
             self.margin = max(self.margin - FALL, LEAST_MARGIN)
 
     cdef bint _all_sampled(self, StepPlan plan, const int32_t* tokens) noexcept nogil:
-        """Whether each row that samples got a token."""
+        """Whether each row that samples got a token, at least one."""
         cdef int32_t missing = 0
         cdef int32_t row
         if plan.num_sampled == plan.num_rows:
             for row in range(plan.num_rows):
-                missing |= tokens[row] < 0
+                missing |= tokens[row * plan.width] < 0
         else:
             for row in range(plan.num_rows):
-                missing |= (plan.lines.flags[row] & ROW_SAMPLE) & (tokens[row] < 0)
+                missing |= (plan.lines.flags[row] & ROW_SAMPLE) & (tokens[row * plan.width] < 0)
         return not missing
 
     cdef void _note_numbers(self, StepPlan plan) noexcept nogil:

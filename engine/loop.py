@@ -27,11 +27,11 @@ from engine.config import EngineConfig
 from engine.errors import scope_of
 from engine.failures import TokenBudget
 from engine.inbox import Abort, Call, Inbox, Message, Pause, Stop, Submit
-from engine.output import StepOutput, from_ring
+from engine.output import StepOutput, columns, from_ring
 from engine.pace import Pace
 from engine.request import FinishReason, Request
 from engine.runtime import Runtime, load_runtime
-from engine.settle import Settler, columns
+from engine.settle import Settler
 from engine.stats import StepStats
 from engine.step.result import StepResult
 
@@ -197,7 +197,7 @@ class DeviceThread:
                 of.device_s, of.gap_s = numbers.device_s, numbers.gap_s
                 self._deliver(runtime, output)
             elif handover.unpublished is not None:
-                news = (numbers, *columns(handover.unpublished), handover.told)
+                news = (numbers, *columns(handover.unpublished)[:3], handover.told)
                 self._deliver(runtime, from_ring(news, runtime.limits.num_blocks))
             if handover.freed and handover.uncommitted is None:
                 runtime.admission.free_slots()

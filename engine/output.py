@@ -6,9 +6,13 @@ commit settled. Out: parallel lists over the step's rows, which Engine routes to
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from _fast.plan import StepPlan
 from engine.errors import EngineError
 from engine.request import TokenLogprob
 from engine.stats import StepStats
@@ -45,3 +49,22 @@ def from_ring(entry: Any, blocks_total: int) -> StepOutput:
     numbers, ids, tokens, finishes, told = entry
     logprobs = {place: TokenLogprob(*line) for place, line in told.items()} if told else {}
     return StepOutput(StepStats.of(numbers, blocks_total), ids, tokens, finishes, logprobs)
+
+
+def columns(plan: StepPlan) -> tuple[list[int], list[int], list[int], Sequence[int]]:
+    """A committed plan's news: the requests' numbers, tokens and finishes, and by row the place where its run begins.
+
+    A row has an entry for each token of its run, of which the last has the finish; a row without a token has one.
+    """
+    arrays = (plan.out_request, plan.out_token, plan.out_finish)
+    requests, tokens, ends = (np.asarray(array) for array in arrays)
+    if plan.width == 1:
+        rows = slice(plan.num_rows)
+        return requests[rows].tolist(), tokens[rows].tolist(), ends[rows].tolist(), range(plan.num_rows)
+    counts = np.maximum(np.asarray(plan.out_count)[: plan.num_rows], 1).astype(np.int64)
+    places = counts.cumsum() - counts
+    row = np.repeat(np.arange(plan.num_rows), counts)
+    found = tokens[row * plan.width + np.arange(len(row)) - places[row]]
+    finishes = np.zeros(len(row), np.int32)
+    finishes[places + counts - 1] = ends[: plan.num_rows]
+    return requests[row].tolist(), found.tolist(), finishes.tolist(), places.tolist()

@@ -230,7 +230,8 @@ def warm_up(runtime: Runtime) -> None:
         if step.error is not None:
             raise step.error
         executor.collect(step)
-        scheduler.commit(plan, step.tokens)
+        assert step.tokens is not None
+        scheduler.commit(plan, step.tokens.reshape(-1))
     scheduler.reset_prefix_cache()
     executor.reset(slot, poison=False)
 

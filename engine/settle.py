@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from _fast.plan import StepPlan
 from engine.errors import DeviceLostError, for_rows, is_out_of_memory
 from engine.failures import FailureCount, TokenBudget
-from engine.output import First, StepOutput
+from engine.output import First, StepOutput, columns
 from engine.request import FinishReason
 from engine.stats import StepStats
 from engine.step.result import StepResult
@@ -96,20 +95,20 @@ class Settler:
         if step.invalid:
             override = np.zeros(plan.num_rows, np.int32)
             override[list(step.invalid)] = FinishReason.ERROR
-            output.invalid = step.invalid
             ended = "step %d ends %d of %d rows: %s"
             log.error(ended, plan.step_id, len(step.invalid), plan.num_rows, next(iter(step.invalid.values())))
-        self._runtime.scheduler.commit(plan, step.tokens, override)
-        output.ids, output.tokens, output.finishes = columns(plan)
-        output.stats.num_sampled = plan.num_rows - output.tokens.count(-1)
-        output.logprobs = step.logprobs
+        self._runtime.scheduler.commit(plan, step.tokens.reshape(-1), override)
+        output.ids, output.tokens, output.finishes, places = columns(plan)
+        output.stats.num_sampled = len(output.tokens) - output.tokens.count(-1)
+        output.logprobs = {places[row]: entry for row, entry in step.logprobs.items()}
+        output.invalid = {places[row]: error for row, error in step.invalid.items()}
         admission.free_slots()  # before anything is added: a freed slot is taken again at once
-        begun = [row for row in fresh if output.tokens[row] >= 0 or output.finishes[row]]
+        begun = [row for row in fresh if output.tokens[places[row]] >= 0 or output.finishes[places[row]]]
         for row in begun:
-            slot, output.firsts[row] = fresh[row]
+            slot, output.firsts[places[row]] = fresh[row]
             admission.fresh.discard(slot)
         for row in begun:  # after every mark is gone: a sibling may take a slot that this very step freed
-            admission.release_siblings(output.ids[row])
+            admission.release_siblings(output.ids[places[row]])
 
     def _first_news(self, step: StepResult) -> dict[int, tuple[int, First]]:
         """By row, for requests of which the loop has heard nothing yet: the slot, and the news of a first token."""
@@ -167,10 +166,3 @@ class Settler:
         stats.blocks_used, stats.blocks_total = scheduler.pool.num_used, self._runtime.limits.num_blocks
         stats.preemptions = scheduler.num_preemptions
         stats.prefix_queries, stats.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
-
-
-def columns(plan: StepPlan) -> tuple[list[int], list[int], list[int]]:
-    """A committed plan's rows: the requests' numbers, tokens and finishes."""
-    arrays = (plan.out_request, plan.out_token, plan.out_finish)
-    ids, tokens, finishes = (np.asarray(array)[: plan.num_rows].tolist() for array in arrays)
-    return ids, tokens, finishes

@@ -17,6 +17,7 @@ from _fast.ring import OutputRing, told_logprobs
 from _fast.scheduler import Scheduler
 from _fast.steady import REASON_FREED, REASON_INVALID, REASON_PREEMPTED, REASON_RING
 from _fast.step_numbers import StepNumbers
+from engine.output import columns
 from engine.step.device_executor import DeviceExecutor, DeviceStep
 from engine.step.result import StepResult
 
@@ -44,7 +45,9 @@ class SteadySteps:
 
     def __init__(self, executor: DeviceExecutor, scheduler: Scheduler, wake_fd: int) -> None:
         sampler = executor.sampler
-        self.ring = OutputRing(scheduler.max_rows, asked=sampler.asked, lines=sampler.told.numpy())
+        self.ring = OutputRing(
+            scheduler.max_rows, asked=sampler.asked, lines=sampler.told.numpy(), width=executor.sizes.width
+        )
         self._executor = executor
         self._loop = executor.steady_loop(scheduler, self.ring, wake_fd)
 
@@ -88,6 +91,7 @@ class SteadySteps:
     def _told(self, plan: StepPlan) -> dict[int, tuple[Any, ...]]:
         """Log-probabilities of a committed plan's rows that have a token."""
         asked = self._executor.sampler.asked[np.asarray(plan.row_slot)[: plan.num_rows]]
-        rows = np.flatnonzero((asked > 0) & (np.asarray(plan.out_token)[: plan.num_rows] >= 0)).tolist()
+        rows = np.flatnonzero((asked > 0) & (np.asarray(plan.out_count)[: plan.num_rows] > 0)).tolist()
         lines = self._executor.sampler.told[plan.number].numpy()
-        return {row: told_logprobs(lines[row], int(asked[row]) - 1) for row in rows}
+        places = columns(plan)[3]
+        return {places[row]: told_logprobs(lines[row], int(asked[row]) - 1) for row in rows}

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from _fast.layout import Header, record_len
+from _fast.layout import Header, TokenCode, record_len
 from _fast.params import SlotParams
 from _fast.plan import StepPlan
 from engine.attention.meta import AttentionMeta, WorkList
@@ -55,16 +55,17 @@ class StepBuffers:
         self._heads, self._head_dim, self._vocab = text.num_heads, text.head_dim, text.vocab_size
         self._heads_per_kv = text.num_heads // text.num_kv_heads
         self.records = records_in(accelerator.pinned(RECORDS * length).view(RECORDS, length), device)
-        self.ring = accelerator.pinned(RECORDS * rows).view(RECORDS, rows)
+        self.ring = accelerator.pinned(RECORDS * rows * sizes.width).view(RECORDS, rows, sizes.width)
         self.told = accelerator.pinned(RECORDS * rows * LINE).view(RECORDS, rows, LINE)  # log-probabilities
         self.plans = [
-            StepPlan(rows, tokens, updates, buffer=record.numpy(), number=number)
+            StepPlan(rows, tokens, updates, buffer=record.numpy(), number=number, width=sizes.width)
             for number, record in enumerate(self.records.pinned)
         ]
         self.params = SlotParams(sizes.max_slots)
         self.slots = empty_slots(sizes.max_slots, sizes.max_blocks, len(layout.groups), device)
         self.inputs = empty_inputs(rows, tokens, len(layout.groups), model.config.mrope, device)
-        self.tokens = torch.full((rows,), -1, dtype=torch.int32, device=device)
+        self.runs = torch.full((rows, sizes.width), int(TokenCode.END), dtype=torch.int32, device=device)
+        self.tokens = self.runs[:, 0]  # of each run the first; all where rows bring one
         self.sampled_hidden = torch.zeros(rows, text.hidden_size, dtype=model.dtype, device=device)
         self._overlay: tuple[Tensor, Tensor] | None = None  # of models that see or hear; recorded steps read it
         if len(model.config.modalities) > 1:
@@ -95,7 +96,7 @@ class StepBuffers:
 
     def send_tokens(self) -> None:
         """Launches what brings the chosen tokens into the step's line of the ring."""
-        send_home(self.ring, self.tokens, self.inputs.home, self.inputs.row_slot, self.slots)
+        send_home(self.ring, self.runs, self.inputs.home, self.inputs.row_slot, self.slots)
 
     def batch(self, tokens: int, rows: int, decode_only: bool, media: list[tuple[int, int, Tensor]]) -> Batch:
         """Views of the first `tokens` tokens, all of them read, and `rows` rows; more than the step has is padding."""

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
+import torch
 
+from _fast.layout import TokenCode
 from _fast.plan import StepPlan
 from engine.cache.layout import CacheLayout
 from engine.cache.spec import LayerCache
 from engine.config import EngineConfig
 from engine.device import HostEvent, HostStream
-from engine.kernels.sampling.home import OUTSIDE
 from engine.models.base import Model
 from engine.request import Request, TokenLogprob
 from engine.sampling.logprobs import prompt_logprobs
@@ -27,6 +29,13 @@ from engine.step.executor import Sizes
 from engine.step.prompts import PromptLogprobs
 from engine.step.result import StepResult
 from engine.step.slots import SlotState
+
+
+@dataclass(slots=True)
+class CpuStep(StepResult):
+    """A step on the stream of a CPU."""
+
+    logits: torch.Tensor | None = None  # [num_sampled, vocab] float32, between forward and sample
 
 
 class CpuExecutor:
@@ -70,11 +79,12 @@ class CpuExecutor:
         """Nothing to wait for: a plan's step has been settled before its turn comes again."""
 
     def launch_forward(self, plan: StepPlan) -> StepResult:
-        step = StepResult(plan, RowArrays(plan))
+        step = CpuStep(plan, RowArrays(plan))
         self.stream.launch(self._forward, step)
         return step
 
     def launch_sample(self, step: StepResult, done: Callable[[StepResult], None]) -> None:
+        assert isinstance(step, CpuStep)
         self.stream.launch(self._sample, step, done)
 
     def collect(self, step: StepResult) -> None:
@@ -91,7 +101,7 @@ class CpuExecutor:
 
     # -- on the stream ----------------------------------------------------------------------------------------------
 
-    def _forward(self, step: StepResult) -> None:
+    def _forward(self, step: CpuStep) -> None:
         step.started_at = time.perf_counter()
         try:
             apply_updates(step.plan, self._slots)
@@ -111,7 +121,7 @@ class CpuExecutor:
         except Exception as error:
             step.error = error
 
-    def _sample(self, step: StepResult, done: Callable[[StepResult], None]) -> None:
+    def _sample(self, step: CpuStep, done: Callable[[StepResult], None]) -> None:
         try:
             tokens = np.empty(0, np.int64)
             if step.error is None and step.logits is not None:
@@ -121,9 +131,9 @@ class CpuExecutor:
                 chosen, logprobs = self._sampler.sample(step.logits, slots, index)
                 step.logprobs = {int(rows[k]): entry for k, entry in logprobs.items()}
                 self._slots.last_token[slots] = np.maximum(chosen, 0)
-                tokens = np.where(self._slots.outside[slots], OUTSIDE, chosen)
+                tokens = np.where(self._slots.outside[slots], int(TokenCode.OUTSIDE), chosen)
             if step.error is None:
-                step.take_tokens(tokens, self._vocab)
+                step.take_tokens(tokens[:, None], self._vocab)
             step.logits = None
         except Exception as error:
             step.error = error

@@ -321,7 +321,7 @@ class DeviceExecutor:
             told |= step.pending.collect()
         step.logprobs = {int(sampled[place]): entry for place, entry in told.items()}
         step.take_tokens(chosen, self.model.config.text.vocab_size)
-        self.sampler.record(step.rows.slots[sampled], chosen)
+        self.sampler.record(step.rows.slots[sampled], chosen[:, 0])
         if step.owed is not None:
             due, pending = step.owed
             entries = pending.collect()

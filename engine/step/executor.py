@@ -28,6 +28,7 @@ class Sizes:
     max_chunk: int  # tokens of a row in a step
     block_size: int  # tokens in a KV block
     encoder_rows: int  # tower rows that one item may have
+    width: int = 1  # tokens that a row may bring home from one step
 
     @property
     def max_blocks(self) -> int:

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
-import torch
 
+from _fast.layout import TokenCode
 from _fast.plan import StepPlan
 from engine.device import HostEvent
 from engine.errors import EngineError, InvalidLogitsError, TokenIdError
-from engine.kernels.sampling.home import OUTSIDE
 from engine.request import TokenLogprob
 from engine.step.build import RowArrays
 
@@ -41,20 +40,22 @@ class StepResult:
     began_before: bool = False  # it had begun at an unknown time before that
     plan_at: float = 0.0  # when the step behind it should be planned; 0: as long as such steps take after it began
     gap_s: float = 0.0  # the device's time between the step before and this one's forward; 0: not measured
-    logits: torch.Tensor | None = None  # [num_sampled, vocab] float32
-    tokens: np.ndarray | None = None  # int32 [num_rows]; -1 where nothing was sampled, and for those that are invalid
+    tokens: np.ndarray | None = None  # int32 [num_rows, width]: runs; -1 in rows without a sample, or a valid one
     invalid: dict[int, EngineError] = field(default_factory=dict)  # plan rows that end alone, and what they are told
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by plan row
     error: BaseException | None = None
 
     def take_tokens(self, chosen: np.ndarray, num_embeddings: int) -> None:
-        """The tokens of the sampled rows, int [num_sampled]; those below 0 end their row, without a log-probability."""
-        sampled = self.rows.sampled
-        for place in np.flatnonzero(chosen < 0).tolist():
+        """The runs of the sampled rows, int [num_sampled, width].
+
+        A run that begins with INVALID or OUTSIDE ends its row, without a log-probability.
+        """
+        sampled, first = self.rows.sampled, chosen[:, 0]
+        for place in np.flatnonzero((first == TokenCode.INVALID) | (first == TokenCode.OUTSIDE)).tolist():
             row = int(sampled[place])
-            error = TokenIdError(num_embeddings) if chosen[place] == OUTSIDE else InvalidLogitsError()
+            error = TokenIdError(num_embeddings) if first[place] == TokenCode.OUTSIDE else InvalidLogitsError()
             self.invalid.setdefault(row, error)
-        self.tokens = np.full(self.plan.num_rows, -1, np.int32)
+        self.tokens = np.full((self.plan.num_rows, chosen.shape[1]), -1, np.int32)
         self.tokens[sampled] = chosen
         for row in self.invalid:
             self.tokens[row] = -1

@@ -58,8 +58,9 @@ def steps(runtime, prompt, count):
         assert step.event.wait(60)
         assert step.error is None, step.error
         executor.collect(step)
-        scheduler.commit(plan, step.tokens)
-        yield slot, [int(token) for token in step.tokens if token >= 0]
+        tokens = step.tokens.reshape(-1)
+        scheduler.commit(plan, tokens)
+        yield slot, [int(token) for token in tokens if token >= 0]
 
 
 def test_equal_layers_are_one_group_whose_blocks_have_a_page_per_layer():

@@ -8,14 +8,18 @@ import numpy as np
 import pytest
 
 import engine.runtime
+from _fast.layout import TokenCode
 from _fast.plan import StepPlan
 from _fast.scheduler import Scheduler
 from _fast.step_numbers import StepNumbers
 from engine.errors import StepFailedError
 from engine.loop import DeviceThread
-from engine.output import from_ring
+from engine.output import columns, from_ring
+from engine.request import FinishReason
 from engine.stats import EngineStats, StepStats
 from engine.steady import Handover
+from engine.step.build import RowArrays
+from engine.step.result import StepResult
 from server.metrics import Metrics
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
@@ -96,6 +100,23 @@ def test_a_step_that_met_a_full_ring_is_told_whole():
     assert output.stats == wanted.stats
     assert not output.stats.by_python
     assert (output.stats.schedule_s, output.stats.device_s, output.stats.gap_s) == (0.1, 0.5, 0.6)
+
+
+def test_news_name_a_row_once_for_each_token_of_its_run():
+    plan = StepPlan(3, 8, 16, width=2)
+    scheduler = Scheduler(max_slots=3, max_rows=3, max_tokens=8, max_model_len=32, num_blocks=9, block_size=4)
+    for number in (7, 8, 9):
+        scheduler.add(number, np.arange(2, dtype=np.int32), max_tokens=4, eos_ids=[6])
+    scheduler.schedule(plan)
+    step = StepResult(plan, RowArrays(plan))
+    end, invalid = int(TokenCode.END), int(TokenCode.INVALID)
+    step.take_tokens(np.array([[5, 6], [invalid, end], [4, end]]), 99)
+    assert list(step.invalid) == [1]
+    assert step.tokens is not None
+    scheduler.commit(plan, step.tokens.reshape(-1), np.array([0, FinishReason.ERROR, 0], np.int32))
+    ids, tokens, finishes, places = columns(plan)
+    assert (ids, tokens, list(places)) == ([7, 7, 8, 9], [5, 6, -1, 4], [0, 2, 3])
+    assert finishes == [0, FinishReason.STOP, FinishReason.ERROR, 0]
 
 
 def test_the_steady_loop_plans_prompts_with_budgets_of_this_moment():

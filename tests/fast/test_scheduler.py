@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from _fast.layout import record_len
+from _fast.layout import TokenCode, record_len
 from _fast.plan import StepPlan
 from _fast.scheduler import Scheduler
 
@@ -332,6 +332,28 @@ def test_an_abort_says_at_once_whether_the_slot_is_free():
     scheduler.commit(plan, ids(7))
     assert (plan.out_token[0], plan.out_finish[0]) == (-1, 0)
     assert list(scheduler.freed_slots[: scheduler.num_freed]) == [running]
+
+
+def runs(*rows, width=3):
+    """The runs of a step's rows, as the device sends them home."""
+    return np.array([[*row, *[TokenCode.END] * (width - len(row))] for row in rows], np.int32).ravel()
+
+
+def test_a_row_takes_its_run_up_to_the_first_token_that_ends_it():
+    scheduler, plan = make(), StepPlan(4, 32, 100, width=3)
+    slots = [scheduler.add(k, ids(1, 2), max_tokens=most, stop_ids=[9]) for k, most in ((1, 9), (2, 9), (3, 2), (4, 9))]
+    scheduler.schedule(plan)
+    assert scheduler.schedule(StepPlan(4, 32, 100, width=3)) == 0, "how many tokens will come is not known"
+    scheduler.commit(plan, runs((5, 6), (5, 9, 6), (5, 6, 7), ()))
+    assert list(plan.out_count)[:4] == [2, 2, 2, 0]
+    assert [list(plan.out_token[3 * row :])[:2] for row in range(3)] == [[5, 6], [5, 9], [5, 6]]
+    assert list(plan.out_finish)[:4] == [0, STOP_TOKEN, LENGTH, STOP]
+    assert plan.out_token[9] == -1
+    scheduler.schedule(plan)
+    assert rows(plan) == {slots[0]: (2, 2, SAMPLE)}, "both tokens are computed next"
+    assert list(plan.token_ids)[:2] == [5, 6]
+    scheduler.commit(plan, runs((7,)))
+    assert scheduler.ledger()["in_flight"] == 0
 
 
 def test_slots_run_out_before_anything_breaks():

@@ -43,11 +43,12 @@ CONTEXT = 1024  # of the stand-in's cache
 class Engine:
     """The order of engine/loop with two steps in flight. News are kept as (step, ids, tokens, finishes)."""
 
-    def __init__(self, script, vocab=40, **settings):
+    def __init__(self, script, vocab=40, width=1, **settings):
         defaults = {"max_slots": SLOTS, "max_rows": ROWS, "max_tokens": TOKENS, "max_model_len": 128, "block_size": 4}
         self.scheduler = Scheduler(**{**defaults, "num_blocks": 60, **settings})
         rows = self.scheduler.max_rows
-        self.rig = Rig(rows, self.scheduler.max_tokens, 1 << 12, self.scheduler.max_slots)
+        self.rig = Rig(rows, self.scheduler.max_tokens, 1 << 12, self.scheduler.max_slots, width=width)
+        self.width = width
         self.rig.lib.set_vocab(vocab)
         if self.scheduler.max_model_len <= CONTEXT:
             self.rig.lib.set_cache(defaults["block_size"], *PROMPT)
@@ -106,9 +107,9 @@ class Engine:
         plan = self.rig.plans[index]
         if wait:
             assert self.rig.launcher.wait(index, 5.0)
-        tokens = self.rig.ring[index][: plan.num_rows]
+        tokens = self.rig.ring[index][: plan.num_rows * self.width]
         sampled = (np.asarray(plan.row_flags)[: plan.num_rows] & 1).astype(bool)
-        override = np.where(sampled & (tokens < 0), ERROR, 0).astype(np.int32)
+        override = np.where(sampled & (tokens[:: self.width] < 0), ERROR, 0).astype(np.int32)
         self.scheduler.commit(plan, tokens, override)
         self.forget()
         self.tell(self.read(plan))
@@ -116,10 +117,13 @@ class Engine:
     def read(self, plan):
         told = (plan.step_id, [], [], [])
         for row in range(plan.num_rows):
-            number, token, finish = plan.out_request[row], plan.out_token[row], plan.out_finish[row]
-            if token >= 0 or finish:
-                for column, value in zip(told[1:], (number, token, finish)):
+            number, finish, count = plan.out_request[row], plan.out_finish[row], plan.out_count[row]
+            run = [plan.out_token[row * self.width + k] for k in range(count)] or [-1] * bool(finish)
+            for token in run:
+                for column, value in zip(told[1:], (number, token, 0)):
                     column.append(value)
+            if run:
+                told[3][-1] = finish
         return told
 
     def tell(self, told):
@@ -161,7 +165,7 @@ class Mixed(Engine):
 
     def __init__(self, script, *, entries=64, python=0.2, seed=0, asked=None, lines=None, **settings):
         super().__init__(script, **settings)
-        self.ring = OutputRing(self.scheduler.max_rows, entries, asked, lines)
+        self.ring = OutputRing(self.scheduler.max_rows, entries, asked, lines, self.width)
         self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.steady = SteadyLoop(
             self.scheduler, self.rig.plans, self.rig.params, self.rig.launcher, self.ring, self.special, self.wake
@@ -267,7 +271,7 @@ def check_endings(engine, script):
 
 def both(script, faulty=-1, eager=0, **options):
     """What the plain order told and what the mixed one did, and the latter's engine."""
-    names = ("num_blocks", "vocab", "max_tokens", "prefix_caching")
+    names = ("num_blocks", "vocab", "width", "max_tokens", "prefix_caching")
     settings = {name: options.pop(name) for name in names if name in options}
     plain = Engine(script, **settings)
     plain.rig.lib.set_faulty_step(faulty)
@@ -288,6 +292,16 @@ def test_the_same_news_in_the_same_order_whoever_runs_a_step(seed, python):
     assert told == expected
     assert mixed.steady.num_steps > 30
     assert min(mixed.reasons[reason] for reason in (REASON_INBOX, REASON_PYTHON, REASON_FREED)) > 3
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("entries", [1, 64])
+def test_rows_bring_home_runs_of_tokens(seed, entries):
+    """One to three tokens a row; what the rows' ends say is checked with the news of every test here."""
+    script = script_of(seed, flags=(0,))
+    expected, told, _ = both(script, width=3, entries=entries, seed=seed)
+    assert told == expected
+    assert any(len(news[1]) > len(set(news[1])) for news in told), "a row is named once for each of its tokens"
 
 
 @pytest.mark.parametrize("seed", range(4))

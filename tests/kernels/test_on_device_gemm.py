@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import torch
 
-from _fast.layout import SLOT_WORDS, UPDATE_WORDS, Header, RowColumn, SlotWord, column_at, tail_at, tokens_at
+from _fast.layout import SLOT_WORDS, UPDATE_WORDS, Header, RowColumn, SlotWord, TokenCode, column_at, tail_at, tokens_at
 from engine.kernels.activation import Activation
 from engine.kernels.gemm.epilogue import MAX_BLOCK, MAX_ROWS, empty_unscaled
 from engine.kernels.gemm.gated_one_wave import one_wave_product
@@ -21,7 +21,7 @@ from engine.kernels.norm import rms_norm, rms_norm_reference
 from engine.kernels.pdl import overlaps
 from engine.kernels.record import records_in
 from engine.kernels.rope import cos_sin, cos_sin_reference
-from engine.kernels.sampling.home import OUTSIDE, send_home
+from engine.kernels.sampling.home import send_home
 from engine.kernels.step_inputs import step_inputs, step_inputs_reference
 from engine.kernels.step_tensors import empty_inputs, empty_slots
 from engine.kernels.tune import LEAST_FILL, ONE_WAVE, SHAPES, few_rows, many_gated, one_wave_gated
@@ -257,8 +257,8 @@ def test_step_inputs(mrope):
 
 def test_a_graph_sends_tokens_home_to_another_buffer_each_time():
     rows = 300
-    ring = torch.zeros(3 * rows, dtype=torch.int32, pin_memory=True).view(3, rows)
-    tokens = torch.zeros(rows, dtype=torch.int32, device="cuda")
+    ring = torch.zeros(3 * rows, dtype=torch.int32, pin_memory=True).view(3, rows, 1)
+    tokens = torch.zeros(rows, 1, dtype=torch.int32, device="cuda")
     home = torch.zeros(1, dtype=torch.int32, device="cuda")
     row_slot = torch.randperm(rows, dtype=torch.int32, device="cuda")
     slots = empty_slots(rows, 1, 1, "cuda")
@@ -274,12 +274,12 @@ def test_a_graph_sends_tokens_home_to_another_buffer_each_time():
         there = torch.cuda.Event(blocking=True)
         there.record()
         there.synchronize()
-        assert ring[step % 3].tolist() == [step] * rows
-        assert ring[(step + 1) % 3].tolist() == [max(0, step - 2)] * rows
+        assert ring[step % 3, :, 0].tolist() == [step] * rows
+        assert ring[(step + 1) % 3, :, 0].tolist() == [max(0, step - 2)] * rows
     slots.word(SlotWord.OUTSIDE)[row_slot[5]] = 1
     graph.replay()
     torch.cuda.synchronize()
-    assert ring[2].tolist() == [11] * 5 + [OUTSIDE] + [11] * (rows - 6)
+    assert ring[2, :, 0].tolist() == [11] * 5 + [int(TokenCode.OUTSIDE)] + [11] * (rows - 6)
 
 
 @pytest.mark.parametrize("rows", [1, 24, 64, 200, 2048])

@@ -37,7 +37,7 @@ static int32_t max_rows, max_tokens, *ring[8], *records[8], num_records, *turn;
 static int32_t words[SLOTS][SLOT_WORDS], last_token[SLOTS], table_updates;
 static int32_t header[HEADER_LEN], rows_slot[ROWS], rows_place[ROWS], rows_sampled;
 static int64_t fault, device_end, step_ns, faulty_step = -1;
-static int32_t vocab = 1000, bare;
+static int32_t vocab = 1000, bare, width = 1; /* width: tokens that a row may bring home */
 static int32_t in_order = 1, next_prep;  /* every step's record was read, once, in order */
 static int32_t block_size, factor, modulus;          /* of the cache, 0: none; of the prompts: token p is p * factor % modulus */
 static int32_t table[SLOTS][LINE];                   /* blocks of each slot */
@@ -150,21 +150,24 @@ static void sample(int32_t size)
     int32_t row, *tokens = ring[header[HEADER_HOME]];
     if (bare) {
         for (row = 0; row < header[HEADER_NUM_ROWS]; row++)
-            tokens[row] = 7;
+            tokens[row * width] = 7;
         return;
     }
     fault |= (rows_sampled > size) << 5;
     for (row = 0; row < header[HEADER_NUM_ROWS]; row++)
         if (rows_place[row] >= 0) {
             int32_t token = draw(words[rows_slot[row]][SLOT_SEED_LOW], rows_place[row]);
-            last_token[rows_slot[row]] = token;
-            tokens[row] = token;
+            int32_t k, count = 1 + token % width;
+            for (k = 0; k < width; k++) {
+                last_token[rows_slot[row]] = draw(words[rows_slot[row]][SLOT_SEED_LOW], rows_place[row] + k);
+                tokens[row * width + k] = k < count ? last_token[rows_slot[row]] : TOKEN_END;
+            }
         } else
-            tokens[row] = -7; /* nobody may read this */
+            tokens[row * width] = -7; /* nobody may read this */
     if (faulty_step >= 0 && header[HEADER_STEP_LOW] == faulty_step)
         for (row = 0; row < header[HEADER_NUM_ROWS]; row++)
             if (rows_place[row] >= 0) {
-                tokens[row] = -1;
+                tokens[row * width] = -1;
                 break;
             }
 }
@@ -316,7 +319,7 @@ const char *cudaGetErrorString(int code)
 
 /* What tests set and read. */
 
-void setup(int32_t rows, int32_t tokens, int32_t **host_ring, int32_t **host_records, int32_t count, int32_t *next)
+void setup(int32_t rows, int32_t tokens, int32_t **host_ring, int32_t **host_records, int32_t count, int32_t *next, int32_t run)
 {
     memset(&stream, 0, sizeof stream);
     memset(events, 0, sizeof events);
@@ -330,6 +333,7 @@ void setup(int32_t rows, int32_t tokens, int32_t **host_ring, int32_t **host_rec
     memcpy(ring, host_ring, count * sizeof(int32_t *));
     memcpy(records, host_records, count * sizeof(int32_t *));
     num_records = count;
+    width = run;
     turn = next;
     num_calls = fault = device_end = step_ns = table_updates = bare = wake_after = next_prep = block_size = 0;
     in_order = 1;

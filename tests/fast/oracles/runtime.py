@@ -32,7 +32,7 @@ def library() -> ctypes.CDLL:
     folder = Path(tempfile.mkdtemp(prefix="omniloop-runtime-"))
     path = folder / "libcudart.so.0"
     source = Path(__file__).with_name("runtime.c")
-    names = re.findall(r"^    (\w+) = (\d+)$", declarations(), re.MULTILINE)
+    names = re.findall(r"^    (\w+) = (-?\d+)$", declarations(), re.MULTILINE)
     (folder / "layout.h").write_text("enum { " + ", ".join(f"{name} = {value}" for name, value in names) + " };\n")
     subprocess.run(["cc", "-I", folder, "-O2", "-shared", "-fPIC", "-Wall", "-Werror", "-o", path, source], check=True)
     loaded = ctypes.CDLL(str(path))
@@ -58,17 +58,17 @@ def seed_words(slot: int, prompt_len: int, seed: int) -> np.ndarray:
 class Rig:
     """Memory, graphs and a launcher for one scheduler's limits."""
 
-    def __init__(self, rows, tokens, updates, max_slots, *, records=3, graphs=True, whole=True):
+    def __init__(self, rows, tokens, updates, max_slots, *, records=3, graphs=True, whole=True, width=1):
         self.lib = library()
         size = record_len(rows, tokens, updates)
         self.records = [np.full(size, -99, np.int32) for _ in range(records)]
-        self.ring = [np.full(rows, -77, np.int32) for _ in range(records)]
-        self.plans = [StepPlan(rows, tokens, updates, record, k) for k, record in enumerate(self.records)]
+        self.ring = [np.full(rows * width, -77, np.int32) for _ in range(records)]
+        self.plans = [StepPlan(rows, tokens, updates, record, k, width) for k, record in enumerate(self.records)]
         self.params = SlotParams(max_slots)
         self.turn = np.full(1, records - 1, np.int32)  # the device's: whatever its graphs were recorded with
         lines, places = ([array.ctypes.data for array in arrays] for arrays in (self.ring, self.records))
         pointers = [(ctypes.c_void_p * records)(*found) for found in (lines, places)]
-        self.lib.setup(rows, tokens, *pointers, records, ctypes.c_void_p(self.turn.ctypes.data))
+        self.lib.setup(rows, tokens, *pointers, records, ctypes.c_void_p(self.turn.ctypes.data), width)
         self.launcher = Launcher(addresses(), 1, places, self.turn.ctypes.data, lines, rows)
         if graphs:
             self.set_graphs(rows, tokens, whole)

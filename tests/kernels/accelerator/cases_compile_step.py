@@ -23,7 +23,12 @@ INPUTS = {
 }  # fmt: skip
 HOME = {"ring": I, "tokens": I, "home": I, "row_slot": I, "words": I, "num_buffers": "i32", "max_rows": "i32"}
 KERNELS = {
-    "home": (home_kernel, HOME, {"OUTSIDE": -2, "BLOCK": 256, "OVERLAP": True}, {"num_warps": 4}),
+    **{
+        f"home {width}": (
+            home_kernel, HOME, {"OUTSIDE": -2, "WIDTH": width, "BLOCK": 256, "OVERLAP": True}, {"num_warps": 4},
+        )
+        for width in (1, 3)
+    },
     **{
         f"record {mrope}": (
             record_kernel, RECORD,
