@@ -13,7 +13,8 @@ cdef struct Name:  # what makes two blocks equal: where they hang, how deep, in 
 cdef struct Entry:  # of a block; one line of memory, for it is mostly met long after it was last used
     Name name
     int64_t serial
-    int64_t unused[2]
+    int64_t num_words
+    int64_t unused
 
 
 cdef class PrefixIndex:
@@ -27,12 +28,14 @@ cdef class PrefixIndex:
     cdef int64_t next_serial
     cdef Entry* entries
     cdef int32_t num_blocks
-    cdef int64_t* keys  # block_size of each block
+    cdef int64_t* keys  # [num_blocks, block_size]: the first word of each position's key
+    cdef int64_t* seconds  # [num_blocks, block_size]: the second words; untouched memory where a block has none
     cdef int32_t[::1] table
 
-    cdef void chain(self, const uint64_t* parent, const int64_t* keys, uint64_t* out) noexcept nogil
-    cdef block_t find(self, const Name* name, const int64_t* keys) noexcept nogil
-    cdef void insert(self, block_t block, const Name* name, const int64_t* keys) noexcept nogil
+    cdef void chain(self, const uint64_t* parent, const int64_t* keys, int32_t num_words, uint64_t* out) noexcept nogil
+    cdef block_t find(self, const Name* name, const int64_t* keys, int32_t num_words) noexcept nogil
+    cdef bint _holds(self, block_t block, const int64_t* keys, int32_t num_words) noexcept nogil
+    cdef void insert(self, block_t block, const Name* name, const int64_t* keys, int32_t num_words) noexcept nogil
     cdef void remove(self, block_t block) noexcept nogil
     cdef void clear(self) noexcept nogil
     cdef int32_t _home(self, const Name* name) noexcept nogil

@@ -1,7 +1,8 @@
 """PrefixIndex: chained block hash -> block, so that equal beginnings are computed once.
 
-Owner: the device thread. In: a block's int64 keys (token ids, or pseudo-tokens made from a media hash), the hash of
-the chain above it and a link that says where it hangs. Out: the block that holds exactly these keys there, or 0.
+Owner: the device thread. In: a block's int64 keys, the hash of the chain above it and a link that says where it hangs.
+Out: the block that holds exactly these keys there, or 0. The keys are a word per position, its token id; a block with
+media has second words behind them, since a medium is named by 128 bits: block_size or 2 * block_size words in all.
 The hash is SipHash-2-4 with 128 bits under a key drawn at start-up, over the length-prefixed parent hash and keys;
 it only says where to look. A hit also needs equal keys, depth, group and link. The link names the parent entry by
 a serial number that is never reused (or the 16 root bytes at depth 0), so by induction the whole chain is equal and
@@ -14,7 +15,7 @@ tombstones.
 from array import array
 
 cimport cython
-from libc.stdlib cimport free
+from libc.stdlib cimport calloc, free
 from libc.string cimport memcmp, memcpy, memset
 from posix.stdlib cimport posix_memalign
 
@@ -80,8 +81,11 @@ cdef class PrefixIndex:
         cdef size_t key_bytes = count * max(block_size, 1) * sizeof(int64_t)
         self.entries = NULL
         self.keys = NULL
+        # Memory that calloc maps and nobody writes costs nothing: without media there are no second words.
+        self.seconds = <int64_t*>calloc(count, key_bytes // count)
         if (
-            posix_memalign(<void**>&self.entries, 64, count * sizeof(Entry))
+            not self.seconds
+            or posix_memalign(<void**>&self.entries, 64, count * sizeof(Entry))
             or posix_memalign(<void**>&self.keys, 64, key_bytes)
         ):
             raise MemoryError(f"no memory for the names of {num_blocks} blocks")
@@ -91,6 +95,7 @@ cdef class PrefixIndex:
     def __dealloc__(self):
         free(self.entries)
         free(self.keys)
+        free(self.seconds)
 
     def __init__(self, int32_t num_blocks, int32_t block_size, bytes hash_key, int hash_bits=128):
         if len(hash_key) != 16:
@@ -113,14 +118,14 @@ cdef class PrefixIndex:
         self.num_blocks = num_blocks
         self.table = array("i", bytes(4 * size))
 
-    cdef void chain(self, const uint64_t* parent, const int64_t* keys, uint64_t* out) noexcept nogil:
+    cdef void chain(self, const uint64_t* parent, const int64_t* keys, int32_t num_words, uint64_t* out) noexcept nogil:
         """Hash of a block's keys below its parent's hash. Both parts carry their length: none imitates another."""
         cdef uint64_t head[4]
         head[0] = 16
         head[1] = parent[0]
         head[2] = parent[1]
-        head[3] = <uint64_t>(8 * self.block_size)
-        siphash128(self.key_lo, self.key_hi, head, 4, <const uint64_t*>keys, self.block_size, out)
+        head[3] = <uint64_t>(8 * num_words)
+        siphash128(self.key_lo, self.key_hi, head, 4, <const uint64_t*>keys, num_words, out)
 
     @cython.overflowcheck(False)
     cdef int32_t _home(self, const Name* name) noexcept nogil:
@@ -128,7 +133,7 @@ cdef class PrefixIndex:
         mixed ^= <uint64_t>name.group * <uint64_t>0x9E3779B97F4A7C15
         return <int32_t>((mixed ^ (mixed >> 32)) & <uint64_t>self.mask)
 
-    cdef block_t find(self, const Name* name, const int64_t* keys) noexcept nogil:
+    cdef block_t find(self, const Name* name, const int64_t* keys, int32_t num_words) noexcept nogil:
         """The block with this name and these keys, or 0."""
         cdef const Name* own
         cdef int32_t at = self._home(name)
@@ -142,22 +147,34 @@ cdef class PrefixIndex:
                 and own.link_hi == name.link_hi
                 and own.depth == name.depth
                 and own.group == name.group
-                and memcmp(&self.keys[<int64_t>block * self.block_size], keys, 8 * <size_t>self.block_size) == 0
+                and self.entries[block].num_words == num_words
+                and self._holds(block, keys, num_words)
             ):
                 return block
             at = (at + 1) & self.mask
             block = self.table[at]
         return 0
 
-    cdef void insert(self, block_t block, const Name* name, const int64_t* keys) noexcept nogil:
+    cdef bint _holds(self, block_t block, const int64_t* keys, int32_t num_words) noexcept nogil:
+        cdef size_t size = 8 * <size_t>self.block_size
+        cdef int64_t at = <int64_t>block * self.block_size
+        return memcmp(&self.keys[at], keys, size) == 0 and (
+            num_words == self.block_size or memcmp(&self.seconds[at], keys + self.block_size, size) == 0
+        )
+
+    cdef void insert(self, block_t block, const Name* name, const int64_t* keys, int32_t num_words) noexcept nogil:
         """Name a block that has no name yet; `find` has just said that the name is not taken."""
         cdef int32_t at = self._home(name)
+        cdef size_t size = 8 * <size_t>self.block_size
         while self.table[at]:
             at = (at + 1) & self.mask
         self.table[at] = block
         self.entries[block].name = name[0]
         self.entries[block].serial = self.next_serial
-        memcpy(&self.keys[<int64_t>block * self.block_size], keys, 8 * <size_t>self.block_size)
+        self.entries[block].num_words = num_words
+        memcpy(&self.keys[<int64_t>block * self.block_size], keys, size)
+        if num_words > self.block_size:
+            memcpy(&self.seconds[<int64_t>block * self.block_size], keys + self.block_size, size)
         self.next_serial += 1
         self.num_entries += 1
 
@@ -198,7 +215,7 @@ cdef class PrefixIndex:
         cdef uint64_t out[2]
         above[0] = int.from_bytes(parent[:8], "little")
         above[1] = int.from_bytes(parent[8:16], "little")
-        self.chain(above, &view[0], out)
+        self.chain(above, &view[0], <int32_t>view.shape[0], out)
         return int(out[0]).to_bytes(8, "little") + int(out[1]).to_bytes(8, "little")
 
     def lookup(self, bytes digest, bytes link, int32_t depth, int32_t group, keys):
@@ -206,7 +223,7 @@ cdef class PrefixIndex:
         cdef int64_t[::1] view = self._check(keys)
         cdef Name name
         self._name(&name, digest, link, depth, group)
-        return self.find(&name, &view[0])
+        return self.find(&name, &view[0], <int32_t>view.shape[0])
 
     def add(self, int32_t block, bytes digest, bytes link, int32_t depth, int32_t group, keys):
         """Name a block; returns its serial number as the link of its children (16 bytes)."""
@@ -215,9 +232,9 @@ cdef class PrefixIndex:
         self._name(&name, digest, link, depth, group)
         if not 0 < block < self.num_blocks:
             raise ValueError(f"block {block}: this index serves blocks 1 to {self.num_blocks - 1}")
-        if self.find(&name, &view[0]):
+        if self.find(&name, &view[0], <int32_t>view.shape[0]):
             raise ValueError("another block has this name already")
-        self.insert(block, &name, &view[0])
+        self.insert(block, &name, &view[0], <int32_t>view.shape[0])
         return int(self.entries[block].serial).to_bytes(16, "little")
 
     def discard(self, int32_t block):
@@ -248,6 +265,6 @@ cdef class PrefixIndex:
         name.group = group
 
     cdef _check(self, object keys):
-        if len(keys) != self.block_size:
-            raise ValueError(f"{len(keys)} keys: a block has exactly {self.block_size}")
+        if len(keys) not in (self.block_size, 2 * self.block_size):
+            raise ValueError(f"{len(keys)} words: a block has {self.block_size}, or twice as many if it has media")
         return array("q", keys)

@@ -65,7 +65,7 @@ cdef class Scheduler:
 
     def add(self, int64_t request_id, const token_t[::1] tokens, *, int32_t max_tokens, int32_t min_tokens=0,
             bint ignore_eos=False, eos_ids=(), stop_ids=(), int32_t priority=0, double arrival=0.0,
-            bytes root=bytes(16), const int64_t[::1] keys=None, const int32_t[:, ::1] media=None,
+            bytes root=bytes(16), const int64_t[:, ::1] keys=None, const int32_t[:, ::1] media=None,
             bint read_cache=True):
         """A request enters the queue: its slot, or -1 (no slot free), -2 (too few blocks), -3 (media too large)."""
         cdef int64_t n = tokens.shape[0]
@@ -78,8 +78,8 @@ cdef class Scheduler:
                 f"prompt of {n} tokens, max_tokens={max_tokens}, min_tokens={min_tokens}: the prompt takes 1 to "
                 f"{self.max_model_len} tokens, and at least one is generated; a prompt that long leaves room for one"
             )
-        if request_id < 0 or len(root) != 16 or (keys is not None and keys.shape[0] != n):
-            raise ValueError(f"request {request_id}: ids are >= 0, root has 16 bytes, keys are as many as tokens")
+        if request_id < 0 or len(root) != 16 or (keys is not None and (keys.shape[0] != 2 or keys.shape[1] != n)):
+            raise ValueError(f"request {request_id}: ids are >= 0, root has 16 bytes, keys have the shape [2, {n}]")
         if media is not None and media.shape[0]:
             if media.shape[1] != 4 or media[media.shape[0] - 1, 0] + media[media.shape[0] - 1, 1] > n:
                 raise ValueError("media rows are (start, length, entry, entry_row_start) inside the prompt")

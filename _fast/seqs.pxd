@@ -47,7 +47,7 @@ cdef class SeqTable:
     cdef int32_t[::1] token_room
     cdef int32_t[::1] hash_room
     cdef token_t** tokens
-    cdef int64_t** keys
+    cdef int64_t** keys  # [2, prompt_len]: two words per position; NULL where the token ids are the keys
     cdef uint64_t** hashes
     cdef token_t** stops
     cdef Span** spans
@@ -59,7 +59,7 @@ cdef class SeqTable:
     cdef slot_t find(self, int64_t request) noexcept nogil
     cdef int append(self, slot_t slot, token_t token) noexcept nogil
     cdef int32_t verdict(self, slot_t slot, token_t token) noexcept nogil
-    cdef int64_t* gather(self, slot_t slot, int32_t start, int32_t count, int64_t* into) noexcept nogil
-    cdef int fill(self, slot_t slot, const token_t[::1] tokens, const int64_t[::1] keys, object eos_ids,
+    cdef int32_t gather(self, slot_t slot, int32_t start, int32_t count, int64_t* into) noexcept nogil
+    cdef int fill(self, slot_t slot, const token_t[::1] tokens, const int64_t[:, ::1] keys, object eos_ids,
                   object stop_ids, const int32_t[:, ::1] media) except -1
     cdef int _fill_spans(self, slot_t slot, const int32_t[:, ::1] media) except -1

@@ -206,15 +206,27 @@ cdef class SeqTable:
             return FINISH_LENGTH
         return FINISH_NONE
 
-    cdef int64_t* gather(self, slot_t slot, int32_t start, int32_t count, int64_t* into) noexcept nogil:
-        """The keys of positions start .. start + count - 1: the engine's where it gave some, else the token ids."""
+    cdef int32_t gather(self, slot_t slot, int32_t start, int32_t count, int64_t* into) noexcept nogil:
+        """Write the keys of positions start .. start + count - 1: the engine's where it gave some, else the token ids.
+
+        The number of words written: `count`, or twice as many where a position has a second word. Second words that are
+        all 0 are left out, so that text has the same keys beside media as alone.
+        """
         cdef int32_t i
         cdef int32_t given = self.prompt_len[slot] if self.keys[slot] else 0
+        cdef const int64_t* keys = self.keys[slot]
+        cdef int64_t seconds = 0
         for i in range(count):
-            into[i] = self.keys[slot][start + i] if start + i < given else self.tokens[slot][start + i]
-        return into
+            if start + i < given:
+                into[i] = keys[start + i]
+                into[count + i] = keys[given + start + i]
+                seconds |= into[count + i]
+            else:
+                into[i] = self.tokens[slot][start + i]
+                into[count + i] = 0
+        return 2 * count if seconds else count
 
-    cdef int fill(self, slot_t slot, const token_t[::1] tokens, const int64_t[::1] keys, object eos_ids,
+    cdef int fill(self, slot_t slot, const token_t[::1] tokens, const int64_t[:, ::1] keys, object eos_ids,
                   object stop_ids, const int32_t[:, ::1] media) except -1:
         """Copy a request's buffers into a clean slot."""
         cdef int32_t n = <int32_t>tokens.shape[0]
@@ -225,7 +237,7 @@ cdef class SeqTable:
         self.token_room[slot] = n + 16
         self.stops[slot] = <token_t*>malloc((<size_t>(len(eos) + len(stop)) + 1) * sizeof(token_t))
         if keys is not None:
-            self.keys[slot] = <int64_t*>malloc(<size_t>n * sizeof(int64_t))
+            self.keys[slot] = <int64_t*>malloc(2 * <size_t>n * sizeof(int64_t))
         if media is not None and media.shape[0]:
             self.spans[slot] = <Span*>malloc(<size_t>media.shape[0] * sizeof(Span))
             self.num_spans[slot] = <int32_t>media.shape[0]
@@ -238,7 +250,7 @@ cdef class SeqTable:
             raise MemoryError(f"no memory for a prompt of {n} tokens")
         memcpy(self.tokens[slot], &tokens[0], <size_t>n * sizeof(token_t))
         if keys is not None:
-            memcpy(self.keys[slot], &keys[0], <size_t>n * sizeof(int64_t))
+            memcpy(self.keys[slot], &keys[0, 0], 2 * <size_t>n * sizeof(int64_t))
         for value in eos + stop:
             self.stops[slot][i] = value
             i += 1

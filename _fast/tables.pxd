@@ -24,7 +24,7 @@ cdef class BlockTables:
     cdef int32_t[::1] first  # entries below are dropped, by slot and group
     cdef int32_t** rows  # by slot and group
     cdef int32_t[::1] hits  # scratch of match(): blocks by group and index
-    cdef int64_t[::1] scratch  # keys of one block
+    cdef int64_t[::1] scratch  # keys of one block, as SeqTable.gather writes them
     cdef int32_t num_revived
 
     cdef int32_t needed_from(self, int32_t group, int32_t position) noexcept nogil

@@ -59,7 +59,7 @@ cdef class BlockTables:
         self.room = array("i", bytes(4 * self.num_slots))
         self.first = array("i", bytes(4 * self.num_slots * self.num_groups))
         self.hits = array("i", bytes(4 * self.num_groups * (self.max_blocks + 1)))
-        self.scratch = array("q", bytes(8 * block_size))
+        self.scratch = array("q", bytes(16 * block_size))
 
     def __dealloc__(self):
         cdef int32_t i
@@ -190,7 +190,8 @@ cdef class BlockTables:
             elif j:
                 above = self.hits[self.primary * self.max_blocks + j - 1]
         self._name(slot, group, j, above, &name)
-        return self.index.find(&name, self.seqs.gather(slot, j * self.block_size, self.block_size, &self.scratch[0]))
+        cdef int32_t num_words = self.seqs.gather(slot, j * self.block_size, self.block_size, &self.scratch[0])
+        return self.index.find(&name, &self.scratch[0], num_words)
 
     cdef void _name(self, slot_t slot, int32_t group, int32_t j, block_t above, Name* name) noexcept nogil:
         """What entry j is called. `above`: its parent (primary group) or the primary's block at j (other groups)."""
@@ -216,7 +217,7 @@ cdef class BlockTables:
         cdef int32_t room = self.seqs.hash_room[slot]
         cdef uint64_t root[2]
         cdef uint64_t* grown
-        cdef int64_t* keys
+        cdef int32_t num_words
         if count > room:
             room = max(count, room + (room >> 1) + 8)
             grown = <uint64_t*>realloc(self.seqs.hashes[slot], <size_t>room * 2 * sizeof(uint64_t))
@@ -227,8 +228,11 @@ cdef class BlockTables:
         root[0] = self.seqs.root_lo[slot]
         root[1] = self.seqs.root_hi[slot]
         while j < count:
-            keys = self.seqs.gather(slot, j * self.block_size, self.block_size, &self.scratch[0])
-            self.index.chain(&self.seqs.hashes[slot][2 * j - 2] if j else root, keys, &self.seqs.hashes[slot][2 * j])
+            num_words = self.seqs.gather(slot, j * self.block_size, self.block_size, &self.scratch[0])
+            self.index.chain(
+                &self.seqs.hashes[slot][2 * j - 2] if j else root, &self.scratch[0], num_words,
+                &self.seqs.hashes[slot][2 * j],
+            )
             j += 1
             self.seqs.num_hashed[slot] = j
         return 0
@@ -269,13 +273,13 @@ cdef class BlockTables:
         cdef block_t own
         cdef block_t other
         cdef block_t above
-        cdef int64_t* keys
+        cdef int32_t num_words
         cdef int32_t* row
         cdef Name name
         if self._hash(slot, end) < 0:
             return
         for j in range(self.seqs.num_named[slot], end):
-            keys = self.seqs.gather(slot, j * self.block_size, self.block_size, &self.scratch[0])
+            num_words = self.seqs.gather(slot, j * self.block_size, self.block_size, &self.scratch[0])
             for k in range(self.num_groups):
                 # The primary group first: the others' names hang on its block.
                 g = k
@@ -292,9 +296,9 @@ cdef class BlockTables:
                     elif j:
                         above = row[j - 1]
                 self._name(slot, g, j, above, &name)
-                other = self.index.find(&name, keys)
+                other = self.index.find(&name, &self.scratch[0], num_words)
                 if other == 0:
-                    self.index.insert(own, &name, keys)
+                    self.index.insert(own, &name, &self.scratch[0], num_words)
                     self.pool.name(own)
                 elif other != own:
                     self.pool.hold(other)

@@ -189,11 +189,16 @@ class Admission:
         return slot
 
     def _media(self, request: Request, root: bytes, made: list[int]) -> tuple[np.ndarray | None, np.ndarray | None]:
-        """The scheduler's view of the media: runs int32 [m, 4], and a key per prompt token that names the content."""
+        """The scheduler's view of the media: runs int32 [m, 4], and keys int64 [2, tokens] that name the content.
+
+        A token's key is (its id, 0). A position of a medium has two words made from the 16 bytes of the medium's name
+        and the row that the position takes: the top bit of the first says that the position is no token.
+        """
         if not request.media:
             return None, None
         runs = []
-        keys = request.prompt_token_ids.astype(np.int64)
+        keys = np.zeros((2, len(request.prompt_token_ids)), np.int64)
+        keys[0] = request.prompt_token_ids
         for item in request.media:
             digest = hashlib.blake2b(item.hash, key=root, digest_size=16).digest()
             entry = self._encoder.find(digest)
@@ -202,12 +207,13 @@ class Admission:
                 assert entry >= 0, "items larger than the encoder cache are refused before they get here"
                 made.append(entry)
                 self._encoder.stage(entry, digest, item)
-            base = np.uint64(int.from_bytes(digest[:8], "little"))
+            halves = np.frombuffer(digest, "<u8")[:, None]
             done = 0
             for start, length in item.spans:
                 runs.append((start, length, entry, done))
-                names = mix64(base + np.arange(done, done + length, dtype=np.uint64)) | MEDIA_KEY
-                keys[start : start + length] = names.view(np.int64)
+                words = mix64(halves + np.arange(done, done + length, dtype=np.uint64))  # [2, length]
+                words[0] |= MEDIA_KEY
+                keys[:, start : start + length] = words.view(np.int64)
                 done += length
         runs.sort()
         return np.asarray(runs, np.int32), keys

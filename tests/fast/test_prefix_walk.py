@@ -59,7 +59,7 @@ class Asker:
         expected = self.longest(request) if reads else 0
         slot = self.scheduler.add(
             self.number, np.array(request.tokens, np.int32), max_tokens=rng.randint(1, 8), root=request.root,
-            keys=np.array(request.keys, np.int64), read_cache=reads,
+            keys=np.array(request.keys, np.int64).T.copy(), read_cache=reads,
         )  # fmt: skip
         while self.scheduler.schedule(self.plan):
             if request.computed is None:
@@ -78,8 +78,10 @@ class Known:
 
     def __init__(self, letters, root, rng):
         self.tokens = ["abcd".index(letter) for letter in letters]
-        # The letter d is a media position: one placeholder token, two contents that only the keys tell apart.
-        self.keys = [t if t < 3 else -(1 << 62) + rng.randrange(2) for t in self.tokens]
+        # The letter d is a media position: one placeholder token, three contents that only the keys tell apart, two of
+        # them by their second word alone.
+        media = [(-(1 << 62), 1), (-(1 << 62), 2), (-(1 << 61), 2)]
+        self.keys = [(t, 0) if t < 3 else rng.choice(media) for t in self.tokens]
         self.prompt_len = len(self.tokens)
         self.root = root
         self.media = []
@@ -88,7 +90,7 @@ class Known:
         self.broken = False
 
     def key(self, position):
-        return self.keys[position] if position < self.prompt_len else self.tokens[position]
+        return self.keys[position] if position < self.prompt_len else (self.tokens[position], 0)
 
 
 @pytest.mark.parametrize("hash_bits", [128, 8])

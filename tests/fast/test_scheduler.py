@@ -455,7 +455,7 @@ def test_a_wrong_setting_is_refused_in_words(changes, words):
         ({"max_tokens": 0}, "at least one is generated"),
         ({"request_id": -1}, "ids are >= 0"),
         ({"root": b"x"}, "root has 16 bytes"),
-        ({"keys": np.zeros(2, np.int64)}, "as many as tokens"),
+        ({"keys": np.zeros((2, 2), np.int64)}, r"the shape \[2, 3\]"),
         ({"media": ids(0, 4, 1, 0).reshape(1, 4)}, "inside the prompt"),
         ({"media": ids(0, 2, 1, 0).reshape(1, 4)}, "does not exist"),
     ],

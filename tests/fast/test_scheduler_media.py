@@ -130,7 +130,7 @@ def test_an_embedding_is_not_evicted_while_a_step_in_flight_reads_it():
 
 def test_a_cached_prefix_needs_no_tower():
     scheduler = make()
-    keys = np.arange(12, dtype=np.int64) - (1 << 62)
+    keys = np.arange(24, dtype=np.int64).reshape(2, 12) - (1 << 62)
     entry = scheduler.add_entry(6)
     add(scheduler, 1, 12, (1, 6, entry, 0), keys=keys, max_tokens=1)
     step(scheduler)

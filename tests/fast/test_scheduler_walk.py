@@ -38,7 +38,7 @@ class Truth:
         self.rank = None
 
     def key(self, position):
-        return self.keys[position] if position < self.prompt_len else self.tokens[position]
+        return self.keys[position] if position < self.prompt_len else (self.tokens[position], 0)
 
     def verdict(self, context):
         """Why the request ends with its newest settled token."""
@@ -101,7 +101,7 @@ class Walk:
             "ignore_eos": rng.random() < 0.2,
             "stop_ids": [HALT] if rng.random() < 0.5 else [],
         }
-        media, keys = self.media_for(prompt) if rng.random() < 0.4 else ([], None)
+        media, keys = self.media_for(prompt) if rng.random() < 0.4 else ([], [(token, 0) for token in prompt])
         root = bytes([rng.randrange(2)]) * 16
         priority = rng.randint(-2, 2)
         self.clock += rng.choice([0.0, 1.0])
@@ -109,7 +109,7 @@ class Walk:
             self.number, np.array(prompt, np.int32), **rules, eos_ids=[EOS], priority=priority, arrival=self.clock,
             root=root, read_cache=rng.random() < 0.9,
             media=np.array([m[:4] for m in media], np.int32).reshape(-1, 4) if media else None,
-            keys=None if keys is None else np.array(keys, np.int64),
+            keys=np.array(keys, np.int64).T.copy() if media else None,
         )  # fmt: skip
         if slot < 0:
             for entry in {m[2] for m in media}:
@@ -119,7 +119,7 @@ class Walk:
                 assert scheduler.ledger()["slots"] == self.settings["max_slots"]
             return
         assert slot not in self.by_slot
-        request = Truth(self.number, prompt, root, media, keys or prompt, **rules)
+        request = Truth(self.number, prompt, root, media, keys, **rules)
         by_priority = priority if self.settings["policy"] else 0
         request.rank = (by_priority, self.clock, self.number)
         self.by_slot[slot] = self.live[self.number] = request
@@ -127,7 +127,7 @@ class Walk:
 
     def media_for(self, prompt):
         """A few items in runs, some of them interleaved; equal contents share an entry."""
-        rng, spans, at, keys = self.rng, [], 0, list(prompt)
+        rng, spans, at, keys = self.rng, [], 0, [(token, 0) for token in prompt]
         used = {}
         for _ in range(rng.randint(1, 4)):
             content = rng.randrange(8)
@@ -144,7 +144,7 @@ class Walk:
             used[content] = first + length
             spans.append((at, length, self.entries[content], first, content))
             for k in range(length):
-                keys[at + k] = -(1 << 62) + content * 100 + first + k
+                keys[at + k] = (-(1 << 62) + first + k, content + 1)
             at += length
         return spans, keys
 

@@ -1,0 +1,63 @@
+"""Blocks of prompts with media are named by all 16 bytes of a medium's name, not by some of them."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import engine.admission
+from _fast.plan import StepPlan
+from _fast.scheduler import Scheduler
+from engine import MediaInput, Request, SamplingParams
+from engine.admission import Admission
+
+SPAN = (2, 9)
+
+
+class Named:
+    """hashlib, whose every hash is the last 16 bytes of the data."""
+
+    def __init__(self, data: bytes, **_options: object) -> None:
+        self._data = data
+
+    def digest(self) -> bytes:
+        return self._data[-16:].rjust(16, b"\0")
+
+
+@pytest.fixture
+def cached(monkeypatch):
+    """Serves a prompt whose medium has this name; the prompt tokens that came out of the prefix cache."""
+    scheduler = Scheduler(
+        max_slots=1, max_rows=1, max_tokens=32, max_model_len=64, num_blocks=60, block_size=4, encoder_capacity=64
+    )
+    entries: dict[bytes, int] = {}
+    encoder = SimpleNamespace(
+        find=entries.get, stage=lambda entry, name, _: entries.setdefault(name, entry), evict=lambda *_: None
+    )
+    executor = SimpleNamespace(encoder=encoder, admit=lambda *_: None, reset=lambda *_: None)
+    admission = Admission(scheduler, executor, prefix_caching=True, poison=False)
+    monkeypatch.setattr(engine.admission, "hashlib", SimpleNamespace(blake2b=Named))
+    prompt, plan, numbers = np.arange(13, dtype=np.int32), StepPlan(1, 32, 256), iter(range(9))
+
+    def serve(name: bytes) -> int:
+        number = next(numbers)
+        item = MediaInput("image", name, (SPAN,), SPAN[1], {})
+        admission.submit(Request(prompt, SamplingParams(max_tokens=1), media=(item,)), number)
+        assert not admission.refused
+        assert scheduler.schedule(plan)
+        found = scheduler.cached_tokens(0)
+        scheduler.commit(plan, np.zeros(1, np.int32))
+        admission.free_slots()
+        return int(found)
+
+    return serve
+
+
+@pytest.mark.parametrize("place", range(16))
+def test_media_whose_names_differ_in_one_byte_share_no_block(cached, place):
+    one = bytes(range(100, 116))
+    other = one[:place] + b"\0" + one[place + 1 :]
+    assert cached(one) == 0
+    assert cached(one) == 12
+    assert cached(other) == 0
+    assert (cached(one), cached(other)) == (12, 12)
