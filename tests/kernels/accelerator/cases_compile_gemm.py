@@ -82,6 +82,7 @@ def test_compiles(name, target):
     compiles(target, *KERNELS[name])
 
 
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("activation", "bias"), [(0, False), (0, True), (1, False), (2, True)])
 @pytest.mark.parametrize(
     ("target", "tile"), [*((name, POINTED) for name in TARGETS), *((name, DESCRIBED) for name in sorted(OVERLAPPING))]
@@ -102,7 +103,7 @@ def test_gated_products_compile(target, tile, activation, bias):
         assert "st.local" not in made.asm["ptx"]
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize(("activation", "bias"), [(0, False), (0, True), (1, False), (2, True)])
 @pytest.mark.parametrize("width", [12288, 18944])
 @pytest.mark.parametrize("target", sorted(OVERLAPPING))
@@ -156,7 +157,7 @@ def tiled(cut, gated):
     return {**TILED, **{name: f"tensordesc<bf16[{','.join(map(str, block))}]>" for name, block in blocks.items()}}
 
 
-@pytest.mark.covering(2)
+@pytest.mark.covering(1)
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize(("gated", "parts", "after"), [(False, 0, True), (False, 16, False), (True, 4, False)])

@@ -26,7 +26,12 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+SHORT = ("8b in long steps", "0.6b of few rows", "vl-7b of few sizes", "8b with the same bits")
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in SHORT else pytest.mark.full) for case in CASES]
+)
 async def test_kernels_of_every_kind_of_request_are_met_in_the_walk(case, met, tmp_path):  # noqa: F811
     folder = write_folder(tmp_path, few_layers(case.split()[0]))
     async with running(folder, device="cuda", max_model_len=16384, **CASES[case]) as engine:

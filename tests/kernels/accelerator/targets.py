@@ -58,11 +58,16 @@ def compiles(
 
 
 def cases(kernels: dict[str, tuple]) -> list[Any]:
-    """(name, target): in `make test` each kernel for each target and each variant for a target, in turn."""
-    variants, met, found = Counter(kernel for kernel, *_ in kernels.values()), Counter[Any](), []
+    """(name, target): in `make test` each variant for a target, in turn, and each kernel for one of CUDA and one of HIP.
+
+    The other pairs are marked `full`. `kernels` that follow one another begin with different targets.
+    """
+    order, found, met = ("sm_90", "gfx942", "sm_80", "gfx1100", "sm_100", "gfx950"), [], Counter[Any]()
+    first = {kernel: 2 * number for number, kernel in enumerate(dict.fromkeys(kernel for kernel, *_ in kernels.values()))}
+    variants = Counter(kernel for kernel, *_ in kernels.values())
     for name, (kernel, *_) in kernels.items():
-        for number, target in enumerate(TARGETS):
-            short = number % variants[kernel] == met[kernel] or met[kernel] % len(TARGETS) == number
-            found.append(pytest.param(name, target, marks=() if short else pytest.mark.full))
+        turns = (0, 1) if variants[kernel] == 1 else (met[kernel],)
+        short = {order[(first[kernel] + turn) % len(order)] for turn in turns}
+        found += [pytest.param(name, target, marks=() if target in short else pytest.mark.full) for target in TARGETS]
         met[kernel] += 1
     return found
