@@ -77,6 +77,32 @@ class HostStream:
                 del item, call, args
 
 
+class SideStream:
+    """A stream beside the compute stream, for copies that run while a forward does: `with` launches on it."""
+
+    def __init__(self, device: torch.device) -> None:
+        import torch
+
+        self._stream = torch.cuda.Stream(device)
+        self._device = device
+        self._entered: Any = None
+
+    def __enter__(self) -> None:
+        import torch
+
+        self._entered = torch.cuda.stream(self._stream)
+        self._entered.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        self._entered.__exit__(None, None, None)
+
+    def join(self, event: torch.cuda.Event) -> None:
+        """The compute stream goes on when the event has fired; the host does not wait."""
+        import torch
+
+        torch.cuda.current_stream(self._device).wait_event(event)
+
+
 SMALL_PINNED = 1 << 16  # bytes; of smaller blocks several are in flight at a time
 
 
@@ -114,6 +140,10 @@ class Accelerator:
         import torch
 
         return torch.cuda.Event(blocking=True)
+
+    def side_stream(self) -> SideStream:
+        """A stream of its own."""
+        return SideStream(self.device)
 
     def keep_pinned(self, largest: int) -> None:
         """Takes pinned blocks of every size up to `largest` bytes from the driver, and leaves them for reuse.

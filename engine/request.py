@@ -30,6 +30,7 @@ class FinishReason(enum.IntEnum):
     ABORT = 4
     ERROR = 5
     REPETITION = 6
+    COMPLETE = 7  # its grammar allows nothing more; the last token, if there is one, belongs to the answer
 
     @property
     def wire(self) -> str | None:
@@ -45,6 +46,7 @@ _WIRE = {
     FinishReason.ABORT: "abort",
     FinishReason.ERROR: "error",
     FinishReason.REPETITION: "repetition",
+    FinishReason.COMPLETE: "stop",
 }
 
 

@@ -91,9 +91,11 @@ class Settler:
         plan, admission = step.plan, self._runtime.admission
         assert step.tokens is not None
         fresh = self._first_news(step) if admission.fresh else {}
-        override = None
-        if step.invalid:
+        override: np.ndarray | None = None
+        if step.invalid or step.stopped:
             override = np.zeros(plan.num_rows, np.int32)
+            override[step.stopped] = FinishReason.COMPLETE
+        if override is not None and step.invalid:
             override[list(step.invalid)] = FinishReason.ERROR
             ended = "step %d ends %d of %d rows: %s"
             log.error(ended, plan.step_id, len(step.invalid), plan.num_rows, next(iter(step.invalid.values())))

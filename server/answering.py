@@ -4,7 +4,8 @@ Owner: loop, the handler's task. In: what the endpoint has checked, and what it 
 engine's requests, `frames` writes chunks, `body` makes the response of a finished answer. Out: the response, or None
 where it was streamed. An endpoint that answers with other things than text brings its own `body` and no `frames`.
 
-    client present -> places held -> jobs() -> Answer.submit -> PushedStream(frames(answer)) | wait -> body(answer)
+    client present -> places held -> jobs(), grammar -> Answer.submit -> PushedStream(frames(answer))
+                                                                       | wait -> body(answer)
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from server import beam
 from server.answer import Answer
 from server.http.exchange import exchange_of
 from server.http.watch import client_present
-from server.job import Job
+from server.job import Job, with_grammar
 from server.sampling import Asked
 from server.stream import Frames, PushedStream
 
@@ -48,7 +49,7 @@ async def answer_with(
     exchange = exchange_of(request)
     async with client_present(request):
         with exchange.state.places.hold(asked.n * num_prompts, exchange.key_name):
-            prepared = await jobs()
+            prepared = await with_grammar(exchange.state, asked, await jobs())
             with Answer(exchange, asked, prepared, skip_special_tokens) as answer:
                 await answer.submit(name, exchange.request_id)
                 if frames is not None and asked.stream:

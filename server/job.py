@@ -13,10 +13,11 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from engine.errors import GrammarError
 from engine.request import Modality, Request
 from mm.item import MediaOptions
 from mm.splice import Spliced, splice
-from server.errors import ApiError, context_length
+from server.errors import ApiError, context_length, not_here
 from server.http.exchange import Exchange
 from server.media_ahead import MediaAhead
 from server.render.prompt import Prompt
@@ -93,6 +94,20 @@ def job_of(
         arrival=exchange.arrival,
     )
     return Job(prompt, request, spliced.counts)
+
+
+async def with_grammar(state: AppState, asked: Asked, jobs: list[Job]) -> list[Job]:
+    """The jobs, held to what the request says of its answers. Raises ApiError naming the keyword or the field."""
+    structure = asked.structure
+    if structure is None:
+        return jobs
+    if state.grammars is None:
+        raise not_here(structure.param, f"{structure.param}: this server gives no structured output for this model")
+    try:
+        grammar = await state.grammars.get(structure.key, structure.make)
+    except GrammarError as error:
+        raise ApiError(400, error.reason, f"{structure.param}: {error}", structure.param) from None
+    return [replace(job, request=replace(job.request, grammar=grammar)) for job in jobs]
 
 
 async def with_media(state: AppState, prompt: Prompt, ahead: MediaAhead) -> Spliced:

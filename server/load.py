@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from server.render.tokenizer import Tokenizer
 
 T = TypeVar("T")
+MORE_IDS = 128  # that a tokenizer may have beyond the model's logits, for structured output
 log = logging.getLogger("omniloop")
 
 
@@ -77,6 +78,9 @@ def complete(state: AppState) -> None:
     state.defaults = defaults_from(generation, config.model.override_generation_config)
     tell_defaults(state.defaults)
     state.vocabulary = Vocabulary(engine.model.text.vocab_size, engine.model.eos_token_ids, state.tokenizer.encode)
+    if state.tokenizer.vocab_size > engine.model.text.vocab_size + MORE_IDS:
+        log.warning("structured output is off: the tokenizer has many more ids than the model has logits")
+        state.grammars = None
     state.places.limit = engine.limits.max_open
     metrics = state.metrics
     metrics.model_name = state.names[0]

@@ -17,6 +17,7 @@ from server.config import Config, LimitsConfig
 from server.errors import ApiError, invalid, not_here, shown
 from server.output.repetition import Repetition
 from server.schema.common import SamplingFields
+from server.structure import Structure, structure_of
 
 COLDEST = 0.01  # lower temperatures than this are treated as this
 PRIORITY = re.compile(r"-?[0-9]{1,9}\Z")  # X-Vllm-Priority
@@ -54,6 +55,7 @@ class Asked:
     beam: bool = False  # the n best of beam search, instead of n draws
     length_penalty: float = 1.0
     repetition: Repetition | None = None
+    structure: Structure | None = None  # what the answers must look like
 
 
 def defaults_from(generation: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,7 +80,6 @@ def resolve(
 ) -> Asked:
     """All fields that both routes share; raises ApiError naming the first one that is wrong."""
     limits = config.limits
-    refuse_missing_features(body)
 
     def number(name: str, low: float, high: float, default: float) -> float:
         value = getattr(body, name)
@@ -127,16 +128,16 @@ def resolve(
         beam=bool(body.use_beam_search),
         length_penalty=1.0 if body.length_penalty is None else in_range("length_penalty", body.length_penalty, -10, 10),
         repetition=repetition_of(body),
+        structure=held_to(body, limits),
     )
 
 
-def refuse_missing_features(body: SamplingFields) -> None:
-    """What the contract knows and this server cannot do yet is named, never ignored."""
-    kind = (body.response_format or {"type": "text"}).get("type")
-    if kind != "text":
-        raise not_here("response_format", f"response_format: type {shown(kind)} is not supported; only text is")
-    if body.structured_outputs:
-        raise not_here("structured_outputs", "structured_outputs: not supported by this server")
+def held_to(body: SamplingFields, limits: LimitsConfig) -> Structure | None:
+    """What the answers must look like."""
+    structure = structure_of(body, limits)
+    if structure is not None and body.use_beam_search:
+        raise not_here(structure.param, f"{structure.param}: not with use_beam_search on this server")
+    return structure
 
 
 def interval_of(body: SamplingFields, config: Config) -> int:

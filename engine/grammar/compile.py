@@ -19,13 +19,16 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
-
-import llguidance
+from typing import TYPE_CHECKING
 
 from engine.errors import GrammarError, GrammarReason
 from engine.grammar.lark import lark_of
 from engine.grammar.spec import GrammarSpec
-from engine.grammar.vocabulary import GrammarVocabulary
+
+if TYPE_CHECKING:
+    import llguidance
+
+    from engine.grammar.vocabulary import GrammarVocabulary
 
 FAILURE_S = 60.0  # seconds for which a failure is remembered
 MAX_FAILURES = 1024

@@ -5,10 +5,11 @@ a row's token comes from the same kernels on the same data:
 
     logits -> groups (with the rules of slots that have some) -> pick -> cut (counts tokens) -> top log-probabilities
 
-A slot is special where that is not enough, and each of its steps waits for the one before it: bad words of several
-tokens, which move with the answer, and log-probabilities of more than MOST tokens, of tokens by name, or of what was
-drawn from (processed modes). Nothing here waits for the device: what the host knows goes up from pinned memory, what it
-wants to know comes into a buffer of the step or is a Pending. Semantics are sampler.py's, which tests hold it to.
+A slot is special where that is not enough, and each of its steps waits for the one before it: grammars and bad words
+of several tokens, which move with the answer, and log-probabilities of more than MOST tokens, of tokens by name, or of
+what was drawn from (processed modes). Nothing here waits for the device: what the host knows goes up from pinned
+memory, what it wants to know comes into a buffer of the step or is a Pending. Semantics are sampler.py's, which tests
+hold it to.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from engine.config import LogprobsMode
 from engine.kernels.sampling.choose import choose, choose_room
 from engine.kernels.sampling.top_logprobs import MOST, top_logprobs
 from engine.request import SamplingParams, TokenLogprob
-from engine.sampling.lines import RuleLines
+from engine.sampling.lines import RuleLines, allowed_bits
 from engine.sampling.logprobs import CHUNK, together
 from engine.sampling.pending import Pending, prompt_logprobs, send, tell
 from engine.sampling.rules import RowRules, needs_rules
@@ -67,7 +68,15 @@ class DeviceSampler:
         self._unlined: set[int] = set()  # slots with rules and without a line
         self._logprobs: dict[int, SamplingParams] = {}  # of slots that are special for their log-probabilities
 
-    def admit(self, slot: int, params: SamplingParams, prompt: np.ndarray, seed: int, words: np.ndarray) -> None:
+    def admit(
+        self,
+        slot: int,
+        params: SamplingParams,
+        prompt: np.ndarray,
+        seed: int,
+        words: np.ndarray,
+        has_grammar: bool = False,
+    ) -> None:
         """Stages a request; prompt int32 [prompt_len]; seed any integer, taken modulo 2^64.
 
         Writes what the device needs to sample into the slot's row of words, int32 [SLOT_WORDS] (layout.SlotWord).
@@ -80,12 +89,12 @@ class DeviceSampler:
         reals[SlotWord.MIN_P], reals[SlotWord.REPETITION] = params.min_p, params.repetition_penalty
         reals[SlotWord.PRESENCE], reals[SlotWord.FREQUENCY] = params.presence_penalty, params.frequency_penalty
         moves = False
-        if needs_rules(params):
-            rules = self._rules[slot] = RowRules(params, prompt, self._vocab)
+        if has_grammar or needs_rules(params):
+            rules = self._rules[slot] = RowRules(params, prompt, self._vocab, has_grammar)
             words[SlotWord.RULE_KINDS], words[SlotWord.NUM_EDITS] = rules.kinds, len(rules.edits)
             self._words[slot] = words
             self._unlined.add(slot)
-            moves = rules.moves
+            moves = rules.moves or has_grammar
         if params.logprobs is not None:
             assert params.logprobs <= self._max_logprobs, "more are refused at the edge"
             if self._raw and 0 <= params.logprobs <= min(MOST, self._vocab - 1) and not params.logprob_token_ids:
@@ -126,6 +135,19 @@ class DeviceSampler:
         for slot in wanted:
             self._words[slot][SlotWord.RULE_LINE] = 1 + self._lines[slot]
         return [self._words[slot] for slot in wanted], parked
+
+    @property
+    def allowed_table(self) -> Tensor:
+        """Which tokens slots may choose, int32 [lines, ceil(vocab / 32)]; `line` says whose is which."""
+        return self._lines.tables.allowed
+
+    def line(self, slot: int) -> int:
+        """A slot's line of the table; it has one from the launch of its step on."""
+        return self._lines[slot]
+
+    def allowed_of(self, slot: int) -> np.ndarray | None:
+        """bool [vocab]: the tokens that a slot's own rules leave, without its grammar; None for all."""
+        return self._rules[slot].bits()
 
     def launch_plain(self, inputs: StepInputs, logits: Tensor, tokens_out: Tensor, thresholds: bool = False) -> None:
         """Tokens for logits [S, vocab] of the step's first S sampled rows, into tokens_out int32 [max_rows].
@@ -176,10 +198,9 @@ class DeviceSampler:
         row wants them. Not for capture.
         """
         special = np.flatnonzero(self._special[slots]).tolist()
-        moving = [slot for slot in slots[special].tolist() if slot in self._rules and self._rules[slot].moves]
-        self._lines.set_bits(
-            self._lines.tables.allowed, [(self._lines[slot], self._rules[slot].bits()) for slot in moving]
-        )
+        ruled = [(slot, self._rules[slot]) for slot in slots[special].tolist() if slot in self._rules]
+        moving = [(self._lines[slot], rules) for slot, rules in ruled if rules.moves and not rules.has_grammar]
+        self._lines.set_bits(self._lines.tables.allowed, allowed_bits(moving))
         asked = [row for row in special if int(slots[row]) in self._logprobs]
         self.launch_plain(inputs, logits, tokens_out, thresholds=bool(asked) and not self._raw)
         return self._tell(inputs, logits, tokens_out, asked, slots) if asked else None

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.kernels.sampling.rules import ALLOWED, COUNTED, SEEN, rule_tables
+from engine.kernels.sampling.rules import COUNTED, SEEN, rule_tables
 from engine.limits import MAX_EDITS
 from engine.sampling.pending import home, send
 from engine.sampling.rules import RowRules
@@ -56,7 +56,7 @@ class RuleLines:
             self._write(fresh[start : start + TOGETHER])
         back = [(self._line_of[slot], of) for slot, of in rules.items() if slot in self._parked]
         self._set_edits(back)
-        self.set_bits(self.tables.allowed, [(line, of.bits()) for line, of in back if of.kinds & ALLOWED])
+        self.set_bits(self.tables.allowed, allowed_bits(back))
         for slot in rules.keys() & self._parked.keys():
             line, (counts, seen) = self._line_of[slot], self._parked.pop(slot)
             self.tables.counts[line].copy_(counts, non_blocking=True)
@@ -96,7 +96,7 @@ class RuleLines:
     def _write(self, fresh: list[tuple[int, RowRules]]) -> None:
         """Lines and whose they become. Each copy takes pinned memory of its own, so there is one of each kind."""
         self._set_edits(fresh)
-        self.set_bits(self.tables.allowed, [(line, of.bits()) for line, of in fresh if of.kinds & ALLOWED])
+        self.set_bits(self.tables.allowed, allowed_bits(fresh))
         seen = []
         for line, of in fresh:
             if of.kinds & SEEN:
@@ -124,3 +124,9 @@ class RuleLines:
             done = end
         sent = send(words, self.tables.edits.device)
         self.tables.edits.view(-1, 3).index_copy_(0, sent[0].long(), sent[1:].t())
+
+
+def allowed_bits(rules: list[tuple[int, RowRules]]) -> list[tuple[int, np.ndarray]]:
+    """By line which tokens may be chosen, of those rules that say so."""
+    found = ((line, of.bits()) for line, of in rules)
+    return [(line, flags) for line, flags in found if flags is not None]

@@ -4,7 +4,7 @@ Owner: the device thread makes them at admission. What they say is data, which t
 the accelerator's sends to the device:
 
     edits   (token, value, until): value is added to the token's logit, -inf before the answer's token number `until`
-    bits()  which tokens may be chosen: of the allowed ids those that complete no bad word
+    bits()  which tokens may be chosen: of the allowed ids those that complete no bad word; None: all of them
     kinds   which tables count: seen tokens (repetition), counts (presence, frequency), bits
 
 Only bad words of several tokens make the bits move with the answer; `record` tells them of each token.
@@ -37,10 +37,10 @@ def has_penalties(params: SamplingParams) -> bool:
 class RowRules:
     """Compiled rules of one slot's request."""
 
-    __slots__ = ("_allowed", "_keep", "_tail", "_words", "edits", "kinds", "params", "prompt")
+    __slots__ = ("_allowed", "_keep", "_tail", "_words", "edits", "has_grammar", "kinds", "params", "prompt")
 
-    def __init__(self, params: SamplingParams, prompt: np.ndarray, vocab: int) -> None:
-        """prompt int32 [prompt_len]."""
+    def __init__(self, params: SamplingParams, prompt: np.ndarray, vocab: int, has_grammar: bool = False) -> None:
+        """prompt int32 [prompt_len]; the bits of a row with a grammar are written by it (engine/grammar)."""
         self.params = params
         values = dict.fromkeys(sorted(params.edited_token_ids), 0.0)
         for token, value in params.logit_bias:
@@ -56,6 +56,8 @@ class RowRules:
             self._allowed = np.full(vocab, params.allowed_token_ids is None)
             self._allowed[list(params.allowed_token_ids or ())] = True
             self._allowed[[word[0] for word in params.bad_words if len(word) == 1]] = False
+        self.has_grammar = has_grammar
+        self.kinds |= ALLOWED * has_grammar
         self._words = [word for word in params.bad_words if len(word) > 1]
         self._keep = max((len(word) - 1 for word in self._words), default=0)
         # The newest tokens of prompt and answer, as many as the longest bad word needs.
@@ -66,9 +68,10 @@ class RowRules:
         """True when the bits change with the answer."""
         return bool(self._words)
 
-    def bits(self) -> np.ndarray:
-        """bool [vocab]: the tokens that may be chosen next, for rules whose kinds hold ALLOWED."""
-        assert self._allowed is not None
+    def bits(self) -> np.ndarray | None:
+        """bool [vocab]: the tokens that may be chosen next."""
+        if self._allowed is None:
+            return None
         ended = [word[-1] for word in self._words if tuple(self._tail[1 - len(word) :]) == word[:-1]]
         if not ended:
             return self._allowed

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 
 from engine.config import LogprobsMode
+from engine.grammar.advance import Lines
 from engine.kernels.sampling.draw import draw
 from engine.kernels.sampling.penalties import penalties
-from engine.kernels.sampling.rules import ALLOWED
 from engine.kernels.sampling.top_k_top_p import top_k_top_p
 from engine.request import SamplingParams, TokenLogprob
 from engine.sampling.logprobs import answer_logprobs, processed
@@ -29,19 +29,33 @@ class RuledRow:
         self._tokens = torch.tensor([token for token, _, _ in rules.edits], dtype=torch.int64)
         self._values = torch.tensor([value for _, value, _ in rules.edits], dtype=torch.float32)
         self._until = torch.tensor([until for _, _, until in rules.edits], dtype=torch.int64)
-        self._banned = torch.from_numpy(~rules.bits()) if rules.kinds & ALLOWED else None
+        self._banned: torch.Tensor | None = None
+        self._ban()
         self._counts = self._in_prompt = None
         if has_penalties(params):
             self._counts = torch.zeros(vocab, dtype=torch.int32)
             self._in_prompt = torch.zeros(vocab, dtype=torch.bool)
             self._in_prompt[torch.from_numpy(rules.prompt.astype(np.int64))] = True
 
-    def apply(self, logits: torch.Tensor, index: int) -> None:
-        """Changes logits float32 [vocab] in place for the answer's token number `index` (0 is the first)."""
+    def allowed(self) -> np.ndarray | None:
+        """bool [vocab]: the tokens that may be chosen next, None for all."""
+        return self._rules.bits()
+
+    def _ban(self) -> None:
+        flags = self._rules.bits()
+        self._banned = None if flags is None else torch.from_numpy(~flags)
+
+    def apply(self, logits: torch.Tensor, index: int, line: np.ndarray | None) -> None:
+        """Changes logits float32 [vocab] in place for the answer's token number `index` (0 is the first).
+
+        line bool [vocab]: what the row's grammar allows.
+        """
         if len(self._tokens):
             logits.index_add_(0, self._tokens, torch.where(index < self._until, float("-inf"), self._values))
         if self._banned is not None:
             logits.masked_fill_(self._banned, float("-inf"))
+        if line is not None:
+            logits.masked_fill_(torch.from_numpy(~line), float("-inf"))
         if self._counts is not None and self._in_prompt is not None:
             params = self._rules.params
             numbers = params.presence_penalty, params.frequency_penalty, params.repetition_penalty
@@ -53,7 +67,7 @@ class RuledRow:
             self._counts[token] += 1
         if self._rules.moves:
             self._rules.record(token)
-            self._banned = torch.from_numpy(~self._rules.bits())
+            self._ban()
 
 
 class Sampler:
@@ -72,14 +86,16 @@ class Sampler:
         self._rules: dict[int, RuledRow] = {}
         self._logprobs: dict[int, SamplingParams] = {}
 
-    def admit(self, slot: int, params: SamplingParams, prompt: np.ndarray, seed: int) -> None:
+    def admit(
+        self, slot: int, params: SamplingParams, prompt: np.ndarray, seed: int, has_grammar: bool = False
+    ) -> None:
         """Stages a request; prompt int32 [prompt_len]; seed any integer, taken modulo 2^64."""
         self._temperature[slot] = params.temperature
         self._top_k[slot] = params.top_k
         self._top_p[slot] = params.top_p
         self._min_p[slot] = params.min_p
         self._seed[slot] = seed & 0xFFFF_FFFF_FFFF_FFFF
-        if needs_rules(params):
+        if has_grammar or needs_rules(params):
             self._rules[slot] = RuledRow(params, prompt, self._vocab)
         if params.logprobs is not None:
             self._logprobs[slot] = params
@@ -95,14 +111,19 @@ class Sampler:
         self._rules.pop(slot, None)
         self._logprobs.pop(slot, None)
 
+    def allowed_of(self, slot: int) -> np.ndarray | None:
+        """bool [vocab]: the tokens that a slot's own rules leave, without its grammar; None for all."""
+        return self._rules[slot].allowed()
+
     def sample(
-        self, logits: torch.Tensor, slots: np.ndarray, index: np.ndarray
+        self, logits: torch.Tensor, slots: np.ndarray, index: np.ndarray, lines: Lines | None = None
     ) -> tuple[np.ndarray, dict[int, TokenLogprob]]:
         """Tokens int64 [rows] (-1 where a row's logits are not finite) and log-probabilities by row, where asked for.
 
         logits float32 [rows, vocab], may be changed; slots, index int [rows]: the row's slot and its token's number
-        in the answer.
+        in the answer; lines: of the rows with grammars.
         """
+        allowed = {place: number for number, place in enumerate(lines.places)} if lines is not None else {}
         finite = torch.isfinite(logits.sum(dim=-1)).numpy()
         special = np.flatnonzero(self._special[slots]).tolist()
         asked = [row for row in special if int(slots[row]) in self._logprobs]
@@ -110,7 +131,8 @@ class Sampler:
         for row in special:
             rules = self._rules.get(int(slots[row]))
             if rules is not None:
-                rules.apply(logits[row], int(index[row]))
+                line = lines.flags(allowed[row], self._vocab) if lines is not None and row in allowed else None
+                rules.apply(logits[row], int(index[row]), line)
         if not self._raw:
             told = {row: self._processed(logits[row], int(slots[row])) for row in asked}
         tokens = self._choose(logits, slots, index, finite)

@@ -19,6 +19,7 @@ from engine.cache.layout import CacheLayout
 from engine.cache.spec import LayerCache
 from engine.config import EngineConfig
 from engine.device import HostEvent, HostStream
+from engine.grammar.advance import GrammarRows
 from engine.models.base import Model
 from engine.request import Request, TokenLogprob
 from engine.sampling.logprobs import prompt_logprobs
@@ -60,6 +61,7 @@ class CpuExecutor:
         self._vocab = model.config.text.vocab_size
         self._sampler = Sampler(sizes.max_slots, self._vocab, config.logprobs_mode)
         self._prompts = PromptLogprobs(config.logprobs_mode.endswith("_logits"), self._vocab)
+        self.grammars = GrammarRows(sizes.max_slots)
         self.stream = HostStream()
 
     def fullness(self, tokens: int) -> float:
@@ -67,12 +69,15 @@ class CpuExecutor:
 
     def admit(self, slot: int, request: Request, seed: int, prompt_logprobs: list[TokenLogprob | None] | None) -> None:
         self._slots.admit(slot, request)
-        self._sampler.admit(slot, request.sampling, np.asarray(request.prompt_token_ids), seed)
+        prompt, has_grammar = np.asarray(request.prompt_token_ids), request.grammar is not None
+        self._sampler.admit(slot, request.sampling, prompt, seed, has_grammar)
+        self.grammars.admit(slot, request.grammar, request.sampling)
         self._prompts.admit(slot, request, prompt_logprobs)
 
     def reset(self, slot: int, poison: bool) -> None:
         self._slots.reset(slot, poison)
         self._sampler.reset(slot, poison)
+        self.grammars.reset(slot)
         self._prompts.reset(slot)
 
     def wait_until_read(self, plan: StepPlan) -> None:
@@ -85,16 +90,20 @@ class CpuExecutor:
 
     def launch_sample(self, step: StepResult, done: Callable[[StepResult], None]) -> None:
         assert isinstance(step, CpuStep)
+        slots = step.rows.slots[step.rows.sampled]
+        step.lines = self.grammars.fill(slots, _zeros, self._sampler.allowed_of)
         self.stream.launch(self._sample, step, done)
 
     def collect(self, step: StepResult) -> None:
-        """Nothing to do: the stream has filled the step."""
+        """The stream has filled the step; grammars take its tokens."""
+        if step.error is None and self.grammars.rows:
+            step.consume(self.grammars)
 
     def free_unused(self) -> None:
         """Nothing to do: nothing is kept."""
 
     def ledger(self) -> dict[str, int]:
-        return {"positions": len(self._slots.positions), "prompt_logprobs": len(self._prompts)}
+        return {"positions": len(self._slots.positions), "prompt_logprobs": len(self._prompts)} | self.grammars.ledger()
 
     def close(self) -> None:
         self.stream.close()
@@ -128,7 +137,7 @@ class CpuExecutor:
                 rows = step.rows.sampled
                 slots = step.rows.slots[rows]
                 index = step.rows.computed[rows] + step.rows.lens[rows] - self._slots.prompt_len[slots]
-                chosen, logprobs = self._sampler.sample(step.logits, slots, index)
+                chosen, logprobs = self._sampler.sample(step.logits, slots, index, step.lines)
                 step.logprobs = {int(rows[k]): entry for k, entry in logprobs.items()}
                 self._slots.last_token[slots] = np.maximum(chosen, 0)
                 tokens = np.where(self._slots.outside[slots], int(TokenCode.OUTSIDE), chosen)
@@ -140,3 +149,7 @@ class CpuExecutor:
         assert isinstance(step.event, HostEvent)
         step.event.fire()
         done(step)
+
+
+def _zeros(count: int, words: int) -> np.ndarray:
+    return np.zeros((count, words), np.int32)

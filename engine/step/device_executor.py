@@ -32,6 +32,8 @@ from engine.batch import Batch
 from engine.cache.layout import CacheLayout
 from engine.config import EngineConfig
 from engine.device import Accelerator
+from engine.grammar.advance import GrammarRows
+from engine.grammar.masks import LineUpload
 from engine.kernels.target import target
 from engine.kernels.tune import fullness
 from engine.models.base import Model
@@ -102,6 +104,8 @@ class DeviceExecutor:
             self.buffers.slots, sizes.max_slots, sizes.max_rows, model.config.text.vocab_size,
             accelerator.device, config.logprobs_mode, config.max_logprobs, self.buffers.told,
         )  # fmt: skip
+        self.grammars = GrammarRows(sizes.max_slots)
+        self.upload = LineUpload(accelerator, self.sampler.allowed_table, sizes.max_rows)
         self.prompts = PromptLogprobs(config.logprobs_mode.endswith("_logits"), model.config.text.vocab_size)
         buffers = self.buffers
         self.launcher = accelerator.launcher(buffers.records.pinned, buffers.records.turn, buffers.ring)
@@ -156,7 +160,9 @@ class DeviceExecutor:
         words = np.zeros(SLOT_WORDS, np.int32)
         words[SlotWord.SLOT], words[SlotWord.PROMPT_LEN] = slot, len(request.prompt_token_ids)
         words[SlotWord.POSITION_DELTA] = request.position_delta
-        self.sampler.admit(slot, request.sampling, np.asarray(request.prompt_token_ids), seed, words)
+        prompt, has_grammar = np.asarray(request.prompt_token_ids), request.grammar is not None
+        self.sampler.admit(slot, request.sampling, prompt, seed, words, has_grammar)
+        self.grammars.admit(slot, request.grammar, request.sampling)
         self.buffers.params.stage(slot, words)
         # Prompts are Python's: their first token is told with what the prompt's arrival left to tell.
         self._special[slot] = self._how_special(slot)
@@ -169,12 +175,13 @@ class DeviceExecutor:
     def reset(self, slot: int, poison: bool) -> None:
         self.buffers.params.forget(slot)
         self.sampler.reset(slot, poison)
+        self.grammars.reset(slot)
         self._host.reset(slot, poison)
         self.prompts.reset(slot)
 
     def ledger(self) -> dict[str, int]:
         held = {"positions": len(self._host.positions), "prompt_logprobs": len(self.prompts)}
-        return held | self.accelerator.ledger()
+        return held | self.grammars.ledger() | self.accelerator.ledger()
 
     def measure_gaps(self, every: int) -> None:
         """Has the device's idle time measured behind one step in `every` (StepStats.gap_s)."""
@@ -299,6 +306,9 @@ class DeviceExecutor:
             rows, buffers = step.rows, self.buffers
             slots = rows.slots[rows.sampled]
             logits = self.model.logits(buffers.sampled_hidden[: len(slots)])  # [num_sampled, vocab]
+            lines = self.grammars.fill(slots, self.upload.memory, self.sampler.allowed_of)
+            if lines is not None:
+                self.upload.send(lines, [self.sampler.line(int(slots[place])) for place in lines.places])
             step.pending = self.sampler.launch_special(buffers.inputs, logits, buffers.tokens, slots)
             buffers.send_tokens()
             self._finish(step)
@@ -322,6 +332,8 @@ class DeviceExecutor:
         step.logprobs = {int(sampled[place]): entry for place, entry in told.items()}
         step.take_tokens(chosen, self.model.config.text.vocab_size)
         self.sampler.record(step.rows.slots[sampled], chosen[:, 0])
+        if self.grammars.rows:
+            step.consume(self.grammars)
         if step.owed is not None:
             due, pending = step.owed
             entries = pending.collect()

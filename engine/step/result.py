@@ -15,6 +15,7 @@ from _fast.layout import TokenCode
 from _fast.plan import StepPlan
 from engine.device import HostEvent
 from engine.errors import EngineError, InvalidLogitsError, TokenIdError
+from engine.grammar.advance import GrammarRows, Lines
 from engine.request import TokenLogprob
 from engine.step.build import RowArrays
 
@@ -43,7 +44,24 @@ class StepResult:
     tokens: np.ndarray | None = None  # int32 [num_rows, width]: runs; -1 in rows without a sample, or a valid one
     invalid: dict[int, EngineError] = field(default_factory=dict)  # plan rows that end alone, and what they are told
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by plan row
+    lines: Lines | None = None  # which tokens rows with grammars may choose
+    stopped: list[int] = field(default_factory=list)  # plan rows that their grammar ends
     error: BaseException | None = None
+
+    def consume(self, grammars: GrammarRows) -> None:
+        """Hands the tokens of rows with grammars to these, and ends the rows that they end."""
+        sampled = self.rows.sampled
+        assert self.tokens is not None
+        for place, end in grammars.consume(self.rows.slots[sampled], self.tokens[sampled, 0]).items():
+            row = int(sampled[place])
+            if end.error is not None:
+                self.invalid[row] = end.error
+            else:
+                self.stopped.append(row)
+                self.invalid.pop(row, None)
+            if not end.keeps_token:
+                self.tokens[row] = -1
+                self.logprobs.pop(row, None)
 
     def take_tokens(self, chosen: np.ndarray, num_embeddings: int) -> None:
         """The runs of the sampled rows, int [num_sampled, width].

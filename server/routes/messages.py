@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from starlette.responses import Response
 
 from server.answer import Answer
 from server.answering import answer_with, json_body
-from server.errors import ApiError, invalid, not_here, shown
+from server.errors import ApiError, invalid, shown
 from server.http.body import read_json
 from server.http.exchange import Exchange, exchange_of
 from server.http.watch import client_present, preparing
@@ -31,6 +32,7 @@ from server.sampling import Asked, priority_of, resolve, salt_of
 from server.schema.common import SamplingFields
 from server.schema.messages import CountBody, MessagesBody
 from server.state import AppState
+from server.structure import Structure, format_structure
 
 log = logging.getLogger("omniloop")
 
@@ -81,8 +83,7 @@ def check(state: AppState, body: MessagesBody) -> Asked:
     """Everything that can be refused before the template runs."""
     at_least_one("max_tokens", body.max_tokens)
     check_prompt_fields(body)
-    if body.output_format is not None:
-        raise not_here("output_format", "output_format: this server cannot hold answers to a schema")
+    structure = output_structure(state, body)
     fields = SamplingFields(
         temperature=body.temperature,
         top_p=body.top_p,
@@ -92,11 +93,23 @@ def check(state: AppState, body: MessagesBody) -> Asked:
     )
     most = min(body.max_tokens, 2**31 - 1)  # capped, never refused
     try:
-        return resolve(fields, None, most, state.defaults, state.config, state.vocabulary)
+        asked = resolve(fields, None, most, state.defaults, state.config, state.vocabulary)
+        return replace(asked, structure=structure)
     except ApiError as error:
         if (error.param or "").startswith("stop"):
             raise invalid("stop_sequences", error.message.replace("stop", "stop_sequences", 1)) from None
         raise
+
+
+def output_structure(state: AppState, body: MessagesBody) -> Structure | None:
+    """`output_config.format`, or `output_format`, its older place."""
+    newer, older = (body.output_config or {}).get("format"), body.output_format
+    if newer is not None and older is not None:
+        raise invalid("output_format", "output_format: not beside output_config.format; send the latter")
+    param, asked = ("output_format", older) if newer is None else ("output_config.format", newer)
+    if asked is not None and (not isinstance(asked, dict) or asked.get("type") != "json_schema"):
+        raise invalid(f"{param}.type", f"{param}.type: must be json_schema")
+    return format_structure(asked, param, state.config.limits)
 
 
 def at_least_one(name: str, value: Any) -> None:
@@ -118,8 +131,6 @@ def check_prompt_fields(body: CountBody) -> None:
     if effort is not None and effort not in EFFORTS:
         text = f"output_config.effort: got {shown(effort)}; must be one of {', '.join(EFFORTS)}"
         raise invalid("output_config.effort", text)
-    if config.get("format") is not None:
-        raise not_here("output_config.format", "output_config.format: this server cannot hold answers to a schema")
 
 
 def check_tools(body: CountBody, calls_back: bool) -> Tools:

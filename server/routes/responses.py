@@ -14,6 +14,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -29,7 +30,7 @@ from server.errors import ApiError, invalid, not_found, not_here, queue_full, sh
 from server.http.body import read_json
 from server.http.exchange import Exchange, exchange_of
 from server.http.watch import client_present, preparing
-from server.job import Job, media_ahead, prepare
+from server.job import Job, media_ahead, prepare, with_grammar
 from server.output.logprobs import TokenNames
 from server.output.response_events import ResponseEvents
 from server.output.response_items import ResponseObject
@@ -45,6 +46,7 @@ from server.schema.common import SamplingFields
 from server.schema.responses import ResponsesBody
 from server.state import AppState
 from server.store import Stored, Turn
+from server.structure import format_structure
 from server.watch_response import WatchedResponse
 
 log = logging.getLogger("omniloop")
@@ -123,6 +125,7 @@ async def in_background(
         with ExitStack() as held:
             held.enter_context(exchange.state.places.hold(asked.n, exchange.key_name))
             turn, job = await prompt()
+            (job,) = await with_grammar(exchange.state, asked, [job])
             shape = make_shape()
             entry = await begin(detached(request), body, asked, job, shape, turn, held)
         if not body.stream:
@@ -175,7 +178,9 @@ def check(state: AppState, body: ResponsesBody) -> Asked:
     watched = body.stream or body.background  # whoever asks for the latter may follow it as it grows
     fields = SamplingFields(temperature=body.temperature, top_p=body.top_p, top_k=body.top_k, stream=watched)
     logprobs = (body.top_logprobs or 0) if wanted else None
-    return resolve(fields, logprobs, body.max_output_tokens, state.defaults, state.config, state.vocabulary)
+    asked = resolve(fields, logprobs, body.max_output_tokens, state.defaults, state.config, state.vocabulary)
+    format = body.text.format if body.text else None
+    return replace(asked, structure=format_structure(format, "text.format", state.config.limits))
 
 
 def check_background(state: AppState, body: ResponsesBody) -> None:
@@ -189,11 +194,6 @@ def check_background(state: AppState, body: ResponsesBody) -> None:
 def check_objects(body: ResponsesBody) -> None:
     """text, reasoning, truncation, metadata."""
     text = body.text
-    kind = (text.format or {"type": "text"}).get("type") if text else "text"
-    if kind in ("json_object", "json_schema"):
-        raise not_here("text.format", "text.format: this server cannot hold answers to a schema; only text")
-    if kind != "text":
-        raise invalid("text.format.type", f"text.format.type: got {shown(kind)}; must be text")
     one_of("text.verbosity", text.verbosity if text else None, ("low", "medium", "high"))
     reasoning = body.reasoning
     one_of("reasoning.effort", reasoning.effort if reasoning else None, EFFORTS)
@@ -313,7 +313,7 @@ def shape_of(exchange: Exchange, body: ResponsesBody, model: str, asked: Asked, 
         "service_tier": None,
         "store": body.store is not False,
         "temperature": asked.params.temperature,
-        "text": {"format": {"type": "text"}, **verbosity},
+        "text": {"format": (text.format if text else None) or {"type": "text"}, **verbosity},
         "tool_choice": choice or "auto",
         "tools": tools[1],
         "top_logprobs": body.top_logprobs or 0,

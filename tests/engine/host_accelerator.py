@@ -86,6 +86,19 @@ class HostMark:
         return True
 
 
+class HostSide:
+    """A side stream: what is launched has run."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def join(self, event: HostMark) -> None:
+        pass
+
+
 class HostAccelerator:
     """Stands where engine.device.Accelerator would."""
 
@@ -102,6 +115,9 @@ class HostAccelerator:
 
     def event(self) -> HostMark:
         return HostMark()
+
+    def side_stream(self) -> HostSide:
+        return HostSide()
 
     def keep_pinned(self, largest: int) -> None:
         pass  # nothing is pinned here

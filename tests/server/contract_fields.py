@@ -20,6 +20,7 @@ from server.schema.tokenize import AbortBody, DetokenizeBody, TokenizeBody
 ENGINE = "test_sampling_fields.py::test_the_field_reaches_the_engine"
 ANSWER = "test_sampling_fields.py::test_the_field_reaches_the_answer"
 PROMPT = "test_sampling_fields.py::test_the_prompt_is_made_as_asked"
+STRUCTURE = "test_structured_answers.py::test_every_route_holds_answers_to_a_schema"
 REFUSED = "test_errors.py::test_what_this_server_cannot_do_is_named"
 BAD = "test_errors.py::test_bad_fields_are_refused_by_name"
 HASHES = "test_tokens.py::test_s24_spans_and_hashes_are_recomputed_and_compared"
@@ -32,7 +33,8 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         ENGINE: "temperature top_p top_k min_p presence_penalty frequency_penalty repetition_penalty seed "
         "ignore_eos stop_token_ids min_tokens logit_bias allowed_token_ids bad_words prompt_logprobs logprob_token_ids",
         ANSWER: "n stop include_stop_str_in_output stream stream_interval use_beam_search length_penalty",
-        REFUSED: "model response_format structured_outputs",
+        REFUSED: "model",
+        STRUCTURE: "response_format structured_outputs",
         "test_chat.py::test_continuous_usage_runs_on_every_chunk": "stream_options",
         "test_route_fields.py::test_special_tokens_are_put_before_a_conversation_if_asked": "add_special_tokens",
         "test_sampling_fields.py::test_special_tokens_are_added_and_skipped_as_asked": "skip_special_tokens",
@@ -93,7 +95,7 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         ECHO: "summary",
     },
     TextOptions: {
-        "test_responses.py::test_what_cannot_be_done_yet_is_refused_by_name": "format",
+        STRUCTURE: "format",
         ECHO: "verbosity",
     },
     CountBody: {
@@ -109,7 +111,7 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         "test_messages.py::test_stop_sequence_ends_the_answer_and_is_named": "stop_sequences",
         "test_messages.py::test_events_are_exactly_these_bytes": "stream",
         "test_route_fields.py::test_a_gateways_priority_is_heard_on_every_dialect": "priority",
-        "test_messages.py::test_what_cannot_be_done_yet_is_refused_by_name": "output_format",
+        STRUCTURE: "output_format",
     },
     TokenizeBody: {
         "test_route_fields.py::test_an_unknown_model_is_404_on_every_route": "model",

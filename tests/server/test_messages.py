@@ -273,8 +273,6 @@ async def test_faults_of_the_renderer_name_the_clients_own_fields(client):
 @pytest.mark.parametrize(
     ("fields", "text"),
     [
-        ({"output_config": {"format": {"type": "json_schema", "schema": {}}}}, "output_config.format"),
-        ({"output_format": {"type": "json_schema", "schema": {}}}, "output_format"),
         ({"tools": [{"name": "f", "input_schema": {"type": "object"}}]}, "tools"),
         ({"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "tool", "name": "f"}}, "tools"),
     ],

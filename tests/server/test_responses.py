@@ -228,8 +228,6 @@ async def test_bad_fields_are_named(client, fields, param, text):
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"text": {"format": {"type": "json_object"}}}, "text.format"),
-        ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {}}}}, "text.format"),
         ({"tools": [{"type": "function", "name": "f"}]}, "tools"),
         ({"tools": [{"type": "custom", "name": "f"}], "tool_choice": "required"}, "tools"),
         ({"conversation": "conv_1"}, "conversation"),

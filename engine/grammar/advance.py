@@ -1,0 +1,211 @@
+"""GrammarRows: the matchers of live choices; they take each step's tokens and say what the next step may choose.
+
+Owner: device thread. In: the tokens of the step before, and the slots of the step whose forward runs. Out: which rows
+end, and a line of bits per row with a grammar. All of it happens in the gap that engine/loop.py leaves:
+
+    host    plan N+1, launch forward N+1 | settle N: consume | fill | launch sample N+1
+    device  ............ forward N+1 .......................................... | mask, choose
+
+A choice's matcher sees its answer only, so chunked prompts, cached prompts and preemption do not concern it: tokens
+that are computed again are not sampled again. One call fills all lines, with the library's own threads and without the
+GIL.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.errors import EngineError, GrammarConflictError
+from engine.request import SamplingParams
+
+if TYPE_CHECKING:
+    import llguidance
+
+    from engine.grammar.compile import Grammar
+
+MAX_THREADS = 8
+CONFLICT = (
+    "no token was left that the grammar, bad_words and allowed_token_ids allow together, or the grammar grew too "
+    "complex in the middle of the answer; allow more tokens, or make the grammar simpler"
+)
+REFUSED = "the grammar refused a token that its mask had allowed; this is a mistake of the server's"
+
+
+@dataclass(frozen=True, slots=True)
+class RowEnd:
+    """A row that its grammar ends: complete, or with an error of its own."""
+
+    keeps_token: bool  # of this step
+    error: EngineError | None = None
+
+
+class GrammarRow:
+    """One choice under its grammar."""
+
+    __slots__ = ("_end", "_ending_ids", "_matcher", "_min_tokens", "_starts", "_taken", "_verdict", "num_words", "over")
+
+    def __init__(self, grammar: Grammar, params: SamplingParams) -> None:
+        self._matcher = grammar.matcher()
+        self._end, self.num_words = grammar.vocabulary.end, grammar.vocabulary.num_words
+        self._ending_ids = params.ending_token_ids
+        self._min_tokens = params.min_tokens
+        self._starts = frozenset(grammar.spec.starts)  # empty once the grammar has begun
+        self._taken = 0  # tokens of the answer
+        self._verdict: RowEnd | None = None  # of the step in flight, whatever that step chooses
+        self.over = False  # what steps in flight still choose for this row counts no more
+
+    @property
+    def matcher(self) -> llguidance.LLMatcher | None:
+        """None while the answer is free."""
+        return None if self._starts or self.over else self._matcher
+
+    def take(self, token: int) -> RowEnd | None:
+        """The token that a step chose; how the row ends by it."""
+        if self.over or token < 0:
+            return None
+        if self._verdict is not None:
+            self.over = True
+            return self._verdict
+        self._taken += 1
+        if self._starts:
+            if token in self._starts:
+                self._starts = frozenset()
+            return None
+        if token in self._ending_ids:
+            self.over = True  # the scheduler knows why
+            return None
+        if not self._matcher.consume_token(token):
+            self.over = True
+            return RowEnd(False, GrammarConflictError(REFUSED))
+        if self._matcher.is_stopped():  # nothing can be added: no end token is waited for
+            self.over = True
+            return RowEnd(True)
+        return None
+
+    def finish(self, line: np.ndarray, allowed: np.ndarray | None) -> None:
+        """Completes a filled line, uint32 [num_words], by what else the request says.
+
+        `allowed`: the line of the request's own rules, where it has one. A line that leaves nothing ends the row with
+        the step whose line it is.
+        """
+        if self._matcher.is_error():
+            self._end_now(line, RowEnd(False, GrammarConflictError(CONFLICT)))
+            return
+        word, bit = self._end >> 5, np.uint32(1 << (self._end & 31))
+        may_end = bool(line[word] & bit)
+        line[word] &= ~bit
+        if may_end and (self._taken >= self._min_tokens or line.any()):
+            for token in self._ending_ids:  # until min_tokens the other rules forbid them
+                if token >> 5 < len(line):
+                    line[token >> 5] |= np.uint32(1 << (token & 31))
+        if allowed is not None:
+            line &= allowed
+        if (may_end or allowed is not None) and not line.any():
+            self._end_now(line, RowEnd(False, None if may_end else GrammarConflictError(CONFLICT)))
+
+    def _end_now(self, line: np.ndarray, verdict: RowEnd) -> None:
+        line.fill(0xFFFF_FFFF)
+        self._verdict = verdict
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lines:
+    """Which tokens the rows with grammars of one step may choose."""
+
+    places: list[int]  # among the step's sampled rows
+    words: np.ndarray  # int32 [places, words]: bit t % 32 of word t // 32
+    tails: np.ndarray  # int32 [places]: each word of the ids behind these
+
+    def flags(self, number: int, vocab: int) -> np.ndarray:
+        """bool [vocab]: a row's line."""
+        found = np.full(max(vocab, 32 * self.words.shape[1]), bool(self.tails[number]))
+        found[: 32 * self.words.shape[1]] = np.unpackbits(self.words[number].view(np.uint8), bitorder="little")
+        return found[:vocab]
+
+
+@dataclass(slots=True)
+class GrammarRows:
+    """The rows with grammars, by slot."""
+
+    max_slots: int
+    rows: dict[int, GrammarRow] = field(default_factory=dict)
+    _has: np.ndarray = field(init=False)
+    _executor: llguidance.LLExecutor | None = None  # its threads start with the first grammar
+
+    def __post_init__(self) -> None:
+        self._has = np.zeros(self.max_slots, np.bool_)
+
+    def admit(self, slot: int, grammar: Grammar | None, params: SamplingParams) -> None:
+        """Gives a slot's choice its matcher."""
+        if grammar is None:
+            return
+        if self._executor is None:
+            import llguidance
+
+            self._executor = llguidance.LLExecutor(max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2)))
+        self.rows[slot] = GrammarRow(grammar, params)
+        self._has[slot] = True
+
+    def reset(self, slot: int) -> None:
+        """Forgets a freed slot."""
+        if self.rows.pop(slot, None) is not None:
+            self._has[slot] = False
+
+    def ledger(self) -> dict[str, int]:
+        """Matchers that are alive; zero when idle."""
+        return {"matchers": len(self.rows)}
+
+    def consume(self, slots: np.ndarray, tokens: np.ndarray) -> dict[int, RowEnd]:
+        """The tokens of a step's sampled rows, int [S], once per step, in order; which of these rows end."""
+        ends = {}
+        for place in np.flatnonzero(self._has[slots]).tolist() if self.rows else ():
+            end = self.rows[int(slots[place])].take(int(tokens[place]))
+            if end is not None:
+                ends[place] = end
+        return ends
+
+    def fill(
+        self,
+        slots: np.ndarray,
+        memory: Callable[[int, int], np.ndarray],
+        allowed_of: Callable[[int], np.ndarray | None],
+    ) -> Lines | None:
+        """What the sampled rows of a step may choose, None where no row has a grammar. slots int [S].
+
+        memory(count, words) is where lines are written, int32; allowed_of(slot) bool [vocab] says which tokens the
+        request's own rules leave, None for all. The tokens of the step before have been consumed.
+        """
+        places = np.flatnonzero(self._has[slots]).tolist() if self.rows else []
+        if not places:
+            return None
+        rows = [self.rows[int(slots[place])] for place in places]
+        lines = memory(len(rows), rows[0].num_words)
+        steered = [(row.matcher, number) for number, row in enumerate(rows) if row.matcher is not None]
+        if steered:
+            assert self._executor is not None
+            self._executor.unsafe_compute_mask_ptr(steered, lines.ctypes.data, 4 * lines.shape[1], len(rows))
+        words, tails = lines.view(np.uint32), np.zeros(len(rows), np.int32)
+        for number, row in enumerate(rows):
+            flags = allowed_of(int(slots[places[number]]))
+            allowed = None if flags is None else packed(flags, lines.shape[1])
+            if row.matcher is not None:
+                row.finish(words[number], allowed)
+            elif allowed is not None:
+                words[number] = allowed
+            else:
+                words[number].fill(0xFFFF_FFFF)
+                tails[number] = -1
+        return Lines(places, lines, tails)
+
+
+def packed(flags: np.ndarray, num_words: int) -> np.ndarray:
+    """A line uint32 [num_words] of flags bool [vocab]; what is beyond either is not set."""
+    line = np.zeros(num_words, np.uint32)
+    found = np.packbits(flags, bitorder="little")[: 4 * num_words]
+    line.view(np.uint8)[: len(found)] = found
+    return line

@@ -1,0 +1,100 @@
+"""Answers held to a schema, over every route; what cannot be held is refused before anything is spent."""
+
+import json
+
+import jsonschema
+import pytest
+
+from tests.server.conftest import quiet
+from tests.server.test_structure import SCHEMA as NULL
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+SCHEMA = {
+    "type": "object",
+    "properties": {"colour": {"enum": ["red", "blue"]}, "count": {"type": "integer", "minimum": 0, "maximum": 9}},
+    "required": ["colour", "count"],
+    "additionalProperties": False,
+}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
+FREE = {"max_tokens": 60, "ignore_eos": False}
+
+
+def fits(text):
+    jsonschema.validate(json.loads(text), SCHEMA)
+
+
+async def test_every_route_holds_answers_to_a_schema(client):
+    flat = {"type": "json_schema", "name": "n", "schema": SCHEMA}
+    chat = (await client.chat(response_format=FORMAT, **FREE)).json()["choices"][0]
+    assert chat["finish_reason"] == "stop"
+    fits(chat["message"]["content"])
+    done = (await client.complete(structured_outputs={"json": SCHEMA}, **FREE)).json()["choices"][0]
+    assert done["finish_reason"] == "stop"
+    fits(done["text"])
+    body = {"input": "hello", "max_output_tokens": 60, "text": {"format": flat}}
+    made = (await client.post("/v1/responses", body)).json()
+    fits(made["output"][0]["content"][0]["text"])
+    assert made["text"]["format"] == flat
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 60}
+    for where in ({"output_config": {"format": flat}}, {"output_format": flat}):
+        fits((await client.post("/v1/messages", {**body, **where})).json()["content"][0]["text"])
+    body = {"token_ids": [5, 6, 7], "output_mode": "text", "sampling_params": {**FREE, "response_format": FORMAT}}
+    fits((await client.post("/inference/v1/generate", body)).json()["choices"][0]["text"])
+
+
+async def test_a_stream_and_a_background_answer_are_held_too(client):
+    events = (await client.chat(response_format=FORMAT, stream=True, **FREE)).events()[:-1]
+    assert events[-1]["choices"][0]["finish_reason"] == "stop"
+    fits("".join(event["choices"][0]["delta"].get("content") or "" for event in events))
+    flat = {"type": "json_schema", "name": "n", "schema": SCHEMA}
+    body = {"input": "hello", "max_output_tokens": 60, "text": {"format": flat}, "background": True}
+    made = (await client.post("/v1/responses", body)).json()
+    while made["status"] in ("queued", "in_progress"):
+        made = (await client.get(f"/v1/responses/{made['id']}")).json()
+    fits(made["output"][0]["content"][0]["text"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "answers"),
+    [
+        ({"choice": ["yes", "no"]}, {"yes", "no"}),
+        ({"regex": "[ab]{2}"}, {"aa", "ab", "ba", "bb"}),
+        ({"grammar": 'root ::= "x" | "y"'}, {"x", "y"}),
+        ({"json": NULL["json_schema"]["schema"]}, {"null"}),
+    ],
+)
+async def test_each_kind_holds_all_choices(client, state, asked, answers):
+    reply = await client.chat(structured_outputs=asked, n=3, temperature=1, **FREE)
+    choices = reply.json()["choices"]
+    assert {choice["finish_reason"] for choice in choices} == {"stop"}
+    assert {choice["message"]["content"] for choice in choices} <= answers
+    assert (await quiet(state))["matchers"] == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "reason"),
+    [
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}},
+         "response_format.json_schema.schema.not", "grammar_invalid"),
+        ({"structured_outputs": {"regex": "a{2,5000}"}}, "structured_outputs.regex", "grammar_too_complex"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "grammar_invalid"),
+        ({"structured_outputs": {"grammar": "start: <|im_end|>"}}, "structured_outputs.grammar", "grammar_invalid"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": False}}},
+         "response_format.json_schema.schema", "grammar_invalid"),
+    ],
+)  # fmt: skip
+async def test_what_cannot_be_held_is_refused(client, fields, param, reason):
+    reply = await client.chat(**fields)
+    assert (reply.status, reply.error["param"], reply.error["reason"]) == (400, param, reason)
+
+
+async def test_an_answer_without_a_token_left_ends_alone(client):
+    ids = {"allowed_token_ids": [client.state.tokenizer.encode("z")[0]]}
+    reply = await client.chat(structured_outputs={"choice": ["yes"]}, **ids)
+    assert (reply.status, reply.error["reason"]) == (400, "grammar_conflict")
+
+
+async def test_a_server_without_grammars_says_so(client, monkeypatch):
+    monkeypatch.setattr(client.state, "grammars", None)
+    reply = await client.chat(response_format={"type": "json_object"})
+    assert (reply.status, reply.error["param"]) == (501, "response_format")
