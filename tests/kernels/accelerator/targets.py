@@ -58,13 +58,13 @@ def compiles(
 
 
 def cases(kernels: dict[str, tuple]) -> list[Any]:
-    """(name, target): in `make test` each variant for a target, in turn, and each kernel for one of CUDA and one of HIP.
+    """(name, target): in `make test` each variant for a target in turn, and each kernel for one of CUDA and of HIP.
 
     The other pairs are marked `full`. `kernels` that follow one another begin with different targets.
     """
     order, found, met = ("sm_90", "gfx942", "sm_80", "gfx1100", "sm_100", "gfx950"), [], Counter[Any]()
-    first = {kernel: 2 * number for number, kernel in enumerate(dict.fromkeys(kernel for kernel, *_ in kernels.values()))}
     variants = Counter(kernel for kernel, *_ in kernels.values())
+    first = {kernel: 2 * number for number, kernel in enumerate(variants)}
     for name, (kernel, *_) in kernels.items():
         turns = (0, 1) if variants[kernel] == 1 else (met[kernel],)
         short = {order[(first[kernel] + turn) % len(order)] for turn in turns}
