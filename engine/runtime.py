@@ -39,7 +39,7 @@ from engine.request import Request, SamplingParams
 from engine.step.cpu_executor import CpuExecutor
 from engine.step.executor import Executor, Sizes
 from engine.weights.load import load_weights, weight_bytes
-from engine.weights.progress import WeightsLine
+from engine.weights.progress import ProgressLine
 
 if TYPE_CHECKING:
     from engine.steady import SteadySteps
@@ -163,7 +163,7 @@ def load_runtime(config: EngineConfig, startup: dict[str, float]) -> Runtime:
 
 def read_weights(config: EngineConfig, model: Model, accelerator: Accelerator | None) -> None:
     """Fills the model; an accelerator is asked first whether it has the room."""
-    line = WeightsLine()
+    line = ProgressLine()
     if accelerator is None:
         load_weights(model, config.model, config.load_format, None, config.seed, line)
         return

@@ -101,13 +101,14 @@ def serve(config: Config) -> int:
     except (BindError, ConfigError, OSError) as error:
         print(f"omniloop: {error}", file=sys.stderr)
         return 1
-    if status == EXIT_DEAD:
+    if status == EXIT_DEAD or state.is_fetching:
         leave(status)
     return status
 
 
 def leave(status: int) -> NoReturn:
-    """At once: freeing what lies on a lost device can end in its libraries' abort(), with another status."""
+    """At once: freeing what lies on a lost device can end in its libraries' abort(), with another status; and Python
+    would wait for the threads of a download, which goes on at the next start."""
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -150,23 +151,31 @@ class Process:
         """Loads everything; a signal during that ends it."""
         state, config = self.state, self.state.config
         self.greet()
-        engine = state.engine = Engine(config.engine())
+        if not await self.unless_stopped(load.fetch(state), None):
+            return
+        engine = state.engine = Engine(config.engine(state.folder))
         engine.on_death = self.on_death
-        loading = asyncio.ensure_future(load.load(state))
-        stopped = asyncio.ensure_future(self.stopping.wait())
-        await asyncio.wait({loading, stopped}, timeout=config.server.startup_timeout, return_when="FIRST_COMPLETED")
-        stopped.cancel()
-        if not loading.done():
-            loading.cancel()
-            if self.stopping.is_set():
-                return
-            raise ConfigError(f"loading took longer than --startup-timeout {config.server.startup_timeout:g}")
-        loading.result()
+        if not await self.unless_stopped(load.load(state), config.server.startup_timeout):
+            return
         freeze_heap()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         state.phase = "ready"
         logs.log_startup({**state.startup, **state.engine.startup})
         print(f"Listening on {self.where}", flush=True)
+
+    async def unless_stopped(self, work: Coroutine[Any, Any, None], timeout: float | None) -> bool:
+        """Whether a part of the start has come to its end; False: a signal came first."""
+        loading = asyncio.ensure_future(work)
+        stopped = asyncio.ensure_future(self.stopping.wait())
+        await asyncio.wait({loading, stopped}, timeout=timeout, return_when="FIRST_COMPLETED")
+        stopped.cancel()
+        if not loading.done():
+            loading.cancel()
+            if self.stopping.is_set():
+                return False
+            raise ConfigError(f"loading took longer than --startup-timeout {timeout:g}")
+        loading.result()
+        return True
 
     def greet(self) -> None:
         """What the operator should know before the first request."""
@@ -282,6 +291,7 @@ def describe(config: Config) -> Iterator[str]:
 
     from engine.models.registry import family_of, load_model_config
     from server import __version__
+    from server.load import check_folder, located
 
     yield f"omniloop {__version__}, Python {platform.python_version()}, torch {torch.__version__}"
     if torch.cuda.is_available():
@@ -289,7 +299,9 @@ def describe(config: Config) -> Iterator[str]:
             yield f"device {at}: {torch.cuda.get_device_name(at)}"
     else:
         yield "device: cpu"
-    model = load_model_config(config.folder)
+    folder = located(config, config.folder, weights=False)
+    check_folder(folder)
+    model = load_model_config(folder)
     text = model.text
     named = f"{model.architecture} ({family_of(model.architecture).name})"
     yield f"model: {named}, {len(text.layers)} layers of {text.hidden_size}, vocabulary {text.vocab_size}"

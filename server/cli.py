@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from engine.errors import EngineError
 from mm.item import MediaOptions
 from mm.limits import MediaLimits
 from server import signals
@@ -338,7 +339,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command != "serve":
         signals.release()
     run: dict[str, Callable[[Config], int]] = {"serve": serve, "info": info}
-    return run[command](config)
+    try:
+        return run[command](config)
+    except EngineError as error:
+        print(f"omniloop: {error}", file=sys.stderr)
+        return 1
 
 
 def serve(config: Config) -> int:

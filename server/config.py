@@ -133,8 +133,11 @@ class LimitsConfig:
 class ModelFlags:
     """Which checkpoint, and how it is read."""
 
-    model: str = flag("", "folder in Hugging Face format; none: the embedded model")
-    tokenizer: str = flag("", "folder or file of the tokenizer; none: the model's folder")
+    model: str = flag("", "folder in Hugging Face format, or ORG/NAME on the hub; none: the embedded model")
+    revision: str = flag("", "branch, tag or commit of ORG/NAME; none: main")
+    download_dir: str = flag("", "folder for what comes from the hub; none: huggingface_hub's cache")
+    hf_token: str = flag("", "token for private repositories (or HF_TOKEN, which ps does not show)", hidden_value=True)
+    tokenizer: str = flag("", "folder, file or ORG/NAME of the tokenizer; none: the model's")
     tokenizer_mode: Literal["auto", "hf", "mistral"] = flag("auto", "hf: tokenizer.json; mistral: mistral-common")
     device: Literal["auto", "cpu", "cuda"] = flag("auto", "where it runs (cuda: also ROCm)")
     dtype: Literal["auto", "float32", "bfloat16"] = flag("auto", "of weights and activations")
@@ -255,7 +258,7 @@ class Config:
 
     @property
     def folder(self) -> str:
-        """The model folder: what was named, or the embedded one."""
+        """The model: what was named, a folder or ORG/NAME on the hub, or the embedded one."""
         return self.model.model or str(EMBEDDED)
 
     @property
@@ -271,11 +274,11 @@ class Config:
     def is_loopback(self) -> bool:
         return bool(self.server.uds) or self.server.host in ("127.0.0.1", "::1", "localhost")
 
-    def engine(self) -> EngineConfig:
-        """The engine's share of it."""
+    def engine(self, folder: str = "") -> EngineConfig:
+        """The engine's share of it; `folder`: where the model is, if it was fetched."""
         model, cache, rows = self.model, self.cache, self.scheduler
         return EngineConfig(
-            model=self.folder,
+            model=folder or self.folder,
             device=model.device,
             dtype=model.dtype,
             load_format=model.load_format,

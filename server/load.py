@@ -1,4 +1,4 @@
-"""Loading: engine, text and media side by side, so that start-up takes as long as the longest of them.
+"""Loading: what is on the hub first; then engine, text and media side by side, as long as the longest of them takes.
 
 Owner: loop; the work is on the device thread and in the pool. In: AppState in phase starting. Out: the same, complete.
 
@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -31,11 +33,44 @@ T = TypeVar("T")
 MORE_IDS = 128  # that a tokenizer may have beyond the model's logits, for structured output
 log = logging.getLogger("omniloop")
 
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", re.ASCII)
+
+
+def is_hub_name(name: str) -> bool:
+    """Whether a --model or --tokenizer is looked up on the hub; a folder of that name comes first."""
+    return HUB_NAME.fullmatch(name) is not None and not Path(name).exists()
+
+
+async def fetch(state: AppState) -> None:
+    """Brings a model and a tokenizer that are named ORG/NAME into folders. Raises ConfigError."""
+    if is_hub_name(state.folder) or is_hub_name(state.tokenizer_source):
+        state.is_fetching = True
+        state.folder, state.tokenizer_source = await in_pool(state, "fetch", partial(fetched, state))
+
+
+def fetched(state: AppState) -> tuple[str, str]:
+    """Folders of model and tokenizer, when both are here."""
+    config = state.config
+    try:
+        model = located(config, config.folder, config.model.load_format != "dummy")
+        return model, located(config, config.model.tokenizer, weights=False) if config.model.tokenizer else model
+    finally:
+        state.is_fetching = False
+
+
+def located(config: Config, name: str, weights: bool) -> str:
+    """The folder of a model or a tokenizer; `weights`: fetched from the hub too."""
+    if not is_hub_name(name):
+        return name
+    from server.hub import Hub, fetch
+
+    model = config.model
+    return str(fetch(name, Hub(model.revision, model.download_dir, model.hf_token), weights))
+
 
 async def load(state: AppState) -> None:
     """Raises ConfigError when the model cannot be served."""
-    config = state.config
-    check_folder(config)
+    check_folder(state.folder)
     begun = time.perf_counter()
     text = asyncio.ensure_future(load_text(state))
     try:
@@ -52,16 +87,15 @@ async def load(state: AppState) -> None:
 
 async def load_text(state: AppState) -> None:
     """The tokenizer, and what grammars know of it."""
-    config = state.config
-    state.tokenizer = await in_pool(state, "tokenizer", lambda: tokenizer_of(config))
-    if config.model.structured_outputs_backend != "none":
+    state.tokenizer = await in_pool(state, "tokenizer", lambda: tokenizer_of(state))
+    if state.config.model.structured_outputs_backend != "none":
         state.grammars = await in_pool(state, "grammars", lambda: make_grammars(state))
 
 
-def check_folder(config: Config) -> None:
+def check_folder(folder: str) -> None:
     """The model folder is there."""
-    if not Path(config.folder).is_dir():
-        raise ConfigError(f"--model {config.folder}: there is no such folder")
+    if not Path(folder).is_dir():
+        raise ConfigError(f"--model {folder}: there is no such folder; a model on the hub is named ORG/NAME")
 
 
 async def in_pool(state: AppState, name: str, work: Callable[[], T]) -> T:
@@ -107,10 +141,10 @@ def tell_defaults(defaults: Mapping[str, Any]) -> None:
                  "--generation-config vllm ignores the checkpoint's", told)  # fmt: skip
 
 
-def tokenizer_of(config: Config) -> Tokenizer:
+def tokenizer_of(state: AppState) -> Tokenizer:
     from server.render.load_tokenizer import load_tokenizer
 
-    return load_tokenizer(config.model.tokenizer or config.folder, config.model.tokenizer_mode)
+    return load_tokenizer(state.tokenizer_source, state.config.model.tokenizer_mode)
 
 
 def make_grammars(state: AppState) -> GrammarCompiler | None:

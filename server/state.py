@@ -66,6 +66,9 @@ class AppState:
         self.port = config.server.port
         self.created = int(time.time())
         self.names = config.model_names
+        self.folder = config.folder  # where the model is; load.fetch puts a folder in place of ORG/NAME
+        self.tokenizer_source = config.model.tokenizer or config.folder
+        self.is_fetching = False  # a thread of the pool that no timeout ends
         self.keys = ApiKeys(config.server.api_key, config.server.api_key_file)
         self.admin_keys = ApiKeys((config.server.admin_api_key,) if config.server.admin_api_key else ())
         self.wrong_keys = WrongKeys(config.server.auth_max_failures)

@@ -27,6 +27,7 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 CONSOLIDATED = "consolidated*.safetensors"
 CONSOLIDATED_INDEX = "consolidated.safetensors.index.json"
+PICKLED = (".bin", ".pt", ".pth", ".ckpt")  # suffixes
 # Bytes per value, by the names of the format.
 DTYPE_BYTES = {
     "F64": 8,
@@ -109,7 +110,7 @@ def open_checkpoint(folder: str | Path) -> list[Shard]:
         return [_renamed(shard, folder) for shard in _indexed(folder, CONSOLIDATED_INDEX)]
     if found := sorted(folder.glob(CONSOLIDATED)):
         return [_renamed(Shard(path, read_header(path)), folder) for path in found]
-    pickled = sorted(path.name for path in folder.glob("*") if path.suffix in (".bin", ".pt", ".pth", ".ckpt"))
+    pickled = sorted(path.name for path in folder.glob("*") if path.suffix in PICKLED)
     hint = f"; {', '.join(pickled)} can hold code and is never read: convert it to safetensors" if pickled else ""
     raise ConfigError(
         f"{folder} holds neither {SINGLE}, {INDEX} nor {CONSOLIDATED}{hint} (--load-format dummy draws random weights)"

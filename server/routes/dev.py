@@ -28,6 +28,7 @@ from server.state import AppState
 # Paths, addresses of files and secrets: never shown.
 HIDDEN = {
     "api_key", "api_key_file", "admin_api_key", "uds", "ssl_keyfile", "ssl_certfile", "model", "tokenizer",
+    "download_dir", "hf_token",
     "chat_template", "default_chat_template_kwargs", "allowed_local_media_path", "root_path", "served_model_name",
 }  # fmt: skip
 MODES = ("abort", "wait", "keep")

@@ -17,7 +17,7 @@ from engine.weights import stream as streaming
 from engine.weights.files import open_checkpoint
 from engine.weights.load import load_weights, weight_bytes
 from engine.weights.pieces import Pieces
-from engine.weights.progress import WeightsLine
+from engine.weights.progress import ProgressLine
 from engine.weights.table import expand
 from tests import tiny
 from tests.models.late import LateUpload
@@ -210,7 +210,7 @@ class Terminal(io.StringIO):
 
 def test_a_terminal_shows_a_bar_that_ends_with_a_line():
     out = Terminal()
-    line = WeightsLine(out)
+    line = ProgressLine(out=out)
     for done in range(0, 16 * 10**9 + 1, 10**9):
         line(done, 16 * 10**9)
     text = out.getvalue()
@@ -224,7 +224,7 @@ def test_a_log_gets_one_line_and_small_models_none(caplog):
     out = io.StringIO()
     with caplog.at_level(logging.INFO, "omniloop.engine"):
         for total in (1 << 20, 10**9):
-            line = WeightsLine(out)
+            line = ProgressLine(out=out)
             for done in (0, total // 2, total):
                 line(done, total)
     assert out.getvalue() == ""

@@ -1,0 +1,237 @@
+"""--model ORG/NAME: what is fetched from a hub, what is used again, and every way in which that can fail."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from engine.errors import ConfigError
+from engine.models.registry import load_model_config
+from engine.weights.files import open_checkpoint
+from server import cli
+from server import hub as hub_module
+from server.config import Config, ModelFlags
+from server.hub import Hub, fetch
+from server.load import is_hub_name, located
+from tests import tiny
+from tests.end_to_end.process import SMALL, ServerProcess
+from tests.server.fake_hub import TOKEN, FakeHub
+
+ANY = Hub()
+NOT_READ = ("pytorch_model.bin", "README.md", "tf_model.h5", "original/params.json", "onnx/model.onnx")
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    """A repository as makers publish it: shards, and what other programs read."""
+    folder = shutil.copytree(tiny.checkpoint("llama"), tmp_path_factory.mktemp("hub") / "sharded")
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    owners = {name: f"model-0000{at % 4 + 1}-of-00004.safetensors" for at, name in enumerate(tensors)}
+    for file in set(owners.values()):
+        save_file({name: tensor for name, tensor in tensors.items() if owners[name] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": owners}))
+    for name in NOT_READ:
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(b"not for us")
+    return folder
+
+
+@pytest.fixture
+def fake(sharded, monkeypatch, tmp_path):
+    """The hub that huggingface_hub asks; nothing is cached."""
+    from huggingface_hub import constants
+
+    repositories = {"org/sharded": sharded, "org/single": tiny.checkpoint("qwen3")}
+    with FakeHub(repositories) as hub:
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+        urls = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", urls)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+            monkeypatch.delenv(name, raising=False)
+        yield hub
+
+
+@pytest.fixture
+def offline(monkeypatch):
+    from huggingface_hub import constants
+
+    return lambda: monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+
+
+def refused(name: str, hub: Hub = ANY) -> str:
+    with pytest.raises(ConfigError) as error:
+        fetch(name, hub)
+    text = str(error.value)
+    assert "\n" not in text
+    return text
+
+
+def test_only_what_serving_reads_is_fetched_and_only_once(fake, sharded):
+    folder = fetch("org/sharded", Hub())
+    kept = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert kept == set(fake.files("org/sharded")) - set(NOT_READ)
+    assert len(open_checkpoint(folder)) > 3
+    assert load_model_config(folder).architecture == "LlamaForCausalLM"
+    fake.asked.clear()
+    assert fetch("org/sharded", Hub()) == folder
+    assert fake.fetched() == []
+    assert len(fake.asked) <= 2
+
+
+def test_a_folder_of_that_name_comes_first(monkeypatch, tmp_path):
+    assert is_hub_name("org/name")
+    for name in ("/models/x", "./a/b", "org", "org/name/more", "../x", "~/x", "org/na me", ""):
+        assert not is_hub_name(name)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    assert not is_hub_name("org/name")
+
+
+def test_dummy_weights_and_tokenizers_need_no_weights(fake):
+    folder = fetch("org/single", Hub(), weights=False)
+    assert (folder / "config.json").is_file()
+    assert (folder / "tokenizer.json").is_file()
+    assert not any(name.endswith(".safetensors") for name in fake.fetched())
+
+
+def test_a_download_that_broke_off_goes_on(fake, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    name = "model.safetensors"
+    fake.cut[name] = 1000
+    folder = fetch("org/single", Hub())
+    assert (folder / name).read_bytes() == (fake.repositories["org/single"] / name).read_bytes()
+    assert fake.fetched().count(name) == 2
+
+
+def test_bytes_are_counted(fake, monkeypatch):
+    seen = []
+
+    class Line(hub_module.ProgressLine):
+        def __call__(self, done, total):
+            seen.append((done, total))
+
+    monkeypatch.setattr(hub_module, "ProgressLine", Line)
+    fetch("org/sharded", Hub())
+    total = sum(size for name, size in fake.files("org/sharded").items() if name.startswith("model-"))
+    assert seen[-1] == (total, total)
+    assert seen == sorted(seen)
+
+
+def test_revisions_private_and_gated_repositories(fake):
+    assert "--revision v9: org/single has no branch, tag or commit of that name" in refused("org/single", Hub("v9"))
+    assert fetch("org/single", Hub("v1")) == fetch("org/single", Hub(fake.commit("org/single")))
+    missing = refused("org/sinlge")
+    assert "has no such repository or does not show it without a token; check the spelling, or give HF_TOKEN" in missing
+    fake.private.add("org/sharded")
+    assert "does not show it without a token" in refused("org/sharded")
+    assert "does not accept the token (401)" in refused("org/sharded", Hub(token="hf_wrong"))
+    assert fetch("org/sharded", Hub(token=TOKEN)).is_dir()
+    fake.gated.add("org/single")
+    shutil.rmtree(fetch("org/single", Hub(token=TOKEN)).parents[1])
+    assert f"want their terms accepted at {fake.url}/org/single" in refused("org/single")
+
+
+def test_without_a_hub_a_complete_copy_is_served(fake, offline, monkeypatch, caplog):
+    from huggingface_hub import constants
+
+    folder = fetch("org/sharded", Hub())
+    assert "cannot be reached" not in caplog.text
+    fake.down = True
+    assert fetch("org/sharded", Hub()) == folder
+    assert f"{fake.url} cannot be reached (it answers 503); the copy of org/sharded" in caplog.text
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert "http://127.0.0.1:9 cannot be reached (ConnectError), and no copy of it is here" in refused("org/single")
+    offline()
+    assert fetch("org/sharded", Hub()) == folder
+    shard = sorted(folder.glob("model-*.safetensors"))[1]
+    shard.unlink()
+    assert f"HF_HUB_OFFLINE is set, and the copy that is here lacks {shard.name}" in refused("org/sharded")
+    (folder / "config.json").unlink()
+    assert "the copy that is here lacks config.json" in refused("org/sharded")
+
+
+def test_a_full_disk_is_told_before_and_during_a_download(fake, monkeypatch):
+    free = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free._replace(free=10_000))
+    said = refused("org/single")
+    assert "the disk is full (0.0 GB are to be fetched, 0.0 GB are free); free some room, or name another disk" in said
+    during = r"the disk is full \(No space left on device\)"
+    with pytest.raises(ConfigError, match=during), hub_module.one_line("org/single", ANY):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_pickles_only_are_refused_by_name(fake, tmp_path):
+    folder = tmp_path / "old"
+    folder.mkdir()
+    shutil.copy(tiny.checkpoint("llama") / "config.json", folder)
+    (folder / "pytorch_model.bin").write_bytes(b"code")
+    fake.repositories["org/old"] = folder
+    said = refused("org/old")
+    assert "it holds no safetensors; pytorch_model.bin can hold code and is never read" in said
+    assert "hf download org/old --local-dir FOLDER" in said
+    assert "pytorch_model.bin" not in fake.fetched()
+
+
+def test_consolidated_weights_are_found(fake, tmp_path):
+    folder = tmp_path / "mistral"
+    folder.mkdir()
+    for name in ("params.json", "tekken.json", "consolidated-00001.safetensors", "consolidated-00002.safetensors"):
+        (folder / name).write_text("{}")
+    fake.repositories["org/mistral"] = folder
+    assert {path.name for path in fetch("org/mistral", Hub()).iterdir()} == {path.name for path in folder.iterdir()}
+
+
+def test_the_tokenizer_may_come_from_elsewhere(fake):
+    config = Config(model=ModelFlags(model="org/sharded", tokenizer="org/single"))
+    tokenizer = located(config, config.model.tokenizer, weights=False)
+    assert (Path(tokenizer) / "tokenizer.json").is_file()
+    assert located(config, "/a/folder", weights=True) == "/a/folder"
+
+
+def environment_of(fake: FakeHub) -> dict[str, str]:
+    return {"HF_ENDPOINT": fake.url, "HF_TOKEN": TOKEN, "HF_HUB_OFFLINE": "0"}
+
+
+def test_a_server_answers_from_the_hub(fake, tmp_path):
+    """The whole way, in a process of its own: HF_ENDPOINT and HF_TOKEN are huggingface_hub's."""
+    fake.private.add("org/single")
+    flags = ("--model", "org/single", "--download-dir", str(tmp_path / "here"), *SMALL)
+    process = ServerProcess(*flags, env=environment_of(fake)).spawn()
+    try:
+        process.wait_ready()
+        body = json.dumps({"model": "org/single", "prompt": "a", "max_tokens": 2}).encode()
+        asked = Request(f"http://127.0.0.1:{process.port}/v1/completions", body, {"Content-Type": "application/json"})
+        with urlopen(asked) as reply:
+            assert json.load(reply)["usage"]["completion_tokens"] == 2
+        process.stop()
+    finally:
+        process.close()
+    assert any((tmp_path / "here").rglob("model.safetensors"))
+
+
+def test_a_signal_ends_a_download(fake, tmp_path):
+    fake.hold.add("model.safetensors")
+    process = ServerProcess("--model", "org/single", "--download-dir", str(tmp_path), env=environment_of(fake)).spawn()
+    try:
+        assert fake.held.wait(60), process.log
+        process.signal()
+        assert process.wait(10) == 0
+        process.check_log()
+    finally:
+        process.close()
+
+
+def test_a_wrong_name_is_one_line(fake, capsys):
+    assert cli.main(["info", "--model", "org/nothing"]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "org/nothing: there is no such folder here" in said
