@@ -111,6 +111,7 @@ def complete(state: AppState) -> None:
     generation = engine.model.generation if config.model.generation_config == "auto" else {}
     state.defaults = defaults_from(generation, config.model.override_generation_config)
     tell_defaults(state.defaults)
+    tell_vocabularies(state.tokenizer.vocab_size, engine.model.text.vocab_size)
     state.vocabulary = Vocabulary(engine.model.text.vocab_size, engine.model.eos_token_ids, state.tokenizer.encode)
     if state.tokenizer.vocab_size > engine.model.text.vocab_size + MORE_IDS:
         log.warning("structured output is off: the tokenizer has many more ids than the model has logits")
@@ -139,6 +140,13 @@ def tell_defaults(defaults: Mapping[str, Any]) -> None:
         told = ", ".join(f"{name}={value}" for name, value in defaults.items())
         log.info("sampling defaults of the checkpoint and --override-generation-config: %s; "
                  "--generation-config vllm ignores the checkpoint's", told)  # fmt: skip
+
+
+def tell_vocabularies(tokens: int, rows: int) -> None:
+    """One line where texts may hold tokens that the model does not have; prompts with them are refused one by one."""
+    if tokens > rows:
+        log.warning("the tokenizer has ids to %d and the model %d tokens: prompts that hold others are refused; "
+                    "--tokenizer names another tokenizer", tokens - 1, rows)  # fmt: skip
 
 
 def tokenizer_of(state: AppState) -> Tokenizer:

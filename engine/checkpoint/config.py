@@ -82,6 +82,14 @@ def eos_token_ids(*sources: dict[str, Any]) -> tuple[int, ...]:
     return ()
 
 
+def drawable(ids: tuple[int, ...], vocab_size: int) -> tuple[int, ...]:
+    """Those of the ending tokens that the vocabulary has; the others can never be drawn, which is logged."""
+    beyond = [token for token in ids if token >= vocab_size]
+    if beyond:
+        log.warning("eos_token_id %s: the vocabulary has %d tokens, so this never ends an answer", beyond, vocab_size)
+    return tuple(token for token in ids if token < vocab_size)
+
+
 def media_token_ids(section: Section) -> dict[str, int]:
     """Placeholder ids by modality, and the ids of the tokens around placeholders."""
     return dict(_media_tokens(section))

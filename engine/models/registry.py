@@ -63,7 +63,9 @@ def load_model_config(folder: str | Path) -> ModelConfig:
         towers=_towers(family, outer, text),
         processor=family.processor,
         media_token_ids=common.media_token_ids(outer),
-        eos_token_ids=common.eos_token_ids(generation, root.values, outer.values, body.values),
+        eos_token_ids=common.drawable(
+            common.eos_token_ids(generation, root.values, outer.values, body.values), text.vocab_size
+        ),
         max_position=max_position(body, text.layers[0].rope),
         torch_dtype=common.saved_dtype(root.values, outer.values, body.values),
         generation=common.generation_defaults(generation),

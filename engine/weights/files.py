@@ -20,6 +20,7 @@ from torch import Tensor
 from engine.checkpoint.files import head_dim
 from engine.errors import ConfigError
 from engine.weights import consolidated
+from engine.weights.names import compact
 from engine.weights.table import Shape
 
 MAX_HEADER_BYTES = 104_857_600
@@ -110,10 +111,23 @@ def open_checkpoint(folder: str | Path) -> list[Shard]:
         return [_renamed(shard, folder) for shard in _indexed(folder, CONSOLIDATED_INDEX)]
     if found := sorted(folder.glob(CONSOLIDATED)):
         return [_renamed(Shard(path, read_header(path)), folder) for path in found]
-    pickled = sorted(path.name for path in folder.glob("*") if path.suffix in PICKLED)
-    hint = f"; {', '.join(pickled)} can hold code and is never read: convert it to safetensors" if pickled else ""
     raise ConfigError(
-        f"{folder} holds neither {SINGLE}, {INDEX} nor {CONSOLIDATED}{hint} (--load-format dummy draws random weights)"
+        f"{folder} holds neither {SINGLE}, {INDEX} nor {CONSOLIDATED}{_instead(folder)} (--load-format dummy draws "
+        "random weights)"
+    )
+
+
+def _instead(folder: Path) -> str:
+    """What a folder without safetensors holds, and how it becomes safetensors."""
+    pickled = sorted(path.name for path in folder.glob("*") if path.suffix in PICKLED)
+    if not pickled:
+        return "; GGUF is not read" if any(folder.glob("*.gguf")) else ""
+    saved = [name for name in pickled if name.startswith("pytorch_model")] or pickled
+    files = f"{folder}/pytorch_model*.bin" if len(saved) > 1 else f"{folder}/{saved[0]}"
+    return (
+        f'; {", ".join(pickled)} can hold code and is never read: convert it with python -c "import glob, torch, '
+        f"safetensors.torch as s; s.save_file({{k: v.contiguous().clone() for f in glob.glob('{files}') for k, v in "
+        f"torch.load(f, map_location='cpu', weights_only=True).items()}}, '{folder}/{SINGLE}')\""
     )
 
 
@@ -190,8 +204,8 @@ def _indexed(folder: Path, index: str) -> list[Shard]:
         misplaced = [name for name in tensors if owners.get(name) != file]
         absent = [name for name, owner in owners.items() if owner == file and name not in tensors]
         if misplaced or absent:
-            said = [f"not in the index: {', '.join(misplaced)}"] if misplaced else []
-            said += [f"only in the index: {', '.join(absent)}"] if absent else []
+            said = [f"not in the index: {compact(misplaced)}"] if misplaced else []
+            said += [f"only in the index: {compact(absent)}"] if absent else []
             raise ConfigError(f"{folder / file} and {index} disagree; {'; '.join(said)}")
         shards.append(Shard(folder / file, tensors))
     return shards

@@ -18,6 +18,7 @@ from engine.errors import ConfigError
 from engine.kernels.gemm.pack import Placement
 from engine.weights.dummy import draw
 from engine.weights.files import Shard, open_checkpoint
+from engine.weights.names import compact
 from engine.weights.pieces import Pieces
 from engine.weights.stream import stream
 from engine.weights.table import Place, Table, expand
@@ -65,6 +66,7 @@ def load_weights(
         raise ConfigError(f"--load-format {load_format}: allowed are auto, safetensors, dummy")
     if upload is not None:
         upload.finish()
+    pieces.check(folder)
     assert not pieces.pending, "every part was complete in the headers"
 
 
@@ -94,7 +96,8 @@ def _match(table: Table, places: dict[str, Place], shards: list[Shard], folder: 
     """Checkpoint name -> canonical name of every tensor to read; ConfigError with all that does not fit."""
     names: dict[str, str] = {}
     present: set[str] = set()  # canonical names met in a file, fitting or not
-    left_over, wrong, skipped = [], [], 0
+    wrong: dict[str, list[str]] = {}  # what is wrong -> of which tensors
+    left_over, skipped = [], 0
     for shard in shards:
         for name, info in shard.tensors.items():
             canonical = table.canonical(name)
@@ -104,28 +107,30 @@ def _match(table: Table, places: dict[str, Place], shards: list[Shard], folder: 
             elif place is None:
                 left_over.append(name)
             elif canonical in present:
-                wrong.append(f"{name} is there twice, under different prefixes")
+                wrong.setdefault("is there twice, under different prefixes", []).append(name)
             elif info.shape != place.wanted.shape:
-                wrong.append(
-                    f"{name} has shape {list(info.shape)}, the configuration asks for {list(place.wanted.shape)}"
-                )
+                said = f"has shape {list(info.shape)}, the configuration asks for {list(place.wanted.shape)}"
+                wrong.setdefault(said, []).append(name)
             elif DTYPES.get(info.dtype) not in place.wanted.dtypes:
                 readable = ", ".join(key for key, dtype in DTYPES.items() if dtype in place.wanted.dtypes)
-                wrong.append(f"{name} has dtype {info.dtype}, readable are {readable}")
+                wrong.setdefault(f"has dtype {info.dtype}, readable are {readable}", []).append(name)
             else:
                 names[name] = canonical
             present.add(canonical)
-    said = _count("missing", [name for name in places if name not in present])
-    said += _count("left over", left_over) + _count("not fitting", wrong)
-    if said:
-        raise ConfigError(f"{folder}: the weights do not fit the architecture; {'; '.join(said)}")
+    missing = [name for name in places if name not in present]
+    told = _counted_names("missing", missing) + _counted_names("left over", left_over)
+    told += [f"{compact(found)} {what}" for what, found in wrong.items()]
+    if "lm_head.weight" in missing:
+        told.append("""where the embedding is the head too, --hf-overrides '{"tie_word_embeddings": true}' says so""")
+    if told:
+        raise ConfigError(f"{folder}: the weights do not fit the configuration; {'; '.join(told)}")
     if skipped:
         log.info("%s: %d tensors that serving does not read were skipped", folder, skipped)
     return names
 
 
-def _count(word: str, lines: list[str]) -> list[str]:
-    return [f"{len(lines)} {word}: {', '.join(lines)}"] if lines else []
+def _counted_names(word: str, names: list[str]) -> list[str]:
+    return [f"{len(names)} {word}: {compact(names)}"] if names else []
 
 
 def _map(shards: list[Shard], names: dict[str, str], pieces: Pieces, told: Callable[[int], None]) -> None:

@@ -2,7 +2,8 @@
 
 Owner: the thread that builds the model. In: each checkpoint tensor once, as a view of a file (`add`), or as room on the
 device (`room`) that somebody fills before it is added. Pieces that a part joins (q|k|v, gate|up) get slices of one
-tensor, one after the other, so that joining them costs nothing. Out: `fill` of every part, once.
+tensor, one after the other, so that joining them costs nothing. Out: `fill` of every part, once; `check`
+refuses weights that are not finite.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.gemm.pack import Placement
+from engine.weights.finite import FiniteSums
 from engine.weights.table import Part, Place
 
 
@@ -27,6 +29,7 @@ class Pieces:
         self.pending: dict[Part, int] = {}  # pieces that a part still waits for
         self._arrived: dict[Part, dict[str, list[Tensor | None]]] = {}
         self._rooms: dict[str, Tensor] = {}
+        self._sums = FiniteSums()
         self._joined: dict[tuple[Part, str], list[str]] = {}  # names of the pieces of one joined tensor, in order
         for name, place in places.items():
             self.pending[place.part] = self.pending.get(place.part, 0) + 1
@@ -43,6 +46,7 @@ class Pieces:
         """Takes a tensor; the last one of a part fills it."""
         place = self._places[name]
         part = place.part
+        self._sums.add(name, tensor)
         if part not in self._arrived:
             self._arrived[part] = {kind: [None] * len(shapes) for kind, shapes in part.expects().items()}
         self._arrived[part][place.kind][place.index] = tensor
@@ -50,6 +54,10 @@ class Pieces:
         if not self.pending[part]:
             part.fill(self._arrived.pop(part), self._placement)
             del self.pending[part]
+
+    def check(self, folder: str) -> None:
+        """Once every tensor has been added; ConfigError when one holds a value that is not finite."""
+        self._sums.check(folder)
 
     def _allocate(self, names: list[str]) -> None:
         """One tensor for all pieces that are saved alike, and a slice of it for each."""

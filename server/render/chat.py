@@ -76,6 +76,7 @@ class Renderer:
         self.config = config
         self.media = MediaTokens.of(tokenizer, config.media_token_ids, config.placeholders)
         self._pool = pool
+        self._is_oversized = 0 < config.num_embeddings < tokenizer.vocab_size
         self._limits = TemplateLimits(
             config.template_timeout,
             config.template_max_output_bytes or config.prompt_bytes,
@@ -271,6 +272,15 @@ class Renderer:
         slots = self.media.slots(ids, media, param)
         if len(ids) > self._max_len:
             raise context_error(self._max_len, len(ids), param)
+        if self._is_oversized and int(ids.max(initial=0)) >= self.config.num_embeddings:
+            token = int(ids.max())
+            raise RenderError(
+                400,
+                "token_id_out_of_range",
+                f"{param} holds {self.tokenizer.token_of(token)!r}, token {token} of the tokenizer; the model has "
+                f"{self.config.num_embeddings} tokens, so leave it out.",
+                param,
+            )
         return Prompt(ids, tuple(media), slots, text)
 
     def _checked_ids(self, ids: list[int], param: str) -> np.ndarray:

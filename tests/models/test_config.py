@@ -124,6 +124,11 @@ def test_end_of_sequence_ids(read):
     assert read("llama", generation={}, eos_token_id=None).eos_token_ids == ()
 
 
+def test_ending_tokens_beyond_the_vocabulary_are_told_and_left_out(read, caplog):
+    assert read("llama", generation={"eos_token_id": [5, 320, 9999]}).eos_token_ids == (5,)
+    assert "eos_token_id [320, 9999]: the vocabulary has 320 tokens" in caplog.text
+
+
 def test_generation_defaults_are_kept(read):
     given = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05, "transformers_version": "5"}
     assert read("llama", generation=given).generation == {k: v for k, v in given.items() if k in GENERATION_KEYS}

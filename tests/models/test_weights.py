@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from engine.errors import ConfigError
 from engine.models.registry import FAMILIES, build_model, family_of, load_model_config
-from engine.weights import files
+from engine.weights import files, finite
 from engine.weights.load import load_weights
 from engine.weights.table import expand
 from tests import tiny
@@ -232,12 +232,79 @@ def test_dummy_tensors_do_not_depend_on_the_other_layers(tmp_path):
     assert torch.equal(small.embed.table, large.embed.table)
 
 
-def test_pickled_weights_are_named_and_not_read(copy):
+@pytest.mark.parametrize("parts", [1, 2])
+def test_pickled_weights_are_not_read_and_the_command_converts_them(copy, parts):
     folder = copy("llama")
+    tensors = list(load_file(folder / "model.safetensors").items())
     (folder / "model.safetensors").unlink()
-    (folder / "pytorch_model.bin").write_bytes(b"code")
-    with pytest.raises(ConfigError, match=r"pytorch_model.bin can hold code and is never read"):
+    for part in range(parts):
+        name = "pytorch_model.bin" if parts == 1 else f"pytorch_model-{part}.bin"
+        torch.save(dict(tensors[part::parts]), folder / name)
+    torch.save({"lr": 0.1}, folder / "training_args.bin")
+    with pytest.raises(ConfigError, match=rf"{name}, training_args.bin can hold code and is never read") as error:
         load(folder)
+    command = str(error.value).partition("convert it with python -c ")[2].partition(" (--load-format")[0]
+    exec(command.strip('"'), {})
+    assert torch.equal(logits(folder), logits(tiny.checkpoint("llama")))
+
+
+def test_other_formats_are_named(tmp_path):
+    (tmp_path / "model-Q4_K_M.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ConfigError, match="GGUF is not read"):
+        files.open_checkpoint(tmp_path)
+
+
+def test_what_lacks_in_every_layer_is_told_once(copy):
+    folder = copy("qwen3")
+
+    def change(tensors):
+        kept = {name: tensor for name, tensor in tensors.items() if "q_norm" not in name and name != "lm_head.weight"}
+        experts = [f"model.layers.{layer}.mlp.experts.{expert}.bias" for layer in (0, 2) for expert in range(8)]
+        kept.update({name: torch.zeros(1) for name in experts})
+        kept["model.layers.2.mlp.experts.9.bias"] = torch.zeros(1)
+        kept.update({f"model.layers.{layer}.self_attn.k_norm.weight": torch.ones(3) for layer in range(3)})
+        return kept
+
+    rewrite(folder, change)
+    with pytest.raises(ConfigError) as error:
+        load(folder)
+    text = str(error.value)
+    assert "4 missing: layers.0-2.self_attn.q_norm.weight (3), lm_head.weight" in text
+    assert "17 left over: 17 of model.layers.0,2.mlp.experts.0-7,9.bias" in text
+    assert "model.layers.0-2.self_attn.k_norm.weight (3) has shape [3], the configuration asks for [" in text
+    assert '{"tie_word_embeddings": true}' in text
+    assert len(text) < len(str(folder)) + 600
+
+
+BROKEN = [float("nan"), float("inf")]
+
+
+@pytest.mark.parametrize("value", BROKEN)
+def test_weights_that_are_no_numbers_are_found_by_name(copy, value):
+    folder = copy("omni")
+    names = ("model.layers.1.mlp.down_proj.weight", "visual.blocks.0.attn.q.bias")
+
+    def change(tensors):
+        for name in names:
+            tensors[name].view(-1)[7] = value
+
+    rewrite(folder, change)
+    said = r": layers\.1\.mlp\.down_proj\.weight, visual\.blocks\.0\.attn\.q\.bias: the weights hold NaN or infinity"
+    with pytest.raises(ConfigError, match=said):
+        load(folder)
+
+
+def test_large_tensors_are_sampled():
+    large = torch.zeros(3 * finite.RUNS * finite.RUN)
+    for broken in (large.clone().fill_(float("nan")), torch.cat([large, torch.full((4096,), float("nan")), large])):
+        sums = finite.FiniteSums()
+        sums.add("fine", large)
+        sums.add("coded", large.to(torch.uint8))
+        sums.add("small", large[:8].to(torch.float8_e4m3fn))
+        sums.check("folder")
+        sums.add("broken", broken.to(torch.bfloat16))
+        with pytest.raises(ConfigError, match="folder: broken: the weights hold NaN or infinity"):
+            sums.check("folder")
 
 
 def test_unknown_load_format_is_refused():

@@ -229,3 +229,15 @@ def test_a_log_gets_one_line_and_small_models_none(caplog):
                 line(done, total)
     assert out.getvalue() == ""
     assert [record.getMessage()[:20] for record in caplog.records] == ["weights: 1.00 GB in "]
+
+
+def test_streamed_weights_that_are_no_numbers_are_found_by_name(late, tmp_path):
+    late(4096)
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    tensors = load_file(tiny.checkpoint("llama") / "model.safetensors")
+    tensors["model.layers.2.self_attn.v_proj.weight"][0, 0] = float("nan")
+    save_file(tensors, folder / "model.safetensors")
+    model = build_model(load_model_config(tiny.checkpoint("llama")), torch.float32)
+    with pytest.raises(ConfigError, match=r"broken: layers\.2\.self_attn\.v_proj\.weight: the weights hold NaN"):
+        load_weights(model, str(folder))

@@ -441,3 +441,13 @@ async def test_escaped_prompts_are_framed_as_others(pool, tmp_path):
     ]
     assert prompts[0].token_ids.tolist() == prompts[1].token_ids.tolist()
     assert prompts[0].token_ids[0] == tokenizer.id_of("<s>")
+
+
+async def test_tokens_that_only_the_tokenizer_has_are_refused_by_name(make, tokenizer):
+    last = tokenizer.vocab_size - 1
+    text = "plain " + tokenizer.token_of(last)
+    renderer = make(num_embeddings=last, media_token_ids={})
+    assert (await renderer.completion("plain")).token_ids.tolist() == tokenizer.encode("plain")
+    refusal = f"token {last} of the tokenizer; the model has {last} tokens"
+    await refused(renderer.completion(text), refusal, "token_id_out_of_range", param="prompt")
+    assert last in (await make(num_embeddings=last + 1, media_token_ids={}).completion(text)).token_ids

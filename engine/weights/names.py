@@ -1,0 +1,40 @@
+"""Names of tensors for people: those that differ only in the numbers of layers or experts are told as one.
+
+In: names. Out: `layers.0-31.mlp.up_proj.weight (32)`, so that a refusal fits a line for a model of any depth.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+
+def compact(names: Iterable[str]) -> str:
+    """The names with commas; runs of numbers as first-last, with the count of names behind."""
+    groups: dict[tuple[str, ...], list[tuple[int, ...]]] = {}
+    for name in names:
+        parts = name.split(".")
+        numbers = tuple(int(part) for part in parts if part.isdecimal())
+        groups.setdefault(tuple("" if part.isdecimal() else part for part in parts), []).append(numbers)
+    return ", ".join(_told(parts, found) for parts, found in groups.items())
+
+
+def _told(parts: tuple[str, ...], found: list[tuple[int, ...]]) -> str:
+    axes = [sorted(set(axis)) for axis in zip(*found)]
+    shown = iter(_runs(axis) for axis in axes)
+    name = ".".join(part or next(shown) for part in parts)
+    if len(found) == 1:
+        return name
+    whole = math.prod(map(len, axes)) == len(found)
+    return f"{name} ({len(found)})" if whole else f"{len(found)} of {name}"
+
+
+def _runs(numbers: list[int]) -> str:
+    """Ascending numbers as `0-3,7`."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
