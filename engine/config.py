@@ -6,8 +6,9 @@ environment. Values of 0 or "auto" mean "derive": the engine fills them in at st
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 # What answers report: of the logits as the model made them, or after all rules, temperature and cuts (what was drawn
 # from); as log-probabilities, or as logits.
@@ -22,6 +23,8 @@ class EngineConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"
+    hf_overrides: Mapping[str, Any] = field(default_factory=dict)  # values over those of config.json
+    without_media: tuple[str, ...] = ()  # what no prompt will hold: towers for nothing else are not built
     seed: int = 0  # of dummy weights and of requests without a seed
     max_model_len: int = 0  # tokens; 0 = what the checkpoint holds
     block_size: int = 16  # tokens in a KV block

@@ -94,6 +94,7 @@ class ModelConfig:
     torch_dtype: torch.dtype  # of the weights as saved
     generation: dict[str, Any] = field(default_factory=dict)  # sampling defaults of generation_config.json
     raw: dict[str, Any] = field(default_factory=dict, repr=False)
+    left_out: tuple[str, ...] = ()  # towers that the checkpoint has and nobody wants: their weights are not read
 
     @property
     def modalities(self) -> tuple[str, ...]:

@@ -142,7 +142,7 @@ def load_runtime(config: EngineConfig, startup: dict[str, float]) -> Runtime:
     torch.set_num_threads(1)
     cpu.set_num_threads(config.num_threads or usable_cores())
     with phase("config"):
-        model_config = load_model_config(config.model)
+        model_config = load_model_config(config.model, config.hf_overrides, config.without_media)
         dtype = resolve_dtype(model_config, config.dtype, device)
         sizes = _sizes(config, model_config, device)
     with phase("device"):

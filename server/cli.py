@@ -11,6 +11,7 @@ import dataclasses
 import difflib
 import json
 import os
+import re
 import sys
 import types
 import typing
@@ -22,7 +23,7 @@ from engine.errors import EngineError
 from mm.item import MediaOptions
 from mm.limits import MediaLimits
 from server import signals
-from server.config import MEDIA_HELP, Config, environment_keys
+from server.config import MEDIA_HELP, MODALITIES, Config, environment_keys
 from server.http.proxies import TrustedProxies
 
 COMMANDS = {"serve": "start the server (the default)", "info": "print versions, devices and the model, and exit"}
@@ -93,16 +94,24 @@ def convert(flag: Flag, text: str) -> Any:
             raise UsageError(f"--{flag.name} {text}: must be one of {', '.join(map(str, choices))}")
         return text
     if origin is dict:
-        try:
-            value = json.loads(text)
-        except ValueError:
-            value = None
-        if not isinstance(value, dict):
+        value = json_object(text)
+        if value is None:
             raise UsageError(f"--{flag.name} {text}: must be a JSON object such as '{{\"name\": 1}}'")
         return value
     if kind in (int, float):
         return in_range(flag, number(flag, text))
     return text
+
+
+def json_object(text: str) -> dict[str, Any] | None:
+    """A JSON object, or its values one by one as name=value,name=value; None: neither."""
+    try:
+        if re.fullmatch(r"\w+=[^,=]+(,\w+=[^,=]+)*", text):
+            return {name: json.loads(value) for name, value in (pair.split("=") for pair in text.split(","))}
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def number(flag: Flag, text: str) -> int | float:
@@ -281,6 +290,10 @@ def check(config: Config) -> None:
         raise UsageError(f"--trusted-proxies {error}: must be an address, a CIDR such as 10.0.0.0/8, or unix") from None
     if config.model.generation_config not in ("auto", "vllm"):
         raise UsageError(f"--generation-config {config.model.generation_config}: must be auto or vllm")
+    for name, count in config.media.limit_mm_per_prompt.items():
+        if name not in MODALITIES or type(count) is not int or count < 0:
+            named = ", ".join(MODALITIES)
+            raise UsageError(f"--limit-mm-per-prompt {name}={count}: must be whole numbers of {named}")
     try:
         MediaOptions.of(config.chat.mm_processor_kwargs)
     except ValueError as error:

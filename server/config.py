@@ -12,10 +12,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from engine.config import EngineConfig, LogprobsMode
+from engine.request import Modality
 from mm.limits import MediaLimits
 
 EMBEDDED = Path(__file__).parent / "embedded"
 MIB = 1 << 20
+MODALITIES: tuple[Modality, ...] = ("image", "audio", "video")
 
 
 def flag(default: Any, text: str, **hints: Any) -> Any:
@@ -138,12 +140,15 @@ class ModelFlags:
     download_dir: str = flag("", "folder for what comes from the hub; none: huggingface_hub's cache")
     hf_token: str = flag("", "token for private repositories (or HF_TOKEN, which ps does not show)", hidden_value=True)
     tokenizer: str = flag("", "folder, file or ORG/NAME of the tokenizer; none: the model's")
+    skip_tokenizer_init: bool = flag(False, "read no tokenizer: token ids in, token ids out")
     tokenizer_mode: Literal["auto", "hf", "mistral"] = flag("auto", "hf: tokenizer.json; mistral: mistral-common")
     device: Literal["auto", "cpu", "cuda"] = flag("auto", "where it runs (cuda: also ROCm)")
     dtype: Literal["auto", "float32", "bfloat16"] = flag("auto", "of weights and activations")
     load_format: Literal["auto", "safetensors", "dummy"] = flag("auto", "dummy: random weights")
     seed: int = flag(0, "of dummy weights")
     max_model_len: int = flag(0, "context in tokens, 32k accepted; 0: the checkpoint's", tokens=True, low=0)
+    hf_overrides: dict[str, Any] = flag({}, 'over config.json\'s, as {"rope_theta": 1e6}; null removes')  # noqa: RUF009
+    language_model_only: bool = flag(False, "text only: no tower is built, and its weights are not read")
     generation_config: str = flag("auto", "auto: the checkpoint's sampling defaults; vllm: ignore them")
     override_generation_config: dict[str, Any] = flag({}, "sampling defaults over the checkpoint's")  # noqa: RUF009
     logprobs_mode: LogprobsMode = flag("raw_logprobs", "what they tell: the model's, or what was drawn")  # noqa: RUF009
@@ -218,7 +223,7 @@ MEDIA_HELP = {
     "media_max_redirects": "redirects of a media URL",
     "media_dns_timeout": "seconds to resolve a media host",
     "allowed_local_media_path": "folder that file: URLs may name; none: no file: URLs",
-    "limit_mm_per_prompt": "items per modality",
+    "limit_mm_per_prompt": "items per modality, as image=2,video=0; a tower for none of them is not built",
     "media_max_items": "items in all",
     "image_max_bytes": "an encoded picture",
     "audio_max_bytes": "an encoded sound",
@@ -274,6 +279,13 @@ class Config:
     def is_loopback(self) -> bool:
         return bool(self.server.uds) or self.server.host in ("127.0.0.1", "::1", "localhost")
 
+    @property
+    def without_media(self) -> tuple[Modality, ...]:
+        """What no prompt may hold, so that towers for it are not built."""
+        if self.model.language_model_only:
+            return MODALITIES
+        return tuple(name for name in MODALITIES if self.media.limit_mm_per_prompt.get(name) == 0)
+
     def engine(self, folder: str = "") -> EngineConfig:
         """The engine's share of it; `folder`: where the model is, if it was fetched."""
         model, cache, rows = self.model, self.cache, self.scheduler
@@ -282,6 +294,8 @@ class Config:
             device=model.device,
             dtype=model.dtype,
             load_format=model.load_format,
+            hf_overrides=model.hf_overrides,
+            without_media=self.without_media,
             seed=model.seed,
             max_model_len=model.max_model_len,
             block_size=cache.block_size,

@@ -79,6 +79,8 @@ async def load(state: AppState) -> None:
         await text
     finally:
         text.cancel()
+    if state.config.model.skip_tokenizer_init:
+        state.tokenizer = no_tokenizer(state)
     state.renderer = await in_pool(state, "template", lambda: make_renderer(state))
     state.media = await in_pool(state, "media", lambda: make_loader(state))
     complete(state)
@@ -86,9 +88,12 @@ async def load(state: AppState) -> None:
 
 
 async def load_text(state: AppState) -> None:
-    """The tokenizer, and what grammars know of it."""
+    """The tokenizer, and what grammars know of it; nothing with --skip-tokenizer-init."""
+    model = state.config.model
+    if model.skip_tokenizer_init:
+        return
     state.tokenizer = await in_pool(state, "tokenizer", lambda: tokenizer_of(state))
-    if state.config.model.structured_outputs_backend != "none":
+    if model.structured_outputs_backend != "none":
         state.grammars = await in_pool(state, "grammars", lambda: make_grammars(state))
 
 
@@ -112,8 +117,11 @@ def complete(state: AppState) -> None:
     state.defaults = defaults_from(generation, config.model.override_generation_config)
     tell_defaults(state.defaults)
     tell_vocabularies(state.tokenizer.vocab_size, engine.model.text.vocab_size)
-    state.vocabulary = Vocabulary(engine.model.text.vocab_size, engine.model.eos_token_ids, state.tokenizer.encode)
-    if state.tokenizer.vocab_size > engine.model.text.vocab_size + MORE_IDS:
+    tokenizer = state.tokenizer
+    state.vocabulary = Vocabulary(
+        engine.model.text.vocab_size, engine.model.eos_token_ids, tokenizer.encode, tokenizer.require_texts
+    )
+    if tokenizer.vocab_size > engine.model.text.vocab_size + MORE_IDS:
         log.warning("structured output is off: the tokenizer has many more ids than the model has logits")
         state.grammars = None
     state.places.limit = engine.limits.max_open
@@ -153,6 +161,13 @@ def tokenizer_of(state: AppState) -> Tokenizer:
     from server.render.load_tokenizer import load_tokenizer
 
     return load_tokenizer(state.tokenizer_source, state.config.model.tokenizer_mode)
+
+
+def no_tokenizer(state: AppState) -> Tokenizer:
+    """Stands in a tokenizer's place: as many tokens as the model has, none with a text."""
+    from server.render.no_tokenizer import NoTokenizer
+
+    return NoTokenizer(state.engine.model.text.vocab_size)
 
 
 def make_grammars(state: AppState) -> GrammarCompiler | None:
@@ -209,7 +224,7 @@ def make_loader(state: AppState) -> MediaLoader | None:
 
     model = state.engine.model
     processor = processor_for(model.processor, model.folder, model.raw, state.engine.limits.picture_bytes)
-    heard = processor is not None and {"audio", "video"} <= processor.modalities  # a film's own sound track
+    heard = {"audio", "video"} <= set(model.modalities)  # a film's own sound track
     chat = state.config.chat
     options = merged(chat.mm_processor_kwargs, chat.media_io_kwargs, use_audio_in_video=heard)
     return MediaLoader(state.config.media, processor, state.pool, options=options)

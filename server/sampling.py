@@ -37,6 +37,7 @@ class Vocabulary:
     width: int  # of the logits
     eos: tuple[int, ...]
     encode: Callable[[str], list[int]]  # plain text, no special tokens added
+    require_texts: Callable[[str], None]  # raises RenderError where the server has no tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +120,7 @@ def resolve(
         params=params,
         max_tokens=max_tokens,
         n=width_of(body, params, max_tokens, limits, config.model.logprobs_mode),
-        stop=stop_strings(body, limits),
+        stop=stop_strings(body, limits, vocabulary),
         include_stop=bool(body.include_stop_str_in_output),
         stream=stream,
         include_usage=bool(options and options.include_usage) or config.chat.enable_force_include_usage,
@@ -274,6 +275,8 @@ def bad_words_of(body: SamplingFields, limits: LimitsConfig, vocabulary: Vocabul
     if len(words) > limits.max_bad_words:
         raise invalid("bad_words", f"bad_words: got {len(words)} entries; at most {limits.max_bad_words} are allowed")
     found: dict[tuple[int, ...], None] = {}
+    if body.bad_words:
+        vocabulary.require_texts("bad_words")
     for at, word in enumerate(words):
         if not word.strip() or len(word.encode()) > 128:
             raise invalid(f"bad_words[{at}]", f"bad_words[{at}]: must be a word of 1 to 128 bytes")
@@ -284,8 +287,10 @@ def bad_words_of(body: SamplingFields, limits: LimitsConfig, vocabulary: Vocabul
     return tuple(found)
 
 
-def stop_strings(body: SamplingFields, limits: LimitsConfig) -> tuple[str, ...]:
+def stop_strings(body: SamplingFields, limits: LimitsConfig, vocabulary: Vocabulary) -> tuple[str, ...]:
     stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+    if stop:
+        vocabulary.require_texts("stop")
     if len(stop) > limits.max_stop_strings:
         raise invalid("stop", f"stop: got {len(stop)} strings; at most {limits.max_stop_strings} are allowed")
     for at, text in enumerate(stop):

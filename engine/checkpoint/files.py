@@ -8,6 +8,7 @@ a tokenizer of Mistral's own; its special ids 1 and 2 are the same in every rele
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +30,24 @@ UNSUPPORTED = {
 }
 
 
-def read_root(folder: Path) -> Section:
-    """The configuration of a folder."""
+def read_root(folder: Path, overrides: Mapping[str, Any] | None = None) -> Section:
+    """The configuration of a folder, with the operator's values over it."""
     if not (folder / CONFIG).is_file() and (folder / PARAMS).is_file():
-        return Section(_as_config(Section(read_json(folder / PARAMS), PARAMS)), PARAMS)
-    return Section(read_json(folder / CONFIG), CONFIG)
+        values, name = _as_config(Section(read_json(folder / PARAMS), PARAMS)), PARAMS
+    else:
+        values, name = read_json(folder / CONFIG), CONFIG
+    return Section(_merged(values, overrides or {}), name)
+
+
+def _merged(values: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Objects are merged key by key, other values replaced, and null takes a key away."""
+    merged = dict(values)
+    for key, value in over.items():
+        below = values.get(key)
+        merged[key] = _merged(below, value) if isinstance(value, dict) and isinstance(below, dict) else value
+        if value is None:
+            del merged[key]
+    return merged
 
 
 def read_json(path: Path, required: bool = True) -> dict[str, Any]:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import importlib
 import logging
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any, get_args
 
 import torch
 
@@ -22,8 +24,11 @@ from engine.model_config import ModelConfig, TextConfig, TowerConfig
 from engine.models.base import Model
 from engine.models.family import Family
 from engine.quant.assign import assign
+from engine.request import Modality
 
 log = logging.getLogger(__name__)
+
+MODALITIES = get_args(Modality)
 
 FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "LlamaForCausalLM": "engine.models.llama",
@@ -43,10 +48,15 @@ def family_of(architecture: str) -> Family:
     return family
 
 
-def load_model_config(folder: str | Path) -> ModelConfig:
-    """Reads and checks the configuration of a checkpoint; ConfigError in one line when it cannot be served."""
+def load_model_config(
+    folder: str | Path, overrides: Mapping[str, Any] | None = None, without: Collection[str] = ()
+) -> ModelConfig:
+    """Reads and checks the configuration of a checkpoint; ConfigError in one line when it cannot be served.
+
+    `overrides`: values over those of config.json. `without`: media that no prompt will hold.
+    """
     folder = Path(folder)
-    root = read_root(folder)
+    root = read_root(folder, overrides)
     generation = read_json(folder / "generation_config.json", required=False)
     architecture = _architecture(root)
     if "auto_map" in root.values:
@@ -56,13 +66,16 @@ def load_model_config(folder: str | Path) -> ModelConfig:
     outer = root.section(family.section) if family.section in root.values else root
     body = outer.section("text_config") if "text_config" in outer.values else outer
     text = family.text(body, outer)
+    towers = _towers(family, outer, text, without)
+    taken = {modality for tower in towers.values() for modality in tower.modalities}
+    ids = common.media_token_ids(outer).items()
     return ModelConfig(
         architecture=architecture,
         folder=str(folder),
         text=text,
-        towers=_towers(family, outer, text),
+        towers=towers,
         processor=family.processor,
-        media_token_ids=common.media_token_ids(outer),
+        media_token_ids={name: token for name, token in ids if name in taken or name not in MODALITIES},
         eos_token_ids=common.drawable(
             common.eos_token_ids(generation, root.values, outer.values, body.values), text.vocab_size
         ),
@@ -70,6 +83,7 @@ def load_model_config(folder: str | Path) -> ModelConfig:
         torch_dtype=common.saved_dtype(root.values, outer.values, body.values),
         generation=common.generation_defaults(generation),
         raw=root.values,
+        left_out=tuple(name for name in family.towers if f"{name}_config" in outer.values and name not in towers),
     )
 
 
@@ -89,16 +103,20 @@ def _architecture(root: Section) -> str:
     raise ConfigError(f"config.json: architecture {got} is not supported; supported are {', '.join(FAMILIES)}")
 
 
-def _towers(family: Family, outer: Section, text: TextConfig) -> dict[str, TowerConfig]:
-    """The towers that this checkpoint has."""
-    towers = {}
+def _towers(family: Family, outer: Section, text: TextConfig, without: Collection[str]) -> dict[str, TowerConfig]:
+    """The towers that this checkpoint has, but for those that would encode only what no prompt will hold."""
+    towers: dict[str, TowerConfig] = {}
+    if set(MODALITIES) <= set(without):
+        return towers
     for name, read in family.towers.items():
         key = f"{name}_config"
         if key in outer.values:
-            towers[name] = tower = read(outer.section(key))
+            tower = read(outer.section(key))
             if tower.row_width != text.hidden_size:
                 raise ConfigError(
                     f"config.json: {key} makes rows of {tower.row_width} numbers; the decoder's "
                     f"hidden_size={text.hidden_size} is needed"
                 )
+            if not set(tower.modalities) <= set(without):
+                towers[name] = tower
     return towers

@@ -53,7 +53,7 @@ def load_weights(
         _draw_all(places, pieces, saved, seed, _counted(progress, _num_bytes(places, saved)))
     elif load_format in ("auto", "safetensors"):
         shards = open_checkpoint(folder)
-        names = _match(table, places, shards, folder)
+        names = _match(model, table, places, shards, folder)
         tensors = {name: info for shard in shards for name, info in shard.tensors.items() if name in names}
         saved = {names[name]: DTYPES[info.dtype] for name, info in tensors.items()}
         pieces = Pieces(places, saved, placement)
@@ -92,17 +92,26 @@ def _counted(progress: Progress | None, total: int) -> Callable[[int], None]:
     return told
 
 
-def _match(table: Table, places: dict[str, Place], shards: list[Shard], folder: str) -> dict[str, str]:
+def _left_out(table: Table, model: Model) -> tuple[str, ...]:
+    """Beginnings of the names of tensors that towers would hold which the operator left out."""
+    if not model.config.left_out:
+        return ()
+    rows = [row for row in table.rows if getattr(model, row.target.partition(".")[0], None) is None]
+    return tuple({name.partition("*")[0] for row in rows for name in row.names})
+
+
+def _match(model: Model, table: Table, places: dict[str, Place], shards: list[Shard], folder: str) -> dict[str, str]:
     """Checkpoint name -> canonical name of every tensor to read; ConfigError with all that does not fit."""
     names: dict[str, str] = {}
     present: set[str] = set()  # canonical names met in a file, fitting or not
+    unbuilt = _left_out(table, model)
     wrong: dict[str, list[str]] = {}  # what is wrong -> of which tensors
     left_over, skipped = [], 0
     for shard in shards:
         for name, info in shard.tensors.items():
             canonical = table.canonical(name)
             place = places.get(canonical)
-            if place is None and table.ignored(canonical):
+            if place is None and (table.ignored(canonical) or canonical.startswith(unbuilt)):
                 skipped += 1
             elif place is None:
                 left_over.append(name)

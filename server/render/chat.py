@@ -112,6 +112,7 @@ class Renderer:
         truncation_side: Side = "left",
     ) -> Prompt:
         """The prompt of a conversation."""
+        self.tokenizer.require_texts("messages")
         if continue_final_message and add_generation_prompt:
             raise invalid(
                 "continue_final_message leaves the last message open, so add_generation_prompt must be false.",
@@ -153,6 +154,8 @@ class Renderer:
         param: str = "prompt",
     ) -> Prompt:
         """The prompt of a bare text or of token ids."""
+        if isinstance(prompt, str):
+            self.tokenizer.require_texts(param)
 
         def work() -> Prompt:
             if isinstance(prompt, str):

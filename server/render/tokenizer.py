@@ -37,6 +37,9 @@ class Tokenizer(ABC):
         self.special_tokens = named  # name -> text, as templates see them
         self.table = table
 
+    def require_texts(self, param: str) -> None:  # noqa: B027 - most tokenizers have them
+        """Raises RenderError, naming what asks for texts, where there are only ids."""
+
     # -- ids and text
 
     @abstractmethod

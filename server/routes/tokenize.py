@@ -77,6 +77,7 @@ async def detokenize(request: Request) -> Response:
     state = exchange.state
     body = await read_json(request, DetokenizeBody, state.config.limits.max_text_request_bytes)
     check_model(state, body.model)
+    state.tokenizer.require_texts("tokens")
     async with client_present(request):
         with state.places.hold(1, exchange.key_name):
             async with preparing(exchange, "tokens"):

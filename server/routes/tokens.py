@@ -42,6 +42,8 @@ async def create(request: Request) -> Response | None:
     check_model(state, body.model)
     fields = sampling_of(body)
     asked = check(state, fields)
+    if body.output_mode == "text":
+        state.tokenizer.require_texts("output_mode")
     priority = priority_of(fields, state.config, gateway_priority(request))
     name = response_id("", body.request_id, exchange)
     names = names_of(state, fields)

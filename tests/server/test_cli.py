@@ -47,8 +47,19 @@ def test_lists_repeat_and_split():
 
 def test_dicts_are_json():
     assert config_of("--limit-mm-per-prompt", '{"image": 2}').media.limit_mm_per_prompt == {"image": 2}
+    assert config_of("--limit-mm-per-prompt", "image=2,video=0").media.limit_mm_per_prompt == {"image": 2, "video": 0}
+    assert config_of("--hf-overrides", '{"a": {"b": null}}').model.hf_overrides == {"a": {"b": None}}
     with pytest.raises(UsageError, match="must be a JSON object"):
-        config_of("--limit-mm-per-prompt", "image=2")
+        config_of("--limit-mm-per-prompt", "image")
+    for wrong in ("pictures=1", "image=-1", "image=true", '{"image": {"count": 1}}'):
+        with pytest.raises(UsageError, match="must be whole numbers of image, audio, video"):
+            config_of("--limit-mm-per-prompt", wrong)
+
+
+def test_media_that_no_prompt_may_hold_reach_the_engine():
+    assert config_of().engine().without_media == ()
+    assert config_of("--limit-mm-per-prompt", "image=0,audio=1").engine().without_media == ("image",)
+    assert config_of("--language-model-only").engine().without_media == ("image", "audio", "video")
 
 
 def test_the_model_may_stand_alone():

@@ -24,7 +24,7 @@ from tests.server.conftest import config_of, maker, ready
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-VOCABULARY = Vocabulary(100, (99,), lambda text: [40 + len(text)])
+VOCABULARY = Vocabulary(100, (99,), lambda text: [40 + len(text)], lambda param: None)
 
 
 @pytest.fixture
