@@ -2,11 +2,13 @@
 
 A prompt that begins with BREAKS_ITS_STEP makes the step that computes it raise; with LOSES_THE_DEVICE a kernel writes
 where no memory is, which an accelerator's context does not survive; a CPU's executor says what such a device would.
+With NEVER_ENDS the step never comes home: a CPU's stream waits forever, or an accelerator's launch does not return.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Any
 
 from server import signals
@@ -20,7 +22,7 @@ from engine.step.cpu_executor import CpuExecutor  # noqa: E402
 from engine.step.device_executor import DeviceExecutor  # noqa: E402
 from server import cli  # noqa: E402
 
-BREAKS_ITS_STEP, LOSES_THE_DEVICE = 97, 98
+BREAKS_ITS_STEP, LOSES_THE_DEVICE, NEVER_ENDS = 97, 98, 99
 
 
 @triton.jit
@@ -43,6 +45,10 @@ def faulty(real: Any, on_device: bool) -> Any:
         lost = LOSES_THE_DEVICE in first
         if lost and on_device:
             write_far_outside()
+        if NEVER_ENDS in first:
+            if on_device:
+                threading.Event().wait()
+            self.stream.launch(threading.Event().wait)
         step = real(self, plan)
         if BREAKS_ITS_STEP in first:
             step.error = ValueError("planted")

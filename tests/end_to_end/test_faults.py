@@ -1,17 +1,21 @@
-"""A step that fails and a device that is lost, over sockets: who is told what, and how the process ends (S38, S40)."""
+"""A step that fails, a device that is lost, a device that never answers, over sockets (S38, S40, S41).
+
+What clients are told, and how the process ends.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
 
 from server.app import EXIT_DEAD
 from tests import tiny
-from tests.end_to_end.faulty import BREAKS_ITS_STEP, LOSES_THE_DEVICE
+from tests.end_to_end.faulty import BREAKS_ITS_STEP, LOSES_THE_DEVICE, NEVER_ENDS
 from tests.end_to_end.process import SMALL, ServerProcess
 from tests.end_to_end.wire import Connection, Reply, Stream, ask, greedy, read_events, request_bytes
 
@@ -20,11 +24,17 @@ EXIT_S = 10.0  # from the fault to the end of the process
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def process(request: pytest.FixtureRequest) -> Iterator[ServerProcess]:
+def device(request: pytest.FixtureRequest) -> str:
     if request.param == "cuda" and not torch.cuda.is_available():
         pytest.skip("no accelerator")
-    flags = ("--model", str(tiny.checkpoint("omni")), "--device", request.param, "--dtype", "float32")
-    process = ServerProcess(*flags, *(("--deterministic",) if request.param == "cuda" else ()), *SMALL)
+    return request.param
+
+
+@contextmanager
+def serving_faults(device: str, name: str, *flags: str) -> Iterator[ServerProcess]:
+    """A server whose steps can fail, ready; the test itself waits for its end."""
+    named = ("--model", str(tiny.checkpoint(name)), "--device", device, "--dtype", "float32")
+    process = ServerProcess(*named, *flags, *SMALL)
     process.command[2] = "tests.end_to_end.faulty"
     try:
         yield process.spawn().wait_ready(180)
@@ -58,6 +68,12 @@ async def with_fault(port: int, number: int, tokens: int) -> tuple[list[Stream],
     return await asyncio.gather(*running), broken
 
 
+@pytest.fixture
+def process(device: str) -> Iterator[ServerProcess]:
+    with serving_faults(device, "omni", *(("--deterministic",) if device == "cuda" else ())) as process:
+        yield process
+
+
 async def test_a_failed_step_ends_its_rows_and_a_lost_device_everything(process):
     port = process.port
     wanted = [(await ask(port, "POST", "/v1/completions", greedy(prompt, 60))).json() for prompt in PROMPTS]
@@ -81,3 +97,13 @@ async def test_a_failed_step_ends_its_rows_and_a_lost_device_everything(process)
         assert stream.token_ids[:60] == tokens[: len(stream.token_ids)]
     assert await asyncio.to_thread(process.wait) == EXIT_DEAD, process.log[-6000:]
     assert time.monotonic() - begun < EXIT_S
+
+
+async def test_a_device_that_never_answers_ends_the_process(device):
+    with serving_faults(device, "qwen3", "--step-timeout", "1", "--stall-exit", "0.5") as process:
+        assert (await ask(process.port, "POST", "/v1/completions", greedy(PROMPTS[0], 4))).status == 200
+        begun = time.monotonic()
+        broken = await ask(process.port, "POST", "/v1/completions", greedy([NEVER_ENDS, 7, 9], 8))
+        assert (broken.status, broken.error["reason"]) == (503, "engine_dead"), process.log[-6000:]
+        assert await asyncio.to_thread(process.wait) == EXIT_DEAD, process.log[-6000:]
+        assert 1.0 < time.monotonic() - begun < EXIT_S

@@ -10,6 +10,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Awaitable, Callable
 
 import pytest
 import torch
@@ -199,6 +200,41 @@ async def test_a_unix_socket_serves_and_is_gone_afterwards(tmp_path):
         assert reply.status == 200
         assert len(reply.json()["choices"][0]["token_ids"]) == 4
     assert not path.exists()
+
+
+async def test_sighup_reads_the_keys_again(tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text("first\n")
+    with serving(*OMNI, "--api-key-file", str(keys)) as process:
+
+        async def status(key: str) -> int:
+            headers = {"authorization": f"Bearer {key}"}
+            return (await ask(process.port, "GET", "/v1/models", headers=headers)).status
+
+        async def statuses() -> list[int]:
+            return [await status("first"), await status("second"), await status("")]
+
+        async def after_hangup(until: Callable[[], Awaitable[bool]]) -> None:
+            process.signal(signal.SIGHUP)
+            for _ in range(200):
+                if await until():
+                    return
+                await asyncio.sleep(0.1)
+            raise AssertionError(process.log)
+
+        async def second_is_known() -> bool:
+            return await status("second") == 200
+
+        async def refusal_is_logged() -> bool:
+            return "the keys stay as they were" in process.log
+
+        assert await statuses() == [200, 401, 401]
+        keys.write_text("second\n")
+        await after_hangup(second_is_known)
+        assert await statuses() == [401, 200, 401]
+        keys.write_text("")
+        await after_hangup(refusal_is_logged)
+        assert await statuses() == [401, 200, 401]
 
 
 def run(*flags: str) -> subprocess.CompletedProcess[str]:
