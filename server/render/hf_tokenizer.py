@@ -91,6 +91,10 @@ class HfTokenizer(Tokenizer):
         return self.core.token_to_id(token)
 
     @property
+    def added_tokens(self) -> dict[str, int]:
+        return {token.content: token_id for token_id, token in self._added.items()}
+
+    @property
     def special_spellings(self) -> list[str]:
         return [token.content for token in self._added.values() if token.special]
 

@@ -63,6 +63,12 @@ class Tokenizer(ABC):
     def special_spellings(self) -> list[str]:
         """How every special token is written."""
 
+    @property
+    def added_tokens(self) -> dict[str, int]:
+        """Tokens that stand beside the vocabulary, special or not, by their spelling: markers are found among them."""
+        found = {name: self.id_of(name) for name in self.special_spellings}
+        return {name: token_id for name, token_id in found.items() if token_id is not None}
+
     def decode(self, ids: Sequence[int] | np.ndarray, skip_special_tokens: bool = False) -> str:
         """The text of a whole sequence; spaces are not cleaned up."""
         first = self.first_bytes if self.decodes_first_apart else None

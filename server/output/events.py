@@ -1,0 +1,193 @@
+"""Events: what the parsers of a model's output say, and the Sink that a parser says it to.
+
+Owner: loop, one Sink per choice. In: pieces of reasoning, of content and of calls, in the order of the model's text.
+Out: events, neighbours of one kind merged, ready for any dialect. The Sink keeps the rules that hold for every
+parser: white space around calls is no content, a call has an id, calls beyond the first are dropped where the client
+wants one only, and a marker token inside a text shows as its spelling or not at all.
+
+    reasoning(text) · content(text) · call_start(index, id, name) · call_arguments(index, text) · call_end(index)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Reasoning(NamedTuple):
+    text: str
+
+
+class Content(NamedTuple):
+    text: str
+
+
+class CallStart(NamedTuple):
+    index: int
+    id: str
+    name: str
+
+
+class CallArguments(NamedTuple):
+    index: int
+    text: str
+
+
+class CallEnd(NamedTuple):
+    index: int
+
+
+Event = Reasoning | Content | CallStart | CallArguments | CallEnd
+NewId = Callable[[str, int], str]  # (name of the tool, number of the call in this answer) -> id
+
+
+class Spelling(NamedTuple):
+    """What marker characters (output/markers.py) become outside of markers: in a text, and in a JSON string."""
+
+    text: Mapping[int, str]
+    json: Mapping[int, str]
+
+
+PLAIN = Spelling({}, {})
+
+
+class Sink:
+    """What parsers write to. `spaced`: white space is held until it is clear that no call follows."""
+
+    __slots__ = (
+        "_begun", "_events", "_kind", "_most", "_new_id", "_parts", "_rejected", "_space", "_spaced", "_spelling",
+        "num_calls", "thinking",
+    )  # fmt: skip
+
+    def __init__(self, new_id: NewId, *, spaced: bool, most_calls: int = 0, spelling: Spelling = PLAIN) -> None:
+        self.num_calls = 0  # begun, the dropped ones included
+        self.thinking = False  # the newest token is reasoning
+        self._new_id = new_id
+        self._most = most_calls  # 0: as many as there are
+        self._spaced = spaced
+        self._spelling = spelling
+        self._events: list[Event] = []
+        self._parts: list[str] = []  # of the newest event, still growing
+        self._kind: type[Reasoning] | type[Content] | type[CallArguments] | None = None
+        self._space: list[str] = []
+        self._begun = False  # the call's arguments have begun
+        self._rejected = False  # the newest opening marker began no call
+
+    def take(self) -> list[Event]:
+        """Events since the last call."""
+        self._close()
+        found, self._events = self._events, []
+        return found
+
+    def reasoning(self, text: str) -> None:
+        self._add(Reasoning, text)
+
+    def content(self, text: str) -> None:
+        if not self._spaced:
+            self._add(Content, text)
+        elif text.isspace():
+            self._space.append(text)
+        elif text:
+            kept = text.rstrip()
+            self._add(Content, "".join(self._space) + kept)
+            self._space = [text[len(kept) :]] if len(kept) < len(text) else []
+
+    def call(self, name: str) -> None:
+        """A call begins."""
+        self._space.clear()
+        self._close()
+        self._begun = self._rejected = False
+        if not self._dropped:
+            self._events.append(CallStart(self.num_calls, self._new_id(name, self.num_calls), name))
+        self.num_calls += 1
+
+    def arguments(self, text: str) -> None:
+        """More of the arguments' JSON text."""
+        self._begun = True
+        if self.num_calls <= self._most or not self._most:
+            self._add(CallArguments, text)
+
+    def end_call(self) -> None:
+        """The call is complete; without arguments, they are an empty object."""
+        if not self._begun:
+            self.arguments("{}")
+        self._close()
+        if self.num_calls <= self._most or not self._most:
+            self._events.append(CallEnd(self.num_calls - 1))
+
+    def reject(self, text: str) -> None:
+        """What looked like a call and is none."""
+        self._rejected = True
+        self.content(text)
+
+    def stray(self, marker: str) -> None:
+        """A closing marker outside of calls: content where its opening marker was, else nothing."""
+        if self._rejected:
+            self.content(marker)
+        else:
+            self._space.clear()
+
+    def drop_space(self) -> None:
+        """White space in front of a marker that is no content."""
+        self._space.clear()
+
+    def finish(self) -> None:
+        """White space at the end of an answer without calls is content."""
+        if self._space and not self.num_calls:
+            self._add(Content, "".join(self._space))
+        self._space.clear()
+
+    @property
+    def begun(self) -> bool:
+        """Whether the newest call has arguments."""
+        return self._begun
+
+    @property
+    def _dropped(self) -> bool:
+        return 0 < self._most <= self.num_calls
+
+    def _add(self, kind: type[Reasoning] | type[Content] | type[CallArguments], text: str) -> None:
+        if not text:
+            return
+        if not text.isascii():
+            text = text.translate(self._spelling.json if kind is CallArguments else self._spelling.text)
+        if self._kind is not kind:
+            self._close()
+            self._kind = kind
+        self._parts.append(text)
+
+    def _close(self) -> None:
+        kind, self._kind = self._kind, None
+        if kind is None:
+            return
+        text = self._parts[0] if len(self._parts) == 1 else "".join(self._parts)
+        self._parts = []
+        if text:
+            self._events.append(CallArguments(self.num_calls - 1, text) if kind is CallArguments else kind(text))
+
+
+@dataclass(slots=True)
+class Call:
+    """A call as far as it is known."""
+
+    id: str
+    name: str
+    arguments: str = ""
+    parts: list[str] = field(default_factory=list)
+
+
+class Said:
+    """Events put together: reasoning, content and calls of an answer that is not streamed."""
+
+    def __init__(self, events: list[Event]) -> None:
+        self.reasoning = "".join(event.text for event in events if type(event) is Reasoning)
+        self.content = "".join(event.text for event in events if type(event) is Content)
+        self.calls: list[Call] = []
+        for event in events:
+            if type(event) is CallStart:
+                self.calls.append(Call(event.id, event.name))
+            elif type(event) is CallArguments:
+                self.calls[event.index].parts.append(event.text)
+        for call in self.calls:
+            call.arguments = "".join(call.parts)

@@ -1,0 +1,86 @@
+"""Harmony: gpt-oss's output, in which every message names its channel and may name whom it goes to.
+
+Owner: loop, a generator per choice. In: a Source from the first generated token on, behind `<|start|>assistant`. Out:
+the analysis channel as reasoning, the final channel and commentary without a recipient as content, messages to a
+function as calls. One machine reads both, because channels take turns: there may be several of each in one answer.
+
+    <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>commentary to=functions.NAME ...<|message|>{...}
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from server.output.events import Sink
+from server.output.source import Reader, Source, accept, ignore, space, until
+from server.output.tools.json_text import copy_json
+
+RECIPIENT = "to="
+
+
+@dataclass(frozen=True, slots=True)
+class Harmony:
+    """Markers; each is one token of the vocabulary."""
+
+    start: str = "<|start|>"
+    channel: str = "<|channel|>"
+    message: str = "<|message|>"
+    constrain: str = "<|constrain|>"
+    end: str = "<|end|>"
+    call: str = "<|call|>"
+    stop: str = "<|return|>"
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """What ends a text."""
+        return (self.end, self.call, self.stop, self.start, self.channel, self.message)
+
+
+def harmony(source: Source, sink: Sink, form: Harmony, *, reasons: bool, calls: bool) -> Reader[None]:
+    """All messages of an answer. Without `reasons` the analysis is content, without `calls` messages to functions."""
+    source.keep()
+    yield from space(source)
+    marker = yield from accept(source, RECIPIENT, form.channel, form.start, form.message)
+    if marker:
+        source.release()
+    else:  # text in front of the first channel
+        sink.content(source.kept())
+        marker = yield from until(source, form.marks, sink.content)
+    while marker:
+        if marker in (form.end, form.call, form.stop):
+            marker = yield from until(source, form.marks, sink.content)
+            continue
+        sink.drop_space()
+        header = [marker if marker == RECIPIENT else ""]
+        while marker in (RECIPIENT, form.start, form.channel, form.constrain):
+            header.append(" " if marker != RECIPIENT else "")
+            marker = yield from until(source, (*form.marks, form.constrain), header.append)
+        if marker == form.message:
+            marker = yield from _body(source, sink, form, "".join(header).split(), reasons, calls)
+
+
+def _body(source: Source, sink: Sink, form: Harmony, words: list[str], reasons: bool, calls: bool) -> Reader[str]:
+    """One message, and the marker behind it."""
+    recipient = next((word.removeprefix(RECIPIENT) for word in words if word.startswith(RECIPIENT)), "")
+    if recipient and calls:
+        return (yield from _call(source, sink, form, recipient))
+    if reasons and "analysis" in words:
+        sink.thinking = True
+        marker = yield from until(source, form.marks, sink.reasoning)
+        sink.thinking = False
+        return marker
+    return (yield from until(source, form.marks, sink.content))
+
+
+def _call(source: Source, sink: Sink, form: Harmony, recipient: str) -> Reader[str]:
+    """The arguments of a call; tools of OpenAI's own take text instead of JSON."""
+    sink.call(recipient.removeprefix("functions."))
+    if (yield from space(source)) == "{":
+        ended = yield from copy_json(source, sink.arguments, "".join({mark[0] for mark in form.marks}))
+        marker = (yield from until(source, form.marks, ignore)) if ended else ""
+    else:
+        marker = yield from until(source, form.marks, sink.arguments)
+        ended = bool(marker)
+    if ended:
+        sink.end_call()
+    return marker

@@ -1,0 +1,161 @@
+"""OutputParser: one choice's text into events; and Parsing, what a request wants parsed.
+
+Owner: loop; an OutputParser belongs to one choice, Parsers to the server. In: text as it is detokenized, token by token.
+Out: events (output/events.py), and how many tokens were reasoning. Reasoning comes first, then content and calls; both
+readers share one Source, so nothing is looked at twice.
+
+    text -> Source -> think() -> calls machine -> Sink -> events -> dialect
+"""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from server.output.events import Event, NewId, Sink
+from server.output.harmony import Harmony, harmony
+from server.output.markers import Markers
+from server.output.reasoning import ReasoningFormat, State, continued_state, state_of, think
+from server.output.source import Reader, Source, until
+from server.output.tools.base import Schemas, ToolFormat
+from server.render.prompt import Prompt
+
+LETTERS = string.ascii_letters + string.digits
+
+
+class OutputParser:
+    """A generator over the text so far. Nothing in it refers back to it, so it is gone with its choice."""
+
+    __slots__ = ("_ended", "_run", "_sink", "_source", "_waiting", "reasoning_tokens")
+
+    def __init__(self, source: Source, sink: Sink, run: Generator[None, None, None]) -> None:
+        self._source = source
+        self._sink = sink
+        self._run = run
+        self._ended = False
+        self._waiting = 0  # tokens of reasoning that may yet turn out to be its end marker
+        self.reasoning_tokens = 0
+        self._advance()
+
+    def feed(self, text: str) -> None:
+        """The text of one token; "" where it has none yet."""
+        sink = self._sink
+        was_thinking = sink.thinking
+        if text:
+            self._source.feed(text)
+            self._advance()
+        if was_thinking and sink.thinking:
+            self._waiting += 1
+            if not self._source.pending:
+                self.reasoning_tokens += self._waiting
+                self._waiting = 0
+        else:
+            self._waiting = 0
+
+    def finish(self) -> None:
+        """The answer has ended."""
+        if not self._ended:
+            self._source.closed = True
+            if self._sink.thinking:
+                self.reasoning_tokens += self._waiting
+            self._advance()
+            self._sink.finish()
+
+    def take(self) -> list[Event]:
+        """Events since the last call."""
+        return self._sink.take()
+
+    def _advance(self) -> None:
+        if not self._ended:
+            self._ended = next(self._run, True) is True
+
+
+@dataclass(frozen=True, slots=True)
+class Parsers:
+    """The server's parsers, in the spelling of its vocabulary."""
+
+    markers: Markers
+    reasoning: ReasoningFormat | None = None  # with the markers' characters
+    tools: ToolFormat | None = None
+    written: ReasoningFormat | None = None  # the same reasoning as prompts spell it
+    harmony: Harmony | None = None  # reads what is set here, in place of the other two
+    reads_reasoning: bool = False  # by harmony
+    reads_calls: bool = False
+    reasoning_name: str = "none"
+    tools_name: str = "none"
+
+    @property
+    def can_call(self) -> bool:
+        return self.tools is not None or self.reads_calls
+
+
+@dataclass(frozen=True, slots=True)
+class Parsing:
+    """One request's wishes."""
+
+    parsers: Parsers
+    tools: Sequence[Mapping[str, Any]] | None = None  # calls are looked for where there are tools
+    most_calls: int = 0
+    continued: str | None = None  # text of the message that the answer continues
+    id_prefix: str = "chatcmpl-tool-"
+    own_ids: bool = True  # ids as the model's template wants them
+    show_special: bool = False
+
+    def parser(self, prompt: Prompt) -> OutputParser | None:
+        """Of one choice; None where its text needs no parser."""
+        parsers, text = self.parsers, prompt.text or ""
+        form = parsers.written
+        state, fresh = state_of(form, text) if form is not None else ("closed", False)
+        if form is not None and self.continued is not None:
+            state, fresh = continued_state(form, self.continued, state), False
+        calls = self.tools is not None and parsers.can_call
+        if parsers.harmony is None and state == "closed" and not calls:
+            return None
+        markers = parsers.markers
+        source = Source()
+        sink = Sink(
+            self._new_id(text),
+            spaced=calls or bool(form and form.wrappers),
+            most_calls=self.most_calls,
+            spelling=markers.shown if self.show_special else markers.skipped,
+        )
+        if parsers.harmony is not None:
+            run = harmony(source, sink, parsers.harmony, reasons=parsers.reads_reasoning, calls=calls)
+        else:
+            tools = parsers.tools if calls else None
+            run = _answer(source, sink, parsers.reasoning, state, fresh, tools, Schemas(self.tools))
+        return OutputParser(source, sink, run)
+
+    def _new_id(self, prompt: str) -> NewId:
+        """Ids of calls: random, nine characters for Mistral, the tool's name and a running number for Kimi."""
+        form = self.parsers.tools
+        kind = form.ids if form is not None and self.own_ids else "hex"
+        if kind == "mistral":
+            return lambda name, number: "".join(secrets.choice(LETTERS) for _ in range(9))
+        if kind == "kimi":
+            earlier = prompt.count("<|tool_call_begin|>")
+            return lambda name, number: f"functions.{name}:{earlier + number}"
+        return lambda name, number: self.id_prefix + secrets.token_hex(16)
+
+
+def _answer(
+    source: Source,
+    sink: Sink,
+    reasoning: ReasoningFormat | None,
+    state: State,
+    fresh: bool,
+    tools: ToolFormat | None,
+    schemas: Schemas,
+) -> Reader[None]:
+    """Reasoning, then content and calls."""
+    wrappers: tuple[str, ...] = ()
+    if reasoning is not None:
+        yield from think(source, sink, reasoning, state, fresh)
+        wrappers = reasoning.wrappers
+    if tools is not None:
+        yield from tools.machine(source, sink, tools, schemas)
+    while (yield from until(source, wrappers, sink.content)):
+        sink.drop_space()

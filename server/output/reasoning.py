@@ -1,0 +1,155 @@
+"""Reasoning: the part of an answer in which a model thinks, and the table of all formats (PARSERS.md section 1).
+
+Owner: none, frozen values and a generator over a Source. In: the answer from its first token on, and whether the prompt
+has opened the block. Out: reasoning to the Sink up to the end marker, which is read; what follows is left to the tool
+parser. Line ends that a format puts beside its markers are no text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from server.output.events import Sink
+from server.output.source import Reader, Source, accept, ignore, newlines, space, until
+
+State = Literal["open", "may open", "closed"]  # what the prompt says: opened, nothing, opened and closed again
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    """Markers around reasoning."""
+
+    begins: tuple[str, ...] = ("<think>",)
+    ends: tuple[str, ...] = ("</think>",)
+    stops: tuple[str, ...] = ()  # markers of calls that end reasoning too, and are left to the tool parser
+    always: bool = False  # the model thinks even where nothing opens the block
+    lines: tuple[int, int, int] = (1, 1, 2)  # line ends dropped behind `begins`, before `ends`, behind `ends`
+    wrappers: tuple[str, ...] = ()  # markers around the answer itself
+    suffix: bool = False  # more may stand between a marker and its `>`
+    prefix: str = ""  # text put in front of the content, where the reasoning stays in it
+
+
+NO_LINES = (0, 0, 0)
+THINK = ReasoningFormat()
+ALWAYS = ReasoningFormat(always=True)
+BARE = ReasoningFormat(lines=NO_LINES)
+
+REASONING: dict[str, ReasoningFormat] = {
+    "deepseek_r1": ALWAYS,
+    "step5": ALWAYS,
+    "deepseek_v3": BARE,
+    "holo2": BARE,
+    "deepseek_v4": BARE,
+    "qwen3": ReasoningFormat(stops=("<tool_call>",)),
+    "glm45": ReasoningFormat(stops=("<tool_call>",)),
+    "glm47": ReasoningFormat(stops=("<tool_call>",)),
+    "ling3": ReasoningFormat(stops=("<tool_call>",)),
+    "minimax_m2": ALWAYS,
+    "minimax_m2_append_think": ReasoningFormat(begins=(), ends=(), prefix="<think>"),
+    "minimax_m3": ReasoningFormat(("<mm:think>",), ("</mm:think>",)),
+    "kimi_k2": ReasoningFormat(stops=("<|tool_calls_section_begin|>",), lines=NO_LINES),
+    "kimi": ReasoningFormat(("◁think▷",), ("◁/think▷",)),
+    "kimi_k3": ReasoningFormat(
+        ("<|open|>think<|sep|>",), ("<|close|>think<|sep|>",), lines=NO_LINES,
+        wrappers=("<|open|>response<|sep|>", "<|close|>response<|sep|>"),
+    ),
+    "mistral": ReasoningFormat(("[THINK]", "<think>"), ("[/THINK]", "</think>")),
+    "gemma4": ReasoningFormat(("<|channel>thought\n", "<|channel>thought"), ("<channel|>",)),
+    "seed_oss": ReasoningFormat(("<seed:think>",), ("</seed:think>",)),
+    "nemotron_v3": THINK,
+    "granite_thinking": THINK,
+    "granite": ReasoningFormat(
+        ("Here is my thought process:", "Here's my thought process:"), ("Here is my response:", "Here's my response:"),
+        lines=(2, 2, 2),
+    ),
+    "hunyuan_a13b": ReasoningFormat(wrappers=("<answer>\n", "\n</answer>", "<answer>", "</answer>")),
+    "hy_v3": ReasoningFormat(("<think",), ("</think",), suffix=True),
+    "ernie45": ReasoningFormat(wrappers=("<response>\n", "\n</response>\n", "<response>", "\n</response>")),
+    "step3": ALWAYS,
+    "step3p5": ALWAYS,
+    "mimo": THINK,
+    "olmo3": THINK,
+    "plamo3": THINK,
+    "cohere_command3": ReasoningFormat(
+        ("<|START_THINKING|>",), ("<|END_THINKING|>",), lines=NO_LINES,
+        wrappers=("<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    ),
+    "cohere_command4": ReasoningFormat(
+        ("<|START_THINKING|>",), ("<|END_THINKING|>",), lines=NO_LINES, wrappers=("<|START_TEXT|>", "<|END_TEXT|>")
+    ),
+    "k2_horizon": ReasoningFormat(
+        ("<ifm|think>", "<ifm|think_fast>", "<ifm|think_faster>"),
+        ("</ifm|think>", "</ifm|think_fast>", "</ifm|think_faster>"),
+    ),
+}  # fmt: skip
+HARMONY_NAMES = ("openai_gptoss", "gpt_oss")
+
+
+def think(source: Source, sink: Sink, form: ReasoningFormat, state: State, fresh: bool) -> Reader[None]:
+    """Reads the reasoning. `fresh`: the prompt ends with the marker, so line ends behind the marker are still to come.
+
+    Nothing is read where the model does not think.
+    """
+    before, behind = form.lines[1], form.lines[2]
+    if state == "closed":
+        return
+    if state == "may open":
+        source.keep()
+        yield from space(source)
+        found = yield from accept(source, *form.begins)
+        if not found and not form.always:
+            sink.content(form.prefix + source.kept())
+            return
+        space_first = source.kept()
+        fresh = bool(found)
+        if not found:
+            sink.reasoning(space_first)
+        elif form.suffix:
+            yield from until(source, (">",), ignore)
+    sink.thinking = True
+    if fresh:
+        yield from newlines(source, form.lines[0])
+    held = [""]  # line ends that may stand in front of the end marker
+
+    def emit(text: str) -> None:
+        text = held[0] + text
+        kept = len(text)
+        while kept and len(text) - kept < before and text[kept - 1] == "\n":
+            kept -= 1
+        held[0] = text[kept:]
+        sink.reasoning(text[:kept])
+
+    marker = yield from until(source, form.ends + form.stops, emit)
+    sink.thinking = False
+    if not marker:
+        sink.reasoning(held[0])
+    elif marker in form.stops:
+        source.at -= len(marker)
+    else:
+        if form.suffix:
+            yield from until(source, (">",), ignore)
+        yield from newlines(source, behind)
+
+
+def state_of(form: ReasoningFormat, prompt: str) -> tuple[State, bool]:
+    """(what the end of the prompt says, whether it ends with the marker itself).
+
+    Only a marker with nothing but white space behind it counts: the template has put it there. A client's text that
+    holds one is followed by what opens the model's turn.
+    """
+    end = prompt[-64:].rstrip()
+    if end.endswith(form.begins or ("\0",)):
+        return "open", prompt.endswith(form.begins)
+    if end.endswith(form.ends or ("\0",)):
+        return "closed", False
+    return "may open", False
+
+
+def continued_state(form: ReasoningFormat, text: str, state: State) -> State:
+    """What the text of a message says that the answer continues: the last marker in it counts."""
+    begun = max((text.rfind(marker) for marker in form.begins), default=-1)
+    ended = max((text.rfind(marker) for marker in form.ends), default=-1)
+    if begun < 0 and ended < 0:
+        return "closed" if state == "may open" else state
+    return "open" if begun > ended else "closed"

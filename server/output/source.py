@@ -1,0 +1,201 @@
+"""Source: text that is still arriving, and the readers that parsers are made of.
+
+Owner: loop, one Source per choice. In: text as it is detokenized. Out: whatever the parser above makes of it. A parser
+is a generator over a Source: it reads on until the text runs out, yields, and is resumed when there is more; so a
+parser is written as if the whole text were there. A reader holds back only what may still become a marker, and looks at
+each character a bounded number of times.
+
+    feed(text) -> generator goes on: until(marker), accept(literal), space() ... -> starved: yield
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Generator
+from functools import lru_cache
+from typing import TypeVar
+
+T = TypeVar("T")
+Reader = Generator[None, None, T]  # yields when it needs more text, returns what it has read
+Emit = Callable[[str], None]
+
+SPACE = " \t\r\n"
+LONGEST_NAME = 256  # characters of a tool's name
+
+
+class Source:
+    """Text not read yet, from `at` on. `closed`: no more will come."""
+
+    __slots__ = ("_kept", "at", "closed", "text")
+
+    def __init__(self, text: str = "", closed: bool = False) -> None:
+        self.text = text
+        self.at = 0
+        self.closed = closed
+        self._kept: list[str] | None = None
+
+    def feed(self, text: str) -> None:
+        if self._kept is not None:
+            self._kept.append(self.text[: self.at])
+        self.text = self.text[self.at :] + text
+        self.at = 0
+
+    @property
+    def pending(self) -> bool:
+        """Whether a reader holds text back."""
+        return self.at < len(self.text)
+
+    def keep(self, back: int = 0) -> None:
+        """From here on, less `back` characters just read, what is read can be given back by `kept`."""
+        self.text = self.text[self.at - back :]
+        self.at = back
+        self._kept = []
+
+    def kept(self) -> str:
+        """What was read since `keep`; ends keeping."""
+        found = "".join(self._kept or ()) + self.text[: self.at]
+        self.release()
+        return found
+
+    def release(self) -> None:
+        """Ends keeping."""
+        self.text = self.text[self.at :]
+        self.at = 0
+        self._kept = None
+
+
+class Finder:
+    """The first of several markers in a text, and how much of the text's end may become one."""
+
+    __slots__ = ("_firsts", "_longest", "_prefixes", "search")
+
+    def __init__(self, markers: tuple[str, ...]) -> None:
+        ordered = sorted(set(markers) - {""}, key=len, reverse=True)
+        self.search = re.compile("|".join(map(re.escape, ordered)) or r"(?!)").search  # literals: nothing to backtrack
+        self._prefixes = frozenset(marker[:size] for marker in ordered for size in range(1, len(marker)))
+        self._firsts = "".join({marker[0] for marker in ordered if len(marker) > 1})
+        self._longest = max((len(marker) for marker in ordered), default=0)
+
+    def may_grow(self, text: str, at: int) -> bool:
+        """Whether what stands at `at`, a marker already, may still become a longer one."""
+        return len(text) - at < self._longest and text[at:] in self._prefixes
+
+    def held(self, text: str, at: int) -> int:
+        """Length of the longest end of text[at:] that begins a marker."""
+        start = max(at, len(text) - self._longest + 1)
+        best = len(text)
+        for first in self._firsts:
+            found = text.find(first, start)
+            while 0 <= found < best:
+                if text[found:] in self._prefixes:
+                    best = found
+                    break
+                found = text.find(first, found + 1)
+        return len(text) - best
+
+
+@lru_cache(maxsize=512)
+def finder(markers: tuple[str, ...]) -> Finder:
+    """A Finder, made once for all choices."""
+    return Finder(markers)
+
+
+def ignore(text: str) -> None:
+    """Text that nobody wants."""
+
+
+# -- readers
+
+
+def peek(source: Source) -> Reader[str]:
+    """The next character, not read; "" at the end."""
+    while source.at == len(source.text):
+        if source.closed:
+            return ""
+        yield
+    return source.text[source.at]
+
+
+def space(source: Source) -> Reader[str]:
+    """Skips white space; the next character, not read."""
+    while True:
+        text, at, end = source.text, source.at, len(source.text)
+        while at < end and text[at] in SPACE:
+            at += 1
+        source.at = at
+        if at < end:
+            return text[at]
+        if source.closed:
+            return ""
+        yield
+
+
+def accept(source: Source, *literals: str) -> Reader[str]:
+    """The first of the literals that comes next, read; "" if none does."""
+    while True:
+        text, at = source.text, source.at
+        waiting = False
+        for literal in filter(None, literals):
+            if text.startswith(literal, at):
+                source.at = at + len(literal)
+                return literal
+            left = len(text) - at
+            if not source.closed and left < len(literal) and literal.startswith(text[at:]):
+                waiting = True
+                break
+        if not waiting:
+            return ""
+        yield
+
+
+def until(source: Source, markers: tuple[str, ...], emit: Emit) -> Reader[str]:
+    """Emits text up to the first marker, which is read and returned; "" at the end of the text."""
+    find = finder(markers)
+    while True:
+        text, at = source.text, source.at
+        found = find.search(text, at)
+        if found is not None:
+            source.at = found.start()
+            if source.at > at:
+                emit(text[at : source.at])
+            if not source.closed and find.may_grow(text, source.at):
+                yield
+                continue
+            source.at = found.end()
+            return found.group()
+        end = len(text) if source.closed else len(text) - find.held(text, at)
+        if end > at:
+            emit(text[at:end])
+            source.at = end
+        if source.closed:
+            return ""
+        yield
+
+
+def newlines(source: Source, most: int) -> Reader[None]:
+    """Skips up to `most` line ends."""
+    while most and (yield from peek(source)) == "\n":
+        source.at += 1
+        most -= 1
+
+
+def name_before(source: Source, markers: tuple[str, ...]) -> Reader[tuple[str, str]]:
+    """(a name, the marker behind it, read); ("", "") where no short name stands in front of a marker."""
+    find = finder(markers)
+    while True:
+        text, at = source.text, source.at
+        found = find.search(text, at, at + LONGEST_NAME + 64)
+        end = found.start() if found else len(text) - (0 if source.closed else find.held(text, at))
+        name = text[at:end].strip()
+        if found is None and not source.closed and len(name) <= LONGEST_NAME and fits(name):
+            yield
+            continue
+        if found is None or not name or len(name) > LONGEST_NAME or not fits(name):
+            return "", ""
+        source.at = found.end()
+        return name, found.group()
+
+
+def fits(name: str) -> bool:
+    """Whether this may be the name of a tool: nothing in it is white space, a bracket or a quote."""
+    return not any(char in '<>{}[]()"' or char.isspace() for char in name)

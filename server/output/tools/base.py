@@ -1,0 +1,185 @@
+"""ToolFormat: one model family's way to write calls, as data over a machine that reads it.
+
+Owner: none, frozen values. In: the markers of PARSERS.md section 2. Out: a generator over a Source that tells a Sink
+what is content and what is a call. Three machines read nearly all formats: json_calls, tag_calls, python_calls. What
+looked like a call and is none becomes content, to the last character.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, TypeVar
+
+import orjson
+
+from server.output.events import Sink
+from server.output.source import Reader, Source
+from server.output.tools.json_text import copy_json, copy_literal, number, quoted
+
+Machine = Callable[[Source, Sink, "ToolFormat", "Schemas"], Reader[None]]
+Dataclass = TypeVar("Dataclass")
+
+UNKNOWN = frozenset({"unknown"})
+KINDS = frozenset({"string", "integer", "number", "boolean", "null", "object", "array"})
+INTEGER = re.compile(r"-?(0|[1-9][0-9]*)\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    """Markers of one format; which of the fields count depends on the machine."""
+
+    machine: Machine
+    begins: tuple[str, ...] = ()  # a call, or a section of calls, begins
+    ends: tuple[str, ...] = ()  # and ends
+    skips: tuple[str, ...] = ()  # markers that say nothing, inside and outside of sections
+    name: tuple[str, str] = ("", "")  # around a call's name
+    end_call: str = ""
+    key: tuple[str, str] = ("", "")  # around a parameter's name
+    end_value: str = ""
+    tag_end: str = ""  # ends tags that have attributes
+    quotes: tuple[str, ...] = ('"', "'")  # around strings of literals
+    bare: str = ""  # first characters of a call without a marker, at the start of the answer
+    names: tuple[str, ...] = ("name",)  # keys of a JSON call
+    separator: str = ""  # between two calls
+    variant: str = ""  # what else the machine should know
+    ids: Literal["hex", "mistral", "kimi"] = "hex"
+
+
+def spelled(value: Dataclass, markers: Mapping[str, str]) -> Dataclass:
+    """The same with each marker replaced, wherever a field names it."""
+
+    def text(given: str) -> str:
+        for marker in sorted(markers, key=len, reverse=True):
+            given = given.replace(marker, markers[marker])
+        return given
+
+    changed: dict[str, Any] = {}
+    for field in fields(value):  # type: ignore[arg-type]
+        given = getattr(value, field.name)
+        if isinstance(given, str):
+            changed[field.name] = text(given)
+        elif isinstance(given, tuple) and all(isinstance(item, str) for item in given):
+            changed[field.name] = tuple(text(item) for item in given)
+    return replace(value, **changed)  # type: ignore[type-var]
+
+
+def texts_of(value: Any) -> Iterable[str]:
+    """Every text in the fields of a format."""
+    for field in fields(value):
+        given = getattr(value, field.name)
+        if isinstance(given, str):
+            yield given
+        elif isinstance(given, tuple):
+            yield from (item for item in given if isinstance(item, str))
+
+
+def settle(source: Source, sink: Sink, marker: str) -> None:
+    """Behind a call: what was kept is white space in front of a marker, or of content that goes on."""
+    if marker:
+        source.release()
+    else:
+        sink.content(source.kept())
+
+
+def outside(sink: Sink, form: ToolFormat, marker: str) -> None:
+    """A marker that begins no call, found in content."""
+    if marker in form.ends:
+        sink.stray(marker)
+    else:
+        sink.drop_space()
+
+
+# -- types of parameters
+
+
+class Schemas:
+    """What the request's tools say about their parameters."""
+
+    __slots__ = ("_tools",)
+
+    def __init__(self, tools: Iterable[Mapping[str, Any]] | None = ()) -> None:
+        self._tools: dict[str, Any] = {}
+        for tool in tools or ():
+            function = tool.get("function") if isinstance(tool, Mapping) else None
+            if isinstance(function, Mapping) and isinstance(function.get("name"), str):
+                self._tools[function["name"]] = function.get("parameters")
+
+    def kinds(self, tool: str, key: str) -> frozenset[str]:
+        """Types that a parameter may have."""
+        schema = self._tools.get(tool)
+        properties = schema.get("properties") if isinstance(schema, Mapping) else None
+        return kinds_of(properties.get(key), schema) if isinstance(properties, Mapping) else UNKNOWN
+
+
+def kinds_of(schema: Any, root: Any, depth: int = 8) -> frozenset[str]:
+    """Types of a schema; UNKNOWN where it names none."""
+    if not isinstance(schema, Mapping) or not depth:
+        return UNKNOWN
+    kind = schema.get("type")
+    if isinstance(kind, str) or (isinstance(kind, list) and kind):
+        listed = [kind] if isinstance(kind, str) else [item for item in kind if isinstance(item, str)]
+        return frozenset(listed) & KINDS or UNKNOWN
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#/"):
+        found = root
+        for step in reference[2:].split("/"):
+            found = found.get(step) if isinstance(found, Mapping) else None
+        return kinds_of(found, root, depth - 1)
+    values = schema.get("enum") or ([schema["const"]] if "const" in schema else None)
+    if isinstance(values, list):
+        return frozenset(KIND_OF.get(type(value), "object") for value in values)
+    for name in ("anyOf", "oneOf"):
+        branches = schema.get(name)
+        if isinstance(branches, list) and branches:
+            return frozenset().union(*(kinds_of(branch, root, depth - 1) for branch in branches[:64]))
+    return UNKNOWN
+
+
+KIND_OF: dict[type, str] = {str: "string", bool: "boolean", int: "integer", float: "number", type(None): "null",
+                            list: "array", dict: "object"}  # fmt: skip
+
+
+def is_text(kinds: frozenset[str]) -> bool:
+    """Whether a value is a string whatever it looks like, so that it may be sent before it ends."""
+    return kinds == {"string"}
+
+
+def converted(text: str, kinds: frozenset[str]) -> str:
+    """A parameter's text as JSON of one of its types; a string where it fits none."""
+    if is_text(kinds):
+        return quoted(text)
+    word = text.strip()
+    if "unknown" in kinds:
+        return quoted(text) if word[:1] == '"' else as_json(word) or quoted(text)
+    if "null" in kinds and word in ("null", "None"):
+        return "null"
+    if "boolean" in kinds and word in ("true", "false", "True", "False"):
+        return word.lower()
+    if "integer" in kinds and INTEGER.match(word):
+        return word
+    if "number" in kinds and (found := number(word)):
+        return found
+    if word[:1] in ("{", "[", "(") and ("object" if word[0] == "{" else "array") in kinds:
+        return as_json(word) or as_json(whole(copy_literal, word) or "") or quoted(text)
+    return quoted(text)
+
+
+def as_json(word: str) -> str:
+    """A text that is JSON, with our separators; "" where it is none."""
+    try:
+        orjson.loads(word)
+    except orjson.JSONDecodeError:
+        return ""
+    return whole(copy_json, word) or ""
+
+
+def whole(copy: Callable[..., Reader[bool]], text: str) -> str | None:
+    """What a copying reader makes of a complete text; None where the text does not end with the value."""
+    source, parts = Source(text, closed=True), list[str]()
+    try:
+        next(copy(source, parts.append))
+    except StopIteration as end:
+        return "".join(parts) if end.value and not source.text[source.at :].strip() else None
+    raise AssertionError("a closed source starves nobody")

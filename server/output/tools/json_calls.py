@@ -1,0 +1,208 @@
+"""Calls as JSON objects: between markers, in a list, behind a name, or bare.
+
+Owner: loop, a generator per choice. In: a Source behind the reasoning. Out: content and calls to the Sink. The name is
+told as soon as it is known, arguments as they arrive; where arguments come before the name they wait for it.
+
+    content <begin> {"name": N, "arguments": {...}} <end>   calls     (hermes, lists, bare objects)
+    content <begin> N <separator> {...} <end>               named     (mistral, deepseek, kimi)
+"""
+
+from __future__ import annotations
+
+from server.output.events import Sink
+from server.output.source import Emit, Reader, Source, accept, ignore, name_before, space, until
+from server.output.tools.base import Schemas, ToolFormat, outside, settle, whole
+from server.output.tools.json_text import copy_json, quoted, read_string
+
+ARGUMENTS = ("arguments", "parameters")
+BESIDE = ("type", "id", "tool_call_id", "call_id", "index")  # other keys that calls have
+
+
+def calls(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> Reader[None]:
+    """JSON objects, or lists of them, behind a marker or bare."""
+    if form.bare:
+        source.keep()
+        char = yield from space(source)
+        if not (char and char in form.bare and (yield from _sequence(source, sink, form, bare=True))):
+            sink.reject(source.kept())
+    while True:
+        marker = yield from until(source, form.begins + form.ends + form.skips, sink.content)
+        if not marker:
+            return
+        if marker not in form.begins:
+            outside(sink, form, marker)
+            continue
+        source.keep(len(marker))
+        if not (yield from _sequence(source, sink, form, bare=False)):
+            sink.reject(source.kept())
+
+
+def _sequence(source: Source, sink: Sink, form: ToolFormat, bare: bool) -> Reader[bool]:
+    """Calls until they end. False: what was kept is no call."""
+    first = True
+    listed = False
+    while True:
+        char = yield from space(source)
+        if char == "[" and not listed and "[" in (form.bare or "[{"):
+            source.at += 1
+            listed = True
+            char = yield from space(source)
+        if char == "{":
+            if not (yield from call_object(source, sink, form, bare or form.variant == "sure")):
+                return False
+            first = False
+            source.keep()
+            char = yield from space(source)
+        elif first:
+            return False
+        if listed and char == ",":
+            source.at += 1
+            continue
+        if listed and char == "]":
+            source.at += 1
+            listed = False
+            source.keep()
+            yield from space(source)
+        if not (listed or (form.separator and (yield from accept(source, form.separator)))):
+            break
+        if listed and char != "{":
+            break
+    settle(source, sink, (yield from accept(source, *form.ends, form.end_call)))
+    return True
+
+
+def call_object(source: Source, sink: Sink, form: ToolFormat, bare: bool) -> Reader[bool]:
+    """One object that is a call; a bare one has arguments too. False: it is none, and nothing has been told."""
+    source.at += 1
+    name: str | None = None
+    told = False
+    waiting: list[str] = []  # arguments that came before the name
+    stops = _stops(form.ends)
+    while True:
+        char = yield from space(source)
+        if char == ",":
+            source.at += 1
+            continue
+        if char != '"':
+            break
+        key = yield from read_string(source)
+        if key is None or (yield from space(source)) != ":":
+            break
+        source.at += 1
+        char = yield from space(source)
+        if form.variant == "keyed" and not told:
+            name, key = key, "arguments"
+        if key in form.names and char == '"' and name is None:
+            name = yield from read_string(source)
+            if name is None:
+                break
+            if not bare or waiting:
+                told = _tell(source, sink, name, waiting)
+        elif key in ARGUMENTS:
+            if name is not None and not told:
+                told = _tell(source, sink, name, waiting)
+            taken = sink.begun if told else bool(waiting)
+            emit = ignore if taken else sink.arguments if told else waiting.append
+            yield from _arguments(source, emit, stops)
+        elif bare and not told and key not in BESIDE:
+            break
+        else:
+            yield from copy_json(source, ignore, stops)
+    if char == "}":
+        source.at += 1
+        if not told and name is not None and (not bare or waiting):
+            told = _tell(source, sink, name, waiting)
+    if told and char:
+        sink.end_call()
+    return told
+
+
+def _tell(source: Source, sink: Sink, name: str, waiting: list[str]) -> bool:
+    sink.call(name)
+    source.release()
+    if waiting:
+        sink.arguments("".join(waiting))
+    return True
+
+
+def _arguments(source: Source, emit: Emit, stops: str) -> Reader[None]:
+    """The value of `arguments`: an object; a string that is one is unwrapped, null is an empty one."""
+    char = yield from space(source)
+    if char == '"':
+        text = yield from read_string(source)
+        if text is not None:
+            inside = whole(copy_json, text) if text.lstrip().startswith("{") else None
+            emit(inside or quoted(text) if text.strip() else "{}")
+    elif char == "n":
+        parts: list[str] = []
+        yield from copy_json(source, parts.append, stops)
+        found = "".join(parts)
+        emit("{}" if found == "null" else found)
+    else:
+        yield from copy_json(source, emit, stops)
+
+
+def _stops(ends: tuple[str, ...]) -> str:
+    """First characters of end markers; brackets belong to JSON."""
+    return "".join({end[0] for end in ends if end} - set('{}[],:"'))
+
+
+# -- a name in front of the arguments
+
+
+def named(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> Reader[None]:
+    """A marker, a name, a separator, the arguments."""
+    while True:
+        marker = yield from until(source, form.begins + form.ends + form.skips, sink.content)
+        if not marker:
+            return
+        if marker not in form.begins:
+            outside(sink, form, marker)
+            continue
+        source.keep(len(marker))
+        told = yield from (_list_or_named if form.variant == "mistral" else _named_call)(source, sink, form)
+        if not told:
+            sink.reject(source.kept())
+
+
+def _list_or_named(source: Source, sink: Sink, form: ToolFormat) -> Reader[bool]:
+    """Mistral's two forms behind one marker."""
+    char = yield from space(source)
+    if char in ("[", "{"):
+        return (yield from _sequence(source, sink, form, bare=False))
+    return (yield from _named_call(source, sink, form))
+
+
+def _named_call(source: Source, sink: Sink, form: ToolFormat) -> Reader[bool]:
+    separators = (*form.name[1:], *form.key, "{") if form.variant == "mistral" else form.name[1:]
+    name, marker = yield from name_before(source, tuple(mark for mark in separators if mark))
+    if form.variant == "fenced":  # what stands in front of the separator is the kind of tool
+        name, marker = yield from name_before(source, ("\n", "```", "{"))
+    if not marker:
+        return False
+    if marker == "{":
+        source.at -= 1
+    elif form.variant == "mistral" and marker == form.key[0]:  # [CALL_ID]
+        _, marker = yield from name_before(source, (form.name[1],))
+    if form.variant == "kimi":
+        name = name.removeprefix("functions.").rpartition(":")[0] or name
+    sink.call(name)
+    source.release()
+    if form.variant == "fenced":
+        yield from accept(source, "```json", "json")
+    char = yield from space(source)
+    ended = True
+    if char == "{":
+        ended = yield from copy_json(source, sink.arguments, _stops(form.ends))
+    if ended and char:
+        yield from _end_call(source, sink, form)
+    return True
+
+
+def _end_call(source: Source, sink: Sink, form: ToolFormat) -> Reader[None]:
+    sink.end_call()
+    source.keep()
+    yield from space(source)
+    if form.variant == "fenced" and (yield from accept(source, "```")):
+        yield from space(source)
+    settle(source, sink, (yield from accept(source, *form.ends)))

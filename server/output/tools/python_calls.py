@@ -1,0 +1,126 @@
+"""Calls as code: NAME(key=value, ...), in a list or between markers; and Gemma's call:NAME{key:value}.
+
+Owner: loop, a generator per choice. In: a Source behind the reasoning. Out: content and calls to the Sink. Values are
+Python literals, copied as JSON while they arrive. A bracket in prose becomes a call only where a name, an open bracket
+and a key follow it.
+"""
+
+from __future__ import annotations
+
+from server.output.events import Sink
+from server.output.source import Reader, Source, accept, name_before, space, until
+from server.output.tools.base import Schemas, ToolFormat, outside, settle
+from server.output.tools.json_calls import call_object
+from server.output.tools.json_text import copy_literal, quoted
+
+PLAIN_NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
+
+
+def code(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> Reader[None]:
+    """Calls between markers, or bare at the start of the answer."""
+    if form.bare:
+        source.keep()
+        char = yield from space(source)
+        if not (char and char in form.bare and (yield from _calls(source, sink, form))):
+            sink.reject(source.kept())
+    while True:
+        marker = yield from until(source, form.begins + form.ends, sink.content)
+        if not marker:
+            return
+        if marker not in form.begins:
+            outside(sink, form, marker)
+            continue
+        source.keep(len(marker))
+        if not (yield from _calls(source, sink, form)):
+            sink.reject(source.kept())
+
+
+def _calls(source: Source, sink: Sink, form: ToolFormat) -> Reader[bool]:
+    """Calls one after the other, in a list or not. False: what is kept is no call."""
+    char = yield from space(source)
+    listed = char == "["
+    if listed:
+        source.at += 1
+        char = yield from space(source)
+    told = 0
+    while char:
+        if char == "{" and form.begins:
+            one = yield from call_object(source, sink, form, bare=False)
+        else:
+            one = yield from _call(source, sink)
+        if not one:
+            break
+        told += 1
+        source.keep()
+        char = yield from space(source)
+        if char == "]" and listed:
+            source.at += 1
+            source.keep()
+            yield from space(source)
+            break
+        if char == ",":
+            source.at += 1
+            char = yield from space(source)
+        if char not in PLAIN_NAME and char != "{":
+            break
+    if told:
+        settle(source, sink, (yield from accept(source, *form.ends)))
+    return bool(told)
+
+
+def _call(source: Source, sink: Sink) -> Reader[bool]:
+    """NAME(key=value, ...). False: it is none, and nothing has been told."""
+    name, _ = yield from name_before(source, ("(",))
+    if not name or not PLAIN_NAME.issuperset(name):
+        return False
+    char = yield from space(source)
+    key = ""
+    if char != ")":
+        key, _ = yield from name_before(source, ("=",))
+        if not key or not PLAIN_NAME.issuperset(key):
+            return False
+    sink.call(name)
+    source.release()
+    opened = False
+    while key:
+        sink.arguments((", " if opened else "{") + quoted(key) + ": ")
+        opened = True
+        if not (yield from copy_literal(source, sink.arguments)):
+            return True
+        if (yield from space(source)) == ",":
+            source.at += 1
+            yield from space(source)
+        char = yield from space(source)
+        if char == ")":
+            break
+        key, _ = yield from name_before(source, ("=",))
+    if char != ")":
+        return True
+    source.at += 1
+    if opened:
+        sink.arguments("}")
+    sink.end_call()
+    return True
+
+
+def braces(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> Reader[None]:
+    """A marker, call:NAME, and an object whose strings stand between markers."""
+    while True:
+        marker = yield from until(source, form.begins + form.ends, sink.content)
+        if not marker:
+            return
+        if marker not in form.begins:
+            outside(sink, form, marker)
+            continue
+        source.keep(len(marker))
+        yield from space(source)
+        yield from accept(source, form.name[0])
+        name, _ = yield from name_before(source, (form.name[1],))
+        if not name:
+            sink.reject(source.kept())
+            continue
+        source.at -= len(form.name[1])
+        sink.call(name)
+        source.release()
+        if (yield from copy_literal(source, sink.arguments, form.quotes)):
+            sink.end_call()

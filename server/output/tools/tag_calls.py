@@ -1,0 +1,298 @@
+"""Calls as tags: a name, then parameters each between its tags.
+
+Owner: loop, a generator per choice. In: a Source behind the reasoning, and the types that the request's tools give
+their parameters. Out: content and calls to the Sink. A value is text: of a string parameter it goes out as it arrives,
+of others it is converted when its tag closes. Values are taken as they stand but for one line end on either side.
+
+    <begin> <name prefix>N<suffix> <key prefix>K<suffix> V <end value> ... <end call> <end>     tagged
+    <begin> N <key>K</key> <value>V</value> ... <end>                                           keyed
+"""
+
+from __future__ import annotations
+
+from server.output.events import Sink
+from server.output.source import Emit, Reader, Source, accept, ignore, name_before, peek, space, until
+from server.output.tools.base import UNKNOWN, Schemas, ToolFormat, converted, is_text, outside, settle
+from server.output.tools.json_text import copy_json, escaped, quoted
+
+MOST_NESTED = 64
+
+
+def tagged(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> Reader[None]:
+    """Sections with calls, or calls by themselves."""
+    opens = form.name[0]
+    while True:
+        markers = (*form.begins, opens, *form.ends, *form.skips)
+        marker = yield from until(source, markers, sink.content)
+        if not marker:
+            return
+        if marker in form.begins:
+            source.keep(len(marker))
+            if (yield from _first(source, form)):
+                yield from _section(source, sink, form, schemas)
+            else:
+                sink.reject(source.kept())
+        elif marker == opens:
+            source.keep(len(marker))
+            yield from _section(source, sink, form, schemas)
+        else:
+            outside(sink, form, marker)
+
+
+def _first(source: Source, form: ToolFormat) -> Reader[bool]:
+    """Reads to the first call of a section. False: something else is in it."""
+    while True:
+        yield from space(source)
+        found = yield from accept(source, form.name[0], *form.skips)
+        if not found or found == form.name[0]:
+            return bool(found)
+
+
+def _section(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> Reader[None]:
+    """Calls until the section ends; the first one's opening has been read and is kept."""
+    while True:
+        name, _ = yield from name_before(source, (form.name[1],))
+        if not name:
+            sink.reject(source.kept())
+            return
+        sink.call(_plain(form, name))
+        source.release()
+        yield from _attributes(source, form, form.name[1])
+        if not (yield from _parameters(source, sink, form, schemas, name)):
+            return
+        while True:
+            source.keep()
+            yield from space(source)
+            found = yield from accept(source, form.name[0], *form.ends, *form.skips)
+            if found == form.name[0]:
+                break
+            settle(source, sink, found)
+            if found not in form.skips:
+                return
+
+
+def _parameters(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas, name: str) -> Reader[bool]:
+    """The arguments of one call, with what closes it. False: the text ended inside."""
+    opened = False
+    while True:
+        char = yield from space(source)
+        if not char:
+            return False
+        if char == "{" and not opened:  # a JSON object stands for the parameters
+            if not (yield from copy_json(source, sink.arguments, "<")):
+                return False
+            yield from space(source)
+            yield from accept(source, form.end_call)
+            break
+        found = yield from accept(source, form.key[0], form.end_call)
+        if found != form.key[0]:
+            if opened:
+                sink.arguments("}")
+            break
+        key, _ = yield from name_before(source, (form.key[1],))
+        if not key:
+            return False
+        if not (yield from _parameter(source, sink, form, schemas.kinds(name, key), key, opened)):
+            return False
+        opened = True
+    sink.end_call()
+    return True
+
+
+def _parameter(
+    source: Source, sink: Sink, form: ToolFormat, kinds: frozenset[str], key: str, opened: bool
+) -> Reader[bool]:
+    """One value with its key. False: the text ended inside."""
+    sink.arguments((", " if opened else "{") + quoted(_plain(form, key)) + ": ")
+    if form.tag_end:  # the tag says whether the value is text
+        attributes = yield from _attributes(source, form, form.key[1])
+        kinds = frozenset(("string",)) if any(sign in attributes for sign in TEXT_SIGNS) else NOT_TEXT
+    markers = (form.end_value, form.key[0], form.end_call)
+    ended = yield from _value(source, sink, markers, kinds, strip=not form.tag_end)
+    if ended and ended != form.end_value:  # the value's own end is missing
+        source.at -= len(ended)
+    return bool(ended)
+
+
+def _attributes(source: Source, form: ToolFormat, read: str) -> Reader[str]:
+    """What stands in a tag behind its name, where the tag has not ended with the name."""
+    parts: list[str] = []
+    if form.tag_end and not read.endswith(form.tag_end):
+        yield from until(source, (form.tag_end,), parts.append)
+    return "".join(parts)
+
+
+def _plain(form: ToolFormat, name: str) -> str:
+    """A name without the entities that a quoted attribute may hold."""
+    return name.replace("&quot;", '"').replace("&amp;", "&") if form.tag_end else name
+
+
+TEXT_SIGNS = ('string="true"', 'type="string"')
+NOT_TEXT = frozenset(("null", "boolean", "integer", "number", "object", "array"))
+
+
+def _value(
+    source: Source, sink: Sink, markers: tuple[str, ...], kinds: frozenset[str], *, strip: bool = True
+) -> Reader[str]:
+    """A value and the marker behind it; "" where the text ends inside."""
+    if not is_text(kinds):
+        parts: list[str] = []
+        ended = yield from until(source, markers, parts.append)
+        text = "".join(parts)
+        if strip and text.startswith("\n"):
+            text = text[1:].removesuffix("\n")
+        sink.arguments(converted(text, kinds) if ended else text)
+        return ended
+    sink.arguments('"')
+    held = strip and (yield from peek(source)) == "\n"
+    if held:
+        source.at += 1
+    line_end = [""]
+
+    def emit(text: str) -> None:
+        text = line_end[0] + text
+        line_end[0] = "\n" if held and text.endswith("\n") else ""
+        sink.arguments(escaped(text[:-1] if line_end[0] else text))
+
+    ended = yield from until(source, markers, emit)
+    sink.arguments('"' if ended else escaped(line_end[0]))
+    return ended
+
+
+# -- keys and values in tags of their own
+
+
+def keyed(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> Reader[None]:
+    """GLM's form: the name stands behind the marker."""
+    while True:
+        marker = yield from until(source, form.begins + form.ends + form.skips, sink.content)
+        if not marker:
+            return
+        if marker not in form.begins:
+            outside(sink, form, marker)
+            continue
+        source.keep(len(marker))
+        yield from space(source)
+        name, after = yield from name_before(source, (*form.name, form.key[0], *form.ends, "\n"))
+        if not name:
+            sink.reject(source.kept())
+            continue
+        if after == form.key[0] or after in form.ends:
+            source.at -= len(after)
+        sink.call(name)
+        source.release()
+        if (yield from _pairs(source, sink, form, schemas, name)):
+            sink.end_call()
+
+
+def _pairs(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas, name: str) -> Reader[bool]:
+    """Keys and values up to the end of the call. False: the text ended inside."""
+    opened = False
+    while True:
+        if not (yield from space(source)):
+            return False
+        found = yield from accept(source, form.key[0], *form.name, *form.ends)
+        if found and found in form.name:
+            continue
+        if found != form.key[0]:
+            if opened:
+                sink.arguments("}")
+            return True
+        parts: list[str] = []
+        if not (yield from until(source, (form.key[1],), parts.append)):
+            return False
+        key = "".join(parts).strip()
+        yield from until(source, (form.quotes[0], *form.ends), ignore)
+        sink.arguments((", " if opened else "{") + quoted(key) + ": ")
+        opened = True
+        if not (yield from _value(source, sink, (form.end_value,), schemas.kinds(name, key), strip=False)):
+            return False
+
+
+# -- elements in elements
+
+
+def nested(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> Reader[None]:
+    """MiniMax-M3's form: each tag has a mark in front of it; elements in elements are objects and arrays."""
+    while True:
+        marker = yield from until(source, form.begins + form.ends, sink.content)
+        if not marker:
+            return
+        if marker not in form.begins:
+            outside(sink, form, marker)
+            continue
+        source.keep(len(marker))
+        yield from space(source)
+        if not (yield from accept(source, form.name[0])):
+            sink.reject(source.kept())
+            continue
+        while True:
+            name, _ = yield from name_before(source, (form.name[1],))
+            if not name:
+                sink.reject(source.kept())
+                break
+            sink.call(name)
+            source.release()
+            if not (yield from _elements(source, sink, form, schemas, name)):
+                return
+            source.keep()
+            yield from space(source)
+            found = yield from accept(source, form.name[0], *form.ends)
+            if found != form.name[0]:
+                settle(source, sink, found)
+                break
+
+
+def _elements(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas, name: str) -> Reader[bool]:
+    """The parameters of one call. False: the text ended inside."""
+    opened = False
+    while True:
+        if not (yield from space(source)):
+            return False
+        found = yield from accept(source, form.end_call, form.key[0] + "<")
+        if found in ("", form.end_call):
+            if opened:
+                sink.arguments("}")
+            sink.end_call()
+            return True
+        key, _ = yield from name_before(source, (">",))
+        if not key:
+            return False
+        sink.arguments((", " if opened else "{") + quoted(key) + ": ")
+        opened = True
+        if not (yield from _element(source, sink.arguments, form, schemas.kinds(name, key))):
+            return False
+
+
+def _element(source: Source, emit: Emit, form: ToolFormat, kinds: frozenset[str]) -> Reader[bool]:
+    """The inside of an element up to its end: a text, or elements. False: the text ended inside."""
+    stack: list[str] = []  # what closes each element that holds elements
+    leaf = True  # an element has just been opened, so text may be all of it
+    while True:
+        parts: list[str] = []
+        if not (yield from until(source, (form.key[0],), parts.append)):
+            emit("".join(parts))
+            return False
+        closes = bool((yield from accept(source, "</")))
+        if not closes:
+            yield from accept(source, "<")
+        tag: list[str] = []
+        if not (yield from until(source, (">",), tag.append)):
+            return False
+        if closes and leaf:
+            emit(converted("".join(parts), UNKNOWN if stack else kinds))
+            leaf = False
+        elif closes:
+            emit(stack.pop())
+        else:
+            key = "".join(tag)
+            if leaf:
+                stack.append("]" if key == "item" else "}")
+                emit("[" if key == "item" else "{")
+            else:
+                emit(", ")
+            if stack[-1] == "}":
+                emit(quoted(key) + ": ")
+            leaf = len(stack) < MOST_NESTED
+        if closes and not stack:
+            return True
