@@ -28,6 +28,7 @@ from server.errors import ApiError, from_engine, internal
 from server.http.exchange import Exchange
 from server.job import Job
 from server.output.choices import ChoiceStream, usage
+from server.output.parser import Parsing
 from server.output.text import StopStrings
 from server.sampling import Asked
 from server.state import AppState
@@ -44,7 +45,14 @@ def ignore_change(choice: Choice | None) -> None:
 class Answer:
     """Owner: loop. Leaving it (`with`) aborts what still runs and gives back what the answer holds."""
 
-    def __init__(self, exchange: Exchange, asked: Asked, jobs: list[Job], skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self,
+        exchange: Exchange,
+        asked: Asked,
+        jobs: list[Job],
+        skip_special_tokens: bool = True,
+        parsing: Parsing | None = None,
+    ) -> None:
         self.state: AppState = exchange.state
         self.exchange = exchange
         self.asked = asked
@@ -58,9 +66,10 @@ class Answer:
         self.prompt_logprobs: list[list[TokenLogprob | None] | None] = [None] * len(jobs)
         self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.changed: Callable[[Choice | None], None] = ignore_change
-        stops = StopStrings(asked.stop)
+        stops = StopStrings(asked.stop, None if parsing is None else parsing.parsers.markers.chars)
+        stream_of = partial(self._choice_stream, stops, skip_special_tokens, parsing)
         self.choices = [
-            Choice(at * asked.n + k, job, self._choice_stream(at * asked.n + k, stops, skip_special_tokens))
+            Choice(at * asked.n + k, job, stream_of(at * asked.n + k, job))
             for at, job in enumerate(jobs)
             for k in range(asked.n)
         ]
@@ -69,7 +78,10 @@ class Answer:
         self._streams: list[TokenStream] = []
         self._on_close: list[Callable[[], object]] = []  # each gives back one thing that the answer holds
 
-    def _choice_stream(self, index: int, stops: StopStrings, skip_special_tokens: bool) -> ChoiceStream:
+    def _choice_stream(
+        self, stops: StopStrings, skip_special_tokens: bool, parsing: Parsing | None, index: int, job: Job
+    ) -> ChoiceStream:
+        parser = None if parsing is None else parsing.parser(job.prompt)
         return ChoiceStream(
             self.state.tokenizer,
             index,
@@ -78,6 +90,8 @@ class Answer:
             skip_special_tokens=skip_special_tokens,
             min_tokens=self.asked.params.min_tokens,
             repetition=self.asked.repetition,
+            parser=parser,
+            table=None if parser is None or parsing is None else parsing.parsers.markers.table,
         )
 
     @property
@@ -308,4 +322,5 @@ class Answer:
             sum(choice.num_tokens for choice in self.choices),
             cached_tokens=sum(self.cached_tokens),
             multimodal_tokens=media,
+            reasoning_tokens=sum(choice.reasoning_tokens for choice in self.choices),
         )

@@ -22,6 +22,7 @@ from server.answer import Answer
 from server.http.exchange import exchange_of
 from server.http.watch import client_present
 from server.job import Job, with_grammar
+from server.output.parser import Parsing
 from server.sampling import Asked
 from server.stream import Frames, PushedStream
 
@@ -40,8 +41,10 @@ async def answer_with(
     name: str,
     num_prompts: int = 1,
     skip_special_tokens: bool = True,
+    parsing: Parsing | None = None,
 ) -> Response | None:
-    """One answer, streamed or as a body; `name` is what the client calls it, `frames` None an endpoint without streams.
+    """One answer, streamed or as a body; `name` is what the client calls it, `frames` None an endpoint without streams,
+    `parsing` what is to be found in its text.
 
     The places of all choices are held from before the prompts are prepared until the answer has ended; they count for
     the key of the request. A client that leaves ends everything.
@@ -50,7 +53,7 @@ async def answer_with(
     async with client_present(request):
         with exchange.state.places.hold(asked.n * num_prompts, exchange.key_name):
             prepared = await with_grammar(exchange.state, asked, await jobs())
-            with Answer(exchange, asked, prepared, skip_special_tokens) as answer:
+            with Answer(exchange, asked, prepared, skip_special_tokens, parsing) as answer:
                 await answer.submit(name, exchange.request_id)
                 if frames is not None and asked.stream:
                     await PushedStream(answer, frames(answer)).run()

@@ -1,7 +1,8 @@
 """Choice: one choice of an answer as it grows.
 
 Owner: loop. In: Deltas of the engine; most plain tokens pass it by a lane (_fast/lane), which shares its text machine
-and its clock. Out: text, token ids and log-probabilities not sent yet, merged, and how the choice ended.
+and its clock. Out: text or a parser's events, token ids and log-probabilities not sent yet, merged, and how the choice
+ended.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from _fast.lane import Lane
 from engine.request import Delta, TokenLogprob
 from server.job import Job
 from server.output.choices import ChoiceStream
+from server.output.events import CallEnd, CallStart, Content, Event, merged
 
 
 class Choice:
     """What has not been sent yet is held, merged, until `drain`. Owner: loop."""
 
     __slots__ = (
+        "_events",
         "_last_at",
         "_logprobs",
         "_texts",
@@ -25,6 +28,7 @@ class Choice:
         "index",
         "job",
         "lane",
+        "num_calls",
         "said",
         "started",
         "stop_reason",
@@ -42,6 +46,8 @@ class Choice:
         self.lane: Lane | None = None  # where most of its tokens go by, counted and timed like the others
         self.first_at = 0.0  # time.monotonic() of the first token
         self._last_at = 0.0
+        self.num_calls = 0  # tool calls, where a parser reads the answer
+        self._events: list[Event] = []
         self._texts: list[str] = []
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
@@ -61,7 +67,9 @@ class Choice:
                 self._logprobs += delta.logprobs
             return False
         piece = self.stream.take(delta)
-        if piece.text:
+        if piece.events is not None:
+            self._add_events(piece.events, piece.text)
+        elif piece.text:
             self._texts.append(piece.text)
         self._token_ids += piece.token_ids
         if piece.logprobs:
@@ -69,6 +77,17 @@ class Choice:
         if piece.finish_reason is not None:
             self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
         return piece.stop_engine
+
+    def _add_events(self, events: list[Event], text: str) -> None:
+        for event in events:
+            self.num_calls += type(event) is CallStart
+        self._events += events
+        if self.said is not None:
+            self.said.append(text)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        return 0 if self.stream.parser is None else self.stream.parser.reasoning_tokens
 
     @property
     def last_at(self) -> float:
@@ -94,7 +113,8 @@ class Choice:
 
     @property
     def has_text(self) -> bool:
-        return bool(self._texts)
+        """Whether there is something to show; the end of a call shows by what follows it."""
+        return bool(self._texts) or any(type(event) is not CallEnd for event in self._events)
 
     def held_bytes(self) -> int:
         """About what the unsent part takes: for the bound on slow readers."""
@@ -108,6 +128,14 @@ class Choice:
         if self.said is not None:
             self.said += texts
         return (texts[0] if len(texts) == 1 else "".join(texts)), ids, logprobs
+
+    def drain_events(self) -> tuple[list[Event], list[int], list[TokenLogprob]]:
+        """(events, token ids, log-probabilities) since the last call; a text that nobody parses is content."""
+        text, ids, logprobs = self.drain()
+        events, self._events = self._events, []
+        if text:
+            return [Content(text)], ids, logprobs
+        return (merged(events) if len(events) > 1 else events), ids, logprobs
 
     def drain_text(self) -> str:
         """The same where nobody asks for ids and log-probabilities."""

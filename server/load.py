@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from engine.errors import ConfigError
 from server.config import Config
 from server.metrics import exposition
+from server.output.parser import Parsers
 from server.sampling import Vocabulary, defaults_from
 from server.state import AppState
 
@@ -82,6 +83,7 @@ async def load(state: AppState) -> None:
     if state.config.model.skip_tokenizer_init:
         state.tokenizer = no_tokenizer(state)
     state.renderer = await in_pool(state, "template", lambda: make_renderer(state))
+    state.parsers = await in_pool(state, "parsers", lambda: make_parsers(state))
     state.media = await in_pool(state, "media", lambda: make_loader(state))
     complete(state)
     await in_pool(state, "metrics", lambda: exposition(state.metrics))  # the first scrape would import on the loop
@@ -212,6 +214,23 @@ def make_renderer(state: AppState) -> Renderer:
         max_tools=config.limits.max_tools,
     )
     return Renderer(state.tokenizer, settings, state.pool)
+
+
+def make_parsers(state: AppState) -> Parsers:
+    """The parsers of answers, and one line that names them."""
+    from server.output.parser_choice import choose_parsers
+
+    chat, tokenizer = state.config.chat, state.tokenizer
+    parsers = choose_parsers(
+        tokenizer,
+        [template.source for template in state.renderer.templates.values()],
+        str(state.engine.model.raw.get("model_type", "")),
+        tools=chat.tool_call_parser,
+        reasoning=chat.reasoning_parser,
+        plugins=[path for path in (chat.tool_parser_plugin, chat.reasoning_parser_plugin) if path],
+    )
+    log.info("parsers of answers: tool calls %s, reasoning %s", parsers.tools_name, parsers.reasoning_name)
+    return parsers
 
 
 def make_loader(state: AppState) -> MediaLoader | None:

@@ -19,6 +19,7 @@ from server.errors import ApiError
 from server.http.proxies import TrustedProxies
 from server.limits import ApiKeys, BodyBudget, Places, WrongKeys
 from server.metrics import Metrics
+from server.output.parser import Parsers
 from server.sampling import Vocabulary
 from server.store import ResponseStore
 
@@ -56,6 +57,7 @@ class AppState:
     engine: Engine
     tokenizer: Tokenizer
     renderer: Renderer
+    parsers: Parsers  # of answers
     media: MediaLoader | None  # None: the model takes text only
     vocabulary: Vocabulary
     defaults: dict[str, Any]  # sampling defaults of model and operator

@@ -13,7 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from _fast.detok import TokenTable
 from engine.request import Delta, FinishReason, TokenLogprob
+from server.output.events import Call, Event
+from server.output.parser import OutputParser
 from server.output.repetition import Repetition, RepetitionWatch
 from server.output.text import StopStrings, TextStream
 from server.render.prompt import Prompt
@@ -32,13 +35,14 @@ class Piece:
     logprobs: list[TokenLogprob] | None = None  # one per token id
     finish_reason: str | None = None
     stop_reason: int | str | None = None  # the stop token's id or the stop string; None for EOS
+    events: list[Event] | None = None  # what a parser makes of the text
     stop_engine: bool = False  # the text has ended and the engine does not know: call TokenStream.stop_choice
 
 
 class ChoiceStream:
-    """One choice as it grows."""
+    """One choice as it grows. `parser` turns its text into events; `table` then holds the markers' characters."""
 
-    __slots__ = ("_feed", "_include_stop", "_watch", "ended", "index", "plain", "text")
+    __slots__ = ("_feed", "_include_stop", "_watch", "ended", "index", "parser", "plain", "text")
 
     def __init__(
         self,
@@ -50,16 +54,25 @@ class ChoiceStream:
         skip_special_tokens: bool = True,
         min_tokens: int = 0,
         repetition: Repetition | None = None,
+        parser: OutputParser | None = None,
+        table: TokenTable | None = None,
     ) -> None:
         self.index = index
         self.ended = False
+        self.parser = parser
         self.text = TextStream(
-            tokenizer, stop, include_stop=include_stop, skip_special_tokens=skip_special_tokens, min_tokens=min_tokens
+            tokenizer,
+            stop,
+            include_stop=include_stop,
+            skip_special_tokens=skip_special_tokens,
+            min_tokens=min_tokens,
+            table=table,
         )
         self._include_stop = include_stop
         self._watch = None if repetition is None else RepetitionWatch(repetition, min_tokens)
         self._feed = self.text.feed
-        self.plain = self._watch is None and self.text.stops.compiled is None  # only the engine ends it
+        # Only the engine ends it, and its text goes out as it is.
+        self.plain = self._watch is None and self.text.stops.compiled is None and parser is None
 
     @property
     def num_tokens(self) -> int:
@@ -81,20 +94,48 @@ class ChoiceStream:
             delta = _repeated(delta, said)
         ids, reason = delta.token_ids, delta.finish_reason
         if reason in ENDED_BY_TOKEN and not self._include_stop:
-            text = self.text.feed(ids[:-1])
+            text = self._read(ids[:-1])
             self.text.skip(len(ids[-1:]))
         else:
-            text = self.text.feed(ids)
+            text = self._read(ids)
         if reason and self.text.stopped is None:
-            text += self.text.finish()
+            text += self._rest()
         if self.text.stopped is not None:
             return self._stopped(delta, text, self.num_tokens - before, runs_on)
         piece = Piece(text, ids, delta.logprobs, stop_engine=runs_on and bool(reason))
+        piece.events = self._events(bool(reason))
         if reason:
             self.ended = True
             piece.finish_reason = reason.wire
             piece.stop_reason = delta.stop_token_id if reason is FinishReason.STOP_TOKEN else None
         return piece
+
+    def _read(self, ids: Sequence[int]) -> str:
+        """The text of tokens; a parser gets them one by one, so that it can tell which of them are reasoning."""
+        if self.parser is None:
+            return self._feed(ids)
+        texts = []
+        for token_id in ids:
+            texts.append(self._feed((token_id,)))
+            self.parser.feed(texts[-1])
+            if self.text.stopped is not None:
+                break
+        return "".join(texts)
+
+    def _rest(self) -> str:
+        """What was held back."""
+        text = self.text.finish()
+        if self.parser is not None and text:
+            self.parser.feed(text)
+        return text
+
+    def _events(self, ended: bool) -> list[Event] | None:
+        """What the parser has made of the text since the last call."""
+        if self.parser is None:
+            return None
+        if ended:
+            self.parser.finish()
+        return self.parser.take()
 
     def _stopped(self, delta: Delta, text: str, kept: int, runs_on: bool) -> Piece:
         self.ended = True
@@ -104,6 +145,7 @@ class ChoiceStream:
             None if delta.logprobs is None else delta.logprobs[:kept],
             "stop",
             self.text.stopped,
+            events=self._events(True),
             stop_engine=runs_on,
         )
 
@@ -114,6 +156,11 @@ def _repeated(delta: Delta, said: int) -> Delta:
         return delta
     logprobs = None if delta.logprobs is None else delta.logprobs[:said]
     return Delta(delta.index, delta.token_ids[:said], FinishReason.REPETITION, logprobs=logprobs)
+
+
+def reasoning_names(field: str) -> tuple[str, ...]:
+    """The names under which chat shows reasoning."""
+    return ("reasoning", "reasoning_content") if field == "both" else (field,)
 
 
 def chat_message(
@@ -127,11 +174,15 @@ def chat_message(
     """`message` of a chat choice. Reasoning goes out under both of its names unless one is asked for."""
     message: dict[str, Any] = {"role": role, "content": content, "refusal": None}
     if reasoning is not None:
-        names = ("reasoning", "reasoning_content") if reasoning_field == "both" else (reasoning_field,)
-        message.update(dict.fromkeys(names, reasoning))
+        message.update(dict.fromkeys(reasoning_names(reasoning_field), reasoning))
     if tool_calls:
         message["tool_calls"] = list(tool_calls)
     return message
+
+
+def chat_call(call: Call) -> dict[str, Any]:
+    """One entry of `tool_calls` of a message."""
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def chat_choice(

@@ -5,13 +5,14 @@ Out: events, neighbours of one kind merged, ready for any dialect. The Sink keep
 parser: white space around calls is no content, a call has an id, calls beyond the first are dropped where the client
 wants one only, and a marker token inside a text shows as its spelling or not at all.
 
-    reasoning(text) · content(text) · call_start(index, id, name) · call_arguments(index, text) · call_end(index)
+    reasoning(text) · content(text) · call_start(call, id, name) · call_arguments(call, text) · call_end(call)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import NamedTuple
 
 
@@ -24,18 +25,18 @@ class Content(NamedTuple):
 
 
 class CallStart(NamedTuple):
-    index: int
+    call: int  # its number in the answer
     id: str
     name: str
 
 
 class CallArguments(NamedTuple):
-    index: int
+    call: int  # its number in the answer
     text: str
 
 
 class CallEnd(NamedTuple):
-    index: int
+    call: int  # its number in the answer
 
 
 Event = Reasoning | Content | CallStart | CallArguments | CallEnd
@@ -56,17 +57,37 @@ class Sink:
     """What parsers write to. `spaced`: white space is held until it is clear that no call follows."""
 
     __slots__ = (
-        "_begun", "_events", "_kind", "_most", "_new_id", "_parts", "_rejected", "_space", "_spaced", "_spelling",
-        "num_calls", "thinking",
+        "_begun",
+        "_events",
+        "_kind",
+        "_most",
+        "_new_id",
+        "_parts",
+        "_rejected",
+        "_shows_reasoning",
+        "_space",
+        "_spaced",
+        "_spelling",
+        "num_calls",
+        "thinking",
     )  # fmt: skip
 
-    def __init__(self, new_id: NewId, *, spaced: bool, most_calls: int = 0, spelling: Spelling = PLAIN) -> None:
+    def __init__(
+        self,
+        new_id: NewId,
+        *,
+        spaced: bool,
+        most_calls: int = 0,
+        shows_reasoning: bool = True,
+        spelling: Spelling = PLAIN,
+    ) -> None:
         self.num_calls = 0  # begun, the dropped ones included
         self.thinking = False  # the newest token is reasoning
         self._new_id = new_id
         self._most = most_calls  # 0: as many as there are
         self._spaced = spaced
         self._spelling = spelling
+        self._shows_reasoning = shows_reasoning
         self._events: list[Event] = []
         self._parts: list[str] = []  # of the newest event, still growing
         self._kind: type[Reasoning] | type[Content] | type[CallArguments] | None = None
@@ -81,7 +102,8 @@ class Sink:
         return found
 
     def reasoning(self, text: str) -> None:
-        self._add(Reasoning, text)
+        if self._shows_reasoning:
+            self._add(Reasoning, text)
 
     def content(self, text: str) -> None:
         if not self._spaced:
@@ -163,8 +185,21 @@ class Sink:
             return
         text = self._parts[0] if len(self._parts) == 1 else "".join(self._parts)
         self._parts = []
-        if text:
-            self._events.append(CallArguments(self.num_calls - 1, text) if kind is CallArguments else kind(text))
+        if text and kind is CallArguments:
+            self._events.append(CallArguments(self.num_calls - 1, text))
+        elif text:
+            self._events.append(Reasoning(text) if kind is Reasoning else Content(text))
+
+
+def merged(events: list[Event]) -> list[Event]:
+    """The same with neighbours of one kind put together."""
+    found: list[Event] = []
+    for _, group in groupby(events, lambda event: (type(event), getattr(event, "call", 0))):
+        first, *rest = group
+        if rest and isinstance(first, Reasoning | Content | CallArguments):
+            first = first._replace(text=first.text + "".join(getattr(event, "text", "") for event in rest))
+        found.append(first)
+    return found
 
 
 @dataclass(slots=True)
@@ -188,6 +223,6 @@ class Said:
             if type(event) is CallStart:
                 self.calls.append(Call(event.id, event.name))
             elif type(event) is CallArguments:
-                self.calls[event.index].parts.append(event.text)
+                self.calls[event.call].parts.append(event.text)
         for call in self.calls:
             call.arguments = "".join(call.parts)

@@ -4,7 +4,7 @@ Owner: loop, a generator per choice. In: a Source from the first generated token
 the analysis channel as reasoning, the final channel and commentary without a recipient as content, messages to a
 function as calls. One machine reads both, because channels take turns: there may be several of each in one answer.
 
-    <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>commentary to=functions.NAME ...<|message|>{...}
+    <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>commentary to=functions.NAME<|message|>{...}
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from _fast.detok import TokenTable
-from server.output.events import Spelling
+from server.output.events import PLAIN, Spelling
 from server.output.tools.json_text import escaped
 from server.render.tokenizer import Tokenizer
 
@@ -29,8 +29,8 @@ class Markers:
 
     table: TokenTable
     chars: Mapping[str, str] = field(default_factory=dict)  # marker -> its character
-    shown: Spelling = Spelling({}, {})  # characters to text
-    skipped: Spelling = Spelling({}, {})  # the same without special tokens
+    shown: Spelling = PLAIN  # characters to text
+    skipped: Spelling = PLAIN  # the same without special tokens
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, texts: Iterable[str]) -> Markers:

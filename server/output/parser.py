@@ -1,8 +1,8 @@
 """OutputParser: one choice's text into events; and Parsing, what a request wants parsed.
 
-Owner: loop; an OutputParser belongs to one choice, Parsers to the server. In: text as it is detokenized, token by token.
-Out: events (output/events.py), and how many tokens were reasoning. Reasoning comes first, then content and calls; both
-readers share one Source, so nothing is looked at twice.
+Owner: loop; an OutputParser belongs to one choice, Parsers to the server. In: text as it is detokenized, token by
+token. Out: events (output/events.py), and how many tokens were reasoning. Reasoning comes first, then content and
+calls; both readers share one Source, so nothing is looked at twice.
 
     text -> Source -> think() -> calls machine -> Sink -> events -> dialect
 """
@@ -88,6 +88,11 @@ class Parsers:
     tools_name: str = "none"
 
     @property
+    def is_empty(self) -> bool:
+        """Whether every answer is plain text."""
+        return self.reasoning is None and self.tools is None and self.harmony is None
+
+    @property
     def can_call(self) -> bool:
         return self.tools is not None or self.reads_calls
 
@@ -102,7 +107,8 @@ class Parsing:
     continued: str | None = None  # text of the message that the answer continues
     id_prefix: str = "chatcmpl-tool-"
     own_ids: bool = True  # ids as the model's template wants them
-    show_special: bool = False
+    shows_special: bool = False
+    shows_reasoning: bool = True
 
     def parser(self, prompt: Prompt) -> OutputParser | None:
         """Of one choice; None where its text needs no parser."""
@@ -120,7 +126,8 @@ class Parsing:
             self._new_id(text),
             spaced=calls or bool(form and form.wrappers),
             most_calls=self.most_calls,
-            spelling=markers.shown if self.show_special else markers.skipped,
+            shows_reasoning=self.shows_reasoning,
+            spelling=markers.shown if self.shows_special else markers.skipped,
         )
         if parsers.harmony is not None:
             run = harmony(source, sink, parsers.harmony, reasons=parsers.reads_reasoning, calls=calls)

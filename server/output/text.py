@@ -6,20 +6,28 @@ Owner: the loop, one per choice. In: token ids of a Delta. Out: text that may be
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from _fast.detok import Detokenizer, StopSet
+from _fast.detok import Detokenizer, StopSet, TokenTable
 from server.render.tokenizer import Tokenizer
 
 
 class StopStrings:
-    """A request's stop strings, compiled; shared by its choices."""
+    """A request's stop strings, compiled; shared by its choices. `markers`: how marker tokens are spelled inside."""
 
     __slots__ = ("compiled", "texts")
 
-    def __init__(self, texts: Sequence[str]) -> None:
+    def __init__(self, texts: Sequence[str], markers: Mapping[str, str] | None = None) -> None:
         self.texts = tuple(texts)
-        self.compiled = StopSet([text.encode() for text in self.texts]) if self.texts else None
+        forms = [*self.texts, *(spelled(text, markers) for text in self.texts)] if markers else self.texts
+        self.compiled = StopSet([text.encode() for text in forms]) if forms else None
+
+
+def spelled(text: str, markers: Mapping[str, str]) -> str:
+    """A text with each marker token as its character (output/markers.py)."""
+    for marker in sorted(markers, key=len, reverse=True):
+        text = text.replace(marker, markers[marker])
+    return text
 
 
 class TextStream:
@@ -41,10 +49,11 @@ class TextStream:
         skip_special_tokens: bool = True,
         min_tokens: int = 0,
         at_start: bool = False,
+        table: TokenTable | None = None,
     ) -> None:
         self.stops = stop if isinstance(stop, StopStrings) else StopStrings(stop)
         self.machine = Detokenizer(
-            tokenizer.table,
+            table or tokenizer.table,
             self.stops.compiled,
             include_stop,
             skip_special_tokens,
@@ -60,7 +69,7 @@ class TextStream:
     def stopped(self) -> str | None:
         """The stop string that ended the text."""
         matched = self.machine.matched
-        return None if matched < 0 else self.stops.texts[matched]
+        return None if matched < 0 else self.stops.texts[matched % len(self.stops.texts)]
 
     @property
     def num_tokens(self) -> int:

@@ -22,12 +22,14 @@ from server.http.exchange import Exchange, exchange_of
 from server.http.watch import preparing
 from server.job import Job, media_ahead, prepare
 from server.media_ahead import MediaAhead
-from server.output.choices import chat_choice, chat_message
+from server.output.choices import chat_call, chat_choice, chat_message
+from server.output.events import Said
 from server.output.logprobs import TokenNames
+from server.output.parser import Parsing
 from server.render.prompt import Prompt
-from server.routes.chunks import ChatChunks, ChatShown
+from server.routes.chunks import ChatChunks, ChatShown, chat_finish
 from server.routes.endpoint import check_model, gateway_priority, names_of, response_id, route, side_of
-from server.routes.tools import check_calls, offered
+from server.routes.tools import check_calls, offered, parsing_of
 from server.sampling import Asked, in_range, priority_of, resolve, salt_of
 from server.schema.chat import ChatBody
 from server.state import AppState
@@ -48,14 +50,31 @@ async def create(request: Request) -> Response | None:
         return [await prepare_chat(exchange, body, asked, header)]
 
     def frames(answer: Answer) -> ChatChunks:
-        shown = ChatShown(names, shown_top(body), state.config.chat.response_role, echo_of(state, body))
+        chat = state.config.chat
+        shown = ChatShown(names, shown_top(body), chat.response_role, echo_of(state, body), chat.reasoning_field)
         return ChatChunks(answer, name, model, bool(body.return_token_ids), shown)
 
     async def response(answer: Answer) -> Response:
         return await json_body(answer, partial(whole, answer, body, name, model, names))
 
     skip_special_tokens = body.skip_special_tokens is not False
-    return await answer_with(request, asked, jobs, frames, response, name=name, skip_special_tokens=skip_special_tokens)
+    return await answer_with(
+        request, asked, jobs, frames, response,
+        name=name, skip_special_tokens=skip_special_tokens, parsing=parsing_for(state, body),
+    )  # fmt: skip
+
+
+def parsing_for(state: AppState, body: ChatBody) -> Parsing | None:
+    """What the answer's text is searched for."""
+    may_call = body.tool_choice != "none"
+    return parsing_of(
+        state,
+        body.tools if may_call else None,
+        most_calls=1 if body.parallel_tool_calls is False else 0,
+        continued=text_of(body.messages[-1]) if body.continue_final_message else None,
+        shows_special=body.skip_special_tokens is False,
+        shows_reasoning=body.include_reasoning is not False,
+    )
 
 
 async def prepare_chat(exchange: Exchange, body: ChatBody, asked: Asked, header: str = "") -> Job:
@@ -72,7 +91,7 @@ def check(state: AppState, body: ChatBody) -> Asked:
     """Everything that can be refused before the template runs."""
     if not body.messages:
         raise invalid("messages", "messages: is empty; send at least one message")
-    check_tools(body)
+    check_tools(state, body)
     if body.reasoning_effort is not None and body.reasoning_effort not in EFFORTS:
         got = shown(body.reasoning_effort)
         raise invalid("reasoning_effort", f"reasoning_effort: got {got}; must be one of {', '.join(EFFORTS)}")
@@ -95,15 +114,15 @@ def check(state: AppState, body: ChatBody) -> Asked:
     return resolve(body, logprobs, max_tokens, state.defaults, state.config, state.vocabulary)
 
 
-def check_tools(body: ChatBody) -> None:
-    """Tools are taken only where no call may come back."""
+def check_tools(state: AppState, body: ChatBody) -> None:
+    """The choice is one of the words, or names a function."""
     choice = body.tool_choice
     if body.tools is not None and not body.tools:
         raise invalid("tools", "tools: is empty; name at least one tool or leave it out")
     if choice is not None and choice not in ("auto", "none", "required") and not isinstance(choice, dict):
         raise invalid("tool_choice", f"tool_choice: got {shown(choice)}; must be auto, none, required or a function")
     must_call = choice == "required" or isinstance(choice, dict)
-    check_calls(body.tools, body.tools, must_call=must_call, may_call=choice != "none")
+    check_calls(state, body.tools, body.tools, must_call=must_call, may_call=choice != "none")
 
 
 async def render(state: AppState, body: ChatBody, ahead: MediaAhead) -> Prompt:
@@ -144,7 +163,11 @@ def echo_of(state: AppState, body: ChatBody) -> str:
     last = body.messages[-1]
     if not body.echo or last.get("role") != state.config.chat.response_role:
         return ""
-    content = last.get("content")
+    return text_of(last)
+
+
+def text_of(message: dict[str, Any]) -> str:
+    content = message.get("content")
     if isinstance(content, list):
         return "".join(part["text"] for part in content if isinstance(part.get("text"), str))
     return content if isinstance(content, str) else ""
@@ -175,12 +198,21 @@ def whole(answer: Answer, body: ChatBody, name: str, model: str, names: TokenNam
 
 
 def whole_choice(answer: Answer, choice: Choice, body: ChatBody, names: TokenNames) -> dict[str, Any]:
-    text, token_ids, entries = choice.drain()
-    with_logprobs = answer.asked.params.logprobs is not None
+    events, token_ids, entries = choice.drain_events()
+    with_logprobs, chat = answer.asked.params.logprobs is not None, answer.state.config.chat
+    said = Said(events)
+    text = echo_of(answer.state, body) + said.content
+    message = chat_message(
+        text if text or not (said.reasoning or said.calls) else None,
+        role=chat.response_role,
+        reasoning=said.reasoning or None,
+        reasoning_field=chat.reasoning_field,
+        tool_calls=[chat_call(call) for call in said.calls],
+    )
     return chat_choice(
         choice.index,
-        chat_message(echo_of(answer.state, body) + text, role=answer.state.config.chat.response_role),
-        choice.finish_reason,
+        message,
+        chat_finish(choice),
         choice.stop_reason,
         logprobs=names.chat(entries, shown_top(body)) if with_logprobs else None,
         token_ids=token_ids if body.return_token_ids else None,

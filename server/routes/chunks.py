@@ -17,7 +17,8 @@ from server.answer import Answer
 from server.choice import Choice
 from server.errors import ApiError
 from server.http.sse import DONE
-from server.output.choices import echo_text, usage
+from server.output.choices import echo_text, reasoning_names, usage
+from server.output.events import CallArguments, CallStart, Content, Event, Reasoning
 from server.output.logprobs import CompletionLogprobs, TokenNames, joined
 
 dumps = orjson.dumps
@@ -50,6 +51,7 @@ class Chunks:
             choice.num_tokens,
             cached_tokens=self.answer.cached_tokens[at],
             multimodal_tokens={str(kind): count for kind, count in job.media_tokens.items()},
+            reasoning_tokens=choice.reasoning_tokens,
         )
         return b'}],"usage":' + dumps(running) + b"}\n\n"
 
@@ -71,7 +73,27 @@ class Chunks:
 def ending(choice: Choice) -> bytes:
     if choice.finish_reason is None:
         return b',"finish_reason":null'
-    return b',"finish_reason":' + dumps(choice.finish_reason) + b',"stop_reason":' + dumps(choice.stop_reason)
+    return b',"finish_reason":' + dumps(chat_finish(choice)) + b',"stop_reason":' + dumps(choice.stop_reason)
+
+
+def chat_finish(choice: Choice) -> str | None:
+    """finish_reason: a choice that ended by itself and holds calls waits for their results."""
+    return "tool_calls" if choice.num_calls and choice.finish_reason == "stop" else choice.finish_reason
+
+
+def delta_of(event: Event, fields: tuple[str, ...]) -> bytes:
+    """The `delta` object of one event; b"" for an event that chat does not tell. `fields`: names of reasoning."""
+    match event:
+        case Content(text):
+            return b'{"content":' + dumps(text) + b"}"
+        case Reasoning(text):
+            return dumps(dict.fromkeys(fields, text))
+        case CallArguments(index, text):
+            return b'{"tool_calls":[{"index":%d,"function":{"arguments":' % index + dumps(text) + b"}}]}"
+        case CallStart(index, call_id, name):
+            call = {"index": index, "id": call_id, "type": "function", "function": {"name": name, "arguments": ""}}
+            return dumps({"tool_calls": [call]})
+    return b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +104,7 @@ class ChatShown:
     top: int  # likeliest tokens per log-probability entry; -1: all there are
     role: str = "assistant"
     echo: str = ""  # the last message, said again before the answer
+    reasoning_field: str = "both"
 
 
 class ChatChunks(Chunks):
@@ -92,6 +115,7 @@ class ChatChunks(Chunks):
     def __init__(self, answer: Answer, response_id: str, model: str, return_token_ids: bool, shown: ChatShown) -> None:
         super().__init__(answer, response_id, model, return_token_ids)
         self.shown = shown
+        self.fields = reasoning_names(shown.reasoning_field)
         self.role = b',"delta":{"role":' + dumps(shown.role) + b',"content":""},"logprobs":null,"finish_reason":null'
         indices = range(len(answer.choices))
         self.before = [self.head + b'{"index":%d,"delta":{"content":' % at for at in indices]
@@ -99,6 +123,8 @@ class ChatChunks(Chunks):
 
     def chunks(self, choice: Choice) -> bytes:
         opening = b"" if choice.started else self.opening(choice)
+        if choice.stream.parser is not None:
+            return opening + self.parsed(choice)
         if choice.finish_reason is None:
             if not choice.has_text:
                 return opening
@@ -108,6 +134,22 @@ class ChatChunks(Chunks):
         begin = self.before[choice.index] + dumps(text) if text else self.empty(choice)
         body = begin + b'},"logprobs":' + self.logprobs(logprobs) + ending(choice) + self.ids(token_ids)
         return opening + body + self.close(choice)
+
+    def parsed(self, choice: Choice) -> bytes:
+        """A chunk per event; what belongs to the tokens stands in the first, the end in one of its own."""
+        if choice.finish_reason is None and not choice.has_text:
+            return b""
+        events, token_ids, logprobs = choice.drain_events()
+        deltas = [delta for event in events if (delta := delta_of(event, self.fields))]
+        ends = choice.finish_reason is not None
+        frames: list[bytes] = []
+        for delta in [*deltas, b"{}"] if ends else deltas:
+            last = ends and len(frames) == len(deltas)
+            begin = self.head + b'{"index":%d,"delta":' % choice.index + delta + b',"logprobs":'
+            end = ending(choice) if last else b',"finish_reason":null'
+            frames.append(begin + self.logprobs(logprobs) + end + self.ids(token_ids) + self.close(choice))
+            token_ids, logprobs = [], []
+        return b"".join(frames)
 
     def opening(self, choice: Choice) -> bytes:
         """The role chunk, and what is echoed."""

@@ -47,7 +47,7 @@ async def create(request: Request) -> Response | None:
     body = await read_json(request, MessagesBody, state.config.limits.max_request_bytes)
     model = check_model(state, body.model)
     asked = check(state, body)
-    tools = offered(state, check_tools(body, calls_back=True), (body.tool_choice or {}).get("type"))
+    tools = offered(state, check_tools(state, body, calls_back=True), (body.tool_choice or {}).get("type"))
     name = "msg_" + exchange.request_id
     priority = priority_of(SamplingFields(priority=body.priority), state.config, gateway_priority(request))
 
@@ -71,7 +71,7 @@ async def count(request: Request) -> Response:
     body = await read_json(request, CountBody, state.config.limits.max_request_bytes)
     check_model(state, body.model)
     check_prompt_fields(body)
-    tools = offered(state, check_tools(body, calls_back=False), (body.tool_choice or {}).get("type"))
+    tools = offered(state, check_tools(state, body, calls_back=False), (body.tool_choice or {}).get("type"))
     asked = resolve(SamplingFields(), None, 0, state.defaults, state.config, state.vocabulary)
     async with client_present(request):
         with state.places.hold(1, exchange.key_name):
@@ -133,7 +133,7 @@ def check_prompt_fields(body: CountBody) -> None:
         raise invalid("output_config.effort", text)
 
 
-def check_tools(body: CountBody, calls_back: bool) -> Tools:
+def check_tools(state: AppState, body: CountBody, calls_back: bool) -> Tools:
     """Tools for the template; refused where a call may come back."""
     kept, dropped = read_tools(body.tools)
     if dropped:
@@ -144,7 +144,7 @@ def check_tools(body: CountBody, calls_back: bool) -> Tools:
         raise invalid("tool_choice.type", f"tool_choice.type: got {shown(kind)}; must be auto, any, tool or none")
     named = ("tool_choice.name", name) if kind == "tool" and kept else None
     may_call = kind != "none" and calls_back
-    check_calls(body.tools, kept, must_call=kind in ("any", "tool"), may_call=may_call, named=named)
+    check_calls(state, body.tools, kept, must_call=kind in ("any", "tool"), may_call=may_call, named=named)
     return kept or None
 
 

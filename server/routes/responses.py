@@ -68,7 +68,7 @@ async def create(request: Request) -> Response | None:
     body = await read_json(request, ResponsesBody, state.config.limits.max_request_bytes)
     model = check_model(state, body.model)
     asked = check(state, body)
-    tools = check_tools(body)
+    tools = check_tools(state, body)
     parent = earlier(state, exchange.key_name, body.previous_response_id)
     priority = priority_of(SamplingFields(priority=body.priority), state.config, gateway_priority(request))
     prompt = partial(prompt_of, exchange, body, parent, tools, asked, priority)
@@ -212,7 +212,7 @@ def one_of(name: str, value: str | None, allowed: tuple[str, ...]) -> None:
         raise invalid(name, f"{name}: got {shown(value)}; must be one of {', '.join(allowed)}")
 
 
-def check_tools(body: ResponsesBody) -> Tools:
+def check_tools(state: AppState, body: ResponsesBody) -> Tools:
     """Tools for the template and for the echo; refused where a call may come back."""
     kept, echoed, dropped = read_response_tools(body.tools)
     if dropped:
@@ -225,7 +225,7 @@ def check_tools(body: ResponsesBody) -> Tools:
     must_call = choice == "required" or isinstance(choice, dict)
     by_name = isinstance(choice, dict) and choice["type"] in ("function", "custom")
     named = ("tool_choice.name", choice.get("name")) if isinstance(choice, dict) and by_name else None
-    check_calls(body.tools, kept, must_call=must_call, may_call=choice != "none", named=named)
+    check_calls(state, body.tools, kept, must_call=must_call, may_call=choice != "none", named=named)
     return kept or None, echoed
 
 

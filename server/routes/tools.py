@@ -1,6 +1,7 @@
-"""Tools of a request: what the template sees, and the refusal of calls that this server cannot parse.
+"""Tools of a request: what the template sees, what is looked for in the answer, and what is refused.
 
-Owner: loop. In: the tools and the choice of any dialect, read by its route. Out: tools for the template, or a refusal.
+Owner: loop. In: the tools and the choice of any dialect, read by its route. Out: tools for the template, a Parsing for
+the answer, or a refusal.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from server.errors import invalid, not_here, shown
+from server.output.parser import Parsing
 from server.state import AppState
 
 Tool = dict[str, Any]
 
 
 def check_calls(
+    state: AppState,
     sent: Sequence[Any] | None,
     kept: Sequence[Tool] | None,
     *,
@@ -22,7 +25,7 @@ def check_calls(
     may_call: bool,
     named: tuple[str, Any] | None = None,
 ) -> None:
-    """Refuses a choice that cannot be met, and tools where a call may come back.
+    """Refuses a choice that cannot be met, and tools where a call may come back that no parser of the model reads.
 
     `sent` are the client's tools, `kept` those that this server knows, `named` is the field that names one of them and
     its value.
@@ -33,10 +36,21 @@ def check_calls(
         param, name = named
         if name not in [tool["function"]["name"] for tool in kept or ()]:
             raise invalid(param, f"{param}: {shown(name)} is not among the tools")
-    if kept and may_call:
-        raise not_here("tools", "tools: this server cannot parse tool calls; send tool_choice none, or no tools")
+    if kept and must_call:
+        raise not_here("tool_choice", "tool_choice: this server cannot force a call; send auto or none")
+    if kept and may_call and not state.parsers.can_call and state.config.chat.tool_call_parser != "none":
+        raise not_here(
+            "tools",
+            "tools: the format of this model's tool calls is not known; send tool_choice none or no tools, or start "
+            "the server with --tool-call-parser and its name (none: calls stay text)",
+        )
 
 
 def offered(state: AppState, tools: list[Tool] | None, choice: Any) -> list[Tool] | None:
     """The tools that the template sees."""
     return None if choice == "none" and state.config.chat.exclude_tools_when_tool_choice_none else tools
+
+
+def parsing_of(state: AppState, tools: Sequence[Tool] | None, **wishes: Any) -> Parsing | None:
+    """What to look for in an answer; None where the model's answers are plain text."""
+    return None if state.parsers.is_empty else Parsing(state.parsers, tools or None, **wishes)

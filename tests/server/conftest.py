@@ -88,7 +88,8 @@ def maker(state: AppState) -> Callable[..., Client]:
     def make(phase: str = "ready", **groups: Any) -> Client:
         other = AppState(config_of(**groups))
         other.pool.shutdown()
-        for name in ("engine", "tokenizer", "renderer", "vocabulary", "defaults", "media", "grammars", "pool"):
+        loaded = ("engine", "tokenizer", "renderer", "vocabulary", "defaults", "parsers", "media", "grammars", "pool")
+        for name in loaded:
             setattr(other, name, getattr(state, name))
         other.places.limit = state.engine.limits.max_open
         other.phase = phase  # type: ignore[assignment]

@@ -61,6 +61,8 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         "test_chat.py::test_logprobs_hold_exactly_the_likeliest": "logprobs top_logprobs",
         "test_tools.py::test_tools_that_may_not_be_called_can_stay_out_of_the_prompt": "tools tool_choice",
         "test_route_fields.py::test_effort_reaches_the_template_of_chat": "reasoning_effort",
+        "test_tool_calls.py::test_one_call_and_several_choices": "parallel_tool_calls",
+        "test_tool_calls.py::test_reasoning_is_hidden_or_named_as_asked": "include_reasoning",
         REFUSED: "thinking_token_budget mm_processor_kwargs media_io_kwargs",
         PROMPT: "chat_template chat_template_kwargs add_generation_prompt documents return_prompt_text",
         "test_chat.py::test_last_message_can_be_continued": "continue_final_message",
@@ -140,7 +142,6 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
 # Taken and without effect, as the contract says or until a later part of it: nothing can fail without them.
 NO_EFFECT: dict[type[msgspec.Struct], str] = {
     SamplingFields: "spaces_between_special_tokens",  # byte-level and piece tokenizers put none
-    ChatBody: "parallel_tool_calls include_reasoning",  # no calls and no reasoning are parsed yet
     MessagesBody: "metadata",
     GenerateBody: "kv_transfer_params",
 }

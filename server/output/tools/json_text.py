@@ -2,8 +2,8 @@
 
 Owner: none, readers over a Source (output/source.py). In: one value as a model writes it: JSON, a Python literal, or
 Gemma's strings between markers. Out: JSON text with `, ` and `: ` between values, characters for escapes, numbers as
-they were spelled. Nothing is parsed into objects and nothing is validated: brackets and strings are followed, so a value
-of any depth costs no stack, and a broken one is passed on as it is.
+they were spelled. Nothing is parsed into objects and nothing is validated: brackets and strings are followed, so a
+value of any depth costs no stack, and a broken one is passed on as it is.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 
 import orjson
 
-from server.output.source import Emit, Reader, Source, peek, space
+from server.output.source import Emit, Reader, Source, space
 
 STRING_BREAK = re.compile(r'["\\\x00-\x1f]')
 WORD_END = re.compile(r"[\s{}\[\]():,=\"'<]")
@@ -250,12 +250,11 @@ def _copy_quoted(source: Source, emit: Emit, quote: str) -> Reader[bool]:
     """The rest of a quoted string. A marker that quotes knows no escapes; Python's quotes do, and may be tripled."""
     emit('"')
     python = quote in ('"', "'")
-    if python:
-        if (yield from _opens(source, quote)):
-            if not (yield from _opens(source, quote)):
-                emit('"')  # an empty string
-                return True
-            quote *= 3
+    if python and (yield from _opens(source, quote)):
+        if not (yield from _opens(source, quote)):
+            emit('"')  # an empty string
+            return True
+        quote *= 3
     while True:
         text, at = source.text, source.at
         end = text.find(quote, at)
@@ -299,5 +298,5 @@ def _copy_escape(source: Source, emit: Emit) -> Reader[bool]:
             return True
         except (ValueError, OverflowError):
             pass
-    emit(escaped(ESCAPES[char] if char in ESCAPES else char if char in "\\'\"" else escape))
+    emit(escaped(ESCAPES.get(char, char if char in "\\'\"" else escape)))
     return True
