@@ -97,7 +97,8 @@ class Sink:
 
     def take(self) -> list[Event]:
         """Events since the last call."""
-        self._close()
+        if self._kind is not None:
+            self._close()
         found, self._events = self._events, []
         return found
 
@@ -106,7 +107,7 @@ class Sink:
             self._add(Reasoning, text)
 
     def content(self, text: str) -> None:
-        if not self._spaced:
+        if not (self._spaced and (self._space or text[-1:].isspace())):  # nearly every token
             self._add(Content, text)
         elif text.isspace():
             self._space.append(text)

@@ -42,17 +42,18 @@ class OutputParser:
 
     def feed(self, text: str) -> None:
         """The text of one token; "" where it has none yet."""
-        sink = self._sink
-        was_thinking = sink.thinking
-        if text:
+        was_thinking = self._sink.thinking
+        if text and not self._ended:
             self._source.feed(text)
-            self._advance()
-        if was_thinking and sink.thinking:
-            self._waiting += 1
-            if not self._source.pending:
-                self.reasoning_tokens += self._waiting
-                self._waiting = 0
-        else:
+            self._ended = next(self._run, True) is True
+        if not was_thinking:
+            return
+        if not self._sink.thinking:
+            self._waiting = 0
+            return
+        self._waiting += 1
+        if not self._source.pending:
+            self.reasoning_tokens += self._waiting
             self._waiting = 0
 
     def finish(self) -> None:

@@ -37,7 +37,7 @@ class Source:
     def feed(self, text: str) -> None:
         if self._kept is not None:
             self._kept.append(self.text[: self.at])
-        self.text = self.text[self.at :] + text
+        self.text = self.text[self.at :] + text if self.at < len(self.text) else text
         self.at = 0
 
     @property
@@ -65,33 +65,24 @@ class Source:
 
 
 class Finder:
-    """The first of several markers in a text, and how much of the text's end may become one."""
+    """The first of several markers in a text, or the end of the text that may become a marker.
 
-    __slots__ = ("_firsts", "_longest", "_prefixes", "search")
+    One expression of literals, so there is nothing to backtrack: any marker, or the beginning of one at the very end.
+    """
+
+    __slots__ = ("longest", "prefixes", "search")
 
     def __init__(self, markers: tuple[str, ...]) -> None:
         ordered = sorted(set(markers) - {""}, key=len, reverse=True)
-        self.search = re.compile("|".join(map(re.escape, ordered)) or r"(?!)").search  # literals: nothing to backtrack
-        self._prefixes = frozenset(marker[:size] for marker in ordered for size in range(1, len(marker)))
-        self._firsts = "".join({marker[0] for marker in ordered if len(marker) > 1})
-        self._longest = max((len(marker) for marker in ordered), default=0)
+        self.prefixes = frozenset(marker[:size] for marker in ordered for size in range(1, len(marker)))
+        self.longest = max((len(marker) for marker in ordered), default=0)
+        whole = "|".join(map(re.escape, ordered)) or r"(?!)"
+        begun = "|".join(map(re.escape, sorted(self.prefixes, key=len, reverse=True))) or r"(?!)"
+        self.search = re.compile(rf"({whole})|(?:{begun})\Z").search
 
     def may_grow(self, text: str, at: int) -> bool:
         """Whether what stands at `at`, a marker already, may still become a longer one."""
-        return len(text) - at < self._longest and text[at:] in self._prefixes
-
-    def held(self, text: str, at: int) -> int:
-        """Length of the longest end of text[at:] that begins a marker."""
-        start = max(at, len(text) - self._longest + 1)
-        best = len(text)
-        for first in self._firsts:
-            found = text.find(first, start)
-            while 0 <= found < best:
-                if text[found:] in self._prefixes:
-                    best = found
-                    break
-                found = text.find(first, found + 1)
-        return len(text) - best
+        return len(text) - at < self.longest and text[at:] in self.prefixes
 
 
 @lru_cache(maxsize=512)
@@ -151,23 +142,24 @@ def accept(source: Source, *literals: str) -> Reader[str]:
 def until(source: Source, markers: tuple[str, ...], emit: Emit) -> Reader[str]:
     """Emits text up to the first marker, which is read and returned; "" at the end of the text."""
     find = finder(markers)
+    search = find.search
     while True:
         text, at = source.text, source.at
-        found = find.search(text, at)
-        if found is not None:
-            source.at = found.start()
-            if source.at > at:
-                emit(text[at : source.at])
-            if not source.closed and find.may_grow(text, source.at):
-                yield
-                continue
-            source.at = found.end()
-            return found.group()
-        end = len(text) if source.closed else len(text) - find.held(text, at)
+        found = search(text, at)
+        end = len(text) if found is None else found.start()
         if end > at:
             emit(text[at:end])
             source.at = end
-        if source.closed:
+        if found is not None:
+            marker = found.group(1)
+            if marker is not None and (source.closed or not find.may_grow(text, end)):
+                source.at = found.end()
+                return marker
+            if source.closed:
+                emit(text[end:])
+                source.at = len(text)
+                return ""
+        elif source.closed:
             return ""
         yield
 
@@ -185,12 +177,12 @@ def name_before(source: Source, markers: tuple[str, ...]) -> Reader[tuple[str, s
     while True:
         text, at = source.text, source.at
         found = find.search(text, at, at + LONGEST_NAME + 64)
-        end = found.start() if found else len(text) - (0 if source.closed else find.held(text, at))
-        name = text[at:end].strip()
-        if found is None and not source.closed and len(name) <= LONGEST_NAME and fits(name):
+        whole = found is not None and found.group(1) is not None
+        name = text[at : len(text) if found is None else found.start()].strip()
+        if not whole and not source.closed and len(name) <= LONGEST_NAME and fits(name):
             yield
             continue
-        if found is None or not name or len(name) > LONGEST_NAME or not fits(name):
+        if found is None or not whole or not name or len(name) > LONGEST_NAME or not fits(name):
             return "", ""
         source.at = found.end()
         return name, found.group()

@@ -36,14 +36,14 @@ def check_calls(
         param, name = named
         if name not in [tool["function"]["name"] for tool in kept or ()]:
             raise invalid(param, f"{param}: {shown(name)} is not among the tools")
-    if kept and must_call:
-        raise not_here("tool_choice", "tool_choice: this server cannot force a call; send auto or none")
     if kept and may_call and not state.parsers.can_call and state.config.chat.tool_call_parser != "none":
         raise not_here(
             "tools",
             "tools: the format of this model's tool calls is not known; send tool_choice none or no tools, or start "
             "the server with --tool-call-parser and its name (none: calls stay text)",
         )
+    if kept and must_call:
+        raise not_here("tool_choice", "tool_choice: this server cannot force a call; send auto or none")
 
 
 def offered(state: AppState, tools: list[Tool] | None, choice: Any) -> list[Tool] | None:
