@@ -1,7 +1,6 @@
 RMS_NORM: int
 LAYER_NORM: int
-GELU_ERF: int
-GELU_TANH: int
+PLAIN: int
 HEAD_MAX: int
 NORM_MAX: int
 

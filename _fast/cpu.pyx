@@ -113,8 +113,7 @@ cdef extern from "kernels.h" nogil:
 
     int C_RMS_NORM "RMS_NORM"
     int C_LAYER_NORM "LAYER_NORM"
-    int C_GELU_ERF "GELU_ERF"
-    int C_GELU_TANH "GELU_TANH"
+    int C_PLAIN "PLAIN"
     int C_HEAD_MAX "HEAD_MAX"
     int C_NORM_MAX "NORM_MAX"
 
@@ -127,8 +126,7 @@ cdef extern from "ops.h" nogil:
 
 RMS_NORM = C_RMS_NORM
 LAYER_NORM = C_LAYER_NORM
-GELU_ERF = C_GELU_ERF
-GELU_TANH = C_GELU_TANH
+PLAIN = C_PLAIN
 HEAD_MAX = C_HEAD_MAX
 NORM_MAX = C_NORM_MAX
 
@@ -215,7 +213,7 @@ def norm(
 
 
 def point(int op, uintptr_t out, uintptr_t x, long rows, long width, bint bf16):
-    """A gated activation of [rows, 2 * width], op its number, or GELU_ERF or GELU_TANH of [rows, width]."""
+    """An activation of gate and up, [rows, 2 * width], op its number; or with PLAIN + its number of [rows, width]."""
     cdef point_call call
     call.op = op
     call.out = <void *> out

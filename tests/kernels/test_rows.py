@@ -14,6 +14,8 @@ from engine.kernels.activation import (
     gelu_reference,
     glu,
     glu_reference,
+    pointwise,
+    pointwise_reference,
 )
 from engine.kernels.norm import (
     layer_norm,
@@ -69,6 +71,8 @@ def test_activations_equal_their_references(width, dtype):
     x = (torch.randn(5, 2 * width) * 4).to(dtype)
     for activation in Activation:
         close(glu(x, activation), glu_reference(x.double(), activation), dtype)
+        if activation is not Activation.CLAMPED_SWIGLU:
+            close(pointwise(x, activation), pointwise_reference(x.double(), activation), dtype)
     close(gelu(x), gelu_reference(x.double()), dtype)
     close(gelu(x, "tanh"), gelu_reference(x.double(), "tanh"), dtype)
 

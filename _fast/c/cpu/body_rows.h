@@ -65,50 +65,36 @@ static void norm_rows(const struct norm *call, long begin, long end) {
     }
 }
 
-/* x Phi(x) by erfc(z) = t exp(-z^2 + P(t)), t = 1 / (1 + z/2): P is a Chebyshev fit of our own on 0 <= z <= 10, good to
- * 5e-8 relative, so the negative tail is as exact as the rest. */
-INLINE vf v_gelu_erf(vf x) {
-    vf z = v_abs(x) * v_set(0.70710678f);
-    vf t = v_set(1.0f) / v_fma(v_set(0.5f), z, v_set(1.0f));
-    vf p = v_set(0.14493021f);
-    p = v_fma(p, t, v_set(-0.6808272f));
-    p = v_fma(p, t, v_set(1.15673375f));
-    p = v_fma(p, t, v_set(-0.69625187f));
-    p = v_fma(p, t, v_set(-0.08028043f));
-    p = v_fma(p, t, v_set(0.00126758709f));
-    p = v_fma(p, t, v_set(0.0346027985f));
-    p = v_fma(p, t, v_set(0.3866404f));
-    p = v_fma(p, t, v_set(0.9986328f));
-    p = v_fma(p, t, v_set(-1.265448f));
-    vf half = v_set(0.5f) * x * (t * v_exp(v_fma(-z, z, p)));
-    return v_if_less(x, v_zero(), half, x - half);
-}
-
 INLINE void point_row(const struct point *call, long row, int op, int bf16) {
-    const int gated = op < GELU_ERF;
+    const int gated = op < PLAIN;
     const long width = call->width, start = row * width * (gated ? 2 : 1);
     for (long i = 0; i < width; i += W) {
         vf x = t_load(call->x, start + i, width - i, bf16);
         if (gated) x = v_activate(x, t_load(call->x, start + width + i, width - i, bf16), op);
-        if (op == GELU_ERF) x = v_gelu_erf(x);
-        if (op == GELU_TANH) x = v_gelu_tanh(x);
+        else x = v_point(x, op - PLAIN);
         t_store(call->out, row * width + i, x, width - i, bf16);
     }
 }
 
+#define POINT_CASES(op)                                    \
+    case (op) * 2: point_row(call, row, op, 0); break;     \
+    case (op) * 2 + 1: point_row(call, row, op, 1); break;
+
 static void point_rows(const struct point *call, long begin, long end) {
     for (long row = begin; row < end; row++) {
         switch (call->op * 2 + call->bf16) {
-        case GLU_SILU * 2: point_row(call, row, GLU_SILU, 0); break;
-        case GLU_SILU * 2 + 1: point_row(call, row, GLU_SILU, 1); break;
-        case GLU_GELU_TANH * 2: point_row(call, row, GLU_GELU_TANH, 0); break;
-        case GLU_GELU_TANH * 2 + 1: point_row(call, row, GLU_GELU_TANH, 1); break;
-        case GLU_CLAMPED_SWIGLU * 2: point_row(call, row, GLU_CLAMPED_SWIGLU, 0); break;
-        case GLU_CLAMPED_SWIGLU * 2 + 1: point_row(call, row, GLU_CLAMPED_SWIGLU, 1); break;
-        case GELU_ERF * 2: point_row(call, row, GELU_ERF, 0); break;
-        case GELU_ERF * 2 + 1: point_row(call, row, GELU_ERF, 1); break;
-        case GELU_TANH * 2: point_row(call, row, GELU_TANH, 0); break;
-        default: point_row(call, row, GELU_TANH, 1); break;
+        POINT_CASES(ACT_SILU)
+        POINT_CASES(ACT_GELU_TANH)
+        POINT_CASES(ACT_CLAMPED_SWIGLU)
+        POINT_CASES(ACT_GELU)
+        POINT_CASES(ACT_RELU)
+        POINT_CASES(ACT_RELU2)
+        POINT_CASES(PLAIN + ACT_SILU)
+        POINT_CASES(PLAIN + ACT_GELU_TANH)
+        POINT_CASES(PLAIN + ACT_GELU)
+        POINT_CASES(PLAIN + ACT_RELU)
+        POINT_CASES(PLAIN + ACT_RELU2)
+        default: break;
         }
     }
 }

@@ -39,10 +39,11 @@ struct spreading {
 };
 
 enum row_op { RMS_NORM, LAYER_NORM };
-enum activation { ACT_SILU, ACT_GELU_TANH, ACT_CLAMPED_SWIGLU }; /* of gate and up; engine/kernels/activation has the same */
+/* engine/kernels/activation has the same; ACT_CLAMPED_SWIGLU takes gate and up, the others are f(x), or f(gate) * up */
+enum activation { ACT_SILU, ACT_GELU_TANH, ACT_CLAMPED_SWIGLU, ACT_GELU, ACT_RELU, ACT_RELU2 };
 #define SWIGLU_ALPHA 1.702f
 #define SWIGLU_LIMIT 7.0f
-enum point_op { GLU_SILU, GLU_GELU_TANH, GLU_CLAMPED_SWIGLU, GELU_ERF, GELU_TANH }; /* the GLUs: by enum activation */
+enum { PLAIN = 8 }; /* op of a call: an activation of gate and up, or PLAIN + activation of x alone */
 
 struct norm {
     void *out;     /* [rows, width] */

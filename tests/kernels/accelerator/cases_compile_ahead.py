@@ -7,12 +7,13 @@ import torch
 import triton  # (before any kernel file, so that they take it)
 from triton.backends.compiler import GPUTarget
 
-from engine.kernels.activation import GELU_ERF, GELU_TANH, launch_point, point_kernel
+from engine.kernels.activation import Activation, launch_point, point_kernel
 from engine.kernels.attention.work import work_kernel
 from engine.kernels.compile_ahead import compile_ahead
 from engine.kernels.target import tl
 
 X = torch.zeros(3, 64, dtype=torch.bfloat16)
+GELU, GELU_TANH = Activation.GELU, Activation.GELU_TANH
 
 
 class Driver:
@@ -82,14 +83,15 @@ def broken_kernel(out, SIZE: tl.constexpr):
 
 def test_what_a_walk_launches_is_compiled_once_elsewhere_and_does_not_run(made, driver):
     def walk():
-        for op in (GELU_TANH, GELU_ERF, GELU_TANH):
+        for op in (GELU_TANH, GELU, GELU_TANH):
             for rows in (3, 2):
                 launch_point(op, X[:rows])
 
     ahead(walk)
     assert [name for name, _ in made] == ["point_kernel"] * 2
     assert all(thread.startswith("omniloop-compile") for _, thread in made)
-    point_kernel.run(X, X, 64, OP=GELU_TANH, GATED=False, BLOCK=64, OVERLAP=False, num_warps=4, grid=None, warmup=True)
+    options = {"GATED": False, "BLOCK": 64, "OVERLAP": False, "num_warps": 4}
+    point_kernel.run(X, X, 64, ACT=int(GELU_TANH), **options, grid=None, warmup=True)
     assert len(made) == 2  # Triton knows it
 
 
@@ -122,7 +124,7 @@ def test_a_walk_that_fails_says_why(made, driver):
 def test_what_is_compiled_ahead_is_loaded_there_too_and_launches_find_all_made(made, driver):
     def walk():
         launch_point(GELU_TANH, X)
-        launch_point(GELU_ERF, X)
+        launch_point(GELU, X)
 
     bound = ahead(walk)
     assert [name for name, _ in driver.built] == [name for name, _ in driver.loaded] == ["point_kernel"] * 2
@@ -143,7 +145,7 @@ def test_other_threads_launch_while_one_walks(made, driver):
         other = threading.Thread(target=launch_point, args=(GELU_TANH, X), name="other")
         other.start()
         other.join()
-        launch_point(GELU_ERF, X)
+        launch_point(GELU, X)
 
     ahead(walk)
     assert driver.launched == [("point_kernel", "other")]
