@@ -56,13 +56,13 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, offset: float = 0.0, out: Te
     return _launch(cpu.RMS_NORM, x, weight, None, eps, offset, out)
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    """x [..., H], weight [H], bias [H] or None -> a new [..., H]."""
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor | None = None) -> Tensor:
+    """x [..., H], weight [H], bias [H] or None -> [..., H]: `out` (contiguous) or new."""
     if not _runs_here(x):
         if x.is_cuda:
-            return launch_norm(x, weight, bias, eps, 0.0, centre=True)
-        return layer_norm_reference(x, weight, bias, eps)
-    return _launch(cpu.LAYER_NORM, x, weight, bias, eps, 0.0)
+            return launch_norm(x, weight, bias, eps, 0.0, centre=True, out=out)
+        return layer_norm_reference(x, weight, bias, eps, out)
+    return _launch(cpu.LAYER_NORM, x, weight, bias, eps, 0.0, out)
 
 
 def launch_norm(
@@ -95,13 +95,16 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float, offset: float = 0.
     return y if out is None else out.copy_(y)
 
 
-def layer_norm_reference(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+def layer_norm_reference(
+    x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, out: Tensor | None = None
+) -> Tensor:
     wide = x.to(_wide(x))
     centred = wide - wide.mean(-1, keepdim=True)
     y = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps) * weight.to(wide.dtype)
     if bias is not None:
         y = y + bias.to(wide.dtype)
-    return y.to(x.dtype)
+    y = y.to(x.dtype)
+    return y if out is None else out.copy_(y)
 
 
 def _runs_here(x: Tensor) -> bool:

@@ -3,8 +3,9 @@
     (a, b) -> (a cos - b sin, b cos + a sin) with a = x[j], b = x[j + D_rot/2]; half-split, as Llama and Qwen
 
 For each token: split [q | k | v]; RMSNorm each head of q and k where the model has q_norm/k_norm (Qwen3); rotate q
-and k (the first D_rot of D); write k and v to their slot of the paged caches; return q. Users: every decoder's
-attention layer, just before `paged_attention`; towers rotate their heads by `apply_rope`.
+and k (the first D_rot of D), before the norm where the model norms late (HunYuan); write k and v to their slot of the
+paged caches; return q. Users: every decoder's attention layer, just before `paged_attention`; towers rotate their heads
+by `apply_rope`.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -18,6 +19,27 @@ from engine.kernels.norm import rms_norm_reference
 from engine.kernels.pages import check_pages
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import tl, triton
+
+
+@triton.jit
+def norm_pairs(
+    a, b, rest, weight, pair, more, eps, dtype,
+    HEAD_DIM: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
+):  # fmt: skip
+    """The RMSNorm of heads [HEADS, pairs] that lie in three pieces."""
+    total = tl.sum(a * a + b * b, 1)
+    if REST:
+        total += tl.sum(rest * rest, 1)
+        rest_weight = tl.load(weight + more, mask=more < HEAD_DIM, other=0.0).to(tl.float32)
+    scale = (1.0 / tl.sqrt_rn(total / HEAD_DIM + eps))[:, None]
+    a = a * scale * tl.load(weight + pair, mask=pair < HALF, other=0.0).to(tl.float32)
+    b = b * scale * tl.load(weight + HALF + pair, mask=pair < HALF, other=0.0).to(tl.float32)
+    # Rounded as a norm of its own would round it.
+    a = a.to(dtype).to(tl.float32)
+    b = b.to(dtype).to(tl.float32)
+    if REST:
+        rest = rest * scale * rest_weight
+    return a, b, rest
 
 
 @triton.jit
@@ -41,6 +63,7 @@ def qkv_kernel(
     HEAD_DIM: tl.constexpr,
     HALF: tl.constexpr,  # rotated pairs; 2 * HALF <= HEAD_DIM
     NORM: tl.constexpr,
+    LATE: tl.constexpr,  # the norm comes after the rotation
     STORE: tl.constexpr,  # False: rotate only, no caches
     HEADS: tl.constexpr,  # of one program, power of two
     BLOCK: tl.constexpr,  # power of two >= HALF
@@ -62,6 +85,7 @@ def qkv_kernel(
     source = qkv + token * qkv_stride + (before + head) * HEAD_DIM
     a = tl.load(source + pair, mask=mask, other=0.0).to(tl.float32)
     b = tl.load(source + HALF + pair, mask=mask, other=0.0).to(tl.float32)
+    rest, more = a, pair
     if REST:
         more = 2 * HALF + tl.arange(0, REST)[None, :]
         more_mask = (head < count) & (more < HEAD_DIM)
@@ -69,23 +93,15 @@ def qkv_kernel(
     if not is_value:
         c = tl.load(cos + token * HALF + pair, mask=pair < HALF, other=0.0)
         s = tl.load(sin + token * HALF + pair, mask=pair < HALF, other=0.0)
-        if NORM:
+        if NORM and not LATE:
             weight = q_norm if is_query else k_norm
-            total = tl.sum(a * a + b * b, 1)
-            if REST:
-                total += tl.sum(rest * rest, 1)
-                rest_weight = tl.load(weight + more, mask=more < HEAD_DIM, other=0.0).to(tl.float32)
-            scale = (1.0 / tl.sqrt_rn(total / HEAD_DIM + eps))[:, None]
-            a = a * scale * tl.load(weight + pair, mask=pair < HALF, other=0.0).to(tl.float32)
-            b = b * scale * tl.load(weight + HALF + pair, mask=pair < HALF, other=0.0).to(tl.float32)
-            # Rounded as a norm of its own would round it.
-            a = a.to(qkv.dtype.element_ty).to(tl.float32)
-            b = b.to(qkv.dtype.element_ty).to(tl.float32)
-            if REST:
-                rest = rest * scale * rest_weight
+            a, b, rest = norm_pairs(a, b, rest, weight, pair, more, eps, qkv.dtype.element_ty, HEAD_DIM, HALF, REST)
         turned = a * c - b * s
         b = b * c + a * s
         a = turned
+        if LATE:
+            weight = q_norm if is_query else k_norm
+            a, b, rest = norm_pairs(a, b, rest, weight, pair, more, eps, qkv.dtype.element_ty, HEAD_DIM, HALF, REST)
     if is_query:
         target = q_out + (token * num_heads + head) * HEAD_DIM
         tl.store(target + pair, a.to(q_out.dtype.element_ty), mask=mask)
@@ -117,20 +133,19 @@ def qkv_rope_store(
     k_cache: Tensor,
     v_cache: Tensor,
     slot_mapping: Tensor,
+    late: bool = False,
 ) -> Tensor:
     """qkv [T, (Hq + 2 Hkv) * D] -> q [T, Hq, D], new; k and v go into k_cache and v_cache, in place.
 
-    cos, sin [T, D_rot/2] float32; q_norm, k_norm [D] or None; caches [num_blocks, Hkv, block_size, D], strides
-    as in kernels/pages.py; slot_mapping [T] int32 or int64 = block * block_size + offset; a negative slot is skipped.
+    cos, sin [T, D_rot/2] float32; q_norm, k_norm [D] or None, applied before rotation or, `late`, after it; caches
+    [num_blocks, Hkv, block_size, D], strides as in kernels/pages.py; slot_mapping [T] int32 or int64 =
+    block * block_size + offset; a negative slot is skipped.
     """
     narrow = qkv.dtype is torch.bfloat16
-    if not qkv.is_cpu or not (narrow or qkv.dtype is torch.float32) or head_dim > cpu.HEAD_MAX:
-        if qkv.is_cuda:
-            return launch_qkv(
-                qkv, cos, sin, q_norm, k_norm, eps, num_heads, num_kv_heads, head_dim, k_cache, v_cache, slot_mapping
-            )
-        return qkv_rope_store_reference(
-            qkv, cos, sin, q_norm, k_norm, eps, num_heads, num_kv_heads, head_dim, k_cache, v_cache, slot_mapping
+    if not qkv.is_cpu or not (narrow or qkv.dtype is torch.float32) or head_dim > cpu.HEAD_MAX or late:
+        launch = launch_qkv if qkv.is_cuda else qkv_rope_store_reference
+        return launch(
+            qkv, cos, sin, q_norm, k_norm, eps, num_heads, num_kv_heads, head_dim, k_cache, v_cache, slot_mapping, late
         )
     tokens, width = qkv.shape
     half, block_size = cos.shape[-1], k_cache.shape[2]
@@ -163,6 +178,7 @@ def launch_qkv(
     k_cache: Tensor | None,
     v_cache: Tensor | None,
     slot_mapping: Tensor | None,
+    late: bool = False,
 ) -> Tensor:
     """The Triton kernel; without caches (and num_kv_heads 0) it only rotates. Shapes as `qkv_rope_store`."""
     tokens, half = qkv.shape[0], cos.shape[-1]
@@ -181,7 +197,7 @@ def launch_qkv(
         q, k_cache if store else q, v_cache if store else q, qkv, cos, sin,
         cos if q_norm is None else q_norm, cos if k_norm is None else k_norm, slot_mapping if store else q,
         qkv.stride(0), block_stride, num_heads, max(num_kv_heads, 1), block_size, num_slots, eps,
-        HEAD_DIM=head_dim, HALF=half, NORM=q_norm is not None, STORE=store, HEADS=heads,
+        HEAD_DIM=head_dim, HALF=half, NORM=q_norm is not None, LATE=late, STORE=store, HEADS=heads,
         BLOCK=triton.next_power_of_2(half), REST=triton.next_power_of_2(rest) if rest else 0,
         num_warps=warps, **launch_options(),
     )  # fmt: skip
@@ -207,14 +223,18 @@ def qkv_rope_store_reference(
     k_cache: Tensor,
     v_cache: Tensor,
     slot_mapping: Tensor,
+    late: bool = False,
 ) -> Tensor:
     heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, head_dim)
     q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
+    if late:
+        q, k = apply_rope_reference(q, cos, sin), apply_rope_reference(k, cos, sin)
     if q_norm is not None:
         q = rms_norm_reference(q, q_norm, eps)
     if k_norm is not None:
         k = rms_norm_reference(k, k_norm, eps)
-    q, k = apply_rope_reference(q, cos, sin), apply_rope_reference(k, cos, sin)
+    if not late:
+        q, k = apply_rope_reference(q, cos, sin), apply_rope_reference(k, cos, sin)
     kept = slot_mapping >= 0
     slots = slot_mapping[kept].long()
     block_size = k_cache.shape[2]

@@ -6,21 +6,17 @@ import pytest
 import torch
 
 from engine.attention.meta import AttentionMeta
-from engine.kernels.activation import (
-    Activation,
-    gelu,
-    gelu_reference,
-    glu,
-    glu_reference,
-)
+from engine.kernels.activation import Activation, glu, glu_reference, pointwise, pointwise_reference
 from engine.kernels.attention import prefill
 from engine.kernels.attention.dense import dense_attention, dense_attention_reference
 from engine.kernels.attention.paged import paged_attention, paged_attention_reference
 from engine.kernels.attention.work import empty_list, fill_list, max_parts
 from engine.kernels.gemm.pack import Placement, pack, pack_gated
 from engine.kernels.norm import layer_norm, layer_norm_reference, rms_norm, rms_norm_reference
+from engine.kernels.projection_norm import normalise_projections, projection_norm_reference
 from engine.kernels.rotate import apply_rope, apply_rope_reference, qkv_rope_store, qkv_rope_store_reference
 from engine.kernels.target import target
+from engine.kernels.xielu import xielu, xielu_reference
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
 PLACEMENT = Placement(torch.bfloat16, "cuda")
@@ -49,8 +45,24 @@ def test_activations(width):
     x = draw(33, 2 * width)
     for activation in Activation:
         assert error(glu(x, activation), glu_reference(x.double(), activation)) < LIMIT
-    for approximate in ("none", "tanh"):
-        assert error(gelu(x, approximate), gelu_reference(x.double(), approximate)) < LIMIT
+        if activation is not Activation.CLAMPED_SWIGLU:
+            assert error(pointwise(x, activation), pointwise_reference(x.double(), activation)) < LIMIT
+
+
+def test_xielu():
+    x, slopes = draw(33, 14336), torch.tensor([0.8, 1.3, 0.5, -1e-6], device="cuda")
+    assert error(xielu(x, slopes), xielu_reference(x.double(), slopes)) < LIMIT
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "whole"), [(40, 40, True), (40, 8, True), (96, 8, False)])
+def test_norms_of_projections(heads, kv_heads, whole):
+    qkv = draw(37, (heads + 2 * kv_heads) * 128)
+    q_weight, k_weight = (torch.randn(count * 128, device="cuda") for count in (heads, kv_heads))
+    groups = (heads * 128, kv_heads * 128) if whole else (128, 128)
+    want = qkv.double()
+    normalise_projections(qkv, q_weight, k_weight, *groups, 1e-5, not whole)
+    projection_norm_reference(want, q_weight, k_weight, *groups, 1e-5, not whole)
+    assert error(qkv, want) < LIMIT
 
 
 @pytest.mark.parametrize("rows", [1, 37, 512])
@@ -62,19 +74,26 @@ def test_products(rows):
     assert error(pack_gated(weight, up, PLACEMENT).gated(x, Activation.SILU), gated) < 2 * LIMIT
 
 
-QKV = [(128, 64, True), (64, 32, False), (80, 20, True), (96, 48, True), (256, 128, False)]
+QKV = [
+    (128, 64, True, False),
+    (64, 32, False, False),
+    (80, 20, True, False),
+    (96, 48, True, False),
+    (128, 64, True, True),
+    (256, 128, False, False),
+]
 
 
-@pytest.mark.parametrize(("dim", "half", "norm"), QKV)
-def test_qkv_rope_store(dim, half, norm):
+@pytest.mark.parametrize(("dim", "half", "norm", "late"), QKV)
+def test_qkv_rope_store(dim, half, norm, late):
     tokens, heads, kv_heads = 65, 32, 8
     qkv, angle = draw(tokens, (heads + 2 * kv_heads) * dim), torch.randn(tokens, half, device="cuda")
     weights = (draw(dim), draw(dim)) if norm else (None, None)
     slots = torch.randperm(20 * 16, device="cuda")[:tokens]
     caches = [torch.zeros(20, kv_heads, 16, dim, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
     args = (qkv, angle.cos(), angle.sin(), *weights, 1e-6, heads, kv_heads, dim)
-    got = qkv_rope_store(*args, caches[0], caches[1], slots)
-    want = qkv_rope_store_reference(*args, caches[2], caches[3], slots)
+    got = qkv_rope_store(*args, caches[0], caches[1], slots, late)
+    want = qkv_rope_store_reference(*args, caches[2], caches[3], slots, late)
     for mine, theirs in ((got, want), (caches[0], caches[2]), (caches[1], caches[3])):
         assert error(mine, theirs) < LIMIT
 

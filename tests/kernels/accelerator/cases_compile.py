@@ -10,7 +10,9 @@ from engine.kernels.attention.prefill import prefill_kernel
 from engine.kernels.attention.tiles import KEYS
 from engine.kernels.attention.work import MIN_PART, work_kernel
 from engine.kernels.norm import norm_kernel
+from engine.kernels.projection_norm import projection_norm_kernel
 from engine.kernels.rotate import qkv_kernel
+from engine.kernels.xielu import xielu_kernel
 from tests.kernels.accelerator.targets import cases, compiles
 
 T = "*bf16"
@@ -58,24 +60,39 @@ KERNELS = {
         {"num_warps": 4},
     ),
     **{
-        f"point {op} gated {gated}": (
+        f"point {act.name} gated {gated}": (
             point_kernel, {"out": T, "x": T, "width": "i32"},
-            {"OP": op, "GATED": gated, "BLOCK": 1024, "OVERLAP": True}, {"num_warps": 4},
+            {"ACT": int(act), "GATED": gated, "BLOCK": 1024, "OVERLAP": True}, {"num_warps": 4},
         )
-        for op, gated in ((0, False), (1, False), *((int(each), True) for each in Activation))
+        for act, gated in (
+            *((act, True) for act in list(Activation)[:3]), (Activation.GELU, False), (Activation.GELU_TANH, False),
+            (Activation.RELU2, False),
+        )
     },
+    "projection_norm": (
+        projection_norm_kernel,
+        {"qkv": T, "q_weight": "*fp32", "k_weight": "*fp32", "stride": "i32", "q_width": "i32", "q_group": "i32",
+         "k_group": "i32", "eps": "fp32"},
+        {"CENTRE": True, "BLOCK": 8192, "OVERLAP": True},
+        {"num_warps": 16},
+    ),
+    "xielu": (
+        xielu_kernel, {"out": T, "x": T, "slopes": "*fp32", "num_values": "i32"}, {"BLOCK": 1024, "OVERLAP": True},
+        {"num_warps": 4},
+    ),
     **{
         f"qkv {dim} {half}": (
             qkv_kernel,
             {"q_out": T, "k_cache": T, "v_cache": T, "qkv": T, "cos": "*fp32", "sin": "*fp32", "q_norm": "*fp32",
              "k_norm": "*fp32", "slot_mapping": "*i64", "qkv_stride": "i32", "block_stride": "i32", "num_heads": "i32",
              "num_kv_heads": "i32", "block_size": "i32", "num_slots": "i32", "eps": "fp32"},
-            {"HEAD_DIM": dim, "HALF": half, "NORM": True, "STORE": True, "HEADS": 8, "BLOCK": block, "REST": rest,
-             "OVERLAP": True},
+            {"HEAD_DIM": dim, "HALF": half, "NORM": True, "LATE": late, "STORE": True, "HEADS": 8, "BLOCK": block,
+             "REST": rest, "OVERLAP": True},
             {"num_warps": 1},
         )
-        for dim, half, block, rest in (
-            (64, 32, 32, 0), (80, 20, 32, 64), (96, 48, 64, 0), (128, 64, 64, 0), (256, 128, 128, 0)
+        for dim, half, block, rest, late in (
+            (64, 32, 32, 0, False), (80, 20, 32, 64, False), (96, 48, 64, 0, True), (128, 64, 64, 0, False),
+            (256, 128, 128, 0, False),
         )
     },
     **{

@@ -1,6 +1,5 @@
 """Each Triton kernel in the interpreter against its reference in plain torch."""
 
-import functools
 from dataclasses import replace
 
 import pytest
@@ -8,20 +7,15 @@ import torch
 import triton  # noqa: F401  (before any kernel file, so that they take it; TRITON_INTERPRET says in which mode)
 
 from engine.attention.meta import AttentionMeta
-from engine.kernels.activation import (
-    GELU_ERF,
-    GELU_TANH,
-    Activation,
-    gelu_reference,
-    glu_reference,
-    launch_point,
-)
+from engine.kernels.activation import Activation, glu_reference, launch_point, pointwise_reference
 from engine.kernels.attention.dense import dense_attention_reference, launch_dense
 from engine.kernels.attention.paged import launch_paged, paged_attention_reference
 from engine.kernels.attention.work import MIN_PART, empty_list, fill_list_reference, launch_list, max_parts
 from engine.kernels.norm import launch_norm, layer_norm_reference, rms_norm_reference
+from engine.kernels.projection_norm import launch_projection_norm, projection_norm_reference
 from engine.kernels.rotate import launch_qkv, qkv_rope_store_reference
 from engine.kernels.target import HAS_TRITON
+from engine.kernels.xielu import launch_xielu, xielu_reference
 from tests.contributing import example
 from tests.kernels.one_run import in_one_run
 
@@ -70,20 +64,42 @@ def test_norm_of_strided_rows():
 @pytest.mark.filterwarnings("ignore:overflow encountered in exp")  # to inf, of which a sigmoid makes 0
 def test_activations(width, dtype):
     x = (torch.randn(3, 2 * width) * 3).to(dtype)
-    for op, gated, reference in (
-        *((int(each), True, functools.partial(glu_reference, activation=each)) for each in Activation),
-        (GELU_ERF, False, gelu_reference),
-        (GELU_TANH, False, lambda v: gelu_reference(v, "tanh")),
-    ):
-        got = launch_point(op, x, gated)
-        assert got.shape == (3, width * (1 if gated else 2))
-        assert error(got, reference(x.double())) < limit(dtype)
+    for activation in Activation:
+        got = launch_point(activation, x, gated=True)
+        assert got.shape == (3, width)
+        assert error(got, glu_reference(x.double(), activation)) < limit(dtype)
+        if activation is not Activation.CLAMPED_SWIGLU:
+            got = launch_point(activation, x)
+            assert got.shape == x.shape
+            assert error(got, pointwise_reference(x.double(), activation)) < limit(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("centre", [False, True])
+@pytest.mark.parametrize(("q_group", "k_group"), [(60, 20), (10, 10)])
+def test_norms_of_projections(q_group, k_group, centre, dtype):
+    wide = torch.randn(3, 60 + 20 + 20 + 7).to(dtype)
+    q_weight, k_weight = torch.randn(60), torch.randn(20)
+    got, want, given = wide[:, :100], wide.double()[:, :100], wide.clone()
+    launch_projection_norm(got, q_weight, k_weight, q_group, k_group, 1e-5, centre)
+    projection_norm_reference(want, q_weight, k_weight, q_group, k_group, 1e-5, centre)
+    assert error(got, want) < limit(dtype)
+    assert torch.equal(wide[:, 80:], given[:, 80:])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_xielu(dtype):
+    x = torch.cat([torch.randn(1500) * 3, torch.tensor([0.0, -1e-7, -1e-3, -0.01, -30.0, 1e-7])]).to(dtype)
+    slopes = torch.tensor([0.8, 1.3, 0.5, -1e-6])
+    got, want = launch_xielu(x.view(2, -1), slopes), xielu_reference(x.view(2, -1).double(), slopes)
+    assert error(got, want) < limit(dtype)
+    assert error(got.flatten()[-6:], want.flatten()[-6:]) < limit(dtype)
 
 
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("dim", "half"), [(64, 32), (80, 40), (128, 32), (96, 24), (256, 128)])
-@pytest.mark.parametrize("norm", [True, False])
+@pytest.mark.parametrize("norm", ["early", "late", None])
 def test_qkv_rope_store(dim, half, norm, dtype):
     tokens, heads, kv_heads, block_size = 5, 6, 2, 4
     qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim).to(dtype)
@@ -92,8 +108,8 @@ def test_qkv_rope_store(dim, half, norm, dtype):
     caches = [torch.zeros(4, kv_heads, block_size, dim).to(dtype) for _ in range(4)]
     slots = torch.tensor([3, 4, -1, 15, 9])
     args = (qkv, angle.cos(), angle.sin(), *weights, 1e-6, heads, kv_heads, dim)
-    got = launch_qkv(*args, caches[0], caches[1], slots)
-    want = qkv_rope_store_reference(*args, caches[2], caches[3], slots)
+    got = launch_qkv(*args, caches[0], caches[1], slots, norm == "late")
+    want = qkv_rope_store_reference(*args, caches[2], caches[3], slots, norm == "late")
     assert error(got, want) < limit(dtype)
     assert error(caches[0], caches[2]) < limit(dtype)
     assert error(caches[1], caches[3]) < limit(dtype)
