@@ -8,28 +8,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 
 from engine.request import Modality
+
+# What normalises queries and keys: nothing; an RMSNorm on every head, before or after rotation; an RMSNorm over the
+# whole projection; a LayerNorm on every head, each head with weights of its own.
+QKNorm = Literal["none", "head", "head after rotation", "projection", "head layer norm"]
+# How a checkpoint holds queries, keys and values: three matrices; one below the other in one matrix; one matrix in
+# which each head has its query, key and value rows.
+QKVLayout = Literal["apart", "joined", "by head"]
 
 
 @dataclass(frozen=True, slots=True)
 class RopeConfig:
     """Frequencies of one kind of layer; fields that a kind does not use keep their neutral value."""
 
-    kind: str  # default, linear, dynamic, llama3, yarn
+    kind: str  # default, linear, dynamic, llama3, yarn, longrope, none
     theta: float
     rotary_dim: int  # leading dimensions of a head that are rotated; even
+    interleaved: bool = False  # a pair's dimensions are neighbours in the checkpoint, not rotary_dim / 2 apart
     factor: float = 1.0  # linear, llama3, yarn
-    original_max_position: int = 0  # llama3, yarn: context before stretching
+    original_max_position: int = 0  # llama3, yarn, longrope: context before stretching
     low_freq_factor: float = 1.0  # llama3
     high_freq_factor: float = 1.0  # llama3
     beta_fast: float = 32.0  # yarn
     beta_slow: float = 1.0  # yarn
     truncate: bool = True  # yarn: whole dimensions bound the ramp
-    attention_factor: float = 1.0  # yarn: scales cos and sin
+    attention_factor: float = 1.0  # yarn, longrope: scales cos and sin
+    short_factors: tuple[float, ...] = ()  # longrope: stretches each frequency in contexts up to the original one
+    long_factors: tuple[float, ...] = ()  # longrope: in longer ones
+    query_scaling: float = 0.0  # queries are multiplied by 1 + this * log(1 + position // original_max_position)
     mrope_section: tuple[int, ...] = ()  # frequencies for time, height, width; () = one axis
 
 
@@ -42,6 +53,7 @@ class LayerConfig:
     scale: float  # of attention's scores
     softcap: float = 0.0  # of attention's scores: cap * tanh(score / cap); 0 = none
     sinks: bool = False  # a learned logit per head joins the softmax
+    pre_norms: bool = True  # attention and MLP read the stream through a norm; else as it is
     post_norms: bool = False  # what attention and MLP add to the stream passes a norm of its own
 
 
@@ -58,12 +70,22 @@ class TextConfig:
     norm_eps: float
     qkv_bias: bool
     o_bias: bool
-    qk_norm: bool  # an RMSNorm on every head of queries and keys, before rotation
+    qk_norm: QKNorm
     mlp_bias: bool
     tie_embeddings: bool
     layers: tuple[LayerConfig, ...]
-    norm_offset: float = 0.0  # of the weights of every RMSNorm
+    activation: str = "silu"  # of the MLP, a name in engine/kernels/activation
+    gated_mlp: bool = True  # activation(gate) * up; else activation(up)
+    parallel: bool = False  # attention and MLP read the stream side by side
+    shared_norm: bool = False  # parallel: both read it through one norm
+    qkv_layout: QKVLayout = "apart"
+    joined_mlp: bool = False  # gate and up are one matrix of the checkpoint
+    layer_norm: bool = False  # the stream passes LayerNorms, not RMSNorms
+    norm_bias: bool = False  # of LayerNorms
+    norm_offset: float = 0.0  # of the weights of every norm
     embedding_scale: float = 1.0
+    residual_scale: float = 1.0  # of what attention and MLP add to the stream
+    logit_scale: float = 1.0
     logit_softcap: float = 0.0  # cap * tanh(logit / cap); 0 = none
 
 
@@ -95,6 +117,7 @@ class ModelConfig:
     generation: dict[str, Any] = field(default_factory=dict)  # sampling defaults of generation_config.json
     raw: dict[str, Any] = field(default_factory=dict, repr=False)
     left_out: tuple[str, ...] = ()  # towers that the checkpoint has and nobody wants: their weights are not read
+    max_model_len: int = 0  # tokens of context that are served; 0: max_position
 
     @property
     def modalities(self) -> tuple[str, ...]:

@@ -145,6 +145,7 @@ def load_runtime(config: EngineConfig, startup: dict[str, float]) -> Runtime:
         model_config = load_model_config(config.model, config.hf_overrides, config.without_media)
         dtype = resolve_dtype(model_config, config.dtype, device)
         sizes = _sizes(config, model_config, device)
+        model_config = replace(model_config, max_model_len=sizes.max_model_len)
     with phase("device"):
         accelerator = open_accelerator(device)
     with phase("weights"), torch.inference_mode():

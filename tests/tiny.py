@@ -54,6 +54,7 @@ CHAT_TEMPLATE = """\
 {% endif -%}
 """
 PATCH, MERGE, TEMPORAL, CHANNELS, MELS = 14, 2, 2, 3, 32  # of the omni towers
+KEPT_AS_WEIGHT_LESS_1 = ("gemma", "gemma2", "gemma3_text", "nemotron")  # the gains of norms
 _SMALL = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
@@ -190,6 +191,98 @@ def gemma2(**overrides: Any) -> Any:
     return _model(Gemma2ForCausalLM, Gemma2Config(**{**_SMALL, **own, **caps, **activation, **overrides}))
 
 
+_ODD = {  # widths that divide nothing
+    **_SMALL,
+    "vocab_size": 331,
+    "hidden_size": 72,
+    "intermediate_size": 100,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+}
+_WINDOWS = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 8}
+_SCALED = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
+
+
+def causal(architecture: str, config: str, **settings: Any) -> Callable[[], Any]:
+    """A text decoder of transformers with odd sizes; `settings` go to its configuration."""
+
+    def made() -> Any:
+        import transformers
+
+        given = {**_ODD, **settings}
+        return _model(getattr(transformers, architecture), getattr(transformers, config)(**given))
+
+    return made
+
+
+def longrope(original: int) -> dict[str, Any]:
+    """Settings of heads of 20 dimensions of which 14 are rotated; the context of 512 beyond `original` is long."""
+    factors = {"short_factor": [1.0 + 0.1 * k for k in range(7)], "long_factor": [1.5 + 0.9 * k for k in range(7)]}
+    rope = {"rope_type": "longrope", **factors, "original_max_position_embeddings": original}
+    rope = {**rope, "partial_rotary_factor": 0.7, "rope_theta": 1e4}
+    return {"hidden_size": 120, "rope_parameters": rope, "original_max_position_embeddings": original}
+
+
+FAMILIES: dict[str, Callable[[], Any]] = {  # one of each, and the switches that released checkpoints have
+    "gemma": causal("GemmaForCausalLM", "GemmaConfig", head_dim=20, num_key_value_heads=1),
+    "gemma2": causal(
+        "Gemma2ForCausalLM", "Gemma2Config", head_dim=20, query_pre_attn_scalar=24, attn_logit_softcapping=5.0,
+        final_logit_softcapping=4.0, sliding_window=8,
+    ),
+    "gemma3": causal(
+        "Gemma3ForCausalLM", "Gemma3TextConfig", head_dim=20, query_pre_attn_scalar=24, num_hidden_layers=4,
+        sliding_window=8, layer_types=["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
+        rope_parameters={"full_attention": _SCALED, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}},
+    ),
+    "phi3": causal("Phi3ForCausalLM", "Phi3Config", sliding_window=None, tie_word_embeddings=True),
+    "phi3-short": causal("Phi3ForCausalLM", "Phi3Config", **longrope(512)),
+    "granite": causal(
+        "GraniteForCausalLM", "GraniteConfig", embedding_multiplier=12.0, attention_multiplier=0.2,
+        residual_multiplier=0.22, logits_scaling=8.0,
+    ),
+    "glm": causal("GlmForCausalLM", "GlmConfig", head_dim=20, partial_rotary_factor=0.5),
+    "glm4": causal("Glm4ForCausalLM", "Glm4Config", head_dim=24, num_attention_heads=8, num_key_value_heads=1),
+    "olmo2": causal("Olmo2ForCausalLM", "Olmo2Config"),
+    "olmo3": causal("Olmo3ForCausalLM", "Olmo3Config", **_WINDOWS),
+    "cohere": causal("CohereForCausalLM", "CohereConfig"),
+    "cohere-norms": causal("CohereForCausalLM", "CohereConfig", use_qk_norm=True),
+    "cohere2": causal("Cohere2ForCausalLM", "Cohere2Config", **_WINDOWS),
+    "smollm3": causal("SmolLM3ForCausalLM", "SmolLM3Config", no_rope_layers=[1, 0, 1]),
+    "exaone4": causal("Exaone4ForCausalLM", "Exaone4Config", **_WINDOWS),
+    "exaone4-full": causal(
+        "Exaone4ForCausalLM", "Exaone4Config", sliding_window=None, layer_types=["full_attention"] * 3
+    ),
+    "ministral3": causal(
+        "Ministral3ForCausalLM", "Ministral3Config", head_dim=20, sliding_window=None,
+        rope_parameters={
+            "rope_type": "yarn", "rope_theta": 1e4, "factor": 16.0, "original_max_position_embeddings": 32,
+            "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+        },
+    ),
+    "seed_oss": causal("SeedOssForCausalLM", "SeedOssConfig", head_dim=20),
+    "starcoder2": causal("Starcoder2ForCausalLM", "Starcoder2Config", sliding_window=8),
+    "stablelm": causal("StableLmForCausalLM", "StableLmConfig", hidden_size=96, use_qkv_bias=True),
+    "stablelm-parallel": causal("StableLmForCausalLM", "StableLmConfig", hidden_size=96, use_parallel_residual=True),
+    "nemotron": causal("NemotronForCausalLM", "NemotronConfig", head_dim=20),
+    "apertus": causal("ApertusForCausalLM", "ApertusConfig"),
+    "arcee": causal("ArceeForCausalLM", "ArceeConfig", head_dim=20),
+    "hunyuan": causal(
+        "HunYuanDenseV1ForCausalLM", "HunYuanDenseV1Config", head_dim=20,
+        rope_parameters={"rope_type": "dynamic", "factor": 1.0, "alpha": 50.0, "rope_theta": 1e4},
+    ),
+    "gpt_neox": causal("GPTNeoXForCausalLM", "GPTNeoXConfig", hidden_size=96, num_key_value_heads=None),
+    "gpt_neox-sequential": causal(
+        "GPTNeoXForCausalLM", "GPTNeoXConfig", hidden_size=96, num_key_value_heads=None, use_parallel_residual=False,
+        hidden_act="relu",
+    ),
+    "gpt2": causal(
+        "GPT2LMHeadModel", "GPT2Config", n_embd=72, n_layer=3, n_head=6, n_positions=512, num_key_value_heads=None,
+        scale_attn_by_inverse_layer_idx=True,
+    ),
+    "opt": causal("OPTForCausalLM", "OPTConfig", ffn_dim=100, num_key_value_heads=None),
+    "llama-gelu": lambda: llama(hidden_act="gelu"),
+}  # fmt: skip
+
 _LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 CHECKPOINTS: dict[str, Callable[[], Any]] = {
@@ -205,6 +298,7 @@ CHECKPOINTS: dict[str, Callable[[], Any]] = {
     "qwen2": qwen2,
     "qwen2-window": lambda: qwen2(use_sliding_window=True, max_window_layers=1),
     "qwen3": qwen3,
+    **FAMILIES,
     "omni": omni,
     "qwen2_5_vl": qwen2_5_vl,
 }
@@ -342,7 +436,8 @@ def _model(kind: Any, config: Any) -> Any:
             seed = hashlib.sha256(name.encode()).digest()[:6]
             generator = torch.Generator().manual_seed(int.from_bytes(seed, "little"))
             if tensor.dim() == 1:
-                tensor.normal_(1.0 if name.endswith("weight") else 0.0, 0.1, generator=generator)
+                gain = 0.0 if config.model_type in KEPT_AS_WEIGHT_LESS_1 else 1.0
+                tensor.normal_(gain if name.endswith("weight") else 0.0, 0.1, generator=generator)
             else:
                 free = "embed_tokens" in name and not config.tie_word_embeddings
                 fan_in = 1.0 if free else tensor[0].numel()

@@ -1,35 +1,60 @@
 """Rotary settings of config.json in all their spellings -> RopeConfig.
 
 In: the text section. transformers 5 writes `rope_parameters`, flat or one object per layer type; before that there was
-`rope_theta` beside `rope_scaling` with `type` or `rope_type`. Out: a frozen RopeConfig that layers/rope.py turns into
-frequencies; nothing in it is optional.
+`rope_theta` beside `rope_scaling` with `type` or `rope_type`, and layers with a window had a theta of their own and no
+scaling. Out: a frozen RopeConfig that layers/rope.py turns into frequencies; nothing in it is optional.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from engine.checkpoint.section import Section
 from engine.errors import ConfigError
 from engine.model_config import RopeConfig
 
-KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 
-def read_rope(
-    body: Section, layer_type: str, head_dim: int, default_theta: float, default_sections: tuple[int, ...] = ()
-) -> RopeConfig:
-    """The rotary settings of layers of one type; the defaults hold where the file is silent."""
+@dataclass(frozen=True, slots=True)
+class RopeDefaults:
+    """What a family takes where its file is silent, and how its checkpoints keep rotated pairs."""
+
+    theta: float = 10_000.0
+    partial: float = 1.0  # the share of a head that is rotated
+    sections: tuple[int, ...] = ()  # of M-RoPE
+    interleaved: bool = False
+    sliding_key: str = ""  # older files: the theta of layers with a window, which are not scaled; "": like the others
+    sliding_theta: float = 10_000.0  # where the file has no such key
+
+
+def no_rope(head_dim: int) -> RopeConfig:
+    """Heads stay as they are."""
+    return RopeConfig(kind="none", theta=1.0, rotary_dim=head_dim // 2 * 2)
+
+
+def read_rope(body: Section, layer_type: str, head_dim: int, default: RopeDefaults) -> RopeConfig:
+    """The rotary settings of layers of one type."""
     given = _settings(body, layer_type)
+    default_theta = default.theta
+    if layer_type == SLIDING and default.sliding_key:
+        default_theta = default.sliding_theta
+        if not body.values.get("rope_parameters"):
+            given = {"rope_theta": body.number(default.sliding_key, default.sliding_theta)}
     rope = Section(given, f"{body.path}: rope settings")
     kind = given.get("rope_type") or given.get("type") or "default"
     if kind == "mrope":  # the old name for "default, with sections"
         kind = "default"
     if kind not in KINDS:
-        raise ConfigError(f"{body.path}: rope type {kind!r} is not supported; supported are {', '.join(KINDS)}")
+        named = ", ".join(map(str, body.items("architectures", ()))) or body.values.get("model_type") or "this model"
+        raise ConfigError(
+            f"{body.path}: rope type {kind!r} of {named} is not supported; supported are {', '.join(KINDS)}"
+        )
     theta = rope.number("rope_theta", body.number("rope_theta", default_theta))
-    partial = rope.number("partial_rotary_factor", body.number("partial_rotary_factor", 1.0))
+    partial = rope.number("partial_rotary_factor", body.number("partial_rotary_factor", default.partial))
     rotary_dim = int(head_dim * partial)
     if rotary_dim % 2 or not 0 < rotary_dim <= head_dim:
         raise ConfigError(f"{body.path}: {rotary_dim} rotated dimensions of head_dim={head_dim}; an even number fits")
@@ -38,14 +63,20 @@ def read_rope(
     extra: dict[str, Any] = {}
     if kind == "linear":
         extra["factor"] = _factor(rope, rope.number("factor"))
-    elif kind in ("llama3", "yarn"):
+    elif kind in ("llama3", "yarn", "longrope"):
         limit = body.size("max_position_embeddings")
         original = rope.size("original_max_position_embeddings", limit)
         extra["original_max_position"] = original = body.size("original_max_position_embeddings", original)
         extra["factor"] = _factor(rope, rope.number("factor", limit / max(original, 1)))
-        extra.update(_llama3(rope) if kind == "llama3" else _yarn(rope, extra["factor"]))
-    sections = _sections(body, given.get("mrope_section"), default_sections, rotary_dim)
-    return RopeConfig(kind=kind, theta=theta, rotary_dim=rotary_dim, mrope_section=sections, **extra)
+        if kind == "longrope":
+            extra.update(_longrope(rope, extra.pop("factor"), original, rotary_dim // 2))
+        else:
+            extra.update(_llama3(rope) if kind == "llama3" else _yarn(rope, extra["factor"]))
+    elif kind == "dynamic" and given.get("alpha"):  # HunYuan's: another theta, whatever the context
+        theta *= rope.number("alpha") ** (rotary_dim / (rotary_dim - 2))
+        kind = "default"
+    extra["mrope_section"] = _sections(body, given.get("mrope_section"), default.sections, rotary_dim)
+    return RopeConfig(kind=kind, theta=theta, rotary_dim=rotary_dim, interleaved=default.interleaved, **extra)
 
 
 def max_position(body: Section, rope: RopeConfig) -> int:
@@ -60,7 +91,7 @@ def _settings(body: Section, layer_type: str) -> dict[str, Any]:
     given = body.values.get("rope_parameters") or body.values.get("rope_scaling") or {}
     if not isinstance(given, dict):
         raise ConfigError(f"{body.path}: rope_parameters must be an object, got {type(given).__name__}")
-    if "full_attention" in given or "sliding_attention" in given:
+    if FULL in given or SLIDING in given:
         nested = given.get(layer_type)
         if not isinstance(nested, dict):
             raise ConfigError(f"{body.path}: rope_parameters has no entry for layers of type {layer_type!r}")
@@ -72,6 +103,17 @@ def _factor(rope: Section, value: float) -> float:
     if not 1.0 <= value <= 1e6:
         raise ConfigError(f"{rope.path}: factor={value} must be at least 1 and at most a million")
     return value
+
+
+def _longrope(rope: Section, factor: float, original: int, pairs: int) -> dict[str, Any]:
+    factors = {}
+    for name in ("short", "long"):
+        given = rope.items(f"{name}_factor", ())
+        if len(given) != pairs or not all(type(value) in (int, float) and value > 0 for value in given):
+            raise ConfigError(f"{rope.path}: {name}_factor must be {pairs} positive numbers, one for each rotated pair")
+        factors[f"{name}_factors"] = tuple(map(float, given))
+    stretched = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 and original > 1 else 1.0
+    return {**factors, "attention_factor": rope.number("attention_factor", stretched)}
 
 
 def _llama3(rope: Section) -> dict[str, Any]:

@@ -5,7 +5,7 @@ In: a parsed JSON object. Out: checked integers, numbers and booleans. `null` co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from engine.errors import ConfigError
@@ -30,6 +30,11 @@ class Section:
         if not isinstance(value, dict):
             raise ConfigError(f"{self.path}: {key} must be an object, got {type(value).__name__}")
         return Section(value, f"{self.path}: {key}")
+
+    def renamed(self, keys: Mapping[str, str]) -> Section:
+        """The same object in which these keys, where they have a value, go by other names."""
+        given = {new: self.values[old] for old, new in keys.items() if self.values.get(old) is not None}
+        return Section({**self.values, **given}, self.path)
 
     def integer(self, key: str, default: Any = _MISSING, least: int = 0, most: int = LARGEST) -> int:
         """An integer from `least` to `most`."""

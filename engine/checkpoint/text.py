@@ -1,24 +1,25 @@
 """The decoder's section of config.json -> TextConfig, for every family whose keys are Llama's.
 
 In: the section that describes the decoder, and what the family takes where its file is silent. Out: a frozen TextConfig
-in which nothing is optional that a model computes with. A family with other keys wraps `read_text`, or replaces it.
-Thread: any.
+in which nothing is optional that a model computes with. A family with other words has them translated (Family.keys);
+a family with other rules wraps `read_text` and replaces what differs. Thread: any.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import replace
+from typing import Any, Literal
 
-from engine.checkpoint.rope import read_rope
+from engine.checkpoint.rope import FULL, SLIDING, RopeDefaults, read_rope
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.errors import ConfigError
+from engine.kernels.activation import BY_NAME
 from engine.model_config import LayerConfig, TextConfig
 
-FULL, SLIDING = "full_attention", "sliding_attention"
-
-# Which layers have a window: none, whatever the file says; all; those that use_sliding_window switches on; those that
-# layer_types names.
-Sliding = Literal["none", "always", "switch", "layers"]
+# Which layers have a window: none, whatever the file says; all; all if the file names one; those that
+# use_sliding_window switches on; those that layer_types names.
+Sliding = Literal["none", "always", "given", "switch", "layers"]
+PLAIN_ROPE = RopeDefaults()
 
 
 def read_text(
@@ -26,21 +27,27 @@ def read_text(
     outer: Section,
     *,
     sliding: Sliding = "none",
+    pattern: int = 0,
     head_dim: int | None = None,
-    theta: float = 10_000.0,
-    mrope_section: tuple[int, ...] = (),
+    rope: RopeDefaults = PLAIN_ROPE,
     qkv_bias: bool = False,
-    qk_norm: bool = False,
+    tied: bool = False,
+    activation: str = "silu",
+    eps: float = 1e-6,
+    **family: Any,
 ) -> TextConfig:
     """A decoder; `outer` is the object that holds `body`, or `body` itself.
 
-    head_dim, theta, mrope_section: where the file is silent (head_dim None: hidden_size / num_heads). qkv_bias: always
-    on queries, keys and values and never on the output product; else both are as attention_bias says. qk_norm: an
-    RMSNorm on every head of queries and keys.
+    pattern, head_dim, rope, tied, activation, eps: where the file is silent (head_dim None: hidden_size / num_heads;
+    pattern: every so many layers one sees all, for sliding="layers"). qkv_bias: always on queries, keys and values and
+    never on the output product; else both are as attention_bias says. family: fields of TextConfig that no file names.
     """
-    activation = body.values.get("hidden_act", "silu")
-    if activation != "silu":
-        raise ConfigError(f"{body.path}: hidden_act={activation!r}; this architecture is supported with 'silu'")
+    named = body.values.get("hidden_act") or activation
+    if named not in (*BY_NAME, activation):
+        raise ConfigError(
+            f"{body.path}: hidden_act={named!r} of {_named(outer)} is not supported; supported are "
+            f"{', '.join(dict.fromkeys((*BY_NAME, activation)))}"
+        )
     hidden = body.size("hidden_size")
     heads = body.size("num_attention_heads")
     kv_heads = body.size("num_key_value_heads", heads)
@@ -51,8 +58,15 @@ def read_text(
     width = body.size("head_dim", head_dim or hidden // heads)
     attention_bias = body.boolean("attention_bias", False)
     window = _window(body, sliding)
-    kinds = _kinds(body, sliding, window)
-    ropes = {kind: read_rope(body, kind, width, theta, mrope_section) for kind in set(kinds)}
+    kinds = _kinds(body, sliding, window, pattern)
+    ropes = {kind: read_rope(body, kind, width, rope) for kind in set(kinds)}
+    fields = {
+        "qkv_bias": qkv_bias or attention_bias,
+        "o_bias": attention_bias and not qkv_bias,
+        "qk_norm": "none",
+        "mlp_bias": body.boolean("mlp_bias", False),
+        "activation": named,
+    }
     return TextConfig(
         vocab_size=body.size("vocab_size"),
         hidden_size=hidden,
@@ -60,38 +74,67 @@ def read_text(
         num_heads=heads,
         num_kv_heads=kv_heads,
         head_dim=width,
-        norm_eps=body.number("rms_norm_eps", 1e-6),
-        qkv_bias=qkv_bias or attention_bias,
-        o_bias=attention_bias and not qkv_bias,
-        qk_norm=qk_norm,
-        mlp_bias=body.boolean("mlp_bias", False),
-        tie_embeddings=outer.boolean("tie_word_embeddings", False),
+        norm_eps=body.number("rms_norm_eps", eps),
+        tie_embeddings=outer.boolean("tie_word_embeddings", tied),
         layers=tuple(LayerConfig(window if kind == SLIDING else 0, ropes[kind], width**-0.5) for kind in kinds),
+        **{**fields, **family},
     )
+
+
+def every_layer(text: TextConfig, **changes: Any) -> TextConfig:
+    """The same decoder with these fields of every LayerConfig changed."""
+    return replace(text, layers=tuple(replace(layer, **changes) for layer in text.layers))
+
+
+def refuse(section: Section, **allowed: Any) -> None:
+    """ConfigError where one of these keys has another value than the one that this version computes with."""
+    for key, value in allowed.items():
+        got = section.values.get(key)
+        if got is not None and got != value:
+            raise ConfigError(
+                f"{section.path}: {key}={got!r} of {_named(section)} is not supported; supported is {value!r}"
+            )
+
+
+def _named(section: Section) -> str:
+    """The architecture, for messages."""
+    named = section.values.get("architectures") or [section.values.get("model_type") or "this architecture"]
+    return str(named[0]) if isinstance(named, list) else str(named)
 
 
 def _window(body: Section, sliding: Sliding) -> int:
     """Tokens that layers with a window see; 0: no layer has one."""
-    if sliding == "always":
-        # A missing key is the 4,096 of the first release; later ones write null.
+    if sliding in ("always", "layers"):
+        # A missing key is the 4,096 of the first releases; later ones write null.
         return 4096 if "sliding_window" not in body.values else body.integer("sliding_window", 0)
-    if sliding == "layers" or (sliding == "switch" and body.boolean("use_sliding_window", False)):
+    if sliding == "given" or (sliding == "switch" and body.boolean("use_sliding_window", False)):
         return body.integer("sliding_window", 0)
     return 0
 
 
-def _kinds(body: Section, sliding: Sliding, window: int) -> list[str]:
+def _kinds(body: Section, sliding: Sliding, window: int, pattern: int) -> list[str]:
     """The type of every layer."""
     count = body.integer("num_hidden_layers", least=1, most=MAX_LAYERS)
     kinds = list(body.items("layer_types", ()))
-    if not kinds:
+    if sliding in ("always", "given"):
+        kinds = [SLIDING if window else FULL] * count
+    elif not kinds and sliding == "layers":
+        kinds = [FULL if fits else SLIDING for fits in _pattern(body, count, pattern)] if window else [FULL] * count
+    elif not kinds:
         first = body.integer("max_window_layers", 28) if sliding == "switch" else 0
         kinds = [SLIDING if window and number >= first else FULL for number in range(count)]
-    elif sliding == "always":
-        kinds = [SLIDING if window else FULL] * count
     if len(kinds) != count:
         raise ConfigError(f"{body.path}: layer_types has {len(kinds)} entries for num_hidden_layers={count}")
     for kind in kinds:
         if kind not in (FULL, SLIDING):
             raise ConfigError(f"{body.path}: layer type {kind!r} is not supported by this architecture")
     return kinds
+
+
+def _pattern(body: Section, count: int, default: int) -> list[bool]:
+    """Which layers see all: sliding_window_pattern is a period, or letters of which G stands for such a layer."""
+    given = body.values.get("sliding_window_pattern")
+    if isinstance(given, str) and given and not set(given) - {"L", "G"}:
+        return [given[number % len(given)] == "G" for number in range(count)]
+    period = body.size("sliding_window_pattern", default)
+    return [(number + 1) % period == 0 for number in range(count)]

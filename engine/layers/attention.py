@@ -13,13 +13,15 @@ from torch import Tensor
 from engine.attention.meta import AttentionMeta
 from engine.cache.spec import CacheSpec, FullSpec, LayerCache, SlidingSpec
 from engine.kernels.attention.paged import paged_attention
+from engine.kernels.gemm.pack import Placement
+from engine.kernels.projection_norm import normalise_projections
 from engine.kernels.rotate import qkv_rope_store
 from engine.layers.linear import Linear
 from engine.layers.norm import Normed, RMSNorm
+from engine.layers.rope import Rope
 from engine.model_config import LayerConfig, TextConfig
-from engine.weights.table import Shape
-
-Rope = tuple[Tensor, Tensor]  # cos, sin of the step's positions, [T, rotary_dim / 2] float32
+from engine.weights.rows import half_split, queries_keys_values
+from engine.weights.table import Shape, Wanted
 
 
 class Sinks:
@@ -41,6 +43,28 @@ class Sinks:
         self.weight = piece.to(device, torch.float32, copy=True)
 
 
+class HeadNorms:
+    """The weights of the LayerNorms of heads, each head with its own, and without biases."""
+
+    __slots__ = ("eps", "head_dim", "num_heads", "rotary_dim", "weight")
+
+    weight: Tensor  # [num_heads * head_dim] float32
+
+    def __init__(self, text: TextConfig, layer: LayerConfig, num_heads: int) -> None:
+        self.num_heads = num_heads
+        self.head_dim = text.head_dim
+        self.rotary_dim = layer.rope.rotary_dim if layer.rope.interleaved else 0
+        self.eps = text.norm_eps
+
+    def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
+        return {"weight": (Wanted((self.num_heads, self.head_dim)),)}
+
+    def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
+        (piece,) = pieces["weight"]
+        assert piece is not None
+        self.weight = half_split(piece.flatten(), self.head_dim, self.rotary_dim).to(placement.device, torch.float32)
+
+
 class PagedSelfAttention:
     """Causal grouped-query attention with rotary positions."""
 
@@ -50,12 +74,16 @@ class PagedSelfAttention:
         "num_heads",
         "num_kv_heads",
         "q_norm",
+        "qk_norm",
         "qkv",
         "scale",
         "sinks",
         "softcap",
         "window",
     )
+
+    q_norm: RMSNorm | HeadNorms | None
+    k_norm: RMSNorm | HeadNorms | None
 
     def __init__(self, text: TextConfig, layer: LayerConfig) -> None:
         self.num_heads = text.num_heads
@@ -64,10 +92,18 @@ class PagedSelfAttention:
         self.scale = layer.scale
         self.softcap = layer.softcap
         self.window = layer.window
-        q_size, kv_size = text.num_heads * text.head_dim, text.num_kv_heads * text.head_dim
-        self.qkv = Linear(text.hidden_size, q_size, kv_size, kv_size, bias=text.qkv_bias)
-        self.q_norm = RMSNorm(text.head_dim, text.norm_eps, text.norm_offset) if text.qk_norm else None
-        self.k_norm = RMSNorm(text.head_dim, text.norm_eps, text.norm_offset) if text.qk_norm else None
+        self.qkv = qkv_product(text, layer)
+        self.qk_norm = text.qk_norm
+        if text.qk_norm == "none":
+            self.q_norm = self.k_norm = None
+        elif text.qk_norm == "head layer norm":
+            self.q_norm, self.k_norm = (HeadNorms(text, layer, heads) for heads in (text.num_heads, text.num_kv_heads))
+        else:
+            whole = text.qk_norm == "projection"
+            self.q_norm, self.k_norm = (
+                RMSNorm(heads * text.head_dim if whole else text.head_dim, text.norm_eps, text.norm_offset)
+                for heads in (text.num_heads, text.num_kv_heads)
+            )
         self.sinks = Sinks(text.num_heads) if layer.sinks else None
 
     def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
@@ -87,18 +123,53 @@ class PagedSelfAttention:
 
     def store(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
         """Writes the tokens' keys and values; returns their queries [T, num_heads, head_dim]."""
-        q_norm, k_norm = self.q_norm, self.k_norm
         keys, values = cache
-        return qkv_rope_store(
-            self.qkv.of_normed(x),
-            *rope,
-            None if q_norm is None else q_norm.weight,
-            None if k_norm is None else k_norm.weight,
-            0.0 if q_norm is None else q_norm.eps,
+        queries = qkv_rope_store(
+            self._projected(x),
+            rope.cos,
+            rope.sin,
+            *self._head_norms(),
             self.num_heads,
             self.num_kv_heads,
             self.head_dim,
             keys,
             values,
             meta.slot_mapping,
+            self.qk_norm == "head after rotation",
         )
+        if rope.query_scale is not None:
+            queries *= rope.query_scale
+        return queries
+
+    def _projected(self, x: Normed) -> Tensor:
+        """Queries, keys and values, [T, (num_heads + 2 * num_kv_heads) * head_dim]."""
+        qkv, q_norm, k_norm = self.qkv.of_normed(x), self.q_norm, self.k_norm
+        if q_norm is not None and k_norm is not None and self.qk_norm in ("projection", "head layer norm"):
+            centre = self.qk_norm == "head layer norm"
+            groups = (self.head_dim,) * 2 if centre else (len(q_norm.weight), len(k_norm.weight))
+            normalise_projections(qkv, q_norm.weight, k_norm.weight, *groups, q_norm.eps, centre)
+        return qkv
+
+    def _head_norms(self) -> tuple[Tensor | None, Tensor | None, float]:
+        """What qkv_rope_store normalises by: weights of queries and of keys, eps."""
+        q_norm, k_norm = self.q_norm, self.k_norm
+        if q_norm is None or k_norm is None or not self.qk_norm.startswith("head") or isinstance(q_norm, HeadNorms):
+            return None, None, 0.0
+        return q_norm.weight, k_norm.weight, q_norm.eps
+
+
+def qkv_product(text: TextConfig, layer: LayerConfig) -> Linear:
+    """The product that makes queries, keys and values, its rows in the order of the kernels."""
+    q_size, kv_size = text.num_heads * text.head_dim, text.num_kv_heads * text.head_dim
+    sizes = (q_size, kv_size, kv_size) if text.qkv_layout == "apart" else (q_size + 2 * kv_size,)
+    product = Linear(text.hidden_size, *sizes, bias=text.qkv_bias)
+    if text.qkv_layout == "by head":
+        assert text.num_heads == text.num_kv_heads, "each head has its query, key and value rows"
+        product.arrange = lambda _, rows: queries_keys_values(rows, text.head_dim)
+    elif layer.rope.interleaved:
+        assert text.qkv_layout == "apart", "queries and keys are rearranged, values are not"
+        values = 2
+        product.arrange = lambda number, rows: (
+            rows if number == values else half_split(rows, text.head_dim, layer.rope.rotary_dim)
+        )
+    return product

@@ -1,4 +1,4 @@
-"""Embedding and Head: token ids -> rows of the residual stream, and hidden states -> logits.
+"""Embedding, Positions and Head: token ids -> rows of the residual stream, and hidden states -> logits.
 
 Owner: the model; read only after loading. Where the checkpoint ties them, the embedding fills the head from its own
 table: on an accelerator both read it, on a CPU it is packed once more, since the two are read in different orders.
@@ -34,6 +34,32 @@ class Head(Linear):
 
     def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
         return {} if self.tied else super().expects()
+
+
+class Positions:
+    """Learned rows for positions, that are added to the embeddings."""
+
+    __slots__ = ("hidden_size", "num_positions", "offset", "table")
+
+    table: Tensor  # [offset + num_positions, hidden_size]
+
+    def __init__(self, num_positions: int, hidden_size: int, offset: int = 0) -> None:
+        """`offset`: rows of the table before that of the first position."""
+        self.num_positions = num_positions
+        self.hidden_size = hidden_size
+        self.offset = offset
+
+    def __call__(self, positions: Tensor) -> Tensor:
+        """positions [T] int64, each below num_positions -> a new [T, hidden_size]."""
+        return functional.embedding(positions + self.offset, self.table)
+
+    def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
+        return {"weight": (Wanted((self.offset + self.num_positions, self.hidden_size)),)}
+
+    def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
+        (piece,) = pieces["weight"]
+        assert piece is not None
+        self.table = piece.to(placement.device, placement.dtype, copy=piece.is_cpu)
 
 
 class Embedding:

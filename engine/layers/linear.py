@@ -7,6 +7,8 @@ the trailing dimensions that the checkpoint keeps apart.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -21,9 +23,10 @@ from engine.weights.table import Shape, Wanted
 class Linear:
     """y = x W^T + b."""
 
-    __slots__ = ("biases", "fold", "in_features", "out_features", "scheme", "weight")
+    __slots__ = ("arrange", "biases", "fold", "in_features", "out_features", "scheme", "weight")
 
     weight: Weight
+    arrange: Callable[[int, Tensor], Tensor] | None  # (number of a piece, its rows) -> the rows in the kernels' order
 
     def __init__(
         self,
@@ -37,6 +40,7 @@ class Linear:
         self.biases = bias if isinstance(bias, tuple) else (bias,) * len(out_features)
         self.fold = fold or (in_features,)
         self.scheme: Scheme = UNQUANTISED
+        self.arrange = None
         assert torch.Size(self.fold).numel() == in_features
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -49,6 +53,8 @@ class Linear:
     def of_normed(self, normed: Normed) -> Tensor:
         """The same of norm(residual)."""
         norm = normed.norm
+        if not isinstance(norm, RMSNorm):
+            return self.weight.linear(normed.rows())
         return self.weight.of_normed(normed.residual, norm.weight, norm.eps, normed.prescaled, None)
 
     def add_then(self, norm: RMSNorm, residual: Tensor, x: Tensor) -> Normed:
@@ -70,6 +76,8 @@ class Linear:
         self._fill(pieces, placement, gated=False)
 
     def _fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement, gated: bool) -> None:
+        if self.arrange is not None:
+            pieces = {kind: [self._arranged(*piece) for piece in enumerate(given)] for kind, given in pieces.items()}
         bias = None
         if any(self.biases):
             parts = [
@@ -84,14 +92,24 @@ class Linear:
         }
         self.weight = self.scheme.weight(tensors, bias, placement, gated)
 
+    def _arranged(self, number: int, piece: Tensor | None) -> Tensor | None:
+        if piece is None or self.arrange is None:
+            return piece
+        rows = self.arrange(number, piece)
+        # A loader's piece on an accelerator lies beside the others, which spares a copy of all; a file's is read only.
+        return piece.copy_(rows) if piece.is_cuda else rows
+
 
 class GatedLinear(Linear):
-    """activate(x G^T + g, x U^T + u): gate and up of a gated MLP, in one pass where the weight's form has one."""
+    """activate(x G^T + g, x U^T + u): gate and up of a gated MLP, in one pass where the weight's form has one.
+
+    `joined`: the checkpoint has both in one matrix, gate's rows first.
+    """
 
     __slots__ = ("activation",)
 
-    def __init__(self, in_features: int, width: int, bias: bool, activation: Activation) -> None:
-        super().__init__(in_features, width, width, bias=bias)
+    def __init__(self, in_features: int, width: int, bias: bool, activation: Activation, joined: bool = False) -> None:
+        super().__init__(in_features, *((2 * width,) if joined else (width, width)), bias=bias)
         self.activation = activation
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -99,6 +117,8 @@ class GatedLinear(Linear):
 
     def of_normed(self, normed: Normed) -> Tensor:
         norm = normed.norm
+        if not isinstance(norm, RMSNorm):
+            return self.weight.gated(normed.rows(), self.activation)
         return self.weight.of_normed(normed.residual, norm.weight, norm.eps, normed.prescaled, self.activation)
 
     def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:

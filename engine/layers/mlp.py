@@ -1,25 +1,60 @@
-"""GatedMLP: down(activate(gate(n), up(n))) of n = norm(x), gate and up as one product.
+"""GatedMLP and PlainMLP: what a decoder's layer computes of each token by itself.
 
-Thread: device. In: the residual stream [T, hidden] through the norm before the MLP. Out: what the MLP adds to the
+    gated:  down(activate(gate(n), up(n))), gate and up as one product        plain:  down(activate(up(n)))
+
+Thread: device. In: n, the residual stream [T, hidden] through the norm before the MLP. Out: what the MLP adds to the
 stream, whose last product is computed when it is added (engine/layers/stream.py).
 """
 
 from __future__ import annotations
 
-from engine.kernels.activation import Activation
+from collections.abc import Callable
+from functools import partial
+
+from torch import Tensor
+
+from engine.kernels.activation import BY_NAME, Activation, pointwise
 from engine.layers.linear import GatedLinear, Linear
 from engine.layers.norm import Normed
 from engine.layers.stream import Product
+from engine.model_config import TextConfig
 
 
 class GatedMLP:
-    """SwiGLU, GeGLU and their like."""
+    """SwiGLU, GeGLU and their like; `joined`: the checkpoint has gate and up in one matrix."""
 
     __slots__ = ("down", "gate_up")
 
-    def __init__(self, hidden_size: int, intermediate_size: int, bias: bool, activation: Activation) -> None:
-        self.gate_up = GatedLinear(hidden_size, intermediate_size, bias, activation)
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, bias: bool, activation: Activation, joined: bool = False
+    ) -> None:
+        self.gate_up = GatedLinear(hidden_size, intermediate_size, bias, activation, joined)
         self.down = Linear(intermediate_size, hidden_size, bias=bias)
 
     def __call__(self, x: Normed) -> Product:
         return Product(self.down, self.gate_up.of_normed(x))
+
+
+class PlainMLP:
+    """Two products with an activation between them."""
+
+    __slots__ = ("activate", "down", "up")
+
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, bias: bool, activate: Callable[[Tensor], Tensor]
+    ) -> None:
+        self.up = Linear(hidden_size, intermediate_size, bias=bias)
+        self.activate = activate
+        self.down = Linear(intermediate_size, hidden_size, bias=bias)
+
+    def __call__(self, x: Normed) -> Product:
+        return Product(self.down, self.activate(self.up.of_normed(x)))
+
+
+def decoder_mlp(text: TextConfig) -> GatedMLP | PlainMLP:
+    """The MLP that a configuration describes."""
+    activation = BY_NAME[text.activation]
+    sizes = text.hidden_size, text.intermediate_size, text.mlp_bias
+    if text.gated_mlp:
+        return GatedMLP(*sizes, activation, text.joined_mlp)
+    return PlainMLP(*sizes, partial(pointwise, activation=activation))

@@ -14,6 +14,7 @@ from torch import Tensor
 from engine.kernels.gemm.epilogue import Unscaled
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.norm import layer_norm, rms_norm
+from engine.model_config import TextConfig
 from engine.weights.table import Wanted
 
 
@@ -44,37 +45,57 @@ class RMSNorm:
 class Normed:
     """norm(residual), not computed yet; good until the residual stream changes again."""
 
-    norm: RMSNorm
+    norm: Norm | None  # None: the residual stream itself
     residual: Tensor  # [T, hidden]
     prescaled: Unscaled | None = (
         None  # its rows times the gain, not yet divided by the RMS, if the last product left them
     )
 
     def rows(self, out: Tensor | None = None) -> Tensor:
-        return self.norm(self.residual, out)
+        if self.norm is not None:
+            return self.norm(self.residual, out)
+        return self.residual if out is None else out.copy_(self.residual)
 
 
 class LayerNorm:
-    """(x - mean) / std * weight + bias."""
+    """(x - mean) / std * weight (+ bias); families that keep weight - 1 in their files give an offset of 1."""
 
-    __slots__ = ("bias", "eps", "size", "weight")
+    __slots__ = ("bias", "eps", "has_bias", "offset", "size", "weight")
 
     weight: Tensor  # [size] float32
-    bias: Tensor  # [size] float32
+    bias: Tensor | None  # [size] float32
 
-    def __init__(self, size: int, eps: float) -> None:
+    def __init__(self, size: int, eps: float, bias: bool = True, offset: float = 0.0) -> None:
         self.size = size
         self.eps = eps
+        self.has_bias = bias
+        self.offset = offset
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return layer_norm(x, self.weight, self.bias, self.eps)
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        return layer_norm(x, self.weight, self.bias, self.eps, out)
 
     def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
-        return {"weight": (Wanted((self.size,)),), "bias": (Wanted((self.size,)),)}
+        kinds = ("weight", "bias") if self.has_bias else ("weight",)
+        return {kind: (Wanted((self.size,)),) for kind in kinds}
 
     def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
         self.weight = _own(pieces["weight"][0], placement.device)
-        self.bias = _own(pieces["bias"][0], placement.device)
+        self.weight += self.offset
+        self.bias = _own(pieces["bias"][0], placement.device) if self.has_bias else None
+
+
+Norm = RMSNorm | LayerNorm
+
+
+def stream_norm(text: TextConfig) -> Norm:
+    """A norm of a decoder's residual stream, which the decoder keeps divided by its residual_scale.
+
+    norm(s * x) with eps is norm(x) with eps / s^2, so nothing else needs to know the scale.
+    """
+    eps = text.norm_eps / text.residual_scale**2
+    if text.layer_norm:
+        return LayerNorm(text.hidden_size, eps, text.norm_bias, text.norm_offset)
+    return RMSNorm(text.hidden_size, eps, text.norm_offset)
 
 
 def _own(piece: Tensor | None, device: str) -> Tensor:

@@ -1,12 +1,13 @@
 """RopeTable: frequencies of one RopeConfig, and the cos/sin of a step's positions (once per step, not per layer).
 
-In: positions [T] or [3, T]. Out: cos, sin [T, rotary_dim / 2] float32, for qkv_rope_store. The formulas of the scaled
-kinds are the ones transformers uses (modeling_rope_utils), so that a checkpoint means the same here.
+In: positions [T] or [3, T]. Out: a Rope, for qkv_rope_store. The formulas of the scaled kinds are the ones transformers
+uses (modeling_rope_utils), so that a checkpoint means the same here.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,26 +16,42 @@ from engine.kernels.rope import cos_sin
 from engine.model_config import RopeConfig
 
 
+class Rope(NamedTuple):
+    """What one kind of layer does with the positions of a step."""
+
+    cos: Tensor  # [T, rotary_dim / 2] float32
+    sin: Tensor
+    query_scale: Tensor | None = None  # [T, 1, 1] float32: queries are multiplied by it
+
+
 class RopeTable:
     """Frequencies on the device of the model."""
 
-    __slots__ = ("inv_freq", "scaling", "sections")
+    __slots__ = ("config", "inv_freq", "sections")
 
-    def __init__(self, config: RopeConfig, device: str) -> None:
-        self.inv_freq = frequencies(config).to(device)  # [rotary_dim / 2] float32
-        self.scaling = config.attention_factor
+    def __init__(self, config: RopeConfig, device: str, context: int) -> None:
+        """`context`: the longest that is served, in tokens."""
+        self.config = config
+        self.inv_freq = frequencies(config, context).to(device)  # [rotary_dim / 2] float32
         self.sections = config.mrope_section or None
 
-    def __call__(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return cos_sin(positions, self.inv_freq, self.sections, self.scaling)
+    def __call__(self, positions: Tensor) -> Rope:
+        cos, sin = cos_sin(positions, self.inv_freq, self.sections, self.config.attention_factor)
+        if not self.config.query_scaling:
+            return Rope(cos, sin)
+        turns = (positions // self.config.original_max_position).to(torch.float32)
+        return Rope(cos, sin, (1.0 + self.config.query_scaling * turns.log1p())[:, None, None])
 
 
-def frequencies(config: RopeConfig) -> Tensor:
+def frequencies(config: RopeConfig, context: int) -> Tensor:
     """Radians per position of each rotated pair, [rotary_dim / 2] float32.
 
     "dynamic" changes its base only beyond the context that the checkpoint names, which is never served: up to there
-    it equals "default".
+    it equals "default". "longrope" has frequencies for contexts up to the original one, and others for longer contexts.
+    Keys in the cache, which requests share, can have one of them only: those of the longest context that is served.
     """
+    if config.kind == "none":
+        return torch.zeros(config.rotary_dim // 2)  # an angle of 0 changes no bit of a head
     exponents = torch.arange(0, config.rotary_dim, 2, dtype=torch.float32) / config.rotary_dim
     inv_freq = 1.0 / config.theta**exponents
     if config.kind == "linear":
@@ -43,6 +60,9 @@ def frequencies(config: RopeConfig) -> Tensor:
         return _llama3(config, inv_freq)
     if config.kind == "yarn":
         return _yarn(config, inv_freq)
+    if config.kind == "longrope":
+        factors = config.long_factors if context > config.original_max_position else config.short_factors
+        return 1.0 / (torch.tensor(factors) * config.theta**exponents)
     return inv_freq
 
 

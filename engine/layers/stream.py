@@ -18,7 +18,7 @@ from typing import Protocol
 from torch import Tensor
 
 from engine.layers.linear import Linear
-from engine.layers.norm import Normed, RMSNorm
+from engine.layers.norm import Norm, Normed, RMSNorm
 
 
 class Addend(Protocol):
@@ -60,7 +60,7 @@ class Stream:
         self._residual = residual
         self._waiting: Addend | None = None
 
-    def add(self, addend: Addend, through: RMSNorm | None = None) -> None:
+    def add(self, addend: Addend, through: Norm | None = None) -> None:
         """x += addend, or x += through(addend)."""
         residual = self.rows()
         if through is None:
@@ -75,10 +75,12 @@ class Stream:
             self._waiting = None
         return self._residual
 
-    def normed(self, norm: RMSNorm) -> Normed:
-        """norm(x), for the product that reads the stream next; good until the stream changes."""
+    def normed(self, norm: Norm | None) -> Normed:
+        """norm(x), without a norm x, for the product that reads the stream next; good until the stream changes."""
+        if self._waiting is None or not isinstance(norm, RMSNorm):
+            return Normed(norm, self.rows())
         waiting, self._waiting = self._waiting, None
-        return Normed(norm, self._residual) if waiting is None else waiting.add_then(self._residual, norm)
+        return waiting.add_then(self._residual, norm)
 
     def keep(self, index: Tensor | None, beside: Tensor) -> Tensor:
         """Goes on with the tokens of `index`, int64 [S], and returns their rows of `beside` [T, n]; None: all tokens.

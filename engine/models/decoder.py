@@ -24,10 +24,10 @@ from engine.attention.meta import AttentionMeta
 from engine.batch import Batch
 from engine.cache.spec import CacheSpec, LayerCache
 from engine.encoders.tower import Tower
-from engine.layers.attention import PagedSelfAttention, Rope
+from engine.layers.attention import PagedSelfAttention
 from engine.layers.embed import Embedding, Head
-from engine.layers.norm import RMSNorm
-from engine.layers.rope import RopeTable
+from engine.layers.norm import Norm, stream_norm
+from engine.layers.rope import Rope, RopeTable
 from engine.layers.stream import Stream
 from engine.model_config import ModelConfig
 from engine.models.base import Model
@@ -39,7 +39,7 @@ class DecoderLayer(ABC):
     """One layer: attention behind a norm, then what the family adds. Its parts are named in the family's WEIGHTS."""
 
     attention: PagedSelfAttention
-    attention_norm: RMSNorm
+    attention_norm: Norm | None
 
     @abstractmethod
     def __call__(self, x: Stream, rope: Rope, meta: AttentionMeta, cache: LayerCache, index: Tensor | None) -> None:
@@ -61,13 +61,14 @@ class Decoder(Model):
         self.towers: dict[Modality, Tower] = {}
         self.head = Head(text.vocab_size, text.hidden_size, text.tie_embeddings)
         self.embed = Embedding(text.vocab_size, text.hidden_size, self.head)
-        self.norm = RMSNorm(text.hidden_size, text.norm_eps, text.norm_offset)
+        self.norm = stream_norm(text)
         self.layers = [self.layer(number) for number in range(len(text.layers))]
         self._numbers = list(range(len(text.layers)))  # of the layers that forward runs
         kinds = list(dict.fromkeys(layer.rope for layer in text.layers))
-        self._ropes = [RopeTable(kind, device) for kind in kinds]
+        self._ropes = [RopeTable(kind, device, config.max_model_len or config.max_position) for kind in kinds]
         self._rope_of = [kinds.index(layer.rope) for layer in text.layers]
-        self._embedding_scale = float(torch.tensor(text.embedding_scale, dtype=dtype))  # rounded as trained
+        rounded = float(torch.tensor(text.embedding_scale, dtype=dtype))  # as trained
+        self._embedding_scale = rounded / text.residual_scale
 
     @abstractmethod
     def layer(self, number: int) -> DecoderLayer:
@@ -111,7 +112,7 @@ class Decoder(Model):
             self._numbers = whole
 
     def _embedded(self, batch: Batch) -> Tensor:
-        residual = self.embed(batch.token_ids)  # [T, hidden]
+        residual = self.embedded(batch)
         if self._embedding_scale != 1.0:
             residual *= self._embedding_scale  # rows of media are not scaled
         if batch.overlay is not None:
@@ -121,7 +122,13 @@ class Decoder(Model):
             residual[start : start + length] = rows
         return residual
 
+    def embedded(self, batch: Batch) -> Tensor:
+        """The tokens' embeddings, [T, hidden], new."""
+        return self.embed(batch.token_ids)
+
     def logits(self, hidden: Tensor) -> Tensor:
         logits = self.head(hidden)
-        cap = self.config.text.logit_softcap
+        scale, cap = self.config.text.logit_scale, self.config.text.logit_softcap
+        if scale != 1.0:
+            logits *= scale
         return logits.div_(cap).tanh_().mul_(cap) if cap else logits

@@ -1,6 +1,7 @@
-"""Llama, and every family that is Llama but for flags: Mistral (windows), Qwen2 (biases), Qwen3 (per-head norms).
+"""Llama, and the layers of every family that is Llama but for its configuration, its names and the order of its parts.
 
-Thread: device. Pre-norm decoder: RMSNorm, grouped-query attention with rotary positions, SwiGLU.
+Thread: device. Llama itself is a pre-norm decoder: RMSNorm, grouped-query attention with rotary positions, SwiGLU. What
+families declare beside that is in engine/model_config.py.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from torch import Tensor
 from engine.attention.meta import AttentionMeta
 from engine.cache.spec import LayerCache
 from engine.checkpoint.text import read_text
-from engine.kernels.activation import Activation
-from engine.layers.attention import PagedSelfAttention, Rope
+from engine.layers.attention import PagedSelfAttention
 from engine.layers.linear import Linear
-from engine.layers.mlp import GatedMLP
-from engine.layers.norm import RMSNorm
+from engine.layers.mlp import GatedMLP, PlainMLP, decoder_mlp
+from engine.layers.norm import Norm, stream_norm
+from engine.layers.rope import Rope
 from engine.layers.stream import Product, Stream
 from engine.model_config import LayerConfig, TextConfig
 from engine.models.decoder import Decoder, DecoderLayer
@@ -40,19 +41,22 @@ DECODER_IGNORE = ("layers.*.rotary_emb.inv_freq",)
 
 
 class LlamaLayer(DecoderLayer):
-    """Attention and MLP, a norm before each, and where the configuration has post_norms another one behind each."""
+    """Attention, then MLP, with norms before each (pre_norms), behind each (post_norms), or both.
 
-    def __init__(self, text: TextConfig, layer: LayerConfig) -> None:
-        def norm() -> RMSNorm:
-            return RMSNorm(text.hidden_size, text.norm_eps, text.norm_offset)
+    `mlp`: in the place of the one that the configuration describes.
+    """
 
-        self.attention_norm = norm()
+    def __init__(self, text: TextConfig, layer: LayerConfig, mlp: GatedMLP | PlainMLP | None = None) -> None:
+        def norm(has: bool) -> Norm | None:
+            return stream_norm(text) if has else None
+
+        self.attention_norm = norm(layer.pre_norms)
         self.attention = PagedSelfAttention(text, layer)
         self.o = Linear(text.num_heads * text.head_dim, text.hidden_size, bias=text.o_bias)
-        self.attention_post_norm = norm() if layer.post_norms else None
-        self.mlp_norm = norm()
-        self.mlp = GatedMLP(text.hidden_size, text.intermediate_size, text.mlp_bias, Activation.SILU)
-        self.mlp_post_norm = norm() if layer.post_norms else None
+        self.attention_post_norm = norm(layer.post_norms)
+        self.mlp_norm = norm(layer.pre_norms)
+        self.mlp = mlp or decoder_mlp(text)
+        self.mlp_post_norm = norm(layer.post_norms)
 
     def __call__(self, x: Stream, rope: Rope, meta: AttentionMeta, cache: LayerCache, index: Tensor | None) -> None:
         attended = self.attention(x.normed(self.attention_norm), rope, meta, cache)  # [T, num_heads * head_dim]
@@ -61,13 +65,31 @@ class LlamaLayer(DecoderLayer):
         x.add(self.mlp(x.normed(self.mlp_norm)), self.mlp_post_norm)
 
 
+class ParallelLayer(LlamaLayer):
+    """Attention and MLP side by side: both read the stream as the layer gets it, through one norm or through two."""
+
+    def __init__(self, text: TextConfig, layer: LayerConfig) -> None:
+        super().__init__(text, layer)
+        if text.shared_norm:
+            self.mlp_norm = None
+
+    def __call__(self, x: Stream, rope: Rope, meta: AttentionMeta, cache: LayerCache, index: Tensor | None) -> None:
+        attended = self.attention(x.normed(self.attention_norm), rope, meta, cache)  # [T, num_heads * head_dim]
+        attended = x.keep(index, attended)
+        mlp = self.mlp(x.normed(self.mlp_norm or self.attention_norm))
+        x.add(Product(self.o, attended))
+        x.add(mlp)
+
+
 class Llama(Decoder):
     """A text decoder; the base of every model whose text part is one of these families."""
 
     WEIGHTS = Table(DECODER_ROWS, ignore=DECODER_IGNORE)
 
     def layer(self, number: int) -> DecoderLayer:
-        return LlamaLayer(self.config.text, self.config.text.layers[number])
+        text = self.config.text
+        kind = ParallelLayer if text.parallel else LlamaLayer
+        return kind(text, text.layers[number])
 
 
 FAMILY = Family(name="Llama", model=Llama, text=read_text)

@@ -11,6 +11,7 @@ from functools import partial
 
 import torch
 
+from engine.checkpoint.rope import RopeDefaults
 from engine.checkpoint.text import read_text
 from engine.encoders import qwen_omni_audio
 from engine.encoders.qwen_omni_audio import AudioConfig, QwenOmniAudioTower, read_audio
@@ -50,7 +51,7 @@ class Qwen25OmniThinker(Llama):
 FAMILY = Family(
     name="Qwen2.5-Omni",
     model=Qwen25OmniThinker,
-    text=partial(read_text, sliding="switch", theta=1_000_000.0, mrope_section=(16, 24, 24), qkv_bias=True),
+    text=partial(read_text, sliding="switch", rope=RopeDefaults(1_000_000.0, sections=(16, 24, 24)), qkv_bias=True),
     towers={"vision": read_vision, "audio": read_audio},
     processor="qwen_omni:QwenOmni",
     section="thinker_config",

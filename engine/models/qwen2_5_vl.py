@@ -11,6 +11,7 @@ from functools import partial
 
 import torch
 
+from engine.checkpoint.rope import RopeDefaults
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import read_text
 from engine.encoders.qwen_vl import tower as qwen_vl
@@ -41,7 +42,8 @@ class Qwen25VL(Llama):
 
 def _text(body: Section, outer: Section) -> TextConfig:
     """The decoder; files that transformers 4 wrote have tie_word_embeddings beside the decoder's sizes."""
-    text = read_text(body, outer, sliding="switch", theta=1_000_000.0, mrope_section=(16, 24, 24), qkv_bias=True)
+    rope = RopeDefaults(1_000_000.0, sections=(16, 24, 24))
+    text = read_text(body, outer, sliding="switch", rope=rope, qkv_bias=True)
     return replace(text, tie_embeddings=text.tie_embeddings or body.boolean("tie_word_embeddings", False))
 
 

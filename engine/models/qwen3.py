@@ -8,4 +8,4 @@ from engine.checkpoint.text import read_text
 from engine.models.family import Family
 from engine.models.llama import Llama
 
-FAMILY = Family(name="Qwen3", model=Llama, text=partial(read_text, sliding="switch", head_dim=128, qk_norm=True))
+FAMILY = Family(name="Qwen3", model=Llama, text=partial(read_text, sliding="switch", head_dim=128, qk_norm="head"))

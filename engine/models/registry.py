@@ -35,6 +35,30 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "MistralForCausalLM": "engine.models.mistral",
     "Qwen2ForCausalLM": "engine.models.qwen2",
     "Qwen3ForCausalLM": "engine.models.qwen3",
+    "GemmaForCausalLM": "engine.models.gemma",
+    "Gemma2ForCausalLM": "engine.models.gemma2",
+    "Gemma3ForCausalLM": "engine.models.gemma3",
+    "Phi3ForCausalLM": "engine.models.phi3",
+    "GraniteForCausalLM": "engine.models.granite",
+    "GlmForCausalLM": "engine.models.glm",
+    "Glm4ForCausalLM": "engine.models.glm4",
+    "Olmo2ForCausalLM": "engine.models.olmo2",
+    "Olmo3ForCausalLM": "engine.models.olmo3",
+    "CohereForCausalLM": "engine.models.cohere",
+    "Cohere2ForCausalLM": "engine.models.cohere2",
+    "SmolLM3ForCausalLM": "engine.models.smollm3",
+    "Exaone4ForCausalLM": "engine.models.exaone4",
+    "Ministral3ForCausalLM": "engine.models.ministral3",
+    "SeedOssForCausalLM": "engine.models.seed_oss",
+    "Starcoder2ForCausalLM": "engine.models.starcoder2",
+    "StableLmForCausalLM": "engine.models.stablelm",
+    "NemotronForCausalLM": "engine.models.nemotron",
+    "ApertusForCausalLM": "engine.models.apertus",
+    "ArceeForCausalLM": "engine.models.arcee",
+    "HunYuanDenseV1ForCausalLM": "engine.models.hunyuan_dense",
+    "GPTNeoXForCausalLM": "engine.models.gpt_neox",
+    "GPT2LMHeadModel": "engine.models.gpt2",
+    "OPTForCausalLM": "engine.models.opt",
     "Qwen2_5_VLForConditionalGeneration": "engine.models.qwen2_5_vl",
     "Qwen2_5OmniThinkerForConditionalGeneration": "engine.models.qwen2_5_omni",
     "Qwen2_5OmniForConditionalGeneration": "engine.models.qwen2_5_omni",
@@ -65,6 +89,7 @@ def load_model_config(
     family = family_of(architecture)
     outer = root.section(family.section) if family.section in root.values else root
     body = outer.section("text_config") if "text_config" in outer.values else outer
+    body = body.renamed(family.keys)
     text = family.text(body, outer)
     towers = _towers(family, outer, text, without)
     taken = {modality for tower in towers.values() for modality in tower.modalities}
@@ -79,7 +104,7 @@ def load_model_config(
         eos_token_ids=common.drawable(
             common.eos_token_ids(generation, root.values, outer.values, body.values), text.vocab_size
         ),
-        max_position=max_position(body, text.layers[0].rope),
+        max_position=max(max_position(body, layer.rope) for layer in text.layers),
         torch_dtype=common.saved_dtype(root.values, outer.values, body.values),
         generation=common.generation_defaults(generation),
         raw=root.values,

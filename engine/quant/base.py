@@ -39,7 +39,7 @@ class Unquantised:
             piece.to(placement.device, weight_dtype(piece.dtype, placement)).flatten(1) for piece in tensors["weight"]
         ]
         if gated and bias is None:
-            gate, up = matrices
+            gate, up = matrices if len(matrices) == 2 else matrices[0].chunk(2)
             return pack_gated(gate, up, placement)
         return pack(stacked(matrices), bias, placement)
 

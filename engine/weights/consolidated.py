@@ -14,6 +14,7 @@ import re
 from torch import Tensor
 
 from engine.errors import ConfigError
+from engine.weights import rows
 
 NAMES = {
     "tok_embeddings": "model.embed_tokens",
@@ -49,7 +50,8 @@ def is_rotated(name: str) -> bool:
 
 def half_split(tensor: Tensor, head_dim: int) -> Tensor:
     """A copy with each head's even rows before its odd ones."""
-    rows, *rest = tensor.shape  # [heads * head_dim, hidden], or without hidden
-    if rows % head_dim or head_dim % 2:
-        raise ConfigError(f"{rows} rows of a query or key weight are no heads of head_dim={head_dim} in params.json")
-    return tensor.view(rows // head_dim, head_dim // 2, 2, *rest).transpose(1, 2).reshape(tensor.shape)
+    if len(tensor) % head_dim or head_dim % 2:
+        raise ConfigError(
+            f"{len(tensor)} rows of a query or key weight are no heads of head_dim={head_dim} in params.json"
+        )
+    return rows.half_split(tensor, head_dim, head_dim)

@@ -60,7 +60,7 @@ def test_frequencies_equal_transformers_in_both_spellings(read, case):
     oldest = {"type": kind, **SCALED[case]}
     assert rope(new) == rope(old)
     assert rope(new) == rope(read("llama", head_dim=32, rope_parameters=None, rope_theta=5e4, rope_scaling=oldest))
-    torch.testing.assert_close(frequencies(rope(new)), oracle.inv_freq, rtol=1e-6, atol=0)
+    torch.testing.assert_close(frequencies(rope(new), 0), oracle.inv_freq, rtol=1e-6, atol=0)
     assert rope(new).attention_factor == pytest.approx(oracle.attention_scaling)
 
 
@@ -171,8 +171,8 @@ REFUSED = [
     ("llama", {"num_hidden_layers": -1}, "num_hidden_layers=-1 must be an integer from 1"),
     ("llama", {"num_attention_heads": 0}, "num_attention_heads=0 must be an integer from 1"),
     ("llama", {"num_key_value_heads": 3}, "no multiple of num_key_value_heads=3"),
-    ("llama", {"hidden_act": "gelu"}, "hidden_act='gelu'"),
-    ("llama", {"rope_parameters": {"rope_type": "longrope"}}, "rope type 'longrope' is not supported; .*yarn"),
+    ("llama", {"hidden_act": "mish"}, "hidden_act='mish' of LlamaForCausalLM is not supported"),
+    ("llama", {"rope_parameters": {"rope_type": "wave"}}, "rope type 'wave' of Llama.* is not supported; .*yarn"),
     ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 0.5}}, "factor=0.5 must be at least 1 and"),
     ("llama", {"rope_parameters": {"rope_type": "linear"}}, "factor is missing"),
     ("llama", {"rope_parameters": [1]}, "rope_parameters must be an object"),
@@ -264,7 +264,7 @@ def test_any_odd_value_is_read_or_refused_in_one_line(tmp_path, name):
             (tmp_path / "config.json").write_text(json.dumps(config))
             try:
                 config = load_model_config(tmp_path)
-                assert torch.isfinite(frequencies(rope(config))).all()
+                assert torch.isfinite(frequencies(rope(config), 0)).all()
             except ConfigError as error:
                 refused.append(str(error))
     assert len(refused) > 100

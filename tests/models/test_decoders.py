@@ -2,16 +2,20 @@
 
 import functools
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
+from engine.layers.rope import frequencies
+from engine.models.registry import build_model
 from tests import tiny
-from tests.models.harness import Harness, load
+from tests.models.harness import Harness
+from tests.models.harness import load as load_model
 
 NAMES = [name for name in tiny.CHECKPOINTS if name not in ("omni", "qwen2_5_vl")]
 TOLERANCE = 1e-4
-load = functools.cache(load)
+load = functools.cache(load_model)
 
 
 @functools.cache
@@ -68,6 +72,7 @@ def test_sixty_four_greedy_tokens_equal_transformers(name):
 
 
 @functools.cache
+@torch.inference_mode()
 def _greedy(name, tokens, count):
     model = oracle(name)
     model.generation_config.eos_token_id = None  # go on for all `count` tokens
@@ -103,6 +108,21 @@ def test_tokens_that_are_asked_for_have_the_bits_that_they_have_among_all(name, 
             assert out is None or torch.equal(out, whole[asked])
             for ours, theirs in zip(caches, wanted):
                 assert all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(ours, theirs))
+
+
+def test_contexts_beyond_the_original_have_the_long_frequencies(tmp_path):
+    """All of them where the server serves such contexts: keys are shared by short requests and by long ones."""
+    made = tiny.causal("Phi3ForCausalLM", "Phi3Config", **tiny.longrope(16))()
+    folder = tiny.save(made, tmp_path / "long")
+    harness = Harness(load_model(folder))
+    tokens = prompt(60, seed=8)
+    with torch.inference_mode():
+        want = tiny.reference(folder)(input_ids=torch.tensor([tokens])).logits[0]
+    assert (harness.prefill(harness.add(tokens), 7) - want).abs().max() <= TOLERANCE
+    config = harness.model.config
+    short = build_model(replace(config, max_model_len=16), torch.float32)
+    assert torch.equal(short._ropes[0].inv_freq, frequencies(config.text.layers[0].rope, 16))
+    assert not torch.equal(short._ropes[0].inv_freq, harness.model._ropes[0].inv_freq)
 
 
 def test_sliding_window_changes_the_answer():

@@ -11,6 +11,7 @@ from engine.attention.meta import AttentionMeta
 from engine.kernels.gemm.pack import Placement
 from engine.layers.attention import PagedSelfAttention
 from engine.layers.norm import Normed, RMSNorm
+from engine.layers.rope import Rope
 from engine.models import registry
 from tests import tiny
 from tests.engine_kit import answer, running, text_request
@@ -73,7 +74,7 @@ def test_a_sink_takes_its_share_of_the_softmax():
     )  # fmt: skip
     x = Normed(RMSNorm(text.hidden_size, 1e-6), torch.randn(1, text.hidden_size, generator=draw))
     x.norm.weight = torch.ones(text.hidden_size)
-    rope = torch.ones(1, text.head_dim // 2), torch.zeros(1, text.head_dim // 2)
+    rope = Rope(torch.ones(1, text.head_dim // 2), torch.zeros(1, text.head_dim // 2))
     for has in (False, True):
         attention = PagedSelfAttention(text, replace(text.layers[0], sinks=has))
         attention.qkv.fill({"weight": list(weights)}, Placement(torch.float32, "cpu"))

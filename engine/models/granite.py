@@ -1,0 +1,32 @@
+"""Granite 3: Llama with four multipliers, of embeddings, of attention's scores, of what layers add, and of logits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.checkpoint.section import Section
+from engine.checkpoint.text import every_layer, read_text
+from engine.errors import ConfigError
+from engine.model_config import TextConfig
+from engine.models.family import Family
+from engine.models.llama import Llama
+
+
+def text(body: Section, outer: Section) -> TextConfig:
+    """The decoder; a multiplier that the file does not name is 1."""
+    residual, divisor = body.number("residual_multiplier", 1.0), body.number("logits_scaling", 1.0)
+    if residual <= 0 or divisor == 0:
+        raise ConfigError(
+            f"{body.path}: residual_multiplier={residual} and logits_scaling={divisor}: the first must be positive and "
+            "the second not 0"
+        )
+    read = every_layer(read_text(body, outer), scale=body.number("attention_multiplier", 1.0))
+    return replace(
+        read,
+        embedding_scale=body.number("embedding_multiplier", 1.0),
+        residual_scale=residual,
+        logit_scale=1.0 / divisor,
+    )
+
+
+FAMILY = Family(name="Granite", model=Llama, text=text)

@@ -1,0 +1,30 @@
+"""SmolLM3: Llama without rotation on every fourth layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.checkpoint.rope import RopeDefaults, no_rope
+from engine.checkpoint.section import Section
+from engine.checkpoint.text import read_text
+from engine.errors import ConfigError
+from engine.model_config import TextConfig
+from engine.models.family import Family
+from engine.models.llama import Llama
+
+
+def text(body: Section, outer: Section) -> TextConfig:
+    """The decoder; no_rope_layers has 1 for layers with rotation, 0 for those without."""
+    windows = body.boolean("use_sliding_window", False) and body.values.get("sliding_window") is not None
+    rope = RopeDefaults(2_000_000.0)
+    read = read_text(body, outer, sliding="layers" if windows else "none", pattern=1, rope=rope, tied=True)
+    period = body.size("no_rope_layer_interval", 4)
+    rotated = body.items("no_rope_layers", [int((number + 1) % period != 0) for number in range(len(read.layers))])
+    if len(rotated) != len(read.layers):
+        raise ConfigError(f"{body.path}: no_rope_layers has {len(rotated)} entries for {len(read.layers)} layers")
+    none = no_rope(read.head_dim)
+    layers = zip(read.layers, rotated)
+    return replace(read, layers=tuple(layer if turns else replace(layer, rope=none) for layer, turns in layers))
+
+
+FAMILY = Family(name="SmolLM3", model=Llama, text=text)
