@@ -128,8 +128,9 @@ def test_a_cached_prefix_of_all_groups_gives_the_same_tokens():
     assert first == second
 
 
-def test_a_sliding_group_holds_the_blocks_of_its_window_only():
-    runtime = runtime_of("qwen2-window", max_prefill_chunk=8)
+@pytest.mark.parametrize("name", ["qwen2-window", "gemma3"])
+def test_a_sliding_group_holds_the_blocks_of_its_window_only(name):
+    runtime = runtime_of(name, max_prefill_chunk=8)
     kinds = [kind for kind, _ in groups_of(runtime)]
     for number, (slot, _) in enumerate(steps(runtime, np.arange(2, 82, dtype=np.int32), 30)):
         tables = runtime.scheduler.tables
