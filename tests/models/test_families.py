@@ -1,4 +1,4 @@
-"""Every family of text decoders in an engine: the tokens of transformers, whatever the scheduler does; old config files."""
+"""Every family of text decoders in an engine: the tokens of transformers, whatever the scheduler does; old configs."""
 
 import asyncio
 
