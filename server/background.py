@@ -18,12 +18,11 @@ import orjson
 from starlette.requests import Request
 from starlette.types import Message
 
-from engine.request import TokenLogprob
 from server.answer import Answer
 from server.choice import Choice
 from server.errors import ApiError, internal
 from server.http.exchange import Exchange, exchange_of
-from server.output.response_items import ResponseObject
+from server.output.response_items import Output, ResponseObject
 from server.output.response_record import ResponseRecord
 from server.store import Stored
 
@@ -51,8 +50,8 @@ class Background:
         self.answer = answer
         self.shape = shape
         self.entry = entry
-        self.record = ResponseRecord(shape.at("in_progress"), shape.item_id)
-        self._entries: list[TokenLogprob] = []
+        self.output = Output(shape)
+        self.record = ResponseRecord(shape.at("in_progress"), self.output.items)
         self._held = held  # the answer and its place, until it ends
         answer.changed = self._note
         answer.state.open_exchanges.add(answer.exchange)
@@ -66,13 +65,12 @@ class Background:
     def _note(self, choice: Choice | None) -> None:
         """Once per step."""
         if choice is not None:
-            text, _, entries = choice.drain()
-            self._entries += entries
-            self.record.grow(text)
+            events, _, entries = choice.drain_events()
+            if self.output.grow(events, entries):
+                self.record.tell()
 
     def _whole(self) -> dict[str, Any]:
-        logprobs = orjson.Fragment(self.shape.encoded(self._entries))
-        return self.shape.ended(self.answer, "".join(self.record.texts), logprobs)
+        return self.shape.ended(self.answer, self.output)
 
     async def cancel(self) -> None:
         """Ends it, and waits until that is stored."""
@@ -85,6 +83,7 @@ class Background:
         try:
             with self._held:
                 await self.answer.wait()
+                self.output.finish()
                 last = await self.answer.in_pool_if_large(self._whole)
         except ApiError as error:
             last = self.shape.failed(error)

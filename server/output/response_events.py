@@ -1,10 +1,10 @@
 """Events of a streamed response, in the exact order of API.md section 11, numbered from 0.
 
-Owner: loop, one per stream. In: the one Choice of an Answer as it grows. Out: frames. The text is kept until the end,
-because every `.done` repeats it; the last event is handed to `on_end` before its frame leaves, so that a client who
+Owner: loop, one per stream. In: the one Choice of an Answer as it grows. Out: frames. The texts are kept until the end,
+because every `.done` repeats them; the last event is handed to `on_end` before its frame leaves, so that a client who
 has read it finds the response stored.
 
-    created, in_progress | item added, part added | delta ... | text done, part done, item done | completed
+    created, in_progress | item added, part added | delta ... | text done, part done, item done | ... | completed
 """
 
 from __future__ import annotations
@@ -12,17 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import orjson
-
-from engine.request import TokenLogprob
 from server.answer import Answer
 from server.choice import Choice
 from server.errors import ApiError
-from server.output.response_items import ResponseObject
-from server.output.response_record import LAST, NO_LOGPROBS, frame, text_content
+from server.output.response_items import Change, Output, ResponseObject
+from server.output.response_record import LAST, Event, closing, delta_frame, delta_head, frame, opening
 
-dumps = orjson.dumps
-OnEnd = Callable[[dict[str, Any], list[str]], None]  # the last state, and the text of each delta
+OnEnd = Callable[[dict[str, Any], bytes], None]  # the last state, and where the deltas were cut
 
 
 class ResponseEvents:
@@ -35,28 +31,20 @@ class ResponseEvents:
         self.shape = shape
         self.on_end = on_end
         self.number = 0  # of the next event
-        self.in_item = False
-        self.texts: list[str] = []
-        self.waiting: list[TokenLogprob] = []
-        self.logprobs: list[bytes] = []  # JSON without its brackets
-        self.place = {"item_id": shape.item_id, "output_index": 0, "content_index": 0}
-        head = {"type": "response.output_text.delta", **self.place}
-        self.delta_head = b"event: response.output_text.delta\ndata: " + dumps(head)[:-1] + b',"delta":'
+        self.output = Output(shape)
+        self.opened = 0  # items told
+        self.head = b""  # of the open item's deltas
 
-    def event(self, kind: str, **fields: Any) -> bytes:
-        self.number += 1
-        return frame(kind, self.number - 1, fields)
+    def tell(self, events: list[Event]) -> bytes:
+        frames = [frame(kind, self.number + at, fields) for at, (kind, fields) in enumerate(events)]
+        self.number += len(frames)
+        return b"".join(frames)
 
     def chunks(self, choice: Choice) -> bytes:
-        text, _, entries = choice.drain()
-        over = choice.finish_reason is not None
+        events, _, entries = choice.drain_events()
         frames = b"" if choice.started else self.start(choice)
-        self.waiting += entries
-        if not self.in_item and (text or over):
-            frames += self.open_item()
-        if text or (over and self.waiting):
-            frames += self.delta(text)
-        return frames + self.finish() if over else frames
+        frames += self.grow(self.output.grow(events, entries))
+        return frames if choice.finish_reason is None else frames + self.finish()
 
     def plain(self, choice: Choice) -> None:
         """Each event has its number."""
@@ -64,41 +52,37 @@ class ResponseEvents:
     def start(self, choice: Choice) -> bytes:
         choice.started = True
         begun = self.shape.at("in_progress")
-        return self.event("response.created", response=begun) + self.event("response.in_progress", response=begun)
+        return self.tell([("response.created", {"response": begun}), ("response.in_progress", {"response": begun})])
 
-    def open_item(self) -> bytes:
-        self.in_item = True
-        item = {**self.shape.message("", NO_LOGPROBS, "in_progress"), "content": []}
-        return self.event("response.output_item.added", output_index=0, item=item) + self.event(
-            "response.content_part.added", **self.place, part=text_content("", NO_LOGPROBS)
-        )
+    def grow(self, changes: list[Change]) -> bytes:
+        """Deltas, and what begins and ends around them."""
+        frames: list[bytes] = []
+        for item, text, logprobs in changes:
+            if not self.opened or item is not self.output.items[self.opened - 1]:
+                frames.append(self.next_item())
+            if text or logprobs != b"[]":
+                frames.append(delta_frame(self.head, item.body["type"], self.number, text, logprobs))
+                self.number += 1
+        return b"".join(frames)
 
-    def delta(self, text: str) -> bytes:
-        """With the log-probabilities of all tokens since the last one; tokens without text yet have waited here."""
-        shown = self.shape.encoded(self.waiting)
-        if self.waiting:
-            self.logprobs.append(shown[1:-1])
-            self.waiting = []
-        self.texts.append(text)
-        frame = self.delta_head + dumps(text) + b',"logprobs":' + shown
-        frame += b',"sequence_number":%d}\n\n' % self.number
-        self.number += 1
-        return frame
+    def next_item(self) -> bytes:
+        at, items = self.opened, self.output.items
+        self.opened += 1
+        frames = self.tell(closing(items[at - 1].ended("completed"), at - 1)) if at else b""
+        body = items[at].body
+        self.head = delta_head(body, at)
+        return frames + self.tell(opening(body, at))
 
     def finish(self) -> bytes:
         """Every `.done`, and the last state."""
-        text, shape = "".join(self.texts), self.shape
-        logprobs = orjson.Fragment(b"[" + b",".join(self.logprobs) + b"]")
-        last = shape.ended(self.answer, text, logprobs)
-        (item,) = last["output"]
-        frames = self.event("response.output_text.done", **self.place, text=text, logprobs=logprobs)
-        frames += self.event("response.content_part.done", **self.place, part=item["content"][0])
-        frames += self.event("response.output_item.done", output_index=0, item=item)
-        return frames + self.end(last)
+        frames = self.grow(self.output.finish())
+        last = self.shape.ended(self.answer, self.output)
+        at = len(last["output"]) - 1
+        return frames + self.tell(closing(last["output"][at], at)) + self.end(last)
 
     def end(self, last: dict[str, Any]) -> bytes:
-        self.on_end(last, self.texts)
-        return self.event(LAST.get(last["status"], "response.incomplete"), response=last)
+        self.on_end(last, self.output.cuts)
+        return self.tell([(LAST.get(last["status"], "response.incomplete"), {"response": last})])
 
     def usage(self) -> bytes:
         return b""

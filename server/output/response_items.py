@@ -1,13 +1,13 @@
 """Response objects: what is echoed of the request, output items, usage, and the state of all that.
 
-Owner: loop. In: the checked request, and the one Choice of an Answer. Out: dicts for orjson. Nested values of a client
-are only echoed where they were checked first (metadata, tools). A response has exactly one message item, if need be
-with an empty text.
+Owner: loop. In: the checked request, and the events of the one Choice of an Answer. Out: items, and dicts for orjson.
+Nested values of a client are only echoed where they were checked first (metadata, tools). Reasoning, text and calls
+each become an item, in the order of the model's output; a response has at least one item, if need be an empty message.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -17,21 +17,25 @@ from engine.request import TokenLogprob
 from server.answer import Answer
 from server.choice import Choice
 from server.errors import ApiError
+from server.output.completed import completed
+from server.output.events import CallArguments, CallEnd, CallStart, Content, Event, Reasoning
 from server.output.logprobs import TokenNames
-from server.output.response_record import text_content
+from server.output.response_record import Item, OutputItem, cuts_of
 
-Item = dict[str, Any]
+Change = tuple[OutputItem, str, bytes]  # the item that grew, by what, with which log-probabilities
 
 
 class ResponseObject:
     """One response: constant fields now, the rest as it comes."""
 
-    def __init__(self, name: str, echo: dict[str, Any], names: TokenNames, top: int) -> None:
+    def __init__(
+        self, name: str, echo: dict[str, Any], names: TokenNames, top: int, tools: Mapping[str, Item] | None = None
+    ) -> None:
         self.name = name
-        self.item_id = f"msg_{uuid4().hex}"
         self.echo = echo  # created_at and what the client sent, checked, with defaults
         self.names = names
         self.top = top  # log-probabilities at each place
+        self.tools = tools or {}  # name that the model calls -> what the client calls it (render/items.py)
 
     def at(
         self,
@@ -53,33 +57,122 @@ class ResponseObject:
             "usage": usage,
         }
 
-    def whole(self, answer: Answer) -> dict[str, Any]:
-        """The last state of an answer that nobody has read yet."""
-        text, _, entries = answer.choices[0].drain()
-        return self.ended(answer, text, orjson.Fragment(self.encoded(entries)))
+    def whole(self, answer: Answer) -> tuple[dict[str, Any], bytes]:
+        """(the last state of an answer that nobody has read yet, where its deltas are cut)."""
+        output = Output(self)
+        events, _, entries = answer.choices[0].drain_events()
+        output.grow(events, entries)
+        output.finish()
+        return self.ended(answer, output), output.cuts
 
     def encoded(self, entries: list[TokenLogprob]) -> bytes:
         """Log-probabilities as JSON, made once: several events and the store repeat them."""
         return orjson.dumps(self.names.chat(entries, self.top)["content"]) if entries else b"[]"
 
-    def ended(self, answer: Answer, text: str, logprobs: orjson.Fragment) -> dict[str, Any]:
+    def ended(self, answer: Answer, output: Output) -> dict[str, Any]:
         """The last state of a choice that has ended."""
-        choice = answer.choices[0]
-        status, incomplete = status_of(choice)
-        item = self.message(text, logprobs, "completed" if status == "completed" else "incomplete")
-        return self.at(status, [item], usage=usage_of(answer), incomplete=incomplete)
+        status, incomplete = status_of(answer.choices[0])
+        own = "completed" if status == "completed" else "incomplete"
+        last = len(output.items) - 1
+        items = [item.ended(own if at == last else "completed") for at, item in enumerate(output.items)]
+        return self.at(status, items, usage=usage_of(answer), incomplete=incomplete)
 
     def failed(self, error: ApiError) -> dict[str, Any]:
         return self.at("failed", error={"code": code_of(error), "message": error.message})
 
-    def message(self, text: str, logprobs: orjson.Fragment, status: str) -> Item:
-        return {
-            "id": self.item_id,
-            "type": "message",
-            "status": status,
-            "role": "assistant",
-            "content": [text_content(text, logprobs)],
-        }
+
+class Output:
+    """The items of one response as they grow. Owner: loop."""
+
+    def __init__(self, shape: ResponseObject) -> None:
+        self.shape = shape
+        self.items: list[OutputItem] = []
+        self._open: type[Event] | None = None  # what the newest item takes more of
+        self._custom: list[str] = []  # JSON of a call whose input is free text
+        self._waiting: list[TokenLogprob] = []
+
+    @property
+    def cuts(self) -> bytes:
+        """Where the deltas begin and end, for the store."""
+        return cuts_of(item.texts for item in self.items)
+
+    def grow(self, events: Sequence[Event], entries: list[TokenLogprob]) -> list[Change]:
+        """Adds events; log-probabilities are told with text only."""
+        self._waiting += entries
+        changes: list[Change] = []
+        for event in events:
+            item = self._item(event)
+            logprobs = b"[]"
+            if type(event) is Content:
+                logprobs = self._logprobs(item)
+            else:
+                self._waiting.clear()
+            text = self._text(event, item)
+            if text:
+                item.texts.append(text)
+            changes.append((item, text, logprobs))
+        return changes
+
+    def finish(self) -> list[Change]:
+        """After the last event: a message where there is nothing, and what has waited for a text."""
+        changes: list[Change] = []
+        if self._custom:
+            changes += self.grow([CallEnd(0)], [])
+        if not self.items:
+            changes += self.grow([Content("")], [])
+        elif self._waiting and self._open is Content:
+            item = self.items[-1]
+            item.texts.append("")
+            changes.append((item, "", self._logprobs(item)))
+        return changes
+
+    def _logprobs(self, item: OutputItem) -> bytes:
+        shown = self.shape.encoded(self._waiting)
+        if self._waiting:
+            item.logprobs.append(shown[1:-1])
+            self._waiting = []
+        return shown
+
+    def _item(self, event: Event) -> OutputItem:
+        """The item that an event belongs to; a new one where the newest is of another kind."""
+        kind = type(event)
+        if kind in (CallArguments, CallEnd):
+            return self.items[-1]
+        if kind is CallStart or kind is not self._open:
+            self._open = kind
+            self.items.append(OutputItem(self._begun(event)))
+        return self.items[-1]
+
+    def _begun(self, event: Event) -> Item:
+        key = uuid4().hex
+        if isinstance(event, Reasoning):
+            return {"id": f"rs_{key}", "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
+        if not isinstance(event, CallStart):
+            return {"id": f"msg_{key}", "type": "message", "status": "in_progress", "role": "assistant", "content": []}
+        known = self.shape.tools.get(event.name, {})
+        body = {"status": "in_progress", "call_id": event.id, "name": known.get("name", event.name)}
+        if known.get("type") == "custom":
+            return {"id": f"ctc_{key}", "type": "custom_tool_call", **body, "input": ""}
+        space = {"namespace": known["namespace"]} if "namespace" in known else {}
+        return {"id": f"fc_{key}", "type": "function_call", **body, "arguments": "", **space}
+
+    def _text(self, event: Event, item: OutputItem) -> str:
+        """What an event adds to its item; the input of a custom tool comes with the end of its call."""
+        custom = item.body["type"] == "custom_tool_call"
+        if custom and isinstance(event, CallArguments):
+            self._custom.append(event.text)
+            return ""
+        if isinstance(event, CallEnd):
+            text = free_text("".join(self._custom)) if custom else ""
+            self._custom.clear()
+            return text
+        return "" if isinstance(event, CallStart) else event.text
+
+
+def free_text(arguments: str) -> str:
+    """The input of a custom tool out of its call's JSON."""
+    found = completed(arguments).get("input")
+    return found if isinstance(found, str) else arguments
 
 
 def status_of(choice: Choice) -> tuple[str, str | None]:

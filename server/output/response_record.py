@@ -1,10 +1,10 @@
 """ResponseRecord: the events of one response, told again from any number on, while it runs and after it has ended.
 
-Owner: loop. In: the text of each delta and, at the end, the last state. Out: frames with the numbers that the
-response's own stream had, so a client that was cut off goes on with `starting_after`. Nothing is kept but the texts
-(once ended: the final body and where the deltas were cut); log-probabilities are told whole, with `.done`.
+Owner: loop. In: the output items as they grow and, at the end, the last state. Out: frames with the numbers that the
+response's own stream had, so a client that was cut off goes on with `starting_after`. Nothing is kept but the items'
+texts (once ended: the final body and where the deltas were cut); log-probabilities are told whole, with `.done`.
 
-    0 created, 1 in_progress | 2 item added, 3 part added | 4 delta ... | text done, part done, item done | completed
+    0 created, 1 in_progress | item added, part added | delta ... | text done, part done, item done | ... | completed
 """
 
 from __future__ import annotations
@@ -20,12 +20,79 @@ Item = dict[str, Any]
 Event = tuple[str, dict[str, Any]]  # its type, and its fields beside the number
 
 LAST = {"completed": "response.completed", "failed": "response.failed"}  # any other end: response.incomplete
-FIRST_DELTA = 4
 NO_LOGPROBS = orjson.Fragment(b"[]")
+# type of an item -> (name of its text's events, key of the text where it is no content part)
+TEXT_EVENTS = {
+    "message": ("response.output_text", ""),
+    "reasoning": ("response.reasoning_text", ""),
+    "function_call": ("response.function_call_arguments", "arguments"),
+    "custom_tool_call": ("response.custom_tool_call_input", "input"),
+}
 
 
 def text_content(text: str, logprobs: orjson.Fragment) -> Item:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
+
+
+def part_of(kind: str, text: str, logprobs: orjson.Fragment) -> Item:
+    """The content part of a message or of reasoning."""
+    return text_content(text, logprobs) if kind == "message" else {"type": "reasoning_text", "text": text}
+
+
+class OutputItem:
+    """One item as it grows. `body` is how it began."""
+
+    __slots__ = ("body", "logprobs", "texts")
+
+    def __init__(self, body: Item) -> None:
+        self.body = body
+        self.texts: list[str] = []  # of each delta
+        self.logprobs: list[bytes] = []  # JSON without its brackets
+
+    def ended(self, status: str) -> Item:
+        """The item with all of its text."""
+        text, kind = "".join(self.texts), self.body["type"]
+        key = TEXT_EVENTS[kind][1]
+        if key:
+            return {**self.body, "status": status, key: text}
+        logprobs = orjson.Fragment(b"[" + b",".join(self.logprobs) + b"]")
+        return {**self.body, "status": status, "content": [part_of(kind, text, logprobs)]}
+
+
+def begun_of(body: Item) -> Item:
+    """An item that has ended, as it began."""
+    key = TEXT_EVENTS[body["type"]][1]
+    return {**body, "status": "in_progress", **({key: ""} if key else {"content": []})}
+
+
+def place_of(body: Item, at: int) -> Item:
+    place = {"item_id": body["id"], "output_index": at}
+    return place if TEXT_EVENTS[body["type"]][1] else {**place, "content_index": 0}
+
+
+def opening(body: Item, at: int) -> list[Event]:
+    """What is told of an item before its text."""
+    events: list[Event] = [("response.output_item.added", {"output_index": at, "item": body})]
+    kind = body["type"]
+    if not TEXT_EVENTS[kind][1]:
+        part = part_of(kind, "", NO_LOGPROBS)
+        events.append(("response.content_part.added", {**place_of(body, at), "part": part}))
+    return events
+
+
+def closing(body: Item, at: int) -> list[Event]:
+    """What is told of an item behind its text; `body` is the item that has ended."""
+    kind = body["type"]
+    name, key = TEXT_EVENTS[kind]
+    place = place_of(body, at)
+    last = ("response.output_item.done", {"output_index": at, "item": body})
+    if key:
+        named = {"name": body["name"]} if kind == "function_call" else {}
+        return [(f"{name}.done", {**place, **named, key: body[key]}), last]
+    (part,) = body["content"]
+    logprobs = {"logprobs": part["logprobs"]} if kind == "message" else {}
+    done = (f"{name}.done", {**place, "text": part["text"], **logprobs})
+    return [done, ("response.content_part.done", {**place, "part": part}), last]
 
 
 def frame(kind: str, number: int, fields: dict[str, Any]) -> bytes:
@@ -34,18 +101,39 @@ def frame(kind: str, number: int, fields: dict[str, Any]) -> bytes:
     return b"event: " + kind.encode() + b"\ndata: " + data + b"\n\n"
 
 
-def cuts_of(texts: Iterable[str]) -> bytes:
-    """The lengths of the deltas, for `ResponseRecord.of`."""
-    return array.array("I", [len(text) for text in texts]).tobytes()
+def delta_head(body: Item, at: int) -> bytes:
+    """The constant part of an item's deltas; the text follows."""
+    kind = TEXT_EVENTS[body["type"]][0] + ".delta"
+    head = {"type": kind, **place_of(body, at)}
+    return b"event: " + kind.encode() + b"\ndata: " + dumps(head)[:-1] + b',"delta":'
+
+
+def delta_frame(head: bytes, kind: str, number: int, text: str, logprobs: bytes = b"[]") -> bytes:
+    shown = b',"logprobs":' + logprobs if kind == "message" else b""
+    return head + dumps(text) + shown + b',"sequence_number":%d}\n\n' % number
+
+
+def cuts_of(items: Iterable[Iterable[str]]) -> bytes:
+    """For `ResponseRecord.of`: of each item the number of its deltas, and their lengths."""
+    numbers: list[int] = []
+    for texts in items:
+        lengths = [len(text) for text in texts]
+        numbers += [len(lengths), *lengths]
+    return array.array("I", numbers).tobytes()
+
+
+def text_of(body: Item) -> str:
+    """The whole text of an item that has ended."""
+    key = TEXT_EVENTS[body["type"]][1]
+    return body[key] if key else body["content"][0]["text"]
 
 
 class ResponseRecord:
-    """Owner: loop. `watchers` are called after each change."""
+    """Owner: loop. `watchers` are called after each change; `items` grow outside (response_items.Output)."""
 
-    def __init__(self, begun: dict[str, Any], item_id: str) -> None:
+    def __init__(self, begun: dict[str, Any], items: list[OutputItem]) -> None:
         self.begun = begun  # the response in progress
-        self.item_id = item_id
-        self.texts: list[str] = []  # of each delta
+        self.items = items
         self.last: dict[str, Any] | None = None  # the response at its end
         self.watchers: set[Callable[[], None]] = set()
 
@@ -55,75 +143,66 @@ class ResponseRecord:
         last = orjson.loads(body)
         begun = {**last, "status": "in_progress", "output": [], "usage": None, "error": None}
         begun["incomplete_details"] = None
-        output = last["output"]
-        record = cls(begun, output[0]["id"] if output else "")
-        text, at = (output[0]["content"][0]["text"] if output else ""), 0
-        for length in array.array("I", cuts):
-            record.texts.append(text[at : at + length])
-            at += length
+        numbers = iter(array.array("I", cuts))
+        items = []
+        for output in last["output"]:
+            item, text, at = OutputItem(begun_of(output)), text_of(output), 0
+            for length in [next(numbers) for _ in range(next(numbers, 0))]:
+                item.texts.append(text[at : at + length])
+                at += length
+            items.append(item)
+        record = cls(begun, items)
         record.last = last
         return record
 
     @property
     def cuts(self) -> bytes:
-        return cuts_of(self.texts)
+        return cuts_of(item.texts for item in self.items)
 
-    def grow(self, text: str) -> None:
-        if text:
-            self.texts.append(text)
-            self._tell()
-
-    def end(self, last: dict[str, Any]) -> None:
-        self.last = last
-        self._tell()
-
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """The items have grown."""
         for watcher in list(self.watchers):
             watcher()
 
+    def end(self, last: dict[str, Any]) -> None:
+        self.last = last
+        self.tell()
+
     def since(self, number: int) -> tuple[bytes, int]:
         """(frames of the events from `number` on, the number of the next one)."""
-        ended = self.last is not None
-        has_item = bool(self.texts) or bool(self.last and self.last["output"])
-        head = self._head(has_item)
-        frames = [frame(kind, at, fields) for at, (kind, fields) in enumerate(head) if at >= number]
-        end = len(head) + (len(self.texts) if has_item else 0)
-        if has_item:
-            begin = max(number, FIRST_DELTA)
-            for at in range(begin, end):
-                frames.append(self._delta(at))
-        tail = self._tail() if ended else []
-        frames += [frame(kind, end + at, fields) for at, (kind, fields) in enumerate(tail) if end + at >= number]
-        return b"".join(frames), max(number, end + len(tail))
+        told = _Told(number)
+        told.add([("response.created", {"response": self.begun}), ("response.in_progress", {"response": self.begun})])
+        ended = [] if self.last is None else self.last["output"]
+        for at, item in enumerate(self.items):
+            told.add(opening(item.body, at))
+            told.add_deltas(item, at)
+            if at < len(ended):
+                told.add(closing(ended[at], at))
+            elif at < len(self.items) - 1:
+                told.add(closing(item.ended("completed"), at))
+        if self.last is not None:
+            told.add([(LAST.get(self.last["status"], "response.incomplete"), {"response": self.last})])
+        return b"".join(told.frames), max(number, told.next)
 
-    @property
-    def _place(self) -> dict[str, Any]:
-        return {"item_id": self.item_id, "output_index": 0, "content_index": 0}
 
-    def _delta(self, at: int) -> bytes:
-        """As a stream writes it, whose constant part comes first."""
-        kind = "response.output_text.delta"
-        told = {"delta": self.texts[at - FIRST_DELTA], "logprobs": [], "sequence_number": at}
-        return b"event: " + kind.encode() + b"\ndata: " + dumps({"type": kind, **self._place, **told}) + b"\n\n"
+class _Told:
+    """Frames of events from a number on."""
 
-    def _head(self, has_item: bool) -> list[Event]:
-        events: list[Event] = [("response.created", {"response": self.begun})]
-        events.append(("response.in_progress", {"response": self.begun}))
-        if has_item:
-            item = {"id": self.item_id, "type": "message", "status": "in_progress", "role": "assistant", "content": []}
-            events.append(("response.output_item.added", {"output_index": 0, "item": item}))
-            events.append(("response.content_part.added", {**self._place, "part": text_content("", NO_LOGPROBS)}))
-        return events
+    def __init__(self, begin: int) -> None:
+        self.begin = begin
+        self.next = 0
+        self.frames: list[bytes] = []
 
-    def _tail(self) -> list[Event]:
-        last = self.last
-        assert last is not None
-        events: list[Event] = []
-        for item in last["output"]:
-            (part,) = item["content"]
-            done = {**self._place, "text": part["text"], "logprobs": part["logprobs"]}
-            events.append(("response.output_text.done", done))
-            events.append(("response.content_part.done", {**self._place, "part": part}))
-            events.append(("response.output_item.done", {"output_index": 0, "item": item}))
-        events.append((LAST.get(last["status"], "response.incomplete"), {"response": last}))
-        return events
+    def add(self, events: list[Event]) -> None:
+        for kind, fields in events:
+            if self.next >= self.begin:
+                self.frames.append(frame(kind, self.next, fields))
+            self.next += 1
+
+    def add_deltas(self, item: OutputItem, at: int) -> None:
+        first = max(0, self.begin - self.next)
+        if first < len(item.texts):
+            head, kind = delta_head(item.body, at), item.body["type"]
+            for number, text in enumerate(item.texts[first:], self.next + first):
+                self.frames.append(delta_frame(head, kind, number, text))
+        self.next += len(item.texts)

@@ -46,6 +46,17 @@ def is_prefill(messages: list[dict[str, Any]]) -> bool:
     return bool(messages) and messages[-1].get("role") == "assistant"
 
 
+def prefilled(messages: list[dict[str, Any]]) -> str | None:
+    """The text that the answer goes on with; None where it begins anew."""
+    if not is_prefill(messages):
+        return None
+    content = messages[-1].get("content")
+    if isinstance(content, str):
+        return content
+    blocks = content if isinstance(content, list) else []
+    return "".join(str(block.get("text", "")) for block in blocks if isinstance(block, dict))
+
+
 def system_parts(content: Any, path: str) -> list[Part]:
     if content is None:
         return []

@@ -196,6 +196,19 @@ def read_response_tools(tools: list[Item] | None) -> tuple[list[Item], list[Item
     return kept, echoed, dropped
 
 
+def known_tools(echoed: list[Item]) -> dict[str, Item]:
+    """How the client calls what the model calls by a name: functions of a namespace, and tools that take free text."""
+    found: dict[str, Item] = {}
+    for tool in echoed:
+        if tool["type"] == "custom":
+            found[tool["name"]] = {"type": "custom", "name": tool["name"]}
+        elif tool["type"] == "namespace":
+            for inner in tool["tools"]:
+                name = inner["name"]
+                found[f"{tool['name']}__{name}"] = {"type": "function", "name": name, "namespace": tool["name"]}
+    return found
+
+
 def _function(tool: Item, path: str, prefix: str = "") -> Item:
     function: Item = {"name": prefix + _string(tool, "name", path)}
     if tool.get("description") is not None:

@@ -2,8 +2,7 @@
 
 Owner: loop; blocks are read in the pool. In: MessagesBody. Out: one JSON body, or events pushed as the engine makes
 them. Errors have the protocol's own body, made where every answer is (http/exchange.py). `thinking` sets the template's
-`enable_thinking`; its budget means something only to a reasoning parser. Tool calls cannot be parsed yet, so tools are
-taken only where no call may come back.
+`enable_thinking`; its budget is not enforced.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from server.http.exchange import Exchange, exchange_of
 from server.http.watch import client_present, preparing
 from server.job import Job, media_ahead, prepare
 from server.output.messages import MessageEvents, whole_message
-from server.render.blocks import is_prefill, read_blocks, read_tools
+from server.render.blocks import is_prefill, prefilled, read_blocks, read_tools
 from server.routes.endpoint import check_model, gateway_priority, json_response, route
-from server.routes.tools import check_calls, offered
+from server.routes.tools import check_calls, offered, parsing_of
 from server.sampling import Asked, priority_of, resolve, salt_of
 from server.schema.common import SamplingFields
 from server.schema.messages import CountBody, MessagesBody
@@ -60,7 +59,15 @@ async def create(request: Request) -> Response | None:
     async def response(answer: Answer) -> Response:
         return await json_body(answer, partial(whole_message, answer, name, model))
 
-    return await answer_with(request, asked, jobs, frames, response, name=name)
+    parsing = parsing_of(
+        state,
+        tools if (body.tool_choice or {}).get("type") != "none" else None,
+        most_calls=1 if (body.tool_choice or {}).get("disable_parallel_tool_use") is True else 0,
+        continued=prefilled(body.messages),
+        id_prefix="toolu_",
+        own_ids=False,
+    )
+    return await answer_with(request, asked, jobs, frames, response, name=name, parsing=parsing)
 
 
 async def count(request: Request) -> Response:

@@ -1,9 +1,8 @@
 """/v1/responses (API.md section 11): create, retrieve, cancel, delete.
 
 Owner: loop; items are read in the pool. In: ResponsesBody. Out: one JSON body, events pushed as the engine makes them,
-or at once a queued response that goes on in the background. What is stored belongs to the key that made it. Calls
-cannot be parsed yet, so tools are taken only where none may come back; tools that only OpenAI's servers run are
-left out with a warning, because coding clients always send them.
+or at once a queued response that goes on in the background. What is stored belongs to the key that made it. Tools that
+only OpenAI's servers run are left out with a warning, because coding clients always send them.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ from server.http.exchange import Exchange, exchange_of
 from server.http.watch import client_present, preparing
 from server.job import Job, media_ahead, prepare, with_grammar
 from server.output.logprobs import TokenNames
+from server.output.parser import Parsing
 from server.output.response_events import ResponseEvents
 from server.output.response_items import ResponseObject
-from server.output.response_record import cuts_of
 from server.render.conversation import Conversation
 from server.render.errors import RenderError
-from server.render.items import as_items, read_items, read_response_tools, references, resolved
+from server.render.items import as_items, known_tools, read_items, read_response_tools, references, resolved
 from server.routes.chat import EFFORTS
 from server.routes.endpoint import check_model, gateway_priority, json_response, route
-from server.routes.tools import check_calls, offered
+from server.routes.tools import check_calls, offered, parsing_of
 from server.sampling import Asked, in_range, priority_of, resolve
 from server.schema.common import SamplingFields
 from server.schema.responses import ResponsesBody
@@ -74,13 +73,24 @@ async def create(request: Request) -> Response | None:
     prompt = partial(prompt_of, exchange, body, parent, tools, asked, priority)
     shape = partial(shape_of, exchange, body, model, asked, tools)
     if body.background:
-        return await in_background(request, body, asked, prompt, shape)
+        return await in_background(request, body, asked, prompt, shape, parsing_for(state, body, tools))
     reply = Reply(exchange, body, prompt, shape())
     skip_special_tokens = body.skip_special_tokens is not False
     return await answer_with(
         request, asked, reply.jobs, reply.frames, reply.response,
-        name=reply.shape.name, skip_special_tokens=skip_special_tokens,
+        name=reply.shape.name, skip_special_tokens=skip_special_tokens, parsing=parsing_for(state, body, tools),
     )  # fmt: skip
+
+
+def parsing_for(state: AppState, body: ResponsesBody, tools: Tools) -> Parsing | None:
+    """What the answer's text is searched for."""
+    return parsing_of(
+        state,
+        tools[0] if body.tool_choice != "none" else None,
+        most_calls=1 if body.parallel_tool_calls is False else 0,
+        id_prefix="call_",
+        shows_special=body.skip_special_tokens is False,
+    )
 
 
 class Reply:
@@ -101,24 +111,25 @@ class Reply:
         return ResponseEvents(answer, self.shape, self.store)
 
     async def response(self, answer: Answer) -> Response:
-        content = await answer.in_pool_if_large(partial(self.shape.whole, answer))
-        self.store(content, [part["text"] for item in content["output"] for part in item["content"] if part["text"]])
+        content, cuts = await answer.in_pool_if_large(partial(self.shape.whole, answer))
+        self.store(content, cuts)
         return json_response(content)
 
-    def store(self, content: dict[str, Any], texts: list[str]) -> None:
-        """Keeps the ended response, unless the client wants it forgotten; `texts` are those of its deltas."""
+    def store(self, content: dict[str, Any], cuts: bytes) -> None:
+        """Keeps the ended response, unless the client wants it forgotten; `cuts`: where its deltas begin and end."""
         if self.body.store is False:
             return
         output = content["output"]
         self.turn.outputs = orjson.dumps(output)
         ids = tuple(item["id"] for item in output)
         key, body = self.exchange.key_name, orjson.dumps(content)
-        self.exchange.state.responses.add(Stored(key, content["id"], self.turn, body, ids, cuts_of(texts)))
+        self.exchange.state.responses.add(Stored(key, content["id"], self.turn, body, ids, cuts))
 
 
 async def in_background(
-    request: Request, body: ResponsesBody, asked: Asked, prompt: MakePrompt, make_shape: Callable[[], ResponseObject]
-) -> Response | None:
+    request: Request, body: ResponsesBody, asked: Asked, prompt: MakePrompt, make_shape: Callable[[], ResponseObject],
+    parsing: Parsing | None,
+) -> Response | None:  # fmt: skip
     """Hands the answer over to a task of its own; the client gets the queued response, or follows its events."""
     exchange = exchange_of(request)
     async with client_present(request):
@@ -127,7 +138,7 @@ async def in_background(
             turn, job = await prompt()
             (job,) = await with_grammar(exchange.state, asked, [job])
             shape = make_shape()
-            entry = await begin(detached(request), body, asked, job, shape, turn, held)
+            entry = await begin(detached(request), body, asked, job, shape, turn, held, parsing)
         if not body.stream:
             return json_response(shape.at("queued"))
         await WatchedResponse(exchange, entry.record, 0).run()
@@ -142,10 +153,11 @@ async def begin(
     shape: ResponseObject,
     turn: Turn,
     held: ExitStack,
+    parsing: Parsing | None,
 ) -> Stored:
     """Submits the job and stores the running response, which from now on has what is `held`."""
     state = exchange.state
-    answer = held.enter_context(Answer(exchange, asked, [job], body.skip_special_tokens is not False))
+    answer = held.enter_context(Answer(exchange, asked, [job], body.skip_special_tokens is not False, parsing))
     await answer.submit(shape.name, exchange.request_id)
     if state.responses.running >= state.responses.most:  # checked without an await before the response is added
         raise queue_full(state.places.retry_after(), "as many responses run in the background as this server stores")
@@ -213,7 +225,7 @@ def one_of(name: str, value: str | None, allowed: tuple[str, ...]) -> None:
 
 
 def check_tools(state: AppState, body: ResponsesBody) -> Tools:
-    """Tools for the template and for the echo; refused where a call may come back."""
+    """Tools for the template and for the echo."""
     kept, echoed, dropped = read_response_tools(body.tools)
     if dropped:
         log.warning("%d tools that only OpenAI's servers run were left out of a request", dropped)
@@ -322,7 +334,7 @@ def shape_of(exchange: Exchange, body: ResponsesBody, model: str, asked: Asked, 
         "user": body.user,
     }
     names = TokenNames(state.tokenizer, state.config.chat.return_tokens_as_token_ids)
-    return ResponseObject(name, echo, names, body.top_logprobs or 0)
+    return ResponseObject(name, echo, names, body.top_logprobs or 0, known_tools(tools[1]))
 
 
 # -- what is stored

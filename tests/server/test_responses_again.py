@@ -8,7 +8,7 @@ import dataclasses
 import openai
 import pytest
 
-from server.output.response_record import ResponseRecord
+from server.output.response_record import OutputItem, ResponseRecord
 from tests.server.conftest import quiet
 from tests.server.live import listening, named_events, without_end
 
@@ -191,12 +191,15 @@ async def test_the_openai_client_follows_and_resumes(endless):
 
 
 def test_a_record_is_told_from_any_number_on_while_it_grows():
-    record = ResponseRecord({"id": "r"}, "msg_1")
+    record = ResponseRecord({"id": "r"}, [])
     assert record.since(0)[1] == 2
     assert record.since(2) == (b"", 2)
-    for text in ("a", "b", "", "c"):
-        record.grow(text)
+    record.items.append(OutputItem({"id": "msg_1", "type": "message", "status": "in_progress", "content": []}))
+    record.items[0].texts += ["a", "b", "c"]
     assert record.since(0)[1] == 7
     frames, following = record.since(5)
     assert (frames.count(b"data: "), following) == (2, 7)
     assert record.since(7) == (b"", 7)
+    record.items.append(OutputItem({"id": "fc_1", "type": "function_call", "name": "f", "arguments": ""}))
+    frames, following = record.since(7)  # the message is done, the call begins
+    assert (frames.count(b"data: "), following) == (4, 11)
