@@ -144,7 +144,7 @@ def load_runtime(config: EngineConfig, startup: dict[str, float]) -> Runtime:
     with phase("config"):
         model_config = load_model_config(config.model, config.hf_overrides, config.without_media)
         dtype = resolve_dtype(model_config, config.dtype, device)
-        sizes = _sizes(config, model_config, device)
+        sizes = sizes_of(config, model_config, device)
         model_config = replace(model_config, max_model_len=sizes.max_model_len)
     with phase("device"):
         accelerator = open_accelerator(device)
@@ -237,7 +237,8 @@ def warm_up(runtime: Runtime) -> None:
     executor.reset(slot, poison=False)
 
 
-def _sizes(config: EngineConfig, model_config: ModelConfig, device: str) -> Sizes:
+def sizes_of(config: EngineConfig, model_config: ModelConfig, device: str) -> Sizes:
+    """Rows and tokens of a step, as flags say or the device suggests."""
     host = device == "cpu"
     rows = config.max_num_seqs or (CPU_ROWS if host else DEVICE_ROWS)
     tokens = config.max_num_batched_tokens or (CPU_TOKENS if host else DEVICE_TOKENS)

@@ -19,14 +19,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from engine.errors import EngineError
+from engine.errors import ConfigError, EngineError
 from mm.item import MediaOptions
 from mm.limits import MediaLimits
 from server import signals
 from server.config import MEDIA_HELP, MODALITIES, Config, environment_keys
 from server.http.proxies import TrustedProxies
 
-COMMANDS = {"serve": "start the server (the default)", "info": "print versions, devices and the model, and exit"}
+COMMANDS = {
+    "serve": "start the server (the default)",
+    "check": "say whether the model can be served here, and what it takes; reads headers only",
+    "info": "print versions, devices and the model, and exit",
+}
 
 
 class UsageError(Exception):
@@ -351,7 +355,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if command != "serve":
         signals.release()
-    run: dict[str, Callable[[Config], int]] = {"serve": serve, "info": info}
+    run: dict[str, Callable[[Config], int]] = {"serve": serve, "check": check_model, "info": info}
     try:
         return run[command](config)
     except EngineError as error:
@@ -370,6 +374,18 @@ def info(config: Config) -> int:
 
     for line in describe(config):
         say(line)
+    return 0
+
+
+def check_model(config: Config) -> int:
+    from server.check import lines, refused
+
+    try:
+        for line in lines(config):
+            say(line)
+    except ConfigError as error:
+        say(refused(error))
+        return 1
     return 0
 
 

@@ -17,6 +17,7 @@ import json
 import logging
 import shutil
 from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -25,7 +26,18 @@ from typing import Any
 
 from engine.checkpoint.files import CONFIG, PARAMS
 from engine.errors import ConfigError
-from engine.weights.files import CONSOLIDATED, CONSOLIDATED_INDEX, INDEX, PICKLED, SINGLE
+from engine.weights.files import (
+    CONSOLIDATED,
+    CONSOLIDATED_INDEX,
+    INDEX,
+    PICKLED,
+    SINGLE,
+    Shard,
+    TensorInfo,
+    checked,
+    open_checkpoint,
+    shards_of,
+)
 from engine.weights.progress import ProgressLine
 
 log = logging.getLogger("omniloop")
@@ -77,6 +89,36 @@ def fetch(name: str, hub: Hub, weights: bool = True) -> Path:
                 line = ProgressLine("download", sum(absent.values()))
                 download(name, hub, listing.commit, list(absent), line)
         return folder
+
+
+def fetch_headers(name: str, hub: Hub) -> tuple[Path, list[Shard]]:
+    """The folder of the configurations, and the headers of the weights: of files here, or by range requests."""
+    folder = fetch(name, hub, weights=False)
+    if not lacking(name, folder, weights=True):
+        return folder, open_checkpoint(folder)
+    with one_line(name, hub):
+        try:
+            listing = listed(name, hub)
+        except (ConnectionError, Unreachable) as error:
+            said = "the weights are not here, and the hub cannot be asked for their headers"
+            raise ConfigError(f"--model {name}: {said} ({error})") from None
+        files = weight_files(name, folder, listing.sizes)
+        with ThreadPoolExecutor(8) as pool:
+            found = dict(zip(files, pool.map(lambda file: remote_header(name, hub, listing, file), files)))
+        return folder, shards_of(folder, listing.sizes, found.__getitem__)
+
+
+def remote_header(name: str, hub: Hub, listing: Listing, file: str) -> dict[str, TensorInfo]:
+    """Names, shapes and dtypes of a file that stays on the hub."""
+    from huggingface_hub import HfApi
+
+    api = HfApi(token=hub.token or None)
+    found = api.parse_safetensors_file_metadata(name, file, revision=listing.commit).tensors
+    entries = {
+        tensor: {"dtype": info.dtype, "shape": info.shape, "data_offsets": info.data_offsets}
+        for tensor, info in found.items()
+    }
+    return checked(Path(name) / file, entries, 0, listing.sizes[file])
 
 
 class Unreachable(Exception):
@@ -246,6 +288,8 @@ def one_line(name: str, hub: Hub) -> Iterator[None]:
             f"--model {name}: the download broke off ({type(error.__cause__ or error).__name__}); start again, and it "
             "goes on where it stopped"
         ) from None
+    except errors.SafetensorsParsingError as error:
+        raise ConfigError(f"--model {name}: a header of its weights is damaged ({error})".replace("\n", " ")) from None
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise ConfigError(full(name, error.strerror or "")) from None

@@ -27,6 +27,7 @@ from server.state import AppState
 if TYPE_CHECKING:
     from engine.grammar.compile import GrammarCompiler
     from mm.load import MediaLoader
+    from server.hub import Hub
     from server.render.chat import Renderer
     from server.render.tokenizer import Tokenizer
 
@@ -63,10 +64,17 @@ def located(config: Config, name: str, weights: bool) -> str:
     """The folder of a model or a tokenizer; `weights`: fetched from the hub too."""
     if not is_hub_name(name):
         return name
-    from server.hub import Hub, fetch
+    from server.hub import fetch
+
+    return str(fetch(name, hub_of(config), weights))
+
+
+def hub_of(config: Config) -> Hub:
+    """How the operator wants the hub to be asked."""
+    from server.hub import Hub
 
     model = config.model
-    return str(fetch(name, Hub(model.revision, model.download_dir, model.hf_token), weights))
+    return Hub(model.revision, model.download_dir, model.hf_token)
 
 
 async def load(state: AppState) -> None:

@@ -67,6 +67,7 @@ FLOORS = (
     ("models",),
     ("pace", "step"),
     ("admission", "steady", "runtime", "settle"),
+    ("estimate",),
     ("loop",),
     ("engine",),
 )

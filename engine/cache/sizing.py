@@ -26,14 +26,17 @@ MOST_BLOCKS = 1 << 20  # beyond what rows can hold: a tiny model does not need a
 LEAST_TOKENS = 256  # a context shorter than this serves nobody
 
 
-def host_blocks(config: EngineConfig, layout: CacheLayout, longest: int, rows: int) -> int:
+def host_blocks(config: EngineConfig, layout: CacheLayout, longest: int, rows: int, promised: int = 0) -> int:
     """Blocks to allocate on a CPU, the dummy one included: as flags say, else from free memory, at most what rows need.
 
-    `longest`: blocks that one context takes.
+    `longest`: blocks that one context takes; `promised`: bytes of weights that are yet to come.
     """
     if config.num_gpu_blocks_override:
         return config.num_gpu_blocks_override + 1
-    budget = config.kv_cache_memory_bytes or available_memory() // 4
+    free = available_memory() - promised
+    if free < 0:
+        raise ConfigError(f"the weights take {gib(promised)}, and {gib(free + promised)} of memory are free")
+    budget = config.kv_cache_memory_bytes or free // 4
     count = min(budget // layout.block_bytes, rows * longest)
     if count < 1:
         raise ConfigError(

@@ -8,12 +8,14 @@ Thread: any; used by one thread at a time.
 
 from __future__ import annotations
 
+import fnmatch
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -54,6 +56,9 @@ class TensorInfo:
     dtype: str  # the format's name: F32, BF16 ...
     num_bytes: int
     begin: int  # where its bytes start in the file
+
+
+Header = Callable[[str], dict[str, TensorInfo]]  # the tensors of a file of that name, in file order
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,15 +107,23 @@ class Reader:
 def open_checkpoint(folder: str | Path) -> list[Shard]:
     """The shards of a folder, headers read and checked; ConfigError when there are none or one is damaged."""
     folder = Path(folder)
-    if (folder / SINGLE).is_file():
-        path = folder / SINGLE
-        return [Shard(path, read_header(path))]
-    if (folder / INDEX).is_file():
-        return _indexed(folder, INDEX)
-    if (folder / CONSOLIDATED_INDEX).is_file():
-        return [_renamed(shard, folder) for shard in _indexed(folder, CONSOLIDATED_INDEX)]
-    if found := sorted(folder.glob(CONSOLIDATED)):
-        return [_renamed(Shard(path, read_header(path)), folder) for path in found]
+    present = {path.name for path in folder.iterdir() if path.is_file()}
+    return shards_of(folder, present, lambda file: read_header(folder / file))
+
+
+def shards_of(folder: Path, present: Collection[str], header: Header) -> list[Shard]:
+    """The shards of a checkpoint whose files may lie elsewhere: `present` are all their names, `header` reads one.
+
+    Indexes and configurations are read in `folder`.
+    """
+    if SINGLE in present:
+        return [Shard(folder / SINGLE, header(SINGLE))]
+    if INDEX in present:
+        return _indexed(folder, INDEX, present, header)
+    if CONSOLIDATED_INDEX in present:
+        return [_renamed(shard, folder) for shard in _indexed(folder, CONSOLIDATED_INDEX, present, header)]
+    if found := sorted(name for name in present if fnmatch.fnmatchcase(name, CONSOLIDATED)):
+        return [_renamed(Shard(folder / name, header(name)), folder) for name in found]
     raise ConfigError(
         f"{folder} holds neither {SINGLE}, {INDEX} nor {CONSOLIDATED}{_instead(folder)} (--load-format dummy draws "
         "random weights)"
@@ -148,8 +161,13 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
     if not isinstance(header, dict):
         raise ConfigError(f"{path}: the header must be a JSON object")
     header.pop("__metadata__", None)
+    return checked(path, header, 8 + length, size)
+
+
+def checked(path: Path, header: dict[str, Any], data_start: int, file_bytes: int) -> dict[str, TensorInfo]:
+    """The entries of a header, in file order."""
     entries = sorted(header.items(), key=lambda item: _begin(path, *item))
-    return {name: _entry(path, name, entry, 8 + length, size) for name, entry in entries}
+    return {name: _entry(path, name, entry, data_start, file_bytes) for name, entry in entries}
 
 
 def _begin(path: Path, name: str, entry: object) -> int:
@@ -187,7 +205,7 @@ def _renamed(shard: Shard, folder: Path) -> Shard:
     return Shard(shard.path, tensors, names, head_dim(folder))
 
 
-def _indexed(folder: Path, index: str) -> list[Shard]:
+def _indexed(folder: Path, index: str, present: Collection[str], header: Header) -> list[Shard]:
     path = folder / index
     try:
         weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
@@ -198,9 +216,9 @@ def _indexed(folder: Path, index: str) -> list[Shard]:
     for file in sorted(set(owners.values())):
         if "/" in file or "\\" in file or not file.endswith(".safetensors"):
             raise ConfigError(f"{path} names {file!r}; only .safetensors files beside it are read")
-        if not (folder / file).is_file():
+        if file not in present:
             raise ConfigError(f"{path} names {file}, which is missing; download the checkpoint again")
-        tensors = read_header(folder / file)
+        tensors = header(file)
         misplaced = [name for name in tensors if owners.get(name) != file]
         absent = [name for name, owner in owners.items() if owner == file and name not in tensors]
         if misplaced or absent:

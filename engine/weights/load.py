@@ -53,7 +53,7 @@ def load_weights(
         _draw_all(places, pieces, saved, seed, _counted(progress, _num_bytes(places, saved)))
     elif load_format in ("auto", "safetensors"):
         shards = open_checkpoint(folder)
-        names = _match(model, table, places, shards, folder)
+        names = match(model, shards, folder)
         tensors = {name: info for shard in shards for name, info in shard.tensors.items() if name in names}
         saved = {names[name]: DTYPES[info.dtype] for name, info in tensors.items()}
         pieces = Pieces(places, saved, placement)
@@ -100,8 +100,10 @@ def _left_out(table: Table, model: Model) -> tuple[str, ...]:
     return tuple({name.partition("*")[0] for row in rows for name in row.names})
 
 
-def _match(model: Model, table: Table, places: dict[str, Place], shards: list[Shard], folder: str) -> dict[str, str]:
+def match(model: Model, shards: list[Shard], folder: str) -> dict[str, str]:
     """Checkpoint name -> canonical name of every tensor to read; ConfigError with all that does not fit."""
+    table = model.weight_table()
+    places = expand(table, model)
     names: dict[str, str] = {}
     present: set[str] = set()  # canonical names met in a file, fitting or not
     unbuilt = _left_out(table, model)

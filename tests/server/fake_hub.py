@@ -31,6 +31,7 @@ class FakeHub:
         self.held = threading.Event()  # one is asked for
         self.cut: dict[str, int] = {}
         self.asked: list[tuple[str, str]] = []
+        self.sent = 0  # bytes of files
         hub = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -121,6 +122,7 @@ class FakeHub:
             self.held.set()
             threading.Event().wait(60)
         cut = self.cut.pop(file, None) if request.command == "GET" else None
+        self.sent += (end - begin) * (request.command == "GET")
         send(request, content[begin:end], status, headers, cut)
 
 

@@ -20,7 +20,7 @@ from server.config import Config, ModelFlags
 from server.hub import Hub, fetch
 from server.load import is_hub_name, located
 from tests import tiny
-from tests.end_to_end.process import SMALL, ServerProcess
+from tests.end_to_end.process import ROOT, SMALL, ServerProcess
 from tests.server.fake_hub import TOKEN, FakeHub
 
 ANY = Hub()
@@ -195,6 +195,23 @@ def test_the_tokenizer_may_come_from_elsewhere(fake):
     tokenizer = located(config, config.model.tokenizer, weights=False)
     assert (Path(tokenizer) / "tokenizer.json").is_file()
     assert located(config, "/a/folder", weights=True) == "/a/folder"
+
+
+def test_a_check_reads_headers_only(fake, offline, capsys):
+    fake.repositories["org/embedded"] = ROOT / "server" / "embedded"
+    assert cli.main(["check", "org/embedded", "--max-model-len", "2k"]) == 0
+    said = capsys.readouterr().out
+    assert "served: natively, as Qwen2_5OmniThinkerForConditionalGeneration (Qwen2.5-Omni); takes text, image" in said
+    assert "0.02 GiB BF16 in 1 file, 252 tensors are read" in said
+    assert "--max-model-len 2,000 fits" in said
+    assert fake.sent < 2e6 < fake.files("org/embedded")["model.safetensors"]
+    assert cli.main(["check", "org/sharded"]) == 0
+    assert "F32 in 4 files" in capsys.readouterr().out
+    offline()
+    assert cli.main(["check", "org/sharded"]) == 1
+    said = capsys.readouterr().out
+    assert said.startswith("refused: --model org/sharded: the weights are not here, and the hub cannot be asked")
+    assert said.count("\n") == 1
 
 
 def environment_of(fake: FakeHub) -> dict[str, str]:

@@ -1,0 +1,105 @@
+"""Estimate: what a model will take of a device, from its configuration and the headers of its files alone.
+
+Thread: any; nothing is allocated. In: an EngineConfig whose `model` is a folder, and the headers. Out: bytes and
+tokens, by the arithmetic of the start itself (cache/sizing.py); what the start measures, the largest step and its
+graphs, is estimated from the sizes of the layers. Refusals are the start's own ConfigErrors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+import torch
+
+from engine.cache.layout import CacheLayout
+from engine.cache.sizing import check_weights, device_blocks, fit_context, host_blocks
+from engine.checkpoint.config import resolve_dtype
+from engine.config import EngineConfig
+from engine.device import choose_device
+from engine.memory import DeviceMemory, device_memory
+from engine.model_config import ModelConfig
+from engine.models.base import Model
+from engine.models.registry import build_model, load_model_config
+from engine.runtime import sizes_of
+from engine.step.executor import Sizes
+from engine.weights.files import Shard
+from engine.weights.load import match, weight_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """One model on one device."""
+
+    config: ModelConfig
+    device: str  # as torch names it
+    dtype: torch.dtype  # of activations and cache
+    num_tensors: int  # that are read
+    weight_bytes: int  # on the device
+    kv_bytes: int  # of a thousand tokens, where no window forgets any
+    context: int  # tokens of one request
+    context_bytes: int  # of one such request
+    num_blocks: int  # of the KV cache
+    contexts: float  # that fit at one time
+    memory: DeviceMemory | None  # of an accelerator, before anything is loaded
+
+
+def estimate(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
+    """Raises ConfigError where the start would; `shards`: None with random weights."""
+    device = choose_device(config.device)
+    model_config = load_model_config(config.model, config.hf_overrides, config.without_media)
+    dtype = resolve_dtype(model_config, config.dtype, device)
+    sizes = sizes_of(config, model_config, device)
+    model = build_model(model_config, dtype, "cpu")
+    names = {} if shards is None else match(model, shards, config.model)
+    weights = _host_bytes(shards, names, dtype) if shards and device == "cpu" else weight_bytes(model)
+    memory = None if device == "cpu" else device_memory(device)
+    layout = CacheLayout(model.cache_specs(), config.block_size)
+    longest = layout.blocks_for(sizes.max_model_len, sizes.max_chunk)
+    if memory is None:
+        blocks = host_blocks(config, layout, longest, sizes.max_rows, weights)
+    else:
+        blocks = _device_blocks(config, model, layout, sizes, weights, memory)
+    context = fit_context(config, layout, sizes.max_model_len, sizes.max_chunk, blocks)
+    each = layout.blocks_for(context, sizes.max_chunk)
+    return Estimate(
+        config=model_config,
+        device=device,
+        dtype=dtype,
+        num_tensors=len(names),
+        weight_bytes=weights,
+        kv_bytes=len(layout.groups) * layout.block_bytes * 1000 // config.block_size,
+        context=context,
+        context_bytes=each * layout.block_bytes,
+        num_blocks=blocks - 1,
+        contexts=(blocks - 1) / each,
+        memory=memory,
+    )
+
+
+def _host_bytes(shards: list[Shard], names: Collection[str], dtype: torch.dtype) -> int:
+    """On a CPU, where bfloat16 stays as it is, as in engine/quant/base.py."""
+    tensors = [info for shard in shards for name, info in shard.tensors.items() if name in names]
+    return sum(info.num_bytes if info.dtype == "BF16" else math.prod(info.shape) * dtype.itemsize for info in tensors)
+
+
+def _device_blocks(
+    config: EngineConfig, model: Model, layout: CacheLayout, sizes: Sizes, weights: int, memory: DeviceMemory
+) -> int:
+    from engine.step.startup import GRAPH_BYTES
+
+    check_weights(config, weights, memory, model.dtype)
+    peak = step_bytes(model.config, sizes, model.dtype)
+    loaded = replace(memory, free=memory.free - weights)
+    return device_blocks(
+        config, layout, sizes.max_model_len, sizes.max_chunk, sizes.max_rows, peak, peak + GRAPH_BYTES, loaded
+    )
+
+
+def step_bytes(config: ModelConfig, sizes: Sizes, dtype: torch.dtype) -> int:
+    """About what the largest step holds: the stream and one layer's products of every token, logits of every row."""
+    text = config.text
+    heads = (text.num_heads + 2 * text.num_kv_heads) * text.head_dim
+    per_token = (4 * text.hidden_size + 3 * text.intermediate_size + 2 * heads) * dtype.itemsize
+    return sizes.max_tokens * per_token + 3 * 4 * sizes.max_rows * text.vocab_size

@@ -1,0 +1,78 @@
+"""`python -m server check MODEL`: whether a model can be served here, and what it takes, in about a second.
+
+Owner: the main thread. In: the same flags as `serve`. Out: lines for people; the exit status is 0 if the server would
+start. A folder or ORG/NAME: of a repository on the hub only configurations and the headers of the weights are fetched.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from engine.errors import ConfigError
+from engine.estimate import Estimate, estimate
+from engine.memory import gib
+from engine.models.registry import family_of
+from engine.weights.files import Shard, open_checkpoint
+from server.config import Config
+from server.load import check_folder, hub_of, is_hub_name
+
+
+def lines(config: Config) -> Iterator[str]:
+    """What `check` prints; raises ConfigError with the reason why the model cannot be served."""
+    folder, shards = headers(config)
+    yield f"model: {config.folder}" + ("" if str(folder) == config.folder else f", its files in {folder}")
+    found = estimate(config.engine(str(folder)), shards)
+    model = found.config
+    takes = ", ".join(model.modalities)
+    yield f"served: natively, as {model.architecture} ({family_of(model.architecture).name}); takes {takes}"
+    yield from of_weights(found, shards)
+    context = f"{gib(found.context_bytes)} for a context of {found.context:,} tokens"
+    yield f"KV cache: {found.kv_bytes / 2**20:.1f} MiB per 1,000 tokens, {context}"
+    yield from of_device(config, found)
+
+
+def headers(config: Config) -> tuple[Path, list[Shard] | None]:
+    """The folder of the configuration, and what the weights' files say of themselves."""
+    wanted = config.model.load_format != "dummy"
+    if is_hub_name(config.folder):
+        from server.hub import fetch, fetch_headers
+
+        hub = hub_of(config)
+        return fetch_headers(config.folder, hub) if wanted else (fetch(config.folder, hub, weights=False), None)
+    check_folder(config.folder)
+    return Path(config.folder), open_checkpoint(config.folder) if wanted else None
+
+
+def of_weights(found: Estimate, shards: list[Shard] | None) -> Iterator[str]:
+    """How many bytes, in the files and on the device."""
+    kept = f"{gib(found.weight_bytes)} on the device, computed in {str(found.dtype).removeprefix('torch.')}"
+    if shards is None:
+        yield f"weights: random (--load-format dummy), {kept}"
+        return
+    sizes: Counter[str] = Counter()
+    for shard in shards:
+        for tensor in shard.tensors.values():
+            sizes[tensor.dtype] += tensor.num_bytes
+    dtypes = ", ".join(f"{gib(size)} {dtype}" for dtype, size in sizes.most_common())
+    files = "1 file" if len(shards) == 1 else f"{len(shards)} files"
+    yield f"weights: {dtypes} in {files}, {found.num_tensors:,} tensors are read; {kept}"
+
+
+def of_device(config: Config, found: Estimate) -> Iterator[str]:
+    """What there is, and what of the context fits."""
+    if found.memory is None:
+        yield "device: cpu"
+    else:
+        share = f"--gpu-memory-utilization {config.cache.gpu_memory_utilization:g}"
+        yield f"device: {found.device}, {gib(found.memory.total)}, {gib(found.memory.free)} free, {share}"
+    longest = config.model.max_model_len or found.config.max_position
+    fits = f"--max-model-len {longest:,} fits" if found.context == longest else f"at most {found.context:,} tokens fit"
+    estimated = "" if found.memory is None else " (a step and its graphs are estimated)"
+    yield f"context: {fits}; {found.contexts:.1f} such contexts at one time{estimated}"
+
+
+def refused(error: ConfigError) -> str:
+    """The last line where the answer is no."""
+    return f"refused: {error}"
