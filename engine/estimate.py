@@ -51,6 +51,7 @@ def estimate(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
     model_config = load_model_config(config.model, config.hf_overrides, config.without_media)
     dtype = resolve_dtype(model_config, config.dtype, device)
     sizes = sizes_of(config, model_config, device)
+    model_config = replace(model_config, max_model_len=sizes.max_model_len)
     model = build_model(model_config, dtype, "cpu")
     names = {} if shards is None else match(model, shards, config.model)
     weights = _host_bytes(shards, names, dtype) if shards and device == "cpu" else weight_bytes(model)

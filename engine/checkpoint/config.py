@@ -44,6 +44,11 @@ def resolve_dtype(config: ModelConfig, requested: str, device: str) -> torch.dty
 
 def refuse_quantized(root: Section) -> None:
     """ConfigError where the weights are quantised in a way that no dialect of engine/quant reads."""
+    if root.values.get("quantization") is not None and root.values.get("quantization_config") is None:
+        raise ConfigError(
+            "config.json: the weights are quantized by MLX; this version does not read its format, so use the "
+            "checkpoint that it was made from"
+        )
     if root.values.get("quantization_config") is not None:
         method = root.section("quantization_config").values.get("quant_method", "unknown")
         if method not in DIALECTS:

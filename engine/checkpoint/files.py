@@ -18,6 +18,7 @@ from engine.errors import ConfigError
 CONFIG = "config.json"
 PARAMS = "params.json"
 MAX_POSITION = 128_000  # what params.json that name no length are made for
+OLDER = {"max_sequence_length": "max_position_embeddings"}
 # What these models have and this version does not compute.
 UNSUPPORTED = {
     "moe": "mixture of experts",
@@ -36,7 +37,12 @@ def read_root(folder: Path, overrides: Mapping[str, Any] | None = None) -> Secti
         values, name = _as_config(Section(read_json(folder / PARAMS), PARAMS)), PARAMS
     else:
         values, name = read_json(folder / CONFIG), CONFIG
-    return Section(_merged(values, overrides or {}), name)
+    return Section(_merged(_renewed(values), overrides or {}), name)
+
+
+def _renewed(values: dict[str, Any]) -> dict[str, Any]:
+    """Keys of the first files under the names that they have since."""
+    return {OLDER.get(key, key) if OLDER.get(key) not in values else key: value for key, value in values.items()}
 
 
 def _merged(values: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:

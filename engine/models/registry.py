@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
 
@@ -90,8 +91,9 @@ def load_model_config(
     outer = root.section(family.section) if family.section in root.values else root
     body = outer.section("text_config") if "text_config" in outer.values else outer
     body = body.renamed(family.keys)
-    text = family.text(body, outer)
-    towers = _towers(family, outer, text, without)
+    with _named(architecture):
+        text = family.text(body, outer)
+        towers = _towers(family, outer, text, without)
     taken = {modality for tower in towers.values() for modality in tower.modalities}
     ids = common.media_token_ids(outer).items()
     return ModelConfig(
@@ -112,6 +114,15 @@ def load_model_config(
     )
 
 
+@contextmanager
+def _named(architecture: str) -> Iterator[None]:
+    """What a field asks for may be served with another architecture: a refusal says which one this is."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{architecture}: {error}") from None
+
+
 def build_model(config: ModelConfig, dtype: torch.dtype, device: str = "cpu") -> Model:
     """The model of a checkpoint, its parts sized and empty."""
     model = family_of(config.architecture).model(config, dtype, device)
@@ -121,9 +132,10 @@ def build_model(config: ModelConfig, dtype: torch.dtype, device: str = "cpu") ->
 
 def _architecture(root: Section) -> str:
     named = root.items("architectures", ())
+    spelled = {name.lower(): name for name in FAMILIES}  # the first files say LLaMAForCausalLM
     for name in named:
-        if name in FAMILIES:
-            return name
+        if str(name).lower() in spelled:
+            return spelled[str(name).lower()]
     got = ", ".join(map(str, named)) or f"none (model_type {root.values.get('model_type')!r})"
     raise ConfigError(f"config.json: architecture {got} is not supported; supported are {', '.join(FAMILIES)}")
 

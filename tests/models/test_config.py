@@ -163,10 +163,30 @@ def test_released_omni_spellings(read):
     assert config.towers["vision"].in_channels == 3
 
 
+# config.json of https://github.com/auraecosystem/llama-65b-hf at 7a7b897ab10b3d82d1e7e6fbcd2159d70b4586cf.
+FIRST_LLAMA = {
+    "architectures": ["LLaMAForCausalLM"], "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+    "hidden_size": 8192, "intermediate_size": 22016, "initializer_range": 0.02, "max_sequence_length": 2048,
+    "model_type": "llama", "num_attention_heads": 64, "num_hidden_layers": 80, "pad_token_id": 0,
+    "rms_norm_eps": 1e-05, "torch_dtype": "float16", "transformers_version": "4.28.0.dev0", "use_cache": True,
+    "vocab_size": 32000,
+}  # fmt: skip
+
+
+def test_the_first_llamas_are_read(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(FIRST_LLAMA))
+    config = load_model_config(tmp_path)
+    assert (config.architecture, config.max_position) == ("LlamaForCausalLM", 2048)
+    assert (len(config.text.layers), config.text.num_kv_heads, config.text.head_dim) == (80, 64, 128)
+    assert rope(config).theta == 10_000.0
+
+
 REFUSED = [
     ("llama", {"architectures": ["FalconForCausalLM"]}, "architecture FalconForCausalLM is not supported; .*Qwen3"),
     ("llama", {"architectures": None}, "architecture none \\(model_type 'llama'\\) is not supported"),
-    ("llama", {"hidden_size": None}, "hidden_size is missing"),
+    ("llama", {"hidden_size": None}, "LlamaForCausalLM: config.json: hidden_size is missing"),
+    ("omni", {"vision_config": 7}, "Qwen2_5OmniThinkerForConditionalGeneration: .*vision_config must be an object"),
+    ("llama", {"quantization": {"bits": 4, "group_size": 64}}, "quantized by MLX"),
     ("llama", {"hidden_size": "64"}, "hidden_size='64' must be an integer"),
     ("llama", {"num_hidden_layers": -1}, "num_hidden_layers=-1 must be an integer from 1"),
     ("llama", {"num_attention_heads": 0}, "num_attention_heads=0 must be an integer from 1"),

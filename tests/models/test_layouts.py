@@ -1,0 +1,99 @@
+"""Published checkpoints, planned by the loader from configuration to bytes without a weight of theirs.
+
+Each file of layouts/ holds what public repositories give: config.json or params.json word for word, the names of
+model.safetensors.index.json (those of layers once, since every layer has the same) and its total size, with the commits
+they are from. Shapes are not published there: they follow from the configuration, and the total size, to the byte, is
+what shows them right, and that no tensor is missing or left over.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine import estimate as estimate_module
+from engine.checkpoint.files import CONFIG, PARAMS
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.estimate import estimate
+from engine.memory import DeviceMemory
+from engine.models.registry import FAMILIES, build_model, load_model_config
+from engine.weights.files import INDEX, open_checkpoint
+from engine.weights.table import expand
+
+LAYOUTS = {
+    path.stem: json.loads(path.read_text()) for path in sorted((Path(__file__).parent / "layouts").glob("*.json"))
+}
+SHARD = "model-00001-of-00001.safetensors"
+TIB = 1 << 40
+
+
+def names_of(layout, num_layers):
+    layers = [f"model.layers.{layer}.{name}" for layer in range(num_layers) for name in layout["names_per_layer"]]
+    return [*layout["names"], *layers]
+
+
+def shapes_of(model, names):
+    """Of every name: what the model wants; a head that is tied has the embedding's."""
+    table = model.weight_table()
+    places = expand(table, model)
+    shapes = {}
+    for name in names:
+        canonical = table.canonical(name)
+        if canonical not in places:
+            assert table.ignored(canonical), f"{name} is left over"
+            canonical = "embed_tokens.weight"
+        shapes[name] = places[canonical].wanted.shape
+    return shapes
+
+
+def write_header(folder, shapes):
+    """A shard with nothing but its header; the bytes behind it are a hole."""
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        size = 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [end, end + size]}
+        end += size
+    text = json.dumps(header).encode()
+    with (folder / SHARD).open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        file.truncate(8 + len(text) + end)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_published_layout_is_planned(tmp_path, monkeypatch, name):
+    layout = LAYOUTS[name]
+    file = CONFIG if CONFIG in layout else PARAMS
+    (tmp_path / file).write_text(json.dumps(layout[file]))
+    architecture = layout[file].get("architectures", ["MistralForCausalLM"])[0]
+    if architecture not in FAMILIES:
+        with pytest.raises(ConfigError, match=f"architecture {architecture} is not supported"):
+            load_model_config(tmp_path)
+        return
+    config = load_model_config(tmp_path)
+    names = names_of(layout, len(config.text.layers))
+    shapes = shapes_of(build_model(config, torch.bfloat16), names)
+    assert 2 * sum(map(math.prod, shapes.values())) == layout["total_size"]
+    weight_map = dict.fromkeys(names, SHARD)
+    (tmp_path / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    write_header(tmp_path, shapes)
+    monkeypatch.setattr(estimate_module, "choose_device", lambda asked: "cuda:0")
+    monkeypatch.setattr(estimate_module, "device_memory", lambda device: DeviceMemory(TIB, TIB))
+    found = estimate(EngineConfig(str(tmp_path)), open_checkpoint(tmp_path))
+    unread = ["lm_head.weight"] if config.text.tie_embeddings and "lm_head.weight" in names else []
+    assert found.num_tensors == len(names) - len(unread)
+    assert found.weight_bytes == layout["total_size"] - sum(2 * math.prod(shapes[name]) for name in unread)
+    assert found.context == config.max_position
+
+
+def test_every_layout_names_its_source():
+    for name, layout in LAYOUTS.items():
+        source = layout["source"]
+        assert source["repository"].startswith("https://github.com/"), name
+        assert set(source) - {"repository"} == {INDEX, CONFIG if CONFIG in layout else PARAMS}, name
+        assert all(len(commit) == 40 for key, commit in source.items() if key != "repository"), name
