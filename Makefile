@@ -93,7 +93,7 @@ gpu-summary:
 GPU_WHEELS := cython starlette uvicorn httptools msgspec orjson python-multipart soxr llguidance \
     pytest pytest-asyncio pytest-timeout pytest-xdist execnet pluggy iniconfig pygments packaging
 GPU_DOWNLOAD := -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
-    $(foreach glibc,28 27 17 12,--platform manylinux_2_$(glibc)_x86_64) --platform manylinux2014_x86_64
+    $(foreach glibc,31 28 27 17 12,--platform manylinux_2_$(glibc)_x86_64) --platform manylinux2014_x86_64
 gpu-wheels: .stamp-venv  ## the wheels that `make gpu` needs, into .whl/ and .whl-media/
 	rm -rf .whl .whl-media
 	$(PY) $(GPU_DOWNLOAD) -d .whl $(GPU_WHEELS)
