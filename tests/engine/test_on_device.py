@@ -17,12 +17,20 @@ from tests import tiny
 from tests.engine_kit import answer, answer_deltas, prompts, text_request
 from tests.invariance.devices import Device
 from tests.invariance.test_text import NAMES, PROMPTS, all_at_once, answers, request
-from tests.models.test_decoders import NAMES as DECODERS
+from tests.models.test_decoders import NAMES as ALL_DECODERS
 from tests.models.test_decoders import expected, greedy, prompt
+from tests.models.test_families import PROMPTS as BUSY_PROMPTS
+from tests.models.test_families import TOKENS as BUSY_TOKENS
+from tests.models.test_families import check_busy
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
 EMBEDDED = Path(__file__).parents[2] / "server" / "embedded"
 CUDA, CPU = Device("cuda"), Device("cpu")
+MECHANISMS = (  # families that together do all that Llama's layers do not
+    "gemma2", "gemma3", "phi3-short", "granite", "glm4", "olmo3", "cohere-norms", "smollm3", "exaone4", "ministral3",
+    "stablelm-parallel", "nemotron", "apertus", "hunyuan", "gpt_neox", "gpt2",
+)  # fmt: skip
+DECODERS = [name for name in ALL_DECODERS if name not in tiny.FAMILIES or name in MECHANISMS]
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -35,6 +43,14 @@ async def test_greedy_tokens_equal_transformers(name):
         CUDA.check(wanted, own, name)
         plain = await asyncio.gather(*[answer(engine, text_request(each, 48, ignore_eos=True)) for each in tokens])
         CUDA.check([choices[0] for choices in plain], own, name)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+async def test_families_keep_their_tokens_in_a_busy_engine(name):
+    async with CUDA.running(tiny.checkpoint(name), enable_prefix_caching=False) as engine:
+        sent = [text_request(tokens, BUSY_TOKENS, ignore_eos=True, logprobs=2) for tokens in BUSY_PROMPTS]
+        alone = [await CUDA.alone(engine, each) for each in sent]
+    await check_busy(name, CUDA, alone)
 
 
 async def logits_error(engine, tokens: list[int], wanted: torch.Tensor) -> np.ndarray:
