@@ -79,6 +79,7 @@ class TextConfig:
     parallel: bool = False  # attention and MLP read the stream side by side
     shared_norm: bool = False  # parallel: both read it through one norm
     qkv_layout: QKVLayout = "apart"
+    split_head_norms: bool = False  # "head layer norm": each head's weights are a module of the checkpoint
     joined_mlp: bool = False  # gate and up are one matrix of the checkpoint
     layer_norm: bool = False  # the stream passes LayerNorms, not RMSNorms
     norm_bias: bool = False  # of LayerNorms

@@ -262,7 +262,9 @@ FAMILIES: dict[str, Callable[[], Any]] = {  # one of each, and the switches that
     "seed_oss": causal("SeedOssForCausalLM", "SeedOssConfig", head_dim=20),
     "starcoder2": causal("Starcoder2ForCausalLM", "Starcoder2Config", sliding_window=8),
     "stablelm": causal("StableLmForCausalLM", "StableLmConfig", hidden_size=96, use_qkv_bias=True),
-    "stablelm-parallel": causal("StableLmForCausalLM", "StableLmConfig", hidden_size=96, use_parallel_residual=True),
+    "stablelm-parallel": causal(
+        "StableLmForCausalLM", "StableLmConfig", hidden_size=96, use_parallel_residual=True, qk_layernorm=True
+    ),
     "nemotron": causal("NemotronForCausalLM", "NemotronConfig", head_dim=20),
     "apertus": causal("ApertusForCausalLM", "ApertusConfig"),
     "arcee": causal("ArceeForCausalLM", "ArceeConfig", head_dim=20),

@@ -21,7 +21,7 @@ from engine.layers.norm import Normed, RMSNorm
 from engine.layers.rope import Rope
 from engine.model_config import LayerConfig, TextConfig
 from engine.weights.rows import half_split, queries_keys_values
-from engine.weights.table import Shape, Wanted
+from engine.weights.table import Wanted
 
 
 class Sinks:
@@ -34,19 +34,22 @@ class Sinks:
     def __init__(self, num_heads: int) -> None:
         self.num_heads = num_heads
 
-    def expects(self) -> dict[str, tuple[Shape | None, ...]]:
-        return {"sinks": ((self.num_heads,),)}
+    def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
+        return {"sinks": (Wanted((self.num_heads,)),)}
 
-    def fill(self, pieces: dict[str, list[Tensor | None]], dtype: torch.dtype, device: str) -> None:
+    def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
         (piece,) = pieces["sinks"]
         assert piece is not None
-        self.weight = piece.to(device, torch.float32, copy=True)
+        self.weight = piece.to(placement.device, torch.float32, copy=True)
 
 
 class HeadNorms:
-    """The weights of the LayerNorms of heads, each head with its own, and without biases."""
+    """The weights of the LayerNorms of heads, each head with its own, and without biases.
 
-    __slots__ = ("eps", "head_dim", "num_heads", "rotary_dim", "weight")
+    A checkpoint has one tensor for all heads, or one module per head (text.split_head_norms).
+    """
+
+    __slots__ = ("eps", "head_dim", "num_heads", "rotary_dim", "split", "weight")
 
     weight: Tensor  # [num_heads * head_dim] float32
 
@@ -54,15 +57,17 @@ class HeadNorms:
         self.num_heads = num_heads
         self.head_dim = text.head_dim
         self.rotary_dim = layer.rope.rotary_dim if layer.rope.interleaved else 0
+        self.split = text.split_head_norms
         self.eps = text.norm_eps
 
     def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
+        if self.split:
+            return {"weight": (Wanted((self.head_dim,)),) * self.num_heads}
         return {"weight": (Wanted((self.num_heads, self.head_dim)),)}
 
     def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
-        (piece,) = pieces["weight"]
-        assert piece is not None
-        self.weight = half_split(piece.flatten(), self.head_dim, self.rotary_dim).to(placement.device, torch.float32)
+        found = torch.cat([piece.flatten() for piece in pieces["weight"] if piece is not None])
+        self.weight = half_split(found, self.head_dim, self.rotary_dim).to(placement.device, torch.float32)
 
 
 class PagedSelfAttention:

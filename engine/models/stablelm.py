@@ -1,18 +1,39 @@
-"""StableLM 2 and StableLM 3B: LayerNorms, a quarter of each head rotated; some have attention and MLP side by side."""
+"""StableLM 2 and StableLM 3B: LayerNorms, a quarter of each head rotated.
+
+StableLM 2 12B has attention and MLP side by side, and a LayerNorm on every head of queries and keys.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from engine.checkpoint.rope import RopeDefaults
 from engine.checkpoint.section import Section
-from engine.checkpoint.text import read_text, refuse
+from engine.checkpoint.text import read_text
 from engine.model_config import TextConfig
 from engine.models.family import Family
-from engine.models.llama import Llama
+from engine.models.llama import ATTENTION, Llama
+from engine.weights.table import Row, Table
+
+
+class StableLm(Llama):
+    """Llama's layers; the norms of heads are modules of their own."""
+
+    def weight_table(self) -> Table:
+        table, text = super().weight_table(), self.config.text
+        if text.qk_norm == "none":
+            return table
+        rows = tuple(
+            Row(tuple(f"{ATTENTION}{kind}_layernorm.norms.{head}" for head in range(heads)), target)
+            for kind, heads in (("q", text.num_heads), ("k", text.num_kv_heads))
+            for target in (f"layers.*.attention.{kind}_norm",)
+        )
+        named = {row.target for row in rows}
+        return replace(table, rows=(*(row for row in table.rows if row.target not in named), *rows))
 
 
 def text(body: Section, outer: Section) -> TextConfig:
     """The decoder."""
-    refuse(body, qk_layernorm=False)
     parallel = body.boolean("use_parallel_residual", False)
     return read_text(
         body,
@@ -21,6 +42,8 @@ def text(body: Section, outer: Section) -> TextConfig:
         eps=1e-5,
         qkv_bias=body.boolean("use_qkv_bias", False),
         o_bias=False,
+        qk_norm="head layer norm" if body.boolean("qk_layernorm", False) else "none",
+        split_head_norms=True,
         layer_norm=True,
         norm_bias=True,
         parallel=parallel,
@@ -28,4 +51,4 @@ def text(body: Section, outer: Section) -> TextConfig:
     )
 
 
-FAMILY = Family(name="StableLM", model=Llama, text=text, keys={"layer_norm_eps": "rms_norm_eps"})
+FAMILY = Family(name="StableLM", model=StableLm, text=text, keys={"layer_norm_eps": "rms_norm_eps"})

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import math
 
 import pytest
 import torch
@@ -181,7 +182,91 @@ def test_the_first_llamas_are_read(tmp_path):
     assert rope(config).theta == 10_000.0
 
 
+OLD = {"rope_parameters": None, "rope_theta": 1e4}
+# As files that transformers 4 wrote have it: keys that differ from those of the tiny checkpoint.
+OLDER = {
+    "gemma": {**OLD, "tie_word_embeddings": None, "hidden_act": "gelu", "head_dim": 20},
+    "gemma2": {**OLD, "tie_word_embeddings": None, "layer_types": None, "hidden_act": "gelu"},
+    "gemma3": {
+        "rope_parameters": None, "rope_theta": 1e6, "rope_local_base_freq": 1e4, "layer_types": None,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0}, "sliding_window_pattern": 4,
+        "final_logit_softcapping": None, "attn_logit_softcapping": None,
+    },
+    "phi3": {**OLD, "sliding_window": None},
+    "glm": {**OLD, "partial_rotary_factor": 0.5},
+    "glm4": OLD,
+    "olmo2": OLD,
+    "cohere": {"rope_parameters": None, "tie_word_embeddings": None, "logit_scale": None},
+    "smollm3": {"rope_parameters": None, "rope_theta": 2e6, "layer_types": None, "tie_word_embeddings": None},
+    "seed_oss": OLD,
+    "stablelm": {**OLD, "partial_rotary_factor": 0.25},
+    "nemotron": {**OLD, "partial_rotary_factor": None},
+    "hunyuan": {**OLD, "rope_scaling": {"type": "dynamic", "factor": 1.0, "alpha": 50.0, "beta_fast": 32}},
+    "gpt_neox": {"rope_parameters": None, "rotary_pct": 0.25, "rotary_emb_base": 10_000},
+    "gpt2": {"tie_word_embeddings": None, "n_inner": 4 * 72},
+    "opt": {"tie_word_embeddings": None, "word_embed_proj_dim": 72},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OLDER)
+def test_older_files_of_a_family_say_the_same(read, name):
+    assert read(name, **OLDER[name]).text == read(name).text
+
+
+def test_old_names_of_longrope(read):
+    """Phi-3's first releases call it su, and Phi-3.5's keep the original length beside the settings."""
+    factors = {"short_factor": [1.0] * 6, "long_factor": [4.0] * 6}
+    common = {"rope_parameters": None, "original_max_position_embeddings": 128}
+    first = read("phi3", **common, rope_scaling={"type": "su", **factors})
+    assert rope(first).kind == "longrope"
+    assert rope(first).original_max_position == 128
+    assert rope(first) == rope(read("phi3", **common, rope_scaling={"type": "longrope", **factors}))
+    assert rope(first).attention_factor == pytest.approx((1 + math.log(4) / math.log(128)) ** 0.5)
+    assert first.max_position == 512
+
+
+def test_windows_of_families_without_layer_types(read):
+    def windows(name, **changes):
+        return [layer.window for layer in read(name, layer_types=None, num_hidden_layers=8, **changes).text.layers]
+
+    assert windows("gemma2") == [8, 0] * 4
+    assert windows("gemma3") == [8, 8, 8, 8, 8, 0, 8, 8]
+    assert windows("olmo3") == windows("cohere2") == windows("exaone4") == [8, 8, 8, 0] * 2
+    assert windows("exaone4", sliding_window_pattern="LLLG") == [8, 8, 8, 0] * 2
+    rotated = [layer.rope.kind for layer in read("exaone4").text.layers]
+    assert rotated == ["default", "none", "default"]
+
+
+def test_only_full_layers_of_olmo3_are_scaled_in_older_files(read):
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
+    config = read("olmo3", rope_parameters=None, rope_theta=5e5, rope_scaling=yarn)
+    assert [(layer.rope.kind, layer.rope.theta) for layer in config.text.layers] == [
+        ("default", 5e5), ("yarn", 5e5), ("default", 5e5)
+    ]  # fmt: skip
+    assert config.max_position == 512
+
+
 REFUSED = [
+    ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True of Gemma3ForCausalLM is not"),
+    (
+        "gemma2",
+        {"hidden_activation": "mish"},
+        "hidden_act='mish' of Gemma2ForCausalLM is not supported; .*gelu_pytorch",
+    ),
+    ("apertus", {"hidden_act": "silu"}, "hidden_act='silu' of Apertus is not supported"),
+    ("opt", {"do_layer_norm_before": False}, "do_layer_norm_before=False of OPTForCausalLM is not supported"),
+    (
+        "opt",
+        {"word_embed_proj_dim": 512},
+        "word_embed_proj_dim=512 of OPTForCausalLM is not supported; supported is 72",
+    ),
+    ("granite", {"residual_multiplier": 0.0}, "residual_multiplier=0.0 and logits_scaling=8.0"),
+    ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers has 1 entries for 3 layers"),
+    (
+        "phi3-short",
+        {"rope_parameters": {"type": "longrope", "short_factor": [1.0]}},
+        "short_factor must be .* positive",
+    ),
     ("llama", {"architectures": ["FalconForCausalLM"]}, "architecture FalconForCausalLM is not supported; .*Qwen3"),
     ("llama", {"architectures": None}, "architecture none \\(model_type 'llama'\\) is not supported"),
     ("llama", {"hidden_size": None}, "LlamaForCausalLM: config.json: hidden_size is missing"),

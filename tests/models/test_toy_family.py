@@ -79,7 +79,7 @@ def test_a_sink_takes_its_share_of_the_softmax():
         attention = PagedSelfAttention(text, replace(text.layers[0], sinks=has))
         attention.qkv.fill({"weight": list(weights)}, Placement(torch.float32, "cpu"))
         if attention.sinks is not None:
-            attention.sinks.fill({"sinks": [sinks]}, torch.float32, "cpu")
+            attention.sinks.fill({"sinks": [sinks]}, Placement(torch.float32, "cpu"))
         cache = torch.zeros(2, 1, text.num_kv_heads, 16, text.head_dim)
         keys, values = cache
         made[has] = attention(x, rope, meta, (keys, values)).view(text.num_heads, text.head_dim)
