@@ -19,17 +19,13 @@ from tests.invariance.devices import Device
 from tests.invariance.test_text import NAMES, PROMPTS, all_at_once, answers, request
 from tests.models.test_decoders import NAMES as ALL_DECODERS
 from tests.models.test_decoders import expected, greedy, prompt
+from tests.models.test_families import MECHANISMS, check_busy
 from tests.models.test_families import PROMPTS as BUSY_PROMPTS
 from tests.models.test_families import TOKENS as BUSY_TOKENS
-from tests.models.test_families import check_busy
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
 EMBEDDED = Path(__file__).parents[2] / "server" / "embedded"
 CUDA, CPU = Device("cuda"), Device("cpu")
-MECHANISMS = (  # families that together do all that Llama's layers do not
-    "gemma2", "gemma3", "phi3-short", "granite", "glm4", "olmo3", "cohere-norms", "smollm3", "exaone4", "ministral3",
-    "stablelm-parallel", "nemotron", "apertus", "hunyuan", "gpt_neox", "gpt2",
-)  # fmt: skip
 DECODERS = [name for name in ALL_DECODERS if name not in tiny.FAMILIES or name in MECHANISMS]
 
 

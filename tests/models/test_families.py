@@ -4,12 +4,18 @@ import asyncio
 
 import pytest
 
+import engine.runtime
 from engine.cache.layout import CacheLayout
 from tests import tiny
+from tests.engine.host_accelerator import HostAccelerator
 from tests.engine_kit import answer, text_request
 from tests.invariance.devices import Answer, Device
 from tests.models.test_decoders import greedy, load, prompt
 
+MECHANISMS = (  # families that together do all that Llama's layers do not
+    "gemma2", "gemma3", "phi3-short", "granite", "glm4", "olmo3", "cohere-norms", "smollm3", "exaone4", "ministral3",
+    "stablelm-parallel", "nemotron", "apertus", "hunyuan", "gpt_neox", "gpt2",
+)  # fmt: skip
 LENGTHS, TOKENS, LONGEST, CHUNK = (60, 23, 40), 16, 80, 11
 PROMPTS = [prompt(length, seed=9) for length in LENGTHS]
 
@@ -30,7 +36,17 @@ async def check_busy(name: str, device: Device, want: list[Answer]) -> None:
         assert engine.stats.prefix_hits > 0
 
 
+def transformers_tokens(name: str) -> list[Answer]:
+    return [Answer(greedy(name, tokens, TOKENS)) for tokens in PROMPTS]
+
+
 @pytest.mark.parametrize("name", tiny.FAMILIES)
 async def test_tokens_of_a_busy_engine_equal_transformers(name):
-    want = [Answer(await asyncio.to_thread(greedy, name, tokens, TOKENS)) for tokens in PROMPTS]
-    await check_busy(name, Device("cpu"), want)
+    await check_busy(name, Device("cpu"), await asyncio.to_thread(transformers_tokens, name))
+
+
+@pytest.mark.parametrize("name", ["gemma3", "ministral3", "cohere-norms", "apertus", "hunyuan", "gpt2"])
+async def test_so_do_tokens_of_an_accelerators_steps(name, monkeypatch):
+    """Padded steps and recorded graphs, on CPU tensors."""
+    monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
+    await check_busy(name, Device("cpu"), await asyncio.to_thread(transformers_tokens, name))

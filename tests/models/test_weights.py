@@ -356,8 +356,9 @@ def test_overlapping_tensors_are_refused(tmp_path):
 def test_tables_name_every_tensor_that_transformers_saves(name):
     config = load_model_config(tiny.checkpoint(name))
     model = build_model(config, torch.float32)
-    saved = {model.WEIGHTS.canonical(key) for key in load_file(tiny.checkpoint(name) / "model.safetensors")}
-    assert {key for key in saved if not model.WEIGHTS.ignored(key)} == set(expand(model.WEIGHTS, model))
+    table = model.weight_table()
+    saved = {table.canonical(key) for key in load_file(tiny.checkpoint(name) / "model.safetensors")}
+    assert {key for key in saved if not table.ignored(key)} == set(expand(table, model))
 
 
 @pytest.mark.parametrize("architecture", FAMILIES)
