@@ -46,6 +46,7 @@ from server.routes import (
     models,
     render,
     responses,
+    stored_responses,
     tokenize,
     tokens,
 )
@@ -53,7 +54,9 @@ from server.state import AppState
 
 log = logging.getLogger("omniloop")
 
-FAMILIES = (chat, completion, messages, responses, models, health, tokenize, render, tokens, admin, absent)
+FAMILIES = (
+    chat, completion, messages, responses, stored_responses, models, health, tokenize, render, tokens, admin, absent
+)  # fmt: skip
 EXIT_DEAD = 70
 EXIT_STUCK = 3
 JOIN_S = 10.0  # for threads and sockets after the drain

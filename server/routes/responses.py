@@ -1,4 +1,4 @@
-"""/v1/responses (API.md section 11): create, retrieve, cancel, delete.
+"""/v1/responses (API.md section 11): create; routes/stored_responses.py has the rest.
 
 Owner: loop; items are read in the pool. In: ResponsesBody. Out: one JSON body, events pushed as the engine makes them,
 or at once a queued response that goes on in the background. What is stored belongs to the key that made it. Tools that
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
@@ -39,6 +38,7 @@ from server.render.errors import RenderError
 from server.render.items import as_items, known_tools, read_items, read_response_tools, references, resolved
 from server.routes.chat import EFFORTS
 from server.routes.endpoint import check_model, gateway_priority, json_response, route
+from server.routes.stored_responses import missing
 from server.routes.tools import check_calls, offered, parsing_of
 from server.sampling import Asked, in_range, priority_of, resolve
 from server.schema.common import SamplingFields
@@ -50,7 +50,6 @@ from server.watch_response import WatchedResponse
 
 log = logging.getLogger("omniloop")
 
-NUMBER = re.compile(r"-?[0-9]{1,9}\Z")
 LOGPROBS = "message.output_text.logprobs"
 INCLUDE = frozenset({
     LOGPROBS, "reasoning.encrypted_content", "code_interpreter_call.outputs", "computer_call_output.output.image_url",
@@ -337,69 +336,4 @@ def shape_of(exchange: Exchange, body: ResponsesBody, model: str, asked: Asked, 
     return ResponseObject(name, echo, names, body.top_logprobs or 0, known_tools(tools[1]))
 
 
-# -- what is stored
-
-
-def missing(name: str) -> str:
-    return f"there is no stored response {shown(name)}"
-
-
-def stored(request: Request) -> Stored:
-    """404 for an id that is unknown, forgotten, or another key's."""
-    exchange, name = exchange_of(request), request.path_params["id"]
-    entry = exchange.state.responses.get(exchange.key_name, name)
-    if entry is None:
-        raise not_found(missing(name))
-    return entry
-
-
-def body_of(entry: Stored) -> Response:
-    if entry.running is not None:
-        return json_response(entry.running.snapshot())
-    return Response(entry.body, media_type="application/json")
-
-
-async def one(request: Request) -> Response | None:
-    """GET and DELETE of a stored response."""
-    return await (delete if request.method == "DELETE" else retrieve)(request)
-
-
-async def retrieve(request: Request) -> Response | None:
-    """The response as it is, or with stream=true its events, those after `starting_after` where that is given."""
-    query = request.query_params
-    if query.get("stream", "false") not in ("true", "false"):
-        raise invalid("stream", f"stream: got {shown(query['stream'])}; must be true or false")
-    after = query.get("starting_after", "-1")
-    if not NUMBER.match(after):
-        raise invalid("starting_after", f"starting_after: got {shown(after)}; must be the number of an event")
-    entry = stored(request)
-    if query.get("stream") != "true":
-        return body_of(entry)
-    async with client_present(request):
-        await WatchedResponse(exchange_of(request), entry.record, int(after) + 1).run()
-    return None
-
-
-async def cancel(request: Request) -> Response:
-    """Ends a response in the background; one that has ended already stays as it is."""
-    entry = stored(request)
-    if entry.running is not None:
-        await entry.running.cancel()
-    elif not orjson.loads(entry.body)["background"]:
-        raise invalid(None, "only a response that was made with background: true can be cancelled")
-    return body_of(entry)
-
-
-async def delete(request: Request) -> Response:
-    entry = stored(request)
-    exchange_of(request).state.responses.remove(entry)
-    if entry.running is not None:
-        await entry.running.cancel()
-    return json_response({"id": entry.name, "object": "response", "deleted": True})
-
-
-ROUTES = [
-    route("/v1/responses", create, "POST"),
-    route("/v1/responses/{id}", one, "GET", "DELETE"),
-    route("/v1/responses/{id}/cancel", cancel, "POST"),
-]
+ROUTES = [route("/v1/responses", create, "POST")]

@@ -1,0 +1,85 @@
+"""/v1/responses/{id} (API.md section 11): retrieve, cancel and delete what is stored.
+
+Owner: loop. In: the id of a response that the same key made. Out: the response as it is, or its events.
+"""
+
+from __future__ import annotations
+
+import re
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.errors import invalid, not_found, shown
+from server.http.exchange import exchange_of
+from server.http.watch import client_present
+from server.routes.endpoint import json_response, route
+from server.store import Stored
+from server.watch_response import WatchedResponse
+
+NUMBER = re.compile(r"-?[0-9]{1,9}\Z")
+
+
+def missing(name: str) -> str:
+    return f"there is no stored response {shown(name)}"
+
+
+def stored(request: Request) -> Stored:
+    """404 for an id that is unknown, forgotten, or another key's."""
+    exchange, name = exchange_of(request), request.path_params["id"]
+    entry = exchange.state.responses.get(exchange.key_name, name)
+    if entry is None:
+        raise not_found(missing(name))
+    return entry
+
+
+def body_of(entry: Stored) -> Response:
+    if entry.running is not None:
+        return json_response(entry.running.snapshot())
+    return Response(entry.body, media_type="application/json")
+
+
+async def one(request: Request) -> Response | None:
+    """GET and DELETE of a stored response."""
+    return await (delete if request.method == "DELETE" else retrieve)(request)
+
+
+async def retrieve(request: Request) -> Response | None:
+    """The response as it is, or with stream=true its events, those after `starting_after` where that is given."""
+    query = request.query_params
+    if query.get("stream", "false") not in ("true", "false"):
+        raise invalid("stream", f"stream: got {shown(query['stream'])}; must be true or false")
+    after = query.get("starting_after", "-1")
+    if not NUMBER.match(after):
+        raise invalid("starting_after", f"starting_after: got {shown(after)}; must be the number of an event")
+    entry = stored(request)
+    if query.get("stream") != "true":
+        return body_of(entry)
+    async with client_present(request):
+        await WatchedResponse(exchange_of(request), entry.record, int(after) + 1).run()
+    return None
+
+
+async def cancel(request: Request) -> Response:
+    """Ends a response in the background; one that has ended already stays as it is."""
+    entry = stored(request)
+    if entry.running is not None:
+        await entry.running.cancel()
+    elif not orjson.loads(entry.body)["background"]:
+        raise invalid(None, "only a response that was made with background: true can be cancelled")
+    return body_of(entry)
+
+
+async def delete(request: Request) -> Response:
+    entry = stored(request)
+    exchange_of(request).state.responses.remove(entry)
+    if entry.running is not None:
+        await entry.running.cancel()
+    return json_response({"id": entry.name, "object": "response", "deleted": True})
+
+
+ROUTES = [
+    route("/v1/responses/{id}", one, "GET", "DELETE"),
+    route("/v1/responses/{id}/cancel", cancel, "POST"),
+]
