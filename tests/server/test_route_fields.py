@@ -185,9 +185,9 @@ async def test_special_tokens_of_a_response_are_shown_when_asked(client, monkeyp
     seen = []
     real = responses.Answer
 
-    def spy(exchange, asked, jobs, skip_special_tokens=True):
+    def spy(exchange, asked, jobs, skip_special_tokens=True, *rest):
         seen.append(skip_special_tokens)
-        return real(exchange, asked, jobs, skip_special_tokens)
+        return real(exchange, asked, jobs, skip_special_tokens, *rest)
 
     monkeypatch.setattr(responses if background else answering, "Answer", spy)
     for fields in ({}, {"skip_special_tokens": False}, {"skip_special_tokens": True}):
