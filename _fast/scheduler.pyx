@@ -290,7 +290,7 @@ cdef class Scheduler:
         self.seqs.computed[slot] = start
         self.seqs.committed[slot] = start
         self.seqs.num_named[slot] = hit
-        self.seqs.unnamed[slot] = self.seqs.void[slot] = 0
+        self.seqs.unnamed[slot] = self.seqs.restarting[slot] = 0
         self.seqs.boundary[slot] = start + self.block_size
         if self.seqs.num_spans[slot]:
             self.encoder.passed(self.seqs, slot)

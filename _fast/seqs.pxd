@@ -18,8 +18,8 @@ cdef class SeqTable:
     cdef uint8_t[::1] state
     cdef uint8_t[::1] read_cache
     cdef uint8_t[::1] unnamed
-    cdef uint8_t[::1] doomed  # ends with the next step that is settled
-    cdef readonly uint8_t[::1] void  # starts over; what it has in flight counts for nothing
+    cdef uint8_t[::1] fails_at_settle  # ends with an error when the next step that names it is settled
+    cdef readonly uint8_t[::1] restarting  # starts over; results of its steps in flight are dropped
     cdef int64_t[::1] request
     cdef int32_t[::1] prompt_len
     cdef int32_t[::1] num_tokens

@@ -57,8 +57,8 @@ cdef class SeqTable:
         self.state = array("B", bytes(num_slots))
         self.read_cache = array("B", bytes(num_slots))
         self.unnamed = array("B", bytes(num_slots))
-        self.doomed = array("B", bytes(num_slots))
-        self.void = array("B", bytes(num_slots))
+        self.fails_at_settle = array("B", bytes(num_slots))
+        self.restarting = array("B", bytes(num_slots))
         self.request = array("q", bytes(8 * num_slots))
         self.prompt_len = array("i", bytes(4 * num_slots))
         self.num_tokens = array("i", bytes(4 * num_slots))
@@ -122,8 +122,8 @@ cdef class SeqTable:
         self.state[slot] = FREE
         self.read_cache[slot] = 0
         self.unnamed[slot] = 0
-        self.doomed[slot] = 0
-        self.void[slot] = 0
+        self.fails_at_settle[slot] = 0
+        self.restarting[slot] = 0
         self.request[slot] = -1
         self.prompt_len[slot] = 0
         self.num_tokens[slot] = 0
@@ -283,8 +283,8 @@ cdef class SeqTable:
             "state": self.state[slot],
             "read_cache": self.read_cache[slot],
             "unnamed": self.unnamed[slot],
-            "doomed": self.doomed[slot],
-            "void": self.void[slot],
+            "fails_at_settle": self.fails_at_settle[slot],
+            "restarting": self.restarting[slot],
             "request": self.request[slot],
             "prompt_len": self.prompt_len[slot],
             "num_tokens": self.num_tokens[slot],

@@ -44,10 +44,10 @@ cdef class Settler:
             if self.seqs.in_flight[slot] == 0:
                 self.end(slot)
             return
-        if self.seqs.void[slot]:
+        if self.seqs.restarting[slot]:
             self.seqs.pending[slot] -= plan.promised(row)
             return
-        if self.seqs.doomed[slot]:
+        if self.seqs.fails_at_settle[slot]:
             why = FINISH_ERROR
         elif plan.row_flags[row] & ROW_SAMPLE:
             self.seqs.pending[slot] -= plan.promised(row)
@@ -100,7 +100,7 @@ cdef class Settler:
             if self.seqs.state[slot] == FINISHING:
                 if self.seqs.in_flight[slot] == 0:
                     self.end(slot)
-            elif self.seqs.void[slot] or (again and again[slot]):
+            elif self.seqs.restarting[slot] or (again and again[slot]):
                 self.seqs.pending[slot] -= plan.promised(row)
                 self._restart(slot)
             else:
@@ -111,7 +111,7 @@ cdef class Settler:
                 if again and again[slot]:
                     self._restart(slot)
                 else:
-                    self.seqs.doomed[slot] = 1
+                    self.seqs.fails_at_settle[slot] = 1
         self.encoder.fail(plan.step_id)
         self.settled_step = plan.step_id
 
@@ -143,7 +143,7 @@ cdef class Settler:
 
     cdef void _restart(self, slot_t slot) noexcept nogil:
         """A row starts over whose step failed; what it has in flight read what was never written."""
-        self.seqs.void[slot] = 1
-        self.seqs.doomed[slot] = 0
+        self.seqs.restarting[slot] = 1
+        self.seqs.fails_at_settle[slot] = 0
         if self.seqs.state[slot] == RUNNING:
             self.preempt(slot)

@@ -254,18 +254,18 @@ class Walk:
 
     def settle(self):
         plan, sampled, fails, broken = self.launched.pop(0)
-        void = {slot for slot in plan.row_slot[: plan.num_rows] if self.scheduler.seqs.void[slot]}
+        restarting = {slot for slot in plan.row_slot[: plan.num_rows] if self.scheduler.seqs.restarting[slot]}
         scheduler = self.scheduler
         old = {slot: scheduler.seqs.snapshot(slot) for slot in plan.row_slot[: plan.num_rows]}
         forced = [0] * plan.num_rows
         if fails:
-            void |= self.fail(plan)
+            restarting |= self.fail(plan)
         else:
             if self.rng.random() < 0.05:
                 forced[self.rng.randrange(plan.num_rows)] = 6
             scheduler.commit(plan, np.array(sampled, np.int32), np.array(forced, np.int32))
         for row in range(plan.num_rows):
-            if plan.row_slot[row] in void:
+            if plan.row_slot[row] in restarting:
                 assert (plan.out_token[row], plan.out_finish[row]) == (-1, NONE)
             else:
                 self.check_row(plan, row, sampled[row], forced[row], broken[row], old)
@@ -283,7 +283,7 @@ class Walk:
         for slot, request in self.by_slot.items():
             again[slot] = request.settled == request.prompt_len and self.rng.random() < self.sparing
         self.scheduler.fail(plan, again if self.sparing else None)
-        slots = set(np.flatnonzero(np.asarray(self.scheduler.seqs.void)).tolist())
+        slots = set(np.flatnonzero(np.asarray(self.scheduler.seqs.restarting)).tolist())
         for slot in slots:
             request = self.by_slot[slot]
             assert request.settled == request.prompt_len
