@@ -18,8 +18,8 @@ from collections.abc import Callable
 from _fast.plan import StepPlan
 
 LEAST_PROMPT = 256  # tokens: about as many as the weights' own reading time hides
-ENOUGH = 256  # tokens in a step whose time is the tokens' and no longer the weights'
-FEW = 8  # a step of at least so many times as many tokens as decode in it tells what a token costs
+COMPUTE_BOUND_TOKENS = 256  # a step of so many tokens takes the time of its products, no longer of the weights' reading
+DECODE_SHARE = 8  # where at most one token in so many decodes, the step's time tells what a token costs
 FOUND_DONE = 20e-6  # seconds: a wait shorter than this was none
 MARGIN = 0.0005  # seconds before a step's expected end at which the next one is planned, at first
 LEAST_MARGIN, MOST_MARGIN = 0.0003, 0.002
@@ -27,14 +27,14 @@ SPARE = 0.0001  # seconds of a step that planning and launching the next one are
 SOONER = 100e-6  # by so much, where they have not left them
 LATER = 2e-6  # where they have: fifty to one, so two steps in a hundred get less
 RISE = 0.05  # of a longer step that is believed at once; a shorter one is believed fully, unless it was found done
-CROWD = 8  # requests that wait; with more, they count as much as the rhythm of those that decode
-HORIZON = 8  # steps within which a crowd's prompts are to be computed, if they do not fit into steps of twice the time
+BUSY_QUEUE = 8  # with more requests waiting, their first tokens count as much as the pace of rows that decode
+HORIZON = 8  # steps within which a busy queue's prompts are computed, if steps of twice the time do not hold them
 LONG_STEP = 0.036  # seconds that a step may take for that
-BURST = 4  # full steps of prompts, with a crowd of more than half of those that decode: nobody is spared
-FULL = 2048  # tokens that count as a full step; an operator who allows more wants long steps: any crowd is then enough
-LONGER = 0.2  # of fullness that a step twice as long must gain; one up to MOST_LONGER times as long is considered
-MOST_LONGER = 1.25
-ALONE = 512  # tokens of a step in which nothing decodes: prompts that wait together end one by one
+BURST = 4  # full steps of prompts: with so many waiting, prompts fill steps though rows that decode wait for them
+FULL = 2048  # tokens of a full step; an operator who allows more wants long steps: any busy queue then makes a burst
+MIN_FILL_GAIN = 0.2  # of fullness, for a step of twice the tiles; a step of up to MOST_ROUND_UP times the tiles counts
+MOST_ROUND_UP = 1.25
+PREFILL_ONLY_TOKENS = 512  # of a step in which nothing decodes: prompts that wait together end one after the other
 
 
 class Pace:
@@ -46,11 +46,11 @@ class Pace:
         """`fullness(tokens)`: how much of the device works on the products of so many tokens, at most 1."""
         self._max_tokens = max_tokens
         self._tile = tile
-        self._full = fuller(-(-max_tokens // tile), lambda tiles: fullness(tiles * tile))
+        self._full = round_up_tiles(-(-max_tokens // tile), lambda tiles: fullness(tiles * tile))
         self.margin = MARGIN  # seconds before the expected end of a step at which to plan the next one
         self._seconds: dict[int, float] = {}  # by size class
         self._decode: dict[int, float] = {}  # of steps that only decode, by the bit length of their rows
-        self._heard: dict[int, float] = {}  # what the GIL-free loop told last
+        self._heard: dict[int, float] = {}  # by the bit length of rows: what note_decode got last
         self._per_token = 0.0  # seconds of products per token, of steps that computing bounds
 
     def expected(self, plan: StepPlan) -> float:
@@ -62,7 +62,7 @@ class Pace:
     def note(self, plan: StepPlan, took: float, waited: float, began_before: bool = False) -> None:
         """Learns from a settled step, for which the thread had to wait `waited` seconds.
 
-        `began_before`: it took longer than `took`, since the one before it was found done.
+        `began_before`: the step took longer than `took`, for the step before was already done when polled.
 
         Estimates fall at once and rise slowly, so that planning is never late. A step found done ended at an unknown
         time before: half of what it seems to have taken is believed, or one slow step would make later ones wait.
@@ -78,7 +78,7 @@ class Pace:
         exact = not (found_done or began_before)
         if plan.num_decode_rows == rows:
             _learn(self._decode, rows.bit_length(), took, at_once=exact)
-        elif tokens >= ENOUGH and exact:
+        elif tokens >= COMPUTE_BOUND_TOKENS and exact:
             self._learn_products(plan.num_decode_rows, tokens, took)
 
     def _learn_products(self, decoding: int, tokens: int, took: float) -> None:
@@ -86,7 +86,7 @@ class Pace:
 
         Beside a steady stream of prompts no step only decodes, and what was learned of such ones grows old.
         """
-        if decoding <= tokens // FEW or not self._per_token:
+        if decoding <= tokens // DECODE_SHARE or not self._per_token:
             per_token = max(took - self._attention(decoding), 0.0) / tokens
             self._per_token += (per_token - self._per_token) * (0.2 if self._per_token else 1.0)
             return
@@ -97,21 +97,23 @@ class Pace:
     def prompt_budget(self, decoding: int, waiting: int, lacking: int, following: int) -> int:
         """Prompt tokens that a step may take.
 
-        `decoding` rows are in it, `waiting` requests have not begun, all prompts lack `lacking` tokens and the one that
-        is served next `following`. Beside rows that decode: as many as double the step's time, with a crowd waiting as
-        compute it within HORIZON steps, up to LONG_STEP; in a burst as many as fit. Rows and prompts fill whole tiles.
+        `decoding` rows are in the step, `waiting` requests have not begun, all prompts lack `lacking` tokens and the
+        prompt that is served next lacks `following`. Beside rows that decode: as many as double the step's time; with a
+        busy queue as many as compute its prompts within HORIZON steps, up to LONG_STEP; in a burst as many as fit. Rows
+        and prompts fill whole tiles.
         """
-        crowd = waiting > CROWD
-        large = crowd and (2 * waiting > decoding or self._max_tokens > FULL)
+        busy = waiting > BUSY_QUEUE
+        large = busy and (2 * waiting > decoding or self._max_tokens > FULL)
         burst = lacking >= BURST * min(self._max_tokens, FULL) and (not decoding or large)
         if not decoding:
-            return self._max_tokens if burst or lacking == following else min(self._max_tokens, max(ALONE, following))
+            some = self._max_tokens if burst or lacking == following else max(PREFILL_ONLY_TOKENS, following)
+            return min(self._max_tokens, some)
         alone = self._nearest(decoding.bit_length())
         if burst or not alone or not self._per_token:
             return self._max_tokens
         attention = self._attention(decoding)
         tokens = (2 * alone - attention) / self._per_token
-        if crowd:
+        if busy:
             longest = (LONG_STEP - attention) / self._per_token
             tokens = max(tokens, min(lacking / HORIZON + decoding, longest))
         tiles = max(round(tokens / self._tile), -(-(decoding + LEAST_PROMPT) // self._tile))
@@ -119,9 +121,9 @@ class Pace:
         return min(self._max_tokens, tiles * self._tile - decoding)
 
     def note_decode(self, rows_bits: int, seconds: float) -> None:
-        """What steps take that only decode, by the bit length of their rows, as the GIL-free loop has learned it.
+        """Seconds of steps that only decode, by the bit length of their rows, as the GIL-free loop has learned them.
 
-        It tells all that it ever learned: what it told before says nothing about now.
+        The GIL-free loop repeats old values; only changed ones are news.
         """
         if self._heard.get(rows_bits) != seconds:
             self._heard[rows_bits] = self._decode[rows_bits] = seconds
@@ -146,12 +148,12 @@ class Pace:
         return min(((abs(seen - bits), took) for seen, took in self._decode.items()), default=(0, 0.0))[1]
 
 
-def fuller(most: int, fullness: Callable[[int], float]) -> list[int]:
-    """For each number of tiles from 0 to `most` the one, a little larger, that is worth taking in its place."""
+def round_up_tiles(most: int, fullness: Callable[[int], float]) -> list[int]:
+    """For each number of tiles from 0 to `most`: the number near it, at least as large, whose last wave is fuller."""
     chosen = [0]
     for tiles in range(1, most + 1):
-        near = range(tiles, min(int(MOST_LONGER * tiles), most) + 1)
-        chosen.append(max(near, key=lambda more: fullness(more) - LONGER * (more - tiles) / tiles))
+        near = range(tiles, min(int(MOST_ROUND_UP * tiles), most) + 1)
+        chosen.append(max(near, key=lambda more: fullness(more) - MIN_FILL_GAIN * (more - tiles) / tiles))
     return chosen
 
 

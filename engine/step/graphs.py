@@ -37,12 +37,12 @@ def long_sizes(max_tokens: int) -> list[int]:
     return [size for size in sizes if size < max_tokens] + [max_tokens] * (max_tokens > MIXED_LIMIT)
 
 
-def telling_sizes(sizes: list[int]) -> list[int]:
-    """The last of each doubling, of ascending sizes: a kernel that only those between two of them choose is rare."""
+def one_size_per_doubling(sizes: list[int]) -> list[int]:
+    """The last of each doubling, of ascending sizes: kernels that run only at sizes between those are rare."""
     return list({(size - 1).bit_length(): size for size in sizes}.values())
 
 
-def other_ways(sizes: list[int], most: int, way: Callable[[int], Hashable]) -> list[int]:
-    """One number of tokens, up to `most`, for every way that some number goes and none of `sizes` does."""
+def sizes_for_other_kernels(sizes: list[int], most: int, way: Callable[[int], Hashable]) -> list[int]:
+    """One number of tokens, up to `most`, for each choice of kernels (`way`) that none of `sizes` makes."""
     met = {way(size) for size in sizes}
     return [size for key, size in {way(size): size for size in range(1, most + 1)}.items() if key not in met]

@@ -38,11 +38,11 @@ class StepResult:
     event: Event = field(default_factory=HostEvent)
     launched_at: float = field(default_factory=time.perf_counter)
     started_at: float = 0.0  # the stream began the forward
-    began_before: bool = False  # it had begun at an unknown time before that
+    began_before: bool = False  # started_at is late: the previous step was already done when polled
     plan_at: float = 0.0  # when the step behind it should be planned; 0: as long as such steps take after it began
     gap_s: float = 0.0  # the device's time between the step before and this one's forward; 0: not measured
-    tokens: np.ndarray | None = None  # int32 [num_rows, width]: runs; -1 in rows without a sample, or a valid one
-    invalid: dict[int, EngineError] = field(default_factory=dict)  # plan rows that end alone, and what they are told
+    tokens: np.ndarray | None = None  # int32 [num_rows, width]: runs; -1 in rows without a valid sample
+    invalid: dict[int, EngineError] = field(default_factory=dict)  # errors of plan rows that end alone
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by plan row
     lines: Lines | None = None  # which tokens rows with grammars may choose
     stopped: list[int] = field(default_factory=list)  # plan rows that their grammar ends

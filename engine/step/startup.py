@@ -28,8 +28,8 @@ from engine.step.graphs import (
     decode_sizes,
     long_sizes,
     mixed_sizes,
-    other_ways,
-    telling_sizes,
+    one_size_per_doubling,
+    sizes_for_other_kernels,
 )
 
 PINNED_BYTES = 4 << 20  # of one copy that a special step sends
@@ -73,14 +73,14 @@ class Startup:
         """
         sizes = self._sizes
         self._warm_up_rules()
-        decode = telling_sizes(decode_sizes(sizes.max_rows, self._config.cudagraph_capture_sizes))
+        decode = one_size_per_doubling(decode_sizes(sizes.max_rows, self._config.cudagraph_capture_sizes))
         for size in decode:
             self._executor.decode(size)
-        mixed = telling_sizes([*mixed_sizes(sizes.max_tokens), sizes.max_tokens])
+        mixed = one_size_per_doubling([*mixed_sizes(sizes.max_tokens), sizes.max_tokens])
         text = self._model.config.text
         gated = partial(gated_way, width=text.intermediate_size, depth=text.hidden_size)
         with self._accelerator.algorithms.recording() as recorded:
-            for size in mixed + other_ways(decode + mixed, sizes.max_tokens, gated):
+            for size in mixed + sizes_for_other_kernels(decode + mixed, sizes.max_tokens, gated):
                 self._executor.forward_into(GraphKind.MIXED, size)
         products.update(recorded)
         for tower in each(self._model.towers):
@@ -103,7 +103,7 @@ class Startup:
         self._sampler.warm_up(buffers.inputs, project(buffers.sampled_hidden[:1]), buffers.tokens)
         most = min(CHUNK, self._sizes.max_tokens)
         hidden = buffers.sampled_hidden.new_zeros(most, buffers.sampled_hidden.shape[1])
-        for count in telling_sizes(list(range(1, most + 1))):
+        for count in one_size_per_doubling(list(range(1, most + 1))):
             asked = np.zeros((3, count), np.int64)
             asked[2] = 2
             prompt_logprobs(project, hidden, asked, self._executor.prompts.vocab, self._executor.prompts.as_logits)

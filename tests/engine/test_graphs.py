@@ -2,7 +2,7 @@
 
 import itertools
 
-from engine.step.graphs import MIXED_LIMIT, decode_sizes, mixed_sizes, other_ways, telling_sizes
+from engine.step.graphs import MIXED_LIMIT, decode_sizes, mixed_sizes, one_size_per_doubling, sizes_for_other_kernels
 
 
 def test_mixed_sizes_are_tiles_and_waste_little():
@@ -26,18 +26,18 @@ def test_decode_sizes_are_the_operators_choice_where_there_is_one():
 
 
 def test_kernels_are_looked_for_at_the_last_size_of_each_doubling():
-    assert telling_sizes(decode_sizes(256)) == [1, 2, 4, 8, 16, 32, 64, 128, 256]
-    assert telling_sizes(decode_sizes(100)) == [1, 2, 4, 8, 16, 32, 64, 100]
-    assert telling_sizes(mixed_sizes(1000)) == [16, 32, 64, 128, 256, 512, 1000]
-    assert telling_sizes([3]) == [3]
-    assert telling_sizes([]) == []
+    assert one_size_per_doubling(decode_sizes(256)) == [1, 2, 4, 8, 16, 32, 64, 128, 256]
+    assert one_size_per_doubling(decode_sizes(100)) == [1, 2, 4, 8, 16, 32, 64, 100]
+    assert one_size_per_doubling(mixed_sizes(1000)) == [16, 32, 64, 128, 256, 512, 1000]
+    assert one_size_per_doubling([3]) == [3]
+    assert one_size_per_doubling([]) == []
 
 
 def test_a_way_that_no_telling_size_goes_is_met_at_one_of_its_own():
     def way(rows):
         return "between" if 129 <= rows <= 192 else rows > 500
 
-    sizes = telling_sizes(decode_sizes(256)) + telling_sizes(mixed_sizes(2048))
-    assert other_ways(sizes, 2048, way) == [192]
-    assert other_ways(sizes, 128, way) == []
-    assert other_ways([1], 2048, way) == [192, 2048]
+    sizes = one_size_per_doubling(decode_sizes(256)) + one_size_per_doubling(mixed_sizes(2048))
+    assert sizes_for_other_kernels(sizes, 2048, way) == [192]
+    assert sizes_for_other_kernels(sizes, 128, way) == []
+    assert sizes_for_other_kernels([1], 2048, way) == [192, 2048]

@@ -4,7 +4,18 @@ from types import SimpleNamespace
 
 from engine.kernels import tune
 from engine.kernels.target import Target
-from engine.pace import ALONE, HORIZON, LEAST_MARGIN, LEAST_PROMPT, MARGIN, MOST_MARGIN, SOONER, SPARE, Pace, fuller
+from engine.pace import (
+    HORIZON,
+    LEAST_MARGIN,
+    LEAST_PROMPT,
+    MARGIN,
+    MOST_MARGIN,
+    PREFILL_ONLY_TOKENS,
+    SOONER,
+    SPARE,
+    Pace,
+    round_up_tiles,
+)
 
 TILE = 128
 WAITED = 0.001  # seconds that the thread waited for the step's end
@@ -125,7 +136,7 @@ def test_a_few_long_prompts_are_no_burst():
 
 def test_prompts_that_wait_together_are_computed_one_after_the_other():
     pace = Pace(2048, TILE, level)
-    assert pace.prompt_budget(0, 4, 2000, 500) == ALONE
+    assert pace.prompt_budget(0, 4, 2000, 500) == PREFILL_ONLY_TOKENS
     assert pace.prompt_budget(0, 4, 4000, 1000) == 1000
     assert pace.prompt_budget(0, 1, 9000, 9000) == 2048
     assert pace.prompt_budget(0, 2, 16_000, 8000) == 2048
@@ -180,9 +191,9 @@ def test_a_step_takes_the_tiles_that_fill_the_device_when_they_are_near():
     assert full[11] == 1.0  # 11 x 96 tiles are eight rounds
     assert full[10] < 0.92
     assert full[6] == full[7] == full[3] == 0.9  # the vendor's
-    chosen = fuller(16, lambda tiles: full[tiles])
+    chosen = round_up_tiles(16, lambda tiles: full[tiles])
     assert [chosen[tiles] for tiles in (1, 4, 6, 7, 8, 9, 10, 11, 14, 16)] == [1, 4, 6, 8, 8, 11, 11, 11, 15, 16]
-    assert fuller(16, lambda tiles: 1.0) == list(range(17))
+    assert round_up_tiles(16, lambda tiles: 1.0) == list(range(17))
     for of, tiles in ((level, 10), (lambda tokens: full[tokens // TILE], 11)):
         pace = Pace(2048, TILE, of)
         pace.note(plan(200), 0.013, WAITED)

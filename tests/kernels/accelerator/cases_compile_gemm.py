@@ -23,7 +23,7 @@ from engine.kernels.gemm.split_k import Split, split_kernel, tiled_kernel
 from engine.kernels.rope import angle_kernel
 from engine.kernels.target import Target
 from engine.kernels.tune import CLASSES, LEAST_FILL, ONE_WAVE, SHAPES, choose, fills, in_one_wave
-from engine.step.graphs import decode_sizes, telling_sizes
+from engine.step.graphs import decode_sizes, one_size_per_doubling
 from tests.kernels.accelerator.targets import OVERLAPPING, TARGETS, cases, compiles
 
 T = "*bf16"
@@ -186,7 +186,7 @@ def test_shapes_beside_the_table_go_by_the_rule_and_other_cards_to_the_vendor():
 
 
 def test_a_start_meets_every_class_of_rows():
-    assert set(CLASSES) <= set(telling_sizes(decode_sizes(256)))
+    assert set(CLASSES) <= set(one_size_per_doubling(decode_sizes(256)))
 
 
 def test_gated_products_are_in_one_wave_where_it_was_measured():
