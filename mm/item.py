@@ -29,7 +29,7 @@ class MediaRef:
 
     modality: Modality
     source: str | bytes | None
-    format: str | None = None  # the client's word ("wav"); magic bytes decide, this only marks bare base64
+    format: str | None = None  # what the client says ("wav"); magic bytes decide, this only marks bare base64
     uuid: str | None = None
     param: str | None = None
 

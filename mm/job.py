@@ -31,7 +31,7 @@ from mm.fetch import Fetcher
 from mm.item import MediaRef, Processed
 from mm.limits import MediaLimits
 from mm.open import OPENERS, Encoded, Opened
-from mm.place import MediaRequest, Place, Places
+from mm.permits import DecodePermit, DecodePermits, MediaRequest
 from mm.processors.base import Processor
 from mm.sources import Embedded, decode_base64, invalid_data_url, parse_base64, parse_data_url
 
@@ -49,7 +49,7 @@ class Shared:
     pool: concurrent.futures.Executor
     fetcher: Fetcher
     cache: ProcessorCache
-    places: Places
+    permits: DecodePermits
     key: bytes  # of digests
 
 
@@ -93,12 +93,12 @@ class Job:
             error.__context__ = None  # frames hold the pixels that could not be decoded, and futures the frames
             raise error.with_traceback(None) from None
         finally:
-            self._shared.places.budget.release(self._held)
+            self._shared.permits.budget.release(self._held)
 
     def _receive(self, size: int, status: int) -> None:
         """Count bytes as they are fetched: for the request, and for the memory of the whole server."""
         self._request.receive(size, status)
-        if not self._shared.places.budget.take(size):
+        if not self._shared.permits.budget.take(size):
             raise busy("too much media is in memory; try again shortly")
         self._held += size
 
@@ -152,25 +152,25 @@ class Job:
 
     async def _unpacked(self, source: Embedded | bytes) -> tuple[Unpacked, Processed | None]:
         """What came, and what it is decoded if that took no second turn in the pool."""
-        alarm, place = Alarm(self._timeout), None
+        alarm, permit = Alarm(self._timeout), None
         if isinstance(source, Embedded) and source.mime in ("image/jpeg", "image/jpg"):
-            place = await self._shared.places.take_now(self._request, AT_ONCE)
-        if place is None:
+            permit = await self._shared.permits.take_now(self._request, AT_ONCE)
+        if permit is None:
             self._request.report_decoding()
             return await self._in_pool(alarm, self._unpack, source, alarm), None
         try:
             loop = asyncio.get_running_loop()
-            unpacked, processed = await self._in_pool(alarm, self._at_once, source, alarm, loop, place=place)
+            unpacked, processed = await self._in_pool(alarm, self._at_once, source, alarm, loop, permit=permit)
             if processed is not None:
-                place.keep(processed.nbytes)
+                permit.keep(processed.nbytes)
             return unpacked, processed
         finally:
-            place.leave()
+            permit.leave()
 
     def _at_once(
         self, source: Embedded, alarm: Alarm, loop: asyncio.AbstractEventLoop
     ) -> tuple[Unpacked, Processed | None]:
-        """Unpacks, and decodes what is new and not too large for the place taken (pool)."""
+        """Unpacks, and decodes what is new and not too large for the permit taken (pool)."""
         unpacked = self._unpack(source, alarm)
         opened = unpacked.opened
         loop.call_soon_threadsafe(self._request.report_decoding)
@@ -211,18 +211,18 @@ class Job:
         return replace(unpacked, opened=self._open(unpacked, alarm)) if container == "jpeg" else unpacked
 
     async def _decode(self, unpacked: Unpacked) -> Processed:
-        place = await self._shared.places.take(self._request)
+        permit = await self._shared.permits.take(self._request)
         try:
             alarm, opened = Alarm(self._timeout), unpacked.opened
             if opened is None:
-                opened = await self._in_pool(alarm, self._open, unpacked, alarm, place=place)
-            await place.reserve(self._cost(opened), self._timeout)
+                opened = await self._in_pool(alarm, self._open, unpacked, alarm, permit=permit)
+            await permit.reserve(self._cost(opened), self._timeout)
             alarm = Alarm(self._timeout)
-            processed = await self._in_pool(alarm, self._finish, opened, unpacked.digest, alarm, place=place)
-            place.keep(processed.nbytes)
+            processed = await self._in_pool(alarm, self._finish, opened, unpacked.digest, alarm, permit=permit)
+            permit.keep(processed.nbytes)
             return processed
         finally:
-            place.leave()
+            permit.leave()
 
     def _open(self, unpacked: Unpacked, alarm: Alarm) -> Opened:
         """Read the header only (pool)."""
@@ -236,7 +236,7 @@ class Job:
         alarm.check()
         return self._processor.process(item, digest, self._request.options)
 
-    async def _in_pool(self, alarm: Alarm, work: Callable[..., T], *args: Any, place: Place | None = None) -> T:
+    async def _in_pool(self, alarm: Alarm, work: Callable[..., T], *args: Any, permit: DecodePermit | None = None) -> T:
         """Run work in the pool; when its time is over or nobody waits, it is told to stop and not waited for."""
 
         def begun() -> T:
@@ -244,8 +244,8 @@ class Job:
             return work(*args)
 
         running = self._shared.pool.submit(begun)
-        if place is not None:
-            place.running = running
+        if permit is not None:
+            permit.running = running
         result = asyncio.wrap_future(running)
         try:
             while not result.done():
@@ -255,4 +255,4 @@ class Job:
             return result.result()
         finally:
             alarm.trip()
-            result.cancel()  # without effect on work that has begun; its place is held until it ends
+            result.cancel()  # without effect on work that has begun; its permit is held until it ends

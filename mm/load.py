@@ -22,7 +22,7 @@ from mm.fetch import Fetcher
 from mm.item import MediaOptions, MediaRef, Processed
 from mm.job import Job, Shared
 from mm.limits import MediaLimits
-from mm.place import MediaRequest, Places
+from mm.permits import DecodePermits, MediaRequest
 from mm.processors.base import Processor
 
 _PLURALS: dict[Modality, str] = {"image": "pictures", "audio": "sound", "video": "films"}
@@ -49,7 +49,7 @@ class MediaLoader:
         self._fetcher = fetcher or Fetcher(limits, pool)
         self._key = os.urandom(16)  # digests cannot be prepared offline
         self.num_slots = max_decodes or max(2, os.cpu_count() or 1)
-        self._places = Places(limits, self.num_slots)
+        self._permits = DecodePermits(limits, self.num_slots)
         self._requests = 0
         pool.submit(import_codecs)  # while nobody waits for them
 
@@ -57,16 +57,16 @@ class MediaLoader:
         """Counts that are zero when no request is open; the bytes of the cache are bounded instead."""
         return {
             "media_requests": self._requests,
-            "media_reserved_bytes": self._places.budget.used,
+            "media_reserved_bytes": self._permits.budget.used,
             "media_fetches": self._fetcher.open,
-            "media_stuck": len(self._places.stuck),
+            "media_stuck": len(self._permits.stuck),
             "media_cache_bytes": self.cache.used,
         }
 
     def stuck_for(self, seconds: float) -> int:
         """Threads of the pool that work on for nobody, and have for longer than that."""
         now = time.monotonic()
-        return sum(now - since > seconds for since in self._places.stuck.values())
+        return sum(now - since > seconds for since in self._permits.stuck.values())
 
     async def close(self) -> None:
         await self._fetcher.close()
@@ -103,7 +103,7 @@ class MediaLoader:
             return await _all(jobs)
         finally:
             self._requests -= 1
-            self._places.budget.release(request.kept)
+            self._permits.budget.release(request.kept)
 
     def _shared(self) -> Shared:
         assert self.processor is not None, "a model without a processor has no items: counts were checked"
@@ -113,7 +113,7 @@ class MediaLoader:
             self._pool,
             self._fetcher,
             self.cache,
-            self._places,
+            self._permits,
             self._key,
         )
 

@@ -23,7 +23,7 @@ class Encoded:
     """An encoded file of one request, and what its opener may ask."""
 
     data: bytes
-    container: str  # a word of the `*_formats` limits
+    container: str  # a file format that the `*_formats` limits name
     limits: MediaLimits
     processor: Processor
     options: MediaOptions

@@ -97,13 +97,13 @@ def _no_more_files(url: str, flags: int, options: dict) -> None:
 class SoundFile:
     """A sound whose container has been recognised; `decode` reads it once."""
 
-    def __init__(self, data: bytes, word: str, limits: MediaLimits, max_seconds: float | None = None) -> None:
-        known = as_audio(word)
+    def __init__(self, data: bytes, file_format: str, limits: MediaLimits, max_seconds: float | None = None) -> None:
+        known = as_audio(file_format)
         if known not in limits.audio_formats:
             raise unsupported(
                 f"this server reads sound as {', '.join(limits.audio_formats)}; the data is something else"
             )
-        check_whole(data, word)
+        check_whole(data, file_format)
         self._data = data
         self._demuxer = _DEMUXERS[known]
         self._limits = limits

@@ -77,16 +77,16 @@ Planner = Callable[[int, int], Scale]  # (height, width)
 class ImageFile:
     """A picture whose header has been read and checked."""
 
-    def __init__(self, data: bytes, word: str, limits: MediaLimits) -> None:
-        if word not in limits.image_formats:
+    def __init__(self, data: bytes, file_format: str, limits: MediaLimits) -> None:
+        if file_format not in limits.image_formats:
             raise unsupported(
                 f"this server reads pictures as {', '.join(limits.image_formats)}; the data is something else"
             )
-        if word == "jpeg" and _num_scans(data) > _MAX_SCANS:
+        if file_format == "jpeg" and _num_scans(data) > _MAX_SCANS:
             raise too_complex()
         image_module = image_library()
         try:
-            self._image = image_module.open(io.BytesIO(data), formats=[_OPENERS[word]])
+            self._image = image_module.open(io.BytesIO(data), formats=[_OPENERS[file_format]])
         except (image_module.DecompressionBombError, image_module.DecompressionBombWarning):
             raise _too_many_pixels(limits) from None
         except Exception:

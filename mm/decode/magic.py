@@ -1,7 +1,7 @@
 """What an encoded file is, from its first bytes: neither names nor headers nor clients are asked.
 
-Pure functions, any thread. In: bytes. Out: one word of the `*_formats` limits, or None. The word also names the one
-demuxer or parser that will see the bytes, so playlists, subtitles and forty other parsers never do.
+Pure functions, any thread. In: bytes. Out: a file format that the `*_formats` limits name, or None. The format also
+chooses the demuxer or parser that reads the bytes, so playlists, subtitles and forty other parsers never do.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from engine.request import Modality
 _PICTURE_BRANDS = {b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1", b"avif", b"avis"}
 _OLD_QUICKTIME = {b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot"}
 
-# MIME subtypes that clients write for each word.
+# MIME subtypes that clients write for each format.
 _SUBTYPES = {
     "jpeg": {"jpeg", "jpg", "pjpeg"},
     "png": {"png", "x-png", "apng"},
@@ -59,18 +59,18 @@ def sniff(data: bytes | memoryview) -> str | None:
     return None
 
 
-def as_audio(word: str | None) -> str | None:
-    """Films hold sound too: the word under which a container counts when sound is asked for."""
-    return {"mp4": "m4a", "mov": "m4a", "mkv": "webm"}.get(word or "", word)
+def as_audio(file_format: str | None) -> str | None:
+    """Films hold sound too: the format that a film counts as when sound is asked for."""
+    return {"mp4": "m4a", "mov": "m4a", "mkv": "webm"}.get(file_format or "", file_format)
 
 
-def agrees(mime: str, word: str, modality: Modality) -> bool:
+def agrees(mime: str, file_format: str, modality: Modality) -> bool:
     """Whether the media type of a data: URL fits what the bytes are; generic types claim nothing."""
     kind, _, subtype = mime.partition("/")
     if mime in ("", "application/octet-stream", "application/ogg"):
         return True
     kinds = {modality, "video"} if modality == "audio" else {modality, "audio"} if modality == "video" else {modality}
-    return kind in kinds and subtype in _SUBTYPES[word]
+    return kind in kinds and subtype in _SUBTYPES[file_format]
 
 
 def _iso_brand(brand: bytes) -> str | None:

@@ -37,14 +37,14 @@ Planner = Callable[[int, float, int, int], FilmPlan]  # (frames, fps, height, wi
 class FilmFile:
     """A film whose packets have been counted and whose frames to keep are chosen."""
 
-    def __init__(self, data: bytes, word: str, limits: MediaLimits, planner: Planner, alarm: Alarm) -> None:
-        if word not in limits.video_formats:
+    def __init__(self, data: bytes, file_format: str, limits: MediaLimits, planner: Planner, alarm: Alarm) -> None:
+        if file_format not in limits.video_formats:
             raise unsupported(
                 f"this server reads films as {', '.join(limits.video_formats)}; the data is something else"
             )
-        check_whole(data, word)
+        check_whole(data, file_format)
         self._data = data
-        self._demuxer = _DEMUXERS[word]
+        self._demuxer = _DEMUXERS[file_format]
         self._limits = limits
         self._container = open_container(data, self._demuxer, limits)
         try:

@@ -13,15 +13,15 @@ _OPEN_ENDED = 0x7FFFF000  # RIFF sizes from here on are what streaming writers p
 _SEGMENT = b"\x18\x53\x80\x67"
 
 
-def check_whole(data: bytes, word: str) -> None:
+def check_whole(data: bytes, file_format: str) -> None:
     """Raise when `data` ends before its container does."""
-    if word == "wav":
+    if file_format == "wav":
         _check_riff(data)
-    elif word in ("mp4", "m4a", "mov"):
+    elif file_format in ("mp4", "m4a", "mov"):
         _check_boxes(data)
-    elif word in ("webm", "mkv"):
+    elif file_format in ("webm", "mkv"):
         _check_segment(data)
-    elif word == "ogg":
+    elif file_format == "ogg":
         _check_pages(data)
 
 

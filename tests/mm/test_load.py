@@ -48,7 +48,7 @@ async def loader(**limits: object) -> AsyncIterator[MediaLoader]:
                 break
             await asyncio.sleep(0.01)
         assert clean(instance), instance.ledger()
-        assert instance._places.slots._value == instance.num_slots
+        assert instance._permits.slots._value == instance.num_slots
         await instance.close()
         pool.shutdown()
     assert len(asyncio.all_tasks()) == tasks
@@ -146,7 +146,7 @@ async def test_a_jpeg_that_cannot_be_decoded_at_once_waits_like_others(monkeypat
     async with loader(**({"decoded_budget_bytes": jobs.AT_ONCE - 1} if why == "memory" else {})) as media:
         held = []
         if why == "slots":
-            held = [await media._places.slots.acquire() for _ in range(media.num_slots)]
+            held = [await media._permits.slots.acquire() for _ in range(media.num_slots)]
         elif why == "size":
             monkeypatch.setattr(jobs, "AT_ONCE", 1000)
         elif why == "kind":
@@ -156,7 +156,7 @@ async def test_a_jpeg_that_cannot_be_decoded_at_once_waits_like_others(monkeypat
             await asyncio.sleep(0.05)
             assert turns.decoded == 0
             for _ in held:
-                media._places.slots.release()
+                media._permits.slots.release()
         assert len(await job) == 1
         assert (turns.count, turns.decoded) == (2, 1)
 
@@ -183,12 +183,12 @@ async def test_a_text_never_waits_for_a_decoder_that_has_no_slot_or_is_not_neede
         decoding, held = asyncio.get_running_loop().create_future(), 0
         if why == "known":
             await media.load(refs)
-        while why == "no slot" and not media._places.slots.locked():
-            held += await media._places.slots.acquire()
+        while why == "no slot" and not media._permits.slots.locked():
+            held += await media._permits.slots.acquire()
         job = asyncio.create_task(media.load(refs, decoding=decoding))
         await decoding
         for _ in range(held):
-            media._places.slots.release()
+            media._permits.slots.release()
         assert len(await job) == len(refs)
 
 

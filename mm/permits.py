@@ -1,8 +1,8 @@
-"""Places: who may decode now, and the bytes that decoded media take, of one request and of the whole server.
+"""DecodePermits: how many items may be decoded at a time, and the bytes that decoded media take.
 
-Owner: loop. A place is a decode slot with the bytes reserved for it; whoever has it may work in the pool, and it is
-held until the thread that works has ended, wanted or not. What is finished stays counted with its request until that
-has been handed on.
+Owner: loop. A permit is a decode slot with the bytes reserved for it. An item with a permit may work in the pool; the
+permit is held until the working thread has ended, even where nobody wants the result any more. A finished item's bytes
+stay counted with the item's request until the request has been handed on.
 
     slot | header | reserve | decode .. | keep: the result's bytes | leave: slot and the other bytes
 """
@@ -76,43 +76,43 @@ class MediaRequest:
         self._finished.set()
 
 
-class Places:
-    """A server's decode slots and the bytes that may be held by what is decoded."""
+class DecodePermits:
+    """A server's decode slots, and its budget of bytes for decoded media."""
 
     def __init__(self, limits: MediaLimits, num_slots: int) -> None:
         self.limits = limits
         self.slots = asyncio.Semaphore(num_slots)
         self.budget = Budget(limits.decoded_budget_bytes)
-        self.stuck: dict[Place, float] = {}  # pool threads whose work nobody waits for any more -> since when
+        self.stuck: dict[DecodePermit, float] = {}  # pool threads whose work nobody waits for any more -> since when
 
-    async def take(self, request: MediaRequest) -> Place:
+    async def take(self, request: MediaRequest) -> DecodePermit:
         """Waits for a slot."""
         await self.slots.acquire()
-        return Place(self, request)
+        return DecodePermit(self, request)
 
-    async def take_now(self, request: MediaRequest, size: int) -> Place | None:
+    async def take_now(self, request: MediaRequest, size: int) -> DecodePermit | None:
         """A slot with so many bytes if nobody has to wait for either, else nothing."""
         if self.slots.locked():
             return None
-        place = await self.take(request)  # at once
-        if place.reserve_now(size):
-            return place
-        place.leave()
+        permit = await self.take(request)  # at once
+        if permit.reserve_now(size):
+            return permit
+        permit.leave()
         return None
 
 
-class Place:
+class DecodePermit:
     """A decode slot and the bytes reserved with it; both are held until the thread that uses them has ended."""
 
-    def __init__(self, places: Places, request: MediaRequest) -> None:
+    def __init__(self, permits: DecodePermits, request: MediaRequest) -> None:
         self.running: concurrent.futures.Future[Any] | None = None
-        self._places = places
+        self._permits = permits
         self._request = request
         self._admitted = 0
         self._reserved = 0
 
     async def reserve(self, size: int, timeout: float) -> None:
-        limits = self._places.limits
+        limits = self._permits.limits
         if size > min(limits.request_decoded_bytes, limits.decoded_budget_bytes):
             raise too_large(
                 f"the media needs {size} bytes when decoded; at most {limits.request_decoded_bytes} are allowed"
@@ -121,7 +121,7 @@ class Place:
         self._admitted = size
         try:
             async with asyncio.timeout(timeout):
-                await self._places.budget.reserve(size)
+                await self._permits.budget.reserve(size)
         except TimeoutError:
             raise busy("too much media is being decoded; try again shortly") from None
         self._reserved = size
@@ -131,7 +131,7 @@ class Place:
         if not self._request.admit_now(size):
             return False
         self._admitted = size
-        if self._places.budget.is_awaited or not self._places.budget.take(size):
+        if self._permits.budget.is_awaited or not self._permits.budget.take(size):
             return False
         self._reserved = size
         return True
@@ -148,7 +148,7 @@ class Place:
             self._release()
             return
         loop = asyncio.get_running_loop()
-        self._places.stuck[self] = time.monotonic()
+        self._permits.stuck[self] = time.monotonic()
 
         def ended(_: concurrent.futures.Future[Any]) -> None:
             if not loop.is_closed():
@@ -157,10 +157,10 @@ class Place:
         self.running.add_done_callback(ended)
 
     def _late(self) -> None:
-        del self._places.stuck[self]
+        del self._permits.stuck[self]
         self._release()
 
     def _release(self) -> None:
-        self.running = None  # it has what nobody waits for any more, and this place
-        self._places.budget.release(self._reserved)
-        self._places.slots.release()
+        self.running = None  # the future holds a result that nobody waits for, and this permit
+        self._permits.budget.release(self._reserved)
+        self._permits.slots.release()
