@@ -19,7 +19,7 @@ from mm.item import MediaOptions
 from mm.splice import Spliced, splice
 from server.errors import ApiError, context_length, not_here
 from server.http.exchange import Exchange
-from server.media_ahead import MediaAhead
+from server.media_preload import MediaPreload
 from server.render.prompt import Prompt
 from server.sampling import Asked
 from server.state import AppState
@@ -46,10 +46,10 @@ async def prepare(
     salt: str = "",
     priority: int = 0,
     param: str = "messages",
-    ahead: MediaAhead | None = None,
+    ahead: MediaPreload | None = None,
 ) -> Job:
     """Media, placeholders and lengths of one prompt. Raises ApiError, RenderError or MediaError."""
-    ahead = ahead or media_ahead(exchange, salt)
+    ahead = ahead or media_preload(exchange, salt)
     spliced = await with_media(exchange.state, prompt, ahead)
     return job_of(exchange, prompt, spliced, asked, salt=salt, priority=priority, param=param)
 
@@ -61,9 +61,9 @@ def scope_of(exchange: Exchange, salt: str) -> bytes:
     return hashlib.sha256(f"{exchange.key_name}\0{salt}".encode()).digest()
 
 
-def media_ahead(exchange: Exchange, salt: str, options: MediaOptions | None = None) -> MediaAhead:
+def media_preload(exchange: Exchange, salt: str, options: MediaOptions | None = None) -> MediaPreload:
     """Of a request; one that was told nothing loads what it is asked for, when it is asked."""
-    return MediaAhead(exchange.state.media, scope_of(exchange, salt), options)
+    return MediaPreload(exchange.state.media, scope_of(exchange, salt), options)
 
 
 def job_of(
@@ -110,7 +110,7 @@ async def with_grammar(state: AppState, asked: Asked, jobs: list[Job]) -> list[J
     return [replace(job, request=replace(job.request, grammar=grammar)) for job in jobs]
 
 
-async def with_media(state: AppState, prompt: Prompt, ahead: MediaAhead) -> Spliced:
+async def with_media(state: AppState, prompt: Prompt, ahead: MediaPreload) -> Spliced:
     """The prompt with its placeholders widened to the loaded items; unchanged when it has none."""
     if not prompt.media:
         return Spliced(prompt.token_ids, (), None, 0, {})

@@ -20,8 +20,8 @@ from server.errors import invalid, not_here, shown
 from server.http.body import read_json
 from server.http.exchange import Exchange, exchange_of
 from server.http.watch import preparing
-from server.job import Job, media_ahead, prepare
-from server.media_ahead import MediaAhead
+from server.job import Job, media_preload, prepare
+from server.media_preload import MediaPreload
 from server.output.choices import chat_call, chat_choice, chat_message
 from server.output.events import Said
 from server.output.logprobs import TokenNames
@@ -81,7 +81,7 @@ async def prepare_chat(exchange: Exchange, body: ChatBody, asked: Asked, header:
     """The conversation, ready for the engine; `header` is X-Vllm-Priority."""
     state = exchange.state
     salt, options = salt_of(body), media_options.of_request(state, body)
-    async with preparing(exchange), media_ahead(exchange, salt, options) as ahead:
+    async with preparing(exchange), media_preload(exchange, salt, options) as ahead:
         prompt = await render(state, body, ahead)
         priority = priority_of(body, state.config, header)
         return await prepare(exchange, prompt, asked, salt=salt, priority=priority, ahead=ahead)
@@ -125,7 +125,7 @@ def check_tools(state: AppState, body: ChatBody) -> None:
     check_calls(state, body.tools, body.tools, must_call=must_call, may_call=choice != "none")
 
 
-async def render(state: AppState, body: ChatBody, ahead: MediaAhead) -> Prompt:
+async def render(state: AppState, body: ChatBody, ahead: MediaPreload) -> Prompt:
     """Media first: their pictures take longer than the text, and the pool begins with what it gets first."""
     kwargs: dict[str, Any] = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:

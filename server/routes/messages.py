@@ -22,7 +22,7 @@ from server.errors import ApiError, invalid, shown
 from server.http.body import read_json
 from server.http.exchange import Exchange, exchange_of
 from server.http.watch import client_present, preparing
-from server.job import Job, media_ahead, prepare
+from server.job import Job, media_preload, prepare
 from server.output.messages import MessageEvents, whole_message
 from server.render.blocks import is_prefill, prefilled, read_blocks, read_tools
 from server.routes.endpoint import check_model, gateway_priority, json_response, route
@@ -167,7 +167,7 @@ async def prompt_of(exchange: Exchange, body: CountBody, tools: Tools, asked: As
             raise invalid("messages", "messages: the last one holds a tool_use; send its tool_result after it")
         await conversation.settle(state.renderer)
         with conversation.told():
-            async with media_ahead(exchange, salt) as ahead:
+            async with media_preload(exchange, salt) as ahead:
                 messages = conversation.messages()
                 await ahead.begin(state.renderer.embedded(messages))
                 prompt = await state.renderer.chat(

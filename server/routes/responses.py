@@ -28,7 +28,7 @@ from server.errors import ApiError, invalid, not_found, not_here, queue_full, sh
 from server.http.body import read_json
 from server.http.exchange import Exchange, exchange_of
 from server.http.watch import client_present, preparing
-from server.job import Job, media_ahead, prepare, with_grammar
+from server.job import Job, media_preload, prepare, with_grammar
 from server.output.logprobs import TokenNames
 from server.output.parser import Parsing
 from server.output.response_events import ResponseEvents
@@ -292,7 +292,7 @@ async def render(
     kwargs = {"reasoning_effort": effort, "enable_thinking": effort != "none"} if effort is not None else None
     renderer, messages = exchange.state.renderer, conversation.messages()
     with conversation.told():
-        async with media_ahead(exchange, "") as ahead:
+        async with media_preload(exchange, "") as ahead:
             await ahead.begin(renderer.embedded(messages))
             shown_tools = offered(exchange.state, tools[0], body.tool_choice)
             prompt = await renderer.chat(messages, tools=shown_tools, template_kwargs=kwargs)

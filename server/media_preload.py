@@ -1,9 +1,10 @@
-"""MediaAhead: what a conversation embeds is loaded while its text is still rendered and tokenized.
+"""MediaPreload: what a conversation embeds is loaded while its text is still rendered and tokenized.
 
-Owner: loop. Only what came with the request begins so early: nothing is fetched for one that may yet be refused. The
-text waits until a first decoder is at work, which needs no interpreter: a template holds it, and each time that base64
-or a hash would have it back beside one they wait for half a millisecond. Leaving (`async with`) ends what nobody awaits
-any more; the error of a text that cannot be rendered comes first, as if the media had waited.
+Owner: loop. Only media that came with the request are loaded so early: nothing is fetched for a request that may yet be
+refused. The text waits until a first decoder is at work, for a decoder needs no interpreter. A template holds the
+interpreter, and base64 or a hash beside a template waits half a millisecond each time that it needs the interpreter.
+Leaving (`async with`) ends a load that nobody awaits any more; the error of a text that cannot be rendered comes first,
+as if the media had waited.
 
     loop   | glance at the messages | begin             | render           | splice | load: awaits it
     pool                                    | base64, hash | decode ...
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
     from mm.load import MediaLoader
 
 
-class MediaAhead:
-    """Of one request."""
+class MediaPreload:
+    """The media of one request."""
 
     def __init__(self, loader: MediaLoader | None, scope: bytes, options: MediaOptions | None) -> None:
         self._loader = loader
@@ -37,7 +38,7 @@ class MediaAhead:
     async def begin(self, refs: Sequence[MediaRef]) -> None:
         """Loads what the messages were seen to hold, in order; a first decoder is at work when this returns.
 
-        Or the loading is over, waits for a place, or is not the only one.
+        It returns as well when the load is over, waits for a permit to decode, or is not the only load.
         """
         if refs and self._loader is not None and all(ref.embedded for ref in refs):
             self._begun = tuple(refs)
@@ -52,7 +53,7 @@ class MediaAhead:
         return await self._loader.load(refs, options=self._options, scope=self._scope, decoding=decoding)
 
     async def load(self, refs: Sequence[MediaRef]) -> list[Processed]:
-        """The prompt's items; begun already if they are those seen."""
+        """The prompt's items; their load has begun if they are the expected ones."""
         if self._loading is not None and self._begun == tuple(refs):
             return await self._loading
         return await self._load(refs)
@@ -64,12 +65,12 @@ class MediaAhead:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         if self._loading is not None:
-            loading, self._loading = self._loading, None  # else its error would hold itself, and pixels by that
+            loading, self._loading = self._loading, None  # else the task's error holds the task, and with it the pixels
             loading.cancel()
             await asyncio.gather(loading, return_exceptions=True)
 
 
 def _loaded(decoding: asyncio.Future[None], _: object) -> None:
-    """The loading is over or has failed: nobody needs to wait for a decoder to begin."""
+    """The load is over or has failed: nobody needs to wait for a decoder to begin."""
     if not decoding.done():
         decoding.set_result(None)

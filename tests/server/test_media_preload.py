@@ -8,7 +8,7 @@ import pytest
 from mm.errors import MediaError, invalid
 from mm.item import MediaRef
 from mm.job import Job
-from server.media_ahead import MediaAhead
+from server.media_preload import MediaPreload
 from server.render.chat import Renderer
 from server.render.messages import LOOKED_AT
 from tests.server.live import picture
@@ -44,7 +44,7 @@ class Loader:
 
 async def test_embedded_media_load_before_they_are_asked_for_and_once():
     loader = Loader()
-    async with MediaAhead(loader, b"scope", None) as ahead:
+    async with MediaPreload(loader, b"scope", None) as ahead:
         await ahead.begin([HERE, SOUND])
         assert loader.asked == [([HERE, SOUND], None, b"scope")]
         loader.go.set()
@@ -56,7 +56,7 @@ async def test_embedded_media_load_before_they_are_asked_for_and_once():
 async def test_what_is_not_here_waits_for_the_prompt(refs):
     loader = Loader()
     loader.go.set()
-    async with MediaAhead(loader, b"", None) as ahead:
+    async with MediaPreload(loader, b"", None) as ahead:
         await ahead.begin(refs)
         assert not loader.asked
         assert len(await ahead.load(refs)) == len(refs)
@@ -65,7 +65,7 @@ async def test_what_is_not_here_waits_for_the_prompt(refs):
 async def test_what_was_not_seen_as_the_prompt_has_it_is_loaded_as_the_prompt_has_it():
     loader = Loader()
     loader.go.set()
-    async with MediaAhead(loader, b"", None) as ahead:
+    async with MediaPreload(loader, b"", None) as ahead:
         await ahead.begin([HERE])
         assert await ahead.load([HERE, SOUND]) == ["processed image", "processed audio"]
     assert [asked[0] for asked in loader.asked] == [[HERE], [HERE, SOUND]]
@@ -73,7 +73,7 @@ async def test_what_was_not_seen_as_the_prompt_has_it_is_loaded_as_the_prompt_ha
 
 async def test_a_text_that_is_refused_ends_the_loading():
     loader = Loader()
-    ahead = MediaAhead(loader, b"", None)
+    ahead = MediaPreload(loader, b"", None)
 
     async def request():
         async with ahead:
@@ -89,7 +89,7 @@ async def test_an_error_of_the_media_is_told_where_they_are_awaited():
     loader = Loader()
     loader.error = invalid("damaged")
     loader.go.set()
-    async with MediaAhead(loader, b"", None) as ahead:
+    async with MediaPreload(loader, b"", None) as ahead:
         await ahead.begin([HERE])
         await asyncio.sleep(0.01)
         with pytest.raises(MediaError, match="damaged"):
@@ -100,7 +100,7 @@ async def test_a_request_that_is_cancelled_takes_its_loading_along():
     loader = Loader()
 
     async def request():
-        async with MediaAhead(loader, b"", None) as ahead:
+        async with MediaPreload(loader, b"", None) as ahead:
             await ahead.begin([HERE])
             await ahead.load([HERE])
 
