@@ -117,7 +117,7 @@ class ModelConfig:
     torch_dtype: torch.dtype  # of the weights as saved
     generation: dict[str, Any] = field(default_factory=dict)  # sampling defaults of generation_config.json
     raw: dict[str, Any] = field(default_factory=dict, repr=False)
-    left_out: tuple[str, ...] = ()  # towers that the checkpoint has and nobody wants: their weights are not read
+    left_out: bool = False  # towers that the checkpoint has are not built: their weights are not read
     max_model_len: int = 0  # tokens of context that are served; 0: max_position
 
     @property

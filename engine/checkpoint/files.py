@@ -26,15 +26,15 @@ UNSUPPORTED = {
     "multimodal": "towers for other modalities",
     "quantization": "quantized weights",
     "q_lora_rank": "latent attention",
-    "llama_4_scaling": "queries scaled by position",
     "lora": "adapters inside",
 }
+TOWERS = ("vision_encoder", "multimodal")
 
 
-def read_root(folder: Path, overrides: Mapping[str, Any] | None = None) -> Section:
-    """The configuration of a folder, with the operator's values over it."""
+def read_root(folder: Path, overrides: Mapping[str, Any] | None = None, text_only: bool = False) -> Section:
+    """The configuration of a folder, with the operator's values over it; `text_only`: without towers."""
     if not (folder / CONFIG).is_file() and (folder / PARAMS).is_file():
-        values, name = _as_config(Section(read_json(folder / PARAMS), PARAMS)), PARAMS
+        values, name = _as_config(Section(read_json(folder / PARAMS), PARAMS), text_only), PARAMS
     else:
         values, name = read_json(folder / CONFIG), CONFIG
     return Section(_merged(_renewed(values), overrides or {}), name)
@@ -77,10 +77,13 @@ def head_dim(folder: Path) -> int:
     return params.size("head_dim", params.size("dim") // params.size("n_heads"))
 
 
-def _as_config(params: Section) -> dict[str, Any]:
+def _as_config(params: Section, text_only: bool) -> dict[str, Any]:
     for key, what in UNSUPPORTED.items():
-        if params.values.get(key) is not None:
-            raise ConfigError(f"{PARAMS}: {key} asks for {what}, which this version does not serve in this format")
+        if params.values.get(key) is not None and not (text_only and key in TOWERS):
+            instead = "; --language-model-only serves the decoder" if key in TOWERS else ""
+            raise ConfigError(
+                f"{PARAMS}: {key} asks for {what}, which this version does not serve in this format{instead}"
+            )
     heads = params.size("n_heads")
     limit = params.size("max_position_embeddings", params.size("max_seq_len", MAX_POSITION))
     config: dict[str, Any] = {
@@ -103,7 +106,22 @@ def _as_config(params: Section) -> dict[str, Any]:
     }
     if params.values.get("yarn") is not None:
         config["rope_scaling"] = _yarn(params.section("yarn"), limit)
+    if params.values.get("llama_4_scaling") is not None:
+        config |= _ministral3(params.section("llama_4_scaling"), config)
     return config
+
+
+def _ministral3(scaling: Section, config: dict[str, Any]) -> dict[str, Any]:
+    """Queries grow with log(1 + position // original), beyond the context that YaRN stretches."""
+    yarn = config.get("rope_scaling", {})
+    original = scaling.size("original_max_position_embeddings")
+    if yarn.get("original_max_position_embeddings") != original:
+        raise ConfigError(
+            f"{scaling.path}: original_max_position_embeddings={original} must be that of yarn, "
+            f"{yarn.get('original_max_position_embeddings')}"
+        )
+    rope = {**yarn, "rope_theta": config["rope_theta"], "llama_4_scaling_beta": scaling.number("beta")}
+    return {"architectures": ["Ministral3ForCausalLM"], "model_type": "ministral3", "rope_parameters": rope}
 
 
 def _window(params: Section) -> int | None:

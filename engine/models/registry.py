@@ -67,6 +67,21 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
 }
 
 
+# model_type of a text_config -> the architecture that the decoder is without its towers.
+DECODERS = {
+    "cohere2": "Cohere2ForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "ministral3": "Ministral3ForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+
+
 def family_of(architecture: str) -> Family:
     """The family of an architecture that FAMILIES names."""
     family: Family = importlib.import_module(FAMILIES[architecture]).FAMILY
@@ -81,9 +96,10 @@ def load_model_config(
     `overrides`: values over those of config.json. `without`: media that no prompt will hold.
     """
     folder = Path(folder)
-    root = read_root(folder, overrides)
+    text_only = set(MODALITIES) <= set(without)
+    root = read_root(folder, overrides, text_only)
     generation = read_json(folder / "generation_config.json", required=False)
-    architecture = _architecture(root)
+    architecture = _architecture(root, text_only)
     if "auto_map" in root.values:
         log.warning("%s names code to import (auto_map); it is ignored", folder / "config.json")
     common.refuse_quantized(root)
@@ -110,7 +126,7 @@ def load_model_config(
         torch_dtype=common.saved_dtype(root.values, outer.values, body.values),
         generation=common.generation_defaults(generation),
         raw=root.values,
-        left_out=tuple(name for name in family.towers if f"{name}_config" in outer.values and name not in towers),
+        left_out=text_only or any(f"{name}_config" in outer.values and name not in towers for name in family.towers),
     )
 
 
@@ -130,14 +146,21 @@ def build_model(config: ModelConfig, dtype: torch.dtype, device: str = "cpu") ->
     return model
 
 
-def _architecture(root: Section) -> str:
+def _architecture(root: Section, text_only: bool) -> str:
+    """The name in FAMILIES; where nothing but text is wanted, of the decoder inside a model that has no name there."""
     named = root.items("architectures", ())
     spelled = {name.lower(): name for name in FAMILIES}  # the first files say LLaMAForCausalLM
     for name in named:
         if str(name).lower() in spelled:
             return spelled[str(name).lower()]
+    inside = root.values.get("text_config")
+    decoder = DECODERS.get(str(inside.get("model_type"))) if isinstance(inside, dict) else None
+    if decoder and text_only:
+        log.info("%s without its towers is served as %s", ", ".join(map(str, named)), decoder)
+        return decoder
     got = ", ".join(map(str, named)) or f"none (model_type {root.values.get('model_type')!r})"
-    raise ConfigError(f"config.json: architecture {got} is not supported; supported are {', '.join(FAMILIES)}")
+    alone = "; with --language-model-only its decoder is" if decoder else ""
+    raise ConfigError(f"config.json: architecture {got} is not supported{alone}; supported are {', '.join(FAMILIES)}")
 
 
 def _towers(family: Family, outer: Section, text: TextConfig, without: Collection[str]) -> dict[str, TowerConfig]:

@@ -21,7 +21,7 @@ from engine.weights.files import Shard, open_checkpoint
 from engine.weights.names import compact
 from engine.weights.pieces import Pieces
 from engine.weights.stream import stream
-from engine.weights.table import Place, Table, expand
+from engine.weights.table import Place, expand
 from engine.weights.upload import upload_for
 
 if TYPE_CHECKING:
@@ -92,28 +92,21 @@ def _counted(progress: Progress | None, total: int) -> Callable[[int], None]:
     return told
 
 
-def _left_out(table: Table, model: Model) -> tuple[str, ...]:
-    """Beginnings of the names of tensors that towers would hold which the operator left out."""
-    if not model.config.left_out:
-        return ()
-    rows = [row for row in table.rows if getattr(model, row.target.partition(".")[0], None) is None]
-    return tuple({name.partition("*")[0] for row in rows for name in row.names})
-
-
 def match(model: Model, shards: list[Shard], folder: str) -> dict[str, str]:
     """Checkpoint name -> canonical name of every tensor to read; ConfigError with all that does not fit."""
     table = model.weight_table()
     places = expand(table, model)
     names: dict[str, str] = {}
     present: set[str] = set()  # canonical names met in a file, fitting or not
-    unbuilt = _left_out(table, model)
+    built = {name.partition(".")[0] for name in places}  # the other beginnings are those of towers
     wrong: dict[str, list[str]] = {}  # what is wrong -> of which tensors
     left_over, skipped = [], 0
     for shard in shards:
         for name, info in shard.tensors.items():
             canonical = table.canonical(name)
             place = places.get(canonical)
-            if place is None and (table.ignored(canonical) or canonical.startswith(unbuilt)):
+            left_out = model.config.left_out and canonical.partition(".")[0] not in built
+            if place is None and (left_out or table.ignored(canonical)):
                 skipped += 1
             elif place is None:
                 left_over.append(name)

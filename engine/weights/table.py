@@ -62,7 +62,8 @@ class Table:
     """All rules of one architecture."""
 
     rows: tuple[Row, ...]
-    prefixes: tuple[str, ...] = ("model.",)  # each is stripped at most once, in this order
+    # Each is stripped at most once, in this order; of decoders with towers around them there are two orders.
+    prefixes: tuple[str, ...] = ("model.", "language_model.", "model.")
     ignore: tuple[str, ...] = ()  # canonical names (shell patterns) that files hold and forward never reads
 
     def canonical(self, name: str) -> str:

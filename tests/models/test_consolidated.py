@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from engine.errors import ConfigError
-from engine.models.registry import load_model_config
+from engine.models.registry import build_model, load_model_config
 from engine.weights import consolidated
 from engine.weights import load as loading
 from engine.weights.files import CONSOLIDATED_INDEX, open_checkpoint
@@ -157,11 +157,46 @@ def test_params_are_read_as_config(tmp_path):
     assert (rope.kind, rope.factor, rope.attention_factor) == ("yarn", 4.0, 1.0)
 
 
+def test_queries_scaled_by_position_are_those_of_ministral_3(tmp_path):
+    """params.json and config.json say the same in their own words."""
+    (tmp_path / "params").mkdir()
+    yarn = {"factor": 16, "original_max_position_embeddings": 16384, "beta": 32, "alpha": 1, "apply_scale": False}
+    scaling = {"beta": 0.1, "original_max_position_embeddings": 16384}
+    params = {**params_of(tiny.checkpoint("mistral")), "rope_theta": 1e6, "yarn": yarn, "llama_4_scaling": scaling}
+    config = load_model_config(write(tmp_path / "params", {**params, "max_position_embeddings": 262144}))
+    assert config.architecture == "Ministral3ForCausalLM"
+    rope = {
+        "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384,
+        "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
+    }  # fmt: skip
+    other = json.loads((tiny.checkpoint("mistral") / "config.json").read_text())
+    other |= {"architectures": ["Ministral3ForCausalLM"], "rope_parameters": rope, "max_position_embeddings": 262144}
+    (tmp_path / "config.json").write_text(json.dumps(other))
+    same = load_model_config(tmp_path)
+    assert config.text.layers == same.text.layers
+    assert config.text.layers[0].rope.query_scaling == 0.1
+    assert config.max_position == same.max_position == 262144
+
+
+def test_the_decoder_beside_a_picture_tower_is_served_alone(tmp_path):
+    source = tiny.checkpoint("mistral")
+    params = params_of(source)
+    tower = {"vision_encoder.transformer.layers.0.attention.wq.weight": torch.zeros(2, 2)}
+    tower |= {"vision_language_adapter.w_in.weight": torch.zeros(2), "pre_mm_projector_norm.weight": torch.zeros(2)}
+    tensors = tensors_of(source, params["head_dim"]) | tower
+    folder = write(tmp_path, {**params, "vision_encoder": {"hidden_size": 8}}, tensors)
+    config = load_model_config(folder, without=("image", "audio", "video"))
+    model = build_model(config, torch.float32)
+    loading.load_weights(model, str(folder))
+    assert torch.equal(model.layers[1].o.weight.dense(), load(source).layers[1].o.weight.dense())
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"moe": {"num_experts": 8}}, "params.json: moe asks for mixture of experts"),
-        ({"vision_encoder": {"hidden_size": 8}}, "a picture tower"),
+        ({"vision_encoder": {"hidden_size": 8}}, "a picture tower.*; --language-model-only serves the decoder"),
+        ({"llama_4_scaling": {"beta": 0.1, "original_max_position_embeddings": 8}}, "must be that of yarn, None"),
         ({"quantization": {"qformat_weight": "fp8_e4m3"}}, "quantized weights"),
         ({"dim": None}, "params.json: dim is missing"),
         ({"sliding_window": [None, 8]}, "differs between layers"),

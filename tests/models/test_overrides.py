@@ -13,6 +13,7 @@ from engine.errors import ConfigError
 from engine.models.registry import build_model, load_model_config
 from engine.weights.load import load_weights, weight_bytes
 from tests import tiny
+from tests.models.harness import Harness, load
 
 EVERYTHING = ("image", "audio", "video")
 
@@ -71,7 +72,7 @@ def test_the_decoder_is_checked_as_ever_when_towers_are_left_out(tmp_path):
     tensors["model.layers.0.mlp.visual.weight"] = torch.zeros(2)
     save_file(tensors, folder / "model.safetensors")
     config = load_model_config(folder, without=EVERYTHING)
-    with pytest.raises(ConfigError, match=r"1 left over: model.layers.0.mlp.visual.weight"):
+    with pytest.raises(ConfigError, match=r"1 left over: model\.layers\.0\.mlp\.visual\.weight"):
         load_weights(build_model(config, torch.float32), str(folder))
 
 
@@ -80,3 +81,34 @@ def test_a_tower_that_is_not_supported_is_no_matter_without_media():
     with pytest.raises(ConfigError, match="vision_config"):
         load_model_config(tiny.checkpoint("omni"), wrong)
     assert load_model_config(tiny.checkpoint("omni"), wrong, EVERYTHING).modalities == ("text",)
+
+
+AROUND = {"Gemma3ForConditionalGeneration": "gemma3", "Mistral3ForConditionalGeneration": "mistral", "Other": "qwen2"}
+STYLES = {
+    "as first released": lambda name: "language_model." + name,
+    "as transformers 5 writes": lambda name: name.replace("model.", "model.language_model."),
+}
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("architecture", AROUND)
+def test_the_decoder_of_a_model_with_towers_is_served_alone(tmp_path, architecture, style):
+    """A decoder's own checkpoint, put where models with towers that have no file here keep theirs."""
+    source = tiny.checkpoint(AROUND[architecture])
+    inner = json.loads((source / "config.json").read_text())
+    tied = {"tie_word_embeddings": inner["tie_word_embeddings"]}
+    config = {"architectures": [architecture], "text_config": inner, "vision_config": {"hidden_size": 8}, **tied}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "image_token_index": 7, "eos_token_id": 5}))
+    tensors = {STYLES[style](name): tensor for name, tensor in load_file(source / "model.safetensors").items()}
+    tower = {"vision_tower.blocks.0.weight": torch.zeros(2), "multi_modal_projector.weight": torch.zeros(2)}
+    save_file({**tensors, **tower}, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=f"{architecture} is not supported; with --language-model-only its decoder"):
+        load_model_config(tmp_path)
+    config = load_model_config(tmp_path, without=EVERYTHING)
+    assert (config.modalities, config.media_token_ids, config.eos_token_ids) == (("text",), {}, (5,))
+    model = build_model(config, torch.float32)
+    load_weights(model, config.folder)
+    alone = Harness(load(source))
+    tokens = list(range(40, 70))
+    harness = Harness(model)
+    assert torch.equal(harness.prefill(harness.add(tokens)), alone.prefill(alone.add(tokens)))
