@@ -8,13 +8,13 @@ keywords constrain nothing and are left out, the library's own options (x-guidan
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import unquote
 
 from server.config import LimitsConfig
 from server.errors import ApiError, shown
+from server.patterns import check_pattern, json_pattern
 
 SCHEMA_OF = ("items", "additionalProperties", "additionalItems", "propertyNames", "unevaluatedProperties")
 SCHEMAS_OF = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -28,13 +28,13 @@ NEVER: tuple[tuple[str, tuple[Any, ...]], ...] = (  # with the values under whic
     ("if", ()), ("then", ()), ("else", ()), ("dependentRequired", ({},)), ("dependentSchemas", ({},)),
     ("dependencies", ({},)), ("unevaluatedItems", (True, {})), ("$dynamicRef", ()), ("$recursiveRef", ()),
 )  # fmt: skip
-MAX_BRANCHES = 64  # of a oneOf whose branches are compared
-
-_PATTERN = re.compile(
-    r"\\(?P<back>[1-9]|k<)|\\(?P<edge>[bB])|\\.|\[\^?\]?(?:[^\]\\]|\\.)*\]"
-    r"|\(\?(?P<look><?[=!])|\{(?P<low>\d+)(?:,(?P<high>\d*))?\}",
-    re.DOTALL,
+# Days that there are. The library knows how many days a month has, but no leap years.
+DAYS = (
+    r"[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|1[0-9]|2[0-8])|[0-9]{4}-(?:0[13-9]|1[0-2])-(?:29|30)"
+    r"|[0-9]{4}-(?:0[13578]|1[02])-31"
+    r"|(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:0[48]|[2468][048]|[13579][26])00)-02-29"
 )
+MAX_BRANCHES = 64  # of a oneOf whose branches are compared
 
 
 def too_complex(path: str, text: str) -> ApiError:
@@ -65,23 +65,6 @@ def measure(value: Any, path: str, limits: LimitsConfig) -> None:
             stack += [(item, depth + 1) for item in value.values()]
         elif isinstance(value, list):
             stack += [(item, depth + 1) for item in value]
-
-
-def check_pattern(pattern: str, limits: LimitsConfig) -> str:
-    """Why a regular expression is not taken; "" where nothing is known against it."""
-    if len(pattern.encode()) > limits.regex_max_bytes:
-        return f"has more than {limits.regex_max_bytes} bytes, the most that are allowed (--regex-max-bytes)"
-    for found in _PATTERN.finditer(pattern):
-        if found["look"]:
-            return "look-around is not supported"
-        if found["back"]:
-            return "back references are not supported"
-        if found["edge"]:
-            return "word boundaries are not supported"
-        counts = [int(found[name][:9]) for name in ("low", "high") if found[name]]
-        if counts and max(counts) > limits.regex_max_repeat:
-            return f"repeats {max(counts)} times; at most {limits.regex_max_repeat} are allowed (--regex-max-repeat)"
-    return ""
 
 
 class Cleaner:
@@ -144,10 +127,8 @@ class Cleaner:
     def _named(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
         if not isinstance(value, dict):
             raise wrong(path, "must be an object of schemas")
-        if key == "patternProperties":
-            for pattern in value:
-                self._expression(pattern, path)
-        found[key] = {name: self.clean(item, f"{path}.{shown(name)}") for name, item in value.items()}
+        as_written = self._expression if key == "patternProperties" else _same
+        found[key] = {as_written(name, path): self.clean(item, f"{path}.{shown(name)}") for name, item in value.items()}
 
     def _number(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
         if isinstance(value, bool) and key.startswith("exclusive"):  # draft 4
@@ -185,17 +166,25 @@ class Cleaner:
     def _pattern(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
         if not isinstance(value, str):
             raise wrong(path, "must be a regular expression")
-        self._expression(value, path)
-        found[key] = value
+        found[key] = self._expression(value, path)
 
-    def _expression(self, pattern: str, path: str) -> None:
+    def _expression(self, pattern: str, path: str) -> str:
+        """A regular expression for the strings of JSON."""
         if why := check_pattern(pattern, self._limits):
             raise (too_complex if "at most" in why or "the most" in why else wrong)(path, why)
+        written = json_pattern(pattern)
+        if written is None:
+            raise wrong(path, "classes of control characters, and classes in classes, are not supported")
+        return written
 
     def _format(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
         if value not in FORMATS:
             raise wrong(path, f"got {shown(value)}; the formats that are enforced are {', '.join(FORMATS)}")
         found[key] = value
+        if value in ("date", "date-time"):
+            end = "$" if value == "date" else "[Tt]"
+            days = {"pattern": f"^(?:{DAYS}){end}"}, {"pattern": "^0{0,3}[1-9]"}
+            found["allOf"] = [*found.get("allOf", []), *days]
 
     def _ref(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:
         if not isinstance(value, str) or self._target(value) is None:
@@ -228,13 +217,28 @@ class Cleaner:
                 found["additionalProperties"] = rest
         if "propertyNames" in found:
             self._property_names(found, path)
-        least, needed = found.get("minProperties", 0), len(found.get("required", ()))
-        if least <= needed:
+        self._property_counts(found, path)
+
+    def _property_counts(self, found: dict[str, Any], path: str) -> None:
+        """Bounds that follow from the rest go; the library knows others where each named property is required."""
+        named, needed = found.get("properties", {}), found.get("required", ())
+        closed = found.get("additionalProperties") is False and not found.get("patternProperties")
+        if found.get("minProperties", 0) <= len(needed):
             found.pop("minProperties", None)
-        elif least > 1 and (found.get("additionalProperties") is not False or found.get("patternProperties")):
-            # The grammar counts a name twice that stands twice.
-            self.refuse("minProperties", path, "above 1 it needs additionalProperties: false, or as many required")
-            found.pop("minProperties")
+        if closed and found.get("maxProperties", 0) >= len(named):
+            found.pop("maxProperties", None)
+        one_of_them = closed and not needed
+        for key in ("minProperties", "maxProperties"):
+            if key not in found or (one_of_them and found[key] == 1):
+                continue
+            if key == "minProperties" and found[key] > 1 and not closed:
+                # The grammar counts a name twice that stands twice.
+                self.refuse(key, path, "above 1 it needs additionalProperties: false, or as many required")
+            elif named.keys() - {*needed}:
+                self.refuse(key, path, "it can be enforced where all properties are required, or as 1 of a closed set")
+            else:
+                continue
+            del found[key]
 
     def _property_names(self, found: dict[str, Any], path: str) -> None:
         names = found.pop("propertyNames")
@@ -325,6 +329,10 @@ def subschemas(root: Any) -> Iterator[tuple[str, Any]]:
             elif key in NAMED_OF and isinstance(value, dict):
                 names = ((name.replace("~", "~0").replace("/", "~1"), item) for name, item in value.items())
                 stack += [(f"{pointer}/{key}/{name}", item) for name, item in names]
+
+
+def _same(name: str, path: str) -> str:
+    return name
 
 
 def _exclude(a: dict[str, Any], b: dict[str, Any], resolved: Callable[[Any], dict[str, Any]]) -> bool:

@@ -20,8 +20,9 @@ import orjson
 from engine.grammar.spec import GrammarSpec
 from server.config import LimitsConfig
 from server.errors import ApiError, invalid, shown
+from server.patterns import check_pattern
 from server.schema.common import SamplingFields
-from server.schema_rules import Cleaner, check_pattern, measure, too_complex, wrong
+from server.schema_rules import Cleaner, measure, too_complex, wrong
 
 # At most one space behind `:` and `,`, none elsewhere: an answer to a bounded schema ends.
 SEPARATORS = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False}

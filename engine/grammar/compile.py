@@ -132,6 +132,8 @@ def compile_now(spec: GrammarSpec, vocabulary: GrammarVocabulary) -> Grammar:
 
 # What the library says, and what a client is told: our words, none of the library's.
 _CAUSES: tuple[tuple[str, GrammarReason, str], ...] = (
+    ("circular", "grammar_invalid", "a $ref that leads back to itself has keywords beside it; move them"),
+    ("maxProperties", "grammar_invalid", "minProperties and maxProperties need each named property to be required"),
     ("unsatisfiable|NoExtension", "grammar_invalid", "no text satisfies the grammar"),
     ("unimplemented|not supported", "grammar_invalid", "the grammar asks for what is not supported"),
     ("unknown|not found|undefined|not present", "grammar_invalid", "the grammar names what it does not define"),
