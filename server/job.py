@@ -10,19 +10,23 @@ engine makes its requests here, whatever it answers with.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from engine.errors import GrammarError
+from engine.grammar.spec import GrammarSpec
 from engine.request import Modality, Request
 from mm.item import MediaOptions
 from mm.splice import Spliced, splice
 from server.errors import ApiError, context_length, not_here
 from server.http.exchange import Exchange
 from server.media_preload import MediaPreload
+from server.output.parser import Parsing
 from server.render.prompt import Prompt
 from server.sampling import Asked
 from server.state import AppState
+from server.structure import Structure
+from server.thinking import behind_thinking, in_harmony
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,18 +100,40 @@ def job_of(
     return Job(prompt, request, spliced.counts)
 
 
-async def with_grammar(state: AppState, asked: Asked, jobs: list[Job]) -> list[Job]:
-    """The jobs, held to what the request says of its answers. Raises ApiError naming the keyword or the field."""
+async def with_grammar(state: AppState, asked: Asked, jobs: list[Job], parsing: Parsing | None = None) -> list[Job]:
+    """The jobs, held to what the request says of its answers. Raises ApiError naming the keyword or the field.
+
+    Where the model thinks first (`parsing`), an answer is held behind its reasoning.
+    """
     structure = asked.structure
     if structure is None:
         return jobs
     if state.grammars is None:
         raise not_here(structure.param, f"{structure.param}: this server gives no structured output for this model")
-    try:
-        grammar = await state.grammars.get(structure.key, structure.make)
-    except GrammarError as error:
-        raise ApiError(400, error.reason, f"{structure.param}: {error}", structure.param) from None
-    return [replace(job, request=replace(job.request, grammar=grammar)) for job in jobs]
+    held = []
+    for job in jobs:
+        key, make = behind(state, structure, job.prompt, parsing)
+        try:
+            grammar = await state.grammars.get(key, make)
+        except GrammarError as error:
+            raise ApiError(400, error.reason, f"{structure.param}: {error}", structure.param) from None
+        held.append(replace(job, request=replace(job.request, grammar=grammar)))
+    return held
+
+
+def behind(
+    state: AppState, structure: Structure, prompt: Prompt, parsing: Parsing | None
+) -> tuple[bytes, Callable[[], GrammarSpec]]:
+    """The structure's key and maker, moved behind the reasoning of an answer to this prompt."""
+    if parsing is None:
+        return structure.key, structure.make
+    if parsing.parsers.harmony is not None:
+        return structure.key + b"harmony", lambda: in_harmony(structure.make())
+    form, (said, _) = parsing.parsers.written, parsing.reasoning_state(prompt)
+    if form is None or said == "closed":
+        return structure.key, structure.make
+    ids = state.tokenizer.added_tokens
+    return structure.key + said.encode(), lambda: behind_thinking(structure.make(), form, said, ids)
 
 
 async def with_media(state: AppState, prompt: Prompt, ahead: MediaPreload) -> Spliced:

@@ -187,7 +187,8 @@ def make_grammars(state: AppState) -> GrammarCompiler | None:
 
     tokenizer, limits = state.tokenizer, state.config.limits
     try:
-        vocabulary = GrammarVocabulary(tokenizer.token_bytes, tokenizer.is_special, tokenizer.vocab_size)
+        markers = set(tokenizer.added_tokens.values())  # no text of an answer's is spelled with these
+        vocabulary = GrammarVocabulary(tokenizer.token_bytes, markers.__contains__, tokenizer.vocab_size)
     except ValueError as error:
         log.warning("structured output is off for this model: %s", error)
         return None

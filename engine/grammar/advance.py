@@ -14,7 +14,7 @@ GIL.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -47,14 +47,18 @@ class RowEnd:
 class GrammarRow:
     """One choice under its grammar."""
 
-    __slots__ = ("_end", "_ending_ids", "_matcher", "_min_tokens", "_starts", "_taken", "_verdict", "num_words", "over")
+    __slots__ = (
+        "_asleep", "_end", "_ending_ids", "_matcher", "_min_tokens", "_opens", "_starts", "_taken", "_verdict",
+        "num_words", "over",
+    )  # fmt: skip
 
     def __init__(self, grammar: Grammar, params: SamplingParams) -> None:
         self._matcher = grammar.matcher()
         self._end, self.num_words = grammar.vocabulary.end, grammar.vocabulary.num_words
         self._ending_ids = params.ending_token_ids
         self._min_tokens = params.min_tokens
-        self._starts = frozenset(grammar.spec.starts)  # empty once the grammar has begun
+        self._starts, self._opens = frozenset(grammar.spec.starts), frozenset(grammar.spec.opens)
+        self._asleep = bool(self._starts) and not self._opens  # the grammar has not begun
         self._taken = 0  # tokens of the answer
         self._verdict: RowEnd | None = None  # of the step in flight, whatever that step chooses
         self.over = False  # what steps in flight still choose for this row counts no more
@@ -62,7 +66,7 @@ class GrammarRow:
     @property
     def matcher(self) -> llguidance.LLMatcher | None:
         """None while the answer is free."""
-        return None if self._starts or self.over else self._matcher
+        return None if self._asleep or self.over else self._matcher
 
     def take(self, token: int) -> RowEnd | None:
         """The token that a step chose; how the row ends by it."""
@@ -72,9 +76,11 @@ class GrammarRow:
             self.over = True
             return self._verdict
         self._taken += 1
-        if self._starts:
-            if token in self._starts:
-                self._starts = frozenset()
+        if self._taken == 1 and token in self._opens:
+            self._asleep = True
+            return None
+        if self._asleep:
+            self._asleep = token not in self._starts
             return None
         if token in self._ending_ids:
             self.over = True  # the scheduler knows why
@@ -99,14 +105,21 @@ class GrammarRow:
         word, bit = self._end >> 5, np.uint32(1 << (self._end & 31))
         may_end = bool(line[word] & bit)
         line[word] &= ~bit
-        if may_end and (self._taken >= self._min_tokens or line.any()):
-            for token in self._ending_ids:  # until min_tokens the other rules forbid them
-                if token >> 5 < len(line):
-                    line[token >> 5] |= np.uint32(1 << (token & 31))
+        if self._taken == 0:
+            self._set(line, self._opens)
         if allowed is not None:
             line &= allowed
+        if may_end and (self._taken >= self._min_tokens or line.any()):
+            self._set(line, self._ending_ids)  # until min_tokens the other rules forbid them
+            if allowed is not None:
+                line &= allowed
         if (may_end or allowed is not None) and not line.any():
             self._end_now(line, RowEnd(False, None if may_end else GrammarConflictError(CONFLICT)))
+
+    def _set(self, line: np.ndarray, tokens: Iterable[int]) -> None:
+        for token in tokens:
+            if token >> 5 < len(line):
+                line[token >> 5] |= np.uint32(1 << (token & 31))
 
     def _end_now(self, line: np.ndarray, verdict: RowEnd) -> None:
         line.fill(0xFFFF_FFFF)

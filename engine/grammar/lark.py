@@ -6,6 +6,7 @@ of the library, imports and embedded schemas would go around the server's own ch
 
 from __future__ import annotations
 
+import json
 import re
 
 from engine.errors import GrammarError
@@ -28,10 +29,13 @@ _PIECES = re.compile(
 def lark_of(spec: GrammarSpec) -> str:
     """The grammar as the library reads it. Raises GrammarError."""
     if spec.kind == "schema":
-        return f"{OPTIONS}start: %json {spec.text}"
-    if spec.kind == "lark":
-        return OPTIONS + spec.text
-    return OPTIONS + _of_client(spec.text)
+        answer = f"start: %json {spec.text}"
+    else:
+        answer = spec.text if spec.kind == "lark" else _of_client(spec.text)
+    if not spec.around:
+        return OPTIONS + answer
+    parts = ("whole", spec.around), ("answer", answer)
+    return json.dumps({"grammars": [{"name": name, "lark_grammar": OPTIONS + text} for name, text in parts]})
 
 
 def _of_client(text: str) -> str:

@@ -24,4 +24,6 @@ class GrammarSpec:
     kind: Kind
     text: str
     starts: tuple[int, ...] = ()  # the grammar begins behind the first of these token ids; (): with the answer
+    opens: tuple[int, ...] = ()  # where given, only an answer whose first token is one of these waits for `starts`
+    around: str = ""  # a Lark grammar of the whole answer, which names the one of `text` as @answer
     relaxed: tuple[str, ...] = ()  # keywords of the request's schemas that the grammar does not enforce

@@ -115,9 +115,7 @@ class Parsing:
         """Of one choice; None where its text needs no parser."""
         parsers, text = self.parsers, prompt.text or ""
         form = parsers.written
-        state, fresh = state_of(form, text) if form is not None else ("closed", False)
-        if form is not None and self.continued is not None:
-            state, fresh = continued_state(form, self.continued, state), False
+        state, fresh = self.reasoning_state(prompt)
         calls = self.tools is not None and parsers.can_call
         if parsers.harmony is None and state == "closed" and not calls:
             return None
@@ -136,6 +134,16 @@ class Parsing:
             tools = parsers.tools if calls else None
             run = _answer(source, sink, parsers.reasoning, state, fresh, tools, Schemas(self.tools))
         return OutputParser(source, sink, run)
+
+    def reasoning_state(self, prompt: Prompt) -> tuple[State, bool]:
+        """What the prompt says about reasoning, and whether the prompt ends with the marker that opens it."""
+        form = self.parsers.written
+        if form is None:
+            return "closed", False
+        state, fresh = state_of(form, prompt.text or "")
+        if self.continued is not None:
+            state, fresh = continued_state(form, self.continued, state), False
+        return state, fresh
 
     def _new_id(self, prompt: str) -> NewId:
         """Ids of calls: random, nine characters for Mistral, the tool's name and a running number for Kimi."""

@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import engine.runtime
-from engine import FinishReason
+from engine import FinishReason, SamplingParams
+from engine.grammar.advance import GrammarRows
 from engine.grammar.compile import compile_now
 from engine.grammar.spec import GrammarSpec
 from engine.grammar.vocabulary import GrammarVocabulary
@@ -15,12 +18,13 @@ from server.render.load_tokenizer import load_tokenizer
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine.stand_in_accelerator import StandInAccelerator
-from tests.engine_kit import answer_deltas, prompts, running, text_request
+from tests.engine_kit import prompts, quiet, running, text_request
 
 FOLDER = tiny.checkpoint("qwen3")
 TOKENIZER = load_tokenizer(FOLDER)
 VOCABULARY = GrammarVocabulary(TOKENIZER.token_bytes, TOKENIZER.is_special, TOKENIZER.vocab_size)
 END = tiny.IDS["<|im_end|>"]
+A, N, Y, Z = (TOKENIZER.encode(letter)[0] for letter in "anyz")
 PROMPTS = prompts(8, tiny.FIRST_SPECIAL, seed=3, longest=60)
 SCHEMA = json.dumps({
     "type": "object", "properties": {"a": {"type": "integer", "minimum": 0, "maximum": 99}, "b": {"enum": ["x", "yy"]}},
@@ -50,8 +54,11 @@ def asked(prompt, grammar=None, max_tokens=64, **rules):
 
 async def told(engine, request):
     """By choice: tokens, finish reason, error."""
-    found = []
-    for deltas in await answer_deltas(engine, request):
+    choices, found = [[] for _ in range(request.n)], []
+    async with engine.submit(request) as stream:
+        async for delta in stream:
+            choices[delta.index].append(delta)
+    for deltas in choices:
         tokens = [token for delta in deltas for token in delta.token_ids]
         found.append((tokens, deltas[-1].finish_reason, deltas[-1].error))
     return found
@@ -78,3 +85,113 @@ async def test_answers_are_of_the_grammar_and_neighbours_keep_their_tokens(path)
             value = json.loads(said)
             assert 0 <= value["a"] <= 99
             assert value["b"] in ("x", "yy")
+
+
+async def test_a_sleeping_grammar_leaves_the_answer_free_until_its_token(path):
+    async with running(FOLDER) as engine:
+        free = asked(PROMPTS[0], max_tokens=40, ignore_eos=True, temperature=1.5)
+        ((tokens, _, _),) = await told(engine, free)
+        wake = tokens[12]
+        first = tokens.index(wake)
+        late = replace(free, grammar=grammar('start: "yes"', starts=(wake,)))
+        ((held, finish, _),) = await told(engine, late)
+        assert held[: first + 1] == tokens[: first + 1]
+        assert (text(held[first + 1 :]), finish) == ("yes", FinishReason.COMPLETE)
+        never = replace(free, grammar=grammar('start: "yes"', starts=(tiny.IDS["<|AUDIO|>"],)))
+        ((held, finish, _),) = await told(engine, never)
+        assert (held, finish) == (tokens, FinishReason.LENGTH)
+
+
+async def test_a_grammar_may_wait_only_if_the_answer_opens_so(path):
+    opens, wake = tiny.IDS["<|vision_bos|>"], tiny.IDS["<|vision_eos|>"]
+    both = grammar('start: "yes"', starts=(wake,), opens=(opens,))
+    async with running(FOLDER) as engine:
+        ((tokens, finish, _),) = await told(engine, asked(PROMPTS[0], both, logit_bias=((opens, -100.0),)))
+        assert (text(tokens), finish) == ("yes", FinishReason.COMPLETE)
+        bias = ((opens, 100.0), (wake, 100.0))
+        ((tokens, finish, _),) = await told(engine, asked(PROMPTS[0], both, logit_bias=bias))
+        assert (tokens[0], finish) == (opens, FinishReason.COMPLETE) or tokens.count(wake) == 0
+    assert text(tokens[tokens.index(wake) + 1 :]) == "yes"
+
+
+CASES = {
+    "n": ({"n": 3}, {}),
+    "chunks": ({}, {"max_prefill_chunk": 7}),
+    "pressure": ({}, {"num_gpu_blocks_override": 24, "max_model_len": 256}),
+    "rules": ({"repetition_penalty": 1.3, "presence_penalty": 0.5, "logit_bias": ((tiny.IDS["<|im_end|>"], 5.0),)}, {}),
+    "logprobs": ({"logprobs": 2}, {}),
+    "processed": ({"logprobs": 2}, {"logprobs_mode": "processed_logprobs"}),
+    "greedy": ({"temperature": 0.0}, {}),
+    "cuts": ({"top_k": 5, "top_p": 0.9, "min_p": 0.01}, {}),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+async def test_held_answers_are_the_same_in_any_company(path, case):
+    rules, settings = CASES[case]
+    n = rules.get("n", 1)
+    held = [
+        replace(asked(prompt, each, **{key: value for key, value in rules.items() if key != "n"}), n=n)
+        for prompt in PROMPTS
+        for each in (JSON, OPEN)
+    ]
+    async with running(FOLDER, enable_prefix_caching=case == "n") as engine:
+        alone = [await told(engine, request) for request in held[:6]]
+    async with running(FOLDER, **settings) as engine:
+        got = await asyncio.gather(*[told(engine, request) for request in held])
+        assert got[:6] == alone
+        assert (await quiet(engine))["matchers"] == 0
+    for choices, of in zip(got, [JSON, OPEN] * len(PROMPTS)):
+        for tokens, finish, error in choices:
+            assert error is None
+            if of is JSON:
+                assert finish is FinishReason.COMPLETE
+                assert json.loads(text(tokens))["b"] in ("x", "yy")
+            else:
+                assert set(text(tokens)) <= set("abcdef")
+
+
+@pytest.mark.parametrize(
+    ("of", "rules", "said", "finish"),
+    [
+        (OPEN, {"min_tokens": 8, "max_tokens": 8}, "[a-f]{8}", FinishReason.LENGTH),
+        (WORD, {"min_tokens": 60}, "yes|no", FinishReason.COMPLETE),  # the grammar wins
+        (OPEN, {"ignore_eos": True, "max_tokens": 12}, "[a-f]{12}", FinishReason.LENGTH),
+        (grammar('start: ""'), {}, "", FinishReason.STOP),
+        (grammar('start: ""'), {"ignore_eos": True}, "", FinishReason.COMPLETE),
+        (grammar('start: "a"?'), {"min_tokens": 5, "bad_words": ((A,),)}, "", FinishReason.COMPLETE),
+        (OPEN, {"stop_token_ids": (Z,), "logit_bias": ((Z, 100.0),)}, "[a-f]z", FinishReason.STOP_TOKEN),
+        (WORD, {"allowed_token_ids": (Z,)}, "", FinishReason.ERROR),
+        (WORD, {"bad_words": ((Y,), (N,))}, "", FinishReason.ERROR),
+    ],
+)
+async def test_other_rules_meet_the_grammar(path, of, rules, said, finish):
+    async with running(FOLDER) as engine:
+        ((tokens, ended, error),) = await told(engine, asked(PROMPTS[0], of, **rules))
+    assert ended is finish
+    assert (error.reason == "grammar_conflict") if finish is FinishReason.ERROR else error is None
+    assert re.fullmatch(said, text(tokens))
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_each_bit_says_whether_the_matcher_takes_the_token(number):
+    """Of random states of a grammar, by brute force over the vocabulary."""
+    of = (JSON, OPEN, WORD)[number]
+    rng, rows = np.random.default_rng(number), GrammarRows(1)
+    params = SamplingParams(eos_token_ids=(END,))
+    for _ in range(12):
+        rows.admit(0, of, params)
+        own = of.matcher()
+        for _ in range(40):
+            lines = rows.fill(np.zeros(1, np.int64), lambda *shape: np.zeros(shape, np.int32), lambda slot: None)
+            flags = lines.flags(0, tiny.VOCAB_SIZE)
+            taken = [own.validate_tokens([token]) == 1 for token in range(VOCABULARY.end)]
+            taken[END] = own.is_accepting()
+            assert flags[: VOCABULARY.end].tolist() == taken
+            assert not flags[VOCABULARY.end :].any()
+            token = int(rng.choice(np.flatnonzero(flags)))
+            if rows.consume(np.zeros(1, np.int64), np.array([token])) or token == END:
+                break
+            own.consume_token(token)
+        rows.reset(0)
+    assert rows.ledger() == {"matchers": 0}

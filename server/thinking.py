@@ -1,0 +1,50 @@
+"""Where an answer's grammar begins when the model thinks first: behind the end of its reasoning.
+
+Owner: none, pure functions; called in the pool. In: the grammar that the answer itself must follow, the model's
+reasoning format and what the prompt says about it. Out: the same grammar, begun later. Markers that are tokens leave
+the row free until their id comes; markers that are plain text, and harmony's channels, become a grammar around the
+answer's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from engine.grammar.spec import GrammarSpec
+from server.output.reasoning import ReasoningFormat, State
+from server.structure import literal
+
+HARMONY = """\
+start: thought* <|channel|> "final" (" "? <|constrain|> "json")? <|message|> @answer
+thought: <|channel|> "analysis" <|message|> TEXT <|end|> <|start|> "assistant"
+TEXT: /(?s:.*)/
+"""
+
+
+def behind_thinking(spec: GrammarSpec, form: ReasoningFormat, state: State, ids: Mapping[str, int]) -> GrammarSpec:
+    """The grammar behind the reasoning of a format, as prompts spell it; ids: of the tokens that are markers.
+
+    A grammar that says by itself where it begins stays as it is.
+    """
+    if state == "closed" or not form.ends or spec.starts or spec.around:
+        return spec
+    ends = tuple(ids[text] for text in form.ends if text in ids)
+    begins = tuple(ids[text] for text in form.begins if text in ids)
+    must_end = state == "open" or form.always
+    if ends and (must_end or begins) and not form.suffix:
+        return replace(spec, starts=ends, opens=() if must_end else begins)
+    closing = " | ".join(literal(text) for text in form.ends)
+    rest = " /[^>]*>/" if form.suffix else ""
+    lines = [f"thought[lazy]: /(?s:.*)/ ({closing}){rest}"]
+    if must_end:
+        lines.append("start: thought @answer")
+    else:
+        opening = " | ".join(literal(text) for text in form.begins)
+        lines.append(f"start: (({opening}) thought)? @answer")
+    return replace(spec, around="\n".join(lines))
+
+
+def in_harmony(spec: GrammarSpec) -> GrammarSpec:
+    """The grammar as a harmony answer's final message."""
+    return spec if spec.starts or spec.around else replace(spec, around=HARMONY)
