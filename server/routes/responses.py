@@ -135,7 +135,7 @@ async def in_background(
         with ExitStack() as held:
             held.enter_context(exchange.state.places.hold(asked.n, exchange.key_name))
             turn, job = await prompt()
-            (job,) = await with_grammar(exchange.state, asked, [job])
+            (job,) = await with_grammar(exchange.state, asked, [job], parsing)
             shape = make_shape()
             entry = await begin(detached(request), body, asked, job, shape, turn, held, parsing)
         if not body.stream:
