@@ -56,6 +56,47 @@ QWEN3_06B = {
     "intermediate_size": 3072,
     "tie_word_embeddings": True,
 }
+LLAMA31_8B = {
+    **QWEN3_8B,
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "num_hidden_layers": 32,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "rope_scaling": {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    },
+    "eos_token_id": 128009,
+}
+GEMMA3_12B = {  # the decoder alone: five layers with a window of 1,024, then one that sees all
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "hidden_size": 3840,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 256,
+    "intermediate_size": 15360,
+    "vocab_size": 262208,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-6,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 1024,
+    "sliding_window_pattern": 6,
+    "rope_theta": 1000000.0,
+    "rope_local_base_freq": 10000.0,
+    "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 106,
+}
 
 
 def seeing(text: dict, vision: dict, first: int) -> dict:
@@ -107,14 +148,22 @@ TINY_VL = seeing(
     | {"fullatt_block_indexes": [1]},
     2000,
 )
-SHAPES = {"tiny": TINY, "8b": QWEN3_8B, "0.6b": QWEN3_06B, "vl-7b": QWEN25_VL_7B, "tiny-vl": TINY_VL}
+SHAPES = {
+    "tiny": TINY,
+    "8b": QWEN3_8B,
+    "0.6b": QWEN3_06B,
+    "llama-8b": LLAMA31_8B,
+    "gemma-12b": GEMMA3_12B,
+    "vl-7b": QWEN25_VL_7B,
+    "tiny-vl": TINY_VL,
+}
 
 
 def few_layers(name: str) -> dict:
     """A shape with layers of every kind, but as few as there can be: what kernels it takes, not how long."""
     config = SHAPES[name]
     if "text_config" not in config:
-        return {**config, "num_hidden_layers": 3}
+        return {**config, "num_hidden_layers": config.get("sliding_window_pattern", 3)}
     text, vision = config["text_config"], config["vision_config"]
     return {**config, "text_config": {**text, "num_hidden_layers": 3}, "vision_config": {**vision, "depth": 8}}
 
