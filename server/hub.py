@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ class Hub:
     revision: str = ""  # branch, tag or commit
     cache: str = ""  # folder for downloads
     token: str = ""
+    flag: str = "--model"  # that named the repository
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +82,15 @@ def fetch(name: str, hub: Hub, weights: bool = True) -> Path:
             log.warning("%s; the copy of %s that was fetched before is served", reason, name)
             return folder
         folder = download(name, hub, hub.revision or constants.DEFAULT_REVISION, beside(listing.sizes))
+        if folder.name != listing.commit:  # the branch has moved meanwhile: all files come from one commit
+            listing = listed(name, replace(hub, revision=folder.name))
         if weights:
             wanted = {file: listing.sizes.get(file, 0) for file in weight_files(name, folder, listing.sizes)}
             absent = {file: size for file, size in wanted.items() if not (folder / file).exists()}
             if absent:
                 check_room(name, folder, sum(absent.values()))
+                size = sum(absent.values()) / 1e9
+                log.info("fetching %s at %s: %d files, %.2f GB", name, listing.commit[:12], len(absent), size)
                 line = ProgressLine("download", sum(absent.values()))
                 download(name, hub, listing.commit, list(absent), line)
         return folder
@@ -195,9 +200,9 @@ def cached(name: str, hub: Hub, weights: bool, reason: str) -> Path:
     except IncompleteSnapshotError:
         gaps = [CONFIG]
     except LocalEntryNotFoundError:
-        raise ConfigError(f"--model {name}: {reason}, and no copy of it is here; {remedy}") from None
+        raise ConfigError(f"{hub.flag} {name}: {reason}, and no copy of it is here; {remedy}") from None
     if gaps:
-        raise ConfigError(f"--model {name}: {reason}, and the copy that is here lacks {', '.join(gaps)}; {remedy}")
+        raise ConfigError(f"{hub.flag} {name}: {reason}, and the copy that is here lacks {', '.join(gaps)}; {remedy}")
     return folder
 
 
@@ -263,36 +268,36 @@ def one_line(name: str, hub: Hub) -> Iterator[None]:
     """Turns what huggingface_hub raises into a ConfigError that says what to do."""
     from huggingface_hub import constants, errors
 
-    where = constants.ENDPOINT
+    where, named = constants.ENDPOINT, f"{hub.flag} {name}"
     try:
         yield
     except errors.RevisionNotFoundError:
         raise ConfigError(f"--revision {hub.revision}: {name} has no branch, tag or commit of that name") from None
     except errors.GatedRepoError:
         raise ConfigError(
-            f"--model {name}: its makers want their terms accepted at {where}/{name}; then give the token of that "
+            f"{named}: its makers want their terms accepted at {where}/{name}; then give the token of that "
             "account with HF_TOKEN or --hf-token"
         ) from None
     except errors.RepositoryNotFoundError:
         raise ConfigError(
-            f"--model {name}: there is no such folder here, and {where} has no such repository or does not show it "
+            f"{named}: there is no such folder here, and {where} has no such repository or does not show it "
             "without a token; check the spelling, or give HF_TOKEN or --hf-token"
         ) from None
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
         if status in (401, 403):
-            raise ConfigError(f"--model {name}: {where} does not accept the token ({status}); give another") from None
-        raise ConfigError(f"--model {name}: {where} answers {status}; try again later") from None
+            raise ConfigError(f"{named}: {where} does not accept the token ({status}); give another") from None
+        raise ConfigError(f"{named}: {where} answers {status}; try again later") from None
     except (errors.HTTPError, errors.LocalEntryNotFoundError) as error:
         raise ConfigError(
-            f"--model {name}: the download broke off ({type(error.__cause__ or error).__name__}); start again, and it "
+            f"{named}: the download broke off ({type(error.__cause__ or error).__name__}); start again, and it "
             "goes on where it stopped"
         ) from None
     except errors.SafetensorsParsingError as error:
-        raise ConfigError(f"--model {name}: a header of its weights is damaged ({error})".replace("\n", " ")) from None
+        raise ConfigError(f"{named}: a header of its weights is damaged ({error})".replace("\n", " ")) from None
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise ConfigError(full(name, error.strerror or "")) from None
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
             raise ConfigError(f"--download-dir: {error.filename} cannot be written ({error.strerror})") from None
-        raise ConfigError(f"--model {name}: the download failed ({error})".replace("\n", " ")) from None
+        raise ConfigError(f"{named}: the download failed ({error})".replace("\n", " ")) from None

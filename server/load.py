@@ -55,26 +55,28 @@ def fetched(state: AppState) -> tuple[str, str]:
     config = state.config
     try:
         model = located(config, config.folder, config.model.load_format != "dummy")
-        return model, located(config, config.model.tokenizer, weights=False) if config.model.tokenizer else model
+        tokenizer = config.model.tokenizer
+        return model, located(config, tokenizer, weights=False, flag="--tokenizer") if tokenizer else model
     finally:
         state.is_fetching = False
 
 
-def located(config: Config, name: str, weights: bool) -> str:
-    """The folder of a model or a tokenizer; `weights`: fetched from the hub too."""
+def located(config: Config, name: str, weights: bool, flag: str = "--model") -> str:
+    """The folder of a model or a tokenizer; `weights`: fetched from the hub too; `flag`: that named it."""
     if not is_hub_name(name):
         return name
     from server.hub import fetch
 
-    return str(fetch(name, hub_of(config), weights))
+    return str(fetch(name, hub_of(config, flag), weights))
 
 
-def hub_of(config: Config) -> Hub:
+def hub_of(config: Config, flag: str = "--model") -> Hub:
     """How the operator wants the hub to be asked."""
     from server.hub import Hub
 
     model = config.model
-    return Hub(model.revision, model.download_dir, model.hf_token)
+    revision = model.revision if flag == "--model" else ""
+    return Hub(revision, model.download_dir, model.hf_token, flag)
 
 
 async def load(state: AppState) -> None:

@@ -140,6 +140,23 @@ def test_revisions_private_and_gated_repositories(fake):
     assert f"want their terms accepted at {fake.url}/org/single" in refused("org/single")
 
 
+def test_all_files_come_from_one_commit(fake, sharded, monkeypatch, tmp_path):
+    """A branch that moves between the listing and the first file."""
+    moved = shutil.copytree(sharded, tmp_path / "moved")
+    download = hub_module.download
+
+    def push_first(name, hub, revision, *files):
+        fake.repositories[name] = moved
+        return download(name, hub, revision, *files)
+
+    (moved / "generation_config.json").write_text('{"temperature": 0.5, "eos_token_id": 3}')
+    monkeypatch.setattr(hub_module, "download", push_first)
+    folder = fetch("org/sharded", Hub())
+    assert folder.name == fake.commit("org/sharded")
+    assert "0.5" in (folder / "generation_config.json").read_text()
+    assert not hub_module.lacking("org/sharded", folder, weights=True)
+
+
 def test_without_a_hub_a_complete_copy_is_served(fake, offline, monkeypatch, caplog):
     from huggingface_hub import constants
 
@@ -195,6 +212,8 @@ def test_the_tokenizer_may_come_from_elsewhere(fake):
     tokenizer = located(config, config.model.tokenizer, weights=False)
     assert (Path(tokenizer) / "tokenizer.json").is_file()
     assert located(config, "/a/folder", weights=True) == "/a/folder"
+    with pytest.raises(ConfigError, match="--tokenizer org/none: there is no such folder here"):
+        located(config, "org/none", weights=False, flag="--tokenizer")
 
 
 def test_a_check_reads_headers_only(fake, offline, capsys):
