@@ -1,11 +1,10 @@
-"""Which products are ours, by card and shape: measured offline and committed.
+"""Which kernel computes a product, by card and shape: a kernel of this project or the vendor's library.
 
-Few rows: a weight [N, K] is looked up with the least row class that holds them; None stands for the vendor's library,
-which also takes every other card and the classes for which a shape has no entry. A shape that is not in the table goes
-by the rule that fits those that are, up to 32 rows. Filled from `python -m tests.bench.gpu_products`, which prints the
-choice for each shape.
-Up to 128 rows: the gated products of ONE_WAVE, whose tiles of all rows are one wave (gemm/gated_one_wave).
-Many rows: only gated products, where they fill the rounds of tiles that gemm/gated_persistent takes.
+The tables are measured offline and committed; `python -m tests.bench.gpu_products` prints the choice for each shape.
+Few rows: a weight [N, K] is looked up with the least row class that holds the rows. None stands for the vendor's
+library, as do cards and row classes without an entry. For a shape without an entry `_by_rule` chooses, up to 32 rows.
+Up to 128 rows: gated products of the shapes in ONE_WAVE, whose tiles are one wave (gemm/gated_one_wave).
+Many rows: gated products whose tiles fill the waves of gemm/gated_persistent well enough (LEAST_FILL).
 """
 
 from __future__ import annotations
@@ -84,9 +83,9 @@ ONE_WAVE: dict[str, dict[tuple[int, int], range]] = {
 }
 
 MANY_ROWS = 512  # below, the vendor's smaller tiles win
-# How full the rounds of tiles must be, by (width, depth) of gate and of up. Microseconds of the vendor's product and
-# silu·mul and of ours at 512, 1,024, 2,048 rows, one H100, bfloat16; between them ours goes by rounds, the vendor's by
-# rows.
+# How full the waves of tiles must be, by (width, depth) of gate and of up. Microseconds of the vendor's product and
+# silu·mul and of ours at 512, 1,024, 2,048 rows, one H100, bfloat16; between these the time of ours follows the waves,
+# and the vendor's the rows.
 LEAST_FILL: dict[str, dict[tuple[int, int], float]] = {
     "sm_90": {
         (3072, 1024): 0.8,  # 15.6 25.5 49.5 -> 14.5 25.6 37.1, filled 0.73 0.73 0.97
@@ -122,7 +121,7 @@ def fills(device: Target, rows: int, width: int, depth: int) -> bool:
 
 
 def fill(device: Target, rows: int, width: int) -> float:
-    """Of the places in the rounds of gemm/gated_persistent's tiles, the share that these rows have a use for."""
+    """The share of the waves of gemm/gated_persistent's tiles that these rows use."""
     tiles = -(-rows // DESCRIBED.block_m) * -(-width // DESCRIBED.block_n)
     return rows * width / (-(-tiles // device.num_units) * device.num_units * DESCRIBED.block_m * DESCRIBED.block_n)
 
@@ -130,7 +129,7 @@ def fill(device: Target, rows: int, width: int) -> float:
 def fullness(device: Target, rows: int, width: int, depth: int) -> float:
     """How much of the device works on `rows` rows and weights gate and up [width, depth], to compare rows by.
 
-    Where the vendor's library multiplies, whose tiles are not known: as much as is the least for which ours is taken.
+    The tiles of the vendor's library are not known: where it multiplies, the least share for which ours is taken.
     """
     least = _least_fill(device, width, depth)
     if least is None:
@@ -139,7 +138,7 @@ def fullness(device: Target, rows: int, width: int, depth: int) -> float:
 
 
 def _least_fill(device: Target, width: int, depth: int) -> float | None:
-    """How full the rounds must be for gemm/gated_persistent to be taken; None: it never is."""
+    """How full the waves must be for gemm/gated_persistent to be taken; None: it never is."""
     shapes = LEAST_FILL.get(device.arch)
     if shapes is None or depth % DESCRIBED.block_k or width % 8:  # in whole 16 bytes, for descriptors
         return None

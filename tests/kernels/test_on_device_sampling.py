@@ -9,9 +9,9 @@ import torch
 from _fast.layout import SlotWord
 from engine.kernels.sampling.choose import choose, choose_room
 from engine.kernels.sampling.logprobs import log_sum, logprobs
-from engine.kernels.sampling.nucleus import LEAST_P
 from engine.kernels.sampling.rules import rule_tables
 from engine.kernels.sampling.top_logprobs import LINE, MOST, top_logprobs
+from engine.kernels.sampling.top_p_rejection import LEAST_P
 from engine.kernels.step_tensors import empty_slots
 from tests.kernels.sampling import KINDS, fits, kept, rows_of, with_rules
 

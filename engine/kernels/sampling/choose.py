@@ -20,9 +20,9 @@ from torch import Tensor
 from _fast.layout import SlotWord
 from engine.kernels.sampling.cut import CHUNK, cut_kernel, draw_reference, threshold_reference
 from engine.kernels.sampling.groups import GROUP, groups, groups_reference
-from engine.kernels.sampling.nucleus import LANES, LEAST_P, TRIALS, WIDE
 from engine.kernels.sampling.pick import OPEN, is_tried_reference, pick_kernel, pick_reference
 from engine.kernels.sampling.rules import RuleTables, count_reference
+from engine.kernels.sampling.top_p_rejection import LANES, LEAST_P, TRIALS, WIDE
 from engine.kernels.step_tensors import SlotTensors
 from engine.kernels.target import triton
 

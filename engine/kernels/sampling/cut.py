@@ -18,9 +18,9 @@ from torch import Tensor
 from _fast.layout import SlotWord
 from engine.kernels.sampling.groups import GROUP, scale_of, scale_reference
 from engine.kernels.sampling.noise import GROUP_STREAM, TOKEN_STREAM, noise, noise_reference
-from engine.kernels.sampling.nucleus import TRIALS
 from engine.kernels.sampling.pick import is_cut, limits_of
 from engine.kernels.sampling.rules import count_token, line_of
+from engine.kernels.sampling.top_p_rejection import TRIALS
 from engine.kernels.step_tensors import seed_of, word
 from engine.kernels.target import tl, triton
 

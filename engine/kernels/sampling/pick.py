@@ -2,7 +2,7 @@
 
     greedy: the first group with the row's largest logit, the first such token in it
     drawn:  group = argmax log2(mass_g) + best_g * scale + noise;  token = argmax x_i * scale + noise,  i in the group
-    top-p:  the first such draw of a few, each with noise of its own, that top-p keeps (see nucleus)
+    top-p:  the first such draw of a few, each with noise of its own, that top-p keeps (see top_p_rejection)
 
 Draws are exact, since a group's mass is that of its tokens; each needs numbers for num_groups + GROUP candidates only.
 Rows with top-k, min-p or a small top-p, and those without a kept draw, are left OPEN. User: choose.
@@ -16,8 +16,8 @@ from torch import Tensor
 from _fast.layout import SlotWord
 from engine.kernels.sampling.groups import GROUP, scale_of, scale_reference
 from engine.kernels.sampling.noise import GROUP_STREAM, TOKEN_STREAM, noise, noise_reference
-from engine.kernels.sampling.nucleus import LEAST_P, is_kept, numbers
 from engine.kernels.sampling.rules import line_of
+from engine.kernels.sampling.top_p_rejection import LEAST_P, is_kept, numbers
 from engine.kernels.step_tensors import real, seed_of, word
 from engine.kernels.target import tl, triton
 

@@ -6,9 +6,9 @@ import triton  # noqa: F401  (before any kernel file, so that they take it)
 from engine.kernels.sampling.cut import CHUNK, cut_kernel
 from engine.kernels.sampling.groups import GROUP, TILE, groups_kernel
 from engine.kernels.sampling.logprobs import BLOCK, log_sum_kernel
-from engine.kernels.sampling.nucleus import LANES, LEAST_P, TRIALS, WIDE
 from engine.kernels.sampling.pick import OPEN, pick_kernel
 from engine.kernels.sampling.top_logprobs import MOST, top_logprobs_kernel
+from engine.kernels.sampling.top_p_rejection import LANES, LEAST_P, TRIALS, WIDE
 from tests.kernels.accelerator.targets import cases, compiles
 
 I, F = "*i32", "*fp32"  # noqa: E741

@@ -12,9 +12,9 @@ from engine.kernels.sampling.choose import choose_reference, choose_room, launch
 from engine.kernels.sampling.groups import groups, groups_reference
 from engine.kernels.sampling.logprobs import launch_log_sum, log_sum_reference
 from engine.kernels.sampling.noise import philox
-from engine.kernels.sampling.nucleus import LEAST_P
 from engine.kernels.sampling.rules import COUNTED, rule_tables
 from engine.kernels.sampling.top_logprobs import LINE, MOST, launch_top_logprobs, top_logprobs_reference
+from engine.kernels.sampling.top_p_rejection import LEAST_P
 from engine.kernels.step_tensors import empty_slots
 from tests.kernels.sampling import KINDS, RULES, Rows, kept, rows_of, with_rules
 

@@ -1,18 +1,18 @@
-"""Top-p by trial: whether a logit is among those that top-p keeps, asked of tokens that are drawn without it.
+"""Top-p by rejection sampling: tokens are drawn from the whole row until top-p keeps the drawn token.
 
-    x is kept where the mass of all logits above x is below p * the mass of all of them
+    x is kept where the mass of all logits above x is below p * the mass of all logits
 
-A token drawn from the whole row and found to be kept is a token drawn from those kept; if it is not, another is drawn.
-That takes 1 / p draws or fewer on average, and each answer is a sum with one bound: where the groups' numbers do not
-give it, one pass over the groups that hold something larger. The threshold itself is not needed. User: pick.
+A kept token is then distributed as a token drawn from the kept ones. A row takes 1 / p draws or fewer on average.
+Whether a token is kept is a comparison of one sum: the groups' masses bound the sum, and where the bound does not
+decide, one pass over the groups with a larger logit computes it. The threshold itself is not needed. User: pick.
 """
 
 from __future__ import annotations
 
 from engine.kernels.target import tl, triton
 
-TRIALS = 16  # rows without a kept token after so many draws are left to cut
-LEAST_P = 0.6  # below it peaked rows have their token sooner by the search of cut
+TRIALS = 16  # a row without a kept token after so many draws is left to cut
+LEAST_P = 0.6  # below this p, cut's search finds a peaked row's token sooner
 LANES, WIDE = 1024, 128  # groups whose numbers, and whose logits, are read side by side
 
 
