@@ -11,7 +11,8 @@ and in the loop's CPU time, else of 5. "written" is from a step's tokens being o
 sockets (tests/bench/watched.py). Output per second of equal answers is that of whole ones, per connection from its
 first end to its last within the time measured, so that waves of equal requests do not bend it; of others it is what
 arrived.
-Run: python -m tests.bench.gpu_serve [--shape 8b,0.6b,vl-7b] [--load mixed,conversation,prefix,loop,rules] [--out DIR]
+Run: python -m tests.bench.gpu_serve [--shape 8b,0.6b,vl-7b] [--load mixed,conversation,prefix,loop,rules,grammar]
+         [--out DIR]
 """
 
 from __future__ import annotations
@@ -342,7 +343,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", default="8b,0.6b", help=", ".join(SHAPES))
     parser.add_argument("--device", default="auto")
-    parser.add_argument("--load", default="streams", help="some of streams,mixed,conversation,prefix,loop,rules")
+    parser.add_argument(
+        "--load", default="streams", help="some of streams,mixed,conversation,prefix,loop,rules,grammar"
+    )
     parser.add_argument("--streams", default="1,4x230,16,64,256", help="and tokens of a prompt, where not 512")
     parser.add_argument("--seconds", type=float, default=60.0, help="measured per case at most, after its warm-up")
     parser.add_argument("--answers", type=int, default=1000, help="that end a case earlier; 0: only --seconds do")

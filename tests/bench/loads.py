@@ -6,6 +6,7 @@ lengths as those of ShareGPT (below) at 1, 4, 32 and 256 streams. `prefix`: 2,04
 of their own; a second time each request has a salt of its own, so that nothing is found. `loop`: nothing at all,
 conversations at 32 and 256 streams, and the longest prompt that fits, again and again: how late the server's loop is.
 `rules`: equal lengths at 32 streams, where none, one or all of the streams have a penalty, a bias or log-probabilities.
+`grammar`: equal lengths at 64 streams, where none, one or all of the streams follow a JSON Schema.
 """
 
 from __future__ import annotations
@@ -35,6 +36,21 @@ DRAWN = 4096
 SALTED = " (none found)"
 LONG_ANSWER = 16
 PLAIN = "streams without rules"
+ORDERS = {  # an answer that random weights cannot end early
+    "type": "array",
+    "minItems": 1000,
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 40},
+            "count": {"type": "integer", "minimum": 0, "maximum": 9999},
+            "kind": {"enum": ["apples", "oranges", "pears"]},
+            "tags": {"type": "array", "items": {"type": "string", "pattern": "^[a-z]{2,12}$"}, "maxItems": 4},
+        },
+        "required": ["name", "count", "kind", "tags"],
+        "additionalProperties": False,
+    },
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +81,10 @@ class Sizes:
     shorter: int = 1  # conversations are so many times shorter than real ones
     prefix: tuple[int, int, int] = (16, 2048, 128)  # streams, shared tokens, fresh ones
     ruled: int = 32  # streams
+    held: int = 64  # streams of which some follow a schema
 
 
-TINY = Sizes((32, 16), (16, 8, 32), (1, 4), 16, (4, 256, 16), 4)  # for trying a benchmark out
+TINY = Sizes((32, 16), (16, 8, 32), (1, 4), 16, (4, 256, 16), 4, 4)  # for trying a benchmark out
 SIZES = {"tiny": TINY, "tiny-vl": TINY, "vl-7b": Sizes(equal=(64, 64))}
 
 
@@ -94,8 +111,10 @@ def cases_of(shape: str, loads: Sequence[str], streams: str, sharegpt: Path | No
             found.append(longest(shape))
         elif load == "rules":
             found += with_rules(sizes)
+        elif load == "grammar":
+            found += with_grammars(sizes)
         else:
-            raise ValueError(f"--load {load}: there are streams, mixed, conversation, prefix, loop and rules")
+            raise ValueError(f"--load {load}: there are streams, mixed, conversation, prefix, loop, rules and grammar")
     return list({case.name: case for case in found}.values())
 
 
@@ -153,6 +172,16 @@ def with_rules(sizes: Sizes) -> list[Case]:
             ("logprobs 5", ("logprobs", 5), 1), ("logprobs 5", ("logprobs", 5), count),
         )
     ]  # fmt: skip
+
+
+def with_grammars(sizes: Sizes) -> list[Case]:
+    """The same streams without grammars, then one of them or all held to a schema."""
+    count = sizes.held
+    plain = replace(equal_case(str(count), sizes.equal), name=PLAIN)
+    field = ("response_format", {"type": "json_schema", "json_schema": {"name": "orders", "schema": ORDERS}})
+    return [plain] + [
+        replace(plain, name=f"a schema on {ruled} of {count}", fields=(field,), ruled=ruled) for ruled in (1, count)
+    ]
 
 
 def longest(shape: str) -> Case:
