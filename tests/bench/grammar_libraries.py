@@ -3,7 +3,7 @@
 Each library gets the schemas as requests bring them (without the server's checks and rewrites), compiles them, and is
 asked for masks along random answers. An answer that ends is judged by jsonschema. xgrammar is no dependency: install
 xgrammar into a folder, and name the folder in PYTHONPATH. Prints a line per library; writes grammar_libraries.json.
-Run: [PYTHONPATH=DIR] python -m tests.bench.grammar_libraries [--schemas 440] [--library llguidance,xgrammar] [--out DIR]
+Run: [PYTHONPATH=DIR] python -m tests.bench.grammar_libraries [--schemas 440] [--library NAME] [--out DIR]
 """
 
 from __future__ import annotations
