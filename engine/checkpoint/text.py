@@ -58,6 +58,8 @@ def read_text(
     width = body.size("head_dim", head_dim or hidden // heads)
     attention_bias = body.boolean("attention_bias", False)
     window = _window(body, sliding)
+    if sliding in ("always", "given") and window >= body.size("max_position_embeddings"):
+        window = 0  # it hides nothing, as in Phi-3's long releases
     kinds = _kinds(body, sliding, window, pattern)
     ropes = {kind: read_rope(body, kind, width, rope) for kind in set(kinds)}
     fields = {

@@ -109,7 +109,7 @@ def test_sliding_windows(read):
     on = {"use_sliding_window": True, "sliding_window": 8, "layer_types": None}
     assert windows(read("qwen2", max_window_layers=2, **on)) == [0, 0, 8]
     assert windows(read("mistral", sliding_window=8)) == [8, 8, 8]
-    assert windows(read("mistral")) == [4096] * 3  # a missing key: the first release
+    assert windows(read("mistral", max_position_embeddings=32768)) == [4096] * 3  # a missing key: the first release
     assert windows(read("llama", sliding_window=8)) == [0, 0, 0]
 
 
@@ -232,6 +232,10 @@ def test_windows_of_families_without_layer_types(read):
     assert windows("gemma2") == [8, 0] * 4
     assert windows("gemma3") == [8, 8, 8, 8, 8, 0, 8, 8]
     assert windows("olmo3") == windows("cohere2") == windows("exaone4") == [8, 8, 8, 0] * 2
+    no_rope = {"no_rope_layers": [1, 1, 0, 1, 1, 1, 0, 1], "use_sliding_window": True, "sliding_window": 8}
+    assert windows("smollm3", **no_rope) == [0, 0, 8, 0, 0, 0, 8, 0]
+    assert windows("phi3", sliding_window=511) == [511] * 8
+    assert windows("phi3", sliding_window=512) == [0] * 8  # of a context of 512
     assert windows("exaone4", sliding_window_pattern="LLLG") == [8, 8, 8, 0] * 2
     rotated = [layer.rope.kind for layer in read("exaone4").text.layers]
     assert rotated == ["default", "none", "default"]
