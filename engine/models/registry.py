@@ -60,6 +60,7 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "GPTNeoXForCausalLM": "engine.models.gpt_neox",
     "GPT2LMHeadModel": "engine.models.gpt2",
     "OPTForCausalLM": "engine.models.opt",
+    "InternLM3ForCausalLM": "engine.models.internlm3",
     "Qwen2_5_VLForConditionalGeneration": "engine.models.qwen2_5_vl",
     "Qwen2_5OmniThinkerForConditionalGeneration": "engine.models.qwen2_5_omni",
     "Qwen2_5OmniForConditionalGeneration": "engine.models.qwen2_5_omni",

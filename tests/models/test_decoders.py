@@ -1,6 +1,7 @@
 """Text decoders against transformers on tiny checkpoints: logits whole, chunked, mixed, and greedy tokens."""
 
 import functools
+import json
 import random
 from dataclasses import replace
 
@@ -123,6 +124,20 @@ def test_contexts_beyond_the_original_have_the_long_frequencies(tmp_path):
     short = build_model(replace(config, max_model_len=16), torch.float32)
     assert torch.equal(short._ropes[0].inv_freq, frequencies(config.text.layers[0].rope, 16))
     assert not torch.equal(short._ropes[0].inv_freq, harness.model._ropes[0].inv_freq)
+
+
+def test_internlm3_is_llama_with_other_words(tmp_path):
+    """As modeling_internlm3.py of internlm/internlm3-8b-instruct has it; transformers does not hold it."""
+    folder = tiny.save(tiny.llama(attention_bias=True, mlp_bias=True, head_dim=24), tmp_path / "internlm3")
+    with torch.inference_mode():
+        want = tiny.reference(folder)(input_ids=torch.tensor([prompt(30)])).logits[0]
+    config = json.loads((folder / "config.json").read_text())
+    words = {"architectures": ["InternLM3ForCausalLM"], "model_type": "internlm3", "qkv_bias": True, "bias": True}
+    for word in ("attention_bias", "mlp_bias"):
+        del config[word]
+    (folder / "config.json").write_text(json.dumps({**config, **words}))
+    harness = Harness(load_model(folder))
+    assert (harness.prefill(harness.add(prompt(30))) - want).abs().max() <= TOLERANCE
 
 
 def test_sliding_window_changes_the_answer():
