@@ -20,6 +20,7 @@ import sys
 import threading
 import time
 from collections.abc import Coroutine, Iterator
+from concurrent.futures import wait
 from typing import Any, NoReturn
 
 import uvloop
@@ -60,6 +61,7 @@ FAMILIES = (
 EXIT_DEAD = 70
 EXIT_STUCK = 3
 JOIN_S = 10.0  # for threads and sockets after the drain
+FETCH_S = 2.0  # for a download to give up, which it does when bytes arrive
 SWITCH_INTERVAL_S = 0.0005
 
 
@@ -227,6 +229,9 @@ class Process:
         last_resort(3 * JOIN_S)
         self.listener.stop_now()
         state = self.state
+        state.stop_fetching.set()
+        if state.fetching is not None:  # gives up, so that no half of a file stays behind
+            await asyncio.get_running_loop().run_in_executor(None, wait, [state.fetching], FETCH_S)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(serving, JOIN_S)
         tasks = self.listener.server_state.tasks
@@ -294,7 +299,7 @@ def describe(config: Config) -> Iterator[str]:
 
     from engine.models.registry import family_of, load_model_config
     from server import __version__
-    from server.load import check_folder, located
+    from server.load import check_folder, hub_of, located
 
     yield f"omniloop {__version__}, Python {platform.python_version()}, torch {torch.__version__}"
     if torch.cuda.is_available():
@@ -302,7 +307,7 @@ def describe(config: Config) -> Iterator[str]:
             yield f"device {at}: {torch.cuda.get_device_name(at)}"
     else:
         yield "device: cpu"
-    folder = located(config, config.folder, weights=False)
+    folder = located(config.folder, hub_of(config), weights=False)
     check_folder(folder)
     model = load_model_config(folder)
     text = model.text

@@ -3,7 +3,7 @@
 Owner: a thread of the pool, at start, before there is an engine. In: the name, and what the operator said about
 revision, folder and token. Out: a folder in huggingface_hub's cache with the files that serving reads; pickles, other
 frameworks' weights and everything in subfolders stay on the hub. huggingface_hub itself reads HF_TOKEN, HF_ENDPOINT,
-HF_HUB_OFFLINE and HF_HOME, goes on with a download that broke off, and verifies sizes.
+HF_HUB_OFFLINE and HF_HOME, goes on where a connection broke off, keeps files that came whole, and verifies sizes.
 
     listing (one request) -> configuration, tokenizer, index -> is there room? -> weights, eight files at a time
 
@@ -16,10 +16,11 @@ import errno
 import json
 import logging
 import shutil
+import threading
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,7 @@ class Hub:
     cache: str = ""  # folder for downloads
     token: str = ""
     flag: str = "--model"  # that named the repository
+    stopped: threading.Event = field(default_factory=threading.Event)  # set: whoever downloads gives up
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,12 +161,16 @@ def download(name: str, hub: Hub, revision: str, files: list[str], line: Progres
             cache_dir=hub.cache or None,
             token=hub.token or None,
             allow_patterns=files,
-            tqdm_class=counted(line),
+            tqdm_class=counted(hub.stopped, line),
         )
     )
 
 
-def counted(line: ProgressLine | None) -> Any:
+class Stopped(Exception):
+    """Raised where bytes arrive, so that huggingface_hub takes away what is half there."""
+
+
+def counted(stopped: threading.Event, line: ProgressLine | None) -> Any:
     """What huggingface_hub calls in place of a progress bar: bytes on the disk reach `line`, nothing else is shown."""
     from huggingface_hub.utils import tqdm
 
@@ -174,6 +180,8 @@ def counted(line: ProgressLine | None) -> Any:
             super().__init__(*args, **{**settings, "disable": True})
 
         def update(self, count: float | None = 1) -> None:
+            if stopped.is_set():
+                raise Stopped
             if line is not None and self.is_of_all_files:
                 line.add(int(count or 0))
 
@@ -249,14 +257,10 @@ def weight_files(name: str, folder: Path, names: Collection[str]) -> list[str]:
 
 
 def check_room(name: str, folder: Path, needed: int) -> None:
-    """Refuses a download that the disk cannot hold; what came before it broke off is there already."""
-    blobs = folder.parents[1] / "blobs"
-    begun = sum(path.stat().st_size for path in blobs.glob("*.incomplete")) if blobs.is_dir() else 0
+    """Refuses a download that the disk cannot hold."""
     free = shutil.disk_usage(folder).free
-    if needed - begun > free:
-        raise ConfigError(
-            full(name, f"{(needed - begun) / 1e9:.1f} GB are to be fetched, {free / 1e9:.1f} GB are free")
-        )
+    if needed > free:
+        raise ConfigError(full(name, f"{needed / 1e9:.1f} GB are to be fetched, {free / 1e9:.1f} GB are free"))
 
 
 def full(name: str, numbers: str) -> str:
@@ -290,8 +294,8 @@ def one_line(name: str, hub: Hub) -> Iterator[None]:
         raise ConfigError(f"{named}: {where} answers {status}; try again later") from None
     except (errors.HTTPError, errors.LocalEntryNotFoundError) as error:
         raise ConfigError(
-            f"{named}: the download broke off ({type(error.__cause__ or error).__name__}); start again, and it "
-            "goes on where it stopped"
+            f"{named}: the download broke off ({type(error.__cause__ or error).__name__}); start again, files "
+            "that came whole are kept"
         ) from None
     except errors.SafetensorsParsingError as error:
         raise ConfigError(f"{named}: a header of its weights is damaged ({error})".replace("\n", " ")) from None

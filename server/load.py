@@ -11,9 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import threading
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -46,37 +47,36 @@ def is_hub_name(name: str) -> bool:
 async def fetch(state: AppState) -> None:
     """Brings a model and a tokenizer that are named ORG/NAME into folders. Raises ConfigError."""
     if is_hub_name(state.folder) or is_hub_name(state.tokenizer_source):
-        state.is_fetching = True
-        state.folder, state.tokenizer_source = await in_pool(state, "fetch", partial(fetched, state))
+        begun = time.perf_counter()
+        state.fetching = state.pool.submit(fetched, state.config, state.stop_fetching)
+        state.folder, state.tokenizer_source = await asyncio.wrap_future(state.fetching)
+        state.startup["fetch"] = time.perf_counter() - begun
 
 
-def fetched(state: AppState) -> tuple[str, str]:
+def fetched(config: Config, stopped: threading.Event) -> tuple[str, str]:
     """Folders of model and tokenizer, when both are here."""
-    config = state.config
-    try:
-        model = located(config, config.folder, config.model.load_format != "dummy")
-        tokenizer = config.model.tokenizer
-        return model, located(config, tokenizer, weights=False, flag="--tokenizer") if tokenizer else model
-    finally:
-        state.is_fetching = False
+    hub = hub_of(config, stopped)
+    model = located(config.folder, hub, weights=config.model.load_format != "dummy")
+    if not config.model.tokenizer:
+        return model, model
+    return model, located(config.model.tokenizer, replace(hub, revision="", flag="--tokenizer"), weights=False)
 
 
-def located(config: Config, name: str, weights: bool, flag: str = "--model") -> str:
-    """The folder of a model or a tokenizer; `weights`: fetched from the hub too; `flag`: that named it."""
+def located(name: str, hub: Hub, weights: bool) -> str:
+    """The folder of a model or a tokenizer; `weights`: fetched from the hub too."""
     if not is_hub_name(name):
         return name
     from server.hub import fetch
 
-    return str(fetch(name, hub_of(config, flag), weights))
+    return str(fetch(name, hub, weights))
 
 
-def hub_of(config: Config, flag: str = "--model") -> Hub:
+def hub_of(config: Config, stopped: threading.Event | None = None) -> Hub:
     """How the operator wants the hub to be asked."""
     from server.hub import Hub
 
     model = config.model
-    revision = model.revision if flag == "--model" else ""
-    return Hub(revision, model.download_dir, model.hf_token, flag)
+    return Hub(model.revision, model.download_dir, model.hf_token, stopped=stopped or threading.Event())
 
 
 async def load(state: AppState) -> None:

@@ -9,8 +9,9 @@ Owner: loop. Made before the socket listens, complete when the engine is ready. 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from engine.engine import Engine
@@ -70,7 +71,8 @@ class AppState:
         self.names = config.model_names
         self.folder = config.folder  # where the model is; load.fetch puts a folder in place of ORG/NAME
         self.tokenizer_source = config.model.tokenizer or config.folder
-        self.is_fetching = False  # a thread of the pool that no timeout ends
+        self.fetching: Future[tuple[str, str]] | None = None  # a download, which only `stop_fetching` ends
+        self.stop_fetching = threading.Event()
         self.keys = ApiKeys(config.server.api_key, config.server.api_key_file)
         self.admin_keys = ApiKeys((config.server.admin_api_key,) if config.server.admin_api_key else ())
         self.wrong_keys = WrongKeys(config.server.auth_max_failures)
@@ -91,6 +93,11 @@ class AppState:
         self.running.set()
         self.idle = asyncio.Event()  # set when the last open exchange ends
         self.startup: dict[str, float] = {}  # seconds by phase
+
+    @property
+    def is_fetching(self) -> bool:
+        """Whether a thread of the pool downloads."""
+        return self.fetching is not None and not self.fetching.done()
 
     def ledger(self) -> dict[str, int]:
         """What is held right now; zero when idle but for caches and totals (RELIABILITY.md)."""

@@ -26,6 +26,7 @@ class FakeHub:
         self.repositories = repositories
         self.private: set[str] = set()
         self.gated: set[str] = set()
+        self.broken: dict[str, int] = {}  # as `cut`, for every request
         self.down = False
         self.hold: set[str] = set()  # files whose bytes never come
         self.held = threading.Event()  # one is asked for
@@ -121,8 +122,8 @@ class FakeHub:
         if file in self.hold and request.command == "GET":
             self.held.set()
             threading.Event().wait(60)
-        cut = self.cut.pop(file, None) if request.command == "GET" else None
-        self.sent += (end - begin) * (request.command == "GET")
+        cut = self.cut.pop(file, self.broken.get(file)) if request.command == "GET" else None
+        self.sent += len(content[begin:end][:cut]) * (request.command == "GET")
         send(request, content[begin:end], status, headers, cut)
 
 

@@ -18,7 +18,7 @@ from server import cli
 from server import hub as hub_module
 from server.config import Config, ModelFlags
 from server.hub import Hub, fetch
-from server.load import is_hub_name, located
+from server.load import hub_of, is_hub_name, located
 from tests import tiny
 from tests.end_to_end.process import ROOT, SMALL, ServerProcess
 from tests.server.fake_hub import TOKEN, FakeHub
@@ -105,11 +105,18 @@ def test_dummy_weights_and_tokenizers_need_no_weights(fake):
 
 def test_a_download_that_broke_off_goes_on(fake, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda seconds: None)
+    monkeypatch.setattr("huggingface_hub.constants.DOWNLOAD_CHUNK_SIZE", 1000)
     name = "model.safetensors"
-    fake.cut[name] = 1000
+    size = fake.files("org/single")[name]
+    fake.broken[name] = 0
+    assert "the download broke off (RemoteProtocolError); start again, files that came whole" in refused("org/single")
+    fake.broken.clear()
+    fake.cut[name] = size // 2
+    fake.sent = 0
     folder = fetch("org/single", Hub())
     assert (folder / name).read_bytes() == (fake.repositories["org/single"] / name).read_bytes()
-    assert fake.fetched().count(name) == 2
+    assert fake.sent < 1.1 * size
+    assert not list(folder.parents[1].rglob("*.incomplete"))
 
 
 def test_bytes_are_counted(fake, monkeypatch):
@@ -124,6 +131,15 @@ def test_bytes_are_counted(fake, monkeypatch):
     total = sum(size for name, size in fake.files("org/sharded").items() if name.startswith("model-"))
     assert seen[-1] == (total, total)
     assert seen == sorted(seen)
+
+
+def test_a_download_gives_up_when_it_is_told(fake, tmp_path):
+    hub = Hub()
+    hub.stopped.set()
+    with pytest.raises(hub_module.Stopped):
+        fetch("org/single", hub)
+    assert list((tmp_path / "cache").rglob("*"))
+    assert not list((tmp_path / "cache").rglob("*.incomplete"))
 
 
 def test_revisions_private_and_gated_repositories(fake):
@@ -209,11 +225,11 @@ def test_consolidated_weights_are_found(fake, tmp_path):
 
 def test_the_tokenizer_may_come_from_elsewhere(fake):
     config = Config(model=ModelFlags(model="org/sharded", tokenizer="org/single"))
-    tokenizer = located(config, config.model.tokenizer, weights=False)
+    tokenizer = located(config.model.tokenizer, hub_of(config), weights=False)
     assert (Path(tokenizer) / "tokenizer.json").is_file()
-    assert located(config, "/a/folder", weights=True) == "/a/folder"
+    assert located("/a/folder", hub_of(config), weights=True) == "/a/folder"
     with pytest.raises(ConfigError, match="--tokenizer org/none: there is no such folder here"):
-        located(config, "org/none", weights=False, flag="--tokenizer")
+        located("org/none", Hub(flag="--tokenizer"), weights=False)
 
 
 def test_a_check_reads_headers_only(fake, offline, capsys):
