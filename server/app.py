@@ -307,9 +307,9 @@ def describe(config: Config) -> Iterator[str]:
             yield f"device {at}: {torch.cuda.get_device_name(at)}"
     else:
         yield "device: cpu"
-    folder = located(config.folder, hub_of(config), weights=False)
+    folder = located(config, config.folder, hub_of(config), weights=False)
     check_folder(folder)
-    model = load_model_config(folder)
+    model = load_model_config(folder, config.model.hf_overrides, config.without_media)
     text = model.text
     named = f"{model.architecture} ({family_of(model.architecture).name})"
     yield f"model: {named}, {len(text.layers)} layers of {text.hidden_size}, vocabulary {text.vocab_size}"

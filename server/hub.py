@@ -17,7 +17,7 @@ import json
 import logging
 import shutil
 import threading
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -68,8 +68,11 @@ class Listing:
     sizes: Mapping[str, int]  # by path in the repository
 
 
-def fetch(name: str, hub: Hub, weights: bool = True) -> Path:
-    """The folder that holds the repository's files; those of the weights only if asked for."""
+def fetch(name: str, hub: Hub, weights: bool = True, check: Callable[[Path], object] | None = None) -> Path:
+    """The folder that holds the repository's files; those of the weights only if asked for.
+
+    `check` looks at the configuration, and raises, before the weights are fetched.
+    """
     from huggingface_hub import constants
     from huggingface_hub.errors import OfflineModeIsEnabled
 
@@ -86,6 +89,8 @@ def fetch(name: str, hub: Hub, weights: bool = True) -> Path:
         folder = download(name, hub, hub.revision or constants.DEFAULT_REVISION, beside(listing.sizes))
         if folder.name != listing.commit:  # the branch has moved meanwhile: all files come from one commit
             listing = listed(name, replace(hub, revision=folder.name))
+        if check is not None:
+            check(folder)
         if weights:
             wanted = {file: listing.sizes.get(file, 0) for file in weight_files(name, folder, listing.sizes)}
             absent = {file: size for file, size in wanted.items() if not (folder / file).exists()}

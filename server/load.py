@@ -51,24 +51,37 @@ async def fetch(state: AppState) -> None:
         state.fetching = state.pool.submit(fetched, state.config, state.stop_fetching)
         state.folder, state.tokenizer_source = await asyncio.wrap_future(state.fetching)
         state.startup["fetch"] = time.perf_counter() - begun
+    else:
+        refuse_revision(state.config.model.revision, state.folder)
+
+
+def refuse_revision(revision: str, folder: str) -> None:
+    """A folder is what it is."""
+    if revision:
+        raise ConfigError(f"--revision {revision}: {folder} is a folder, which has one revision; leave the flag out")
 
 
 def fetched(config: Config, stopped: threading.Event) -> tuple[str, str]:
     """Folders of model and tokenizer, when both are here."""
     hub = hub_of(config, stopped)
-    model = located(config.folder, hub, weights=config.model.load_format != "dummy")
+    model = located(config, config.folder, hub, weights=config.model.load_format != "dummy")
     if not config.model.tokenizer:
         return model, model
-    return model, located(config.model.tokenizer, replace(hub, revision="", flag="--tokenizer"), weights=False)
+    return model, located(config, config.model.tokenizer, replace(hub, revision="", flag="--tokenizer"), weights=False)
 
 
-def located(name: str, hub: Hub, weights: bool) -> str:
-    """The folder of a model or a tokenizer; `weights`: fetched from the hub too."""
+def located(config: Config, name: str, hub: Hub, weights: bool) -> str:
+    """The folder of a model or a tokenizer; `weights`: fetched from the hub too, if the configuration can be served."""
     if not is_hub_name(name):
+        refuse_revision(hub.revision, name)
         return name
+    from engine.models.registry import load_model_config
     from server.hub import fetch
 
-    return str(fetch(name, hub, weights))
+    def check(folder: Path) -> None:
+        load_model_config(folder, config.model.hf_overrides, config.without_media)
+
+    return str(fetch(name, hub, weights, check if weights else None))
 
 
 def hub_of(config: Config, stopped: threading.Event | None = None) -> Hub:

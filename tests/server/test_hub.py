@@ -214,6 +214,19 @@ def test_pickles_only_are_refused_by_name(fake, tmp_path):
     assert "pytorch_model.bin" not in fake.fetched()
 
 
+def test_what_cannot_be_served_is_not_fetched(fake, tmp_path):
+    folder = shutil.copytree(tiny.checkpoint("llama"), tmp_path / "other")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["RwkvForCausalLM"]}))
+    fake.repositories["org/other"] = folder
+    asked = Config(model=ModelFlags(model="org/other"))
+    with pytest.raises(ConfigError, match="architecture RwkvForCausalLM is not supported"):
+        located(asked, asked.folder, hub_of(asked), weights=True)
+    assert "model.safetensors" not in fake.fetched()
+    with pytest.raises(ConfigError, match="--revision v1: /a/folder is a folder, which has one revision"):
+        located(asked, "/a/folder", Hub("v1"), weights=True)
+
+
 def test_consolidated_weights_are_found(fake, tmp_path):
     folder = tmp_path / "mistral"
     folder.mkdir()
@@ -225,11 +238,11 @@ def test_consolidated_weights_are_found(fake, tmp_path):
 
 def test_the_tokenizer_may_come_from_elsewhere(fake):
     config = Config(model=ModelFlags(model="org/sharded", tokenizer="org/single"))
-    tokenizer = located(config.model.tokenizer, hub_of(config), weights=False)
+    tokenizer = located(config, config.model.tokenizer, hub_of(config), weights=False)
     assert (Path(tokenizer) / "tokenizer.json").is_file()
-    assert located("/a/folder", hub_of(config), weights=True) == "/a/folder"
+    assert located(config, "/a/folder", hub_of(config), weights=True) == "/a/folder"
     with pytest.raises(ConfigError, match="--tokenizer org/none: there is no such folder here"):
-        located("org/none", Hub(flag="--tokenizer"), weights=False)
+        located(config, "org/none", Hub(flag="--tokenizer"), weights=False)
 
 
 def test_a_check_reads_headers_only(fake, offline, capsys):

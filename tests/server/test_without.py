@@ -6,6 +6,7 @@ import pytest
 import pytest_asyncio
 
 from server.app import make_app
+from server.load import tell_vocabularies
 from tests import tiny
 from tests.server.asgi import Client
 from tests.server.conftest import config_of, ready
@@ -72,3 +73,10 @@ async def test_a_model_without_its_towers_takes_text(text_only):
     refused = await text_only.post("/v1/chat/completions", {"messages": [{"role": "user", "content": [picture]}]})
     assert refused.status == 400
     assert "takes no image input; it takes: text" in refused.json()["error"]["message"]
+
+
+async def test_a_tokenizer_that_knows_more_than_the_model_is_told(caplog):
+    tell_vocabularies(320, 320)
+    assert not caplog.records
+    tell_vocabularies(324, 320)
+    assert "the tokenizer has ids to 323 and the model 320 tokens: prompts that hold others are refused" in caplog.text
