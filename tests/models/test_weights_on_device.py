@@ -5,7 +5,9 @@ import time
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from engine.errors import ConfigError
 from engine.kernels.gemm.weight import Weight
 from engine.layers.padded import PaddedGated, PaddedLinear
 from engine.models.registry import build_model, load_model_config
@@ -75,3 +77,13 @@ def test_random_weights_are_drawn_quickly_and_once(tmp_path):
     assert seconds < size / 5e9
     assert torch.cuda.memory_allocated() - before < 1.01 * size
     assert torch.cuda.max_memory_allocated() - before < 1.05 * size, "joined pieces are not copied"
+
+
+def test_one_value_that_is_no_number_is_found_anywhere(tmp_path):
+    """A device sums every value, so none escapes it in a tensor of any size."""
+    folder = tiny.save(tiny.llama(intermediate_size=20_000), tmp_path / "model", dtype="bfloat16")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][19_999, 63] = float("nan")
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"layers\.1\.mlp\.up_proj\.weight: the weights hold NaN or infinity"):
+        filled(folder, "cuda:0", torch.bfloat16)

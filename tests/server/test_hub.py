@@ -289,7 +289,7 @@ def test_a_signal_ends_a_download(fake, tmp_path):
     try:
         assert fake.held.wait(60), process.log
         process.signal()
-        assert process.wait(10) == 0
+        assert process.wait(30) == 0
         process.check_log()
     finally:
         process.close()
