@@ -64,8 +64,8 @@ class StepBuffers:
         self.params = SlotParams(sizes.max_slots)
         self.slots = empty_slots(sizes.max_slots, sizes.max_blocks, len(layout.groups), device)
         self.inputs = empty_inputs(rows, tokens, len(layout.groups), model.config.mrope, device)
-        self.runs = torch.full((rows, sizes.width), int(TokenCode.END), dtype=torch.int32, device=device)
-        self.tokens = self.runs[:, 0]  # of each run the first; all where rows bring one
+        self.runs = torch.full((sizes.width, rows), int(TokenCode.END), dtype=torch.int32, device=device)
+        self.tokens = self.runs[0]  # the first of each row's run
         self.sampled_hidden = torch.zeros(rows, text.hidden_size, dtype=model.dtype, device=device)
         self._overlay: tuple[Tensor, Tensor] | None = None  # of models that see or hear; recorded steps read it
         if len(model.config.modalities) > 1:

@@ -51,7 +51,7 @@ class CpuExecutor:
         rows, tokens = sizes.max_rows, sizes.max_tokens
         # A plan is written while the step before it runs, never while its own last step does: two are enough.
         updates = rows * len(layout.groups) * (sizes.max_blocks + 1)
-        self.plans = [StepPlan(rows, tokens, updates) for _ in range(2)]
+        self.plans = [StepPlan(rows, tokens, updates, width=sizes.width) for _ in range(2)]
         self.encoder = EncoderCache(model)
         self.model = model
         self._mrope = model.config.mrope

@@ -64,7 +64,7 @@ class StepResult:
                 self.logprobs.pop(row, None)
 
     def take_tokens(self, chosen: np.ndarray, num_embeddings: int) -> None:
-        """The runs of the sampled rows, int [num_sampled, width].
+        """The runs of the sampled rows, int [num_sampled, at most the plan's width].
 
         A run that begins with INVALID or OUTSIDE ends its row, without a log-probability.
         """
@@ -73,8 +73,9 @@ class StepResult:
             row = int(sampled[place])
             error = TokenIdError(num_embeddings) if first[place] == TokenCode.OUTSIDE else InvalidLogitsError()
             self.invalid.setdefault(row, error)
-        self.tokens = np.full((self.plan.num_rows, chosen.shape[1]), -1, np.int32)
-        self.tokens[sampled] = chosen
+        self.tokens = np.full((self.plan.num_rows, self.plan.width), -1, np.int32)
+        self.tokens[sampled] = TokenCode.END
+        self.tokens[sampled, : chosen.shape[1]] = chosen
         for row in self.invalid:
             self.tokens[row] = -1
             self.logprobs.pop(row, None)

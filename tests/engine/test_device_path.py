@@ -1,12 +1,14 @@
 """The accelerator's executor on CPU tensors: the same tokens as the CPU's, through records, prep and padded steps."""
 
 import asyncio
+from functools import partial
 
 import numpy as np
 import pytest
 
 import engine.runtime
 from engine import Engine
+from engine.step.executor import Sizes
 from engine.step.upload_ring import ALIGNED, UploadRing
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
@@ -61,6 +63,17 @@ async def test_greedy_tokens_are_those_of_the_host(wanted, on_the_device_path, n
     elif not settings.get("cudagraph_capture_sizes"):
         assert seen["forward"] + seen["step"] == seen["finish"]
         assert seen["step"] > 20
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+@pytest.mark.parametrize("name", ["qwen3"])
+async def test_rows_that_may_bring_home_more_tokens_bring_the_same(wanted, name, on_device, monkeypatch):
+    monkeypatch.setattr(engine.runtime, "Sizes", partial(Sizes, width=3))
+    if on_device:
+        monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
+    async with running(tiny.checkpoint(name)) as served:
+        assert await all_at_once(served) == wanted
+        assert {plan.width for plan in served._device._runtime.executor.plans} == {3}
 
 
 @pytest.mark.parametrize("name", ["qwen3", "omni"])

@@ -1,8 +1,9 @@
 """A step's tokens into the pinned memory of the host that the step named: the last kernel of whatever samples.
 
-    ring[home, row] = OUTSIDE if words[row_slot[row], SlotWord.OUTSIDE] else tokens[row]
+    ring[home, row, k] = OUTSIDE if words[row_slot[row], SlotWord.OUTSIDE] else tokens[k, row]
 
-A row's run is its tokens, then TokenCode.END where it has fewer than `width`.
+A row's run is its tokens, then TokenCode.END where it has fewer than `width`. On the device the first tokens of all
+rows lie side by side, as sampling writes them; on the host the tokens of each run do.
 The device writes over the bus by itself, so a recorded step can send its tokens to another buffer each time it runs,
 and no copy on another stream has to wait for it. The host reads them when an event behind the kernel has been reached.
 Pinned memory is coherent with both vendors' devices as torch asks for it, so any event will do. A row that read a token
@@ -28,7 +29,7 @@ BLOCK = 256
 @triton.jit
 def home_kernel(
     ring,  # [num_buffers, max_rows, WIDTH] int32, on the host
-    tokens,  # [max_rows, WIDTH] int32
+    tokens,  # [WIDTH, max_rows] int32
     home,  # [1] int32
     row_slot,  # [max_rows] int32
     words,  # [slots, SLOT_WORDS] int32
@@ -44,14 +45,15 @@ def home_kernel(
     line = tl.minimum(tl.maximum(tl.load(home), 0), num_buffers - 1)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = place < max_rows * WIDTH
-    slot = tl.load(row_slot + place // WIDTH, mask=inside, other=0)
-    token = tl.load(tokens + place, mask=inside)
+    row = place // WIDTH
+    slot = tl.load(row_slot + row, mask=inside, other=0)
+    token = tl.load(tokens + place % WIDTH * max_rows + row, mask=inside)
     token = tl.where(tl.load(word(words, slot, MARK), mask=inside, other=0) != 0, OUTSIDE, token)
     tl.store(ring + line * max_rows * WIDTH + place, token, mask=inside)
 
 
 def send_home(ring: Tensor, tokens: Tensor, home: Tensor, row_slot: Tensor, slots: SlotTensors) -> None:
-    """ring int32 [num_buffers, max_rows, width] in pinned memory; tokens int32 [max_rows, width]; home int32 [1].
+    """ring int32 [num_buffers, max_rows, width] in pinned memory; tokens int32 [width, max_rows]; home int32 [1].
 
     `home` is clamped. row_slot int32 [max_rows]: each is one of `slots`. Rows whose slot is marked in SlotWord.OUTSIDE
     get TokenCode.OUTSIDE.
@@ -65,7 +67,7 @@ def send_home(ring: Tensor, tokens: Tensor, home: Tensor, row_slot: Tensor, slot
 def launch_home(ring: Tensor, tokens: Tensor, home: Tensor, row_slot: Tensor, slots: SlotTensors) -> None:
     """The kernel, on a grid that depends on shapes only."""
     buffers, rows, width = ring.shape
-    assert ring.is_contiguous() and tokens.is_contiguous() and tokens.shape == (rows, width)
+    assert ring.is_contiguous() and tokens.is_contiguous() and tokens.shape == (width, rows)
     assert ring.dtype is tokens.dtype is torch.int32
     assert row_slot.dtype is torch.int32 and row_slot.shape == (rows,)
     home_kernel[(triton.cdiv(rows * width, BLOCK),)](
@@ -76,4 +78,4 @@ def launch_home(ring: Tensor, tokens: Tensor, home: Tensor, row_slot: Tensor, sl
 
 def send_home_reference(ring: Tensor, tokens: Tensor, home: Tensor, row_slot: Tensor, slots: SlotTensors) -> None:
     marked = slots.word(SlotWord.OUTSIDE)[row_slot.long()] != 0
-    ring[min(max(int(home), 0), len(ring) - 1)] = torch.where(marked[:, None], int(TokenCode.OUTSIDE), tokens)
+    ring[min(max(int(home), 0), len(ring) - 1)] = torch.where(marked, int(TokenCode.OUTSIDE), tokens).T

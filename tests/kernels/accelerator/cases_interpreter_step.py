@@ -111,7 +111,7 @@ def test_a_broken_record_stays_inside_its_tensors(value):
 @pytest.mark.parametrize("home", [-1, 0, 2, 9])
 @pytest.mark.parametrize(("rows", "width"), [(1, 1), (256, 1), (600, 1), (200, 3)])
 def test_tokens_go_to_the_buffer_that_the_step_named(rows, width, home):
-    tokens = torch.randint(-1, 1000, (rows, width), dtype=torch.int32)
+    tokens = torch.randint(-1, 1000, (width, rows), dtype=torch.int32)
     row_slot, slots = torch.randperm(rows, dtype=torch.int32), empty_slots(rows, 1, 1, "cpu")
     slots.word(SlotWord.OUTSIDE)[:] = torch.rand(rows + 1) < 0.2
     got, want = (torch.full((3, rows, width), -77, dtype=torch.int32) for _ in range(2))
