@@ -100,12 +100,12 @@ def job_of(
     return Job(prompt, request, spliced.counts)
 
 
-async def with_grammar(state: AppState, asked: Asked, jobs: list[Job], parsing: Parsing | None = None) -> list[Job]:
+async def with_grammar(exchange: Exchange, asked: Asked, jobs: list[Job], parsing: Parsing | None) -> list[Job]:
     """The jobs, held to what the request says of its answers. Raises ApiError naming the keyword or the field.
 
     Where the model thinks first (`parsing`), an answer is held behind its reasoning.
     """
-    structure = asked.structure
+    state, structure = exchange.state, asked.structure
     if structure is None:
         return jobs
     if state.grammars is None:
@@ -118,6 +118,9 @@ async def with_grammar(state: AppState, asked: Asked, jobs: list[Job], parsing: 
         except GrammarError as error:
             raise ApiError(400, error.reason, f"{structure.param}: {error}", structure.param) from None
         held.append(replace(job, request=replace(job.request, grammar=grammar)))
+    if grammar.spec.relaxed:  # keywords of tools' schemas that the grammar does not enforce
+        exchange.headers.append((b"x-structured-relaxed", ", ".join(grammar.spec.relaxed).encode()))
+        state.metrics.relax(grammar.spec.relaxed)
     return held
 
 

@@ -7,7 +7,7 @@ per observation; labels come from closed sets, so the number of series is fixed 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from _fast.histogram import Histogram
@@ -53,10 +53,16 @@ class Metrics:
         self.max_series = 5000
         self.finished = dict.fromkeys(FINISHED, 0)
         self.rejections = dict.fromkeys(REJECTIONS, 0)
+        self.relaxed: dict[str, int] = {}  # by keyword: schemas of tools that are not enforced in full
         self.http_count: dict[tuple[str, str, str], int] = {}
         self.http_seconds: dict[tuple[str, str], Histogram] = {}  # by method and handler
         self.mm_cache: Callable[[], tuple[int, int]] = lambda: (0, 0)  # queries, hits
         self.resize(1 << 17)
+
+    def relax(self, keywords: Sequence[str]) -> None:
+        """A grammar leaves these keywords of tools' schemas out; they come from a fixed table."""
+        for keyword in keywords:
+            self.relaxed[keyword] = self.relaxed.get(keyword, 0) + 1
 
     def resize(self, max_model_len: int) -> None:
         """Called once when the model is known: token buckets reach its context."""
@@ -162,6 +168,12 @@ class Metrics:
         for reason, count in self.rejections.items():
             rejected.add_metric([*values, reason], count)
         yield rejected
+        relaxed = CounterMetricFamily(
+            "structured_relaxed", "Keywords of tools that grammars left out.", labels=["keyword"]
+        )
+        for keyword, count in self.relaxed.items():
+            relaxed.add_metric([keyword], count)
+        yield relaxed
         for name, histogram in self.histograms.items():
             family = HistogramMetricFamily(f"vllm:{name}", name.replace("_", " ").capitalize() + ".", labels=names)
             family.add_metric(values, histogram.buckets(), histogram.total)

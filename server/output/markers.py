@@ -29,6 +29,7 @@ class Markers:
 
     table: TokenTable
     chars: Mapping[str, str] = field(default_factory=dict)  # marker -> its character
+    ids: Mapping[str, int] = field(default_factory=dict)  # marker -> its token
     shown: Spelling = PLAIN  # characters to text
     skipped: Spelling = PLAIN  # the same without special tokens
 
@@ -44,7 +45,8 @@ class Markers:
         chars = {name: chr(first + at) for at, name in enumerate(used)}
         table = table_with({added[name]: char.encode() for name, char in chars.items()}, tokenizer.table)
         special = {name for name in used if tokenizer.is_special(added[name])}
-        return cls(table, chars, spelling(chars, frozenset()), spelling(chars, special))
+        ids = {name: added[name] for name in used}
+        return cls(table, chars, ids, spelling(chars, frozenset()), spelling(chars, special))
 
 
 def spelling(chars: Mapping[str, str], without: Iterable[str]) -> Spelling:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import secrets
 import string
 from collections.abc import Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from server.output.events import Event, NewId, Sink
@@ -21,6 +21,7 @@ from server.output.markers import Markers
 from server.output.reasoning import ReasoningFormat, State, continued_state, state_of, think
 from server.output.source import Reader, Source, until
 from server.output.tools.base import Schemas, ToolFormat
+from server.output.tools.formats import ANY_MODEL
 from server.render.prompt import Prompt
 
 LETTERS = string.ascii_letters + string.digits
@@ -82,6 +83,7 @@ class Parsers:
     reasoning: ReasoningFormat | None = None  # with the markers' characters
     tools: ToolFormat | None = None
     written: ReasoningFormat | None = None  # the same reasoning as prompts spell it
+    written_tools: ToolFormat | None = None
     harmony: Harmony | None = None  # reads what is set here, in place of the other two
     reads_reasoning: bool = False  # by harmony
     reads_calls: bool = False
@@ -96,6 +98,12 @@ class Parsers:
     @property
     def can_call(self) -> bool:
         return self.tools is not None or self.reads_calls
+
+    def that_call(self) -> Parsers:
+        """The same where calls must come: a model without a format of its own writes a JSON array."""
+        if self.can_call:
+            return self
+        return replace(self, tools=ANY_MODEL, written_tools=ANY_MODEL, tools_name="json")
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,6 +130,7 @@ def made(
         reasoning=None if reasoning is None else spelled(reasoning, markers.chars),
         tools=None if tools is None else spelled(tools, markers.chars),
         written=reasoning,
+        written_tools=tools,
         harmony=None if harmony is None else spelled(harmony, markers.chars),
         reads_reasoning=by_harmony and reasoning_name != "none",
         reads_calls=tools_name in HARMONY_TOOLS,

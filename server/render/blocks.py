@@ -189,15 +189,26 @@ def _document(block: dict[str, Any], path: str) -> list[Part]:
     )
 
 
+def strict_tools(tools: list[dict[str, Any]] | None) -> list[bool]:
+    """Of each tool that `read_tools` keeps, whether its calls are held to its schema."""
+    return [tool.get("strict") is True for tool in tools or () if not _is_hosted(tool)]
+
+
+def _is_hosted(tool: dict[str, Any]) -> bool:
+    """Whether only Anthropic's servers run this tool."""
+    kind = tool.get("type")
+    return isinstance(kind, str) and kind != "custom" and tool.get("input_schema") is None
+
+
 def read_tools(tools: list[dict[str, Any]] | None) -> tuple[list[dict[str, Any]], list[str]]:
     """(tools as templates know them, types of dropped server tools)."""
     kept: list[dict[str, Any]] = []
     dropped: list[str] = []
     for at, tool in enumerate(tools or ()):
         path = f"tools[{at}]"
-        kind, schema = tool.get("type"), tool.get("input_schema")
-        if isinstance(kind, str) and kind != "custom" and schema is None:
-            dropped.append(kind)
+        schema = tool.get("input_schema")
+        if _is_hosted(tool):
+            dropped.append(tool["type"])
             continue
         if schema is not None and not isinstance(schema, dict):
             raise invalid(f"{path}.input_schema: must be an object", f"{path}.input_schema")

@@ -196,6 +196,17 @@ def read_response_tools(tools: list[Item] | None) -> tuple[list[Item], list[Item
     return kept, echoed, dropped
 
 
+def strict_tools(tools: list[Item] | None) -> list[bool]:
+    """Of each tool as templates know them, whether its calls are held to its schema."""
+    found: list[bool] = []
+    for tool in tools or ():
+        if tool["type"] == "namespace":
+            found += [one.get("strict") is True for one in tool["tools"]]
+        elif tool["type"] in ("function", "custom"):
+            found.append(tool["type"] == "function" and tool.get("strict") is True)
+    return found
+
+
 def known_tools(echoed: list[Item]) -> dict[str, Item]:
     """How the client calls what the model calls by a name: functions of a namespace, and tools that take free text."""
     found: dict[str, Item] = {}

@@ -29,10 +29,11 @@ from server.output.parser import Parsing
 from server.render.prompt import Prompt
 from server.routes.chunks import ChatChunks, ChatShown, chat_finish
 from server.routes.endpoint import check_model, gateway_priority, names_of, response_id, route, side_of
-from server.routes.tools import check_calls, offered, parsing_of
+from server.routes.tools import check_calls, held_to_calls, offered, parsing_of
 from server.sampling import Asked, in_range, priority_of, resolve, salt_of
 from server.schema.chat import ChatBody
 from server.state import AppState
+from server.tool_structure import Calls
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 
@@ -51,7 +52,9 @@ async def create(request: Request) -> Response | None:
 
     def frames(answer: Answer) -> ChatChunks:
         chat = state.config.chat
-        shown = ChatShown(names, shown_top(body), chat.response_role, echo_of(state, body), chat.reasoning_field)
+        named = isinstance(body.tool_choice, dict)
+        echo = echo_of(state, body)
+        shown = ChatShown(names, shown_top(body), chat.response_role, echo, chat.reasoning_field, named)
         return ChatChunks(answer, name, model, bool(body.return_token_ids), shown)
 
     async def response(answer: Answer) -> Response:
@@ -66,11 +69,10 @@ async def create(request: Request) -> Response | None:
 
 def parsing_for(state: AppState, body: ChatBody) -> Parsing | None:
     """What the answer's text is searched for."""
-    may_call = body.tool_choice != "none"
     return parsing_of(
         state,
-        body.tools if may_call else None,
-        most_calls=1 if body.parallel_tool_calls is False else 0,
+        body.tools,
+        calls_of(state, body),
         continued=text_of(body.messages[-1]) if body.continue_final_message else None,
         shows_special=body.skip_special_tokens is False,
         shows_reasoning=body.include_reasoning is not False,
@@ -91,7 +93,7 @@ def check(state: AppState, body: ChatBody) -> Asked:
     """Everything that can be refused before the template runs."""
     if not body.messages:
         raise invalid("messages", "messages: is empty; send at least one message")
-    check_tools(state, body)
+    calls = calls_of(state, body)
     if body.reasoning_effort is not None and body.reasoning_effort not in EFFORTS:
         got = shown(body.reasoning_effort)
         raise invalid("reasoning_effort", f"reasoning_effort: got {got}; must be one of {', '.join(EFFORTS)}")
@@ -111,18 +113,50 @@ def check(state: AppState, body: ChatBody) -> Asked:
     if max_tokens is not None:
         in_range(name, max_tokens, 1, 2**31 - 1)
     logprobs = top if body.logprobs else None
-    return resolve(body, logprobs, max_tokens, state.defaults, state.config, state.vocabulary)
+    asked = resolve(body, logprobs, max_tokens, state.defaults, state.config, state.vocabulary)
+    strict = [tool["function"].get("strict") is True for tool in body.tools or ()]
+    return held_to_calls(state, asked, body.tools, strict, calls)
 
 
-def check_tools(state: AppState, body: ChatBody) -> None:
-    """The choice is one of the words, or names a function."""
+def calls_of(state: AppState, body: ChatBody) -> Calls:
+    """What the request says of calls: the choice is one of the words, or names a function."""
     choice = body.tool_choice
     if body.tools is not None and not body.tools:
         raise invalid("tools", "tools: is empty; name at least one tool or leave it out")
+    for at, tool in enumerate(body.tools or ()):
+        check_function(tool, f"tools[{at}]")
     if choice is not None and choice not in ("auto", "none", "required") and not isinstance(choice, dict):
         raise invalid("tool_choice", f"tool_choice: got {shown(choice)}; must be auto, none, required or a function")
-    must_call = choice == "required" or isinstance(choice, dict)
-    check_calls(state, body.tools, body.tools, must_call=must_call, may_call=choice != "none")
+    name = named_by(choice)
+    calls = Calls(choice != "none", name is not None or choice == "required", name, most_calls(body))
+    named = None if name is None else ("tool_choice", name)
+    check_calls(state, body.tools, body.tools, must_call=calls.must, may_call=calls.may, named=named)
+    return calls
+
+
+def check_function(tool: dict[str, Any], path: str) -> None:
+    """A tool is a function with a name and, where it has parameters, their schema."""
+    function = tool.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise invalid(f"{path}.function", f"{path}.function: must be an object with a name")
+    if not isinstance(function.get("parameters"), dict | None):
+        raise invalid(f"{path}.function.parameters", f"{path}.function.parameters: must be an object")
+
+
+def named_by(choice: Any) -> str | None:
+    """The function that a tool_choice names."""
+    if not isinstance(choice, dict):
+        return None
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str):
+        raise invalid("tool_choice.function", "tool_choice.function: must be an object with the name of a tool")
+    return name
+
+
+def most_calls(body: ChatBody) -> int:
+    """Calls that the client takes; 0: any number."""
+    return 1 if body.parallel_tool_calls is False or isinstance(body.tool_choice, dict) else 0
 
 
 async def render(state: AppState, body: ChatBody, ahead: MediaPreload) -> Prompt:
@@ -212,7 +246,7 @@ def whole_choice(answer: Answer, choice: Choice, body: ChatBody, names: TokenNam
     return chat_choice(
         choice.index,
         message,
-        chat_finish(choice),
+        chat_finish(choice, named=isinstance(body.tool_choice, dict)),
         choice.stop_reason,
         logprobs=names.chat(entries, shown_top(body)) if with_logprobs else None,
         token_ids=token_ids if body.return_token_ids else None,

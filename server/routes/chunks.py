@@ -70,15 +70,19 @@ class Chunks:
         return b',"token_ids":' + dumps(token_ids) if self.return_token_ids else b""
 
 
-def ending(choice: Choice) -> bytes:
+def ending(choice: Choice, named: bool = False) -> bytes:
     if choice.finish_reason is None:
         return b',"finish_reason":null'
-    return b',"finish_reason":' + dumps(chat_finish(choice)) + b',"stop_reason":' + dumps(choice.stop_reason)
+    return b',"finish_reason":' + dumps(chat_finish(choice, named)) + b',"stop_reason":' + dumps(choice.stop_reason)
 
 
-def chat_finish(choice: Choice) -> str | None:
-    """finish_reason: a choice that ended by itself and holds calls waits for their results."""
-    return "tool_calls" if choice.num_calls and choice.finish_reason == "stop" else choice.finish_reason
+def chat_finish(choice: Choice, named: bool) -> str | None:
+    """finish_reason: a choice that ended by itself and holds calls waits for their results.
+
+    `named`: the client has named the tool, and knows that its call comes.
+    """
+    waits = choice.num_calls and choice.finish_reason == "stop" and not named
+    return "tool_calls" if waits else choice.finish_reason
 
 
 def delta_of(event: Event, fields: tuple[str, ...]) -> bytes:
@@ -105,6 +109,7 @@ class ChatShown:
     role: str = "assistant"
     echo: str = ""  # the last message, said again before the answer
     reasoning_field: str = "both"
+    named: bool = False  # the client has named the tool that is called
 
 
 class ChatChunks(Chunks):
@@ -146,7 +151,7 @@ class ChatChunks(Chunks):
         for delta in [*deltas, b"{}"] if ends else deltas:
             last = ends and len(frames) == len(deltas)
             begin = self.head + b'{"index":%d,"delta":' % choice.index + delta + b',"logprobs":'
-            end = ending(choice) if last else b',"finish_reason":null'
+            end = ending(choice, self.shown.named) if last else b',"finish_reason":null'
             frames.append(begin + self.logprobs(logprobs) + end + self.ids(token_ids) + self.close(choice))
             token_ids, logprobs = [], []
         return b"".join(frames)

@@ -80,6 +80,11 @@ def gateway_priority(request: Request) -> str:
     return request.headers.get("x-vllm-priority", "") if policy == "priority" else ""
 
 
+def one_of(name: str, value: str | None, allowed: tuple[str, ...]) -> None:
+    if value is not None and value not in allowed:
+        raise invalid(name, f"{name}: got {shown(value)}; must be one of {', '.join(allowed)}")
+
+
 def side_of(side: str | None) -> Side:
     if side is None or side == "left":
         return "left"

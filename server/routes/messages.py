@@ -24,14 +24,15 @@ from server.http.exchange import Exchange, exchange_of
 from server.http.watch import client_present, preparing
 from server.job import Job, media_preload, prepare
 from server.output.messages import MessageEvents, whole_message
-from server.render.blocks import is_prefill, prefilled, read_blocks, read_tools
+from server.render.blocks import is_prefill, prefilled, read_blocks, read_tools, strict_tools
 from server.routes.endpoint import check_model, gateway_priority, json_response, route
-from server.routes.tools import check_calls, offered, parsing_of
+from server.routes.tools import check_calls, held_to_calls, offered, parsing_of
 from server.sampling import Asked, priority_of, resolve, salt_of
 from server.schema.common import SamplingFields
 from server.schema.messages import CountBody, MessagesBody
 from server.state import AppState
 from server.structure import Structure, format_structure
+from server.tool_structure import Calls
 
 log = logging.getLogger("omniloop")
 
@@ -46,7 +47,9 @@ async def create(request: Request) -> Response | None:
     body = await read_json(request, MessagesBody, state.config.limits.max_request_bytes)
     model = check_model(state, body.model)
     asked = check(state, body)
-    tools = offered(state, check_tools(state, body, calls_back=True), (body.tool_choice or {}).get("type"))
+    kept, calls = check_tools(state, body, calls_back=True)
+    asked = held_to_calls(state, asked, kept, strict_tools(body.tools), calls)
+    tools = offered(state, kept, (body.tool_choice or {}).get("type"))
     name = "msg_" + exchange.request_id
     priority = priority_of(SamplingFields(priority=body.priority), state.config, gateway_priority(request))
 
@@ -61,8 +64,8 @@ async def create(request: Request) -> Response | None:
 
     parsing = parsing_of(
         state,
-        tools if (body.tool_choice or {}).get("type") != "none" else None,
-        most_calls=1 if (body.tool_choice or {}).get("disable_parallel_tool_use") is True else 0,
+        tools,
+        calls,
         continued=prefilled(body.messages),
         id_prefix="toolu_",
         own_ids=False,
@@ -78,7 +81,8 @@ async def count(request: Request) -> Response:
     body = await read_json(request, CountBody, state.config.limits.max_request_bytes)
     check_model(state, body.model)
     check_prompt_fields(body)
-    tools = offered(state, check_tools(state, body, calls_back=False), (body.tool_choice or {}).get("type"))
+    kept, _ = check_tools(state, body, calls_back=False)
+    tools = offered(state, kept, (body.tool_choice or {}).get("type"))
     asked = resolve(SamplingFields(), None, 0, state.defaults, state.config, state.vocabulary)
     async with client_present(request):
         with state.places.hold(1, exchange.key_name):
@@ -140,8 +144,8 @@ def check_prompt_fields(body: CountBody) -> None:
         raise invalid("output_config.effort", text)
 
 
-def check_tools(state: AppState, body: CountBody, calls_back: bool) -> Tools:
-    """Tools for the template; refused where a call may come back."""
+def check_tools(state: AppState, body: CountBody, calls_back: bool) -> tuple[Tools, Calls]:
+    """Tools for the template, and what the request says of calls."""
     kept, dropped = read_tools(body.tools)
     if dropped:
         log.warning("%d tools that only Anthropic's servers run were left out of a request", len(dropped))
@@ -152,7 +156,9 @@ def check_tools(state: AppState, body: CountBody, calls_back: bool) -> Tools:
     named = ("tool_choice.name", name) if kind == "tool" and kept else None
     may_call = kind != "none" and calls_back
     check_calls(state, body.tools, kept, must_call=kind in ("any", "tool"), may_call=may_call, named=named)
-    return kept or None
+    most = 1 if choice.get("disable_parallel_tool_use") is True or kind == "tool" else 0
+    wanted = str(name) if kind == "tool" and kept else None
+    return kept or None, Calls(kind != "none", kind in ("any", "tool") and bool(kept), wanted, most)
 
 
 async def prompt_of(exchange: Exchange, body: CountBody, tools: Tools, asked: Asked, priority: int = 0) -> Job:

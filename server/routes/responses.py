@@ -35,11 +35,12 @@ from server.output.response_events import ResponseEvents
 from server.output.response_items import ResponseObject
 from server.render.conversation import Conversation
 from server.render.errors import RenderError
-from server.render.items import as_items, known_tools, read_items, read_response_tools, references, resolved
+from server.render.items import as_items, known_tools, read_items, references, resolved, strict_tools
 from server.routes.chat import EFFORTS
-from server.routes.endpoint import check_model, gateway_priority, json_response, route
+from server.routes.endpoint import check_model, gateway_priority, json_response, one_of, route
+from server.routes.response_tools import Tools, check_tools, parsing_for
 from server.routes.stored_responses import missing
-from server.routes.tools import check_calls, offered, parsing_of
+from server.routes.tools import held_to_calls, offered
 from server.sampling import Asked, in_range, priority_of, resolve
 from server.schema.common import SamplingFields
 from server.schema.responses import ResponsesBody
@@ -56,7 +57,6 @@ INCLUDE = frozenset({
     "file_search_call.results", "message.input_image.image_url", "web_search_call.action.sources",
     "web_search_call.results",
 })  # fmt: skip
-Tools = tuple[list[dict[str, Any]] | None, list[dict[str, Any]]]  # for the template; as echoed
 MakePrompt = Callable[[], Awaitable[tuple[Turn, Job]]]
 
 
@@ -66,30 +66,21 @@ async def create(request: Request) -> Response | None:
     body = await read_json(request, ResponsesBody, state.config.limits.max_request_bytes)
     model = check_model(state, body.model)
     asked = check(state, body)
-    tools = check_tools(state, body)
+    tools, calls = check_tools(state, body)
+    asked = held_to_calls(state, asked, tools[0], strict_tools(body.tools), calls)
+    parsing = parsing_for(state, body, tools, calls)
     parent = earlier(state, exchange.key_name, body.previous_response_id)
     priority = priority_of(SamplingFields(priority=body.priority), state.config, gateway_priority(request))
     prompt = partial(prompt_of, exchange, body, parent, tools, asked, priority)
     shape = partial(shape_of, exchange, body, model, asked, tools)
     if body.background:
-        return await in_background(request, body, asked, prompt, shape, parsing_for(state, body, tools))
+        return await in_background(request, body, asked, prompt, shape, parsing)
     reply = Reply(exchange, body, prompt, shape())
     skip_special_tokens = body.skip_special_tokens is not False
     return await answer_with(
         request, asked, reply.jobs, reply.frames, reply.response,
-        name=reply.shape.name, skip_special_tokens=skip_special_tokens, parsing=parsing_for(state, body, tools),
+        name=reply.shape.name, skip_special_tokens=skip_special_tokens, parsing=parsing,
     )  # fmt: skip
-
-
-def parsing_for(state: AppState, body: ResponsesBody, tools: Tools) -> Parsing | None:
-    """What the answer's text is searched for."""
-    return parsing_of(
-        state,
-        tools[0] if body.tool_choice != "none" else None,
-        most_calls=1 if body.parallel_tool_calls is False else 0,
-        id_prefix="call_",
-        shows_special=body.skip_special_tokens is False,
-    )
 
 
 class Reply:
@@ -135,7 +126,7 @@ async def in_background(
         with ExitStack() as held:
             held.enter_context(exchange.state.places.hold(asked.n, exchange.key_name))
             turn, job = await prompt()
-            (job,) = await with_grammar(exchange.state, asked, [job], parsing)
+            (job,) = await with_grammar(exchange, asked, [job], parsing)
             shape = make_shape()
             entry = await begin(detached(request), body, asked, job, shape, turn, held, parsing)
         if not body.stream:
@@ -216,28 +207,6 @@ def check_objects(body: ResponsesBody) -> None:
     for name in ("user", "prompt_cache_key"):
         if len(getattr(body, name) or "") > 512:
             raise invalid(name, f"{name}: at most 512 characters")
-
-
-def one_of(name: str, value: str | None, allowed: tuple[str, ...]) -> None:
-    if value is not None and value not in allowed:
-        raise invalid(name, f"{name}: got {shown(value)}; must be one of {', '.join(allowed)}")
-
-
-def check_tools(state: AppState, body: ResponsesBody) -> Tools:
-    """Tools for the template and for the echo."""
-    kept, echoed, dropped = read_response_tools(body.tools)
-    if dropped:
-        log.warning("%d tools that only OpenAI's servers run were left out of a request", dropped)
-    choice = body.tool_choice
-    if isinstance(choice, str):
-        one_of("tool_choice", choice, ("none", "auto", "required"))
-    elif choice is not None and not isinstance(choice.get("type"), str):
-        raise invalid("tool_choice.type", "tool_choice.type: must be a string")
-    must_call = choice == "required" or isinstance(choice, dict)
-    by_name = isinstance(choice, dict) and choice["type"] in ("function", "custom")
-    named = ("tool_choice.name", choice.get("name")) if isinstance(choice, dict) and by_name else None
-    check_calls(state, body.tools, kept, must_call=must_call, may_call=choice != "none", named=named)
-    return kept or None, echoed
 
 
 # -- the prompt

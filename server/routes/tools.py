@@ -7,11 +7,14 @@ the answer, or a refusal.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from server.errors import invalid, not_here, shown
 from server.output.parser import Parsing
+from server.sampling import Asked
 from server.state import AppState
+from server.tool_structure import Calls, tool_structure
 
 Tool = dict[str, Any]
 
@@ -36,14 +39,13 @@ def check_calls(
         param, name = named
         if name not in [tool["function"]["name"] for tool in kept or ()]:
             raise invalid(param, f"{param}: {shown(name)} is not among the tools")
-    if kept and may_call and not state.parsers.can_call and state.config.chat.tool_call_parser != "none":
+    cannot = not (must_call or state.parsers.can_call)
+    if kept and may_call and cannot and state.config.chat.tool_call_parser != "none":
         raise not_here(
             "tools",
             "tools: the format of this model's tool calls is not known; send tool_choice none or no tools, or start "
             "the server with --tool-call-parser and its name (none: calls stay text)",
         )
-    if kept and must_call:
-        raise not_here("tool_choice", "tool_choice: this server cannot force a call; send auto or none")
 
 
 def offered(state: AppState, tools: list[Tool] | None, choice: Any) -> list[Tool] | None:
@@ -51,6 +53,19 @@ def offered(state: AppState, tools: list[Tool] | None, choice: Any) -> list[Tool
     return None if choice == "none" and state.config.chat.exclude_tools_when_tool_choice_none else tools
 
 
-def parsing_of(state: AppState, tools: Sequence[Tool] | None, **wishes: Any) -> Parsing | None:
+def parsing_of(state: AppState, tools: Sequence[Tool] | None, calls: Calls, **wishes: Any) -> Parsing | None:
     """What to look for in an answer; None where the model's answers are plain text."""
-    return None if state.parsers.is_empty else Parsing(state.parsers, tools or None, **wishes)
+    parsers = state.parsers.that_call() if calls.must else state.parsers
+    given = tools if tools and calls.may else None
+    return None if parsers.is_empty else Parsing(parsers, given, most_calls=calls.most, **wishes)
+
+
+def held_to_calls(
+    state: AppState, asked: Asked, tools: Sequence[Tool] | None, strict: list[bool], calls: Calls
+) -> Asked:
+    """The sampling of an answer in which calls must come, or in which they follow their tools' schemas."""
+    if not tools or not calls.may:
+        return asked
+    parsers, limits = state.parsers.that_call() if calls.must else state.parsers, state.config.limits
+    structure = tool_structure(parsers, tools, strict, calls, limits, asked.structure)
+    return asked if structure is asked.structure else replace(asked, structure=structure)

@@ -274,7 +274,6 @@ async def test_faults_of_the_renderer_name_the_clients_own_fields(client):
     ("fields", "text"),
     [
         ({"tools": [{"name": "f", "input_schema": {"type": "object"}}]}, "tools"),
-        ({"tools": [{"name": "f", "input_schema": {}}], "tool_choice": {"type": "tool", "name": "f"}}, "tools"),
     ],
 )
 async def test_what_cannot_be_done_yet_is_refused_by_name(client, fields, text):

@@ -61,9 +61,11 @@ LLAMA = ToolFormat(json_calls.calls, ("<|python_tag|>",), bare="{", separator=";
 PYTHONIC = ToolFormat(python_calls.code, bare="[")
 COHERE = ToolFormat(
     json_calls.calls, ("<|START_ACTION|>",), ("<|END_ACTION|>",), names=("tool_name", "name"),
-    skips=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"),
+    skips=("<|START_RESPONSE|>", "<|END_RESPONSE|>", "<|START_TEXT|>", "<|END_TEXT|>"), variant="list",
 )  # fmt: skip
-LISTED = ToolFormat(json_calls.calls, ("<tool_calls>",), ("</tool_calls>",))
+LISTED = ToolFormat(json_calls.calls, ("<tool_calls>",), ("</tool_calls>",), variant="list")
+
+ANY_MODEL = ToolFormat(json_calls.calls, bare="[", variant="sure")  # where calls are forced on a model without a format
 
 TOOLS: dict[str, ToolFormat] = {
     "hermes": HERMES,
@@ -160,15 +162,15 @@ TOOLS: dict[str, ToolFormat] = {
         name=("call:", "{"),
         quotes=("<escape>",),
     ),
-    "phi4_mini_json": ToolFormat(json_calls.calls, ("functools",)),
-    "granite": ToolFormat(json_calls.calls, ("<|tool_call|>", "<tool_call>"), ("</tool_call>",)),
+    "phi4_mini_json": ToolFormat(json_calls.calls, ("functools",), variant="list"),
+    "granite": ToolFormat(json_calls.calls, ("<|tool_call|>", "<tool_call>"), variant="list"),
     "granite-20b-fc": ToolFormat(json_calls.calls, ("<function_call>",), ("</function_call>",)),
     "jamba": LISTED,
     "hunyuan_a13b": replace(LISTED, skips=("<answer>\n", "\n</answer>", "<answer>", "</answer>")),
     "internlm": ToolFormat(json_calls.calls, ("<|action_start|><|plugin|>",), ("<|action_end|>",)),
     "cohere_command3": COHERE,
     "cohere_command4": COHERE,
-    "nemotron_json": ToolFormat(json_calls.calls, ("<TOOLCALL>",), ("</TOOLCALL>",)),
+    "nemotron_json": ToolFormat(json_calls.calls, ("<TOOLCALL>",), ("</TOOLCALL>",), variant="list"),
     "apertus": ToolFormat(json_calls.calls, ("<|tools_prefix|>",), ("<|tools_suffix|>",), variant="keyed"),
     "longcat": ToolFormat(json_calls.calls, ("<longcat_tool_call>",), ("</longcat_tool_call>",)),
     "xlam": ToolFormat(

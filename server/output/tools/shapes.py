@@ -1,0 +1,270 @@
+"""Shapes: the grammar of a format's calls, so that a model that must call writes what the same format's parser reads.
+
+Owner: none, pure functions; called in the pool. In: a format, the ids of its marker tokens, and of each tool its name
+and the schema of its arguments as the grammar's `%json` takes it. Out: Lark. Markers that are tokens stand as ids, so
+that no other spelling of them is a call; white space between calls may be left out.
+
+    start: LEAD? before call (between call)* after          a call must come
+    start: (TEXT section)* TEXT                             calls may come, in free text
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from server.output.tools import json_calls, python_calls, tag_calls
+from server.output.tools.base import ToolFormat, kinds_of
+
+SchemaText = Callable[[Any, str], str]  # (schema, its path in the request) -> what %json takes
+NL = r"NL: /[ \n]{0,2}/"
+ANY = "ANY: /(?s:.*)/"
+UNENFORCED = ("pattern", "format", "minLength", "maxLength")  # of a text between tags
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """One tool that may be called."""
+
+    name: str
+    parameters: Mapping[str, Any]
+    path: str  # where its parameters stand in the request
+    text: SchemaText  # refuses or leaves out what cannot be enforced
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """How calls follow each other."""
+
+    before: str
+    calls: list[str]  # one alternative per tool
+    between: str
+    after: str
+    rules: list[str]
+
+
+def literal(text: str) -> str:
+    """A text as Lark writes it; "" where it is empty."""
+    return json.dumps(text, ensure_ascii=False) if text else ""
+
+
+def spelled(text: str, ids: Mapping[str, int]) -> str:
+    """A text as Lark, its marker tokens by id."""
+    for marker in sorted(ids, key=len, reverse=True):
+        if marker in text:
+            before, _, after = text.partition(marker)
+            return " ".join(filter(None, (spelled(before, ids), f"<[{ids[marker]}]>", spelled(after, ids))))
+    return literal(text)
+
+
+def joined(*parts: str) -> str:
+    return " ".join(part for part in parts if part)
+
+
+def grammar_of(form: ToolFormat, ids: Mapping[str, int], tools: Sequence[Tool], *, must: bool, most: int) -> str | None:
+    """Lark for calls of these tools; None where the format has no shape for it. `most`: 1 or 0 for any number."""
+    make = SHAPES.get(form.machine)
+    if make is None or not tools:
+        return None
+    shape = make(form, ids, tools)
+    several = "" if most == 1 else f"({joined(shape.between, 'call')})*"
+    section = joined(shape.before, "call", several, shape.after)
+    rules = ["call: " + " | ".join(f"({call})" for call in shape.calls), NL, ANY, *shape.rules]
+    if must:
+        return "\n".join([f"start: NL {section}", *rules])
+    trigger = next((marker for marker in (*form.begins, form.name[0]) if marker in ids), None)
+    opening = f"<[{ids[trigger]}]>" if trigger else ""
+    if not trigger or not (section.startswith(opening) or all(call.startswith(opening) for call in shape.calls)):
+        return None
+    start = "start: TEXT" if most == 1 else "start: (TEXT section)* TEXT"
+    start = f"{start} (section TEXT)?" if most == 1 else start
+    return "\n".join([start, f"section: {section}", f"TEXT: {_without(trigger)}", *rules])
+
+
+def _without(marker: str) -> str:
+    """Any text in which a marker is not spelled."""
+    return f"/(?s:.*)/ & ~/(?s:.*){_quoted(marker)}(?s:.*)/"
+
+
+def _quoted(text: str) -> str:
+    return "".join(char if char.isalnum() else f"\\x{{{ord(char):x}}}" for char in text)
+
+
+# -- JSON
+
+
+def _object(form: ToolFormat, at: int, tool: Tool) -> tuple[str, str]:
+    """(a call as a JSON object, the rule of its arguments)."""
+    rule = f"args_{at}: %json {tool.text(tool.parameters, tool.path)}"
+    name = json.dumps(tool.name, ensure_ascii=False)
+    if form.variant == "keyed":
+        return joined(literal("{" + name + ": "), f"args_{at}", literal("}")), rule
+    key = "parameters" if form.bare == "{" or form.names[0] != "name" else "arguments"
+    head = f'{{"{form.names[0]}": {name}, "{key}": '
+    return joined(literal(head), f"args_{at}", literal("}")), rule
+
+
+def _json_calls(form: ToolFormat, ids: Mapping[str, int], tools: Sequence[Tool]) -> Calls:
+    made = [_object(form, at, tool) for at, tool in enumerate(tools)]
+    objects, rules = [call for call, _ in made], [rule for _, rule in made]
+    begins = [marker for marker in form.begins if marker in ids] or [*form.begins, ""]
+    begin, end = spelled(begins[0], ids), spelled(form.ends[0], ids) if form.ends else ""
+    if form.bare == "{":
+        return Calls("", objects, literal("; "), "", rules)
+    if form.variant in ("list", "keyed", "sure"):
+        opening = "" if form.bare == "[" else begin
+        return Calls(joined(opening, '"["'), objects, literal(", "), joined('"]"', "" if form.bare else end), rules)
+    return Calls("", [joined(begin, "NL", one, "NL", end) for one in objects], "NL", "", rules)
+
+
+def _named_calls(form: ToolFormat, ids: Mapping[str, int], tools: Sequence[Tool]) -> Calls:
+    begin, separator = spelled(form.begins[0], ids), spelled(form.name[1], ids)
+    end = spelled(form.ends[0], ids) if form.ends else ""
+    rules = [f"args_{at}: %json {tool.text(tool.parameters, tool.path)}" for at, tool in enumerate(tools)]
+    if form.variant == "mistral" and form.name[1] not in ids:  # tokenizers before version 11
+        objects = [_object(form, at, tool)[0] for at, tool in enumerate(tools)]
+        return Calls(joined(begin, '" "?', '"["'), objects, literal(", "), '"]"', rules)
+    calls = []
+    for at, tool in enumerate(tools):
+        name, arguments = literal(tool.name), f"args_{at}"
+        if form.variant == "fenced":
+            fenced = joined(separator, name, literal("\n```json\n"), arguments, literal("\n```"))
+            calls.append(joined(begin, literal("function"), fenced, end))
+        elif form.variant == "kimi":
+            named = joined(literal(f"functions.{tool.name}:"), "NUMBER", separator)
+            calls.append(joined(begin, named, arguments, end))
+        else:
+            calls.append(joined(begin, name, separator, arguments, end))
+    if form.variant == "kimi":
+        rules.append("NUMBER: /[0-9]{1,4}/")
+    before, after = (spelled(mark, ids) for mark in form.skips) if form.skips else ("", "")
+    return Calls(before, calls, "NL" if form.variant == "fenced" else "", after, rules)
+
+
+# -- tags
+
+
+def _tagged_calls(form: ToolFormat, ids: Mapping[str, int], tools: Sequence[Tool]) -> Calls:
+    rules: list[str] = []
+    calls = []
+    begin, end = spelled(form.begins[0], ids), spelled(form.ends[0], ids)
+    for at, tool in enumerate(tools):
+        parameters = [
+            joined(spelled(_opened(form, name, kinds), ids), value, "NL")
+            for name, kinds, value in _values(form, ids, tool, at, rules)
+        ]
+        opened = spelled(form.name[0] + tool.name + _closed(form.name[1], form.tag_end, ""), ids)
+        calls.append(joined(opened, "NL", *_optional(tool, parameters), spelled(form.end_call, ids)))
+    if len(form.skips) == 2 and form.end_call not in form.skips and form.name[0].startswith("<steptml"):
+        skips = [spelled(mark, ids) for mark in form.skips]
+        return Calls(begin, [joined(skips[0], call, skips[1]) for call in calls], "NL", end, rules)
+    if form.name[0] == "<function=":  # every call has markers of its own
+        return Calls("", [joined(begin, "NL", call, "NL", end) for call in calls], "NL", "", rules)
+    return Calls(joined(begin, "NL"), calls, "NL", joined("NL", end), rules)
+
+
+def _opened(form: ToolFormat, name: str, kinds: frozenset[str]) -> str:
+    """A parameter's opening tag."""
+    if not form.tag_end:
+        return form.key[0] + name + form.key[1]
+    kind = "string" if kinds == {"string"} else "object"
+    sign = f' type="{kind}"' if form.tag_end != ">" else f' string="{str(kind == "string").lower()}"'
+    return form.key[0] + name + _closed(form.key[1], form.tag_end, sign)
+
+
+def _closed(suffix: str, tag_end: str, sign: str) -> str:
+    return suffix if not tag_end or suffix.endswith(tag_end) else suffix + sign + tag_end
+
+
+def _keyed_calls(form: ToolFormat, ids: Mapping[str, int], tools: Sequence[Tool]) -> Calls:
+    rules: list[str] = []
+    calls = []
+    begin, end = spelled(form.begins[0], ids), spelled(form.ends[0], ids)
+    for at, tool in enumerate(tools):
+        parameters = [
+            joined(spelled(form.key[0] + name + form.key[1], ids), "NL", spelled(form.quotes[0], ids), value, "NL")
+            for name, _, value in _values(form, ids, tool, at, rules)
+        ]
+        named = joined(literal(tool.name), spelled(form.name[0], ids), "NL")
+        calls.append(joined(begin, named, *_optional(tool, parameters), end))
+    before, after = (spelled(mark, ids) for mark in form.skips) if form.skips else ("", "")
+    return Calls(joined(before, "NL" if before else ""), calls, "NL", joined("NL" if after else "", after), rules)
+
+
+def _values(
+    form: ToolFormat, ids: Mapping[str, int], tool: Tool, at: int, rules: list[str]
+) -> list[tuple[str, frozenset[str], str]]:
+    """(name, types, the value with what ends it) of each parameter; adds rules."""
+    found = []
+    root = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
+    for number, (name, schema) in enumerate((tool.parameters.get("properties") or {}).items()):
+        kinds, rule = kinds_of(schema, tool.parameters), f"value_{at}_{number}"
+        end = spelled(form.end_value, ids)
+        line = "" if form.tag_end or form.machine is tag_calls.keyed else "\n"
+        listed = schema.get("enum") if isinstance(schema, Mapping) else None
+        if kinds == {"string"} and listed:
+            rules.append(f"{rule}: " + " | ".join(literal(text) for text in listed))
+            found.append((name, kinds, joined(literal(line), rule, literal(line), end)))
+        elif kinds == {"string"}:
+            tool.text({"type": "string", **{key: schema[key] for key in UNENFORCED if key in schema}}, tool.path)
+            if form.end_value in ids:
+                rules.append(f"{rule}: STRING_{at}_{number} {end}")
+                rules.append(f"STRING_{at}_{number}: {_without(form.end_value)}")
+            else:
+                rules.append(f"{rule}[lazy]: ANY {literal(line + form.end_value)}")
+            found.append((name, kinds, joined(literal(line), rule)))
+        else:
+            rules.append(f"{rule}: %json {tool.text({**root, **schema}, f'{tool.path}.properties.{name}')}")
+            found.append((name, kinds, joined(literal(line), rule, literal(line), end)))
+    return found
+
+
+def _optional(tool: Tool, parameters: list[str]) -> list[str]:
+    required = tool.parameters.get("required") or ()
+    names = (tool.parameters.get("properties") or {}).keys()
+    return [text if name in required else f"({text})?" for name, text in zip(names, parameters)]
+
+
+# -- code
+
+
+def _code_calls(form: ToolFormat, ids: Mapping[str, int], tools: Sequence[Tool]) -> Calls:
+    """Arguments by name, with JSON's literals, which the parser reads as well as Python's."""
+    rules: list[str] = []
+    calls = []
+    for at, tool in enumerate(tools):
+        names, required = list(tool.parameters.get("properties") or {}), set(tool.parameters.get("required") or ())
+        root = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
+        pairs = []
+        for number, name in enumerate(names):
+            schema = {**root, **tool.parameters["properties"][name]}
+            rules.append(f"value_{at}_{number}: %json {tool.text(schema, f'{tool.path}.properties.{name}')}")
+            pairs.append((name in required, joined(literal(f"{name}="), f"value_{at}_{number}")))
+        calls.append(joined(literal(f"{tool.name}("), _listed(pairs), literal(")")))
+    begin = spelled(form.begins[0], ids) if form.begins else ""
+    end = spelled(form.ends[0], ids) if form.ends else ""
+    if form.begins and form.begins[0] == "<function_calls>":
+        return Calls(begin, calls, literal("\n"), end, rules)
+    return Calls(joined(begin, '"["'), calls, literal(", "), joined('"]"', end), rules)
+
+
+def _listed(pairs: list[tuple[bool, str]]) -> str:
+    """Pairs with commas between, the required ones first."""
+    required = [text for needed, text in pairs if needed]
+    optional = [text for needed, text in pairs if not needed]
+    rest = [f'(", " {text})?' for text in optional]
+    if required:
+        return joined(' ", " '.join(required), *rest)
+    ways = [joined(text, *rest[at + 1 :]) for at, text in enumerate(optional)]
+    return f"({' | '.join(f'({way})' for way in ways)})?" if ways else ""
+
+
+SHAPES: dict[Any, Callable[[ToolFormat, Mapping[str, int], Sequence[Tool]], Calls]] = {
+    json_calls.calls: _json_calls,
+    json_calls.named: _named_calls,
+    tag_calls.tagged: _tagged_calls,
+    tag_calls.keyed: _keyed_calls,
+    python_calls.code: _code_calls,
+}

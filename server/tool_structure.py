@@ -1,0 +1,104 @@
+"""Tools and tool_choice as a Structure: calls that must come, and calls of strict tools, held to their schemas.
+
+Owner: loop for `tool_structure`, the pool for what it makes. In: the tools as every dialect reads them, the choice, and
+the model's format. Out: a Structure whose grammar is the format's own shape (output/tools/shapes.py), so the parser
+that reads free calls reads these too. In tools without `strict` what cannot be enforced is left out and told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from engine.grammar.spec import GrammarSpec
+from server.config import LimitsConfig
+from server.errors import not_here
+from server.output.parser import Parsers
+from server.output.tools.shapes import Tool, grammar_of
+from server.schema_rules import wrong
+from server.structure import Structure, content_key, relaxed, schema_text
+
+ANY_OBJECT = {"type": "object", "properties": {}}
+
+
+@dataclass(frozen=True, slots=True)
+class Calls:
+    """What a request says of calls."""
+
+    may: bool = True  # a call may come
+    must: bool = False  # a call has to come
+    named: str | None = None  # of this tool
+    most: int = 0  # 0: as many as the model likes
+
+
+def tool_structure(
+    parsers: Parsers,
+    tools: Sequence[Mapping[str, Any]],
+    strict: Sequence[bool],
+    calls: Calls,
+    limits: LimitsConfig,
+    answer: Structure | None = None,
+) -> Structure | None:
+    """What holds the answer; `answer` itself where no call is to be held.
+
+    `answer` is what the request says of answers (response_format): a model that may call gives either calls or that.
+    """
+    if not tools or not (calls.must or any(strict) or answer is not None):
+        return answer
+    param = "tool_choice" if calls.must else "tools" if answer is None else answer.param
+    if parsers.written_tools is None:
+        if answer is not None and not calls.must:
+            return answer
+        raise not_here(param, f"{param}: this server cannot hold calls of this model to a schema; send auto, unstrict")
+    listed = [
+        (at, tool["function"]["name"], tool["function"].get("parameters") or ANY_OBJECT, strict[at])
+        for at, tool in enumerate(tools)
+        if calls.named in (None, tool["function"]["name"])
+    ]
+    calls = replace(calls, most=1) if calls.named is not None else calls
+    other = None if calls.must else answer
+    try:
+        key = content_key(parsers.tools_name, listed, calls.must, calls.most, other and other.key.hex())
+    except (TypeError, ValueError):  # numbers of more than 64 bits
+        raise wrong("tools", "hold a number out of range") from None
+    return Structure(key, partial(_make, parsers, listed, calls, other, param, limits), param)
+
+
+def _make(
+    parsers: Parsers,
+    listed: list[tuple[int, str, Any, bool]],
+    calls: Calls,
+    answer: Structure | None,
+    param: str,
+    limits: LimitsConfig,
+) -> GrammarSpec:
+    """In the pool."""
+    dropped: list[str] = []
+
+    def text_of(strict: bool, schema: Any, path: str) -> str:
+        if strict:
+            return schema_text(schema, path, limits)
+        text, left_out = relaxed(schema, path, limits)
+        dropped.extend(left_out)
+        return text
+
+    tools = [
+        Tool(name, parameters, f"tools[{at}].function.parameters", partial(text_of, strict))
+        for at, name, parameters, strict in listed
+    ]
+    assert parsers.written_tools is not None
+    spec = None if answer is None else answer.make()
+    if spec is not None and spec.kind != "schema":
+        return spec
+    must = calls.must or spec is not None
+    text = grammar_of(parsers.written_tools, parsers.markers.ids, tools, must=must, most=calls.most)
+    if text is None and spec is not None:
+        return spec
+    if text is None:
+        way = "forced" if must else "held to a schema inside free text"
+        raise not_here(param, f"{param}: calls in the form {parsers.tools_name} cannot be {way} on this server")
+    if spec is not None:
+        text = text.replace("start: ", "start: answer | ", 1) + f"\nanswer: %json {spec.text}"
+    return GrammarSpec("lark", text, relaxed=tuple(sorted(set(dropped))))

@@ -1,0 +1,329 @@
+"""Calls that must come and calls of strict tools: held to their schemas by the grammar, read by the same parser."""
+
+# ruff: noqa: E501
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import orjson
+import pytest
+
+from engine.grammar.compile import compile_now
+from engine.grammar.spec import GrammarSpec
+from engine.grammar.vocabulary import GrammarVocabulary
+from server.config import LimitsConfig
+from server.output.tools.formats import TOOLS as FORMATS
+from server.output.tools.shapes import Tool, grammar_of
+from server.structure import relaxed
+from tests.server.output.test_parsers import parser_of, said
+from tests.server.scripted import play, tokenizer
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 8},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+        "unit": {"enum": ["C", "F"]},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+F = {"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}
+G = {
+    "type": "function",
+    "function": {"name": "now", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}},
+}
+
+
+# -- every shape is what its parser reads
+
+
+def vocabulary() -> GrammarVocabulary:
+    if not MADE:
+        known = tokenizer()
+        MADE.append(GrammarVocabulary(known.token_bytes, known.is_special, known.vocab_size))
+    return MADE[0]
+
+
+MADE: list[GrammarVocabulary] = []
+CALLS = {
+    "f": {"s": "x y", "n": 4, "o": {"k": [1]}},
+    "g": {},
+}
+PROPERTIES = {"s": {"type": "string"}, "n": {"type": "integer"}, "o": {"type": "object"}}
+
+
+def text_of(schema: Any, path: str) -> str:
+    return relaxed(schema, path, LimitsConfig())[0]
+
+
+SHAPED = {
+    "hermes": '<tool_call>\n{"name": "f", "arguments": {"s": "x y", "n": 4, "o": {"k": [1]}}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "g", "arguments": {}}\n</tool_call>',
+    "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=s>\nx y\n</parameter>\n<parameter=n>\n4\n</parameter>\n"
+    '<parameter=o>\n{"k": [1]}\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=g>\n</function>\n</tool_call>',
+    "seed_oss": "<seed:tool_call>\n<function=f>\n<parameter=s>\nx y\n</parameter>\n<parameter=n>\n4\n</parameter>\n"
+    '<parameter=o>\n{"k": [1]}\n</parameter>\n</function>\n</seed:tool_call>\n<seed:tool_call>\n<function=g>\n</function>\n'
+    "</seed:tool_call>",
+    "glm45": "<tool_call>f\n<arg_key>s</arg_key>\n<arg_value>x y</arg_value>\n<arg_key>n</arg_key>\n<arg_value>4</arg_value>"
+    '\n<arg_key>o</arg_key>\n<arg_value>{"k": [1]}</arg_value>\n</tool_call>\n<tool_call>g\n</tool_call>',
+    "glm47": "<tool_call>f<arg_key>s</arg_key><arg_value>x y</arg_value><arg_key>n</arg_key><arg_value>4</arg_value>"
+    '<arg_key>o</arg_key><arg_value>{"k": [1]}</arg_value></tool_call><tool_call>g</tool_call>',
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="f">\n<parameter name="s">\nx y\n</parameter>\n<parameter name="n">\n4\n'
+    '</parameter>\n<parameter name="o">\n{"k": [1]}\n</parameter>\n</invoke>\n<invoke name="g">\n</invoke>\n'
+    "</minimax:tool_call>",
+    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n"
+    '{"s": "x y", "n": 4, "o": {"k": [1]}}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n```json\n'
+    "{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "deepseek_v31": '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"s": "x y", "n": 4, "o": {"k": [1]}}'
+    "<｜tool▁call▁end｜><｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+    "deepseek_v32": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="f">\n<｜DSML｜parameter name="s" string="true">x y'
+    '</｜DSML｜parameter>\n<｜DSML｜parameter name="n" string="false">4</｜DSML｜parameter>\n<｜DSML｜parameter name="o" '
+    'string="false">{"k": [1]}</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name="g">\n</｜DSML｜invoke>\n'
+    "</｜DSML｜function_calls>",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>"
+    '{"s": "x y", "n": 4, "o": {"k": [1]}}<|tool_call_end|><|tool_call_begin|>functions.g:1<|tool_call_argument_begin|>{}'
+    "<|tool_call_end|><|tool_calls_section_end|>",
+    "mistral": '[TOOL_CALLS] [{"name": "f", "arguments": {"s": "x y", "n": 4, "o": {"k": [1]}}}, '
+    '{"name": "g", "arguments": {}}]',
+    "llama3_json": '{"name": "f", "parameters": {"s": "x y", "n": 4, "o": {"k": [1]}}}; {"name": "g", "parameters": {}}',
+    "pythonic": '[f(s="x y", n=4, o={"k": [1]}), g()]',
+    "olmo3": '<function_calls>f(s="x y", n=4, o={"k": [1]})\ng()</function_calls>',
+    "jamba": '<tool_calls>[{"name": "f", "arguments": {"s": "x y", "n": 4, "o": {"k": [1]}}}, '
+    '{"name": "g", "arguments": {}}]</tool_calls>',
+    "phi4_mini_json": 'functools[{"name": "f", "arguments": {"s": "x y", "n": 4, "o": {"k": [1]}}}, '
+    '{"name": "g", "arguments": {}}]',
+    "cohere_command3": '<|START_ACTION|>[{"tool_name": "f", "parameters": {"s": "x y", "n": 4, "o": {"k": [1]}}}, '
+    '{"tool_name": "g", "parameters": {}}]<|END_ACTION|>',
+    "apertus": '<|tools_prefix|>[{"f": {"s": "x y", "n": 4, "o": {"k": [1]}}}, {"g": {}}]<|tools_suffix|>',
+    "step3": '<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="f">\n'
+    '<steptml:parameter name="s">\nx y\n</steptml:parameter>\n<steptml:parameter name="n">\n4\n</steptml:parameter>\n'
+    '<steptml:parameter name="o">\n{"k": [1]}\n</steptml:parameter>\n</steptml:invoke><｜tool_call_end｜>'
+    '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="g"></steptml:invoke><｜tool_call_end｜><｜tool_calls_end｜>',
+}
+
+
+@pytest.mark.parametrize("name", SHAPED)
+async def test_the_grammar_takes_what_the_parser_reads(name):
+    known = tokenizer()
+    ids = {marker: known.added_tokens[marker] for marker in ("<tool_call>", "</tool_call>")}
+    required = {"type": "object", "properties": PROPERTIES, "required": list(PROPERTIES)}
+    tools = [Tool("f", required, "f", text_of), Tool("g", {"type": "object", "properties": {}}, "g", text_of)]
+    lark = grammar_of(FORMATS[name], ids, tools, must=True, most=0)
+    assert lark is not None
+    matcher = compile_now(GrammarSpec("lark", lark), vocabulary()).matcher()
+    text = SHAPED[name]
+    tokens = known.encode(text)
+    for at, token in enumerate(tokens):
+        assert matcher.consume_token(token), (known.decode(tokens[:at]), known.decode(tokens[at : at + 1]), lark)
+    assert matcher.is_accepting()
+    calls = said(parser_of(known, name), text)[2]
+    assert [(found, orjson.loads(arguments)) for found, arguments in calls] == list(CALLS.items())
+
+
+async def test_in_free_text_calls_of_strict_tools_follow_their_schemas():
+    known = tokenizer()
+    ids = {marker: known.added_tokens[marker] for marker in ("<tool_call>", "</tool_call>")}
+    lark = grammar_of(FORMATS["hermes"], ids, [Tool("weather", SCHEMA, "p", text_of)], must=False, most=0)
+    grammar = compile_now(GrammarSpec("lark", lark), vocabulary())
+
+    def takes(text: str) -> bool:
+        matcher = grammar.matcher()
+        return all(matcher.consume_token(token) for token in known.encode(text)) and matcher.is_accepting()
+
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome", "days": 2}}\n</tool_call>'
+    assert takes("no call at all")
+    assert takes(f"first {call} then")
+    assert takes(f"{call}\n{call}")
+    assert not takes(call.replace("2", "20"))
+    assert not takes(call.replace("weather", "other"))
+    assert grammar_of(FORMATS["llama3_json"], ids, [Tool("f", {}, "p", text_of)], must=False, most=0) is None
+
+
+# -- over the routes, with a model that says anything
+
+
+def forced(path: str, choice: str, tools: list[Any] = [F, G]) -> dict[str, Any]:  # noqa: B006
+    user = [{"role": "user", "content": "hi"}]
+    name = None if choice in ("required", "auto") else choice
+    if path == "/v1/messages":
+        kinds = {"required": {"type": "any"}, "auto": {"type": "auto"}}
+        flat = [{"name": t["function"]["name"], "input_schema": t["function"]["parameters"]} for t in tools]
+        return {
+            "messages": user,
+            "max_tokens": 200,
+            "tools": flat,
+            "tool_choice": kinds.get(choice) or {"type": "tool", "name": name},
+        }
+    if path == "/v1/responses":
+        flat = [{"type": "function", **t["function"]} for t in tools]
+        picked: Any = choice if name is None else {"type": "function", "name": name}
+        return {
+            "input": "hi",
+            "max_output_tokens": 200,
+            "tools": flat,
+            "tool_choice": picked,
+            "parallel_tool_calls": False,
+        }
+    picked = choice if name is None else {"type": "function", "function": {"name": name}}
+    return {"messages": user, "max_tokens": 200, "tools": tools, "tool_choice": picked, "parallel_tool_calls": False}
+
+
+def calls_of(path: str, body: dict[str, Any]) -> list[tuple[str, Any]]:
+    if path == "/v1/messages":
+        return [(block["name"], block["input"]) for block in body["content"]]
+    if path == "/v1/responses":
+        return [(item["name"], orjson.loads(item["arguments"])) for item in body["output"]]
+    calls = body["choices"][0]["message"]["tool_calls"]
+    return [(call["function"]["name"], orjson.loads(call["function"]["arguments"])) for call in calls]
+
+
+PATHS = ["/v1/chat/completions", "/v1/responses", "/v1/messages"]
+
+
+@pytest.fixture
+def calling(serve):
+    """The embedded model, which has no format of its own: hermes, its markers as text."""
+    from server.output.parser_choice import choose_parsers
+
+    client = serve()
+    client.state.parsers = choose_parsers(client.state.tokenizer, [], "", tools="hermes", reasoning="none")
+    return client
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_call_that_must_come_comes_and_fits_its_schema(calling, path):
+    for choice in ("required", "weather", "now"):
+        reply = await calling.post(path, forced(path, choice))
+        assert reply.status == 200, reply.content
+        found = calls_of(path, reply.json())
+        assert len(found) == 1 or path == "/v1/messages"
+        for name, arguments in found:
+            assert name in ("weather", "now") if choice == "required" else name == choice
+            jsonschema.validate(arguments, SCHEMA if name == "weather" else {"type": "object"})
+
+
+async def test_a_named_choice_ends_with_stop_and_others_with_tool_calls(calling):
+    path = PATHS[0]
+    for choice, reason in (("weather", "stop"), ("required", "tool_calls")):
+        body = (await calling.post(path, forced(path, choice))).json()
+        assert body["choices"][0]["finish_reason"] == reason
+        events = (await calling.post(path, {**forced(path, choice), "stream": True})).events()
+        assert events[-2]["choices"][0]["finish_reason"] == reason
+
+
+async def test_what_cannot_be_enforced_is_told_or_with_strict_refused(calling):
+    loose = {**SCHEMA, "not": {"required": ["unit"]}}
+    tool = {"type": "function", "function": {"name": "weather", "parameters": loose}}
+    reply = await calling.post(PATHS[0], forced(PATHS[0], "required", [tool]))
+    assert (reply.status, reply.reply_headers["x-structured-relaxed"]) == (200, "not")
+    assert b'structured_relaxed_total{keyword="not"} 1' in (await calling.get("/metrics")).content
+    tool["function"]["strict"] = True
+    reply = await calling.post(PATHS[0], forced(PATHS[0], "required", [tool]))
+    assert (reply.status, reply.error["param"]) == (400, "tools[0].function.parameters.not")
+
+
+async def test_tools_and_choices_that_make_no_sense_are_refused(calling):
+    for fields, status, param in (
+        ({"tools": [{"type": "function"}]}, 400, "tools[0].function"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "f", "parameters": 3}}]},
+            400,
+            "tools[0].function.parameters",
+        ),
+        ({"tool_choice": {"type": "function"}}, 400, "tool_choice.function"),
+        ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, 400, "tool_choice"),
+    ):
+        reply = await calling.post(PATHS[0], {**forced(PATHS[0], "required"), **fields})
+        assert (reply.status, reply.error["param"]) == (status, param), reply.content
+
+
+async def test_an_answer_is_a_call_or_fits_the_response_format(calling):
+    answer = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}},
+        "required": ["ok"],
+        "additionalProperties": False,
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": answer}}
+    for seed in range(4):
+        body = {**forced(PATHS[0], "auto"), "response_format": form, "seed": seed, "temperature": 2.0}
+        (choice,) = (await calling.post(PATHS[0], body)).json()["choices"]
+        if choice["message"].get("tool_calls"):
+            assert choice["finish_reason"] == "tool_calls"
+        else:
+            jsonschema.validate(json.loads(choice["message"]["content"]), answer)
+
+
+# -- behind reasoning
+
+
+async def test_a_grammar_begins_behind_the_models_reasoning(serve):
+    client = serve()
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    script = play(client, call, call, call, call)
+
+    async def spec(**fields: Any) -> GrammarSpec:
+        reply = await client.post(PATHS[0], {**forced(PATHS[0], "required"), **fields})
+        assert reply.status == 200, reply.content
+        return script.requests[-1].grammar.spec
+
+    begin, end = script._tokenizer.added_tokens["<think>"], script._tokenizer.added_tokens["</think>"]
+    found = await spec()
+    assert (found.starts, found.opens) == ((end,), (begin,))
+    found = await spec(chat_template_kwargs={"open_thinking": True})
+    assert (found.starts, found.opens) == ((end,), ())
+    found = await spec(chat_template_kwargs={"enable_thinking": False})
+    assert (found.starts, found.opens) == ((), ())
+    form = {"type": "json_object"}
+    found = await spec(response_format=form, tools=None, tool_choice=None)
+    assert (found.starts, found.opens, found.kind) == ((end,), (begin,), "schema")
+
+
+async def test_a_row_may_open_its_reasoning_and_is_held_behind_it():
+    import dataclasses
+
+    import numpy as np
+
+    from engine.grammar.advance import GrammarRow
+    from engine.request import SamplingParams
+
+    known = tokenizer()
+    begin, end = known.added_tokens["<think>"], known.added_tokens["</think>"]
+    grammar = compile_now(GrammarSpec("lark", 'start: "yes"'), vocabulary())
+    grammar = dataclasses.replace(grammar, spec=dataclasses.replace(grammar.spec, starts=(end,), opens=(begin,)))
+    (yes,) = known.encode("y")
+
+    def allowed(row: GrammarRow) -> set[int]:
+        line = np.zeros(row.num_words, np.int32)
+        assert row.matcher is not None
+        row.matcher.unsafe_compute_mask_ptr(line.ctypes.data, line.nbytes)
+        row.finish(line.view(np.uint32), None)
+        return set(np.flatnonzero(np.unpackbits(line.view(np.uint8), bitorder="little")).tolist())
+
+    thinker, doer = GrammarRow(grammar, SamplingParams()), GrammarRow(grammar, SamplingParams())
+    assert {begin, yes} <= allowed(thinker)
+    assert thinker.take(begin) is None
+    assert thinker.matcher is None
+    for token in (5, begin, end):
+        assert thinker.take(token) is None
+    assert thinker.matcher is not None
+    assert yes in allowed(thinker)
+    assert begin not in allowed(thinker)
+    assert doer.take(yes) is None
+    assert begin not in allowed(doer)
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_model_without_a_format_is_made_to_call_in_json(client, path):
+    reply = await client.post(path, forced(path, "weather"))
+    assert reply.status == 200, reply.content
+    ((name, arguments),) = calls_of(path, reply.json())
+    assert name == "weather"
+    jsonschema.validate(arguments, SCHEMA)
+    assert (await client.post(path, forced(path, "auto"))).status == 501
