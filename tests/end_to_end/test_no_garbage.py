@@ -32,6 +32,16 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "three choices, streamed": ("/v1/completions", {**WHOLE, "n": 3, "stream": True}),
     "chat": ("/v1/chat/completions", CHAT),
     "chat, streamed": ("/v1/chat/completions", {**CHAT, "stream": True, "logprobs": True, "stop": ["never"]}),
+    "a forced call, streamed": (
+        "/v1/chat/completions",
+        {
+            "messages": MESSAGES,
+            "max_tokens": 30,
+            "stream": True,
+            "tool_choice": "required",
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": {"enum": [{"a": 1}]}}}],
+        },
+    ),
     "messages, streamed": ("/v1/messages", {"messages": MESSAGES, "max_tokens": 3, "stream": True}),
     "response, streamed": (
         "/v1/responses",

@@ -5,10 +5,12 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 import jsonschema
+import openai
 import orjson
+import pydantic
 import pytest
 
 from engine.grammar.compile import compile_now
@@ -18,6 +20,7 @@ from server.config import LimitsConfig
 from server.output.tools.formats import TOOLS as FORMATS
 from server.output.tools.shapes import Tool, grammar_of
 from server.structure import relaxed
+from tests.server.live import listening
 from tests.server.output.test_parsers import parser_of, said
 from tests.server.scripted import play, tokenizer
 
@@ -258,6 +261,28 @@ async def test_an_answer_is_a_call_or_fits_the_response_format(calling):
             assert choice["finish_reason"] == "tool_calls"
         else:
             jsonschema.validate(json.loads(choice["message"]["content"]), answer)
+
+
+class City(pydantic.BaseModel):
+    name: Literal["Rome", "Oslo"]
+    size: Literal[1, 2]
+
+
+async def test_the_official_clients_parse_answers_and_calls(calling):
+    tool = openai.pydantic_function_tool(City, name="city")
+    async with listening(calling) as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as api:
+        user: Any = [{"role": "user", "content": "hi"}]
+        fields: Any = {"model": "omniloop", "messages": user, "max_tokens": 200}
+        once: Any = {"tool_choice": "required", "parallel_tool_calls": False}
+        answer = await api.chat.completions.parse(**fields, response_format=City)
+        assert isinstance(answer.choices[0].message.parsed, City)
+        answer = await api.chat.completions.parse(**fields, tools=[tool], **once)
+        assert all(isinstance(one.function.parsed_arguments, City) for one in answer.choices[0].message.tool_calls)
+        async with api.chat.completions.stream(**fields, tools=[tool], **once) as stream:
+            final = await stream.get_final_completion()
+        assert isinstance(final.choices[0].message.tool_calls[0].function.parsed_arguments, City)
+        response = await api.responses.parse(model="omniloop", input="hi", text_format=City, max_output_tokens=200)
+        assert isinstance(response.output_parsed, City)
 
 
 # -- behind reasoning

@@ -192,6 +192,14 @@ def test_reasoning_tokens_are_those_between_the_markers(tokenizer, marked):
     assert parser.reasoning_tokens == 3
 
 
+def test_text_that_nobody_has_to_read_has_no_parser_and_keeps_its_lane(tokenizer):
+    parsers = choose_parsers(tokenizer, [], "", tools="hermes", reasoning="qwen3")
+    assert Parsing(parsers).parser(prompt("closed")) is None
+    assert Parsing(parsers).parser(prompt("may open")) is not None
+    assert Parsing(parsers, golden.TOOLS).parser(prompt("closed")) is not None
+    assert choose_parsers(tokenizer, [], "").is_empty
+
+
 # -- rules
 
 
