@@ -31,6 +31,8 @@ async def ready(request: Request) -> Response:
         raise not_ready("stalled")
     if decoders_stuck(state):
         raise not_ready("decoding")
+    if state.grammars is None and state.config.model.structured_outputs_backend != "none":
+        return Response(b"structured output is off: the log of the start says why")
     return Response(b"")
 
 

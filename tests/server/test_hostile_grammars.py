@@ -30,7 +30,7 @@ HOSTILE = {
     "large counts": {"json": {"type": "array", "items": {"type": "string", "maxLength": 10**9}, "minItems": 10**9}},
     "string lengths": {"json": {"type": "string", "minLength": 100_000, "maxLength": 200_000}},
     "references around": {"json": {"$defs": {name: {"$ref": f"#/$defs/{to}"} for name, to in ("ab", "ba")}}},
-    "product of unions": {"json": {"allOf": [{"anyOf": [{"required": [f"p{n}{k}"]} for k in "abc"]} for n in range(8)]}},
+    "product of unions": {"json": {"allOf": [{"anyOf": [{"required": [f"{k}{n}"]} for k in "abc"]} for n in range(8)]}},
     "left recursion": {"grammar": 'start: start start | start "a" | ""'},
     "ambiguity": {"grammar": 'start: x*\nx: "a"* | "aa"* | x x'},
     "many rules": {"grammar": "start: r0\n" + "\n".join(f'r{n}: r{n + 1} r{n + 1}' for n in range(60)) + '\nr60: "a"'},
