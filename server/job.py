@@ -26,7 +26,7 @@ from server.render.prompt import Prompt
 from server.sampling import Asked
 from server.state import AppState
 from server.structure import Structure
-from server.thinking import behind_thinking, in_harmony
+from server.thinking import FREE, behind_thinking, in_harmony, with_budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +105,12 @@ async def with_grammar(exchange: Exchange, asked: Asked, jobs: list[Job], parsin
 
     Where the model thinks first (`parsing`), an answer is held behind its reasoning.
     """
-    state, structure = exchange.state, asked.structure
+    state, budget = exchange.state, asked.thinking_budget
+    structure = asked.structure or (None if budget is None else FREE)
     if structure is None:
         return jobs
+    if budget is not None and (parsing is None or not parsing.parsers.reads_any_reasoning):
+        raise not_here(FREE.param, "thinking_token_budget: this model's reasoning is not known; see --reasoning-parser")
     if state.grammars is None:
         raise not_here(structure.param, f"{structure.param}: this server gives no structured output for this model")
     held = []
@@ -117,7 +120,8 @@ async def with_grammar(exchange: Exchange, asked: Asked, jobs: list[Job], parsin
             grammar = await state.grammars.get(key, make)
         except GrammarError as error:
             raise ApiError(400, error.reason, f"{structure.param}: {error}", structure.param) from None
-        held.append(replace(job, request=replace(job.request, grammar=grammar)))
+        given = grammar if budget is None else with_budget(grammar, budget)
+        held.append(replace(job, request=replace(job.request, grammar=given)))
     if grammar.spec.relaxed:  # keywords of tools' schemas that the grammar does not enforce
         exchange.headers.append((b"x-structured-relaxed", ", ".join(grammar.spec.relaxed).encode()))
         state.metrics.relax(grammar.spec.relaxed)
@@ -136,7 +140,8 @@ def behind(
     if form is None or said == "closed":
         return structure.key, structure.make
     ids = state.tokenizer.added_tokens
-    return structure.key + said.encode(), lambda: behind_thinking(structure.make(), form, said, ids)
+    key = structure.key + f"{parsing.parsers.reasoning_name} {said}".encode()
+    return key, lambda: behind_thinking(structure.make(), form, said, ids)
 
 
 async def with_media(state: AppState, prompt: Prompt, ahead: MediaPreload) -> Spliced:

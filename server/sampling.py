@@ -57,6 +57,7 @@ class Asked:
     length_penalty: float = 1.0
     repetition: Repetition | None = None
     structure: Structure | None = None  # what the answers must look like
+    thinking_budget: int | None = None  # tokens of reasoning; None: as many as the model likes
 
 
 def defaults_from(generation: Mapping[str, Any], override: Mapping[str, Any]) -> dict[str, Any]:

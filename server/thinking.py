@@ -11,9 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from engine.grammar.compile import Grammar
 from engine.grammar.spec import GrammarSpec
+from server.errors import not_here
 from server.output.reasoning import ReasoningFormat, State
-from server.structure import literal
+from server.structure import Structure, literal
 
 HARMONY = """\
 start: thought* <|channel|> "final" (" "? <|constrain|> "json")? <|message|> @answer
@@ -43,6 +45,22 @@ def behind_thinking(spec: GrammarSpec, form: ReasoningFormat, state: State, ids:
         opening = " | ".join(literal(text) for text in form.begins)
         lines.append(f"start: (({opening}) thought)? @answer")
     return replace(spec, around="\n".join(lines))
+
+
+FREE = Structure(b"free", lambda: GrammarSpec("free", ""), "thinking_token_budget")
+
+
+def with_budget(grammar: Grammar, budget: int) -> Grammar | None:
+    """The grammar with so many tokens of reasoning before it; None where nothing is left to hold.
+
+    The budget is held by forcing the end marker, so the marker has to be a token.
+    """
+    spec = grammar.spec
+    if spec.around:
+        raise not_here(FREE.param, "thinking_token_budget: the end of this model's reasoning is no token of its own")
+    if spec.starts:
+        return replace(grammar, spec=replace(spec, budget=budget))
+    return None if spec.kind == "free" else grammar
 
 
 def in_harmony(spec: GrammarSpec) -> GrammarSpec:

@@ -48,8 +48,8 @@ class GrammarRow:
     """One choice under its grammar."""
 
     __slots__ = (
-        "_asleep", "_end", "_ending_ids", "_matcher", "_min_tokens", "_opens", "_starts", "_taken", "_verdict",
-        "num_words", "over",
+        "_asleep", "_end", "_ending_ids", "_is_free", "_left", "_matcher", "_min_tokens", "_opens", "_starts", "_taken",
+        "_verdict", "num_words", "over", "wakes",
     )  # fmt: skip
 
     def __init__(self, grammar: Grammar, params: SamplingParams) -> None:
@@ -59,6 +59,9 @@ class GrammarRow:
         self._min_tokens = params.min_tokens
         self._starts, self._opens = frozenset(grammar.spec.starts), frozenset(grammar.spec.opens)
         self._asleep = bool(self._starts) and not self._opens  # the grammar has not begun
+        self._is_free = grammar.spec.kind == "free"
+        self._left = grammar.spec.budget  # tokens that may come before the grammar begins; None: any number
+        self.wakes = grammar.spec.starts[:1]  # what is forced when none is left
         self._taken = 0  # tokens of the answer
         self._verdict: RowEnd | None = None  # of the step in flight, whatever that step chooses
         self.over = False  # what steps in flight still choose for this row counts no more
@@ -66,7 +69,12 @@ class GrammarRow:
     @property
     def matcher(self) -> llguidance.LLMatcher | None:
         """None while the answer is free."""
-        return None if self._asleep or self.over else self._matcher
+        return None if self._asleep or self.over or self._is_free else self._matcher
+
+    @property
+    def must_wake(self) -> bool:
+        """Whether the budget of what comes before the grammar is spent."""
+        return self._asleep and self._left is not None and self._left <= 0
 
     def take(self, token: int) -> RowEnd | None:
         """The token that a step chose; how the row ends by it."""
@@ -81,6 +89,10 @@ class GrammarRow:
             return None
         if self._asleep:
             self._asleep = token not in self._starts
+            if self._left is not None:
+                self._left -= 1
+            return None
+        if self._is_free:
             return None
         if token in self._ending_ids:
             self.over = True  # the scheduler knows why
@@ -115,6 +127,11 @@ class GrammarRow:
                 line &= allowed
         if (may_end or allowed is not None) and not line.any():
             self._end_now(line, RowEnd(False, None if may_end else GrammarConflictError(CONFLICT)))
+
+    def wake(self, line: np.ndarray) -> None:
+        """A line that leaves nothing but the token with which the grammar begins."""
+        line.fill(0)
+        self._set(line, self.wakes)
 
     def _set(self, line: np.ndarray, tokens: Iterable[int]) -> None:
         for token in tokens:
@@ -208,6 +225,8 @@ class GrammarRows:
             allowed = None if flags is None else packed(flags, lines.shape[1])
             if row.matcher is not None:
                 row.finish(words[number], allowed)
+            elif row.must_wake:
+                row.wake(words[number])
             elif allowed is not None:
                 words[number] = allowed
             else:

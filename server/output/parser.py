@@ -96,6 +96,10 @@ class Parsers:
         return self.reasoning is None and self.tools is None and self.harmony is None
 
     @property
+    def reads_any_reasoning(self) -> bool:
+        return self.reasoning is not None or self.reads_reasoning
+
+    @property
     def can_call(self) -> bool:
         return self.tools is not None or self.reads_calls
 

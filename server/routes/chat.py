@@ -6,6 +6,7 @@ this server cannot do are refused by name before anything is spent.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from server import media_options
 from server.answer import Answer
 from server.answering import answer_with, json_body
 from server.choice import Choice
-from server.errors import invalid, not_here, shown
+from server.errors import invalid, shown
 from server.http.body import read_json
 from server.http.exchange import Exchange, exchange_of
 from server.http.watch import preparing
@@ -97,8 +98,11 @@ def check(state: AppState, body: ChatBody) -> Asked:
     if body.reasoning_effort is not None and body.reasoning_effort not in EFFORTS:
         got = shown(body.reasoning_effort)
         raise invalid("reasoning_effort", f"reasoning_effort: got {got}; must be one of {', '.join(EFFORTS)}")
-    if body.thinking_token_budget is not None and body.thinking_token_budget != -1:
-        raise not_here("thinking_token_budget", "thinking_token_budget: not supported by this server")
+    budget = body.thinking_token_budget
+    if budget is not None:
+        in_range("thinking_token_budget", budget, -1, 2**31 - 1)
+        if body.use_beam_search and budget >= 0:
+            raise invalid("thinking_token_budget", "thinking_token_budget: not with use_beam_search")
     media_options.of_request(state, body)
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid("top_logprobs", "top_logprobs: needs logprobs: true")
@@ -114,6 +118,7 @@ def check(state: AppState, body: ChatBody) -> Asked:
         in_range(name, max_tokens, 1, 2**31 - 1)
     logprobs = top if body.logprobs else None
     asked = resolve(body, logprobs, max_tokens, state.defaults, state.config, state.vocabulary)
+    asked = replace(asked, thinking_budget=budget if budget != -1 else None)
     strict = [tool["function"].get("strict") is True for tool in body.tools or ()]
     return held_to_calls(state, asked, body.tools, strict, calls)
 

@@ -102,6 +102,21 @@ async def test_a_sleeping_grammar_leaves_the_answer_free_until_its_token(path):
         assert (held, finish) == (tokens, FinishReason.LENGTH)
 
 
+async def test_a_spent_budget_forces_the_token_that_wakes_the_grammar(path):
+    wake = tiny.IDS["<|vision_eos|>"]
+    async with running(FOLDER) as engine:
+        free = asked(PROMPTS[0], max_tokens=20, ignore_eos=True, temperature=1.5, logit_bias=((wake, -100.0),))
+        ((tokens, _, _),) = await told(engine, free)
+        for budget in (0, 1, 5):
+            late = grammar('start: "yes"', starts=(wake,), budget=budget)
+            ((held, finish, _),) = await told(engine, replace(free, grammar=late))
+            assert held[: budget + 1] == [*tokens[:budget], wake]
+            assert (text(held[budget + 1 :]), finish) == ("yes", FinishReason.COMPLETE)
+        ((held, finish, _),) = await told(engine, replace(free, grammar=grammar("", "free", starts=(wake,), budget=3)))
+        assert held[:4] == [*tokens[:3], wake]
+        assert (len(held), finish) == (20, FinishReason.LENGTH)
+
+
 async def test_a_grammar_may_wait_only_if_the_answer_opens_so(path):
     opens, wake = tiny.IDS["<|vision_bos|>"], tiny.IDS["<|vision_eos|>"]
     both = grammar('start: "yes"', starts=(wake,), opens=(opens,))

@@ -18,6 +18,8 @@ from engine.grammar.spec import GrammarSpec
 from engine.grammar.vocabulary import GrammarVocabulary
 from server import load
 from server.config import LimitsConfig
+from server.output.parser_choice import made
+from server.output.reasoning import ReasoningFormat
 from server.output.tools.formats import TOOLS as FORMATS
 from server.output.tools.shapes import Tool, grammar_of
 from server.structure import relaxed
@@ -322,3 +324,25 @@ async def test_a_model_without_a_format_is_made_to_call_in_json(client, path):
     assert name == "weather"
     jsonschema.validate(arguments, SCHEMA)
     assert (await client.post(path, forced(path, "auto"))).status == 501
+
+
+async def test_reasoning_ends_when_its_budget_is_spent(client):
+    thoughts = ReasoningFormat(("<|vision_bos|>",), ("<|vision_eos|>",), always=True, lines=(0, 0, 0))
+    client.state.parsers = made(client.state.tokenizer, "none", None, "thoughts", thoughts)
+    for budget in (0, 3, 7):
+        body = (await client.chat(thinking_token_budget=budget, max_tokens=12, temperature=1.0, seed=1)).json()
+        usage = body["usage"]
+        assert usage["completion_tokens_details"]["reasoning_tokens"] <= budget
+        assert usage["completion_tokens"] == 12
+        assert body["choices"][0]["message"]["content"]
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": ["yes"]}}}
+    (choice,) = (await client.chat(thinking_token_budget=2, max_tokens=20, response_format=form)).json()["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ('"yes"', "stop")
+    streamed = await client.chat(thinking_token_budget=2, max_tokens=20, response_format=form, stream=True)
+    deltas = [choice["delta"] for event in streamed.events()[:-1] for choice in event["choices"]]
+    assert "".join(delta.get("content") or "" for delta in deltas) == '"yes"'
+    assert (await client.chat(thinking_token_budget=-1)).status == 200
+    reply = await client.chat(thinking_token_budget=-2)
+    assert (reply.status, reply.error["param"]) == (400, "thinking_token_budget")
+    client.state.parsers = made(client.state.tokenizer, "none", None, "spelled", ReasoningFormat(always=True))
+    assert (await client.chat(thinking_token_budget=5)).status == 501  # its end is text
