@@ -19,7 +19,7 @@
 
 #include "layout.h" /* the members of _fast/layout.py */
 
-enum { MAX_OPS = 64, MAX_LOG = 1 << 16, EVENTS = 64, SLOTS = 1024, ROWS = 1024, PREP_NS = 5000 };
+enum { MAX_OPS = 64, MAX_LOG = 1 << 16, EVENTS = 512, SLOTS = 1024, ROWS = 1024, PREP_NS = 5000 };
 enum { BLOCKS = 1 << 10, LINE = 1 << 8, CONTEXT = 1 << 10 };
 enum { COPY, GRAPH, RECORD };
 enum { LOG_GRAPH, LOG_COPY, LOG_RECORD, LOG_SYNC, LOG_QUERY, LOG_ELAPSED };
