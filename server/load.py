@@ -19,9 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.errors import ConfigError
-from server.config import Config
+from server.config import ChatConfig, Config
 from server.metrics import exposition
 from server.output.parser import Parsers
+from server.output.parser_choice import check_names, choose_parsers
 from server.sampling import Vocabulary, defaults_from
 from server.state import AppState
 
@@ -95,6 +96,8 @@ def hub_of(config: Config, stopped: threading.Event | None = None) -> Hub:
 async def load(state: AppState) -> None:
     """Raises ConfigError when the model cannot be served."""
     check_folder(state.folder)
+    chat = state.config.chat
+    check_names(chat.tool_call_parser, chat.reasoning_parser, plugins_of(chat))
     begun = time.perf_counter()
     text = asyncio.ensure_future(load_text(state))
     try:
@@ -240,10 +243,13 @@ def make_renderer(state: AppState) -> Renderer:
     return Renderer(state.tokenizer, settings, state.pool)
 
 
+def plugins_of(chat: ChatConfig) -> list[str]:
+    """The operator's files of parsers."""
+    return [path for path in (chat.tool_parser_plugin, chat.reasoning_parser_plugin) if path]
+
+
 def make_parsers(state: AppState) -> Parsers:
     """The parsers of answers, and one line that names them."""
-    from server.output.parser_choice import choose_parsers
-
     chat, tokenizer = state.config.chat, state.tokenizer
     parsers = choose_parsers(
         tokenizer,
@@ -251,7 +257,7 @@ def make_parsers(state: AppState) -> Parsers:
         str(state.engine.model.raw.get("model_type", "")),
         tools=chat.tool_call_parser,
         reasoning=chat.reasoning_parser,
-        plugins=[path for path in (chat.tool_parser_plugin, chat.reasoning_parser_plugin) if path],
+        plugins=plugins_of(chat),
     )
     log.info("parsers of answers: tool calls %s, reasoning %s", parsers.tools_name, parsers.reasoning_name)
     return parsers

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from engine.errors import ConfigError
 from server.output.harmony import Harmony
@@ -21,6 +20,7 @@ from server.output.tools.base import ToolFormat, spelled, texts_of
 from server.output.tools.formats import HARMONY_TOOLS, TOOLS
 from server.render.tokenizer import Tokenizer
 
+TOOLS_FLAG, REASONING_FLAG = "--tool-call-parser", "--reasoning-parser"
 # (texts that all stand in the chat template, parser)
 TOOL_SIGNS: tuple[tuple[tuple[str, ...], str], ...] = (
     (("<|channel|>", "functions"), "openai"),
@@ -98,9 +98,7 @@ def choose_parsers(
     plugins: Iterable[str] = (),
 ) -> Parsers:
     """The server's parsers; raises ConfigError for a name that is not known."""
-    tool_table, reasoning_table = dict(TOOLS), dict(REASONING)
-    for path in plugins:
-        read_plugin(path, tool_table, reasoning_table)
+    tool_table, reasoning_table = tables(plugins)
     shown = "\n".join(templates)
     chat_format = getattr(tokenizer, "chat_format", None)
     if chat_format is not None:
@@ -108,9 +106,26 @@ def choose_parsers(
     tools = by_signs(shown, TOOL_SIGNS) or TOOLS_OF_TYPE.get(model_type, "none") if tools == "auto" else tools
     if reasoning == "auto":
         reasoning = by_signs(shown, REASONING_SIGNS) or REASONING_OF_TYPE.get(model_type, "none")
-    tools = known("--tool-call-parser", tools, (*tool_table, *HARMONY_TOOLS))
-    reasoning = known("--reasoning-parser", reasoning, (*reasoning_table, *HARMONY_NAMES))
+    tools = known(TOOLS_FLAG, tools, (*tool_table, *HARMONY_TOOLS))
+    reasoning = known(REASONING_FLAG, reasoning, (*reasoning_table, *HARMONY_NAMES))
     return made(tokenizer, tools, tool_table.get(tools), reasoning, reasoning_table.get(reasoning))
+
+
+def tables(plugins: Iterable[str]) -> tuple[dict[str, ToolFormat], dict[str, ReasoningFormat]]:
+    """All formats by name, the operator's included."""
+    tools, reasoning = dict(TOOLS), dict(REASONING)
+    for path in plugins:
+        read_plugin(path, tools, reasoning)
+    return tools, reasoning
+
+
+def check_names(tools: str, reasoning: str, plugins: Iterable[str]) -> None:
+    """Refuses names that are not known and plugins that do not load, before anything is loaded for them."""
+    tool_table, reasoning_table = tables(plugins)
+    if tools != "auto":
+        known(TOOLS_FLAG, tools, (*tool_table, *HARMONY_TOOLS))
+    if reasoning != "auto":
+        known(REASONING_FLAG, reasoning, (*reasoning_table, *HARMONY_NAMES))
 
 
 def made(
@@ -155,7 +170,7 @@ def known(flag: str, name: str, names: Iterable[str]) -> str:
     return found
 
 
-def read_plugin(path: str, tools: dict[str, Any], reasoning: dict[str, Any]) -> None:
+def read_plugin(path: str, tools: dict[str, ToolFormat], reasoning: dict[str, ReasoningFormat]) -> None:
     """Adds the formats of an operator's Python file: its TOOLS and REASONING, as the tables here."""
     source = Path(path)
     if not source.is_file():

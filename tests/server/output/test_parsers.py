@@ -15,7 +15,7 @@ from server.output.events import Said
 from server.output.harmony import Harmony
 from server.output.markers import Markers
 from server.output.parser import OutputParser, Parsers, Parsing
-from server.output.parser_choice import REASONING_SIGNS, TOOL_SIGNS, choose_parsers
+from server.output.parser_choice import REASONING_SIGNS, TOOL_SIGNS, check_names, choose_parsers
 from server.output.reasoning import REASONING, state_of
 from server.output.tools.base import spelled, texts_of
 from server.output.tools.formats import TOOLS
@@ -269,6 +269,10 @@ def test_the_checkpoint_chooses_and_the_operator_wins(tokenizer, marked):
         ConfigError, match="--tool-call-parser nothing: is not known; give auto, none or one of apertus"
     ):
         chosen("", tools="nothing")
+    with pytest.raises(ConfigError, match="--reasoning-parser nothing: is not known"):
+        check_names("auto", "nothing", ())
+    check_names("auto", "auto", ())
+    check_names("none", "gpt-oss", ())
     names = {name for _, name in (*TOOL_SIGNS, *REASONING_SIGNS)}
     assert names <= {*TOOLS, *REASONING, "openai", "openai_gptoss"}
 
