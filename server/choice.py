@@ -66,6 +66,12 @@ class Choice:
             if delta.logprobs:
                 self._logprobs += delta.logprobs
             return False
+        if self.said is None and (events := self.stream.parse(delta)) is not None:
+            self._add_events(events, "")
+            self._token_ids += delta.token_ids
+            if delta.logprobs:
+                self._logprobs += delta.logprobs
+            return False
         piece = self.stream.take(delta)
         if piece.events is not None:
             self._add_events(piece.events, piece.text)
@@ -79,9 +85,9 @@ class Choice:
         return piece.stop_engine
 
     def _add_events(self, events: list[Event], text: str) -> None:
-        for event in events:
-            self.num_calls += type(event) is CallStart
-        self._events += events
+        if events:
+            self.num_calls += sum(type(event) is CallStart for event in events)
+            self._events += events
         if self.said is not None:
             self.said.append(text)
 
@@ -131,10 +137,12 @@ class Choice:
 
     def drain_events(self) -> tuple[list[Event], list[int], list[TokenLogprob]]:
         """(events, token ids, log-probabilities) since the last call; a text that nobody parses is content."""
-        text, ids, logprobs = self.drain()
+        if self.stream.parser is None:
+            text, ids, logprobs = self.drain()
+            return ([Content(text)] if text else []), ids, logprobs
         events, self._events = self._events, []
-        if text:
-            return [Content(text)], ids, logprobs
+        ids, self._token_ids = self._token_ids, []
+        logprobs, self._logprobs = self._logprobs, []
         return (merged(events) if len(events) > 1 else events), ids, logprobs
 
     def drain_text(self) -> str:

@@ -42,7 +42,7 @@ class Piece:
 class ChoiceStream:
     """One choice as it grows. `parser` turns its text into events; `table` then holds the markers' characters."""
 
-    __slots__ = ("_feed", "_include_stop", "_watch", "ended", "index", "parser", "plain", "text")
+    __slots__ = ("_feed", "_include_stop", "_runs_free", "_watch", "ended", "index", "parser", "plain", "text")
 
     def __init__(
         self,
@@ -71,8 +71,8 @@ class ChoiceStream:
         self._include_stop = include_stop
         self._watch = None if repetition is None else RepetitionWatch(repetition, min_tokens)
         self._feed = self.text.feed
-        # Only the engine ends it, and its text goes out as it is.
-        self.plain = self._watch is None and self.text.stops.compiled is None and parser is None
+        self._runs_free = self._watch is None and self.text.stops.compiled is None  # only the engine ends it
+        self.plain = self._runs_free and parser is None  # and its text goes out as it is
 
     @property
     def num_tokens(self) -> int:
@@ -84,6 +84,15 @@ class ChoiceStream:
         if not self.plain or delta.finish_reason or self.ended:
             return None
         return self._feed(delta.token_ids)
+
+    def parse(self, delta: Delta) -> list[Event] | None:
+        """The new events of a parsed choice, where nothing can end with this Delta; None as for `grow`."""
+        parser = self.parser
+        if parser is None or not self._runs_free or delta.finish_reason or self.ended:
+            return None
+        for token_id in delta.token_ids:
+            parser.feed(self._feed((token_id,)))
+        return parser.take()
 
     def take(self, delta: Delta) -> Piece:
         """Reads the next Delta of this choice. One that comes after a stop string adds nothing."""
