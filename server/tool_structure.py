@@ -49,7 +49,7 @@ def tool_structure(
         return answer
     param = "tool_choice" if calls.must else "tools" if answer is None else answer.param
     if parsers.written_tools is None:
-        if answer is not None and not calls.must:
+        if not calls.must and (answer is not None or parsers.tools_name == "none"):  # calls stay text
             return answer
         raise not_here(param, f"{param}: this server cannot hold calls of this model to a schema; send auto, unstrict")
     listed = [

@@ -98,9 +98,11 @@ async def test_what_is_not_asked_for_stays_text(serve):
     assert choice["message"]["content"].endswith("</tool_call>")
     assert "tool_calls" not in choice["message"]
     client = serve(chat={"tool_call_parser": "none"})
-    play(client, BOTH, tools="none", reasoning="none")
-    (choice,) = (await ask(client, tools=TOOLS)).json()["choices"]
-    assert choice["message"]["content"] == BOTH
+    play(client, BOTH, BOTH, tools="none", reasoning="none")
+    strict = [{"type": "function", "function": {**tool["function"], "strict": True}} for tool in TOOLS]
+    for tools in (TOOLS, strict):
+        (choice,) = (await ask(client, tools=tools)).json()["choices"]
+        assert choice["message"]["content"] == BOTH
     assert client.state.engine.requests
 
 
