@@ -20,6 +20,7 @@ cdef class SeqTable:
     cdef uint8_t[::1] unnamed
     cdef uint8_t[::1] fails_at_settle  # ends with an error when the next step that names it is settled
     cdef readonly uint8_t[::1] restarting  # starts over; results of its steps in flight are dropped
+    cdef uint8_t[::1] redoing  # the sample of its step in flight is dropped: its position is computed again
     cdef int64_t[::1] request
     cdef int32_t[::1] prompt_len
     cdef int32_t[::1] num_tokens

@@ -59,6 +59,7 @@ cdef class SeqTable:
         self.unnamed = array("B", bytes(num_slots))
         self.fails_at_settle = array("B", bytes(num_slots))
         self.restarting = array("B", bytes(num_slots))
+        self.redoing = array("B", bytes(num_slots))
         self.request = array("q", bytes(8 * num_slots))
         self.prompt_len = array("i", bytes(4 * num_slots))
         self.num_tokens = array("i", bytes(4 * num_slots))
@@ -124,6 +125,7 @@ cdef class SeqTable:
         self.unnamed[slot] = 0
         self.fails_at_settle[slot] = 0
         self.restarting[slot] = 0
+        self.redoing[slot] = 0
         self.request[slot] = -1
         self.prompt_len[slot] = 0
         self.num_tokens[slot] = 0
@@ -285,6 +287,7 @@ cdef class SeqTable:
             "unnamed": self.unnamed[slot],
             "fails_at_settle": self.fails_at_settle[slot],
             "restarting": self.restarting[slot],
+            "redoing": self.redoing[slot],
             "request": self.request[slot],
             "prompt_len": self.prompt_len[slot],
             "num_tokens": self.num_tokens[slot],

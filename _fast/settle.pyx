@@ -47,6 +47,9 @@ cdef class Settler:
         if self.seqs.restarting[slot]:
             self.seqs.pending[slot] -= plan.promised(row)
             return
+        if self.seqs.redoing[slot]:
+            self.seqs.redoing[slot] = 0
+            return
         if self.seqs.fails_at_settle[slot]:
             why = FINISH_ERROR
         elif plan.row_flags[row] & ROW_SAMPLE:
@@ -101,7 +104,9 @@ cdef class Settler:
                 if self.seqs.in_flight[slot] == 0:
                     self.end(slot)
             elif self.seqs.restarting[slot] or (again and again[slot]):
-                self.seqs.pending[slot] -= plan.promised(row)
+                if not self.seqs.redoing[slot]:
+                    self.seqs.pending[slot] -= plan.promised(row)
+                self.seqs.redoing[slot] = 0
                 self._restart(slot)
             else:
                 plan.out_finish[row] = FINISH_ERROR

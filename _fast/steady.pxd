@@ -30,6 +30,7 @@ cdef class SteadyLoop:
     cdef void* plan_at[MAX_PLANS]
     cdef int32_t num_plans
     cdef const uint8_t[::1] special
+    cdef const int32_t[:, ::1] watched  # by slot: tokens that Python handles at once; -1 is none
     cdef int wake_fd
     cdef double tell_s  # what it took to tell the news of the step before
     cdef bint timed  # planning has waited for its time
@@ -45,5 +46,6 @@ cdef class SteadyLoop:
     cdef int32_t _settle(self, StepPlan plan, int32_t index) noexcept nogil
     cdef void _adapt(self, double expected) noexcept nogil
     cdef bint _all_sampled(self, StepPlan plan, const int32_t* tokens) noexcept nogil
+    cdef bint _wakes(self, StepPlan plan, const int32_t* tokens) noexcept nogil
     cdef void _note_numbers(self, StepPlan plan) noexcept nogil
     cdef double _learn(self, StepPlan plan, double launched, double before) noexcept nogil

@@ -12,11 +12,13 @@ REASON_INBOX: int
 REASON_PYTHON: int
 REASON_INVALID: int
 REASON_RING: int
+REASON_WOKEN: int
 REASON_FREED: int
 REASON_IDLE: int
 REASON_PREEMPTED: int
 SPECIAL_ALWAYS: int
 SPECIAL_PROMPT: int
+SPECIAL_WATCHED: int
 SPECIAL_VARIANT_SHIFT: int
 
 class SteadyLoop:
@@ -39,6 +41,7 @@ class SteadyLoop:
         launcher: Launcher,
         ring: OutputRing,
         special: Any,
+        watched: Any,
         wake_fd: int,
     ) -> None: ...
     @property

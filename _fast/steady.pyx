@@ -8,7 +8,9 @@ eventfd. Out: news in an OutputRing; a reason to return, and which plan is where
 
 A step is plain when it runs no tower, takes no media rows, has a graph, and no row is `special`: bit 0 of a slot's
 byte says that Python handles each of its steps, bit 1 those that compute tokens of its prompt (so also the one that
-samples its first token). The bits from SPECIAL_VARIANT_SHIFT on name the variant of the graphs that the row needs.
+samples its first token). Bit 2 says that some tokens (`watched`) bring the step that chose them back to Python, not
+committed: what was launched behind the step did not know of them. The bits from SPECIAL_VARIANT_SHIFT on name the
+variant of the graphs that the row needs.
 Plan and record of a step have the number step_id modulo the plans' count.
 """
 
@@ -61,14 +63,17 @@ cdef enum:
     IDLE = 6
     FAILED = 7
     PREEMPTED = 8
+    WOKEN = 9
     ALWAYS = 1  # bits of `special`
     PROMPT = 2
-    VARIANT_SHIFT = 2
+    WATCHED = 4
+    VARIANT_SHIFT = 3
 
 REASON_INBOX = INBOX  # the inbox has something
 REASON_PYTHON = PYTHON  # `planned` is not plain
 REASON_INVALID = INVALID  # `uncommitted` has rows that were to get a token and got none
 REASON_RING = RING  # the ring is full: `unpublished`
+REASON_WOKEN = WOKEN  # `uncommitted` has a token that a watched slot waits for
 REASON_FREED = FREED  # slots or media entries came back
 REASON_IDLE = IDLE  # nothing is in flight, nothing can be planned
 REASON_PREEMPTED = PREEMPTED  # a row gave up its blocks and waits again: what prompts may have is to be said anew
@@ -85,6 +90,7 @@ cdef double AT_ONCE = 20e-6  # seconds; a wait shorter than this found its step 
 cdef double SLOWLY = 0.05  # of a longer step that is believed
 SPECIAL_ALWAYS = ALWAYS
 SPECIAL_PROMPT = PROMPT
+SPECIAL_WATCHED = WATCHED
 SPECIAL_VARIANT_SHIFT = VARIANT_SHIFT
 
 
@@ -103,7 +109,7 @@ cdef class SteadyLoop:
 
     def __init__(self, Scheduler scheduler not None, list plans not None, SlotParams params not None,
                  Launcher launcher not None, OutputRing ring not None, const uint8_t[::1] special not None,
-                 int wake_fd):
+                 const int32_t[:, ::1] watched not None, int wake_fd):
         cdef int32_t i = 0
         cdef StepPlan plan
         if len(plans) < 2 or len(plans) != launcher.num_records:
@@ -121,14 +127,15 @@ cdef class SteadyLoop:
                 raise ValueError(f"plan {i} has too few updates for {scheduler.tables.max_blocks} blocks per slot")
             self.plan_at[i] = <void*>plan
             i += 1
-        if special.shape[0] < scheduler.max_slots or params.max_slots < scheduler.max_slots:
-            raise ValueError(f"special and params need a place for each of {scheduler.max_slots} slots")
+        if min(special.shape[0], watched.shape[0], params.max_slots) < scheduler.max_slots:
+            raise ValueError(f"special, watched and params need a place for each of {scheduler.max_slots} slots")
         if ring.max_rows < scheduler.max_rows or launcher.max_rows < scheduler.max_rows:
             raise ValueError(f"ring and launcher need room for {scheduler.max_rows} rows")
         self.scheduler, self.params, self.launcher, self.ring = scheduler, params, launcher, ring
         self.plans = plans
         self.num_plans = i
         self.special = special
+        self.watched = watched
         self.wake_fd = wake_fd
         self.seconds = array("d", bytes(8 * NUM_CLASSES))
         self.periods = array("d", bytes(8 * NUM_CLASSES))
@@ -300,6 +307,9 @@ cdef class SteadyLoop:
         if not self._all_sampled(plan, tokens):
             self.uncommitted = index
             return INVALID
+        if self._wakes(plan, tokens):
+            self.uncommitted = index
+            return WOKEN
         self.scheduler.settler.commit(plan, tokens, NULL)
         self.num_steps += 1
         self.freed = self.scheduler.settler.num_freed > 0 or self.scheduler.encoder.num_evicted > 0
@@ -332,6 +342,18 @@ cdef class SteadyLoop:
             for row in range(plan.num_rows):
                 missing |= (plan.lines.flags[row] & ROW_SAMPLE) & (tokens[row * plan.width] < 0)
         return not missing
+
+    cdef bint _wakes(self, StepPlan plan, const int32_t* tokens) noexcept nogil:
+        """Whether a watched slot got a token that the slot waits for."""
+        cdef const slot_t* slots = plan.lines.slot
+        cdef int32_t row
+        cdef int32_t k
+        for row in range(plan.num_rows):
+            if self.special[slots[row]] & WATCHED and plan.lines.flags[row] & ROW_SAMPLE:
+                for k in range(<int32_t>self.watched.shape[1]):
+                    if self.watched[slots[row], k] == tokens[row * plan.width]:
+                        return True
+        return False
 
     cdef void _note_numbers(self, StepPlan plan) noexcept nogil:
         self.last.step_id = plan.step_id

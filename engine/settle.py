@@ -100,6 +100,8 @@ class Settler:
             ended = "step %d ends %d of %d rows: %s"
             log.error(ended, plan.step_id, len(step.invalid), plan.num_rows, next(iter(step.invalid.values())))
         self._runtime.scheduler.commit(plan, step.tokens.reshape(-1), override)
+        for slot in step.redone:
+            self._runtime.scheduler.redo(slot)
         output.ids, output.tokens, output.finishes, places = columns(plan)
         output.stats.num_sampled = len(output.tokens) - output.tokens.count(-1)
         output.logprobs = {places[row]: entry for row, entry in step.logprobs.items()}

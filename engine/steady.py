@@ -15,21 +15,21 @@ import numpy as np
 from _fast.plan import StepPlan
 from _fast.ring import OutputRing, told_logprobs
 from _fast.scheduler import Scheduler
-from _fast.steady import REASON_FREED, REASON_INVALID, REASON_PREEMPTED, REASON_RING
+from _fast.steady import REASON_FREED, REASON_INVALID, REASON_PREEMPTED, REASON_RING, REASON_WOKEN
 from _fast.step_numbers import StepNumbers
 from engine.output import columns
 from engine.step.device_executor import DeviceExecutor, DeviceStep
 from engine.step.result import StepResult
 
 # Python catches up, then the GIL-free loop goes on
-RESUMABLE = (REASON_FREED, REASON_RING, REASON_INVALID, REASON_PREEMPTED)
+RESUMABLE = (REASON_FREED, REASON_RING, REASON_INVALID, REASON_PREEMPTED, REASON_WOKEN)
 
 
 @dataclass(slots=True)
 class Handover:
     """What the GIL-free loop hands over to Python, in the order in which Python handles it."""
 
-    uncommitted: DeviceStep | None  # its tokens are on the host, and a row that sampled has none
+    uncommitted: DeviceStep | None  # its tokens are on the host; a row that sampled has none, or wakes its grammar
     unpublished: StepPlan | None  # committed, but the ring was full
     numbers: StepNumbers  # of either of these, and when the one `planned` was scheduled
     freed: bool  # slots or media entries came back

@@ -49,7 +49,7 @@ class GrammarRow:
 
     __slots__ = (
         "_asleep", "_end", "_ending_ids", "_is_free", "_left", "_matcher", "_min_tokens", "_opens", "_starts", "_taken",
-        "_verdict", "num_words", "over", "wakes",
+        "_verdict", "num_words", "over", "redoes", "wakes",
     )  # fmt: skip
 
     def __init__(self, grammar: Grammar, params: SamplingParams) -> None:
@@ -64,6 +64,7 @@ class GrammarRow:
         self.wakes = grammar.spec.starts[:1]  # what is forced when none is left
         self._taken = 0  # tokens of the answer
         self._verdict: RowEnd | None = None  # of the step in flight, whatever that step chooses
+        self.redoes = False  # the next token was chosen without the grammar, and is chosen again
         self.over = False  # what steps in flight still choose for this row counts no more
 
     @property
@@ -76,9 +77,15 @@ class GrammarRow:
         """Whether the budget of what comes before the grammar is spent."""
         return self._asleep and self._left is not None and self._left <= 0
 
+    @property
+    def waits_for(self) -> tuple[int, ...]:
+        """The tokens behind which a sleeping grammar begins; () for one that is awake, or that counts a budget."""
+        return tuple(self._starts) if self._asleep and self._left is None else ()
+
     def take(self, token: int) -> RowEnd | None:
         """The token that a step chose; how the row ends by it."""
-        if self.over or token < 0:
+        if self.over or token < 0 or self.redoes:
+            self.redoes = False
             return None
         if self._verdict is not None:
             self.over = True

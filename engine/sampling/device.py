@@ -23,6 +23,7 @@ from torch import Tensor
 from _fast.layout import SLOT_WORDS, SlotWord
 from engine.config import LogprobsMode
 from engine.kernels.sampling.choose import choose, choose_room
+from engine.kernels.sampling.rules import COUNTED, SEEN
 from engine.kernels.sampling.top_logprobs import MOST, top_logprobs
 from engine.request import SamplingParams, TokenLogprob
 from engine.sampling.lines import RuleLines, allowed_bits
@@ -140,6 +141,16 @@ class DeviceSampler:
     def allowed_table(self) -> Tensor:
         """Which tokens slots may choose, int32 [lines, ceil(vocab / 32)]; `line` says whose is which."""
         return self._lines.tables.allowed
+
+    def may_sleep(self, slot: int) -> bool:
+        """Whether steps of a slot whose grammar sleeps are plain ones, and a token chosen too early leaves no trace."""
+        rules = self._rules[slot]
+        told = self.asked[slot] or slot in self._logprobs
+        return not (rules.moves or rules.kinds & (SEEN | COUNTED) or rules.params.min_tokens or told)
+
+    def set_asleep(self, slot: int, asleep: bool) -> None:
+        """Says whether a slot's grammar sleeps; steps of a slot that may sleep are plain then."""
+        self._special[slot] = not (asleep and self.may_sleep(slot))
 
     def line(self, slot: int) -> int:
         """A slot's line of the table; it has one from the launch of its step on."""

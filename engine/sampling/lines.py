@@ -76,14 +76,16 @@ class RuleLines:
             self._free.append(line)
 
     def set_bits(self, table: Tensor, named: list[tuple[int, np.ndarray]]) -> None:
-        """Writes lines of a table of bits; by line bool [vocab]."""
+        """Writes lines of a table of bits; by line bool [vocab] or [1]."""
         if not named:
             return
         words = np.zeros((len(named), 1 + table.shape[1]), np.int32)  # line and bits
         packed = words.view(np.uint8).reshape(len(named), -1)
         for row, (line, flags) in enumerate(named):
             words[row, 0] = line
-            packed[row, 4 : 4 + -(-self._vocab // 8)] = np.packbits(flags, bitorder="little")
+            packed[row, 4 : 4 + -(-self._vocab // 8)] = np.packbits(
+                np.broadcast_to(flags, self._vocab), bitorder="little"
+            )
         sent = send(words, table.device)
         table.index_copy_(0, sent[:, 0].long(), sent[:, 1:])
 
@@ -128,5 +130,6 @@ class RuleLines:
 
 def allowed_bits(rules: list[tuple[int, RowRules]]) -> list[tuple[int, np.ndarray]]:
     """By line which tokens may be chosen, of those rules that say so."""
-    found = ((line, of.bits()) for line, of in rules)
-    return [(line, flags) for line, flags in found if flags is not None]
+    found = ((line, of.bits(), of.has_grammar) for line, of in rules)
+    free = np.ones(1, np.bool_)  # a grammar that sleeps has said nothing yet
+    return [(line, free if flags is None else flags) for line, flags, held in found if held or flags is not None]

@@ -27,7 +27,7 @@ from _fast.layout import SLOT_WORDS, GraphKind, SlotWord
 from _fast.plan import StepPlan
 from _fast.ring import OutputRing
 from _fast.scheduler import Scheduler
-from _fast.steady import SPECIAL_ALWAYS, SPECIAL_PROMPT, SteadyLoop
+from _fast.steady import SPECIAL_ALWAYS, SPECIAL_PROMPT, SPECIAL_WATCHED, SteadyLoop
 from engine.batch import Batch
 from engine.cache.layout import CacheLayout
 from engine.config import EngineConfig
@@ -48,6 +48,8 @@ from engine.step.prompts import Due, PromptLogprobs
 from engine.step.result import StepResult
 from engine.step.slots import SlotState
 from engine.step.upload_ring import UploadRing
+
+WATCHED = 4  # tokens that may wake a sleeping grammar without Python looking at each
 
 if TYPE_CHECKING:
     from _fast.launcher import Launcher
@@ -110,6 +112,7 @@ class DeviceExecutor:
         buffers = self.buffers
         self.launcher = accelerator.launcher(buffers.records.pinned, buffers.records.turn, buffers.ring)
         self._special = np.zeros(sizes.max_slots, np.uint8)  # by slot: which steps the GIL-free loop leaves alone
+        self._watched = np.full((sizes.max_slots, WATCHED), -1, np.int32)  # by slot: tokens that wake its grammar
         self._newest: DeviceStep | None = None
 
     # -- what is launched, and recorded as graphs at start ----------------------------------------------------------
@@ -162,7 +165,9 @@ class DeviceExecutor:
         words[SlotWord.POSITION_DELTA] = request.position_delta
         prompt, has_grammar = np.asarray(request.prompt_token_ids), request.grammar is not None
         self.sampler.admit(slot, request.sampling, prompt, seed, words, has_grammar)
-        self.grammars.admit(slot, request.grammar, request.sampling)
+        if request.grammar is not None:
+            self.grammars.admit(slot, request.grammar, request.sampling)
+            self._watch(slot)
         self.buffers.params.stage(slot, words)
         # Prompts are Python's: their first token is told with what the prompt's arrival left to tell.
         self._special[slot] = self._how_special(slot)
@@ -170,12 +175,25 @@ class DeviceExecutor:
         self.prompts.admit(slot, request, prompt_logprobs)
 
     def _how_special(self, slot: int) -> int:
-        return SPECIAL_PROMPT if self.sampler.is_plain(np.array([slot])) else SPECIAL_ALWAYS
+        if not self.sampler.is_plain(np.array([slot])):
+            return SPECIAL_ALWAYS
+        return SPECIAL_PROMPT | SPECIAL_WATCHED * bool(self._watched[slot, 0] >= 0)
+
+    def _watch(self, slot: int) -> None:
+        """A grammar has begun to sleep or is awake: says which tokens wake it, and whose steps its slot's are."""
+        wakers = self.grammars.rows[slot].waits_for[: WATCHED + 1]
+        asleep = 0 < len(wakers) <= WATCHED
+        self._watched[slot] = -1
+        if asleep:
+            self._watched[slot, : len(wakers)] = wakers
+        self.sampler.set_asleep(slot, asleep)
+        self._special[slot] = self._how_special(slot)
 
     def reset(self, slot: int, poison: bool) -> None:
         self.buffers.params.forget(slot)
         self.sampler.reset(slot, poison)
         self.grammars.reset(slot)
+        self._watched[slot] = -1
         self._host.reset(slot, poison)
         self.prompts.reset(slot)
 
@@ -195,7 +213,7 @@ class DeviceExecutor:
     def steady_loop(self, scheduler: Scheduler, ring: OutputRing, wake_fd: int) -> SteadyLoop:
         """The GIL-free loop over this executor's plans and graphs."""
         return SteadyLoop(
-            scheduler, self.plans, self.buffers.params, self.launcher, ring, self._special, wake_fd
+            scheduler, self.plans, self.buffers.params, self.launcher, ring, self._special, self._watched, wake_fd
         )  # fmt: skip
 
     def adopt(self, plan: StepPlan) -> DeviceStep:
@@ -333,11 +351,28 @@ class DeviceExecutor:
         step.take_tokens(chosen, self.model.config.text.vocab_size)
         self.sampler.record(step.rows.slots[sampled], chosen[:, 0])
         if self.grammars.rows:
-            step.consume(self.grammars)
+            self._advance(step)
         if step.owed is not None:
             due, pending = step.owed
             entries = pending.collect()
             due.tell(entries[number] for number in range(len(entries)))
+
+    def _advance(self, step: DeviceStep) -> None:
+        """Grammars take a step's tokens. Where one wakes behind whose token a plain step was launched, that step chose
+        without the grammar: its choice for the slot is dropped and made again."""
+        slots = [slot for slot in step.rows.slots[step.rows.sampled].tolist() if slot in self.grammars.rows]
+        before = [self.grammars.rows[slot].waits_for for slot in slots]
+        step.consume(self.grammars)
+        behind = self._newest
+        for slot, waited in zip(slots, before):
+            if waited == self.grammars.rows[slot].waits_for:
+                continue
+            self._watch(slot)
+            if behind is None or behind is step or not behind.plain or behind.error is not None:
+                continue
+            if waited and slot in behind.rows.slots[behind.rows.sampled]:
+                self.grammars.rows[slot].redoes = True
+                step.redone.append(slot)
 
     def close(self) -> None:
         with contextlib.suppress(RuntimeError):  # a lost device has nothing left to wait for

@@ -45,6 +45,7 @@ class StepResult:
     invalid: dict[int, EngineError] = field(default_factory=dict)  # errors of plan rows that end alone
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by plan row
     lines: Lines | None = None  # which tokens rows with grammars may choose
+    redone: list[int] = field(default_factory=list)  # slots whose sample in the step behind this one is dropped
     stopped: list[int] = field(default_factory=list)  # plan rows that their grammar ends
     error: BaseException | None = None
 

@@ -57,7 +57,8 @@ class Decoding:
         self.ring = OutputRing(rows, steps)
         self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         special = np.zeros(rows, np.uint8)
-        parts = self.rig.plans, self.rig.params, self.rig.launcher, self.ring, special, self.wake
+        watched = np.full((rows, 1), -1, np.int32)
+        parts = self.rig.plans, self.rig.params, self.rig.launcher, self.ring, special, watched, self.wake
         self.steady = SteadyLoop(self.scheduler, *parts)
         for k in range(rows):
             prompt = np.arange(16 + k % 16, dtype=np.int32) + k  # rows reach the ends of their blocks in turn

@@ -117,6 +117,36 @@ async def test_a_spent_budget_forces_the_token_that_wakes_the_grammar(path):
         assert (len(held), finish) == (20, FinishReason.LENGTH)
 
 
+async def test_sleeping_rows_stay_in_the_loop_without_the_gil_and_wake_at_their_token(path):
+    """Also beside others, after a preemption, and for rows whose steps are always Python's."""
+    async with running(FOLDER) as engine:
+        free = [asked(prompt, max_tokens=60, ignore_eos=True, seed=at) for at, prompt in enumerate(PROMPTS)]
+        plain = [(await told(engine, request))[0][0] for request in free]
+    wakes = [tokens[20 + at] for at, tokens in enumerate(plain)]
+    late = [replace(one, grammar=grammar("start: /[a-f]{3}/", starts=(wake, 1))) for one, wake in zip(free, wakes)]
+    told_too = [replace(one, sampling=replace(one.sampling, logprobs=1)) for one in late]  # these never sleep plainly
+    steps = []
+    async with running(FOLDER) as engine:
+        engine.on_step = steps.append
+        alone = [(await told(engine, one))[0] for one in late]
+        by_python = [stats.by_python for stats in steps if stats.num_rows]
+        slowly = [(await told(engine, one))[0] for one in told_too]
+        together = await asyncio.gather(*[told(engine, one) for one in (*late, *free)])
+        assert (await quiet(engine))["matchers"] == 0
+    async with running(FOLDER, num_gpu_blocks_override=24, max_model_len=256) as engine:
+        pressed = await asyncio.gather(*[told(engine, one) for one in (*late, *free)])
+    for (tokens, finish, _), before, wake in zip(alone, plain, wakes):
+        first = next(at for at, token in enumerate(before) if token in (wake, 1))
+        assert tokens[: first + 1] == before[: first + 1]
+        assert re.fullmatch("[a-f]{3}", text(tokens[first + 1 :]))
+        assert finish is FinishReason.COMPLETE
+    assert slowly == alone
+    assert [each[0] for each in together] == [*alone, *[(tokens, FinishReason.LENGTH, None) for tokens in plain]]
+    assert pressed == together
+    if path == "steady":
+        assert sum(by_python) < 0.5 * len(by_python)
+
+
 async def test_a_grammar_may_wait_only_if_the_answer_opens_so(path):
     opens, wake = tiny.IDS["<|vision_bos|>"], tiny.IDS["<|vision_eos|>"]
     both = grammar('start: "yes"', starts=(wake,), opens=(opens,))

@@ -42,7 +42,7 @@ def test_a_slot_that_was_used_in_every_way_looks_new_afterwards():
         scheduler.commit(plan, np.array([7], np.int32))
     scheduler.reset_prefix_cache()
     used = scheduler.seqs.snapshot(0)
-    passing = {"pending", "in_flight", "fails_at_settle", "restarting", "state"}
+    passing = {"pending", "in_flight", "fails_at_settle", "restarting", "redoing", "state"}
     same = {name for name in FIELDS if used[name] == new[name]} - passing
     assert same == {"order", "epoch"}, "this request should have touched every array"
     scheduler.abort(9)
@@ -109,3 +109,28 @@ def test_a_table_that_goes_gives_its_memory_back():
         for prompt in (10, 10000, 100000):
             used(prompt)
     assert held() - before < 8 << 20
+
+
+def test_a_position_is_computed_again_with_the_token_that_was_just_committed():
+    """And the sample of the step that was launched past the token counts for nothing."""
+    scheduler = Scheduler(max_slots=1, max_rows=1, max_tokens=8, max_model_len=64, num_blocks=20, block_size=4)
+    plans = [StepPlan(1, 8, 64) for _ in range(3)]
+    scheduler.add(1, np.arange(4, dtype=np.int32), max_tokens=4)
+    assert not scheduler.redo(0), "nothing is in flight"
+    scheduler.schedule(plans[0])
+    scheduler.schedule(plans[1])
+    scheduler.commit(plans[0], np.array([7], np.int32))
+    assert scheduler.redo(0)
+    assert not scheduler.redo(0)
+    scheduler.schedule(plans[2])
+    row = plans[2]
+    assert (row.row_computed[0], row.row_len[0], row.token_ids[0]) == (4, 1, 7), "the host's token, not the device's"
+    scheduler.commit(plans[1], np.array([8], np.int32))
+    assert (plans[1].out_token[0], plans[1].out_finish[0]) == (-1, 0)
+    scheduler.commit(plans[2], np.array([9], np.int32))
+    assert plans[2].out_token[0] == 9
+    for token in (10, 11):
+        scheduler.schedule(plans[0])
+        scheduler.commit(plans[0], np.array([token], np.int32))
+    assert plans[0].out_finish[0] == 3
+    assert scheduler.ledger()["slots"] == scheduler.pool.num_used == 0

@@ -160,6 +160,9 @@ class Engine:
         return self.news
 
 
+NOBODY_WAITS = np.full((1024, 1), -1, np.int32)  # by slot: tokens that bring a step back to Python
+
+
 class Mixed(Engine):
     """The same with SteadyLoop, and Python for a share of the turns; news pass through the ring."""
 
@@ -168,8 +171,9 @@ class Mixed(Engine):
         self.ring = OutputRing(self.scheduler.max_rows, entries, asked, lines, self.width)
         self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.steady = SteadyLoop(
-            self.scheduler, self.rig.plans, self.rig.params, self.rig.launcher, self.ring, self.special, self.wake
-        )
+            self.scheduler, self.rig.plans, self.rig.params, self.rig.launcher, self.ring, self.special,
+            NOBODY_WAITS, self.wake,
+        )  # fmt: skip
         self.rng = np.random.default_rng(seed)
         self.python = python
         self.reasons = dict.fromkeys((*range(1, 7), REASON_PREEMPTED), 0)
@@ -458,7 +462,7 @@ def test_a_step_without_a_graph_is_left_to_python():
     rows = mixed.scheduler.max_rows
     mixed.rig = Rig(rows, 80, 1 << 12, 8, graphs=False)
     mixed.rig.set_graphs(rows, 64, whole=True)  # for 70 tokens there is none
-    parts = mixed.rig.plans, mixed.rig.params, mixed.rig.launcher, mixed.ring, mixed.special, mixed.wake
+    parts = mixed.rig.plans, mixed.rig.params, mixed.rig.launcher, mixed.ring, mixed.special, NOBODY_WAITS, mixed.wake
     mixed.rig.params.stage(0, seed_words(0, 70, 0))
     mixed.steady = SteadyLoop(mixed.scheduler, *parts)
     assert mixed.steady.run(-1) == REASON_PYTHON
@@ -575,7 +579,7 @@ def test_a_mistake_is_refused_in_words():
     for wrong, words in ((-1, "1 steps are in flight"), (1, "does not hold the step in flight")):
         with pytest.raises(ValueError, match=words):
             steady.run(wrong)
-    parts = [mixed.scheduler, rig.plans, rig.params, rig.launcher, mixed.ring, mixed.special, mixed.wake]
+    parts = [mixed.scheduler, rig.plans, rig.params, rig.launcher, mixed.ring, mixed.special, NOBODY_WAITS, mixed.wake]
     for place, wrong, words in (
         (1, rig.plans[:2], "2 plans, 3 records"),
         (1, [rig.plans[1], rig.plans[0], rig.plans[2]], "does not lie in record 0"),
