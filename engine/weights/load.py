@@ -18,6 +18,7 @@ from engine.errors import ConfigError
 from engine.kernels.gemm.pack import Placement
 from engine.weights.dummy import draw
 from engine.weights.files import Shard, open_checkpoint
+from engine.weights.finite import FiniteSums
 from engine.weights.names import compact
 from engine.weights.pieces import Pieces
 from engine.weights.stream import stream
@@ -46,7 +47,7 @@ def load_weights(
     placement = placement or Placement(model.dtype, model.device)
     table = model.weight_table()
     places = expand(table, model)
-    upload = upload_for(placement.device)
+    upload, sums = upload_for(placement.device), FiniteSums()
     if load_format == "dummy":
         saved = {name: place.wanted.saved_as(model.config.torch_dtype) for name, place in places.items()}
         pieces = Pieces(places, saved, placement)
@@ -56,7 +57,7 @@ def load_weights(
         names = match(model, shards, folder)
         tensors = {name: info for shard in shards for name, info in shard.tensors.items() if name in names}
         saved = {names[name]: DTYPES[info.dtype] for name, info in tensors.items()}
-        pieces = Pieces(places, saved, placement)
+        pieces = Pieces(places, saved, placement, sums)
         told = _counted(progress, sum(info.num_bytes for info in tensors.values()))
         if upload is None:
             _map(shards, names, pieces, told)
@@ -66,7 +67,7 @@ def load_weights(
         raise ConfigError(f"--load-format {load_format}: allowed are auto, safetensors, dummy")
     if upload is not None:
         upload.finish()
-    pieces.check(folder)
+    sums.check(folder)
     assert not pieces.pending, "every part was complete in the headers"
 
 

@@ -21,15 +21,21 @@ from engine.weights.table import Part, Place
 class Pieces:
     """What has arrived of each part that is not complete."""
 
-    def __init__(self, places: dict[str, Place], saved: Mapping[str, torch.dtype], placement: Placement) -> None:
-        """`saved`: the dtype of each tensor as it comes."""
+    def __init__(
+        self,
+        places: dict[str, Place],
+        saved: Mapping[str, torch.dtype],
+        placement: Placement,
+        sums: FiniteSums | None = None,
+    ) -> None:
+        """`saved`: the dtype of each tensor as it comes; `sums` get each tensor that was read."""
         self._places = places
         self._saved = saved
         self._placement = placement
         self.pending: dict[Part, int] = {}  # pieces that a part still waits for
         self._arrived: dict[Part, dict[str, list[Tensor | None]]] = {}
         self._rooms: dict[str, Tensor] = {}
-        self._sums = FiniteSums()
+        self._sums = sums
         self._joined: dict[tuple[Part, str], list[str]] = {}  # names of the pieces of one joined tensor, in order
         for name, place in places.items():
             self.pending[place.part] = self.pending.get(place.part, 0) + 1
@@ -46,7 +52,8 @@ class Pieces:
         """Takes a tensor; the last one of a part fills it."""
         place = self._places[name]
         part = place.part
-        self._sums.add(name, tensor)
+        if self._sums is not None:
+            self._sums.add(name, tensor)
         if part not in self._arrived:
             self._arrived[part] = {kind: [None] * len(shapes) for kind, shapes in part.expects().items()}
         self._arrived[part][place.kind][place.index] = tensor
@@ -54,10 +61,6 @@ class Pieces:
         if not self.pending[part]:
             part.fill(self._arrived.pop(part), self._placement)
             del self.pending[part]
-
-    def check(self, folder: str) -> None:
-        """Once every tensor has been added; ConfigError when one holds a value that is not finite."""
-        self._sums.check(folder)
 
     def _allocate(self, names: list[str]) -> None:
         """One tensor for all pieces that are saved alike, and a slice of it for each."""
