@@ -71,7 +71,10 @@ class Xgrammar:
     """With the defaults of its users, strict_mode off so that schemas mean what they say."""
 
     def __init__(self, pieces: list[bytes]) -> None:
-        import xgrammar
+        try:
+            import xgrammar
+        except ImportError:
+            raise SystemExit("xgrammar is not there: install it into a folder, and name that in PYTHONPATH") from None
 
         self.end, self.library = len(pieces) - 1, xgrammar
         info = xgrammar.TokenizerInfo(pieces, vocab_size=len(pieces), stop_token_ids=[self.end])
