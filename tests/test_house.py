@@ -2,10 +2,9 @@
 
 import ast
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parent.parent
 ROOMS = ("server", "mm", "engine", "_fast")
@@ -27,6 +26,25 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+def each(paths: list[Path]) -> Callable[[Callable[[Path], None]], Callable[[], None]]:
+    """One test that looks at all paths: a test per file would take longer to report than to run."""
+
+    def made(check: Callable[[Path], None]) -> Callable[[], None]:
+        def test() -> None:
+            broken = []
+            for path in paths:
+                try:
+                    check(path)
+                except AssertionError as error:
+                    broken.append(f"{name_of(path)}: {error}")
+            assert not broken, "\n".join(broken)
+
+        test.__name__, test.__doc__ = check.__name__, check.__doc__
+        return test
+
+    return made
+
+
 @cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
@@ -43,7 +61,7 @@ def imports_of(path: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+@each(SOURCES)
 def test_imports_point_one_way(path):
     room = path.relative_to(ROOT).parts[0]
     for module in imports_of(path):
@@ -123,7 +141,7 @@ def runtime_imports(path: Path) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("path", [p for p in SOURCES if p.relative_to(ROOT).parts[0] == "engine"], ids=name_of)
+@each([p for p in SOURCES if p.relative_to(ROOT).parts[0] == "engine"])
 def test_the_engine_is_built_in_floors(path):
     parts = path.relative_to(ROOT / "engine").with_suffix("").parts
     if parts == ("__init__",):
@@ -135,14 +153,14 @@ def test_the_engine_is_built_in_floors(path):
             assert FLOOR_OF[below] <= floor, f"{parts[0]} (floor {floor}) imports {below} (floor {FLOOR_OF[below]})"
 
 
-@pytest.mark.parametrize("path", [*SOURCES, *CYTHON], ids=name_of)
+@each([*SOURCES, *CYTHON])
 def test_files_stay_small(path):
     lines = len(path.read_text().splitlines())
     limit = 300 if path.parent.name == "models" else 400
     assert lines <= limit, f"{lines} lines; split it by noun"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+@each(SOURCES)
 def test_functions_stay_small(path):
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
@@ -153,12 +171,12 @@ def test_functions_stay_small(path):
             assert length <= limit, f"{node.name} has {length} lines"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+@each(SOURCES)
 def test_every_module_says_what_it_owns(path):
     assert ast.get_docstring(tree_of(path)), "no module docstring"
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=name_of)
+@each(SOURCES)
 def test_nothing_runs_code_from_data(path):
     banned_calls = {"eval", "exec", "literal_eval"}
     for node in ast.walk(tree_of(path)):
@@ -177,7 +195,7 @@ def test_nothing_runs_code_from_data(path):
     assert not banned & {module.split(".")[0] for module in imports_of(path)}
 
 
-@pytest.mark.parametrize("path", [p for p in SOURCES if p.name != "config.py"], ids=name_of)
+@each([p for p in SOURCES if p.name != "config.py"])
 def test_only_the_config_reads_the_environment(path):
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "os":
@@ -187,14 +205,12 @@ def test_only_the_config_reads_the_environment(path):
 VENDOR = re.compile(r"version\.(cuda|hip)\b|(target\(\)|device)\.kind\b|\b(get_device_capability|gcnArchName)\b")
 
 
-@pytest.mark.parametrize(
-    "path", [p for p in SOURCES if name_of(p) not in ("engine/device.py", "engine/kernels/target.py")], ids=name_of
-)
+@each([p for p in SOURCES if name_of(p) not in ("engine/device.py", "engine/kernels/target.py")])
 def test_nobody_else_asks_whose_the_accelerator_is(path):
     assert not VENDOR.search(path.read_text()), "ask engine/kernels/target for what such a device can do"
 
 
-@pytest.mark.parametrize("path", [p for p in SOURCES if p.relative_to(ROOT).parts[0] == "server"], ids=name_of)
+@each([p for p in SOURCES if p.relative_to(ROOT).parts[0] == "server"])
 def test_routes_and_keys_never_look_at_request_url(path):
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Attribute) and node.attr == "url" and isinstance(node.value, ast.Name):
