@@ -11,6 +11,9 @@ GPU_PY ?= python3
 BIN := $(VENV)/bin
 PY := $(BIN)/python
 
+# The build, and pip at work for the tests, go side by side.
+MAKEFLAGS += -j2
+
 # cython-lint looks for pycodestyle on the path.
 export PATH := $(abspath $(BIN)):$(PATH)
 
