@@ -53,7 +53,7 @@ class Linear:
     def of_normed(self, normed: Normed) -> Tensor:
         """The same of norm(residual)."""
         norm = normed.norm
-        if normed.made is not None or not isinstance(norm, RMSNorm):
+        if not isinstance(norm, RMSNorm):
             return self.weight.linear(normed.rows())
         return self.weight.of_normed(normed.residual, norm.weight, norm.eps, normed.prescaled, None)
 
@@ -117,7 +117,7 @@ class GatedLinear(Linear):
 
     def of_normed(self, normed: Normed) -> Tensor:
         norm = normed.norm
-        if normed.made is not None or not isinstance(norm, RMSNorm):
+        if not isinstance(norm, RMSNorm):
             return self.weight.gated(normed.rows(), self.activation)
         return self.weight.of_normed(normed.residual, norm.weight, norm.eps, normed.prescaled, self.activation)
 

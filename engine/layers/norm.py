@@ -50,13 +50,11 @@ class Normed:
     prescaled: Unscaled | None = (
         None  # its rows times the gain, not yet divided by the RMS, if the last product left them
     )
-    made: Tensor | None = None  # the rows, where the kernel that changed the stream has made them
 
     def rows(self, out: Tensor | None = None) -> Tensor:
-        if self.made is None and self.norm is not None:
+        if self.norm is not None:
             return self.norm(self.residual, out)
-        rows = self.residual if self.made is None else self.made
-        return rows if out is None else out.copy_(rows)
+        return self.residual if out is None else out.copy_(self.residual)
 
 
 class LayerNorm:

@@ -6,9 +6,8 @@ Thread: device. In: the embeddings [T, hidden], changed in place from then on. O
     x.add(self.mlp(x.normed(self.mlp_norm)))                                       x += down(swiglu(norm(x)))
 
 Neither line computes its last product. `add` keeps the product until `normed` names the norm that reads the stream
-next, because one kernel adds the product and does most of that norm (Linear.add_then), or adds what passes a norm
-behind its part and does the next norm (Behind). So at most one addend waits, and nothing is allocated between its `add`
-and its product.
+next, because one kernel adds the product and does most of that norm (Linear.add_then). So at most one addend waits, and
+nothing is allocated between its `add` and its product.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from typing import Protocol
 
 from torch import Tensor
 
-from engine.kernels.add_norm import add_norm
 from engine.layers.linear import Linear
 from engine.layers.norm import Norm, Normed, RMSNorm
 
@@ -53,32 +51,6 @@ class Product:
         return self.linear.add_then(norm, residual, self.rows)
 
 
-@dataclass(slots=True, eq=False)
-class Behind:
-    """norm(addend), an Addend: what passes a norm behind its part."""
-
-    addend: Addend
-    norm: Norm
-
-    def value(self) -> Tensor:
-        return self.norm(self.addend.value())
-
-    def add_to(self, residual: Tensor) -> None:
-        norm = self.norm
-        if isinstance(norm, RMSNorm):
-            add_norm(residual, self.addend.value(), norm.weight, norm.eps, None, 0.0)
-        else:
-            residual += self.value()
-
-    def add_then(self, residual: Tensor, norm: RMSNorm) -> Normed:
-        mine = self.norm
-        if not isinstance(mine, RMSNorm):
-            self.add_to(residual)
-            return Normed(norm, residual)
-        rows = add_norm(residual, self.addend.value(), mine.weight, mine.eps, norm.weight, norm.eps)
-        return Normed(norm, residual, made=rows)
-
-
 class Stream:
     """The rows of all tokens of a step, or of those that somebody reads."""
 
@@ -90,8 +62,11 @@ class Stream:
 
     def add(self, addend: Addend, through: Norm | None = None) -> None:
         """x += addend, or x += through(addend)."""
-        self.rows()
-        self._waiting = addend if through is None else Behind(addend, through)
+        residual = self.rows()
+        if through is None:
+            self._waiting = addend
+        else:
+            residual += through(addend.value())
 
     def rows(self) -> Tensor:
         """The stream itself, [T, hidden], everything added."""

@@ -7,7 +7,6 @@ import torch
 
 from engine.attention.meta import AttentionMeta
 from engine.kernels.activation import Activation, glu, glu_reference, pointwise, pointwise_reference
-from engine.kernels.add_norm import add_norm, add_norm_reference
 from engine.kernels.attention import prefill
 from engine.kernels.attention.dense import dense_attention, dense_attention_reference
 from engine.kernels.attention.paged import paged_attention, paged_attention_reference
@@ -48,16 +47,6 @@ def test_activations(width):
         assert error(glu(x, activation), glu_reference(x.double(), activation)) < LIMIT
         if activation is not Activation.CLAMPED_SWIGLU:
             assert error(pointwise(x, activation), pointwise_reference(x.double(), activation)) < LIMIT
-
-
-@pytest.mark.parametrize(("rows", "width"), [(1, 3840), (300, 5120), (3, 100)])
-def test_a_norm_is_added_and_the_next_norm_made(rows, width):
-    got, x, inner, outer = draw(rows, width), draw(rows, width), *torch.randn(2, width, device="cuda")
-    want = got.double()
-    made = add_norm(got, x, inner, 1e-6, outer, 1e-5)
-    wanted = add_norm_reference(want, x.double(), inner, 1e-6, outer, 1e-5)
-    assert error(got, want) < LIMIT
-    assert error(made, wanted) < 2 * LIMIT  # of the stream as it is stored
 
 
 def test_xielu():

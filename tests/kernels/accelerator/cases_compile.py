@@ -4,7 +4,6 @@ import pytest
 import triton  # noqa: F401  (before any kernel file, so that they take it)
 
 from engine.kernels.activation import Activation, point_kernel
-from engine.kernels.add_norm import add_norm_kernel
 from engine.kernels.attention.decode import AHEAD, MERGED, decode_kernel
 from engine.kernels.attention.dense import dense_kernel
 from engine.kernels.attention.prefill import prefill_kernel
@@ -70,13 +69,6 @@ KERNELS = {
             (Activation.RELU2, False),
         )
     },
-    "add_norm": (
-        add_norm_kernel,
-        {"out": T, "residual": T, "x": T, "inner": "*fp32", "outer": "*fp32", "width": "i32", "inner_eps": "fp32",
-         "outer_eps": "fp32"},
-        {"THEN": True, "BLOCK": 4096, "OVERLAP": True},
-        {"num_warps": 8},
-    ),
     "projection_norm": (
         projection_norm_kernel,
         {"qkv": T, "q_weight": "*fp32", "k_weight": "*fp32", "stride": "i32", "q_width": "i32", "q_group": "i32",

@@ -8,7 +8,6 @@ import triton  # noqa: F401  (before any kernel file, so that they take it; TRIT
 
 from engine.attention.meta import AttentionMeta
 from engine.kernels.activation import Activation, glu_reference, launch_point, pointwise_reference
-from engine.kernels.add_norm import add_norm_reference, launch_add_norm
 from engine.kernels.attention.dense import dense_attention_reference, launch_dense
 from engine.kernels.attention.paged import launch_paged, paged_attention_reference
 from engine.kernels.attention.work import MIN_PART, empty_list, fill_list_reference, launch_list, max_parts
@@ -86,20 +85,6 @@ def test_norms_of_projections(q_group, k_group, centre, dtype):
     projection_norm_reference(want, q_weight, k_weight, q_group, k_group, 1e-5, centre)
     assert error(got, want) < limit(dtype)
     assert torch.equal(wide[:, 80:], given[:, 80:])
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("rows", "width"), [(1, 1), (3, 64), (5, 100), (2, 1536)])
-def test_a_norm_is_added_and_the_next_norm_made(rows, width, dtype):
-    stream = torch.randn(rows, width).to(dtype)
-    got, alone, want = stream.clone(), stream.clone(), stream.double()
-    x, inner, outer = torch.randn(rows, width).to(dtype), torch.randn(width), torch.randn(width)
-    made = launch_add_norm(got, x, inner, 1e-6, outer, 1e-5)
-    assert launch_add_norm(alone, x, inner, 1e-6, None, 0.0) is None
-    assert torch.equal(got, alone)
-    wanted = add_norm_reference(want, x.double(), inner, 1e-6, outer, 1e-5)
-    assert error(got, want) < limit(dtype)
-    assert error(made, wanted) < 2 * limit(dtype)  # of the stream as it is stored
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
