@@ -15,10 +15,11 @@ from typing import Any, Literal, TypeVar
 import orjson
 
 from server.output.events import Sink
-from server.output.source import Reader, Source
+from server.output.source import Reader, Source, space, until
 from server.output.tools.json_text import copy_json, copy_literal, number, quoted
 
 Machine = Callable[[Source, Sink, "ToolFormat", "Schemas"], Reader[None]]
+ReadCall = Callable[[], Reader[bool]]  # False: what was kept is no call, and nothing has been told
 Dataclass = TypeVar("Dataclass")
 
 UNKNOWN = frozenset({"unknown"})
@@ -73,6 +74,25 @@ def texts_of(value: Any) -> Iterable[str]:
             yield given
         elif isinstance(given, tuple):
             yield from (item for item in given if isinstance(item, str))
+
+
+def calls_in_content(
+    source: Source, sink: Sink, form: ToolFormat, call: ReadCall, bare: ReadCall | None = None
+) -> Reader[None]:
+    """Content with `call` behind each opening marker; `bare` reads one without a marker, at the start of the answer."""
+    if form.bare and bare is not None:
+        source.keep()
+        char = yield from space(source)
+        if not (char and char in form.bare and (yield from bare())):
+            sink.reject(source.kept())
+    markers = form.begins + form.ends + form.skips
+    while marker := (yield from until(source, markers, sink.content)):
+        if marker not in form.begins:
+            outside(sink, form, marker)
+            continue
+        source.keep(len(marker))
+        if not (yield from call()):
+            sink.reject(source.kept())
 
 
 def settle(source: Source, sink: Sink, marker: str) -> None:

@@ -10,8 +10,8 @@ told as soon as it is known, arguments as they arrive; where arguments come befo
 from __future__ import annotations
 
 from server.output.events import Sink
-from server.output.source import Emit, Reader, Source, accept, ignore, name_before, space, until
-from server.output.tools.base import Schemas, ToolFormat, outside, settle, whole
+from server.output.source import Emit, Reader, Source, accept, ignore, name_before, space
+from server.output.tools.base import Schemas, ToolFormat, calls_in_content, settle, whole
 from server.output.tools.json_text import copy_json, quoted, read_string
 
 ARGUMENTS = ("arguments", "parameters")
@@ -20,21 +20,13 @@ BESIDE = ("type", "id", "tool_call_id", "call_id", "index")  # other keys that c
 
 def calls(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> Reader[None]:
     """JSON objects, or lists of them, behind a marker or bare."""
-    if form.bare:
-        source.keep()
-        char = yield from space(source)
-        if not (char and char in form.bare and (yield from _sequence(source, sink, form, bare=True))):
-            sink.reject(source.kept())
-    while True:
-        marker = yield from until(source, form.begins + form.ends + form.skips, sink.content)
-        if not marker:
-            return
-        if marker not in form.begins:
-            outside(sink, form, marker)
-            continue
-        source.keep(len(marker))
-        if not (yield from _sequence(source, sink, form, bare=False)):
-            sink.reject(source.kept())
+    yield from calls_in_content(
+        source,
+        sink,
+        form,
+        call=lambda: _sequence(source, sink, form, bare=False),
+        bare=lambda: _sequence(source, sink, form, bare=True),
+    )
 
 
 def _sequence(source: Source, sink: Sink, form: ToolFormat, bare: bool) -> Reader[bool]:
@@ -152,17 +144,8 @@ def _stops(ends: tuple[str, ...]) -> str:
 
 def named(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> Reader[None]:
     """A marker, a name, a separator, the arguments."""
-    while True:
-        marker = yield from until(source, form.begins + form.ends + form.skips, sink.content)
-        if not marker:
-            return
-        if marker not in form.begins:
-            outside(sink, form, marker)
-            continue
-        source.keep(len(marker))
-        told = yield from (_list_or_named if form.variant == "mistral" else _named_call)(source, sink, form)
-        if not told:
-            sink.reject(source.kept())
+    read = _list_or_named if form.variant == "mistral" else _named_call
+    yield from calls_in_content(source, sink, form, lambda: read(source, sink, form))
 
 
 def _list_or_named(source: Source, sink: Sink, form: ToolFormat) -> Reader[bool]:

@@ -8,8 +8,8 @@ and a key follow it.
 from __future__ import annotations
 
 from server.output.events import Sink
-from server.output.source import Reader, Source, accept, name_before, space, until
-from server.output.tools.base import Schemas, ToolFormat, outside, settle
+from server.output.source import Reader, Source, accept, name_before, space
+from server.output.tools.base import Schemas, ToolFormat, calls_in_content, settle
 from server.output.tools.json_calls import call_object
 from server.output.tools.json_text import copy_literal, quoted
 
@@ -18,21 +18,11 @@ PLAIN_NAME = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123
 
 def code(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> Reader[None]:
     """Calls between markers, or bare at the start of the answer."""
-    if form.bare:
-        source.keep()
-        char = yield from space(source)
-        if not (char and char in form.bare and (yield from _calls(source, sink, form))):
-            sink.reject(source.kept())
-    while True:
-        marker = yield from until(source, form.begins + form.ends, sink.content)
-        if not marker:
-            return
-        if marker not in form.begins:
-            outside(sink, form, marker)
-            continue
-        source.keep(len(marker))
-        if not (yield from _calls(source, sink, form)):
-            sink.reject(source.kept())
+
+    def read() -> Reader[bool]:
+        return _calls(source, sink, form)
+
+    yield from calls_in_content(source, sink, form, read, bare=read)
 
 
 def _calls(source: Source, sink: Sink, form: ToolFormat) -> Reader[bool]:
@@ -105,22 +95,18 @@ def _call(source: Source, sink: Sink) -> Reader[bool]:
 
 def braces(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> Reader[None]:
     """A marker, call:NAME, and an object whose strings stand between markers."""
-    while True:
-        marker = yield from until(source, form.begins + form.ends, sink.content)
-        if not marker:
-            return
-        if marker not in form.begins:
-            outside(sink, form, marker)
-            continue
-        source.keep(len(marker))
-        yield from space(source)
-        yield from accept(source, form.name[0])
-        name, _ = yield from name_before(source, (form.name[1],))
-        if not name:
-            sink.reject(source.kept())
-            continue
-        source.at -= len(form.name[1])
-        sink.call(name)
-        source.release()
-        if (yield from copy_literal(source, sink.arguments, form.quotes)):
-            sink.end_call()
+    yield from calls_in_content(source, sink, form, lambda: _brace_call(source, sink, form))
+
+
+def _brace_call(source: Source, sink: Sink, form: ToolFormat) -> Reader[bool]:
+    yield from space(source)
+    yield from accept(source, form.name[0])
+    name, _ = yield from name_before(source, (form.name[1],))
+    if not name:
+        return False
+    source.at -= len(form.name[1])
+    sink.call(name)
+    source.release()
+    if (yield from copy_literal(source, sink.arguments, form.quotes)):
+        sink.end_call()
+    return True

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from server.output.events import Sink
 from server.output.source import Emit, Reader, Source, accept, ignore, name_before, peek, space, until
-from server.output.tools.base import UNKNOWN, Schemas, ToolFormat, converted, is_text, outside, settle
+from server.output.tools.base import UNKNOWN, Schemas, ToolFormat, calls_in_content, converted, is_text, outside, settle
 from server.output.tools.json_text import copy_json, escaped, quoted
 
 MOST_NESTED = 64
@@ -164,25 +164,21 @@ def _value(
 
 def keyed(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> Reader[None]:
     """GLM's form: the name stands behind the marker."""
-    while True:
-        marker = yield from until(source, form.begins + form.ends + form.skips, sink.content)
-        if not marker:
-            return
-        if marker not in form.begins:
-            outside(sink, form, marker)
-            continue
-        source.keep(len(marker))
-        yield from space(source)
-        name, after = yield from name_before(source, (*form.name, form.key[0], *form.ends, "\n"))
-        if not name:
-            sink.reject(source.kept())
-            continue
-        if after == form.key[0] or after in form.ends:
-            source.at -= len(after)
-        sink.call(name)
-        source.release()
-        if (yield from _pairs(source, sink, form, schemas, name)):
-            sink.end_call()
+    yield from calls_in_content(source, sink, form, lambda: _keyed_call(source, sink, form, schemas))
+
+
+def _keyed_call(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> Reader[bool]:
+    yield from space(source)
+    name, after = yield from name_before(source, (*form.name, form.key[0], *form.ends, "\n"))
+    if not name:
+        return False
+    if after == form.key[0] or after in form.ends:
+        source.at -= len(after)
+    sink.call(name)
+    source.release()
+    if (yield from _pairs(source, sink, form, schemas, name)):
+        sink.end_call()
+    return True
 
 
 def _pairs(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas, name: str) -> Reader[bool]:
@@ -214,33 +210,30 @@ def _pairs(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas, name:
 
 def nested(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> Reader[None]:
     """MiniMax-M3's form: each tag has a mark in front of it; elements in elements are objects and arrays."""
-    while True:
-        marker = yield from until(source, form.begins + form.ends, sink.content)
-        if not marker:
-            return
-        if marker not in form.begins:
-            outside(sink, form, marker)
-            continue
-        source.keep(len(marker))
-        yield from space(source)
-        if not (yield from accept(source, form.name[0])):
-            sink.reject(source.kept())
-            continue
-        while True:
-            name, _ = yield from name_before(source, (form.name[1],))
-            if not name:
-                sink.reject(source.kept())
-                break
-            sink.call(name)
-            source.release()
-            if not (yield from _elements(source, sink, form, schemas, name)):
-                return
-            source.keep()
-            yield from space(source)
-            found = yield from accept(source, form.name[0], *form.ends)
-            if found != form.name[0]:
-                settle(source, sink, found)
-                break
+    yield from calls_in_content(source, sink, form, lambda: _nested_calls(source, sink, form, schemas))
+
+
+def _nested_calls(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas) -> Reader[bool]:
+    found = yield from accept_behind_space(source, form.name[0])
+    while found == form.name[0]:
+        name, _ = yield from name_before(source, (form.name[1],))
+        if not name:
+            return False
+        sink.call(name)
+        source.release()
+        if not (yield from _elements(source, sink, form, schemas, name)):
+            return True
+        source.keep()
+        found = yield from accept_behind_space(source, form.name[0], *form.ends)
+        if found != form.name[0]:
+            settle(source, sink, found)
+            return True
+    return False
+
+
+def accept_behind_space(source: Source, *literals: str) -> Reader[str]:
+    yield from space(source)
+    return (yield from accept(source, *literals))
 
 
 def _elements(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas, name: str) -> Reader[bool]:
