@@ -131,7 +131,7 @@ async def with_grammar(exchange: Exchange, asked: Asked, jobs: list[Job], parsin
 def behind(
     state: AppState, structure: Structure, prompt: Prompt, parsing: Parsing | None
 ) -> tuple[bytes, Callable[[], GrammarSpec]]:
-    """The structure's key and maker, moved behind the reasoning of an answer to this prompt."""
+    """The structure's key and maker. Where an answer begins with reasoning, its grammar begins behind the reasoning."""
     if parsing is None:
         return structure.key, structure.make
     if parsing.parsers.harmony is not None:

@@ -97,7 +97,7 @@ class Cleaner:
         self._never(schema, found, path)
         return found
 
-    def refuse(self, key: str, path: str, why: str = "this server cannot enforce it") -> None:
+    def refuse(self, key: str, path: str, why: str = "cannot be enforced here; leave it out") -> None:
         """Raises, or leaves the keyword out and says so."""
         if not self._relax:
             raise wrong(f"{path}.{key}", why)

@@ -83,7 +83,7 @@ class GrammarRow:
         return tuple(self._starts) if self._asleep and self._left is None else ()
 
     def take(self, token: int) -> RowEnd | None:
-        """The token that a step chose; how the row ends by it."""
+        """Takes the token that a step chose. Returns how the token ends the row, None where the row goes on."""
         if self.over or token < 0 or self.redoes:
             self.redoes = False
             return None
@@ -113,7 +113,7 @@ class GrammarRow:
         return None
 
     def finish(self, line: np.ndarray, allowed: np.ndarray | None) -> None:
-        """Completes a filled line, uint32 [num_words], by what else the request says.
+        """Applies the request's other rules to a filled line, uint32 [num_words].
 
         `allowed`: the line of the request's own rules, where it has one. A line that leaves nothing ends the row with
         the step whose line it is.

@@ -138,7 +138,7 @@ _CAUSES: tuple[tuple[str, GrammarReason, str], ...] = (
     ("unimplemented|not supported", "grammar_invalid", "the grammar asks for what is not supported"),
     ("unknown|not found|undefined|not present", "grammar_invalid", "the grammar names what it does not define"),
     ("too (complex|large|big|many|deep)|limit|fuel|TooComplex", "grammar_too_complex", "the grammar is too complex"),
-    ("regex", "grammar_invalid", "an expression of the grammar is not well formed"),
+    ("regex", "grammar_invalid", "an expression is not well formed; check its brackets and escapes"),
 )
 _PLACE = re.compile(r"^at (\d+)\((\d+)\):")
 
@@ -152,7 +152,8 @@ def _check(matcher: llguidance.LLMatcher, spec: GrammarSpec) -> None:
     for pattern, reason, text in _CAUSES:
         if re.search(pattern, told[:2000], re.IGNORECASE):
             raise GrammarError(reason, where + text)
-    raise GrammarError("grammar_invalid", f"{where}the grammar is not well formed")
+    told = f"{where}the grammar is not well formed; it must be Lark, or GBNF with a rule `root`"
+    raise GrammarError("grammar_invalid", told)
 
 
 def _look(done: asyncio.Future[Grammar]) -> None:

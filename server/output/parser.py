@@ -28,7 +28,7 @@ LETTERS = string.ascii_letters + string.digits
 
 
 class OutputParser:
-    """A generator over the text so far. Nothing in it refers back to it, so it is gone with its choice."""
+    """Reads the text of one choice. The parser does not know its choice, so Python frees the parser with the choice."""
 
     __slots__ = ("_ended", "_run", "_sink", "_source", "_waiting", "reasoning_tokens")
 

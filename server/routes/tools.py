@@ -37,8 +37,10 @@ def check_calls(
         raise invalid("tool_choice", "tool_choice: asks for a call, but there are no tools")
     if named is not None:
         param, name = named
-        if name not in [tool["function"]["name"] for tool in kept or ()]:
-            raise invalid(param, f"{param}: {shown(name)} is not among the tools")
+        names = [tool["function"]["name"] for tool in kept or ()]
+        if name not in names:
+            few = ", ".join(map(shown, names[:8])) or "none"
+            raise invalid(param, f"{param}: got {shown(name)}; must be one of the tools: {few}")
     cannot = not (must_call or state.parsers.can_call)
     if kept and may_call and cannot and state.config.chat.tool_call_parser != "none":
         raise not_here(
