@@ -95,7 +95,7 @@ def test_widening_is_linear(processor: QwenVL) -> None:
         return best
 
     seconds(50)
-    assert seconds(1600) < 4 * seconds(800)
+    assert any(seconds(3200) < 8 * seconds(800) for _ in range(4))  # a square would be 16 times
 
 
 def test_no_media_leaves_the_prompt_as_it_is(processor: QwenVL) -> None:
