@@ -1,29 +1,23 @@
-"""The command line: flags made from Config's fields, subcommands, and one-line refusals.
+"""The command line: subcommands, Config from flags (server/flags), contradictions between flags, one-line refusals.
 
-`python -m server [serve] [MODEL] [--flag value ...]`. Long flags with `-` or `_`, booleans as `--x` / `--no-x`, dict
-values as JSON, `--config file.yaml` with the same names (the command line wins). An unknown flag or a wrong value
-ends with status 2 and one line. Runs before the loop exists; imports nothing heavy.
+`python -m server [serve] [MODEL] [--flag value ...]`, `--config file.yaml` with the same names (the command line wins).
+A refusal ends with status 2 and one line. Runs before the loop exists; imports nothing heavy.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import json
 import os
-import re
 import sys
-import types
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from engine.errors import ConfigError, EngineError
 from mm.item import MediaOptions
-from mm.limits import MediaLimits
 from server import signals
-from server.config import MEDIA_HELP, MODALITIES, Config, environment_keys
+from server.config import MODALITIES, Config, environment_keys
+from server.flags import Arguments, Flag, UsageError, all_flags, from_file, shown, value_name
 from server.http.proxies import TrustedProxies
 
 COMMANDS = {
@@ -31,232 +25,6 @@ COMMANDS = {
     "check": "say whether the model can be served here, and what it takes; reads headers only",
     "info": "print versions, devices and the model, and exit",
 }
-
-
-class UsageError(Exception):
-    """A bad flag or value; the text is the one line the operator sees."""
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """One field of one group, as a flag."""
-
-    group: str
-    field: str
-    kind: Any  # the field's type
-    default: Any
-    hints: dict[str, Any]
-
-    @property
-    def name(self) -> str:
-        return self.field.replace("_", "-")
-
-
-def all_flags() -> dict[str, Flag]:
-    """Every flag by its name (with dashes)."""
-    found: dict[str, Flag] = {}
-    for group in dataclasses.fields(Config):
-        section = typing.get_type_hints(Config)[group.name]
-        kinds = typing.get_type_hints(section)
-        for item in dataclasses.fields(section):
-            hints = dict(item.metadata)
-            if section is MediaLimits:
-                if item.name not in MEDIA_HELP:
-                    continue
-                hints = {"help": MEDIA_HELP[item.name], "low": 0}
-            default = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
-            entry = Flag(group.name, item.name, plain(kinds[item.name]), default, hints)
-            assert entry.name not in found, f"two fields named {item.name}"
-            found[entry.name] = entry
-    return found
-
-
-def plain(kind: Any) -> Any:
-    """The type without `| None`; mappings are JSON objects."""
-    if isinstance(kind, types.UnionType):
-        kind = next(part for part in typing.get_args(kind) if part is not types.NoneType)
-    return dict[str, Any] if typing.get_origin(kind) is Mapping else kind
-
-
-def shown(flag: Flag) -> str:
-    """The default, as `--help` prints it."""
-    if isinstance(flag.default, bool):
-        return "on" if flag.default else "off"
-    if isinstance(flag.default, tuple):
-        return " ".join(map(str, flag.default)) or "none"
-    if isinstance(flag.default, dict):
-        return json.dumps(flag.default)
-    return "none" if flag.default in ("", None) else str(flag.default)
-
-
-def convert(flag: Flag, text: str) -> Any:
-    """The value of a flag from its text."""
-    kind, origin = flag.kind, typing.get_origin(flag.kind)
-    if origin is Literal:
-        choices = typing.get_args(kind)
-        if text not in choices:
-            raise UsageError(f"--{flag.name} {text}: must be one of {', '.join(map(str, choices))}")
-        return text
-    if origin is dict:
-        value = json_object(text)
-        if value is None:
-            raise UsageError(f"--{flag.name} {text}: must be a JSON object such as '{{\"name\": 1}}'")
-        return value
-    if kind in (int, float):
-        return in_range(flag, number(flag, text))
-    return text
-
-
-def json_object(text: str) -> dict[str, Any] | None:
-    """A JSON object, or its values one by one as name=value,name=value; None: neither."""
-    try:
-        if re.fullmatch(r"\w+=[^,=]+(,\w+=[^,=]+)*", text):
-            return {name: json.loads(value) for name, value in (pair.split("=") for pair in text.split(","))}
-        value = json.loads(text)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def number(flag: Flag, text: str) -> int | float:
-    scale = {"k": 1000, "m": 1_000_000, "K": 1024, "M": 1 << 20}
-    try:
-        if flag.hints.get("tokens"):
-            if text == "auto":
-                return 0
-            if text[-1:] in scale:
-                return int(float(text[:-1]) * scale[text[-1]])
-        return flag.kind(text)
-    except ValueError:
-        what = "a whole number" if flag.kind is int else "a number"
-        raise UsageError(f"--{flag.name} {text}: must be {what}") from None
-
-
-def in_range(flag: Flag, value: int | float) -> int | float:
-    low, high = flag.hints.get("low"), flag.hints.get("high")
-    if (low is not None and not value >= low) or (high is not None and not value <= high):
-        bounds = f"{low} to {high}" if high is not None else f"at least {low}"
-        raise UsageError(f"--{flag.name} {value}: must be {bounds}")
-    return value
-
-
-def unknown(name: str, flags: dict[str, Flag], where: str = "") -> UsageError:
-    known = [*flags, *(f"no-{f.name}" for f in flags.values() if f.kind is bool), "config", "help"]
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return UsageError(f"unknown flag --{name}{where}" + (f"; did you mean --{near[0]}?" if near else ""))
-
-
-class Arguments:
-    """Walks argv; `values` holds what was set, by flag name."""
-
-    def __init__(self, flags: dict[str, Flag]) -> None:
-        self.flags = flags
-        self.values: dict[str, Any] = {}
-        self.config_file = ""
-        self.help = False
-        self.several = ""  # a list flag that goes on taking words
-
-    def read(self, argv: Sequence[str]) -> None:
-        words = iter(argv)
-        for word in words:
-            if word in ("-h", "--help"):
-                self.help = True
-            elif word.startswith("--") and len(word) > 2:
-                self.take(word[2:], words)
-            elif word.startswith("-") and len(word) > 1:
-                raise unknown(word.lstrip("-"), self.flags)
-            elif self.several:
-                self.values[self.several] = (*self.values[self.several], *listed(self.flags[self.several], word))
-            elif "model" in self.values:
-                raise UsageError(f"{word!r}: one model is already named ({self.values['model']})")
-            else:
-                self.values["model"] = word
-
-    def take(self, word: str, words: Iterator[str]) -> None:
-        """One flag and its value."""
-        self.several = ""
-        name, equals, text = word.partition("=")
-        name = name.replace("_", "-")
-        flag = self.flags.get(name)
-        if flag is None and name.startswith("no-") and self.is_bool(name[3:]) and not equals:
-            self.values[name[3:]] = False
-            return
-        if flag is None and name != "config":
-            raise unknown(name, self.flags)
-        if flag is not None and flag.kind is bool and not equals:
-            self.values[name] = True
-            return
-        if not equals:
-            following = next(words, None)
-            if following is None or (following.startswith("--") and len(following) > 2):
-                raise UsageError(f"--{name}: needs a value")
-            text = following
-        if flag is None:
-            self.config_file = text
-        elif flag.kind is bool:
-            self.values[name] = boolean(flag, text)
-        elif isinstance(flag.default, tuple):
-            self.values[name] = (*self.values.get(name, ()), *listed(flag, text))
-            self.several = name if flag.hints.get("several") else ""
-        else:
-            self.values[name] = convert(flag, text)
-
-    def is_bool(self, name: str) -> bool:
-        return name in self.flags and self.flags[name].kind is bool
-
-
-def listed(flag: Flag, text: str) -> list[Any]:
-    """A list flag's value: repeated, comma-separated, or a JSON list."""
-    words = text.split(",")
-    if text.startswith("["):
-        try:
-            words = [str(item) for item in json.loads(text)]
-        except ValueError:
-            raise UsageError(f"--{flag.name} {text}: must be a JSON list, or words with commas") from None
-    if typing.get_args(flag.kind)[0] is int:
-        whole = dataclasses.replace(flag, kind=int)
-        return [in_range(whole, number(whole, word)) for word in words if word]
-    return [word for word in words if word]
-
-
-def boolean(flag: Flag, text: str) -> bool:
-    words = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
-    if text.lower() not in words:
-        raise UsageError(f"--{flag.name}={text}: must be true or false")
-    return words[text.lower()]
-
-
-def from_file(path: str, flags: dict[str, Flag]) -> dict[str, Any]:
-    """Values of a YAML file; the names are the flags'."""
-    import yaml
-
-    try:
-        with open(path, encoding="utf-8") as file:
-            content = yaml.safe_load(file) or {}
-    except OSError as error:
-        raise UsageError(f"--config {path}: {error.strerror}") from None
-    except yaml.YAMLError:
-        raise UsageError(f"--config {path}: is not valid YAML") from None
-    if not isinstance(content, dict):
-        raise UsageError(f"--config {path}: must hold names and values, one per line")
-    values: dict[str, Any] = {}
-    for key, value in content.items():
-        name = str(key).replace("_", "-")
-        if name not in flags:
-            raise unknown(name, flags, f" in {path}")
-        values[name] = typed(flags[name], value)
-    return values
-
-
-def typed(flag: Flag, value: Any) -> Any:
-    """A value that YAML has typed already."""
-    if flag.kind is bool:
-        return value if isinstance(value, bool) else boolean(flag, str(value))
-    if isinstance(flag.default, tuple):
-        return tuple(listed(flag, json.dumps(value) if isinstance(value, list) else str(value)))
-    if isinstance(flag.default, dict):
-        return convert(flag, json.dumps(value))
-    return convert(flag, "" if value is None else str(value))
 
 
 def build(values: dict[str, Any]) -> Config:
@@ -336,14 +104,6 @@ def help_text(flags: dict[str, Flag]) -> str:
             lines += ["", f"{group}:"]
         lines.append(f"  --{entry.name + value_name(entry):38} {entry.hints['help']} ({shown(entry)})")
     return "\n".join(lines)
-
-
-def value_name(flag: Flag) -> str:
-    if flag.kind is bool:
-        return ""
-    if typing.get_origin(flag.kind) is Literal:
-        return " " + "|".join(typing.get_args(flag.kind))
-    return {int: " N", float: " X", str: " TEXT"}.get(flag.kind, " JSON" if isinstance(flag.default, dict) else " WORD")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

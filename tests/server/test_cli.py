@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from server import cli
-from server.cli import UsageError, parse
+from server.cli import parse
 from server.config import Config
+from server.flags import UsageError
 
 
 def config_of(*words: str) -> Config:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from server import load
-from server.cli import UsageError, parse
+from server.cli import parse
+from server.flags import UsageError
 from server.media_options import merged
 from server.state import AppState
 from tests.mm import made
