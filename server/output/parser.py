@@ -100,6 +100,14 @@ class Parsers:
         return self.reasoning is not None or self.reads_reasoning
 
     @property
+    def can_end_reasoning(self) -> bool:
+        """Whether a budget can force the end of reasoning: its markers are tokens."""
+        form, ids = self.written, self.markers.ids
+        if form is None or form.suffix or self.harmony is not None:
+            return False
+        return any(text in ids for text in form.ends) and (form.always or any(text in ids for text in form.begins))
+
+    @property
     def can_call(self) -> bool:
         return self.tools is not None or self.reads_calls
 

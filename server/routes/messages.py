@@ -2,7 +2,8 @@
 
 Owner: loop; blocks are read in the pool. In: MessagesBody. Out: one JSON body, or events pushed as the engine makes
 them. Errors have the protocol's own body, made where every answer is (http/exchange.py). `thinking` sets the template's
-`enable_thinking`; its budget is not enforced.
+`enable_thinking`; its budget holds where the end of the model's reasoning is a token, and is ignored elsewhere, since
+agents send it to every model.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def check(state: AppState, body: MessagesBody) -> Asked:
     most = min(body.max_tokens, 2**31 - 1)  # capped, never refused
     try:
         asked = resolve(fields, None, most, state.defaults, state.config, state.vocabulary)
-        return replace(asked, structure=structure)
+        return replace(asked, structure=structure, thinking_budget=thinking_budget(state, body))
     except ApiError as error:
         if (error.param or "").startswith("stop"):
             raise invalid("stop_sequences", error.message.replace("stop", "stop_sequences", 1)) from None
@@ -121,6 +122,14 @@ def output_structure(state: AppState, body: MessagesBody) -> Structure | None:
     if asked is not None and (not isinstance(asked, dict) or asked.get("type") != "json_schema"):
         raise invalid(f"{param}.type", f"{param}.type: must be json_schema")
     return format_structure(asked, param, state.config.limits)
+
+
+def thinking_budget(state: AppState, body: MessagesBody) -> int | None:
+    """`thinking.budget_tokens`, where this server can hold the model to it."""
+    thinking = body.thinking or {}
+    if thinking.get("type") != "enabled" or state.grammars is None or not state.parsers.can_end_reasoning:
+        return None
+    return thinking.get("budget_tokens")
 
 
 def at_least_one(name: str, value: Any) -> None:

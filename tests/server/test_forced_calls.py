@@ -335,6 +335,17 @@ async def test_reasoning_ends_when_its_budget_is_spent(client):
         assert usage["completion_tokens_details"]["reasoning_tokens"] <= budget
         assert usage["completion_tokens"] == 12
         assert body["choices"][0]["message"]["content"]
+    messages = {
+        "model": "omniloop",
+        "max_tokens": 12,
+        "temperature": 1.0,
+        "messages": [{"role": "user", "content": "hi"}],
+    }
+    thinking = {"type": "enabled", "budget_tokens": 2}
+    body = (await client.post("/v1/messages", {**messages, "thinking": thinking})).json()
+    thought, said = body["content"]
+    assert (thought["type"], said["type"], body["usage"]["output_tokens"]) == ("thinking", "text", 12)
+    assert len(client.state.tokenizer.encode(thought["thinking"])) <= 2
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": ["yes"]}}}
     (choice,) = (await client.chat(thinking_token_budget=2, max_tokens=20, response_format=form)).json()["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == ('"yes"', "stop")
@@ -346,3 +357,6 @@ async def test_reasoning_ends_when_its_budget_is_spent(client):
     assert (reply.status, reply.error["param"]) == (400, "thinking_token_budget")
     client.state.parsers = made(client.state.tokenizer, "none", None, "spelled", ReasoningFormat(always=True))
     assert (await client.chat(thinking_token_budget=5)).status == 501  # its end is text
+    assert (
+        await client.post("/v1/messages", {**messages, "thinking": thinking})
+    ).status == 200  # agents send it always
