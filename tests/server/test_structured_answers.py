@@ -71,6 +71,20 @@ async def test_each_kind_holds_all_choices(client, state, asked, answers):
     assert (await quiet(state))["matchers"] == 0
 
 
+async def test_a_trigger_opens_its_tag_in_free_text(client):
+    tag = {"structures": [{"begin": "<n>", "schema": {"enum": [1, 2]}, "end": "</n>"}], "triggers": ["<"]}
+    (token,) = client.state.tokenizer.encode("<")
+    fields = {**FREE, "logit_bias": {str(token): 60.0}, "temperature": 1}
+    for asked in (
+        {"structured_outputs": {"structural_tag": tag}},
+        {"response_format": {"type": "structural_tag", **tag}},
+    ):
+        choice = (await client.chat(**asked, **fields)).json()["choices"][0]
+        first, *_, last = choice["message"]["content"].split("</n>")
+        assert first in ("<n>1", "<n>2"), "the bias opens a tag at once, and whatever opens one is held to it"
+        assert any(f"<n>{number}</n>".startswith(last) for number in (1, 2)), "cut by its length"
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "reason"),
     [
