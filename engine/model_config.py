@@ -44,6 +44,39 @@ class RopeConfig:
     mrope_section: tuple[int, ...] = ()  # frequencies for time, height, width; () = one axis
 
 
+# How a checkpoint holds the experts of a layer: a matrix for each of gate, up and down of every expert; one tensor
+# [E, 2I, H] of gate and up, gate's rows first, and one [E, H, I] of down.
+ExpertLayout = Literal["apart", "joined"]
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """How a token chooses experts from its router's logits, and what weighs each expert's result."""
+
+    num_experts: int
+    top_k: int  # experts of a token, the highest score first; of equal scores the lower number first
+    score: Literal["softmax", "sigmoid"] = "softmax"  # of the logits; both in float32
+    correction: bool = False  # a learned number per expert is added to the scores for the choice alone
+    num_groups: int = 1  # experts form groups of equal size
+    kept_groups: int = 1  # a token chooses among the experts of its best groups
+    group_rank: Literal["maximum", "best two"] = "maximum"  # a group's rank: its best score, or the sum of its best two
+    renormalise: bool = False  # the weights of a token are divided by their sum
+    eps: float = 0.0  # added to that sum
+    least_sum: float = 0.0  # the divisor is at least this
+    scale: float = 1.0  # of the weights
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertsConfig:
+    """The experts of a layer."""
+
+    routing: Routing
+    width: int  # the intermediate size of each expert
+    shared_width: int = 0  # the intermediate size of the MLP that every token has beside its experts; 0: none
+    shared_gate: bool = False  # the shared MLP's result is multiplied by the sigmoid of a product with the token
+    layout: ExpertLayout = "apart"
+
+
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
     """What differs from decoder layer to decoder layer."""
@@ -55,6 +88,7 @@ class LayerConfig:
     sinks: bool = False  # a learned logit per head joins the softmax
     pre_norms: bool = True  # attention and MLP read the stream through a norm; else as it is
     post_norms: bool = False  # what attention and MLP add to the stream passes a norm of its own
+    experts: ExpertsConfig | None = None  # in the place of the MLP
 
 
 @dataclass(frozen=True, slots=True)

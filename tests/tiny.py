@@ -283,6 +283,15 @@ FAMILIES: dict[str, Callable[[], Any]] = {  # one of each, and the switches that
     ),
     "opt": causal("OPTForCausalLM", "OPTConfig", ffn_dim=100, num_key_value_heads=None),
     "llama-gelu": lambda: llama(hidden_act="gelu"),
+    "qwen3_moe": causal(
+        "Qwen3MoeForCausalLM", "Qwen3MoeConfig", head_dim=20, num_experts=13, num_experts_per_tok=5,
+        moe_intermediate_size=40, norm_topk_prob=True, mlp_only_layers=[1],
+    ),
+    "qwen2_moe": causal(
+        "Qwen2MoeForCausalLM", "Qwen2MoeConfig", num_experts=6, num_experts_per_tok=3, moe_intermediate_size=36,
+        shared_expert_intermediate_size=44, decoder_sparse_step=2,
+    ),
+    "mixtral": causal("MixtralForCausalLM", "MixtralConfig", num_local_experts=5, intermediate_size=60),
 }  # fmt: skip
 
 _LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -442,7 +451,8 @@ def _model(kind: Any, config: Any) -> Any:
                 tensor.normal_(gain if name.endswith("weight") else 0.0, 0.1, generator=generator)
             else:
                 free = "embed_tokens" in name and not config.tie_word_embeddings
-                fan_in = 1.0 if free else tensor[0].numel()
+                matrix = tensor[0] if ".experts." in name else tensor  # of one expert
+                fan_in = 1.0 if free else matrix[0].numel()
                 tensor.normal_(0.0, 1.5 * fan_in**-0.5, generator=generator)
         model.tie_weights()
     return model

@@ -34,6 +34,10 @@ class GatedMLP:
     def __call__(self, x: Normed) -> Product:
         return Product(self.down, self.gate_up.of_normed(x))
 
+    def of_rows(self, rows: Tensor) -> Tensor:
+        """rows [T, hidden], normed before -> a new [T, hidden]."""
+        return self.down(self.gate_up(rows))
+
 
 class PlainMLP:
     """Two products with an activation between them."""

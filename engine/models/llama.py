@@ -14,6 +14,7 @@ from engine.checkpoint.text import read_text
 from engine.layers.attention import PagedSelfAttention
 from engine.layers.linear import Linear
 from engine.layers.mlp import GatedMLP, PlainMLP, decoder_mlp
+from engine.layers.moe import SparseMLP
 from engine.layers.norm import Norm, stream_norm
 from engine.layers.rope import Rope
 from engine.layers.stream import Product, Stream
@@ -41,10 +42,13 @@ DECODER_IGNORE = ("layers.*.rotary_emb.inv_freq",)
 
 
 class LlamaLayer(DecoderLayer):
-    """Attention, then MLP, with norms before each (pre_norms), behind each (post_norms), or both.
+    """Attention, then MLP or experts, with norms before each (pre_norms), behind each (post_norms), or both.
 
     `mlp`: in the place of the one that the configuration describes.
     """
+
+    mlp: GatedMLP | PlainMLP | None  # None: the layer has experts
+    experts: SparseMLP | None
 
     def __init__(self, text: TextConfig, layer: LayerConfig, mlp: GatedMLP | PlainMLP | None = None) -> None:
         def norm(has: bool) -> Norm | None:
@@ -55,14 +59,22 @@ class LlamaLayer(DecoderLayer):
         self.o = Linear(text.num_heads * text.head_dim, text.hidden_size, bias=text.o_bias)
         self.attention_post_norm = norm(layer.post_norms)
         self.mlp_norm = norm(layer.pre_norms)
-        self.mlp = mlp or decoder_mlp(text)
+        self.experts = None if layer.experts is None else SparseMLP(text, layer.experts)
+        self.mlp = mlp or decoder_mlp(text) if self.experts is None else None
         self.mlp_post_norm = norm(layer.post_norms)
 
     def __call__(self, x: Stream, rope: Rope, meta: AttentionMeta, cache: LayerCache, index: Tensor | None) -> None:
         attended = self.attention(x.normed(self.attention_norm), rope, meta, cache)  # [T, num_heads * head_dim]
         x.add(Product(self.o, x.keep(index, attended)), self.attention_post_norm)
         del attended  # the stream gives these rows back when they have been multiplied
-        x.add(self.mlp(x.normed(self.mlp_norm)), self.mlp_post_norm)
+        x.add(self.feed_forward(x.normed(self.mlp_norm)), self.mlp_post_norm)
+
+    @property
+    def feed_forward(self) -> GatedMLP | PlainMLP | SparseMLP:
+        """The MLP, or the experts in its place."""
+        found = self.mlp or self.experts
+        assert found is not None
+        return found
 
 
 class ParallelLayer(LlamaLayer):
@@ -76,7 +88,7 @@ class ParallelLayer(LlamaLayer):
     def __call__(self, x: Stream, rope: Rope, meta: AttentionMeta, cache: LayerCache, index: Tensor | None) -> None:
         attended = self.attention(x.normed(self.attention_norm), rope, meta, cache)  # [T, num_heads * head_dim]
         attended = x.keep(index, attended)
-        mlp = self.mlp(x.normed(self.mlp_norm or self.attention_norm))
+        mlp = self.feed_forward(x.normed(self.mlp_norm or self.attention_norm))
         x.add(Product(self.o, attended))
         x.add(mlp)
 

@@ -36,6 +36,9 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "MistralForCausalLM": "engine.models.mistral",
     "Qwen2ForCausalLM": "engine.models.qwen2",
     "Qwen3ForCausalLM": "engine.models.qwen3",
+    "Qwen2MoeForCausalLM": "engine.models.qwen2_moe",
+    "Qwen3MoeForCausalLM": "engine.models.qwen3_moe",
+    "MixtralForCausalLM": "engine.models.mixtral",
     "GemmaForCausalLM": "engine.models.gemma",
     "Gemma2ForCausalLM": "engine.models.gemma2",
     "Gemma3ForCausalLM": "engine.models.gemma3",
@@ -142,6 +145,8 @@ def _named(architecture: str) -> Iterator[None]:
 
 def build_model(config: ModelConfig, dtype: torch.dtype, device: str = "cpu") -> Model:
     """The model of a checkpoint, its parts sized and empty."""
+    if device != "cpu" and any(layer.experts for layer in config.text.layers):
+        raise ConfigError(f"{config.architecture}: this version computes experts on a CPU only; --device cpu serves it")
     model = family_of(config.architecture).model(config, dtype, device)
     assign(model, model.weight_table(), config)
     return model

@@ -1,8 +1,9 @@
 """The rules of a model's WEIGHTS, and their expansion into one place per checkpoint tensor.
 
 A row says: these modules of the checkpoint, joined in this order, make that part of the model. `*` stands for the index
-of a layer and is counted on the model itself, so a table holds no numbers. A part (engine/layers) knows which tensors
-it is made of and their shapes, so a row names modules only: biases and per-head norms come and go with the part.
+of a layer and is counted on the model itself, `#` for the number of an expert and is counted on the part, so a table
+holds no numbers. A part (engine/layers) knows which tensors it is made of and their shapes, so a row names modules
+only: biases and per-head norms come and go with the part.
 Names are canonical: prefixes that differ between releases (`model.`, `thinker.` ...) are stripped first.
 """
 
@@ -91,7 +92,7 @@ def parts_of(table: Table, model: Any) -> Iterator[tuple[Row, list[str], Part]]:
     """Every part that a row of the table names, with the modules of the checkpoint that it is joined of."""
     for row in table.rows:
         for part, layers in _walk(model, row.target.split(".")):
-            yield row, [_number(name, layers) for name in row.names], part
+            yield row, _of_experts([_number(name, layers) for name in row.names], part), part
 
 
 def expand(table: Table, model: Any) -> dict[str, Place]:
@@ -124,3 +125,11 @@ def _number(name: str, layers: tuple[int, ...]) -> str:
     for index in layers:
         name = name.replace("*", str(index), 1)
     return name
+
+
+def _of_experts(names: list[str], part: Part) -> list[str]:
+    """Names with `#` of every expert: those of expert 0, those of expert 1, ...; as many as the part has pieces."""
+    if "#" not in names[0]:
+        return names
+    pieces = len(next(iter(part.expects().values())))
+    return [name.replace("#", str(expert)) for expert in range(pieces // len(names)) for name in names]

@@ -1,0 +1,55 @@
+"""The experts of a decoder's section of config.json -> ExpertsConfig, and the layers that have them.
+
+In: the section, and what the family says where its file has other words or none. Out: frozen configurations whose
+routing is possible: a token finds as many experts as it may choose. Thread: any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+from engine.checkpoint.section import Section
+from engine.errors import ConfigError
+from engine.model_config import ExpertsConfig, Routing, TextConfig
+
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # keys of how many there are
+
+
+def read_experts(
+    body: Section, *, width: str = "moe_intermediate_size", chosen: str = "num_experts_per_tok", **family: Any
+) -> ExpertsConfig:
+    """width, chosen: the keys of an expert's intermediate size and of how many experts a token chooses.
+
+    family: fields of Routing and of ExpertsConfig that the keys of all families do not name.
+    """
+    key = next((key for key in EXPERTS if body.values.get(key) is not None), EXPERTS[0])
+    of_routing = {name: value for name, value in family.items() if name in Routing.__dataclass_fields__}
+    of_layer = {name: value for name, value in family.items() if name not in of_routing}
+    routing = Routing(body.size(key), body.size(chosen), **of_routing)
+    experts, groups, kept = routing.num_experts, routing.num_groups, routing.kept_groups
+    if routing.top_k > experts:
+        raise ConfigError(
+            f"{body.path}: {chosen}={routing.top_k}: a token chooses 1 to {experts} of {key}={experts} experts"
+        )
+    if experts % groups or kept > groups or (routing.group_rank == "best two" and experts // groups < 2 <= groups):
+        raise ConfigError(
+            f"{body.path}: {key}={experts} experts in {groups} groups of which {kept} are kept: groups of equal size "
+            "and at most all of them are allowed"
+        )
+    if kept * (experts // groups) < routing.top_k:
+        raise ConfigError(
+            f"{body.path}: {kept} of {groups} groups hold {kept * (experts // groups)} experts; "
+            f"{chosen}={routing.top_k} needs at least as many"
+        )
+    return ExpertsConfig(routing, body.size(width), **of_layer)
+
+
+def with_experts(text: TextConfig, experts: ExpertsConfig, layers: Collection[int] | None = None) -> TextConfig:
+    """The same decoder whose layers of these numbers, or all layers, have experts."""
+    changed = (
+        replace(layer, experts=experts) if layers is None or number in layers else layer
+        for number, layer in enumerate(text.layers)
+    )
+    return replace(text, layers=tuple(changed))

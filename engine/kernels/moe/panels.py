@@ -1,0 +1,53 @@
+"""Experts of a CPU: the panels of gemm/panels, a set for each expert, multiplied by the rows that chose the expert.
+
+A row's bits depend on the row and on the expert alone, as in gemm/panels. Users: engine/layers/moe, on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from engine.kernels.activation import Activation
+from engine.kernels.gemm.weight import Weight
+from engine.kernels.moe.sort import Pairs
+from engine.kernels.moe.weight import ExpertsWeight
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpertPanels(ExpertsWeight):
+    """One Weight per expert."""
+
+    experts: tuple[Weight, ...]
+    out_features: int  # of a product; of a gated one half the rows of a matrix
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(weight.num_bytes for weight in self.experts)
+
+    def dense(self, expert: int) -> Tensor:
+        return self.experts[expert].dense()
+
+    def of_tokens(self, x: Tensor, pairs: Pairs, activation: Activation) -> Tensor:
+        rows = x.index_select(0, pairs.order // pairs.top_k)
+        out = x.new_empty(len(rows), self.out_features)
+        for weight, mine in self._each(pairs):
+            out[mine] = weight.gated(rows[mine], activation)
+        return out
+
+    def of_pairs(self, rows: Tensor, pairs: Pairs) -> Tensor:
+        out = rows.new_empty(len(rows), self.out_features)
+        for weight, mine in self._each(pairs):
+            weight.linear(rows[mine], out[mine])
+        by_pair = out.new_empty(out.shape).index_copy_(0, pairs.order, out)
+        return by_pair.view(len(rows) // pairs.top_k, pairs.top_k, self.out_features)
+
+    def _each(self, pairs: Pairs) -> Iterator[tuple[Weight, slice]]:
+        """Experts that tokens chose, and their rows."""
+        start = 0
+        for weight, end in zip(self.experts, pairs.ends.tolist()):
+            if end > start:
+                yield weight, slice(start, end)
+            start = end

@@ -1,0 +1,40 @@
+"""ExpertsWeight: the matrices of all experts of a layer, in the form in which a device multiplies by them.
+
+Owner: the model; read only after loading. In: the rows of tokens and the experts that the tokens chose. Out: a row for
+each pair of a token and an expert. A form is a class and a file: panels (CPU).
+
+    of_tokens   x [T, H] -> a row for each pair, pairs of one expert side by side
+    of_pairs    these rows -> [T, top_k, H], each token's experts in the order in which the token chose them
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from engine.kernels.activation import Activation
+from engine.kernels.moe.sort import Pairs
+
+
+class ExpertsWeight(ABC):
+    """W [E, out_features, in_features]; of a gated product gate's rows, then up's."""
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def num_bytes(self) -> int:
+        """What the form takes in memory."""
+
+    @abstractmethod
+    def dense(self, expert: int) -> Tensor:
+        """The matrix of an expert, [out_features, in_features], a copy where the form is another."""
+
+    @abstractmethod
+    def of_tokens(self, x: Tensor, pairs: Pairs, activation: Activation) -> Tensor:
+        """x [T, in_features] -> activate(gate, up) [pairs, out_features / 2], pairs sorted by expert."""
+
+    @abstractmethod
+    def of_pairs(self, rows: Tensor, pairs: Pairs) -> Tensor:
+        """rows [pairs, in_features], sorted by expert -> [T, top_k, out_features]."""

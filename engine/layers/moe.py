@@ -1,0 +1,147 @@
+"""SparseMLP: a router, experts of which each token has a few, and perhaps a shared MLP; stands where GatedMLP stands.
+
+    chosen, weights = route(n)          n: the residual stream [T, hidden] through the norm before the MLP
+    x += sum over k of weights[k] * expert[chosen[k]](n) (+ shared(n), or shared(n) * sigmoid(n . gate))
+
+Thread: device. In: n. Out: what the layer adds to the stream, summed when it is added (engine/layers/stream.py). The
+router's logits, its correction and the scores are float32 whatever the checkpoint's dtype.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.kernels.activation import BY_NAME
+from engine.kernels.gemm.pack import Placement
+from engine.kernels.gemm.weight import Weight
+from engine.kernels.moe.combine import combine
+from engine.kernels.moe.pack import pack_experts, pack_router
+from engine.kernels.moe.route import choose_experts
+from engine.kernels.moe.sort import sort_pairs
+from engine.kernels.moe.weight import ExpertsWeight
+from engine.layers.linear import Linear
+from engine.layers.mlp import GatedMLP
+from engine.layers.norm import Normed, RMSNorm
+from engine.model_config import ExpertsConfig, TextConfig
+from engine.weights.table import Wanted
+
+
+class Router:
+    """The router's matrix [E, hidden]: its product with a token is the token's logits, in float32."""
+
+    __slots__ = ("hidden_size", "num_experts", "weight")
+
+    weight: Weight
+
+    def __init__(self, hidden_size: int, num_experts: int) -> None:
+        self.hidden_size = hidden_size
+        self.num_experts = num_experts
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """rows [T, hidden] -> [T, E] float32."""
+        return self.weight.linear(rows.to(torch.float32))
+
+    def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
+        return {"weight": (Wanted((self.num_experts, self.hidden_size)),)}
+
+    def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
+        (weight,) = pieces["weight"]
+        assert weight is not None
+        self.weight = pack_router(weight, placement)
+
+
+class Correction:
+    """A number per expert, added to the scores for the choice of experts alone."""
+
+    __slots__ = ("shape", "weight")
+
+    weight: Tensor  # [E] float32
+
+    def __init__(self, num_experts: int) -> None:
+        self.shape = (num_experts,)
+
+    def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
+        return {"e_score_correction_bias": (Wanted(self.shape),)}
+
+    def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
+        (piece,) = pieces["e_score_correction_bias"]
+        assert piece is not None
+        self.weight = piece.to(placement.device, torch.float32, copy=True).flatten()
+
+
+class Experts:
+    """One product of every expert: a matrix, or gate and up, of each."""
+
+    __slots__ = ("in_features", "layout", "num_experts", "pieces", "weight")
+
+    weight: ExpertsWeight
+
+    def __init__(self, config: ExpertsConfig, in_features: int, *pieces: int) -> None:
+        self.num_experts = config.routing.num_experts
+        self.layout = config.layout
+        self.in_features = in_features
+        self.pieces = pieces  # rows of gate and of up, or of down
+
+    def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
+        """Of the first expert gate and up, then of the second; or one tensor of all."""
+        if self.layout == "apart":
+            return {"weight": tuple(Wanted((rows, self.in_features)) for rows in self.pieces) * self.num_experts}
+        kind = "gate_up_proj" if len(self.pieces) > 1 else "down_proj"
+        return {kind: (Wanted((self.num_experts, sum(self.pieces), self.in_features)),)}
+
+    def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
+        (found,) = pieces.values()
+        matrices = [piece for piece in found if piece is not None]
+        self.weight = pack_experts(matrices, self.num_experts, placement, gated=len(self.pieces) > 1)
+
+
+class SparseMLP:
+    """Called as GatedMLP is."""
+
+    __slots__ = ("activation", "correction", "down", "gate_up", "router", "routing", "shared", "shared_gate")
+
+    def __init__(self, text: TextConfig, config: ExpertsConfig) -> None:
+        hidden, routing = text.hidden_size, config.routing
+        self.activation = BY_NAME[text.activation]
+        self.routing = routing
+        self.router = Router(hidden, routing.num_experts)
+        self.correction = Correction(routing.num_experts) if routing.correction else None
+        self.gate_up = Experts(config, hidden, config.width, config.width)
+        self.down = Experts(config, config.width, hidden)
+        self.shared = None
+        if config.shared_width:
+            self.shared = GatedMLP(hidden, config.shared_width, text.mlp_bias, self.activation)
+        self.shared_gate = Linear(hidden, 1) if config.shared_gate else None
+
+    def __call__(self, x: Normed) -> Mixture:
+        rows = x.rows()  # [T, hidden]
+        correction = None if self.correction is None else self.correction.weight
+        chosen, weights = choose_experts(self.router(rows), correction, self.routing)
+        pairs = sort_pairs(chosen, self.routing.num_experts)
+        made = self.down.weight.of_pairs(self.gate_up.weight.of_tokens(rows, pairs, self.activation), pairs)
+        shared = None if self.shared is None else self.shared.of_rows(rows)
+        gate = None if self.shared_gate is None else self.shared_gate(rows)
+        return Mixture(made, weights, shared, gate)
+
+
+@dataclass(slots=True, eq=False)
+class Mixture:
+    """What a token's experts made, not summed yet: an Addend."""
+
+    made: Tensor  # [T, top_k, hidden]
+    weights: Tensor  # [T, top_k] float32
+    shared: Tensor | None  # [T, hidden]
+    gate: Tensor | None  # [T, 1]
+
+    def value(self) -> Tensor:
+        return combine(self.made, self.weights, self.shared, self.gate, None)
+
+    def add_to(self, residual: Tensor) -> None:
+        combine(self.made, self.weights, self.shared, self.gate, residual)
+
+    def add_then(self, residual: Tensor, norm: RMSNorm) -> Normed:
+        self.add_to(residual)
+        return Normed(norm, residual)

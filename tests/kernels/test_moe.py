@@ -1,0 +1,216 @@
+"""Routing against a slow reading of its rules in float64; rows of experts whose bits depend on no other row."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engine.kernels.gemm.pack import Placement
+from engine.kernels.moe.combine import combine_reference
+from engine.kernels.moe.route import choose_experts
+from engine.kernels.moe.sort import sort_pairs
+from engine.layers.moe import SparseMLP
+from engine.layers.norm import Normed
+from engine.model_config import ExpertsConfig, Routing
+from engine.models.registry import load_model_config
+from tests import tiny
+
+ROUTINGS = {
+    "softmax": Routing(5, 2),
+    "softmax, one": Routing(4, 1),
+    "softmax, renormalised": Routing(40, 6, renormalise=True),
+    "softmax, corrected, least sum": Routing(7, 3, correction=True, renormalise=True, least_sum=0.6),
+    "softmax, groups by maximum": Routing(12, 4, num_groups=4, kept_groups=2, scale=1.8),
+    "sigmoid": Routing(13, 6, score="sigmoid", renormalise=True, eps=1e-6),
+    "sigmoid, corrected": Routing(33, 5, score="sigmoid", correction=True, renormalise=True, eps=1e-20),
+    "sigmoid, groups by two": Routing(
+        24, 5, score="sigmoid", correction=True, num_groups=6, kept_groups=3, group_rank="best two", renormalise=True,
+        eps=1e-20, scale=2.5,
+    ),
+    "all": Routing(6, 6, score="sigmoid"),
+}  # fmt: skip
+
+
+def slowly(logits: list[float], correction: list[float], routing: Routing) -> tuple[list[int], list[float]]:
+    """One token, as the documentation of Routing says it."""
+    if routing.score == "softmax":
+        top = max(logits)
+        powers = [math.exp(value - top) for value in logits]
+        scores = [power / sum(powers) for power in powers]
+    else:
+        scores = [1 / (1 + math.exp(-value)) for value in logits]
+    ranks = [score + more for score, more in zip(scores, correction)]
+    size = routing.num_experts // routing.num_groups
+    groups = [ranks[first : first + size] for first in range(0, routing.num_experts, size)]
+    how_many = 1 if routing.group_rank == "maximum" else 2
+    of_group = [sum(sorted(group)[-how_many:]) for group in groups]
+    kept = sorted(range(len(groups)), key=lambda group: (-of_group[group], group))[: routing.kept_groups]
+    allowed = [expert for expert in range(routing.num_experts) if expert // size in kept]
+    chosen = sorted(allowed, key=lambda expert: (-ranks[expert], expert))[: routing.top_k]
+    weights = [scores[expert] for expert in chosen]
+    if routing.renormalise:
+        total = max(sum(weights) + routing.eps, routing.least_sum)
+        weights = [weight / total for weight in weights]
+    return chosen, [weight * routing.scale for weight in weights]
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+@pytest.mark.parametrize("kind", ["spread", "ties", "equal"])
+def test_choices_follow_the_rules(name, kind):
+    routing = ROUTINGS[name]
+    torch.manual_seed(len(name))
+    logits = torch.randn(31, routing.num_experts)
+    correction = torch.randn(routing.num_experts) if routing.correction else None
+    if kind == "ties":  # few values, each several times
+        logits = logits.round()
+        correction = None if correction is None else torch.zeros_like(correction)
+    elif kind == "equal":
+        logits.zero_()
+    chosen, weights = choose_experts(logits, correction, routing)
+    assert chosen.dtype == torch.int32
+    assert weights.dtype == torch.float32
+    added = [0.0] * routing.num_experts if correction is None else correction.tolist()
+    for row, experts, given in zip(logits.tolist(), chosen.tolist(), weights.tolist()):
+        wanted, weighed = slowly(row, added, routing)
+        assert experts == wanted
+        assert given == pytest.approx(weighed, rel=1e-5)
+
+
+BROKEN = [(name, math.nan) for name in ROUTINGS]
+BROKEN += [(name, math.inf) for name, routing in ROUTINGS.items() if routing.score == "softmax"]
+
+
+@pytest.mark.parametrize(("name", "bad"), BROKEN)
+def test_a_broken_token_chooses_the_first_experts_and_changes_no_other(name, bad):
+    routing = ROUTINGS[name]
+    logits = torch.randn(5, routing.num_experts)
+    correction = torch.randn(routing.num_experts) if routing.correction else None
+    whole, weighed = choose_experts(logits, correction, routing)
+    logits[2, -1] = bad
+    chosen, weights = choose_experts(logits, correction, routing)
+    assert chosen[2].tolist() == list(range(routing.top_k))
+    assert weights[2].isnan().all()
+    others = [0, 1, 3, 4]
+    assert torch.equal(chosen[others], whole[others])
+    assert torch.equal(weights[others], weighed[others])
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_a_choice_does_not_depend_on_company(name):
+    routing = ROUTINGS[name]
+    logits = torch.randn(257, routing.num_experts)
+    correction = torch.randn(routing.num_experts) if routing.correction else None
+    whole = choose_experts(logits, correction, routing)
+    for rows in (1, 2, 31):
+        for got, want in zip(choose_experts(logits[-rows:], correction, routing), whole):
+            assert torch.equal(got, want[-rows:])
+
+
+def test_pairs_of_an_expert_lie_side_by_side():
+    chosen = torch.tensor([[3, 0], [0, 3], [5, 0]], dtype=torch.int32)
+    pairs = sort_pairs(chosen, 6)
+    assert pairs.order.tolist() == [1, 2, 5, 0, 3, 4]
+    assert pairs.ends.tolist() == [3, 3, 3, 5, 5, 6]
+
+
+@pytest.fixture(scope="module", params=["qwen3_moe", "qwen2_moe"])
+def layer(request):
+    text = load_model_config(tiny.checkpoint(request.param)).text
+    config = next(layer.experts for layer in text.layers if layer.experts)
+    return text, config
+
+
+def filled(text, config: ExpertsConfig, dtype: torch.dtype, saved: torch.dtype = torch.float32) -> SparseMLP:
+    """A layer with random weights."""
+    torch.manual_seed(3)
+    made = SparseMLP(text, config)
+    parts = [made.router, made.gate_up, made.down]
+    if made.shared is not None:
+        parts += [made.shared.gate_up, made.shared.down, made.shared_gate]
+    for part in parts:
+        drawn = {
+            kind: [torch.randn(piece.shape).to(saved) * 0.2 for piece in pieces]
+            for kind, pieces in part.expects().items()
+        }
+        part.fill(drawn, Placement(dtype, "cpu"))
+    return made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [1, 2, 31, 257])
+def test_a_row_has_the_same_bits_in_any_company(layer, dtype, rows):
+    text, config = layer
+    mlp = filled(text, config, dtype)
+    x = torch.randn(257, text.hidden_size).to(dtype)
+    x[100:] = x[100]  # many rows at the same experts
+    whole = mlp(Normed(None, x)).value()
+    assert torch.equal(mlp(Normed(None, x[:rows])).value(), whole[:rows])
+    residual = torch.randn(rows, text.hidden_size).to(dtype)
+    added = residual.clone()
+    mlp(Normed(None, x[:rows])).add_to(added)
+    assert (added.float() - residual.float() - whole[:rows].float()).abs().max() < (
+        1e-5 if dtype == torch.float32 else 0.1
+    )
+
+
+def test_a_layer_computes_the_experts_of_each_row(layer):
+    text, config = layer
+    mlp = filled(text, config, torch.float32)
+    x = torch.randn(9, text.hidden_size)
+    got = mlp(Normed(None, x)).value()
+    for row, made in zip(x.double(), got):
+        logits = row @ mlp.router.weight.dense().double().T
+        chosen, weights = slowly(logits.tolist(), [0.0] * config.routing.num_experts, config.routing)
+        want = torch.zeros(text.hidden_size, dtype=torch.float64)
+        for expert, weight in zip(chosen, weights):
+            gate, up = (mlp.gate_up.weight.dense(expert).double() @ row).chunk(2)
+            want += weight * (mlp.down.weight.dense(expert).double() @ (torch.nn.functional.silu(gate) * up))
+        if mlp.shared is not None:
+            gate, up = (mlp.shared.gate_up.weight.dense().double() @ row).chunk(2)
+            shared = mlp.shared.down.weight.dense().double() @ (torch.nn.functional.silu(gate) * up)
+            want += shared * torch.sigmoid(mlp.shared_gate.weight.dense().double() @ row)
+        torch.testing.assert_close(made.double(), want, rtol=1e-4, atol=1e-4)
+
+
+def test_one_tensor_of_all_experts_is_a_tensor_of_each(layer):
+    text, config = layer
+    apart, joined = SparseMLP(text, config), SparseMLP(text, replace(config, layout="joined"))
+    size = (config.routing.num_experts, 2 * config.width, text.hidden_size)
+    assert joined.gate_up.expects()["gate_up_proj"][0].shape == size
+    both = torch.randn(size)
+    each = [half for matrix in both for half in matrix.chunk(2)]
+    assert [piece.shape for piece in apart.gate_up.expects()["weight"]] == [piece.shape for piece in each]
+    placement = Placement(torch.float32, "cpu")
+    apart.gate_up.fill({"weight": each}, placement)
+    joined.gate_up.fill({"gate_up_proj": [both]}, placement)
+    for expert in range(config.routing.num_experts):
+        assert torch.equal(apart.gate_up.weight.dense(expert), both[expert])
+        assert torch.equal(joined.gate_up.weight.dense(expert), both[expert])
+
+
+def test_a_router_of_bfloat16_chooses_as_float64_does(layer):
+    """Wherever the last expert chosen and the first one left are further apart than 1e-5."""
+    text, config = layer
+    mlp = filled(text, config, torch.bfloat16, saved=torch.bfloat16)
+    x = torch.randn(200, text.hidden_size).to(torch.bfloat16)
+    logits = x.double() @ mlp.router.weight.dense().double().T
+    scores = logits.softmax(-1).sort(dim=-1, descending=True)
+    k = config.routing.top_k
+    clear = (scores.values[:, :k] - scores.values[:, 1 : k + 1]).amin(1) > 1e-5
+    assert clear.sum() > 150
+    chosen, _ = choose_experts(mlp.router(x), None, config.routing)
+    assert torch.equal(chosen[clear].long(), scores.indices[clear, :k])
+
+
+def test_combining_a_shared_result_and_a_residual():
+    made, weights, shared = torch.randn(4, 3, 8), torch.rand(4, 3), torch.randn(4, 8)
+    gate, residual = torch.randn(4, 1), torch.randn(4, 8)
+    want = (made * weights[..., None]).sum(1)
+    torch.testing.assert_close(combine_reference(made, weights, None, None, None), want)
+    torch.testing.assert_close(combine_reference(made, weights, shared, None, None), want + shared)
+    want = want + shared * gate.sigmoid() + residual
+    torch.testing.assert_close(combine_reference(made, weights, shared, gate, residual), want)
+    torch.testing.assert_close(residual, want)

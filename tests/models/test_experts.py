@@ -1,0 +1,115 @@
+"""Checkpoints with experts: what their configuration and their files must hold, and what is refused at the start."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.checkpoint.experts import read_experts
+from engine.checkpoint.section import Section
+from engine.errors import ConfigError
+from engine.models.registry import build_model, load_model_config
+from engine.weights.load import load_weights
+from tests import tiny
+
+SPARSE = {"qwen3_moe": [0, 2], "qwen2_moe": [1], "mixtral": [0, 1, 2]}  # the layers that have experts
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_the_layers_with_experts(name):
+    layers = load_model_config(tiny.checkpoint(name)).text.layers
+    assert [number for number, layer in enumerate(layers) if layer.experts] == SPARSE[name]
+
+
+def test_older_files_count_experts_under_another_key():
+    for key in ("num_experts", "num_local_experts", "n_routed_experts"):
+        read = read_experts(Section({key: 9, "num_experts_per_tok": 2, "moe_intermediate_size": 4}, "config.json"))
+        assert read.routing.num_experts == 9
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_experts_per_tok": 14}, "num_experts_per_tok=14: a token chooses 1 to 13 of num_experts=13 experts"),
+        ({"num_experts_per_tok": 0}, "num_experts_per_tok=0 must be an integer from 1"),
+        ({"num_experts": 0}, "num_experts=0 must be an integer from 1"),
+        ({"decoder_sparse_step": 0}, "decoder_sparse_step=0 must be an integer from 1"),
+        ({"moe_intermediate_size": None}, "moe_intermediate_size is missing"),
+    ],
+)
+def test_impossible_routing_is_refused(tmp_path, changes, said):
+    config = json.loads((tiny.checkpoint("qwen3_moe") / "config.json").read_text())
+    config["num_experts"] = config.pop("num_local_experts", config.get("num_experts"))
+    config = {key: value for key, value in {**config, **changes}.items() if value is not None}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=said):
+        load_model_config(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("groups", "said"),
+    [
+        ({"num_groups": 5, "kept_groups": 2}, "12 experts in 5 groups of which 2 are kept"),
+        ({"num_groups": 4, "kept_groups": 5}, "12 experts in 4 groups of which 5 are kept"),
+        ({"num_groups": 4, "kept_groups": 1}, "1 of 4 groups hold 3 experts; num_experts_per_tok=4 needs"),
+        ({"num_groups": 12, "kept_groups": 12, "group_rank": "best two"}, "12 experts in 12 groups"),
+    ],
+)
+def test_impossible_groups_are_refused(groups, said):
+    body = Section({"num_experts": 12, "num_experts_per_tok": 4, "moe_intermediate_size": 8}, "config.json")
+    with pytest.raises(ConfigError, match=said):
+        read_experts(body, **groups)
+
+
+@pytest.fixture
+def changed(tmp_path):
+    """A copy of a tiny checkpoint whose tensors a function changes, loaded."""
+
+    def load(change):
+        folder = tmp_path / "changed"
+        shutil.copytree(tiny.checkpoint("qwen3_moe"), folder)
+        (file,) = folder.glob("*.safetensors")
+        save_file(change(load_file(file)), file)
+        model = build_model(load_model_config(folder), torch.float32)
+        load_weights(model, str(folder))
+        return model
+
+    return load
+
+
+def test_missing_and_superfluous_experts_are_told_compactly(changed):
+    def without(tensors):
+        gone = [f".experts.{number}." for number in (3, 10, 11, 12)]
+        kept = {name: tensor for name, tensor in tensors.items() if not any(part in name for part in gone)}
+        more = next(tensor.clone() for name, tensor in tensors.items() if ".experts.0.up_proj" in name)
+        return {**kept, "model.layers.0.mlp.experts.13.up_proj.weight": more}
+
+    with pytest.raises(ConfigError) as refused:
+        changed(without)
+    said = str(refused.value)
+    assert "24 missing: layers.0,2.mlp.experts.3,10-12.gate_proj.weight (8)" in said
+    assert "1 left over: model.layers.0.mlp.experts.13.up_proj.weight" in said
+
+
+def test_an_expert_of_another_shape_is_refused_by_name(changed):
+    name = "model.layers.2.mlp.experts.4.down_proj.weight"
+    with pytest.raises(ConfigError, match=rf"{name} has shape \[40, 72\], the configuration asks for \[72, 40\]"):
+        changed(lambda tensors: {**tensors, name: tensors[name].T.contiguous()})
+
+
+def test_random_weights_of_experts_are_drawn_by_name():
+    models = [build_model(load_model_config(tiny.checkpoint("mixtral")), torch.float32) for _ in range(2)]
+    for model in models:
+        load_weights(model, "", "dummy")
+    one, other = (model.layers[1].experts.down.weight for model in models)
+    assert torch.equal(one.dense(3), other.dense(3))
+    assert not torch.equal(one.dense(3), one.dense(2))
+
+
+def test_an_accelerator_is_refused():
+    with pytest.raises(ConfigError, match="MixtralForCausalLM: this version computes experts on a CPU only"):
+        build_model(load_model_config(tiny.checkpoint("mixtral")), torch.float32, "cuda")
