@@ -222,7 +222,7 @@ class DeviceThread:
         elif previous is not None:
             seconds = self._pace.expected(previous.plan)
             until = previous.predicted_end(seconds) - min(self._pace.margin, seconds / 2)
-        elif runtime.has_work and not self._paused:
+        elif self._stopping or (runtime.has_work and not self._paused):
             until = 0.0
         while True:
             self._last_beat = time.monotonic()

@@ -19,6 +19,7 @@ from engine.errors import (
     RequestError,
     StepFailedError,
 )
+from engine.inbox import Stop
 from engine.loop import MAX_LATE_ITEMS
 from tests import tiny
 from tests.engine_kit import answer, answer_deltas, prompts, quiet, running, text_request
@@ -275,6 +276,25 @@ async def test_stop_lets_open_requests_finish_and_refuses_new_ones():
         engine.submit(text_request(PROMPT, 1))
     assert len((await task)[0]) == 60
     await stopping
+
+
+async def test_a_stop_that_comes_with_the_last_abort_while_a_step_runs_ends_the_thread():
+    engine = Engine(EngineConfig(model=str(QWEN3), num_threads=1, num_gpu_blocks_override=64))
+    await engine.start()
+    device = engine._device
+    launch = device._launch_sample
+
+    def launch_then_leave(*args):
+        launch(*args)
+        device._launch_sample = launch
+        device.abort(stream.first_id)
+        device._inbox.put(Stop())
+
+    device._launch_sample = launch_then_leave
+    stream = engine.submit(text_request(PROMPT, 50, ignore_eos=True))
+    await asyncio.get_running_loop().run_in_executor(None, device._thread.join, 5)
+    assert not device._thread.is_alive()
+    await engine.stop(0)
 
 
 @pytest.mark.parametrize(
