@@ -1,4 +1,4 @@
-"""`python -m server`: see cli.py for the command line and app.py for what starts in which order."""
+"""`python -m server`: see cli.py for the command line and process.py for what starts in which order."""
 
 import sys
 

@@ -124,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def serve(config: Config) -> int:
-    from server.app import serve as run
+    from server.process import serve as run
 
     return run(config)
 

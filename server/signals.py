@@ -2,7 +2,7 @@
 
 Owner: main thread. Python answers SIGINT with an exception wherever the main thread happens to be; raised inside the
 import of an extension module it can vanish, and the server would start as if nobody had asked it to stop. From the
-first line of `python -m server` the signals are counted here; app.py takes the count once its own handlers stand.
+first line of `python -m server` the signals are counted here; process.py takes the count once its own handlers stand.
 
     hold -- imports, flags, bind -- loop's handlers -- taken() -- on_signal as often
 """

@@ -213,12 +213,12 @@ class Exchanges:
         await exchange.refuse(error.with_traceback(None))
 
     async def other(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Lifespan messages are not used (app.py starts and stops); WebSockets have no route yet."""
+        """Lifespan messages are hosted.py's; WebSockets have no route yet."""
         if scope["type"] == "websocket":
             await receive()
             await send({"type": "websocket.close", "code": 1008})
         elif scope["type"] == "lifespan":
-            raise RuntimeError("lifespan is not used")
+            raise RuntimeError("server/hosted.py has the app with a lifespan")
 
     def note(self, exchange: Exchange) -> None:
         """Metrics and one log line."""

@@ -22,7 +22,8 @@ from server import signals
 
 signals.hold()  # as server/__main__ does, before the imports below
 
-from server import app, cli  # noqa: E402
+from server import cli, process  # noqa: E402
+from server.lifespan import Lifespan  # noqa: E402
 
 if TYPE_CHECKING:
     import numpy as np
@@ -132,7 +133,7 @@ def homes(steps: np.ndarray) -> dict[float, float]:
     return found
 
 
-class WatchedProcess(app.Process):
+class WatchedLifespan(Lifespan):
     """Watched from the moment it is ready until it begins to drain."""
 
     path, beat_s = "", 0.0
@@ -154,6 +155,6 @@ class WatchedProcess(app.Process):
 
 
 if __name__ == "__main__":
-    WatchedProcess.path, WatchedProcess.beat_s = sys.argv[1], float(sys.argv[2])
-    app.Process = WatchedProcess  # type: ignore[misc]
+    WatchedLifespan.path, WatchedLifespan.beat_s = sys.argv[1], float(sys.argv[2])
+    process.Lifespan = WatchedLifespan  # type: ignore[misc]
     sys.exit(cli.main(sys.argv[3:]))

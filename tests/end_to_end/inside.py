@@ -17,9 +17,10 @@ import uvloop
 
 from engine.engine import Engine
 from server import load
-from server.app import SWITCH_INTERVAL_S, freeze_heap, make_app
+from server.app import make_app
 from server.cli import parse
 from server.http.listen import address, bind, make_listener
+from server.process import SWITCH_INTERVAL_S, freeze_heap
 from server.state import AppState
 
 T = TypeVar("T")

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from engine.errors import ConfigError
-from server.app import Process
 from server.http.edge import not_ready
+from server.process import Process
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 BOSS = {"enable_dev_endpoints": True, "admin_api_key": "boss"}

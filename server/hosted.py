@@ -1,0 +1,106 @@
+"""Hosted: the app with its lifespan, for servers that are not `python -m server`: uvicorn, hypercorn, Ray Serve.
+
+Owner: loop of the host. In: flags as on the command line. Out: an ASGI app. The host binds, speaks HTTP and takes
+signals; `lifespan.startup` loads and warms up, and is complete when the model answers; `lifespan.shutdown` finishes
+what runs and closes. Paths are looked at behind the host's `root_path`, so that the app can be mounted. Streams have
+the same frames and one ASGI message per step.
+
+    uvicorn --factory server.hosted:hosted --port 8000
+"""
+
+from __future__ import annotations
+
+import logging
+
+from starlette.types import Receive, Scope, Send
+
+from engine.errors import ConfigError
+from server.app import make_app
+from server.cli import parse
+from server.config import Config, LimitsConfig, ServerConfig
+from server.flags import UsageError
+from server.http.leaving import Leaving
+from server.http.protocol import LEAVING
+from server.lifespan import Lifespan
+from server.state import AppState
+
+log = logging.getLogger("omniloop")
+
+# Flags that only a server which binds and parses by itself can keep.
+OF_THE_HOST = (
+    *("host", "port", "uds", "ssl_keyfile", "ssl_certfile", "shutdown_delay"),
+    *("max_header_bytes", "max_headers", "max_target_bytes", "header_timeout", "keepalive_timeout", "max_connections"),
+)
+
+
+def hosted(*flags: str) -> Hosted:
+    """The app for these flags; raises UsageError and ConfigError before anything is loaded."""
+    command, config = parse(flags)
+    if command != "serve":
+        raise UsageError(f"{command}: is a command of `python -m server`; an app takes flags only")
+    return Hosted(config)
+
+
+class Hosted:
+    """An ASGI app with a lifespan. Owner: the host's loop."""
+
+    def __init__(self, config: Config) -> None:
+        refuse_flags_of_the_host(config)
+        self.state = AppState(config)
+        self.lifespan = Lifespan(self.state)
+        self.app = make_app(self.state)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._live(receive, send)
+            return
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        leaving = Leaving(receive)
+        root = scope.get("root_path", "")
+        path = scope["path"].removeprefix(root) if scope["path"].startswith(f"{root}/") else scope["path"]
+        extensions = {**scope.get("extensions", {}), LEAVING: leaving.watch}
+        try:
+            await self.app({**scope, "path": path, "root_path": "", "extensions": extensions}, receive, send)
+        finally:
+            await leaving.close()
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        """From startup to shutdown; a host that cancels this has everything closed too."""
+        await receive()
+        lifespan = self.lifespan
+        try:
+            failure = await self._start()
+            if not failure:
+                await send({"type": "lifespan.startup.complete"})
+                await receive()
+                await lifespan.drain()
+        finally:
+            await lifespan.close()
+        if failure:
+            await send({"type": "lifespan.startup.failed", "message": f"omniloop: {failure}"})
+        else:
+            await send({"type": "lifespan.shutdown.complete"})
+
+    async def _start(self) -> str:
+        """Why the model cannot be served; empty: it is."""
+        try:
+            await self.lifespan.start()
+        except ConfigError as error:
+            return str(error)
+        except Exception as error:  # a host may take an exception here for an app without a lifespan, and go on
+            log.error("the start failed", exc_info=error)
+            return f"the start failed with {type(error).__name__}; the log has more"
+        return "" if self.state.phase == "ready" else "the engine stopped working while it was loaded"
+
+
+def refuse_flags_of_the_host(config: Config) -> None:
+    """Raises UsageError for a flag that would be without effect."""
+    for group, defaults in ((config.server, ServerConfig()), (config.limits, LimitsConfig())):
+        for name in OF_THE_HOST:
+            if getattr(group, name, None) != getattr(defaults, name, None):
+                raise UsageError(
+                    f"--{name.replace('_', '-')}: is for `python -m server`; here the host listens and parses, so set "
+                    "it there"
+                )

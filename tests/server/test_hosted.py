@@ -1,0 +1,183 @@
+"""The app on a server that is not ours: plain uvicorn, bare ASGI messages; start, streams, leaving, mounts, drain."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, nullcontext
+from typing import Any
+
+import orjson
+import pytest
+import pytest_asyncio
+import uvicorn
+
+from server.flags import UsageError
+from server.hosted import Hosted, hosted
+from tests import tiny
+from tests.server.asgi import Call
+from tests.server.conftest import config_of, quiet
+from tests.server.live import listening
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+LONG = {"max_tokens": 1500, "ignore_eos": True, "stream": True}
+
+
+async def until(happened: Callable[[], object]) -> None:
+    for _ in range(3000):
+        if happened():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not happen within 30 s")
+
+
+def small(**groups: Any) -> Hosted:
+    return Hosted(config_of(model={"model": str(tiny.checkpoint("qwen3")), "num_threads": 1}, **groups))
+
+
+@asynccontextmanager
+async def living(app: Hosted) -> AsyncIterator[dict[str, Any]]:
+    """The app between the two lifespan messages; gives the answer to the first."""
+    told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    said: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    told.put_nowait({"type": "lifespan.startup"})
+    task = asyncio.ensure_future(app({"type": "lifespan"}, told.get, said.put))
+    first = await said.get()
+    yield first
+    told.put_nowait({"type": "lifespan.shutdown"})
+    await asyncio.wait_for(task, 30)
+    assert said.qsize() == (1 if first["type"].endswith("complete") else 0)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def served() -> AsyncIterator[tuple[Hosted, int]]:
+    """(app, port) under uvicorn as it comes, with lifespan."""
+    app = small()
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="on", log_config=None, access_log=False, http="httptools"))
+    server.capture_signals = nullcontext  # type: ignore[method-assign, assignment]
+    serving = asyncio.get_running_loop().create_task(server.serve([listener]))
+    await until(lambda: server.started)
+    yield app, listener.getsockname()[1]
+    server.should_exit = True
+    await asyncio.wait_for(serving, 30)
+    assert app.state.pool._shutdown, "the lifespan was told of the end"
+
+
+async def post(port: int, body: dict[str, Any], path: str = "/v1/completions") -> tuple[asyncio.StreamReader, Any]:
+    """A request on a socket of its own: (reader, writer)."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    data = orjson.dumps(body)
+    head = f"POST {path} HTTP/1.1\r\nHost: test\r\nContent-Type: application/json\r\nX-Request-Id: same\r\n"
+    writer.write(f"{head}Connection: close\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data)
+    return reader, writer
+
+
+async def pieces(port: int, body: dict[str, Any]) -> list[bytes]:
+    """The chunks of a chunked answer, without times."""
+    reader, writer = await post(port, body)
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+    found = []
+    while size := int(await reader.readline(), 16):
+        found.append(re.sub(rb'"created":\d+', b"", await reader.readexactly(size)))
+        assert await reader.readexactly(2) == b"\r\n"
+    writer.close()
+    return found
+
+
+@pytest.mark.parametrize("fields", [{}, {"logprobs": 2}], ids=["plain", "logprobs"])
+async def test_a_foreign_server_sends_the_same_pieces(served, tiny_client, fields):
+    """Frame for frame, and as many writes as there are steps."""
+    app, port = served
+    body = {"prompt": "once upon a time", "max_tokens": 12, "ignore_eos": True, "stream": True, "temperature": 0}
+    theirs = await pieces(port, body | fields)
+    async with listening(tiny_client) as url:
+        ours = await pieces(int(url.rpartition(":")[2]), body | fields)
+    assert [piece.replace(b'"model":"' + name_of(tiny_client), b"") for piece in ours] == [
+        piece.replace(b'"model":"' + app.state.names[0].encode(), b"") for piece in theirs
+    ]
+    assert 8 <= len(theirs) <= 14
+
+
+def name_of(client: Any) -> bytes:
+    return client.state.names[0].encode()
+
+
+async def test_a_client_that_leaves_is_heard_of(served):
+    app, port = served
+    before = app.state.metrics.finished["abort"]
+    reader, writer = await post(port, {"prompt": "hello", **LONG})
+    await reader.readuntil(b"data: ")
+    assert app.state.places.taken == 1
+    writer.transport.abort()
+    assert not (await quiet(app.state))["routes"]
+    await until(lambda: not app.state.open_exchanges)
+    assert app.state.metrics.finished["abort"] == before + 1
+    assert app.state.places.taken == app.state.body_budget.used == 0
+
+
+async def test_a_client_that_leaves_before_the_first_token_is_heard_of(served):
+    app, port = served
+    app.state.engine.pause()
+    try:
+        _, writer = await post(port, {"prompt": "hello", "max_tokens": 4})
+        await until(lambda: app.state.places.taken == 1)
+        writer.transport.abort()
+        await until(lambda: not app.state.open_exchanges)
+        assert app.state.places.taken == 0
+    finally:
+        app.state.engine.resume()
+
+
+async def test_paths_are_those_behind_the_mount(served):
+    app, _ = served
+    for root, path, status in (("/llm", "/llm/v1/models", 200), ("/llm", "/v1/models", 200), ("", "/llm/health", 404)):
+        call = Call(app, "GET", path)
+        scope = {**call.scope(), "root_path": root}
+        await app(scope, call.receive, call.send)
+        assert call.status == status, path
+
+
+async def test_a_model_that_cannot_be_served_fails_the_start(caplog):
+    async with living(Hosted(config_of(model={"model": "/nowhere"}))) as first:
+        assert first["type"] == "lifespan.startup.failed"
+        assert "no such folder" in first["message"]
+
+
+async def test_the_end_waits_for_what_runs_and_then_refuses():
+    app = small(server={"shutdown_timeout": 30.0})
+    async with living(app) as first:
+        assert first["type"] == "lifespan.startup.complete"
+        assert (await Call(app, "GET", "/health").finish()).status == 200
+        body = orjson.dumps({"prompt": "hello", **LONG, "max_tokens": 64})
+        running = Call(app, "POST", "/v1/completions", body).start()
+        await running.wrote.wait()
+    await running.finish()
+    assert running.content.endswith(b"data: [DONE]\n\n")
+    assert b'"finish_reason":"length"' in running.content
+    late = await Call(app, "GET", "/health").finish()
+    assert (late.status, late.error["reason"]) == (503, "draining")
+
+
+async def test_what_does_not_end_in_time_is_told():
+    app = small(server={"shutdown_timeout": 0.05})
+    async with living(app):
+        running = Call(app, "POST", "/v1/completions", orjson.dumps({"prompt": "hello", **LONG})).start()
+        await running.wrote.wait()
+    await running.finish()
+    assert b'"reason":"draining"' in running.content
+    assert running.content.endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("flag", ["--port", "--uds", "--ssl-keyfile", "--max-header-bytes", "--header-timeout"])
+async def test_flags_of_the_host_are_refused(flag):
+    more = ["--ssl-certfile", "c"] if flag == "--ssl-keyfile" else []
+    with pytest.raises(UsageError, match=f"{flag}: is for `python -m server`"):
+        hosted(flag, "2048", *more)
+
+
+async def test_an_app_has_no_commands():
+    with pytest.raises(UsageError, match="takes flags only"):
+        hosted("check")
