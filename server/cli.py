@@ -17,12 +17,13 @@ from engine.errors import ConfigError, EngineError
 from mm.item import MediaOptions
 from server import signals
 from server.config import MODALITIES, Config, environment_keys
-from server.flags import Arguments, Flag, UsageError, all_flags, from_file, shown, value_name
+from server.flags import Arguments, Flag, UsageError, all_flags, flag_lines, from_file
 from server.http.proxies import TrustedProxies
 
 COMMANDS = {
     "serve": "start the server (the default)",
     "check": "say whether the model can be served here, and what it takes; reads headers only",
+    "bench": "measure a server or the engine; python -m server bench --help lists what",
     "info": "print versions, devices and the model, and exit",
 }
 
@@ -97,19 +98,19 @@ def help_text(flags: dict[str, Flag]) -> str:
     lines = ["usage: python -m server [COMMAND] [MODEL] [--flag value ...]", "", "commands:"]
     lines += [f"  {name:10} {text}" for name, text in COMMANDS.items()]
     lines += ["", "  --config FILE.yaml  flags by the same names; the command line wins"]
-    group = ""
-    for entry in flags.values():
-        if entry.group != group:
-            group = entry.group
-            lines += ["", f"{group}:"]
-        lines.append(f"  --{entry.name + value_name(entry):38} {entry.hints['help']} ({shown(entry)})")
-    return "\n".join(lines)
+    return "\n".join([*lines, *flag_lines(flags)])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; the process's exit status."""
+    words = sys.argv[1:] if argv is None else argv
+    if words and words[0] == "bench":
+        from server.bench.command import main as bench
+
+        signals.release()
+        return bench(words[1:], say)
     try:
-        command, config = parse(sys.argv[1:] if argv is None else argv)
+        command, config = parse(words)
     except UsageError as error:
         print(f"omniloop: {error}", file=sys.stderr)
         return 2

@@ -43,19 +43,38 @@ def all_flags() -> dict[str, Flag]:
     """Every flag by its name (with dashes)."""
     found: dict[str, Flag] = {}
     for group in dataclasses.fields(Config):
-        section = typing.get_type_hints(Config)[group.name]
-        kinds = typing.get_type_hints(section)
-        for item in dataclasses.fields(section):
-            hints = dict(item.metadata)
-            if section is MediaLimits:
-                if item.name not in MEDIA_HELP:
-                    continue
-                hints = {"help": MEDIA_HELP[item.name], "low": 0}
-            default = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
-            entry = Flag(group.name, item.name, plain(kinds[item.name]), default, hints)
-            assert entry.name not in found, f"two fields named {item.name}"
-            found[entry.name] = entry
+        for name, entry in flags_of(typing.get_type_hints(Config)[group.name], group.name).items():
+            assert name not in found, f"two fields named {entry.field}"
+            found[name] = entry
     return found
+
+
+def flags_of(section: type, group: str) -> dict[str, Flag]:
+    """The fields of one dataclass as flags, by name."""
+    found: dict[str, Flag] = {}
+    kinds = typing.get_type_hints(section)
+    for item in dataclasses.fields(section):
+        hints = dict(item.metadata)
+        if section is MediaLimits:
+            if item.name not in MEDIA_HELP:
+                continue
+            hints = {"help": MEDIA_HELP[item.name], "low": 0}
+        default = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
+        entry = Flag(group, item.name, plain(kinds[item.name]), default, hints)
+        found[entry.name] = entry
+    return found
+
+
+def flag_lines(flags: dict[str, Flag]) -> list[str]:
+    """What `--help` prints of flags, by group."""
+    lines: list[str] = []
+    group = ""
+    for entry in flags.values():
+        if entry.group != group:
+            group = entry.group
+            lines += ["", f"{group}:"]
+        lines.append(f"  --{entry.name + value_name(entry):38} {entry.hints['help']} ({shown(entry)})")
+    return lines
 
 
 def plain(kind: Any) -> Any:

@@ -1,7 +1,7 @@
 """Serving speed over real sockets on a CPU, against a bare torch loop in the same run. `make bench`.
 
-Starts the server in a process of its own (dummy weights of a real shape), streams from another, prints a table and
-writes JSON with --json FILE. 128 tokens in, 64 out, greedy, prompts all different.
+Starts the server in a process of its own (dummy weights of a real shape), asks it as `bench serve` does,
+prints a table and writes JSON with --json FILE. 128 tokens in, 64 out, greedy, prompts all different.
 """
 
 from __future__ import annotations
@@ -11,76 +11,44 @@ import asyncio
 import json
 import os
 import platform
-import random
 import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from itertools import pairwise
 from pathlib import Path
 
+from server.bench import serve as bench_serve
+from server.bench.options import ServeOptions
 from tests.bench.shapes import QWEN3_CPU, write_folder
 
 PROMPT, ANSWER = 128, 64
 
 
-async def stream_one(port: int, prompt: list[int], answer: int) -> tuple[float, list[float]]:
-    """Sends one streaming completion; returns (start, arrival time of each event that carries tokens)."""
-    body = json.dumps(
-        {
-            "prompt": prompt,
-            "max_tokens": answer,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "return_token_ids": True,
-        }
-    ).encode()
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    begun = time.perf_counter()
-    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-    writer.write(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-    arrivals: list[float] = []
-    tokens = 0
-    while not (line := await reader.readline()).startswith(b"data: [DONE]"):
-        if not line:
-            raise RuntimeError("the server closed the stream")
-        if line.startswith(b"HTTP/1.1") and b"200" not in line:
-            raise RuntimeError(line.decode() + (await reader.read(2000)).decode())
-        if line.startswith(b"data: {"):
-            choice = json.loads(line[6:])["choices"]
-            new = len(choice[0].get("token_ids") or ()) if choice else 0
-            arrivals += [time.perf_counter()] * new
-            tokens += new
-    writer.close()
-    if tokens != answer:
-        raise RuntimeError(f"{tokens} tokens came, {answer} were asked for")
-    return begun, arrivals
-
-
 async def measure(port: int, streams: int, rounds: int) -> dict[str, float]:
     """`streams` clients, each sending `rounds` requests one after the other."""
-    draw = random.Random(streams)
-    results: list[tuple[float, list[float]]] = []
-
-    async def client() -> None:
-        for _ in range(rounds):
-            prompt = [draw.randrange(2, QWEN3_CPU["vocab_size"]) for _ in range(PROMPT)]
-            results.append(await stream_one(port, prompt, ANSWER))
-
-    begun = time.perf_counter()
-    await asyncio.gather(*[client() for _ in range(streams)])
-    took = time.perf_counter() - begun
-    firsts = [arrivals[0] - start for start, arrivals in results]
-    gaps = [b - a for _, arrivals in results for a, b in pairwise(arrivals)]
+    asked = ServeOptions(
+        url=f"http://127.0.0.1:{port}",
+        endpoint="completions",
+        num_prompts=streams * rounds,
+        max_concurrency=streams,
+        num_warmups=0,
+        input_len=PROMPT,
+        output_len=ANSWER,
+        vocab_size=QWEN3_CPU["vocab_size"],
+        temperature=0.0,
+        ignore_eos=True,
+        seed=streams,
+    )
+    found, _ = await bench_serve.measure(asked)
+    if found["failed"] or found["output_tokens"] != streams * rounds * ANSWER:
+        raise RuntimeError(f"{found['output_tokens']} tokens came; failures: {found['failures']}")
     return {
         "streams": streams,
-        "tokens_per_s": streams * rounds * ANSWER / took,
-        "ttft_p50_ms": statistics.median(firsts) * 1e3,
-        "itl_p50_ms": statistics.median(gaps) * 1e3,
-        "itl_p99_ms": statistics.quantiles(gaps, n=100)[98] * 1e3,
+        "tokens_per_s": found["output_tokens_per_s"],
+        "ttft_p50_ms": found["ttft_ms_p50"],
+        "itl_p50_ms": found["itl_ms_p50"],
+        "itl_p99_ms": found["itl_ms_p99"],
     }
 
 

@@ -1,0 +1,56 @@
+"""Flags of the bench commands: a frozen dataclass per command, whose fields carry their help (server/flags reads them).
+
+Owner: the bench's main thread; worker processes get the same options as JSON.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from server.config import flag
+
+
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """bench serve: whom it asks, what, and how often."""
+
+    url: str = flag("http://127.0.0.1:8000", "server to ask, with or without /v1")
+    model: str = flag("", "name to ask for; none: the first of /v1/models")
+    api_key: str = flag("", "key to send as a bearer token", hidden_value=True)
+    endpoint: Literal["chat", "completions"] = flag("chat", "/v1/chat/completions or /v1/completions")
+    num_prompts: int = flag(100, "requests or, with --turns, conversations", low=1)
+    num_warmups: int = flag(1, "requests before those that count", low=0)
+    dataset: Literal["random", "sharegpt", "jsonl"] = flag("random", "words of --seed, or a file")
+    dataset_path: str = flag("", "ShareGPT's JSON, or lines of {prompt | messages, max_tokens}")
+    input_len: int = flag(512, "words of a random prompt (token ids, with --vocab-size)", low=1)
+    output_len: int = flag(128, "max_tokens, where the dataset names none", low=1)
+    range_ratio: float = flag(0.0, "random lengths between (1 - r) and (1 + r) times these", low=0, high=1)
+    prefix_len: int = flag(0, "words before a random prompt that prompts share", low=0)
+    num_prefixes: int = flag(1, "different shared beginnings", low=1)
+    turns: int = flag(1, "turns of a conversation; each sends the answers before it", low=1)
+    vocab_size: int = flag(0, "completions of random token ids below this number; 0: of words", low=0)
+    images: int = flag(0, "random pictures in a request", low=0)
+    image_size: str = flag("512x512", "their width and height")
+    image_format: Literal["jpeg", "png"] = flag("jpeg", "their coding")
+    sounds: int = flag(0, "random sounds in a request", low=0)
+    sound_seconds: float = flag(5.0, "their length", low=0.1)
+    films: int = flag(0, "random films in a request", low=0)
+    film_seconds: float = flag(2.0, "their length, at 8 pictures a second", low=0.25)
+    film_size: str = flag("320x240", "their width and height")
+    request_rate: float = flag(0.0, "requests per second; 0: as --max-concurrency lets them", low=0)
+    burstiness: float = flag(1.0, "shape of the gamma distribution of gaps: 1 Poisson, less bursts", low=0.01)
+    ramp_to: float = flag(0.0, "request rate at the end, reached in a straight line; 0: --request-rate", low=0)
+    max_concurrency: int = flag(0, "open requests at a time; 0: any number", low=0)
+    temperature: float = flag(-1.0, "sampling temperature; -1: the server's own", low=-1)
+    ignore_eos: bool = flag(False, "answers as long as max_tokens (a field that not all servers know)")
+    stream: bool = flag(True, "stream answers; without it there are no times of tokens")
+    extra_body: dict[str, Any] = flag({}, "more fields of every request, as JSON")  # noqa: RUF009
+    percentiles: tuple[int, ...] = flag((50, 90, 99), "percentiles to show", low=1, high=99)
+    goodput: dict[str, Any] = flag({}, "limits in ms, as ttft=200,tpot=20,itl=50,e2e=5000")  # noqa: RUF009
+    request_timeout: float = flag(600.0, "seconds for one request", low=0.1)
+    ready_timeout: float = flag(60.0, "seconds to wait for the server", low=0)
+    processes: int = flag(0, "client processes; 0: one per 64 open requests, as many as cores at most", low=0)
+    seed: int = flag(0, "of lengths, words, media and arrivals")
+    json: str = flag("", "file for all numbers and requests")
+    plot: str = flag("", "PNG file for times and rates")

@@ -1,0 +1,102 @@
+"""Runs a load in one process or in several, and collects their answers.
+
+Owner: the bench's main thread and its event loop. One process of clients reads some twenty thousand events a second;
+more open requests than STREAMS_PER_PROCESS get more processes, as many as there are cores at most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import orjson
+
+from server.bench.answer import Answer
+from server.bench.load import Share
+from server.bench.options import ServeOptions
+
+STREAMS_PER_PROCESS = 64
+LEAD_S = 0.05  # between the word to start and the start: the word reaches all processes
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What the clients saw; times are seconds of time.perf_counter."""
+
+    start: float = 0.0
+    answers: list[Answer] = field(default_factory=list)
+    processes: int = 1
+    cpu_s: float = 0.0  # of the clients, while they asked
+
+
+def count_of(options: ServeOptions) -> int:
+    """How many client processes a load gets."""
+    open_at_once = options.max_concurrency or options.num_prompts
+    derived = min(-(-open_at_once // STREAMS_PER_PROCESS), os.cpu_count() or 1)
+    return min(options.processes or derived, options.num_prompts, options.max_concurrency or options.num_prompts)
+
+
+async def run(options: ServeOptions, model: str, ended: Callable[[int], None]) -> Outcome:
+    """The whole load; `ended` is called with how many requests have. Raises RuntimeError when a process fails."""
+    count = count_of(options)
+    if count == 1:
+        share = Share(options, model, 0, 1)
+        begun_cpu = time.process_time()
+        outcome = Outcome(time.perf_counter() + LEAD_S)
+
+        def record(answer: Answer) -> None:
+            outcome.answers.append(answer)
+            ended(len(outcome.answers))
+
+        await share.run(outcome.start, record)
+        outcome.cpu_s = time.process_time() - begun_cpu
+        return outcome
+    workers = await asyncio.gather(*(worker(options, model, first, count) for first in range(count)))
+    outcome = Outcome(time.perf_counter() + LEAD_S, processes=count)
+    seen = [0] * count
+    try:
+        await asyncio.gather(*(collect(one, at, outcome, seen, ended) for at, one in enumerate(workers)))
+    finally:
+        for one in workers:
+            if one.returncode is None:
+                one.kill()
+                await one.wait()
+    return outcome
+
+
+async def worker(options: ServeOptions, model: str, first: int, step: int) -> asyncio.subprocess.Process:
+    """A process that has its bodies and waits for the start."""
+    pipe = asyncio.subprocess.PIPE
+    command = [sys.executable, "-m", "server.bench.worker"]
+    one = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=1 << 30)
+    job = {"options": dataclasses.asdict(options), "model": model, "first": first, "step": step}
+    assert one.stdin is not None
+    assert one.stdout is not None
+    one.stdin.write(orjson.dumps(job) + b"\n")
+    if await one.stdout.readline() != b"ready\n":
+        await one.wait()
+        raise RuntimeError("a client process did not start")
+    return one
+
+
+async def collect(
+    one: asyncio.subprocess.Process, at: int, outcome: Outcome, seen: list[int], ended: Callable[[int], None]
+) -> None:
+    """Starts a process and reads what it says until it has said all."""
+    assert one.stdin is not None
+    assert one.stdout is not None
+    one.stdin.write(f"{outcome.start!r}\n".encode())
+    line = b""
+    while (line := await one.stdout.readline()) and not line.startswith(b"{"):
+        seen[at] = int(line)
+        ended(sum(seen))
+    if await one.wait() or not line:
+        raise RuntimeError(f"a client process ended with status {one.returncode}")
+    result = orjson.loads(line)
+    outcome.answers += [Answer(**answer) for answer in result["answers"]]
+    outcome.cpu_s += result["cpu_s"]

@@ -1,0 +1,38 @@
+"""Progress: one line on a terminal that says how far a command is; nothing where stderr is no terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Self
+
+WIDTH = 30
+EVERY_S = 0.1
+
+
+class Progress:
+    """Owner: the thread that makes it."""
+
+    def __init__(self, total: int, noun: str) -> None:
+        self.total, self.noun = max(1, total), noun
+        self.begun = time.monotonic()
+        self.shown = 0.0
+        self.on = sys.stderr.isatty()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def show(self, done: int) -> None:
+        now = time.monotonic()
+        if not self.on or (now - self.shown < EVERY_S and done < self.total):
+            return
+        self.shown = now
+        bar = "#" * (WIDTH * min(done, self.total) // self.total)
+        rate = done / max(1e-9, now - self.begun)
+        text = f"\r[{bar:<{WIDTH}}] {done} of {self.total} {self.noun}, {rate:.1f}/s "
+        print(text, end="", file=sys.stderr, flush=True)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self.on:
+            print(file=sys.stderr, flush=True)

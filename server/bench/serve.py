@@ -1,0 +1,153 @@
+"""bench serve: loads any server that speaks the OpenAI API over a socket, and tells what its clients got.
+
+Owner: the bench's main thread. Order: wait for the server, warm it up, read its counters, run the load, read the
+counters again, then print, write and draw.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import gc
+import json
+import re
+import sys
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+
+import uvloop
+
+from server.bench import processes, summary
+from server.bench.client import Target
+from server.bench.load import Share
+from server.bench.options import ServeOptions
+from server.bench.progress import Progress
+from server.bench.random_media import size_of
+
+PROBE_S = 10.0  # for one of the small requests before and after
+COUNTERS = re.compile(r"^(?:vllm:)?(\w+?)(?:_total)?(?:\{[^}]*\})? ([0-9.e+-]+)$", re.MULTILINE)
+DRAFTED, ACCEPTED = "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"
+LOOKED_UP, FOUND = "prefix_cache_queries", "prefix_cache_hits"
+
+
+def check(options: ServeOptions) -> None:
+    """Contradictions between flags. Raises ValueError."""
+    Target.of(options.url, options.api_key)
+    size_of(options.image_size)
+    size_of(options.film_size)
+    media = options.images + options.sounds + options.films
+    if options.vocab_size and options.endpoint != "completions":
+        raise ValueError("--vocab-size: token ids are prompts of --endpoint completions only")
+    if options.endpoint == "completions" and (options.turns > 1 or media):
+        raise ValueError("--endpoint completions: takes no --turns, --images, --sounds or --films; use chat")
+    if options.ramp_to and not options.request_rate:
+        raise ValueError("--ramp-to: needs --request-rate, the rate at the beginning")
+    if media and options.dataset != "random":
+        raise ValueError(f"--dataset {options.dataset}: --images, --sounds and --films go with random prompts")
+    for name, limit in options.goodput.items():
+        if name not in summary.TIMES or isinstance(limit, bool) or not isinstance(limit, int | float) or limit <= 0:
+            raise ValueError(f"--goodput {name}={limit}: must be milliseconds above 0 of {', '.join(summary.TIMES)}")
+
+
+def get(target: Target, path: str) -> str:
+    """The body of a GET. Raises OSError."""
+    scheme = "https" if target.secure else "http"
+    host = f"[{target.host}]" if ":" in target.host else target.host
+    headers = {"Authorization": f"Bearer {target.api_key}"} if target.api_key else {}
+    url = f"{scheme}://{host}:{target.port}{target.prefix}{path}"
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=PROBE_S) as answer:
+        return answer.read().decode(errors="replace")
+
+
+def first_model(options: ServeOptions) -> str:
+    """The model's name once the server answers. Raises ValueError when it does not."""
+    target = Target.of(options.url, options.api_key)
+    until = time.monotonic() + options.ready_timeout
+    while True:
+        try:
+            listed = json.loads(get(target, "/v1/models"))
+            return options.model or listed["data"][0]["id"]
+        except urllib.error.HTTPError as error:
+            if error.code != 503 and options.model:
+                return options.model  # a server that lists no models
+            said = f"HTTP {error.code}: {error.read()[:300].decode(errors='replace')}"
+            if error.code != 503:
+                raise ValueError(f"--url {options.url}: /v1/models answers {said}; name the --model") from None
+        except OSError as error:
+            said = str(error)
+        except (ValueError, LookupError, TypeError):
+            raise ValueError(f"--url {options.url}: /v1/models lists no model; name one with --model") from None
+        if time.monotonic() > until:
+            raise ValueError(f"--url {options.url}: no server is ready there after {options.ready_timeout:g} s: {said}")
+        time.sleep(0.2)
+
+
+def counters(options: ServeOptions) -> dict[str, float]:
+    """The server's own counters, summed over labels; none where it shows none."""
+    target = Target.of(options.url, "")
+    try:
+        text = get(dataclasses.replace(target, prefix=""), "/metrics")
+    except OSError:
+        return {}
+    found: dict[str, float] = {}
+    for name, value in COUNTERS.findall(text):
+        found[name] = found.get(name, 0.0) + float(value)
+    return found
+
+
+def difference(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
+    """What the run made of the server's counters: acceptance of drafts and hits of the prefix cache."""
+    grown = {
+        name: after[name] - before.get(name, 0.0) for name in (DRAFTED, ACCEPTED, LOOKED_UP, FOUND) if name in after
+    }
+    found: dict[str, float] = {}
+    if grown.get(DRAFTED):
+        found |= {"draft_tokens": grown[DRAFTED], "draft_acceptance": grown.get(ACCEPTED, 0.0) / grown[DRAFTED]}
+    if grown.get(LOOKED_UP):
+        found["prefix_cache_hit_rate"] = grown.get(FOUND, 0.0) / grown[LOOKED_UP]
+    return found
+
+
+async def measure(options: ServeOptions) -> tuple[dict[str, Any], processes.Outcome]:
+    """One run: its numbers and its answers. Raises ValueError and OSError."""
+    loop = asyncio.get_running_loop()
+    model = await loop.run_in_executor(None, first_model, options)
+    warm = Share(dataclasses.replace(options, num_prompts=0), model, 0, 1)
+    failed = [answer.error for answer in await warm.warm_up() if answer.error]
+    if failed:
+        raise ValueError(f"the warm-up failed: {failed[0]}")
+    before = await loop.run_in_executor(None, counters, options)
+    with Progress(options.num_prompts * options.turns, "requests") as progress:
+        outcome = await processes.run(options, model, progress.show)
+    after = await loop.run_in_executor(None, counters, options)
+    return {"model": model, **summary.numbers(outcome, options, difference(before, after))}, outcome
+
+
+def report(options: ServeOptions) -> dict[str, Any]:
+    """Runs, prints, writes --json and --plot; the numbers."""
+    check(options)
+    gc.freeze()
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        found, outcome = runner.run(measure(options))
+    print(summary.table(found, options), flush=True)
+    if options.json:
+        asked = dataclasses.asdict(options) | {"api_key": "", "json": "", "plot": ""}
+        whole = {**found, "options": asked, "requests_sent": summary.request_lines(outcome)}
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump(whole, file, indent=1)
+    if options.plot:
+        from server.bench.plot import draw_run
+
+        draw_run(options.plot, outcome)
+    return found
+
+
+def run(options: ServeOptions) -> int:
+    """The command's exit status: 1 where nothing was completed."""
+    try:
+        return 0 if report(options)["completed"] else 1
+    except (ValueError, OSError, RuntimeError) as error:
+        print(f"omniloop: {error}", file=sys.stderr)
+        return 1
