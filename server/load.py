@@ -161,6 +161,9 @@ def complete(state: AppState) -> None:
         "block_size": str(engine.block_size),
         "num_gpu_blocks": str(engine.num_blocks),
         "cache_dtype": "auto",
+        "num_gpu_blocks_override": str(config.cache.num_gpu_blocks_override or None),
+        "kv_cache_memory_bytes": str(config.cache.kv_cache_memory_bytes or None),
+        "max_model_len": str(engine.max_model_len),
         "enable_prefix_caching": str(config.cache.enable_prefix_caching),
         "gpu_memory_utilization": str(config.cache.gpu_memory_utilization),
     }

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 FINISHED = ("stop", "length", "abort", "error", "repetition")
+SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
 REJECTIONS = ("queue_full", "key_busy", "media_busy")
 
 FIRST_TOKEN = [0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80]
@@ -135,12 +136,19 @@ class Metrics:
         reasons.add_metric([*values, "capacity"], stats.waiting if stats else 0)
         reasons.add_metric([*values, "deferred"], 0)  # nothing here waits for anything but room
         yield reasons
+        sleep = GaugeMetricFamily(
+            "vllm:engine_sleep_state", "1 for the state it is in.", labels=[*names, "sleep_state"]
+        )
+        for state in SLEEP_STATES:
+            sleep.add_metric([*values, state], float(state == "awake"))  # this engine does not sleep
+        yield sleep
         queries, hits = self.mm_cache()
         counters = {
             "prompt_tokens": ("Prompt tokens of started requests.", stats.prompt_tokens if stats else 0),
             "prompt_tokens_cached": ("Prompt tokens found in the prefix cache.", stats.cached_tokens if stats else 0),
             "generation_tokens": ("Tokens generated.", stats.generation_tokens if stats else 0),
             "steps": ("Steps of the engine.", stats.steps if stats else 0),
+            "steps_failed": ("Of these, those that raised.", stats.failed_steps if stats else 0),
             "steps_in_python": ("Of these, those that needed the interpreter.", stats.python_steps if stats else 0),
             "num_preemptions": ("Requests set back to make room.", stats.preemptions if stats else 0),
             "prefix_cache_queries": ("Tokens looked up in the prefix cache.", stats.prefix_queries if stats else 0),

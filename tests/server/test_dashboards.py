@@ -27,7 +27,7 @@ request_params_n_bucket request_params_max_tokens_bucket iteration_tokens_total_
 cache_config_info prompt_tokens_cached_total
 """
 SELECTORS = [f"vllm:{name}{OF_MODEL}" for name in NAMES.split()]
-OWN = "steps_total steps_in_python_total step_gap_seconds_count"
+OWN = "steps_total steps_failed_total steps_in_python_total step_gap_seconds_count"
 OWN += "".join(f" step_{part}_seconds_bucket" for part in ("schedule", "launch", "wait", "commit", "device"))
 SELECTORS += [f"vllm:{name}{OF_MODEL}" for name in OWN.split()]
 SELECTORS += [
@@ -42,6 +42,7 @@ SELECTORS += [
     'vllm:request_params_n_bucket{le="20.0"}',
     'vllm:cache_config_info{block_size="16"}',
     'vllm:kv_cache_usage_perc{engine="0"}',
+    'vllm:engine_sleep_state{engine="0",sleep_state="awake"}',
     'vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"}',
     'vllm:num_requests_waiting_by_reason{engine="0",reason="deferred"}',
     'http_requests_total{status="2xx",handler="/v1/chat/completions",method="POST"}',
