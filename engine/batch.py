@@ -21,11 +21,11 @@ class Batch:
 
     token_ids: Tensor  # [T] int64; positions taken by media hold the placeholder's id
     positions: Tensor  # [T] int64, or [3, T] (time, height, width) for M-RoPE models
-    media: list[tuple[int, int, Tensor]]  # (token_start, length, rows [length, hidden]) that replace embeddings
+    media: list[tuple[int, int, Tensor]]  # (token_start, length, rows [length, hidden or more]) that replace embeddings
     attention: list[AttentionMeta]  # by cache group
     caches: list[LayerCache]  # by layer
     group_of: Sequence[int]  # by layer: whose AttentionMeta is its
     # [S] int64: the tokens whose hidden states somebody reads, and which a forward returns in this order. None: all T.
     sample_index: Tensor | None = None
-    # The same as `media` for a forward that was recorded: which tokens, [T, 1] bool, and their rows [T, hidden].
+    # The same as `media` for a forward that was recorded: which tokens, [T, 1] bool, and rows [T, hidden or more].
     overlay: tuple[Tensor, Tensor] | None = None

@@ -42,6 +42,7 @@ class RopeConfig:
     long_factors: tuple[float, ...] = ()  # longrope: in longer ones
     query_scaling: float = 0.0  # queries are multiplied by 1 + this * log(1 + position // original_max_position)
     mrope_section: tuple[int, ...] = ()  # frequencies for time, height, width; () = one axis
+    mrope_interleaved: bool = False  # the axes take turns, frequency by frequency
 
 
 # How a checkpoint holds the experts of a layer: a matrix for each of gate, up and down of every expert; one tensor
@@ -133,7 +134,11 @@ class TowerConfig(Protocol):
 
     @property
     def row_width(self) -> int:
-        """Numbers in a row that the tower makes."""
+        """Numbers in a part of a row that the tower makes."""
+
+    @property
+    def row_parts(self) -> int:
+        """Parts of a row: for the embedding, and for the stream behind each of the decoder's first layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +163,11 @@ class ModelConfig:
     def modalities(self) -> tuple[str, ...]:
         """What the model reads, "text" first."""
         return ("text", *(modality for tower in self.towers.values() for modality in tower.modalities))
+
+    @property
+    def row_parts(self) -> int:
+        """Parts of a tower's row."""
+        return max((tower.row_parts for tower in self.towers.values()), default=1)
 
     @property
     def mrope(self) -> bool:

@@ -79,6 +79,7 @@ class MediaItem:
     modality: Modality
     data: np.ndarray
     seconds_per_frame: float = 0.0  # video: time between kept frames
+    seconds: np.ndarray | None = None  # video: when each kept frame is shown, where the plan says it
     sound: np.ndarray | None = None  # video: its sound track, as audio
     scale: Scale | None = None  # image: what its tower's device brings it to
 

@@ -81,7 +81,7 @@ def open_video(encoded: Encoded, alarm: Alarm) -> Opened:
 
     def decode(alarm: Alarm) -> MediaItem:
         sound = film.sound(alarm) if heard else None
-        return MediaItem("video", film.decode(alarm), film.plan.seconds_per_frame, sound)
+        return MediaItem("video", film.decode(alarm), film.plan.seconds_per_frame, film.plan.seconds, sound)
 
     cost = film.cost + (film.sound_cost if heard else 0)
     return Opened(cost, film.plan.pixels * 3, decode)

@@ -275,7 +275,9 @@ def make_loader(state: AppState) -> MediaLoader | None:
     from server.media_options import merged
 
     model = state.engine.model
-    processor = processor_for(model.processor, model.folder, model.raw, state.engine.limits.picture_bytes)
+    processor = processor_for(
+        model.processor, model.folder, model.raw, state.engine.limits.picture_bytes, state.tokenizer.encode
+    )
     heard = {"audio", "video"} <= set(model.modalities)  # a film's own sound track
     chat = state.config.chat
     options = merged(chat.mm_processor_kwargs, chat.media_io_kwargs, use_audio_in_video=heard)

@@ -318,13 +318,16 @@ CHECKPOINTS: dict[str, Callable[[], Any]] = {
 @functools.cache
 def checkpoint(name: str) -> Path:
     """The folder of CHECKPOINTS[name], made on first use. Read only."""
-    digest = hashlib.sha256(Path(__file__).read_bytes() + importlib.metadata.version("transformers").encode())
+    from tests.tiny_seeing import CHECKPOINTS as SEEING
+
+    sources = b"".join((Path(__file__).parent / name).read_bytes() for name in ("tiny.py", "tiny_seeing.py"))
+    digest = hashlib.sha256(sources + importlib.metadata.version("transformers").encode())
     root = Path(tempfile.gettempdir()) / f"omniloop-tiny-{os.getuid()}-{digest.hexdigest()[:12]}"
     root.mkdir(mode=0o700, exist_ok=True)
     folder = root / name
     if not folder.is_dir():
         draft = Path(tempfile.mkdtemp(dir=root))
-        save(CHECKPOINTS[name](), draft)
+        save({**CHECKPOINTS, **SEEING}[name](), draft)
         try:
             draft.rename(folder)
         except OSError:  # another process was faster
@@ -342,8 +345,12 @@ def save(model: Any, folder: Path, dtype: str = "float32", max_shard_size: str =
     eos = [IDS["<|im_end|>"], IDS["<|endoftext|>"]]
     _write(folder / "generation_config.json", {"eos_token_id": eos, "pad_token_id": eos[1], "do_sample": False})
     write_tokenizer(folder)
-    if hasattr(model.config, "vision_config"):
+    if hasattr(model.config, "audio_config") or model.config.model_type == "qwen2_5_vl":
         _write_processors(folder)
+    elif hasattr(model.config, "vision_config"):
+        from tests.tiny_seeing import write_processors
+
+        write_processors(model.config, folder)
     return folder
 
 
@@ -354,10 +361,10 @@ def reference(folder: Path, dtype: str = "float32") -> Any:
 
     with quiet():
         options = {"dtype": getattr(torch, dtype), "attn_implementation": "eager"}
-        kind = AutoConfig.from_pretrained(folder).model_type
-        if kind == "qwen2_5_vl":
+        config = AutoConfig.from_pretrained(folder)
+        if hasattr(config, "vision_config") and not hasattr(config, "audio_config"):
             return AutoModelForImageTextToText.from_pretrained(folder, **options).eval()
-        if kind != "qwen2_5_omni_thinker":
+        if config.model_type != "qwen2_5_omni_thinker":
             return AutoModelForCausalLM.from_pretrained(folder, **options).eval()
         from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniThinkerForConditionalGeneration
 

@@ -26,6 +26,7 @@ class RopeDefaults:
     theta: float = 10_000.0
     partial: float = 1.0  # the share of a head that is rotated
     sections: tuple[int, ...] = ()  # of M-RoPE
+    turns: bool = False  # M-RoPE's axes take turns
     interleaved: bool = False
     sliding_key: str = ""  # older files: the theta of layers with a window, which are not scaled; "": like the others
     sliding_theta: float = 10_000.0  # where the file has no such key
@@ -75,7 +76,8 @@ def read_rope(body: Section, layer_type: str, head_dim: int, default: RopeDefaul
     elif kind == "dynamic" and given.get("alpha"):  # HunYuan's: another theta, whatever the context
         theta *= rope.number("alpha") ** (rotary_dim / (rotary_dim - 2))
         kind = "default"
-    extra["mrope_section"] = _sections(body, given.get("mrope_section"), default.sections, rotary_dim)
+    extra["mrope_section"] = sections = _sections(body, given.get("mrope_section"), default.sections, rotary_dim)
+    extra["mrope_interleaved"] = bool(sections) and rope.boolean("mrope_interleaved", default.turns)
     return RopeConfig(kind=kind, theta=theta, rotary_dim=rotary_dim, interleaved=default.interleaved, **extra)
 
 

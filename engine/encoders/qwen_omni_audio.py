@@ -37,6 +37,7 @@ class AudioConfig:
     """The audio tower of Qwen2.5-Omni (a Whisper encoder in chunks)."""
 
     modalities: ClassVar[tuple[Modality, ...]] = ("audio",)
+    row_parts: ClassVar[int] = 1
 
     num_mel_bins: int
     num_layers: int

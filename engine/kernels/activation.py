@@ -6,6 +6,7 @@ pointwise: y = f(x)                 f by name:
              GELU            x * Phi(x), exactly by erf                          GPT-NeoX, towers
              RELU            max(x, 0)                                           OPT
              RELU2           max(x, 0)^2                                         Nemotron, Arcee
+             QUICK_GELU      x * sigmoid(1.702 x)                                CLIP, Qwen2-VL's tower
 glu:       y = f(gate) * up,  x = [gate | up] along the last axis: SwiGLU (Llama, Qwen) with SILU, GeGLU (Gemma) with
            GELU_TANH; and one more:
              CLAMPED_SWIGLU  g * sigmoid(1.702 g) * (u + 1), g = min(gate, 7), u = up between -7 and 7      gpt-oss
@@ -25,6 +26,7 @@ from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import tl, triton
 
 SWIGLU_ALPHA, SWIGLU_LIMIT = 1.702, 7.0
+QUICK_GELU_ALPHA = 1.702
 
 
 class Activation(IntEnum):
@@ -36,6 +38,7 @@ class Activation(IntEnum):
     GELU = 3
     RELU = 4
     RELU2 = 5
+    QUICK_GELU = 6
 
 
 BY_NAME = {  # in config.json
@@ -47,6 +50,7 @@ BY_NAME = {  # in config.json
     "gelu_pytorch_tanh": Activation.GELU_TANH,
     "relu": Activation.RELU,
     "relu2": Activation.RELU2,
+    "quick_gelu": Activation.QUICK_GELU,
 }
 
 
@@ -66,6 +70,8 @@ def activate_one(x, ACT: tl.constexpr):
         y = gelu_tanh(x)
     elif ACT == 3:
         y = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+    elif ACT == 6:
+        y = x / (1.0 + tl.exp(-1.702 * x))
     else:
         y = tl.maximum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
         if ACT == 5:
@@ -165,6 +171,8 @@ def activate_reference(both: Tensor, activation: Activation) -> Tensor:
 def _activated(x: Tensor, activation: Activation) -> Tensor:
     if activation is Activation.SILU:
         return x * torch.sigmoid(x)
+    if activation is Activation.QUICK_GELU:
+        return x * torch.sigmoid(QUICK_GELU_ALPHA * x)
     if activation in (Activation.GELU, Activation.GELU_TANH):
         return torch.nn.functional.gelu(x, approximate="none" if activation is Activation.GELU else "tanh")
     return x.relu() if activation is Activation.RELU else x.relu().square()

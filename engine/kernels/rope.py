@@ -1,8 +1,9 @@
 """Rotary positions: the table of cosines and sines of a step's tokens; rotate.py turns heads by it.
 
 angle[t, j] = position[t] * inv_freq[j]. With three position rows (time, height, width) each section of the frequencies
-reads its own row (Qwen2-VL, Qwen2.5-Omni). Users: decoders take the table once per step and hand it to
-`qkv_rope_store`; towers make their own and call `apply_rope`. The table is float32 whatever the activations are.
+reads its own row (Qwen2-VL, Qwen2.5-Omni), or the rows take turns (Qwen3-VL). Users: decoders take the table once per
+step and hand it to `qkv_rope_store`; towers make their own and call `apply_rope`. The table is float32 whatever the
+activations are.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -27,9 +28,10 @@ def angle_kernel(
     half,
     axis_stride,
     first_end,  # THREE: frequencies below it read row 0, those from second_end on row 2
-    second_end,
+    second_end,  # INTERLEAVED: 1, 4, 7 ... below first_end read row 1, and 2, 5, 8 ... below second_end row 2
     scaling,
     THREE: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
     TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,  # power of two >= half
     OVERLAP: tl.constexpr,
@@ -39,7 +41,11 @@ def angle_kernel(
     token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS))[:, None]
     pair = tl.arange(0, BLOCK)[None, :]
     inside = (token < num_tokens) & (pair < half)
-    axis = (pair >= first_end).to(tl.int32) + (pair >= second_end).to(tl.int32)
+    if INTERLEAVED:
+        turn = pair % 3
+        axis = tl.where(pair < tl.where(turn == 1, first_end, second_end), turn, 0)
+    else:
+        axis = (pair >= first_end).to(tl.int32) + (pair >= second_end).to(tl.int32)
     place = token + (axis * axis_stride if THREE else axis * 0)
     position = tl.load(positions + place, mask=inside, other=0).to(tl.float32)
     angle = position * tl.load(inv_freq + pair, mask=pair < half, other=0.0)
@@ -49,20 +55,29 @@ def angle_kernel(
 
 
 def cos_sin(
-    positions: Tensor, inv_freq: Tensor, mrope_section: Sequence[int] | None = None, scaling: float = 1.0
+    positions: Tensor,
+    inv_freq: Tensor,
+    mrope_section: Sequence[int] | None = None,
+    scaling: float = 1.0,
+    interleaved: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """positions [T] or [3, T] (any integer or float type), inv_freq [D_rot/2] float32 -> cos, sin [T, D_rot/2] float32.
 
     mrope_section: how many frequencies each of the three rows supplies, in order; they add up to D_rot/2. Without it
-    three rows are taken to be equal. scaling multiplies both (YaRN's attention factor).
+    three rows are taken to be equal. scaling multiplies both (YaRN's attention factor). interleaved: the rows take
+    turns, time, height, width, until height and width have had theirs.
     """
     if positions.is_cuda:
-        return launch_cos_sin(positions, inv_freq, mrope_section, scaling)
-    return cos_sin_reference(positions, inv_freq, mrope_section, scaling)
+        return launch_cos_sin(positions, inv_freq, mrope_section, scaling, interleaved)
+    return cos_sin_reference(positions, inv_freq, mrope_section, scaling, interleaved)
 
 
 def launch_cos_sin(
-    positions: Tensor, inv_freq: Tensor, mrope_section: Sequence[int] | None = None, scaling: float = 1.0
+    positions: Tensor,
+    inv_freq: Tensor,
+    mrope_section: Sequence[int] | None = None,
+    scaling: float = 1.0,
+    interleaved: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """The Triton kernel, one launch; positions with contiguous rows, else as `cos_sin`."""
     half, tokens = inv_freq.numel(), positions.shape[-1]
@@ -74,26 +89,31 @@ def launch_cos_sin(
             f"mrope_section {list(mrope_section)}: three numbers that add up to {half}"
         )
         first, second = mrope_section[0], mrope_section[0] + mrope_section[1]
+        if interleaved:
+            first, second = 3 * mrope_section[1], 3 * mrope_section[2]
     cos, sin = torch.empty(2, tokens, half, dtype=torch.float32, device=positions.device).unbind(0)
     block = triton.next_power_of_2(half)
     rows = max(1, 256 // block)
     angle_kernel[(triton.cdiv(tokens, rows),)](
         cos, sin, positions, inv_freq, tokens, half, positions.stride(0), first, second, scaling,
-        THREE=three, TOKENS=rows, BLOCK=block, num_warps=4, **launch_options(),
+        THREE=three, INTERLEAVED=interleaved, TOKENS=rows, BLOCK=block, num_warps=4, **launch_options(),
     )  # fmt: skip
     return cos, sin
 
 
 def cos_sin_reference(
-    positions: Tensor, inv_freq: Tensor, mrope_section: Sequence[int] | None = None, scaling: float = 1.0
+    positions: Tensor,
+    inv_freq: Tensor,
+    mrope_section: Sequence[int] | None = None,
+    scaling: float = 1.0,
+    interleaved: bool = False,
 ) -> tuple[Tensor, Tensor]:
     if positions.dim() == 2 and mrope_section is not None:
         assert sum(mrope_section) == inv_freq.numel(), (
             f"mrope_section {list(mrope_section)} must add up to {inv_freq.numel()}"
         )
         rows = positions.to(torch.float32)
-        parts = inv_freq.split(list(mrope_section))
-        angle = torch.cat([rows[i, :, None] * part for i, part in enumerate(parts)], dim=-1)
+        angle = rows[axes_of(mrope_section, interleaved)].T.contiguous() * inv_freq  # [num_tokens, D_rot/2]
     else:
         row = positions if positions.dim() == 1 else positions[0]
         angle = row.to(torch.float32)[:, None] * inv_freq  # [num_tokens, D_rot/2]
@@ -101,3 +121,11 @@ def cos_sin_reference(
     if scaling != 1.0:
         cos, sin = cos * scaling, sin * scaling
     return cos, sin
+
+
+def axes_of(sections: Sequence[int], interleaved: bool) -> list[int]:
+    """The row of positions that each frequency reads."""
+    if not interleaved:
+        return [axis for axis, size in enumerate(sections) for _ in range(size)]
+    turns = range(sum(sections))
+    return [pair % 3 if pair % 3 and pair < 3 * sections[pair % 3] else 0 for pair in turns]

@@ -36,7 +36,13 @@ class RopeTable:
         self.sections = config.mrope_section or None
 
     def __call__(self, positions: Tensor) -> Rope:
-        cos, sin = cos_sin(positions, self.inv_freq, self.sections, self.config.attention_factor)
+        cos, sin = cos_sin(
+            positions,
+            self.inv_freq,
+            self.sections,
+            self.config.attention_factor,
+            self.config.mrope_interleaved,
+        )
         if not self.config.query_scaling:
             return Rope(cos, sin)
         turns = (positions // self.config.original_max_position).to(torch.float32)

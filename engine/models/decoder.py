@@ -117,9 +117,9 @@ class Decoder(Model):
             residual *= self._embedding_scale  # rows of media are not scaled
         if batch.overlay is not None:
             shown, rows = batch.overlay
-            residual = torch.where(shown, rows, residual)
+            residual = torch.where(shown, rows[:, : residual.shape[1]], residual)
         for start, length, rows in batch.media:
-            residual[start : start + length] = rows
+            residual[start : start + length] = rows[:, : residual.shape[1]]
         return residual
 
     def embedded(self, batch: Batch) -> Tensor:

@@ -15,8 +15,9 @@ from engine.checkpoint.rope import RopeDefaults
 from engine.checkpoint.text import read_text
 from engine.encoders import qwen_omni_audio
 from engine.encoders.qwen_omni_audio import AudioConfig, QwenOmniAudioTower, read_audio
-from engine.encoders.qwen_vl import tower as qwen_vl
+from engine.encoders.qwen_vl import names as qwen_vl
 from engine.encoders.qwen_vl.config import VisionConfig, read_vision
+from engine.encoders.qwen_vl.tower import QwenVisionTower
 from engine.encoders.tower import by_modality
 from engine.model_config import ModelConfig
 from engine.models.family import Family
@@ -28,7 +29,11 @@ class Qwen25OmniThinker(Llama):
     """Text, image, video and audio in; text out."""
 
     WEIGHTS = Table(
-        rows=(*DECODER_ROWS, *qwen_vl.rows("vision", "visual"), *qwen_omni_audio.rows("audio", "audio_tower")),
+        rows=(
+            *DECODER_ROWS,
+            *qwen_vl.rows("vision", "visual", qwen_vl.OMNI),
+            *qwen_omni_audio.rows("audio", "audio_tower"),
+        ),
         # Released: thinker.model.layers, thinker.visual; by transformers 5: model.language_model.layers, model.visual.
         prefixes=("thinker.", "model.", "language_model."),
         ignore=(
@@ -43,7 +48,7 @@ class Qwen25OmniThinker(Llama):
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
         super().__init__(config, dtype, device)
         vision, audio = config.towers.get("vision"), config.towers.get("audio")
-        self.vision = qwen_vl.QwenVisionTower(vision, dtype, device) if isinstance(vision, VisionConfig) else None
+        self.vision = QwenVisionTower(vision, dtype, device) if isinstance(vision, VisionConfig) else None
         self.audio = QwenOmniAudioTower(audio, dtype, device) if isinstance(audio, AudioConfig) else None
         self.towers = by_modality(self.vision, self.audio)
 

@@ -71,7 +71,8 @@ class StepBuffers:
         if len(model.config.modalities) > 1:
             most = min(tokens, MIXED_LIMIT)
             shown = torch.zeros(most, 1, dtype=torch.bool, device=device)
-            self._overlay = shown, torch.zeros(most, text.hidden_size, dtype=model.dtype, device=device)
+            width = text.hidden_size * model.config.row_parts
+            self._overlay = shown, torch.zeros(most, width, dtype=model.dtype, device=device)
         self.work: WorkList = self._work(1)
         self.caches: list[LayerCache] = []
 

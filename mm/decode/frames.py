@@ -48,6 +48,7 @@ class FilmPlan:
     indices: np.ndarray  # int64 [frames], ascending
     scale: Scale  # of each kept frame
     seconds_per_frame: float
+    seconds: np.ndarray | None = None  # float64 [frames]: when each is shown, for families that say it in words
 
     @property
     def pixels(self) -> int:

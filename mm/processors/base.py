@@ -8,14 +8,16 @@ prompt.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, NoReturn, Protocol
 
 import numpy as np
 
 from engine.request import Modality
 from mm.decode.frames import FilmPlan
+from mm.errors import MediaError
 from mm.item import MediaItem, MediaOptions, Processed
 from mm.limits import MediaLimits
 from mm.transform.image import Scale
@@ -38,12 +40,25 @@ class Placed:
     processed: Processed
 
 
+Encode = Callable[[str], Sequence[int]]  # text -> token ids, with nothing added
+
+
+def no_texts(text: str) -> NoReturn:
+    """Encode where there is no tokenizer."""
+    raise MediaError(
+        400, "media_unsupported", f"this item needs the text {text!r} in the prompt, and the server has no tokenizer"
+    )
+
+
 class Processor(Protocol):
     """One per served model; immutable."""
 
+    writes_texts: ClassVar[bool]  # its constructor takes `encode`
     modalities: frozenset[Modality]
     media_token_ids: frozenset[int]  # every id that stands for a tower's row; none may be left over in a prompt
     picture_bytes: int  # decoded pictures up to so large come to `process` unscaled; 0: it makes patches itself
+
+    def __init__(self, folder: str | Path, config: dict[str, Any], picture_bytes: int, **texts: Encode) -> None: ...
 
     def placeholder(self, modality: Modality) -> int:
         """The token that the template puts where an item of this kind stands."""

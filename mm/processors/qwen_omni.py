@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -32,6 +32,7 @@ class QwenOmni:
     """Processor of Qwen2_5OmniThinkerForConditionalGeneration and the full Qwen2_5Omni checkpoint's thinker."""
 
     modalities: frozenset[Modality] = frozenset(("image", "audio", "video"))
+    writes_texts: ClassVar[bool] = False
 
     def __init__(self, folder: str | Path, config: dict[str, Any], picture_bytes: int = 0) -> None:
         thinker = config.get("thinker_config", config)

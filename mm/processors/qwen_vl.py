@@ -13,9 +13,10 @@ on behind the larger of its rows and columns.
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import astuple, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -27,7 +28,7 @@ from mm.processors.base import Filling, Placed, read_processor_files
 from mm.transform.image import BICUBIC, PatchSettings, Scale, grid_of, normal_of, patchify, resize_table
 
 _FILM_MIN_PIXELS, _FILM_MAX_PIXELS = 128 * 28 * 28, 768 * 28 * 28  # per frame, where a checkpoint does not say
-_BYTES_PER_PIXEL = 3 * 4  # of float32 features
+BYTES_PER_PIXEL = 3 * 4  # of float32 features
 
 
 class Vision:
@@ -37,10 +38,17 @@ class Vision:
     they are scaled. Pictures with more bytes than that come scaled, as films always do.
     """
 
-    def __init__(self, image: dict[str, Any], video: dict[str, Any], picture_bytes: int = 0) -> None:
-        self.image = _patch_settings(image, PatchSettings())
+    def __init__(
+        self,
+        image: dict[str, Any],
+        video: dict[str, Any],
+        picture_bytes: int = 0,
+        default: PatchSettings = PatchSettings(),  # noqa: B008 (a frozen value)
+    ) -> None:
+        """`default`: where the files are silent."""
+        self.image = _patch_settings(image, default)
         self.picture_bytes = picture_bytes if self.image.resample == BICUBIC else 0
-        film_defaults = replace(PatchSettings(), min_pixels=_FILM_MIN_PIXELS, max_pixels=_FILM_MAX_PIXELS)
+        film_defaults = replace(default, min_pixels=_FILM_MIN_PIXELS, max_pixels=_FILM_MAX_PIXELS)
         self.video = _patch_settings(video, film_defaults)
         self.cap_total = bool(video.get("cap_pixels_per_frame"))
         self.max_video_tokens = int(video.get("max_video_tokens") or 128000)
@@ -54,7 +62,7 @@ class Vision:
         self.settings = functools.lru_cache(maxsize=64)(self._settings)  # requests ask for the same again and again
 
     def plan_image(self, height: int, width: int, options: MediaOptions) -> Scale:
-        return _lowered(self.image, options).scale(height, width)
+        return lowered(self.image, options).scale(height, width)
 
     def still(self, pixels: np.ndarray, scale: Scale | None) -> tuple[dict[str, np.ndarray], int]:
         """Features and token count of a picture, uint8 [height, width, 3]; already scaled where `scale` is None."""
@@ -68,12 +76,12 @@ class Vision:
         self, num_frames: int, fps: float, height: int, width: int, options: MediaOptions, limits: MediaLimits
     ) -> tuple[FilmPlan, bool]:
         """The plan, and whether more frames were wanted than may be kept."""
-        rule = _lowered_rule(self.rule, options, limits)
+        rule = lowered_rule(self.rule, options, limits)
         count = rule.count(num_frames, fps)
         capped = rule.num_frames is not None or num_frames / fps * rule.fps >= rule.max_frames + rule.multiple
-        settings = _lowered(self.video, options)
+        settings = lowered(self.video, options)
         # Our own ceiling on kept pixels makes frames smaller rather than refusing the film.
-        total = min(limits.video_max_total_pixels, limits.request_decoded_bytes // (2 * _BYTES_PER_PIXEL))
+        total = min(limits.video_max_total_pixels, limits.request_decoded_bytes // (2 * BYTES_PER_PIXEL))
         most = total // (count + rule.multiple)
         if self.cap_total:
             budget = int(self.max_video_tokens * settings.factor**2 * 0.9)
@@ -85,12 +93,12 @@ class Vision:
 
     def _settings(self, modality: Modality, options: MediaOptions) -> bytes:
         if modality == "image":
-            return repr(astuple(_lowered(self.image, options))).encode()
+            return repr(astuple(lowered(self.image, options))).encode()
         return repr(
-            (astuple(_lowered(self.video, options)), astuple(self.rule), self.cap_total, astuple(options))
+            (astuple(lowered(self.video, options)), astuple(self.rule), self.cap_total, astuple(options))
         ).encode()
 
-    def grid_block(self, grid: np.ndarray, start: int, interval: np.float32) -> np.ndarray:
+    def grid_block(self, grid: Sequence[int] | np.ndarray, start: int, interval: np.float32) -> np.ndarray:
         """Positions of one item from `start` on; int64 [3, tokens]. `interval` positions pass per temporal patch."""
         times, rows, columns = (
             int(grid[0]),
@@ -128,9 +136,10 @@ def kept_table(size: int, new_size: int) -> np.ndarray:
 
 
 class QwenVL:
-    """Processor of Qwen2_5_VLForConditionalGeneration, and of Qwen2-VL, whose tower no model here has."""
+    """Processor of Qwen2VLForConditionalGeneration and Qwen2_5_VLForConditionalGeneration."""
 
     modalities: frozenset[Modality] = frozenset(("image", "video"))
+    writes_texts: ClassVar[bool] = False
 
     def __init__(self, folder: str | Path, config: dict[str, Any], picture_bytes: int = 0) -> None:
         files = read_processor_files(folder)
@@ -181,15 +190,18 @@ class QwenVL:
         out = np.empty((3, length), dtype=np.int32)
         following, done = 0, 0
         for item in placed:
-            following = count_up(out, done, item.start, following)
-            (part,) = item.processed.parts
-            grid = part.features["grid_thw"][0]
+            (part,), (runs,) = item.processed.parts, item.filling.runs
+            times, height, width = part.features["grid_thw"][0]
             interval = np.float32(1)
             if part.modality == "video" and self._per_second is not None:
                 interval = np.float32(self._per_second) * part.features["second_per_grid"][0]
-            done = item.start + part.num_tokens
-            out[:, item.start : done] = self.vision.grid_block(grid, following, interval)
-            following += int(max(grid[1], grid[2])) // self.vision.image.merge_size
+            for start, count in runs:  # text may stand between a film's frames
+                first = item.start + start
+                following = count_up(out, done, first, following)
+                done = first + count
+                grid = (times // len(runs), height, width)
+                out[:, first:done] = self.vision.grid_block(grid, following, interval)
+                following += int(max(height, width)) // self.vision.image.merge_size
         # The answer counts on from the last text, even where a film's seconds have gone further.
         return out, count_up(out, done, length, following) - length
 
@@ -238,7 +250,7 @@ def _triple(values: Any) -> tuple[float, float, float]:
     return first, second, third
 
 
-def _lowered(settings: PatchSettings, options: MediaOptions) -> PatchSettings:
+def lowered(settings: PatchSettings, options: MediaOptions) -> PatchSettings:
     """Sizes that a trusted request asked for, never above ours."""
     most = min(settings.max_pixels, options.max_pixels or settings.max_pixels)
     most = max(most, settings.factor**2)
@@ -250,7 +262,7 @@ def _lowered(settings: PatchSettings, options: MediaOptions) -> PatchSettings:
     )
 
 
-def _lowered_rule(rule: FrameRule, options: MediaOptions, limits: MediaLimits) -> FrameRule:
+def lowered_rule(rule: FrameRule, options: MediaOptions, limits: MediaLimits) -> FrameRule:
     most = min(rule.max_frames, limits.video_max_frames)
     if options.num_frames is not None:
         return replace(rule, num_frames=min(options.num_frames, most), max_frames=most)

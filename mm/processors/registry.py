@@ -10,20 +10,20 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from mm.processors.base import Processor
+from mm.processors.base import Encode, Processor, no_texts
 
 
 def processor_for(
-    name: str, folder: str | Path, raw_config: dict[str, Any], picture_bytes: int = 0
+    name: str, folder: str | Path, raw_config: dict[str, Any], picture_bytes: int = 0, encode: Encode = no_texts
 ) -> Processor | None:
     """The processor of the checkpoint in `folder`; ValueError when its files contradict each other.
 
     `picture_bytes`: the tower's device makes patches itself, of decoded pictures up to so large; 0: it does not.
+    `encode`: the tokenizer's, for the texts that a processor writes around and between its rows.
     """
     if not name:
         return None
     module, _, kind = name.partition(":")
-    processor: Processor = getattr(importlib.import_module(f"mm.processors.{module}"), kind)(
-        folder, raw_config, picture_bytes
-    )
-    return processor
+    made: type[Processor] = getattr(importlib.import_module(f"mm.processors.{module}"), kind)
+    texts = {"encode": encode} if made.writes_texts else {}
+    return made(folder, raw_config, picture_bytes, **texts)

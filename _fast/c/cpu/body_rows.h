@@ -89,11 +89,13 @@ static void point_rows(const struct point *call, long begin, long end) {
         POINT_CASES(ACT_GELU)
         POINT_CASES(ACT_RELU)
         POINT_CASES(ACT_RELU2)
+        POINT_CASES(ACT_QUICK_GELU)
         POINT_CASES(PLAIN + ACT_SILU)
         POINT_CASES(PLAIN + ACT_GELU_TANH)
         POINT_CASES(PLAIN + ACT_GELU)
         POINT_CASES(PLAIN + ACT_RELU)
         POINT_CASES(PLAIN + ACT_RELU2)
+        POINT_CASES(PLAIN + ACT_QUICK_GELU)
         default: break;
         }
     }

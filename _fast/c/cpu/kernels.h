@@ -40,9 +40,10 @@ struct spreading {
 
 enum row_op { RMS_NORM, LAYER_NORM };
 /* engine/kernels/activation has the same; ACT_CLAMPED_SWIGLU takes gate and up, the others are f(x), or f(gate) * up */
-enum activation { ACT_SILU, ACT_GELU_TANH, ACT_CLAMPED_SWIGLU, ACT_GELU, ACT_RELU, ACT_RELU2 };
+enum activation { ACT_SILU, ACT_GELU_TANH, ACT_CLAMPED_SWIGLU, ACT_GELU, ACT_RELU, ACT_RELU2, ACT_QUICK_GELU };
 #define SWIGLU_ALPHA 1.702f
 #define SWIGLU_LIMIT 7.0f
+#define QUICK_GELU_ALPHA 1.702f
 enum { PLAIN = 8 }; /* op of a call: an activation of gate and up, or PLAIN + activation of x alone */
 
 struct norm {

@@ -1,1 +1,1 @@
-"""The vision tower of Qwen2.5-VL and Qwen2.5-Omni: its numbers (config), tables of a grid, graphs, and the tower."""
+"""The vision tower of Qwen2-VL, 2.5-VL, 2.5-Omni and 3-VL: numbers, names, parts, tables of a grid, graphs, tower."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from engine.encoders.qwen_vl.config import VisionConfig
-from engine.encoders.qwen_vl.tables import GridTables, Room, head_half, window_side
+from engine.encoders.qwen_vl.tables import GridTables, Room, head_half, taps_of, window_side
 from engine.encoders.tower import Record
 from engine.kernels.attention.dense import SHORT_MEAN
 
@@ -35,13 +35,13 @@ class TowerGraphs:
         self, config: VisionConfig, numbers: int, compute: Compute, dtype: torch.dtype, device: str,
         budgets: tuple[int, ...] = BUDGETS,
     ) -> None:  # fmt: skip
-        """`numbers`: of a patch. `compute`: patches and tables of one room -> rows [blocks, out_hidden_size]."""
+        """`numbers`: of a patch. `compute`: patches and tables of one room -> rows [blocks, row_width * row_parts]."""
         self._config = config
         self._compute = compute
         self._rooms = [self._room(budget) for budget in sorted(budgets)]
         largest = self._rooms[-1]
         self._patches = torch.zeros(largest.patches, numbers, dtype=dtype, device=device)
-        self._rows = torch.zeros(largest.blocks, config.out_hidden_size, dtype=dtype, device=device)
+        self._rows = torch.zeros(largest.blocks, config.row_width * config.row_parts, dtype=dtype, device=device)
         self._flat = torch.zeros(largest.numbers, dtype=torch.int32, device=device)
         self._replays: dict[int, Callable[[], None]] = {}
         self._used = 0  # lines of `_patches` that are not zero
@@ -49,9 +49,9 @@ class TowerGraphs:
 
     def _room(self, patches: int) -> Room:
         unit = self._config.merge_size**2
-        windows = patches // (window_side(self._config) * unit)  # one block high, at the worst
         frames = (patches - 1) // SHORT_MEAN  # as many as leave them the kernel of long segments
-        return Room(patches, windows, frames, unit, head_half(self._config), graphed=True)
+        windows = max(patches // (window_side(self._config) * unit), frames)  # one block high, at the worst
+        return Room(patches, windows, frames, unit, head_half(self._config), taps_of(self._config), graphed=True)
 
     def room(self, patches: int) -> Room | None:
         """The smallest that holds so many and has a graph."""
@@ -67,7 +67,7 @@ class TowerGraphs:
         self._rows[: room.blocks] = self._compute(self._patches[: room.patches], tables)
 
     def run(self, patches: Tensor, tables: GridTables) -> Tensor:
-        """patches [n, numbers], n at most those of the tables' room -> rows [n / unit, out_hidden_size], new."""
+        """patches [n, numbers], n at most those of the tables' room -> rows [n / unit, row_width * row_parts], new."""
         count, room = len(patches), tables.room
         self._patches[:count] = patches
         if count < self._used:

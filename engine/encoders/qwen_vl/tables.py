@@ -1,11 +1,11 @@
-"""What attention in Qwen's vision tower needs of one grid: window order, windows, frames, rotations.
+"""What attention in Qwen's vision tower needs of one grid: window order, windows, frames, rotations, places.
 
 Owner: device thread. In: a grid (frames, height, width in patches), and the room that its tables may take. Out: views
 of one run of 32-bit numbers, so that they cross to the device, or into the fixed place that a graph reads, in one copy.
 With more room than patches those behind the last one are windows and a frame of their own: whatever is computed for
 them, no real patch sees it.
 
-    flat  | order | restore | windows | frames | cos | sin |      each begins at a multiple of 256 bytes
+    flat  | order | restore | windows | frames | cos | sin | places | shares |  each begins at a multiple of 256 bytes
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from engine.encoders.qwen_vl.config import VisionConfig
 
 ALIGNED = 64  # numbers; where lines do not begin at 16 bytes, Triton would want kernels of its own
 Grid = tuple[int, int, int]
+MOST_BLOCKS = 1 << 20  # along a side of a picture
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class Room:
     frames: int
     unit: int  # patches of a block, which becomes one row
     half: int  # rotated pairs of a head
+    taps: int = 0  # learned positions around a patch
     graphed: bool = False  # a graph's, with room to spare
 
     @property
@@ -39,8 +41,8 @@ class Room:
     @property
     def lengths(self) -> tuple[int, ...]:
         """Of each table, in 32-bit numbers; order and restore have 64 bits."""
-        turned = self.patches * self.half
-        return 2 * self.blocks, 2 * self.blocks, self.windows + 1, self.frames + 1, turned, turned
+        turned, taken = self.patches * self.half, self.patches * self.taps
+        return 2 * self.blocks, 2 * self.blocks, self.windows + 1, self.frames + 1, turned, turned, taken, taken
 
     @property
     def numbers(self) -> int:
@@ -50,7 +52,7 @@ class Room:
 class GridTables:
     """Rows are patches in window order."""
 
-    __slots__ = ("cos", "flat", "frames", "order", "restore", "room", "sin", "windows")
+    __slots__ = ("cos", "flat", "frames", "order", "places", "restore", "room", "shares", "sin", "windows")
 
     def __init__(self, flat: Tensor, room: Room) -> None:
         """`flat` int32 [room.numbers], which stays theirs."""
@@ -58,7 +60,7 @@ class GridTables:
         for length in room.lengths:
             pieces.append(flat[start : start + length])
             start += -(-length // ALIGNED) * ALIGNED
-        order, restore, windows, frames, cos, sin = pieces
+        order, restore, windows, frames, cos, sin, places, shares = pieces
         self.flat = flat
         self.room = room
         self.order = order.view(torch.int64)  # [blocks] window order -> processor order
@@ -67,6 +69,8 @@ class GridTables:
         self.frames = frames  # [frames + 1] int32
         self.cos = cos.view(torch.float32).view(room.patches, room.half)
         self.sin = sin.view(torch.float32).view(room.patches, room.half)
+        self.places = places.view(room.patches, room.taps)  # int32: learned positions around a patch, processor order
+        self.shares = shares.view(torch.float32).view(room.patches, room.taps)
 
 
 def grid_tables(grid: Grid, config: VisionConfig, device: str, room: Room | None = None) -> GridTables:
@@ -79,7 +83,7 @@ def grid_tables(grid: Grid, config: VisionConfig, device: str, room: Room | None
     windows, frames = [tile.numel() * unit for tile in tiles] * t, [h * w] * t
     more = [] if room is None else _cut(room.patches - count, side * side * unit)
     if room is None or len(windows + more) > room.windows or len(frames) + bool(more) > room.frames:
-        room = Room(count, len(windows), t, unit, head_half(config))
+        room = Room(count, len(windows), t, unit, head_half(config), taps_of(config))
     elif more:
         windows, frames = windows + more, [*frames, room.patches - count]
     pinned = device != "cpu"
@@ -94,16 +98,51 @@ def grid_tables(grid: Grid, config: VisionConfig, device: str, room: Room | None
     blocks = one.repeat(t)
     tables.cos[:count] = cos[blocks].view(count, -1)
     tables.sin[:count] = sin[blocks].view(count, -1)
+    if config.position_side:
+        places, shares = interpolation(h, w, config.position_side, merge)
+        tables.places[:count] = places.repeat(t, 1)
+        tables.shares[:count] = shares.repeat(t, 1)
     return GridTables(tables.flat.to(device, non_blocking=True), room)
 
 
 def window_side(config: VisionConfig) -> int:
-    """Blocks along a window."""
+    """Blocks along a window; more than any picture has where there are none."""
+    if not config.window_size:
+        return MOST_BLOCKS
     return config.window_size // config.merge_size // config.patch_size
 
 
 def head_half(config: VisionConfig) -> int:
     return config.hidden_size // config.num_heads // 2
+
+
+def taps_of(config: VisionConfig) -> int:
+    """Learned positions around a patch."""
+    return 4 if config.position_side else 0
+
+
+def interpolation(h: int, w: int, side: int, merge: int) -> tuple[Tensor, Tensor]:
+    """Of one frame's patches, block by block: the four places of a square of `side` around each, and their shares.
+
+    Bilinear; the corners of the grid are those of the square.
+    """
+    axes = []
+    for size in (h, w):
+        at = torch.arange(size, dtype=torch.float32) * (side - 1) / max(size - 1, 1)
+        low = at.floor()
+        low_place = low.to(torch.int32)
+        places = torch.stack([low_place, (low_place + 1).clamp(max=side - 1)], dim=1)
+        axes.append((places, torch.stack([1 - (at - low), at - low], dim=1)))
+    (rows, row_shares), (columns, column_shares) = axes
+    places = rows[:, None, :, None] * side + columns[None, :, None, :]  # [h, w, 2, 2]
+    shares = row_shares[:, None, :, None] * column_shares[None, :, None, :]
+    return _by_block(places, merge), _by_block(shares, merge)
+
+
+def _by_block(grid: Tensor, merge: int) -> Tensor:
+    """[h, w, 2, 2] -> [h * w, 4], block after block."""
+    h, w = grid.shape[:2]
+    return grid.view(h // merge, merge, w // merge, merge, 4).transpose(1, 2).reshape(h * w, 4)
 
 
 def _cut(count: int, size: int) -> list[int]:

@@ -1,10 +1,12 @@
-"""The vision tower of Qwen2.5-VL and Qwen2.5-Omni: patches of one picture or film -> embedding rows for the decoder.
+"""The vision tower of Qwen2-VL, 2.5-VL, 2.5-Omni and 3-VL: patches of one picture or film -> rows for the decoder.
 
 Thread: device. In: patches as the processor lays them out (frames, then merge blocks of 2 x 2 patches, row by row), or
 pixels from which they are made here; and their grid (frames, height, width in patches). Out: one row per merge block,
 in the same order. Between, blocks are regrouped so that each attention window is one run; layers in `full_layers`
 attend over a whole frame, the others inside their window. What depends on the grid only (tables.py) is kept for
-the grids seen last. On an accelerator all but large pictures go through the graphs of graphs.py.
+the grids seen last. On an accelerator all but large pictures go through the graphs of graphs.py. With deepstack a row
+has further parts, made of the patches behind the layers in `deep_layers`: for the decoder's stream behind its first
+layers.
 """
 
 from __future__ import annotations
@@ -13,72 +15,21 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
+from engine.encoders.qwen_vl.blocks import Merger, VisionBlock
 from engine.encoders.qwen_vl.config import VisionConfig
 from engine.encoders.qwen_vl.graphs import TowerGraphs
 from engine.encoders.qwen_vl.tables import Grid, GridTables, grid_tables
 from engine.encoders.recent import Recent
 from engine.encoders.tower import Features, Record
 from engine.errors import RequestError
-from engine.kernels.activation import gelu
-from engine.kernels.attention.dense import dense_attention
 from engine.kernels.image import PatchLayout, pixels_to_patches
-from engine.kernels.rotate import apply_rope
+from engine.layers.embed import Positions
 from engine.layers.linear import Linear
-from engine.layers.norm import RMSNorm
-from engine.layers.padded import PaddedGated, PaddedLinear
 from engine.request import Modality
-from engine.weights.table import Row
 
-EPS = 1e-6
 MAX_TABLE_ROWS = 65_536  # patches for which tables are kept: about 100 bytes each per 16 dimensions of a head
-
-
-def rows(model: str, module: str, joined_qkv: bool = False) -> tuple[Row, ...]:
-    """Weight rows of a tower that hangs at attribute `model` and is called `module` in checkpoints."""
-    block, target = f"{module}.blocks.*.", f"{model}.blocks.*."
-    pieces = ("attn.qkv",) if joined_qkv else ("attn.q", "attn.k", "attn.v")
-    return (
-        Row((f"{module}.patch_embed.proj",), f"{model}.patch_embed"),
-        Row((block + "norm1",), target + "norm1"),
-        Row(tuple(block + piece for piece in pieces), target + "qkv"),
-        Row((block + "attn.proj",), target + "proj"),
-        Row((block + "norm2",), target + "norm2"),
-        Row((block + "mlp.gate_proj", block + "mlp.up_proj"), target + "gate_up"),
-        Row((block + "mlp.down_proj",), target + "down"),
-        Row((f"{module}.merger.ln_q",), f"{model}.merger_norm"),
-        Row((f"{module}.merger.mlp.0",), f"{model}.merger_in"),
-        Row((f"{module}.merger.mlp.2",), f"{model}.merger_out"),
-    )
-
-
-class VisionBlock:
-    """One layer of the tower."""
-
-    __slots__ = ("down", "full", "gate_up", "head_dim", "norm1", "norm2", "num_heads", "proj", "qkv")
-
-    def __init__(self, config: VisionConfig, full: bool) -> None:
-        size, inner = config.hidden_size, config.intermediate_size
-        self.full = full
-        self.num_heads = config.num_heads
-        self.head_dim = size // config.num_heads
-        self.norm1 = RMSNorm(size, EPS)
-        self.norm2 = RMSNorm(size, EPS)
-        self.qkv = Linear(size, *((3 * size,) if config.joined_qkv else (size, size, size)), bias=True)
-        self.proj = PaddedLinear(size, size)
-        self.gate_up = PaddedGated(size, inner)
-        self.down = PaddedLinear(inner, size)
-
-    def __call__(self, x: Tensor, tables: GridTables, room: Tensor) -> None:
-        """Adds to x [patches, hidden], in window order; `room` is that of `proj`."""
-        heads = self.qkv(self.norm1(x)).view(x.shape[0], 3 * self.num_heads, self.head_dim)
-        turned = apply_rope(heads[:, : 2 * self.num_heads], tables.cos, tables.sin)  # q and k in one call
-        q, k = turned[:, : self.num_heads], turned[:, self.num_heads :]
-        v = heads[:, 2 * self.num_heads :]
-        bounds = tables.frames if self.full else tables.windows
-        dense_attention(q, k, v, bounds, self.head_dim**-0.5, out=room[:, : x.shape[1]])
-        self.proj.add_to(x, room)
-        self.down.add_to(x, self.gate_up(self.norm2(x)))
 
 
 class QwenVisionTower:
@@ -88,14 +39,14 @@ class QwenVisionTower:
         self.config = config
         self.dtype = dtype
         self.device = device
-        size, merged = config.hidden_size, config.hidden_size * config.merge_size**2
+        size = config.hidden_size
         kernel = (config.in_channels, config.temporal_patch_size, config.patch_size, config.patch_size)
         self.layout = PatchLayout(config.patch_size, config.merge_size, config.temporal_patch_size, dtype)
-        self.patch_embed = Linear(torch.Size(kernel).numel(), size, fold=kernel)
+        self.patch_embed = Linear(torch.Size(kernel).numel(), size, bias=config.patch_bias, fold=kernel)
+        self.positions = Positions(config.position_side**2, size) if config.position_side else None
         self.blocks = [VisionBlock(config, index in config.full_layers) for index in range(config.num_layers)]
-        self.merger_norm = RMSNorm(size, EPS)
-        self.merger_in = Linear(merged, merged, bias=True)
-        self.merger_out = Linear(merged, config.out_hidden_size, bias=True)
+        self.merger = Merger(config, apart=True)
+        self.deep_mergers = [Merger(config, apart=False) for _ in config.deep_layers]
         self._tables: Recent[Grid, GridTables] = Recent(MAX_TABLE_ROWS)
         # The fixed places of graphs are there from the start, so that the profile counts them.
         numbers = self.patch_embed.in_features
@@ -140,7 +91,7 @@ class QwenVisionTower:
         return {"pixels": pixels, "columns": columns, "rows": rows, "normal": normal, "grid_thw": torch.tensor([grid])}
 
     def __call__(self, patches: Tensor, grid_thw: Tensor) -> Tensor:
-        """patches [t*h*w, channels*temporal*patch*patch], grid_thw [1, 3] -> [t*h*w / merge^2, out_hidden_size]."""
+        """patches [t*h*w, channels*temporal*patch*patch], grid_thw [1, 3] -> rows [t*h*w / merge^2, width]."""
         grid = self._grid(patches, grid_thw)
         tables = self._tables.get(grid)
         if tables is None:
@@ -166,15 +117,28 @@ class QwenVisionTower:
         return grid_tables(grid, self.config, self.device, room)
 
     def _compute(self, patches: Tensor, tables: GridTables) -> Tensor:
-        """patches [n, numbers] of the tower's dtype, n as the tables have it -> [n / merge^2, out_hidden_size]."""
+        """patches [n, numbers] of the tower's dtype, n as the tables have it -> rows [n / merge^2, width]."""
         unit = self.config.merge_size**2
         x = self.patch_embed(patches)  # [patches, hidden]
+        if self.positions is not None:
+            x += self._interpolated(self.positions.table, tables).to(x.dtype)
         x = x.view(-1, unit, x.shape[-1])[tables.order].view_as(x)
         room = self.blocks[0].proj.room(x)  # [patches, hidden, and on an accelerator more]
-        for block in self.blocks:
+        deep, mergers = [], iter(self.deep_mergers)
+        for number, block in enumerate(self.blocks):
             block(x, tables, room)
-        x = self.merger_norm(x).view(-1, unit * x.shape[-1])  # [blocks, unit * hidden]
-        return self.merger_out(gelu(self.merger_in(x)))[tables.restore]
+            if number in self.config.deep_layers:
+                deep.append(next(mergers)(x))
+        rows = self.merger(x)  # [blocks, out_hidden_size]
+        return (torch.cat([rows, *deep], dim=1) if deep else rows)[tables.restore]
+
+    def _interpolated(self, table: Tensor, tables: GridTables) -> Tensor:
+        """The learned positions at each patch, weighted sums of those around it: [patches, hidden] float32."""
+        taps = [
+            functional.embedding(tables.places[:, tap], table) * tables.shares[:, tap, None]
+            for tap in range(tables.places.shape[1])
+        ]
+        return (taps[0] + taps[1]) + (taps[2] + taps[3])
 
     def _grid(self, patches: Tensor, grid_thw: Tensor) -> Grid:
         t, h, w = (int(size) for size in grid_thw.reshape(-1))

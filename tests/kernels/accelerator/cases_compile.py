@@ -66,7 +66,7 @@ KERNELS = {
         )
         for act, gated in (
             *((act, True) for act in list(Activation)[:3]), (Activation.GELU, False), (Activation.GELU_TANH, False),
-            (Activation.RELU2, False),
+            (Activation.RELU2, False), (Activation.QUICK_GELU, False),
         )
     },
     "projection_norm": (

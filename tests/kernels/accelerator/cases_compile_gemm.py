@@ -69,10 +69,11 @@ KERNELS = {
         for apart in (False, True)
     },
     **{
-        f"angle {three}": (
-            angle_kernel, ANGLE, {"THREE": three, "TOKENS": 4, "BLOCK": 64, "OVERLAP": True}, {"num_warps": 4}
+        f"angle {three} {turns}": (
+            angle_kernel, ANGLE, {"THREE": three, "INTERLEAVED": turns, "TOKENS": 4, "BLOCK": 64, "OVERLAP": True},
+            {"num_warps": 4},
         )
-        for three in (False, True)
+        for three, turns in ((False, False), (True, False), (True, True))
     },
 }  # fmt: skip
 

@@ -275,11 +275,12 @@ def test_gated_products_in_one_wave(rows, width, depth, activation, dtype, monke
 
 @pytest.mark.parametrize("sections", [None, (8, 8, 8), (4, 10, 10)])
 @pytest.mark.parametrize("three", [True, False])
-def test_rotary_table(three, sections):
+@pytest.mark.parametrize("turns", [True, False])
+def test_rotary_table(turns, three, sections):
     positions = torch.randint(0, 200000, (3, 40))[:, :11]
     positions = positions if three else positions[0]
     inv_freq = 1.0 / 10000 ** (torch.arange(24) / 24)
-    got = launch_cos_sin(positions, inv_freq, sections, 1.5)
-    for mine, theirs in zip(got, cos_sin_reference(positions, inv_freq, sections, 1.5)):
+    got = launch_cos_sin(positions, inv_freq, sections, 1.5, turns)
+    for mine, theirs in zip(got, cos_sin_reference(positions, inv_freq, sections, 1.5, turns)):
         assert mine.shape == (11, 24)
         assert float((mine - theirs).abs().max()) < 1e-6

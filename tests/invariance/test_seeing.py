@@ -1,0 +1,63 @@
+"""The same greedy tokens for prompts with pictures, alone, in company, in chunks, cached and preempted: each family."""
+
+import asyncio
+import functools
+
+import pytest
+
+from engine import Request, SamplingParams
+from tests import tiny
+from tests.engine_kit import answer, text_request
+from tests.invariance.devices import Answer, Device
+from tests.models.seeing import spliced
+
+TOKENS = 12
+FILMS = ("qwen2_vl", "qwen3_vl")
+FAMILIES = (*FILMS,)
+
+
+def mixes(name: str) -> tuple[str, ...]:
+    return ("picture", "large picture", "picture, film, picture" if name in FILMS else "two pictures")
+
+
+def request(name: str, prompt: str, **rules) -> Request:
+    made, _ = spliced(name, prompt)
+    sampling = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True, **rules)
+    return Request(
+        made.prompt_token_ids, sampling, media=made.media, positions=made.positions, position_delta=made.position_delta
+    )
+
+
+@functools.cache
+def alone(device: Device, name: str) -> dict[str, Answer]:
+    async def run() -> dict[str, Answer]:
+        async with device.running(tiny.checkpoint(name), enable_prefix_caching=False) as engine:
+            return {mix: await device.alone(engine, request(name, mix, **device.rules)) for mix in mixes(name)}
+
+    return asyncio.run(run())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"max_prefill_chunk": 7}, {"num_gpu_blocks_override": 24, "max_model_len": 320}],
+    ids=["company", "chunks", "preempted"],
+)
+async def test_answers_do_not_depend_on_circumstances(name, settings, device):
+    wanted = await asyncio.to_thread(alone, device, name)
+    assert len({tuple(each.tokens) for each in wanted.values()}) == len(wanted), "pictures change the answer"
+    encodes = 0
+
+    def count(step) -> None:
+        nonlocal encodes
+        encodes += step.num_encodes
+
+    async with device.running(tiny.checkpoint(name), **settings) as engine:
+        engine.on_step = count
+        for turn in range(2):
+            jobs = [(mix, answer(engine, request(name, mix))) for mix in wanted for _ in range(2)]
+            texts = [answer(engine, text_request(range(2, 2 + k * 3), TOKENS)) for k in range(1, 6)]
+            got = await asyncio.gather(*[job for _, job in jobs], *texts)
+            device.check([each[0] for each in got[: len(jobs)]], [wanted[mix] for mix, _ in jobs], f"turn {turn}")
+        if "num_gpu_blocks_override" not in settings:
+            assert encodes == len({item.hash for mix in wanted for item in request(name, mix).media})

@@ -1,0 +1,100 @@
+"""Prompts with pictures and films for models that see, made by our processor and splice, and as rows of a harness."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+
+import numpy as np
+import torch
+
+from engine.models.registry import load_model_config
+from mm.item import MediaItem, MediaOptions
+from mm.limits import MediaLimits
+from mm.processors.registry import processor_for
+from mm.splice import splice
+from tests import tiny
+from tests.mm.made import noise
+from tests.models.harness import Harness
+from tests.models.harness import load as load_model
+
+PLAIN = MediaOptions()
+load = functools.cache(load_model)
+
+
+@functools.cache
+def encode(text):
+    """The tiny tokenizer's ids, with nothing added."""
+    from tokenizers import Tokenizer
+
+    core = Tokenizer.from_file(str(tiny.checkpoint("llama") / "tokenizer.json"))
+    return tuple(core.encode(text, add_special_tokens=False).ids)
+
+
+@functools.cache
+def oracle(name):
+    return tiny.reference(tiny.checkpoint(name))
+
+
+@functools.cache
+def processor(name):
+    config = load_model_config(tiny.checkpoint(name))
+    return processor_for(config.processor, config.folder, config.raw, 0, encode)
+
+
+def picture(name, height, width, seed=0):
+    scale = processor(name).plan_image(height, width, PLAIN)
+    return MediaItem("image", scale.array(noise(height, width, seed)))
+
+
+def film(name, frames, fps, height, width, seed=0):
+    plan = processor(name).plan_film(frames, fps, height, width, PLAIN, MediaLimits())
+    kept = [plan.scale.array(noise(height, width, seed + int(index))) for index in plan.indices]
+    return MediaItem("video", np.stack(kept), plan.seconds_per_frame, plan.seconds)
+
+
+PROMPTS = {
+    "text": (),
+    "picture": ((picture, 60, 90),),
+    "large picture": ((picture, 200, 170),),
+    "two pictures": ((picture, 90, 60), (picture, 50, 50, 3)),
+    "film": ((film, 30, 10.0, 60, 80),),
+    "slow film": ((film, 9, 1.0, 40, 60),),
+    "picture, film, picture": ((picture, 90, 60), (film, 40, 12.5, 60, 60), (picture, 50, 50, 3)),
+}
+
+
+@functools.cache
+def items(name, prompt):
+    return tuple(make(name, *sizes) for make, *sizes in PROMPTS[prompt])
+
+
+@functools.cache
+def spliced(name, prompt):
+    tokens, slots, processed = [5, 9, 13], [], []
+    for number, item in enumerate(items(name, prompt)):
+        slots.append(len(tokens) + 1)
+        mark = processor(name).placeholder(item.modality)
+        tokens += [tiny.IDS["<|vision_bos|>"], mark, tiny.IDS["<|vision_eos|>"], 20 + number]
+        digest = hashlib.blake2b(item.data.tobytes(), digest_size=16).digest()
+        processed.append(processor(name).process(item, digest, PLAIN))
+    return splice([*tokens, 7, 8], slots, processed, processor(name)), processed
+
+
+@torch.inference_mode()
+def prepare(name, prompt, harness: Harness):
+    """The prompt as a row of the harness, its media encoded."""
+    made, processed = spliced(name, prompt)
+    parts = [part for item in processed for part in item.parts]
+    assert [item.num_tokens for item in made.media] == [part.num_tokens for part in parts]
+    media = []
+    for item, part in zip(made.media, parts):
+        features = {key: torch.tensor(value) for key, value in part.features.items()}
+        rows = harness.model.towers[part.modality].encode(features)
+        assert len(rows) == item.num_tokens
+        done = 0
+        for start, length in item.spans:
+            media.append((start, rows[done : done + length]))
+            done += length
+    positions = None if made.positions is None else torch.tensor(made.positions, dtype=torch.int64)
+    return harness.add(made.prompt_token_ids.tolist(), positions=positions, delta=made.position_delta, media=media)
