@@ -60,6 +60,8 @@ TABLE: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/responses/{id}/cancel"): Operation("End a response that is being made"),
     ("GET", "/v1/models"): Operation("The names of the served model"),
     ("GET", "/v1/models/{id}"): Operation("One of them"),
+    ("GET", "/model_info"): Operation("The first name in the words of SGLang's router"),
+    ("GET", "/get_server_info"): Operation("The same, where that router looks first"),
     ("POST", "/tokenize"): work("Text or conversation to token ids", TokenizeBody),
     ("POST", "/detokenize"): work("Token ids to text", DetokenizeBody),
     ("GET", "/tokenizer_info"): Operation("The tokenizer's settings"),

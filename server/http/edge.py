@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from server.errors import ApiError, unavailable
+from server.errors import ApiError, shown, unavailable
 from server.http.exchange import PROBES
 from server.limits import presented_key, wrong_key
 
@@ -121,7 +121,7 @@ class Edge:
 
 
 def one_of_each(scope: Scope) -> tuple[bytes, bytes, bytes]:
-    """(host, origin, requested CORS method); a repeated Host or Content-Length is refused."""
+    """(host, origin, requested CORS method); refuses a repeated Host or Content-Length, and a rank that is not here."""
     host = origin = asked = length = b""
     for name, value in scope["headers"]:
         if name == b"host":
@@ -136,7 +136,20 @@ def one_of_each(scope: Scope) -> tuple[bytes, bytes, bytes]:
             length = value
         elif name == b"access-control-request-method":
             asked = value
+        elif name == b"x-data-parallel-rank":
+            check_rank(value)
     return host, origin, asked
+
+
+def check_rank(value: bytes) -> None:
+    """X-Data-Parallel-Rank of a picker: which engine behind this address is to answer; a server has one, rank 0."""
+    if not re.fullmatch(rb"0{1,9}", value.strip()):
+        raise ApiError(
+            400,
+            "invalid_parameter",
+            f"X-Data-Parallel-Rank: got {shown(value.decode('latin1'))}; this server has one engine: send 0, or "
+            "leave the header out",
+        )
 
 
 def host_name(host: bytes) -> bytes:
@@ -156,18 +169,18 @@ def is_address(name: bytes) -> bool:
 
 
 class Gate:
-    """503 on every route but liveness while the server is starting, draining or dead."""
+    """503 on every route but liveness while the server starts, drains or is dead; /metrics answers until the end."""
 
     def __init__(self, app: ASGIApp, state: AppState) -> None:
         self.app = app
         self.state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        phase = self.state.phase
-        if phase in ("ready", "leaving") or scope["path"] == "/health/live":
+        phase, path = self.state.phase, scope["path"]
+        if phase in ("ready", "leaving") or path == "/health/live" or (phase == "draining" and path == "/metrics"):
             await self.app(scope, receive, send)
             return
-        scope["exchange"].route = scope["path"] if scope["path"] in PROBES else "gate"
+        scope["exchange"].route = path if path in PROBES else "gate"
         raise not_ready(phase)
 
 

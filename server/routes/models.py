@@ -1,4 +1,7 @@
-"""/v1/models: one object per name, for OpenAI and Anthropic clients at once (API.md section 16)."""
+"""/v1/models: one object per name, for OpenAI and Anthropic clients at once (API.md section 16).
+
+/model_info and /get_server_info tell SGLang's router which name to route by.
+"""
 
 from __future__ import annotations
 
@@ -57,4 +60,25 @@ async def one(request: Request) -> Response:
     return json_response(card(state, check_model(state, request.path_params["id"])))
 
 
-ROUTES = [route("/v1/models", listing, "GET"), route("/v1/models/{id:path}", one, "GET")]
+async def info(request: Request) -> Response:
+    """The first name in the words of SGLang; a path of this machine is not among them."""
+    state = state_of(request)
+    name = state.names[0]
+    return json_response(
+        {
+            "model_path": name,
+            "served_model_name": name,
+            "is_generation": True,
+            "context_length": state.engine.max_model_len,
+            "has_image_understanding": "image" in state.engine.model.modalities,
+            "has_audio_understanding": "audio" in state.engine.model.modalities,
+        }
+    )
+
+
+ROUTES = [
+    route("/v1/models", listing, "GET"),
+    route("/v1/models/{id:path}", one, "GET"),
+    route("/model_info", info, "GET"),
+    route("/get_server_info", info, "GET"),
+]
