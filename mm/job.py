@@ -237,22 +237,32 @@ class Job:
         return self._processor.process(item, digest, self._request.options)
 
     async def _in_pool(self, alarm: Alarm, work: Callable[..., T], *args: Any, permit: DecodePermit | None = None) -> T:
-        """Run work in the pool; when its time is over or nobody waits, it is told to stop and not waited for."""
+        return await in_pool(self._shared.pool, alarm, work, *args, permit=permit)
 
-        def begun() -> T:
-            alarm.begin()
-            return work(*args)
 
-        running = self._shared.pool.submit(begun)
-        if permit is not None:
-            permit.running = running
-        result = asyncio.wrap_future(running)
-        try:
-            while not result.done():
-                if (remaining := alarm.remaining()) <= 0:
-                    raise too_complex()
-                await asyncio.wait((result,), timeout=remaining)
-            return result.result()
-        finally:
-            alarm.trip()
-            result.cancel()  # without effect on work that has begun; its permit is held until it ends
+async def in_pool(
+    pool: concurrent.futures.Executor,
+    alarm: Alarm,
+    work: Callable[..., T],
+    *args: Any,
+    permit: DecodePermit | None = None,
+) -> T:
+    """Run work in the pool; when its time is over or nobody waits, it is told to stop and not waited for."""
+
+    def begun() -> T:
+        alarm.begin()
+        return work(*args)
+
+    running = pool.submit(begun)
+    if permit is not None:
+        permit.running = running
+    result = asyncio.wrap_future(running)
+    try:
+        while not result.done():
+            if (remaining := alarm.remaining()) <= 0:
+                raise too_complex()
+            await asyncio.wait((result,), timeout=remaining)
+        return result.result()
+    finally:
+        alarm.trip()
+        result.cancel()  # without effect on work that has begun; its permit is held until it ends

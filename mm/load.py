@@ -12,7 +12,8 @@ import concurrent.futures
 import os
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 
 from engine.request import Modality
 from mm.cache import ProcessorCache
@@ -24,6 +25,8 @@ from mm.job import Job, Shared
 from mm.limits import MediaLimits
 from mm.permits import DecodePermits, MediaRequest
 from mm.processors.base import Processor
+from mm.recording import Recording, record
+from mm.transform.quiet import Cutting
 
 _PLURALS: dict[Modality, str] = {"image": "pictures", "audio": "sound", "video": "films"}
 
@@ -101,6 +104,24 @@ class MediaLoader:
             if len(jobs) == 1:
                 return [await jobs[0].run()]
             return await _all(jobs)
+        finally:
+            self._requests -= 1
+            self._permits.budget.release(request.kept)
+
+    @asynccontextmanager
+    async def recording(self, data: bytes, cutting: Cutting, scope: bytes) -> AsyncIterator[Recording]:
+        """A long sound, decoded and cut into windows; its samples are held until the context is left."""
+        if self._requests >= self.limits.max_media_waiting:
+            raise busy(f"{self._requests} requests are loading media; try again shortly")
+        request = MediaRequest(self.limits, self.options, scope)
+        self._requests += 1
+        try:
+            try:
+                recording = await record(self._shared(), request, data, cutting)
+            except MediaError as error:
+                error.param = "file"
+                raise
+            yield recording
         finally:
             self._requests -= 1
             self._permits.budget.release(request.kept)

@@ -142,6 +142,12 @@ class DecodePermit:
         self._reserved -= size
         self._request.kept += size
 
+    def give_back(self) -> None:
+        """Returns the bytes and keeps the slot; no thread works with them any more."""
+        self._request.finish(self._admitted)
+        self._permits.budget.release(self._reserved)
+        self._admitted = self._reserved = 0
+
     def leave(self) -> None:
         self._request.finish(self._admitted)
         if self.running is None or self.running.done():

@@ -20,6 +20,7 @@ from server.http.exchange import Exchanges
 from server.routes import (
     absent,
     admin,
+    audio,
     chat,
     completion,
     dev,
@@ -36,7 +37,8 @@ from server.routes import (
 from server.state import AppState
 
 FAMILIES = (
-    chat, completion, messages, responses, stored_responses, models, health, tokenize, render, tokens, admin, absent
+    chat, completion, audio, messages, responses, stored_responses, models, health, tokenize, render, tokens, admin,
+    absent,
 )  # fmt: skip
 
 

@@ -219,6 +219,17 @@ class SchedulerConfig:
     deterministic: bool = flag(False, "equal bits for a request, whatever else is in its batch (a third slower)")
 
 
+@dataclass(frozen=True, slots=True)
+class SpeechConfig:
+    """The transcription routes. Prompts are for models that hear through chat; {language} in them is the request's."""
+
+    transcription_prompt: str = flag("Transcribe the recording.", "what such a model is asked with each window")
+    translation_prompt: str = flag("Translate the recording into {language}.", "and where a translation is wanted")
+    transcription_window: float = flag(30.0, "seconds of sound in a prompt, at most", low=1, high=600)
+    transcription_pause: float = flag(1.0, "seconds of quiet that end a window; 0: only a full window ends", low=0)
+    transcription_windows_at_once: int = flag(8, "windows of one request that run together", low=1)
+
+
 # The media flags are the fields of mm's own limits; what they mean is said here.
 MEDIA_HELP = {
     "allowed_media_domains": "hosts, *.names, addresses or CIDRs that media may come from; none: any public host",
@@ -242,7 +253,8 @@ MEDIA_HELP = {
     "max_media_waiting": "requests that load media at one time; 429 beyond",
     "image_max_pixels": "pixels of a picture",
     "image_max_side": "longest side of a picture",
-    "audio_max_seconds": "length of a sound",
+    "audio_max_seconds": "length of a sound in a prompt",
+    "transcription_max_seconds": "length of a recording to transcribe",
     "video_max_seconds": "length of a film",
     "video_max_frames": "frames kept of a film",
     "image_decode_timeout": "seconds to decode a picture",
@@ -263,6 +275,7 @@ class Config:
     model: ModelFlags = field(default_factory=ModelFlags)
     chat: ChatConfig = field(default_factory=ChatConfig)
     media: MediaLimits = field(default_factory=MediaLimits)
+    speech: SpeechConfig = field(default_factory=SpeechConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
 

@@ -160,6 +160,11 @@ class Places:
             self._of_key[key] -= count
             self._count(count)
 
+    def spare(self, key: str) -> int:
+        """How many more choices the key of this name may hold now."""
+        left = self.limit - self.taken
+        return max(0, min(left, self.per_key - self._of_key[key]) if self.per_key else left)
+
     def take_tokens(self, count: int) -> None:
         """Prompt tokens, once they are known; given back with `give_tokens`."""
         if self.max_tokens and self.tokens + count > self.max_tokens:

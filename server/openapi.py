@@ -15,6 +15,7 @@ import msgspec
 
 from server import __version__
 from server.errors import TYPES
+from server.schema.audio import TranscriptionForm, TranslationForm
 from server.schema.chat import ChatBody
 from server.schema.completion import CompletionBody
 from server.schema.generate import GenerateBody
@@ -38,10 +39,15 @@ class Operation:
     media: str = "application/json"  # of the answer
     statuses: tuple[int, ...] = READ
     query: tuple[str, ...] = ()
+    sent_as: str = "application/json"
 
 
 def work(summary: str, body: type[msgspec.Struct], streams: bool = False) -> Operation:
     return Operation(summary, body, streams, statuses=WORK)
+
+
+def upload(summary: str, form: type[msgspec.Struct]) -> Operation:
+    return Operation(summary, form, streams=True, statuses=WORK, sent_as="multipart/form-data")
 
 
 def other(summary: str) -> Operation:
@@ -52,6 +58,8 @@ def other(summary: str) -> Operation:
 TABLE: dict[tuple[str, str], Operation] = {
     ("POST", "/v1/chat/completions"): work("Answer a conversation", ChatBody, True),
     ("POST", "/v1/completions"): work("Continue texts or token ids", CompletionBody, True),
+    ("POST", "/v1/audio/transcriptions"): upload("Write down what a recording says", TranscriptionForm),
+    ("POST", "/v1/audio/translations"): upload("Write down in English what a recording says", TranslationForm),
     ("POST", "/v1/messages"): work("Answer a conversation, in the Anthropic protocol", MessagesBody, True),
     ("POST", "/v1/messages/count_tokens"): work("Count the tokens of a conversation", CountBody),
     ("POST", "/v1/responses"): work("Answer, and keep the answer", ResponsesBody, True),
@@ -88,8 +96,6 @@ TABLE: dict[tuple[str, str], Operation] = {
     ("POST", "/rerank"): other("Ranks: not served by a model that generates"),
     ("POST", "/v1/rerank"): other("Ranks: not served by a model that generates"),
     ("POST", "/v2/rerank"): other("Ranks: not served by a model that generates"),
-    ("POST", "/v1/audio/transcriptions"): other("Transcription: not served by a model that generates"),
-    ("POST", "/v1/audio/translations"): other("Translation: not served by a model that generates"),
 }
 
 
@@ -118,8 +124,10 @@ def described(path: str, operation: Operation) -> dict[str, Any]:
     for name in operation.query:
         found.setdefault("parameters", []).append({"name": name, "in": "query", "schema": {"type": "string"}})
     if operation.body is not None:
-        schema = {"$ref": REFERENCE.format(name=operation.body.__name__)}
-        found["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        schema: dict[str, Any] = {"$ref": REFERENCE.format(name=operation.body.__name__)}
+        if operation.sent_as != "application/json":  # the file is no field of the type
+            schema = {"allOf": [schema, UPLOAD]}
+        found["requestBody"] = {"required": True, "content": {operation.sent_as: {"schema": schema}}}
     return found
 
 
@@ -139,6 +147,11 @@ def answers(operation: Operation) -> dict[str, Any]:
     return found
 
 
+UPLOAD = {
+    "type": "object",
+    "properties": {"file": {"type": "string", "contentMediaType": "application/octet-stream"}},
+    "required": ["file"],
+}
 ERROR = {
     "title": "Error",
     "type": "object",
@@ -170,7 +183,8 @@ def page(document: dict[str, Any]) -> str:
             parts.append(f"<section><h2><b>{method.upper()}</b> {html.escape(path)}</h2>")
             parts.append(f"<p>{html.escape(operation['summary'])}</p>")
             if "requestBody" in operation:
-                name = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+                ((_, sent),) = operation["requestBody"]["content"].items()
+                name = sent["schema"].get("allOf", [sent["schema"]])[0]["$ref"].rpartition("/")[2]
                 parts.append(f'<p>Body: <a href="#{name}">{name}</a></p>')
             parts.append(f"<p>Answers: {', '.join(operation['responses'])}</p></section>")
     for name, schema in document["components"]["schemas"].items():

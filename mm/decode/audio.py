@@ -109,6 +109,11 @@ class SoundFile:
         self._limits = limits
         self._max_seconds = limits.audio_max_seconds if max_seconds is None else max_seconds
 
+    def promised_seconds(self) -> float | None:
+        """How long the header says that the sound is; None where it does not say so. Nothing relies on it."""
+        with open_container(self._data, self._demuxer, self._limits) as container:
+            return None if container.duration is None else container.duration / codec_library().time_base
+
     @property
     def cost(self) -> int:
         """Bytes held at most: the samples once in pieces and once joined. Length is only known when it is decoded."""

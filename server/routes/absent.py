@@ -12,7 +12,6 @@ from server.errors import not_here
 from server.routes.endpoint import Handler, route
 
 POOLING = "the served model generates text; it makes no embeddings, classes or scores"
-SPEECH = "the served model is no speech recogniser; send audio as a part of /v1/chat/completions"
 
 ABSENT = {
     "/v1/embeddings": POOLING,
@@ -23,8 +22,6 @@ ABSENT = {
     "/rerank": POOLING,
     "/v1/rerank": POOLING,
     "/v2/rerank": POOLING,
-    "/v1/audio/transcriptions": SPEECH,
-    "/v1/audio/translations": SPEECH,
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
+from server.schema.audio import SpeechForm, TranscriptionForm, TranslationForm
 from server.schema.chat import ChatBody
 from server.schema.common import RepetitionFields, SamplingFields, StreamOptions
 from server.schema.completion import CompletionBody
@@ -26,6 +27,8 @@ BAD = "test_errors.py::test_bad_fields_are_refused_by_name"
 HASHES = "test_tokens.py::test_s24_spans_and_hashes_are_recomputed_and_compared"
 RENDERED = "test_tokens.py::test_a_rendered_conversation_is_answered_as_the_conversation_itself"
 ECHO = "test_responses.py::test_echo_follows_the_request"
+
+AUDIO = "test_audio.py::"
 
 TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
     SamplingFields: {
@@ -101,6 +104,23 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         STRUCTURE: "format",
         ECHO: "verbosity",
     },
+    SpeechForm: {
+        AUDIO + "test_fields_beside_the_sampling_count": "model max_completion_tokens priority cache_salt",
+        AUDIO + "test_the_instruction_is_the_operators_with_the_clients_words_behind_it": "prompt",
+        AUDIO + "test_every_form_holds_the_same_words": "response_format",
+        AUDIO + "test_sampling_fields_reach_the_engine": "temperature top_p top_k min_p seed frequency_penalty "
+        "presence_penalty repetition_penalty",
+        AUDIO + "test_a_stream_serves_both_families_of_clients": "stream stream_include_usage "
+        "stream_continuous_usage_stats",
+        AUDIO + "test_wrong_input_is_refused_by_name": "hotwords n use_beam_search",
+    },
+    TranscriptionForm: {
+        AUDIO + "test_verbose_json_computes_its_numbers_as_whisper_does": "language",
+        AUDIO + "test_wrong_input_is_refused_by_name": "timestamp_granularities",
+    },
+    TranslationForm: {
+        AUDIO + "test_the_instruction_is_the_operators_with_the_clients_words_behind_it": "to_language",
+    },
     CountBody: {
         "test_route_fields.py::test_an_unknown_model_is_404_on_every_route": "model",
         "test_messages_prompt.py::test_system_text_goes_first_as_string_or_blocks": "messages system",
@@ -145,4 +165,5 @@ NO_EFFECT: dict[type[msgspec.Struct], str] = {
     SamplingFields: "spaces_between_special_tokens",  # byte-level and piece tokenizers put none
     MessagesBody: "metadata",
     GenerateBody: "kv_transfer_params",
+    TranslationForm: "language",  # a model that hears through chat finds it by itself
 }

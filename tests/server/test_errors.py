@@ -269,7 +269,7 @@ async def test_unknown_paths_and_wrong_methods(client):
 @pytest.mark.parametrize(
     "path",
     ["/v1/embeddings", "/pooling", "/rerank",
-     "/v1/audio/transcriptions"],
+],
 )  # fmt: skip
 async def test_known_routes_that_are_not_served_are_501(client, path):
     reply = await client.post(path, {})

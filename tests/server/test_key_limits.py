@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 
 from server.app import routes_of
+from tests.server.test_audio import HEADERS, form
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 ASK = [{"role": "user", "content": "hi"}]
-# A body that each route serves. A new POST route fails the test below until it stands here or in UNCOUNTED.
+FORM = form()
+# A body that each route serves; bytes are a form. A new POST route fails the test below until it stands here or there.
 COUNTED = {
     "/v1/chat/completions": {"messages": ASK, "max_tokens": 1},
     "/v1/chat/completions/render": {"messages": ASK, "max_tokens": 1},
@@ -20,12 +22,13 @@ COUNTED = {
     "/v1/responses": {"input": "hi", "max_output_tokens": 1},
     "/tokenize": {"prompt": "hi"},
     "/detokenize": {"tokens": [5]},
+    "/v1/audio/transcriptions": FORM,
+    "/v1/audio/translations": FORM,
     "/inference/v1/generate": {"token_ids": [5, 6], "sampling_params": {"max_tokens": 1}},
 }
 UNCOUNTED = {
     "/v1/responses/{id}/cancel", "/abort_requests", "/ping",
     "/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank",
-    "/v1/audio/transcriptions", "/v1/audio/translations",
     "/sleep", "/wake_up", "/start_profile", "/stop_profile",
     "/pause", "/resume", "/reset_prefix_cache", "/reset_mm_cache", "/reset_encoder_cache",
 }  # fmt: skip
@@ -46,11 +49,16 @@ async def test_s42_every_posting_route_is_known_here(serve):
 @pytest.mark.parametrize(("path", "body"), WAYS)
 async def test_s42_a_busy_key_is_refused_on_every_generating_route(serve, path, body):
     client = serve(server={"api_key": ("one", "two")}, limits={"max_inflight_per_key": 1})
+
+    async def post(key):
+        sent = {"body": body, "headers": HEADERS} if isinstance(body, bytes) else {"json": body, "headers": {}}
+        return await client.post(path, **{**sent, "headers": {**sent["headers"], "x-api-key": key}})
+
     with client.state.places.hold(1, "key0"):
-        refused = await client.post(path, body, headers={"x-api-key": "one"})
+        refused = await post("one")
         assert (refused.status, refused.json()["error"].get("reason", "key_busy")) == (429, "key_busy")
-        assert (await client.post(path, body, headers={"x-api-key": "two"})).status == 200
-    assert (await client.post(path, body, headers={"x-api-key": "one"})).status == 200
+        assert (await post("two")).status == 200
+    assert (await post("one")).status == 200
 
 
 async def test_s42_a_response_in_the_background_keeps_its_keys_place(serve):

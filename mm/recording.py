@@ -1,0 +1,130 @@
+"""Recording: a long sound that was decoded and cut into windows, each of which is processed when its turn comes.
+
+Owner: loop; decoding, cutting and processing run in the pool. In: an uploaded file. Out: the windows' times, and what
+the model's processor makes of a window. The samples stay counted against the budget of decoded media as long as the
+recording is held (MediaLoader.recording).
+
+    loop   | slot         | reserve           |  window 0 ..  window 1 ..
+    pool           header            decode, cut   process        process
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from mm.decode.alarm import Alarm
+from mm.decode.audio import SAMPLE_RATE, SoundFile
+from mm.decode.magic import as_audio, sniff
+from mm.errors import MediaError, too_large, unsupported
+from mm.item import MediaItem, Processed
+from mm.job import DIGEST_BYTES, Shared, in_pool
+from mm.permits import DecodePermit, MediaRequest
+from mm.transform.quiet import Cutting, windows
+
+SPARE = 1.02  # headers round
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A piece of a recording, in seconds from its beginning."""
+
+    start: float
+    end: float
+
+
+class Recording:
+    """Owner: loop."""
+
+    def __init__(
+        self, shared: Shared, request: MediaRequest, digest: bytes, samples: np.ndarray, cut: list[tuple[int, int]]
+    ) -> None:
+        self.seconds = len(samples) / SAMPLE_RATE
+        self.windows = [Window(start / SAMPLE_RATE, end / SAMPLE_RATE) for start, end in cut]
+        self._cut = cut
+        self._samples = samples
+        self._shared = shared
+        self._request = request
+        self._digest = digest
+
+    async def processed(self, index: int) -> Processed:
+        """One window as the model takes it; the features are not kept here."""
+        alarm = Alarm(self._shared.limits.decode_timeout("audio"))
+        return await in_pool(self._shared.pool, alarm, self._process, index)
+
+    def _process(self, index: int) -> Processed:
+        start, end = self._cut[index]
+        digest = hashlib.sha256(self._digest + start.to_bytes(8, "little") + end.to_bytes(8, "little")).digest()
+        item = MediaItem("audio", self._samples[start:end])
+        return self._shared.processor.process(item, digest[:DIGEST_BYTES], self._request.options)
+
+
+async def record(shared: Shared, request: MediaRequest, data: bytes, cutting: Cutting) -> Recording:
+    """Decodes a file and finds its windows. Raises MediaError."""
+    limits = shared.limits
+    request.receive(len(data))
+    permit = await shared.permits.take(request)
+    try:
+        opened = _Opened(shared, data, limits.transcription_max_seconds)
+        promised = await in_pool(
+            shared.pool, Alarm(limits.audio_decode_timeout), opened.promised_seconds, permit=permit
+        )
+        samples = await _decoded(shared, permit, opened, promised)
+        permit.keep(samples.nbytes)
+        cut = await in_pool(shared.pool, Alarm(limits.audio_decode_timeout), windows, samples, SAMPLE_RATE, cutting)
+        return Recording(shared, request, opened.digest(request), samples, cut)
+    finally:
+        permit.leave()
+
+
+async def _decoded(shared: Shared, permit: DecodePermit, opened: _Opened, promised: float | None) -> np.ndarray:
+    """The samples; memory is reserved for what the header promises, and for the longest sound where it lied."""
+    limits = shared.limits
+    bounds = [limits.transcription_max_seconds]
+    if promised is not None and promised * SPARE + 1 < bounds[0]:
+        bounds.insert(0, promised * SPARE + 1)
+    for bound in bounds:
+        track = opened.track(bound)
+        await permit.reserve(track.cost, limits.audio_decode_timeout)
+        try:
+            alarm = Alarm(limits.audio_decode_timeout)
+            return await in_pool(shared.pool, alarm, track.decode, alarm, permit=permit)
+        except MediaError as error:
+            if error.reason != "media_too_large" or bound == bounds[-1]:
+                raise
+            permit.give_back()
+    raise AssertionError("the last bound returns or raises")
+
+
+class _Opened:
+    """The file while it is decoded."""
+
+    def __init__(self, shared: Shared, data: bytes, longest: float) -> None:
+        limits = shared.limits
+        self._shared = shared
+        self._data = data
+        self._longest = longest
+        container = as_audio(sniff(data))
+        if container is None or container not in limits.audio_formats:
+            got = container or "of no known format"
+            raise unsupported(f"the audio is {got}; send {', '.join(limits.audio_formats)}")
+        self._container = container
+        if len(data) > limits.audio_max_bytes:
+            raise too_large(f"the audio has {len(data)} bytes; at most {limits.audio_max_bytes} are allowed", 413)
+
+    def track(self, seconds: float) -> SoundFile:
+        return SoundFile(self._data, self._container, self._shared.limits, seconds)
+
+    def promised_seconds(self) -> float | None:
+        return self.track(self._longest).promised_seconds()
+
+    def digest(self, request: MediaRequest) -> bytes:
+        """Names the content for this caller, with the processor's settings."""
+        settings = self._shared.processor.settings("audio", request.options)
+        found = hashlib.sha256(self._shared.key)
+        for piece in (b"recording", request.scope, settings, self._data):
+            found.update(len(piece).to_bytes(8, "little"))
+            found.update(piece)
+        return found.digest()

@@ -1,0 +1,88 @@
+"""Where to cut a long recording: windows that begin and end in quiet places, and leave out what is silent.
+
+Pool only. In: float32 [samples], mono. Out: windows as (start, end) in samples, ascending and disjoint. Loudness is the
+root mean square of frames of 20 ms. A frame is quiet below a threshold between the recording's quiet and its loud
+frames, so that a noisy recording has quiet places too.
+
+    loudness   .__/^^\\_/^\\____________/^^^\\__.
+    windows     [        ]            [      ]      a pause as long as `pause` ends a window
+    too long    [     |     |     ]                 cut at the quietest place of each second half
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+FRAME_S = 0.02
+MARGIN_S = 0.2  # kept around what is loud: the quiet beginnings and ends of words
+SMOOTH = 5  # frames whose mean loudness decides where a long window is cut
+SILENCE = 1e-3  # full scale is 1: what is below -60 dB is silent in every recording
+LEVEL = 0.25  # of the way from the quiet to the loud frames, in decibels
+LEAST_RANGE = 6.0  # decibels between quiet and loud frames; with less there are no pauses
+_PIECE = 1 << 20  # samples that are squared at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Cutting:
+    """How a model wants its recordings, in seconds."""
+
+    longest: float  # of a window
+    pause: float = 0.0  # a pause that ends a window; 0: only full windows end, and silence is kept
+
+
+def windows(samples: np.ndarray, rate: int, cutting: Cutting) -> list[tuple[int, int]]:
+    """The windows of a recording; none where all of it is silent."""
+    frame = int(rate * FRAME_S)
+    loud = loudness(samples, frame)
+    if loud.max(initial=0.0) < SILENCE:
+        return []
+    parts = [(0, len(loud))] if cutting.pause <= 0 else _parts(loud, cutting.pause)
+    longest = max(SMOOTH, int(cutting.longest * rate) // frame)
+    cut = [piece for part in parts for piece in _pieces(loud, part, longest)]
+    return [(start * frame, min(end * frame, len(samples))) for start, end in cut]
+
+
+def loudness(samples: np.ndarray, frame: int) -> np.ndarray:
+    """Root mean square of each frame, the ragged last one included; float32 [frames]."""
+    count = -(-len(samples) // frame)
+    found = np.empty(count, np.float32)
+    step = max(1, _PIECE // frame)
+    for first in range(0, count, step):
+        piece = samples[first * frame : (first + step) * frame]
+        padded = np.pad(piece, (0, -len(piece) % frame)).reshape(-1, frame)
+        found[first : first + step] = np.sqrt(np.einsum("ij,ij->i", padded, padded) / frame)
+    return found
+
+
+def threshold(loud: np.ndarray) -> float:
+    """Frames below it are quiet."""
+    decibels = 20 * np.log10(np.maximum(loud, 1e-5))
+    low, high = np.percentile(decibels, (10, 95))
+    if high - low < LEAST_RANGE:
+        return SILENCE
+    return max(SILENCE, float(10 ** ((low + LEVEL * (high - low)) / 20)))
+
+
+def _parts(loud: np.ndarray, pause: float) -> list[tuple[int, int]]:
+    """Runs of frames between pauses, with their margins."""
+    active = np.flatnonzero(loud >= threshold(loud))
+    gaps = np.flatnonzero(np.diff(active) > pause / FRAME_S)
+    starts = active[np.concatenate([[0], gaps + 1])]
+    ends = active[np.concatenate([gaps, [len(active) - 1]])] + 1
+    margin = int(MARGIN_S / FRAME_S)
+    return [(max(0, int(start) - margin), min(len(loud), int(end) + margin)) for start, end in zip(starts, ends)]
+
+
+def _pieces(loud: np.ndarray, part: tuple[int, int], longest: int) -> list[tuple[int, int]]:
+    """A part, cut until each piece is short enough."""
+    start, end = part
+    pieces = []
+    while end - start > longest:
+        first = start + longest // 2
+        smooth = np.convolve(loud[first : start + longest], np.ones(SMOOTH), "same")
+        at = first + int(smooth.argmin())
+        pieces.append((start, at))
+        start = at
+    return [*pieces, (start, end)]

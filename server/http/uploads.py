@@ -1,0 +1,167 @@
+"""Uploads: multipart/form-data, counted and parsed while it streams.
+
+Owner: loop. In: ASGI messages. Out: a Form, its texts by name and one file; or 413, 415, 408, 400. Nothing is
+written to disk: the bytes stay counted against the process-wide budget until `uploaded` is left. A field that comes
+again adds a value; the [] behind the name of a list is dropped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.requests import Request
+
+from server.errors import ApiError, invalid
+from server.http.body import check_rate, next_piece, promised_length, too_large
+from server.http.exchange import state_of
+
+MAX_FIELDS = 64
+FIELDS_BYTES = 256 << 10  # of all texts; beside the file, with the parts' headers
+CHUNK = 256 << 10  # bytes parsed at a time, so that a large message does not hold the loop
+
+
+@dataclass(slots=True)
+class Form:
+    """What was uploaded."""
+
+    texts: dict[str, list[str]] = field(default_factory=dict)
+    file: list[bytes] | None = None  # pieces of its content, in order
+
+
+@asynccontextmanager
+async def uploaded(request: Request, file_field: str, max_file_bytes: int) -> AsyncIterator[Form]:
+    """The form of a request, of which only `file_field` may be a file. Raises ApiError."""
+    state, limit = state_of(request), max_file_bytes + FIELDS_BYTES
+    reader = FormReader(boundary_of(request), file_field, max_file_bytes)
+    size = 0
+    try:
+        promised = promised_length(request)
+        if promised > limit:
+            raise too_large(limit)
+        begun = time.monotonic()
+        more = True
+        while more:
+            message = await next_piece(request, state.config.limits, begun)
+            piece: bytes = message.get("body", b"")
+            state.body_budget.take(len(piece))
+            size += len(piece)
+            if size > limit:
+                raise too_large(limit)
+            for start in range(0, len(piece), CHUNK):
+                reader.feed(piece[start : start + CHUNK])
+            more = message.get("more_body", False)
+            check_rate(state.config.limits, size, time.monotonic() - begun)
+        yield reader.finished()
+    finally:
+        state.body_budget.give(size)
+
+
+def boundary_of(request: Request) -> bytes:
+    """The boundary that the content type names."""
+    kind, options = parse_options_header(request.headers.get("content-type", ""))
+    if kind != b"multipart/form-data":
+        raise ApiError(415, "unsupported_media_type", "send the body as Content-Type: multipart/form-data")
+    if not (boundary := options.get(b"boundary")):
+        raise malformed("its content type names no boundary")
+    return boundary
+
+
+def malformed(why: str) -> ApiError:
+    return invalid(None, f"the body is not valid multipart/form-data: {why}", "invalid_multipart")
+
+
+class FormReader:
+    """One form as it arrives. Owner: loop."""
+
+    def __init__(self, boundary: bytes, file_field: str, max_file_bytes: int) -> None:
+        self._form = Form()
+        self._file_field = file_field
+        self._max_file = max_file_bytes
+        self._header = [bytearray(), bytearray()]  # name and value of the header that is read
+        self._disposition = b""
+        self._name = ""
+        self._pieces: list[bytes] = []  # of the part that is read
+        self._size = 0
+        self._is_file = False
+        self._parts = 0
+        self._texts_size = 0
+        self._ended = False
+        try:
+            self._parser = MultipartParser(
+                boundary,
+                {
+                    "on_part_begin": self._begin,
+                    "on_header_field": lambda data, start, end: self._header[0].extend(data[start:end]),
+                    "on_header_value": lambda data, start, end: self._header[1].extend(data[start:end]),
+                    "on_header_end": self._header_end,
+                    "on_headers_finished": self._headers_end,
+                    "on_part_data": self._data,
+                    "on_part_end": self._end,
+                    "on_end": self._finish,
+                },
+            )
+        except FormParserError:
+            raise malformed("its boundary is too long") from None
+
+    def feed(self, data: bytes) -> None:
+        try:
+            self._parser.write(data)
+        except FormParserError:
+            raise malformed("a part does not begin or end as it should") from None
+
+    def finished(self) -> Form:
+        """The form, once all bytes have come."""
+        if not self._ended:
+            raise malformed("it is cut short")
+        return self._form
+
+    def _begin(self) -> None:
+        self._parts += 1
+        if self._parts > MAX_FIELDS:
+            raise malformed(f"it has more than {MAX_FIELDS} fields")
+        self._disposition, self._pieces, self._size = b"", [], 0
+
+    def _header_end(self) -> None:
+        if bytes(self._header[0]).lower() == b"content-disposition":
+            self._disposition = bytes(self._header[1])
+        for part in self._header:
+            part.clear()
+
+    def _headers_end(self) -> None:
+        kind, options = parse_options_header(self._disposition)
+        if kind != b"form-data" or b"name" not in options:
+            raise malformed("a part has no name")
+        self._name = options[b"name"].decode("utf-8", "replace").removesuffix("[]")
+        self._is_file = self._name == self._file_field
+        if b"filename" in options and not self._is_file:
+            raise invalid(self._name[:64], f"only {self._file_field} may be a file")
+        if self._is_file and self._form.file is not None:
+            raise invalid(self._file_field, f"{self._file_field}: came twice; send one file")
+
+    def _data(self, data: bytes, start: int, end: int) -> None:
+        self._size += end - start
+        if self._is_file and self._size > self._max_file:
+            text = f"{self._file_field}: is larger than {self._max_file} bytes; send a shorter or a compressed sound"
+            raise ApiError(413, "request_too_large", text, self._file_field)
+        if not self._is_file:
+            self._texts_size += end - start
+            if self._texts_size > FIELDS_BYTES:
+                raise malformed(f"its texts have more than {FIELDS_BYTES} bytes")
+        self._pieces.append(data[start:end])
+
+    def _end(self) -> None:
+        if self._is_file:
+            self._form.file = self._pieces
+            return
+        try:
+            self._form.texts.setdefault(self._name, []).append(b"".join(self._pieces).decode())
+        except UnicodeDecodeError:
+            raise invalid(self._name[:64], "a text of the form is not UTF-8") from None
+
+    def _finish(self) -> None:
+        self._ended = True

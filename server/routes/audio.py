@@ -1,0 +1,174 @@
+"""/v1/audio/transcriptions and /v1/audio/translations (API.md section 14): recordings in, texts out.
+
+Owner: loop. In: a multipart form with a file. Out: a transcript in one of five forms, or a stream of its text.
+Everything that can be refused is refused before the file is decoded.
+
+    form, counted | checks | place | decode, cut | windows through the engine | transcript
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, TypeVar
+
+import msgspec
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+
+from mm.recording import Recording
+from server.errors import from_validation, invalid, not_here, shown
+from server.http.exchange import Exchange, exchange_of
+from server.http.uploads import Form, uploaded
+from server.http.watch import client_present
+from server.job import scope_of
+from server.routes.endpoint import check_model, gateway_priority, one_of, route
+from server.sampling import Asked, in_range, priority_of, resolve, salt_of
+from server.schema.audio import SpeechForm, TranscriptionForm, TranslationForm
+from server.schema.common import SamplingFields
+from server.speech.heard import FORMATS, MEDIA_TYPES, Transcript, body, joined
+from server.speech.hearer import Hearer, Task, hearer_of
+from server.speech.languages import code_of, separator
+from server.speech.listening import Listening, Said
+from server.speech.stream import SpeechStream
+
+Kind = TypeVar("Kind", bound=SpeechForm)
+LISTS = ("timestamp_granularities",)
+NUMBERS = ("temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty",
+           "repetition_penalty", "stream", "cache_salt", "priority")  # fmt: skip
+MAX_PROMPT_BYTES = 16384
+
+
+async def transcribe(request: Request) -> Response | None:
+    """A recording in its own language."""
+    return await listen(request, TranscriptionForm)
+
+
+async def translate(request: Request) -> Response | None:
+    """A recording in English, or in `to_language` where the model can."""
+    return await listen(request, TranslationForm)
+
+
+async def listen(request: Request, kind: type[Kind]) -> Response | None:
+    """What both routes do."""
+    exchange = exchange_of(request)
+    state = exchange.state
+    async with uploaded(request, "file", state.config.media.audio_max_bytes) as form:
+        fields = typed(form, kind)
+        model = check_model(state, fields.model)
+        task = task_of(exchange, fields, gateway_priority(request))
+        hearer = hearer_of(exchange, task)
+        if not form.file or not any(form.file):
+            raise invalid("file", "file: is missing or empty; send a recording as the form's file")
+        async with client_present(request):
+            with state.places.hold(1, exchange.key_name):
+                data = await asyncio.get_running_loop().run_in_executor(state.pool, b"".join, form.file)
+                form.file = None
+                assert state.media is not None
+                scope = scope_of(exchange, task.salt)
+                async with state.media.recording(data, hearer.cutting(), scope) as recording:
+                    del data
+                    return await answer(exchange, fields, task, hearer, recording, model)
+
+
+async def answer(
+    exchange: Exchange, fields: SpeechForm, task: Task, hearer: Hearer, recording: Recording, model: str
+) -> Response | None:
+    """A stream, or a body in the form that was asked for."""
+    listening = Listening(exchange, task, hearer)
+    if task.asked.stream:
+        name, space = f"trsc-{exchange.request_id}", separator(task.to_language or task.language)
+        await SpeechStream(listening, name, model, space, fields).run(recording)
+        return None
+    said = await listening.run(recording)
+    form = fields.response_format or "json"
+    content = body(transcript(task, hearer, recording, said), form)
+    if isinstance(content, str):
+        return Response(content, media_type=MEDIA_TYPES[form])
+    return Response(orjson.dumps(content), media_type="application/json")
+
+
+def transcript(task: Task, hearer: Hearer, recording: Recording, said: list[Said]) -> Transcript:
+    """All windows as one."""
+    segments = [segment for window, words in zip(recording.windows, said) for segment in hearer.segments(window, words)]
+    text = joined((words.text for words in said), separator(task.to_language or task.language))
+    return Transcript(task.name, task.to_language or task.language, recording.seconds, text, segments)
+
+
+def typed(form: Form, kind: type[Kind]) -> Kind:
+    """The form's texts as fields. Raises ApiError."""
+    known = {name: values for name, values in form.texts.items() if name in kind.__struct_fields__}
+    for name, values in known.items():
+        if len(values) > 1 and name not in LISTS:
+            raise invalid(name, f"{name}: came {len(values)} times; send it once")
+    given: dict[str, Any] = {
+        name: values if name in LISTS else values[0] for name, values in known.items() if name in LISTS or values[0]
+    }
+    try:
+        return msgspec.convert(given, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise from_validation(error) from None
+
+
+def task_of(exchange: Exchange, fields: SpeechForm, header: str) -> Task:
+    """What the form asks, checked."""
+    state = exchange.state
+    translates = isinstance(fields, TranslationForm)
+    one_of("response_format", fields.response_format, (*FORMATS, "diarized_json"))
+    if fields.response_format == "diarized_json":
+        raise not_here("response_format", "response_format: diarized_json needs a model that tells speakers apart")
+    if fields.stream and (fields.response_format or "json") != "json":
+        raise invalid("stream", f"stream: only with response_format json, not {fields.response_format}")
+    for name in ("hotwords", "use_beam_search"):
+        if getattr(fields, name):
+            raise not_here(name, f"{name}: not supported on this route; leave it out")
+    if fields.n not in (None, 1):
+        raise not_here("n", f"n: got {fields.n}; this route makes one transcript")
+    if fields.prompt and len(fields.prompt.encode()) > MAX_PROMPT_BYTES:
+        raise invalid("prompt", f"prompt: is longer than {MAX_PROMPT_BYTES} bytes")
+    granularities_of(fields)
+    common = SamplingFields(**{name: getattr(fields, name) for name in NUMBERS})
+    target = code_of("to_language", fields.to_language) if isinstance(fields, TranslationForm) else ""
+    return Task(
+        name="translate" if translates else "transcribe",
+        language=code_of("language", getattr(fields, "language", None)),
+        to_language=(target or "en") if translates else "",
+        prompt=(fields.prompt or "").strip(),
+        with_times=fields.response_format in ("srt", "vtt", "verbose_json"),
+        asked=asked_of(exchange, fields, common),
+        salt=salt_of(common),
+        priority=priority_of(common, state.config, header),
+    )
+
+
+def granularities_of(fields: SpeechForm) -> None:
+    """Refuses what no model here tells."""
+    asked = getattr(fields, "timestamp_granularities", None) or ()
+    for word in asked:
+        if word not in ("segment", "word"):
+            text = f"timestamp_granularities: got {shown(word)}; must be segment or word"
+            raise invalid("timestamp_granularities", text)
+    if asked and fields.response_format != "verbose_json":
+        raise invalid("timestamp_granularities", "timestamp_granularities: only with response_format verbose_json")
+    if "word" in asked:
+        raise not_here("timestamp_granularities", "timestamp_granularities: word: this model tells times of segments")
+
+
+def asked_of(exchange: Exchange, fields: SpeechForm, common: SamplingFields) -> Asked:
+    """Sampling, greedy where nothing is said; a window may take the rest of the context."""
+    state = exchange.state
+    if common.temperature is None:
+        common.temperature = 0.0
+    most = fields.max_completion_tokens
+    if most is not None:
+        in_range("max_completion_tokens", most, 1, 2**31 - 1)
+    if not fields.stream and (fields.stream_include_usage or fields.stream_continuous_usage_stats):
+        raise invalid("stream_include_usage", "stream_include_usage: only with stream: true")
+    with_logprobs = 0 if fields.response_format == "verbose_json" else None
+    return resolve(common, with_logprobs, most, state.defaults, state.config, state.vocabulary)
+
+
+ROUTES = [
+    route("/v1/audio/transcriptions", transcribe, "POST"),
+    route("/v1/audio/translations", translate, "POST"),
+]

@@ -1,0 +1,120 @@
+"""Heard: what a model made of a recording, window by window, and the forms in which clients read it.
+
+Pure values and functions. A Segment's times count from the recording's beginning, in seconds. The numbers of
+`verbose_json` are computed as OpenAI's whisper computes them.
+
+    text | json | srt | vtt | verbose_json
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from server.speech.languages import name_of
+
+FORMATS = ("json", "text", "srt", "vtt", "verbose_json")
+MEDIA_TYPES = {"text": "text/plain", "srt": "text/plain", "vtt": "text/vtt"}
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A piece of text and when it was spoken."""
+
+    start: float
+    end: float
+    text: str
+    token_ids: Sequence[int] = ()
+    seek: int = 0  # hundredths of a second: where the window begins
+    temperature: float = 0.0
+    avg_logprob: float | None = None
+    compression_ratio: float = 0.0
+    no_speech_prob: float | None = None  # None: the model does not tell
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """A whole recording."""
+
+    task: str  # transcribe | translate
+    language: str  # code; "" where nobody knows it
+    duration: float
+    text: str
+    segments: Sequence[Segment]
+
+
+def average_logprob(logprobs: Sequence[float], num_text_tokens: int) -> float:
+    """The sum over all tokens, the ending one included, per text token and one more."""
+    return sum(logprobs) / (num_text_tokens + 1)
+
+
+def compression_ratio(text: str) -> float:
+    """How often a text repeats itself: bytes before and after zlib."""
+    data = text.encode()
+    return len(data) / len(zlib.compress(data))
+
+
+def body(transcript: Transcript, form: str) -> str | dict[str, Any]:
+    """What the client gets: JSON of a dict, or a text."""
+    match form:
+        case "text":
+            return transcript.text + "\n"
+        case "srt":
+            return "".join(
+                f"{number}\n{clock(part.start, ',')} --> {clock(part.end, ',')}\n{part.text.strip()}\n\n"
+                for number, part in enumerate(transcript.segments, 1)
+            )
+        case "vtt":
+            return "WEBVTT\n\n" + "".join(
+                f"{clock(part.start, '.')} --> {clock(part.end, '.')}\n{part.text.strip()}\n\n"
+                for part in transcript.segments
+            )
+        case "verbose_json":
+            return verbose(transcript)
+    return {"text": transcript.text, "usage": duration_usage(transcript.duration)}
+
+
+def verbose(transcript: Transcript) -> dict[str, Any]:
+    """`verbose_json`."""
+    return {
+        "task": transcript.task,
+        "language": name_of(transcript.language),
+        "duration": transcript.duration,
+        "text": transcript.text,
+        "segments": [
+            {
+                "id": number,
+                "seek": part.seek,
+                "start": round(part.start, 3),
+                "end": round(part.end, 3),
+                "text": part.text,
+                "tokens": list(part.token_ids),
+                "temperature": part.temperature,
+                "avg_logprob": part.avg_logprob,
+                "compression_ratio": part.compression_ratio,
+                "no_speech_prob": part.no_speech_prob,
+            }
+            for number, part in enumerate(transcript.segments)
+        ],
+        "usage": duration_usage(transcript.duration),
+    }
+
+
+def duration_usage(seconds: float) -> dict[str, Any]:
+    return {"type": "duration", "seconds": math.ceil(seconds)}
+
+
+def clock(seconds: float, point: str) -> str:
+    """00:00:00,000"""
+    milliseconds = round(seconds * 1000)
+    hours, rest = divmod(milliseconds, 3_600_000)
+    minutes, rest = divmod(rest, 60_000)
+    return f"{hours:02d}:{minutes:02d}:{rest // 1000:02d}{point}{rest % 1000:03d}"
+
+
+def joined(texts: Iterable[str], space: str) -> str:
+    """The windows' texts as one."""
+    return space.join(text.strip() for text in texts if text.strip())

@@ -1,0 +1,133 @@
+"""Hearer: how a served model is asked about one window of a recording.
+
+Owner: loop. ChatHearer is for models that hear through chat: the window is an audio part of a message, and an
+instruction follows it. In: what a request asks (Task), and windows. Out: Jobs for the engine, and Segments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from mm.item import Processed
+from mm.recording import Window
+from mm.splice import splice
+from mm.transform.quiet import Cutting
+from server.errors import ApiError, not_here
+from server.http.exchange import Exchange
+from server.job import Job, job_of
+from server.render.prompt import Prompt
+from server.sampling import Asked
+from server.speech.heard import Segment, average_logprob, compression_ratio
+from server.speech.languages import name_of
+from server.state import AppState
+
+SILENT_SOUND = "AAAA"  # base64 in the place of a window while the prompt is rendered
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What a request wants of its recording."""
+
+    name: str  # transcribe | translate
+    language: str  # of the recording, by code; "": unknown
+    to_language: str  # of the text, where it is a translation
+    prompt: str
+    with_times: bool  # segments are shown
+    asked: Asked
+    salt: str
+    priority: int
+
+
+@dataclass(slots=True)
+class Said:
+    """What the engine answered about one window."""
+
+    text: str
+    token_ids: list[int]  # without the ending one
+    logprobs: list[float]
+    temperature: float
+
+
+class Hearer(Protocol):
+    """One request's questions to the model."""
+
+    def cutting(self) -> Cutting:
+        """How the recording is cut."""
+
+    async def job(self, processed: Processed) -> Job:
+        """The question about one window."""
+
+    def segments(self, window: Window, said: Said) -> Sequence[Segment]:
+        """What was said in it."""
+
+
+class ChatHearer:
+    """A model that hears through chat."""
+
+    def __init__(self, exchange: Exchange, task: Task) -> None:
+        self._exchange = exchange
+        self._state: AppState = exchange.state
+        self._task = task
+        self._prompt: Prompt | None = None
+
+    def cutting(self) -> Cutting:
+        speech = self._state.config.speech
+        return Cutting(speech.transcription_window, speech.transcription_pause)
+
+    async def job(self, processed: Processed) -> Job:
+        task, media = self._task, self._state.media
+        assert media is not None
+        if self._prompt is None:
+            self._prompt = await self._rendered()
+        prompt = self._prompt
+        spliced = splice(prompt.token_ids, prompt.slots, [processed], media.processor)
+        return job_of(
+            self._exchange, prompt, spliced, task.asked, salt=task.salt, priority=task.priority, param="prompt"
+        )
+
+    async def _rendered(self) -> Prompt:
+        """The same for every window: a message of a sound and the instruction."""
+        content = [
+            {"type": "input_audio", "input_audio": {"data": SILENT_SOUND, "format": "wav"}},
+            {"type": "text", "text": self.instruction()},
+        ]
+        return await self._state.renderer.chat([{"role": "user", "content": content}])
+
+    def instruction(self) -> str:
+        """The operator's, and the client's words behind it."""
+        task, speech = self._task, self._state.config.speech
+        translates = task.name == "translate"
+        text = speech.translation_prompt if translates else speech.transcription_prompt
+        language = task.to_language if translates else task.language
+        text = text.replace("{language}", name_of(language).capitalize() if language else "the language spoken")
+        return f"{text}\n{task.prompt}" if task.prompt else text
+
+    def segments(self, window: Window, said: Said) -> Sequence[Segment]:
+        """One: such a model tells no times within a window."""
+        text = said.text.strip()
+        if not text:
+            return ()
+        return (
+            Segment(
+                start=window.start,
+                end=window.end,
+                text=text,
+                token_ids=said.token_ids,
+                seek=round(window.start * 100),
+                temperature=said.temperature,
+                avg_logprob=average_logprob(said.logprobs, len(said.token_ids)),
+                compression_ratio=compression_ratio(text),
+            ),
+        )
+
+
+def hearer_of(exchange: Exchange, task: Task) -> Hearer:
+    """The hearer of the served model. Raises ApiError where the model hears nothing."""
+    state = exchange.state
+    if state.media is None or "audio" not in state.engine.model.modalities:
+        raise not_here(None, "the served model hears no sound; serve one that does, such as Qwen2.5-Omni")
+    if state.config.model.skip_tokenizer_init:
+        raise ApiError(400, "no_tokenizer", "this server has no tokenizer, so it cannot make texts")
+    return ChatHearer(exchange, task)

@@ -1,0 +1,198 @@
+"""Listening: one recording's way through the engine, several windows at a time.
+
+Owner: loop, the handler's task. In: a Recording and a Hearer. Out: what was said in each window, in order, and the text
+while it grows (`told`). A window's features are made when its turn comes and are gone when it has been heard, so a long
+recording holds little beside its samples. Leaving the run aborts what the engine still works on.
+
+    windows   0 1 2 3 ...     workers take the next one
+    engine    [0..][1....][2...]
+    told      0000011111222   in order: a later window waits until the earlier ones have ended
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+from engine.errors import EngineError
+from engine.request import Delta, FinishReason
+from engine.stream import TokenStream
+from mm.errors import MediaError
+from mm.recording import Recording
+from server.answer_metrics import AnswerMetrics
+from server.errors import ApiError, from_engine
+from server.http.exchange import Exchange
+from server.job import Job
+from server.output.text import TextStream
+from server.render.errors import RenderError
+from server.speech.hearer import Hearer, Said, Task
+from server.state import AppState
+
+ENDED_BY_TOKEN = (FinishReason.STOP, FinishReason.STOP_TOKEN)
+
+
+def ignore_text(index: int, text: str) -> None:
+    """A body needs no call per step."""
+
+
+class Listening:
+    """Owner: loop. An OpenAnswer for operators and a draining server."""
+
+    def __init__(self, exchange: Exchange, task: Task, hearer: Hearer) -> None:
+        self.exchange = exchange
+        self.task = task
+        self.told: Callable[[int, str], None] = ignore_text  # (window, text that it has more; "": it has ended)
+        self.error: ApiError | None = None
+        self.prompt_tokens = 0
+        self.audio_tokens = 0
+        self.generated_tokens = 0
+        self._state: AppState = exchange.state
+        self._hearer = hearer
+        self._metrics = AnswerMetrics(exchange, task.asked)
+        self._workers: list[asyncio.Task[None]] = []
+        self._streams: set[TokenStream] = set()
+        self._aborted = False
+
+    async def run(self, recording: Recording) -> list[Said]:
+        """What was said, by window. Raises what ended the listening early."""
+        limits, count = self._state.config.limits, len(recording.windows)
+        loop, said = asyncio.get_running_loop(), [Said("", [], [], 0.0) for _ in range(count)]
+        await self._state.running.wait()  # an operator may have paused the server
+        self.exchange.answer_open = self
+        timers = [loop.call_later(limits.queue_timeout, self._first_is_late)]
+        if limits.request_timeout:
+            left = limits.request_timeout - (time.monotonic() - self.exchange.arrival)
+            timers.append(loop.call_later(max(0.0, left), self._whole_is_late))
+        try:
+            with ExitStack() as held:
+                numbers = iter(range(count))
+                for _ in range(self._hold(held, count)):
+                    self._workers.append(loop.create_task(self._work(recording, numbers, said)))
+                await self._settled()
+        finally:
+            for timer in timers:
+                timer.cancel()
+            self.exchange.answer_open = None
+            self._describe()
+        return said
+
+    def fail(self, error: ApiError) -> None:
+        """Ends the listening with an error."""
+        if self.error is None:
+            self.error = error
+            self.exchange.reason = error.reason
+        for worker in self._workers:
+            worker.cancel()
+
+    def abort(self) -> None:
+        """Ends the listening; what was heard so far is the answer."""
+        self._aborted = True
+        for stream in tuple(self._streams):
+            stream.abort()
+
+    def _hold(self, held: ExitStack, count: int) -> int:
+        """Workers: the request has a place already; more places are taken as far as they are free."""
+        places, key = self._state.places, self.exchange.key_name
+        most = min(count, self._state.config.speech.transcription_windows_at_once)
+        more = max(0, min(most - 1, places.spare(key)))
+        held.enter_context(places.hold(more, key))
+        return min(count, 1 + more)
+
+    async def _settled(self) -> None:
+        """Until all workers have ended; the first failure ends the others."""
+        try:
+            if self._workers:
+                await asyncio.wait(self._workers, return_when="FIRST_EXCEPTION")
+        finally:
+            for worker in self._workers:
+                worker.cancel()
+            ended = await asyncio.gather(*self._workers, return_exceptions=True)
+            self._workers.clear()
+        if self.error is not None:
+            raise self.error
+        for result in ended:
+            if isinstance(result, EngineError):
+                raise from_engine(result, self._state.places.retry_after())
+            if isinstance(result, BaseException):
+                raise result
+
+    async def _work(self, recording: Recording, numbers: Iterator[int], said: list[Said]) -> None:
+        for number in numbers:
+            if self._aborted:
+                break
+            said[number] = await self._heard(number, await self._job(recording, number))
+            self.told(number, "")
+
+    async def _job(self, recording: Recording, number: int) -> Job:
+        """The question about one window."""
+        try:
+            async with asyncio.timeout(self._state.config.limits.prepare_timeout or None):
+                job = await self._hearer.job(await recording.processed(number))
+        except TimeoutError:
+            raise ApiError(504, "deadline", "a window took longer than --prepare-timeout") from None
+        except (MediaError, RenderError) as error:
+            error.param = error.param or "file"
+            raise
+        self.prompt_tokens += job.num_tokens
+        self.audio_tokens += job.media_tokens.get("audio", 0)
+        return job
+
+    async def _heard(self, number: int, job: Job) -> Said:
+        """The engine's answer about one window."""
+        places, count = self._state.places, job.num_tokens
+        text = TextStream(self._state.tokenizer, at_start=True)
+        said = Said("", [], [], self.task.asked.params.temperature)
+        places.take_tokens(count)
+        try:
+            stream = self._state.engine.submit(job.request)
+            self._streams.add(stream)
+            try:
+                async with stream:
+                    async for delta in stream:
+                        self._take(number, delta, text, said)
+            finally:
+                self._streams.discard(stream)
+        finally:
+            places.give_tokens(count)
+        return said
+
+    def _take(self, number: int, delta: Delta, text: TextStream, said: Said) -> None:
+        if delta.error is not None:
+            raise from_engine(delta.error)
+        if delta.queued is not None:
+            self._metrics.queued(delta.queued)
+        ids = delta.token_ids
+        if ids:
+            self._metrics.first_token(time.monotonic())
+            self.generated_tokens += len(ids)
+        if delta.logprobs:
+            said.logprobs += [entry.logprob for entry in delta.logprobs]
+        if delta.finish_reason in ENDED_BY_TOKEN:
+            ids = ids[:-1]
+        said.token_ids += ids
+        new = text.feed(ids)
+        if delta.finish_reason:
+            new += text.finish()
+            self._state.metrics.finished[delta.finish_reason.wire or "stop"] += 1
+        if new:
+            said.text += new
+            self.told(number, new)
+
+    def _first_is_late(self) -> None:
+        if not self.exchange.first_token:
+            self.fail(ApiError(504, "deadline", "no token within --queue-timeout"))
+
+    def _whole_is_late(self) -> None:
+        self.fail(ApiError(504, "deadline", "the request took longer than --request-timeout"))
+
+    def _describe(self) -> None:
+        """Counts for metrics and the log line."""
+        exchange, metrics = self.exchange, self._state.metrics
+        metrics.observe("e2e_request_latency_seconds", time.monotonic() - exchange.arrival)
+        metrics.observe("request_prompt_tokens", self.prompt_tokens)
+        metrics.observe("request_generation_tokens", self.generated_tokens)
+        exchange.details |= {"prompt": self.prompt_tokens, "generated": self.generated_tokens}
+        if exchange.first_token:
+            exchange.details["first_ms"] = round((exchange.first_token - exchange.arrival) * 1000, 1)

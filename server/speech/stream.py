@@ -1,0 +1,148 @@
+"""SpeechStream: a transcript written while it grows; each event serves both families of clients.
+
+Owner: loop. In: `told` calls of a Listening. Out: server-sent events. Windows run together and are told in order: the
+text of a later one is kept until the earlier ones have ended. A reader that is away gets its texts merged.
+
+    data: {"type":"transcript.text.delta","delta":"..","choices":[{"delta":{"content":".."},"finish_reason":null}],..}
+    data: {"type":"transcript.text.done","text":"..","choices":[],"usage":{..},..}
+    data: [DONE]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import orjson
+
+from mm.recording import Recording
+from server.errors import ApiError
+from server.http.exchange import ClientGone
+from server.http.sse import DONE, EventStream
+from server.schema.audio import SpeechForm
+from server.speech.listening import Listening
+
+
+class InOrder:
+    """Texts of windows, joined as one: what may be told now. Pure."""
+
+    def __init__(self, space: str) -> None:
+        self.text = ""  # all that was told
+        self._space = space
+        self._waiting: dict[int, str] = {}
+        self._ended: set[int] = set()
+        self._front = 0
+        self._held = ""  # spaces at the end of what the front window has said
+        self._begun = False  # the front window has said something
+
+    def add(self, window: int, text: str) -> str:
+        """A window's next text, or "" when it has ended -> what follows in the transcript."""
+        if text:
+            self._waiting[window] = self._waiting.get(window, "") + text
+        else:
+            self._ended.add(window)
+        before = len(self.text)
+        self._take()
+        while self._front in self._ended:
+            self._front += 1
+            self._held, self._begun = "", False
+            self._take()
+        return self.text[before:]
+
+    def _take(self) -> None:
+        """The front window's text, without spaces at either end of the window."""
+        text = self._held + self._waiting.pop(self._front, "")
+        if not self._begun:
+            text = text.lstrip()
+        kept = text.rstrip()
+        self._held = text[len(kept) :]
+        if kept:
+            self.text += kept if self._begun or not self.text else self._space + kept
+            self._begun = True
+
+
+class SpeechStream:
+    """One streamed transcript."""
+
+    def __init__(self, listening: Listening, name: str, model: str, space: str, form: SpeechForm) -> None:
+        self.listening = listening
+        self.order = InOrder(space)
+        self.events = EventStream(listening.exchange, self.flush)
+        self._fields = {"id": name, "object": "transcription.chunk", "created": int(time.time()), "model": model}
+        self._continuous = bool(form.stream_continuous_usage_stats)
+        self._with_usage = form.stream_include_usage is not False
+        self._new = ""
+        self._last: bytes = b""
+        listening.told = self._take
+
+    async def run(self, recording: Recording) -> None:
+        """Until the last byte; raises ApiError while the answer can still be a status."""
+        events = self.events
+        listening = asyncio.ensure_future(self.listening.run(recording))
+        try:
+            await asyncio.wait((listening, events.ended), return_when="FIRST_COMPLETED")
+            if listening.done():
+                self._end(listening.exception())
+                await events.ended
+        finally:
+            listening.cancel()
+            await asyncio.gather(listening, return_exceptions=True)
+            events.close()
+            await events.settle()
+        if events.lost:
+            self.listening.exchange.abort()
+            await asyncio.sleep(0)  # the connection hears of it before the app returns
+            raise ClientGone
+
+    def _take(self, window: int, text: str) -> None:
+        self._new += self.order.add(window, text)
+        self.flush()
+
+    def _end(self, error: BaseException | None) -> None:
+        if error is not None:
+            if not isinstance(error, ApiError) or not self.events.opened:
+                raise error
+            self._last = b"data: " + error.body() + b"\n\n" + DONE
+        else:
+            done: dict[str, Any] = {"type": "transcript.text.done", "text": self.order.text, "choices": []}
+            if self._with_usage:
+                done["usage"] = self._usage()
+            self._last = self._event({"delta": {}, "finish_reason": "stop"}, "") + self._framed(done) + DONE
+        self.flush()
+
+    def flush(self) -> None:
+        """Writes what is new, unless the reader is away: then `on_writable` comes back here."""
+        events = self.events
+        if not events.takes_more:
+            if len(self._new) > self.listening.exchange.state.config.limits.stream_buffer_bytes:
+                events.give_up()
+            return
+        frames = b""
+        if self._new:
+            frames = self._event({"delta": {"content": self._new}, "finish_reason": None}, self._new)
+            self._new = ""
+        if frames or self._last:
+            events.write(frames + self._last, more=not self._last)
+
+    def _event(self, choice: dict[str, Any], delta: str) -> bytes:
+        event: dict[str, Any] = {"type": "transcript.text.delta", "delta": delta, "choices": [{"index": 0, **choice}]}
+        if self._continuous:
+            event["usage"] = self._usage()
+        return self._framed(event)
+
+    def _framed(self, event: dict[str, Any]) -> bytes:
+        return b"data: " + orjson.dumps({**self._fields, **event}) + b"\n\n"
+
+    def _usage(self) -> dict[str, Any]:
+        heard = self.listening
+        prompt, generated, audio = heard.prompt_tokens, heard.generated_tokens, heard.audio_tokens
+        return {
+            "type": "tokens",
+            "prompt_tokens": prompt,
+            "input_tokens": prompt,
+            "completion_tokens": generated,
+            "output_tokens": generated,
+            "total_tokens": prompt + generated,
+            "input_token_details": {"audio_tokens": audio, "text_tokens": prompt - audio},
+        }
