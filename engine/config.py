@@ -23,6 +23,7 @@ class EngineConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"
+    model_impl: Literal["auto", "native", "transformers"] = "auto"  # auto: transformers where we have no file
     hf_overrides: Mapping[str, Any] = field(default_factory=dict)  # values over those of config.json
     without_media: tuple[str, ...] = ()  # what no prompt will hold: towers for nothing else are not built
     seed: int = 0  # of dummy weights and of requests without a seed

@@ -48,13 +48,14 @@ class Estimate:
 def estimate(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
     """Raises ConfigError where the start would; `shards`: None with random weights."""
     device = choose_device(config.device)
-    model_config = load_model_config(config.model, config.hf_overrides, config.without_media)
+    model_config = load_model_config(config.model, config.hf_overrides, config.without_media, config.model_impl)
     dtype = resolve_dtype(model_config, config.dtype, device)
     sizes = sizes_of(config, model_config, device)
     model_config = replace(model_config, max_model_len=sizes.max_model_len)
     model = build_model(model_config, dtype, "cpu")
     names = {} if shards is None else match(model, shards, config.model)
-    weights = _host_bytes(shards, names, dtype) if shards and device == "cpu" else weight_bytes(model)
+    kept = shards and device == "cpu" and model_config.implementation == "native"
+    weights = _host_bytes(shards, names, dtype) if shards and kept else weight_bytes(model)
     memory = None if device == "cpu" else device_memory(device)
     layout = CacheLayout(model.cache_specs(), config.block_size)
     longest = layout.blocks_for(sizes.max_model_len, sizes.max_chunk)

@@ -146,6 +146,7 @@ class ModelConfig:
     """One checkpoint as the engine sees it."""
 
     architecture: str
+    implementation: str  # "native": a file of ours; "transformers": its module in our steps
     folder: str
     text: TextConfig
     towers: Mapping[str, TowerConfig]  # by the family's names: "vision", "audio"

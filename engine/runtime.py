@@ -142,10 +142,12 @@ def load_runtime(config: EngineConfig, startup: dict[str, float]) -> Runtime:
     torch.set_num_threads(1)
     cpu.set_num_threads(config.num_threads or usable_cores())
     with phase("config"):
-        model_config = load_model_config(config.model, config.hf_overrides, config.without_media)
+        model_config = load_model_config(config.model, config.hf_overrides, config.without_media, config.model_impl)
         dtype = resolve_dtype(model_config, config.dtype, device)
         sizes = sizes_of(config, model_config, device)
         model_config = replace(model_config, max_model_len=sizes.max_model_len)
+        if model_config.implementation == "transformers":
+            _tell_transformers(config, model_config, device)
     with phase("device"):
         accelerator = open_accelerator(device)
     with phase("weights"), torch.inference_mode():
@@ -160,6 +162,17 @@ def load_runtime(config: EngineConfig, startup: dict[str, float]) -> Runtime:
         warm_up(runtime)
     log.debug("start-up: %s", ", ".join(f"{name} {seconds:.3f} s" for name, seconds in startup.items()))
     return runtime
+
+
+def _tell_transformers(config: EngineConfig, model: ModelConfig, device: str) -> None:
+    """One line, and what that way does not give."""
+    if config.deterministic and device != "cpu":
+        raise ConfigError(
+            f"--deterministic: {model.architecture} runs through transformers, whose products on an accelerator depend "
+            "on what else is in the batch; leave the flag out, or use --device cpu"
+        )
+    torch.set_num_threads(config.num_threads or usable_cores())  # here products are torch's
+    log.info("%s has no file here: transformers' module runs in our steps", model.architecture)
 
 
 def read_weights(config: EngineConfig, model: Model, accelerator: Accelerator | None) -> None:

@@ -88,8 +88,8 @@ def describe(config: Config) -> Iterator[str]:
         yield "device: cpu"
     folder = located(config, config.folder, hub_of(config), weights=False)
     check_folder(folder)
-    model = load_model_config(folder, config.model.hf_overrides, config.without_media)
+    model = load_model_config(folder, config.model.hf_overrides, config.without_media, config.model.model_impl)
     text = model.text
-    named = f"{model.architecture} ({family_of(model.architecture).name})"
+    named = f"{model.architecture} ({family_of(model.architecture, model.implementation).name})"
     yield f"model: {named}, {len(text.layers)} layers of {text.hidden_size}, vocabulary {text.vocab_size}"
     yield f"takes {', '.join(model.modalities)}; context of {model.max_position} tokens; named {config.model_names[0]}"

@@ -26,7 +26,11 @@ def lines(config: Config) -> Iterator[str]:
     found = estimate(config.engine(str(folder)), shards)
     model = found.config
     takes = ", ".join(model.modalities)
-    yield f"served: natively, as {model.architecture} ({family_of(model.architecture).name}); takes {takes}"
+    family = family_of(model.architecture, model.implementation)
+    how = f"natively, as {model.architecture} ({family.name})"
+    if model.implementation == "transformers":
+        how = f"through transformers, whose {model.architecture} runs in our steps"
+    yield f"served: {how}; takes {takes}"
     yield from of_weights(found, shards)
     context = f"{gib(found.context_bytes)} for a context of {found.context:,} tokens"
     yield f"KV cache: {found.kv_bytes / 2**20:.1f} MiB per 1,000 tokens, {context}"

@@ -147,6 +147,7 @@ class ModelFlags:
     load_format: Literal["auto", "safetensors", "dummy"] = flag("auto", "dummy: random weights")
     seed: int = flag(0, "of dummy weights")
     max_model_len: int = flag(0, "context in tokens, 32k accepted; 0: the checkpoint's", tokens=True, low=0)
+    model_impl: Literal["auto", "native", "transformers"] = flag("auto", "transformers: its modules; auto: if not ours")
     hf_overrides: dict[str, Any] = flag({}, 'over config.json\'s, as {"rope_theta": 1e6}; null removes')  # noqa: RUF009
     language_model_only: bool = flag(False, "text only: no tower is built, and its weights are not read")
     generation_config: str = flag("auto", "auto: the checkpoint's sampling defaults; vllm: ignore them")
@@ -312,6 +313,7 @@ class Config:
             device=model.device,
             dtype=model.dtype,
             load_format=model.load_format,
+            model_impl=model.model_impl,
             hf_overrides=model.hf_overrides,
             without_media=self.without_media,
             seed=model.seed,

@@ -80,7 +80,7 @@ def located(config: Config, name: str, hub: Hub, weights: bool) -> str:
     from server.hub import fetch
 
     def check(folder: Path) -> None:
-        load_model_config(folder, config.model.hf_overrides, config.without_media)
+        load_model_config(folder, config.model.hf_overrides, config.without_media, config.model.model_impl)
 
     return str(fetch(name, hub, weights, check if weights else None))
 

@@ -294,6 +294,35 @@ FAMILIES: dict[str, Callable[[], Any]] = {  # one of each, and the switches that
     "mixtral": causal("MixtralForCausalLM", "MixtralConfig", num_local_experts=5, intermediate_size=60),
 }  # fmt: skip
 
+_EXPERTS = {
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_shared_experts": 1, "n_group": 2,
+    "topk_group": 1, "first_k_dense_replace": 1,
+}  # fmt: skip
+_LATENT = {
+    "kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 16,
+    "num_key_value_heads": 6,
+}  # fmt: skip
+THROUGH_TRANSFORMERS: dict[str, Callable[[], Any]] = {  # architectures without a file here
+    "olmo": causal("OlmoForCausalLM", "OlmoConfig"),
+    "ernie4_5": causal("Ernie4_5ForCausalLM", "Ernie4_5Config", tie_word_embeddings=True),
+    "helium": causal("HeliumForCausalLM", "HeliumConfig", head_dim=12),
+    "phi": causal("PhiForCausalLM", "PhiConfig"),
+    "persimmon": causal("PersimmonForCausalLM", "PersimmonConfig", num_key_value_heads=None, hidden_size=96),
+    "cwm": causal("CwmForCausalLM", "CwmConfig", bos_token_id=1, head_dim=20, **_WINDOWS),
+    "vaultgemma": causal(
+        "VaultGemmaForCausalLM", "VaultGemmaConfig", head_dim=20, sliding_window=8, attn_logit_softcapping=5.0,
+        layer_types=_WINDOWS["layer_types"],
+    ),
+    "gpt_bigcode": causal(
+        "GPTBigCodeForCausalLM", "GPTBigCodeConfig", n_embd=72, n_layer=3, n_head=6, n_positions=512
+    ),
+    "diff_llama": causal("DiffLlamaForCausalLM", "DiffLlamaConfig"),
+    "nanochat": causal("NanoChatForCausalLM", "NanoChatConfig"),
+    "deepseek_v3": causal("DeepseekV3ForCausalLM", "DeepseekV3Config", **_LATENT, **_EXPERTS),
+    "dots1": causal("Dots1ForCausalLM", "Dots1Config", **_EXPERTS),
+    "flex_olmo": causal("FlexOlmoForCausalLM", "FlexOlmoConfig", num_experts=5, num_experts_per_tok=2),
+}  # fmt: skip
+
 _LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 CHECKPOINTS: dict[str, Callable[[], Any]] = {
@@ -317,7 +346,7 @@ CHECKPOINTS: dict[str, Callable[[], Any]] = {
 
 @functools.cache
 def checkpoint(name: str) -> Path:
-    """The folder of CHECKPOINTS[name], made on first use. Read only."""
+    """The folder of a checkpoint, made on first use. Read only."""
     from tests.tiny_seeing import CHECKPOINTS as SEEING
 
     sources = b"".join((Path(__file__).parent / name).read_bytes() for name in ("tiny.py", "tiny_seeing.py"))
@@ -327,7 +356,7 @@ def checkpoint(name: str) -> Path:
     folder = root / name
     if not folder.is_dir():
         draft = Path(tempfile.mkdtemp(dir=root))
-        save({**CHECKPOINTS, **SEEING}[name](), draft)
+        save({**CHECKPOINTS, **THROUGH_TRANSFORMERS, **SEEING}[name](), draft)
         try:
             draft.rename(folder)
         except OSError:  # another process was faster

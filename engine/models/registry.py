@@ -73,6 +73,8 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
 }
 
 
+THROUGH = "engine.models.transformers_backend.model"  # serves the others that transformers has
+
 # model_type of a text_config -> the architecture that the decoder is without its towers.
 DECODERS = {
     "cohere2": "Cohere2ForCausalLM",
@@ -88,28 +90,33 @@ DECODERS = {
 }
 
 
-def family_of(architecture: str) -> Family:
-    """The family of an architecture that FAMILIES names."""
-    family: Family = importlib.import_module(FAMILIES[architecture]).FAMILY
+def family_of(architecture: str, implementation: str = "native") -> Family:
+    """The family of an architecture, that FAMILIES names where we have a file for it."""
+    module = FAMILIES[architecture] if implementation == "native" else THROUGH
+    family: Family = importlib.import_module(module).FAMILY
     return family
 
 
 def load_model_config(
-    folder: str | Path, overrides: Mapping[str, Any] | None = None, without: Collection[str] = ()
+    folder: str | Path,
+    overrides: Mapping[str, Any] | None = None,
+    without: Collection[str] = (),
+    implementation: str = "auto",
 ) -> ModelConfig:
     """Reads and checks the configuration of a checkpoint; ConfigError in one line when it cannot be served.
 
-    `overrides`: values over those of config.json. `without`: media that no prompt will hold.
+    `overrides`: values over those of config.json. `without`: media that no prompt will hold. `implementation`: native,
+    transformers, or auto: native where there is a file.
     """
     folder = Path(folder)
     text_only = set(MODALITIES) <= set(without)
     root = read_root(folder, overrides, text_only)
     generation = read_json(folder / "generation_config.json", required=False)
-    architecture = _architecture(root, text_only)
+    architecture, implementation = _served(root, text_only, implementation)
     if "auto_map" in root.values:
         log.warning("%s names code to import (auto_map); it is ignored", folder / "config.json")
     common.refuse_quantized(root)
-    family = family_of(architecture)
+    family = family_of(architecture, implementation)
     outer = root.section(family.section) if family.section in root.values else root
     body = outer.section("text_config") if "text_config" in outer.values else outer
     body = body.renamed(family.keys)
@@ -120,6 +127,7 @@ def load_model_config(
     ids = common.media_token_ids(outer).items()
     return ModelConfig(
         architecture=architecture,
+        implementation=implementation,
         folder=str(folder),
         text=text,
         towers=towers,
@@ -149,9 +157,26 @@ def build_model(config: ModelConfig, dtype: torch.dtype, device: str = "cpu") ->
     """The model of a checkpoint, its parts sized and empty."""
     if device != "cpu" and any(layer.experts for layer in config.text.layers):
         raise ConfigError(f"{config.architecture}: this version computes experts on a CPU only; --device cpu serves it")
-    model = family_of(config.architecture).model(config, dtype, device)
+    model = family_of(config.architecture, config.implementation).model(config, dtype, device)
     assign(model, model.weight_table(), config)
     return model
+
+
+def _served(root: Section, text_only: bool, implementation: str) -> tuple[str, str]:
+    """The architecture and how it is served: by a file of ours, or else through transformers."""
+    named = [str(name) for name in root.items("architectures", ())]
+    spelled = {name.lower() for name in FAMILIES}
+    if implementation == "native" or (implementation == "auto" and any(name.lower() in spelled for name in named)):
+        return _architecture(root, text_only), "native"
+    from engine.models.transformers_backend.skeleton import known  # imports transformers, which takes seconds
+
+    for name in named:
+        if name in known():
+            return name, "transformers"
+    if implementation == "transformers":
+        got = ", ".join(named) or "none"
+        raise ConfigError(f"--model-impl transformers: {got} is no text decoder of the installed transformers")
+    return _architecture(root, text_only), "native"
 
 
 def _architecture(root: Section, text_only: bool) -> str:

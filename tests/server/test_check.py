@@ -33,7 +33,12 @@ def test_a_folder_is_described(capsys):
 @pytest.mark.parametrize(
     ("change", "flags", "reason"),
     [
-        ({"architectures": ["RwkvForCausalLM"]}, [], "architecture RwkvForCausalLM is not supported; supported are"),
+        (
+            {"architectures": ["NoSuchForCausalLM"]},
+            [],
+            "NoSuchForCausalLM is not supported; supported are",
+        ),
+        ({"architectures": ["RwkvForCausalLM"], "model_type": "rwkv"}, [], "RwkvForCausalLM: is in transformers"),
         ({"num_hidden_layers": 4}, [], "missing: layers.3.input_layernorm.weight"),
         ({"intermediate_size": 100}, [], "has shape [112, 64], the configuration asks for [100, 64]"),
         ({}, ["--max-model-len", "600"], "--max-model-len 600: this checkpoint holds 512; ask for at most 512"),

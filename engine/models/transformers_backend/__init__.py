@@ -1,0 +1,9 @@
+"""Decoders without a file here, run through transformers' own modules inside our steps.
+
+    skeleton.py    config.json -> the module on the meta device, and what its attention calls say of its caches
+    attention.py   what transformers calls as its attention function: our paged cache and kernels
+    weights.py     the names that checkpoints have -> the module's parameters
+    model.py       the Model
+
+transformers is imported here and nowhere else in the engine, when a checkpoint needs it.
+"""

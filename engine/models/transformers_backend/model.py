@@ -1,0 +1,147 @@
+"""TransformersModel: a text decoder of transformers behind the Model's face.
+
+Thread: device. A step's tokens are one row of T tokens for the module, which sees no mask and keeps no cache: attention
+finds the rows by itself (attention.py). Hidden states come from the decoder; logits from the module around it, which is
+given them in place of its decoder, so whatever it does to them is done.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.batch import Batch
+from engine.cache.spec import CacheSpec, FullSpec, SlidingSpec
+from engine.checkpoint.section import Section
+from engine.errors import ConfigError
+from engine.model_config import LayerConfig, ModelConfig, RopeConfig, TextConfig
+from engine.models.base import Model
+from engine.models.family import Family
+from engine.models.transformers_backend import skeleton
+from engine.models.transformers_backend.attention import Call, step
+from engine.models.transformers_backend.weights import parts_and_table
+from engine.weights.table import Table
+
+
+class Given(nn.Module):
+    """Stands where the decoder stood, and gives the module around it the hidden states that were computed before."""
+
+    def __init__(self, decoder: nn.Module) -> None:
+        super().__init__()
+        self.decoder = [decoder]  # a list: its parameters are not named a second time
+        self.hidden: Tensor | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattribute__("__dict__")["decoder"][0], name)
+
+    def forward(self, *_: Any, **__: Any) -> Any:
+        return Found(self.hidden)
+
+
+class Found:
+    """A decoder's output: hidden states, and nothing of all else that outputs may have."""
+
+    def __init__(self, hidden: Tensor | None) -> None:
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, number: int) -> Tensor | None:
+        return self.last_hidden_state if number == 0 else None
+
+    def __getattr__(self, name: str) -> None:
+        return None
+
+
+class TransformersModel(Model):
+    """One checkpoint."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
+        self.config, self.dtype, self.device = config, dtype, device
+        self.towers = {}
+        self._calls = skeleton.calls_of(skeleton.build(config.architecture, config.raw))
+        kinds = {(call.num_heads, call.num_kv_heads, call.head_dim) for call in self._calls}
+        if device != "cpu" and len(kinds) > 1:
+            raise ConfigError(
+                f"{config.architecture}: layers with unlike heads (heads, KV heads, width: "
+                f"{', '.join(map(str, sorted(kinds)))}) are served on a CPU only; --device cpu serves it"
+            )
+        self.module = skeleton.build(config.architecture, config.raw)
+        parts, self._table = parts_and_table(self.module)
+        self.parts = SimpleNamespace(**{f"p{number}": part for number, part in enumerate(parts)})
+        self._awaited = len(parts)
+        for part in parts:
+            part.filled = self._filled
+        self._decoder = getattr(self.module, self.module.base_model_prefix)
+        self._given = Given(self._decoder)
+
+    def weight_table(self) -> Table:
+        return self._table
+
+    def cache_specs(self) -> list[CacheSpec]:
+        return [self._spec(call) for call in self._calls]
+
+    def _spec(self, call: Call) -> CacheSpec:
+        if call.window:
+            return SlidingSpec(call.num_kv_heads, call.head_dim, self.dtype, call.window)
+        return FullSpec(call.num_kv_heads, call.head_dim, self.dtype)
+
+    def _filled(self) -> None:
+        """Once all parameters are: shared ones, tables of frequencies, and the place of hidden states."""
+        self._awaited -= 1
+        if self._awaited:
+            return
+        module, longest = self.module, self.config.max_model_len or self.config.max_position
+        module.tie_weights()
+        skeleton.fill_buffers(module, self.device)
+        skeleton.settle_frequencies(module, longest, self.device)
+        setattr(module, module.base_model_prefix, self._given)
+
+    def forward(self, batch: Batch, out: Tensor | None = None) -> Tensor:
+        with step(batch, self._calls):
+            hidden = skeleton.run(self._decoder, batch.token_ids, batch.positions)
+        if batch.sample_index is not None:
+            hidden = hidden[batch.sample_index]
+        return hidden if out is None else out.copy_(hidden)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        self._given.hidden = hidden[None]
+        nothing = torch.zeros(1, len(hidden), dtype=torch.int64, device=hidden.device)
+        logits: Tensor = self.module(input_ids=nothing, use_cache=False, return_dict=True).logits[0]
+        return logits.float() if hidden.is_cpu else logits
+
+
+def read_text(body: Section, outer: Section) -> TextConfig:
+    """What the engine wants to know of a decoder before it is built."""
+    architecture = str(outer.items("architectures", ())[0])
+    module = skeleton.build(architecture, body.values)
+    calls, config = skeleton.calls_of(module), module.config
+    widest = max(calls, key=lambda call: call.num_heads * call.head_dim)
+    rope = RopeConfig(kind="none", theta=1.0, rotary_dim=0)  # it rotates by itself
+    return TextConfig(
+        vocab_size=config.vocab_size,
+        hidden_size=config.hidden_size,
+        intermediate_size=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+        num_heads=widest.num_heads,
+        num_kv_heads=widest.num_kv_heads,
+        head_dim=widest.head_dim,
+        norm_eps=1e-6,
+        qkv_bias=False,
+        o_bias=False,
+        qk_norm="none",
+        mlp_bias=False,
+        tie_embeddings=bool(config.tie_word_embeddings),
+        layers=tuple(LayerConfig(call.window, rope, call.scale, call.softcap, call.sinks) for call in calls),
+    )
+
+
+FAMILY = Family(
+    name="transformers",
+    model=TransformersModel,
+    text=read_text,
+    keys={"n_positions": "max_position_embeddings", "n_ctx": "max_position_embeddings"},
+)

@@ -1,0 +1,128 @@
+"""From config.json to a module of transformers without weights, and to what it keeps per token.
+
+Thread: any. The module is built on the meta device, where it takes no memory, and run there once for three tokens: its
+attention calls (attention.py) say how many caches there are, their heads, widths, windows and scales. What a token
+would keep outside of attention (convolutions, recurrent states) has no place in our cache and is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.errors import ConfigError
+from engine.models.transformers_backend.attention import NAME, Call, attention, recording
+
+LAYER_TYPES = {"full_attention", "sliding_attention"}
+IGNORED = ("auto_map", "quantization_config", "_attn_implementation", "architectures", "torch_dtype", "dtype")
+
+
+@cache
+def known() -> dict[str, str]:
+    """Architecture -> model_type, of every text decoder in transformers that lets others attend."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as NAMES
+
+    found: dict[str, str] = {}
+    for kind, names in NAMES.items():
+        for name in (names,) if isinstance(names, str) else names:
+            if name.endswith(("ForCausalLM", "LMHeadModel")):
+                found.setdefault(name, kind)
+    return found
+
+
+def build(architecture: str, values: Mapping[str, Any]) -> Any:
+    """The module of a checkpoint on the meta device. Raises ConfigError in a line that begins behind its name."""
+    import transformers
+    from transformers import CONFIG_MAPPING, initialization
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register(NAME, attention)
+    kind = str(values.get("model_type") or known()[architecture])
+    module_class = getattr(transformers, architecture)
+    if not module_class._supports_attention_backend:
+        raise ConfigError(f"is in transformers {transformers.__version__} without its attention interface")
+    given = {key: value for key, value in values.items() if key not in IGNORED}
+    with _refusing(), torch.device("meta"), initialization.no_init_weights():
+        config = CONFIG_MAPPING[kind].from_dict(given)
+        config._attn_implementation = NAME
+        module = module_class(config)
+    _refuse_states(module)
+    return module.train(mode=False).requires_grad_(False)
+
+
+def calls_of(module: Any) -> list[Call]:
+    """The attention calls of a module on the meta device, in their order. The module keeps traces of its run."""
+    calls: list[Call] = []
+    base, config = getattr(module, module.base_model_prefix), module.config
+    chosen, config._experts_implementation = config._experts_implementation, "batched_mm"  # runs without numbers
+    with _refusing(), recording(calls):
+        run(base, torch.zeros(3, dtype=torch.int64, device="meta"), torch.arange(3, device="meta"))
+    config._experts_implementation = chosen
+    types = getattr(config, "layer_types", None) or []
+    if len(calls) < config.num_hidden_layers:
+        raise ConfigError(
+            f"has {config.num_hidden_layers} layers and {len(calls)} attend: what the others "
+            "keep of earlier tokens is not served through transformers"
+        )
+    hidden = [call for call, of in zip(calls, types) if of == "sliding_attention" and not call.window]
+    if hidden:
+        raise ConfigError("has layers with a window that is told by a mask alone")
+    return calls
+
+
+def run(base: nn.Module, token_ids: Tensor, positions: Tensor) -> Tensor:
+    """token_ids and positions [T] through the decoder -> hidden states after the final norm, [T, hidden]."""
+    found = base(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, return_dict=True)
+    hidden: Tensor = found.last_hidden_state[0]
+    return hidden
+
+
+def fill_buffers(module: Any, device: str) -> None:
+    """What a module computes from its configuration alone (tables of frequencies), on the device."""
+    for name, buffer in list(module.named_non_persistent_buffers()):
+        owner, _, last = name.rpartition(".")
+        module.get_submodule(owner).register_buffer(last, torch.empty_like(buffer, device=device), persistent=False)
+    for parameter in module.parameters():
+        parameter._is_hf_initialized = True  # on the meta device still: filled by the loader
+    for buffer in module.buffers():
+        buffer._is_hf_initialized = buffer.is_meta
+    module.initialize_weights()
+
+
+def settle_frequencies(module: Any, longest: int, device: str) -> None:
+    """Tables that stretch with the context are those of the longest: rows of a step must not change each other's."""
+    for part in module.modules():
+        kind = getattr(part, "rope_type", None)
+        kinds = kind if isinstance(kind, dict) else {None: kind}
+        if not any(name in ("dynamic", "longrope") for name in kinds.values()):
+            continue
+        if isinstance(kind, dict):
+            raise ConfigError(f"{type(part).__name__}: frequencies that stretch, by layer type, are not supported")
+        part(torch.zeros(1, 1, 1, device=device), torch.tensor([[longest - 1]], device=device))
+        part.rope_type = "default"
+
+
+def _refuse_states(module: Any) -> None:
+    types = set(getattr(module.config, "layer_types", None) or ()) - LAYER_TYPES
+    convolutions = any(isinstance(part, nn.Conv1d) for part in module.modules())
+    if types or convolutions or module._is_stateful:
+        what = ", ".join(sorted(types)) or "a state that goes from token to token"
+        raise ConfigError(f"has {what}: only attention over all or the last tokens is served")
+
+
+@contextlib.contextmanager
+def _refusing() -> Iterator[None]:
+    """Whatever transformers says of a configuration, in one line."""
+    try:
+        yield
+    except ConfigError:
+        raise
+    except Exception as error:
+        said = re.sub(r"\s+", " ", str(error)).strip()[:200]
+        raise ConfigError(f"cannot be built by transformers from this config.json: {said}") from None

@@ -1,0 +1,121 @@
+"""The names and shapes that a checkpoint of a transformers module has, and how they become its parameters.
+
+transformers writes and reads checkpoints with a list of conversions (renamed modules, experts stacked from one tensor
+each). What a checkpoint holds is what that list, run backwards on the meta device, makes of the module's parameters;
+each part of ours takes the tensors of one conversion and runs it forwards. Thread: the one that builds the model.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.errors import ConfigError
+from engine.kernels.gemm.pack import Placement
+from engine.weights.table import Row, Table, Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Names(Table):
+    """A table whose left-over names are told by transformers' expressions."""
+
+    unexpected: tuple[str, ...] = ()
+
+    def ignored(self, name: str) -> bool:
+        full = (name, *(prefix + name for prefix in self.prefixes))
+        return Table.ignored(self, name) or any(
+            re.search(pattern, text) for pattern in self.unexpected for text in full
+        )
+
+
+class Parameters:
+    """The parameters that one conversion makes; without a conversion, one parameter."""
+
+    __slots__ = ("converter", "filled", "kept", "kind", "module", "sources", "target")
+
+    def __init__(self, module: Any, target: str, converter: Any, kind: str, kept: frozenset[str]) -> None:
+        self.module = module
+        self.filled: Callable[[], None] | None = None  # is told once
+        self.target = target  # its name, or the first of them
+        self.converter = converter
+        self.kind = kind  # the last word of the tensors' names
+        self.kept = kept  # parameters that stay float32
+        self.sources: list[tuple[str, str, torch.Size]] = []  # name in the checkpoint, pattern, shape
+
+    def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
+        return {self.kind: tuple(Wanted(tuple(shape)) for _, _, shape in self.sources)}
+
+    def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
+        found = [piece for piece in pieces[self.kind] if piece is not None]
+        if self.converter is None:
+            made = {self.target: found[0]}
+        else:
+            converter = deepcopy(self.converter)
+            for (name, pattern, _), piece in zip(self.sources, found):
+                converter.add_tensor(self.target, name, pattern, piece)
+            made = converter.convert(self.target, model=self.module, config=self.module.config)
+        for name, value in made.items():
+            self._set(name, value[0] if isinstance(value, list) else value, placement)
+        assert self.filled is not None
+        self.filled()
+
+    def _set(self, name: str, value: Tensor, placement: Placement) -> None:
+        path, _, last = name.rpartition(".")
+        owner = self.module.get_submodule(path)
+        if last in owner._buffers:
+            kept = owner._buffers[last]
+            assert kept is not None
+            owner._buffers[last] = value.to(placement.device, kept.dtype, copy=value.is_cpu)
+            return
+        dtype = torch.float32 if name in self.kept else placement.dtype
+        placed = value.to(placement.device, dtype, copy=value.is_cpu).contiguous()
+        owner._parameters[last] = nn.Parameter(placed, requires_grad=False)
+
+
+def parts_and_table(module: Any) -> tuple[list[Parameters], Names]:
+    """The parts of a module on the meta device, and the rows that name them (`parts.*` of the model)."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import (
+        PrefixChange,
+        WeightConverter,
+        WeightRenaming,
+        rename_source_key,
+        revert_weight_conversion,
+    )
+
+    tied = set(module.all_tied_weights_keys)
+    state = {name: value for name, value in module.state_dict().items() if name not in tied}
+    transforms = get_model_conversion_mapping(module, add_legacy=False)
+    renamings = [each for each in transforms if isinstance(each, WeightRenaming) and not isinstance(each, PrefixChange)]
+    converters = [each for each in transforms if isinstance(each, WeightConverter)]
+    by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
+    prefix, kept = module.base_model_prefix, _kept(module)
+    parts: dict[str, Parameters] = {}
+    for name, value in revert_weight_conversion(module, state).items():
+        target, pattern = rename_source_key(name, renamings, converters, prefix, state)
+        kind = name.rpartition(".")[2]
+        part = parts.setdefault(target, Parameters(module, target, by_pattern.get(pattern or ""), kind, kept))
+        if kind != part.kind or (part.converter is None and (target not in state or part.sources)):
+            raise ConfigError(f"{type(module).__name__}: how {name} becomes {target} is not supported")
+        part.sources.append((name, pattern or name, value.shape))
+    stem = f"{prefix}."
+    rows = tuple(
+        Row(tuple(name.removeprefix(stem).rpartition(".")[0] for name, _, _ in part.sources), f"parts.p{number}")
+        for number, part in enumerate(parts.values())
+    )
+    ignore = (*(name.removeprefix(stem) for name in tied), "*rotary_emb.inv_freq")
+    unexpected = tuple(module._keys_to_ignore_on_load_unexpected or ())
+    return list(parts.values()), Names(rows, (stem,), ignore, unexpected)
+
+
+def _kept(module: Any) -> frozenset[str]:
+    """Names of the parameters that transformers computes with in float32 whatever the model's dtype."""
+    patterns = {*(module._keep_in_fp32_modules or ()), *(module._keep_in_fp32_modules_strict or ())}
+    words = re.compile("|".join(rf"(^|\.){re.escape(word)}($|\.)" for word in patterns) or "(?!)")
+    return frozenset(name for name, _ in module.named_parameters() if words.search(name))

@@ -1,0 +1,119 @@
+"""Architectures without a file here, through transformers' modules in our steps: its own logits and tokens."""
+
+import functools
+import json
+import logging
+
+import pytest
+import torch
+
+from engine.errors import ConfigError
+from engine.models.registry import build_model, load_model_config
+from engine.weights.load import load_weights, weight_bytes
+from tests import tiny
+from tests.engine.host_accelerator import HostAccelerator
+from tests.invariance.devices import Answer, Device
+from tests.models.harness import Harness
+from tests.models.test_decoders import greedy, oracle, prompt
+from tests.models.test_families import LENGTHS, TOKENS, check_busy
+
+BUSY = ("deepseek_v3", "vaultgemma", "gpt_bigcode")  # unlike widths and experts, windows and soft caps, one KV head
+PROMPTS = [prompt(length, seed=9) for length in LENGTHS]
+
+
+@functools.cache
+def load(name, implementation="auto"):
+    folder = tiny.checkpoint(name)
+    config = load_model_config(folder, implementation=implementation)
+    assert config.implementation == "transformers"
+    model = build_model(config, torch.float32)
+    load_weights(model, str(folder))
+    return model
+
+
+@pytest.mark.parametrize("name", tiny.THROUGH_TRANSFORMERS)
+def test_logits_and_tokens_equal_transformers(name):
+    """Whole, in chunks, and mixed with another row."""
+    harness, tokens = Harness(load(name)), prompt(50)
+    with torch.inference_mode():
+        want = oracle(name)(input_ids=torch.tensor([tokens])).logits[0]
+        assert (harness.prefill(harness.add(tokens)) - want).abs().max() <= 2e-4
+        assert (harness.prefill(harness.add(tokens), 7) - want).abs().max() <= 2e-4
+        row, other = harness.add(tokens), harness.add(prompt(9))
+        harness.step((row, 33))
+        mixed = harness.step((other, 4), (row, 17))
+        assert (mixed[4:] - want[33:]).abs().max() <= 2e-4
+        harness = Harness(load(name))
+        assert harness.generate(harness.add(tokens), 12, chunk=11) == greedy(name, tokens, 12)
+
+
+@pytest.mark.parametrize("name", BUSY)
+async def test_tokens_of_a_busy_engine_equal_transformers(name):
+    want = [Answer(greedy(name, tokens, TOKENS)) for tokens in PROMPTS]
+    await check_busy(name, Device("cpu"), want)
+
+
+async def test_so_do_tokens_of_an_accelerators_steps(monkeypatch):
+    """Padded steps and recorded graphs, on CPU tensors."""
+    monkeypatch.setattr("engine.runtime.open_accelerator", lambda _device: HostAccelerator())
+    want = [Answer(greedy("cwm", tokens, TOKENS)) for tokens in PROMPTS]
+    await check_busy("cwm", Device("cpu"), want)
+
+
+def test_a_family_of_ours_goes_that_way_when_it_is_asked_to():
+    harness, tokens = Harness(load("llama", "transformers")), prompt(30)
+    with torch.inference_mode():
+        want = oracle("llama")(input_ids=torch.tensor([tokens])).logits[0]
+        assert (harness.prefill(harness.add(tokens), 9) - want).abs().max() <= 2e-4
+    assert load_model_config(tiny.checkpoint("llama")).implementation == "native"
+
+
+def test_frequencies_that_stretch_are_those_of_the_longest_context():
+    """Rows of a step may not change each other's, so the context that is served decides once."""
+    config = load_model_config(tiny.checkpoint("phi3-short"), implementation="transformers")
+    model = build_model(config, torch.float32)
+    load_weights(model, str(tiny.checkpoint("phi3-short")))
+    native = build_model(load_model_config(tiny.checkpoint("phi3-short")), torch.float32)
+    load_weights(native, str(tiny.checkpoint("phi3-short")))
+    tokens = prompt(40)
+    got, want = (each.prefill(each.add(tokens), 9) for each in (Harness(model), Harness(native)))
+    assert (got - want).abs().max() <= 2e-4
+
+
+def test_weights_are_planned_before_they_are_read():
+    model = build_model(load_model_config(tiny.checkpoint("deepseek_v3")), torch.float32)
+    assert weight_bytes(model) == sum(value.numel() * 4 for value in oracle("deepseek_v3").state_dict().values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, "without its attention interface"),
+        ({"architectures": ["DogeForCausalLM"], "model_type": "doge"}, "a mask of its own"),
+        ({"architectures": ["BertLMHeadModel"], "model_type": "bert"}, "is not causal"),
+        ({"architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "layer_types": ["conv"] * 3}, "has conv"),
+        ({"architectures": ["MiniMaxForCausalLM"], "model_type": "minimax"}, "linear_attention"),
+        ({"architectures": ["OlmoForCausalLM"], "model_type": "olmo", "hidden_act": "softer"}, "cannot be built"),
+        ({"architectures": ["NoSuchForCausalLM"], "model_type": "none"}, "NoSuchForCausalLM is not supported"),
+    ],
+)
+def test_what_paged_attention_does_not_compute_is_refused_in_a_line(tmp_path, changes, said):
+    given = json.loads((tiny.checkpoint("llama") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**given, **changes}))
+    with pytest.raises(ConfigError) as caught:
+        load_model_config(tmp_path)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_architecture_that_transformers_lacks_is_refused_by_name(tmp_path):
+    (tmp_path / "config.json").write_text('{"architectures": ["NoSuchForCausalLM"]}')
+    with pytest.raises(ConfigError, match="NoSuchForCausalLM is no text decoder of the installed transformers"):
+        load_model_config(tmp_path, implementation="transformers")
+
+
+async def test_the_start_says_so(caplog):
+    with caplog.at_level(logging.INFO):
+        async with Device("cpu").running(tiny.checkpoint("olmo"), max_model_len=64):
+            pass
+    assert "OlmoForCausalLM has no file here: transformers' module runs in our steps" in caplog.text
