@@ -17,10 +17,9 @@ from torch import Tensor
 from engine.kernels.activation import BY_NAME
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.gemm.weight import Weight
-from engine.kernels.moe.combine import combine
+from engine.kernels.moe.combine import combine, combine_then_norm
 from engine.kernels.moe.pack import pack_experts, pack_router
-from engine.kernels.moe.route import choose_experts
-from engine.kernels.moe.sort import sort_pairs
+from engine.kernels.moe.route import route
 from engine.kernels.moe.weight import ExpertsWeight
 from engine.layers.linear import Linear
 from engine.layers.mlp import GatedMLP
@@ -30,7 +29,7 @@ from engine.weights.table import Wanted
 
 
 class Router:
-    """The router's matrix [E, hidden]: its product with a token is the token's logits, in float32."""
+    """The router's matrix [E, hidden]."""
 
     __slots__ = ("hidden_size", "num_experts", "weight")
 
@@ -39,10 +38,6 @@ class Router:
     def __init__(self, hidden_size: int, num_experts: int) -> None:
         self.hidden_size = hidden_size
         self.num_experts = num_experts
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """rows [T, hidden] -> [T, E] float32."""
-        return self.weight.linear(rows.to(torch.float32))
 
     def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
         return {"weight": (Wanted((self.num_experts, self.hidden_size)),)}
@@ -119,8 +114,8 @@ class SparseMLP:
     def __call__(self, x: Normed) -> Mixture:
         rows = x.rows()  # [T, hidden]
         correction = None if self.correction is None else self.correction.weight
-        chosen, weights = choose_experts(self.router(rows), correction, self.routing)
-        pairs = sort_pairs(chosen, self.routing.num_experts)
+        chosen, weights = route(rows, self.router.weight, correction, self.routing)
+        pairs = self.gate_up.weight.pairs(chosen)
         made = self.down.weight.of_pairs(self.gate_up.weight.of_tokens(rows, pairs, self.activation), pairs)
         shared = None if self.shared is None else self.shared.of_rows(rows)
         gate = None if self.shared_gate is None else self.shared_gate(rows)
@@ -143,5 +138,5 @@ class Mixture:
         combine(self.made, self.weights, self.shared, self.gate, residual)
 
     def add_then(self, residual: Tensor, norm: RMSNorm) -> Normed:
-        self.add_to(residual)
-        return Normed(norm, residual)
+        summed = self.made, self.weights, self.shared, self.gate
+        return Normed(norm, residual, combine_then_norm(*summed, residual, norm.weight, norm.eps))

@@ -155,8 +155,6 @@ def _named(architecture: str) -> Iterator[None]:
 
 def build_model(config: ModelConfig, dtype: torch.dtype, device: str = "cpu") -> Model:
     """The model of a checkpoint, its parts sized and empty."""
-    if device != "cpu" and any(layer.experts for layer in config.text.layers):
-        raise ConfigError(f"{config.architecture}: this version computes experts on a CPU only; --device cpu serves it")
     model = family_of(config.architecture, config.implementation).model(config, dtype, device)
     assign(model, model.weight_table(), config)
     return model

@@ -58,6 +58,7 @@ SIZES = {
     "tiny": Sizes((1, 4), (48, 96), (16,), 200, (4, 64), (16, 32, 16), (60, 40), 1 << 24, TINY_ENGINE),
     "8b": Sizes(engine=LONG_STEPS),
     "0.6b": Sizes(half=22 << 30),
+    "30b-a3b": Sizes(engine=LONG_STEPS),
     "llama-8b": Sizes(engine=LONG_STEPS),
     "gemma-12b": Sizes(),
     "vl-7b": Sizes(),

@@ -56,6 +56,20 @@ QWEN3_06B = {
     "intermediate_size": 3072,
     "tie_word_embeddings": True,
 }
+QWEN3_30B_A3B = {
+    **QWEN3_8B,
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "hidden_size": 2048,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "intermediate_size": 6144,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+}
 LLAMA31_8B = {
     **QWEN3_8B,
     "architectures": ["LlamaForCausalLM"],
@@ -152,6 +166,7 @@ SHAPES = {
     "tiny": TINY,
     "8b": QWEN3_8B,
     "0.6b": QWEN3_06B,
+    "30b-a3b": QWEN3_30B_A3B,
     "llama-8b": LLAMA31_8B,
     "gemma-12b": GEMMA3_12B,
     "vl-7b": QWEN25_VL_7B,

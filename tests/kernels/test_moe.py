@@ -10,28 +10,14 @@ import torch
 
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.moe.combine import combine_reference
-from engine.kernels.moe.route import choose_experts
+from engine.kernels.moe.route import choose_experts, route
 from engine.kernels.moe.sort import sort_pairs
 from engine.layers.moe import SparseMLP
 from engine.layers.norm import Normed
 from engine.model_config import ExpertsConfig, Routing
 from engine.models.registry import load_model_config
 from tests import tiny
-
-ROUTINGS = {
-    "softmax": Routing(5, 2),
-    "softmax, one": Routing(4, 1),
-    "softmax, renormalised": Routing(40, 6, renormalise=True),
-    "softmax, corrected, least sum": Routing(7, 3, correction=True, renormalise=True, least_sum=0.6),
-    "softmax, groups by maximum": Routing(12, 4, num_groups=4, kept_groups=2, scale=1.8),
-    "sigmoid": Routing(13, 6, score="sigmoid", renormalise=True, eps=1e-6),
-    "sigmoid, corrected": Routing(33, 5, score="sigmoid", correction=True, renormalise=True, eps=1e-20),
-    "sigmoid, groups by two": Routing(
-        24, 5, score="sigmoid", correction=True, num_groups=6, kept_groups=3, group_rank="best two", renormalise=True,
-        eps=1e-20, scale=2.5,
-    ),
-    "all": Routing(6, 6, score="sigmoid"),
-}  # fmt: skip
+from tests.kernels.routings import ROUTINGS
 
 
 def slowly(logits: list[float], correction: list[float], routing: Routing) -> tuple[list[int], list[float]]:
@@ -201,7 +187,7 @@ def test_a_router_of_bfloat16_chooses_as_float64_does(layer):
     k = config.routing.top_k
     clear = (scores.values[:, :k] - scores.values[:, 1 : k + 1]).amin(1) > 1e-5
     assert clear.sum() > 150
-    chosen, _ = choose_experts(mlp.router(x), None, config.routing)
+    chosen, _ = route(x, mlp.router.weight, None, config.routing)
     assert torch.equal(chosen[clear].long(), scores.indices[clear, :k])
 
 
@@ -209,8 +195,8 @@ def test_combining_a_shared_result_and_a_residual():
     made, weights, shared = torch.randn(4, 3, 8), torch.rand(4, 3), torch.randn(4, 8)
     gate, residual = torch.randn(4, 1), torch.randn(4, 8)
     want = (made * weights[..., None]).sum(1)
-    torch.testing.assert_close(combine_reference(made, weights, None, None, None), want)
-    torch.testing.assert_close(combine_reference(made, weights, shared, None, None), want + shared)
+    torch.testing.assert_close(combine_reference(made, weights, None, None, None, None), want)
+    torch.testing.assert_close(combine_reference(made, weights, shared, None, None, None), want + shared)
     want = want + shared * gate.sigmoid() + residual
-    torch.testing.assert_close(combine_reference(made, weights, shared, gate, residual), want)
+    torch.testing.assert_close(combine_reference(made, weights, shared, gate, residual, None), want)
     torch.testing.assert_close(residual, want)

@@ -108,8 +108,3 @@ def test_random_weights_of_experts_are_drawn_by_name():
     one, other = (model.layers[1].experts.down.weight for model in models)
     assert torch.equal(one.dense(3), other.dense(3))
     assert not torch.equal(one.dense(3), one.dense(2))
-
-
-def test_an_accelerator_is_refused():
-    with pytest.raises(ConfigError, match="MixtralForCausalLM: this version computes experts on a CPU only"):
-        build_model(load_model_config(tiny.checkpoint("mixtral")), torch.float32, "cuda")

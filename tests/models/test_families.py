@@ -45,7 +45,7 @@ async def test_tokens_of_a_busy_engine_equal_transformers(name):
     await check_busy(name, Device("cpu"), await asyncio.to_thread(transformers_tokens, name))
 
 
-@pytest.mark.parametrize("name", ["gemma3", "ministral3", "cohere-norms", "apertus", "hunyuan", "gpt2"])
+@pytest.mark.parametrize("name", ["gemma3", "ministral3", "cohere-norms", "apertus", "hunyuan", "gpt2", "qwen2_moe"])
 async def test_so_do_tokens_of_an_accelerators_steps(name, monkeypatch):
     """Padded steps and recorded graphs, on CPU tensors."""
     monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())

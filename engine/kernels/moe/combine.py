@@ -1,13 +1,64 @@
 """What experts made of a token, summed: out = sum over k of weight[k] * made[k] (+ shared) (+ residual).
 
 The sum is taken in float32, in the order in which the token chose its experts, then the shared MLP's result (times the
-sigmoid of its gate), then the residual, and is rounded once. Users: engine/layers/moe.
+sigmoid of its gate), then the residual, and is rounded once. A following product of few rows gets the rows prescaled
+for its norm (gemm/epilogue), so that the norm needs no kernel. Users: engine/layers/moe.
 """
 
+# ruff: noqa: PT018 (a launcher checks in few lines)
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+
+from engine.kernels.gemm.epilogue import MAX_ROWS, Unscaled, empty_unscaled
+from engine.kernels.pdl import grid_wait, launch_options
+from engine.kernels.target import tl, triton
+
+BLOCK = 512  # columns of a program
+
+
+@triton.jit
+def combine_kernel(
+    out,  # [rows, width]; may be residual
+    gained,  # [rows, width] out * gain when AFTER
+    counted,  # [blocks, rows] float32 when AFTER
+    made,  # [rows, TOP_K, width]
+    weights,  # [rows, TOP_K] float32
+    shared,  # [rows, width], or None
+    gate,  # [rows], or None
+    residual,  # [rows, width], or None
+    gain,  # [width] float32 when AFTER
+    width,
+    TOP_K: tl.constexpr,
+    AFTER: tl.constexpr,
+    BLOCK: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """BLOCK columns of a row per program."""
+    row, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    column = block * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    grid_wait(OVERLAP)
+    total = tl.zeros([BLOCK], tl.float32)
+    for slot in tl.static_range(TOP_K):  # all of them are asked for at once
+        each = tl.load(made + (row * TOP_K + slot) * width + column, mask=inside, other=0.0).to(tl.float32)
+        total += each * tl.load(weights + row * TOP_K + slot)
+    at = row * width + column
+    if shared is not None:
+        beside = tl.load(shared + at, mask=inside, other=0.0).to(tl.float32)
+        if gate is not None:
+            beside = beside / (1.0 + tl.exp(-tl.load(gate + row).to(tl.float32)))
+        total += beside
+    if residual is not None:
+        total += tl.load(residual + at, mask=inside, other=0.0).to(tl.float32)
+    rounded = total.to(out.dtype.element_ty)
+    tl.store(out + at, rounded, mask=inside)
+    if AFTER:
+        kept = tl.where(inside, rounded.to(tl.float32), 0.0)
+        tl.store(counted + block * tl.num_programs(0) + row, tl.sum(kept * kept, 0))
+        gains = tl.load(gain + column, mask=inside, other=0.0)
+        tl.store(gained + at, (kept * gains).to(out.dtype.element_ty), mask=inside)
 
 
 def combine(
@@ -17,11 +68,57 @@ def combine(
 
     shared [T, H]: the shared MLP's result; gate [T, 1]: by whose sigmoid it is multiplied.
     """
-    return combine_reference(made, weights, shared, gate, residual)
+    if made.is_cuda:
+        return launch_combine(made, weights, shared, gate, residual, None)
+    return combine_reference(made, weights, shared, gate, residual, None)
+
+
+def combine_then_norm(
+    made: Tensor,
+    weights: Tensor,
+    shared: Tensor | None,
+    gate: Tensor | None,
+    residual: Tensor,
+    gain: Tensor,
+    eps: float,
+) -> Unscaled | None:
+    """`combine` into residual, which a product of rms_norm(residual, gain, eps) reads next; few rows come prescaled."""
+    prescaled = len(residual) <= MAX_ROWS and made.is_cuda and made.dtype is torch.bfloat16
+    after = empty_unscaled(residual, BLOCK, gain, eps) if prescaled else None
+    launch = launch_combine if made.is_cuda else combine_reference
+    launch(made, weights, shared, gate, residual, after)
+    return after
+
+
+def launch_combine(
+    made: Tensor,
+    weights: Tensor,
+    shared: Tensor | None,
+    gate: Tensor | None,
+    residual: Tensor | None,
+    after: Unscaled | None,
+) -> Tensor:
+    """The Triton kernel; `after`, from `empty_unscaled` with BLOCK, gets what the norm of the result needs."""
+    rows, top_k, width = made.shape
+    out = made.new_empty(rows, width) if residual is None else residual
+    assert made.is_contiguous() and weights.is_contiguous() and out.is_contiguous() and out.dtype is made.dtype
+    assert shared is None or (shared.shape == out.shape and shared.is_contiguous())
+    if rows:
+        combine_kernel[(rows, triton.cdiv(width, BLOCK))](
+            out, out if after is None else after.rows, weights if after is None else after.squares, made, weights,
+            shared, gate, residual, weights if after is None else after.gain, width, TOP_K=top_k,
+            AFTER=after is not None, BLOCK=BLOCK, num_warps=4, **launch_options(),
+        )  # fmt: skip
+    return out
 
 
 def combine_reference(
-    made: Tensor, weights: Tensor, shared: Tensor | None, gate: Tensor | None, residual: Tensor | None
+    made: Tensor,
+    weights: Tensor,
+    shared: Tensor | None,
+    gate: Tensor | None,
+    residual: Tensor | None,
+    after: Unscaled | None,
 ) -> Tensor:
     wide = torch.float64 if made.dtype == torch.float64 else torch.float32
     weights = weights.to(wide)
@@ -31,6 +128,8 @@ def combine_reference(
     if shared is not None:
         # float64: torch computes the end of a float32 tensor by other instructions, whose last bit may differ
         total += shared.to(wide) if gate is None else shared.to(wide) * gate.double().sigmoid().to(wide)
-    if residual is None:
-        return total.to(made.dtype)
-    return residual.copy_(total + residual)
+    out = total.to(made.dtype) if residual is None else residual.copy_(total + residual)
+    if after is not None:
+        after.rows.copy_(out.to(wide) * after.gain)
+        after.squares.zero_()[0] = out.to(wide).square().sum(1)
+    return out

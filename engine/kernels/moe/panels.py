@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.kernels.activation import Activation
 from engine.kernels.gemm.weight import Weight
-from engine.kernels.moe.sort import Pairs
+from engine.kernels.moe.sort import Pairs, sort_pairs
 from engine.kernels.moe.weight import ExpertsWeight
 
 
@@ -30,7 +30,11 @@ class ExpertPanels(ExpertsWeight):
     def dense(self, expert: int) -> Tensor:
         return self.experts[expert].dense()
 
+    def pairs(self, chosen: Tensor) -> Pairs:
+        return sort_pairs(chosen, len(self.experts))
+
     def of_tokens(self, x: Tensor, pairs: Pairs, activation: Activation) -> Tensor:
+        assert pairs.order is not None
         rows = x.index_select(0, pairs.order // pairs.top_k)
         out = x.new_empty(len(rows), self.out_features)
         for weight, mine in self._each(pairs):
@@ -38,6 +42,7 @@ class ExpertPanels(ExpertsWeight):
         return out
 
     def of_pairs(self, rows: Tensor, pairs: Pairs) -> Tensor:
+        assert pairs.order is not None
         out = rows.new_empty(len(rows), self.out_features)
         for weight, mine in self._each(pairs):
             weight.linear(rows[mine], out[mine])
@@ -46,6 +51,7 @@ class ExpertPanels(ExpertsWeight):
 
     def _each(self, pairs: Pairs) -> Iterator[tuple[Weight, slice]]:
         """Experts that tokens chose, and their rows."""
+        assert pairs.ends is not None
         start = 0
         for weight, end in zip(self.experts, pairs.ends.tolist()):
             if end > start:

@@ -1,28 +1,195 @@
 """Which experts a token chooses, and their weights: scores of the router's logits, and the rules of a `Routing`.
 
+    logits  = x W^T, float32
     scores  = softmax(logits) or sigmoid(logits), float32
     ranks   = scores + correction; minus infinity outside the token's best groups
     experts = the top_k highest ranks, of equal ranks the lower number
     weights = scores of these experts, divided by their sum where the routing says so, times its scale
 
 A token with a NaN among its ranks chooses the experts 0 ... top_k - 1, all with weight NaN: the token's own request
-fails as every NaN does, and no other token changes. Users: engine/layers/moe.
+fails as every NaN does, and no other token changes. A row's bits depend on no other row.
+On an accelerator one launch: programs share a tile's experts, and the program that arrives last has all logits of its
+tokens and chooses. Users: engine/layers/moe.
 """
 
+# ruff: noqa: PT018 (a launcher checks in few lines)
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from engine.kernels.gemm.split_k import MAX_TILES, arrivals
+from engine.kernels.gemm.weight import Weight
+from engine.kernels.pdl import grid_wait, launch_options
+from engine.kernels.target import tl, triton
 from engine.model_config import Routing
+
+BLOCK_M = 16  # tokens of a tile, whatever their number: the bits of a token's logits depend on the tile
+BLOCK_N = 16  # experts of a program
+BLOCK_K = 128
+
+
+@triton.jit
+def first_of(values, column, COLUMNS: tl.constexpr):
+    """The highest of each row, [rows, 1], and the first column that holds it."""
+    best = tl.max(values, 1)[:, None]
+    return best, tl.min(tl.where(values == best, column, COLUMNS), 1)[:, None]
+
+
+@triton.jit
+def keep_groups(ranks, column, GROUPS: tl.constexpr, KEPT: tl.constexpr, SIZE: tl.constexpr, TWO: tl.constexpr,
+                COLUMNS: tl.constexpr):  # fmt: skip
+    """ranks [rows, COLUMNS], minus infinity outside the KEPT best of GROUPS groups of SIZE columns."""
+    lowest = float("-inf")
+    group = column // SIZE
+    of_group = tl.full(ranks.shape, lowest, tl.float32)
+    for number in range(GROUPS):
+        mine = tl.where(group == number, ranks, lowest)
+        rank, at = first_of(mine, column, COLUMNS)
+        if TWO:
+            second, at = first_of(tl.where(column == at, lowest, mine), column, COLUMNS)
+            rank += second
+        of_group = tl.where(group == number, rank, of_group)
+    kept = tl.full(ranks.shape, lowest, tl.float32)
+    for _ in range(KEPT):
+        rank, at = first_of(of_group, column, COLUMNS)
+        kept = tl.where(group == at // SIZE, ranks, kept)
+        of_group = tl.where(group == at // SIZE, lowest, of_group)
+    return kept
+
+
+@triton.jit
+def choose_tile(
+    chosen, weights, logits, correction, m, rows, experts, eps, least_sum, scale,
+    SIGMOID: tl.constexpr, TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr,
+    SIZE: tl.constexpr, TWO: tl.constexpr, COLUMNS: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    """The choice of the tokens m, whose logits are written."""
+    column = tl.arange(0, COLUMNS)[None, :]
+    real = column < experts
+    at = logits + m.to(tl.int64)[:, None] * experts + column
+    x = tl.load(at, mask=(m < rows)[:, None] & real, other=0.0, cache_modifier=".cg")
+    if SIGMOID:
+        scores = 1.0 / (1.0 + tl.exp(-x))
+    else:
+        x = tl.where(real, x, float("-inf"))
+        powers = tl.exp(x - tl.max(x, 1)[:, None])
+        scores = powers / tl.sum(powers, 1)[:, None]
+    ranks = scores
+    if correction is not None:
+        ranks += tl.load(correction + column, mask=real, other=0.0)
+    # A NaN anywhere: a sum of flags, since a maximum may drop NaN.
+    broken = tl.sum(tl.where(real & (ranks != ranks), 1, 0), 1)[:, None] > 0
+    ranks = tl.where(broken, 0.0, ranks)
+    scores = tl.where(broken, float("nan"), scores)
+    ranks = tl.where(real, ranks, float("-inf"))
+    if KEPT < GROUPS:
+        ranks = keep_groups(ranks, column, GROUPS, KEPT, SIZE, TWO, COLUMNS)
+    slot = tl.arange(0, SLOTS)[None, :]
+    numbers = tl.zeros([x.shape[0], SLOTS], tl.int32)
+    given = tl.zeros([x.shape[0], SLOTS], tl.float32)
+    total = tl.zeros([x.shape[0], 1], tl.float32)
+    for place in range(TOP_K):
+        _, expert = first_of(ranks, column, COLUMNS)
+        score = tl.sum(tl.where(column == expert, scores, 0.0), 1)[:, None]
+        numbers = tl.where(slot == place, expert, numbers)
+        given = tl.where(slot == place, score, given)
+        ranks = tl.where(column == expert, float("-inf"), ranks)
+        total += score
+    if RENORMALISE:
+        given = given / tl.maximum(total + eps, least_sum, propagate_nan=tl.PropagateNan.ALL)
+    target = m.to(tl.int64)[:, None] * TOP_K + slot
+    inside = (m < rows)[:, None] & (slot < TOP_K)
+    tl.store(chosen + target, numbers, mask=inside)
+    tl.store(weights + target, given * scale, mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def route_kernel(
+    chosen,  # [rows, TOP_K] int32
+    weights,  # [rows, TOP_K] float32
+    logits,  # [rows, experts] float32
+    arrived,  # [MAX_TILES] int32; zero before and after
+    x,  # [rows, depth]
+    router,  # [experts, depth]
+    correction,  # [experts] float32, or None
+    rows,
+    experts,
+    depth,
+    eps,
+    least_sum,
+    scale,
+    SIGMOID: tl.constexpr,
+    TOP_K: tl.constexpr,
+    RENORMALISE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    KEPT: tl.constexpr,
+    SIZE: tl.constexpr,  # experts of a group
+    TWO: tl.constexpr,  # a group's rank is the sum of its best two
+    COLUMNS: tl.constexpr,  # power of two >= experts
+    SLOTS: tl.constexpr,  # power of two >= TOP_K
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """BLOCK_N experts' logits of BLOCK_M tokens per program; the last program of a tile of tokens chooses."""
+    tile = tl.program_id(1)
+    m = tile * BLOCK_M + tl.arange(0, BLOCK_M)
+    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    grid_wait(OVERLAP)
+    for first in range(0, depth, BLOCK_K):
+        k = first + tl.arange(0, BLOCK_K)
+        inside = (k < depth)[None, :]
+        x_at = x + m.to(tl.int64)[:, None] * depth + k[None, :]
+        tokens = tl.load(x_at, mask=(m < rows)[:, None] & inside, other=0.0)
+        each = tl.load(router + n[:, None] * depth + k[None, :], mask=(n < experts)[:, None] & inside, other=0.0)
+        sums = tl.dot(tokens.to(router.dtype.element_ty), each.T, sums, input_precision="ieee")
+    at = logits + m.to(tl.int64)[:, None] * experts + n[None, :]
+    tl.store(at, sums, mask=(m < rows)[:, None] & (n < experts)[None, :])
+    tl.debug_barrier()  # every thread's logits are written before the arrival is counted
+    programs = tl.num_programs(0)
+    if tl.atomic_add(arrived + tile, 1, sem="acq_rel") == programs - 1:
+        choose_tile(chosen, weights, logits, correction, m, rows, experts, eps, least_sum, scale, SIGMOID, TOP_K,
+                    RENORMALISE, GROUPS, KEPT, SIZE, TWO, COLUMNS, SLOTS)  # fmt: skip
+        tl.store(arrived + tile, 0)
+
+
+def route(x: Tensor, router: Weight, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
+    """x [T, H], router [E, H], correction [E] float32 -> experts [T, top_k] int32, weights [T, top_k] float32."""
+    if x.is_cuda:
+        return launch_route(x, router.dense(), correction, routing)
+    return choose_experts(router.linear(x.to(torch.float32)), correction, routing)
+
+
+def launch_route(x: Tensor, router: Tensor, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
+    """The Triton kernel: x [T, H] contiguous, router [E, H] of x's dtype or float32. Capturable after `arrivals`."""
+    (rows, depth), experts = x.shape, routing.num_experts
+    assert router.shape == (experts, depth) and router.is_contiguous() and x.is_contiguous()
+    tiles = triton.cdiv(rows, BLOCK_M)
+    assert tiles <= MAX_TILES, f"{rows} tokens in a step; at most {MAX_TILES * BLOCK_M} are routed"
+    chosen = torch.empty(rows, routing.top_k, dtype=torch.int32, device=x.device)
+    weights = torch.empty(rows, routing.top_k, dtype=torch.float32, device=x.device)
+    logits = torch.empty(rows, experts, dtype=torch.float32, device=x.device)
+    route_kernel[(triton.cdiv(experts, BLOCK_N), tiles)](
+        chosen, weights, logits, arrivals(x.device), x, router, correction, rows, experts, depth, routing.eps,
+        routing.least_sum, routing.scale, SIGMOID=routing.score == "sigmoid", TOP_K=routing.top_k,
+        RENORMALISE=routing.renormalise, GROUPS=routing.num_groups, KEPT=routing.kept_groups,
+        SIZE=experts // routing.num_groups, TWO=routing.group_rank == "best two",
+        COLUMNS=triton.next_power_of_2(experts), SLOTS=triton.next_power_of_2(routing.top_k),
+        BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K, num_warps=4, num_stages=3, **launch_options(),
+    )  # fmt: skip
+    return chosen, weights
+
+
+def route_reference(x: Tensor, router: Tensor, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    return choose_experts(x.to(wide) @ router.to(wide).T, correction, routing)
 
 
 def choose_experts(logits: Tensor, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
-    """logits [T, E] float32, correction [E] float32 -> experts [T, top_k] int32, weights [T, top_k] float32."""
-    return choose_experts_reference(logits, correction, routing)
-
-
-def choose_experts_reference(logits: Tensor, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
+    """logits [T, E] float32 or float64 -> experts [T, top_k] int32, weights [T, top_k] of the logits' dtype."""
     # A row's softmax does not depend on the other rows. torch's float32 sigmoid does: it computes the end of a tensor
     # by other instructions, whose last bit may differ; float64 hides that bit.
     scores = torch.softmax(logits, -1) if routing.score == "softmax" else logits.double().sigmoid().to(logits.dtype)

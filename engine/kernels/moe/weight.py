@@ -1,8 +1,9 @@
 """ExpertsWeight: the matrices of all experts of a layer, in the form in which a device multiplies by them.
 
 Owner: the model; read only after loading. In: the rows of tokens and the experts that the tokens chose. Out: a row for
-each pair of a token and an expert. A form is a class and a file: panels (CPU).
+each pair of a token and an expert. A form is a class and a file: panels (CPU), dense (accelerators).
 
+    pairs       the experts that tokens chose -> pairs, side by side where one expert has several
     of_tokens   x [T, H] -> a row for each pair, pairs of one expert side by side
     of_pairs    these rows -> [T, top_k, H], each token's experts in the order in which the token chose them
 """
@@ -30,6 +31,10 @@ class ExpertsWeight(ABC):
     @abstractmethod
     def dense(self, expert: int) -> Tensor:
         """The matrix of an expert, [out_features, in_features], a copy where the form is another."""
+
+    @abstractmethod
+    def pairs(self, chosen: Tensor) -> Pairs:
+        """chosen [T, top_k] int32 -> the order in which this form multiplies the pairs."""
 
     @abstractmethod
     def of_tokens(self, x: Tensor, pairs: Pairs, activation: Activation) -> Tensor:

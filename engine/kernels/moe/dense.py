@@ -1,0 +1,53 @@
+"""Experts of an accelerator as they are saved, in the activations' dtype: moe/grouped multiplies by them.
+
+Users: engine/layers/moe, on accelerators.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from engine.kernels.activation import Activation
+from engine.kernels.moe.grouped import Tile, launch_grouped, tile_of
+from engine.kernels.moe.sort import Pairs, sort_pairs
+from engine.kernels.moe.weight import ExpertsWeight
+from engine.kernels.target import target
+
+FEW = 32  # pairs that are not sorted: the experts of so few pairs are nearly all different
+SAME = 64  # pairs per expert for whose tile every product of an invariant form is cut
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DenseExperts(ExpertsWeight):
+    """The matrices of one layer."""
+
+    weight: Tensor  # [E, out_features, in_features], contiguous
+    invariant: bool  # a row has the same bits in any company: one tile for any number of pairs
+
+    @property
+    def num_bytes(self) -> int:
+        return self.weight.nbytes
+
+    def dense(self, expert: int) -> Tensor:
+        return self.weight[expert]
+
+    def pairs(self, chosen: Tensor) -> Pairs:
+        experts = len(self.weight)
+        few = chosen.numel() <= min(FEW, experts // 2) or len(chosen) == 1
+        if few and not self.invariant:
+            return Pairs(chosen.shape[1], chosen, None, None)
+        return sort_pairs(chosen, experts)
+
+    def of_tokens(self, x: Tensor, pairs: Pairs, activation: Activation) -> Tensor:
+        return launch_grouped(x, self.weight, None, pairs, activation, self._tile(pairs, gated=True))
+
+    def of_pairs(self, rows: Tensor, pairs: Pairs) -> Tensor:
+        made = launch_grouped(rows, self.weight, None, pairs, None, self._tile(pairs, gated=False))
+        return made.view(len(pairs.chosen), pairs.top_k, -1)
+
+    def _tile(self, pairs: Pairs, gated: bool) -> Tile:
+        experts = len(self.weight)
+        count = SAME * experts if self.invariant else 0 if pairs.order is None else pairs.count
+        return tile_of(target(), count, experts, gated, self.weight.element_size())

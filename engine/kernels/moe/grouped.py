@@ -1,0 +1,176 @@
+"""Products of pairs by the matrices of their experts: y[pair] = x[token] W[expert]^T, or an activation of gate and up.
+
+A program multiplies a tile of one expert's pairs by a tile of the expert's rows. Which expert is known on the device
+alone, so the grid is a bound: every expert's last tile may be part empty, and programs behind the last tile end early.
+Experts that no token chose are not read. Few pairs are not sorted: each pair is a tile by itself, of its own expert.
+The first product gathers the tokens' rows, the second writes each pair's row to the place of the pair.
+Users: moe/dense on accelerators.
+"""
+
+# ruff: noqa: PT018 (a launcher checks in few lines)
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.kernels.activation import Activation, activate, activate_reference
+from engine.kernels.moe.sort import Pairs
+from engine.kernels.pdl import grid_wait, launch_options
+from engine.kernels.target import Target, tl, triton
+
+
+class Tile(NamedTuple):
+    """What one program computes."""
+
+    block_m: int  # pairs
+    block_n: int  # rows of the expert's matrix; of a gated product as many of gate and of up
+    block_k: int  # columns read at a time
+    stages: int
+    warps: int
+
+
+@triton.jit
+def tile_of_experts(ends, number, experts, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr):
+    """The expert of tile `number`, or `experts` behind the last tile; its first pair and the end of its pairs."""
+    lane = tl.arange(0, EXPERTS)
+    end = tl.load(ends + lane, mask=lane < experts, other=0, cache_modifier=".cg")
+    start = tl.load(ends + lane - 1, mask=(lane > 0) & (lane < experts), other=0, cache_modifier=".cg")
+    tiles = tl.where(lane < experts, (end - start + BLOCK_M - 1) // BLOCK_M, 0)
+    behind = tl.cumsum(tiles, 0)  # tiles up to and with this expert
+    expert = tl.sum((behind <= number).to(tl.int32), 0)
+    mine = lane == expert
+    first = tl.sum(tl.where(mine, start + (number - behind + tiles) * BLOCK_M, 0), 0)
+    return tl.minimum(expert, experts), first, tl.sum(tl.where(mine, end, 0), 0)
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def grouped_kernel(
+    out,  # [pairs, width]: GATHER: in sorted order, else by pair
+    x,  # GATHER: [tokens, depth]; else [pairs, depth] in sorted order
+    weight,  # [experts, width, depth]; when GATED [experts, 2 * width, depth]
+    bias,  # [experts, width] or [experts, 2 * width], or None
+    order,  # [pairs] int32 when SORTED
+    ends,  # SORTED: [experts] int32; else [pairs] the experts
+    pairs,
+    experts,
+    width,
+    depth,
+    TOP_K: tl.constexpr,
+    SORTED: tl.constexpr,  # else each pair is a tile
+    GATHER: tl.constexpr,
+    GATED: tl.constexpr,
+    ACT: tl.constexpr,  # an Activation when GATED
+    EXPERTS: tl.constexpr,  # power of two >= experts
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    EVEN: tl.constexpr,  # depth is a multiple of BLOCK_K
+    OVERLAP: tl.constexpr,
+):
+    """One tile of an expert's pairs and rows per program."""
+    grid_wait(OVERLAP)
+    number = tl.program_id(1)
+    if SORTED:
+        expert, first, end = tile_of_experts(ends, number, experts, EXPERTS, BLOCK_M)
+    else:
+        expert, first, end = tl.load(ends + number, cache_modifier=".cg"), number, number + 1
+    if expert < experts:
+        place = first + tl.arange(0, BLOCK_M)  # in sorted order
+        m_in = place < end
+        pair = place
+        if SORTED:
+            pair = tl.load(order + place, mask=m_in, other=0, cache_modifier=".cg")
+        source, target = place, pair
+        if GATHER:
+            source, target = pair // TOP_K, place
+        n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+        n_in = n < width
+        k = tl.arange(0, BLOCK_K)
+        base = weight + expert.to(tl.int64) * width * depth * (2 if GATED else 1)
+        w_at = base + n.to(tl.int64)[:, None] * depth + k[None, :]
+        u_at = base + (n.to(tl.int64) + width)[:, None] * depth + k[None, :]  # of no use but when GATED
+        x_at = x + source.to(tl.int64)[None, :] * depth + k[:, None]
+        sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+        ups = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+        for start in range(0, depth, BLOCK_K):
+            w_mask, x_mask = n_in[:, None], m_in[None, :]
+            if not EVEN:
+                k_in = start + k < depth
+                w_mask, x_mask = w_mask & k_in[None, :], x_mask & k_in[:, None]
+            rows = tl.load(x_at, mask=x_mask, other=0.0)
+            sums = tl.dot(tl.load(w_at, mask=w_mask, other=0.0), rows, sums, input_precision="ieee")
+            if GATED:
+                ups = tl.dot(tl.load(u_at, mask=w_mask, other=0.0), rows, ups, input_precision="ieee")
+                u_at += BLOCK_K
+            w_at += BLOCK_K
+            x_at += BLOCK_K
+        if bias is not None:
+            b_at = bias + expert.to(tl.int64) * width * (2 if GATED else 1) + n
+            sums += tl.load(b_at, mask=n_in, other=0.0).to(tl.float32)[:, None]
+            if GATED:
+                ups += tl.load(b_at + width, mask=n_in, other=0.0).to(tl.float32)[:, None]
+        if GATED:
+            sums = activate(sums, ups, ACT)
+        at = out + target.to(tl.int64)[None, :] * width + n[:, None]
+        tl.store(at, sums.to(out.dtype.element_ty), mask=n_in[:, None] & m_in[None, :])
+
+
+def launch_grouped(
+    x: Tensor, weight: Tensor, bias: Tensor | None, pairs: Pairs, activation: Activation | None, tile: Tile
+) -> Tensor:
+    """The Triton kernel, with an activation from x [T, K] to [pairs, N] in sorted order, else from there to by pair.
+
+    weight [E, N, K], with an activation [E, 2N, K], gate first; bias [E, N] or [E, 2N]. Contiguous, of one dtype.
+    """
+    (experts, rows, depth), gated = weight.shape, activation is not None
+    width = rows // 2 if gated else rows
+    assert x.is_contiguous() and weight.is_contiguous() and x.shape[1] == depth and x.dtype is weight.dtype
+    out = x.new_empty(pairs.count, width)
+    tiles = pairs.count
+    if pairs.order is not None:  # every expert's last tile may be part empty
+        tiles = triton.cdiv(pairs.count, tile.block_m) + min(experts, pairs.count)
+    if pairs.count:
+        grouped_kernel[(triton.cdiv(width, tile.block_n), tiles)](
+            out, x, weight, bias, pairs.chosen if pairs.order is None else pairs.order,
+            pairs.chosen if pairs.ends is None else pairs.ends, pairs.count, experts, width, depth, TOP_K=pairs.top_k,
+            SORTED=pairs.order is not None, GATHER=gated, GATED=gated, ACT=int(activation or 0),
+            EXPERTS=triton.next_power_of_2(experts), BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
+            BLOCK_K=tile.block_k, EVEN=depth % tile.block_k == 0, num_warps=tile.warps, num_stages=tile.stages,
+            **launch_options(),
+        )  # fmt: skip
+    return out
+
+
+def grouped_reference(
+    x: Tensor, weight: Tensor, bias: Tensor | None, pairs: Pairs, activation: Activation | None
+) -> Tensor:
+    wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+    order = torch.arange(pairs.count) if pairs.order is None else pairs.order.long()  # of pairs by place
+    experts = pairs.chosen.flatten()[order]
+    sources = order // pairs.top_k if activation is not None else torch.arange(pairs.count)
+    made = []
+    for source, expert in zip(sources.tolist(), experts.tolist()):
+        y = weight[expert].to(wide) @ x[source].to(wide)
+        y = y if bias is None else y + bias[expert].to(wide)
+        made.append(y if activation is None else activate_reference(y, activation))
+    out = torch.stack(made).to(x.dtype)
+    return out if activation is not None else torch.empty_like(out).index_copy_(0, order, out)
+
+
+def tile_of(device: Target, pairs: int, experts: int, gated: bool, size: int) -> Tile:
+    """The tile for so many pairs: an expert's pairs lie in one, as far as that wastes no products; by bytes per value.
+
+    A tile of few pairs reads its matrix once and computes next to nothing: it has many columns in flight.
+    """
+    each = pairs / experts
+    block_m = 16 if each <= 16 else 32 if each <= 32 else 64 if each <= 64 else 128
+    block_n, block_k, stages, warps = (64, 128, 4, 4) if block_m <= 32 else (128, 64, 4, 4 if block_m == 64 else 8)
+    if size > 2:
+        block_k //= 2
+    if gated:
+        block_n //= 2
+    while stages * (block_m + block_n * (2 if gated else 1)) * block_k * size > device.shared_memory:
+        stages, block_k = (stages - 1, block_k) if stages > 2 else (stages, block_k // 2)
+    return Tile(block_m, block_n, block_k, stages, warps)

@@ -1,0 +1,93 @@
+"""Experts on the accelerator, for gpu_kernels: a layer's grouped products, and its route, sort and sum, by rows.
+
+The router's matrix and the rows are random normal numbers, so the experts of a token are spread as random tokens spread
+them; "skewed" adds one direction to a quarter of the rows, which all choose the same expert. The bytes of a case are
+those of the experts that its rows chose. Two layers take turns, of which no cache holds one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from engine.kernels.activation import Activation
+from engine.kernels.gemm.pack import Placement
+from engine.kernels.moe.combine import combine
+from engine.kernels.moe.dense import DenseExperts
+from engine.kernels.moe.pack import pack_router
+from engine.kernels.moe.route import route
+from engine.model_config import Routing
+
+TimeOf = Callable[[list[Callable[[], object]]], tuple[float, float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A layer."""
+
+    hidden: int
+    width: int
+    routing: Routing
+
+
+SHAPES = {
+    "Qwen3-30B-A3B": Shape(2048, 768, Routing(128, 8, renormalise=True)),
+    "gpt-oss-20b": Shape(2880, 2880, Routing(32, 4, renormalise=True)),
+    "Mixtral-8x7B": Shape(4096, 14336, Routing(8, 2, renormalise=True)),
+}
+
+
+def draw(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+
+
+def layer_cases(time_of: TimeOf, name: str, rows: int, skewed: bool = False) -> list[dict]:
+    """The products of a layer, and what is around them."""
+    shape = SHAPES[name]
+    routing, hidden, width = shape.routing, shape.hidden, shape.width
+    placement = Placement(torch.bfloat16, "cuda")
+    routers = [pack_router(draw(routing.num_experts, hidden) / hidden**0.5, placement) for _ in range(2)]
+    layers = [
+        tuple(
+            DenseExperts(draw(routing.num_experts, *sides) / sides[1] ** 0.5, invariant=False)
+            for sides in ((2 * width, hidden), (hidden, width))
+        )
+        for _ in range(2)
+    ]
+    x = draw(rows, hidden)
+    if skewed:
+        x[: rows // 4] += 2 * routers[0].dense()[3] * hidden**0.5
+    chosen, _ = route(x, routers[0], None, routing)
+    touched = len(chosen.unique())
+
+    def products(layer: tuple[DenseExperts, DenseExperts]) -> torch.Tensor:
+        pairs = layer[0].pairs(chosen)
+        return layer[1].of_pairs(layer[0].of_tokens(x, pairs, Activation.SILU), pairs)
+
+    made, residual = products(layers[0]), draw(rows, hidden)
+
+    def around(router: object) -> None:
+        found, given = route(x, router, None, routing)  # type: ignore[arg-type]
+        layers[0][0].pairs(found)
+        combine(made, given, None, None, residual)
+
+    label = f"{name} {rows}{' skewed' if skewed else ''}"
+    values = 3 * hidden * width
+    return [
+        {"name": f"experts {label}", "times": time_of([lambda each=each: products(each) for each in layers]),
+         "bytes": 2 * values * touched, "flops": 2 * values * chosen.numel()},
+        {"name": f"route, sort, sum {label}", "times": time_of([lambda each=each: around(each) for each in routers]),
+         "bytes": 2 * rows * hidden * (routing.top_k + 3)},
+    ]  # fmt: skip
+
+
+def moe_cases(time_of: TimeOf) -> list[Callable[[], list[dict]]]:
+    """One group per shape and number of rows."""
+    groups: list[Callable[[], list[dict]]] = [
+        lambda name=name, rows=rows: layer_cases(time_of, name, rows)
+        for name in SHAPES
+        for rows in (1, 32, 256, 2048, 8192)
+    ]
+    return [*groups, lambda: layer_cases(time_of, "Qwen3-30B-A3B", 2048, skewed=True)]

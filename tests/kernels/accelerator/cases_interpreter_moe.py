@@ -1,0 +1,118 @@
+"""Kernels of experts in the interpreter against their references: routes, sorted pairs, grouped products, sums.
+
+Products run in float32 and float16: the interpreter holds bfloat16 as integers and cannot multiply them.
+"""
+
+import math
+
+import pytest
+import torch
+import triton  # noqa: F401  (before any kernel file, so that they take it; TRITON_INTERPRET says in which mode)
+
+from engine.kernels.activation import Activation
+from engine.kernels.gemm.epilogue import empty_unscaled
+from engine.kernels.gemm.split_k import arrivals
+from engine.kernels.moe.combine import BLOCK, combine_reference, launch_combine
+from engine.kernels.moe.grouped import Tile, grouped_reference, launch_grouped
+from engine.kernels.moe.route import launch_route, route_reference
+from engine.kernels.moe.sort import Pairs, launch_sort_pairs, sort_pairs_reference
+from engine.kernels.target import HAS_TRITON
+from engine.model_config import Routing
+from tests.kernels.routings import ROUTINGS
+
+# NumPy warns of what a NaN or an infinity makes.
+pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value|All-NaN slice) encountered:RuntimeWarning")
+
+
+def error(got: torch.Tensor, want: torch.Tensor) -> float:
+    return float((got.double() - want.double()).norm() / want.double().norm().clamp(min=1e-9))
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    assert HAS_TRITON
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_routes(name):
+    """Rows of ties, a NaN, and an infinity among them."""
+    routing = ROUTINGS[name]
+    x, router = torch.randn(19, 40), torch.randn(routing.num_experts, 40) / 4
+    correction = torch.randn(routing.num_experts) / 4 if routing.correction else None
+    x[3] = 0.0  # all logits are equal
+    x[7, 5], x[8, 5] = math.nan, math.inf
+    want, weighed = route_reference(x, router, correction, routing)
+    got, weights = launch_route(x, router, correction, routing)
+    assert torch.equal(got, want)
+    torch.testing.assert_close(weights, weighed, rtol=1e-5, atol=1e-6, equal_nan=True)
+    assert got[7].tolist() == list(range(routing.top_k))
+    assert weights[7].isnan().all()
+    assert not arrivals(x.device).any()
+
+
+def test_a_router_in_float32_takes_half_precision_rows():
+    routing = Routing(6, 2, renormalise=True)
+    x, router = torch.randn(3, 140).half(), torch.randn(6, 140) / 8
+    got, weights = launch_route(x, router, None, routing)
+    want, weighed = route_reference(x, router, None, routing)
+    assert torch.equal(got, want)
+    torch.testing.assert_close(weights, weighed, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("tokens", "top_k", "experts"), [(1, 1, 1), (5, 3, 7), (300, 4, 5), (600, 4, 40)])
+def test_sorted_pairs(tokens, top_k, experts):
+    chosen = torch.rand(tokens, experts).argsort(1)[:, :top_k].to(torch.int32).contiguous()
+    chosen[tokens // 2 :] = chosen[0].clone()
+    got, want = launch_sort_pairs(chosen, experts), sort_pairs_reference(chosen, experts)
+    assert torch.equal(got.order.long(), want.order)
+    assert torch.equal(got.ends.long(), want.ends)
+
+
+def drawn(tokens: int, top_k: int, experts: int, spread: str) -> Pairs:
+    """Pairs of random experts; of the last experts; or not sorted."""
+    if spread == "one":
+        chosen = torch.arange(experts - top_k, experts).expand(tokens, top_k).to(torch.int32).contiguous()
+    else:
+        chosen = torch.rand(tokens, experts).argsort(1)[:, :top_k].to(torch.int32).contiguous()
+    return Pairs(top_k, chosen, None, None) if spread == "few" else launch_sort_pairs(chosen, experts)
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("activation", [None, Activation.SILU, Activation.CLAMPED_SWIGLU])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("spread", ["even", "one", "few"])
+@pytest.mark.parametrize(("tokens", "top_k", "experts"), [(1, 3, 5), (9, 2, 6), (40, 1, 3)])
+@pytest.mark.parametrize(("width", "depth"), [(64, 64), (50, 72)])
+@pytest.mark.parametrize("block_m", [16, 32])
+def test_grouped_products(tokens, top_k, experts, width, depth, spread, biased, activation, dtype, block_m):
+    gated = activation is not None
+    pairs = drawn(tokens, top_k, experts, spread)
+    weight = (torch.randn(experts, width * (1 + gated), depth) / 8).to(dtype)
+    bias = torch.randn(experts, width * (1 + gated)).to(dtype) if biased else None
+    x = torch.randn(tokens if gated else pairs.count, depth).to(dtype)
+    got = launch_grouped(x, weight, bias, pairs, activation, Tile(block_m, 32, 32, 2, 4))
+    assert error(got, grouped_reference(x, weight, bias, pairs, activation)) < (
+        1e-6 if dtype == torch.float32 else 1e-3
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shared", ["none", "added", "gated"])
+@pytest.mark.parametrize(("rows", "top_k", "width"), [(1, 1, 30), (5, 6, 64), (3, 2, 700)])
+def test_combined_rows(rows, top_k, width, shared, dtype):
+    made, weights = torch.randn(rows, top_k, width).to(dtype), torch.rand(rows, top_k)
+    beside = None if shared == "none" else torch.randn(rows, width).to(dtype)
+    gate = torch.randn(rows, 1).to(dtype) if shared == "gated" else None
+    limit = 1e-6 if dtype == torch.float32 else 2e-2  # rounded twice, and the interpreter cuts digits off
+    got = launch_combine(made, weights, beside, gate, None, None)
+    assert error(got, combine_reference(made, weights, beside, gate, None, None)) < limit
+    residual, gain = torch.randn(rows, width).to(dtype), torch.randn(width)
+    added, wanted = residual.clone(), residual.clone()
+    after, wished = (empty_unscaled(residual, BLOCK, gain, 1e-6) for _ in range(2))
+    assert launch_combine(made, weights, beside, gate, added, after) is added
+    combine_reference(made, weights, beside, gate, wanted, wished)
+    assert error(added, wanted) < limit
+    assert error(after.rows, wished.rows) < limit
+    assert error(after.squares.sum(0), wished.squares.sum(0)) < limit

@@ -1,0 +1,20 @@
+"""Routings of every score, rank and rule, for the tests of all implementations of them."""
+
+from __future__ import annotations
+
+from engine.model_config import Routing
+
+ROUTINGS = {
+    "softmax": Routing(5, 2),
+    "softmax, one": Routing(4, 1),
+    "softmax, renormalised": Routing(40, 6, renormalise=True),
+    "softmax, corrected, least sum": Routing(7, 3, correction=True, renormalise=True, least_sum=0.6),
+    "softmax, groups by maximum": Routing(12, 4, num_groups=4, kept_groups=2, scale=1.8),
+    "sigmoid": Routing(13, 6, score="sigmoid", renormalise=True, eps=1e-6),
+    "sigmoid, corrected": Routing(33, 5, score="sigmoid", correction=True, renormalise=True, eps=1e-20),
+    "sigmoid, groups by two": Routing(
+        24, 5, score="sigmoid", correction=True, num_groups=6, kept_groups=3, group_rank="best two", renormalise=True,
+        eps=1e-20, scale=2.5,
+    ),
+    "all": Routing(6, 6, score="sigmoid"),
+}  # fmt: skip

@@ -1,0 +1,106 @@
+"""Kernels of experts on a real accelerator, against float64 references; a layer whose rows depend on no other row."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.kernels.activation import Activation
+from engine.kernels.gemm.pack import Placement
+from engine.kernels.moe.combine import combine_reference, combine_then_norm, launch_combine
+from engine.kernels.moe.grouped import grouped_reference, launch_grouped, tile_of
+from engine.kernels.moe.route import launch_route, route_reference
+from engine.kernels.moe.sort import launch_sort_pairs, sort_pairs_reference
+from engine.kernels.target import target
+from engine.layers.moe import SparseMLP
+from engine.layers.norm import Normed
+from engine.model_config import ExpertsConfig, Routing
+from engine.models.registry import load_model_config
+from tests import tiny
+from tests.kernels.routings import ROUTINGS
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
+LIMIT = 8e-3  # of bfloat16's rounding
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda").to(dtype)
+
+
+def error(got: torch.Tensor, want: torch.Tensor) -> float:
+    return float((got.double() - want.double()).norm() / want.double().norm().clamp(min=1e-9))
+
+
+@pytest.mark.parametrize("name", [*ROUTINGS, "Qwen3-30B-A3B"])
+@pytest.mark.parametrize("rows", [1, 17, 300])
+def test_routes(name, rows):
+    """Wherever the ranks of experts that are chosen and left out are further apart than what rounding may change."""
+    routing = ROUTINGS.get(name, Routing(128, 8, renormalise=True))
+    x, router = draw(rows, 2048), draw(routing.num_experts, 2048) / 45
+    correction = draw(routing.num_experts, dtype=torch.float32) if routing.correction else None
+    chosen, weights = launch_route(x, router, correction, routing)
+    want, weighed = route_reference(x.double(), router.double(), correction, routing)
+    same = (chosen == want).all(1)
+    assert same.float().mean() > 0.98
+    torch.testing.assert_close(weights[same].double(), weighed[same], rtol=1e-4, atol=1e-5)
+    for _ in range(5):
+        again = launch_route(x, router, correction, routing)
+        assert torch.equal(again[0], chosen)
+        assert torch.equal(again[1], weights)
+    few = launch_route(x[-1:], router, correction, routing)
+    assert torch.equal(few[0], chosen[-1:])
+    assert torch.equal(few[1], weights[-1:])
+
+
+@pytest.mark.parametrize(
+    ("experts", "top_k", "width", "depth"), [(128, 8, 768, 2048), (8, 2, 1792, 4096), (32, 4, 360, 720)]
+)
+def test_grouped_products(experts, top_k, width, depth):
+    both, down = draw(experts, 2 * width, depth) / depth**0.5, draw(experts, depth, width) / width**0.5
+    for rows in (1, 7, 64, 300, 2048):
+        chosen = torch.rand(rows, experts, device="cuda").argsort(1)[:, :top_k].int().contiguous()
+        pairs = launch_sort_pairs(chosen, experts)
+        want = sort_pairs_reference(chosen, experts)
+        assert torch.equal(pairs.order.long(), want.order)
+        assert torch.equal(pairs.ends.long(), want.ends)
+        x = draw(rows, depth)
+        tiles = [tile_of(target(), pairs.count, experts, gated, 2) for gated in (True, False)]
+        made = launch_grouped(x, both, None, pairs, Activation.SILU, tiles[0])
+        got = launch_grouped(made, down, None, pairs, None, tiles[1])
+        if rows <= 64:
+            assert error(made, grouped_reference(x, both, None, pairs, Activation.SILU)) < LIMIT
+            assert error(got, grouped_reference(made, down, None, pairs, None)) < LIMIT
+        for _ in range(3):
+            assert torch.equal(launch_grouped(x, both, None, pairs, Activation.SILU, tiles[0]), made)
+
+
+@pytest.mark.parametrize("rows", [1, 33, 300])
+def test_combined_rows(rows):
+    made, weights, shared = draw(rows, 8, 2048), torch.rand(rows, 8, device="cuda"), draw(rows, 2048)
+    gate, residual, gain = draw(rows, 1), draw(rows, 2048), draw(2048, dtype=torch.float32)
+    want = combine_reference(made.double(), weights, shared, gate, residual.double(), None)
+    assert error(launch_combine(made, weights, shared, gate, residual.clone(), None), want) < LIMIT
+    after = combine_then_norm(made, weights, shared, gate, residual, gain, 1e-6)
+    assert error(residual, want) < LIMIT
+    assert (after is not None) == (rows <= 64)
+    if after is not None:
+        assert error(after.rows, want * gain) < LIMIT
+        assert error(after.squares.sum(0), want.square().sum(1)) < LIMIT
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "qwen2_moe"])
+def test_rows_of_an_invariant_layer_depend_on_no_other_row(name):
+    text = load_model_config(tiny.checkpoint(name)).text
+    config = next(layer.experts for layer in text.layers if layer.experts)
+    assert isinstance(config, ExpertsConfig)
+    layer = SparseMLP(text, config)
+    parts = [layer.router, layer.gate_up, layer.down]
+    if layer.shared is not None:
+        parts += [layer.shared.gate_up, layer.shared.down, layer.shared_gate]
+    for part in parts:
+        drawn = {kind: [draw(*piece.shape) / 5 for piece in pieces] for kind, pieces in part.expects().items()}
+        part.fill(drawn, Placement(torch.bfloat16, "cuda", invariant=True))
+    x = draw(257, text.hidden_size)
+    whole = layer(Normed(None, x)).value()
+    for rows in (1, 2, 31):
+        assert torch.equal(layer(Normed(None, x[:rows])).value(), whole[:rows])
