@@ -28,6 +28,7 @@ from server.routes import (
     health,
     messages,
     models,
+    playground,
     render,
     responses,
     stored_responses,
@@ -62,8 +63,12 @@ def make_app(state: AppState) -> ASGIApp:
 def routes_of(config: Config) -> list[Route]:
     """Every line of the table that the flags leave on."""
     server = config.server
-    switched = [*([] if server.disable_docs else [docs]), *([dev] if server.enable_dev_endpoints else [])]
-    return [line for family in (*FAMILIES, *switched) for line in family.ROUTES]
+    switched = [health.WITHOUT_PAGE if server.disable_playground else playground.ROUTES]
+    switched += [
+        *([] if server.disable_docs else [docs.ROUTES]),
+        *([dev.ROUTES] if server.enable_dev_endpoints else []),
+    ]
+    return [line for lines in (*(family.ROUTES for family in FAMILIES), *switched) for line in lines]
 
 
 async def unknown_path(scope: Scope, receive: Receive, send: Send) -> None:

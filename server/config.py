@@ -69,6 +69,7 @@ class ServerConfig:
     log_rate: int = flag(100, "lines per second of one kind; the rest is counted", low=1)
     metrics_require_key: bool = flag(False, "guard /metrics with the API key too")
     disable_docs: bool = flag(False, "no /docs and no /openapi.json")
+    disable_playground: bool = flag(False, "no chat page at /")
     enable_dev_endpoints: bool = flag(False, "routes that pause the server, clear caches and show its settings")
     admin_api_key: str = flag("", "key for those routes; needed when the bind is not loopback", hidden_value=True)
 

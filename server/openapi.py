@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,7 +83,9 @@ TABLE: dict[tuple[str, str], Operation] = {
     ("GET", "/health/live"): Operation("Alive", media="text/plain"),
     ("GET", "/ping"): Operation("Ready for work", media="text/plain"),
     ("POST", "/ping"): Operation("Ready for work", media="text/plain"),
-    ("GET", "/"): Operation("Name and version"),
+    ("GET", "/"): Operation("The chat page; with --disable-playground name and version", media="text/html"),
+    ("GET", "/playground/{digest}/{name}"): Operation("The chat page's files", media="text/javascript"),
+    ("GET", "/about"): Operation("What the chat page shows of the model"),
     ("GET", "/version"): Operation("Version"),
     ("GET", "/load"): Operation("Choices that are prepared, wait or run"),
     ("GET", "/metrics"): Operation("Prometheus text", media="text/plain"),
@@ -119,8 +122,9 @@ def openapi(root_path: str = "") -> dict[str, Any]:
 def described(path: str, operation: Operation) -> dict[str, Any]:
     """One operation object."""
     found: dict[str, Any] = {"summary": operation.summary, "responses": answers(operation)}
-    if "{id}" in path:
-        found["parameters"] = [{"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}]
+    for name in re.findall(r"{(\w+)}", path):
+        place = {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        found.setdefault("parameters", []).append(place)
     for name in operation.query:
         found.setdefault("parameters", []).append({"name": name, "in": "query", "schema": {"type": "string"}})
     if operation.body is not None:

@@ -37,6 +37,7 @@ class Edge:
             self.hosts = LOOPBACK
         self.origins = frozenset(origin.encode() for origin in server.allowed_origins)
         self.any_origin = "*" in server.allowed_origins
+        self.has_page = not server.disable_playground
         self.open_paths = PROBES - {"/metrics"} if server.metrics_require_key else PROBES
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -108,7 +109,7 @@ class Edge:
 
     def check_key(self, exchange: Exchange, scope: Scope) -> None:
         keys = self.state.keys
-        if not keys or scope["path"] in self.open_paths or (exchange.method == "HEAD" and scope["path"] == "/"):
+        if not keys or self.is_open(exchange.method, scope["path"]):
             return
         presented = presented_key(scope)
         name = keys.match(presented) if presented else None
@@ -118,6 +119,11 @@ class Edge:
             self.state.wrong_keys.note(self.state.proxies.client_of(scope))
             raise wrong_key()
         exchange.key_name = name
+
+    def is_open(self, method: str, path: str) -> bool:
+        """Probes, and the chat page with its files, which ask for the key themselves."""
+        page = (method == "HEAD" or self.has_page) and path == "/"
+        return path in self.open_paths or page or (self.has_page and path.startswith("/playground/"))
 
 
 def one_of_each(scope: Scope) -> tuple[bytes, bytes, bytes]:

@@ -1,4 +1,4 @@
-"""Probes, numbers and names: /health, /health/live, /health/ready, /ping, /, /version, /load, /metrics.
+"""Probes, numbers and names: /health, /health/live, /health/ready, /ping, /version, /load, /metrics; / without a page.
 
 Owner: loop. Ready means: loaded, warmed, not leaving, device thread turning, pool not full of decoders that are stuck.
 Live means: this loop turns and the device thread beats; a server that is still loading is alive. Overload is neither
@@ -79,8 +79,8 @@ ROUTES = [
     route("/health/ready", ready, "GET"),
     route("/health/live", live, "GET"),
     route("/ping", ready, "GET", "POST"),
-    route("/", root, "GET"),
     route("/version", version, "GET"),
     route("/load", load, "GET"),
     route("/metrics", metrics, "GET"),
 ]
+WITHOUT_PAGE = [route("/", root, "GET")]

@@ -64,7 +64,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_wheel_holds_code_extensions_and_the_embedded_model(wheel):
+def test_the_wheel_holds_code_extensions_page_and_embedded_model(wheel):
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
     tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
@@ -78,8 +78,9 @@ def test_the_wheel_holds_code_extensions_and_the_embedded_model(wheel):
     suffix = sysconfig.get_config_var("EXT_SUFFIX")
     for pyx in (copy / "_fast").glob("*.pyx"):
         assert f"_fast/{pyx.stem}{suffix}" in names
-    for path in (copy / "server" / "embedded").iterdir():
-        assert f"server/embedded/{path.name}" in names
+    for folder in ("embedded", "playground"):
+        for path in (copy / "server" / folder).iterdir():
+            assert f"server/{folder}/{path.name}" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if name.endswith((".pyx", ".c", ".h"))]
 

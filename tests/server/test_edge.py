@@ -82,7 +82,7 @@ async def test_probes_answer_empty_200(client):
 async def test_s02_every_route_but_the_open_ones_needs_a_key(serve):
     client = serve(server={"api_key": ("right", "other")})
     posted = ("/v1/chat/completions", "/tokenize", "/v1/responses", "/abort_requests")
-    got = ("/v1/models", "/load", "/nothing", "/")
+    got = ("/v1/models", "/load", "/nothing", "/about")
     for method, path in [*(("POST", path) for path in posted), *(("GET", path) for path in got)]:
         reply = await client.call(method, path).finish()
         assert reply.status == 401, path

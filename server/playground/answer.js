@@ -1,0 +1,105 @@
+// From messages to a request, and from a stream of chunks to a node: words, thinking, calls, probabilities, numbers.
+
+import { streamChat } from "./api.js";
+import { partOf } from "./media.js";
+
+/** The body of /v1/chat/completions for this path of nodes. */
+export function bodyOf(path, settings, about) {
+  const messages = path.filter((node) => node.role !== "assistant" || node.text || node.calls?.length).map(messageOf);
+  if (settings.system?.trim()) messages.unshift({ role: "system", content: settings.system });
+  const body = { model: settings.model && about.models.includes(settings.model) ? settings.model : about.models[0], messages };
+  for (const name of NUMBERS) if (typeof settings[name] === "number") body[name] = settings[name];
+  if (settings.stop?.length) body.stop = settings.stop;
+  if (settings.logprobs && about.max_logprobs !== 0) {
+    body.logprobs = true;
+    body.top_logprobs = about.max_logprobs < 0 ? 5 : Math.min(5, about.max_logprobs);
+  }
+  if (settings.schema) body.response_format = { type: "json_schema", json_schema: { name: "answer", schema: settings.schema } };
+  if (settings.tools) body.tools = settings.tools;
+  if (about.thinking_switch && settings.thinking !== undefined) body.chat_template_kwargs = { enable_thinking: settings.thinking };
+  return { ...body, ...settings.extra };
+}
+
+export const NUMBERS = [
+  ...["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"],
+  ...["presence_penalty", "frequency_penalty", "repetition_penalty"],
+];
+
+function messageOf(node) {
+  if (node.role === "tool") return { role: "tool", tool_call_id: node.callId, content: node.text };
+  if (node.role === "assistant") {
+    const calls = node.calls?.map((call) => ({ id: call.id, type: "function", function: { name: call.name, arguments: call.arguments } }));
+    return { role: "assistant", content: node.text || null, ...(calls?.length && { tool_calls: calls }) };
+  }
+  if (!node.files.length) return { role: "user", content: node.text };
+  const parts = node.files.map(partOf);
+  if (node.text) parts.push({ type: "text", text: node.text });
+  return { role: "user", content: parts };
+}
+
+/** Fills `node` from the server's stream and calls `changed` after each chunk; a refusal becomes `node.error`. */
+export async function answerInto(node, body, signal, changed) {
+  const clock = new Clock();
+  try {
+    for await (const chunk of streamChat(body, signal)) {
+      take(node, chunk, clock);
+      changed();
+    }
+  } catch (error) {
+    if (error.name === "AbortError") node.finish = "stopped";
+    else node.error = error.message;
+  }
+  changed();
+}
+
+/** Seconds since the request was sent. */
+class Clock {
+  constructor() {
+    this.begun = performance.now();
+    this.pieces = 0; // that held words, for the time before the server tells its own count
+  }
+
+  now() {
+    return (performance.now() - this.begun) / 1000;
+  }
+}
+
+function take(node, chunk, clock) {
+  const numbers = (node.numbers ??= {});
+  const choice = chunk.choices[0];
+  const delta = choice?.delta ?? {};
+  const thought = delta.reasoning ?? delta.reasoning_content;
+  if (thought) node.reasoning = (node.reasoning ?? "") + thought;
+  if (delta.content) node.text += delta.content;
+  for (const piece of delta.tool_calls ?? []) takeCall(node, piece);
+  if (thought || delta.content || delta.tool_calls) {
+    clock.pieces++;
+    numbers.first ??= clock.now();
+    numbers.last = clock.now();
+    numbers.tokens = clock.pieces;
+    if (node.reasoning && !thought) numbers.thought ??= clock.now() - numbers.first;
+  }
+  if (choice?.logprobs?.content) (node.tokens ??= []).push(...choice.logprobs.content.map(tokenOf));
+  if (choice?.finish_reason) node.finish = choice.finish_reason;
+  if (chunk.usage) {
+    numbers.tokens = chunk.usage.completion_tokens;
+    numbers.prompt = chunk.usage.prompt_tokens;
+    numbers.cached = chunk.usage.prompt_tokens_details?.cached_tokens ?? 0;
+  }
+  const span = numbers.last - numbers.first;
+  if (numbers.tokens > 1 && span > 0) numbers.rate = (numbers.tokens - 1) / span;
+}
+
+function takeCall(node, piece) {
+  const calls = (node.calls ??= []);
+  const call = (calls[piece.index] ??= { id: "", name: "", arguments: "" });
+  call.id ||= piece.id ?? "";
+  call.name += piece.function?.name ?? "";
+  call.arguments += piece.function?.arguments ?? "";
+}
+
+const tokenOf = (entry) => ({
+  text: entry.token,
+  logprob: entry.logprob,
+  others: entry.top_logprobs.map((other) => [other.token, other.logprob]),
+});

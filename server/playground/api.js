@@ -1,0 +1,94 @@
+// The server: its addresses beside this page, the key, errors in the server's own words, and streams of events.
+
+const BASE = new URL(".", document.baseURI);
+const KEY = "omniloop.key";
+
+/** The key that was entered, for this tab or for this browser. */
+export function savedKey() {
+  return sessionStorage.getItem(KEY) ?? localStorage.getItem(KEY) ?? "";
+}
+
+export function saveKey(key, keep) {
+  sessionStorage.removeItem(KEY);
+  localStorage.removeItem(KEY);
+  if (key) (keep ? localStorage : sessionStorage).setItem(KEY, key);
+}
+
+/** A refusal: `status`, and the server's text as the message. */
+export class Refusal extends Error {
+  constructor(status, message) {
+    super(message);
+    this.status = status;
+  }
+}
+
+async function call(path, options = {}) {
+  const headers = { ...options.headers };
+  const key = savedKey();
+  if (key) headers.authorization = `Bearer ${key}`;
+  let reply;
+  try {
+    reply = await fetch(new URL(path, BASE), { ...options, headers });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refusal(0, "The server does not answer. Is it still running?");
+  }
+  if (!reply.ok) throw new Refusal(reply.status, await reasonOf(reply));
+  return reply;
+}
+
+async function reasonOf(reply) {
+  try {
+    return (await reply.json()).error.message;
+  } catch {
+    return `The server answered ${reply.status}.`;
+  }
+}
+
+export const getJson = async (path) => (await call(path)).json();
+export const getText = async (path, signal) => (await call(path, { signal })).text();
+
+/** The chunks of a streamed chat completion; the signal ends it. */
+export async function* streamChat(body, signal) {
+  const reply = await call("v1/chat/completions", {
+    method: "POST",
+    headers: { "content-type": "application/json" },
+    body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),
+    signal,
+  });
+  for await (const data of events(reply.body)) {
+    if (data === "[DONE]") return;
+    const chunk = JSON.parse(data);
+    if (chunk.error) throw new Refusal(chunk.error.code, chunk.error.message);
+    yield chunk;
+  }
+}
+
+/** The `data:` lines of an event stream. */
+export async function* events(stream) {
+  const reader = stream.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const lines = (rest + value).split("\n");
+      rest = lines.pop();
+      for (const line of lines) if (line.startsWith("data: ")) yield line.slice(6);
+    }
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+/** Numbers of a Prometheus text by name, the samples of one name added up; buckets are left out. */
+export function readMetrics(text) {
+  const found = new Map();
+  for (const line of text.split("\n")) {
+    if (!line || line[0] === "#" || line.includes("_bucket{")) continue;
+    const at = line.lastIndexOf(" ");
+    const name = line.slice(0, at).split("{", 1)[0];
+    found.set(name, (found.get(name) ?? 0) + Number(line.slice(at + 1)));
+  }
+  return found;
+}

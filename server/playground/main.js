@@ -1,0 +1,147 @@
+// The page's start: who answers here, what it takes, and the parts put together.
+
+import { getJson } from "./api.js";
+import { Chat } from "./chat.js";
+import { Composer } from "./composer.js";
+import { byId, h, icon } from "./dom.js";
+import { examplesFor, fileOf } from "./examples.js";
+import { listed } from "./media.js";
+import { Panel } from "./panel.js";
+import { keyForm, Settings } from "./settings.js";
+import { Sidebar } from "./sidebar.js";
+import { loadConversation } from "./store.js";
+import { newConversation } from "./tree.js";
+
+const OPEN = "omniloop.open"; // the conversation that this tab shows
+const THEME = "omniloop.theme";
+const DRAWINGS = { text: "file", image: "picture", audio: "microphone", video: "film" };
+
+let about = null;
+let settings = null;
+
+const panel = new Panel();
+const sidebar = new Sidebar(() => chat.conversation.id, open, begin);
+const chat = new Chat(() => settings.values, () => about, () => sidebar.show());
+const composer = new Composer(() => about, (text, files) => ask(text, files), () => chat.stop());
+
+function ask(text, files) {
+  sessionStorage.setItem(OPEN, chat.conversation.id);
+  return chat.ask(text, files);
+}
+
+function open(conversation) {
+  sessionStorage.setItem(OPEN, conversation.id);
+  chat.open(conversation);
+  close("with-sidebar");
+}
+
+function begin() {
+  sessionStorage.removeItem(OPEN);
+  chat.open(newConversation());
+  sidebar.show();
+  close("with-sidebar");
+  byId("question").focus();
+}
+
+/** On a telephone a drawer closes when it has done its work. */
+function close(drawer) {
+  if (window.matchMedia("(max-width: 60rem)").matches) setDrawer(drawer, false);
+}
+
+function setDrawer(drawer, is) {
+  document.body.classList.toggle(drawer, is);
+  byId(drawer === "with-panel" ? "show-panel" : "show-sidebar").setAttribute("aria-expanded", String(is));
+  if (is && window.matchMedia("(max-width: 60rem)").matches) {
+    setDrawer(drawer === "with-panel" ? "with-sidebar" : "with-panel", false);
+  }
+  panel.turn();
+}
+
+function greet() {
+  byId("model").replaceChildren(
+    h("strong", {}, about.models[0]),
+    h("span", { class: "facts" }, `${about.family}, ${about.max_model_len.toLocaleString("en")} tokens`),
+    h("span", { class: "modalities", role: "img", "aria-label": `takes ${listed(about.modalities)}` }, about.modalities.map((name) => icon(DRAWINGS[name]))),
+  );
+  document.title = `${about.models[0]} · omniloop`;
+  byId("welcome-words").textContent = about.embedded
+    ? "This small model comes with the server. It sees, hears and watches a little: try it, then start the server with a model of your own."
+    : `${about.models[0]} takes ${listed(about.modalities)}.`;
+  byId("examples").replaceChildren(...examplesFor(about).map(exampleButton));
+  byId("version").textContent = `omniloop ${about.version}`;
+}
+
+function exampleButton(example) {
+  const onclick = async () => {
+    const files = example.file ? [await fileOf(example)] : [];
+    await composer.attach(files);
+    const attached = composer.files;
+    composer.clear();
+    ask(example.words, attached);
+  };
+  return h("button", { type: "button", class: "example", onclick }, icon(DRAWINGS[example.kind ?? "text"]), h("span", {}, example.words));
+}
+
+/** Asks who is there; a refused key opens the form, anything else is told with a button to try again. */
+async function meet() {
+  const trouble = byId("trouble");
+  try {
+    about = await getJson("about");
+    trouble.hidden = true;
+    document.body.classList.add("ready");
+  } catch (error) {
+    const again = h("button", { type: "button", class: "strong", onclick: meet }, "Try again");
+    const words = error.status === 401 ? "This server needs an API key." : error.message;
+    trouble.replaceChildren(h("p", {}, words), error.status === 401 ? keyForm(meet) : again);
+    trouble.hidden = false;
+    if (error.status === 401) trouble.querySelector("input").focus();
+    return;
+  }
+  settings = new Settings(about, meet);
+  settings.show();
+  greet();
+  composer.offer();
+  const last = sessionStorage.getItem(OPEN);
+  const conversation = last && (await loadConversation(last));
+  if (conversation) chat.open(conversation);
+  else if (!chat.conversation.nodes.length) chat.show();
+  await sidebar.show();
+  byId("question").focus();
+}
+
+const THEMES = ["light dark", "light", "dark"];
+const THEME_NAMES = ["as the system is", "light", "dark"];
+
+function setTheme(at) {
+  document.documentElement.style.colorScheme = THEMES[at];
+  localStorage.setItem(THEME, String(at));
+  const label = `Colours: ${THEME_NAMES[at]}`;
+  byId("theme").title = label;
+  byId("theme").setAttribute("aria-label", label);
+}
+
+const themeNow = () => Number(localStorage.getItem(THEME)) % THEMES.length || 0;
+
+setTheme(themeNow());
+byId("theme").addEventListener("click", () => setTheme((themeNow() + 1) % THEMES.length));
+byId("new").addEventListener("click", begin);
+byId("keys").addEventListener("click", () => byId("help").showModal());
+for (const [button, drawer] of [["show-sidebar", "with-sidebar"], ["show-panel", "with-panel"]]) {
+  byId(button).addEventListener("click", () => setDrawer(drawer, !document.body.classList.contains(drawer)));
+}
+byId("shade").addEventListener("click", () => ["with-sidebar", "with-panel"].forEach((drawer) => setDrawer(drawer, false)));
+
+document.addEventListener("keydown", (event) => {
+  const command = event.ctrlKey || event.metaKey;
+  if (event.key === "Escape" && !document.querySelector("dialog[open]") && !event.defaultPrevented) chat.stop();
+  else if (command && event.shiftKey && event.key.toLowerCase() === "o") event.preventDefault(), begin();
+  else if (command && event.key === ".") event.preventDefault(), byId("show-panel").click();
+  else if (command && event.key.toLowerCase() === "k") {
+    event.preventDefault();
+    setDrawer("with-sidebar", true);
+    byId("search").focus();
+  } else if (event.key === "/" && !/^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName)) event.preventDefault(), byId("question").focus();
+});
+
+if (window.matchMedia("(min-width: 60rem)").matches) setDrawer("with-sidebar", true);
+meet();

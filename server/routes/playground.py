@@ -1,0 +1,130 @@
+"""The chat page at /, its files, and /about: what the page must know of the model. Off with --disable-playground.
+
+Owner: loop. The files of server/playground are read once, in the pool, at the first request. The address of a script or
+a style has a digest of all files in it: a browser keeps such a file for a year, and a new version of the server has new
+addresses. A browser asks for the page itself each time (If-None-Match, 304). The page and its files need no key, for
+they are the same on every server; /about needs one. The policy lets the page fetch from its own server only and run its
+own files only, and no text becomes HTML (require-trusted-types-for; SECURITY S6).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engine.models.registry import family_of
+from server import __version__
+from server.config import EMBEDDED
+from server.errors import not_found
+from server.http.exchange import state_of
+from server.routes.endpoint import json_response, route
+from server.state import AppState
+
+FOLDER = Path(__file__).parents[1] / "playground"
+TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+    ".png": "image/png",
+    ".ogg": "audio/ogg",
+    ".mp4": "video/mp4",
+}
+POLICY = {
+    "default-src": "'none'",
+    "script-src": "'self'",
+    "style-src": "'self'",
+    "img-src": "'self' data: blob:",
+    "media-src": "'self' data: blob:",
+    "connect-src": "'self'",
+    "form-action": "'none'",
+    "base-uri": "'none'",
+    "frame-ancestors": "'none'",
+    "require-trusted-types-for": "'script'",
+    "trusted-types": "'none'",
+}
+HEADERS = {
+    "content-security-policy": "; ".join(f"{name} {value}" for name, value in POLICY.items()),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(self), microphone=(self), geolocation=()",
+}
+A_YEAR = "public, max-age=31536000, immutable"
+
+
+@dataclass(frozen=True, slots=True)
+class Pages:
+    """The page, its files by name, and the digest of all of them."""
+
+    html: bytes
+    files: dict[str, bytes]
+    digest: str
+
+
+@cache
+def pages() -> Pages:
+    """Reads the folder."""
+    found = {path.name: path.read_bytes() for path in sorted(FOLDER.iterdir()) if path.is_file()}
+    digest = hashlib.sha256(b"".join(name.encode() + data for name, data in found.items())).hexdigest()[:16]
+    html = found.pop("index.html").replace(b"{files}", f"playground/{digest}".encode())
+    return Pages(html, {name: data for name, data in found.items() if Path(name).suffix in TYPES}, digest)
+
+
+async def page(request: Request) -> Response:
+    made = await read(request)
+    tag = f'"{made.digest}"'
+    headers = {**HEADERS, "cache-control": "no-cache", "etag": tag}
+    if tag in request.headers.get("if-none-match", ""):
+        return Response(status_code=304, headers=headers)
+    return Response(made.html, media_type="text/html; charset=utf-8", headers=headers)
+
+
+async def file(request: Request) -> Response:
+    made = await read(request)
+    name = request.path_params["name"]
+    if request.path_params["digest"] != made.digest or name not in made.files:
+        raise not_found("the page has no such file; load the page again")
+    headers = {**HEADERS, "cache-control": A_YEAR}
+    return Response(made.files[name], media_type=TYPES[Path(name).suffix], headers=headers)
+
+
+async def read(request: Request) -> Pages:
+    return await asyncio.get_running_loop().run_in_executor(state_of(request).pool, pages)
+
+
+async def about(request: Request) -> Response:
+    return json_response(facts(state_of(request)))
+
+
+def facts(state: AppState) -> dict[str, Any]:
+    """What fits the model: the page shows no control that the server would refuse."""
+    model = state.engine.model
+    return {
+        "version": __version__,
+        "models": list(state.names),
+        "family": family_of(model.architecture).name,
+        "embedded": state.folder == str(EMBEDDED),
+        "modalities": list(model.modalities),
+        "max_model_len": state.engine.max_model_len,
+        "max_request_bytes": state.config.limits.max_request_bytes,
+        "max_logprobs": state.config.limits.max_logprobs,
+        "structured_outputs": state.grammars is not None,
+        "tool_calls": state.parsers.tools_name != "none",
+        "thinking_switch": any("enable_thinking" in template.source for template in state.renderer.templates.values()),
+        "defaults": state.defaults,
+    }
+
+
+ROUTES = [
+    route("/", page, "GET"),
+    route("/playground/{digest}/{name}", file, "GET"),
+    route("/about", about, "GET"),
+]

@@ -1,0 +1,242 @@
+"""The chat page in a real browser, against a real server with the embedded model: what people do, and what they see."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.end_to_end.process import SMALL, serving
+from tests.server.playground.browser import CHROMIUM, DROP, MEDIA, NO_CHROMIUM, answer, ask, chromium, opened, words
+
+pytestmark = pytest.mark.skipif(not CHROMIUM, reason=NO_CHROMIUM)
+SERIOUS = ("serious", "critical")
+ENDLESS = json.dumps({"ignore_eos": True, "max_tokens": 8000})
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving(*SMALL) as process:
+        yield f"http://127.0.0.1:{process.port}/"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture
+def page(browser: Any, url: str) -> Iterator[Any]:
+    with opened(browser, url) as page:
+        yield page
+        assert page.complaints == []
+
+
+def setting(page: Any, label: str, text: str) -> None:
+    if page.locator("#show-panel").get_attribute("aria-expanded") == "false":
+        page.locator("#show-panel").click()
+    page.get_by_label(label).fill(text)
+
+
+def told(page: Any, chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Answers the page's requests with these chunks; gives the list of their bodies."""
+    bodies: list[dict[str, Any]] = []
+    lines = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
+
+    def fulfil(route: Any) -> None:
+        bodies.append(route.request.post_data_json)
+        route.fulfill(headers={"content-type": "text/event-stream"}, body=f"{lines}data: [DONE]\n\n")
+
+    page.route("**/v1/chat/completions", fulfil)
+    return bodies
+
+
+def delta(**fields: Any) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": fields}]}
+
+
+def test_text_picture_and_sound_are_answered_rightly_and_counted(page):
+    ask(page, "What is 12 + 30?")
+    first = answer(page)
+    assert words(first) == "42"
+    assert re.search(r"3 tokens · first after \d.* tokens/s · prompt 20", first.locator(".numbers").inner_text())
+
+    picture = base64.b64encode((MEDIA / "picture.png").read_bytes()).decode()
+    page.evaluate(DROP, ["picture.png", "image/png", picture])
+    page.get_by_role("button", name="Remove picture.png").wait_for()
+    ask(page, "What is in the picture?")
+    page.get_by_role("img", name="picture.png").wait_for()
+    assert words(answer(page, 1)) == "A red circle."
+
+    page.get_by_role("button", name="New conversation").click()
+    page.locator("#chosen").set_input_files(MEDIA / "sound.wav")
+    page.get_by_role("button", name="Remove sound.wav").wait_for()
+    ask(page, "Which digits do you hear?")
+    assert words(answer(page)) == "314"
+    assert page.locator("#conversations li").count() == 2
+
+
+def test_examples_are_what_the_embedded_model_can_answer(page):
+    page.get_by_role("button", name="Which way does it move?").click()
+    assert words(answer(page)) == "Right."
+
+
+def test_a_long_answer_is_stopped_on_the_page_and_on_the_server(page):
+    setting(page, "More fields of the request", ENDLESS)
+    ask(page, "Count from 3 to 7.")
+    page.locator(".numbers", has_text=re.compile(r"\d\d tokens")).wait_for()
+    running = page.locator("#numbers dd").first
+    running.filter(has_text="1").wait_for()
+    page.keyboard.press("Escape")
+    page.get_by_text("· stopped").wait_for()
+    running.filter(has_text="0").wait_for()
+    assert page.locator("#send").is_visible()
+
+
+def test_an_edited_question_is_another_version_and_a_reload_keeps_both(page):
+    ask(page, "What is 2 + 3?")
+    assert words(answer(page)) == "5"
+    page.get_by_role("article", name="You").hover()
+    page.get_by_role("button", name="Edit the message").click()
+    page.get_by_role("textbox", name="Edit the message").fill("What is 2 + 4?")
+    page.keyboard.press("Enter")
+    page.locator(".assistant > .words", has_text="6").wait_for()
+    answer(page)
+    page.get_by_text("2 of 2").wait_for()
+    page.reload()
+    page.locator(".assistant > .words", has_text="6").wait_for()
+    page.get_by_role("button", name="Version before").click()
+    page.locator(".assistant > .words", has_text="5").wait_for()
+    page.get_by_role("button", name="Answer again").click()
+    page.locator(".assistant .versions", has_text="2 of 2").wait_for()
+    assert words(answer(page)) == "5"
+
+
+def test_a_schema_is_kept_to_and_probabilities_are_told(page):
+    setting(page, "JSON Schema", json.dumps({"enum": ["left", "right"]}))
+    page.get_by_label("Record the tokens' probabilities").check()
+    ask(page, "What is 12 + 30?")
+    found = answer(page)
+    assert json.loads(words(found)) in ("left", "right")
+    found.get_by_role("button", name="Show the tokens' probabilities").click()
+    found.locator(".token").nth(1).hover()
+    assert re.search(r"[\d.]+ %", found.locator(".likely .this").inner_text())
+    found.locator(".run").focus()
+    page.keyboard.press("ArrowRight")
+    assert found.locator(".token").nth(2).get_attribute("class").endswith("chosen")
+
+
+def test_a_setting_that_is_wrong_says_so_and_changes_nothing(page):
+    setting(page, "JSON Schema", "{")
+    page.get_by_text("is not JSON").wait_for()
+    setting(page, "Temperature", "7")
+    page.get_by_text("from 0 to 2").wait_for()
+    assert page.evaluate("localStorage.getItem('omniloop.settings')") is None
+
+
+def test_what_the_model_writes_is_never_markup(page):
+    text = '<img src=x onerror="document.title=1"> [a](javascript:alert(1)) ![b](https://example.org/b.png)\n\n'
+    told(page, [delta(content=text + '```html\n<script>"x"</script>\n```\n| a | b |\n|--|--|\n| **c** | d |\n')])
+    ask(page, "Hello")
+    found = answer(page)
+    assert "<img src=x" in words(found)
+    assert found.locator("img, script").count() == 0
+    assert found.locator("a").evaluate_all("(all) => all.map((one) => one.href)") == ["https://example.org/b.png"]
+    assert found.locator("td strong").inner_text() == "c"
+    found.get_by_role("button", name="Copy", exact=True).click()
+    page.locator("#said", has_text="Copied").wait_for()
+    assert page.evaluate("navigator.clipboard.readText()") == '<script>"x"</script>'
+
+
+def test_thinking_is_folded_and_a_call_gets_its_result(page):
+    call = {"index": 0, "id": "c1", "function": {"name": "weather", "arguments": '{"city": "Porto"}'}}
+    bodies = told(page, [delta(reasoning="I **look**."), delta(content="A moment."), delta(tool_calls=[call])])
+    ask(page, "How is the weather?")
+    found = answer(page)
+    found.get_by_text(re.compile("Thought for")).click()
+    assert found.locator(".thinking strong").inner_text() == "look"
+    found.get_by_role("textbox", name="Result of weather").fill("sunny")
+    page.keyboard.press("Enter")
+    page.get_by_role("article", name="Result of a call").wait_for()
+    answer(page, 1)
+    asked, called, result = bodies[-1]["messages"]
+    assert asked == {"role": "user", "content": "How is the weather?"}
+    assert called["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Porto"}'}
+    assert result == {"role": "tool", "tool_call_id": "c1", "content": "sunny"}
+
+
+def test_a_server_with_a_key_asks_for_it(browser, url):
+    def guard(route: Any) -> None:
+        if route.request.headers.get("authorization") == "Bearer right":
+            route.continue_()
+        else:
+            route.fulfill(status=401, json={"error": {"message": "a valid API key is needed"}})
+
+    with opened(browser, url) as page:
+        page.route("**/about", guard)
+        page.reload()
+        page.get_by_role("textbox", name="API key").first.fill("right")
+        page.keyboard.press("Enter")
+        page.get_by_role("button", name="What is 12 + 30?").wait_for()
+        assert page.locator("#trouble").is_hidden()
+        assert all("401" in text for text in page.complaints)
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(browser, url, scheme):
+    from axe_playwright_python.sync_playwright import Axe
+
+    code = "```py\ndef f(): return 'x'  # y\n```"
+    with opened(browser, url, color_scheme=scheme) as page:
+        found = [Axe().run(page)] if scheme == "light" else []
+        told(page, [delta(reasoning="So"), delta(content=f"# A\n- b `c`\n{code}\n|a|b|\n|-|-|\n|1|2|")])
+        ask(page, "Hello")
+        answer(page)
+        page.locator("#show-panel").click()
+        page.locator("#numbers dd", has_text="GiB").wait_for()
+        found.append(Axe().run(page))
+        assert page.complaints == []
+    serious = [item for run in found for item in run.response["violations"] if item["impact"] in SERIOUS]
+    assert not serious, [(item["id"], [node["html"] for node in item["nodes"]]) for item in serious]
+
+
+def test_nothing_scrolls_sideways_on_a_telephone(browser, url):
+    with opened(browser, url, viewport={"width": 360, "height": 740}, has_touch=True) as page:
+        table = f"{'|a' * 40}|\n{'|-' * 40}|\n"
+        told(page, [delta(content=f"`{'long' * 40}` {'word' * 60}\n```\n{'x' * 300}\n```\n{table}")])
+        ask(page, f"https://example.org/{'path/' * 40}")
+        answer(page)
+        for button in (None, "#show-sidebar", "#show-panel"):
+            if button:
+                page.locator(button).click()
+            assert page.evaluate("document.documentElement.scrollWidth") <= 360
+            assert page.evaluate("document.getElementById('log').scrollWidth") <= 360
+            if button:
+                page.locator("#shade").click(position={"x": 350 if button == "#show-sidebar" else 5, "y": 400})
+        assert page.complaints == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("label", "name"), [("Record a sound", "recording.wav"), ("Record a film", "recording.webm")])
+def test_what_is_recorded_is_attached_and_answered(page, label, name):
+    page.get_by_role("button", name=label).click()
+    page.get_by_role("button", name="Start recording").click()
+    page.get_by_role(
+        "timer",
+    ).filter(has_text="0:02").wait_for()
+    page.get_by_role("button", name="Stop and attach").click()
+    page.get_by_role("button", name=f"Remove {name}").wait_for()
+    ask(page, "What is it?")
+    assert words(answer(page))
+
+
+@pytest.mark.full
+def test_a_picture_is_taken(page):
+    page.get_by_role("button", name="Take a picture").click()
+    page.get_by_role("button", name="Take the picture").click()
+    page.get_by_role("button", name="Remove picture.jpg").wait_for()

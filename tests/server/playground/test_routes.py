@@ -1,0 +1,81 @@
+"""/, the page's files and /about: policy, caching, keys, the flag; and that no file of the page reaches elsewhere."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from server.routes.playground import FOLDER, TYPES, pages
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+SOURCES = sorted(path for path in FOLDER.iterdir() if path.suffix in (".js", ".css", ".html", ".svg"))
+# A namespace is a name, not an address; examples of forms are texts.
+ADDRESS = re.compile(r"https?://(?!www\.w3\.org/2000/svg)\w")
+
+
+async def test_the_page_has_a_strict_policy_and_is_asked_for_each_time(client):
+    reply = await client.get("/")
+    assert reply.reply_headers["content-type"] == "text/html; charset=utf-8"
+    policy = reply.reply_headers["content-security-policy"]
+    for rule in ("default-src 'none'", "script-src 'self'", "connect-src 'self'", "require-trusted-types-for 'script'",
+                 "frame-ancestors 'none'"):  # fmt: skip
+        assert rule in policy.split("; ")
+    assert "unsafe" not in policy
+    assert reply.reply_headers["cache-control"] == "no-cache"
+    again = await client.call("GET", "/", headers={"if-none-match": reply.reply_headers["etag"]}).finish()
+    assert (again.status, again.content) == (304, b"")
+
+
+async def test_every_file_that_the_page_names_is_served_and_kept_for_a_year(client):
+    html = (await client.get("/")).content.decode()
+    named = re.findall(r'(?:src|href)="(playground/[^"]+)"', html)
+    assert {name.rpartition(".")[2] for name in named} == {"js", "css", "svg"}
+    folder = "/" + named[0].rpartition("/")[0]
+    modules = {name for path in SOURCES for name in re.findall(r'from "\./([\w.]+)"', path.read_text())}
+    for path in ("/" + name for name in (*named, *(f"playground/{pages().digest}/{name}" for name in modules))):
+        reply = await client.get(path)
+        assert reply.status == 200, path
+        assert "immutable" in reply.reply_headers["cache-control"]
+        assert reply.reply_headers["x-content-type-options"] == "nosniff"
+        assert path.rpartition("/")[0] == folder
+    for path in ("/playground/0/main.js", f"{folder}/absent.js", f"{folder}/index.html", f"{folder}/..%2f..%2fapp.py"):
+        assert (await client.get(path)).status == 404
+
+
+async def test_s02_page_and_files_need_no_key_and_facts_do(serve):
+    client = serve(server={"api_key": ("right",)})
+    for path in ("/", f"/playground/{pages().digest}/main.js"):
+        assert (await client.get(path)).status == 200
+    assert (await client.get("/about")).status == 401
+    assert (await client.call("GET", "/about", headers={"x-api-key": "right"}).finish()).status == 200
+
+
+async def test_about_tells_what_fits_the_model(client, tiny_client):
+    facts = (await client.get("/about")).json()
+    assert set(facts["modalities"]) == {"text", "image", "audio", "video"}
+    assert facts["embedded"] is True
+    assert facts["defaults"] == {"temperature": 0.0}
+    assert facts["max_model_len"] == client.state.engine.max_model_len
+    assert (await tiny_client.get("/about")).json()["modalities"] == ["text"]
+
+
+async def test_without_the_page_the_root_tells_name_and_version(serve):
+    client = serve(server={"disable_playground": True, "api_key": ("right",)})
+    assert (await client.get("/")).status == 401
+    key = {"x-api-key": "right"}
+    assert (await client.call("GET", "/", headers=key).finish()).json()["name"] == "omniloop"
+    for path in ("/about", f"/playground/{pages().digest}/main.js"):
+        assert (await client.get(path)).status == 401
+        assert (await client.call("GET", path, headers=key).finish()).status == 404
+
+
+async def test_no_file_of_the_page_is_large_or_reaches_another_server():
+    for path in SOURCES:
+        text = path.read_text(encoding="utf-8")
+        assert len(text.splitlines()) <= 400, path.name
+        assert not ADDRESS.search(text), path.name
+        for banned in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
+            assert banned not in text, f"{path.name}: {banned}"
+    assert {path.suffix for path in FOLDER.iterdir()} <= {*TYPES, ".html"}
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 200_000
