@@ -1,26 +1,36 @@
 // From messages to a request, and from a stream of chunks to a node: words, thinking, calls, probabilities, numbers.
 
-import { streamChat } from "./api.js";
+import { stream } from "./api.js";
 import { partOf } from "./media.js";
 
-/** The body of /v1/chat/completions for this path of nodes. */
-export function bodyOf(path, settings, about) {
-  const messages = path.filter((node) => node.role !== "assistant" || node.text || node.calls?.length).map(messageOf);
-  if (settings.system?.trim()) messages.unshift({ role: "system", content: settings.system });
-  const body = { model: settings.model && about.models.includes(settings.model) ? settings.model : about.models[0], messages };
+/** {route, body} of a request for this path of nodes: a conversation, or for a model without a chat template a text. */
+export function requestOf(path, settings, about) {
+  const body = { model: settings.model && about.models.includes(settings.model) ? settings.model : about.models[0] };
   for (const name of NUMBERS) if (typeof settings[name] === "number") body[name] = settings[name];
   if (settings.stop?.length) body.stop = settings.stop;
+  if (!about.chats) {
+    const prompt = path.map((node) => node.text).join("");
+    return {
+      route: "v1/completions",
+      body: { ...body, prompt, max_tokens: body.max_tokens ?? CONTINUED, ...settings.extra },
+    };
+  }
+  body.messages = path.filter((node) => node.role !== "assistant" || node.text || node.calls?.length).map(messageOf);
+  if (settings.system?.trim()) body.messages.unshift({ role: "system", content: settings.system });
   if (settings.logprobs && about.max_logprobs !== 0) {
     body.logprobs = true;
     body.top_logprobs = about.max_logprobs < 0 ? 5 : Math.min(5, about.max_logprobs);
   }
-  if (settings.schema) body.response_format = { type: "json_schema", json_schema: { name: "answer", schema: settings.schema } };
+  if (settings.schema)
+    body.response_format = { type: "json_schema", json_schema: { name: "answer", schema: settings.schema } };
   if (settings.tools) body.tools = settings.tools;
-  if (about.thinking_switch && settings.thinking !== undefined) body.chat_template_kwargs = { enable_thinking: settings.thinking };
-  return { ...body, ...settings.extra };
+  if (about.thinking_switch && settings.thinking !== undefined)
+    body.chat_template_kwargs = { enable_thinking: settings.thinking };
+  return { route: "v1/chat/completions", body: { ...body, ...settings.extra } };
 }
 
-export const NUMBERS = [
+const CONTINUED = 256; // tokens by which a text is continued, where nothing else is asked for
+const NUMBERS = [
   ...["temperature", "top_p", "top_k", "min_p", "max_tokens", "seed"],
   ...["presence_penalty", "frequency_penalty", "repetition_penalty"],
 ];
@@ -28,7 +38,11 @@ export const NUMBERS = [
 function messageOf(node) {
   if (node.role === "tool") return { role: "tool", tool_call_id: node.callId, content: node.text };
   if (node.role === "assistant") {
-    const calls = node.calls?.map((call) => ({ id: call.id, type: "function", function: { name: call.name, arguments: call.arguments } }));
+    const calls = node.calls?.map((call) => ({
+      id: call.id,
+      type: "function",
+      function: { name: call.name, arguments: call.arguments },
+    }));
     return { role: "assistant", content: node.text || null, ...(calls?.length && { tool_calls: calls }) };
   }
   if (!node.files.length) return { role: "user", content: node.text };
@@ -38,10 +52,10 @@ function messageOf(node) {
 }
 
 /** Fills `node` from the server's stream and calls `changed` after each chunk; a refusal becomes `node.error`. */
-export async function answerInto(node, body, signal, changed) {
+export async function answerInto(node, { route, body }, signal, changed) {
   const clock = new Clock();
   try {
-    for await (const chunk of streamChat(body, signal)) {
+    for await (const chunk of stream(route, body, signal)) {
       take(node, chunk, clock);
       changed();
     }
@@ -64,15 +78,18 @@ class Clock {
   }
 }
 
+const SHORTEST_S = 0.01; // what comes faster has waited somewhere, and tells nothing of the server's speed
+
 function take(node, chunk, clock) {
   const numbers = (node.numbers ??= {});
   const choice = chunk.choices[0];
   const delta = choice?.delta ?? {};
   const thought = delta.reasoning ?? delta.reasoning_content;
   if (thought) node.reasoning = (node.reasoning ?? "") + thought;
-  if (delta.content) node.text += delta.content;
+  const words = delta.content ?? choice?.text;
+  if (words) node.text += words;
   for (const piece of delta.tool_calls ?? []) takeCall(node, piece);
-  if (thought || delta.content || delta.tool_calls) {
+  if (thought || words || delta.tool_calls) {
     clock.pieces++;
     numbers.first ??= clock.now();
     numbers.last = clock.now();
@@ -87,7 +104,7 @@ function take(node, chunk, clock) {
     numbers.cached = chunk.usage.prompt_tokens_details?.cached_tokens ?? 0;
   }
   const span = numbers.last - numbers.first;
-  if (numbers.tokens > 1 && span > 0) numbers.rate = (numbers.tokens - 1) / span;
+  if (numbers.tokens > 1 && span > SHORTEST_S) numbers.rate = (numbers.tokens - 1) / span;
 }
 
 function takeCall(node, piece) {

@@ -48,9 +48,9 @@ async function reasonOf(reply) {
 export const getJson = async (path) => (await call(path)).json();
 export const getText = async (path, signal) => (await call(path, { signal })).text();
 
-/** The chunks of a streamed chat completion; the signal ends it. */
-export async function* streamChat(body, signal) {
-  const reply = await call("v1/chat/completions", {
+/** The chunks of a streamed completion; the signal ends it. */
+export async function* stream(route, body, signal) {
+  const reply = await call(route, {
     method: "POST",
     headers: { "content-type": "application/json" },
     body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),

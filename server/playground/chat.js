@@ -1,6 +1,6 @@
 // The conversation on the page: what is asked, answered, stopped, edited and asked again.
 
-import { answerInto, bodyOf } from "./answer.js";
+import { answerInto, requestOf } from "./answer.js";
 import { byId, say } from "./dom.js";
 import { MessageView } from "./message.js";
 import { saveConversation } from "./store.js";
@@ -77,7 +77,8 @@ export class Chat {
   async answerCall(node, call, text) {
     const results = (node.results ??= {});
     results[call.id] = text;
-    if (node.calls.some((other) => !(other.id in results))) return say(`${call.name} has its result; the others are missing.`, true);
+    if (node.calls.some((other) => !(other.id in results)))
+      return say(`${call.name} has its result; the others are missing.`, true);
     let parent = node.id;
     for (const other of node.calls) {
       parent = addNode(this.conversation, parent, { role: "tool", callId: other.id, text: results[other.id] }).id;
@@ -89,7 +90,7 @@ export class Chat {
   async answer(parent) {
     this.stop();
     this.conversation.head = parent;
-    const body = bodyOf(pathOf(this.conversation), this.settings(), this.about());
+    const request = requestOf(pathOf(this.conversation), this.settings(), this.about());
     const node = addNode(this.conversation, parent, { role: "assistant" });
     const { conversation } = this;
     const running = (this.running = new AbortController());
@@ -99,7 +100,7 @@ export class Chat {
     this.busy(true);
     say("Answering");
     this.keep();
-    await answerInto(node, body, running.signal, () => view.update());
+    await answerInto(node, request, running.signal, () => view.update());
     view.streaming = false;
     if (this.running === running) {
       this.running = null;

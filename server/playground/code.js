@@ -11,7 +11,8 @@ const WORDS = new Set(
   var virtual void volatile while with yield select SELECT FROM WHERE INSERT INTO VALUES UPDATE SET DELETE JOIN LEFT RIGHT ON
   GROUP BY ORDER LIMIT AND OR NOT AS CREATE TABLE echo fi done esac local`.split(/\s+/),
 );
-const HASH_COMMENTS = /^(py|python|sh|bash|shell|zsh|rb|ruby|yaml|yml|toml|r|perl|pl|make|makefile|dockerfile|ini|elixir|julia|nix)$/i;
+const HASH_COMMENTS =
+  /^(py|python|sh|bash|shell|zsh|rb|ruby|yaml|yml|toml|r|perl|pl|make|makefile|dockerfile|ini|elixir|julia|nix)$/i;
 const DASH_COMMENTS = /^(sql|lua|haskell|hs|ada)$/i;
 const PLAIN = /^(text|txt|plain|output|console|log|md|markdown|)$/i;
 
@@ -36,7 +37,17 @@ export function coloured(text, language) {
   const found = [];
   let last = 0;
   for (const match of text.matchAll(lexer(language))) {
-    const kind = match[1] ? "comment" : match[2] ? "string" : match[3] ? "number" : WORDS.has(match[4]) ? "word" : match[5] ? "call" : "";
+    const kind = match[1]
+      ? "comment"
+      : match[2]
+        ? "string"
+        : match[3]
+          ? "number"
+          : WORDS.has(match[4])
+            ? "word"
+            : match[5]
+              ? "call"
+              : "";
     if (!kind) continue;
     if (match.index > last) found.push(text.slice(last, match.index));
     found.push(h("span", { class: `code-${kind}` }, match[0]));

@@ -38,9 +38,15 @@ export class Composer {
     const { modalities } = this.about();
     const fitting = RECORDINGS.filter(([kind]) => modalities.includes(kind));
     byId("recordings").replaceChildren(
-      ...(canRecord() ? fitting : []).map(([kind, drawing, label]) => iconButton(drawing, label, () => this.record(kind))),
+      ...(canRecord() ? fitting : []).map(([kind, drawing, label]) =>
+        iconButton(drawing, label, () => this.record(kind)),
+      ),
     );
-    byId("chosen").accept = [...modalities.filter((name) => name !== "text").map((name) => `${name}/*`), "text/*", ".md,.json,.py,.js,.csv"].join();
+    byId("chosen").accept = [
+      ...modalities.filter((name) => name !== "text").map((name) => `${name}/*`),
+      "text/*",
+      ".md,.json,.py,.js,.csv",
+    ].join();
   }
 
   onKey(event) {
@@ -99,7 +105,12 @@ export class Composer {
   show() {
     byId("attached").replaceChildren(
       ...this.files.map((file) =>
-        h("div", { class: "attachment" }, preview(file), iconButton("close", `Remove ${file.name}`, () => this.drop(file))),
+        h(
+          "div",
+          { class: "attachment" },
+          preview(file),
+          iconButton("close", `Remove ${file.name}`, () => this.drop(file)),
+        ),
       ),
     );
   }

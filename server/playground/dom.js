@@ -12,7 +12,8 @@ export function h(tag, attributes = {}, ...children) {
   return element;
 }
 
-const present = (children) => children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
+const present = (children) =>
+  children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
 
 /** Puts these children in the place of all others, by the rule of `h`. */
 export function fill(element, ...children) {
@@ -33,7 +34,11 @@ export function icon(name) {
 
 /** A button that shows a drawing and is called by its label. */
 export function iconButton(name, label, onclick, attributes = {}) {
-  return h("button", { type: "button", class: "quiet", "aria-label": label, title: label, onclick, ...attributes }, icon(name));
+  return h(
+    "button",
+    { type: "button", class: "quiet", "aria-label": label, title: label, onclick, ...attributes },
+    icon(name),
+  );
 }
 
 export const byId = (id) => document.getElementById(id);

@@ -18,9 +18,18 @@ const ANY = [
   { words: "Plan a weekend in Lisbon as a table: time, place, why." },
 ];
 
+const CONTINUED = [
+  { words: "Once upon a time" },
+  { words: "def quicksort(numbers):\n" },
+  { words: "The three laws of motion are" },
+];
+
 /** Those that the model takes. */
 export function examplesFor(about) {
-  return (about.embedded ? EMBEDDED : ANY).filter((example) => !example.kind || about.modalities.includes(example.kind));
+  if (!about.chats) return CONTINUED;
+  return (about.embedded ? EMBEDDED : ANY).filter(
+    (example) => !example.kind || about.modalities.includes(example.kind),
+  );
 }
 
 /** The example's medium as a File. */

@@ -13,7 +13,10 @@ const FORMS = [
   [/^<((?:https?:\/\/|mailto:)[^\s<>]+)>/, (match) => anchor(match[1], [match[1].replace(/^mailto:/, "")])],
   [/^\*\*\*(?=\S)([\s\S]*?\S)\*\*\*/, (match) => h("strong", {}, h("em", {}, inline(match[1])))],
   [/^(\*\*|__)(?=\S)([\s\S]*?\S)\1(?![*_])/, (match, before) => emphasis("strong", match, before)],
-  [/^([*_])(?=\S)((?:[^*_]|\*\*[\s\S]*?\*\*|__[\s\S]*?__)*?\S)\1(?!\w)/, (match, before) => emphasis("em", match, before)],
+  [
+    /^([*_])(?=\S)((?:[^*_]|\*\*[\s\S]*?\*\*|__[\s\S]*?__)*?\S)\1(?!\w)/,
+    (match, before) => emphasis("em", match, before),
+  ],
   [/^~~(?=\S)([\s\S]*?\S)~~/, (match) => h("del", {}, inline(match[1]))],
   [/^\$\$?(?=\S)([^$\n]*[^$\s\\])\$\$?(?!\d)/, (match) => h("code", { class: "math" }, match[1])],
   [/^\\\(([\s\S]+?)\\\)/, (match) => h("code", { class: "math" }, match[1].trim())],

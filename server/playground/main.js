@@ -21,8 +21,16 @@ let settings = null;
 
 const panel = new Panel();
 const sidebar = new Sidebar(() => chat.conversation.id, open, begin);
-const chat = new Chat(() => settings.values, () => about, () => sidebar.show());
-const composer = new Composer(() => about, (text, files) => ask(text, files), () => chat.stop());
+const chat = new Chat(
+  () => settings.values,
+  () => about,
+  () => sidebar.show(),
+);
+const composer = new Composer(
+  () => about,
+  (text, files) => ask(text, files),
+  () => chat.stop(),
+);
 
 function ask(text, files) {
   sessionStorage.setItem(OPEN, chat.conversation.id);
@@ -61,12 +69,18 @@ function greet() {
   byId("model").replaceChildren(
     h("strong", {}, about.models[0]),
     h("span", { class: "facts" }, `${about.family}, ${about.max_model_len.toLocaleString("en")} tokens`),
-    h("span", { class: "modalities", role: "img", "aria-label": `takes ${listed(about.modalities)}` }, about.modalities.map((name) => icon(DRAWINGS[name]))),
+    h(
+      "span",
+      { class: "modalities", role: "img", "aria-label": `takes ${listed(about.modalities)}` },
+      about.modalities.map((name) => icon(DRAWINGS[name])),
+    ),
   );
   document.title = `${about.models[0]} · omniloop`;
   byId("welcome-words").textContent = about.embedded
     ? "This small model comes with the server. It sees, hears and watches a little: try it, then start the server with a model of your own."
-    : `${about.models[0]} takes ${listed(about.modalities)}.`;
+    : about.chats
+      ? `${about.models[0]} takes ${listed(about.modalities)}.`
+      : `${about.models[0]} has no chat template: it continues the text that you write.`;
   byId("examples").replaceChildren(...examplesFor(about).map(exampleButton));
   byId("version").textContent = `omniloop ${about.version}`;
 }
@@ -79,7 +93,12 @@ function exampleButton(example) {
     composer.clear();
     ask(example.words, attached);
   };
-  return h("button", { type: "button", class: "example", onclick }, icon(DRAWINGS[example.kind ?? "text"]), h("span", {}, example.words));
+  return h(
+    "button",
+    { type: "button", class: "example", onclick },
+    icon(DRAWINGS[example.kind ?? "text"]),
+    h("span", {}, example.words),
+  );
 }
 
 /** Asks who is there; a refused key opens the form, anything else is told with a button to try again. */
@@ -126,21 +145,28 @@ setTheme(themeNow());
 byId("theme").addEventListener("click", () => setTheme((themeNow() + 1) % THEMES.length));
 byId("new").addEventListener("click", begin);
 byId("keys").addEventListener("click", () => byId("help").showModal());
-for (const [button, drawer] of [["show-sidebar", "with-sidebar"], ["show-panel", "with-panel"]]) {
+for (const [button, drawer] of [
+  ["show-sidebar", "with-sidebar"],
+  ["show-panel", "with-panel"],
+]) {
   byId(button).addEventListener("click", () => setDrawer(drawer, !document.body.classList.contains(drawer)));
 }
-byId("shade").addEventListener("click", () => ["with-sidebar", "with-panel"].forEach((drawer) => setDrawer(drawer, false)));
+byId("shade").addEventListener("click", () =>
+  ["with-sidebar", "with-panel"].forEach((drawer) => setDrawer(drawer, false)),
+);
 
 document.addEventListener("keydown", (event) => {
   const command = event.ctrlKey || event.metaKey;
-  if (event.key === "Escape" && !document.querySelector("dialog[open]") && !event.defaultPrevented) chat.stop();
-  else if (command && event.shiftKey && event.key.toLowerCase() === "o") event.preventDefault(), begin();
-  else if (command && event.key === ".") event.preventDefault(), byId("show-panel").click();
+  if (event.key === "Escape" && !document.querySelector("dialog[open]"))
+    (chat.stop(), close("with-sidebar"), close("with-panel"));
+  else if (command && event.shiftKey && event.key.toLowerCase() === "o") (event.preventDefault(), begin());
+  else if (command && event.key === ".") (event.preventDefault(), byId("show-panel").click());
   else if (command && event.key.toLowerCase() === "k") {
     event.preventDefault();
     setDrawer("with-sidebar", true);
     byId("search").focus();
-  } else if (event.key === "/" && !/^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName)) event.preventDefault(), byId("question").focus();
+  } else if (event.key === "/" && !/^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName))
+    (event.preventDefault(), byId("question").focus());
 });
 
 if (window.matchMedia("(min-width: 60rem)").matches) setDrawer("with-sidebar", true);

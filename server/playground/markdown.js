@@ -39,7 +39,7 @@ export class MarkdownView {
 /** Lines to blocks: {kind, lines} and what the kind needs. */
 export function blocksOf(lines) {
   const blocks = [];
-  for (let at = 0; at < lines.length; ) {
+  for (let at = 0; at < lines.length;) {
     const line = lines[at];
     const fence = FENCE.exec(line);
     let end = at + 1;
@@ -117,7 +117,11 @@ function code(lines, block) {
 }
 
 function math(lines) {
-  const text = lines.join("\n").replace(/^\s*(\$\$|\\\[)/, "").replace(/(\$\$|\\\])\s*$/, "").trim();
+  const text = lines
+    .join("\n")
+    .replace(/^\s*(\$\$|\\\[)/, "")
+    .replace(/(\$\$|\\\])\s*$/, "")
+    .trim();
   return h("pre", { class: "math", tabindex: 0 }, h("code", {}, text));
 }
 
@@ -164,7 +168,12 @@ function listItem(first, rest, loose) {
   const children = loose ? body : body.flatMap((node) => (node.tagName === "P" ? [...node.childNodes] : [node]));
   if (!task) return h("li", {}, children);
   const label = task[1] === " " ? "open" : "done";
-  return h("li", { class: "task" }, h("input", { type: "checkbox", disabled: true, checked: task[1] !== " ", "aria-label": label }), children);
+  return h(
+    "li",
+    { class: "task" },
+    h("input", { type: "checkbox", disabled: true, checked: task[1] !== " ", "aria-label": label }),
+    children,
+  );
 }
 
 function inside(lines) {
@@ -174,15 +183,32 @@ function inside(lines) {
 function table(lines) {
   const [head, divider, ...rows] = lines.map(cellsOf);
   const align = divider.map((cell) => (cell.endsWith(":") ? (cell.startsWith(":") ? "center" : "right") : null));
-  const row = (tag, cells) => h("tr", {}, head.map((_, at) => h(tag, { class: align[at] }, inline(cells[at] ?? ""))));
+  const row = (tag, cells) =>
+    h(
+      "tr",
+      {},
+      head.map((_, at) => h(tag, { class: align[at] }, inline(cells[at] ?? ""))),
+    );
   return h(
     "div",
     { class: "wide", tabindex: 0, role: "region", "aria-label": "Table" },
-    h("table", {}, h("thead", {}, row("th", head)), h("tbody", {}, rows.map((cells) => row("td", cells)))),
+    h(
+      "table",
+      {},
+      h("thead", {}, row("th", head)),
+      h(
+        "tbody",
+        {},
+        rows.map((cells) => row("td", cells)),
+      ),
+    ),
   );
 }
 
 function cellsOf(line) {
-  const trimmed = line.trim().replace(/^\|/, "").replace(/(^|[^\\])\|$/, "$1");
+  const trimmed = line
+    .trim()
+    .replace(/^\|/, "")
+    .replace(/(^|[^\\])\|$/, "$1");
   return trimmed.split(/(?<!\\)\|/).map((cell) => cell.trim().replaceAll("\\|", "|"));
 }

@@ -7,7 +7,16 @@ const PICTURES = ["image/jpeg", "image/png", "image/webp", "image/gif", "image/b
 const LONGEST_SIDE = 2048; // of a picture that is converted or too heavy
 const HEAVY = 4 << 20; // bytes of a picture that is made smaller before it travels
 const TEXT_LIMIT = 256 << 10;
-const SOUNDS = { wav: "wav", "x-wav": "wav", wave: "wav", mpeg: "mp3", mp3: "mp3", flac: "flac", "x-flac": "flac", ogg: "ogg" };
+const SOUNDS = {
+  wav: "wav",
+  "x-wav": "wav",
+  wave: "wav",
+  mpeg: "mp3",
+  mp3: "mp3",
+  flac: "flac",
+  "x-flac": "flac",
+  ogg: "ogg",
+};
 const NAMES = { image: "picture", audio: "sound", video: "film" };
 export const RATE = 16000; // samples a second of sounds that are made here
 
@@ -20,7 +29,9 @@ export async function attachmentOf(file, about) {
   const made = await MAKERS[kind](file);
   const limit = about.max_request_bytes * 0.9;
   if ((made.url?.length ?? 0) > limit) {
-    throw new Error(`${file.name}: is larger than the ${Math.floor(limit / 1.4e6)} MB that this server takes; send a shorter or smaller file.`);
+    throw new Error(
+      `${file.name}: is larger than the ${Math.floor(limit / 1.4e6)} MB that this server takes; send a shorter or smaller file.`,
+    );
   }
   return made;
 }
@@ -47,7 +58,13 @@ const MAKERS = {
   async audio(file) {
     const format = SOUNDS[file.type.split(";")[0].split("/")[1]];
     const blob = format ? file : await toWav(file);
-    return { kind: "audio", name: file.name, mime: format ? file.type : "audio/wav", format: format ?? "wav", url: await dataUrl(blob) };
+    return {
+      kind: "audio",
+      name: file.name,
+      mime: format ? file.type : "audio/wav",
+      format: format ?? "wav",
+      url: await dataUrl(blob),
+    };
   },
   async video(file) {
     const mime = file.type.split(";")[0] || "video/mp4";
@@ -100,7 +117,9 @@ export async function toWav(blob) {
   try {
     sound = await new OfflineAudioContext(1, 1, RATE).decodeAudioData(await blob.arrayBuffer());
   } catch {
-    throw new Error(`${blob.name ?? "the recording"}: this browser cannot open the sound; send a WAV, MP3, FLAC or OGG.`);
+    throw new Error(
+      `${blob.name ?? "the recording"}: this browser cannot open the sound; send a WAV, MP3, FLAC or OGG.`,
+    );
   }
   const context = new OfflineAudioContext(1, Math.max(1, Math.ceil(sound.duration * RATE)), RATE);
   const source = context.createBufferSource();
@@ -135,7 +154,10 @@ export function partOf(file) {
   if (file.kind === "image") return { type: "image_url", image_url: { url: file.url } };
   if (file.kind === "video") return { type: "video_url", video_url: { url: file.url } };
   if (file.kind === "audio") {
-    return { type: "input_audio", input_audio: { format: file.format, data: file.url.slice(file.url.indexOf(",") + 1) } };
+    return {
+      type: "input_audio",
+      input_audio: { format: file.format, data: file.url.slice(file.url.indexOf(",") + 1) },
+    };
   }
   return { type: "text", text: `${file.name}:\n\`\`\`\n${file.text}\n\`\`\`` };
 }
@@ -143,7 +165,16 @@ export function partOf(file) {
 /** What people see or hear of an attachment. */
 export function preview(file) {
   if (file.kind === "image") return h("img", { src: file.url, alt: file.name, class: "shown" });
-  if (file.kind === "audio") return h("audio", { src: file.url, controls: true, "aria-label": file.name, class: "shown" });
-  if (file.kind === "video") return h("video", { src: file.url, controls: true, muted: true, playsinline: true, "aria-label": file.name, class: "shown" });
+  if (file.kind === "audio")
+    return h("audio", { src: file.url, controls: true, "aria-label": file.name, class: "shown" });
+  if (file.kind === "video")
+    return h("video", {
+      src: file.url,
+      controls: true,
+      muted: true,
+      playsinline: true,
+      "aria-label": file.name,
+      class: "shown",
+    });
   return h("span", { class: "chip" }, icon("file"), file.name);
 }

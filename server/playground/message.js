@@ -80,7 +80,11 @@ export class MessageView {
 
   /** Where people give a call's result, which the model then reads. */
   resultForm(call) {
-    const field = h("input", { type: "text", "aria-label": `Result of ${call.name}`, placeholder: "What the call gave back" });
+    const field = h("input", {
+      type: "text",
+      "aria-label": `Result of ${call.name}`,
+      placeholder: "What the call gave back",
+    });
     const send = (event) => {
       event.preventDefault();
       if (field.value.trim()) this.actions.answerCall(this.node, call, field.value);
@@ -103,7 +107,9 @@ export class MessageView {
       iconButton("copy", "Copy the message", () => copyText(node.text)),
       node.role === "user" && iconButton("edit", "Edit the message", () => this.edit()),
       answer && iconButton("again", "Answer again", () => actions.again(node)),
-      answer && node.tokens?.length > 0 && iconButton("chances", "Show the tokens' probabilities", () => this.showTokens()),
+      answer &&
+        node.tokens?.length > 0 &&
+        iconButton("chances", "Show the tokens' probabilities", () => this.showTokens()),
       iconButton("trash", "Remove the message and all behind it", () => actions.remove(node)),
       versions,
       answer && numbersOf(node),
@@ -115,11 +121,15 @@ export class MessageView {
     this.tokens = this.tokens ? null : tokenView(this.node.tokens);
     if (this.tokens) this.foot.before(this.tokens);
     this.words.hidden = Boolean(this.tokens);
+    byId("log").dispatchEvent(new Event("grown"));
   }
 
   /** The message becomes a field; sending it makes another version. */
   edit() {
-    const field = h("textarea", { "aria-label": "Edit the message", rows: Math.min(12, this.node.text.split("\n").length + 1) });
+    const field = h("textarea", {
+      "aria-label": "Edit the message",
+      rows: Math.min(12, this.node.text.split("\n").length + 1),
+    });
     field.value = this.node.text;
     const close = () => {
       form.replaceWith(this.words);
@@ -137,7 +147,12 @@ export class MessageView {
       "form",
       { class: "editing", onsubmit: send },
       field,
-      h("div", { class: "row" }, h("button", { type: "submit", class: "strong" }, "Send"), h("button", { type: "button", onclick: close }, "Cancel")),
+      h(
+        "div",
+        { class: "row" },
+        h("button", { type: "submit", class: "strong" }, "Send"),
+        h("button", { type: "button", onclick: close }, "Cancel"),
+      ),
     );
     field.addEventListener("keydown", keys);
     this.words.replaceWith(form);
@@ -159,7 +174,12 @@ function pretty(text) {
   }
 }
 
-const ENDS = { length: "ended at the token limit", abort: "ended by the server", repetition: "ended because it repeated itself", stopped: "stopped" };
+const ENDS = {
+  length: "ended at the token limit",
+  abort: "ended by the server",
+  repetition: "ended because it repeated itself",
+  stopped: "stopped",
+};
 
 /** Tokens, time to the first one, tokens a second; what the prompt held. */
 function numbersOf(node) {
@@ -169,7 +189,8 @@ function numbersOf(node) {
   if (numbers.tokens !== undefined) told.push(`${numbers.tokens} token${numbers.tokens === 1 ? "" : "s"}`);
   if (numbers.first !== undefined) told.push(`first after ${milliseconds(numbers.first)}`);
   if (numbers.rate) told.push(`${numbers.rate < 10 ? numbers.rate.toFixed(1) : Math.round(numbers.rate)} tokens/s`);
-  if (numbers.prompt !== undefined) told.push(`prompt ${numbers.prompt}${numbers.cached ? `, ${numbers.cached} cached` : ""}`);
+  if (numbers.prompt !== undefined)
+    told.push(`prompt ${numbers.prompt}${numbers.cached ? `, ${numbers.cached} cached` : ""}`);
   if (ENDS[node.finish]) told.push(ENDS[node.finish]);
   return h("span", { class: "numbers" }, told.join(" · "));
 }

@@ -23,7 +23,13 @@ export class Panel {
     this.rates = [];
     this.timer = 0;
     this.asking = null;
-    byId("numbers").append(h("dl", {}, ROWS.map(([name, label]) => h("div", {}, h("dt", {}, label), this.cells[name]))));
+    byId("numbers").append(
+      h(
+        "dl",
+        {},
+        ROWS.map(([name, label]) => h("div", {}, h("dt", {}, label), this.cells[name])),
+      ),
+    );
     document.addEventListener("visibilitychange", () => this.turn());
   }
 
@@ -88,6 +94,9 @@ function plot(rates) {
   const first = points[0].split(",")[0];
   byId("plot-line").setAttribute("points", points.join(" "));
   byId("plot-area").setAttribute("points", `${first},${height} ${points.join(" ")} ${width},${height}`);
-  byId("plot").setAttribute("aria-label", `Tokens a second in the last minute: now ${Math.round(rates.at(-1))}, at most ${Math.round(most)}`);
+  byId("plot").setAttribute(
+    "aria-label",
+    `Tokens a second in the last minute: now ${Math.round(rates.at(-1))}, at most ${Math.round(most)}`,
+  );
   byId("plot-most").textContent = `${Math.round(most)} tokens/s`;
 }

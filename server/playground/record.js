@@ -38,7 +38,13 @@ function inDialog(kind, stream) {
     const clock = h("span", { class: "clock", role: "timer" }, "0:00");
     const act = h("button", { type: "button", class: "strong" }, begin);
     const close = h("button", { type: "button", onclick: () => dialog.close() }, "Cancel");
-    const dialog = h("dialog", { class: "recorder", "aria-label": title }, h("h2", {}, title), seen.element, h("div", { class: "row" }, act, close, kind !== "image" && clock));
+    const dialog = h(
+      "dialog",
+      { class: "recorder", "aria-label": title },
+      h("h2", {}, title),
+      seen.element,
+      h("div", { class: "row" }, act, close, kind !== "image" && clock),
+    );
     let result = null;
     let running = null;
     dialog.addEventListener("close", () => {
@@ -117,7 +123,10 @@ function meter(stream) {
   let frame = 0;
   const show = () => {
     analyser.getFloatTimeDomainData(samples);
-    element.value = Math.min(1, 4 * Math.sqrt(samples.reduce((sum, sample) => sum + sample * sample, 0) / samples.length));
+    element.value = Math.min(
+      1,
+      4 * Math.sqrt(samples.reduce((sum, sample) => sum + sample * sample, 0) / samples.length),
+    );
     frame = requestAnimationFrame(show);
   };
   show();

@@ -33,12 +33,12 @@ export class Settings {
     fill(
       byId("settings"),
       about.models.length > 1 && this.models(about.models),
-      this.area("system", "System prompt", 3, (text) => text),
+      about.chats && this.area("system", "System prompt", 3, (text) => text),
       ...[...SLIDERS, ...FIELDS].map((field) => this.number(...field)),
       this.area("stop", "Stop strings, one per line", 2, (text) => text.split("\n").filter(Boolean)),
       about.thinking_switch && this.thinking(),
-      about.max_logprobs !== 0 && this.check("logprobs", "Record the tokens' probabilities"),
-      about.structured_outputs && this.area("schema", "JSON Schema that answers match", 5, object),
+      about.chats && about.max_logprobs !== 0 && this.check("logprobs", "Record the tokens' probabilities"),
+      about.chats && about.structured_outputs && this.area("schema", "JSON Schema that answers match", 5, object),
       about.tool_calls && this.area("tools", "Tools (a JSON list, as in the API)", 4, list),
       this.area("extra", "More fields of the request (JSON)", 2, object),
       h("button", { type: "button", onclick: () => this.reset() }, "Back to the model's own settings"),
@@ -59,14 +59,26 @@ export class Settings {
   }
 
   models(names) {
-    const choice = h("select", { onchange: (event) => this.set("model", event.target.value) }, names.map((name) => h("option", { value: name, selected: name === this.values.model }, name)));
+    const choice = h(
+      "select",
+      { onchange: (event) => this.set("model", event.target.value) },
+      names.map((name) => h("option", { value: name, selected: name === this.values.model }, name)),
+    );
     return h("label", { class: "field" }, "Model", choice);
   }
 
   /** Empty means: the model's own default, which the placeholder tells. */
   number(name, label, low, high, step) {
     const usual = this.about.defaults[name === "max_tokens" ? "max_new_tokens" : name];
-    const field = h("input", { type: "number", min: low, max: high, step, value: this.values[name], placeholder: usual ?? "default", inputmode: "decimal" });
+    const field = h("input", {
+      type: "number",
+      min: low,
+      max: high,
+      step,
+      value: this.values[name],
+      placeholder: usual ?? "default",
+      inputmode: "decimal",
+    });
     const failure = h("span", { class: "failure" });
     field.oninput = () => {
       const value = field.value === "" ? undefined : Number(field.value);
@@ -81,7 +93,14 @@ export class Settings {
   area(name, label, rows, read) {
     const value = this.values[name];
     const field = h("textarea", { rows, spellcheck: name === "system" });
-    field.value = value === undefined ? "" : typeof value === "string" ? value : name === "stop" ? value.join("\n") : JSON.stringify(value, null, 2);
+    field.value =
+      value === undefined
+        ? ""
+        : typeof value === "string"
+          ? value
+          : name === "stop"
+            ? value.join("\n")
+            : JSON.stringify(value, null, 2);
     const failure = h("span", { class: "failure", role: "status" });
     field.oninput = () => {
       try {
@@ -96,15 +115,33 @@ export class Settings {
   }
 
   check(name, label) {
-    const box = h("input", { type: "checkbox", checked: this.values[name] === true, onchange: () => this.set(name, box.checked || undefined) });
+    const box = h("input", {
+      type: "checkbox",
+      checked: this.values[name] === true,
+      onchange: () => this.set(name, box.checked || undefined),
+    });
     return h("label", { class: "field check" }, box, label);
   }
 
   thinking() {
-    const choices = [["", "as the model likes"], ["true", "yes"], ["false", "no"]];
+    const choices = [
+      ["", "as the model likes"],
+      ["true", "yes"],
+      ["false", "no"],
+    ];
     const now = this.values.thinking === undefined ? "" : String(this.values.thinking);
-    const onchange = (event) => this.set("thinking", event.target.value === "" ? undefined : event.target.value === "true");
-    return h("label", { class: "field" }, "Thinking", h("select", { onchange }, choices.map(([value, text]) => h("option", { value, selected: value === now }, text))));
+    const onchange = (event) =>
+      this.set("thinking", event.target.value === "" ? undefined : event.target.value === "true");
+    return h(
+      "label",
+      { class: "field" },
+      "Thinking",
+      h(
+        "select",
+        { onchange },
+        choices.map(([value, text]) => h("option", { value, selected: value === now }, text)),
+      ),
+    );
   }
 
   key() {
@@ -114,19 +151,31 @@ export class Settings {
 
 /** Where a key is entered; `keyed()` is called with it saved. */
 export function keyForm(keyed) {
-  const field = h("input", { type: "password", autocomplete: "off", "aria-label": "API key", placeholder: savedKey() ? "a key is saved" : "none is saved" });
+  const field = h("input", {
+    type: "password",
+    autocomplete: "off",
+    "aria-label": "API key",
+    placeholder: savedKey() ? "a key is saved" : "none is saved",
+  });
   const keep = h("input", { type: "checkbox", checked: Boolean(localStorage.getItem("omniloop.key")) });
   const onsubmit = (event) => {
     event.preventDefault();
     saveKey(field.value.trim(), keep.checked);
     keyed();
   };
-  return h("form", { class: "key", onsubmit }, field, h("label", { class: "check" }, keep, "Keep it in this browser, not only in this tab"), h("button", { type: "submit", class: "strong" }, "Use this key"));
+  return h(
+    "form",
+    { class: "key", onsubmit },
+    field,
+    h("label", { class: "check" }, keep, "Keep it in this browser, not only in this tab"),
+    h("button", { type: "submit", class: "strong" }, "Use this key"),
+  );
 }
 
 function object(text) {
   const value = parsed(text);
-  if (typeof value !== "object" || value === null || Array.isArray(value)) throw new Error("must be a JSON object: {…}");
+  if (typeof value !== "object" || value === null || Array.isArray(value))
+    throw new Error("must be a JSON object: {…}");
   return value;
 }
 

@@ -1,7 +1,13 @@
 // The list of conversations: open, search, rename, remove; save all to a file, and read such a file.
 
 import { byId, download, h, iconButton, say } from "./dom.js";
-import { allConversations, listConversations, loadConversation, removeConversation, saveConversation } from "./store.js";
+import {
+  allConversations,
+  listConversations,
+  loadConversation,
+  removeConversation,
+  saveConversation,
+} from "./store.js";
 
 export class Sidebar {
   /** `current()` is the open conversation's id; `open(conversation)` shows another; `begin()` a new one. */
@@ -29,7 +35,11 @@ export class Sidebar {
 
   entry(entry) {
     const isOpen = entry.id === this.current();
-    const title = h("button", { type: "button", class: "title", "aria-current": isOpen && "true", onclick: () => this.choose(entry.id) }, entry.title);
+    const title = h(
+      "button",
+      { type: "button", class: "title", "aria-current": isOpen && "true", onclick: () => this.choose(entry.id) },
+      entry.title,
+    );
     return h(
       "li",
       { class: isOpen ? "open" : null },
@@ -97,5 +107,9 @@ export class Sidebar {
 const isText = (value) => typeof value === "string";
 
 function isConversation(value) {
-  return isText(value?.id) && Array.isArray(value.nodes) && value.nodes.every((node) => isText(node?.id) && isText(node.text) && Array.isArray(node.files));
+  return (
+    isText(value?.id) &&
+    Array.isArray(value.nodes) &&
+    value.nodes.every((node) => isText(node?.id) && isText(node.text) && Array.isArray(node.files))
+  );
 }

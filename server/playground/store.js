@@ -36,12 +36,17 @@ const entryOf = (conversation) => ({
   id: conversation.id,
   title: titleOf(conversation),
   updated: conversation.updated,
-  words: conversation.nodes.map((node) => node.text).join("\n").slice(0, 20000),
+  words: conversation.nodes
+    .map((node) => node.text)
+    .join("\n")
+    .slice(0, 20000),
 });
 
 /** {id, title, updated, words} of every conversation, the latest first. */
 export async function listConversations() {
-  const entries = (await opened()) ? await within("readonly", (_, titles) => titles.getAll()) : [...inMemory.values()].map(entryOf);
+  const entries = (await opened())
+    ? await within("readonly", (_, titles) => titles.getAll())
+    : [...inMemory.values()].map(entryOf);
   return entries.sort((one, other) => other.updated - one.updated);
 }
 

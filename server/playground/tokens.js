@@ -7,9 +7,15 @@ const SHOWN = 4000; // tokens; more would make the page slow
 /** `tokens`: [{text, logprob, others: [[text, logprob], …]}]. */
 export function tokenView(tokens) {
   const told = h("div", { class: "likely", "aria-live": "polite" }, "Hover over a token, or move with the arrow keys.");
-  const spans = tokens.slice(0, SHOWN).map((token, at) =>
-    h("span", { class: `token p${Math.min(9, Math.floor(10 * Math.exp(token.logprob)))}`, onmouseenter: () => select(at) }, token.text),
-  );
+  const spans = tokens
+    .slice(0, SHOWN)
+    .map((token, at) =>
+      h(
+        "span",
+        { class: `token p${Math.min(9, Math.floor(10 * Math.exp(token.logprob)))}`, onmouseenter: () => select(at) },
+        token.text,
+      ),
+    );
   let chosen = -1;
   const select = (at) => {
     if (at < 0 || at >= spans.length) return;
@@ -24,13 +30,25 @@ export function tokenView(tokens) {
     event.preventDefault();
     select(Math.max(0, Math.min(spans.length - 1, chosen + keys[event.key])));
   };
-  return h("div", { class: "tokens" }, h("div", { class: "run", tabindex: 0, role: "group", "aria-label": "The answer's tokens", onkeydown }, spans), told);
+  return h(
+    "div",
+    { class: "tokens" },
+    h("div", { class: "run", tabindex: 0, role: "group", "aria-label": "The answer's tokens", onkeydown }, spans),
+    told,
+  );
 }
 
 function likely(token) {
-  const others = token.others.some(([text]) => text === token.text) ? token.others : [[token.text, token.logprob], ...token.others];
+  const others = token.others.some(([text]) => text === token.text)
+    ? token.others
+    : [[token.text, token.logprob], ...token.others];
   return others.map(([text, logprob]) =>
-    h("span", { class: text === token.text ? "this" : null }, h("code", {}, JSON.stringify(text).slice(1, -1)), ` ${percent(logprob)}`),
+    h(
+      "span",
+      { class: text === token.text ? "this" : null },
+      h("code", {}, JSON.stringify(text).slice(1, -1)),
+      ` ${percent(logprob)}`,
+    ),
   );
 }
 

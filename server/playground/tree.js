@@ -16,7 +16,8 @@ export function find(conversation, id) {
 /** The nodes that are shown, from the first question on. */
 export function pathOf(conversation) {
   const path = [];
-  for (let node = find(conversation, conversation.head); node; node = find(conversation, node.parent)) path.unshift(node);
+  for (let node = find(conversation, conversation.head); node; node = find(conversation, node.parent))
+    path.unshift(node);
   return path;
 }
 

@@ -106,19 +106,21 @@ async def about(request: Request) -> Response:
 
 def facts(state: AppState) -> dict[str, Any]:
     """What fits the model: the page shows no control that the server would refuse."""
-    model = state.engine.model
+    model, renderer = state.engine.model, state.renderer
+    chats = state.tokenizer.chat_format is not None or renderer.template is not None
     return {
         "version": __version__,
         "models": list(state.names),
         "family": family_of(model.architecture).name,
         "embedded": state.folder == str(EMBEDDED),
-        "modalities": list(model.modalities),
+        "chats": chats,  # else it continues texts
+        "modalities": list(model.modalities) if chats else ["text"],
         "max_model_len": state.engine.max_model_len,
         "max_request_bytes": state.config.limits.max_request_bytes,
         "max_logprobs": state.config.limits.max_logprobs,
         "structured_outputs": state.grammars is not None,
-        "tool_calls": state.parsers.tools_name != "none",
-        "thinking_switch": any("enable_thinking" in template.source for template in state.renderer.templates.values()),
+        "tool_calls": chats and state.parsers.tools_name != "none",
+        "thinking_switch": any("enable_thinking" in template.source for template in renderer.templates.values()),
         "defaults": state.defaults,
     }
 

@@ -64,7 +64,7 @@ def test_text_picture_and_sound_are_answered_rightly_and_counted(page):
     ask(page, "What is 12 + 30?")
     first = answer(page)
     assert words(first) == "42"
-    assert re.search(r"3 tokens · first after \d.* tokens/s · prompt 20", first.locator(".numbers").inner_text())
+    assert re.search(r"3 tokens · first after \d.* · prompt 20", first.locator(".numbers").inner_text())
 
     picture = base64.b64encode((MEDIA / "picture.png").read_bytes()).decode()
     page.evaluate(DROP, ["picture.png", "image/png", picture])
@@ -89,7 +89,7 @@ def test_examples_are_what_the_embedded_model_can_answer(page):
 def test_a_long_answer_is_stopped_on_the_page_and_on_the_server(page):
     setting(page, "More fields of the request", ENDLESS)
     ask(page, "Count from 3 to 7.")
-    page.locator(".numbers", has_text=re.compile(r"\d\d tokens")).wait_for()
+    page.locator(".numbers", has_text=re.compile(r"\d\d tokens · first after \d.* m?s · \d+ tokens/s")).wait_for()
     running = page.locator("#numbers dd").first
     running.filter(has_text="1").wait_for()
     page.keyboard.press("Escape")
@@ -168,6 +168,19 @@ def test_thinking_is_folded_and_a_call_gets_its_result(page):
     assert asked == {"role": "user", "content": "How is the weather?"}
     assert called["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Porto"}'}
     assert result == {"role": "tool", "tool_call_id": "c1", "content": "sunny"}
+
+
+def test_a_model_without_a_chat_template_continues_texts(page):
+    def without(route: Any) -> None:
+        route.fulfill(json={**route.fetch().json(), "chats": False, "modalities": ["text"], "embedded": False})
+
+    page.route("**/about", without)
+    page.reload()
+    page.get_by_text("it continues the text").wait_for()
+    with page.expect_request("**/v1/completions") as asked:
+        ask(page, "The days of the week are")
+    assert asked.value.post_data_json["prompt"] == "The days of the week are"
+    assert words(answer(page))
 
 
 def test_a_server_with_a_key_asks_for_it(browser, url):
