@@ -45,9 +45,10 @@ class RopeConfig:
     mrope_interleaved: bool = False  # the axes take turns, frequency by frequency
 
 
-# How a checkpoint holds the experts of a layer: a matrix for each of gate, up and down of every expert; one tensor
-# [E, 2I, H] of gate and up, gate's rows first, and one [E, H, I] of down.
-ExpertLayout = Literal["apart", "joined"]
+# How a checkpoint holds the experts of a layer: a matrix for each of gate, up and down of every expert; one matrix
+# [E, 2I, H] of gate and up, gate's rows first, and one [E, H, I] of down; both of these transposed, with biases, gate's
+# columns and up's by turns.
+ExpertLayout = Literal["apart", "joined", "by turns"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,9 @@ class ExpertsConfig:
     shared_width: int = 0  # the intermediate size of the MLP that every token has beside its experts; 0: none
     shared_gate: bool = False  # the shared MLP's result is multiplied by the sigmoid of a product with the token
     layout: ExpertLayout = "apart"
+    clamped: bool = False  # gate and up are bounded, and the activation is gpt-oss's
+    router_bias: bool = False
+    correction_line: bool = False  # the checkpoint's correction is a matrix of one line
 
 
 @dataclass(frozen=True, slots=True)

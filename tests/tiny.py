@@ -291,7 +291,6 @@ FAMILIES: dict[str, Callable[[], Any]] = {  # one of each, and the switches that
         "Qwen2MoeForCausalLM", "Qwen2MoeConfig", num_experts=6, num_experts_per_tok=3, moe_intermediate_size=36,
         shared_expert_intermediate_size=44, decoder_sparse_step=2,
     ),
-    "mixtral": causal("MixtralForCausalLM", "MixtralConfig", num_local_experts=5, intermediate_size=60),
 }  # fmt: skip
 
 _EXPERTS = {
@@ -323,6 +322,39 @@ THROUGH_TRANSFORMERS: dict[str, Callable[[], Any]] = {  # architectures without 
     "flex_olmo": causal("FlexOlmoForCausalLM", "FlexOlmoConfig", num_experts=5, num_experts_per_tok=2),
 }  # fmt: skip
 
+_GROUPS = {"n_group": 4, "topk_group": 2, "num_experts_per_tok": 4, "routed_scaling_factor": 1.8}
+SPARSE: dict[str, Callable[[], Any]] = {  # further families with experts
+    "mixtral": causal("MixtralForCausalLM", "MixtralConfig", num_local_experts=5, intermediate_size=60),
+    "gpt_oss": causal(
+        "GptOssForCausalLM", "GptOssConfig", head_dim=20, num_local_experts=7, num_experts_per_tok=3,
+        intermediate_size=40, **_WINDOWS,
+    ),
+    "glm4_moe": causal(
+        "Glm4MoeForCausalLM", "Glm4MoeConfig", head_dim=24, n_routed_experts=12, moe_intermediate_size=36,
+        use_qk_norm=True, attention_bias=True, **_GROUPS,
+    ),
+    "minimax_m2": causal(
+        "MiniMaxM2ForCausalLM", "MiniMaxM2Config", head_dim=24, rotary_dim=12, num_local_experts=9,
+        num_experts_per_tok=4, intermediate_size=36,
+    ),
+    "olmoe": causal("OlmoeForCausalLM", "OlmoeConfig", num_experts=6, num_experts_per_tok=2, intermediate_size=36),
+    "granite_moe": causal(
+        "GraniteMoeForCausalLM", "GraniteMoeConfig", num_local_experts=5, num_experts_per_tok=3, intermediate_size=36,
+        embedding_multiplier=12.0, attention_multiplier=0.2, residual_multiplier=0.22, logits_scaling=8.0,
+    ),
+    "ernie4_5_moe": causal(
+        "Ernie4_5_MoeForCausalLM", "Ernie4_5_MoeConfig", moe_num_experts=8, moe_k=3, moe_intermediate_size=36,
+        moe_norm_min=0.9,
+    ),
+    "hunyuan_moe": causal(
+        "HunYuanMoEV1ForCausalLM", "HunYuanMoEV1Config", head_dim=20, num_experts=6, moe_topk=2, intermediate_size=36,
+    ),
+    "exaone_moe": causal(
+        "ExaoneMoeForCausalLM", "ExaoneMoeConfig", head_dim=20, num_experts=12, moe_intermediate_size=36,
+        num_shared_experts=2, **_WINDOWS, **_GROUPS,
+    ),
+}  # fmt: skip
+
 _LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}
 CHECKPOINTS: dict[str, Callable[[], Any]] = {
@@ -339,6 +371,7 @@ CHECKPOINTS: dict[str, Callable[[], Any]] = {
     "qwen2-window": lambda: qwen2(use_sliding_window=True, max_window_layers=1),
     "qwen3": qwen3,
     **FAMILIES,
+    **SPARSE,
     "omni": omni,
     "qwen2_5_vl": qwen2_5_vl,
 }
@@ -491,6 +524,9 @@ def _model(kind: Any, config: Any) -> Any:
                 fan_in = 1.0 if free else matrix[0].numel()
                 tensor.normal_(0.0, 1.5 * fan_in**-0.5, generator=generator)
         model.tie_weights()
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.1, generator=torch.Generator().manual_seed(len(name)))
     return model
 
 

@@ -14,7 +14,7 @@ from engine.checkpoint.section import Section
 from engine.errors import ConfigError
 from engine.model_config import ExpertsConfig, Routing, TextConfig
 
-EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")  # keys of how many there are
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # keys of how many there are
 
 
 def read_experts(

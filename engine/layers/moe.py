@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engine.kernels.activation import BY_NAME
+from engine.kernels.activation import BY_NAME, Activation
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.gemm.weight import Weight
 from engine.kernels.moe.combine import combine, combine_then_norm
@@ -31,21 +31,23 @@ from engine.weights.table import Wanted
 class Router:
     """The router's matrix [E, hidden]."""
 
-    __slots__ = ("hidden_size", "num_experts", "weight")
+    __slots__ = ("biased", "hidden_size", "num_experts", "weight")
 
     weight: Weight
 
-    def __init__(self, hidden_size: int, num_experts: int) -> None:
+    def __init__(self, hidden_size: int, num_experts: int, biased: bool) -> None:
         self.hidden_size = hidden_size
         self.num_experts = num_experts
+        self.biased = biased
 
     def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
-        return {"weight": (Wanted((self.num_experts, self.hidden_size)),)}
+        weight = {"weight": (Wanted((self.num_experts, self.hidden_size)),)}
+        return {**weight, "bias": (Wanted((self.num_experts,)),)} if self.biased else {**weight}
 
     def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
         (weight,) = pieces["weight"]
         assert weight is not None
-        self.weight = pack_router(weight, placement)
+        self.weight = pack_router(weight, pieces["bias"][0] if self.biased else None, placement)
 
 
 class Correction:
@@ -55,8 +57,9 @@ class Correction:
 
     weight: Tensor  # [E] float32
 
-    def __init__(self, num_experts: int) -> None:
-        self.shape = (num_experts,)
+    def __init__(self, config: ExpertsConfig) -> None:
+        count = config.routing.num_experts
+        self.shape = (1, count) if config.correction_line else (count,)
 
     def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
         return {"e_score_correction_bias": (Wanted(self.shape),)}
@@ -80,17 +83,32 @@ class Experts:
         self.in_features = in_features
         self.pieces = pieces  # rows of gate and of up, or of down
 
+    @property
+    def kind(self) -> str:
+        """The tensor of all experts of a layout that is no module's."""
+        return "gate_up_proj" if len(self.pieces) > 1 else "down_proj"
+
     def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
         """Of the first expert gate and up, then of the second; or one tensor of all."""
+        count, rows, columns = self.num_experts, sum(self.pieces), self.in_features
         if self.layout == "apart":
-            return {"weight": tuple(Wanted((rows, self.in_features)) for rows in self.pieces) * self.num_experts}
-        kind = "gate_up_proj" if len(self.pieces) > 1 else "down_proj"
-        return {kind: (Wanted((self.num_experts, sum(self.pieces), self.in_features)),)}
+            return {"weight": tuple(Wanted((rows, columns)) for rows in self.pieces) * count}
+        if self.layout == "joined":
+            return {"weight": (Wanted((count, rows, columns)),)}
+        return {self.kind: (Wanted((count, columns, rows)),), f"{self.kind}_bias": (Wanted((count, rows)),)}
 
     def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
-        (found,) = pieces.values()
-        matrices = [piece for piece in found if piece is not None]
-        self.weight = pack_experts(matrices, self.num_experts, placement, gated=len(self.pieces) > 1)
+        kind = "weight" if "weight" in pieces else self.kind
+        matrices, biases = [piece for piece in pieces[kind] if piece is not None], None
+        if self.layout != "apart":
+            matrices = list(matrices[0])  # of each expert
+        if self.layout == "by turns":
+            turns = len(self.pieces)
+            matrices = [matrix[:, turn::turns].T for matrix in matrices for turn in range(turns)]
+            (found,) = pieces[f"{kind}_bias"]
+            assert found is not None
+            biases = torch.cat([found[:, turn::turns] for turn in range(turns)], 1).float()
+        self.weight = pack_experts(matrices, biases, self.num_experts, placement, gated=len(self.pieces) > 1)
 
 
 class SparseMLP:
@@ -100,10 +118,10 @@ class SparseMLP:
 
     def __init__(self, text: TextConfig, config: ExpertsConfig) -> None:
         hidden, routing = text.hidden_size, config.routing
-        self.activation = BY_NAME[text.activation]
+        self.activation = Activation.CLAMPED_SWIGLU if config.clamped else BY_NAME[text.activation]
         self.routing = routing
-        self.router = Router(hidden, routing.num_experts)
-        self.correction = Correction(routing.num_experts) if routing.correction else None
+        self.router = Router(hidden, routing.num_experts, config.router_bias)
+        self.correction = Correction(config) if routing.correction else None
         self.gate_up = Experts(config, hidden, config.width, config.width)
         self.down = Experts(config, config.width, hidden)
         self.shared = None

@@ -48,10 +48,10 @@ def layer_cases(time_of: TimeOf, name: str, rows: int, skewed: bool = False) -> 
     shape = SHAPES[name]
     routing, hidden, width = shape.routing, shape.hidden, shape.width
     placement = Placement(torch.bfloat16, "cuda")
-    routers = [pack_router(draw(routing.num_experts, hidden) / hidden**0.5, placement) for _ in range(2)]
+    routers = [pack_router(draw(routing.num_experts, hidden) / hidden**0.5, None, placement) for _ in range(2)]
     layers = [
         tuple(
-            DenseExperts(draw(routing.num_experts, *sides) / sides[1] ** 0.5, invariant=False)
+            DenseExperts(draw(routing.num_experts, *sides) / sides[1] ** 0.5, None, invariant=False)
             for sides in ((2 * width, hidden), (hidden, width))
         )
         for _ in range(2)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from engine.kernels.activation import Activation
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.moe.combine import combine_reference
 from engine.kernels.moe.route import choose_experts, route
@@ -165,16 +166,38 @@ def test_one_tensor_of_all_experts_is_a_tensor_of_each(layer):
     text, config = layer
     apart, joined = SparseMLP(text, config), SparseMLP(text, replace(config, layout="joined"))
     size = (config.routing.num_experts, 2 * config.width, text.hidden_size)
-    assert joined.gate_up.expects()["gate_up_proj"][0].shape == size
+    assert joined.gate_up.expects()["weight"][0].shape == size
     both = torch.randn(size)
     each = [half for matrix in both for half in matrix.chunk(2)]
     assert [piece.shape for piece in apart.gate_up.expects()["weight"]] == [piece.shape for piece in each]
     placement = Placement(torch.float32, "cpu")
     apart.gate_up.fill({"weight": each}, placement)
-    joined.gate_up.fill({"gate_up_proj": [both]}, placement)
+    joined.gate_up.fill({"weight": [both]}, placement)
     for expert in range(config.routing.num_experts):
         assert torch.equal(apart.gate_up.weight.dense(expert), both[expert])
         assert torch.equal(joined.gate_up.weight.dense(expert), both[expert])
+
+
+def test_transposed_experts_by_turns_are_those_of_each_with_biases(layer):
+    text, config = layer
+    count, width, hidden = config.routing.num_experts, config.width, text.hidden_size
+    mlp = SparseMLP(text, replace(config, layout="by turns"))
+    wanted = {kind: pieces[0].shape for kind, pieces in mlp.gate_up.expects().items()}
+    assert wanted == {"gate_up_proj": (count, hidden, 2 * width), "gate_up_proj_bias": (count, 2 * width)}
+    both, bias = torch.randn(count, hidden, 2 * width), torch.randn(count, 2 * width)
+    down, down_bias = torch.randn(count, width, hidden), torch.randn(count, hidden)
+    placement = Placement(torch.float32, "cpu")
+    mlp.gate_up.fill({"gate_up_proj": [both], "gate_up_proj_bias": [bias]}, placement)
+    mlp.down.fill({"down_proj": [down], "down_proj_bias": [down_bias]}, placement)
+    x, chosen = torch.randn(count, hidden), torch.arange(count, dtype=torch.int32)[:, None]
+    pairs = mlp.gate_up.weight.pairs(chosen)
+    made = mlp.gate_up.weight.of_tokens(x, pairs, Activation.CLAMPED_SWIGLU)
+    raw = (x[:, None] @ both)[:, 0] + bias
+    gate, up = raw[:, 0::2].clamp(max=7), raw[:, 1::2].clamp(-7, 7)
+    want = gate * torch.sigmoid(1.702 * gate) * (up + 1)
+    torch.testing.assert_close(made, want, rtol=1e-4, atol=1e-4)
+    got = mlp.down.weight.of_pairs(made, pairs)[:, 0]
+    torch.testing.assert_close(got, (want[:, None] @ down)[:, 0] + down_bias, rtol=1e-4, atol=1e-4)
 
 
 def test_a_router_of_bfloat16_chooses_as_float64_does(layer):

@@ -38,16 +38,17 @@ def test_routes(name, rows):
     routing = ROUTINGS.get(name, Routing(128, 8, renormalise=True))
     x, router = draw(rows, 2048), draw(routing.num_experts, 2048) / 45
     correction = draw(routing.num_experts, dtype=torch.float32) if routing.correction else None
-    chosen, weights = launch_route(x, router, correction, routing)
-    want, weighed = route_reference(x.double(), router.double(), correction, routing)
+    bias = draw(routing.num_experts) if routing.top_k % 2 else None
+    chosen, weights = launch_route(x, router, bias, correction, routing)
+    want, weighed = route_reference(x.double(), router.double(), bias, correction, routing)
     same = (chosen == want).all(1)
     assert same.float().mean() > 0.98
     torch.testing.assert_close(weights[same].double(), weighed[same], rtol=1e-4, atol=1e-5)
     for _ in range(5):
-        again = launch_route(x, router, correction, routing)
+        again = launch_route(x, router, bias, correction, routing)
         assert torch.equal(again[0], chosen)
         assert torch.equal(again[1], weights)
-    few = launch_route(x[-1:], router, correction, routing)
+    few = launch_route(x[-1:], router, bias, correction, routing)
     assert torch.equal(few[0], chosen[-1:])
     assert torch.equal(few[1], weights[-1:])
 

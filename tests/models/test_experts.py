@@ -15,14 +15,37 @@ from engine.errors import ConfigError
 from engine.models.registry import build_model, load_model_config
 from engine.weights.load import load_weights
 from tests import tiny
+from tests.models.harness import Harness, load
+from tests.models.test_decoders import prompt
 
-SPARSE = {"qwen3_moe": [0, 2], "qwen2_moe": [1], "mixtral": [0, 1, 2]}  # the layers that have experts
+LAYERS = {"qwen3_moe": [0, 2], "qwen2_moe": [1], "glm4_moe": [1, 2], "ernie4_5_moe": [1, 2], "exaone_moe": [1, 2]}
 
 
-@pytest.mark.parametrize("name", SPARSE)
+@pytest.mark.parametrize("name", sorted({*LAYERS, *tiny.SPARSE}))
 def test_the_layers_with_experts(name):
     layers = load_model_config(tiny.checkpoint(name)).text.layers
-    assert [number for number, layer in enumerate(layers) if layer.experts] == SPARSE[name]
+    assert [number for number, layer in enumerate(layers) if layer.experts] == LAYERS.get(name, [0, 1, 2])
+
+
+@pytest.mark.parametrize("name", tiny.SPARSE)
+def test_logits_and_greedy_tokens_equal_transformers(name):
+    """In chunks, beside another row; the same bits as whole and alone."""
+    model = load(tiny.checkpoint(name))
+    tokens, other, count = prompt(60, seed=1), prompt(23, seed=2), 8
+    oracle = tiny.reference(tiny.checkpoint(name))
+    with torch.inference_mode():
+        want = oracle(input_ids=torch.tensor([tokens])).logits[0]
+        oracle.generation_config.eos_token_id = None
+        ids = torch.tensor([tokens])
+        greedy = oracle.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False)
+    harness = Harness(model)
+    row, beside = harness.add(tokens), harness.add(other)
+    harness.step((beside, 9), (row, 17))
+    mixed = harness.step((row, 43), (beside, 14))[:43]
+    assert (mixed - want[17:]).abs().max() <= 2e-4
+    row = harness.add(tokens)
+    assert harness.generate(row, count, chunk=11) == greedy[0, len(tokens) :].tolist()
+    assert torch.equal(harness.prefill(harness.add(tokens))[17:], mixed)
 
 
 def test_older_files_count_experts_under_another_key():
@@ -69,9 +92,9 @@ def test_impossible_groups_are_refused(groups, said):
 def changed(tmp_path):
     """A copy of a tiny checkpoint whose tensors a function changes, loaded."""
 
-    def load(change):
+    def load(change, name="qwen3_moe"):
         folder = tmp_path / "changed"
-        shutil.copytree(tiny.checkpoint("qwen3_moe"), folder)
+        shutil.copytree(tiny.checkpoint(name), folder, dirs_exist_ok=True)
         (file,) = folder.glob("*.safetensors")
         save_file(change(load_file(file)), file)
         model = build_model(load_model_config(folder), torch.float32)
@@ -99,6 +122,27 @@ def test_an_expert_of_another_shape_is_refused_by_name(changed):
     name = "model.layers.2.mlp.experts.4.down_proj.weight"
     with pytest.raises(ConfigError, match=rf"{name} has shape \[40, 72\], the configuration asks for \[72, 40\]"):
         changed(lambda tensors: {**tensors, name: tensors[name].T.contiguous()})
+
+
+def test_a_layer_that_predicts_further_tokens_is_not_read(changed):
+    changed(lambda tensors: {**tensors, "model.layers.3.eh_proj.weight": torch.zeros(72, 144)}, "glm4_moe")
+    with pytest.raises(ConfigError, match=r"1 left over: model\.layers\.4\.eh_proj\.weight"):
+        changed(lambda tensors: {**tensors, "model.layers.4.eh_proj.weight": torch.zeros(72, 144)}, "glm4_moe")
+
+
+@pytest.mark.parametrize("length", [1, 13])
+def test_a_correction_of_the_wrong_length_is_refused(changed, length):
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    with pytest.raises(ConfigError, match=rf"{name} has shape \[{length}\], the configuration asks for \[12\]"):
+        changed(lambda tensors: {**tensors, name: torch.zeros(length)}, "glm4_moe")
+
+
+@pytest.mark.parametrize(("key", "value"), [("scoring_func", "softmax"), ("topk_method", "greedy")])
+def test_rules_of_another_kind_are_refused_by_name(tmp_path, key, value):
+    config = json.loads((tiny.checkpoint("glm4_moe") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, key: value}))
+    with pytest.raises(ConfigError, match=f"{key}='{value}' of Glm4MoeForCausalLM is not supported"):
+        load_model_config(tmp_path)
 
 
 def test_random_weights_of_experts_are_drawn_by_name():

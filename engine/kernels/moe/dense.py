@@ -24,11 +24,12 @@ class DenseExperts(ExpertsWeight):
     """The matrices of one layer."""
 
     weight: Tensor  # [E, out_features, in_features], contiguous
+    bias: Tensor | None  # [E, out_features] of the weight's dtype
     invariant: bool  # a row has the same bits in any company: one tile for any number of pairs
 
     @property
     def num_bytes(self) -> int:
-        return self.weight.nbytes
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
     def dense(self, expert: int) -> Tensor:
         return self.weight[expert]
@@ -41,10 +42,10 @@ class DenseExperts(ExpertsWeight):
         return sort_pairs(chosen, experts)
 
     def of_tokens(self, x: Tensor, pairs: Pairs, activation: Activation) -> Tensor:
-        return launch_grouped(x, self.weight, None, pairs, activation, self._tile(pairs, gated=True))
+        return launch_grouped(x, self.weight, self.bias, pairs, activation, self._tile(pairs, gated=True))
 
     def of_pairs(self, rows: Tensor, pairs: Pairs) -> Tensor:
-        made = launch_grouped(rows, self.weight, None, pairs, None, self._tile(pairs, gated=False))
+        made = launch_grouped(rows, self.weight, self.bias, pairs, None, self._tile(pairs, gated=False))
         return made.view(len(pairs.chosen), pairs.top_k, -1)
 
     def _tile(self, pairs: Pairs, gated: bool) -> Tile:

@@ -1,6 +1,6 @@
 """Which experts a token chooses, and their weights: scores of the router's logits, and the rules of a `Routing`.
 
-    logits  = x W^T, float32
+    logits  = x W^T (+ bias), float32
     scores  = softmax(logits) or sigmoid(logits), float32
     ranks   = scores + correction; minus infinity outside the token's best groups
     experts = the top_k highest ranks, of equal ranks the lower number
@@ -112,6 +112,7 @@ def route_kernel(
     arrived,  # [MAX_TILES] int32; zero before and after
     x,  # [rows, depth]
     router,  # [experts, depth]
+    bias,  # [experts], or None
     correction,  # [experts] float32, or None
     rows,
     experts,
@@ -146,6 +147,8 @@ def route_kernel(
         tokens = tl.load(x_at, mask=(m < rows)[:, None] & inside, other=0.0)
         each = tl.load(router + n[:, None] * depth + k[None, :], mask=(n < experts)[:, None] & inside, other=0.0)
         sums = tl.dot(tokens.to(router.dtype.element_ty), each.T, sums, input_precision="ieee")
+    if bias is not None:
+        sums += tl.load(bias + n, mask=n < experts, other=0.0).to(tl.float32)[None, :]
     at = logits + m.to(tl.int64)[:, None] * experts + n[None, :]
     tl.store(at, sums, mask=(m < rows)[:, None] & (n < experts)[None, :])
     tl.debug_barrier()  # every thread's logits are written before the arrival is counted
@@ -159,12 +162,14 @@ def route_kernel(
 def route(x: Tensor, router: Weight, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
     """x [T, H], router [E, H], correction [E] float32 -> experts [T, top_k] int32, weights [T, top_k] float32."""
     if x.is_cuda:
-        return launch_route(x, router.dense(), correction, routing)
+        return launch_route(x, router.dense(), router.dense_bias(), correction, routing)
     return choose_experts(router.linear(x.to(torch.float32)), correction, routing)
 
 
-def launch_route(x: Tensor, router: Tensor, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
-    """The Triton kernel: x [T, H] contiguous, router [E, H] of x's dtype or float32. Capturable after `arrivals`."""
+def launch_route(
+    x: Tensor, router: Tensor, bias: Tensor | None, correction: Tensor | None, routing: Routing
+) -> tuple[Tensor, Tensor]:
+    """The Triton kernel: x [T, H] contiguous, router [E, H] of x's dtype or float32, bias [E]. Needs `arrivals`."""
     (rows, depth), experts = x.shape, routing.num_experts
     assert router.shape == (experts, depth) and router.is_contiguous() and x.is_contiguous()
     tiles = triton.cdiv(rows, BLOCK_M)
@@ -173,8 +178,8 @@ def launch_route(x: Tensor, router: Tensor, correction: Tensor | None, routing: 
     weights = torch.empty(rows, routing.top_k, dtype=torch.float32, device=x.device)
     logits = torch.empty(rows, experts, dtype=torch.float32, device=x.device)
     route_kernel[(triton.cdiv(experts, BLOCK_N), tiles)](
-        chosen, weights, logits, arrivals(x.device), x, router, correction, rows, experts, depth, routing.eps,
-        routing.least_sum, routing.scale, SIGMOID=routing.score == "sigmoid", TOP_K=routing.top_k,
+        chosen, weights, logits, arrivals(x.device), x, router, bias, correction, rows, experts, depth,
+        routing.eps, routing.least_sum, routing.scale, SIGMOID=routing.score == "sigmoid", TOP_K=routing.top_k,
         RENORMALISE=routing.renormalise, GROUPS=routing.num_groups, KEPT=routing.kept_groups,
         SIZE=experts // routing.num_groups, TWO=routing.group_rank == "best two",
         COLUMNS=triton.next_power_of_2(experts), SLOTS=triton.next_power_of_2(routing.top_k),
@@ -183,9 +188,12 @@ def launch_route(x: Tensor, router: Tensor, correction: Tensor | None, routing: 
     return chosen, weights
 
 
-def route_reference(x: Tensor, router: Tensor, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
+def route_reference(
+    x: Tensor, router: Tensor, bias: Tensor | None, correction: Tensor | None, routing: Routing
+) -> tuple[Tensor, Tensor]:
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    return choose_experts(x.to(wide) @ router.to(wide).T, correction, routing)
+    logits = torch.nn.functional.linear(x.to(wide), router.to(wide), None if bias is None else bias.to(wide))
+    return choose_experts(logits, correction, routing)
 
 
 def choose_experts(logits: Tensor, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:

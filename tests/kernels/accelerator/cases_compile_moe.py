@@ -14,8 +14,8 @@ from tests.kernels.accelerator.targets import TARGETS, cases, compiles
 T = "*bf16"
 ROUTE = {
     "chosen": "*i32", "weights": "*fp32", "logits": "*fp32", "arrived": "*i32", "x": T, "router": T,
-    "correction": "*fp32", "rows": "i32", "experts": "i32", "depth": "i32", "eps": "fp32", "least_sum": "fp32",
-    "scale": "fp32",
+    "bias": T, "correction": "*fp32", "rows": "i32", "experts": "i32", "depth": "i32", "eps": "fp32",
+    "least_sum": "fp32", "scale": "fp32",
 }  # fmt: skip
 GROUPED = {
     "out": T, "x": T, "weight": T, "bias": T, "order": "*i32", "ends": "*i32", "pairs": "i32", "experts": "i32",
@@ -36,7 +36,7 @@ KERNELS = {
             {"num_warps": 4, "num_stages": 3},
         )
         for name, sigmoid, groups, kept, router, rest in (
-            ("softmax", False, 1, 1, T, {"correction": None}), ("groups", True, 8, 4, T, {}),
+            ("softmax", False, 1, 1, T, {"bias": None, "correction": None}), ("groups", True, 8, 4, T, {}),
             ("float32", True, 1, 1, "*fp32", {}),
         )
     },

@@ -40,10 +40,11 @@ def test_routes(name):
     routing = ROUTINGS[name]
     x, router = torch.randn(19, 40), torch.randn(routing.num_experts, 40) / 4
     correction = torch.randn(routing.num_experts) / 4 if routing.correction else None
-    x[3] = 0.0  # all logits are equal
+    bias = torch.randn(routing.num_experts) if routing.top_k % 2 else None
+    x[3] = 0.0  # without a bias all logits are equal
     x[7, 5], x[8, 5] = math.nan, math.inf
-    want, weighed = route_reference(x, router, correction, routing)
-    got, weights = launch_route(x, router, correction, routing)
+    want, weighed = route_reference(x, router, bias, correction, routing)
+    got, weights = launch_route(x, router, bias, correction, routing)
     assert torch.equal(got, want)
     torch.testing.assert_close(weights, weighed, rtol=1e-5, atol=1e-6, equal_nan=True)
     assert got[7].tolist() == list(range(routing.top_k))
@@ -54,8 +55,8 @@ def test_routes(name):
 def test_a_router_in_float32_takes_half_precision_rows():
     routing = Routing(6, 2, renormalise=True)
     x, router = torch.randn(3, 140).half(), torch.randn(6, 140) / 8
-    got, weights = launch_route(x, router, None, routing)
-    want, weighed = route_reference(x, router, None, routing)
+    got, weights = launch_route(x, router, None, None, routing)
+    want, weighed = route_reference(x, router, None, None, routing)
     assert torch.equal(got, want)
     torch.testing.assert_close(weights, weighed, rtol=1e-4, atol=1e-5)
 

@@ -1,0 +1,54 @@
+"""GLM-4.5, 4.6 and 4.7: half of each head rotated, dense first layers, corrected sigmoid scores, a shared MLP."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.checkpoint.experts import read_experts, with_experts
+from engine.checkpoint.rope import RopeDefaults
+from engine.checkpoint.section import Section
+from engine.checkpoint.text import read_text, refuse
+from engine.model_config import ExpertsConfig, TextConfig
+from engine.models.family import Family
+from engine.models.sparse import Sparse
+from engine.weights.table import Table
+
+
+class Glm4MoE(Sparse):
+    """Files hold layers behind the last one, which predict further tokens; they are not read."""
+
+    def weight_table(self) -> Table:
+        table = super().weight_table()
+        return replace(table, ignore=(*table.ignore, f"layers.{len(self.layers)}.*"))
+
+
+def read_noaux_experts(body: Section, shared: str) -> ExpertsConfig:
+    """Sigmoid scores, corrected for the choice, from the groups whose best two are best; `shared`: the key of a count.
+
+    The rule that DeepSeek-V3 calls noaux_tc.
+    """
+    refuse(body, scoring_func="sigmoid", topk_method="noaux_tc")
+    return read_experts(
+        body,
+        score="sigmoid",
+        correction=True,
+        num_groups=body.size("n_group", 1),
+        kept_groups=body.size("topk_group", 1),
+        group_rank="best two",
+        renormalise=body.boolean("norm_topk_prob", True),
+        eps=1e-20,
+        scale=body.number("routed_scaling_factor", 1.0),
+        shared_width=body.size("moe_intermediate_size") * body.integer(shared, 1),
+    )
+
+
+def text(body: Section, outer: Section) -> TextConfig:
+    """The first layers have no experts."""
+    norms = "head" if body.boolean("use_qk_norm", False) else "none"
+    bias = body.boolean("attention_bias", False)
+    read = read_text(body, outer, qkv_bias=bias, rope=RopeDefaults(partial=0.5), eps=1e-5, qk_norm=norms)
+    dense = body.integer("first_k_dense_replace", 1)
+    return with_experts(read, read_noaux_experts(body, "n_shared_experts"), range(dense, len(read.layers)))
+
+
+FAMILY = Family(name="GLM-4.5 MoE", model=Glm4MoE, text=text)

@@ -1,0 +1,41 @@
+"""gpt-oss: attention sinks, windows in every other layer, biases everywhere, experts with a bounded activation."""
+
+from __future__ import annotations
+
+from engine.checkpoint.experts import read_experts, with_experts
+from engine.checkpoint.section import Section
+from engine.checkpoint.text import every_layer, read_text, refuse
+from engine.kernels.activation import SWIGLU_ALPHA, SWIGLU_LIMIT
+from engine.model_config import TextConfig
+from engine.models.family import Family
+from engine.models.llama import DECODER_IGNORE, DECODER_ROWS, Llama
+from engine.weights.table import Row, Table
+
+
+class GptOss(Llama):
+    """All experts of a layer lie in one tensor, transposed, gate's columns and up's by turns."""
+
+    WEIGHTS = Table(
+        (
+            *DECODER_ROWS,
+            Row(("layers.*.self_attn",), "layers.*.attention.sinks"),
+            Row(("layers.*.mlp.router",), "layers.*.experts.router"),
+            Row(("layers.*.mlp.experts",), "layers.*.experts.gate_up", "rows"),
+            Row(("layers.*.mlp.experts",), "layers.*.experts.down", "columns"),
+        ),
+        ignore=DECODER_IGNORE,
+    )
+
+
+def text(body: Section, outer: Section) -> TextConfig:
+    """The softmax over the chosen experts' logits is that over all, divided by the sum of the chosen."""
+    refuse(body, swiglu_alpha=SWIGLU_ALPHA, swiglu_limit=SWIGLU_LIMIT)
+    body = Section({"attention_bias": True, **body.values}, body.path)
+    read = read_text(body, outer, sliding="layers", pattern=2, head_dim=64, eps=1e-5)
+    experts = read_experts(
+        body, width="intermediate_size", renormalise=True, layout="by turns", clamped=True, router_bias=True
+    )
+    return with_experts(every_layer(read, sinks=True), experts)
+
+
+FAMILY = Family(name="gpt-oss", model=GptOss, text=text)

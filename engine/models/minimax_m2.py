@@ -1,0 +1,36 @@
+"""MiniMax-M2: norms over whole queries and keys, part of each head rotated, sigmoid scores with a correction."""
+
+from __future__ import annotations
+
+from engine.checkpoint.experts import read_experts, with_experts
+from engine.checkpoint.rope import RopeDefaults
+from engine.checkpoint.section import Section
+from engine.checkpoint.text import read_text, refuse
+from engine.model_config import TextConfig
+from engine.models.family import Family
+from engine.models.llama import DECODER_IGNORE, DECODER_ROWS, Llama
+from engine.models.mixtral import BLOCK
+from engine.models.sparse import sparse_rows
+from engine.weights.table import Table
+
+
+class MiniMaxM2(Llama):
+    """Mixtral's names; the correction lies beside the experts."""
+
+    WEIGHTS = Table(
+        (*DECODER_ROWS, *sparse_rows(BLOCK, names=("w1", "w3", "w2"), correction="")), ignore=DECODER_IGNORE
+    )
+
+
+def text(body: Section, outer: Section) -> TextConfig:
+    """Every layer has experts; `rotary_dim` counts the dimensions that are rotated."""
+    refuse(body, scoring_func="sigmoid", qk_norm_type="per_layer", use_routing_bias=True)
+    width = body.size("head_dim", 128)
+    partial = body.size("rotary_dim", width) / width
+    rope = RopeDefaults(5_000_000.0, partial)
+    read = read_text(body, outer, head_dim=128, rope=rope, qk_norm="projection")
+    experts = read_experts(body, width="intermediate_size", score="sigmoid", correction=True, renormalise=True)
+    return with_experts(read, experts)
+
+
+FAMILY = Family(name="MiniMax-M2", model=MiniMaxM2, text=text)
