@@ -275,9 +275,13 @@ def make_loader(state: AppState) -> MediaLoader | None:
     from server.media_options import merged
 
     model = state.engine.model
-    processor = processor_for(
-        model.processor, model.folder, model.raw, state.engine.limits.picture_bytes, state.tokenizer.encode
-    )
+    tokenizer = state.tokenizer
+
+    def encode(text: str) -> list[int]:
+        single = tokenizer.id_of(text)
+        return tokenizer.encode(text) if single is None else [single]
+
+    processor = processor_for(model.processor, model.folder, model.raw, state.engine.limits.picture_bytes, encode)
     heard = {"audio", "video"} <= set(model.modalities)  # a film's own sound track
     chat = state.config.chat
     options = merged(chat.mm_processor_kwargs, chat.media_io_kwargs, use_audio_in_video=heard)

@@ -6,17 +6,21 @@ when README holds another one.
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 
+from engine.checkpoint.section import Section
+from engine.models.family import Family
 from engine.models.registry import FAMILIES, family_of
 from engine.weights.load import READABLE
+from mm.processors.base import Processor
 from server.app import routes_of
 from server.config import Config
 from server.routes.absent import ABSENT
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 BEGIN, END = "<!-- support table: python -m tests.support_table -->\n", "<!-- end of the support table -->\n"
-MODALITIES = {"vision": "pictures, films", "audio": "sound"}
+MODALITIES = {"image": "pictures", "video": "films", "audio": "sound"}
 REFUSED_FORMATS = "quantised checkpoints (FP8, INT8, INT4, GPTQ, AWQ, GGUF), pickles (`.bin`, `.pt`)"
 
 
@@ -28,9 +32,17 @@ def architectures() -> str:
     takes = {}
     for architecture in FAMILIES:
         family = family_of(architecture)
-        takes[family.name] = ", ".join(["text", *(MODALITIES[tower] for tower in family.towers)])
+        read = processor_class(family).modalities if family.processor else ()
+        takes[family.name] = ", ".join(["text", *(word for name, word in MODALITIES.items() if name in read)])
     rows = [f"| {name} | {', '.join(found)} | {takes[name]} |" for name, found in named.items()]
     return "\n".join(["| family | architectures | prompts hold |", "|---|---|---|", *rows])
+
+
+def processor_class(family: Family) -> type[Processor]:
+    """The class that makes the media of a family's checkpoints."""
+    named = family.processor if isinstance(family.processor, str) else family.processor(Section({}, "config.json"))
+    module, _, kind = named.partition(":")
+    return getattr(importlib.import_module(f"mm.processors.{module}"), kind)
 
 
 def routes() -> tuple[list[str], list[str]]:

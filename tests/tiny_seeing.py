@@ -50,16 +50,77 @@ def qwen3_vl() -> Any:
     return tiny._model(Qwen3VLForConditionalGeneration, Qwen3VLConfig(text_config=text, vision_config=vision, **QWEN))
 
 
+TILE = {"hidden_size": 72, "intermediate_size": 100, "num_hidden_layers": 3, "num_attention_heads": 2}
+SQUARE = {**TILE, "image_size": 56, "patch_size": 14}  # 4 x 4 patches
+
+
+def llava(vision: str = "CLIPVisionConfig", text: str = "LlamaConfig", **outer: Any) -> Any:
+    """LlavaForConditionalGeneration."""
+    import transformers
+
+    sees = PIXTRAL if vision == "PixtralVisionConfig" else SQUARE
+    rest = {"vision_use_head": False} if vision == "SiglipVisionConfig" else {}
+    config = transformers.LlavaConfig(
+        vision_config=getattr(transformers, vision)(**sees, **rest),
+        text_config=getattr(transformers, text)(**TEXT),
+        image_token_index=MARKS["image_token_id"],
+        **outer,
+    )
+    return tiny._model(transformers.LlavaForConditionalGeneration, config)
+
+
+PIXTRAL = {**TILE, "patch_size": 14, "image_size": 280}
+
+
+def mistral3() -> Any:
+    """Mistral3ForConditionalGeneration."""
+    from transformers import Mistral3Config, Mistral3ForConditionalGeneration, MistralConfig, PixtralVisionConfig
+
+    config = Mistral3Config(
+        vision_config=PixtralVisionConfig(**PIXTRAL),
+        text_config=MistralConfig(**TEXT, sliding_window=None),
+        image_token_index=MARKS["image_token_id"],
+        spatial_merge_size=2,
+    )
+    return tiny._model(Mistral3ForConditionalGeneration, config)
+
+
+def internvl() -> Any:
+    """InternVLForConditionalGeneration."""
+    from transformers import InternVLConfig, InternVLForConditionalGeneration, InternVLVisionConfig, Qwen2Config
+
+    config = InternVLConfig(
+        vision_config=InternVLVisionConfig(**SQUARE, attention_bias=True),
+        text_config=Qwen2Config(**TEXT),
+        image_token_id=MARKS["image_token_id"],
+        tie_word_embeddings=False,
+    )
+    return tiny._model(InternVLForConditionalGeneration, config)
+
+
 CHECKPOINTS: dict[str, Callable[[], Any]] = {
     "qwen2_vl": qwen2_vl,
     "qwen3_vl": qwen3_vl,
+    "llava": llava,
+    "llava-siglip": lambda: llava(
+        "SiglipVisionConfig", "Qwen2Config", vision_feature_layer=-1, vision_feature_select_strategy="full"
+    ),
+    "llava-pixtral": lambda: llava(
+        "PixtralVisionConfig", "MistralConfig", vision_feature_layer=-1, vision_feature_select_strategy="full"
+    ),
+    "mistral3": mistral3,
+    "internvl": internvl,
 }
 
 
 def write_processors(config: Any, folder: Path) -> None:
     """The processor's files, as released."""
-    image, film = PROCESSORS[config.model_type](config)
+    kind = config.model_type if config.model_type in PROCESSORS else config.vision_config.model_type
+    image, film = PROCESSORS[kind](config)
     tiny._write(folder / "preprocessor_config.json", image)
+    if kind in ("pixtral", "mistral3"):
+        words = {"image_break_token": "<|vision_pad|>", "image_end_token": "<|vision_eos|>"}
+        tiny._write(folder / "processor_config.json", words)
     if film:
         tiny._write(folder / "video_preprocessor_config.json", film)
 
@@ -77,9 +138,23 @@ def _grid(patch: int, mean: list[float], std: list[float], video: str, film_size
     return picture, {**picture, **frames, "size": film_size}
 
 
+def _square(size: dict[str, int], mean: list[float], std: list[float], **more: Any) -> Any:
+    """Of the families with a plain vision transformer."""
+    common = {"do_resize": True, "do_rescale": True, "do_normalize": True, "resample": 3, "rescale_factor": 1 / 255}
+    return {**common, "size": size, "image_mean": mean, "image_std": std, **more}, {}
+
+
 PROCESSORS: dict[str, Callable[[Any], tuple[dict[str, Any], dict[str, Any]]]] = {
     "qwen2_vl": lambda _: _grid(
         14, CLIP_MEAN, CLIP_STD, "Qwen2VLVideoProcessor", {"shortest_edge": 56**2, "longest_edge": 224**2}
+    ),
+    "clip_vision_model": lambda _: _square(
+        {"shortest_edge": 56}, CLIP_MEAN, CLIP_STD, crop_size={"height": 56, "width": 56}
+    ),
+    "siglip_vision_model": lambda _: _square({"height": 56, "width": 56}, HALF, HALF, do_center_crop=False),
+    "pixtral": lambda _: _square({"longest_edge": 140}, CLIP_MEAN, CLIP_STD, patch_size={"height": 14, "width": 14}),
+    "internvl": lambda _: _square(
+        {"height": 56, "width": 56}, CLIP_MEAN, CLIP_STD, crop_to_patches=True, min_patches=1, max_patches=4
     ),
     "qwen3_vl": lambda _: _grid(
         16, HALF, HALF, "Qwen3VLVideoProcessor", {"shortest_edge": 4096, "longest_edge": 6 * 64 * 1024}

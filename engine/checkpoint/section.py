@@ -18,23 +18,24 @@ LARGEST = 2**31 - 1  # sizes beyond this are mistakes, and products of two still
 class Section:
     """A JSON object and where it was found."""
 
-    __slots__ = ("path", "values")
+    __slots__ = ("outer", "path", "values")
 
-    def __init__(self, values: dict[str, Any], path: str) -> None:
+    def __init__(self, values: dict[str, Any], path: str, outer: Section | None = None) -> None:
         self.values = values
         self.path = path
+        self.outer = outer  # the object that holds this one
 
     def section(self, key: str) -> Section:
         """The object below `key`."""
         value = self.values.get(key)
         if not isinstance(value, dict):
             raise ConfigError(f"{self.path}: {key} must be an object, got {type(value).__name__}")
-        return Section(value, f"{self.path}: {key}")
+        return Section(value, f"{self.path}: {key}", self)
 
     def renamed(self, keys: Mapping[str, str]) -> Section:
         """The same object in which these keys, where they have a value, go by other names."""
         given = {new: self.values[old] for old, new in keys.items() if self.values.get(old) is not None}
-        return Section({**self.values, **given}, self.path)
+        return Section({**self.values, **given}, self.path, self.outer)
 
     def integer(self, key: str, default: Any = _MISSING, least: int = 0, most: int = LARGEST) -> int:
         """An integer from `least` to `most`."""

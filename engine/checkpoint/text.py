@@ -83,6 +83,25 @@ def read_text(
     )
 
 
+# What a decoder's section inside a model that sees leaves out, because it equals transformers' class: by model_type.
+UNSAID: dict[str, dict[str, Any]] = {
+    "llama": {
+        "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "max_position_embeddings": 2048,
+    },
+    "mistral": {
+        "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 14_336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 131_072,
+    },
+}  # fmt: skip
+
+
+def complete(section: Section) -> Section:
+    """A decoder's section with what it leaves unsaid."""
+    unsaid = UNSAID.get(str(section.values.get("model_type")), {})
+    return Section({**unsaid, **section.values}, section.path, section.outer)
+
+
 def every_layer(text: TextConfig, **changes: Any) -> TextConfig:
     """The same decoder with these fields of every LayerConfig changed."""
     return replace(text, layers=tuple(replace(layer, **changes) for layer in text.layers))

@@ -59,6 +59,8 @@ class Decoder(Model):
         self.dtype = dtype
         self.device = device
         self.towers: dict[Modality, Tower] = {}
+        self.vision: Tower | None = None
+        self.table = self.WEIGHTS
         self.head = Head(text.vocab_size, text.hidden_size, text.tie_embeddings)
         self.embed = Embedding(text.vocab_size, text.hidden_size, self.head)
         self.norm = stream_norm(text)
@@ -79,9 +81,9 @@ class Decoder(Model):
 
     def weight_table(self) -> Table:
         if not self.config.text.tie_embeddings:
-            return self.WEIGHTS
+            return self.table
         # Some tied checkpoints hold the embedding a second time.
-        return replace(self.WEIGHTS, ignore=(*self.WEIGHTS.ignore, "lm_head.weight"))
+        return replace(self.table, ignore=(*self.table.ignore, "lm_head.weight"))
 
     def cache_specs(self) -> list[CacheSpec]:
         return [layer.attention.cache_spec(self.dtype) for layer in self.layers]

@@ -24,6 +24,7 @@ class Family:
     model: Callable[[ModelConfig, torch.dtype, str], Model]
     text: Callable[[Section, Section], TextConfig]  # the decoder's section, and the section that holds it
     towers: Mapping[str, Callable[[Section], TowerConfig]] = field(default_factory=dict)  # "vision": of vision_config
-    processor: str = ""  # of media, as mm/processors/registry names it; "" for text only
+    # Of media, as mm/processors/registry names it; "" for text only. Of some families the tower's kind decides.
+    processor: str | Callable[[Section], str] = ""
     keys: Mapping[str, str] = field(default_factory=dict)  # of the decoder's section -> Llama's word for the same
     section: str = ""  # the object of config.json that describes the model, where a checkpoint has several models

@@ -20,6 +20,7 @@ from engine.checkpoint import config as common
 from engine.checkpoint.files import read_json, read_root
 from engine.checkpoint.rope import max_position
 from engine.checkpoint.section import Section
+from engine.checkpoint.text import complete
 from engine.errors import ConfigError
 from engine.model_config import ModelConfig, TextConfig, TowerConfig
 from engine.models.base import Model
@@ -72,6 +73,9 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "GPT2LMHeadModel": "engine.models.gpt2",
     "OPTForCausalLM": "engine.models.opt",
     "InternLM3ForCausalLM": "engine.models.internlm3",
+    "LlavaForConditionalGeneration": "engine.models.llava",
+    "Mistral3ForConditionalGeneration": "engine.models.mistral3",
+    "InternVLForConditionalGeneration": "engine.models.internvl",
     "Qwen2VLForConditionalGeneration": "engine.models.qwen2_vl",
     "Qwen2_5_VLForConditionalGeneration": "engine.models.qwen2_5_vl",
     "Qwen3VLForConditionalGeneration": "engine.models.qwen3_vl",
@@ -126,7 +130,7 @@ def load_model_config(
     common.refuse_quantized(root)
     family = family_of(architecture, implementation)
     outer = root.section(family.section) if family.section in root.values else root
-    body = outer.section("text_config") if "text_config" in outer.values else outer
+    body = complete(outer.section("text_config")) if "text_config" in outer.values else outer
     body = body.renamed(family.keys)
     with _named(architecture):
         text = family.text(body, outer)
@@ -139,7 +143,7 @@ def load_model_config(
         folder=str(folder),
         text=text,
         towers=towers,
-        processor=family.processor,
+        processor=family.processor if isinstance(family.processor, str) else family.processor(outer),
         media_token_ids={name: token for name, token in ids if name in taken or name not in MODALITIES},
         eos_token_ids=common.drawable(
             common.eos_token_ids(generation, root.values, outer.values, body.values), text.vocab_size

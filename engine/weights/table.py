@@ -103,8 +103,9 @@ def expand(table: Table, model: Any) -> dict[str, Place]:
             assert len(pieces) == len(names), f"{row.target}: {len(names)} names for {len(pieces)} pieces"
             for index, (name, wanted) in enumerate(zip(names, pieces)):
                 if wanted is not None:
-                    assert f"{name}.{kind}" not in places, f"two rows claim {name}.{kind}"
-                    places[f"{name}.{kind}"] = Place(part, kind, index, wanted)
+                    full = f"{name}.{kind}" if name else kind  # "": the checkpoint itself holds the tensor
+                    assert full not in places, f"two rows claim {full}"
+                    places[full] = Place(part, kind, index, wanted)
     return places
 
 

@@ -240,12 +240,12 @@ def _patch_settings(raw: dict[str, Any], default: PatchSettings) -> PatchSetting
         max_pixels=int(raw.get("max_pixels") or size.get("longest_edge") or default.max_pixels),
         resample=int(raw.get("resample", default.resample)),
         rescale_factor=rescale,
-        mean=_triple(raw.get("image_mean", default.mean)) if normalise else (0.0, 0.0, 0.0),
-        std=_triple(raw.get("image_std", default.std)) if normalise else (1.0, 1.0, 1.0),
+        mean=triple(raw.get("image_mean", default.mean)) if normalise else (0.0, 0.0, 0.0),
+        std=triple(raw.get("image_std", default.std)) if normalise else (1.0, 1.0, 1.0),
     )
 
 
-def _triple(values: Any) -> tuple[float, float, float]:
+def triple(values: Any) -> tuple[float, float, float]:
     first, second, third = (float(value) for value in values)
     return first, second, third
 

@@ -13,7 +13,7 @@ from tests.models.seeing import spliced
 
 TOKENS = 12
 FILMS = ("qwen2_vl", "qwen3_vl")
-FAMILIES = (*FILMS,)
+FAMILIES = (*FILMS, "llava", "mistral3", "internvl")
 
 
 def mixes(name: str) -> tuple[str, ...]:

@@ -1,0 +1,188 @@
+"""VitConfig: the numbers of a plain vision transformer and of its projector, and how config.json spells them.
+
+In: the object `vision_config`, and the object around it, which speaks of the projector. Out: a frozen VitConfig. The
+kind of tower is its model_type. Thread: any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from engine.checkpoint.section import MAX_LAYERS, Section
+from engine.errors import ConfigError
+from engine.kernels.activation import BY_NAME, Activation
+from engine.request import Modality
+
+
+@dataclass(frozen=True, slots=True)
+class ProjectorConfig:
+    """From the tower's rows to the decoder's: norm, neighbours side by side, products."""
+
+    out_size: int
+    merge: int = 1  # merge x merge neighbours become one row
+    channels_first: bool = False  # of neighbours side by side: all values of a channel together, not of a patch
+    norm: str = ""  # of rows: "rms" before neighbours meet, "layer" behind
+    norm_eps: float = 1e-5
+    reduces: bool = False  # a product brings neighbours back to the width of one
+    products: int = 2
+    bias: bool = True
+    activation: Activation = Activation.GELU
+    newline: bool = False  # a learned row, which processors place
+
+
+@dataclass(frozen=True, slots=True)
+class VitConfig:
+    """One tower and its projector."""
+
+    modalities: ClassVar[tuple[Modality, ...]] = ("image",)
+    row_parts: ClassVar[int] = 1
+
+    kind: str  # model_type
+    projector: ProjectorConfig
+    num_layers: int  # that are computed
+    left_out: int  # layers of the checkpoint behind those
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    in_channels: int
+    patch_size: int
+    side: int  # patches along a side of every picture; 0: each has its own size, and positions are rotations
+    eps: float
+    activation: Activation
+    class_token: bool = False
+    patch_bias: bool = True
+    pre_norm: bool = False  # before the layers
+    post_norm: bool = False  # behind them
+    rms_norm: bool = False  # RMSNorms, not LayerNorms
+    gated_mlp: bool = False
+    bias: bool = True  # of the layers' products
+    qkv_bias: bool = True
+    layer_scale: bool = False  # what a layer adds is scaled, channel by channel
+    rope_theta: float = 10_000.0  # where pictures have their own size
+
+    @property
+    def row_width(self) -> int:
+        return self.projector.out_size
+
+
+Reader = Callable[[Section], dict[str, Any]]
+
+
+def read_vit(section: Section, projector: ProjectorConfig, feature_layer: int = -1) -> VitConfig:
+    """The tower's numbers, checked. `feature_layer`: whose result is taken, -1 the last one's, 0 what goes into the
+    first.
+    """
+    kind = section.values.get("model_type")
+    if kind not in KINDS:
+        raise ConfigError(
+            f"{section.path}: model_type={kind!r} is not supported here; supported towers are {', '.join(KINDS)}"
+        )
+    depth = section.integer("num_hidden_layers", least=1, most=MAX_LAYERS)
+    layers = feature_layer if feature_layer >= 0 else depth + 1 + feature_layer
+    if not 1 <= layers <= depth:
+        raise ConfigError(f"{section.path}: vision_feature_layer={feature_layer} of a tower of {depth} layers")
+    act = section.values.get("hidden_act") or _ACTIVATION[kind]
+    if act not in BY_NAME:
+        raise ConfigError(f"{section.path}: hidden_act={act!r}; supported are {', '.join(BY_NAME)}")
+    config = VitConfig(
+        kind=kind,
+        projector=projector,
+        num_layers=layers,
+        left_out=depth - layers,
+        hidden_size=section.size("hidden_size"),
+        intermediate_size=section.size("intermediate_size"),
+        num_heads=section.size("num_attention_heads"),
+        in_channels=section.size("num_channels", 3),
+        activation=BY_NAME[act],
+        **KINDS[kind](section),
+    )
+    _check(config, section)
+    return config
+
+
+def _check(config: VitConfig, section: Section) -> None:
+    if config.hidden_size % config.num_heads or config.hidden_size // config.num_heads % (1 if config.side else 4):
+        raise ConfigError(
+            f"{section.path}: hidden_size={config.hidden_size} over num_attention_heads={config.num_heads} must give "
+            f"heads of whole numbers{'' if config.side else ' of 4 (rotary positions along two axes)'}"
+        )
+    if config.side % config.projector.merge:
+        raise ConfigError(
+            f"{section.path}: {config.side} patches along a side do not make blocks of {config.projector.merge}"
+        )
+
+
+def _square(section: Section, key: str, default: int) -> int:
+    """A number, or a list of two equal ones."""
+    given = section.values.get(key)
+    if isinstance(given, list) and len(given) == 2 and given[0] == given[1]:
+        return Section({key: given[0]}, section.path).size(key)
+    return section.size(key, default)
+
+
+def _tiles(section: Section, image: int, patch: int) -> dict[str, Any]:
+    size, patch = _square(section, "image_size", image), _square(section, "patch_size", patch)
+    if size < patch:
+        raise ConfigError(f"{section.path}: image_size={size} is less than patch_size={patch}")
+    return {"patch_size": patch, "side": size // patch}
+
+
+def _clip(section: Section) -> dict[str, Any]:
+    eps = section.number("layer_norm_eps", 1e-5)
+    return {**_tiles(section, 224, 32), "eps": eps, "class_token": True, "patch_bias": False, "pre_norm": True}
+
+
+def _siglip(section: Section) -> dict[str, Any]:
+    return {**_tiles(section, 224, 16), "eps": section.number("layer_norm_eps", 1e-6)}
+
+
+def _internvl(section: Section) -> dict[str, Any]:
+    for key, allowed in (
+        ("use_qk_norm", False),
+        ("norm_type", "layer_norm"),
+        ("use_absolute_position_embeddings", True),
+    ):
+        if section.values.get(key, allowed) != allowed:
+            raise ConfigError(
+                f"{section.path}: {key}={section.values[key]!r}; this tower is supported with {allowed!r}"
+            )
+    return {
+        **_tiles(section, 448, 14),
+        "eps": section.number("layer_norm_eps", 1e-6),
+        "class_token": True,
+        "qkv_bias": section.boolean("attention_bias", False),
+        "layer_scale": True,
+        "post_norm": not section.boolean("use_mean_pooling", True),
+    }
+
+
+def _pixtral(section: Section) -> dict[str, Any]:
+    rope = section.section("rope_parameters") if section.values.get("rope_parameters") else section
+    return {
+        "patch_size": section.size("patch_size", 16),
+        "side": 0,
+        "eps": 1e-5,
+        "patch_bias": False,
+        "pre_norm": True,
+        "rms_norm": True,
+        "gated_mlp": True,
+        "bias": False,
+        "qkv_bias": False,
+        "rope_theta": rope.number("rope_theta", 10_000.0),
+    }
+
+
+KINDS: dict[str, Reader] = {
+    "clip_vision_model": _clip,
+    "siglip_vision_model": _siglip,
+    "internvl_vision": _internvl,
+    "pixtral": _pixtral,
+}
+_ACTIVATION = {
+    "clip_vision_model": "quick_gelu",
+    "siglip_vision_model": "gelu_pytorch_tanh",
+    "internvl_vision": "gelu",
+    "pixtral": "gelu",
+}

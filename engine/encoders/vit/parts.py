@@ -1,0 +1,105 @@
+"""The parts of the plain vision transformer: a layer, and the projector behind the layers.
+
+Thread: device. In: x [rows, hidden], changed in place by layers. Out: the projector's rows, of the decoder's width.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from engine.encoders.vit.config import VitConfig
+from engine.kernels.activation import pointwise
+from engine.kernels.attention.dense import dense_attention
+from engine.kernels.rotate import apply_rope
+from engine.layers.bare import Bare
+from engine.layers.linear import GatedLinear, Linear
+from engine.layers.norm import LayerNorm, Norm, RMSNorm
+
+Rotations = tuple[Tensor, Tensor]  # cos, sin, [rows, head_dim / 2]
+
+
+def vit_norm(config: VitConfig) -> Norm:
+    """A norm of rows, of the tower's kind."""
+    return RMSNorm(config.hidden_size, config.eps) if config.rms_norm else LayerNorm(config.hidden_size, config.eps)
+
+
+class VitLayer:
+    """x += attention(norm(x)); x += mlp(norm(x)); each in its segment."""
+
+    def __init__(self, config: VitConfig) -> None:
+        size, inner = config.hidden_size, config.intermediate_size
+        self.num_heads = config.num_heads
+        self.head_dim = size // config.num_heads
+        self.activation = config.activation
+        self.norm1 = vit_norm(config)
+        self.norm2 = vit_norm(config)
+        self.qkv = Linear(size, size, size, size, bias=config.qkv_bias)
+        self.out = Linear(size, size, bias=config.bias)
+        self.up = (
+            GatedLinear(size, inner, bias=config.bias, activation=config.activation)
+            if config.gated_mlp
+            else Linear(size, inner, bias=config.bias)
+        )
+        self.down = Linear(inner, size, bias=config.bias)
+        self.out_scale = Bare("lambda_1", size) if config.layer_scale else None
+        self.down_scale = Bare("lambda_2", size) if config.layer_scale else None
+
+    def __call__(self, x: Tensor, bounds: Tensor, turn: Rotations | None) -> None:
+        """Adds to x [rows, hidden]; `bounds` of its segments, `turn`: by what queries and keys are rotated."""
+        heads = self.qkv(self.norm1(x)).view(len(x), 3 * self.num_heads, self.head_dim)
+        both, v = heads[:, : 2 * self.num_heads], heads[:, 2 * self.num_heads :]
+        if turn is not None:
+            both = apply_rope(both, *turn)
+        q, k = both[:, : self.num_heads], both[:, self.num_heads :]
+        _add(x, self.out, dense_attention(q, k, v, bounds, self.head_dim**-0.5), self.out_scale)
+        inner = self.up(self.norm2(x))
+        if not isinstance(self.up, GatedLinear):
+            inner = pointwise(inner, self.activation)
+        _add(x, self.down, inner, self.down_scale)
+
+
+def _add(x: Tensor, product: Linear, rows: Tensor, scale: Bare | None) -> None:
+    if scale is None:
+        product.add_to(x, rows)
+    else:
+        x.addcmul_(product(rows), scale.value)
+
+
+class Projector:
+    """The layers' rows -> rows of the decoder's width; parts that a family lacks are None."""
+
+    def __init__(self, config: VitConfig) -> None:
+        this, size = config.projector, config.hidden_size
+        self.config = this
+        wide = size * this.merge**2
+        self.norm: Norm | None = None
+        if this.norm:
+            self.norm = RMSNorm(size, this.norm_eps) if this.norm == "rms" else LayerNorm(wide, this.norm_eps)
+        self.reduce = Linear(wide, size) if this.reduces else None
+        wide = size if this.reduces else wide
+        self.inner = Linear(wide, this.out_size, bias=this.bias) if this.products > 1 else None
+        self.outer = Linear(wide if self.inner is None else this.out_size, this.out_size, bias=this.bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [tiles, height, width, hidden] -> [tiles * height * width / merge^2, out_size]."""
+        this = self.config
+        if isinstance(self.norm, RMSNorm):
+            x = self.norm(x.contiguous())
+        rows = side_by_side(x, this.merge, this.channels_first)
+        if self.reduce is not None:
+            rows = self.reduce(rows)
+        if isinstance(self.norm, LayerNorm):
+            rows = self.norm(rows)
+        if self.inner is not None:
+            rows = pointwise(self.inner(rows), this.activation)
+        return self.outer(rows)
+
+
+def side_by_side(x: Tensor, merge: int, channels_first: bool) -> Tensor:
+    """x [tiles, height, width, hidden] -> [blocks, merge^2 * hidden], block after block, row by row."""
+    tiles, height, width, hidden = x.shape
+    if merge == 1:
+        return x.reshape(-1, hidden)
+    blocks = x.reshape(tiles, height // merge, merge, width // merge, merge, hidden)
+    order = (0, 1, 3, 5, 2, 4) if channels_first else (0, 1, 3, 2, 4, 5)
+    return blocks.permute(order).reshape(-1, merge**2 * hidden)

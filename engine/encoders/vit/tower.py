@@ -1,0 +1,136 @@
+"""VitTower: the patches of a picture -> rows for the decoder, by a plain vision transformer and a projector.
+
+Thread: device. In: patches row by row, of tiles of one size that follow each other, or of one picture of its own size
+and its grid; where the family sets rows apart, the order in which the projector's rows and the newline come. Out: rows.
+Each tile attends to itself only. It runs eagerly.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from engine.encoders.recent import Recent
+from engine.encoders.tower import Features, Record
+from engine.encoders.vit.config import VitConfig
+from engine.encoders.vit.names import NAMES
+from engine.encoders.vit.parts import Projector, Rotations, VitLayer, vit_norm
+from engine.errors import RequestError
+from engine.layers.bare import Bare
+from engine.layers.linear import Linear
+from engine.request import Modality
+
+MAX_TABLE_ROWS = 65_536  # patches for which rotations are kept
+Grid = tuple[int, int]
+
+
+class VitTower:
+    """Patches -> rows of the decoder's width."""
+
+    def __init__(self, config: VitConfig, dtype: torch.dtype, device: str) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+        size, names = config.hidden_size, NAMES[config.kind]
+        kernel = (config.in_channels, config.patch_size, config.patch_size)
+        self.patch_embed = Linear(torch.Size(kernel).numel(), size, bias=config.patch_bias, fold=kernel)
+        once = (1,) * names.batch
+        self.class_token = Bare(names.class_kind, *once, size) if config.class_token else None
+        places = (*once[:1], config.side**2 + config.class_token, size)
+        self.positions = Bare(names.position_kind, *places) if config.side else None
+        self.pre_norm = vit_norm(config) if config.pre_norm else None
+        self.layers = [VitLayer(config) for _ in range(config.num_layers)]
+        self.post_norm = vit_norm(config) if config.post_norm else None
+        self.projector = Projector(config)
+        self.newline = Bare("image_newline", config.row_width) if config.projector.newline else None
+        self._rotations: Recent[Grid, Rotations] = Recent(MAX_TABLE_ROWS)
+
+    @property
+    def modalities(self) -> tuple[Modality, ...]:
+        return self.config.modalities
+
+    @property
+    def row_width(self) -> int:
+        return self.config.row_width
+
+    def encode(self, features: Features) -> Tensor:
+        """`pixel_values` [patches, numbers], `grid` [2] of each tile; `order` [rows], the newline behind all rows."""
+        patches, grid = features["pixel_values"], self._grid(features)
+        rows = self(patches.to(self.device, self.dtype), grid)
+        if self.newline is None or "order" not in features:
+            return rows
+        return torch.cat([rows, self.newline.value[None]])[features["order"].to(self.device)]
+
+    def example(self, modality: Modality, rows: int) -> Features:
+        """Blank tiles, at least one; or a blank picture, about as high as wide."""
+        merge, side = self.config.projector.merge, self.config.side
+        if side:
+            height = width = side
+            tiles = max(1, rows // (side // merge) ** 2)
+        else:
+            height, tiles = math.isqrt(rows) * merge, 1
+            width = rows * merge // (height // merge)
+        patches = torch.zeros(tiles * height * width, self.patch_embed.in_features, device=self.device)
+        return {"pixel_values": patches, "grid": torch.tensor([height, width])}
+
+    def picture_bytes(self, rows: int) -> int:
+        return 0
+
+    def record(self, record: Record) -> None:
+        """No graph."""
+
+    def __call__(self, patches: Tensor, grid: Grid) -> Tensor:
+        """patches [tiles * height * width, numbers] of the tower's dtype -> [rows, row_width]."""
+        height, width = grid
+        x = self.patch_embed(patches).view(-1, height * width, self.config.hidden_size)
+        x = self._placed(x)
+        tiles, count, hidden = x.shape
+        if self.pre_norm is not None:
+            x = self.pre_norm(x)
+        x = x.reshape(tiles * count, hidden)
+        bounds = torch.arange(0, tiles * count + 1, count, dtype=torch.int32, device=x.device)
+        turn = None if self.config.side else self._turn(grid)
+        for layer in self.layers:
+            layer(x, bounds, turn)
+        if self.post_norm is not None:
+            x = self.post_norm(x)
+        x = x.view(tiles, count, hidden)[:, count - height * width :]  # without the class token
+        return self.projector(x.reshape(tiles, height, width, hidden))
+
+    def _placed(self, x: Tensor) -> Tensor:
+        """x [tiles, patches, hidden] with the class token before each tile, and what positions add."""
+        if self.class_token is not None:
+            token = self.class_token.value.view(1, 1, -1).expand(len(x), 1, -1)
+            x = torch.cat([token, x], dim=1)
+        if self.positions is not None:
+            x = x + self.positions.value.view(1, -1, x.shape[-1])
+        return x
+
+    def _turn(self, grid: Grid) -> Rotations:
+        """cos, sin [height * width, head_dim / 2]: half of the pairs turn by the row, half by the column."""
+        known = self._rotations.get(grid)
+        if known is None:
+            head = self.config.hidden_size // self.config.num_heads
+            pairs = torch.arange(0, head, 2, dtype=torch.float32)
+            inv_freq = 1.0 / self.config.rope_theta ** (pairs / head)
+            row, column = torch.meshgrid(*(torch.arange(side) for side in grid), indexing="ij")
+            angle = torch.cat([row.reshape(-1, 1) * inv_freq[0::2], column.reshape(-1, 1) * inv_freq[1::2]], dim=1).to(
+                self.device
+            )
+            known = angle.cos(), angle.sin()
+            self._rotations.put(grid, known, len(angle))
+        return known
+
+    def _grid(self, features: Features) -> Grid:
+        height, width = (int(size) for size in features["grid"].reshape(-1))
+        patches, numbers, merge = features["pixel_values"], self.patch_embed.in_features, self.config.projector.merge
+        whole = min(height, width) > 0 and not len(patches) % (height * width) and patches.shape[1] == numbers
+        fits = {height, width} == {self.config.side} if self.config.side else not (height % merge or width % merge)
+        if not whole or not fits or not len(patches):
+            raise RequestError(
+                f"pixel_values {list(patches.shape)}: {numbers} numbers a patch, tiles of {height} x {width} patches "
+                f"with sides of {self.config.side or f'multiples of {merge}'} are needed"
+            )
+        return height, width

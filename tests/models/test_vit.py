@@ -1,0 +1,134 @@
+"""Models with a plain vision transformer against transformers: pictures from pixels through our processor."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.errors import ConfigError, RequestError
+from engine.models.registry import build_model, load_model_config
+from engine.weights.load import load_weights
+from tests import tiny
+from tests.models.harness import Harness
+from tests.models.seeing import load, oracle, prepare, spliced
+
+TOLERANCE = 1e-4
+NAMES = ("llava", "llava-siglip", "llava-pixtral", "mistral3", "internvl")
+PROMPTS = ("text", "picture", "large picture", "two pictures")
+
+
+def pixels_of(features, patch):
+    """Patches back in their places: [tiles, 3, height, width]."""
+    height, width = features["grid"].tolist()
+    patches = features["pixel_values"].reshape(-1, height, width, 3, patch, patch)
+    return patches.transpose(0, 3, 1, 4, 2, 5).reshape(-1, 3, height * patch, width * patch)
+
+
+def oracle_inputs(name, prompt):
+    """The same prompt in transformers' arguments."""
+    made, processed = spliced(name, prompt)
+    ids = torch.tensor(made.prompt_token_ids, dtype=torch.long)[None]
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    pictures = [pixels_of(item.parts[0].features, 14) for item in processed]
+    if pictures:
+        height, width = (max(picture.shape[side] for picture in pictures) for side in (2, 3))
+        padded = [
+            np.pad(each, ((0, 0), (0, 0), (0, height - each.shape[2]), (0, width - each.shape[3]))) for each in pictures
+        ]
+        inputs["pixel_values"] = torch.tensor(np.concatenate(padded))
+    if pictures and name in ("mistral3", "llava-pixtral"):
+        inputs["image_sizes"] = torch.tensor([picture.shape[2:] for picture in pictures])
+    return inputs
+
+
+@pytest.mark.parametrize("chunk", [0, 7])
+@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize("name", NAMES)
+@torch.inference_mode()
+def test_logits_equal_transformers(name, prompt, chunk):
+    harness = Harness(load(tiny.checkpoint(name)))
+    want = oracle(name)(**oracle_inputs(name, prompt)).logits[0]
+    assert (harness.prefill(prepare(name, prompt, harness), chunk) - want).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_tokens_equal_transformers(name):
+    harness = Harness(load(tiny.checkpoint(name)))
+    inputs = oracle_inputs(name, "two pictures")
+    oracle(name).generation_config.eos_token_id = None
+    out = oracle(name).generate(**inputs, max_new_tokens=16, do_sample=False)
+    want = out[0, inputs["input_ids"].shape[1] :].tolist()
+    assert harness.generate(prepare(name, "two pictures", harness), 16, chunk=13) == want
+
+
+@pytest.mark.parametrize("name", ["llava", "mistral3", "internvl"])
+@torch.inference_mode()
+def test_without_pictures_the_decoder_answers_alone(name):
+    config = load_model_config(tiny.checkpoint(name), without=("image", "audio", "video"))
+    assert config.modalities == ("text",)
+    model = build_model(config, torch.float32)
+    load_weights(model, config.folder)
+    harness, whole = Harness(model), Harness(load(tiny.checkpoint(name)))
+    assert torch.equal(harness.prefill(prepare(name, "text", harness)), whole.prefill(prepare(name, "text", whole)))
+
+
+def test_names_of_older_files_are_read(tmp_path):
+    """transformers 4 wrote vision_tower.vision_model, language_model.model and, released, model.vision_tower."""
+    source = tiny.checkpoint("llava")
+    tensors = load_file(source / "model.safetensors")
+    renamed = {name.replace("vision_tower.", "vision_tower.vision_model."): tensor for name, tensor in tensors.items()}
+    renamed["vision_tower.vision_model.embeddings.position_ids"] = torch.arange(17)[None]
+    save_file(renamed, tmp_path / "model.safetensors")
+    for file in ("config.json", "generation_config.json"):
+        (tmp_path / file).write_text((source / file).read_text())
+    model = build_model(load_model_config(tmp_path), torch.float32)
+    load_weights(model, str(tmp_path))
+
+
+def test_what_a_decoder_leaves_unsaid_is_that_of_its_class(tmp_path):
+    """As in llava-1.5-7b-hf, whose text_config names what differs from LlamaConfig."""
+    config = json.loads((tiny.checkpoint("llava") / "config.json").read_text())
+    said = {"model_type": "llama", "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "vocab_size": 32064}
+    config["text_config"] = said
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    text = load_model_config(tmp_path).text
+    assert (text.hidden_size, text.intermediate_size, text.num_kv_heads, len(text.layers)) == (4096, 11008, 32, 32)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "complaint"),
+    [
+        ("llava", {"vision_feature_select_strategy": "full"}, "with clip_vision_model it is supported as 'default'"),
+        ("llava", {"vision_feature_layer": -9}, "vision_feature_layer=-9 of a tower of 3 layers"),
+        ("llava", {"vision_config": {"model_type": "dinov2"}}, "supported towers are clip_vision_model, siglip"),
+        ("llava", {"text_config": {"model_type": "gpt_neox"}}, "model_type='gpt_neox' is not supported here"),
+        ("internvl", {"downsample_ratio": 0.3}, "downsample_ratio=0.3 must be one over a whole number"),
+        ("internvl", {"downsample_ratio": 1 / 3}, "4 patches along a side do not make blocks of 3"),
+        ("internvl", {"vision_config": {"use_qk_norm": True}}, "use_qk_norm=True"),
+    ],
+)
+def test_what_is_not_supported_is_named(tmp_path, name, change, complaint):
+    config = json.loads((tiny.checkpoint(name) / "config.json").read_text())
+    for key, value in change.items():
+        config[key] = {**config[key], **value} if isinstance(value, dict) else value
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=complaint):
+        load_model_config(tmp_path)
+
+
+def test_features_that_are_no_patches_of_tiles_are_refused():
+    tower = load(tiny.checkpoint("llava")).vision
+    for patches, grid in ((15, (4, 4)), (16, (2, 8)), (0, (4, 4))):
+        with pytest.raises(RequestError, match=f"588 numbers a patch, tiles of {grid[0]} x {grid[1]} patches"):
+            tower.encode({"pixel_values": torch.zeros(patches, 588), "grid": torch.tensor(grid)})
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.inference_mode()
+def test_examples_are_as_large_as_they_say(name):
+    tower = load(tiny.checkpoint(name)).vision
+    for rows in (16, 30, 64):
+        made = len(tower.encode(tower.example("image", rows)))
+        assert rows * 0.5 < made <= rows

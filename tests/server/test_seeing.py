@@ -1,0 +1,46 @@
+"""Families that see, over the wire: a picture in a chat changes the answer, what they cannot read is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests import tiny
+from tests.mm.made import data_url, film, noise, picture, ramp
+from tests.server.conftest import config_of, maker, ready
+
+pytest.importorskip("av")
+PICTURE = {"type": "image_url", "image_url": {"url": data_url(picture(noise(60, 90, 1), "PNG"), "image/png")}}
+OTHER = {"type": "image_url", "image_url": {"url": data_url(picture(noise(60, 90, 2), "PNG"), "image/png")}}
+BROKEN = {"type": "image_url", "image_url": {"url": data_url(picture(noise(60, 90, 1), "PNG")[:99], "image/png")}}
+FILM = {"type": "video_url", "video_url": {"url": data_url(film(ramp(20)), "video/mp4")}}
+WORDS = {"type": "text", "text": "What is it?"}
+WIDTHS = {"qwen2_vl": 2 * 3, "qwen3_vl": 2 * 3, "llava": 16, "mistral3": 3 * 4, "internvl": 4 * 4}  # of PICTURE
+
+
+def body(*parts):
+    return {"messages": [{"role": "user", "content": [*parts, WORDS]}], "max_tokens": 6, "temperature": 0}
+
+
+@pytest.mark.parametrize("name", WIDTHS)
+async def test_pictures_are_seen(name):
+    async with ready(config_of(model={"model": str(tiny.checkpoint(name)), "num_threads": 1})) as state:
+        client = maker(state)()
+
+        async def ask(*parts, status=200):
+            answer = await client.post("/v1/chat/completions", json={**body(*parts), "logprobs": True})
+            assert answer.status == status, answer.text
+            return answer.json()
+
+        first, other = await ask(PICTURE), await ask(OTHER)
+        assert first["choices"][0]["logprobs"] != other["choices"][0]["logprobs"]
+        again = await ask(PICTURE)
+        assert again["choices"] == first["choices"]
+        plain = await ask()
+        two = await ask(PICTURE, OTHER)
+        none, one, both = (answer["usage"]["prompt_tokens"] for answer in (plain, first, two))
+        assert both - one == one - none >= WIDTHS[name] + 2
+        assert (await ask(BROKEN, status=400))["error"]["reason"] == "media_invalid"
+        if name.startswith("qwen"):
+            assert (await ask(FILM, PICTURE))["usage"]["prompt_tokens"] > one
+        else:
+            assert (await ask(FILM, status=400))["error"]["reason"] == "media_unsupported"
