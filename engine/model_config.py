@@ -162,6 +162,7 @@ class ModelConfig:
     generation: dict[str, Any] = field(default_factory=dict)  # sampling defaults of generation_config.json
     raw: dict[str, Any] = field(default_factory=dict, repr=False)
     left_out: bool = False  # towers that the checkpoint has are not built: their weights are not read
+    lead: int = 0  # tokens of sound that every prompt begins with
     max_model_len: int = 0  # tokens of context that are served; 0: max_position
 
     @property

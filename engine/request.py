@@ -73,6 +73,7 @@ class SamplingParams:
     min_tokens: int = 0  # EOS and stop tokens are masked until then
     logit_bias: tuple[tuple[int, float], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
+    not_first_token_ids: tuple[int, ...] = ()  # may be chosen, but not as the answer's first token
     bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not be completed
     logprobs: int | None = None  # None off; k >= 0: the sampled token's and the k most likely; -1 all
     logprob_token_ids: tuple[int, ...] = ()
@@ -85,8 +86,9 @@ class SamplingParams:
 
     @property
     def edited_token_ids(self) -> set[int]:
-        """The ids whose logits are changed one by one: by a bias, or by min_tokens."""
-        return {token for token, _ in self.logit_bias} | set(self.ending_token_ids if self.min_tokens else ())
+        """The ids whose logits are changed one by one: by a bias, by min_tokens, or for the first token."""
+        ending = self.ending_token_ids if self.min_tokens else ()
+        return {token for token, _ in self.logit_bias} | {*ending, *self.not_first_token_ids}
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,16 +101,15 @@ class AudioLayer:
 
     __slots__ = ("attention_norm", "fc1", "fc2", "head_dim", "mlp_norm", "num_heads", "out", "qkv")
 
-    def __init__(self, config: AudioConfig) -> None:
-        size = config.hidden_size
-        self.num_heads = config.num_heads
-        self.head_dim = size // config.num_heads
+    def __init__(self, size: int, num_heads: int, width: int) -> None:
+        self.num_heads = num_heads
+        self.head_dim = size // num_heads
         self.attention_norm = LayerNorm(size, EPS)
         self.mlp_norm = LayerNorm(size, EPS)
         self.qkv = Linear(size, size, size, size, bias=(True, False, True))
         self.out = Linear(size, size, bias=True)
-        self.fc1 = Linear(size, config.intermediate_size, bias=True)
-        self.fc2 = Linear(config.intermediate_size, size, bias=True)
+        self.fc1 = Linear(size, width, bias=True)
+        self.fc2 = Linear(width, size, bias=True)
 
     def __call__(self, x: Tensor, bounds: Tensor) -> None:
         """Adds to x [rows, hidden], chunk after chunk."""
@@ -130,7 +129,7 @@ class QwenOmniAudioTower:
         size = config.hidden_size
         self.conv1 = Linear(config.num_mel_bins * KERNEL, size, bias=True, fold=(config.num_mel_bins, KERNEL))
         self.conv2 = Linear(size * KERNEL, size, bias=True, fold=(size, KERNEL))
-        self.layers = [AudioLayer(config) for _ in range(config.num_layers)]
+        self.layers = [AudioLayer(size, config.num_heads, config.intermediate_size) for _ in range(config.num_layers)]
         self.norm = LayerNorm(size, EPS)
         self.proj = Linear(size, config.output_dim, bias=True)
         # As many as one chunk has after the convolutions; every chunk starts at 0.
@@ -187,12 +186,12 @@ class QwenOmniAudioTower:
     def _convolve(self, chunks: Tensor, frames: int) -> Tensor:
         """[count, length, bins] -> [count, ceil(length / 2), hidden]; chunks do not see their neighbours."""
         count, length, _ = chunks.shape
-        x = gelu(self.conv1(_unroll(chunks, 1)))  # [count, length, hidden]
+        x = gelu(self.conv1(unroll(chunks, 1)))  # [count, length, hidden]
         x.view(count * length, -1)[frames:] = 0.0  # padding of the last chunk is silence for the second one, too
-        return gelu(self.conv2(_unroll(x, 2)))
+        return gelu(self.conv2(unroll(x, 2)))
 
 
-def _unroll(x: Tensor, stride: int) -> Tensor:
+def unroll(x: Tensor, stride: int) -> Tensor:
     """[count, length, channels] -> [count, ceil(length / stride), channels * KERNEL], with a zero at either end."""
     padded = functional.pad(x, (0, 0, 1, 1))
     windows = padded.unfold(1, KERNEL, stride)  # [count, out, channels, KERNEL], a view

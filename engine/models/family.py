@@ -27,4 +27,5 @@ class Family:
     # Of media, as mm/processors/registry names it; "" for text only. Of some families the tower's kind decides.
     processor: str | Callable[[Section], str] = ""
     keys: Mapping[str, str] = field(default_factory=dict)  # of the decoder's section -> Llama's word for the same
+    lead: Callable[[Section], int] | None = None  # rows of sound that begin every prompt; its tower has no section
     section: str = ""  # the object of config.json that describes the model, where a checkpoint has several models

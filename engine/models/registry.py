@@ -76,6 +76,7 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "LlavaForConditionalGeneration": "engine.models.llava",
     "Mistral3ForConditionalGeneration": "engine.models.mistral3",
     "InternVLForConditionalGeneration": "engine.models.internvl",
+    "WhisperForConditionalGeneration": "engine.models.whisper",
     "Qwen2VLForConditionalGeneration": "engine.models.qwen2_vl",
     "Qwen2_5_VLForConditionalGeneration": "engine.models.qwen2_5_vl",
     "Qwen3VLForConditionalGeneration": "engine.models.qwen3_vl",
@@ -135,6 +136,7 @@ def load_model_config(
     with _named(architecture):
         text = family.text(body, outer)
         towers = _towers(family, outer, text, without)
+    lead = family.lead(outer) if family.lead is not None else 0
     taken = {modality for tower in towers.values() for modality in tower.modalities}
     ids = common.media_token_ids(outer).items()
     return ModelConfig(
@@ -148,10 +150,11 @@ def load_model_config(
         eos_token_ids=common.drawable(
             common.eos_token_ids(generation, root.values, outer.values, body.values), text.vocab_size
         ),
-        max_position=max(max_position(body, layer.rope) for layer in text.layers),
+        max_position=lead + max(max_position(body, layer.rope) for layer in text.layers),
         torch_dtype=common.saved_dtype(root.values, outer.values, body.values),
         generation=common.generation_defaults(generation),
         raw=root.values,
+        lead=lead,
         left_out=text_only or any(f"{name}_config" in outer.values and name not in towers for name in family.towers),
     )
 
@@ -213,8 +216,8 @@ def _towers(family: Family, outer: Section, text: TextConfig, without: Collectio
         return towers
     for name, read in family.towers.items():
         key = f"{name}_config"
-        if key in outer.values:
-            tower = read(outer.section(key))
+        if key in outer.values or family.lead is not None:
+            tower = read(outer.section(key) if family.lead is None else outer)
             if tower.row_width != text.hidden_size:
                 raise ConfigError(
                     f"config.json: {key} makes rows of {tower.row_width} numbers; the decoder's "

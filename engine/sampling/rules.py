@@ -25,6 +25,7 @@ def needs_rules(params: SamplingParams) -> bool:
         or params.allowed_token_ids is not None
         or params.bad_words
         or params.min_tokens
+        or params.not_first_token_ids
         or has_penalties(params)
     )
 
@@ -45,8 +46,10 @@ class RowRules:
         values = dict.fromkeys(sorted(params.edited_token_ids), 0.0)
         for token, value in params.logit_bias:
             values[token] += value
-        banned = set(params.ending_token_ids) if params.min_tokens else set()
-        self.edits = [(token, value, params.min_tokens * (token in banned)) for token, value in values.items()]
+        until = dict.fromkeys(params.not_first_token_ids, 1)
+        if params.min_tokens:
+            until |= dict.fromkeys(params.ending_token_ids, params.min_tokens)
+        self.edits = [(token, value, until.get(token, 0)) for token, value in values.items()]
         self.kinds = SEEN * (params.repetition_penalty != 1.0)
         self.kinds |= COUNTED * bool(params.presence_penalty or params.frequency_penalty)
         self.prompt = prompt[(prompt >= 0) & (prompt < vocab)] if self.kinds & SEEN else prompt[:0]

@@ -1,0 +1,121 @@
+"""Whisper against transformers: its encoder, and an engine's tokens, batched, chunked, preempted, cached, graphed."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+
+import numpy as np
+import pytest
+import torch
+
+import engine.runtime
+from engine.errors import RequestError
+from engine.models.registry import load_model_config
+from engine.request import MediaInput, Request, SamplingParams
+from mm.item import MediaItem, MediaOptions
+from mm.processors.whisper import Whisper
+from tests.engine.host_accelerator import HostAccelerator
+from tests.engine_kit import answer, running
+from tests.models.harness import load
+from tests.tiny_hearing import CONTEXT, IDS, MELS, POSITIONS, oracle, whisper
+
+PROMPTS = [
+    [IDS["<|startoftranscript|>"], IDS["<|en|>"], IDS["<|transcribe|>"], IDS["<|notimestamps|>"]],
+    [IDS["<|startofprev|>"], *range(30, 50), IDS["<|startoftranscript|>"], IDS["<|de|>"], IDS["<|translate|>"]],
+    [IDS["<|startoftranscript|>"]],
+]
+TOKENS = 12
+
+
+@functools.cache
+def processor() -> Whisper:
+    config = load_model_config(whisper())
+    return Whisper(whisper(), config.raw)
+
+
+def sound(number: int) -> np.ndarray:
+    draw = np.random.default_rng(number)
+    return draw.normal(0, 0.1, 12000 + 7000 * number).astype(np.float32)
+
+
+@functools.cache
+def processed(number: int):
+    return processor().process(MediaItem("audio", sound(number)), bytes([number]) * 16, MediaOptions())
+
+
+def features(number: int) -> torch.Tensor:
+    return torch.from_numpy(processed(number).parts[0].features["input_features"])
+
+
+def request(number: int, tokens: list[int], **sampling) -> Request:
+    """A window of sound, and text behind it."""
+    item = processed(number)
+    filling, part = processor().fill(item), item.parts[0]
+    media = MediaInput("audio", part.hash, filling.runs[0], part.num_tokens, part.features)
+    ids = np.concatenate([filling.token_ids, np.asarray(tokens, np.int32)])
+    given = {"max_tokens": TOKENS, "temperature": 0.0, "ignore_eos": True, **sampling}
+    return Request(ids, SamplingParams(**given), media=(media,))
+
+
+@functools.cache
+def wanted(number: int, prompt: int) -> list[int]:
+    """Greedy tokens of transformers."""
+    model, ids = oracle(), torch.tensor([PROMPTS[prompt]])
+    with torch.inference_mode():
+        rows = model.model.encoder(features(number)[None]).last_hidden_state
+        for _ in range(TOKENS):
+            logits = model(encoder_outputs=(rows,), decoder_input_ids=ids).logits
+            ids = torch.cat([ids, logits[:, -1:].argmax(-1)], 1)
+    return ids[0, len(PROMPTS[prompt]) :].tolist()
+
+
+def test_features_are_those_of_the_published_extractor():
+    from transformers import WhisperFeatureExtractor
+
+    extractor = WhisperFeatureExtractor.from_pretrained(whisper())
+    for number in range(3):
+        theirs = extractor(sound(number), sampling_rate=16000, return_tensors="np").input_features[0]
+        assert np.abs(theirs - features(number).numpy()).max() < 1e-4
+
+
+def test_the_encoder_makes_transformers_rows_and_blank_ones_behind_them():
+    with torch.inference_mode():
+        rows = load(whisper()).audio(features(1))
+        theirs = oracle().model.encoder(features(1)[None]).last_hidden_state[0]
+    assert rows.shape == (128, 64)
+    assert (rows[:POSITIONS] - theirs).abs().max() < 1e-4
+    assert not rows[POSITIONS:].any()
+
+
+def test_windows_of_another_length_are_refused():
+    with pytest.raises(RequestError, match="windows of 80 mel bins and 200 frames"):
+        load(whisper()).audio(torch.zeros(MELS, 100))
+
+
+async def check(folder=None, **settings):
+    """Several windows at once, twice, so that the second turn finds the first in the cache."""
+    cases = [(number, prompt) for number in range(3) for prompt in range(3)]
+    async with running(folder or whisper(), **settings) as engine:
+        assert engine.max_model_len == 128 + CONTEXT
+        for turn in range(2):
+            sent = [answer(engine, request(number, PROMPTS[prompt])) for number, prompt in cases]
+            for case, (got,) in zip(cases, await asyncio.gather(*sent)):
+                assert got == await asyncio.to_thread(wanted, *case), (turn, case)
+        return engine.stats
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"max_prefill_chunk": 21, "max_num_batched_tokens": 50}, {"num_gpu_blocks_override": 26, "max_num_seqs": 4}],
+    ids=["batched", "chunked", "preempted"],
+)
+async def test_tokens_of_a_busy_engine_equal_transformers(settings):
+    stats = await check(**settings)
+    assert stats.prefix_hits > 0
+
+
+async def test_so_do_tokens_of_an_accelerators_steps(monkeypatch):
+    """Padded steps and recorded graphs, on CPU tensors."""
+    monkeypatch.setattr(engine.runtime, "open_accelerator", lambda device: HostAccelerator())
+    await check()
