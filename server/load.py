@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from server.hub import Hub
     from server.render.chat import Renderer
     from server.render.tokenizer import Tokenizer
+    from server.speech.whisper_tokens import WhisperTokens
 
 T = TypeVar("T")
 MORE_IDS = 128  # that a tokenizer may have beyond the model's logits, for structured output
@@ -111,6 +112,7 @@ async def load(state: AppState) -> None:
     state.renderer = await in_pool(state, "template", lambda: make_renderer(state))
     state.parsers = await in_pool(state, "parsers", lambda: make_parsers(state))
     state.media = await in_pool(state, "media", lambda: make_loader(state))
+    state.whisper = await in_pool(state, "speech", lambda: whisper_tokens(state))
     complete(state)
     await in_pool(state, "metrics", lambda: exposition(state.metrics))  # the first scrape would import on the loop
 
@@ -264,6 +266,19 @@ def make_parsers(state: AppState) -> Parsers:
     )
     log.info("parsers of answers: tool calls %s, reasoning %s", parsers.tools_name, parsers.reasoning_name)
     return parsers
+
+
+def whisper_tokens(state: AppState) -> WhisperTokens | None:
+    """The markers of a Whisper; None for any other model, and without a tokenizer."""
+    model = state.engine.model
+    if not model.lead or state.config.model.skip_tokenizer_init:
+        return None
+    from server.speech.whisper_tokens import WhisperTokens
+
+    try:
+        return WhisperTokens.of(state.tokenizer, model.folder, model.raw)
+    except ValueError as error:
+        raise ConfigError(f"--model {model.folder}: {error}") from None
 
 
 def make_loader(state: AppState) -> MediaLoader | None:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mm.load import MediaLoader
     from server.render.chat import Renderer
     from server.render.tokenizer import Tokenizer
+    from server.speech.whisper_tokens import WhisperTokens
 
 Phase = Literal["starting", "ready", "leaving", "draining", "dead"]
 
@@ -88,6 +89,7 @@ class AppState:
             limits.response_store_max, limits.response_store_ttl, limits.response_store_bytes
         )
         self.media = None
+        self.whisper: WhisperTokens | None = None  # None: the model is none, and hears through chat if at all
         self.grammars: GrammarCompiler | None = None  # None: this server gives no structured output
         self.running = asyncio.Event()  # cleared while an operator has paused the server
         self.running.set()

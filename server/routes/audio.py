@@ -26,10 +26,11 @@ from server.routes.endpoint import check_model, gateway_priority, one_of, route
 from server.sampling import Asked, in_range, priority_of, resolve, salt_of
 from server.schema.audio import SpeechForm, TranscriptionForm, TranslationForm
 from server.schema.common import SamplingFields
+from server.speech.choose import hearer_of
 from server.speech.heard import FORMATS, MEDIA_TYPES, Transcript, body, joined
-from server.speech.hearer import Hearer, Task, hearer_of
+from server.speech.hearer import Hearer, Said, Task
 from server.speech.languages import code_of, separator
-from server.speech.listening import Listening, Said
+from server.speech.listening import Listening
 from server.speech.stream import SpeechStream
 
 Kind = TypeVar("Kind", bound=SpeechForm)
@@ -77,8 +78,8 @@ async def answer(
     """A stream, or a body in the form that was asked for."""
     listening = Listening(exchange, task, hearer)
     if task.asked.stream:
-        name, space = f"trsc-{exchange.request_id}", separator(task.to_language or task.language)
-        await SpeechStream(listening, name, model, space, fields).run(recording)
+        name = f"trsc-{exchange.request_id}"
+        await SpeechStream(listening, name, model, lambda: separator(hearer.language), fields).run(recording)
         return None
     said = await listening.run(recording)
     form = fields.response_format or "json"
@@ -91,8 +92,8 @@ async def answer(
 def transcript(task: Task, hearer: Hearer, recording: Recording, said: list[Said]) -> Transcript:
     """All windows as one."""
     segments = [segment for window, words in zip(recording.windows, said) for segment in hearer.segments(window, words)]
-    text = joined((words.text for words in said), separator(task.to_language or task.language))
-    return Transcript(task.name, task.to_language or task.language, recording.seconds, text, segments)
+    text = joined((words.text for words in said), separator(hearer.language))
+    return Transcript(task.name, hearer.language, recording.seconds, text, segments)
 
 
 def typed(form: Form, kind: type[Kind]) -> Kind:

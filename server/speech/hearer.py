@@ -7,14 +7,14 @@ instruction follows it. In: what a request asks (Task), and windows. Out: Jobs f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from engine.request import TokenLogprob
 from mm.item import Processed
 from mm.recording import Window
 from mm.splice import splice
 from mm.transform.quiet import Cutting
-from server.errors import ApiError, not_here
 from server.http.exchange import Exchange
 from server.job import Job, job_of
 from server.render.prompt import Prompt
@@ -23,6 +23,7 @@ from server.speech.heard import Segment, average_logprob, compression_ratio
 from server.speech.languages import name_of
 from server.state import AppState
 
+MAX_ID = 1 << 31
 SILENT_SOUND = "AAAA"  # base64 in the place of a window while the prompt is rendered
 
 
@@ -44,23 +45,39 @@ class Task:
 class Said:
     """What the engine answered about one window."""
 
-    text: str
-    token_ids: list[int]  # without the ending one
-    logprobs: list[float]
-    temperature: float
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)  # without the ending one
+    logprobs: list[TokenLogprob] = field(default_factory=list)  # the ending one's included
+    temperature: float = 0.0
+    no_speech_prob: float | None = None
+
+
+class Ask(Protocol):
+    """Puts one question to the engine."""
+
+    async def __call__(self, job: Job, window: int | None = None, text_below: int = MAX_ID) -> Said:
+        """The answer; told as the window's text while it grows, where one is named. Ids from `text_below` on are no
+        text."""
 
 
 class Hearer(Protocol):
     """One request's questions to the model."""
 
+    @property
+    def language(self) -> str:
+        """Of the text, by code, as far as it is known; "": unknown."""
+
     def cutting(self) -> Cutting:
         """How the recording is cut."""
 
-    async def job(self, processed: Processed) -> Job:
-        """The question about one window."""
+    async def begin(self, ask: Ask, first: Processed) -> None:
+        """Once, with the first window, before any other is heard."""
+
+    async def hear(self, ask: Ask, number: int, processed: Processed) -> Said:
+        """What is said in one window."""
 
     def segments(self, window: Window, said: Said) -> Sequence[Segment]:
-        """What was said in it."""
+        """That, with times."""
 
 
 class ChatHearer:
@@ -76,16 +93,21 @@ class ChatHearer:
         speech = self._state.config.speech
         return Cutting(speech.transcription_window, speech.transcription_pause)
 
-    async def job(self, processed: Processed) -> Job:
-        task, media = self._task, self._state.media
-        assert media is not None
-        if self._prompt is None:
-            self._prompt = await self._rendered()
-        prompt = self._prompt
+    @property
+    def language(self) -> str:
+        return self._task.to_language or self._task.language
+
+    async def begin(self, ask: Ask, first: Processed) -> None:
+        self._prompt = await self._rendered()
+
+    async def hear(self, ask: Ask, number: int, processed: Processed) -> Said:
+        task, media, prompt = self._task, self._state.media, self._prompt
+        assert media is not None and prompt is not None, "begin comes first, and the model hears"  # noqa: PT018
         spliced = splice(prompt.token_ids, prompt.slots, [processed], media.processor)
-        return job_of(
+        job = job_of(
             self._exchange, prompt, spliced, task.asked, salt=task.salt, priority=task.priority, param="prompt"
         )
+        return await ask(job, number)
 
     async def _rendered(self) -> Prompt:
         """The same for every window: a message of a sound and the instruction."""
@@ -117,17 +139,7 @@ class ChatHearer:
                 token_ids=said.token_ids,
                 seek=round(window.start * 100),
                 temperature=said.temperature,
-                avg_logprob=average_logprob(said.logprobs, len(said.token_ids)),
+                avg_logprob=average_logprob([entry.logprob for entry in said.logprobs], len(said.token_ids)),
                 compression_ratio=compression_ratio(text),
             ),
         )
-
-
-def hearer_of(exchange: Exchange, task: Task) -> Hearer:
-    """The hearer of the served model. Raises ApiError where the model hears nothing."""
-    state = exchange.state
-    if state.media is None or "audio" not in state.engine.model.modalities:
-        raise not_here(None, "the served model hears no sound; serve one that does, such as Qwen2.5-Omni")
-    if state.config.model.skip_tokenizer_init:
-        raise ApiError(400, "no_tokenizer", "this server has no tokenizer, so it cannot make texts")
-    return ChatHearer(exchange, task)

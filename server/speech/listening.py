@@ -20,14 +20,14 @@ from engine.errors import EngineError
 from engine.request import Delta, FinishReason
 from engine.stream import TokenStream
 from mm.errors import MediaError
+from mm.item import Processed
 from mm.recording import Recording
 from server.answer_metrics import AnswerMetrics
 from server.errors import ApiError, from_engine
 from server.http.exchange import Exchange
 from server.job import Job
 from server.output.text import TextStream
-from server.render.errors import RenderError
-from server.speech.hearer import Hearer, Said, Task
+from server.speech.hearer import MAX_ID, Hearer, Said, Task
 from server.state import AppState
 
 ENDED_BY_TOKEN = (FinishReason.STOP, FinishReason.STOP_TOKEN)
@@ -54,11 +54,12 @@ class Listening:
         self._workers: list[asyncio.Task[None]] = []
         self._streams: set[TokenStream] = set()
         self._aborted = False
+        self._begun = asyncio.Event()  # the hearer has heard the first window's beginning
 
     async def run(self, recording: Recording) -> list[Said]:
         """What was said, by window. Raises what ended the listening early."""
         limits, count = self._state.config.limits, len(recording.windows)
-        loop, said = asyncio.get_running_loop(), [Said("", [], [], 0.0) for _ in range(count)]
+        loop, said = asyncio.get_running_loop(), [Said() for _ in range(count)]
         await self._state.running.wait()  # an operator may have paused the server
         self.exchange.answer_open = self
         timers = [loop.call_later(limits.queue_timeout, self._first_is_late)]
@@ -122,28 +123,32 @@ class Listening:
         for number in numbers:
             if self._aborted:
                 break
-            said[number] = await self._heard(number, await self._job(recording, number))
+            processed = await self._processed(recording, number)
+            if number == 0:
+                await self._hearer.begin(self.ask, processed)
+                self._begun.set()
+            await self._begun.wait()
+            said[number] = await self._hearer.hear(self.ask, number, processed)
             self.told(number, "")
 
-    async def _job(self, recording: Recording, number: int) -> Job:
-        """The question about one window."""
+    async def _processed(self, recording: Recording, number: int) -> Processed:
+        """One window as the model takes it."""
         try:
             async with asyncio.timeout(self._state.config.limits.prepare_timeout or None):
-                job = await self._hearer.job(await recording.processed(number))
+                return await recording.processed(number)
         except TimeoutError:
             raise ApiError(504, "deadline", "a window took longer than --prepare-timeout") from None
-        except (MediaError, RenderError) as error:
-            error.param = error.param or "file"
+        except MediaError as error:
+            error.param = "file"
             raise
-        self.prompt_tokens += job.num_tokens
-        self.audio_tokens += job.media_tokens.get("audio", 0)
-        return job
 
-    async def _heard(self, number: int, job: Job) -> Said:
-        """The engine's answer about one window."""
+    async def ask(self, job: Job, window: int | None = None, text_below: int = MAX_ID) -> Said:
+        """The engine's answer; see `Ask`."""
         places, count = self._state.places, job.num_tokens
+        self.prompt_tokens += count
+        self.audio_tokens += job.media_tokens.get("audio", 0)
         text = TextStream(self._state.tokenizer, at_start=True)
-        said = Said("", [], [], self.task.asked.params.temperature)
+        said = Said(temperature=job.request.sampling.temperature)
         places.take_tokens(count)
         try:
             stream = self._state.engine.submit(job.request)
@@ -151,14 +156,18 @@ class Listening:
             try:
                 async with stream:
                     async for delta in stream:
-                        self._take(number, delta, text, said)
+                        new = self._take(delta, text, said, text_below)
+                        said.text += new
+                        if new and window is not None:
+                            self.told(window, new)
             finally:
                 self._streams.discard(stream)
         finally:
             places.give_tokens(count)
         return said
 
-    def _take(self, number: int, delta: Delta, text: TextStream, said: Said) -> None:
+    def _take(self, delta: Delta, text: TextStream, said: Said, text_below: int) -> str:
+        """The new text."""
         if delta.error is not None:
             raise from_engine(delta.error)
         if delta.queued is not None:
@@ -167,18 +176,15 @@ class Listening:
         if ids:
             self._metrics.first_token(time.monotonic())
             self.generated_tokens += len(ids)
-        if delta.logprobs:
-            said.logprobs += [entry.logprob for entry in delta.logprobs]
+        said.logprobs += delta.logprobs or ()
         if delta.finish_reason in ENDED_BY_TOKEN:
             ids = ids[:-1]
         said.token_ids += ids
-        new = text.feed(ids)
+        new = text.feed([token for token in ids if token < text_below])
         if delta.finish_reason:
             new += text.finish()
             self._state.metrics.finished[delta.finish_reason.wire or "stop"] += 1
-        if new:
-            said.text += new
-            self.told(number, new)
+        return new
 
     def _first_is_late(self) -> None:
         if not self.exchange.first_token:

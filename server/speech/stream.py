@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
 import orjson
@@ -27,7 +28,7 @@ from server.speech.listening import Listening
 class InOrder:
     """Texts of windows, joined as one: what may be told now. Pure."""
 
-    def __init__(self, space: str) -> None:
+    def __init__(self, space: Callable[[], str]) -> None:
         self.text = ""  # all that was told
         self._space = space
         self._waiting: dict[int, str] = {}
@@ -58,14 +59,14 @@ class InOrder:
         kept = text.rstrip()
         self._held = text[len(kept) :]
         if kept:
-            self.text += kept if self._begun or not self.text else self._space + kept
+            self.text += kept if self._begun or not self.text else self._space() + kept
             self._begun = True
 
 
 class SpeechStream:
     """One streamed transcript."""
 
-    def __init__(self, listening: Listening, name: str, model: str, space: str, form: SpeechForm) -> None:
+    def __init__(self, listening: Listening, name: str, model: str, space: Callable[[], str], form: SpeechForm) -> None:
         self.listening = listening
         self.order = InOrder(space)
         self.events = EventStream(listening.exchange, self.flush)

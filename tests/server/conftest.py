@@ -88,7 +88,18 @@ def maker(state: AppState) -> Callable[..., Client]:
     def make(phase: str = "ready", **groups: Any) -> Client:
         other = AppState(config_of(**groups))
         other.pool.shutdown()
-        loaded = ("engine", "tokenizer", "renderer", "vocabulary", "defaults", "parsers", "media", "grammars", "pool")
+        loaded = (
+            "engine",
+            "tokenizer",
+            "renderer",
+            "vocabulary",
+            "defaults",
+            "parsers",
+            "media",
+            "grammars",
+            "pool",
+            "whisper",
+        )
         for name in loaded:
             setattr(other, name, getattr(state, name))
         other.places.limit = state.engine.limits.max_open

@@ -266,11 +266,7 @@ async def test_unknown_paths_and_wrong_methods(client):
     check_shape(reply)
 
 
-@pytest.mark.parametrize(
-    "path",
-    ["/v1/embeddings", "/pooling", "/rerank",
-],
-)  # fmt: skip
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/pooling", "/rerank"])
 async def test_known_routes_that_are_not_served_are_501(client, path):
     reply = await client.post(path, {})
     assert reply.status == 501

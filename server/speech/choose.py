@@ -1,0 +1,21 @@
+"""Which hearer a request gets: the served model's.
+
+Owner: loop. In: an exchange and what it asks. Out: its Hearer, or a refusal where the model hears nothing.
+"""
+
+from __future__ import annotations
+
+from server.errors import ApiError, not_here
+from server.http.exchange import Exchange
+from server.speech.hearer import ChatHearer, Hearer, Task
+from server.speech.whisper import WhisperHearer
+
+
+def hearer_of(exchange: Exchange, task: Task) -> Hearer:
+    """The hearer of the served model. Raises ApiError where the model hears nothing."""
+    state = exchange.state
+    if state.media is None or "audio" not in state.engine.model.modalities:
+        raise not_here(None, "the served model hears no sound; serve one that does, such as Qwen2.5-Omni")
+    if state.config.model.skip_tokenizer_init:
+        raise ApiError(400, "no_tokenizer", "this server has no tokenizer, so it cannot make texts")
+    return ChatHearer(exchange, task) if state.whisper is None else WhisperHearer(exchange, task, state.whisper)

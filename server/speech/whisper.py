@@ -1,0 +1,162 @@
+"""WhisperHearer: how Whisper is asked: prompts of marker tokens, the language heard first, higher temperatures where a
+text is poor.
+
+Owner: loop. In: windows of a recording. Out: Said, by the rules of OpenAI's whisper: a text that repeats itself or that
+the model doubts is drawn again at a higher temperature; a window that sounds silent and is doubted says nothing. The
+first question about a window, one token behind <|startoftranscript|>, tells the language and whether somebody speaks;
+what it computes of the sound is found again in the prefix cache by the questions that follow.
+
+    [window] (<|startofprev|> prompt) <|startoftranscript|> | language, no_speech_prob
+    [window] (<|startofprev|> prompt) <|startoftranscript|> <|de|> <|transcribe|> <|notimestamps|> | text
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from mm.item import Processed
+from mm.processors.whisper import Whisper
+from mm.recording import Window
+from mm.splice import splice
+from mm.transform.quiet import Cutting
+from server.errors import invalid, not_here
+from server.http.exchange import Exchange
+from server.job import Job, job_of
+from server.render.prompt import Prompt
+from server.sampling import Asked
+from server.speech.heard import Segment, average_logprob, compression_ratio
+from server.speech.hearer import Ask, Said, Task
+from server.speech.whisper_tokens import WhisperTokens
+
+TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+MAX_COMPRESSION_RATIO = 2.4
+LEAST_AVG_LOGPROB = -1.0
+MAX_NO_SPEECH_PROB = 0.6
+
+
+class WhisperHearer:
+    """One request's questions to Whisper."""
+
+    def __init__(self, exchange: Exchange, task: Task, tokens: WhisperTokens) -> None:
+        if task.name == "translate" and (tokens.translate is None or task.to_language != "en"):
+            raise not_here("to_language", "to_language: Whisper translates into English, where it has many languages")
+        if task.language and tokens.languages and task.language not in tokens.languages:
+            raise invalid("language", f"language: {task.language} is not among the model's languages")
+        if not tokens.languages and task.language not in ("", "en"):
+            raise invalid("language", f"language: got {task.language}; this model hears English only")
+        self._exchange = exchange
+        self._task = task
+        self._tokens = tokens
+        self._heard = task.language or ("" if tokens.languages else "en")
+        self._previous = self._previous_ids()
+
+    @property
+    def language(self) -> str:
+        return self._task.to_language or self._heard
+
+    def cutting(self) -> Cutting:
+        state = self._exchange.state
+        assert state.media is not None
+        processor = state.media.processor
+        assert isinstance(processor, Whisper), "the family names its processor"
+        return Cutting(min(state.config.speech.transcription_window, processor.seconds))
+
+    def _previous_ids(self) -> list[int]:
+        """The client's prompt, as a text that came before; its end where it is long."""
+        tokens, state, text = self._tokens, self._exchange.state, self._task.prompt
+        if not text or tokens.previous is None:
+            return []
+        most = (state.engine.model.max_position - state.engine.model.lead) // 2 - 1
+        ids = [token for token in state.tokenizer.encode(" " + text) if token < tokens.first_marker]
+        return [tokens.previous, *ids[-most:]]
+
+    async def begin(self, ask: Ask, first: Processed) -> None:
+        """Hears the language of the first window, which is taken for that of all."""
+        if not self._heard:
+            self._heard, _ = await self._listened(ask, first)
+
+    async def hear(self, ask: Ask, number: int, processed: Processed) -> Said:
+        task = self._task
+        if task.asked.stream:  # what was told cannot be taken back
+            return await ask(self._job(processed, task.asked.params.temperature), number, self._tokens.first_marker)
+        _, no_speech = await self._listened(ask, processed)
+        said = Said()
+        temperatures = (task.asked.params.temperature,) if task.asked.params.temperature else TEMPERATURES
+        for temperature in temperatures:
+            said = await ask(self._job(processed, temperature), None, self._tokens.first_marker)
+            said.no_speech_prob = no_speech
+            if not self._is_poor(said) or self._is_silent(said):
+                break
+        return replace(said, text="", token_ids=[]) if self._is_silent(said) else said
+
+    def _is_poor(self, said: Said) -> bool:
+        """Whether the text repeats itself, or the model doubts it."""
+        text = said.text.strip()
+        repeats = bool(text) and compression_ratio(text) > MAX_COMPRESSION_RATIO
+        return repeats or self._average(said) < LEAST_AVG_LOGPROB
+
+    def _is_silent(self, said: Said) -> bool:
+        """Whether nobody seems to speak, and the model doubts its text."""
+        assert said.no_speech_prob is not None
+        return said.no_speech_prob > MAX_NO_SPEECH_PROB and self._average(said) < LEAST_AVG_LOGPROB
+
+    def _average(self, said: Said) -> float:
+        return average_logprob([entry.logprob for entry in said.logprobs], len(said.token_ids))
+
+    async def _listened(self, ask: Ask, processed: Processed) -> tuple[str, float]:
+        """The language that a window seems to be in, and how likely nobody speaks."""
+        tokens = self._tokens
+        params = replace(
+            self._task.asked.params, max_tokens=1, temperature=0.0, ignore_eos=True, logprobs=0,
+            logprob_token_ids=(tokens.no_speech,), allowed_token_ids=tuple(tokens.languages.values()) or None,
+        )  # fmt: skip
+        asked = replace(self._task.asked, params=params, max_tokens=1)
+        said = await ask(self._made(processed, [*self._previous, tokens.start], asked))
+        if not said.logprobs:  # aborted
+            return self._heard, 0.0
+        entry = said.logprobs[0]
+        found = dict(zip(entry.top_ids, entry.top_logprobs)).get(tokens.no_speech, -math.inf)
+        codes = {token: code for code, token in tokens.languages.items()}
+        return codes.get(entry.token_id, self._heard), math.exp(found)
+
+    def _job(self, processed: Processed, temperature: float) -> Job:
+        """The question for the text of a window."""
+        task, tokens = self._task, self._tokens
+        prompt = [*self._previous, tokens.start]
+        if tokens.languages:
+            wanted = tokens.translate if task.name == "translate" else tokens.transcribe
+            assert wanted is not None
+            prompt += [tokens.languages[self._heard], wanted]
+        params = replace(
+            task.asked.params,
+            temperature=temperature,
+            logprobs=task.asked.params.logprobs if task.asked.stream else 0,
+            bad_words=tuple((token,) for token in tokens.suppressed),
+            not_first_token_ids=tokens.not_first,
+        )
+        return self._made(processed, [*prompt, tokens.no_timestamps], replace(task.asked, params=params))
+
+    def _made(self, processed: Processed, ids: list[int], asked: Asked) -> Job:
+        task, state = self._task, self._exchange.state
+        assert state.media is not None
+        processor = state.media.processor
+        assert processor is not None
+        prompt = Prompt(np.array([processor.placeholder("audio"), *ids], np.int32), (), (0,), None)
+        spliced = splice(prompt.token_ids, prompt.slots, [processed], processor)
+        return job_of(self._exchange, prompt, spliced, asked, salt=task.salt, priority=task.priority, param="prompt")
+
+    def segments(self, window: Window, said: Said) -> Sequence[Segment]:
+        """One per window."""
+        text = said.text.strip()
+        if not text:
+            return ()
+        return (
+            Segment(
+                window.start, window.end, text, said.token_ids, round(window.start * 100), said.temperature,
+                self._average(said), compression_ratio(text), said.no_speech_prob,
+            ),
+        )  # fmt: skip

@@ -1,0 +1,60 @@
+"""WhisperTokens: the marker tokens of one Whisper checkpoint, and the tokens that its texts may not hold.
+
+Owner: none, a frozen value, made once at start (pool). In: the tokenizer and generation_config.json.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from server.render.tokenizer import Tokenizer
+from server.speech.languages import LANGUAGES
+
+
+@dataclass(frozen=True, slots=True)
+class WhisperTokens:
+    """The markers of one checkpoint, and what its texts may not hold."""
+
+    first_marker: int  # ids from here on are no text; it ends texts
+    start: int
+    previous: int | None
+    no_speech: int
+    no_timestamps: int
+    transcribe: int | None  # None: the model writes English down and has no tasks
+    translate: int | None
+    languages: dict[str, int]  # by code
+    suppressed: tuple[int, ...]
+    not_first: tuple[int, ...]
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, folder: str, raw: dict[str, Any]) -> WhisperTokens:
+        """From the tokenizer and generation_config.json. ValueError where a marker is missing."""
+
+        def marker(*names: str) -> int:
+            found = maybe(*names)
+            if found is None:
+                raise ValueError(f"the tokenizer has no {names[0]}, which Whisper's prompts need")
+            return found
+
+        def maybe(*names: str) -> int | None:
+            return next((found for name in names if (found := tokenizer.id_of(name)) is not None), None)
+
+        path = Path(folder) / "generation_config.json"
+        generation = {**raw, **(json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {})}
+        languages = {code: found for code in LANGUAGES if (found := maybe(f"<|{code}|>")) is not None}
+        multilingual = bool(generation.get("is_multilingual", len(languages) > 1))
+        return cls(
+            first_marker=marker("<|endoftext|>"),
+            start=marker("<|startoftranscript|>"),
+            previous=maybe("<|startofprev|>"),
+            no_speech=marker("<|nospeech|>", "<|nocaptions|>"),
+            no_timestamps=marker("<|notimestamps|>"),
+            transcribe=marker("<|transcribe|>") if multilingual else None,
+            translate=marker("<|translate|>") if multilingual else None,
+            languages=languages if multilingual else {},
+            suppressed=tuple(generation.get("suppress_tokens") or ()),
+            not_first=tuple(generation.get("begin_suppress_tokens") or ()),
+        )
