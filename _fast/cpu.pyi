@@ -1,3 +1,6 @@
+FOUR_BITS: int
+INT8: int
+E4M3: int
 RMS_NORM: int
 LAYER_NORM: int
 PLAIN: int
@@ -24,6 +27,31 @@ def linear(
     residual_stride: int,
     bf16: bool,
     weight_bf16: bool,
+    gated: bool,
+    activation: int,
+) -> None: ...
+def coded_linear(
+    out: int,
+    x: int,
+    panels: int,
+    bias: int,
+    residual: int,
+    table: int,
+    scales: int,
+    row_scales: int,
+    zeros: int,
+    x_scales: int,
+    rows: int,
+    depth: int,
+    columns: int,
+    group: int,
+    x_stride: int,
+    out_stride: int,
+    residual_stride: int,
+    form: int,
+    scales_bf16: bool,
+    x_bf16: bool,
+    out_bf16: bool,
     gated: bool,
     activation: int,
 ) -> None: ...

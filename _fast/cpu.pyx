@@ -5,7 +5,8 @@ second one compute alone. In: addresses of tensors (`data_ptr()`), sizes and str
 `engine/kernels` check them, nothing here does. Out: results written in place. The GIL is released throughout.
 """
 
-from libc.stdint cimport int32_t, uintptr_t
+from libc.stdint cimport int8_t, int32_t, uintptr_t
+from libc.string cimport memset
 
 cdef extern from "pool.h" nogil:
     void pool_set_threads(int count)
@@ -14,6 +15,10 @@ cdef extern from "pool.h" nogil:
     void memory_huge(void *start, size_t bytes)
 
 cdef extern from "kernels.h" nogil:
+    int C_FOUR_BITS "FOUR_BITS"
+    int C_INT8 "INT8"
+    int C_E4M3 "E4M3"
+
     struct linear_call "linear":
         void *out
         const void *panels
@@ -28,6 +33,14 @@ cdef extern from "kernels.h" nogil:
         int weight_bf16
         int gated
         int activation
+        int form
+        const int8_t *table
+        const void *scales
+        const float *row_scales
+        const int8_t *zeros
+        long group
+        int scales_bf16
+        const float *x_scales
 
     struct norm_call "norm":
         void *out
@@ -124,6 +137,9 @@ cdef extern from "ops.h" nogil:
     void op_qkv(const qkv_call *call)
     int op_attention(const attention_call *call)
 
+FOUR_BITS = C_FOUR_BITS
+INT8 = C_INT8
+E4M3 = C_E4M3
 RMS_NORM = C_RMS_NORM
 LAYER_NORM = C_LAYER_NORM
 PLAIN = C_PLAIN
@@ -171,6 +187,7 @@ def linear(
     """out = x W^T + bias + residual, or activate(gate, up) per panel when gated. See kernels.h for shapes."""
     cdef linear_call call
     cdef int failed
+    memset(&call, 0, sizeof(call))
     call.out = <void *> out
     call.panels = <const void *> panels
     call.bias = <const float *> bias
@@ -188,6 +205,42 @@ def linear(
         failed = op_linear(&call, <const void *> x, x_stride, bf16)
     if failed:
         raise MemoryError(f"linear: no memory to widen {rows} x {depth} bfloat16 values")
+
+
+def coded_linear(
+    uintptr_t out, uintptr_t x, uintptr_t panels, uintptr_t bias, uintptr_t residual,
+    uintptr_t table, uintptr_t scales, uintptr_t row_scales, uintptr_t zeros, uintptr_t x_scales,
+    long rows, long depth, long columns, long group, long x_stride, long out_stride, long residual_stride,
+    int form, bint scales_bf16, bint x_bf16, bint out_bf16, bint gated, int activation,
+):
+    """`linear` by a matrix of codes: FOUR_BITS, INT8 or E4M3. With x_scales, x are integers and sums are exact."""
+    cdef linear_call call
+    cdef int failed
+    memset(&call, 0, sizeof(call))
+    call.out = <void *> out
+    call.panels = <const void *> panels
+    call.bias = <const float *> bias
+    call.residual = <const void *> residual
+    call.rows = rows
+    call.depth = depth
+    call.columns = columns
+    call.out_stride = out_stride
+    call.residual_stride = residual_stride
+    call.out_bf16 = out_bf16
+    call.gated = gated
+    call.activation = activation
+    call.form = form
+    call.table = <const int8_t *> table
+    call.scales = <const void *> scales
+    call.row_scales = <const float *> row_scales
+    call.zeros = <const int8_t *> zeros
+    call.group = group
+    call.scales_bf16 = scales_bf16
+    call.x_scales = <const float *> x_scales
+    with nogil:
+        failed = op_linear(&call, <const void *> x, x_stride, x_bf16)
+    if failed:
+        raise MemoryError(f"coded_linear: no memory to widen {rows} x {depth} values")
 
 
 def norm(
@@ -272,8 +325,8 @@ def paged_attention(
     """
     cdef attention_call call
     cdef int failed
+    memset(&call, 0, sizeof(call))
     call.out = <void *> out
-    call.states = NULL
     call.q = <const void *> q
     call.k = <const void *> k_cache
     call.v = <const void *> v_cache
@@ -290,10 +343,6 @@ def paged_attention(
     call.block_stride = block_stride
     call.q_stride = heads * dim
     call.q_head_stride = dim
-    call.k_stride = 0
-    call.k_head_stride = 0
-    call.v_stride = 0
-    call.v_head_stride = 0
     call.window = window
     call.causal = 1
     call.bf16 = bf16

@@ -52,7 +52,7 @@ def estimate(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
     dtype = resolve_dtype(model_config, config.dtype, device)
     sizes = sizes_of(config, model_config, device)
     model_config = replace(model_config, max_model_len=sizes.max_model_len)
-    model = build_model(model_config, dtype, "cpu")
+    model = build_model(model_config, dtype, "cpu", shards)
     names = {} if shards is None else match(model, shards, config.model)
     kept = shards and device == "cpu" and model_config.implementation == "native"
     weights = _host_bytes(shards, names, dtype) if shards and kept else weight_bytes(model)
@@ -81,9 +81,11 @@ def estimate(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
 
 
 def _host_bytes(shards: list[Shard], names: Collection[str], dtype: torch.dtype) -> int:
-    """On a CPU, where bfloat16 stays as it is, as in engine/quant/base.py."""
+    """On a CPU, where bfloat16 and codes stay as they are, as in engine/quant/base.py."""
     tensors = [info for shard in shards for name, info in shard.tensors.items() if name in names]
-    return sum(info.num_bytes if info.dtype == "BF16" else math.prod(info.shape) * dtype.itemsize for info in tensors)
+    return sum(
+        math.prod(info.shape) * dtype.itemsize if info.dtype in ("F32", "F16") else info.num_bytes for info in tensors
+    )
 
 
 def _device_blocks(

@@ -38,6 +38,7 @@ from engine.models.registry import build_model, load_model_config
 from engine.request import Request, SamplingParams
 from engine.step.cpu_executor import CpuExecutor
 from engine.step.executor import Executor, Sizes
+from engine.weights.files import open_checkpoint
 from engine.weights.load import load_weights, weight_bytes
 from engine.weights.progress import ProgressLine
 
@@ -151,7 +152,9 @@ def load_runtime(config: EngineConfig, startup: dict[str, float]) -> Runtime:
     with phase("device"):
         accelerator = open_accelerator(device)
     with phase("weights"), torch.inference_mode():
-        model = build_model(model_config, dtype, device)
+        quantised = model_config.raw.get("quantization_config") is not None and config.load_format != "dummy"
+        shards = open_checkpoint(config.model) if quantised else None
+        model = build_model(model_config, dtype, device, shards)
         read_weights(config, model, accelerator)
     if accelerator is None:
         runtime = _on_host(config, model, sizes, phase)

@@ -12,7 +12,8 @@ from pathlib import Path
 from engine.checkpoint.section import Section
 from engine.models.family import Family
 from engine.models.registry import FAMILIES, family_of
-from engine.weights.load import READABLE
+from engine.quant.dialects import DIALECTS
+from engine.weights.table import FLOATS
 from mm.processors.base import Processor
 from server.app import routes_of
 from server.config import Config
@@ -21,7 +22,10 @@ from server.routes.absent import ABSENT
 README = Path(__file__).resolve().parents[1] / "README.md"
 BEGIN, END = "<!-- support table: python -m tests.support_table -->\n", "<!-- end of the support table -->\n"
 MODALITIES = {"image": "pictures", "video": "films", "audio": "sound"}
-REFUSED_FORMATS = "quantised checkpoints (FP8, INT8, INT4, GPTQ, AWQ, GGUF), pickles (`.bin`, `.pt`)"
+REFUSED_FORMATS = "GGUF, bitsandbytes, HQQ, AQLM, Quark; pickles (`.bin`, `.pt`)"
+
+READ_CODES = "FP8, INT8 (W8A8 and W8A16), INT4, NVFP4, MXFP4, MXFP8"
+REFUSED_CODES = "2 and 3 bits, 2:4 sparsity, inputs with zero points, quantised experts and embeddings"
 
 
 def architectures() -> str:
@@ -54,11 +58,13 @@ def routes() -> tuple[list[str], list[str]]:
 def support_table() -> str:
     """The block between README's marks."""
     works, refused = routes()
-    dtypes = ", ".join(str(dtype).removeprefix("torch.") for dtype in READABLE.values())
+    dtypes = ", ".join(str(dtype).removeprefix("torch.") for dtype in FLOATS)
+    quantised = ", ".join(DIALECTS)
     kinds = [
         "| | works | refused, with the reason |",
         "|---|---|---|",
         f"| weights | safetensors in {dtypes}; Hugging Face and Mistral folders | {REFUSED_FORMATS} |",
+        f"| quantised weights | {quantised}: {READ_CODES} | {REFUSED_CODES} |",
         f"| routes | {', '.join(works)} | {', '.join(refused)} |",
     ]
     return architectures() + "\n\n" + "\n".join(kinds) + "\n"

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from engine.checkpoint.files import read_json
 from engine.checkpoint.section import Section
 from engine.errors import ConfigError
 from engine.model_config import ModelConfig
@@ -50,12 +52,50 @@ def refuse_quantized(root: Section) -> None:
             "checkpoint that it was made from"
         )
     if root.values.get("quantization_config") is not None:
-        method = root.section("quantization_config").values.get("quant_method", "unknown")
+        settings = root.section("quantization_config")
+        method = settings.values.get("quant_method", "unknown")
         if method not in DIALECTS:
             raise ConfigError(
-                f"config.json: the weights are quantized ({method}); this version reads float32, float16 and bfloat16 "
-                "weights, so use the unquantized checkpoint"
+                f"config.json: the weights are quantized ({method}); this version reads {', '.join(DIALECTS)} and "
+                "unquantized checkpoints: use one of those"
             )
+        DIALECTS[method](settings)
+
+
+def with_quantisation(root: Section, folder: Path) -> Section:
+    """The configuration with `quantization_config`, wherever the checkpoint says how its weights are quantised."""
+    settings = root.values.get("quantization_config") or root.values.get("compression_config")
+    if settings is None:
+        settings = next((found for file, read in BESIDE.items() if (found := read(folder / file))), None)
+    if settings is None:
+        return root
+    if isinstance(settings, dict) and settings.get("quant_method") is None:
+        known = {"quant_algo": "modelopt", "config_groups": "compressed-tensors"}
+        named = next((method for key, method in known.items() if key in settings), "unknown")
+        settings = {**settings, "quant_method": named}
+    return Section({**root.values, "quantization_config": settings}, root.path)
+
+
+def _modelopt(path: Path) -> dict[str, Any] | None:
+    found = read_json(path, required=False).get("quantization")
+    return {**found, "quant_method": "modelopt"} if isinstance(found, dict) and found.get("quant_algo") else None
+
+
+def _gptq(path: Path) -> dict[str, Any] | None:
+    found = read_json(path, required=False)
+    return {"quant_method": "gptq", **found} if "bits" in found else None
+
+
+def _awq(path: Path) -> dict[str, Any] | None:
+    found = read_json(path, required=False)
+    if "w_bit" not in found:
+        return None
+    named = {"bits": found["w_bit"], "group_size": found.get("q_group_size", 128), "version": found.get("version")}
+    return {"quant_method": "awq", **named}
+
+
+# Files beside config.json that older releases of the quantisers write.
+BESIDE = {"hf_quant_config.json": _modelopt, "quantize_config.json": _gptq, "quant_config.json": _awq}
 
 
 def saved_dtype(*sources: dict[str, Any]) -> torch.dtype:

@@ -24,7 +24,6 @@ UNSUPPORTED = {
     "moe": "mixture of experts",
     "vision_encoder": "a picture tower",
     "multimodal": "towers for other modalities",
-    "quantization": "quantized weights",
     "q_lora_rank": "latent attention",
     "lora": "adapters inside",
 }
@@ -104,11 +103,24 @@ def _as_config(params: Section, text_only: bool) -> dict[str, Any]:
         "eos_token_id": 2,
         "dtype": params.values.get("dtype") or "bfloat16",
     }
+    if params.values.get("quantization") is not None:
+        config["quantization_config"] = _quantisation(params.section("quantization"))
     if params.values.get("yarn") is not None:
         config["rope_scaling"] = _yarn(params.section("yarn"), limit)
     if params.values.get("llama_4_scaling") is not None:
         config |= _ministral3(params.section("llama_4_scaling"), config)
     return config
+
+
+def _quantisation(found: Section) -> dict[str, Any]:
+    """FP8 with a scale per matrix, and one for what is multiplied by the matrix where the scheme is TENSOR."""
+    form = found.values.get("qformat_weight")
+    if form != "fp8_e4m3":
+        raise ConfigError(
+            f"{found.path}: qformat_weight={form!r}; fp8_e4m3 is read: use the checkpoint in another format"
+        )
+    static = found.values.get("qscheme_act") == "TENSOR"
+    return {"quant_method": "fp8", "activation_scheme": "static" if static else "dynamic"}
 
 
 def _ministral3(scaling: Section, config: dict[str, Any]) -> dict[str, Any]:

@@ -7,8 +7,6 @@ the trailing dimensions that the checkpoint keeps apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -16,7 +14,7 @@ from engine.kernels.activation import Activation
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.gemm.weight import Weight
 from engine.layers.norm import Normed, RMSNorm
-from engine.quant.base import UNQUANTISED, Scheme
+from engine.quant.base import UNQUANTISED, Arrange, Scheme
 from engine.weights.table import Shape, Wanted
 
 
@@ -26,7 +24,7 @@ class Linear:
     __slots__ = ("arrange", "biases", "fold", "in_features", "out_features", "scheme", "weight")
 
     weight: Weight
-    arrange: Callable[[int, Tensor], Tensor] | None  # (number of a piece, its rows) -> the rows in the kernels' order
+    arrange: Arrange | None
 
     def __init__(
         self,
@@ -62,10 +60,7 @@ class Linear:
         return Normed(norm, residual, self.weight.add_then_norm(residual, x, norm.weight, norm.eps))
 
     def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
-        pieces = [self.scheme.wants(rows, self.fold) for rows in self.out_features]
-        wanted: dict[str, tuple[Wanted | None, ...]] = {
-            kind: tuple(piece[kind] for piece in pieces) for kind in pieces[0]
-        }
+        wanted = self.scheme.expects(self.out_features, self.fold)
         if any(self.biases):
             wanted["bias"] = tuple(
                 Wanted((rows,)) if has else None for rows, has in zip(self.out_features, self.biases)
@@ -76,28 +71,20 @@ class Linear:
         self._fill(pieces, placement, gated=False)
 
     def _fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement, gated: bool) -> None:
-        if self.arrange is not None:
-            pieces = {kind: [self._arranged(*piece) for piece in enumerate(given)] for kind, given in pieces.items()}
         bias = None
         if any(self.biases):
             parts = [
                 torch.zeros(rows, device=placement.device)
                 if piece is None
-                else piece.to(placement.device, torch.float32)
-                for rows, piece in zip(self.out_features, pieces["bias"])
+                else self._arranged(number, piece.to(placement.device, torch.float32))
+                for number, (rows, piece) in enumerate(zip(self.out_features, pieces["bias"]))
             ]
             bias = torch.cat(parts)  # a piece without a bias adds zero
-        tensors = {
-            kind: [piece for piece in given if piece is not None] for kind, given in pieces.items() if kind != "bias"
-        }
-        self.weight = self.scheme.weight(tensors, bias, placement, gated)
+            pieces = {kind: given for kind, given in pieces.items() if kind != "bias"}
+        self.weight = self.scheme.weight(pieces, bias, placement, gated, self.arrange)
 
-    def _arranged(self, number: int, piece: Tensor | None) -> Tensor | None:
-        if piece is None or self.arrange is None:
-            return piece
-        rows = self.arrange(number, piece)
-        # A loader's piece on an accelerator lies beside the others, which spares a copy of all; a file's is read only.
-        return piece.copy_(rows) if piece.is_cuda else rows
+    def _arranged(self, number: int, rows: Tensor) -> Tensor:
+        return rows if self.arrange is None else self.arrange(number, rows)
 
 
 class GatedLinear(Linear):

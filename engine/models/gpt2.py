@@ -20,7 +20,7 @@ from engine.model_config import ModelConfig, TextConfig
 from engine.models.decoder import DecoderLayer
 from engine.models.family import Family
 from engine.models.llama import Llama, LlamaLayer
-from engine.quant.base import UNQUANTISED, Tensors
+from engine.quant.base import UNQUANTISED, Arrange, Expected, Tensors
 from engine.weights.table import Row, Shape, Table, Wanted
 
 BIASED: dict[str, Any] = {
@@ -36,12 +36,14 @@ BIASED: dict[str, Any] = {
 class Transposed:
     """The scheme of matrices that lie as [in_features, out_features], under "weight"."""
 
-    def wants(self, rows: int, fold: Shape) -> dict[str, Wanted]:
-        return {"weight": Wanted((*fold, rows))}
+    def expects(self, out_features: Shape, fold: Shape) -> Expected:
+        return {"weight": tuple(Wanted((*fold, rows)) for rows in out_features)}
 
-    def weight(self, tensors: Tensors, bias: Tensor | None, placement: Placement, gated: bool) -> Weight:
-        upright = {"weight": [piece.t().contiguous() for piece in tensors["weight"]]}
-        return UNQUANTISED.weight(upright, bias, placement, gated)
+    def weight(
+        self, tensors: Tensors, bias: Tensor | None, placement: Placement, gated: bool, arrange: Arrange | None
+    ) -> Weight:
+        upright: Tensors = {"weight": [piece.t().contiguous() for piece in tensors["weight"] if piece is not None]}
+        return UNQUANTISED.weight(upright, bias, placement, gated, arrange)
 
 
 class LearnedPositions(Llama):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_args
@@ -27,6 +27,7 @@ from engine.models.base import Model
 from engine.models.family import Family
 from engine.quant.assign import assign
 from engine.request import Modality
+from engine.weights.files import Shard
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +124,7 @@ def load_model_config(
     """
     folder = Path(folder)
     text_only = set(MODALITIES) <= set(without)
-    root = read_root(folder, overrides, text_only)
+    root = common.with_quantisation(read_root(folder, overrides, text_only), folder)
     generation = read_json(folder / "generation_config.json", required=False)
     architecture, implementation = _served(root, text_only, implementation)
     if "auto_map" in root.values:
@@ -168,10 +169,12 @@ def _named(architecture: str) -> Iterator[None]:
         raise ConfigError(f"{architecture}: {error}") from None
 
 
-def build_model(config: ModelConfig, dtype: torch.dtype, device: str = "cpu") -> Model:
-    """The model of a checkpoint, its parts sized and empty."""
+def build_model(
+    config: ModelConfig, dtype: torch.dtype, device: str = "cpu", shards: Sequence[Shard] | None = None
+) -> Model:
+    """The model of a checkpoint, its parts sized and empty; `shards`: its files, None where weights are random."""
     model = family_of(config.architecture, config.implementation).model(config, dtype, device)
-    assign(model, model.weight_table(), config)
+    assign(model, model.weight_table(), config, shards)
     return model
 
 

@@ -1,33 +1,75 @@
 """assign: gives each linear layer of a model its scheme, before the layer says which tensors it expects.
 
-Owner: the thread that builds the model. In: a model whose parts are empty, and its configuration. Out: the parts'
-`scheme`, changed in place.
+Owner: the thread that builds the model. In: a model whose parts are empty, its configuration, the headers of its files.
+Out: the parts' `scheme`, changed in place. The files decide what is quantised; the configuration adds what no header
+says, and decides alone where weights are random.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import logging
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from engine.checkpoint.section import Section
 from engine.errors import ConfigError
-from engine.quant.base import UNQUANTISED
+from engine.quant.base import Dialect, Headers, Quantised, Stored, named
 from engine.quant.dialects import DIALECTS
+from engine.weights.files import Shard
+from engine.weights.names import compact
 from engine.weights.table import Table, parts_of
 
 if TYPE_CHECKING:
     from engine.model_config import ModelConfig
     from engine.models.base import Model
 
+CODES = {"weight_packed", "qweight", "weight_scale", "weight_scale_inv", "scales", "qscale_weight"}
+log = logging.getLogger("omniloop.engine")
 
-def assign(model: Model, table: Table, config: ModelConfig) -> None:
-    """Gives each linear layer of the model the scheme that the configuration names for its modules."""
+
+def assign(model: Model, table: Table, config: ModelConfig, shards: Sequence[Shard] | None) -> None:
+    """Gives each linear layer of the model the scheme of its modules; `shards`: None where weights are random."""
     settings = config.raw.get("quantization_config")
     if settings is None:
         return
-    dialect = DIALECTS[settings["quant_method"]]
+    dialect = DIALECTS[settings["quant_method"]](Section(settings, "config.json: quantization_config"))
+    found = None if shards is None else modules_of(table, shards)
+    quantised = kept = 0
+    part: Any  # with a scheme: a layer of engine/layers/linear.py
     for _, names, part in parts_of(table, model):
         if not hasattr(part, "scheme"):
+            _refuse_codes(names, found)
             continue
-        schemes = [dialect(name, settings) or UNQUANTISED for name in names]
-        if any(scheme != schemes[0] for scheme in schemes):
-            raise ConfigError(f"{', '.join(names)} are stored in different ways; one product needs them stored alike")
-        part.scheme = schemes[0]
+        if not part.expects():
+            continue
+        pieces = tuple(_stored(dialect, name, part.in_features, found) for name in names)
+        if any(piece is not None for piece in pieces):
+            part.scheme = Quantised(pieces, tuple(names))
+        quantised += sum(piece is not None for piece in pieces)
+        kept += sum(piece is None for piece in pieces)
+    log.info("quantised (%s): %d modules; %d are kept in floats", settings["quant_method"], quantised, kept)
+
+
+def _stored(dialect: Dialect, name: str, columns: int, found: Mapping[str, Headers] | None) -> Stored | None:
+    with named(name):
+        return dialect.stored(name, columns, None if found is None else found.get(name, {}))
+
+
+def _refuse_codes(names: Sequence[str], found: Mapping[str, Headers] | None) -> None:
+    """Embeddings, norms, experts are read as floats."""
+    quantised = [name for name in names if found is not None and CODES & found.get(name, {}).keys()]
+    if quantised:
+        raise ConfigError(
+            f"{compact(quantised)}: these weights are quantised; codes are read in linear layers alone, so quantise "
+            "the checkpoint again without these"
+        )
+
+
+def modules_of(table: Table, shards: Sequence[Shard]) -> dict[str, Headers]:
+    """Canonical module name -> its tensors' headers by kind."""
+    found: dict[str, dict] = {}
+    for shard in shards:
+        for name, info in shard.tensors.items():
+            module, _, kind = table.canonical(name).rpartition(".")
+            found.setdefault(module, {})[kind] = info
+    return dict(found)

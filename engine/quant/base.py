@@ -1,43 +1,56 @@
 """Scheme: how the weight of a linear layer is stored, and which Weight it becomes.
 
 Owner: the thread that builds the model. In: the tensors of a checkpoint, piece by piece. Out: a Weight. Layers, models
-and steps know a Weight only.
+and steps know a Weight only. A dialect (a file of this folder) says how each module is Stored.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from engine.kernels.gemm.pack import Placement, pack, pack_gated, stacked
+from engine.errors import ConfigError
+from engine.kernels.gemm.codes import Codes
+from engine.kernels.gemm.pack import Placement, pack, pack_gated, pack_pieces, stacked
 from engine.kernels.gemm.weight import Weight
+from engine.weights.files import TensorInfo
 from engine.weights.table import Shape, Wanted
 
-Tensors = dict[str, list[Tensor]]  # tensor kind -> of each joined piece, in order
+Tensors = dict[str, list[Tensor | None]]  # tensor kind -> of each joined piece, in order
+Expected = dict[str, tuple[Wanted | None, ...]]  # likewise
+Arrange = Callable[[int, Tensor], Tensor]  # (number of a piece, its rows) -> the rows in the kernels' order
 
 
 class Scheme(Protocol):
-    """One way to store matrices."""
+    """One way to store the matrices of a layer."""
 
-    def wants(self, rows: int, fold: Shape) -> dict[str, Wanted]:
-        """Tensor kind -> what one piece [rows, *fold] is stored as; "bias" is the layer's own."""
+    def expects(self, out_features: Shape, fold: Shape) -> Expected:
+        """What the pieces [rows, *fold] are stored as, rows in `out_features`; "bias" is the layer's own."""
 
-    def weight(self, tensors: Tensors, bias: Tensor | None, placement: Placement, gated: bool) -> Weight:
+    def weight(
+        self, tensors: Tensors, bias: Tensor | None, placement: Placement, gated: bool, arrange: Arrange | None
+    ) -> Weight:
         """The pieces, one below the other, with their bias [rows] float32; `gated`: the pieces are gate and up."""
 
 
 class Unquantised:
     """Matrices of floats, under "weight"."""
 
-    def wants(self, rows: int, fold: Shape) -> dict[str, Wanted]:
-        return {"weight": Wanted((rows, *fold))}
+    def expects(self, out_features: Shape, fold: Shape) -> Expected:
+        return {"weight": tuple(Wanted((rows, *fold)) for rows in out_features)}
 
-    def weight(self, tensors: Tensors, bias: Tensor | None, placement: Placement, gated: bool) -> Weight:
-        matrices = [
-            piece.to(placement.device, weight_dtype(piece.dtype, placement)).flatten(1) for piece in tensors["weight"]
-        ]
+    def weight(
+        self, tensors: Tensors, bias: Tensor | None, placement: Placement, gated: bool, arrange: Arrange | None
+    ) -> Weight:
+        pieces = [piece for piece in tensors["weight"] if piece is not None]
+        if arrange is not None:
+            pieces = [_arranged(arrange(*piece), piece[1]) for piece in enumerate(pieces)]
+        matrices = [piece.to(placement.device, weight_dtype(piece.dtype, placement)).flatten(1) for piece in pieces]
         if gated and bias is None:
             gate, up = matrices if len(matrices) == 2 else matrices[0].chunk(2)
             return pack_gated(gate, up, placement)
@@ -47,9 +60,94 @@ class Unquantised:
 UNQUANTISED = Unquantised()
 
 
+def _arranged(rows: Tensor, piece: Tensor) -> Tensor:
+    """A loader's piece on an accelerator lies beside the others, which spares a copy of all; a file's is read only."""
+    return piece.copy_(rows) if piece.is_cuda else rows
+
+
 def weight_dtype(saved: torch.dtype, placement: Placement) -> torch.dtype:
     """How a matrix is kept: in the activations' dtype on an accelerator, whose libraries multiply like by like.
 
     On a CPU bfloat16 stays bfloat16 (kernels widen it exactly) and others take the activations' dtype.
     """
     return saved if saved == torch.bfloat16 and placement.device == "cpu" else placement.dtype
+
+
+class Stored(Protocol):
+    """How one quantised module is stored."""
+
+    def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
+        """Tensor kind -> what is read; shapes that cannot be are a ConfigError."""
+
+    def read(self, tensors: Mapping[str, Tensor]) -> Codes:
+        """The canonical form."""
+
+
+Headers = Mapping[str, TensorInfo]  # tensor kind -> what the file says, of one module
+
+
+class Dialect(Protocol):
+    """What a configuration's quantisation says of modules."""
+
+    def stored(self, module: str, columns: int, headers: Headers | None) -> Stored | None:
+        """None: the module is not quantised. `headers`: of the module's tensors; None: random weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """The scheme of a layer with a quantised piece at least."""
+
+    pieces: tuple[Stored | None, ...]
+    modules: tuple[str, ...]
+
+    def expects(self, out_features: Shape, fold: Shape) -> Expected:
+        columns = torch.Size(fold).numel()
+        wanted = [
+            {"weight": Wanted((rows, *fold))} if stored is None else _wants(stored, module, rows, columns)
+            for stored, module, rows in zip(self.pieces, self.modules, out_features)
+        ]
+        kinds = dict.fromkeys(kind for piece in wanted for kind in piece)
+        return {kind: tuple(piece.get(kind) for piece in wanted) for kind in kinds}
+
+    def weight(
+        self, tensors: Tensors, bias: Tensor | None, placement: Placement, gated: bool, arrange: Arrange | None
+    ) -> Weight:
+        matrices: list[Codes | Tensor] = []
+        for number, (stored, module) in enumerate(zip(self.pieces, self.modules)):
+            given = {kind: piece for kind, pieces in tensors.items() if (piece := pieces[number]) is not None}
+            if (spare := given.pop("bias", None)) is not None and spare.any():
+                raise ConfigError(f"{module}.bias is not zero, and this architecture has no bias there")
+            matrices.append(_read(stored, module, given, placement))
+        if arrange is not None:
+            matrices = [_in_order(matrix, arrange, number) for number, matrix in enumerate(matrices)]
+        return pack_pieces(matrices, bias, placement, gated)
+
+
+@contextmanager
+def named(module: str) -> Iterator[None]:
+    """A refusal says of which module it speaks."""
+    try:
+        yield
+    except ConfigError as error:
+        raise ConfigError(f"{module}: {error}") from None
+
+
+def _wants(stored: Stored, module: str, rows: int, columns: int) -> dict[str, Wanted]:
+    with named(module):
+        return stored.wants(rows, columns)
+
+
+def _read(stored: Stored | None, module: str, tensors: dict[str, Tensor], placement: Placement) -> Codes | Tensor:
+    tensors = {kind: tensor.to(placement.device) for kind, tensor in tensors.items()}
+    if stored is None:
+        weight = tensors["weight"]
+        return weight.to(weight_dtype(weight.dtype, placement)).flatten(1)
+    with named(module):
+        return stored.read(tensors)
+
+
+def _in_order(matrix: Codes | Tensor, arrange: Arrange, number: int) -> Codes | Tensor:
+    if isinstance(matrix, Tensor):
+        return arrange(number, matrix)
+    index = torch.arange(len(matrix.values), device=matrix.values.device)
+    return matrix.rows(arrange(number, index))

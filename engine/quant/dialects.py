@@ -1,17 +1,28 @@
-"""The table quant_method -> dialect: a dialect is a file of this folder and one line here. None is served yet.
+"""The table quant_method -> dialect: a dialect is a file of this folder and one line here.
 
-Thread: any; filled at import. A dialect tells from a module's name and `quantization_config` how the module is stored:
-a Scheme, or None where the module is not quantised.
+Thread: any; filled at import. A dialect reads `quantization_config` once and tells of each module how it is stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from engine.quant.awq import Awq
+from engine.quant.compressed import Compressed
+from engine.quant.fp8 import Fp8
+from engine.quant.gptq import AutoRound, Gptq
+from engine.quant.modelopt import ModelOpt
 
 if TYPE_CHECKING:
-    from engine.quant.base import Scheme
+    from engine.checkpoint.section import Section
+    from engine.quant.base import Dialect
 
-Dialect = Callable[[str, Mapping[str, Any]], "Scheme | None"]
-
-DIALECTS: dict[str, Dialect] = {}
+DIALECTS: dict[str, Callable[[Section], Dialect]] = {
+    "auto-round": AutoRound,
+    "awq": Awq,
+    "compressed-tensors": Compressed,
+    "fp8": Fp8,
+    "gptq": Gptq,
+    "modelopt": ModelOpt,
+}

@@ -30,7 +30,7 @@ NAMES = {
     "feed_forward.w2": "mlp.down_proj",
     "feed_forward.w3": "mlp.up_proj",
 }
-_NAME = re.compile(r"(layers\.\d+\.)?(.+)\.(weight|bias)")
+_NAME = re.compile(r"(layers\.\d+\.)?(.+)\.(weight|bias|qscale_weight|qscale_act)")
 _ROTATED = re.compile(r"attention\.w[qk]\.(weight|bias)$")
 
 

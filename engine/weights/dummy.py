@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 
 STD = 0.02
+SCALE = 2.0**-9
+BITS = 0x20, 0x40  # of e4m3: 1/8 to 2
+POWERS = 118, 122  # of two, 127 added
 
 
 def draw(name: str, tensor: Tensor, seed: int) -> Tensor:
@@ -20,10 +23,17 @@ def draw(name: str, tensor: Tensor, seed: int) -> Tensor:
     digest = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=7).digest()
     generator = torch.Generator(device=tensor.device)
     generator.manual_seed(int.from_bytes(digest, "little"))
-    if not tensor.is_floating_point():  # codes of quantised weights
-        return tensor.random_(0, 128, generator=generator)
-    tensor.normal_(0.0, STD, generator=generator)
     module, _, kind = name.rpartition(".")
+    if tensor.itemsize == 1 and tensor.dtype != torch.int8:  # floats of eight bits, and nibbles
+        first, last = POWERS if "scale" in kind and tensor.dtype != torch.float8_e4m3fn else BITS
+        tensor.view(torch.uint8).random_(first, last, generator=generator)
+        return tensor
+    if not tensor.is_floating_point():  # codes of quantised weights
+        limits = torch.iinfo(tensor.dtype)
+        return tensor.random_(limits.min, limits.max, generator=generator)
+    if "scale" in kind:
+        return tensor.uniform_(SCALE, 2 * SCALE, generator=generator)
+    tensor.normal_(0.0, STD, generator=generator)
     if kind == "weight" and is_norm(module):
         tensor += 1.0
     return tensor

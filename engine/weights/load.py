@@ -17,9 +17,9 @@ import torch
 from engine.errors import ConfigError
 from engine.kernels.gemm.pack import Placement
 from engine.weights.dummy import draw
-from engine.weights.files import Shard, open_checkpoint
+from engine.weights.files import DTYPES, Shard, open_checkpoint
 from engine.weights.finite import FiniteSums
-from engine.weights.names import compact
+from engine.weights.names import compact, is_cache_scale
 from engine.weights.pieces import Pieces
 from engine.weights.stream import stream
 from engine.weights.table import Place, expand
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int], None]  # (bytes done, bytes in all)
-READABLE = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-DTYPES = READABLE | {"I8": torch.int8, "U8": torch.uint8, "I32": torch.int32}  # with those of quantised weights
 
 
 def load_weights(
@@ -107,7 +105,7 @@ def match(model: Model, shards: list[Shard], folder: str) -> dict[str, str]:
             canonical = table.canonical(name)
             place = places.get(canonical)
             left_out = model.config.left_out and canonical.partition(".")[0] not in built
-            if place is None and (left_out or table.ignored(canonical)):
+            if place is None and (left_out or table.ignored(canonical) or is_cache_scale(canonical)):
                 skipped += 1
             elif place is None:
                 left_over.append(name)

@@ -8,6 +8,25 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+CACHE_SCALES = (
+    "k_scale",
+    "v_scale",
+    "kv_scale",
+    "q_scale",
+    "prob_scale",
+    "output_scale",
+    "k_zero_point",
+    "v_zero_point",
+)
+
+
+def is_cache_scale(name: str) -> bool:
+    """Whether a tensor scales the KV cache or a step of attention, and no weight."""
+    module, _, kind = name.rpartition(".")
+    if kind == "qscale_act":  # Mistral's names
+        return module.endswith("_fake_quantizer")
+    return ".self_attn" in module and kind in CACHE_SCALES
+
 
 def compact(names: Iterable[str]) -> str:
     """The names with commas; runs of numbers as first-last, with the count of names behind."""

@@ -16,6 +16,7 @@ from engine.batch import Batch
 from engine.checkpoint.config import resolve_dtype
 from engine.models.base import Model
 from engine.models.registry import build_model, load_model_config
+from engine.weights.files import open_checkpoint
 from engine.weights.load import load_weights
 
 BLOCK = 16
@@ -25,7 +26,8 @@ def load(folder, dtype: str = "auto", load_format: str = "auto", seed: int = 0) 
     """A served model, from its folder."""
     config = load_model_config(folder)
     activations = resolve_dtype(config, dtype, "cpu")
-    model = build_model(config, activations)
+    quantised = config.raw.get("quantization_config") and load_format != "dummy"
+    model = build_model(config, activations, shards=open_checkpoint(folder) if quantised else None)
     load_weights(model, str(folder), load_format, seed=seed)
     return model
 

@@ -285,7 +285,7 @@ REFUSED = [
     ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 0.5}}, "factor=0.5 must be at least 1 and"),
     ("llama", {"rope_parameters": {"rope_type": "linear"}}, "factor is missing"),
     ("llama", {"rope_parameters": [1]}, "rope_parameters must be an object"),
-    ("llama", {"quantization_config": {"quant_method": "awq"}}, "quantized \\(awq\\)"),
+    ("llama", {"quantization_config": {"quant_method": "hqq"}}, "quantized \\(hqq\\); this version reads .*awq.*gptq"),
     ("llama", {"dtype": "float8"}, "dtype 'float8' is not supported"),
     ("llama", {"tie_word_embeddings": 1}, "tie_word_embeddings=1 must be true or false"),
     ("llama", {"rms_norm_eps": "small"}, "rms_norm_eps='small' must be a number"),

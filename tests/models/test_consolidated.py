@@ -197,7 +197,7 @@ def test_the_decoder_beside_a_picture_tower_is_served_alone(tmp_path):
         ({"moe": {"num_experts": 8}}, "params.json: moe asks for mixture of experts"),
         ({"vision_encoder": {"hidden_size": 8}}, "a picture tower.*; --language-model-only serves the decoder"),
         ({"llama_4_scaling": {"beta": 0.1, "original_max_position_embeddings": 8}}, "must be that of yarn, None"),
-        ({"quantization": {"qformat_weight": "fp8_e4m3"}}, "quantized weights"),
+        ({"quantization": {"qformat_weight": "int4"}}, "qformat_weight='int4'; fp8_e4m3 is read"),
         ({"dim": None}, "params.json: dim is missing"),
         ({"sliding_window": [None, 8]}, "differs between layers"),
     ],

@@ -118,7 +118,7 @@ static void finish_row(const struct linear *call, long panel, long row, const fl
 /* x comes by blocks of K_BLOCK columns, each [rows, X_STRIDE]. While the first tile reads a block of the panel it asks
  * for what it will read a little later; the second finds the block in the cache and asks for the next one, which lies
  * behind it in memory, be it of this panel or of the next. */
-static void linear_block(const struct linear *call, long panel, long row_begin, long row_end) {
+static void linear_floats(const struct linear *call, long panel, long row_begin, long row_end) {
     _Alignas(64) float sums[ROW_BLOCK * PANEL];
     const long width = call->weight_bf16 ? 2 : 4;
     const char *weights = (const char *)call->panels + panel * call->depth * PANEL * width;

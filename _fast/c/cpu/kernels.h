@@ -29,7 +29,19 @@ struct linear {
     int out_bf16, weight_bf16;
     int gated; /* panels hold 32 gate rows, then their 32 up rows; out has columns / 2 columns */
     int activation; /* of a gated layer */
+    int form; /* FLOATS, else panels are codes and what follows is read */
+    const int8_t *table; /* FOUR_BITS: [16], the value of each code */
+    const void *scales;  /* [panels, groups, 64] float32 or bfloat16 */
+    const float *row_scales; /* [panels * 64] or NULL */
+    const int8_t *zeros; /* [panels, groups, 64], the value that stands for zero, or NULL */
+    long group; /* columns of x that share a scale; the last group may be shorter */
+    int scales_bf16;
+    const float *x_scales; /* [rows]: x are integers of at most 8 bits, and so are the values (INT8); or NULL */
 };
+
+/* out = (value - zero) * scale * row_scale of a code. FOUR_BITS: [panels, depth, 32], output n low, n + 32 high. INT8 and
+ * E4M3: [panels, depth, 64]. */
+enum weight_form { FLOATS, FOUR_BITS, INT8, E4M3 };
 
 struct spreading {
     float *out;    /* [ceil(depth / K_BLOCK), rows, X_STRIDE] */

@@ -53,6 +53,7 @@ int op_linear(const struct linear *given, const void *x, long x_stride, int x_bf
         call.out = (char *)given->out + first * given->out_stride * size;
         if (given->residual != NULL)
             call.residual = (const char *)given->residual + first * given->residual_stride * size;
+        if (given->x_scales != NULL) call.x_scales = given->x_scales + first;
         if (run_rows(&call, (const char *)x + first * x_stride * (x_bf16 ? 2 : 4), x_stride, x_bf16) != 0) return -1;
     }
     return 0;

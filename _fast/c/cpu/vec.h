@@ -13,12 +13,14 @@ enum { W = 16 };
 typedef __m512 vf;
 typedef int32_t vi __attribute__((vector_size(64)));
 typedef uint16_t vh __attribute__((vector_size(32)));
+typedef int8_t vc __attribute__((vector_size(16)));
 #elif defined(VEC_AVX2)
 #include <immintrin.h>
 enum { W = 8 };
 typedef __m256 vf;
 typedef int32_t vi __attribute__((vector_size(32)));
 typedef uint16_t vh __attribute__((vector_size(16)));
+typedef int8_t vc __attribute__((vector_size(8)));
 #else
 #if defined(__aarch64__)
 #include <arm_neon.h>
@@ -27,6 +29,7 @@ enum { W = 4 };
 typedef float vf __attribute__((vector_size(16)));
 typedef int32_t vi __attribute__((vector_size(16)));
 typedef uint16_t vh __attribute__((vector_size(8)));
+typedef int8_t vc __attribute__((vector_size(4)));
 #endif
 
 INLINE vf v_load(const float *p) {

@@ -1,7 +1,7 @@
 """From the matrices of a checkpoint to a Weight, in the form that its place asks for.
 
 Owner: the thread that builds the model. In: matrices on the device, and a Placement, one for all weights of a model.
-Out: panels on a CPU; on an accelerator the matrix itself, in one of two forms.
+Out: panels on a CPU; on an accelerator the matrix itself, in one of two forms. Quantised matrices have two forms more.
 """
 
 # ruff: noqa: PT018 (arguments are checked in few lines)
@@ -13,9 +13,13 @@ import torch
 from torch import Tensor
 
 from engine.kernels.gemm.algorithms import Algorithms
+from engine.kernels.gemm.codes import Codes, alike, joined
 from engine.kernels.gemm.dense import DenseWeight
+from engine.kernels.gemm.group_panels import pack_group_panels
+from engine.kernels.gemm.group_weight import pack_groups
 from engine.kernels.gemm.invariant import InvariantWeight
 from engine.kernels.gemm.panels import pack_paired, pack_panels
+from engine.kernels.gemm.parts import PartsWeight
 from engine.kernels.gemm.split_k import arrivals
 from engine.kernels.gemm.weight import Weight
 
@@ -68,3 +72,23 @@ def pack_unchanged(weight: Tensor, bias: Tensor | None, placement: Placement) ->
     if placement.invariant:
         return InvariantWeight(weight.contiguous(), narrow)
     return DenseWeight(weight.contiguous(), narrow, placement.algorithms)
+
+
+def pack_pieces(pieces: list[Codes | Tensor], bias: Tensor | None, placement: Placement, gated: bool) -> Weight:
+    """Matrices one below the other, quantised or [N, K] of floats; `gated`: gate's rows, then as many of up."""
+    codes = [piece for piece in pieces if isinstance(piece, Codes)]
+    if len(codes) < len(pieces) or not alike(codes):
+        parts = [
+            _pack_codes(piece, None, placement, gated=False)
+            if isinstance(piece, Codes)
+            else pack(piece, None, placement)
+            for piece in pieces
+        ]
+        return PartsWeight(tuple(parts), bias)
+    return _pack_codes(joined(codes), bias, placement, gated)
+
+
+def _pack_codes(codes: Codes, bias: Tensor | None, placement: Placement, gated: bool) -> Weight:
+    if placement.device == "cpu":
+        return pack_group_panels(codes, bias, gated)
+    return pack_groups(codes, bias, placement.invariant)

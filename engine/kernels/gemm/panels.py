@@ -43,44 +43,26 @@ class CpuPanels(Weight):
         return None if self.bias is None else self._unpack(self.bias[:, None]).flatten()
 
     def linear(self, x: Tensor, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
-        if not _is_packed_for(x):
+        if not is_packed_for(x):
             return linear_reference(x, self, out, residual)
         assert not self.paired, "these panels pair gate with up, so only `gated` multiplies by them"
         return self._launch(x, self.out_features, Activation.SILU, out, residual)
 
     def gated(self, x: Tensor, activation: Activation) -> Tensor:
-        if not _is_packed_for(x):
+        if not is_packed_for(x):
             return gated_linear_reference(x, self, activation)
         if not self.paired:
             return Weight.gated(self, x, activation)
         return self._launch(x, self.out_features // 2, activation, None, None)
 
     def _unpack(self, rows: Tensor) -> Tensor:
-        if not self.paired:
-            return rows[: self.out_features]
-        halves = rows.view(-1, 2, PANEL // 2, rows.shape[1]).transpose(0, 1)  # [2, num_panels, 32, columns]
-        return halves.reshape(2, -1, rows.shape[1])[:, : self.out_features // 2].reshape(self.out_features, -1)
+        return unpaired(rows, self.out_features) if self.paired else rows[: self.out_features]
 
     def _launch(
         self, x: Tensor, width: int, activation: Activation, out: Tensor | None, residual: Tensor | None
     ) -> Tensor:
-        depth, shape = self.in_features, x.shape
-        assert shape[-1] == depth, f"x has {shape[-1]} features; this layer takes {depth}"
-        if x.is_contiguous():
-            rows, stride = x.numel() // depth, depth
-        else:
-            assert len(shape) == 2 and x.stride(1) == 1, "x must be contiguous, or two-dimensional with contiguous rows"
-            rows, stride = shape[0], x.stride(0)
-        if out is None:
-            out = x.new_empty(rows, width) if len(shape) == 2 else x.new_empty((*shape[:-1], width))
-        else:
-            assert (
-                out.shape[-1] == width and out.numel() == rows * width and out.dtype is x.dtype and out.is_contiguous()
-            )
-        address = 0
-        if residual is not None:
-            assert residual.shape == out.shape and residual.dtype is x.dtype and residual.is_contiguous()
-            address = residual.data_ptr()
+        depth = self.in_features
+        rows, stride, out, address = operands(x, depth, width, out, residual)
         panels, bias = self.panels, self.bias
         cpu.linear(
             out.data_ptr(), x.data_ptr(), panels.data_ptr(), 0 if bias is None else bias.data_ptr(), address,
@@ -90,22 +72,44 @@ class CpuPanels(Weight):
         return out
 
 
+def operands(
+    x: Tensor, depth: int, width: int, out: Tensor | None, residual: Tensor | None
+) -> tuple[int, int, Tensor, int]:
+    """Of a product [..., depth] -> [..., width]: rows of x, how far apart they lie, the result, address of residual."""
+    shape = x.shape
+    assert shape[-1] == depth, f"x has {shape[-1]} features; this layer takes {depth}"
+    if x.is_contiguous():
+        rows, stride = x.numel() // depth, depth
+    else:
+        assert len(shape) == 2 and x.stride(1) == 1, "x must be contiguous, or two-dimensional with contiguous rows"
+        rows, stride = shape[0], x.stride(0)
+    if out is None:
+        out = x.new_empty(rows, width) if len(shape) == 2 else x.new_empty((*shape[:-1], width))
+    else:
+        assert out.shape[-1] == width and out.numel() == rows * width and out.dtype is x.dtype and out.is_contiguous()
+    address = 0
+    if residual is not None:
+        assert residual.shape == out.shape and residual.dtype is x.dtype and residual.is_contiguous()
+        address = residual.data_ptr()
+    return rows, stride, out, address
+
+
 def pack_panels(weight: Tensor, bias: Tensor | None) -> CpuPanels:
     """weight [N, K] float32 or bfloat16, bias [N] or None -> a copy in panels; the originals can go."""
     rows = weight.shape[0]
     padded = -(-rows // PANEL) * PANEL
-    wide_bias = None if bias is None else _pad(bias.to(torch.float32), padded)
-    return CpuPanels(_panels(_pad(_narrowed(weight), padded)), wide_bias, rows, weight.shape[1])
+    wide_bias = None if bias is None else pad_rows(bias.to(torch.float32), padded)
+    return CpuPanels(to_panels(pad_rows(_narrowed(weight), padded)), wide_bias, rows, weight.shape[1])
 
 
 def pack_paired(both: Tensor, biases: Tensor | None) -> CpuPanels:
     """gate and up, [2, I, K], and their biases [2, I] or None -> panels for `gated`: both products in one pass."""
     _, width, columns = both.shape
-    bias = None if biases is None else _interleave(biases.to(torch.float32)[..., None]).flatten()
-    return CpuPanels(_panels(_interleave(_narrowed(both))), bias, 2 * width, columns, paired=True)
+    bias = None if biases is None else interleave(biases.to(torch.float32)[..., None]).flatten()
+    return CpuPanels(to_panels(interleave(_narrowed(both))), bias, 2 * width, columns, paired=True)
 
 
-def _is_packed_for(x: Tensor) -> bool:
+def is_packed_for(x: Tensor) -> bool:
     return x.is_cpu and (x.dtype is torch.float32 or x.dtype is torch.bfloat16)
 
 
@@ -123,7 +127,7 @@ def _narrowed(weight: Tensor) -> Tensor:
     return narrow if torch.equal(narrow.to(torch.float32), weight) else weight
 
 
-def _pad(rows: Tensor, count: int) -> Tensor:
+def pad_rows(rows: Tensor, count: int) -> Tensor:
     if rows.shape[0] == count:
         return rows
     padded = rows.new_zeros(count, *rows.shape[1:])
@@ -131,7 +135,7 @@ def _pad(rows: Tensor, count: int) -> Tensor:
     return padded
 
 
-def _interleave(both: Tensor) -> Tensor:
+def interleave(both: Tensor) -> Tensor:
     """[2, I, columns] -> 32 rows of the first, the same 32 of the second, and so on; padded with zeros at the end."""
     half = PANEL // 2
     _, width, columns = both.shape
@@ -140,7 +144,13 @@ def _interleave(both: Tensor) -> Tensor:
     return padded.view(2, -1, half, columns).transpose(0, 1).reshape(-1, columns)
 
 
-def _panels(rows: Tensor) -> Tensor:
+def unpaired(rows: Tensor, count: int) -> Tensor:
+    """What `interleave` did undone: [padded rows, columns] -> [count, columns]."""
+    halves = rows.view(-1, 2, PANEL // 2, rows.shape[1]).transpose(0, 1)  # [2, num_panels, 32, columns]
+    return halves.reshape(2, -1, rows.shape[1])[:, : count // 2].reshape(count, -1)
+
+
+def to_panels(rows: Tensor) -> Tensor:
     """[N, K] -> [N / 64, K, 64], in huge pages where that many bytes make them worthwhile."""
     panels = rows.view(-1, PANEL, rows.shape[1]).transpose(1, 2)
     size = rows.element_size()

@@ -1,0 +1,75 @@
+"""awq (gemm): integers of 4 bits, columns first, eight outputs in a word: w = (q - z) * s.
+
+qweight [K, N / 8] int32: field i of word c is output 8 c + [0, 2, 4, 6, 1, 3, 5, 7][i]; qzeros [K / g, N / 8] alike
+scales [K / g, N]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.checkpoint.section import Section
+from engine.errors import ConfigError
+from engine.kernels.gemm.codes import Codes, Kind
+from engine.quant.base import Headers
+from engine.quant.names import is_left_out
+from engine.quant.stored import SCALES, checked_group, extras, fields, offsets, scale_of
+from engine.weights.table import Wanted
+
+PLACES = [0, 4, 1, 5, 2, 6, 3, 7]  # output 8 c + j is field PLACES[j] of word c
+
+
+@dataclass(frozen=True, slots=True)
+class PackedAwq:
+    """One module."""
+
+    group: int
+    extra: tuple[tuple[str, Wanted], ...] = ()  # a bias, where the file has it
+
+    def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
+        group, words = checked_group(columns, self.group), (torch.int32,)
+        if rows % 8:
+            raise ConfigError(f"a matrix of {rows} rows; AWQ packs eight rows into a word")
+        return {
+            "qweight": Wanted((columns, rows // 8), words),
+            "qzeros": Wanted((columns // group, rows // 8), words),
+            "scales": Wanted((columns // group, rows), SCALES),
+            **dict(self.extra),
+        }
+
+    def read(self, tensors: Mapping[str, Tensor]) -> Codes:
+        values = _outputs(tensors["qweight"])
+        group = checked_group(values.shape[1], self.group)
+        zero = offsets(_outputs(tensors["qzeros"]), 4)
+        return Codes(Kind.INT4, values, scale_of("scales", tensors["scales"]).t().contiguous(), group, zero=zero)
+
+
+def _outputs(words: Tensor) -> Tensor:
+    """[lines, N / 8] -> [N, lines]."""
+    return fields(words, 4).unflatten(1, (-1, 8))[:, :, PLACES].flatten(1).t().contiguous()
+
+
+class Awq:
+    """The dialect."""
+
+    def __init__(self, settings: Section) -> None:
+        version = str(settings.values.get("version") or "gemm").lower()
+        if version != "gemm":
+            raise ConfigError(
+                f"{settings.path}: version={version!r}; gemm is read: export the checkpoint again as gemm"
+            )
+        if settings.size("bits", 4) != 4:
+            raise ConfigError(f"{settings.path}: bits={settings.size('bits')}; AWQ has 4")
+        self.group = settings.integer("group_size", 128, least=-1)
+        self._left_out = tuple(map(str, settings.items("modules_to_not_convert", ())))
+
+    def stored(self, module: str, columns: int, headers: Headers | None) -> PackedAwq | None:
+        if headers is None:
+            return None if is_left_out(module, self._left_out) else PackedAwq(self.group)
+        if "qweight" not in headers:
+            return None
+        return PackedAwq(self.group, tuple(extras(headers, ("bias",)).items()))

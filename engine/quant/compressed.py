@@ -1,0 +1,115 @@
+"""compressed-tensors: integers of 4 or 8 bits packed, integers of 8, FP8, NVFP4, MXFP4 and MXFP8, by group of modules.
+
+pack-quantized    weight_packed [N, ceil(K b / 32)] int32: field i of word c is column 8 c + i (b = 4), 2^(b-1) added
+                  weight_scale [N, K / g] or [N, 1], weight_zero_point [ceil(N b / 32), K / g] packed along rows
+int-quantized     weight [N, K] int8, weight_scale [N, 1]             w = (q - z) * s everywhere
+float-quantized   weight [N, K] e4m3, weight_scale [1], [N, 1] or by blocks; mxfp8: powers of two by 32 columns
+nvfp4             weight_packed [N, K / 2], weight_scale [N, K / 16] e4m3, w = q * s / weight_global_scale
+mxfp4             weight_packed [N, K / 2], weight_scale [N, K / 32], powers of two
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from engine.checkpoint.section import Section
+from engine.errors import ConfigError
+from engine.quant.base import Headers, Stored
+from engine.quant.compressed_integers import Integers8, PackedIntegers
+from engine.quant.names import is_left_out, targets
+from engine.quant.stored import POWERS, SCALES, Floats4, Floats8, extras, floats8
+
+FORMATS = (
+    "dense",
+    "pack-quantized",
+    "int-quantized",
+    "float-quantized",
+    "naive-quantized",
+    "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized",
+    "mxfp8-quantized",
+    "mixed-precision",
+)
+NVFP4 = "nvfp4-pack-quantized"
+
+
+class Compressed:
+    """The dialect."""
+
+    def __init__(self, settings: Section) -> None:
+        self._format = str(settings.values.get("format") or "dense")
+        sparse = settings.values.get("sparsity_config") or {}
+        if self._format not in FORMATS or sparse.get("format", "dense") != "dense":
+            got = self._format if self._format not in FORMATS else f"sparsity {sparse['format']}"
+            raise ConfigError(f"{settings.path}: format {got}; read are {', '.join(FORMATS)}, without sparsity")
+        groups = settings.values.get("config_groups") or {}
+        if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
+            raise ConfigError(f"{settings.path}: config_groups must be an object of objects")
+        self._groups: list[dict[str, Any]] = list(groups.values())
+        for group in self._groups:
+            inputs = group.get("input_activations") or {}
+            if inputs.get("type") == "int" and not inputs.get("symmetric", True):
+                raise ConfigError(
+                    f"{settings.path}: input_activations with zero points; symmetric ones are read: quantise the "
+                    "checkpoint again with symmetric inputs"
+                )
+        self._left_out = tuple(map(str, settings.items("ignore", ())))
+
+    def stored(self, module: str, columns: int, headers: Headers | None) -> Stored | None:
+        group = next((group for group in self._groups if targets(module, group.get("targets") or ())), {})
+        weights, inputs = group.get("weights") or {}, group.get("input_activations") or {}
+        size, block = weights.get("group_size"), weights.get("block_structure") or (128, 128)
+        if isinstance(block, str):  # older: "128x128"
+            block = block.split("x")
+        block = (int(block[0]), int(block[1]))
+        if headers is None:
+            named = None if is_left_out(module, self._left_out) else (group.get("format") or self._format)
+            return None if named is None else self._random(named, weights, block)
+        if "weight_packed" in headers:
+            return _packed(headers, columns, size)
+        if "weight_scale" not in headers or "weight" not in headers:
+            return None
+        if headers["weight"].dtype == "F8_E4M3":
+            return floats8("weight_scale", headers, block)
+        if headers["weight"].dtype == "I8":
+            return Integers8(inputs.get("type") == "int", tuple(extras(headers, ("input_scale",)).items()))
+        return None
+
+    @staticmethod
+    def _random(named: str, weights: dict[str, Any], block: tuple[int, int]) -> Stored | None:
+        if named == "pack-quantized":
+            return PackedIntegers(weights.get("num_bits", 4), weights.get("group_size") or -1)
+        if named == "int-quantized":
+            return Integers8(quantised_inputs=True)
+        if named == NVFP4:
+            return Floats4("weight_packed", (torch.float8_e4m3fn,), 16, "weight_global_scale", True, (1,))
+        if named.startswith("mxfp4"):
+            return Floats4("weight_packed", POWERS[1:], 32)
+        per = {"channel": "row", "block": "block", "group": "group"}.get(weights.get("strategy", "tensor"), "tensor")
+        return Floats8("weight_scale", SCALES, per, block)
+
+
+def _packed(headers: Headers, columns: int, size: int | None) -> Stored:
+    if "weight_scale" not in headers:
+        raise ConfigError("weight_packed without weight_scale; the checkpoint is not whole: fetch the files again")
+    packed, scale = headers["weight_packed"], headers["weight_scale"]
+    if packed.dtype == "U8":
+        extra = tuple(extras(headers, ("input_global_scale",)).items())
+        if "weight_global_scale" in headers:
+            shape = headers["weight_global_scale"].shape
+            return Floats4("weight_packed", (torch.float8_e4m3fn,), 16, "weight_global_scale", True, shape, extra)
+        return Floats4("weight_packed", POWERS, 32, extra=extra)
+    words = packed.shape[-1] if packed.shape else 0
+    bits = next((bits for bits in (4, 8) if words == -(-columns * bits // 32)), 0)
+    if not bits:
+        raise ConfigError(
+            f"weight_packed has {words} words for {columns} columns; fields of 4 and 8 bits are read: quantise the "
+            "checkpoint again with one of them"
+        )
+    groups = scale.shape[-1] if scale.shape else 1
+    group = size if size and size > 0 and groups > 1 else columns // max(1, groups)
+    zero = headers.get("weight_zero_point")
+    extra = tuple(extras(headers, ("weight_shape", "weight_g_idx")).items())
+    return PackedIntegers(bits, group, None if zero is None else zero.dtype == "I32", extra)

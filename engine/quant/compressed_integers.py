@@ -1,0 +1,85 @@
+"""Integers of compressed-tensors: packed into words, or a byte each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.errors import ConfigError
+from engine.kernels.gemm.codes import Codes, Inputs, Kind
+from engine.quant.gptq import column_order
+from engine.quant.stored import SCALES, checked_group, fields, integers, offsets, scale_of
+from engine.weights.table import Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class PackedIntegers:
+    """pack-quantized."""
+
+    bits: int
+    group: int
+    packed_zeros: bool | None = None  # along rows into words; False: a byte each; None: symmetric
+    extra: tuple[tuple[str, Wanted], ...] = ()
+
+    def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
+        groups = columns // checked_group(columns, self.group)
+        wanted = {
+            "weight_packed": Wanted((rows, -(-columns * self.bits // 32)), (torch.int32,)),
+            "weight_scale": Wanted((rows, groups), SCALES),
+            **dict(self.extra),
+        }
+        if self.packed_zeros is None:
+            return wanted
+        if self.packed_zeros:
+            return {**wanted, "weight_zero_point": Wanted((-(-rows * self.bits // 32), groups), (torch.int32,))}
+        return {**wanted, "weight_zero_point": Wanted((rows, groups), (torch.int8,))}
+
+    def read(self, tensors: Mapping[str, Tensor]) -> Codes:
+        scale = scale_of("weight_scale", tensors["weight_scale"])
+        rows, zero = len(scale), None
+        found = fields(tensors["weight_packed"], self.bits)
+        columns = found.shape[1]
+        if "weight_shape" in tensors:
+            said = tensors["weight_shape"].tolist()
+            if len(said) != 2 or said[0] != rows or not columns - 32 // self.bits < said[1] <= columns:
+                raise ConfigError(f"weight_shape is {said}; weight_packed holds {rows} rows of {columns} columns")
+            columns = said[1]
+        elif self.group > 0:
+            columns = min(columns, scale.shape[1] * self.group)
+        kind, values = integers(found[:, :columns], self.bits)
+        if self.packed_zeros:
+            zero = offsets(fields(tensors["weight_zero_point"].t(), self.bits)[:, :rows].t(), self.bits).contiguous()
+        elif self.packed_zeros is False:
+            zero = tensors["weight_zero_point"]
+        group = checked_group(columns, self.group)
+        order = None if "weight_g_idx" not in tensors else column_order(tensors["weight_g_idx"], group)
+        if order is not None:
+            values = values[:, order]
+        return Codes(kind, values.contiguous(), scale, group, zero=zero, order=order)
+
+
+@dataclass(frozen=True, slots=True)
+class Integers8:
+    """int-quantized."""
+
+    quantised_inputs: bool
+    extra: tuple[tuple[str, Wanted], ...] = ()
+
+    def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
+        return {
+            "weight": Wanted((rows, columns), (torch.int8,)),
+            "weight_scale": Wanted((rows, 1), SCALES),
+            **dict(self.extra),
+        }
+
+    def read(self, tensors: Mapping[str, Tensor]) -> Codes:
+        values = tensors["weight"]
+        inputs = None
+        if self.quantised_inputs:
+            static = tensors.get("input_scale")
+            inputs = Inputs(None if static is None else scale_of("input_scale", static).float().amax())
+        scale = scale_of("weight_scale", tensors["weight_scale"])
+        return Codes(Kind.INT8, values, scale, values.shape[1], inputs=inputs)

@@ -1,0 +1,43 @@
+"""fp8: weights as float8_e4m3fn, in Hugging Face's names and in Mistral's; w = code * scale, "inv" or not.
+
+weight [N, K]    weight_scale_inv [ceil(N / 128), ceil(K / 128)], or a number: weight_scale(_inv), scale, qscale_weight
+"""
+
+from __future__ import annotations
+
+from engine.checkpoint.section import Section
+from engine.errors import ConfigError
+from engine.quant.base import Headers
+from engine.quant.names import is_left_out
+from engine.quant.stored import POWERS, SCALES, Floats8, floats8
+
+SCALE_NAMES = ("weight_scale_inv", "weight_scale", "scale", "qscale_weight")
+
+
+class Fp8:
+    """The dialect."""
+
+    def __init__(self, settings: Section) -> None:
+        if settings.values.get("activation_scheme", "dynamic") not in ("dynamic", "static"):
+            raise ConfigError(
+                f"{settings.path}: activation_scheme={settings.values['activation_scheme']!r}; read are dynamic, static"
+            )
+        found = settings.items("weight_block_size", ())
+        if found and (len(found) != 2 or any(type(size) is not int or size < 1 for size in found)):
+            raise ConfigError(f"{settings.path}: weight_block_size={found} must be two sizes, as [128, 128]")
+        self._block: tuple[int, int] | None = (found[0], found[1]) if found else None
+        self._left_out = tuple(map(str, settings.items("modules_to_not_convert", ())))
+
+    def stored(self, module: str, columns: int, headers: Headers | None) -> Floats8 | None:
+        if headers is None:
+            if is_left_out(module, self._left_out):
+                return None
+            if self._block is None:
+                return Floats8("weight_scale_inv", SCALES, "tensor")
+            return Floats8("weight_scale_inv", (*SCALES, *POWERS), "block", self._block)
+        if "weight" not in headers or headers["weight"].dtype != "F8_E4M3":
+            return None
+        scale = next((name for name in SCALE_NAMES if name in headers), None)
+        if scale is None:
+            raise ConfigError(f"FP8 codes without a scale; one of {', '.join(SCALE_NAMES)} is needed")
+        return floats8(scale, headers, self._block or (128, 128))

@@ -1,0 +1,122 @@
+"""gptq, and AutoRound where it packs so: integers of 4 or 8 bits, columns first.
+
+    qweight [K b / 32, N] int32: field i of word r is column 8 r + i (b = 4)     scales [K / g, N]
+    qzeros [K / g, N b / 32], g_idx [K]: w[n, k] = (q - z) * s[g_idx[k], n]
+
+Version 1 stores z - 1, in each field by itself; version 2 stores z. With `sym` z is the middle, and qzeros is not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.checkpoint.section import Section
+from engine.errors import ConfigError
+from engine.kernels.gemm.codes import Codes
+from engine.quant.awq import PackedAwq
+from engine.quant.base import Headers, Stored
+from engine.quant.names import is_left_out
+from engine.quant.stored import SCALES, checked_group, extras, fields, integers, offsets, scale_of
+from engine.weights.table import Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class PackedGptq:
+    """One module."""
+
+    bits: int
+    group: int
+    symmetric: bool
+    older: bool  # version 1
+    extra: tuple[tuple[str, Wanted], ...] = ()  # g_idx and a bias, where the file has them
+
+    def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
+        group, words = checked_group(columns, self.group), (torch.int32,)
+        return {
+            "qweight": Wanted((columns * self.bits // 32, rows), words),
+            "qzeros": Wanted((columns // group, rows * self.bits // 32), words),
+            "scales": Wanted((columns // group, rows), SCALES),
+            **dict(self.extra),
+        }
+
+    def read(self, tensors: Mapping[str, Tensor]) -> Codes:
+        kind, values = integers(fields(tensors["qweight"].t(), self.bits), self.bits)
+        columns = values.shape[1]
+        group, zero = checked_group(columns, self.group), None
+        if not self.symmetric:
+            found = fields(tensors["qzeros"], self.bits).t()
+            zero = offsets(found + 1 & (1 << self.bits) - 1 if self.older else found, self.bits).contiguous()
+        order = None if "g_idx" not in tensors else column_order(tensors["g_idx"], group)
+        if order is not None:
+            values = values[:, order]
+        scale = scale_of("scales", tensors["scales"]).t().contiguous()
+        return Codes(kind, values.contiguous(), scale, group, zero=zero, order=order)
+
+
+def column_order(groups: Tensor, group: int) -> Tensor | None:
+    """The group of each column -> the columns in the order of groups; None where they lie so."""
+    expected = torch.arange(len(groups), device=groups.device) // group
+    if torch.equal(groups.long(), expected):
+        return None
+    order = torch.argsort(groups, stable=True)
+    if not torch.equal(groups[order].long(), expected):
+        raise ConfigError(f"g_idx must name each of {len(groups) // group} groups {group} times")
+    return order
+
+
+class Gptq:
+    """The dialect."""
+
+    def __init__(self, settings: Section) -> None:
+        self.bits = settings.size("bits")
+        if self.bits not in (4, 8):
+            raise ConfigError(
+                f"{settings.path}: bits={self.bits}; 4 and 8 are read: quantise the checkpoint again with one of them"
+            )
+        self.group = settings.integer("group_size", 128, least=-1)
+        self.symmetric = settings.boolean("sym", True)
+        form = settings.values.get("checkpoint_format") or "gptq"
+        if form not in ("gptq", "gptq_v2"):
+            raise ConfigError(f"{settings.path}: checkpoint_format={form!r}; allowed are gptq, gptq_v2")
+        self.older = form == "gptq"
+        self._left_out = tuple(map(str, settings.items("modules_to_not_convert", ())))
+
+    def stored(self, module: str, columns: int, headers: Headers | None) -> PackedGptq | None:
+        if headers is None:
+            if is_left_out(module, self._left_out):
+                return None
+            return PackedGptq(self.bits, self.group, self.symmetric, self.older)
+        if "qweight" not in headers:
+            return None
+        bits, group = self.bits, self.group
+        if (words := headers["qweight"].shape) and words[0] * 32 in (columns * 4, columns * 8):
+            bits = words[0] * 32 // columns  # `dynamic` gives modules others
+        if "scales" in headers and headers["scales"].shape and columns % max(1, headers["scales"].shape[0]) == 0:
+            group = columns // max(1, headers["scales"].shape[0])
+        return PackedGptq(bits, group, self.symmetric, self.older, tuple(extras(headers, ("g_idx", "bias")).items()))
+
+
+class AutoRound:
+    """AutoRound's checkpoints: packed as GPTQ's or as AWQ's."""
+
+    def __init__(self, settings: Section) -> None:
+        self._gptq = Gptq(settings)
+        packing = str(settings.values.get("packing_format") or "auto_round:auto_gptq")
+        self._awq = packing.endswith("awq")
+        if not self._awq and not packing.endswith("gptq"):
+            raise ConfigError(
+                f"{settings.path}: packing_format={packing!r}; read are auto_round:auto_gptq, auto_round:auto_awq: "
+                "export the checkpoint again in one of them"
+            )
+        if not self._awq and not self._gptq.symmetric and not packing.endswith("auto_gptq"):
+            raise ConfigError(f"{settings.path}: packing_format={packing!r} without sym; auto_round:auto_gptq is read")
+
+    def stored(self, module: str, columns: int, headers: Headers | None) -> Stored | None:
+        found = self._gptq.stored(module, columns, headers)
+        if found is None or not self._awq:
+            return found
+        return PackedAwq(found.group, tuple(extras(headers, ("bias",)).items()))

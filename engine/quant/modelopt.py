@@ -1,0 +1,52 @@
+"""modelopt (NVIDIA): FP8 by matrix, row or block, and NVFP4; the scale for the matrix multiplies.
+
+    FP8     weight [N, K] e4m3   weight_scale [], [N] or [N / 128, 1, K / 128, 1]   input_scale []
+    NVFP4   weight [N, K / 2]    weight_scale [N, K / 16] e4m3                      weight_scale_2 []
+
+NVFP4's inputs are kept, as with W4A16_NVFP4.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine.checkpoint.section import Section
+from engine.errors import ConfigError
+from engine.quant.base import Headers, Stored
+from engine.quant.names import is_left_out
+from engine.quant.stored import SCALES, Floats4, Floats8, extras, floats8
+
+FP8 = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO")
+FP4 = ("NVFP4", "W4A16_NVFP4")
+BLOCK = (128, 128)
+PER = {"FP8": "tensor", "FP8_PER_CHANNEL_PER_TOKEN": "row", "FP8_PB_WO": "block"}
+
+
+class ModelOpt:
+    """The dialect."""
+
+    def __init__(self, settings: Section) -> None:
+        self._algorithm = str(settings.values.get("quant_algo") or "").upper()
+        if self._algorithm not in (*FP8, *FP4, "MIXED_PRECISION"):
+            raise ConfigError(
+                f"{settings.path}: quant_algo={self._algorithm!r}; read are {', '.join((*FP8, *FP4))}, MIXED_PRECISION"
+            )
+        names = settings.items("ignore", settings.items("exclude_modules", ()))
+        self._left_out = tuple(map(str, names))
+
+    def stored(self, module: str, columns: int, headers: Headers | None) -> Stored | None:
+        if headers is None:
+            if is_left_out(module, self._left_out):
+                return None
+            if self._algorithm in FP8:
+                return Floats8("weight_scale", SCALES, PER[self._algorithm], BLOCK)
+            return Floats4("weight", (torch.float8_e4m3fn,), 16, "weight_scale_2")
+        if "weight_scale" not in headers or "weight" not in headers:
+            return None
+        if headers["weight"].dtype == "F8_E4M3":
+            return floats8("weight_scale", headers, BLOCK)
+        if headers["weight"].dtype == "U8" and "weight_scale_2" in headers:
+            shape = headers["weight_scale_2"].shape
+            extra = tuple(extras(headers, ("input_scale", "pre_quant_scale")).items())
+            return Floats4("weight", (torch.float8_e4m3fn,), 16, "weight_scale_2", shape=shape, extra=extra)
+        return None

@@ -1,0 +1,174 @@
+"""What dialects have in common: fields of packed words, scales of any dtype, matrices of FP8 and of FP4.
+
+Owner: the thread that builds the model. In: tensors as the file has them. Out: codes and scales in the canonical form
+(kernels/gemm/codes.py). Scales keep their digits: bfloat16 stays, float16 becomes float32, FP8 and powers of two become
+bfloat16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.errors import ConfigError
+from engine.kernels.gemm.codes import Codes, Kind
+from engine.quant.base import Headers
+from engine.weights.files import DTYPES, TensorInfo
+from engine.weights.table import Shape, Wanted
+
+SCALES = (torch.float32, torch.bfloat16, torch.float16)
+POWERS = (torch.float8_e8m0fnu, torch.uint8)  # exponents of two, 127 added
+UNREAD = ("input_scale", "activation_scale", "input_global_scale", "qscale_act", "weight_shape")
+
+
+def extras(headers: Headers | None, names: tuple[str, ...] = UNREAD) -> dict[str, Wanted]:
+    """Tensors beside the codes that files may have, as the files have them."""
+    found = {name: headers[name] for name in names if headers is not None and name in headers}
+    return {name: Wanted(info.shape, (_dtype(name, info),)) for name, info in found.items()}
+
+
+def _dtype(name: str, info: TensorInfo) -> torch.dtype:
+    if info.dtype not in DTYPES:
+        raise ConfigError(f"{name} has dtype {info.dtype}; read are {', '.join(DTYPES)}")
+    return DTYPES[info.dtype]
+
+
+def fields(words: Tensor, bits: int) -> Tensor:
+    """int32 words [..., C] -> their fields, lowest first, uint8 [..., C * 32 / bits]."""
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32, device=words.device)
+    return (words[..., None] >> shifts & (1 << bits) - 1).to(torch.uint8).flatten(-2)
+
+
+def integers(found: Tensor, bits: int) -> tuple[Kind, Tensor]:
+    """Unsigned fields whose middle stands for zero -> the canonical kind and its codes."""
+    if bits == 4:
+        return Kind.INT4, found
+    return Kind.INT8, (found.to(torch.int16) - 128).to(torch.int8)
+
+
+def offsets(found: Tensor, bits: int) -> Tensor:
+    """Unsigned zero points -> the values that stand for zero, int8."""
+    return (found.to(torch.int16) - (1 << bits - 1)).to(torch.int8)
+
+
+def scale_of(kind: str, tensor: Tensor) -> Tensor:
+    """Scales as float32 or bfloat16, checked."""
+    if tensor.dtype in POWERS:
+        powers = tensor.view(torch.uint8).to(torch.int32)
+        broken = powers == 255
+        bits = torch.where(powers > 0, powers << 7, 1 << 6)  # of bfloat16: the least power lies below its exponents
+        scale = bits.to(torch.int16).view(torch.bfloat16)
+    else:
+        scale = tensor.float() if tensor.dtype == torch.float16 else tensor
+        scale = tensor.to(torch.bfloat16) if tensor.dtype == torch.float8_e4m3fn else scale
+        broken = ~scale.isfinite() | (scale < 0)
+    if count := int(broken.sum()):
+        raise ConfigError(
+            f"{count} of {broken.numel()} values of {kind} are negative, NaN or infinite; scales must be finite and at "
+            "least 0: fetch the files again, or quantise the checkpoint again"
+        )
+    return scale
+
+
+def checked_group(columns: int, group: int) -> int:
+    """Columns that share a scale; -1 and 0: all of them."""
+    group = columns if group in (-1, 0) else group
+    if group < 0 or columns % group:
+        raise ConfigError(
+            f"group_size={group} does not divide the {columns} columns of a matrix; quantise the checkpoint again with "
+            "one that does, or -1"
+        )
+    return group
+
+
+@dataclass(frozen=True, slots=True)
+class Floats8:
+    """E4M3 codes and a scale for the matrix, each row, each block of rows and columns, or each group of a row."""
+
+    scale: str  # the tensor's kind
+    scales: tuple[torch.dtype, ...]
+    per: str  # "tensor", "row", "block" or "group"
+    block: tuple[int, int] = (1, 1)
+    shape: Shape | None = None  # of the scale in the file, where it is spelled in another way
+    extra: tuple[tuple[str, Wanted], ...] = ()
+
+    def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
+        shape = {
+            "tensor": (),
+            "row": (rows, 1),
+            "block": (-(-rows // self.block[0]), -(-columns // self.block[1])),
+            "group": (rows, -(-columns // self.block[1])),
+        }[self.per]
+        if self.shape is not None and torch.Size(self.shape).numel() == torch.Size(shape).numel():
+            shape = self.shape
+        return {
+            "weight": Wanted((rows, columns), (torch.float8_e4m3fn,)),
+            self.scale: Wanted(shape, self.scales),
+            **dict(self.extra),
+        }
+
+    def read(self, tensors: Mapping[str, Tensor]) -> Codes:
+        values = tensors["weight"].view(torch.uint8)
+        rows, columns = values.shape
+        if bool(((values & 0x7F) == 0x7F).any()):
+            raise ConfigError("weight holds codes that are not numbers (0x7f or 0xff): fetch the files again")
+        scale = scale_of(self.scale, tensors[self.scale])
+        group = columns if self.per in ("tensor", "row") else self.block[1]
+        if self.per == "tensor":
+            scale = scale.reshape(1, 1).expand(rows, 1)
+        elif self.per == "block":
+            lines = -(-rows // self.block[0])
+            scale = scale.reshape(lines, -1).repeat_interleave(self.block[0], 0)[:rows]
+        return Codes(Kind.E4M3, values, scale.reshape(rows, -1).contiguous(), group)
+
+
+@dataclass(frozen=True, slots=True)
+class Floats4:
+    """E2M1 codes, two in a byte, a scale per group of a row, and perhaps a scale for the matrix."""
+
+    weight: str  # tensor kinds
+    scales: tuple[torch.dtype, ...]
+    group: int
+    whole: str | None = None
+    divides: bool = False  # the scale for the matrix is a divisor
+    shape: Shape = ()  # of the scale for the matrix
+    extra: tuple[tuple[str, Wanted], ...] = ()
+
+    def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
+        checked_group(columns, self.group)
+        wanted = {
+            self.weight: Wanted((rows, columns // 2), (torch.uint8,)),
+            "weight_scale": Wanted((rows, columns // self.group), self.scales),
+            **dict(self.extra),
+        }
+        return wanted if self.whole is None else {**wanted, self.whole: Wanted(self.shape, (torch.float32,))}
+
+    def read(self, tensors: Mapping[str, Tensor]) -> Codes:
+        both = tensors[self.weight]
+        values = torch.stack([both & 15, both >> 4], dim=2).flatten(1)
+        scale, row_scale = scale_of("weight_scale", tensors["weight_scale"]), None
+        if self.whole is not None:
+            whole = scale_of(self.whole, tensors[self.whole]).reshape(1)
+            row_scale = (1 / whole if self.divides else whole).expand(len(values)).contiguous()
+        return Codes(Kind.E2M1, values, scale, self.group, row_scale)
+
+
+def floats8(scale: str, headers: Headers, block: tuple[int, int]) -> Floats8:
+    """What the shape and the dtype of the scale in the file say."""
+    info, rows = headers[scale], headers["weight"].shape[0]
+    dtype = _dtype(scale, info)
+    shape = tuple(size for size in info.shape if size != 1)
+    blocks = (-(-rows // block[0]), -(-headers["weight"].shape[-1] // block[1]))
+    if torch.Size(info.shape).numel() == 1:
+        per = "tensor"
+    elif dtype in POWERS and info.shape[0] == rows:
+        per, block = "group", (1, 32)
+    elif shape == (rows,) and blocks != shape:
+        per = "row"
+    else:
+        per = "block"
+    allowed = (*SCALES, *POWERS) if per in ("block", "group") else SCALES
+    return Floats8(scale, allowed, per, block, info.shape, tuple(extras(headers).items()))

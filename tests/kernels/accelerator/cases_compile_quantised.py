@@ -1,0 +1,46 @@
+"""Products with quantised weights compile for every target."""
+
+import pytest
+import triton  # noqa: F401  (before any kernel file, so that they take it)
+
+from engine.kernels.gemm.groups import codes_kernel, tile_of
+from engine.kernels.gemm.quantise_rows import quantise_rows_kernel
+from engine.kernels.gemm.widen import E2M1, E4M3, INT4, INT8
+from tests.kernels.accelerator.targets import cases, compiles
+
+T = "*bf16"
+PRODUCT = {
+    "out": T, "partial": "*fp32", "arrived": "*i32", "x": T, "codes": "*u8", "scales": T, "zeros": "*i8",
+    "row_scales": "*fp32", "x_scales": "*fp32", "bias": "*fp32", "residual": T, "rows": "i32", "width": "i32",
+    "depth": "i32", "line": "i32", "groups": "i32", "x_stride": "i32", "parts": "i32", "part_len": "i32",
+}  # fmt: skip
+EXACT = {**PRODUCT, "partial": "*i32", "x": "*i8", "codes": "*i8"}
+ROWS = {"out": "*i8", "scales": "*fp32", "x": T, "given": "*fp32", "width": "i32", "x_stride": "i32"}
+
+
+def product(kind, rows, group, scales=True, zeros=False, exact=False, apart=False):
+    """What a launch of so many rows has."""
+    tile = tile_of(rows, 4096, 4096, 1 if exact else 2, 2)
+    constants = {
+        "KIND": kind, "GROUP": group, "SCALES": scales, "ZEROS": zeros, "ROW_SCALES": not scales, "EXACT": exact,
+        "BIAS": True, "RESIDUAL": True, "APART": apart, "ONE_GROUP": group % tile.block_k == 0,
+        "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "OVERLAP": True,
+    }  # fmt: skip
+    return codes_kernel, EXACT if exact else PRODUCT, constants, {"num_warps": tile.warps, "num_stages": tile.stages}
+
+
+KERNELS = {
+    "int4 128": product(INT4, 16, 128, apart=True),
+    "int4 32 zeros": product(INT4, 64, 32, zeros=True),
+    "e2m1 16": product(E2M1, 32, 16),
+    "int8 exact": product(INT8, 64, 4096, scales=False, exact=True, apart=True),
+    "e4m3 rows": product(E4M3, 64, 4096, scales=False),
+    "e4m3 blocks": product(E4M3, 16, 128, apart=True),
+    "quantised rows": (quantise_rows_kernel, ROWS, {"STATIC": False, "BLOCK": 1024, "OVERLAP": True}, {}),
+    "quantised rows static": (quantise_rows_kernel, ROWS, {"STATIC": True, "BLOCK": 1024, "OVERLAP": True}, {}),
+}
+
+
+@pytest.mark.parametrize(("name", "target"), cases(KERNELS))
+def test_compiles(name, target):
+    compiles(target, *KERNELS[name])

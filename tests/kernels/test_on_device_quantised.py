@@ -1,0 +1,59 @@
+"""Products with quantised weights on a real accelerator, against float64 of the same codes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from engine.kernels.gemm.codes import Codes, Inputs, Kind
+from engine.kernels.gemm.group_weight import pack_groups
+from engine.kernels.gemm.groups import groups_product, tile_of
+from engine.kernels.gemm.quantise_rows import quantise_rows, quantise_rows_reference
+from tests.kernels.test_group_panels import codes_of
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
+LIMIT = 3e-3  # of bfloat16's rounding
+
+
+def on_device(codes: Codes) -> Codes:
+    names = ("values", "scale", "row_scale", "zero", "order")
+    moved = {name: None if (found := getattr(codes, name)) is None else found.cuda() for name in names}
+    return Codes(codes.kind, moved.pop("values"), moved.pop("scale"), codes.group, **moved, inputs=codes.inputs)
+
+
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize(("width", "depth", "group"), [(4096, 4096, 128), (1000, 1536, 32), (6144, 4096, 4096)])
+@pytest.mark.parametrize("kind", Kind)
+def test_products(kind, width, depth, group, invariant):
+    codes = codes_of(kind, width, depth, group, kind in (Kind.INT4, Kind.INT8))
+    dense, bias = codes.dense().cuda(), torch.randn(width, device="cuda")
+    weight = pack_groups(on_device(codes), bias, invariant)
+    x = torch.randn(300, depth, device="cuda", dtype=torch.bfloat16)
+    residual = torch.randn(300, width, device="cuda", dtype=torch.bfloat16)
+    want = x.double() @ dense.T + bias + residual
+    alone = weight.linear(x[:1], None, residual[:1])
+    for rows in (1, 3, 16, 17, 64, 65, 300):
+        runs = [weight.linear(x[:rows], None, residual[:rows]) for _ in range(5)]
+        assert float((runs[0].double() - want[:rows]).norm() / want[:rows].norm()) < LIMIT
+        assert all(torch.equal(runs[0], again) for again in runs[1:])
+        assert not invariant or torch.equal(runs[0][:1], alone)
+
+
+@pytest.mark.parametrize("static", [None, 0.02])
+def test_integers_meet_integers(static):
+    codes = codes_of(Kind.INT8, 4096, 4096, 4096)
+    scale = None if static is None else torch.tensor(static, device="cuda")
+    whole = on_device(codes)
+    weight = pack_groups(Codes(Kind.INT8, whole.values, whole.scale, 4096, inputs=Inputs(scale)), None, False)
+    x = torch.randn(70, 4096, device="cuda", dtype=torch.bfloat16)
+    q, scales = quantise_rows(x, scale)
+    wanted, wanted_scales = quantise_rows_reference(x, scale)
+    assert int((q.int() - wanted.int()).abs().max()) <= 1  # a division may round a tie the other way
+    torch.testing.assert_close(scales, wanted_scales)
+    want = q.double() @ whole.values.double().T * scales[:, None] * whole.scale.double().T
+    for rows in (1, 16, 70):
+        got, direct = weight.linear(x[:rows]), x.new_empty(rows, 4096)
+        tile = tile_of(rows, 4096, 4096, 1, 2)
+        groups_product(q[:rows], weight.weight, None, None, direct, scales[:rows], tile)
+        assert torch.equal(got, direct)
+        assert float((got.double() - want[:rows]).norm() / want[:rows].norm()) < LIMIT

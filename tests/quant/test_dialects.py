@@ -1,0 +1,71 @@
+"""Every dialect and variant: the weights that the oracle reads in the same file, and the logits of a float model."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.quant.base import Quantised
+from engine.weights.table import parts_of
+from tests.models.harness import Harness, load
+from tests.quant import oracle
+from tests.quant.written import VARIANTS, Variant, write
+
+TOKENS = [5, 9, 200, 17, 33, 250, 61, 4, 90, 91, 92]
+INTEGER_INPUTS = ("ct int8", "ct int8 static")
+
+
+@pytest.fixture(scope="module")
+def folder_of(tmp_path_factory):
+    """Folders of variants, each written once."""
+    root = tmp_path_factory.mktemp("quantised")
+    return functools.cache(lambda name: write(root / name.replace(" ", "-"), VARIANTS[name]))
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_dialect_has_the_weights_of_the_oracle(folder_of, name):
+    folder = folder_of(name)
+    model, wanted = load(folder, "float32"), oracle.dequantised(folder)
+    quantised = 0
+    for _, modules, part in parts_of(model.weight_table(), model):
+        if hasattr(part, "scheme"):
+            prefix = "" if modules[0] == "lm_head" else "model."
+            expected = torch.cat([torch.from_numpy(wanted[f"{prefix}{module}.weight"]) for module in modules])
+            torch.testing.assert_close(part.weight.dense().double(), expected, rtol=1e-6, atol=0)
+            quantised += isinstance(part.scheme, Quantised)
+    assert quantised == (9 if VARIANTS[name].head else 8) - 2 * sum(
+        ending in ("o_proj", "down_proj") for ending in VARIANTS[name].skipped
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in VARIANTS if name not in INTEGER_INPUTS])
+def test_a_dialect_has_the_logits_of_a_float_model(folder_of, name, tmp_path):
+    folder = folder_of(name)
+    model = load(folder, "float32")
+    plain = write(tmp_path, Variant({}, VARIANTS[name].write, VARIANTS[name].sizes))
+    tensors = {key: torch.from_numpy(value).float().contiguous() for key, value in oracle.dequantised(folder).items()}
+    save_file(tensors, plain / "model.safetensors")
+    harness, floats = Harness(model), Harness(load(plain, "float32"))
+    got, want = harness.prefill(harness.add(TOKENS)), floats.prefill(floats.add(TOKENS))
+    assert float((got - want).norm() / want.norm()) < 2e-4
+    again = harness.add(TOKENS)
+    assert torch.equal(harness.prefill(again, chunk=3), got)
+
+
+@pytest.mark.parametrize("name", INTEGER_INPUTS)
+def test_integers_meet_integers(folder_of, name):
+    """Every sum is the integer that numpy finds, so the scales decide the last bits."""
+    model = load(folder_of(name), "float32")
+    weight = model.layers[0].mlp.down.weight
+    x = torch.randn(5, 320, generator=torch.Generator().manual_seed(1))
+    scale = x.abs().amax(1) / 127 if name == "ct int8" else torch.full((5,), 0.03)
+    whole = (x / scale[:, None]).round().clamp(-128, 127)
+    file = load_file(folder_of(name) / "model.safetensors")
+    codes, row = (file[f"model.layers.0.mlp.down_proj.{kind}"] for kind in ("weight", "weight_scale"))
+    sums = whole.double() @ codes.double().T
+    torch.testing.assert_close(
+        weight.linear(x).double(), sums * scale[:, None].double() * row.T.double(), rtol=3e-7, atol=0
+    )

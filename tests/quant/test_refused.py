@@ -1,0 +1,105 @@
+"""Bad quantised checkpoints: one line each with what was found, what is allowed and how to convert."""
+
+# ruff: noqa: E501 (a case is a line)
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from engine.errors import ConfigError
+from tests.models.harness import load
+from tests.quant.written import VARIANTS, write
+
+DOWN = "model.layers.1.mlp.down_proj"
+SETTINGS = [
+    ("gptq 32", {"bits": 3}, "bits=3; 4 and 8 are read: quantise"),
+    ("gptq 32", {"checkpoint_format": "marlin"}, "checkpoint_format='marlin'; allowed are gptq, gptq_v2"),
+    ("gptq 32", {"quant_method": "aqlm"}, "quantized \\(aqlm\\); this version reads .*awq"),
+    ("awq 32", {"version": "gemv"}, "version='gemv'; gemm is read: export"),
+    ("awq 32", {"bits": 3}, "bits=3; AWQ has 4"),
+    ("auto-round gptq", {"packing_format": "auto_round:llm_compressor"}, "packing_format='auto_round:llm_compressor'; read are"),
+    ("modelopt nvfp4", {"quant_algo": "INT4_AWQ"}, "quant_algo='INT4_AWQ'; read are FP8"),
+    ("ct w4 32", {"format": "marlin-24"}, "format marlin-24; read are dense, pack-quantized"),
+    ("ct w4 32", {"sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity sparse-24-bitmask; .*without sparsity"),
+    ("ct int8", {"config_groups": {"g": {"targets": ["Linear"], "input_activations": {"type": "int", "symmetric": False}}}},
+     "input_activations with zero points; symmetric"),
+    ("fp8 tensor", {"activation_scheme": "sometimes"}, "activation_scheme='sometimes'; read are dynamic, static"),
+    ("fp8 blocks", {"weight_block_size": [128]}, "weight_block_size=\\[128\\] must be two sizes"),
+]  # fmt: skip
+
+
+def changed(tensors, kind, value):
+    return {**tensors, f"{DOWN}.{kind}": value(tensors.get(f"{DOWN}.{kind}"))}
+
+
+def without(tensors, kind):
+    return {name: tensor for name, tensor in tensors.items() if name != f"{DOWN}.{kind}"}
+
+
+def set_first(number):
+    def change(tensor):
+        flat = tensor.clone().float().flatten()
+        flat[0] = number
+        return flat.view(tensor.shape).to(tensor.dtype)
+
+    return change
+
+
+def bits(tensor, value):
+    tensor = tensor.clone()
+    tensor.view(torch.uint8)[0, 0] = value
+    return tensor
+
+
+FILES = [
+    ("ct w4 32", lambda t: changed(t, "weight_shape", lambda _: torch.tensor([192, 64])), "weight_shape is \\[192, 64\\]"),
+    ("ct w4 32", lambda t: changed(t, "weight_scale", set_first(-1.0)), "down_proj: 1 of .* weight_scale are negative"),
+    ("ct w4 32", lambda t: changed(t, "weight_scale", set_first(float("inf"))), "negative, NaN or infinite|NaN or infinity"),
+    ("ct w4 32", lambda t: without(t, "weight_scale"), "down_proj.*weight_packed without weight_scale"),
+    ("ct w4 32", lambda t: without(t, "weight_packed"), "1 missing: .*down_proj.weight"),
+    ("ct w4 32", lambda t: changed(t, "weight_packed", lambda w: w[:, :13].contiguous()), "13 words for 320 columns"),
+    ("ct mxfp4", lambda t: changed(t, "weight_scale", lambda s: torch.full_like(s, 255)), "weight_scale are negative, NaN"),
+    ("ct float channel", lambda t: changed(t, "weight", lambda w: bits(w, 0x7F)), "codes that are not numbers|NaN or infinity"),
+    ("fp8 blocks", lambda t: without(t, "weight_scale_inv"), "down_proj: FP8 codes without a scale"),
+    ("fp8 blocks", lambda t: changed(t, "weight_scale_inv", lambda s: s[:1].contiguous()), "has shape \\[1, 3\\]"),
+    ("gptq act", lambda t: changed(t, "g_idx", lambda g: torch.full_like(g, 40)), "g_idx must name each of 10 groups 32 times"),
+    ("gptq 32", lambda t: changed(t, "bias", lambda b: b + 1), "down_proj.bias is not zero"),
+    ("gptq 32", lambda t: without(t, "qzeros"), "1 missing: .*qzeros"),
+    ("modelopt fp8", lambda t: {**t, "model.embed_tokens.weight_scale": torch.tensor(1.0)}, "embed_tokens: .*in linear layers alone"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "change", "words"), SETTINGS)
+def test_a_configuration_is_refused_in_one_line(tmp_path, name, change, words):
+    folder = write(tmp_path, VARIANTS[name])
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"] |= change
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=words) as error:
+        load(folder)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("name", "change", "words"), FILES)
+def test_a_damaged_file_is_refused_in_one_line(tmp_path, name, change, words):
+    folder = write(tmp_path, VARIANTS[name])
+    save_file(change(load_file(folder / "model.safetensors")), folder / "model.safetensors")
+    with pytest.raises(ConfigError, match=words) as error:
+        load(folder)
+    assert "\n" not in str(error.value)
+
+
+def test_columns_that_groups_do_not_divide_are_refused(tmp_path):
+    folder = write(tmp_path, VARIANTS["gptq 32"])
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["group_size"] = 128
+    (folder / "config.json").write_text(json.dumps(config))
+    load(folder)  # the files decide
+    tensors = load_file(folder / "model.safetensors")
+    tensors[f"{DOWN}.scales"] = tensors[f"{DOWN}.scales"][:3].contiguous()
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ConfigError, match="group_size=128 does not divide the 320 columns"):
+        load(folder)
