@@ -17,7 +17,7 @@ MAKEFLAGS += -j2
 # cython-lint looks for pycodestyle on the path.
 export PATH := $(abspath $(BIN)):$(PATH)
 
-.PHONY: serve test test-full lint format build bench gpu gpu-build gpu-test gpu-kernels gpu-offline gpu-serve gpu-summary
+.PHONY: serve test test-full test-ray lint format build bench gpu gpu-build gpu-test gpu-kernels gpu-offline gpu-serve gpu-summary
 .PHONY: gpu-products gpu-wheels clean wheel
 
 serve: .stamp-build  ## the server on port 8000 with the embedded model (or ARGS="--model ...")
@@ -35,6 +35,10 @@ test: .stamp-build .stamp-dev  ## lint, types and the whole CPU suite
 
 test-full: .stamp-build .stamp-dev  ## the long forms that `make test` leaves out
 	$(PYTEST) -m "full and not gpu" $(ARGS)
+
+test-ray: .stamp-build .stamp-dev  ## replicas under Ray Serve; installs Ray (80 MB), which `make test` leaves out
+	$(PY) .ci/requirements.py ray | $(PY) -m pip install -q --disable-pip-version-check -r /dev/stdin
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q tests/end_to_end/test_ray.py $(ARGS)
 
 lint: .stamp-build .stamp-dev  ## ruff check and format, mypy, cython-lint
 	$(LINT)

@@ -245,11 +245,16 @@ def from_file(path: str, flags: dict[str, Flag]) -> dict[str, Any]:
         raise UsageError(f"--config {path}: is not valid YAML") from None
     if not isinstance(content, dict):
         raise UsageError(f"--config {path}: must hold names and values, one per line")
+    return from_mapping(content, flags, f" in {path}")
+
+
+def from_mapping(content: Mapping[Any, Any], flags: dict[str, Flag], where: str) -> dict[str, Any]:
+    """Values by flag name, of names with `-` or `_`; `where` stands in the refusal of an unknown name."""
     values: dict[str, Any] = {}
     for key, value in content.items():
         name = str(key).replace("_", "-")
         if name not in flags:
-            raise unknown(name, flags, f" in {path}")
+            raise unknown(name, flags, where)
         values[name] = typed(flags[name], value)
     return values
 

@@ -11,6 +11,7 @@ the same frames and one ASGI message per step.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from starlette.types import Receive, Scope, Send
 
@@ -44,7 +45,9 @@ def hosted(*flags: str) -> Hosted:
 class Hosted:
     """An ASGI app with a lifespan. Owner: the host's loop."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, on_ready: Callable[[], None] | None = None) -> None:
+        """`on_ready` is called once everything is loaded, before the host is told."""
+        self.on_ready = on_ready
         refuse_flags_of_the_host(config)
         self.state = AppState(config)
         self.lifespan = Lifespan(self.state)
@@ -92,7 +95,11 @@ class Hosted:
         except Exception as error:  # a host may take an exception here for an app without a lifespan, and go on
             log.error("the start failed", exc_info=error)
             return f"the start failed with {type(error).__name__}; the log has more"
-        return "" if self.state.phase == "ready" else "the engine stopped working while it was loaded"
+        if self.state.phase != "ready":
+            return "the engine stopped working while it was loaded"
+        if self.on_ready is not None:
+            self.on_ready()
+        return ""
 
 
 def refuse_flags_of_the_host(config: Config) -> None:

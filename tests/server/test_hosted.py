@@ -17,6 +17,7 @@ import uvicorn
 from server.flags import UsageError
 from server.hosted import Hosted, hosted
 from tests import tiny
+from tests.end_to_end.process import ROOT
 from tests.server.asgi import Call
 from tests.server.conftest import config_of, quiet
 from tests.server.live import listening
@@ -181,3 +182,9 @@ async def test_flags_of_the_host_are_refused(flag):
 async def test_an_app_has_no_commands():
     with pytest.raises(UsageError, match="takes flags only"):
         hosted("check")
+
+
+async def test_only_scaleout_imports_ray_and_nothing_imports_scaleout():
+    of_ray = re.compile(r"^\s*(from|import) (ray\b|server\.scaleout)", re.M)
+    users = [path.name for path in (ROOT / "server").rglob("*.py") if of_ray.search(path.read_text(encoding="utf-8"))]
+    assert users == ["scaleout.py"]

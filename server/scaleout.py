@@ -1,0 +1,190 @@
+"""Scaleout: replicas of this server under Ray Serve, which starts, places, scales and routes them (`omniloop[ray]`).
+
+Owner: `build`, OpenTokensPolicy and SessionRouter run in Ray's controller and proxies, Replica in a process of its own
+with its accelerators, on the replica's loop. In: arguments of a Serve config file or of Python. Out: an application
+whose ingress is our ASGI app. Nothing else imports this module: a server without the extra knows nothing of Ray.
+
+    client -> Ray's proxy -> SessionRouter -> Replica: server.hosted -> engine
+
+Loading, health and the refusals of a full queue are ours: Ray hands a replica more requests than the replica takes, and
+the replica answers 429 with Retry-After, as it does alone. A replica that Ray takes away answers what it has begun.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ray import serve
+from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy, RequestRouterConfig
+from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from server import logs
+from server.cli import build as config_of
+from server.config import Config
+from server.flags import UsageError, all_flags, from_mapping
+from server.hosted import Hosted, refuse_flags_of_the_host
+from server.process import own_interpreter
+from server.routes.health import decoders_stuck, stalled
+
+OPEN_TOKENS = "open_tokens"  # prompt tokens that run or wait, of one replica
+ROWS = 256  # that a replica runs at most, where --max-num-seqs does not say; what it refuses fits in beside them
+HEALTH_S = 5.0  # between two looks at a replica
+LEAVE_S = 15.0  # beyond --shutdown-timeout, for what is told to end
+MOST_REPLICAS = 1000  # that a session may fall back to
+BUSY = 1.25  # times the mean queue: a session's replica that has more is passed over
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Arguments:
+    """What `build` takes; `flags` are those of `python -m server`, by name."""
+
+    flags: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    replicas: int | Mapping[str, int] = 1  # a number, or {"min": 1, "max": 4}
+    tokens_per_replica: int = 16384  # open prompt tokens that a replica is to have, where replicas are scaled
+    scale_up_s: float = 10.0  # that more replicas must have been wanted
+    scale_down_s: float = 300.0  # that fewer must have been wanted
+    gpus: float = 1.0  # of a replica
+    cpus: float = 4.0
+    name: str = "omniloop"
+
+
+def build(args: Mapping[str, Any]) -> serve.Application:
+    """The application, for `import_path: server.scaleout:build`. Raises UsageError before anything is started."""
+    known = {field.name for field in dataclasses.fields(Arguments)}
+    if strange := args.keys() - known:
+        raise UsageError(f"{', '.join(sorted(strange))}: unknown; the arguments are {', '.join(sorted(known))}")
+    arguments = Arguments(**args)
+    config = read_flags(arguments.flags)
+    deployment = serve.deployment(serve.ingress()(Replica)).options(
+        name=arguments.name,
+        ray_actor_options={"num_gpus": arguments.gpus, "num_cpus": arguments.cpus},
+        max_ongoing_requests=2 * (config.scheduler.max_num_queued_reqs + (config.scheduler.max_num_seqs or ROWS)),
+        health_check_period_s=HEALTH_S,
+        graceful_shutdown_wait_loop_s=1.0,
+        graceful_shutdown_timeout_s=config.server.shutdown_timeout + LEAVE_S,
+        request_router_config=RequestRouterConfig(
+            request_router_class=SessionRouter, request_router_kwargs={"num_fallback_replicas": MOST_REPLICAS}
+        ),
+        **scaling(arguments),
+    )
+    return deployment.bind(dict(arguments.flags))
+
+
+def read_flags(flags: Mapping[str, Any]) -> Config:
+    """Raises UsageError for an unknown flag, a wrong value, and a flag of what Ray does."""
+    config = config_of(from_mapping(flags, all_flags(), " in flags"))
+    refuse_flags_of_the_host(config)
+    return config
+
+
+def scaling(arguments: Arguments) -> dict[str, Any]:
+    """How many replicas there are."""
+    replicas = arguments.replicas
+    if isinstance(replicas, int):
+        if replicas < 1:
+            raise UsageError(f"replicas: got {replicas}; must be at least 1")
+        return {"num_replicas": replicas}
+    least, most = replicas.get("min", 1), replicas.get("max", 1)
+    if replicas.keys() - {"min", "max"} or not 0 <= least <= most or most < 1:
+        raise UsageError(f"replicas: got {dict(replicas)}; must be a number, or min and max with 0 <= min <= max")
+    if arguments.tokens_per_replica < 1:
+        raise UsageError(f"tokens_per_replica: got {arguments.tokens_per_replica}; must be at least 1")
+    return {
+        "autoscaling_config": AutoscalingConfig(
+            min_replicas=least,
+            max_replicas=most,
+            upscale_delay_s=arguments.scale_up_s,
+            downscale_delay_s=arguments.scale_down_s,
+            metrics_interval_s=1.0,
+            look_back_period_s=2.0,
+            policy=AutoscalingPolicy(
+                policy_function=OpenTokensPolicy, policy_kwargs={"tokens_per_replica": arguments.tokens_per_replica}
+            ),
+        )
+    }
+
+
+class OpenTokensPolicy:
+    """As many replicas as hold the open prompt tokens, `tokens_per_replica` each; requests that find none count too."""
+
+    def __init__(self, tokens_per_replica: int) -> None:
+        self.tokens_per_replica = tokens_per_replica
+
+    def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
+        """(replicas wanted, state to keep); Ray keeps to min, max and delays."""
+        open_tokens = (context.aggregated_metrics or {}).get(OPEN_TOKENS, {})
+        wanted = math.ceil(sum(open_tokens.values()) / self.tokens_per_replica)
+        waits = context.total_num_requests > 0
+        return max(wanted, int(waits)), {}
+
+
+class Replica:
+    """One server process: the hosted app, and what Ray asks of it. Owner: the replica's loop."""
+
+    def __init__(self, flags: Mapping[str, Any]) -> None:
+        config = read_flags(flags)
+        logs.configure(config.server)
+        self.hosted = Hosted(config, own_interpreter)
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        return without_request_id(self.hosted)
+
+    async def check_health(self) -> None:
+        """Raises when Ray should start another replica in this one's place: /health/live, and stuck decoders."""
+        state = self.hosted.state
+        if state.phase == "dead":
+            raise RuntimeError("the engine stopped working")
+        if state.phase == "ready" and stalled(state):
+            raise RuntimeError("the engine does not answer")
+        if state.phase == "ready" and decoders_stuck(state):
+            raise RuntimeError("media that do not end being decoded hold the threads")
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """What OpenTokensPolicy sees of this replica."""
+        return {OPEN_TOKENS: float(self.hosted.state.places.tokens)}
+
+
+def without_request_id(app: ASGIApp) -> ASGIApp:
+    """Leaves X-Request-Id to Ray's proxy, which passes its value on to the replica and answers with it."""
+
+    async def inner(scope: Scope, receive: Receive, send: Send) -> None:
+        async def sent(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                kept = [header for header in message["headers"] if header[0] != b"x-request-id"]
+                message = {**message, "headers": kept}
+            await send(message)
+
+        await app(scope, receive, sent)
+
+    return inner
+
+
+class SessionRouter(ConsistentHashRouter):
+    """A session (header X-Session-Id) stays at its replica, where its prefix is cached, unless that replica is busy.
+
+    Requests without a session go to the shortest queue. A replica is busy when its queue is longer than 1.25 times the
+    mean and one request more; the session's next replica on the ring comes then.
+    """
+
+    async def choose_replicas(self, candidate_replicas: Any, pending_request: Any = None) -> list[list[Any]]:
+        """Replicas in the order in which they are asked, one at a time."""
+        ranks = await super().choose_replicas(candidate_replicas, pending_request)
+        if pending_request is None or not ranks:
+            return ranks
+        return ordered(ranks, self._queue, bool(pending_request.metadata.session_id))
+
+    def _queue(self, rank: list[Any]) -> int:
+        """The queue's length as this router knows it; 0 where it does not."""
+        return self.replica_queue_len_cache.get(rank[0].replica_id) or 0
+
+
+def ordered(ranks: list[list[Any]], queue: Callable[[list[Any]], int], has_session: bool) -> list[list[Any]]:
+    """`ranks` with busy replicas last; without a session, by length of the queue."""
+    lengths = [queue(rank) for rank in ranks]
+    bound = BUSY * sum(lengths) / len(lengths) + 1
+    keys = [length > bound if has_session else length for length in lengths]
+    return [rank for _, rank in sorted(zip(keys, ranks), key=lambda pair: pair[0])]
