@@ -19,6 +19,8 @@ cdef struct StepNumbers:  # what a step did and how long its parts took, seconds
     double commit_s
     double device_s
     double gap_s
+    double launched_at
+    double ended_at
 
 
 cdef struct Entry:

@@ -237,7 +237,7 @@ cdef object named(StepNumbers* of):
     return step_numbers.StepNumbers(
         of.step_id, of.num_rows, of.num_tokens, of.num_sampled, of.running, of.waiting, of.blocks_used,
         of.preemptions, of.prefix_queries, of.prefix_hits, of.schedule_s, of.launch_s, of.wait_s, of.commit_s,
-        of.device_s, of.gap_s,
+        of.device_s, of.gap_s, of.launched_at, of.ended_at,
     )
 
 

@@ -304,6 +304,7 @@ cdef class SteadyLoop:
         self._adapt(self.seconds[size_class(plan.num_tokens)])
         self.last.device_s = self._learn(plan, self.launcher.launched_at[index], before)
         self.last.gap_s = self.launcher.gap_s
+        self.last.launched_at, self.last.ended_at = self.launcher.launched_at[index], self.launcher.ended_at
         if not self._all_sampled(plan, tokens):
             self.uncommitted = index
             return INVALID

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 
 class StepNumbers(NamedTuple):
-    """Counts of one step and of the moment at which the step was settled; seconds of the step's parts."""
+    """Counts of one step and of the moment at which the step was settled; seconds of the step's parts; two moments of
+    time.perf_counter: when its forward was launched, and when its tokens were on the host."""
 
     step_id: int
     num_rows: int
@@ -25,3 +26,5 @@ class StepNumbers(NamedTuple):
     commit_s: float
     device_s: float
     gap_s: float
+    launched_at: float
+    ended_at: float

@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from _fast.lane import deliver
 from engine.config import EngineConfig
@@ -33,6 +33,7 @@ from engine.request import Delta, FinishReason, Request
 from engine.stall import StallWatch
 from engine.stats import EngineStats, StepStats
 from engine.stream import TokenStream
+from engine.trace import LOOP, Span, Trace
 
 if TYPE_CHECKING:
     from _fast.ring import OutputRing
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from engine.model_config import ModelConfig
     from engine.runtime import Runtime
 
+T = TypeVar("T")
 log = logging.getLogger("omniloop.engine")
 
 SLICE = 64  # rows delivered in one turn of the loop: a few tenths of a millisecond between which others have theirs
@@ -57,6 +59,7 @@ class Engine:
         self.state = "starting"
         self.stats = EngineStats()
         self.startup: dict[str, float] = {}  # seconds by phase
+        self.trace: Trace | None = None  # where a timeline of the steps goes
         self.on_step: Callable[[StepStats], None] | None = None
         self.on_death: Callable[[BaseException], None] | None = None
         self.model: ModelConfig
@@ -158,7 +161,15 @@ class Engine:
         """Forgets what towers made; False while requests are open."""
         return await self._on_device(_reset_encoder_cache)
 
-    async def _on_device(self, work: Callable[[Runtime], bool]) -> bool:
+    async def start_profile(self) -> bool:
+        """Notes the accelerator's kernels and copies too, until stop_profile; False: there is no accelerator."""
+        return await self._on_device(_start_profile)
+
+    async def stop_profile(self) -> list[Span]:
+        """Kernels and copies since start_profile."""
+        return await self._on_device(_stop_profile)
+
+    async def _on_device(self, work: Callable[[Runtime], T]) -> T:
         """Work between two steps. Raises NotReadyError when the device thread does not get to it."""
         if self.state != "ready" or self._device is None:
             raise NotReadyError(self.state, f"the engine is {self.state}")
@@ -219,13 +230,16 @@ class Engine:
         self.stats.add(output.stats)
         if self.on_step is not None:
             self.on_step(output.stats)
+        if self.trace is not None:
+            self.trace.step(output)
         self._outputs.append(output)
         if len(self._outputs) == 1:
             self._deliver()
 
     def _deliver(self) -> None:
         """Routes rows of the oldest output, SLICE of them per turn of the loop."""
-        output = self._outputs[0]
+        output, trace = self._outputs[0], self.trace
+        begun, first = (time.perf_counter(), output.start) if trace is not None else (0.0, 0)
         ids, tokens, finishes = output.ids, output.tokens, output.finishes
         room = SLICE
         try:
@@ -244,6 +258,9 @@ class Engine:
             if self._outputs:
                 self._loop.call_soon(self._deliver)
             self._note_idle()
+            if trace is not None:
+                rows = output.start - first
+                trace.add(LOOP, "deliver", begun, time.perf_counter(), step=output.stats.step_id, rows=rows)
 
     def _route(self, output: StepOutput, row: int) -> None:
         device_id = output.ids[row]
@@ -301,6 +318,14 @@ def _reset_prefix_cache(runtime: Runtime) -> bool:
 
 def _reset_encoder_cache(runtime: Runtime) -> bool:
     return runtime.reset_encoder_cache()
+
+
+def _start_profile(runtime: Runtime) -> bool:
+    return runtime.start_profile()
+
+
+def _stop_profile(runtime: Runtime) -> list[Span]:
+    return runtime.stop_profile()
 
 
 def _import_loop() -> ModuleType:

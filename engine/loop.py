@@ -195,6 +195,7 @@ class DeviceThread:
                 of = output.stats
                 of.schedule_s, of.launch_s, of.wait_s = numbers.schedule_s, numbers.launch_s, numbers.wait_s
                 of.device_s, of.gap_s = numbers.device_s, numbers.gap_s
+                of.launched_at, of.ended_at, of.waited_at = numbers.launched_at, numbers.ended_at, numbers.ended_at
                 self._deliver(runtime, output)
             elif handover.unpublished is not None:
                 news = (numbers, *columns(handover.unpublished)[:3], handover.told)

@@ -38,11 +38,13 @@ from engine.models.registry import build_model, load_model_config
 from engine.request import Request, SamplingParams
 from engine.step.cpu_executor import CpuExecutor
 from engine.step.executor import Executor, Sizes
+from engine.trace import Span
 from engine.weights.files import open_checkpoint
 from engine.weights.load import load_weights, weight_bytes
 from engine.weights.progress import ProgressLine
 
 if TYPE_CHECKING:
+    from engine.device_profile import DeviceProfile
     from engine.steady import SteadySteps
 
 log = logging.getLogger("omniloop.engine")
@@ -87,6 +89,7 @@ class Runtime:
             encoder_budget=config.encoder_budget or max(sizes.max_tokens, 1024),
             encoder_capacity=sizes.encoder_rows,
         )
+        self._profile: DeviceProfile | None = None
         self.admission = Admission(self.scheduler, executor, config.enable_prefix_caching, config.debug_poison)
 
     @property
@@ -127,6 +130,21 @@ class Runtime:
             return False
         self.executor.encoder.drop_rows()
         return True
+
+    def start_profile(self) -> bool:
+        """Notes kernels and copies from now on; False: nothing runs on an accelerator."""
+        if str(self.model.device) == "cpu":
+            return False
+        from engine.device_profile import DeviceProfile
+
+        self._profile = DeviceProfile()
+        self._profile.start()
+        return True
+
+    def stop_profile(self) -> list[Span]:
+        """What start_profile has noted."""
+        profile, self._profile = self._profile, None
+        return [] if profile is None else profile.stop()
 
 
 def load_runtime(config: EngineConfig, startup: dict[str, float]) -> Runtime:

@@ -54,6 +54,7 @@ class Settler:
             log.warning("a step of %d tokens has not ended in %g s", step.plan.num_tokens, time.perf_counter() - begun)
         waited = time.perf_counter()
         stats.wait_s, stats.by_python = waited - begun, True
+        stats.launched_at, stats.ended_at, stats.waited_at = step.launched_at, step.event.fired_at, waited
         output = StepOutput(stats)
         if step.error is None:
             self._runtime.executor.collect(step)

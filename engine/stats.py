@@ -34,13 +34,16 @@ class StepStats:
     commit_s: float = 0.0  # and the news of the step before, handed on
     device_s: float = 0.0  # forward start to sampled tokens on the host
     gap_s: float = 0.0  # from the step before to its forward, prep included, by the device's clock; 0: not measured
+    launched_at: float = 0.0  # its forward; these three are moments, by which a trace draws the step
+    ended_at: float = 0.0  # its tokens could be read
+    waited_at: float = 0.0  # the device thread had them
     failed: bool = False  # it raised; its rows ended or started over
     by_python: bool = False  # it was settled in Python: prompts, rules, media, errors; plain ones need none
 
     @classmethod
     def of(cls, numbers: StepNumbers, blocks_total: int) -> StepStats:
         """A step of the GIL-free loop."""
-        return cls(**numbers._asdict(), blocks_total=blocks_total)
+        return cls(**numbers._asdict(), waited_at=numbers.ended_at, blocks_total=blocks_total)
 
 
 @dataclass(slots=True)

@@ -107,6 +107,7 @@ class Answer:
             asyncio.get_running_loop().call_soon(self._end_unscored)
             return
         await self.state.running.wait()  # an operator may have paused the server
+        self.exchange.submitted = time.monotonic()
         self._take_tokens()
         self._log_prompts()
         try:
@@ -128,6 +129,8 @@ class Answer:
     def follow(self, stream: TokenStream, take: Callable[[Delta], None]) -> None:
         """Adds a stream of the engine to this answer."""
         self._streams.append(stream)
+        if self.state.trace is not None:
+            self.state.trace.label(stream.first_id, stream.request.n, self.exchange.request_id)
         stream.subscribe(take)
 
     def unfollow(self) -> None:
@@ -268,7 +271,7 @@ class Answer:
 
     def close(self) -> None:
         """Leaves the engine; idempotent."""
-        self.metrics.describe(self.jobs, self.choices)
+        self.metrics.describe(self.jobs, self.choices, sum(self.cached_tokens))
         self._log_texts()
         for give_back in self._on_close:
             give_back()

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from server.choice import Choice
 from server.http.exchange import Exchange
 from server.job import Job
+from server.request_times import Generation
 from server.sampling import Asked
 
 
@@ -29,6 +30,7 @@ class AnswerMetrics:
     def queued(self, seconds: float) -> None:
         """How long the request waited for its first step."""
         self._metrics.observe("request_queue_time_seconds", seconds)
+        self._exchange.queued_s = seconds
 
     def tokens(self, choice: Choice, count: int) -> None:
         """The engine has made `count` tokens for a choice."""
@@ -68,11 +70,29 @@ class AnswerMetrics:
         """So many choices ended together, for `reason`, before they were complete."""
         self._metrics.finished[reason] += count
 
-    def describe(self, jobs: Sequence[Job], choices: Sequence[Choice]) -> None:
-        """Counts for the log line."""
+    def describe(self, jobs: Sequence[Job], choices: Sequence[Choice], cached_tokens: int) -> None:
+        """Counts for the log line, and for those that follow requests."""
         exchange = self._exchange
         details = exchange.details
         details["prompt"] = sum(job.num_tokens for job in jobs)
         details["generated"] = sum(choice.num_tokens for choice in choices)
         if exchange.first_token:
             details["first_ms"] = round((exchange.first_token - exchange.arrival) * 1000, 1)
+        if exchange.state.follows_requests and jobs:
+            asked = jobs[0].request.sampling
+            exchange.generation = Generation(
+                submitted=exchange.submitted,
+                queued_s=exchange.queued_s,
+                prompt_tokens=sum(job.num_tokens for job in jobs),
+                cached_tokens=cached_tokens,
+                generated_tokens=sum(choice.num_tokens for choice in choices),
+                finish_reasons=tuple(choice.finish_reason or "abort" for choice in choices),
+                n=self._n,
+                max_tokens=asked.max_tokens,
+                temperature=asked.temperature,
+                top_p=asked.top_p,
+                top_k=asked.top_k,
+                presence_penalty=asked.presence_penalty,
+                frequency_penalty=asked.frequency_penalty,
+                seed=asked.seed,
+            )

@@ -269,6 +269,14 @@ MEDIA_HELP = {
 
 
 @dataclass(frozen=True, slots=True)
+class TracesConfig:
+    """What is told of single steps and requests."""
+
+    trace: str = flag("", "file for a timeline of loop, pool and device, written when the server ends")
+    otlp_traces_endpoint: str = flag("", "send a span per request to this OTLP/HTTP URL (needs omniloop[otel])")
+
+
+@dataclass(frozen=True, slots=True)
 class Config:
     """Everything; groups are named as in `--help`."""
 
@@ -280,6 +288,7 @@ class Config:
     speech: SpeechConfig = field(default_factory=SpeechConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    traces: TracesConfig = field(default_factory=TracesConfig)
 
     @property
     def folder(self) -> str:

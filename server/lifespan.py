@@ -18,7 +18,8 @@ from typing import Any
 
 from engine.engine import Engine
 from engine.errors import ConfigError
-from server import load, logs
+from server import load, logs, tracing
+from server.otel import Spans
 from server.state import AppState
 
 log = logging.getLogger("omniloop")
@@ -46,12 +47,16 @@ class Lifespan:
         """Loads everything; the phase is ready afterwards, unless `stop` ended the loading. Raises ConfigError."""
         state, config = self.state, self.state.config
         self.greet()
+        if config.traces.otlp_traces_endpoint:
+            state.spans = Spans(config.traces.otlp_traces_endpoint)
         if not await self.unless_stopped(load.fetch(state), None):
             return
         engine = state.engine = Engine(config.engine(state.folder))
         engine.on_death = self.on_death
         if not await self.unless_stopped(load.load(state), config.server.startup_timeout):
             return
+        if config.traces.trace:
+            tracing.begin(state)
         state.phase = "ready"
         logs.log_startup({**state.startup, **state.engine.startup})
 
@@ -111,6 +116,10 @@ class Lifespan:
     async def close(self) -> None:
         """Download, media, engine, threads; each with a timeout."""
         state = self.state
+        if state.config.traces.trace and state.trace is not None:
+            await tracing.write(state, state.config.traces.trace)
+        if state.spans is not None:
+            await asyncio.get_running_loop().run_in_executor(None, state.spans.close)
         state.stop_fetching.set()
         if state.fetching is not None:  # gives up, so that no half of a file stays behind
             await asyncio.get_running_loop().run_in_executor(None, wait, [state.fetching], FETCH_S)

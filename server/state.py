@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from engine.engine import Engine
@@ -21,12 +21,15 @@ from server.http.proxies import TrustedProxies
 from server.limits import ApiKeys, BodyBudget, Places, WrongKeys
 from server.metrics import Metrics
 from server.output.parser import Parsers
+from server.pool import Pool
 from server.sampling import Vocabulary
 from server.store import ResponseStore
 
 if TYPE_CHECKING:
     from engine.grammar.compile import GrammarCompiler
+    from engine.trace import Trace
     from mm.load import MediaLoader
+    from server.otel import Spans
     from server.render.chat import Renderer
     from server.render.tokenizer import Tokenizer
     from server.speech.whisper_tokens import WhisperTokens
@@ -81,7 +84,9 @@ class AppState:
         self.body_budget = BodyBudget(config.limits.body_budget_bytes)
         self.places = Places(0, config.limits.max_inflight_per_key, config.limits.max_queued_tokens)
         self.metrics = Metrics()
-        self.pool = ThreadPoolExecutor(config.pool_threads, "pool")
+        self.pool = Pool(config.pool_threads, "pool")
+        self.trace: Trace | None = None  # a timeline that is being taken
+        self.spans: Spans | None = None  # OpenTelemetry, where --otlp-traces-endpoint is given
         self.open_exchanges: set[OpenExchange] = set()
         self.live: dict[tuple[str, str], set[OpenAnswer]] = {}  # (key name, request id): for /abort_requests
         limits = config.limits
@@ -95,6 +100,11 @@ class AppState:
         self.running.set()
         self.idle = asyncio.Event()  # set when the last open exchange ends
         self.startup: dict[str, float] = {}  # seconds by phase
+
+    @property
+    def follows_requests(self) -> bool:
+        """Whether somebody wants to know how each request went."""
+        return self.trace is not None or self.spans is not None
 
     @property
     def is_fetching(self) -> bool:

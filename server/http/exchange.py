@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from mm.errors import MediaError
 from server.errors import ApiError, from_media, from_render, internal, not_found, unavailable
 from server.render.errors import RenderError
+from server.request_times import Generation, RequestTimes
 from server.state import AppState, OpenAnswer
 
 if TYPE_CHECKING:
@@ -66,11 +67,13 @@ class Exchange:
         "chunk",
         "details",
         "first_token",
+        "generation",
         "headers",
         "key_name",
         "line",
         "method",
         "path",
+        "queued_s",
         "raw_send",
         "reason",
         "request_id",
@@ -78,7 +81,9 @@ class Exchange:
         "started",
         "state",
         "status",
+        "submitted",
         "task",
+        "traceparent",
         "watch",
     )
 
@@ -102,6 +107,10 @@ class Exchange:
         self.started = False
         self.answered = False  # the last byte was handed over
         self.first_token = 0.0
+        self.submitted = 0.0  # when the engine got it
+        self.queued_s = -1.0  # from arrival to the first step; below 0: there was none
+        self.generation: Generation | None = None  # set where somebody follows requests
+        self.traceparent = header_of(scope, b"traceparent") if state.spans is not None else ""
         self.details: dict[str, object] = {}  # counts and lengths for the log line
         self.answer_open: OpenAnswer | None = None  # set while the engine works for it
         self.task = asyncio.current_task()
@@ -150,6 +159,11 @@ def exchange_of(request: Request) -> Exchange:
 def state_of(request: Request) -> AppState:
     """The server's state, for a handler."""
     return exchange_of(request).state
+
+
+def header_of(scope: Scope, name: bytes) -> str:
+    """A header's value; "" without one."""
+    return next((value.decode("latin-1") for key, value in scope["headers"] if key == name), "")
 
 
 def request_label(scope: Scope) -> str:
@@ -224,6 +238,8 @@ class Exchanges:
         """Metrics and one log line."""
         seconds = time.monotonic() - exchange.arrival
         self.state.metrics.http(exchange.method, exchange.status, exchange.route, seconds)
+        if self.state.follows_requests:
+            self.follow(exchange, exchange.arrival + seconds)
         level = logging.DEBUG if exchange.route in PROBES else logging.INFO
         if self.state.config.server.disable_access_log or not log.isEnabledFor(level):
             return
@@ -243,6 +259,20 @@ class Exchanges:
             "".join(f" {name}={value}" for name, value in more.items()),
             extra={"fields": fields},
         )
+
+    def follow(self, exchange: Exchange, ended: float) -> None:
+        """How the request went, to the timeline and to OpenTelemetry."""
+        state = self.state
+        if exchange.route in PROBES:
+            return
+        times = RequestTimes(
+            exchange.request_id, exchange.method, exchange.route, exchange.status, exchange.reason, state.names[0],
+            exchange.traceparent, exchange.arrival, exchange.first_token, ended, exchange.generation,
+        )  # fmt: skip
+        if state.trace is not None:
+            state.trace.request(exchange.request_id, times.phases(), route=exchange.route, **exchange.details)
+        if state.spans is not None:
+            state.spans.add(times)
 
 
 PROBES = frozenset({"/health", "/health/live", "/health/ready", "/ping", "/metrics", "/version"})

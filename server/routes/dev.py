@@ -17,7 +17,7 @@ from starlette.routing import Route
 from starlette.types import Scope
 
 from engine.errors import NotReadyError
-from server import __version__
+from server import __version__, tracing
 from server.errors import ApiError, from_engine, invalid, not_here, shown
 from server.http.exchange import exchange_of, state_of
 from server.http.watch import client_present
@@ -29,6 +29,7 @@ from server.state import AppState
 HIDDEN = {
     "api_key", "api_key_file", "admin_api_key", "uds", "ssl_keyfile", "ssl_certfile", "model", "tokenizer",
     "download_dir", "hf_token",
+    "trace", "otlp_traces_endpoint",
     "chat_template", "default_chat_template_kwargs", "allowed_local_media_path", "root_path", "served_model_name",
 }  # fmt: skip
 MODES = ("abort", "wait", "keep")
@@ -107,8 +108,33 @@ async def no_sleep(request: Request) -> Response:
     raise not_here(None, "sleeping frees an accelerator's memory; this engine holds its weights in host memory")
 
 
-async def no_profile(request: Request) -> Response:
-    raise not_here(None, "this build has no profiler; run one on the process, as in py-spy record --pid")
+async def start_profile(request: Request) -> Response:
+    """A timeline from now until /stop_profile; kernels=true takes an accelerator's kernels and copies too."""
+    state = state_of(request)
+    kernels = request.query_params.get("kernels", "false")
+    if kernels not in ("true", "false"):
+        raise invalid("kernels", f"kernels: got {shown(kernels)}; must be true or false")
+    if state.trace is not None:
+        raise ApiError(409, "profiling", "a timeline is being taken; end it with /stop_profile, or leave --trace out")
+    try:
+        if kernels == "true" and not await state.engine.start_profile():
+            raise invalid("kernels", "kernels: this engine runs on a CPU; leave it out for the other threads' timeline")
+    except NotReadyError as error:
+        raise from_engine(error) from None
+    tracing.begin(state)
+    return json_response({"status": "profiling"})
+
+
+async def stop_profile(request: Request) -> Response:
+    """The timeline since /start_profile, as a file for ui.perfetto.dev."""
+    state = state_of(request)
+    if state.trace is None or state.config.traces.trace:
+        raise ApiError(409, "not_profiling", "no timeline is being taken; begin one with /start_profile")
+    try:
+        state.trace.spans += await state.engine.stop_profile()
+    except NotReadyError as error:
+        raise from_engine(error) from None
+    return Response(await tracing.end(state), media_type="application/json")
 
 
 async def reset_prefix_cache(request: Request) -> Response:
@@ -179,6 +205,6 @@ ROUTES = [
     line("/reset_mm_cache", reset_mm_cache, "POST"),
     line("/reset_encoder_cache", reset_encoder_cache, "POST"),
     line("/server_info", server_info, "GET"),
-    line("/start_profile", no_profile, "POST"),
-    line("/stop_profile", no_profile, "POST"),
+    line("/start_profile", start_profile, "POST"),
+    line("/stop_profile", stop_profile, "POST"),
 ]

@@ -126,7 +126,7 @@ async def test_s03_settings_show_no_paths_and_no_keys(serve):
 
 
 async def test_what_this_engine_cannot_do_is_501(operator):
-    for path in ("/sleep?level=1", "/wake_up", "/start_profile", "/stop_profile"):
+    for path in ("/sleep?level=1", "/wake_up"):
         assert (await operator.post(path)).status == 501
     assert (await operator.get("/is_sleeping")).json() == {"is_sleeping": False}
 

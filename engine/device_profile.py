@@ -1,0 +1,41 @@
+"""DeviceProfile: an accelerator's kernels and copies between start and stop, as torch's profiler sees them.
+
+Owner: device thread; start and stop run between two steps. Out: Spans for a Trace, on a track for each stream of the
+device. It costs some microseconds per kernel and, at its first start, seconds; so it is asked for apart.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from engine.trace import STREAMS, Span
+
+
+class DeviceProfile:
+    """One run of the profiler."""
+
+    def __init__(self) -> None:
+        from torch.profiler import ProfilerActivity, profile
+
+        self._profile = profile(activities=[ProfilerActivity.CUDA], acc_events=True)
+
+    def start(self) -> None:
+        self._profile.start()
+
+    def stop(self) -> list[Span]:
+        """What has run since."""
+        torch.cuda.synchronize()
+        self._profile.stop()
+        ahead = time.time() - time.perf_counter()  # the profiler's clock is the wall's
+        found: Any = self._profile.profiler
+        events = found.kineto_results.events()
+        return [span_of(event, ahead) for event in events if str(event.device_type()).endswith("CUDA")]
+
+
+def span_of(event: Any, ahead: float) -> Span:
+    """A kernel or a copy on the track of its stream."""
+    begun, ended = event.start_ns() / 1e9 - ahead, event.end_ns() / 1e9 - ahead
+    return Span(STREAMS + event.device_resource_id(), event.name(), begun, ended, {})

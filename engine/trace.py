@@ -1,0 +1,168 @@
+"""Trace: what ran when on loop, pool and device, as a timeline that Perfetto and chrome://tracing open.
+
+Owner: loop; threads of the pool append spans of their own (one append each, no lock). In: each step's numbers as they
+reach the loop, deliveries, work of the pool, requests, and kernels where a DeviceProfile has run. Out: events in
+Chrome's JSON format. While no Trace is there nothing of this runs: the numbers of a step are told anyway, and drawing
+them costs the device thread nothing.
+
+A step is drawn twice: where its parts took the device thread's time, and from its launch until its tokens were on the
+host, on one of two tracks by turns, so that two steps in flight are seen side by side. Lengths are exact; a part's
+place is reckoned from its step's end, so it may be off by what the device thread did between two parts.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine.output import StepOutput
+    from engine.stats import StepStats
+
+LOOP, DEVICE_THREAD, IN_FLIGHT = 1, 2, (3, 4)  # tracks
+POOL, STREAMS = 10, 1000  # the first track of the pool's threads, and of the device's streams
+NAMES = {
+    LOOP: "event loop",
+    DEVICE_THREAD: "device thread",
+    IN_FLIGHT[0]: "steps in flight, even",
+    IN_FLIGHT[1]: "steps in flight, odd",
+}
+MAX_EVENTS = 1_000_000  # some hundred bytes each; what comes later is counted and left out
+PID = 1
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Something that a thread did; seconds of time.perf_counter."""
+
+    track: int
+    name: str
+    begun: float
+    ended: float
+    args: dict[str, Any]
+
+
+class Trace:
+    """Collects from its creation on."""
+
+    def __init__(self) -> None:
+        self.begun = time.perf_counter()
+        self.spans: list[Span] = []
+        self.steps: list[tuple[StepStats, Sequence[int]]] = []  # and the numbers of the choices that it told of
+        self.requests: list[Event] = []
+        self.left_out = 0
+        self._labels: dict[int, str] = {}  # number of a choice on the device thread -> its request
+        self._threads: dict[int, tuple[int, str]] = {}  # of the pool: track and name
+
+    # -- what happens
+
+    def add(self, track: int, name: str, begun: float, ended: float, **args: Any) -> None:
+        """A span of a track."""
+        if len(self.spans) + len(self.requests) + 8 * len(self.steps) >= MAX_EVENTS:
+            self.left_out += 1
+        else:
+            self.spans.append(Span(track, name, begun, ended, args))
+
+    def pooled(self, name: str, begun: float, ended: float) -> None:
+        """Work that the calling thread of the pool has done."""
+        thread = threading.current_thread()
+        track, _ = self._threads.setdefault(thread.ident or 0, (POOL + len(self._threads), thread.name))
+        self.add(track, name, begun, ended)
+
+    def step(self, output: StepOutput) -> None:
+        """A step's news have reached the loop."""
+        if len(self.steps) * 8 + len(self.spans) >= MAX_EVENTS:
+            self.left_out += 1
+        elif output.stats.ended_at:
+            self.steps.append((output.stats, output.ids))
+
+    def label(self, first_id: int, n: int, request_id: str) -> None:
+        """The engine's numbers of a request's choices; told when it is submitted."""
+        for choice in range(n):
+            self._labels[first_id + choice] = request_id if n == 1 else f"{request_id} #{choice}"
+
+    def request(self, request_id: str, phases: Sequence[tuple[str, float, float]], **args: Any) -> None:
+        """A request that has ended: its phases one after the other, on a track of its own."""
+        if not phases:
+            return
+        whole = ("request", phases[0][1], phases[-1][2])
+        for name, begun, ended in (whole, *phases):
+            common = {"cat": "request", "name": name, "id": request_id, "pid": PID, "tid": LOOP}
+            told = {"request_id": request_id, **args} if name == "request" else {}
+            self.requests.append({"ph": "b", "ts": self._us(begun), "args": told, **common})
+            self.requests.append({"ph": "e", "ts": self._us(max(begun, ended)), **common})
+
+    # -- the file
+
+    def document(self) -> dict[str, Any]:
+        """Everything so far, in Chrome's trace format."""
+        names = NAMES | dict(self._threads.values())
+        streams = sorted({span.track for span in self.spans if span.track >= STREAMS})
+        names |= {track: f"stream {track - STREAMS}: kernels and copies" for track in streams}
+        events = [
+            {"ph": "M", "name": "thread_name", "pid": PID, "tid": track, "args": {"name": name}}
+            for track, name in names.items()
+        ]
+        events += [
+            {"ph": "M", "name": "thread_sort_index", "pid": PID, "tid": track, "args": {"sort_index": track}}
+            for track in names
+        ]
+        events.append({"ph": "M", "name": "process_name", "pid": PID, "tid": 0, "args": {"name": "omniloop"}})
+        events += self._step_events()
+        events += [self._event(span) for span in list(self.spans)]
+        events += self.requests
+        return {"displayTimeUnit": "ms", "otherData": {"left_out": self.left_out}, "traceEvents": events}
+
+    def _us(self, at: float) -> float:
+        """Microseconds since the beginning, for what began earlier too."""
+        return round(max(0.0, at - self.begun) * 1e6, 3)
+
+    def _event(self, span: Span) -> Event:
+        length = max(0.0, span.ended - max(span.begun, self.begun))
+        return {
+            "ph": "X", "cat": "span", "name": span.name, "pid": PID, "tid": span.track,
+            "ts": self._us(span.begun), "dur": round(length * 1e6, 3), "args": span.args,
+        }  # fmt: skip
+
+    def _step_events(self) -> list[Event]:
+        events: list[Event] = []
+        free_at = 0.0  # the device thread has been drawn up to here
+        for number, (stats, ids) in enumerate(self.steps):
+            if stats.num_rows:
+                requests = list(dict.fromkeys(self._labels.get(device_id, str(device_id)) for device_id in ids))
+                about: dict[str, Any] = {"step": stats.step_id, "rows": stats.num_rows, "tokens": stats.num_tokens}
+                about |= {"in_python": stats.by_python, "requests": requests}
+                track, on_device = IN_FLIGHT[number % 2], stats.ended_at - stats.device_s
+                flight = Span(track, f"step {stats.step_id}", stats.launched_at, stats.ended_at, about)
+                begun = max(on_device, stats.launched_at)
+                computed = Span(track, "on the device", begun, stats.ended_at, {"step": stats.step_id})
+                events += [self._event(flight), self._event(computed)]
+            for span in parts_of(stats):
+                begun = max(span.begun, free_at)
+                free_at = max(free_at, span.ended)
+                if span.ended > begun:
+                    events.append(self._event(Span(span.track, span.name, begun, span.ended, span.args)))
+            counts = {"running": stats.running, "waiting": stats.waiting}
+            at = self._us(stats.ended_at)
+            events.append({"ph": "C", "name": "requests", "pid": PID, "tid": 0, "ts": at, "args": counts})
+            blocks = {"in use": stats.blocks_used}
+            events.append({"ph": "C", "name": "KV blocks", "pid": PID, "tid": 0, "ts": at, "args": blocks})
+        return events
+
+
+def parts_of(stats: StepStats) -> list[Span]:
+    """A turn of the device thread: it plans and launches the next step, waits for this one and commits it."""
+    waiting = stats.waited_at - stats.wait_s
+    launching = waiting - stats.launch_s
+    places = [
+        ("plan the next step", launching - stats.schedule_s, launching, {}),
+        ("launch it", launching, waiting, {}),
+        ("wait", waiting, stats.waited_at, {"step": stats.step_id}),
+        ("commit", stats.waited_at, stats.waited_at + stats.commit_s, {"step": stats.step_id}),
+    ]
+    return [Span(DEVICE_THREAD, name, begun, ended, args) for name, begun, ended, args in places]

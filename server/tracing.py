@@ -1,0 +1,54 @@
+"""Tracing: starts and ends the timeline of loop, pool and device threads, and makes its file.
+
+Owner: loop; the file is made in the pool. In: --trace FILE, which lasts as long as the server, or /start_profile and
+/stop_profile. Out: JSON that ui.perfetto.dev and chrome://tracing open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import orjson
+
+from engine.trace import Trace
+from server.state import AppState
+
+log = logging.getLogger("omniloop")
+
+
+def begin(state: AppState) -> Trace:
+    """From now on everything is noted."""
+    trace = Trace()
+    state.engine.trace = state.pool.trace = state.trace = trace
+    return trace
+
+
+def stopped(state: AppState) -> Trace:
+    """Nothing more is noted; what was."""
+    trace = state.trace
+    assert trace is not None
+    state.engine.trace = state.pool.trace = state.trace = None
+    return trace
+
+
+async def end(state: AppState) -> bytes:
+    """The file of the trace, which ends here."""
+    trace = stopped(state)
+    return await asyncio.get_running_loop().run_in_executor(state.pool, lambda: orjson.dumps(trace.document()))
+
+
+async def write(state: AppState, path: str) -> None:
+    """Ends the trace of --trace and writes its file; a fault is logged, since the server is going."""
+    trace = stopped(state)
+
+    def work() -> None:
+        try:
+            Path(path).write_bytes(orjson.dumps(trace.document()))
+        except OSError as error:
+            log.error("--trace %s: %s", path, error.strerror)
+        else:
+            log.info("--trace %s: %d steps are written; ui.perfetto.dev opens it", path, len(trace.steps))
+
+    await asyncio.get_running_loop().run_in_executor(state.pool, work)
