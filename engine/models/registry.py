@@ -8,6 +8,7 @@ imported: it is logged and ignored.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -184,11 +185,14 @@ def _served(root: Section, text_only: bool, implementation: str) -> tuple[str, s
     spelled = {name.lower() for name in FAMILIES}
     if implementation == "native" or (implementation == "auto" and any(name.lower() in spelled for name in named)):
         return _architecture(root, text_only), "native"
-    from engine.models.transformers_backend.skeleton import known  # imports transformers, which takes seconds
+    if importlib.util.find_spec("transformers") is not None:
+        from engine.models.transformers_backend.skeleton import known  # imports transformers, which takes seconds
 
-    for name in named:
-        if name in known():
-            return name, "transformers"
+        for name in named:
+            if name in known():
+                return name, "transformers"
+    elif implementation == "transformers":
+        raise ConfigError('--model-impl transformers: needs pip install "omniloop[transformers]"')
     if implementation == "transformers":
         got = ", ".join(named) or "none"
         raise ConfigError(f"--model-impl transformers: {got} is no text decoder of the installed transformers")

@@ -149,6 +149,7 @@ def test_everything_that_is_imported_is_declared(room):
     named = {
         "PIL": "pillow",
         "yaml": "pyyaml",
+        "opentelemetry": "opentelemetry-sdk",
         "multipart": "python-multipart",
         "Cython": "cython",
         "xdist": "pytest-xdist",

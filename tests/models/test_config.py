@@ -271,7 +271,7 @@ REFUSED = [
         {"rope_parameters": {"type": "longrope", "short_factor": [1.0]}},
         "short_factor must be .* positive",
     ),
-    ("llama", {"architectures": ["FalconForCausalLM"]}, "architecture FalconForCausalLM is not supported; .*Qwen3"),
+    ("llama", {"architectures": ["NoSuchForCausalLM"]}, "architecture NoSuchForCausalLM is not supported; .*Qwen3"),
     ("llama", {"architectures": None}, "architecture none \\(model_type 'llama'\\) is not supported"),
     ("llama", {"hidden_size": None}, "LlamaForCausalLM: config.json: hidden_size is missing"),
     ("omni", {"vision_config": 7}, "Qwen2_5OmniThinkerForConditionalGeneration: .*vision_config must be an object"),
