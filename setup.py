@@ -13,6 +13,7 @@ from pathlib import Path
 import Cython
 from Cython.Build import cythonize
 from setuptools import Extension, setup
+from setuptools.command.sdist import sdist
 
 VERSION = Cython.__version__
 if VERSION.startswith("3.3.0") or tuple(map(int, re.findall(r"\d+", VERSION)[:2])) < (3, 1):
@@ -66,13 +67,22 @@ def extensions() -> list[Extension]:
     return found
 
 
+class SourceArchive(sdist):
+    """The source archive holds what the extensions are made of, which the list of packages does not name."""
+
+    def make_distribution(self) -> None:
+        folder = Path("_fast")
+        self.filelist.extend(str(path) for kind in ("pyx", "pxd", "c", "h") for path in folder.rglob(f"*.{kind}"))
+        super().make_distribution()
+
+
+def modules() -> list[Extension]:
+    """What is to be compiled; for a source archive nothing is."""
+    if "sdist" in sys.argv:
+        return []
+    jobs = int(os.environ.get("OMNILOOP_BUILD_JOBS", "0"))
+    return cythonize(extensions(), build_dir="build", compiler_directives=DIRECTIVES, annotate=ANNOTATE, nthreads=jobs)
+
+
 write_layout()
-setup(
-    ext_modules=cythonize(
-        extensions(),
-        build_dir="build",
-        compiler_directives=DIRECTIVES,
-        annotate=ANNOTATE,
-        nthreads=int(os.environ.get("OMNILOOP_BUILD_JOBS", "0")),
-    )
-)
+setup(cmdclass={"sdist": SourceArchive}, ext_modules=modules())
