@@ -36,6 +36,7 @@ from engine.model_config import ModelConfig
 from engine.models.base import Model
 from engine.models.registry import build_model, load_model_config
 from engine.request import Request, SamplingParams
+from engine.start_summary import summary
 from engine.step.cpu_executor import CpuExecutor
 from engine.step.executor import Executor, Sizes
 from engine.trace import Span
@@ -62,7 +63,7 @@ class Runtime:
     ) -> None:
         model_config = model.config
         self.config, self.model_config, self.model, self.executor = config, model_config, model, executor
-        self.sizes = sizes
+        self.sizes, self.layout = sizes, layout
         self.limits = Limits(
             max_model_len=sizes.max_model_len,
             num_blocks=blocks - 1,
@@ -181,6 +182,8 @@ def load_runtime(config: EngineConfig, startup: dict[str, float]) -> Runtime:
     room = enough_for("warmup", accelerator.memory) if accelerator is not None else nullcontext()
     with phase("warmup"), room:
         warm_up(runtime)
+    for line in summary(config, model, runtime.sizes, runtime.layout, runtime.limits.num_blocks):
+        log.info("start: %s", line)
     log.debug("start-up: %s", ", ".join(f"{name} {seconds:.3f} s" for name, seconds in startup.items()))
     return runtime
 

@@ -8,8 +8,6 @@ Owner: loop. In: ASGI scopes of HTTP requests. Out: answers. What loads and drai
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -73,28 +71,3 @@ def routes_of(config: Config) -> list[Route]:
 
 async def unknown_path(scope: Scope, receive: Receive, send: Send) -> None:
     raise not_found("there is no such path")
-
-
-def describe(config: Config) -> Iterator[str]:
-    """`python -m server info`: versions, device, model."""
-    import platform
-
-    import torch
-
-    from engine.models.registry import family_of, load_model_config
-    from server import __version__
-    from server.load import check_folder, hub_of, located
-
-    yield f"omniloop {__version__}, Python {platform.python_version()}, torch {torch.__version__}"
-    if torch.cuda.is_available():
-        for at in range(torch.cuda.device_count()):
-            yield f"device {at}: {torch.cuda.get_device_name(at)}"
-    else:
-        yield "device: cpu"
-    folder = located(config, config.folder, hub_of(config), weights=False)
-    check_folder(folder)
-    model = load_model_config(folder, config.model.hf_overrides, config.without_media, config.model.model_impl)
-    text = model.text
-    named = f"{model.architecture} ({family_of(model.architecture, model.implementation).name})"
-    yield f"model: {named}, {len(text.layers)} layers of {text.hidden_size}, vocabulary {text.vocab_size}"
-    yield f"takes {', '.join(model.modalities)}; context of {model.max_position} tokens; named {config.model_names[0]}"

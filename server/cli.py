@@ -24,7 +24,7 @@ COMMANDS = {
     "serve": "start the server (the default)",
     "check": "say whether the model can be served here, and what it takes; reads headers only",
     "bench": "measure a server or the engine; python -m server bench --help lists what",
-    "info": "print versions, devices and the model, and exit",
+    "info": "print libraries, processor, driver, cards, flags and the model, and exit",
 }
 
 
@@ -131,9 +131,9 @@ def serve(config: Config) -> int:
 
 
 def info(config: Config) -> int:
-    from server.app import describe
+    from server.info import lines
 
-    for line in describe(config):
+    for line in lines(config):
         say(line)
     return 0
 

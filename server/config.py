@@ -63,6 +63,7 @@ class ServerConfig:
     log_level: Literal["debug", "info", "warning", "error"] = flag("info", "debug also shows the start-up times")
     log_format: Literal["text", "json"] = flag("text", "log lines as text or as JSON")
     disable_access_log: bool = flag(False, "no line per request")
+    disable_log_stats: bool = flag(False, "no line every ten seconds of work: requests, tokens per second, step, cache")
     enable_log_requests: bool = flag(False, "log parameters and the beginning of prompts: clients' own words")
     enable_log_outputs: bool = flag(False, "log the beginning of answers too")
     max_log_len: int = flag(256, "characters of a prompt or an answer in the log", low=0)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Coroutine
 from concurrent.futures import wait
 from typing import Any
@@ -21,6 +22,7 @@ from engine.errors import ConfigError
 from server import load, logs, tracing
 from server.otel import Spans
 from server.state import AppState
+from server.status import StatusLine
 
 log = logging.getLogger("omniloop")
 
@@ -36,6 +38,7 @@ class Lifespan:
         self.state = state
         self.stopping = asyncio.Event()
         self.hurry = asyncio.Event()
+        self.status: StatusLine | None = None
 
     def stop(self) -> None:
         """The host wants the end; the second call does not wait for running requests."""
@@ -45,6 +48,7 @@ class Lifespan:
 
     async def start(self) -> None:
         """Loads everything; the phase is ready afterwards, unless `stop` ended the loading. Raises ConfigError."""
+        begun = time.perf_counter()
         state, config = self.state, self.state.config
         self.greet()
         if config.traces.otlp_traces_endpoint:
@@ -58,7 +62,10 @@ class Lifespan:
         if config.traces.trace:
             tracing.begin(state)
         state.phase = "ready"
-        logs.log_startup({**state.startup, **state.engine.startup})
+        logs.log_startup({**state.startup, **state.engine.startup}, time.perf_counter() - begun)
+        if not config.server.disable_log_stats:
+            self.status = StatusLine(state)
+            self.status.start()
 
     async def unless_stopped(self, work: Coroutine[Any, Any, None], timeout: float | None) -> bool:
         """Whether a part of the start has come to its end; False: `stop` came first."""
@@ -116,6 +123,8 @@ class Lifespan:
     async def close(self) -> None:
         """Download, media, engine, threads; each with a timeout."""
         state = self.state
+        if self.status is not None:
+            self.status.stop()
         if state.config.traces.trace and state.trace is not None:
             await tracing.write(state, state.config.traces.trace)
         if state.spans is not None:

@@ -106,7 +106,10 @@ def log_text(request_id: str, text: str, num_tokens: int, finish_reason: str | N
     words.info("%s gets: %s | %d tokens, %s", request_id, text, num_tokens, finish_reason)
 
 
-def log_startup(seconds: Mapping[str, float]) -> None:
-    """How long each phase of the start took, at debug level."""
+def log_startup(seconds: Mapping[str, float], total: float) -> None:
+    """How long the start took, with its longest phases; each phase at debug level. Phases run side by side."""
+    log = logging.getLogger("omniloop")
     for name, duration in seconds.items():
-        logging.getLogger("omniloop").debug("start: %-24s %.3f s", name, duration)
+        log.debug("start: %-24s %.3f s", name, duration)
+    longest = sorted(((duration, name) for name, duration in seconds.items() if name != "engine"), reverse=True)[:4]
+    log.info("start: ready after %.2f s; %s", total, ", ".join(f"{name} {spent:.2f} s" for spent, name in longest))

@@ -83,7 +83,7 @@ FLOORS = (
     ("layers",),
     ("batch", "encoders"),
     ("models",),
-    ("pace", "step"),
+    ("pace", "step", "start_summary"),
     ("admission", "steady", "runtime", "settle"),
     ("estimate",),
     ("loop",),

@@ -1,0 +1,80 @@
+"""What a start has chosen and why, in four lines for the log: model, steps, KV cache, graphs.
+
+Owner: device thread, once, when everything is loaded. In: the operator's settings and what followed from them. Out:
+texts; a choice is followed by the flag that made it, or by the rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from _fast import cpu
+from engine.cache.layout import CacheLayout
+from engine.config import EngineConfig
+from engine.kernels.target import target
+from engine.memory import gib
+from engine.models.base import Model
+from engine.step.executor import Sizes
+from engine.step.graphs import decode_sizes, mixed_sizes
+from engine.weights.load import weight_bytes
+
+
+def summary(config: EngineConfig, model: Model, sizes: Sizes, layout: CacheLayout, num_blocks: int) -> Iterator[str]:
+    """`num_blocks`: of the KV cache, without the dummy one."""
+    on_cpu = str(model.device) == "cpu"
+    yield of_model(config, model, on_cpu)
+    rule = "the default on a CPU" if on_cpu else "the default on accelerators"
+    rows = why("--max-num-seqs", config.max_num_seqs, rule)
+    tokens = why("--max-num-batched-tokens", config.max_num_batched_tokens, rule)
+    yield f"steps: up to {sizes.max_rows} rows ({rows}) and {sizes.max_tokens:,} tokens ({tokens})"
+    yield of_cache(config, model, sizes, layout, num_blocks)
+    yield of_graphs(config, sizes, on_cpu)
+
+
+def why(flag: str, value: object, otherwise: str) -> str:
+    """What made a choice: the flag, where it was given."""
+    return flag if value else otherwise
+
+
+def of_model(config: EngineConfig, model: Model, on_cpu: bool) -> str:
+    """Architecture, dtype and place."""
+    saved, dtype = (str(one).removeprefix("torch.") for one in (model.config.torch_dtype, model.dtype))
+    rule = "what a CPU computes in" if on_cpu else "what accelerators compute in"
+    asked = "" if config.dtype == "auto" else "--dtype"
+    chosen = why(asked, asked, "as saved" if saved == dtype else f"{rule}; saved as {saved}")
+    if on_cpu:
+        threads = why("--num-threads", config.num_threads, "all cores")
+        place = f"on the CPU ({cpu.isa()}) with {cpu.num_threads()} threads ({threads})"
+    else:
+        place = f"on {model.device} ({target().arch}), weights of {gib(weight_bytes(model))}"
+    return f"model: {model.config.architecture} in {dtype} ({chosen}) {place}"
+
+
+def of_cache(config: EngineConfig, model: Model, sizes: Sizes, layout: CacheLayout, num_blocks: int) -> str:
+    """Blocks, bytes, and how many of the longest contexts they hold."""
+    if config.num_gpu_blocks_override:
+        chosen = "--num-gpu-blocks-override"
+    else:
+        chosen = why("--kv-cache-memory-bytes", config.kv_cache_memory_bytes, "from free memory and what rows can need")
+    longest = sizes.max_model_len
+    limit = "the KV cache's memory" if longest < (config.max_model_len or model.config.max_position) else ""
+    context = limit or why("--max-model-len", config.max_model_len, "the checkpoint's")
+    contexts = num_blocks / layout.blocks_for(longest, sizes.max_chunk)
+    prefixes = "on" if config.enable_prefix_caching else "off"
+    return (
+        f"KV cache: {num_blocks:,} blocks of {config.block_size} tokens, {gib(num_blocks * layout.block_bytes)} "
+        f"({chosen}), {contexts:.1f} contexts of {longest:,} tokens ({context}); prefix caching {prefixes}"
+    )
+
+
+def of_graphs(config: EngineConfig, sizes: Sizes, on_cpu: bool) -> str:
+    """Which steps are replayed."""
+    if on_cpu:
+        return "graphs: none; a CPU's steps are calls of C kernels"
+    if config.enforce_eager:
+        return "graphs: none (--enforce-eager); steps are launched kernel by kernel"
+    decode = decode_sizes(sizes.max_rows, config.cudagraph_capture_sizes)
+    mixed = mixed_sizes(sizes.max_tokens)
+    chosen = why("--cudagraph-capture-sizes", config.cudagraph_capture_sizes, "1, 2, 4 and eights")
+    prompts = f"{len(mixed)} with prompts to {mixed[-1]:,} tokens"
+    return f"graphs: {len(decode)} of decode steps to {decode[-1]} rows ({chosen}), {prompts}"
