@@ -24,6 +24,7 @@ class EngineConfig:
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     load_format: Literal["auto", "safetensors", "dummy"] = "auto"
     model_impl: Literal["auto", "native", "transformers"] = "auto"  # auto: transformers where we have no file
+    quantization: str = ""  # "": as the checkpoint is; fp8: made of a checkpoint's floats
     hf_overrides: Mapping[str, Any] = field(default_factory=dict)  # values over those of config.json
     without_media: tuple[str, ...] = ()  # what no prompt will hold: towers for nothing else are not built
     seed: int = 0  # of dummy weights and of requests without a seed

@@ -22,6 +22,8 @@ from engine.memory import DeviceMemory, device_memory
 from engine.model_config import ModelConfig
 from engine.models.base import Model
 from engine.models.registry import build_model, load_model_config
+from engine.quant.assign import summary
+from engine.quant.online import requested
 from engine.runtime import sizes_of
 from engine.step.executor import Sizes
 from engine.weights.files import Shard
@@ -35,6 +37,7 @@ class Estimate:
     config: ModelConfig
     device: str  # as torch names it
     dtype: torch.dtype  # of activations and cache
+    quantised: str | None  # what is, in a line
     num_tensors: int  # that are read
     weight_bytes: int  # on the device
     kv_bytes: int  # of a thousand tokens, where no window forgets any
@@ -49,12 +52,13 @@ def estimate(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
     """Raises ConfigError where the start would; `shards`: None with random weights."""
     device = choose_device(config.device)
     model_config = load_model_config(config.model, config.hf_overrides, config.without_media, config.model_impl)
+    model_config = requested(model_config, config.quantization)
     dtype = resolve_dtype(model_config, config.dtype, device)
     sizes = sizes_of(config, model_config, device)
     model_config = replace(model_config, max_model_len=sizes.max_model_len)
     model = build_model(model_config, dtype, "cpu", shards)
     names = {} if shards is None else match(model, shards, config.model)
-    kept = shards and device == "cpu" and model_config.implementation == "native"
+    kept = shards and device == "cpu" and model_config.implementation == "native" and config.quantization != "fp8"
     weights = _host_bytes(shards, names, dtype) if shards and kept else weight_bytes(model)
     memory = None if device == "cpu" else device_memory(device)
     layout = CacheLayout(model.cache_specs(), config.block_size)
@@ -69,6 +73,7 @@ def estimate(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
         config=model_config,
         device=device,
         dtype=dtype,
+        quantised=summary(model),
         num_tensors=len(names),
         weight_bytes=weights,
         kv_bytes=len(layout.groups) * layout.block_bytes * 1000 // config.block_size,

@@ -35,6 +35,8 @@ from engine.memory import enough_for
 from engine.model_config import ModelConfig
 from engine.models.base import Model
 from engine.models.registry import build_model, load_model_config
+from engine.quant.assign import summary
+from engine.quant.online import requested
 from engine.request import Request, SamplingParams
 from engine.start_summary import summary
 from engine.step.cpu_executor import CpuExecutor
@@ -163,6 +165,7 @@ def load_runtime(config: EngineConfig, startup: dict[str, float]) -> Runtime:
     cpu.set_num_threads(config.num_threads or usable_cores())
     with phase("config"):
         model_config = load_model_config(config.model, config.hf_overrides, config.without_media, config.model_impl)
+        model_config = requested(model_config, config.quantization)
         dtype = resolve_dtype(model_config, config.dtype, device)
         sizes = sizes_of(config, model_config, device)
         model_config = replace(model_config, max_model_len=sizes.max_model_len)
@@ -174,6 +177,8 @@ def load_runtime(config: EngineConfig, startup: dict[str, float]) -> Runtime:
         quantised = model_config.raw.get("quantization_config") is not None and config.load_format != "dummy"
         shards = open_checkpoint(config.model) if quantised else None
         model = build_model(model_config, dtype, device, shards)
+        if line := summary(model):
+            log.info("%s", line)
         read_weights(config, model, accelerator)
     if accelerator is None:
         runtime = _on_host(config, model, sizes, phase)

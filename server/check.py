@@ -61,6 +61,8 @@ def of_weights(found: Estimate, shards: list[Shard] | None) -> Iterator[str]:
             sizes[tensor.dtype] += tensor.num_bytes
     dtypes = ", ".join(f"{gib(size)} {dtype}" for dtype, size in sizes.most_common())
     files = "1 file" if len(shards) == 1 else f"{len(shards)} files"
+    if found.quantised is not None:
+        yield found.quantised
     yield f"weights: {dtypes} in {files}, {found.num_tensors:,} tensors are read; {kept}"
 
 

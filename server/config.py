@@ -147,6 +147,9 @@ class ModelFlags:
     device: Literal["auto", "cpu", "cuda"] = flag("auto", "where it runs (cuda: also ROCm)")
     dtype: Literal["auto", "float32", "bfloat16"] = flag("auto", "of weights and activations")
     load_format: Literal["auto", "safetensors", "dummy"] = flag("auto", "dummy: random weights")
+    quantization: str = flag(
+        "", "fp8: made of a checkpoint's floats; or the checkpoint's own method, as it is read anyway"
+    )
     seed: int = flag(0, "of dummy weights")
     max_model_len: int = flag(0, "context in tokens, 32k accepted; 0: the checkpoint's", tokens=True, low=0)
     model_impl: Literal["auto", "native", "transformers"] = flag("auto", "transformers: its modules; auto: if not ours")
@@ -324,6 +327,7 @@ class Config:
             device=model.device,
             dtype=model.dtype,
             load_format=model.load_format,
+            quantization=model.quantization,
             model_impl=model.model_impl,
             hf_overrides=model.hf_overrides,
             without_media=self.without_media,

@@ -59,7 +59,7 @@ def support_table() -> str:
     """The block between README's marks."""
     works, refused = routes()
     dtypes = ", ".join(str(dtype).removeprefix("torch.") for dtype in FLOATS)
-    quantised = ", ".join(DIALECTS)
+    quantised = ", ".join(name for name in DIALECTS if " " not in name)
     kinds = [
         "| | works | refused, with the reason |",
         "|---|---|---|",

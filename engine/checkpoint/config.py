@@ -19,6 +19,7 @@ from engine.errors import ConfigError
 from engine.model_config import ModelConfig
 from engine.quant.dialects import DIALECTS
 
+READ = tuple(name for name in DIALECTS if " " not in name)  # methods that checkpoints name
 log = logging.getLogger(__name__)
 
 GENERATION_KEYS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "max_new_tokens", "do_sample")
@@ -56,7 +57,7 @@ def refuse_quantized(root: Section) -> None:
         method = settings.values.get("quant_method", "unknown")
         if method not in DIALECTS:
             raise ConfigError(
-                f"config.json: the weights are quantized ({method}); this version reads {', '.join(DIALECTS)} and "
+                f"config.json: the weights are quantized ({method}); this version reads {', '.join(READ)} and "
                 "unquantized checkpoints: use one of those"
             )
         DIALECTS[method](settings)

@@ -7,7 +7,7 @@ says, and decides alone where weights are random.
 
 from __future__ import annotations
 
-import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,7 @@ from engine.checkpoint.section import Section
 from engine.errors import ConfigError
 from engine.quant.base import Dialect, Headers, Quantised, Stored, named
 from engine.quant.dialects import DIALECTS
+from engine.quant.online import ONLINE
 from engine.weights.files import Shard
 from engine.weights.names import compact
 from engine.weights.table import Table, parts_of
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from engine.models.base import Model
 
 CODES = {"weight_packed", "qweight", "weight_scale", "weight_scale_inv", "scales", "qscale_weight"}
-log = logging.getLogger("omniloop.engine")
 
 
 def assign(model: Model, table: Table, config: ModelConfig, shards: Sequence[Shard] | None) -> None:
@@ -34,8 +34,8 @@ def assign(model: Model, table: Table, config: ModelConfig, shards: Sequence[Sha
         return
     dialect = DIALECTS[settings["quant_method"]](Section(settings, "config.json: quantization_config"))
     found = None if shards is None else modules_of(table, shards)
-    quantised = kept = 0
     part: Any  # with a scheme: a layer of engine/layers/linear.py
+    any_quantised = False
     for _, names, part in parts_of(table, model):
         if not hasattr(part, "scheme"):
             _refuse_codes(names, found)
@@ -45,9 +45,30 @@ def assign(model: Model, table: Table, config: ModelConfig, shards: Sequence[Sha
         pieces = tuple(_stored(dialect, name, part.in_features, found) for name in names)
         if any(piece is not None for piece in pieces):
             part.scheme = Quantised(pieces, tuple(names))
-        quantised += sum(piece is not None for piece in pieces)
-        kept += sum(piece is None for piece in pieces)
-    log.info("quantised (%s): %d modules; %d are kept in floats", settings["quant_method"], quantised, kept)
+            any_quantised = True
+    if settings["quant_method"] == ONLINE and not any_quantised:
+        raise ConfigError(
+            f"--quantization fp8: {config.architecture} has no layers that are quantised while they are read; leave "
+            "the flag out"
+        )
+
+
+def summary(model: Model) -> str | None:
+    """One line for the operator: what is quantised, what is kept, what the products compute in."""
+    settings = model.config.raw.get("quantization_config")
+    if settings is None:
+        return None
+    counts: Counter[str] = Counter()
+    for _, names, part in parts_of(model.weight_table(), model):
+        scheme = getattr(part, "scheme", None)
+        if isinstance(scheme, Quantised):
+            counts.update("quantised" if piece is not None else "kept" for piece in scheme.pieces)
+        elif scheme is not None:
+            counts["kept"] += len(names)
+    return (
+        f"quantised weights ({settings['quant_method']}): {counts['quantised']} matrices are codes in memory, "
+        f"{counts['kept']} are floats; products widen codes to what they multiply, int8 inputs meet int8 codes"
+    )
 
 
 def _stored(dialect: Dialect, name: str, columns: int, found: Mapping[str, Headers] | None) -> Stored | None:

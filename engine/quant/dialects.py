@@ -13,6 +13,7 @@ from engine.quant.compressed import Compressed
 from engine.quant.fp8 import Fp8
 from engine.quant.gptq import AutoRound, Gptq
 from engine.quant.modelopt import ModelOpt
+from engine.quant.online import ONLINE, Online
 
 if TYPE_CHECKING:
     from engine.checkpoint.section import Section
@@ -25,4 +26,5 @@ DIALECTS: dict[str, Callable[[Section], Dialect]] = {
     "fp8": Fp8,
     "gptq": Gptq,
     "modelopt": ModelOpt,
+    ONLINE: Online,
 }

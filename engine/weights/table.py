@@ -28,10 +28,11 @@ class Wanted(NamedTuple):
 
     shape: Shape
     dtypes: tuple[torch.dtype, ...] = FLOATS  # that it may have
+    kept: torch.dtype | None = None  # in memory, where whoever reads it decides
 
     def num_bytes(self, activations: torch.dtype) -> int:
         """In memory: floats of any width take the activations' dtype, others keep theirs."""
-        kept = activations if self.dtypes == FLOATS else self.dtypes[0]
+        kept = self.kept or (activations if self.dtypes == FLOATS else self.dtypes[0])
         return torch.Size(self.shape).numel() * kept.itemsize
 
     def saved_as(self, dtype: torch.dtype) -> torch.dtype:

@@ -4,7 +4,7 @@ Random weights of a real shape (--load-format dummy), greedy, random prompts, pr
 Each shape runs in a process of its own, once with an empty kernel cache and once more with a full one for the times to
 ready. Prints what was seen beside aim, floor and peer; writes gpu_offline.json into --out.
 Run: python -m tests.bench.gpu_offline [--shape 8b,0.6b] [--out DIR]
-         [--only decode,host,ttft,prefill,offline,prefix,profile] [--deterministic]
+         [--only decode,host,ttft,prefill,offline,prefix,profile] [--deterministic] [--weights w4]
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import numpy as np
 from engine import Engine, EngineConfig
 from tests.bench import targets
 from tests.bench.crowd import Crowd, Decode, Steps, decode
-from tests.bench.shapes import SHAPES, write_folder
+from tests.bench.shapes import FORMS, SHAPES, write_folder
 
 REPEATS = 3
 FILE = "gpu_offline.json"
@@ -254,15 +254,15 @@ def print_kernels(title: str, found: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def model_folder(shape: str) -> Iterator[Path]:
+def model_folder(shape: str, weights: str = "") -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as name:
-        yield write_folder(Path(name) / f"dummy-{shape}", SHAPES[shape])
+        yield write_folder(Path(name) / f"dummy-{shape}", SHAPES[shape], weights)
 
 
 async def run_shape(args: argparse.Namespace, only: list[str]) -> int:
     """All cases of one shape in this process; how many failed."""
     shape, out = args.shape, args.out
-    with model_folder(shape) as folder:
+    with model_folder(shape, args.weights) as folder:
         bench = Bench(shape, args.device, folder, args.deterministic)
         if "prefix" in only:
             bench.settings["kv_cache_memory_bytes"] = bench.sizes.half
@@ -283,6 +283,7 @@ def child(shape: str, args: argparse.Namespace, only: list[str], out: Path, cach
     command = [sys.executable, "-m", "tests.bench.gpu_offline", "--inside", "--shape", shape, "--device", args.device]
     environment = {**os.environ, "TRITON_CACHE_DIR": str(cache)}
     command += ["--only", ",".join(only), "--out", str(out), *["--deterministic"] * args.deterministic]
+    command += ["--weights", args.weights]
     try:
         return subprocess.run(command, env=environment, check=False, timeout=SHAPE_S).returncode
     except subprocess.TimeoutExpired:
@@ -311,7 +312,7 @@ def report(shape: str, args: argparse.Namespace, cache: Path) -> int:
                 seen = {"ready, kernels cached": ready, **seen, **again["seen"]}
                 units |= again["units"]
                 kept["more"] |= {f"{name}, kernels cached": found for name, found in again["more"].items()}
-    named = f"{shape}, deterministic" if args.deterministic else shape
+    named = ", ".join(filter(None, (shape, args.weights, "deterministic" * args.deterministic)))
     targets.show(f"{named}, offline, {device_name(args.device)}", seen, targets.OFFLINE.get(shape, {}), units)
     for name, phases in kept["more"].items():
         if name.startswith("startup"):
@@ -333,6 +334,7 @@ def main() -> int:
     parser.add_argument("--only", default="decode,host,ttft,prefill,offline,profile,prefix")
     parser.add_argument("--quick", action="store_true", help="no second start for the time with kernels cached")
     parser.add_argument("--deterministic", action="store_true", help="engines that give a row the same bits anywhere")
+    parser.add_argument("--weights", default="", choices=("", *FORMS), help="quantised random weights")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -35,7 +35,7 @@ import numpy as np
 from tests.bench import loads, targets
 from tests.bench.loads import Case
 from tests.bench.served import Server, check
-from tests.bench.shapes import SHAPES
+from tests.bench.shapes import FORMS, SHAPES
 from tests.bench.streams import Job
 
 STREAMS_PER_PROCESS, PICTURES_PER_PROCESS = 32, 4  # a client draws and packs its pictures itself
@@ -257,7 +257,7 @@ def run_server(shape: str, args: argparse.Namespace, asked: list[Case], cached: 
     runs: Runs = {}
     failed = []
     with tempfile.TemporaryDirectory() as name:
-        server = Server(shape, args.device, Path(name), flags, beat_s)
+        server = Server(shape, args.device, Path(name), flags, beat_s, args.weights)
         try:
             print(f"{shape}: ready in {server.ready_s:.1f} s", flush=True)
             check(server.port)
@@ -354,6 +354,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     runs = "of all cases in turn, their median beside the least and the most; 1 (default) where time is short, else 3"
     parser.add_argument("--runs", type=int, default=1, help=runs)
     parser.add_argument("--sharegpt", type=Path, help="a file in ShareGPT's form, for lengths of real conversations")
+    parser.add_argument("--weights", default="", choices=("", *FORMS), help="quantised random weights")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args(argv)
     status = 0

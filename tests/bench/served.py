@@ -27,8 +27,10 @@ COUNTED = ("prefix_cache_hits", "prefix_cache_queries", "steps", "steps_in_pytho
 class Server:
     """One server, and what its process has used. `beats`, `written` of watched.py are there once it has stopped."""
 
-    def __init__(self, shape: str, device: str, folder: Path, flags: Sequence[str], beat_s: float) -> None:
-        model = write_folder(folder / f"dummy-{shape}", SHAPES[shape])
+    def __init__(
+        self, shape: str, device: str, folder: Path, flags: Sequence[str], beat_s: float, weights: str = ""
+    ) -> None:
+        model = write_folder(folder / f"dummy-{shape}", SHAPES[shape], weights)
         begun = time.perf_counter()
         self._noted = folder / "noted.npz"
         command = [sys.executable, "-m", "tests.bench.watched", str(self._noted), str(beat_s)]

@@ -235,8 +235,29 @@ TEMPLATE = """\
 assistant: """
 
 
-def write_folder(folder: Path, config: dict) -> Path:
-    """Writes config.json, tokenizer.json, a chat template and, for a model that sees, its processor; the folder."""
+def _compressed(form: str, inputs: dict | None, **weights: object) -> dict:
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
+    named = {"quant_method": "compressed-tensors", "format": form}
+    return {**named, "config_groups": {"group_0": group}, "ignore": ["lm_head"]}
+
+
+# --weights of the benchmarks -> quantization_config of random weights.
+FORMS = {
+    "fp8": _compressed("float-quantized", None, num_bits=8, type="float", strategy="channel"),
+    "fp8-blocks": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+    "w4": _compressed("pack-quantized", None, num_bits=4, type="int", strategy="group", group_size=128),
+    "nvfp4": {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+    "int8": _compressed("int-quantized", {"type": "int", "num_bits": 8}, num_bits=8, type="int", strategy="channel"),
+}
+
+
+def write_folder(folder: Path, config: dict, weights: str = "") -> Path:
+    """Writes config.json, tokenizer.json, a chat template and, for a model that sees, its processor; the folder.
+
+    `weights`: a name in FORMS; "": floats.
+    """
+    if weights:
+        config = {**config, "quantization_config": FORMS[weights]}
     folder.mkdir(parents=True, exist_ok=True)
     special = config.get("special", {})
     vocab = config.get("text_config", config)["vocab_size"]

@@ -1,0 +1,83 @@
+"""--quantization: FP8 made of a checkpoint's floats while they are read, and names of methods that checkpoints have.
+
+Owner: the thread that builds the model. In: the operator's word, the configuration. Out: the configuration that the
+model is built from. Online, each row of a decoder layer's matrix gets a scale of its own, its largest magnitude / 448;
+embeddings, the head, norms, routers, experts and towers stay. A part is quantised when its pieces are complete, so no
+second copy of the model is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from engine.checkpoint.section import Section
+from engine.errors import ConfigError
+from engine.kernels.gemm.codes import Codes, Kind
+from engine.quant.base import Headers
+from engine.weights.table import FLOATS, Wanted
+
+if TYPE_CHECKING:
+    from engine.model_config import ModelConfig
+
+ONLINE = "fp8 online"  # in the place of quant_method; no checkpoint says so
+LARGEST = 448.0  # of e4m3
+# Other servers' names of kernels for a method, and spellings.
+ALIASES = {
+    "gptq_marlin": "gptq",
+    "awq_marlin": "awq",
+    "auto_round": "auto-round",
+    "inc": "auto-round",
+    "compressed_tensors": "compressed-tensors",
+    "modelopt_fp8": "modelopt",
+    "modelopt_fp4": "modelopt",
+    "modelopt_mixed": "modelopt",
+}
+
+
+def requested(config: ModelConfig, word: str) -> ModelConfig:
+    """The configuration with what `--quantization` asks for; "": as the checkpoint is."""
+    if not word:
+        return config
+    own = (config.raw.get("quantization_config") or {}).get("quant_method")
+    if own is not None and ALIASES.get(word, word) == own:
+        return config
+    if own is not None:
+        raise ConfigError(f"--quantization {word}: the checkpoint is quantised by {own}; leave the flag out")
+    if word != "fp8":
+        raise ConfigError(
+            f"--quantization {word}: this checkpoint is not quantised, and fp8 is what is made of floats; ask for fp8, "
+            f"or serve a checkpoint that is quantised by {ALIASES.get(word, word)}"
+        )
+    return replace(config, raw={**config.raw, "quantization_config": {"quant_method": ONLINE}})
+
+
+@dataclass(frozen=True, slots=True)
+class Floats:
+    """A matrix of floats that becomes codes."""
+
+    def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
+        return {"weight": Wanted((rows, columns), FLOATS, kept=torch.float8_e4m3fn)}
+
+    def read(self, tensors: Mapping[str, Tensor]) -> Codes:
+        """Rows of zeros have scale 1."""
+        wide = tensors["weight"].float()
+        most = wide.abs().amax(1, keepdim=True)
+        scale = torch.where(most > 0, most / LARGEST, 1.0)
+        values = (wide / scale).clamp_(-LARGEST, LARGEST).to(torch.float8_e4m3fn)  # beyond, the cast gives NaN
+        return Codes(Kind.E4M3, values.view(torch.uint8), scale, wide.shape[1])
+
+
+class Online:
+    """The dialect."""
+
+    def __init__(self, settings: Section) -> None:
+        """Nothing is set."""
+
+    def stored(self, module: str, columns: int, headers: Headers | None) -> Floats | None:
+        in_layer = module.startswith("layers.") and not module.endswith(("gate", "router"))
+        return Floats() if in_layer else None

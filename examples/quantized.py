@@ -1,0 +1,50 @@
+"""What quantised weights save: a model as it is, and with FP8 made of its floats while they are read.
+
+python examples/quantized.py [FOLDER] [--device cpu]    the embedded model where no folder is named
+
+A checkpoint that is quantised already (compressed-tensors, FP8, GPTQ, AWQ, AutoRound, ModelOpt) needs no flag:
+
+python -m server --model ORG/NAME-W4A16
+python -m server check --model ORG/NAME-W4A16
+"""
+
+import argparse
+import asyncio
+from pathlib import Path
+
+import numpy as np
+
+from engine import Engine, EngineConfig, Request, SamplingParams
+
+EMBEDDED = Path(__file__).parents[1] / "server" / "embedded"
+PROMPT = np.arange(300, 316, dtype=np.int32)
+
+
+async def tokens_of(folder: str, device: str, quantization: str) -> list[int]:
+    """Sixteen greedy tokens."""
+    engine = Engine(EngineConfig(folder, device=device, quantization=quantization, max_num_seqs=4))
+    await engine.start()
+    try:
+        sampling = SamplingParams(max_tokens=16, temperature=0.0, ignore_eos=True)
+        async with engine.submit(Request(PROMPT, sampling)) as stream:
+            return [token async for delta in stream for token in delta.token_ids]
+    finally:
+        await engine.stop(5)
+
+
+def main() -> None:
+    """Prints the bytes of the matrices and the tokens of both."""
+    from engine.estimate import estimate
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", default=str(EMBEDDED))
+    parser.add_argument("--device", default="auto")
+    args = parser.parse_args()
+    for quantization in ("", "fp8"):
+        found = estimate(EngineConfig(args.folder, device=args.device, quantization=quantization), None)
+        print(f"{quantization or 'floats'}: {found.weight_bytes / 2**20:.1f} MiB", end=" ")
+        print(asyncio.run(tokens_of(args.folder, args.device, quantization)))
+
+
+if __name__ == "__main__":
+    main()

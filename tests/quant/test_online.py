@@ -1,0 +1,93 @@
+"""--quantization: fp8 made of floats while they are read, and names that checkpoints have."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+import torch
+
+from engine.config import EngineConfig
+from engine.errors import ConfigError
+from engine.estimate import estimate
+from engine.kernels.gemm.codes import Kind
+from engine.kernels.gemm.group_panels import GroupPanels
+from engine.models.registry import build_model, load_model_config
+from engine.quant.online import requested
+from engine.weights.files import open_checkpoint
+from engine.weights.load import load_weights, weight_bytes
+from server.check import lines
+from server.config import Config, ModelFlags
+from tests import tiny
+from tests.engine_kit import answer, running
+from tests.invariance.test_text import PROMPTS, request
+from tests.models.harness import load
+from tests.quant.written import VARIANTS, write
+
+EXAMPLE = Path(__file__).parents[2] / "examples/quantized.py"
+
+
+@pytest.mark.parametrize("load_format", ["auto", "dummy"])
+def test_rows_become_codes_with_a_scale_each(load_format):
+    folder = tiny.checkpoint("qwen3")
+    config = requested(load_model_config(folder), "fp8")
+    model = build_model(config, torch.float32, shards=open_checkpoint(folder) if load_format == "auto" else None)
+    load_weights(model, str(folder), load_format)
+    floats = load(folder, load_format=load_format)
+    for layer, plain in zip(model.layers, floats.layers):
+        for found, wanted in ((layer.attention.qkv, plain.attention.qkv), (layer.mlp.gate_up, plain.mlp.gate_up)):
+            assert isinstance(found.weight, GroupPanels)
+            assert found.weight.kind is Kind.E4M3
+            got, want = found.weight.dense(), wanted.weight.dense().float()
+            most = want.abs().amax(1, keepdim=True)
+            # Three bits of mantissa, and steps of 2^-9 below the least exponent.
+            assert bool(((got - want).abs() <= torch.maximum(want.abs() / 16, most / 448 * 2.0**-10) * 1.001).all())
+            torch.testing.assert_close(got.abs().amax(1, keepdim=True), most)
+    assert torch.equal(model.head.weight.dense(), floats.head.weight.dense())
+    matrices = sum(layer.attention.qkv.weight.dense().numel() for layer in floats.layers)
+    assert weight_bytes(model) < weight_bytes(floats) - 3 * matrices
+
+
+async def test_a_model_is_served_and_rows_do_not_depend_on_company():
+    async with running(tiny.checkpoint("llama"), dtype="float32", quantization="fp8") as served:
+        alone = [await answer(served, request(prompt)) for prompt in PROMPTS[:4]]
+    async with running(tiny.checkpoint("llama"), dtype="float32", quantization="fp8", max_prefill_chunk=5) as served:
+        assert [await answer(served, request(prompt)) for prompt in PROMPTS[:4]] == alone
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [("gptq 32", "gptq"), ("gptq 32", "gptq_marlin"), ("awq 32", "awq_marlin"), ("modelopt nvfp4", "modelopt_fp4"),
+     ("ct w4 32", "compressed-tensors"), ("fp8 tensor", "fp8"), ("auto-round awq", "auto-round")],
+)  # fmt: skip
+def test_the_method_of_the_checkpoint_may_be_named(tmp_path, name, word):
+    config = load_model_config(write(tmp_path, VARIANTS[name]))
+    assert requested(config, word) is config
+
+
+def test_other_words_are_refused(tmp_path):
+    config = load_model_config(write(tmp_path, VARIANTS["gptq 32"]))
+    with pytest.raises(ConfigError, match="--quantization fp8: the checkpoint is quantised by gptq; leave"):
+        requested(config, "fp8")
+    with pytest.raises(
+        ConfigError, match=r"--quantization awq_marlin: .* is not quantised, and fp8 .* quantised by awq"
+    ):
+        requested(load_model_config(tiny.checkpoint("llama")), "awq_marlin")
+    with pytest.raises(ConfigError, match="GPT2LMHeadModel has no layers that are quantised"):
+        estimate(EngineConfig(str(tiny.checkpoint("gpt2")), quantization="fp8", device="cpu"), None)
+
+
+def test_check_names_the_method_and_the_matrices(tmp_path):
+    folder = write(tmp_path, VARIANTS["ct w4 mixed"])
+    said = list(lines(Config(model=ModelFlags(model=str(folder), device="cpu"))))
+    assert "quantised weights (compressed-tensors): 10 matrices are codes in memory, 5 are floats" in "\n".join(said)
+
+
+def test_the_example_prints_what_is_saved(monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["quantized.py", str(tiny.checkpoint("qwen3")), "--device", "cpu"])
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    floats, codes = capsys.readouterr().out.splitlines()
+    assert floats.startswith("floats: ")
+    assert codes.startswith("fp8: ")
+    assert float(codes.split()[1]) < float(floats.split()[1])
