@@ -6,10 +6,11 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 RUN python -m venv /opt/omniloop
 ENV PATH=/opt/omniloop/bin:$PATH PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 OMNILOOP_BUILD_JOBS=4
-# The torch to install, first: it is large and seldom changes.
+# The torch to install, first: it is large and seldom changes. TORCH_INDEX: an index of builds for CPUs alone, if you have
+# one, makes a small image.
 ARG TORCH=torch==2.13.0
-ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-RUN pip install --index-url "${TORCH_INDEX}" "${TORCH}"
+ARG TORCH_INDEX=
+RUN pip install ${TORCH_INDEX:+--index-url "${TORCH_INDEX}"} "${TORCH}"
 COPY pyproject.toml setup.py README.md LICENSE /src/
 COPY _fast /src/_fast
 COPY engine /src/engine

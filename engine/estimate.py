@@ -22,7 +22,7 @@ from engine.memory import DeviceMemory, device_memory
 from engine.model_config import ModelConfig
 from engine.models.base import Model
 from engine.models.registry import build_model, load_model_config
-from engine.quant.assign import summary
+from engine.quant.assign import form_line
 from engine.quant.online import requested
 from engine.runtime import sizes_of
 from engine.step.executor import Sizes
@@ -73,7 +73,7 @@ def estimate(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
         config=model_config,
         device=device,
         dtype=dtype,
-        quantised=summary(model),
+        quantised=form_line(model),
         num_tensors=len(names),
         weight_bytes=weights,
         kv_bytes=len(layout.groups) * layout.block_bytes * 1000 // config.block_size,

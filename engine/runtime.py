@@ -35,7 +35,7 @@ from engine.memory import enough_for
 from engine.model_config import ModelConfig
 from engine.models.base import Model
 from engine.models.registry import build_model, load_model_config
-from engine.quant.assign import summary
+from engine.quant.assign import form_line
 from engine.quant.online import requested
 from engine.request import Request, SamplingParams
 from engine.start_summary import summary
@@ -177,7 +177,7 @@ def load_runtime(config: EngineConfig, startup: dict[str, float]) -> Runtime:
         quantised = model_config.raw.get("quantization_config") is not None and config.load_format != "dummy"
         shards = open_checkpoint(config.model) if quantised else None
         model = build_model(model_config, dtype, device, shards)
-        if line := summary(model):
+        if line := form_line(model):
             log.info("%s", line)
         read_weights(config, model, accelerator)
     if accelerator is None:

@@ -53,7 +53,7 @@ def assign(model: Model, table: Table, config: ModelConfig, shards: Sequence[Sha
         )
 
 
-def summary(model: Model) -> str | None:
+def form_line(model: Model) -> str | None:
     """One line for the operator: what is quantised, what is kept, what the products compute in."""
     settings = model.config.raw.get("quantization_config")
     if settings is None:
