@@ -51,6 +51,15 @@ _WIRE = {
 
 
 @dataclass(frozen=True, slots=True)
+class TimestampRules:
+    """A text with times, as Whisper writes it: token ids from `first` on are times, those from `end` on no text."""
+
+    first: int
+    end: int
+    latest_start: int  # steps by which the first time may be late
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How tokens of one request are chosen. All values are resolved and in range (checked at the HTTP edge).
 
@@ -75,6 +84,7 @@ class SamplingParams:
     allowed_token_ids: tuple[int, ...] | None = None
     not_first_token_ids: tuple[int, ...] = ()  # may be chosen, but not as the answer's first token
     bad_words: tuple[tuple[int, ...], ...] = ()  # token sequences that must not be completed
+    timestamps: TimestampRules | None = None
     logprobs: int | None = None  # None off; k >= 0: the sampled token's and the k most likely; -1 all
     logprob_token_ids: tuple[int, ...] = ()
     prompt_logprobs: int | None = None  # as logprobs, for each prompt position

@@ -30,6 +30,7 @@ from engine.sampling.lines import RuleLines, allowed_bits
 from engine.sampling.logprobs import CHUNK, together
 from engine.sampling.pending import Pending, prompt_logprobs, send, tell
 from engine.sampling.rules import RowRules, needs_rules
+from engine.sampling.timestamps import unpacked, weighed
 
 if TYPE_CHECKING:
     from engine.kernels.step_tensors import SlotTensors, StepInputs
@@ -160,14 +161,23 @@ class DeviceSampler:
         """bool [vocab]: the tokens that a slot's own rules leave, without its grammar; None for all."""
         return self._rules[slot].bits()
 
-    def launch_plain(self, inputs: StepInputs, logits: Tensor, tokens_out: Tensor, thresholds: bool = False) -> None:
+    def launch_plain(
+        self,
+        inputs: StepInputs,
+        logits: Tensor,
+        tokens_out: Tensor,
+        thresholds: bool = False,
+        drawn: Tensor | None = None,
+    ) -> None:
         """Tokens for logits [S, vocab] of the step's first S sampled rows, into tokens_out int32 [max_rows].
 
         tokens_out is by plan row. Can be captured: fixed grids and addresses, rows beyond num_sampled write nothing.
+        `drawn`: logits that tokens are chosen from in the place of those that are told.
         """
         rows = inputs.sample_row, inputs.sample_slot
         choose(
-            tokens_out, self._slots, self._lines.tables, self._room, logits, *rows, inputs.sample_place, thresholds
+            tokens_out, self._slots, self._lines.tables, self._room, logits if drawn is None else drawn, *rows,
+            inputs.sample_place, thresholds,
         )  # fmt: skip
         if self._raw:
             top_logprobs(
@@ -213,8 +223,20 @@ class DeviceSampler:
         moving = [(self._lines[slot], rules) for slot, rules in ruled if rules.moves and not rules.has_grammar]
         self._lines.set_bits(self._lines.tables.allowed, allowed_bits(moving))
         asked = [row for row in special if int(slots[row]) in self._logprobs]
-        self.launch_plain(inputs, logits, tokens_out, thresholds=bool(asked) and not self._raw)
+        drawn = self._weighed(logits, slots, special)
+        self.launch_plain(inputs, logits, tokens_out, bool(asked) and not self._raw, drawn)
         return self._tell(inputs, logits, tokens_out, asked, slots) if asked else None
+
+    def _weighed(self, logits: Tensor, slots: np.ndarray, special: list[int]) -> Tensor | None:
+        """The logits that are chosen from where rows write times; None where no row does."""
+        rules = {row: found for row in special if (found := self._rules.get(int(slots[row]))) and found.times}
+        if not rules:
+            return None
+        places = send(np.array([(row, self._lines[int(slots[row])]) for row in rules], np.int64), self._device)
+        flags = unpacked(self._lines.tables.allowed.index_select(0, places[:, 1]), self._vocab)
+        times = next(iter(rules.values())).times
+        assert times is not None
+        return weighed(logits, places[:, 0].contiguous(), flags, times.rules.first)
 
     def read(self, buffer: int, rows: np.ndarray, slots: np.ndarray) -> dict[int, TokenLogprob]:
         """What the step told by kernel, by place among its sampled rows; rows int [S] by plan, slots int [S]."""

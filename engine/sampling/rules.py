@@ -7,7 +7,7 @@ the accelerator's sends to the device:
     bits()  which tokens may be chosen: of the allowed ids those that complete no bad word; None: all of them
     kinds   which tables count: seen tokens (repetition), counts (presence, frequency), bits
 
-Only bad words of several tokens make the bits move with the answer; `record` tells them of each token.
+Only bad words of several tokens and times make the bits move with the answer; `record` tells them of each token.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 
 from engine.kernels.sampling.rules import ALLOWED, COUNTED, SEEN
 from engine.request import SamplingParams
+from engine.sampling.timestamps import Timestamps
 
 
 def needs_rules(params: SamplingParams) -> bool:
@@ -26,6 +27,7 @@ def needs_rules(params: SamplingParams) -> bool:
         or params.bad_words
         or params.min_tokens
         or params.not_first_token_ids
+        or params.timestamps is not None
         or has_penalties(params)
     )
 
@@ -38,7 +40,7 @@ def has_penalties(params: SamplingParams) -> bool:
 class RowRules:
     """Compiled rules of one slot's request."""
 
-    __slots__ = ("_allowed", "_keep", "_tail", "_words", "edits", "has_grammar", "kinds", "params", "prompt")
+    __slots__ = ("_allowed", "_keep", "_tail", "_words", "edits", "has_grammar", "kinds", "params", "prompt", "times")
 
     def __init__(self, params: SamplingParams, prompt: np.ndarray, vocab: int, has_grammar: bool = False) -> None:
         """prompt int32 [prompt_len]; the bits of a row with a grammar are written by it (engine/grammar)."""
@@ -54,7 +56,8 @@ class RowRules:
         self.kinds |= COUNTED * bool(params.presence_penalty or params.frequency_penalty)
         self.prompt = prompt[(prompt >= 0) & (prompt < vocab)] if self.kinds & SEEN else prompt[:0]
         self._allowed = None  # bool [vocab], without the words that depend on the answer
-        if params.allowed_token_ids is not None or params.bad_words:
+        self.times = None if params.timestamps is None else Timestamps(params.timestamps)
+        if params.allowed_token_ids is not None or params.bad_words or self.times is not None:
             self.kinds |= ALLOWED
             self._allowed = np.full(vocab, params.allowed_token_ids is None)
             self._allowed[list(params.allowed_token_ids or ())] = True
@@ -69,21 +72,25 @@ class RowRules:
     @property
     def moves(self) -> bool:
         """True when the bits change with the answer."""
-        return bool(self._words)
+        return bool(self._words) or self.times is not None
 
     def bits(self) -> np.ndarray | None:
         """bool [vocab]: the tokens that may be chosen next."""
         if self._allowed is None:
             return None
         ended = [word[-1] for word in self._words if tuple(self._tail[1 - len(word) :]) == word[:-1]]
-        if not ended:
+        if not ended and self.times is None:
             return self._allowed
         found = self._allowed.copy()
         found[ended] = False
+        if self.times is not None:
+            self.times.restrict(found)
         return found
 
     def record(self, token: int) -> None:
         """A token was chosen."""
+        if self.times is not None:
+            self.times.record(token)
         if self._keep:
             self._tail.append(token)
             del self._tail[: -self._keep]

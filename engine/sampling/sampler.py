@@ -17,6 +17,7 @@ from engine.kernels.sampling.top_k_top_p import top_k_top_p
 from engine.request import SamplingParams, TokenLogprob
 from engine.sampling.logprobs import answer_logprobs, processed
 from engine.sampling.rules import RowRules, has_penalties, needs_rules
+from engine.sampling.timestamps import weigh
 
 
 class RuledRow:
@@ -56,6 +57,8 @@ class RuledRow:
             logits.masked_fill_(self._banned, float("-inf"))
         if line is not None:
             logits.masked_fill_(torch.from_numpy(~line), float("-inf"))
+        if self._rules.times is not None:
+            weigh(logits[None], self._rules.times.rules.first)
         if self._counts is not None and self._in_prompt is not None:
             params = self._rules.params
             numbers = params.presence_penalty, params.frequency_penalty, params.repetition_penalty

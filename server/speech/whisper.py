@@ -8,6 +8,7 @@ what it computes of the sound is found again in the prefix cache by the question
 
     [window] (<|startofprev|> prompt) <|startoftranscript|> | language, no_speech_prob
     [window] (<|startofprev|> prompt) <|startoftranscript|> <|de|> <|transcribe|> <|notimestamps|> | text
+    [window] (<|startofprev|> prompt) <|startoftranscript|> <|de|> <|transcribe|> | <|0.00|> text <|1.20|>
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from engine.request import TimestampRules
 from mm.item import Processed
 from mm.processors.whisper import Whisper
 from mm.recording import Window
@@ -30,6 +32,7 @@ from server.render.prompt import Prompt
 from server.sampling import Asked
 from server.speech.heard import Segment, average_logprob, compression_ratio
 from server.speech.hearer import Ask, Said, Task
+from server.speech.timed import text_of, timed
 from server.speech.whisper_tokens import WhisperTokens
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
@@ -138,7 +141,12 @@ class WhisperHearer:
             bad_words=tuple((token,) for token in tokens.suppressed),
             not_first_token_ids=tokens.not_first,
         )
-        return self._made(processed, [*prompt, tokens.no_timestamps], replace(task.asked, params=params))
+        if task.with_times:
+            times = TimestampRules(tokens.first_time, tokens.first_marker, tokens.latest_start)
+            params = replace(params, timestamps=times)
+        else:
+            prompt.append(tokens.no_timestamps)
+        return self._made(processed, prompt, replace(task.asked, params=params))
 
     def _made(self, processed: Processed, ids: list[int], asked: Asked) -> Job:
         task, state = self._task, self._exchange.state
@@ -150,13 +158,15 @@ class WhisperHearer:
         return job_of(self._exchange, prompt, spliced, asked, salt=task.salt, priority=task.priority, param="prompt")
 
     def segments(self, window: Window, said: Said) -> Sequence[Segment]:
-        """One per window."""
-        text = said.text.strip()
-        if not text:
+        """By the times that the model wrote; the numbers are those of the window."""
+        if not said.text.strip():
             return ()
-        return (
+        tokens, decode = self._tokens, self._exchange.state.tokenizer.decode
+        return [
             Segment(
-                window.start, window.end, text, said.token_ids, round(window.start * 100), said.temperature,
-                self._average(said), compression_ratio(text), said.no_speech_prob,
-            ),
-        )  # fmt: skip
+                window.start + piece.start, window.start + piece.end, text_of(piece, tokens.first_marker, decode),
+                piece.token_ids, round(window.start * 100), said.temperature, self._average(said),
+                compression_ratio(said.text.strip()), said.no_speech_prob,
+            )
+            for piece in timed(said.token_ids, tokens.first_time, window.end - window.start)
+        ]  # fmt: skip

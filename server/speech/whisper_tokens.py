@@ -28,6 +28,12 @@ class WhisperTokens:
     languages: dict[str, int]  # by code
     suppressed: tuple[int, ...]
     not_first: tuple[int, ...]
+    latest_start: int  # steps by which the first time of a window may be late
+
+    @property
+    def first_time(self) -> int:
+        """The token of 0.00 seconds; times follow each other."""
+        return self.no_timestamps + 1
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, folder: str, raw: dict[str, Any]) -> WhisperTokens:
@@ -57,4 +63,5 @@ class WhisperTokens:
             languages=languages if multilingual else {},
             suppressed=tuple(generation.get("suppress_tokens") or ()),
             not_first=tuple(generation.get("begin_suppress_tokens") or ()),
+            latest_start=int(generation.get("max_initial_timestamp_index") or 1 << 20),
         )

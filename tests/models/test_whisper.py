@@ -12,13 +12,13 @@ import torch
 import engine.runtime
 from engine.errors import RequestError
 from engine.models.registry import load_model_config
-from engine.request import MediaInput, Request, SamplingParams
+from engine.request import MediaInput, Request, SamplingParams, TimestampRules
 from mm.item import MediaItem, MediaOptions
 from mm.processors.whisper import Whisper
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine_kit import answer, running
 from tests.models.harness import load
-from tests.tiny_hearing import CONTEXT, IDS, MELS, POSITIONS, oracle, whisper
+from tests.tiny_hearing import CONTEXT, IDS, MELS, POSITIONS, SUPPRESSED, oracle, whisper
 
 PROMPTS = [
     [IDS["<|startoftranscript|>"], IDS["<|en|>"], IDS["<|transcribe|>"], IDS["<|notimestamps|>"]],
@@ -91,6 +91,55 @@ def test_the_encoder_makes_transformers_rows_and_blank_ones_behind_them():
 def test_windows_of_another_length_are_refused():
     with pytest.raises(RequestError, match="windows of 80 mel bins and 200 frames"):
         load(whisper()).audio(torch.zeros(MELS, 100))
+
+
+TIMES = TimestampRules(IDS["<|0.00|>"], IDS["<|endoftext|>"], 50)
+
+
+@functools.cache
+def wanted_with_times(number: int) -> list[int]:
+    """Greedy tokens of transformers under its own rules of times."""
+    from transformers import SuppressTokensLogitsProcessor, WhisperTimeStampLogitsProcessor
+
+    model, start = oracle(), PROMPTS[0][:3]
+    ids = torch.tensor([start])
+    rules = [
+        SuppressTokensLogitsProcessor(SUPPRESSED),
+        WhisperTimeStampLogitsProcessor(model.generation_config, begin_index=len(start)),
+    ]
+    with torch.inference_mode():
+        rows = model.model.encoder(features(number)[None]).last_hidden_state
+        for _ in range(30):
+            scores = model(encoder_outputs=(rows,), decoder_input_ids=ids).logits[:, -1]
+            for rule in rules:
+                scores = rule(ids, scores)
+            ids = torch.cat([ids, scores.argmax(-1)[None]], 1)
+            if ids[0, -1] == IDS["<|endoftext|>"]:
+                break
+    return ids[0, len(start) :].tolist()
+
+
+async def check_times():
+    given = {"max_tokens": 30, "bad_words": tuple((token,) for token in SUPPRESSED), "timestamps": TIMES}
+    ending = {"ignore_eos": False, "eos_token_ids": (IDS["<|endoftext|>"],)}
+    async with running(whisper()) as engine:
+        plain = answer(engine, request(0, PROMPTS[0]))
+        sent = [answer(engine, request(number, PROMPTS[0][:3], **given, **ending)) for number in range(3)]
+        *found, untimed = await asyncio.gather(*sent, plain)
+    for number, (got,) in enumerate(found):
+        want = await asyncio.to_thread(wanted_with_times, number)
+        assert got == want, number
+        assert any(token >= TIMES.first for token in want[1:]), "no time but the first"
+    assert untimed[0] == await asyncio.to_thread(wanted, 0, 0)
+
+
+async def test_times_are_written_by_transformers_rules():
+    await check_times()
+
+
+async def test_times_are_written_so_by_an_accelerators_steps(monkeypatch):
+    monkeypatch.setattr(engine.runtime, "open_accelerator", lambda device: HostAccelerator())
+    await check_times()
 
 
 async def check(folder=None, **settings):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import pytest_asyncio
 import torch
 
+from server.speech.timed import timed
 from tests.mm import made
 from tests.server.conftest import config_of, maker, ready
 from tests.server.test_audio import TRANSLATIONS, send
@@ -86,16 +88,54 @@ async def test_the_numbers_of_a_segment_are_the_references(client):
         client, recording(), language="en", response_format="verbose_json", temperature=0.7, seed=3,
         max_completion_tokens=9,
     )  # fmt: skip
-    (segment,) = reply.json()["segments"]
-    ids = prompt("en")
-    tokens = segment["tokens"]
+    segments = reply.json()["segments"]
+    segment, ids = segments[0], prompt("en")[:-1]
+    tokens = [token for part in segments for token in part["tokens"]]
+    assert len(tokens) == 9
     lines = logprobs([*ids, *tokens])
     chosen = sum(float(lines[len(ids) - 1 + at, token]) for at, token in enumerate(tokens))
     assert segment["avg_logprob"] == pytest.approx(chosen / (len(tokens) + 1), abs=1e-3)
     assert segment["no_speech_prob"] == pytest.approx(float(logprobs([START])[0, IDS["<|nospeech|>"]].exp()), abs=1e-5)
-    text = segment["text"].encode()
+    text = reply.json()["text"].encode()
     assert segment["compression_ratio"] == len(text) / len(zlib.compress(text))
     assert segment["temperature"] == 0.7
+
+
+async def test_segments_have_the_times_that_the_model_writes(client, monkeypatch):
+    monkeypatch.setattr("server.speech.whisper.TEMPERATURES", (0.0,))
+    reply = await send(client, recording(5.0), language="de", response_format="verbose_json", max_completion_tokens=40)
+    segments = reply.json()["segments"]
+    assert len(segments) >= 3
+    for before, segment in pairwise(segments):
+        assert before["start"] <= before["end"] <= segment["start"] + 1e-3
+    for segment in segments:
+        first = segment["tokens"][0]
+        if first >= IDS["<|0.00|>"]:
+            offset = segment["seek"] / 100 + (first - IDS["<|0.00|>"]) * 0.02
+            assert segment["start"] == pytest.approx(min(offset, segment["end"]), abs=1e-3)
+    srt = await send(client, recording(5.0), language="de", response_format="srt", max_completion_tokens=40)
+    assert srt.content.decode().count("-->") == len(segments)
+
+
+T0 = IDS["<|0.00|>"]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "found"),
+    [
+        ([T0, 40, 41, T0 + 50, T0 + 60, 42, T0 + 90], [(0.0, 1.0, [40, 41]), (1.2, 1.8, [42])]),
+        ([T0 + 5, 40, T0 + 50, T0 + 50, 41, 42], [(0.1, 1.0, [40]), (1.0, 2.0, [41, 42])]),
+        ([T0, 40, T0 + 50, T0 + 50], [(0.0, 1.0, [40])]),
+        ([T0, 40], [(0.0, 2.0, [40])]),
+        ([40, 41], [(0.0, 2.0, [40, 41])]),
+        ([T0], []),
+        ([T0, 40, T0 + 99], [(0.0, 1.98, [40])]),
+    ],
+)
+async def test_a_windows_text_is_cut_between_times_and_none_of_it_is_lost(tokens, found):
+    pieces = timed(tokens, T0, 2.0)
+    got = [(piece.start, piece.end, [token for token in piece.token_ids if token < T0]) for piece in pieces]
+    assert [(pytest.approx(a), pytest.approx(b), ids) for a, b, ids in found] == got
 
 
 async def test_the_language_is_heard_once_where_nobody_names_it(client, asked):
