@@ -98,6 +98,35 @@ def internvl() -> Any:
     return tiny._model(InternVLForConditionalGeneration, config)
 
 
+def anyres(kind: str, vision: str, text: str, **outer: Any) -> Any:
+    """LlavaNextForConditionalGeneration, or LLaVA-OneVision's by its keywords."""
+    import transformers
+
+    points = [[56, 112], [112, 56], [112, 112], [168, 56]]
+    config = getattr(transformers, f"{kind}Config")(
+        vision_config=getattr(transformers, vision)(**SQUARE),
+        text_config=getattr(transformers, text)(**TEXT),
+        image_token_index=MARKS["image_token_id"],
+        image_grid_pinpoints=points,
+        **outer,
+    )
+    return tiny._model(getattr(transformers, f"{kind}ForConditionalGeneration"), config)
+
+
+def idefics3(kind: str = "Idefics3") -> Any:
+    """Idefics3ForConditionalGeneration, or SmolVLM's."""
+    import transformers
+
+    config = getattr(transformers, f"{kind}Config")(
+        vision_config={**TILE, "image_size": 84, "patch_size": 14},
+        text_config={**TEXT, "model_type": "llama"},
+        image_token_id=MARKS["image_token_id"],
+        scale_factor=3,
+        tie_word_embeddings=False,
+    )
+    return tiny._model(getattr(transformers, f"{kind}ForConditionalGeneration"), config)
+
+
 CHECKPOINTS: dict[str, Callable[[], Any]] = {
     "qwen2_vl": qwen2_vl,
     "qwen3_vl": qwen3_vl,
@@ -110,6 +139,12 @@ CHECKPOINTS: dict[str, Callable[[], Any]] = {
     ),
     "mistral3": mistral3,
     "internvl": internvl,
+    "llava_next": lambda: anyres("LlavaNext", "CLIPVisionConfig", "MistralConfig"),
+    "llava_onevision": lambda: anyres(
+        "LlavaOnevision", "SiglipVisionConfig", "Qwen2Config", vision_aspect_ratio="anyres_max_2"
+    ),
+    "idefics3": idefics3,
+    "smolvlm": lambda: idefics3("SmolVLM"),
 }
 
 
@@ -156,6 +191,8 @@ PROCESSORS: dict[str, Callable[[Any], tuple[dict[str, Any], dict[str, Any]]]] = 
     "internvl": lambda _: _square(
         {"height": 56, "width": 56}, CLIP_MEAN, CLIP_STD, crop_to_patches=True, min_patches=1, max_patches=4
     ),
+    "idefics3": lambda _: _square({"longest_edge": 168}, HALF, HALF, max_image_size={"longest_edge": 84}, resample=1),
+    "smolvlm": lambda _: _square({"longest_edge": 168}, HALF, HALF, max_image_size={"longest_edge": 84}, resample=1),
     "qwen3_vl": lambda _: _grid(
         16, HALF, HALF, "Qwen3VLVideoProcessor", {"shortest_edge": 4096, "longest_edge": 6 * 64 * 1024}
     ),

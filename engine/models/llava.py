@@ -12,9 +12,10 @@ from engine.models.seeing import outside, read_vision, seeing, text
 def vision(section: Section) -> VitConfig:
     """The tower; its class token makes no row."""
     outer = outside(section)
-    config = read_vision(section, feature_layer=-2, bias=outer.boolean("multimodal_projector_bias", True))
+    layer = -1 if outer.values.get("model_type") == "llava_onevision" else -2  # where the file is silent
+    config = read_vision(section, feature_layer=layer, bias=outer.boolean("multimodal_projector_bias", True))
     wanted = "default" if config.class_token else "full"
-    given = outer.values.get("vision_feature_select_strategy") or "default"
+    given = outer.values.get("vision_feature_select_strategy") or wanted
     if given != wanted:
         raise ConfigError(
             f"{outer.path}: vision_feature_select_strategy={given!r}; with {config.kind} it is supported as {wanted!r}"

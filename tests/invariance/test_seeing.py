@@ -13,7 +13,7 @@ from tests.models.seeing import spliced
 
 TOKENS = 12
 FILMS = ("qwen2_vl", "qwen3_vl")
-FAMILIES = (*FILMS, "llava", "mistral3", "internvl")
+FAMILIES = (*FILMS, "llava", "mistral3", "internvl", "idefics3", "llava_onevision")
 
 
 def mixes(name: str) -> tuple[str, ...]:
@@ -40,7 +40,7 @@ def alone(device: Device, name: str) -> dict[str, Answer]:
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"max_prefill_chunk": 7}, {"num_gpu_blocks_override": 24, "max_model_len": 320}],
+    [{}, {"max_prefill_chunk": 7}, {"num_gpu_blocks_override": 36, "max_model_len": 540}],
     ids=["company", "chunks", "preempted"],
 )
 async def test_answers_do_not_depend_on_circumstances(name, settings, device):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from mm.item import MediaItem, MediaOptions
+from mm.processors.anyres import AnyRes, arranged, best_resolution
+from mm.processors.idefics3 import Idefics3
 from mm.processors.internvl import InternVL, canvas
 from mm.processors.llava import Llava
 from mm.processors.pictures import Pictures
@@ -74,12 +77,29 @@ def internvl(folder: Path):
     return processor(folder, InternVL, settings, "internvl_vision"), GotOcr2ImageProcessorPil(**settings)
 
 
+def idefics3(folder: Path):
+    settings = {"size": {"longest_edge": 140}, "max_image_size": {"longest_edge": 56}}
+    from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
+
+    half = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    return processor(folder, Idefics3, {**settings, **half}, "idefics3"), Idefics3ImageProcessorPil(**settings)
+
+
+def anyres(folder: Path):
+    points = [[56, 112], [112, 56], [112, 112], [168, 56]]
+    settings = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}, "image_grid_pinpoints": points}
+    from transformers.models.llava_next.image_processing_pil_llava_next import LlavaNextImageProcessorPil
+
+    return processor(folder, AnyRes, settings, "clip_vision_model"), LlavaNextImageProcessorPil(**settings)
+
+
 @pytest.mark.parametrize(("height", "width"), SIZES)
-@pytest.mark.parametrize("make", [llava, siglip, pixtral, internvl])
+@pytest.mark.parametrize("make", [llava, siglip, pixtral, internvl, idefics3, anyres])
 def test_pixels_equal_the_reference(tmp_path: Path, make, height: int, width: int) -> None:
     ours, reference = make(tmp_path)
     pixels, item = processed(ours, height, width)
     want = reference(images=[pixels], return_tensors="np", input_data_format="channels_last")["pixel_values"]
+    want = want[0] if want.ndim == 5 else want
     got = pixels_of(item.parts[0].features)
     assert got.shape == want.shape
     assert np.abs(got - want).max() < 2 / 255 / 0.26
@@ -104,6 +124,24 @@ def test_pictures_of_internvl_stand_between_marks(tmp_path: Path) -> None:
     assert filling.runs == (((1, 12),),)
 
 
+@pytest.mark.parametrize(("height", "width"), [(56, 56), (100, 140), (30, 140)])
+def test_tiles_of_idefics_are_named(tmp_path: Path, height: int, width: int) -> None:
+    from transformers import Idefics3Processor
+
+    ours, _ = idefics3(tmp_path)
+    ours.encode = lambda text: [ord(letter) for letter in text]
+    _, item = processed(ours, height, width)
+    rows, columns = item.parts[0].features["tiles"].tolist()
+    theirs = SimpleNamespace(fake_image_token="<fake_token_around_image>", global_image_tag="<global-img>")
+    theirs.image_token, theirs.image_seq_len = chr(IMAGE), 4
+    inputs = {"rows": [[rows]], "cols": [[columns]]}
+    want = Idefics3Processor.replace_image_token(theirs, inputs, 0)
+    filling = ours.fill(item)
+    assert "".join(map(chr, filling.token_ids)) == want
+    assert all((filling.token_ids[start : start + count] == IMAGE).all() for start, count in filling.runs[0])
+    assert sum(count for _, count in filling.runs[0]) == item.parts[0].num_tokens
+
+
 def test_tiles_equal_the_reference() -> None:
     from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
 
@@ -124,3 +162,25 @@ def test_pictures_that_do_not_fit_the_tower_are_refused_at_start(tmp_path: Path)
 def test_settings_tell_one_processor_from_another(tmp_path: Path) -> None:
     told = {make(tmp_path)[0].settings("image", PLAIN) for make in (llava, siglip, pixtral, internvl)}
     assert len(told) == 4
+
+
+@pytest.mark.parametrize("most", [0, 2, 9])
+def test_rows_of_tiles_are_as_many_as_in_the_reference(most: int) -> None:
+    from transformers import LlavaNextProcessor, LlavaOnevisionProcessor
+    from transformers.image_processing_utils import select_best_resolution
+
+    kind = LlavaOnevisionProcessor if most else LlavaNextProcessor
+    points = tuple((384 * rows, 384 * columns) for rows in range(1, 7) for columns in range(1, 7))
+    theirs = SimpleNamespace(
+        image_processor=SimpleNamespace(image_grid_pinpoints=points), num_image_tokens=27**2, patch_size=14,
+        vision_aspect_ratio=f"anyres_max_{most}", num_additional_image_tokens=0,
+    )  # fmt: skip
+    theirs._get_unpadded_features = kind._get_unpadded_features.__get__(theirs)
+    draw = random.Random(most)
+    for _ in range(300):
+        size = draw.randint(10, 3000), draw.randint(10, 3000)
+        best = best_resolution(size, points)
+        assert best == select_best_resolution(size, points)
+        places, shares = arranged(size, best[0] // 384, best[1] // 384, 27, most)
+        assert len(places) == kind._get_number_of_features(theirs, *size, 384, 384)
+        assert np.abs(shares.sum(1) - 1).max() < 1e-6

@@ -78,7 +78,7 @@ def spliced(name, prompt):
         slots.append(len(tokens) + 1)
         mark = processor(name).placeholder(item.modality)
         tokens += [tiny.IDS["<|vision_bos|>"], mark, tiny.IDS["<|vision_eos|>"], 20 + number]
-        digest = hashlib.blake2b(item.data.tobytes(), digest_size=16).digest()
+        digest = hashlib.blake2b(repr(item.data.shape).encode() + item.data.tobytes(), digest_size=16).digest()
         processed.append(processor(name).process(item, digest, PLAIN))
     return splice([*tokens, 7, 8], slots, processed, processor(name)), processed
 

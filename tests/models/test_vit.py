@@ -12,10 +12,20 @@ from engine.models.registry import build_model, load_model_config
 from engine.weights.load import load_weights
 from tests import tiny
 from tests.models.harness import Harness
-from tests.models.seeing import load, oracle, prepare, spliced
+from tests.models.seeing import items, load, oracle, prepare, spliced
 
 TOLERANCE = 1e-4
-NAMES = ("llava", "llava-siglip", "llava-pixtral", "mistral3", "internvl")
+NAMES = (
+    "llava",
+    "llava-siglip",
+    "llava-pixtral",
+    "mistral3",
+    "internvl",
+    "idefics3",
+    "smolvlm",
+    "llava_next",
+    "llava_onevision",
+)
 PROMPTS = ("text", "picture", "large picture", "two pictures")
 
 
@@ -38,6 +48,13 @@ def oracle_inputs(name, prompt):
             np.pad(each, ((0, 0), (0, 0), (0, height - each.shape[2]), (0, width - each.shape[3]))) for each in pictures
         ]
         inputs["pixel_values"] = torch.tensor(np.concatenate(padded))
+    if pictures and name in ("llava_next", "llava_onevision"):
+        most = max(map(len, pictures))
+        stacked = [np.pad(each, ((0, most - len(each)), (0, 0), (0, 0), (0, 0))) for each in pictures]
+        inputs["pixel_values"] = torch.tensor(np.stack(stacked))
+        inputs["image_sizes"] = torch.tensor([item.data.shape[:2] for item in items(name, prompt)])
+    if pictures and name in ("idefics3", "smolvlm"):
+        inputs["pixel_values"] = inputs["pixel_values"][None]
     if pictures and name in ("mistral3", "llava-pixtral"):
         inputs["image_sizes"] = torch.tensor([picture.shape[2:] for picture in pictures])
     return inputs

@@ -14,7 +14,14 @@ OTHER = {"type": "image_url", "image_url": {"url": data_url(picture(noise(60, 90
 BROKEN = {"type": "image_url", "image_url": {"url": data_url(picture(noise(60, 90, 1), "PNG")[:99], "image/png")}}
 FILM = {"type": "video_url", "video_url": {"url": data_url(film(ramp(20)), "video/mp4")}}
 WORDS = {"type": "text", "text": "What is it?"}
-WIDTHS = {"qwen2_vl": 2 * 3, "qwen3_vl": 2 * 3, "llava": 16, "mistral3": 3 * 4, "internvl": 4 * 4}  # of PICTURE
+WIDTHS = {
+    "qwen2_vl": 2 * 3,
+    "qwen3_vl": 2 * 3,
+    "llava": 16,
+    "mistral3": 3 * 4,
+    "internvl": 4 * 4,
+    "idefics3": 7 * 4,
+}  # of PICTURE
 
 
 def body(*parts):

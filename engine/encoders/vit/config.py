@@ -60,6 +60,7 @@ class VitConfig:
     bias: bool = True  # of the layers' products
     qkv_bias: bool = True
     layer_scale: bool = False  # what a layer adds is scaled, channel by channel
+    bucketed: bool = False  # a patch's position is found by its share of the side, as if pictures had any size
     rope_theta: float = 10_000.0  # where pictures have their own size
 
     @property
@@ -79,7 +80,8 @@ def read_vit(section: Section, projector: ProjectorConfig, feature_layer: int = 
         raise ConfigError(
             f"{section.path}: model_type={kind!r} is not supported here; supported towers are {', '.join(KINDS)}"
         )
-    depth = section.integer("num_hidden_layers", least=1, most=MAX_LAYERS)
+    hidden, inner, depth, heads = _UNSAID[kind]
+    depth = section.integer("num_hidden_layers", depth, least=1, most=MAX_LAYERS)
     layers = feature_layer if feature_layer >= 0 else depth + 1 + feature_layer
     if not 1 <= layers <= depth:
         raise ConfigError(f"{section.path}: vision_feature_layer={feature_layer} of a tower of {depth} layers")
@@ -91,9 +93,9 @@ def read_vit(section: Section, projector: ProjectorConfig, feature_layer: int = 
         projector=projector,
         num_layers=layers,
         left_out=depth - layers,
-        hidden_size=section.size("hidden_size"),
-        intermediate_size=section.size("intermediate_size"),
-        num_heads=section.size("num_attention_heads"),
+        hidden_size=section.size("hidden_size", hidden),
+        intermediate_size=section.size("intermediate_size", inner),
+        num_heads=section.size("num_attention_heads", heads),
         in_channels=section.size("num_channels", 3),
         activation=BY_NAME[act],
         **KINDS[kind](section),
@@ -158,6 +160,11 @@ def _internvl(section: Section) -> dict[str, Any]:
     }
 
 
+def _idefics3(section: Section) -> dict[str, Any]:
+    eps = section.number("layer_norm_eps", 1e-6)
+    return {**_tiles(section, 224, 32), "eps": eps, "post_norm": True, "bucketed": True}
+
+
 def _pixtral(section: Section) -> dict[str, Any]:
     rope = section.section("rope_parameters") if section.values.get("rope_parameters") else section
     return {
@@ -179,10 +186,20 @@ KINDS: dict[str, Reader] = {
     "siglip_vision_model": _siglip,
     "internvl_vision": _internvl,
     "pixtral": _pixtral,
+    "idefics3": _idefics3,
 }
 _ACTIVATION = {
     "clip_vision_model": "quick_gelu",
     "siglip_vision_model": "gelu_pytorch_tanh",
     "internvl_vision": "gelu",
     "pixtral": "gelu",
+    "idefics3": "gelu_pytorch_tanh",
+}
+# Sizes that files leave out, because they equal those of transformers' class: (hidden, inner, layers, heads).
+_UNSAID = {
+    "clip_vision_model": (768, 3072, 12, 12),
+    "siglip_vision_model": (768, 3072, 12, 12),
+    "internvl_vision": (1024, 4096, 24, 16),
+    "pixtral": (1024, 4096, 24, 16),
+    "idefics3": (1152, 3072, 12, 16),
 }

@@ -86,8 +86,10 @@ NAMES = {
     "siglip_vision_model": CLIP,
     "internvl_vision": INTERNVL,
     "pixtral": PIXTRAL,
+    "idefics3": CLIP,
 }
 
+_LAST_PRODUCT = {1: "connector.modality_projection.proj", 2: "multi_modal_projector.linear_2"}
 _PROJECTOR_NORM = {"rms": "norm", "layer": "layer_norm"}
 
 
@@ -115,7 +117,7 @@ def with_tower(table: Table, config: VitConfig) -> Table:
         ),
         Row(("multi_modal_projector.patch_merger.merging_layer",), "vision.projector.reduce"),
         Row(("multi_modal_projector.linear_1",), "vision.projector.inner"),
-        Row(("multi_modal_projector.linear_2",), "vision.projector.outer"),
+        Row((_LAST_PRODUCT[config.projector.products],), "vision.projector.outer"),
         Row(("",), "vision.newline"),
     )
     behind = range(config.num_layers, config.num_layers + config.left_out)

@@ -40,6 +40,7 @@ class VitTower:
         self.class_token = Bare(names.class_kind, *once, size) if config.class_token else None
         places = (*once[:1], config.side**2 + config.class_token, size)
         self.positions = Bare(names.position_kind, *places) if config.side else None
+        self._places = buckets(config.side).to(device) if config.bucketed else None
         self.pre_norm = vit_norm(config) if config.pre_norm else None
         self.layers = [VitLayer(config) for _ in range(config.num_layers)]
         self.post_norm = vit_norm(config) if config.post_norm else None
@@ -56,12 +57,20 @@ class VitTower:
         return self.config.row_width
 
     def encode(self, features: Features) -> Tensor:
-        """`pixel_values` [patches, numbers], `grid` [2] of each tile; `order` [rows], the newline behind all rows."""
+        """`pixel_values` [patches, numbers] and the `grid` [2] of each tile.
+
+        With a newline, which stands behind all rows: `places` and `shares` [rows, taps] of the rows that are summed.
+        """
         patches, grid = features["pixel_values"], self._grid(features)
         rows = self(patches.to(self.device, self.dtype), grid)
-        if self.newline is None or "order" not in features:
+        if self.newline is None:
             return rows
-        return torch.cat([rows, self.newline.value[None]])[features["order"].to(self.device)]
+        rows = torch.cat([rows, self.newline.value[None]])
+        places, shares = features["places"].to(self.device), features["shares"].to(self.device)
+        if places.shape[1] == 1:
+            return rows[places[:, 0]]
+        taps = [rows[places[:, tap]] * shares[:, tap, None] for tap in range(places.shape[1])]
+        return ((taps[0] + taps[1]) + (taps[2] + taps[3])).to(rows.dtype)
 
     def example(self, modality: Modality, rows: int) -> Features:
         """Blank tiles, at least one; or a blank picture, about as high as wide."""
@@ -73,7 +82,8 @@ class VitTower:
             height, tiles = math.isqrt(rows) * merge, 1
             width = rows * merge // (height // merge)
         patches = torch.zeros(tiles * height * width, self.patch_embed.in_features, device=self.device)
-        return {"pixel_values": patches, "grid": torch.tensor([height, width])}
+        made = torch.zeros(len(patches) // merge**2, 4 if self.newline is not None else 0, device=self.device)
+        return {"pixel_values": patches, "grid": torch.tensor([height, width]), "places": made.long(), "shares": made}
 
     def picture_bytes(self, rows: int) -> int:
         return 0
@@ -105,7 +115,8 @@ class VitTower:
             token = self.class_token.value.view(1, 1, -1).expand(len(x), 1, -1)
             x = torch.cat([token, x], dim=1)
         if self.positions is not None:
-            x = x + self.positions.value.view(1, -1, x.shape[-1])
+            places = self.positions.value.view(-1, x.shape[-1])
+            x = x + (places if self._places is None else places[self._places])
         return x
 
     def _turn(self, grid: Grid) -> Rotations:
@@ -134,3 +145,11 @@ class VitTower:
                 f"with sides of {self.config.side or f'multiples of {merge}'} are needed"
             )
         return height, width
+
+
+def buckets(side: int) -> Tensor:
+    """The learned position of each patch, int64 [side^2], by its share of the side: rounding decides, as trained."""
+    bounds = torch.arange(1 / side, 1.0, 1 / side)
+    shares = (torch.arange(side, dtype=torch.float32) * (1.0 / torch.tensor(side))).clamp(max=1.0 - 1e-6)
+    place = torch.bucketize(shares, bounds, right=True)
+    return (place[:, None] * side + place).view(-1)

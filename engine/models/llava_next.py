@@ -1,0 +1,25 @@
+"""LLaVA-NeXT (1.6) and LLaVA-OneVision: LLaVA whose pictures are shown in tiles too, with a learned newline.
+
+OneVision reads pictures only, here: its films are not served.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from engine.checkpoint.section import Section
+from engine.encoders.vit.config import VitConfig
+from engine.models import llava
+from engine.models.family import Family
+from engine.models.seeing import seeing, text
+
+
+def vision(section: Section) -> VitConfig:
+    """LLaVA's tower, and the newline."""
+    config = llava.vision(section)
+    return replace(config, projector=replace(config.projector, newline=True))
+
+
+FAMILY = Family(
+    name="LLaVA-NeXT, OneVision", model=seeing, text=text, towers={"vision": vision}, processor="anyres:AnyRes"
+)
