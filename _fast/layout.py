@@ -88,6 +88,8 @@ class SlotWord(IntEnum):
     # The device's own; 0 when the slot's row arrives.
     LAST_TOKEN = 16  # the newest sampled token
     OUTSIDE = 17  # 1: one of the slot's token ids was not a row of the embedding
+    # The host's again.
+    SECOND_START = 18  # where the second text of a pair begins among the slot's tokens; 0: there is one text
 
 
 class GraphKind(IntEnum):

@@ -28,6 +28,7 @@ cdef class Scheduler:
     cdef int32_t max_chunk
     cdef int32_t num_groups
     cdef bint by_priority
+    cdef bint whole_prompts  # a prompt is computed in one step
     cdef int64_t next_order
     cdef readonly int64_t next_step  # the step_id that the next schedule() gives
     cdef RunningRows running

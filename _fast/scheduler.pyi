@@ -48,6 +48,7 @@ class Scheduler:
         encoder_capacity: int = 0,
         hash_bits: int = 128,
         first_step: int = 0,
+        whole_prompts: bool = False,
     ) -> None: ...
     def add(
         self,

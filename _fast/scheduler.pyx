@@ -29,7 +29,7 @@ cdef class Scheduler:
     def __init__(self, *, int32_t max_slots, int32_t max_rows, int32_t max_tokens, int32_t max_model_len,
                  int32_t num_blocks, int32_t block_size, groups=((0, 0),), bint prefix_caching=True,
                  bytes hash_key=bytes(16), int32_t policy=0, int32_t max_chunk=0, int32_t encoder_budget=0,
-                 int32_t encoder_capacity=0, int hash_bits=128, int64_t first_step=0):
+                 int32_t encoder_capacity=0, int hash_bits=128, int64_t first_step=0, bint whole_prompts=False):
         if max_rows < 1 or max_slots < max_rows or max_tokens < max_rows:
             raise ValueError(
                 f"max_slots={max_slots}, max_rows={max_rows}, max_tokens={max_tokens}: rows are at least 1, and "
@@ -48,6 +48,9 @@ cdef class Scheduler:
         self.block_size = block_size
         self.max_chunk = min(max_chunk, max_tokens) if max_chunk else max_tokens
         self.by_priority = policy == 1
+        self.whole_prompts = whole_prompts
+        if whole_prompts and self.max_chunk < max_model_len:
+            raise ValueError(f"a step takes {self.max_chunk} tokens of a prompt: whole ones have up to {max_model_len}")
         self.next_step = first_step
         self.pool = BlockPool(num_blocks)
         self.index = PrefixIndex(num_blocks if prefix_caching else 2, block_size, hash_key, hash_bits)
@@ -293,7 +296,7 @@ cdef class Scheduler:
         if self.seqs.num_spans[slot]:
             count = self.encoder.limit(self.seqs, slot, start, count)
         cdef int32_t changed = self.tables.blocks_for(start + count) * self.num_groups
-        if count <= 0 or changed > self.updates_left:
+        if count <= 0 or changed > self.updates_left or (self.whole_prompts and start + count < known):
             return False
         if self.tables.attach(slot, hit) < 0 or self.tables.grow(slot, start + count) < 0:
             self.tables.release(slot)

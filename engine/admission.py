@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import secrets
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -59,10 +60,15 @@ class Admission:
         self.fresh: set[int] = set()  # slots of which the loop has heard nothing yet
         self.refused: dict[int, EngineError] = {}  # by the engine's number: until the loop has it
         self._slot_of: dict[int, int] = {}  # by the engine's number
+        self._backlog: OrderedDict[int, tuple[Request, int]] = OrderedDict()  # inputs without a slot: by number
         self._siblings: dict[int, tuple[Request, list[int]]] = {}  # first choice -> the ones that wait for it
 
     def submit(self, request: Request, first_id: int) -> None:
         """Adds a request's choices; choices that cannot be added are `refused`."""
+        if request.pooling is not None:
+            self._backlog.update((first_id + k, (request, k)) for k in range(request.n))
+            self._admit_backlog()
+            return
         wait = request.n > 1 and self._share and request.sampling.prompt_logprobs is None
         if not wait:
             for k in range(request.n):
@@ -71,6 +77,13 @@ class Admission:
             self._siblings[first_id] = (request, list(range(1, request.n)))
         else:
             self.refused |= dict.fromkeys(range(first_id, first_id + request.n), self.refused[first_id])
+
+    def _admit_backlog(self) -> None:
+        """Inputs that wait for a slot take those that are free, in the order in which they came."""
+        room = self._scheduler.max_slots - len(self.rows)
+        while self._backlog and room > 0:
+            device_id, (request, k) = self._backlog.popitem(last=False)
+            room -= self._admit(request.input(k), device_id, 0)
 
     def release_siblings(self, first_id: int) -> None:
         """Adds the choices that waited for `first_id`."""
@@ -82,6 +95,7 @@ class Admission:
     def abort(self, device_id: int) -> None:
         """Ends one choice; waiting siblings of an aborted first choice join now."""
         self._forget_sibling(device_id)
+        self._backlog.pop(device_id, None)
         if device_id in self._slot_of:
             self._leave(device_id)
         self.release_siblings(device_id)
@@ -95,6 +109,8 @@ class Admission:
             _forget(self._executor.reset, slot, self._poison)
         for entry, dead in self._scheduler.take_evicted():
             _forget(self._encoder.evict, entry, dead)
+        if self._backlog:
+            self._admit_backlog()
 
     def may_restart(self) -> np.ndarray:
         """uint8 [max_slots]: slots of which nothing has been told, and that have not started over before."""
@@ -117,6 +133,7 @@ class Admission:
         """Rows staged here; zero when idle."""
         return {
             "live_rows": len(self.rows),
+            "backlog": len(self._backlog),
             "siblings": sum(len(choices) for _, choices in self._siblings.values()),
         } | self._executor.ledger()
 
@@ -180,7 +197,7 @@ class Admission:
                 root=root,
                 keys=keys,
                 media=media,
-                read_cache=params.prompt_logprobs is None,
+                read_cache=params.prompt_logprobs is None and not (request.pooling and request.pooling.per_token),
             )
         finally:
             for entry in made if slot < 0 else ():

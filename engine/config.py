@@ -26,6 +26,8 @@ class EngineConfig:
     model_impl: Literal["auto", "native", "transformers"] = "auto"  # auto: transformers where we have no file
     quantization: str = ""  # "": as the checkpoint is; fp8: made of a checkpoint's floats
     hf_overrides: Mapping[str, Any] = field(default_factory=dict)  # values over those of config.json
+    runner: Literal["auto", "generate", "pooling"] = "auto"  # tokens, or a vector or scores for each input
+    pooler: Mapping[str, Any] = field(default_factory=dict)  # over what the checkpoint says of pooling
     without_media: tuple[str, ...] = ()  # what no prompt will hold: towers for nothing else are not built
     seed: int = 0  # of dummy weights and of requests without a seed
     max_model_len: int = 0  # tokens; 0 = what the checkpoint holds

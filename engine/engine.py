@@ -285,6 +285,7 @@ class Engine:
             self.stats.prompt_tokens += len(stream.request.prompt_token_ids)
             self.stats.cached_tokens += delta.cached_tokens
         if finish is not FinishReason.NONE:
+            delta.pooled = output.pooled.get(row)
             del self._routes[device_id]
         stream.feed(delta)
 

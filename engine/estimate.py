@@ -51,7 +51,9 @@ class Estimate:
 def estimate(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
     """Raises ConfigError where the start would; `shards`: None with random weights."""
     device = choose_device(config.device)
-    model_config = load_model_config(config.model, config.hf_overrides, config.without_media, config.model_impl)
+    model_config = load_model_config(
+        config.model, config.hf_overrides, config.without_media, config.model_impl, config.runner, config.pooler
+    )
     model_config = requested(model_config, config.quantization)
     dtype = resolve_dtype(model_config, config.dtype, device)
     sizes = sizes_of(config, model_config, device)
@@ -61,7 +63,7 @@ def estimate(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
     kept = shards and device == "cpu" and model_config.implementation == "native" and config.quantization != "fp8"
     weights = _host_bytes(shards, names, dtype) if shards and kept else weight_bytes(model)
     memory = None if device == "cpu" else device_memory(device)
-    layout = CacheLayout(model.cache_specs(), config.block_size)
+    layout = CacheLayout(model.cache_specs(), sizes.block_size)
     longest = layout.blocks_for(sizes.max_model_len, sizes.max_chunk)
     if memory is None:
         blocks = host_blocks(config, layout, longest, sizes.max_rows, weights)
@@ -76,7 +78,7 @@ def estimate(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
         quantised=form_line(model),
         num_tensors=len(names),
         weight_bytes=weights,
-        kv_bytes=len(layout.groups) * layout.block_bytes * 1000 // config.block_size,
+        kv_bytes=len(layout.groups) * layout.block_bytes * 1000 // sizes.block_size,
         context=context,
         context_bytes=each * layout.block_bytes,
         num_blocks=blocks - 1,

@@ -44,10 +44,11 @@ class FailureCount:
 class TokenBudget:
     """How many tokens a step may have: half of the most for SMALLER_STEPS after one for which there was no room."""
 
-    __slots__ = ("_most", "_whole_from")
+    __slots__ = ("_least", "_most", "_whole_from")
 
-    def __init__(self, max_tokens: int) -> None:
-        self._most = max_tokens
+    def __init__(self, max_tokens: int, least: int = 1) -> None:
+        """`least`: what a step must hold, since prompts are computed as a whole."""
+        self._most, self._least = max_tokens, least
         self._whole_from = 0  # the first step that may have all of them again
 
     def halve(self, next_step: int) -> int:
@@ -57,4 +58,4 @@ class TokenBudget:
 
     def of(self, step_id: int) -> int:
         """Tokens of a step, but for one of each row that decodes."""
-        return self._most if step_id >= self._whole_from else self._most // 2
+        return self._most if step_id >= self._whole_from else max(self._most // 2, self._least)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from engine.errors import RequestError
 from engine.request import Request, SamplingParams
 
@@ -26,13 +28,17 @@ class Limits:
     max_logprobs: int
     encoder_capacity: int  # tower rows that one item may have
     modalities: tuple[str, ...]
+    pooled_width: int = 0  # numbers of a pooled line
+    pools: bool = False  # it makes an array of each input, and no tokens
     picture_bytes: int = 0  # of a decoded picture that the device still scales and cuts itself; 0: it wants patches
 
 
 def check(request: Request, limits: Limits) -> None:
     """Raises RequestError naming what was got, what is allowed and how to fix it."""
     ids = request.prompt_token_ids
-    count = len(ids)
+    if (request.pooling is None) is limits.pools:
+        raise RequestError(f"this engine {'pools its inputs' if limits.pools else 'generates'}; the request does not")
+    count = len(ids) if request.pooling is None else _shortest_or_longest(request.pooling.starts, request.n, len(ids))
     if count == 0:
         raise RequestError("the prompt has no tokens; send at least one")
     # The last token of an answer is never computed, so one may follow a prompt that fills the context.
@@ -50,6 +56,14 @@ def check(request: Request, limits: Limits) -> None:
         raise RequestError(f"n={request.n}; ask for at least 1")
     _check_media(request, limits)
     _check_sampling(request.sampling, limits)
+
+
+def _shortest_or_longest(starts: np.ndarray, n: int, count: int) -> int:
+    """Tokens of the longest input; 0 where one has none."""
+    lengths = np.diff(starts)
+    if len(lengths) != n or starts[0] != 0 or starts[-1] != count:
+        raise RequestError(f"{len(lengths)} inputs with {starts[-1]} tokens for n={n} and {count} tokens")
+    return 0 if lengths.min() < 1 else int(lengths.max())
 
 
 def _check_media(request: Request, limits: Limits) -> None:

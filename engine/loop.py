@@ -129,7 +129,7 @@ class DeviceThread:
                 runtime = self._runtime = load_runtime(self._config, self._startup)
                 executor = runtime.executor
                 self._pace = Pace(runtime.sizes.max_tokens, executor.tile, executor.fullness)
-                self._budget = TokenBudget(runtime.sizes.max_tokens)
+                self._budget = TokenBudget(runtime.sizes.max_tokens, runtime.sizes.least_tokens)
                 self._settler = Settler(runtime, self._pace, self._budget)
                 self._steady = runtime.steady(self._inbox)
             except BaseException as error:

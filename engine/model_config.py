@@ -129,6 +129,47 @@ class TextConfig:
     logit_softcap: float = 0.0  # cap * tanh(logit / cap); 0 = none
 
 
+# Which hidden states of an input become its result: the last token's, the first token's, or a sum over all tokens.
+PoolingKind = Literal["last", "cls", "mean", "max", "mean_sqrt_len", "weighted_mean"]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLayer:
+    """One layer behind pooling: norm(activation(W x + b)), in float32."""
+
+    module: str  # the name of its tensors: "score", or "linear" in a folder of its own
+    in_features: int
+    out_features: int
+    bias: bool = False
+    activation: str = "identity"  # a name in engine/pooling/heads
+    folder: str = ""  # below the checkpoint's, of a layer with a file of its own; "": the checkpoint's own files
+    norm: str = ""  # the name of a LayerNorm's tensors; "": none
+    norm_eps: float = 0.0
+    token_ids: tuple[int, ...] = ()  # W is not in the files: the language model's head, row [0] minus row [1]
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingConfig:
+    """What a checkpoint that makes vectors or scores computes behind its body."""
+
+    task: Literal["embed", "classify"]
+    kind: PoolingKind
+    activation: Literal["normalize", "identity", "sigmoid", "softmax"]  # of the result, applied by the server
+    layers: tuple[HeadLayer, ...] = ()
+    labels: tuple[str, ...] = ()  # classify: by number
+    bidirectional: bool = False  # each token attends to all: a prompt is computed in one step and leaves no cache
+    max_tokens: int = 0  # of an input, as sentence_bert_config.json says; 0: what the body holds
+    dimensions: tuple[int, ...] | None = ()  # to which vectors may be cut; (): any, None: no cut is allowed
+    prompts: Mapping[str, str] = field(default_factory=dict)  # texts before an input, by name
+    default_prompt: str | None = None
+    template: str = ""  # of pairs, a name in server/pooling/pairs; "": the tokenizer's own pairs
+
+    @property
+    def whole(self) -> bool:
+        """Whether an input's tokens are computed in one step: later ones would not find the states of earlier ones."""
+        return self.bidirectional or self.kind != "last"
+
+
 class TowerConfig(Protocol):
     """What is known of every tower before it is built."""
 
@@ -164,6 +205,7 @@ class ModelConfig:
     left_out: bool = False  # towers that the checkpoint has are not built: their weights are not read
     lead: int = 0  # tokens of sound that every prompt begins with
     max_model_len: int = 0  # tokens of context that are served; 0: max_position
+    pooling: PoolingConfig | None = None  # None: the model generates
 
     @property
     def modalities(self) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ class StepOutput:
     firsts: dict[int, First] = field(default_factory=dict)  # by place: cached tokens, seconds queued, prompt log-probs
     invalid: dict[int, EngineError] = field(default_factory=dict)  # places that end alone, and what they are told
     error: EngineError | None = None  # of every row that ends with ERROR, when the step failed
+    pooled: dict[int, np.ndarray] = field(default_factory=dict)  # by place: of rows that end with an array
     start: int = 0  # how far the loop has delivered
 
     def add(self, device_id: int, token: int, finish: int) -> int:

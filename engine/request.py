@@ -8,8 +8,8 @@ Everything here is meaning-free for `_fast`: by the time rows are scheduled only
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -118,8 +118,20 @@ class MediaInput:
 
 
 @dataclass(frozen=True, slots=True)
+class PoolingParams:
+    """The inputs of a request that wants an array for each of them: choice k is input k."""
+
+    starts: np.ndarray  # int64 [n + 1]: where each input begins among the request's token ids, and where the last ends
+    seconds: np.ndarray | None = None  # int32 [n]: where in each input the second text of a pair begins; 0: no pair
+    per_token: bool = False  # a line for every token; else one line
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
-    """One prompt on its way to the device thread; `sampling` holds for each of its `n` choices."""
+    """One prompt on its way to the device thread; `sampling` holds for each of its `n` choices.
+
+    With `pooling` it is n inputs, one after the other in prompt_token_ids, and makes no tokens.
+    """
 
     prompt_token_ids: np.ndarray  # int32 [prompt_len], media placeholders already widened
     sampling: SamplingParams
@@ -131,6 +143,15 @@ class Request:
     cache_salt: bytes = b""  # scope (key) and salt; requests share cached prefixes only when equal
     arrival: float = 0.0  # time.monotonic() seconds
     grammar: Grammar | None = None  # what the answers must look like; each choice gets a matcher of its own
+    pooling: PoolingParams | None = None
+
+    def input(self, k: int) -> Request:
+        """Input k of a request with `pooling`, as a request of its own."""
+        assert self.pooling is not None
+        start, end = self.pooling.starts[k : k + 2].tolist()
+        seconds = None if self.pooling.seconds is None else self.pooling.seconds[k : k + 1]
+        own = PoolingParams(np.array([0, end - start]), seconds, self.pooling.per_token)
+        return replace(self, prompt_token_ids=self.prompt_token_ids[start:end], n=1, pooling=own)
 
 
 @dataclass(slots=True)
@@ -157,4 +178,4 @@ class Delta:
     queued: float | None = None  # on the first delta of a choice: seconds from arrival to its first step
     prompt_logprobs: list[TokenLogprob | None] | None = None  # on the first delta of choice 0
     error: EngineError | None = None  # with ERROR
-    extra: dict[str, Any] = field(default_factory=dict)
+    pooled: np.ndarray | None = None  # float32, of an input that is pooled: [width], or [tokens, width]

@@ -41,6 +41,7 @@ from engine.request import Request, SamplingParams
 from engine.start_summary import summary
 from engine.step.cpu_executor import CpuExecutor
 from engine.step.executor import Executor, Sizes
+from engine.step.pooling_cpu import CpuPoolingExecutor
 from engine.trace import Span
 from engine.weights.files import open_checkpoint
 from engine.weights.load import load_weights, weight_bytes
@@ -54,6 +55,9 @@ log = logging.getLogger("omniloop.engine")
 
 CPU_ROWS, CPU_TOKENS = 64, 512  # defaults of max_num_seqs and max_num_batched_tokens on a CPU
 DEVICE_ROWS, DEVICE_TOKENS = 256, 2048  # and on an accelerator
+POOLING_ROWS, POOLING_TOKENS = 1024, 16384  # on an accelerator, of a model that pools: short texts fill a step
+CPU_POOLING_ROWS, CPU_POOLING_TOKENS = 256, 4096
+BACKLOG = 256  # inputs that wait for a slot, as a multiple of the slots
 Phase = Callable[[str], AbstractContextManager[None]]
 
 
@@ -69,31 +73,36 @@ class Runtime:
         self.limits = Limits(
             max_model_len=sizes.max_model_len,
             num_blocks=blocks - 1,
-            max_open=sizes.max_slots,
+            max_open=sizes.max_slots + (sizes.max_slots * BACKLOG if model_config.pooling else 0),
             vocab_size=model_config.text.vocab_size,
             num_embeddings=model_config.text.vocab_size,
             max_logprobs=config.max_logprobs,
             encoder_capacity=sizes.encoder_rows,
+            pooled_width=model.pooler.width(model_config.text.hidden_size) if model.pooler else 0,
+            pools=model_config.pooling is not None,
             modalities=tuple(name for name in model_config.modalities if name != "text"),
             picture_bytes=max((tower.picture_bytes(sizes.encoder_rows) for tower in each(model.towers)), default=0),
         )
+        # Of prompts that are computed as a whole, cached ones would lack the hidden states that are pooled.
+        caches_prefixes = config.enable_prefix_caching and not sizes.whole_prompts
         self.scheduler = Scheduler(
             max_slots=sizes.max_slots,
             max_rows=sizes.max_rows,
             max_tokens=sizes.max_tokens,
             max_model_len=sizes.max_model_len,
             num_blocks=blocks,
-            block_size=config.block_size,
+            block_size=sizes.block_size,
             groups=layout.tables,
-            prefix_caching=config.enable_prefix_caching,
+            prefix_caching=caches_prefixes,
             hash_key=secrets.token_bytes(16),
             policy=int(config.scheduling_policy == "priority"),
             max_chunk=sizes.max_chunk,
             encoder_budget=config.encoder_budget or max(sizes.max_tokens, 1024),
             encoder_capacity=sizes.encoder_rows,
+            whole_prompts=sizes.whole_prompts,
         )
         self._profile: DeviceProfile | None = None
-        self.admission = Admission(self.scheduler, executor, config.enable_prefix_caching, config.debug_poison)
+        self.admission = Admission(self.scheduler, executor, caches_prefixes, config.debug_poison)
 
     @property
     def next_plan(self) -> StepPlan:
@@ -164,7 +173,9 @@ def load_runtime(config: EngineConfig, startup: dict[str, float]) -> Runtime:
     torch.set_num_threads(1)
     cpu.set_num_threads(config.num_threads or usable_cores())
     with phase("config"):
-        model_config = load_model_config(config.model, config.hf_overrides, config.without_media, config.model_impl)
+        model_config = load_model_config(
+            config.model, config.hf_overrides, config.without_media, config.model_impl, config.runner, config.pooler
+        )
         model_config = requested(model_config, config.quantization)
         dtype = resolve_dtype(model_config, config.dtype, device)
         sizes = sizes_of(config, model_config, device)
@@ -209,22 +220,30 @@ def read_weights(config: EngineConfig, model: Model, accelerator: Accelerator | 
     line = ProgressLine()
     if accelerator is None:
         load_weights(model, config.model, config.load_format, None, config.seed, line)
+        _read_pooler(config, model, Placement(model.dtype, model.device))
         return
     check_weights(config, weight_bytes(model), accelerator.memory(), model.dtype)
     with enough_for("weights", accelerator.memory):
         placement = Placement(model.dtype, model.device, config.deterministic, accelerator.algorithms)
         load_weights(model, config.model, config.load_format, placement, config.seed, line)
+        _read_pooler(config, model, placement)
+
+
+def _read_pooler(config: EngineConfig, model: Model, placement: Placement) -> None:
+    if model.pooler is not None:
+        model.pooler.read_folders(config.model, config.load_format, placement, config.seed)
 
 
 def _on_host(config: EngineConfig, model: Model, sizes: Sizes, phase: Phase) -> Runtime:
     with phase("cache"):
-        layout = CacheLayout(model.cache_specs(), config.block_size)
+        layout = CacheLayout(model.cache_specs(), sizes.block_size)
         longest = layout.blocks_for(sizes.max_model_len, sizes.max_chunk)
         blocks = host_blocks(config, layout, longest, sizes.max_rows)
         context = fit_context(config, layout, sizes.max_model_len, sizes.max_chunk, blocks)
         sizes = replace(sizes, max_model_len=context)
         caches = layout.allocate(blocks, config.debug_poison)
-    return Runtime(config, model, CpuExecutor(config, model, sizes, layout, caches), sizes, layout, blocks)
+    kind = CpuExecutor if model.pooler is None else CpuPoolingExecutor
+    return Runtime(config, model, kind(config, model, sizes, layout, caches), sizes, layout, blocks)
 
 
 def open_accelerator(device: str) -> Accelerator | None:
@@ -233,14 +252,21 @@ def open_accelerator(device: str) -> Accelerator | None:
 
 
 def _on_device(config: EngineConfig, model: Model, sizes: Sizes, accelerator: Accelerator, phase: Phase) -> Runtime:
+
     from engine.step.device_executor import DeviceExecutor
+    from engine.step.pooling_device import DevicePoolingExecutor, PoolingStartup
     from engine.step.startup import Startup
 
     memory = accelerator.memory
     with phase("buffers"), enough_for("buffers", memory):
-        layout = CacheLayout(model.cache_specs(), config.block_size)
-        executor = DeviceExecutor(config, model, sizes, layout, accelerator)
-    start = Startup(executor)
+        layout = CacheLayout(model.cache_specs(), sizes.block_size)
+        executor: DeviceExecutor | DevicePoolingExecutor
+        if model.pooler is None:
+            executor = DeviceExecutor(config, model, sizes, layout, accelerator)
+            start = Startup(executor)
+        else:
+            executor = DevicePoolingExecutor(config, model, sizes, layout, accelerator)
+            start = PoolingStartup(executor)
     with phase("kernels"), enough_for("profiling", memory):
         start.compile(usable_cores())
     with phase("profile"), enough_for("profiling", memory):
@@ -281,15 +307,21 @@ def warm_up(runtime: Runtime) -> None:
 
 def sizes_of(config: EngineConfig, model_config: ModelConfig, device: str) -> Sizes:
     """Rows and tokens of a step, as flags say or the device suggests."""
-    host = device == "cpu"
-    rows = config.max_num_seqs or (CPU_ROWS if host else DEVICE_ROWS)
-    tokens = config.max_num_batched_tokens or (CPU_TOKENS if host else DEVICE_TOKENS)
+    host, pooling = device == "cpu", model_config.pooling
+    usual = (CPU_ROWS, CPU_TOKENS) if host else (DEVICE_ROWS, DEVICE_TOKENS)
+    if pooling is not None:
+        usual = (CPU_POOLING_ROWS, CPU_POOLING_TOKENS) if host else (POOLING_ROWS, POOLING_TOKENS)
+    rows, tokens = config.max_num_seqs or usual[0], config.max_num_batched_tokens or usual[1]
     held = model_config.max_position
     if config.max_model_len > held:
         raise ConfigError(
             f"--max-model-len {config.max_model_len}: this checkpoint holds {held}; ask for at most {held}"
         )
-    tokens = max(tokens, rows)
+    asked = config.max_model_len or held
+    if pooling is not None:
+        asked = config.max_model_len or min(held, pooling.max_tokens or held)
+    whole = pooling is not None and pooling.whole
+    tokens = max(tokens, rows, asked if whole else 0)
     beyond = [size for size in config.cudagraph_capture_sizes if not 1 <= size <= rows]
     if beyond:
         raise ConfigError(
@@ -300,8 +332,9 @@ def sizes_of(config: EngineConfig, model_config: ModelConfig, device: str) -> Si
         max_rows=rows,
         max_tokens=tokens,
         max_slots=rows + config.max_num_queued_reqs,
-        max_model_len=config.max_model_len or held,
-        max_chunk=min(config.max_prefill_chunk or tokens, tokens),
-        block_size=config.block_size,
+        max_model_len=asked,
+        max_chunk=tokens if whole else min(config.max_prefill_chunk or tokens, tokens),
+        block_size=asked if pooling is not None and pooling.bidirectional else config.block_size,
+        whole_prompts=whole,
         encoder_rows=config.encoder_cache_tokens or max(4 * tokens, 16384),
     )

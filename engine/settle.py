@@ -106,6 +106,7 @@ class Settler:
         output.ids, output.tokens, output.finishes, places = columns(plan)
         output.stats.num_sampled = len(output.tokens) - output.tokens.count(-1)
         output.logprobs = {places[row]: entry for row, entry in step.logprobs.items()}
+        output.pooled = {places[row]: array for row, array in step.pooled.items()}
         output.invalid = {places[row]: error for row, error in step.invalid.items()}
         admission.free_slots()  # before anything is added: a freed slot is taken again at once
         begun = [row for row in fresh if output.tokens[places[row]] >= 0 or output.finishes[places[row]]]

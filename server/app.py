@@ -16,18 +16,19 @@ from server.errors import not_found
 from server.http.edge import Edge, Gate
 from server.http.exchange import Exchanges
 from server.routes import (
-    absent,
     admin,
     audio,
     chat,
     completion,
     dev,
     docs,
+    embeddings,
     health,
     messages,
     models,
     playground,
     render,
+    rerank,
     responses,
     stored_responses,
     tokenize,
@@ -37,7 +38,7 @@ from server.state import AppState
 
 FAMILIES = (
     chat, completion, audio, messages, responses, stored_responses, models, health, tokenize, render, tokens, admin,
-    absent,
+    embeddings, rerank,
 )  # fmt: skip
 
 

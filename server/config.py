@@ -14,6 +14,7 @@ from typing import Any, Literal
 from engine.config import EngineConfig, LogprobsMode
 from engine.request import Modality
 from mm.limits import MediaLimits
+from server.pooling.flags import PoolingFlags
 
 EMBEDDED = Path(__file__).parent / "embedded"
 MIB = 1 << 20
@@ -293,6 +294,7 @@ class Config:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     traces: TracesConfig = field(default_factory=TracesConfig)
+    pooling: PoolingFlags = field(default_factory=PoolingFlags)
 
     @property
     def folder(self) -> str:
@@ -331,6 +333,8 @@ class Config:
             model_impl=model.model_impl,
             hf_overrides=model.hf_overrides,
             without_media=self.without_media,
+            runner=self.pooling.runner,
+            pooler=self.pooling.pooler_config,
             seed=model.seed,
             max_model_len=model.max_model_len,
             block_size=cache.block_size,

@@ -126,7 +126,10 @@ def of_model(config: Config) -> Iterator[str]:
 
     folder = located(config, config.folder, hub_of(config), weights=False)
     check_folder(folder)
-    model = load_model_config(folder, config.model.hf_overrides, config.without_media, config.model.model_impl)
+    flags, pooling = config.model, config.pooling
+    model = load_model_config(
+        folder, flags.hf_overrides, config.without_media, flags.model_impl, pooling.runner, pooling.pooler_config
+    )
     text = model.text
     named = f"{model.architecture} ({family_of(model.architecture, model.implementation).name})"
     yield f"model: {named}, {len(text.layers)} layers of {text.hidden_size}, vocabulary {text.vocab_size}"

@@ -23,6 +23,7 @@ from server.config import ChatConfig, Config
 from server.metrics import exposition
 from server.output.parser import Parsers
 from server.output.parser_choice import check_names, choose_parsers
+from server.render.frames import Frames
 from server.sampling import Vocabulary, defaults_from
 from server.state import AppState
 
@@ -81,7 +82,10 @@ def located(config: Config, name: str, hub: Hub, weights: bool) -> str:
     from server.hub import fetch
 
     def check(folder: Path) -> None:
-        load_model_config(folder, config.model.hf_overrides, config.without_media, config.model.model_impl)
+        model, flags = config.model, config.pooling
+        load_model_config(
+            folder, model.hf_overrides, config.without_media, model.model_impl, flags.runner, flags.pooler_config
+        )
 
     return str(fetch(name, hub, weights, check if weights else None))
 
@@ -109,6 +113,8 @@ async def load(state: AppState) -> None:
         text.cancel()
     if state.config.model.skip_tokenizer_init:
         state.tokenizer = no_tokenizer(state)
+    if state.engine.limits.pools and not state.config.model.skip_tokenizer_init:
+        state.frames = await in_pool(state, "frames", lambda: Frames.of(state.tokenizer))
     state.renderer = await in_pool(state, "template", lambda: make_renderer(state))
     state.parsers = await in_pool(state, "parsers", lambda: make_parsers(state))
     state.media = await in_pool(state, "media", lambda: make_loader(state))

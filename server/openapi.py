@@ -21,13 +21,13 @@ from server.schema.chat import ChatBody
 from server.schema.completion import CompletionBody
 from server.schema.generate import GenerateBody
 from server.schema.messages import CountBody, MessagesBody
+from server.schema.pooling import ClassifyBody, EmbeddingBody, PoolingBody, RerankBody, ScoreBody
 from server.schema.responses import ResponsesBody
 from server.schema.tokenize import AbortBody, DetokenizeBody, TokenizeBody
 
 REFERENCE = "#/components/schemas/{name}"
 READ = (200, 400, 401, 403, 404, 421, 429, 431, 500, 503)
 WORK = (*READ, 408, 413, 415, 422, 501, 504)
-ABSENT = (*WORK[1:],)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,6 @@ def work(summary: str, body: type[msgspec.Struct], streams: bool = False) -> Ope
 
 def upload(summary: str, form: type[msgspec.Struct]) -> Operation:
     return Operation(summary, form, streams=True, statuses=WORK, sent_as="multipart/form-data")
-
-
-def other(summary: str) -> Operation:
-    """A route whose family this model does not serve."""
-    return Operation(summary, statuses=ABSENT)
 
 
 TABLE: dict[tuple[str, str], Operation] = {
@@ -91,14 +86,14 @@ TABLE: dict[tuple[str, str], Operation] = {
     ("GET", "/metrics"): Operation("Prometheus text", media="text/plain"),
     ("GET", "/openapi.json"): Operation("This description"),
     ("GET", "/docs"): Operation("This description, to read", media="text/html"),
-    ("POST", "/v1/embeddings"): other("Embeddings: not served by a model that generates"),
-    ("POST", "/pooling"): other("Pooling: not served by a model that generates"),
-    ("POST", "/classify"): other("Classes: not served by a model that generates"),
-    ("POST", "/score"): other("Scores: not served by a model that generates"),
-    ("POST", "/v1/score"): other("Scores: not served by a model that generates"),
-    ("POST", "/rerank"): other("Ranks: not served by a model that generates"),
-    ("POST", "/v1/rerank"): other("Ranks: not served by a model that generates"),
-    ("POST", "/v2/rerank"): other("Ranks: not served by a model that generates"),
+    ("POST", "/v1/embeddings"): work("Vectors of texts", EmbeddingBody),
+    ("POST", "/pooling"): work("What a pooling model makes of texts, or of their tokens", PoolingBody),
+    ("POST", "/classify"): work("Classes of texts", ClassifyBody),
+    ("POST", "/score"): work("Scores of pairs", ScoreBody),
+    ("POST", "/v1/score"): work("Scores of pairs", ScoreBody),
+    ("POST", "/rerank"): work("Documents by how well they answer a query", RerankBody),
+    ("POST", "/v1/rerank"): work("Documents by how well they answer a query", RerankBody),
+    ("POST", "/v2/rerank"): work("Documents by how well they answer a query", RerankBody),
 }
 
 

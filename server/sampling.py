@@ -17,6 +17,7 @@ from server.config import Config, LimitsConfig
 from server.errors import ApiError, invalid, not_here, shown
 from server.output.repetition import Repetition
 from server.schema.common import SamplingFields
+from server.schema.pooling import InputFields
 from server.structure import Structure, structure_of
 
 COLDEST = 0.01  # lower temperatures than this are treated as this
@@ -300,7 +301,7 @@ def stop_strings(body: SamplingFields, limits: LimitsConfig, vocabulary: Vocabul
     return tuple(stop)
 
 
-def salt_of(body: SamplingFields) -> str:
+def salt_of(body: SamplingFields | InputFields) -> str:
     """The client's cache_salt, checked."""
     salt = body.cache_salt
     if salt is None:
@@ -310,7 +311,7 @@ def salt_of(body: SamplingFields) -> str:
     return salt
 
 
-def priority_of(body: SamplingFields, config: Config, header: str = "") -> int:
+def priority_of(body: SamplingFields | InputFields, config: Config, header: str = "") -> int:
     """Lower goes first; only the priority policy looks at it. A gateway's header counts where the body is silent."""
     priority = body.priority or 0
     if body.priority is None and config.scheduler.scheduling_policy == "priority" and PRIORITY.match(header):

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from mm.load import MediaLoader
     from server.otel import Spans
     from server.render.chat import Renderer
+    from server.render.frames import Frames
     from server.render.tokenizer import Tokenizer
     from server.speech.whisper_tokens import WhisperTokens
 
@@ -62,6 +63,7 @@ class AppState:
     engine: Engine
     tokenizer: Tokenizer
     renderer: Renderer
+    frames: Frames  # what the tokenizer puts around inputs that are pooled
     parsers: Parsers  # of answers
     media: MediaLoader | None  # None: the model takes text only
     vocabulary: Vocabulary

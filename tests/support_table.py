@@ -17,7 +17,6 @@ from engine.weights.table import FLOATS
 from mm.processors.base import Processor
 from server.app import routes_of
 from server.config import Config
-from server.routes.absent import ABSENT
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 BEGIN, END = "<!-- support table: python -m tests.support_table -->\n", "<!-- end of the support table -->\n"
@@ -49,15 +48,13 @@ def processor_class(family: Family) -> type[Processor]:
     return getattr(importlib.import_module(f"mm.processors.{module}"), kind)
 
 
-def routes() -> tuple[list[str], list[str]]:
-    """Paths of the route table that work, and those that answer 501."""
-    served = {line.path.replace(":path", ""): None for line in routes_of(Config()) if line.path not in ABSENT}
-    return [f"`{path}`" for path in served], [f"`{path}`" for path in ABSENT]
+def routes() -> list[str]:
+    """Paths of the route table."""
+    return [f"`{path}`" for path in {line.path.replace(":path", ""): None for line in routes_of(Config())}]
 
 
 def support_table() -> str:
     """The block between README's marks."""
-    works, refused = routes()
     dtypes = ", ".join(str(dtype).removeprefix("torch.") for dtype in FLOATS)
     quantised = ", ".join(name for name in DIALECTS if " " not in name)
     kinds = [
@@ -65,7 +62,7 @@ def support_table() -> str:
         "|---|---|---|",
         f"| weights | safetensors in {dtypes}; Hugging Face and Mistral folders | {REFUSED_FORMATS} |",
         f"| quantised weights | {quantised}: {READ_CODES} | {REFUSED_CODES} |",
-        f"| routes | {', '.join(works)} | {', '.join(refused)} |",
+        f"| routes | {', '.join(routes())} | those of the other kind of model (501) |",
     ]
     return architectures() + "\n\n" + "\n".join(kinds) + "\n"
 

@@ -82,6 +82,7 @@ FLOORS = (
     ("memory", "device", "cache", "checkpoint", "grammar", "sampling", "weights", "quant"),
     ("layers",),
     ("batch", "encoders"),
+    ("pooling",),
     ("models",),
     ("pace", "step", "start_summary"),
     ("admission", "steady", "runtime", "settle"),

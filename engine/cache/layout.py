@@ -61,7 +61,13 @@ class CacheLayout:
             for layer in group.layers:
                 self.group_of[layer] = number
         used = sum(spec.block_bytes(block_size) for spec in specs)
-        self._check_padding(1 - used / (len(self.groups) * self.block_bytes))
+        if self.keeps:
+            self._check_padding(1 - used / (len(self.groups) * self.block_bytes))
+
+    @property
+    def keeps(self) -> bool:
+        """Whether a block has bytes: models that compute a prompt in one step keep nothing."""
+        return self.block_bytes > 0
 
     @property
     def tables(self) -> list[tuple[int, int]]:

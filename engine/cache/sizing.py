@@ -31,6 +31,8 @@ def host_blocks(config: EngineConfig, layout: CacheLayout, longest: int, rows: i
 
     `longest`: blocks that one context takes; `promised`: bytes of weights that are yet to come.
     """
+    if not layout.keeps:
+        return _empty_blocks(rows)
     if config.num_gpu_blocks_override:
         return config.num_gpu_blocks_override + 1
     free = available_memory() - promised
@@ -61,6 +63,8 @@ def device_blocks(
     `peak_bytes`: what the largest step takes beyond what is live now; `graph_bytes`: what captured graphs will hold;
     `memory`: now, with the weights in place and nothing of a step alive; None asks the current device.
     """
+    if not layout.keeps:
+        return _empty_blocks(rows)
     memory = memory or device_memory()
     share = utilization(config)
     size = layout.block_bytes
@@ -88,6 +92,11 @@ def device_blocks(
         max_model_len,
     )
     return count + 1
+
+
+def _empty_blocks(rows: int) -> int:
+    """Blocks without bytes: one for each row, and as many more, since the scheduler keeps some back for rows."""
+    return 2 * rows + 2
 
 
 def check_weights(

@@ -71,6 +71,25 @@ class FullSpec(KeyValueSpec):
 
 
 @dataclass(frozen=True, slots=True)
+class NothingSpec:
+    """Nothing is kept: of models that compute a prompt in one step. A slot holds one block of no bytes."""
+
+    @property
+    def kind(self) -> int:
+        return KIND_FULL
+
+    @property
+    def window(self) -> int:
+        return 0
+
+    def block_bytes(self, block_size: int) -> int:
+        return 0
+
+    def views(self, pages: Tensor, block_size: int) -> LayerCache:
+        return ()
+
+
+@dataclass(frozen=True, slots=True)
 class SlidingSpec(KeyValueSpec):
     """Only the last `window` tokens, the newest included, are read."""
 

@@ -69,7 +69,7 @@ class Embedding:
 
     table: Tensor  # [vocab_size, hidden_size], dtype of the checkpoint where that is exact
 
-    def __init__(self, vocab_size: int, hidden_size: int, head: Head) -> None:
+    def __init__(self, vocab_size: int, hidden_size: int, head: Head | None) -> None:
         self.vocab_size = vocab_size
         self.hidden_size = hidden_size
         self.head = head
@@ -88,5 +88,5 @@ class Embedding:
         self.dtype = placement.dtype
         # On a CPU the piece is a view of the file; on an accelerator it is the loader's and from now on the model's.
         self.table = piece.to(placement.device, weight_dtype(piece.dtype, placement), copy=piece.is_cpu)
-        if self.head.tied:
+        if self.head is not None and self.head.tied:
             self.head.fill({"weight": [self.table]}, placement)

@@ -18,6 +18,7 @@ from engine.batch import Batch
 from engine.cache.spec import CacheSpec
 from engine.encoders.tower import Tower
 from engine.model_config import ModelConfig
+from engine.pooling.heads import Pooler
 from engine.request import Modality
 from engine.weights.table import Table
 
@@ -26,11 +27,13 @@ class Model(ABC):
     """One architecture, built for one checkpoint."""
 
     WEIGHTS: ClassVar[Table]
+    reads_pairs: ClassVar[bool] = False  # tokens of an input's second text have embeddings of their own
 
     config: ModelConfig
     dtype: torch.dtype  # of activations and caches
     device: str
     towers: Mapping[Modality, Tower]  # by what they encode; empty for text only
+    pooler: Pooler | None = None  # of a model that makes vectors or scores in the place of tokens
 
     def weight_table(self) -> Table:
         """WEIGHTS as this checkpoint needs them."""

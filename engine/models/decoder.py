@@ -31,6 +31,7 @@ from engine.layers.rope import Rope, RopeTable
 from engine.layers.stream import Stream
 from engine.model_config import ModelConfig
 from engine.models.base import Model
+from engine.pooling.heads import Pooler
 from engine.request import Modality
 from engine.weights.table import Table
 
@@ -61,8 +62,10 @@ class Decoder(Model):
         self.towers: dict[Modality, Tower] = {}
         self.vision: Tower | None = None
         self.table = self.WEIGHTS
-        self.head = Head(text.vocab_size, text.hidden_size, text.tie_embeddings)
+        self.head = None if config.pooling else Head(text.vocab_size, text.hidden_size, text.tie_embeddings)
         self.embed = Embedding(text.vocab_size, text.hidden_size, self.head)
+        if config.pooling is not None:
+            self.pooler = Pooler(config.pooling, self.embed, text.vocab_size, text.tie_embeddings)
         self.norm = stream_norm(text)
         self.layers = [self.layer(number) for number in range(len(text.layers))]
         self._numbers = list(range(len(text.layers)))  # of the layers that forward runs
@@ -80,6 +83,8 @@ class Decoder(Model):
         """Called behind every layer that was run to its end: for models that add to the stream or read it there."""
 
     def weight_table(self) -> Table:
+        if self.pooler is not None:
+            return self.pooler.table(self.table)
         if not self.config.text.tie_embeddings:
             return self.table
         # Some tied checkpoints hold the embedding a second time.
@@ -129,6 +134,7 @@ class Decoder(Model):
         return self.embed(batch.token_ids)
 
     def logits(self, hidden: Tensor) -> Tensor:
+        assert self.head is not None, "a model with a pooler has no head"
         logits = self.head(hidden)
         scale, cap = self.config.text.logit_scale, self.config.text.logit_softcap
         if scale != 1.0:

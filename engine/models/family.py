@@ -11,9 +11,14 @@ from dataclasses import dataclass, field
 
 import torch
 
+from engine.checkpoint.pooling import Form
 from engine.checkpoint.section import Section
-from engine.model_config import ModelConfig, TextConfig, TowerConfig
+from engine.model_config import HeadLayer, ModelConfig, TextConfig, TowerConfig
 from engine.models.base import Model
+
+
+def _zero(body: Section) -> int:
+    return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,4 +33,7 @@ class Family:
     processor: str | Callable[[Section], str] = ""
     keys: Mapping[str, str] = field(default_factory=dict)  # of the decoder's section -> Llama's word for the same
     lead: Callable[[Section], int] | None = None  # rows of sound that begin every prompt; its tower has no section
+    # Of encoders, whose tokens attend to all others: the layers of a classifier of this form; None: a decoder.
+    head: Callable[[Section, Form], tuple[HeadLayer, ...]] | None = None
+    first_position: Callable[[Section], int] = _zero  # positions of the table that no token has
     section: str = ""  # the object of config.json that describes the model, where a checkpoint has several models

@@ -19,6 +19,7 @@ import torch
 
 from engine.checkpoint import config as common
 from engine.checkpoint.files import read_json, read_root
+from engine.checkpoint.pooling import Body, Form, read_pooling
 from engine.checkpoint.rope import max_position
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import complete
@@ -109,6 +110,10 @@ DECODERS = {
 }
 
 
+# What the classes of a decoder are called that end with something else than a language model's head.
+POOLED: dict[str, Form] = {"Model": "embed", "ForSequenceClassification": "score", "ForRewardModel": "reward"}
+
+
 def family_of(architecture: str, implementation: str = "native") -> Family:
     """The family of an architecture, that FAMILIES names where we have a file for it."""
     module = FAMILIES[architecture] if implementation == "native" else THROUGH
@@ -121,17 +126,20 @@ def load_model_config(
     overrides: Mapping[str, Any] | None = None,
     without: Collection[str] = (),
     implementation: str = "auto",
+    runner: str = "auto",
+    pooler: Mapping[str, Any] | None = None,
 ) -> ModelConfig:
     """Reads and checks the configuration of a checkpoint; ConfigError in one line when it cannot be served.
 
     `overrides`: values over those of config.json. `without`: media that no prompt will hold. `implementation`: native,
-    transformers, or auto: native where there is a file.
+    transformers, or auto: native where there is a file. `runner`: auto, generate or pooling; `pooler`: what
+    --pooler-config says.
     """
     folder = Path(folder)
     text_only = set(MODALITIES) <= set(without)
     root = common.with_quantisation(read_root(folder, overrides, text_only), folder)
     generation = read_json(folder / "generation_config.json", required=False)
-    architecture, implementation = _served(root, text_only, implementation)
+    architecture, form, implementation = _served(root, text_only, implementation)
     if "auto_map" in root.values:
         log.warning("%s names code to import (auto_map); it is ignored", folder / "config.json")
     common.refuse_quantized(root)
@@ -142,6 +150,12 @@ def load_model_config(
     with _named(architecture):
         text = family.text(body, outer)
         towers = _towers(family, outer, text, without)
+        under = Body(text.hidden_size, form, family.head is not None, family.head(body, form) if family.head else ())
+        pooling = read_pooling(folder, root, under, runner, pooler or {})
+    if pooling is not None and implementation != "native":
+        raise ConfigError(f"--runner pooling: {architecture} has no file of its own here; it can only generate")
+    if pooling is not None and towers:
+        raise ConfigError("config.json: this model sees or hears; pooling its texts alone needs --language-model-only")
     lead = family.lead(outer) if family.lead is not None else 0
     taken = {modality for tower in towers.values() for modality in tower.modalities}
     ids = common.media_token_ids(outer).items()
@@ -156,12 +170,13 @@ def load_model_config(
         eos_token_ids=common.drawable(
             common.eos_token_ids(generation, root.values, outer.values, body.values), text.vocab_size
         ),
-        max_position=lead + max(max_position(body, layer.rope) for layer in text.layers),
+        max_position=lead + max(max_position(body, layer.rope) for layer in text.layers) - family.first_position(body),
         torch_dtype=common.saved_dtype(root.values, outer.values, body.values),
         generation=common.generation_defaults(generation),
         raw=root.values,
         lead=lead,
         left_out=text_only or any(f"{name}_config" in outer.values and name not in towers for name in family.towers),
+        pooling=pooling,
     )
 
 
@@ -183,41 +198,50 @@ def build_model(
     return model
 
 
-def _served(root: Section, text_only: bool, implementation: str) -> tuple[str, str]:
+def _served(root: Section, text_only: bool, implementation: str) -> tuple[str, Form, str]:
     """The architecture and how it is served: by a file of ours, or else through transformers."""
     named = [str(name) for name in root.items("architectures", ())]
-    spelled = {name.lower() for name in FAMILIES}
-    if implementation == "native" or (implementation == "auto" and any(name.lower() in spelled for name in named)):
-        return _architecture(root, text_only), "native"
+    if implementation == "native" or (implementation == "auto" and any(map(_own, named))):
+        return *_architecture(root, text_only), "native"
     if importlib.util.find_spec("transformers") is not None:
         from engine.models.transformers_backend.skeleton import known  # imports transformers, which takes seconds
 
         for name in named:
             if name in known():
-                return name, "transformers"
+                return name, "generate", "transformers"
     elif implementation == "transformers":
         raise ConfigError('--model-impl transformers: needs pip install "omniloop[transformers]"')
     if implementation == "transformers":
         got = ", ".join(named) or "none"
         raise ConfigError(f"--model-impl transformers: {got} is no text decoder of the installed transformers")
-    return _architecture(root, text_only), "native"
+    return *_architecture(root, text_only), "native"
 
 
-def _architecture(root: Section, text_only: bool) -> str:
-    """The name in FAMILIES; where nothing but text is wanted, of the decoder inside a model that has no name there."""
+def _architecture(root: Section, text_only: bool) -> tuple[str, Form]:
+    """The name in FAMILIES, and what the class makes; where nothing but text is wanted, of the decoder inside a model
+    that has no name there."""
     named = root.items("architectures", ())
-    spelled = {name.lower(): name for name in FAMILIES}  # the first files say LLaMAForCausalLM
     for name in named:
-        if str(name).lower() in spelled:
-            return spelled[str(name).lower()]
+        if (found := _own(str(name))) is not None:
+            return found
     inside = root.values.get("text_config")
     decoder = DECODERS.get(str(inside.get("model_type"))) if isinstance(inside, dict) else None
     if decoder and text_only:
         log.info("%s without its towers is served as %s", ", ".join(map(str, named)), decoder)
-        return decoder
+        return decoder, "generate"
     got = ", ".join(map(str, named)) or f"none (model_type {root.values.get('model_type')!r})"
     alone = "; with --language-model-only its decoder is" if decoder else ""
     raise ConfigError(f"config.json: architecture {got} is not supported{alone}; supported are {', '.join(FAMILIES)}")
+
+
+def _own(name: str) -> tuple[str, Form] | None:
+    """The name in FAMILIES of an architecture for which we have a file, and what the class makes."""
+    spelled = {name.lower(): name for name in FAMILIES}  # the first files say LLaMAForCausalLM
+    ending = next((ending for ending in POOLED if name.endswith(ending)), "")
+    if found := spelled.get(name.lower()):
+        return found, POOLED[ending] if ending and family_of(found).head is not None else "generate"
+    causal = name.removesuffix(ending) + "ForCausalLM"
+    return (causal, POOLED[ending]) if ending and causal in FAMILIES else None
 
 
 def _towers(family: Family, outer: Section, text: TextConfig, without: Collection[str]) -> dict[str, TowerConfig]:

@@ -83,6 +83,8 @@ class StepBuffers:
 
     def _work(self, num_blocks: int) -> WorkList:
         sizes = self._sizes
+        if not self._layout.keeps:  # nothing reads the list
+            return empty_list(1, 1, 2, self._heads, self._head_dim, self.tokens.device)
         parts = max_parts(num_blocks, sizes.block_size, sizes.max_rows)
         return empty_list(sizes.max_rows, sizes.max_tokens, parts, self._heads, self._head_dim, self.tokens.device)
 
@@ -92,6 +94,8 @@ class StepBuffers:
         step_inputs(
             self.inputs, self.slots, self.records, sizes.max_rows, sizes.max_tokens, sizes.block_size, self._vocab
         )  # fmt: skip
+        if not self._layout.keeps:
+            return
         meta = self._meta(0, sizes.max_tokens, sizes.max_rows, False)  # rows are cut alike in every group
         fill_list(self.work, meta, self._heads_per_kv, self._invariant)
 

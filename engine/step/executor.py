@@ -29,6 +29,12 @@ class Sizes:
     block_size: int  # tokens in a KV block
     encoder_rows: int  # tower rows that one item may have
     width: int = 1  # tokens that a row may bring home from one step
+    whole_prompts: bool = False  # a prompt is computed in one step
+
+    @property
+    def least_tokens(self) -> int:
+        """Tokens that every step must have room for."""
+        return self.max_model_len if self.whole_prompts else 1
 
     @property
     def max_blocks(self) -> int:

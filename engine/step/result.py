@@ -44,6 +44,7 @@ class StepResult:
     tokens: np.ndarray | None = None  # int32 [num_rows, width]: runs; -1 in rows without a valid sample
     invalid: dict[int, EngineError] = field(default_factory=dict)  # errors of plan rows that end alone
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by plan row
+    pooled: dict[int, np.ndarray] = field(default_factory=dict)  # by plan row: float32 arrays that nobody writes again
     lines: Lines | None = None  # which tokens rows with grammars may choose
     redone: list[int] = field(default_factory=list)  # slots whose sample in the step behind this one is dropped
     stopped: list[int] = field(default_factory=list)  # plan rows that their grammar ends

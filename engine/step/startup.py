@@ -46,7 +46,7 @@ class Startup:
     def __init__(self, executor: DeviceExecutor) -> None:
         self._executor = executor
         self._config, self._sizes, self._accelerator = executor.config, executor.sizes, executor.accelerator
-        self._model, self._buffers, self._sampler = executor.model, executor.buffers, executor.sampler
+        self._model, self._buffers = executor.model, executor.buffers
         self._launcher, self._layout = executor.launcher, executor.layout
 
     def compile(self, threads: int) -> None:
@@ -100,7 +100,7 @@ class Startup:
     def _warm_up_rules(self) -> None:
         """Every kernel of special rows, and of prompts with log-probabilities: more rows than a step may have."""
         buffers, project = self._buffers, self._model.logits
-        self._sampler.warm_up(buffers.inputs, project(buffers.sampled_hidden[:1]), buffers.tokens)
+        self._executor.sampler.warm_up(buffers.inputs, project(buffers.sampled_hidden[:1]), buffers.tokens)
         most = min(CHUNK, self._sizes.max_tokens)
         hidden = buffers.sampled_hidden.new_zeros(most, buffers.sampled_hidden.shape[1])
         for count in one_size_per_doubling(list(range(1, most + 1))):
@@ -118,7 +118,7 @@ class Startup:
             graphed = step if self._config.enforce_eager else max(step, self._accelerator.peak_of(self._small_towers))
         return device_blocks(
             self._config, self._layout, sizes.max_model_len, sizes.max_chunk, sizes.max_rows,
-            peak_bytes=peak + self._sampler.special_bytes(sizes.max_rows),
+            peak_bytes=peak + self._executor.sampler.special_bytes(sizes.max_rows),
             graph_bytes=graphed + GRAPH_BYTES,  # the graphs' pool holds the largest step once more
             memory=self._accelerator.memory(),
         )  # fmt: skip
@@ -155,7 +155,7 @@ class Startup:
         capture, launcher, sizes = self._accelerator.capture, self._launcher, self._sizes
         buffers = self._buffers
         self._accelerator.keep_pinned(PINNED_BYTES)
-        self._accelerator.keep(self._sampler.special_bytes(sizes.max_rows))
+        self._accelerator.keep(self._executor.sampler.special_bytes(sizes.max_rows))
         # First: the step that prep reads has no rows yet, as the rules' kernels want it.
         self._warm_up_rules()
         launcher.set_graph(GraphKind.PREP, 0, 1, capture(buffers.prep))

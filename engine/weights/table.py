@@ -111,7 +111,7 @@ def expand(table: Table, model: Any) -> dict[str, Place]:
 
 
 def _walk(owner: Any, path: list[str], layers: tuple[int, ...] = ()) -> Iterator[tuple[Part, tuple[int, ...]]]:
-    """Parts at an attribute path, with the layer indices met on the way; an absent (None) part ends the walk."""
+    """Parts at an attribute path, with the layer indices met on the way; None ends the walk. A number names an item."""
     if owner is None:
         return
     if not path:
@@ -119,6 +119,8 @@ def _walk(owner: Any, path: list[str], layers: tuple[int, ...] = ()) -> Iterator
     elif path[0] == "*":
         for index, item in enumerate(owner):
             yield from _walk(item, path[1:], (*layers, index))
+    elif path[0].isdigit():
+        yield from _walk(owner[int(path[0])], path[1:], layers)
     else:
         yield from _walk(getattr(owner, path[0]), path[1:], layers)
 

@@ -57,6 +57,13 @@ class HfTokenizer(Tokenizer):
             return self.core.encode(text, add_special_tokens=add_special_tokens).ids
         return self.core.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        return [found.ids for found in self.core.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]] | None:
+        found = self.core.encode(first, second, add_special_tokens=True)
+        return found.ids, found.type_ids
+
     def encode_segments(self, segments: Iterable[tuple[str, bool]], add_special_tokens: bool = False) -> list[int]:
         ids: list[int] = []
         for text, plain in segments:

@@ -46,6 +46,14 @@ class Tokenizer(ABC):
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Token ids."""
 
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """Token ids of each text, none added."""
+        return [self.encode(text) for text in texts]
+
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]] | None:
+        """Ids and token types of two texts as one input; None: this kind of tokenizer knows no pairs."""
+        return None
+
     @abstractmethod
     def encode_segments(self, segments: Iterable[tuple[str, bool]], add_special_tokens: bool = False) -> list[int]:
         """Ids of a text in pieces; in those that are marked, special tokens are only letters."""

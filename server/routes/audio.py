@@ -22,7 +22,7 @@ from server.http.exchange import Exchange, exchange_of
 from server.http.uploads import Form, uploaded
 from server.http.watch import client_present
 from server.job import scope_of
-from server.routes.endpoint import check_model, gateway_priority, one_of, route
+from server.routes.endpoint import check_model, gateway_priority, generating_route, one_of
 from server.sampling import Asked, in_range, priority_of, resolve, salt_of
 from server.schema.audio import SpeechForm, TranscriptionForm, TranslationForm
 from server.schema.common import SamplingFields
@@ -170,6 +170,6 @@ def asked_of(exchange: Exchange, fields: SpeechForm, common: SamplingFields) -> 
 
 
 ROUTES = [
-    route("/v1/audio/transcriptions", transcribe, "POST"),
-    route("/v1/audio/translations", translate, "POST"),
+    generating_route("/v1/audio/transcriptions", transcribe),
+    generating_route("/v1/audio/translations", translate),
 ]

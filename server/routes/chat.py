@@ -29,7 +29,7 @@ from server.output.logprobs import TokenNames
 from server.output.parser import Parsing
 from server.render.prompt import Prompt
 from server.routes.chunks import ChatChunks, ChatShown, chat_finish
-from server.routes.endpoint import check_model, gateway_priority, names_of, response_id, route, side_of
+from server.routes.endpoint import check_model, gateway_priority, generating_route, names_of, response_id, side_of
 from server.routes.tools import check_calls, held_to_calls, offered, parsing_of
 from server.sampling import Asked, in_range, priority_of, resolve, salt_of
 from server.schema.chat import ChatBody
@@ -258,4 +258,4 @@ def whole_choice(answer: Answer, choice: Choice, body: ChatBody, names: TokenNam
     )
 
 
-ROUTES = [route("/v1/chat/completions", create, "POST")]
+ROUTES = [generating_route("/v1/chat/completions", create)]

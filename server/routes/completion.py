@@ -25,7 +25,7 @@ from server.output.choices import completion_choice, echo_text
 from server.output.logprobs import CompletionLogprobs, joined
 from server.render.prompt import PIECE, empty
 from server.routes.chunks import CompletionChunks
-from server.routes.endpoint import check_model, gateway_priority, names_of, response_id, route, side_of
+from server.routes.endpoint import check_model, gateway_priority, generating_route, names_of, response_id, side_of
 from server.sampling import Asked, in_range, priority_of, resolve, salt_of
 from server.schema.completion import CompletionBody
 from server.state import AppState
@@ -181,4 +181,4 @@ def whole_choice(
     )
 
 
-ROUTES = [route("/v1/completions", create, "POST")]
+ROUTES = [generating_route("/v1/completions", create)]

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from server.errors import ApiError, invalid, not_found, shown
+from server.errors import ApiError, invalid, not_found, not_here, shown
 from server.http.exchange import Exchange, exchange_of, state_of
 from server.output.logprobs import TokenNames
 from server.render.prompt import Side
@@ -23,6 +23,8 @@ from server.schema.common import SamplingFields
 from server.state import AppState
 
 Handler = Callable[[Request], Awaitable[Response | None]]
+GENERATES = "the served model generates text; it makes no embeddings, classes or scores"
+POOLS = "the served model makes embeddings, classes or scores; it generates no text"
 
 
 class Endpoint:
@@ -43,6 +45,25 @@ class Endpoint:
 def route(path: str, handler: Handler, *methods: str) -> Route:
     """One line of the route table."""
     return Route(path, Endpoint(path.replace(":path", ""), handler), methods=list(methods))
+
+
+def generating_route(path: str, handler: Handler) -> Route:
+    """A POST route of a model that generates; 501 where the served one makes vectors or scores."""
+    return route(path, _for_runner(handler, False, POOLS), "POST")
+
+
+def pooling_route(path: str, handler: Handler) -> Route:
+    """A POST route of a model that makes vectors or scores; 501 where the served one generates."""
+    return route(path, _for_runner(handler, True, GENERATES), "POST")
+
+
+def _for_runner(handler: Handler, pools: bool, otherwise: str) -> Handler:
+    async def checked(request: Request) -> Response | None:
+        if state_of(request).engine.limits.pools is not pools:
+            raise not_here(None, otherwise)
+        return await handler(request)
+
+    return checked
 
 
 def json_response(content: Any, status: int = 200) -> Response:

@@ -26,7 +26,7 @@ from server.http.watch import client_present, preparing
 from server.job import Job, media_preload, prepare
 from server.output.messages import MessageEvents, whole_message
 from server.render.blocks import is_prefill, prefilled, read_blocks, read_tools, strict_tools
-from server.routes.endpoint import check_model, gateway_priority, json_response, route
+from server.routes.endpoint import check_model, gateway_priority, generating_route, json_response
 from server.routes.tools import check_calls, held_to_calls, offered, parsing_of
 from server.sampling import Asked, priority_of, resolve, salt_of
 from server.schema.common import SamplingFields
@@ -206,4 +206,4 @@ def template_kwargs(body: CountBody) -> dict[str, Any]:
     return kwargs
 
 
-ROUTES = [route("/v1/messages", create, "POST"), route("/v1/messages/count_tokens", count, "POST")]
+ROUTES = [generating_route("/v1/messages", create), generating_route("/v1/messages/count_tokens", count)]

@@ -19,7 +19,7 @@ from server.job import Job
 from server.render.widened import features_of
 from server.routes import chat as chat_route
 from server.routes import completion as completion_route
-from server.routes.endpoint import check_model, json_response, response_id, route
+from server.routes.endpoint import check_model, generating_route, json_response, response_id
 from server.sampling import Asked
 from server.schema.chat import ChatBody
 from server.schema.common import SamplingFields
@@ -90,4 +90,4 @@ def sampling_of(job: Job, body: SamplingFields, asked: Asked) -> dict[str, Any]:
     }
 
 
-ROUTES = [route("/v1/chat/completions/render", chat, "POST"), route("/v1/completions/render", completion, "POST")]
+ROUTES = [generating_route("/v1/chat/completions/render", chat), generating_route("/v1/completions/render", completion)]

@@ -37,7 +37,7 @@ from server.render.conversation import Conversation
 from server.render.errors import RenderError
 from server.render.items import as_items, known_tools, read_items, references, resolved, strict_tools
 from server.routes.chat import EFFORTS
-from server.routes.endpoint import check_model, gateway_priority, json_response, one_of, route
+from server.routes.endpoint import check_model, gateway_priority, generating_route, json_response, one_of
 from server.routes.response_tools import Tools, check_tools, parsing_for
 from server.routes.stored_responses import missing
 from server.routes.tools import held_to_calls, offered
@@ -305,4 +305,4 @@ def shape_of(exchange: Exchange, body: ResponsesBody, model: str, asked: Asked, 
     return ResponseObject(name, echo, names, body.top_logprobs or 0, known_tools(tools[1]))
 
 
-ROUTES = [route("/v1/responses", create, "POST")]
+ROUTES = [generating_route("/v1/responses", create)]

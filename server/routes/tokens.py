@@ -27,7 +27,7 @@ from server.job import Job, job_of, scope_of
 from server.output.logprobs import TokenNames
 from server.render.prompt import Prompt
 from server.render.widened import mismatch, narrowed
-from server.routes.endpoint import check_model, gateway_priority, names_of, response_id, route
+from server.routes.endpoint import check_model, gateway_priority, generating_route, names_of, response_id
 from server.sampling import Asked, priority_of, resolve, salt_of
 from server.schema.generate import GenerateBody, TokenSampling
 from server.state import AppState
@@ -160,4 +160,4 @@ def whole(answer: Answer, frames: TokenChunks) -> dict[str, Any]:
     }
 
 
-ROUTES = [route("/inference/v1/generate", create, "POST")]
+ROUTES = [generating_route("/inference/v1/generate", create)]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,6 +54,27 @@ async def tiny_state() -> AsyncIterator[AppState]:
     model = {"model": str(tiny.checkpoint("qwen3")), "num_threads": 1}
     async with ready(config_of(model=model, scheduler={"max_num_seqs": 64, "max_num_queued_reqs": 1024})) as state:
         yield state
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def pooling() -> AsyncIterator[Callable[[Path], Awaitable[Client]]]:
+    """Clients of servers of checkpoints that pool, each started once: await pooling(folder)."""
+    served: dict[str, Client] = {}
+    async with AsyncExitStack() as stack:
+
+        async def client_of(folder: Path, max_model_len: int = 0, max_inflight_per_key: int = 0) -> Client:
+            key = f"{folder} {max_model_len} {max_inflight_per_key}"
+            if key not in served:
+                model = {"model": str(folder), "num_threads": 1, "max_model_len": max_model_len}
+                rows = {"max_num_seqs": 16, "max_num_queued_reqs": 64}
+                limits = {"max_inflight_per_key": max_inflight_per_key}
+                config = config_of(model=model, scheduler=rows, limits=limits)
+                state = await stack.enter_async_context(ready(config))
+                served[key] = Client(make_app(state))
+                served[key].state = state  # type: ignore[attr-defined]
+            return served[key]
+
+        yield client_of
 
 
 @asynccontextmanager

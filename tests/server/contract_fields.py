@@ -15,6 +15,7 @@ from server.schema.common import RepetitionFields, SamplingFields, StreamOptions
 from server.schema.completion import CompletionBody
 from server.schema.generate import Features, GenerateBody, Place, TokenSampling
 from server.schema.messages import CountBody, MessagesBody
+from server.schema.pooling import ClassifyBody, EmbeddingBody, InputFields, PoolingBody, RerankBody, ScoreBody
 from server.schema.responses import ReasoningOptions, ResponsesBody, TextOptions
 from server.schema.tokenize import AbortBody, DetokenizeBody, TokenizeBody
 
@@ -26,6 +27,8 @@ REFUSED = "test_errors.py::test_what_this_server_cannot_do_is_named"
 BAD = "test_errors.py::test_bad_fields_are_refused_by_name"
 HASHES = "test_tokens.py::test_s24_spans_and_hashes_are_recomputed_and_compared"
 RENDERED = "test_tokens.py::test_a_rendered_conversation_is_answered_as_the_conversation_itself"
+EMBEDDINGS = "test_embeddings.py::"
+BAD_INPUTS = EMBEDDINGS + "test_bad_input_is_400_and_says_where"
 ECHO = "test_responses.py::test_echo_follows_the_request"
 
 AUDIO = "test_audio.py::"
@@ -147,6 +150,33 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         "test_route_fields.py::test_an_unknown_model_is_404_on_every_route": "model",
         "test_edge.py::test_tokenize_and_detokenize_go_round": "tokens",
     },
+    InputFields: {
+        BAD_INPUTS: "normalize priority cache_salt request_id",
+        EMBEDDINGS + "test_an_unknown_model_is_404": "model",
+        EMBEDDINGS + "test_longer_inputs_are_refused_by_index_or_cut_where_asked": "truncate_prompt_tokens "
+        "truncation_side",
+        EMBEDDINGS + "test_special_tokens_are_added_unless_refused": "add_special_tokens",
+        EMBEDDINGS + "test_dimensions_are_cut_and_normalised_again": "use_activation",
+    },
+    ClassifyBody: {
+        EMBEDDINGS + "test_a_conversation_is_one_input": "input messages add_generation_prompt chat_template_kwargs",
+        EMBEDDINGS + "test_prompts_of_the_checkpoint_stand_before_texts": "prompt_name",
+    },
+    EmbeddingBody: {
+        EMBEDDINGS + "test_base64_bytes_and_numbers_are_the_same": "encoding_format embed_dtype",
+        EMBEDDINGS + "test_dimensions_are_cut_and_normalised_again": "dimensions",
+        BAD_INPUTS: "endianness",
+    },
+    PoolingBody: {EMBEDDINGS + "test_tokens_one_by_one": "task"},
+    ScoreBody: {
+        "test_rerank.py::test_both_sides_go_by_four_names": "text_1 text_2 queries documents items data_1 data_2",
+        "test_rerank.py::test_a_reranker_of_two_tokens_has_its_models_own_template": "instruction",
+    },
+    RerankBody: {
+        "test_rerank.py::test_documents_are_sorted_and_cut": "query documents top_n return_documents "
+        "max_tokens_per_doc",
+        "test_rerank.py::test_a_reranker_of_two_tokens_has_its_models_own_template": "instruction",
+    },
     AbortBody: {"test_chat.py::test_abort_requests_ends_an_answer": "request_ids"},
     GenerateBody: {
         RENDERED: "token_ids sampling_params output_mode request_id",
@@ -166,4 +196,5 @@ NO_EFFECT: dict[type[msgspec.Struct], str] = {
     MessagesBody: "metadata",
     GenerateBody: "kv_transfer_params",
     TranslationForm: "language",  # a model that hears through chat finds it by itself
+    InputFields: "user padding",  # nothing is padded here
 }

@@ -1,8 +1,10 @@
-"""The prep kernels, and the one that sends tokens home, compile for every target."""
+"""The prep kernels, those that pool rows, and those that send tokens and lines home compile for every target."""
 
 import pytest
 import triton  # noqa: F401  (before any kernel file, so that they take it)
 
+from engine.kernels.pool_home import pool_home_kernel
+from engine.kernels.pool_rows import KINDS, pool_kernel
 from engine.kernels.record import record_kernel
 from engine.kernels.sampling.home import home_kernel
 from engine.kernels.step_inputs import inputs_kernel
@@ -22,7 +24,18 @@ INPUTS = {
     "block_size": "i32", "num_embeddings": "i32",
 }  # fmt: skip
 HOME = {"ring": I, "tokens": I, "home": I, "row_slot": I, "words": I, "num_buffers": "i32", "max_rows": "i32"}
+POOL = {"out": "*fp32", "starts": I, "width": "i32"}
+POOL_HOME = {"out": "*fp32", "lines": "*fp32", "home": I, **dict.fromkeys(("num_buffers", "max_rows", "width"), "i32")}
 KERNELS = {
+    **{
+        f"pool {kind} {dtype}": (
+            pool_kernel, {"hidden": f"*{dtype}", **POOL},
+            {"KIND": number, "BLOCK_T": 16, "BLOCK_W": 128, "OVERLAP": True}, {"num_warps": 4},
+        )
+        for kind, number in KINDS.items()
+        for dtype in ("bf16", "fp32")
+    },
+    "pool home": (pool_home_kernel, POOL_HOME, {"BLOCK": 1024, "OVERLAP": True}, {"num_warps": 4}),
     **{
         f"home {width}": (
             home_kernel, HOME, {"OUTSIDE": -2, "WIDTH": width, "BLOCK": 256, "OVERLAP": True}, {"num_warps": 4},

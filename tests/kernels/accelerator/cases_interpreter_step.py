@@ -9,6 +9,8 @@ import torch
 import triton  # noqa: F401  (before any kernel file, so that they take it; TRITON_INTERPRET says in which mode)
 
 from _fast.layout import SLOT_WORDS, UPDATE_WORDS, Header, RowColumn, SlotWord, column_at, tail_at, tokens_at
+from engine.kernels.pool_home import launch_pool_home, pool_home_reference
+from engine.kernels.pool_rows import KINDS, launch_pool, pool_rows_reference
 from engine.kernels.record import Records, records_in
 from engine.kernels.sampling.home import launch_home, send_home_reference
 from engine.kernels.step_inputs import launch_inputs, step_inputs_reference
@@ -118,3 +120,23 @@ def test_tokens_go_to_the_buffer_that_the_step_named(rows, width, home):
     launch_home(got, tokens, torch.tensor([home], dtype=torch.int32), row_slot, slots)
     send_home_reference(want, tokens, torch.tensor([home], dtype=torch.int32), row_slot, slots)
     assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_pooled_rows_equal_the_reference(kind, dtype):
+    bounds = torch.tensor([0, 3, 3, 40, 41, 77, 77], dtype=torch.int32)  # two rows have no tokens
+    hidden = torch.randn(80, 200, generator=torch.Generator().manual_seed(1)).to(dtype)
+    hidden[77:] = float("nan")  # belongs to no row
+    torch.testing.assert_close(
+        launch_pool(hidden, bounds, kind), pool_rows_reference(hidden, bounds, kind), rtol=1e-6, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize("home", [0, 2, 9, -4])
+def test_pooled_lines_reach_their_buffer(home):
+    lines = torch.randn(5, 1300)
+    found, wanted = torch.zeros(2, 3, 7, 1300)
+    launch_pool_home(found, lines, torch.tensor([home], dtype=torch.int32))
+    pool_home_reference(wanted, lines, torch.tensor([home], dtype=torch.int32))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)

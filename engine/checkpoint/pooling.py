@@ -1,0 +1,312 @@
+"""What a checkpoint pools: modules.json and its folders, --pooler-config, the heads of classifiers -> PoolingConfig.
+
+In: a folder, its config.json, what the operator asks for. Out: a PoolingConfig, or None for a model that generates.
+sentence-transformers has renamed the packages of its modules, so the last part of a module's type counts; its files of
+version 5 (a flag for each kind of pooling) and 6 (`pooling_mode`) are read. A module that is not known stops the start.
+Thread: any.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal, get_args
+
+from engine.checkpoint.files import read_json
+from engine.checkpoint.section import Section
+from engine.errors import ConfigError
+from engine.model_config import HeadLayer, PoolingConfig, PoolingKind
+
+Form = Literal["generate", "embed", "score", "reward"]  # what the name of an architecture says that the class makes
+MODULES = "modules.json"
+PROMPTS = "config_sentence_transformers.json"
+LENGTHS = "sentence_bert_config.json"
+KINDS: dict[str, PoolingKind] = {  # by the names in the files, newer and older, and of --pooler-config
+    "lasttoken": "last", "last": "last", "cls_token": "cls", "cls": "cls", "mean_tokens": "mean", "mean": "mean",
+    "max_tokens": "max", "max": "max", "mean_sqrt_len_tokens": "mean_sqrt_len", "mean_sqrt_len": "mean_sqrt_len",
+    "weightedmean_tokens": "weighted_mean", "weightedmean": "weighted_mean",
+}  # fmt: skip
+ACTIVATIONS = {  # the last part of a class of torch.nn -> its name in engine/pooling/heads
+    "Identity": "identity", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "Sigmoid": "sigmoid",
+}  # fmt: skip
+ANY_DIMENSIONS = ("qwen3-embedding",)  # names of models that may be cut and whose files do not say so
+GIVEN = ("pooling_type", "use_activation", "normalize", "dimensions")  # keys of --pooler-config
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What pooling must know of the model below it."""
+
+    hidden_size: int
+    form: Form
+    is_encoder: bool  # each token attends to all
+    head: tuple[HeadLayer, ...] = ()  # of a classifier, as the family has it; the last one's width is the labels'
+
+
+def read_pooling(
+    folder: Path, root: Section, body: Body, runner: str, given: Mapping[str, Any]
+) -> PoolingConfig | None:
+    """None where the checkpoint generates, or the operator wants that. Raises ConfigError."""
+    modules = _modules(folder)
+    pools = bool(modules) or body.form != "generate" or body.is_encoder
+    if runner == "generate" and body.form != "generate":
+        raise ConfigError("--runner generate: this checkpoint has no language model's head; leave the flag out")
+    tokens = root.values.get("classifier_from_token")
+    if runner == "generate" or (runner == "auto" and not pools and tokens is None):
+        if given:
+            raise ConfigError("--pooler-config: this model generates; --runner pooling serves it for embeddings")
+        return None
+    _check_given(given)
+    prompts = read_json(folder / PROMPTS, required=False)
+    if body.form in ("score", "reward") or tokens is not None:
+        found = _classifier(folder, root, body, tokens, prompts)
+    elif any(name == "LogitScore" for name, _ in modules):
+        found = _scorer(folder, modules, body, prompts)
+    else:
+        found = _embedder(folder, root, modules, body, given, prompts)
+    if found.kind != "last" and not body.is_encoder and root.values.get("is_causal") is False:
+        raise ConfigError("config.json: is_causal=false of a decoder is not supported; attention here is causal")
+    return found
+
+
+def _embedder(
+    folder: Path, root: Section, modules: list[tuple[str, str]], body: Body, given: Mapping[str, Any],
+    prompts: dict[str, Any],
+) -> PoolingConfig:  # fmt: skip
+    kind: PoolingKind = "cls" if body.is_encoder else "last"
+    layers: list[HeadLayer] = []
+    normalize = not modules
+    width = body.hidden_size
+    for place, (name, path) in enumerate(modules):
+        if normalize and modules:
+            raise ConfigError(f"{MODULES}: {name} stands behind Normalize, which must be last")
+        if (name == "Transformer") != (place == 0) or (name == "Pooling") != (place == 1):
+            raise ConfigError(f"{MODULES}: {name} is module {place}; supported is Transformer, Pooling, then others")
+        if name == "Pooling":
+            kind = _kind(Section(read_json(folder / path / "config.json"), f"{path}/config.json"))
+        elif name == "Dense":
+            layers.append(_dense(Section(read_json(folder / path / "config.json"), f"{path}/config.json"), path, width))
+            width = layers[-1].out_features
+        elif name == "Normalize":
+            normalize = True
+        elif name != "Transformer":
+            raise ConfigError(
+                f"{MODULES}: the module {name} is not supported; supported are Transformer, Pooling, Dense, Normalize"
+            )
+    if "pooling_type" in given:
+        kind = KINDS[str(given["pooling_type"]).lower()]
+    normalize = bool(given.get("use_activation", given.get("normalize", normalize)))
+    return PoolingConfig(
+        task="embed",
+        kind=kind,
+        activation="normalize" if normalize else "identity",
+        layers=tuple(layers),
+        bidirectional=body.is_encoder,
+        max_tokens=_max_tokens(folder),
+        dimensions=_dimensions(folder, root, prompts),
+        prompts=_prompts(prompts),
+        default_prompt=_default_prompt(prompts),
+    )
+
+
+def _classifier(folder: Path, root: Section, body: Body, tokens: Any, prompts: dict[str, Any]) -> PoolingConfig:
+    """A class whose name ends with ForSequenceClassification or ForRewardModel, or a language model's two tokens."""
+    labels = _labels(root)
+    if tokens is not None:
+        found = _token_ids(folder, tokens)
+        layers: tuple[HeadLayer, ...] = (HeadLayer("lm_head", body.hidden_size, 1, token_ids=found),)
+        labels = ("LABEL_0",)
+    elif body.head:
+        layers = body.head
+        labels = labels[: layers[-1].out_features]
+    elif body.form == "reward":
+        hidden = body.hidden_size
+        first = HeadLayer("score.0", hidden, hidden, bias=True, activation="relu")
+        count = root.size("num_labels", 1)
+        layers = first, HeadLayer("score.2", hidden, count, bias=True)
+        labels = labels if len(labels) == count else tuple(f"LABEL_{k}" for k in range(count))
+    else:
+        layers = (HeadLayer("score", body.hidden_size, len(labels)),)
+    original = root.boolean("is_original_qwen3_reranker", False)
+    if body.form == "reward":
+        activation: Any = "identity"
+    else:
+        activation = _activation(root, prompts, labels)
+    kind: PoolingKind = "cls" if body.is_encoder else "last"
+    if body.is_encoder and root.values.get("classifier_pooling") == "mean":
+        kind = "mean"
+    return PoolingConfig(
+        task="classify",
+        kind=kind,
+        activation=activation,
+        layers=layers,
+        labels=labels,
+        bidirectional=body.is_encoder,
+        max_tokens=_max_tokens(folder),
+        dimensions=None,
+        prompts=_prompts(prompts),
+        default_prompt=_default_prompt(prompts),
+        template="qwen3" if original else "",
+    )
+
+
+def _scorer(folder: Path, modules: list[tuple[str, str]], body: Body, prompts: dict[str, Any]) -> PoolingConfig:
+    """Transformer, then LogitScore: a reranker of sentence-transformers over a language model's head."""
+    if [name for name, _ in modules] != ["Transformer", "LogitScore"] or body.is_encoder:
+        names = ", ".join(name for name, _ in modules)
+        raise ConfigError(f"{MODULES}: {names}; LogitScore is supported behind Transformer of a decoder, and last")
+    path = modules[1][1]
+    section = Section(read_json(folder / path / "config.json"), f"{path}/config.json")
+    true = section.integer("true_token_id")
+    false = () if section.values.get("false_token_id") is None else (section.integer("false_token_id"),)
+    return PoolingConfig(
+        task="classify",
+        kind="last",
+        activation=_activation(Section({}, PROMPTS), prompts, ("LABEL_0",)),
+        layers=(HeadLayer("lm_head", body.hidden_size, 1, token_ids=(true, *false)),),
+        labels=("LABEL_0",),
+        max_tokens=_max_tokens(folder),
+        dimensions=None,
+        prompts=_prompts(prompts),
+        default_prompt=_default_prompt(prompts),
+        template="chat",
+    )
+
+
+def _modules(folder: Path) -> list[tuple[str, str]]:
+    """(last part of the type, path) of each module, in order; [] without the file. No path leaves the folder."""
+    file = folder / MODULES
+    if not file.is_file():
+        return []
+    try:
+        listed = json.loads(file.read_text(encoding="utf-8"))
+        found = [(int(one["idx"]), str(one["type"]).rpartition(".")[2], str(one["path"])) for one in listed]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{file}: must be a list of objects with idx, path and type ({error!r})") from None
+    for _, name, path in found:
+        parts = PurePosixPath(path)
+        if parts.is_absolute() or ".." in parts.parts or "\\" in path:
+            raise ConfigError(f"{MODULES}: {name} has the path {path!r}, which leaves the folder")
+        if name == "Transformer" and path:
+            raise ConfigError(f"{MODULES}: Transformer lies in {path!r}; its files must lie in the folder itself")
+    return [(name, path) for _, name, path in sorted(found)]
+
+
+def _kind(section: Section) -> PoolingKind:
+    """The kind of pooling, of files of both generations."""
+    mode = section.values.get("pooling_mode")
+    flags = [
+        name.removeprefix("pooling_mode_")
+        for name, value in section.values.items()
+        if name.startswith("pooling_mode_") and value is True
+    ]
+    named = [str(mode)] if isinstance(mode, str) else [*(mode or flags)]
+    if len(named) != 1 or named[0] not in KINDS:
+        raise ConfigError(f"{section.path}: pooling {', '.join(named) or 'none'}; one of {', '.join(KINDS)} is needed")
+    if section.boolean("include_prompt", True) is False:
+        raise ConfigError(f"{section.path}: include_prompt=false is not supported: prompts are pooled with the text")
+    return KINDS[named[0]]
+
+
+def _dense(section: Section, path: str, width: int) -> HeadLayer:
+    size = section.size("in_features")
+    if size != width:
+        raise ConfigError(f"{section.path}: in_features={size}, and the module before it makes {width} numbers")
+    bias = section.boolean("bias", True)
+    activation = _named(section, "activation_function", "Tanh")
+    return HeadLayer("linear", size, section.size("out_features"), bias, activation, folder=path)
+
+
+def _named(section: Section, key: str, default: str) -> str:
+    """An activation, by the last part of its class's name."""
+    named = str(section.values.get(key) or default).rpartition(".")[2]
+    if named not in ACTIVATIONS:
+        raise ConfigError(f"{section.path}: {key}={named!r} is not supported; supported are {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[named]
+
+
+def _activation(root: Section, prompts: dict[str, Any], labels: tuple[str, ...]) -> Any:
+    """Of a classifier's logits: the checkpoint's own, else by the number of labels."""
+    inside = root.values.get("sentence_transformers")
+    for values, path in ((inside, "config.json: sentence_transformers"), (prompts, PROMPTS)):
+        if isinstance(values, dict) and values.get("activation_fn"):
+            found = _named(Section(values, path), "activation_fn", "Identity")
+            if found in ("identity", "sigmoid"):
+                return found
+            raise ConfigError(f"{path}: activation_fn {found} is not supported; supported are Identity and Sigmoid")
+    if root.values.get("sbert_ce_default_activation_function"):
+        return _named(root, "sbert_ce_default_activation_function", "Sigmoid")
+    multi = root.values.get("problem_type") == "multi_label_classification"
+    return "sigmoid" if len(labels) == 1 or multi else "softmax"
+
+
+def _labels(root: Section) -> tuple[str, ...]:
+    """Names of the classes by number; a file that names none has two."""
+    named = root.values.get("id2label")
+    if isinstance(named, dict) and named:
+        try:
+            found = {int(key): str(value) for key, value in named.items()}
+        except ValueError:
+            raise ConfigError("config.json: id2label must have numbers as keys") from None
+        if sorted(found) != list(range(len(found))):
+            raise ConfigError("config.json: id2label must number its labels from 0")
+        if root.values.get("num_labels") not in (None, len(found)):
+            raise ConfigError(f"config.json: num_labels={root.values['num_labels']}, and id2label has {len(found)}")
+        return tuple(found[key] for key in sorted(found))
+    return tuple(f"LABEL_{k}" for k in range(root.size("num_labels", 2)))
+
+
+def _token_ids(folder: Path, tokens: Any) -> tuple[int, ...]:
+    """`classifier_from_token`: [no, yes] or [yes], as vLLM's hf_overrides have them -> (yes, no)."""
+    if not isinstance(tokens, list) or not 1 <= len(tokens) <= 2 or not all(isinstance(one, str) for one in tokens):
+        raise ConfigError(f"config.json: classifier_from_token={tokens!r} must be a list of one token or of two")
+    vocabulary = read_json(folder / "tokenizer.json").get("model", {}).get("vocab", {})
+    if missing := [token for token in tokens if not isinstance(vocabulary, dict) or token not in vocabulary]:
+        raise ConfigError(
+            f"config.json: classifier_from_token names {missing[0]!r}, which tokenizer.json does not have"
+        )
+    return tuple(vocabulary[token] for token in reversed(tokens))
+
+
+def _max_tokens(folder: Path) -> int:
+    """`max_seq_length`; 0: no file says so."""
+    values = read_json(folder / LENGTHS, required=False)
+    section = Section(values, LENGTHS)
+    return 0 if values.get("max_seq_length") is None else section.size("max_seq_length")
+
+
+def _dimensions(folder: Path, root: Section, prompts: dict[str, Any]) -> tuple[int, ...] | None:
+    listed = root.items("matryoshka_dimensions", ()) or prompts.get("matryoshka_dimensions") or ()
+    if listed:
+        return tuple(int(size) for size in listed)
+    free = root.boolean("is_matryoshka", False) or any(name in folder.name.lower() for name in ANY_DIMENSIONS)
+    return () if free else None
+
+
+def _prompts(values: dict[str, Any]) -> dict[str, str]:
+    prompts = values.get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
+        raise ConfigError(f"{PROMPTS}: prompts must be an object of texts")
+    return dict(prompts)
+
+
+def _default_prompt(values: dict[str, Any]) -> str | None:
+    name = values.get("default_prompt_name")
+    if name is not None and name not in _prompts(values):
+        raise ConfigError(f"{PROMPTS}: default_prompt_name={name!r} is none of its prompts")
+    return name
+
+
+def _check_given(given: Mapping[str, Any]) -> None:
+    for key, value in given.items():
+        if key not in GIVEN:
+            raise ConfigError(f"--pooler-config: {key} is not supported; supported are {', '.join(GIVEN)}")
+        if key == "pooling_type" and str(value).lower() not in KINDS:
+            raise ConfigError(f"--pooler-config: pooling_type={value!r}; supported are LAST, CLS, MEAN")
+        if key in ("use_activation", "normalize") and not isinstance(value, bool):
+            raise ConfigError(f"--pooler-config: {key}={value!r} must be true or false")
+
+
+assert set(KINDS.values()) == set(get_args(PoolingKind))

@@ -1,0 +1,1 @@
+"""Pooling: hidden states of an input -> one array. Thread: device."""

@@ -1,0 +1,187 @@
+"""Pooler: what a model that makes vectors or scores computes behind its body; HeadLayers are its parts.
+
+Thread: device. In: a Batch and the body's forward. Out: float32 [rows, width], a line for each input whose last token
+is in the step, in the order of the plan; the server normalises and squashes (server/pooling). Weights are kept and
+multiplied in float32.
+
+    last, cls      forward of these tokens alone -> layers
+    mean and such  forward of all tokens -> one row for each input (kernels/pool_rows) -> layers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.batch import Batch
+from engine.errors import ConfigError
+from engine.kernels.gemm.pack import Placement
+from engine.kernels.pool_rows import pool_rows
+from engine.layers.embed import Embedding
+from engine.layers.norm import LayerNorm
+from engine.model_config import HeadLayer, PoolingConfig
+from engine.weights.dummy import draw
+from engine.weights.files import open_checkpoint
+from engine.weights.table import Row, Table, Wanted
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # by their names in config.json, or in torch.nn
+    "identity": lambda x: x,
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "gelu": functional.gelu,
+    "silu": functional.silu,
+    "sigmoid": torch.sigmoid,
+}
+
+
+class PooledLinear:
+    """One HeadLayer: norm(activation(W x + b)) of float32 rows."""
+
+    bias: Tensor | None
+
+    def __init__(self, layer: HeadLayer) -> None:
+        self.layer = layer
+        self.weight: Tensor | None = None  # [out_features, in_features] float32
+        self.bias = None
+        self.activation = ACTIVATIONS[layer.activation]
+        self.norm = LayerNorm(layer.out_features, layer.norm_eps, bias=False) if layer.norm else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        assert self.weight is not None
+        y = self.activation(functional.linear(x, self.weight, self.bias))
+        return y if self.norm is None else self.norm(y)
+
+    def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
+        layer = self.layer
+        wanted: dict[str, tuple[Wanted | None, ...]] = {"weight": (Wanted((layer.out_features, layer.in_features)),)}
+        if layer.bias:
+            wanted["bias"] = (Wanted((layer.out_features,)),)
+        return wanted
+
+    def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
+        (weight,) = pieces["weight"]
+        assert weight is not None
+        self.weight = weight.to(placement.device, torch.float32, copy=True)
+        if self.layer.bias:
+            (bias,) = pieces["bias"]
+            assert bias is not None
+            self.bias = bias.to(placement.device, torch.float32, copy=True)
+
+
+class TokenDifference(PooledLinear):
+    """The logit of one token, or how much larger it is than another's: rows of the language model's head."""
+
+    def __init__(self, layer: HeadLayer, embedding: Embedding, vocab_size: int, tied: bool) -> None:
+        super().__init__(layer)
+        self.tied = tied
+        self._embedding, self._vocab_size = embedding, vocab_size
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.weight is None:
+            self.weight = self._rows_of(self._embedding.table)
+        return super().__call__(x)
+
+    def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
+        return {} if self.tied else {"weight": (Wanted((self._vocab_size, self.layer.in_features)),)}
+
+    def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
+        (weight,) = pieces["weight"]
+        assert weight is not None
+        self.weight = self._rows_of(weight).to(placement.device)
+
+    def _rows_of(self, table: Tensor) -> Tensor:
+        true, *false = (table[token].float() for token in self.layer.token_ids)
+        return (true - false[0] if false else true)[None].contiguous()
+
+
+class Pooler:
+    """Made with its model; `table` adds its parts to the model's, `read_folders` fills those in other folders."""
+
+    def __init__(self, config: PoolingConfig, embedding: Embedding, vocab_size: int, tied: bool) -> None:
+        self.config = config
+        self.layers = [
+            TokenDifference(layer, embedding, vocab_size, tied) if layer.token_ids else PooledLinear(layer)
+            for layer in config.layers
+        ]
+
+    def width(self, hidden_size: int) -> int:
+        """Numbers of a result."""
+        return self.config.layers[-1].out_features if self.config.layers else hidden_size
+
+    def table(self, table: Table) -> Table:
+        """The rules of a model with this head, and without a language model's."""
+        own = [(k, layer) for k, layer in enumerate(self.config.layers) if not layer.folder]
+        rows = [Row((layer.module,), f"pooler.layers.{k}") for k, layer in own]
+        norms = [Row((layer.norm,), f"pooler.layers.{k}.norm") for k, layer in own if layer.norm]
+        ignore = (*table.ignore, "lm_head.*")
+        return replace(table, rows=(*table.rows, *rows, *norms), ignore=ignore)
+
+    def read_folders(self, folder: str, load_format: str, placement: Placement, seed: int) -> None:
+        """Fills the layers that lie in folders of their own. Raises ConfigError naming what is wrong."""
+        for layer in self.layers:
+            if not layer.layer.folder:
+                continue
+            where = Path(folder) / layer.layer.folder
+            wanted = {f"{layer.layer.module}.{kind}": piece for kind, (piece,) in layer.expects().items() if piece}
+            if load_format == "dummy":
+                found = {name: draw(name, torch.empty(piece.shape), seed) for name, piece in wanted.items()}
+            else:
+                found = _tensors(where, wanted)
+            layer.fill({name.rpartition(".")[2]: [tensor] for name, tensor in found.items()}, placement)
+
+    def lines(self, batch: Batch, rows: int, forward: Callable[[Batch], Tensor]) -> Tensor:
+        """float32 [rows, width] of the step's first `rows` inputs that end in the step.
+
+        Where an input is computed as a whole every row of the step ends in it.
+        """
+        kind, starts = self.config.kind, batch.attention[0].query_start
+        if kind == "cls":
+            last = len(batch.token_ids) - 1  # rows that the step has not begin behind its tokens
+            batch.sample_index = starts[:rows].long().clamp(max=last)
+        elif kind != "last":
+            batch.sample_index = None
+        hidden = forward(batch)
+        if kind not in ("last", "cls"):
+            hidden = pool_rows(hidden, starts[: rows + 1], kind)
+        return self.project(hidden)
+
+    def lines_of(self, hidden: Tensor, batch: Batch, ends: Tensor) -> Tensor:
+        """The same of all tokens' hidden states [T, hidden_size]; ends int64 [rows]: the last token of each input."""
+        starts = batch.attention[0].query_start[: len(ends) + 1]
+        kind = self.config.kind
+        if kind == "last":
+            return self.project(hidden.index_select(0, ends))
+        if kind == "cls":
+            return self.project(hidden.index_select(0, starts[:-1].long()))
+        return self.project(pool_rows(hidden, starts, kind))
+
+    def project(self, hidden: Tensor) -> Tensor:
+        """hidden [n, hidden_size] -> float32 [n, width]."""
+        x = hidden.float()
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def _tensors(folder: Path, wanted: dict[str, Wanted]) -> dict[str, Tensor]:
+    """The tensors of a module's folder."""
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is missing, and modules.json names it")
+    found: dict[str, Tensor] = {}
+    for shard in open_checkpoint(folder):
+        for name, info in shard.tensors.items():
+            if name not in wanted:
+                raise ConfigError(f"{folder}: the tensor {name} is left over; expected are {', '.join(wanted)}")
+            if info.shape != wanted[name].shape:
+                shape = list(wanted[name].shape)
+                raise ConfigError(f"{folder}: {name} has shape {list(info.shape)}, its config.json asks for {shape}")
+        with shard.open() as reader:
+            found |= {name: reader.tensor(name).clone() for name in shard.tensors}
+    if missing := wanted.keys() - found.keys():
+        raise ConfigError(f"{folder}: {', '.join(sorted(missing))} is missing")
+    return found

@@ -1,0 +1,139 @@
+"""PooledAnswer: the inputs of one HTTP request on the engine, and the arrays that come back.
+
+Owner: loop, the handler's task. In: token ids of each input. Out: a float32 array for each, in their order. All inputs
+travel as one engine request; leaving (disconnect, deadline, an error of one input) ends all of them.
+
+    places held -> tokens counted -> Engine.submit -> Delta with an array, for each input -> arrays
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+
+from engine.errors import EngineError
+from engine.request import Delta, PoolingParams, Request, SamplingParams
+from server.errors import ApiError, from_engine
+from server.http.exchange import Exchange
+from server.job import scope_of
+
+ONE = SamplingParams(max_tokens=1, temperature=0.0)
+
+
+class PooledAnswer:
+    """Leaving it (`with`) aborts what still runs and gives back what it holds."""
+
+    def __init__(self, exchange: Exchange, name: str) -> None:
+        self.exchange, self.state = exchange, exchange.state
+        self._name = name
+        self._close: Callable[[], None] | None = None
+        self._tokens = 0
+        self._registered = False
+        self._arrays: list[np.ndarray | None] = []
+        self._left = 0
+        self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def arrays(
+        self,
+        inputs: Sequence[np.ndarray],
+        *,
+        seconds: np.ndarray | None = None,
+        per_token: bool = False,
+        salt: str = "",
+        priority: int = 0,
+    ) -> list[np.ndarray]:
+        """What the engine makes of the inputs. Raises ApiError."""
+        state, exchange = self.state, self.exchange
+        lengths = np.fromiter(map(len, inputs), np.int64, len(inputs))
+        starts = np.concatenate([np.zeros(1, np.int64), lengths.cumsum()])
+        self._tokens = int(starts[-1])
+        request = Request(
+            prompt_token_ids=np.concatenate(inputs),
+            sampling=ONE,
+            n=len(inputs),
+            priority=priority,
+            cache_salt=scope_of(exchange, salt),
+            arrival=exchange.arrival,
+            pooling=PoolingParams(starts, seconds, per_token),
+        )
+        await state.running.wait()  # an operator may have paused the server
+        tokens, self._tokens = self._tokens, 0
+        state.places.take_tokens(tokens)
+        self._tokens = tokens
+        self._arrays, self._left = [None] * len(inputs), len(inputs)
+        try:
+            stream = state.engine.submit(request)
+        except EngineError as error:
+            raise from_engine(error, state.places.retry_after()) from None
+        self._close = stream.close
+        stream.subscribe(self._take)
+        for known in (self._name, exchange.request_id):
+            state.live.setdefault((exchange.key_name, known), set()).add(self)
+        self._registered = True
+        exchange.answer_open = self
+        await self._wait()
+        self._observe(lengths)
+        return [array for array in self._arrays if array is not None]
+
+    async def _wait(self) -> None:
+        limits = self.state.config.limits
+        seconds = limits.queue_timeout
+        if limits.request_timeout:
+            seconds = min(seconds, limits.request_timeout - (time.monotonic() - self.exchange.arrival))
+        try:
+            await asyncio.wait_for(self._finished, max(seconds, 0.001))
+        except TimeoutError:
+            raise ApiError(504, "deadline", "the inputs took longer than --queue-timeout") from None
+
+    def _take(self, delta: Delta) -> None:
+        if delta.queued is not None:
+            self.state.metrics.observe("request_queue_time_seconds", delta.queued)
+        if delta.pooled is not None:
+            self._arrays[delta.index] = delta.pooled
+            self._left -= 1
+            if not self._left and not self._finished.done():
+                self._finished.set_result(None)
+        elif delta.finish_reason:
+            error = (
+                ApiError(500, "aborted", "the request was ended") if delta.error is None else from_engine(delta.error)
+            )
+            self.fail(error)
+
+    def _observe(self, lengths: np.ndarray) -> None:
+        metrics, exchange = self.state.metrics, self.exchange
+        took = time.monotonic() - exchange.arrival
+        for length in lengths.tolist():
+            metrics.observe("request_prompt_tokens", length)
+        metrics.observe("e2e_request_latency_seconds", took)
+        metrics.finished["stop"] += len(lengths)
+
+    def fail(self, error: ApiError) -> None:
+        """Ends every input with an error."""
+        if not self._finished.done():
+            self.exchange.reason = error.reason
+            self._finished.set_exception(error)
+
+    def abort(self) -> None:
+        """Ends every input, as /abort_requests asks."""
+        self.fail(ApiError(499, "aborted", "the request was aborted"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._close is not None:
+            self._close()
+        self.state.places.give_tokens(self._tokens)
+        if self._registered:
+            for known in {self._name, self.exchange.request_id}:
+                named = self.state.live.get((self.exchange.key_name, known), set())
+                named.discard(self)
+                if not named:
+                    self.state.live.pop((self.exchange.key_name, known), None)
+        self._finished.cancel()
+        self.exchange.answer_open = None

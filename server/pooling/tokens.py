@@ -1,0 +1,167 @@
+"""Texts, token ids and conversations -> token ids of inputs, with what the model's tokenizer puts around them.
+
+Owner: loop; more than a few texts are tokenized in the pool, SLICE at a time. In: the fields of a body. Out: int32
+arrays. An input that is longer than the model takes is refused by its index, unless truncation was asked for; what is
+cut are tokens of the text, never those around it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar, cast
+
+import numpy as np
+
+from engine.model_config import PoolingConfig
+from server.errors import ApiError, invalid, shown
+from server.render.prompt import Side, id_array
+from server.state import AppState
+
+T = TypeVar("T")
+SLICE = 64  # texts that are tokenized in one call
+Inputs = list[str] | list[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How long an input may be, and what happens to longer ones."""
+
+    limit: int  # tokens, those around the text included
+    asked: int | None = None  # truncate_prompt_tokens; None: longer inputs are refused
+    side: Side = "right"  # that is cut
+
+    @property
+    def most(self) -> int:
+        return self.limit if self.asked is None or self.asked == -1 else min(self.limit, self.asked)
+
+
+def cut_of(state: AppState, asked: int | None, side: str | None) -> Cut:
+    """The fields truncate_prompt_tokens and truncation_side, checked."""
+    limit = state.engine.max_model_len
+    if asked is not None and not -1 <= asked <= limit:
+        text = f"truncate_prompt_tokens: got {asked}; must be -1 (the limit) or 0 to {limit}"
+        raise invalid("truncate_prompt_tokens", text)
+    if side not in (None, "left", "right"):
+        raise invalid("truncation_side", f"truncation_side: got {shown(side or '')}; must be left or right")
+    return Cut(limit, asked, "left" if side == "left" else "right")
+
+
+def pooling_of(state: AppState) -> PoolingConfig:
+    """What the served model pools; handlers are called only where it does."""
+    pooling = state.engine.model.pooling
+    assert pooling is not None
+    return pooling
+
+
+def inputs_of(given: str | Sequence[str | int | list[int]] | None, most: int, param: str = "input") -> Inputs:
+    """A text, texts, token ids or lists of token ids; always as a list here."""
+    if given is None:
+        raise invalid(param, f"{param}: is missing and required")
+    if isinstance(given, str):
+        return [given]
+    if not given:
+        raise invalid(param, f"{param}: is empty; send at least one input", "empty_prompt")
+    kinds = set(map(type, given))
+    if kinds == {int}:
+        return [cast(list[int], list(given))]
+    if len(given) > most:
+        raise invalid(param, f"{param}: got {len(given)} inputs; at most {most} are allowed")
+    if len(kinds) > 1:
+        first = type(given[0])
+        at = next(k for k, one in enumerate(given) if type(one) is not first)
+        raise invalid(f"{param}[{at}]", f"{param}[{at}]: mixes texts and token ids; send one kind")
+    return cast(Inputs, list(given))
+
+
+async def in_pool_if(large: bool, state: AppState, work: Callable[[], T]) -> T:
+    """The result of `work`, made in the pool where it would hold the loop."""
+    return await asyncio.get_running_loop().run_in_executor(state.pool, work) if large else work()
+
+
+async def tokenized(
+    state: AppState, inputs: Inputs, cut: Cut, special: bool, prompt: str = "", param: str = "input"
+) -> list[np.ndarray]:
+    """The ids of each input; `prompt` stands before each text, and before its tokens in messages' place of none."""
+    if isinstance(inputs[0], str):
+        texts = [prompt + text for text in inputs] if prompt else inputs
+        state.tokenizer.require_texts(param)
+        large = sum(map(len, texts)) > state.config.limits.tokenize_offload_bytes
+
+        def encode() -> list[np.ndarray]:
+            frame = state.frames.single if special else ((), ())
+            listed = encoded(state, texts, param)
+            return [framed(ids, *frame, cut, where(param, k, len(listed))) for k, ids in enumerate(listed)]
+
+        return await in_pool_if(large, state, encode)
+    lists = inputs
+    large = sum(map(len, lists)) > 4096
+    return await in_pool_if(large, state, lambda: [checked(state, ids, cut, where(param, k, len(lists)))
+                                                   for k, ids in enumerate(lists)])  # fmt: skip
+
+
+def where(param: str, at: int, count: int) -> str:
+    """How an input is named in a refusal."""
+    return param if count == 1 else f"{param}[{at}]"
+
+
+def encoded(state: AppState, texts: list[str], param: str) -> list[list[int]]:
+    """Token ids without those around a text. Pool."""
+    most = state.renderer.config.prompt_bytes
+    found: list[list[int]] = []
+    for start in range(0, len(texts), SLICE):
+        part = texts[start : start + SLICE]
+        for at, text in enumerate(part, start):
+            name = where(param, at, len(texts))
+            if 4 * len(text) > most and len(text.encode("utf-8", "surrogatepass")) > most:
+                raise too_long(state.engine.max_model_len, max(len(text) // 16, state.engine.max_model_len + 1), name)
+            try:
+                text.isascii() or text.encode()
+            except UnicodeEncodeError:
+                raise invalid(name, f"{name}: contains half of a surrogate pair, which is no character") from None
+        found += state.tokenizer.encode_batch(part)
+    return found
+
+
+def framed(ids: list[int], before: tuple[int, ...], after: tuple[int, ...], cut: Cut, name: str) -> np.ndarray:
+    """A text's ids between those that stand around each text, cut where that was asked for."""
+    room = cut.most - len(before) - len(after)
+    if len(ids) > room:
+        if cut.asked is None:
+            raise too_long(cut.limit, len(ids) + len(before) + len(after), name)
+        ids = ids[: max(room, 0)] if cut.side == "right" else ids[len(ids) - max(room, 0) :]
+    found = id_array([*before, *ids, *after])
+    if not len(found):
+        raise ApiError(400, "empty_prompt", f"{name}: has no tokens; send at least one", name)
+    return found
+
+
+def checked(state: AppState, ids: list[int], cut: Cut, name: str) -> np.ndarray:
+    """Token ids that a client sends."""
+    width = state.engine.limits.num_embeddings
+    if not ids:
+        raise ApiError(400, "empty_prompt", f"{name}: has no tokens; send at least one", name)
+    if len(ids) > cut.most:
+        if cut.asked is None:
+            raise too_long(cut.limit, len(ids), name)
+        ids = ids[: cut.most] if cut.side == "right" else ids[len(ids) - cut.most :]
+    low, high = min(ids, default=0), max(ids, default=0)
+    if low < 0 or high >= width:
+        bad = low if low < 0 else high
+        text = f"{name}: token id {bad} is out of range; ids are 0 to {width - 1}"
+        raise invalid(name, text, "token_id_out_of_range")
+    if not ids:
+        raise ApiError(400, "empty_prompt", f"{name}: has no tokens left; send at least one", name)
+    return id_array(ids)
+
+
+def too_long(limit: int, got: int, name: str) -> ApiError:
+    """Clients match on how this text begins."""
+    return ApiError(
+        400,
+        "context_length_exceeded",
+        f"This model's maximum context length is {limit} tokens. However, your prompt contains {got} input tokens "
+        f"({name}). Please shorten it, or send truncate_prompt_tokens: -1.",
+        name,
+    )

@@ -1,0 +1,95 @@
+"""From the engine's arrays to what clients read: activation, fewer dimensions, and the three ways to write a vector.
+
+Owner: loop or pool, pure functions. Arrays go into the answer as they are: orjson writes float32 arrays, base64 takes
+their bytes, and no number of a vector is ever a Python object. Sums are float32, as the reference libraries have them.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import orjson
+
+from engine.model_config import PoolingConfig
+from server.errors import invalid, shown
+
+Format = Literal["float", "base64", "bytes"]
+FORMATS = ("float", "base64", "bytes")
+DTYPES = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2")}
+LARGE = 16384  # numbers of an answer, beyond which it is written in the pool
+
+
+def activated(array: np.ndarray, activation: str) -> np.ndarray:
+    """array [..., width] float32 -> the same, activated along the last axis."""
+    if activation == "normalize":
+        norm = np.sqrt(np.square(array).sum(axis=-1, keepdims=True))
+        return array / np.maximum(norm, np.float32(1e-12))
+    if activation == "sigmoid":
+        with np.errstate(over="ignore"):  # exp of a large number is inf, and 1 / inf is right
+            return 1 / (1 + np.exp(-array))
+    if activation == "softmax":
+        shifted = np.exp(array - array.max(axis=-1, keepdims=True))
+        return shifted / shifted.sum(axis=-1, keepdims=True)
+    return array
+
+
+def check_dimensions(pooling: PoolingConfig, asked: int | None, width: int) -> None:
+    """The field `dimensions`."""
+    if asked is None:
+        return
+    if pooling.dimensions is None or pooling.task != "embed":
+        raise invalid("dimensions", "dimensions: this model's vectors cannot be cut; leave the field out")
+    if pooling.dimensions and asked not in pooling.dimensions and asked != width:
+        listed = ", ".join(map(str, pooling.dimensions))
+        raise invalid("dimensions", f"dimensions: got {asked}; this model has {listed}")
+    if not 1 <= asked <= width:
+        raise invalid("dimensions", f"dimensions: got {asked}; must be 1 to {width}")
+
+
+def finished(
+    array: np.ndarray, pooling: PoolingConfig, use_activation: bool | None, dimensions: int | None
+) -> np.ndarray:
+    """An input's array as its client gets it: cut first, then activated."""
+    cut = array if dimensions is None else array[..., :dimensions]
+    return cut if use_activation is False else activated(cut, pooling.activation)
+
+
+def format_of(asked: str | None, dtype: str | None, endianness: str | None) -> tuple[Format, np.dtype[Any]]:
+    """The fields encoding_format, embed_dtype and endianness."""
+    form = asked or "float"
+    if form not in FORMATS:
+        raise invalid("encoding_format", f"encoding_format: got {shown(form)}; must be one of {', '.join(FORMATS)}")
+    if (dtype or "float32") not in DTYPES:
+        names = ", ".join(DTYPES)
+        raise invalid("embed_dtype", f"embed_dtype: got {shown(dtype or '')}; must be one of {names}")
+    if dtype not in (None, "float32") and form == "float":
+        raise invalid("embed_dtype", "embed_dtype: numbers in JSON have none; send encoding_format base64 or bytes")
+    if endianness not in (None, "native", "little"):
+        raise invalid("endianness", f"endianness: got {shown(endianness or '')}; must be native or little")
+    return form, DTYPES[dtype or "float32"]  # type: ignore[return-value]
+
+
+def written(array: np.ndarray, form: Format, dtype: np.dtype[Any]) -> Any:
+    """An array inside of a JSON answer."""
+    if form == "float":
+        return np.ascontiguousarray(array, np.float32)
+    return base64.b64encode(np.ascontiguousarray(array, dtype).tobytes()).decode("ascii")
+
+
+def as_json(content: Any) -> bytes:
+    """JSON in which arrays are lists of numbers."""
+    return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
+def as_bytes(arrays: Sequence[np.ndarray], dtype: np.dtype[Any], about: dict[str, Any]) -> tuple[bytes, bytes]:
+    """Arrays one after the other, and the header that says where each lies."""
+    parts = [np.ascontiguousarray(array, dtype).tobytes() for array in arrays]
+    data, start = [], 0
+    for index, (array, part) in enumerate(zip(arrays, parts)):
+        said = {"index": index, "embed_dtype": dtype.name, "endianness": "little", "shape": list(array.shape)}
+        data.append({**said, "start": start, "end": start + len(part)})
+        start += len(part)
+    return b"".join(parts), orjson.dumps({**about, "data": data})

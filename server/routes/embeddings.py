@@ -1,0 +1,169 @@
+"""/v1/embeddings, /pooling and /classify: an array for each input (API.md section 13).
+
+Owner: loop. In: texts, token ids or a conversation. Out: vectors, token-wise matrices or classes, as JSON or as bytes.
+
+    body -> token ids (server/pooling/tokens) -> the engine (run) -> activation, fewer dimensions (vectors) -> answer
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+
+from server.errors import invalid, not_here, shown
+from server.http.body import read_json
+from server.http.exchange import exchange_of
+from server.http.watch import client_present, preparing
+from server.pooling.run import PooledAnswer
+from server.pooling.tokens import cut_of, in_pool_if, inputs_of, pooling_of, tokenized
+from server.pooling.vectors import LARGE, as_bytes, as_json, check_dimensions, finished, format_of, written
+from server.routes.endpoint import check_model, gateway_priority, one_of, pooling_route, response_id
+from server.sampling import priority_of, salt_of
+from server.schema.pooling import ClassifyBody, EmbeddingBody, PoolingBody
+from server.state import AppState
+
+Body = TypeVar("Body", bound=ClassifyBody)
+Answering = Callable[[list[np.ndarray], dict[str, Any]], Response]
+TASKS = ("embed", "classify", "token_embed", "token_classify")
+
+
+async def embeddings(request: Request) -> Response:
+    """A vector for each input."""
+    return await vectors(request, EmbeddingBody, "embd-", "embedding")
+
+
+async def pooling(request: Request) -> Response:
+    """What the model makes of each input, or of each of its tokens."""
+    return await vectors(request, PoolingBody, "pool-", "data")
+
+
+async def vectors(request: Request, kind: type[EmbeddingBody], prefix: str, key: str) -> Response:
+    """Both routes; `key` is what an array is called in the answer."""
+    state = exchange_of(request).state
+    body = await read_json(request, kind, state.config.limits.max_request_bytes)
+    per_token = task_of(state, body)
+    config = pooling_of(state)
+    form, dtype = format_of(body.encoding_format, body.embed_dtype, body.endianness)
+    check_dimensions(config, body.dimensions, state.engine.limits.pooled_width)
+
+    def answer(arrays: list[np.ndarray], about: dict[str, Any]) -> Response:
+        made = [finished(array, config, body.use_activation, body.dimensions) for array in arrays]
+        if form == "bytes":
+            content, metadata = as_bytes(made, dtype, about)
+            headers = {"metadata": metadata.decode("ascii")}
+            return Response(content, media_type="application/octet-stream", headers=headers)
+        word = "embedding" if key == "embedding" else "pooling"
+        data = [{"index": k, "object": word, key: written(one, form, dtype)} for k, one in enumerate(made)]
+        return Response(as_json({**about, "data": data}), media_type="application/json")
+
+    return await answered(request, body, prefix, per_token, answer)
+
+
+def task_of(state: AppState, body: EmbeddingBody) -> bool:
+    """Whether the tokens of an input are wanted one by one; 400 for a task that is not the model's."""
+    own = pooling_of(state).task
+    if not isinstance(body, PoolingBody):
+        if own != "embed":
+            raise not_here("model", "the served model makes classes, not embeddings; ask /classify, /score or /pooling")
+        return False
+    if body.task == "embed&token_classify":
+        raise not_here("task", "task: this model has no second head; send embed or token_embed")
+    one_of("task", body.task, TASKS)
+    task = body.task or own
+    if task.removeprefix("token_") != own:
+        raise invalid("task", f"task: got {shown(task)}; this model has {own} and token_{own}")
+    return task.startswith("token_")
+
+
+async def classify(request: Request) -> Response:
+    """Classes of each input."""
+    state = exchange_of(request).state
+    body = await read_json(request, ClassifyBody, state.config.limits.max_request_bytes)
+    config = pooling_of(state)
+    if config.task != "classify":
+        raise not_here("model", "the served model makes embeddings, not classes; ask /v1/embeddings")
+
+    def answer(arrays: list[np.ndarray], about: dict[str, Any]) -> Response:
+        data = []
+        for index, array in enumerate(arrays):
+            probs = finished(array, config, body.use_activation, None)
+            label = config.labels[int(probs.argmax())]
+            data.append({"index": index, "label": label, "probs": probs, "num_classes": len(probs)})
+        return Response(as_json({**about, "data": data}), media_type="application/json")
+
+    return await answered(request, body, "classify-", False, answer)
+
+
+async def answered(request: Request, body: ClassifyBody, prefix: str, per_token: bool, answer: Answering) -> Response:
+    """From a checked body to the response that `answer` makes of the arrays."""
+    exchange = exchange_of(request)
+    state = exchange.state
+    model = check_model(state, body.model)
+    name = response_id(prefix, body.request_id, exchange)
+    if body.normalize is not None:
+        raise invalid("normalize", "normalize: is called use_activation here, and is on where it is not sent")
+    salt, priority = salt_of(body), priority_of(body, state.config, gateway_priority(request))
+    count = 1 if body.messages is not None or not isinstance(body.input, list) else len(body.input)
+    async with client_present(request):
+        with state.places.hold(max(1, min(count, state.config.pooling.max_inputs)), exchange.key_name):
+            async with preparing(exchange, "inputs"):
+                inputs = await prepared(state, body)
+            with PooledAnswer(exchange, name) as running:
+                arrays = await running.arrays(inputs, per_token=per_token, salt=salt, priority=priority)
+            tokens = sum(map(len, inputs))
+            about = {
+                "id": name,
+                "object": "list",
+                "created": int(time.time()),
+                "model": model,
+                "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+            }
+            large = sum(array.size for array in arrays) > LARGE
+            return await in_pool_if(large, state, lambda: answer(arrays, about))
+
+
+async def prepared(state: AppState, body: ClassifyBody) -> list[np.ndarray]:
+    """The token ids of each input."""
+    cut = cut_of(state, body.truncate_prompt_tokens, body.truncation_side)
+    if body.messages is None:
+        inputs = inputs_of(body.input, state.config.pooling.max_inputs)
+        special = body.add_special_tokens is not False
+        return await tokenized(state, inputs, cut, special, prompt_of(state, body.prompt_name))
+    if body.input is not None:
+        raise invalid("input", "input: stands beside messages; send one of the two")
+    prompt = await state.renderer.chat(
+        body.messages,
+        add_generation_prompt=body.add_generation_prompt is True,
+        template_kwargs=body.chat_template_kwargs,
+        add_special_tokens=body.add_special_tokens is True,
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+        truncation_side=cut.side,
+    )
+    if prompt.media:
+        raise invalid("messages", "messages: this model reads text only")
+    if not len(prompt):
+        raise invalid("messages", "messages: make no tokens; send at least one", "empty_prompt")
+    return [prompt.token_ids]
+
+
+def prompt_of(state: AppState, name: str | None) -> str:
+    """The checkpoint's text before an input, by its name."""
+    config = pooling_of(state)
+    if name is None:
+        return config.prompts.get(config.default_prompt or "", "")
+    if name not in config.prompts:
+        known = ", ".join(config.prompts) or "none"
+        raise invalid("prompt_name", f"prompt_name: got {shown(name)}; this model has {known}")
+    return config.prompts[name]
+
+
+ROUTES = [
+    pooling_route("/v1/embeddings", embeddings),
+    pooling_route("/pooling", pooling),
+    pooling_route("/classify", classify),
+]

@@ -1,0 +1,128 @@
+"""/score and /rerank with all their paths: how well documents answer a query (API.md section 13).
+
+Owner: loop. In: one query with many documents, or pairs. Out: a score for each pair; /rerank sorts them, ties by index.
+A model that reads both texts at once scores pairs; one that makes vectors compares these (server/pooling/pairs).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from engine.model_config import PoolingConfig
+from server.errors import invalid
+from server.http.body import read_json
+from server.http.exchange import exchange_of
+from server.http.watch import client_present, preparing
+from server.pooling.pairs import Pairs, apart, cosines, paired, prepared, texts_of
+from server.pooling.run import PooledAnswer
+from server.pooling.tokens import cut_of, in_pool_if, pooling_of
+from server.pooling.vectors import finished
+from server.routes.endpoint import check_model, gateway_priority, json_response, pooling_route, response_id
+from server.sampling import priority_of, salt_of
+from server.schema.pooling import InputFields, RerankBody, ScoreBody
+from server.state import AppState
+
+SIDES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
+
+
+async def score(request: Request) -> Response:
+    """A score for each pair."""
+    state = exchange_of(request).state
+    body = await read_json(request, ScoreBody, state.config.limits.max_request_bytes)
+    given = [names for names in SIDES if all(getattr(body, name) is not None for name in names)]
+    fields = {name for names in SIDES for name in names if getattr(body, name) is not None}
+    if len(given) != 1 or len(fields) != 2:
+        names = "; or ".join(" and ".join(names) for names in SIDES)
+        raise invalid("queries", f"queries: the two sides of the pairs are missing or named twice; send {names}")
+    one, other = given[0]
+    most = state.config.pooling.max_documents
+    pairs = paired(texts_of(getattr(body, one), one, most), texts_of(getattr(body, other), other, most), other)
+    about, scores = await scored(request, body, "score-", pairs, None, body.instruction)
+    data = [{"index": index, "object": "score", "score": value} for index, value in enumerate(scores)]
+    return json_response({**about, "object": "list", "data": data})
+
+
+async def rerank(request: Request) -> Response:
+    """The documents by their scores."""
+    state = exchange_of(request).state
+    body = await read_json(request, RerankBody, state.config.limits.max_request_bytes)
+    if body.top_n is not None and body.top_n < 0:
+        raise invalid("top_n", f"top_n: got {body.top_n}; must be 0 (all) or more")
+    per_document = body.max_tokens_per_doc or None
+    if per_document is not None and per_document < 0:
+        raise invalid("max_tokens_per_doc", f"max_tokens_per_doc: got {per_document}; must be 0 (no limit) or more")
+    documents = texts_of(body.documents, "documents", state.config.pooling.max_documents)
+    pairs = paired(texts_of(body.query, "query", 1), documents, "documents")
+    about, scores = await scored(request, body, "rerank-", pairs, per_document, body.instruction)
+    order = sorted(range(len(scores)), key=lambda index: (-scores[index], index))[: body.top_n or None]
+    shown = body.return_documents is not False
+    results = [
+        {
+            "index": index,
+            **({"document": {"text": documents[index]}} if shown else {}),
+            "relevance_score": scores[index],
+        }
+        for index in order
+    ]
+    return json_response({**about, "results": results})
+
+
+async def scored(
+    request: Request,
+    body: InputFields,
+    prefix: str,
+    pairs: Pairs,
+    per_document: int | None,
+    instruction: str | None,
+) -> tuple[dict[str, Any], list[float]]:
+    """What answers begin with, and the pairs' scores."""
+    exchange = exchange_of(request)
+    state = exchange.state
+    model = check_model(state, body.model)
+    name = response_id(prefix, body.request_id, exchange)
+    salt, priority = salt_of(body), priority_of(body, state.config, gateway_priority(request))
+    cut = cut_of(state, body.truncate_prompt_tokens, body.truncation_side)
+    if body.normalize is not None:
+        raise invalid("normalize", "normalize: is called use_activation here, and is on where it is not sent")
+    if body.add_special_tokens is False:
+        raise invalid("add_special_tokens", "add_special_tokens: pairs are told apart by special tokens; leave it out")
+    config = pooling_of(state)
+    reads_both = config.task == "classify"
+    if instruction is not None and not reads_both:
+        raise invalid("instruction", "instruction: this model makes vectors; put it before the query's text")
+    state.tokenizer.require_texts("query")
+    count = len(pairs.of) if reads_both else len(pairs.queries) + len(pairs.documents)
+    async with client_present(request):
+        with state.places.hold(count, exchange.key_name):
+            async with preparing(exchange, "pairs"):
+                inputs, seconds = await inputs_of(state, config, pairs, cut, per_document, instruction)
+            with PooledAnswer(exchange, name) as running:
+                arrays = await running.arrays(inputs, seconds=seconds, salt=salt, priority=priority)
+    tokens = sum(map(len, inputs))
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    about = {"id": name, "created": int(time.time()), "model": model, "usage": usage}
+    if not reads_both:
+        return about, cosines(arrays, pairs)
+    return about, [float(finished(array, config, body.use_activation, None)[0]) for array in arrays]
+
+
+async def inputs_of(
+    state: AppState, config: PoolingConfig, pairs: Pairs, cut: Any, per_document: int | None, instruction: str | None
+) -> tuple[list[Any], Any]:
+    """Token ids of all inputs, and where second texts begin."""
+    size = sum(map(len, pairs.documents)) + sum(map(len, pairs.queries))
+    large = size > state.config.limits.tokenize_offload_bytes
+    if config.task != "classify":
+        return await in_pool_if(large, state, lambda: apart(state, config, pairs, cut, per_document)), None
+    made = await in_pool_if(large, state, lambda: prepared(state, config, pairs, cut, per_document, instruction))
+    return made.ids, made.seconds
+
+
+ROUTES = [
+    *(pooling_route(path, score) for path in ("/score", "/v1/score")),
+    *(pooling_route(path, rerank) for path in ("/rerank", "/v1/rerank", "/v2/rerank")),
+]

@@ -1,0 +1,121 @@
+"""Inputs that are pooled, on the engine: on a CPU and on the device's path, in chunks, cached, under pressure."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+import engine.runtime
+from engine import Engine, FinishReason, Request, SamplingParams
+from engine.errors import InvalidLogitsError, RequestError
+from engine.request import PoolingParams
+from tests import tiny
+from tests.engine.host_accelerator import HostAccelerator
+from tests.engine_kit import quiet, running
+
+DRAW = np.random.default_rng(0)
+INPUTS = [DRAW.integers(2, 260, DRAW.integers(1, 100)).astype(np.int32) for _ in range(40)]
+POOLS = {"runner": "pooling", "max_model_len": 128, "max_num_seqs": 8, "max_num_queued_reqs": 4}
+KINDS = ("LAST", "CLS", "MEAN")
+
+
+def request(inputs: list[np.ndarray], per_token: bool = False) -> Request:
+    starts = np.concatenate([[0], np.cumsum([len(one) for one in inputs])])
+    pooling = PoolingParams(starts, per_token=per_token)
+    return Request(np.concatenate(inputs), SamplingParams(max_tokens=1), n=len(inputs), pooling=pooling)
+
+
+async def arrays(served: Engine, inputs: list[np.ndarray], per_token: bool = False) -> list[np.ndarray]:
+    found = {}
+    async with served.submit(request(inputs, per_token)) as stream:
+        async for delta in stream:
+            assert delta.finish_reason is FinishReason.STOP, delta.error
+            assert not delta.token_ids
+            found[delta.index] = delta.pooled
+    return [found[k] for k in range(len(inputs))]
+
+
+async def made(kind: str, per_token: bool = False, **settings) -> list[np.ndarray]:
+    pooler = {"pooling_type": kind}
+    async with running(tiny.checkpoint("qwen3"), **{**POOLS, "pooler": pooler, **settings}) as served:
+        return await arrays(served, INPUTS, per_token)
+
+
+@pytest.fixture
+def on_the_device_path(monkeypatch):
+    def switch() -> None:
+        monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
+
+    return switch
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_device_path_makes_the_hosts_arrays(on_the_device_path, kind):
+    wanted, tokens = await made(kind), await made(kind, per_token=True)
+    on_the_device_path()
+    for settings in ({}, {"enforce_eager": True}):
+        for one, other in zip(await made(kind, **settings), wanted):
+            np.testing.assert_array_equal(one, other)
+    for one, other, ids in zip(await made(kind, per_token=True), tokens, INPUTS):
+        np.testing.assert_array_equal(one, other)
+        assert len(one) == len(ids)
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+@pytest.mark.parametrize("on_device", [False, True])
+async def test_chunks_cached_prefixes_and_preemption_change_nothing(on_the_device_path, per_token, on_device):
+    wanted = await made("LAST", per_token, enable_prefix_caching=False)
+    if on_device:
+        on_the_device_path()
+    chunks = {"max_prefill_chunk": 7, "max_num_batched_tokens": 24, "num_gpu_blocks_override": 12}
+    async with running(tiny.checkpoint("qwen3"), **{**POOLS, **chunks}) as served:
+        for _ in range(2):  # the second time from the cache
+            for one, other in zip(await arrays(served, INPUTS, per_token), wanted):
+                np.testing.assert_allclose(one, other, rtol=0, atol=2e-5)
+
+
+async def test_one_input_that_is_not_a_number_fails_alone(monkeypatch):
+    async with running(tiny.checkpoint("qwen3"), **POOLS) as served:
+        model = served._device._runtime.model
+        project = model.pooler.project
+
+        def broken(hidden):
+            lines = project(hidden)
+            lines[-1] = float("nan")
+            return lines
+
+        monkeypatch.setattr(model.pooler, "project", broken)
+        ends = {}
+        async with served.submit(request(INPUTS[:5])) as stream:
+            async for delta in stream:
+                ends[delta.index] = delta
+        failed = [delta for delta in ends.values() if delta.finish_reason is FinishReason.ERROR]
+        assert 1 <= len(failed) < 5
+        assert all(isinstance(delta.error, InvalidLogitsError) and delta.pooled is None for delta in failed)
+
+
+@pytest.mark.parametrize("turns", range(0, 24, 3))
+async def test_leaving_at_any_time_frees_everything(turns):
+    async with running(tiny.checkpoint("qwen3"), **POOLS) as served:
+        stream = served.submit(request(INPUTS * 3))
+        for _ in range(turns):
+            await asyncio.sleep(0.0005)
+        stream.close()
+        held = await quiet(served)
+        assert held["backlog"] == held["tokenwise"] == 0
+        assert len(await arrays(served, INPUTS[:3])) == 3
+
+
+async def test_requests_of_the_other_kind_are_refused():
+    async with running(tiny.checkpoint("qwen3"), **POOLS) as served:
+        with pytest.raises(RequestError, match="pools its inputs"):
+            served.submit(Request(INPUTS[0], SamplingParams()))
+        with pytest.raises(RequestError, match="maximum context length is 128"):
+            served.submit(request([np.zeros(129, np.int32)]))
+        with pytest.raises(RequestError, match="no tokens"):
+            served.submit(request([INPUTS[0], INPUTS[0][:0]]))
+        with pytest.raises(RequestError, match="token id 320 is out of range"):
+            served.submit(request([np.array([320], np.int32)]))
+    async with running(tiny.checkpoint("qwen3")) as served:
+        with pytest.raises(RequestError, match="this engine generates"):
+            served.submit(request(INPUTS[:1]))

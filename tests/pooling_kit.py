@@ -1,0 +1,182 @@
+"""Checkpoints of models that pool, made of the tiny ones, and what sentence-transformers computes with them.
+
+Every folder is made once for a test process. In: the name of a tiny checkpoint, modules behind it. Out: a folder.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import tempfile
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests import tiny
+
+TEXTS = ["the cat", "a dog and the bird", "x", "in an other land there are the birds " * 4, "", "Grüße, 東京!"]
+ST = "sentence_transformers"
+PREFIX = {"query": "query: ", "document": "text: "}
+
+
+@functools.cache
+def home() -> Path:
+    return Path(tempfile.mkdtemp(prefix="omniloop-pooling-"))
+
+
+@functools.cache
+def embedder(
+    body: str,
+    pooling: str = "lasttoken",
+    dense: int = 0,
+    normalize: bool = True,
+    prompts: bool = False,
+    old: bool = True,
+) -> Path:
+    """A body with modules.json: Pooling, maybe Dense, maybe Normalize; `old`: as sentence-transformers 5 writes."""
+    folder = home() / f"{body}-{pooling}-{dense}-{normalize}-{prompts}-{old}"
+    shutil.copytree(tiny.checkpoint(body), folder)
+    width = read(folder / "config.json")["hidden_size"]
+    modules = [("", "models.Transformer"), ("1_Pooling", "models.Pooling")]
+    if dense:
+        modules.append(("2_Dense", "models.Dense"))
+    if normalize:
+        modules.append(("3_Normalize", "models.Normalize"))
+    listed = [
+        {"idx": k, "name": str(k), "path": path, "type": f"{ST}.{kind}"} for k, (path, kind) in enumerate(modules)
+    ]
+    write(folder / "modules.json", listed)
+    write(folder / "sentence_bert_config.json", {"max_seq_length": 128, "do_lower_case": False})
+    kinds = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+    flags: dict[str, Any] = {f"pooling_mode_{kind}": kind == pooling for kind in kinds}
+    if not old:
+        flags = {"pooling_mode": pooling.removesuffix("_tokens").removesuffix("_token")}
+    write(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": width, **flags})
+    if dense:
+        settings = {"in_features": width, "out_features": dense, "bias": True}
+        write(
+            folder / "2_Dense" / "config.json", {**settings, "activation_function": "torch.nn.modules.activation.Tanh"}
+        )
+        generator = torch.Generator().manual_seed(1)
+        weight = torch.randn(dense, width, generator=generator) / width**0.5
+        save_file(
+            {"linear.weight": weight, "linear.bias": torch.ones(dense) / 4}, folder / "2_Dense" / "model.safetensors"
+        )
+    said = {"prompts": PREFIX, "default_prompt_name": "document"} if prompts else {"prompts": {}}
+    write(folder / "config_sentence_transformers.json", {**said, "similarity_fn_name": "cosine"})
+    return folder
+
+
+@functools.cache
+def ended(folder: Path) -> Path:
+    """The same checkpoint whose tokenizer puts a token behind each text, as Qwen3-Embedding's does."""
+    copy = home() / f"{folder.name}-ended"
+    shutil.copytree(folder, copy)
+    name, number = "<|endoftext|>", tiny.IDS["<|endoftext|>"]
+    tail = {"SpecialToken": {"id": name, "type_id": 0}}
+    first, second = ({"Sequence": {"id": letter, "type_id": 0}} for letter in "AB")
+    said = {"id": name, "ids": [number], "tokens": [name]}
+    rule = {"single": [first, tail], "pair": [first, tail, second, tail], "special_tokens": {name: said}}
+    tokenizer = read(copy / "tokenizer.json")
+    write(copy / "tokenizer.json", {**tokenizer, "post_processor": {"type": "TemplateProcessing", **rule}})
+    return copy
+
+
+@functools.cache
+def changed(folder: Path, name: str, **values: Any) -> Path:
+    """The same checkpoint with other values in config.json."""
+    copy = home() / name
+    shutil.copytree(folder, copy)
+    write(copy / "config.json", {**read(copy / "config.json"), **values})
+    return copy
+
+
+@functools.cache
+def classifier(body: str, architecture: str, labels: int) -> Path:
+    """A decoder with a `score` head on its last token."""
+    folder = changed(
+        tiny.checkpoint(body), f"{architecture}-{labels}", architectures=(architecture,),
+        id2label=Names({str(k): f"kind {k}" for k in range(labels)}),
+    )  # fmt: skip
+    path = folder / "model.safetensors"
+    tensors = {name: tensor for name, tensor in load_file(path).items() if name != "lm_head.weight"}
+    width = read(folder / "config.json")["hidden_size"]
+    tensors["score.weight"] = torch.randn(labels, width, generator=torch.Generator().manual_seed(2)) / width**0.5
+    save_file(tensors, path, {"format": "pt"})
+    return folder
+
+
+class Names(dict):
+    """Names of labels, which functools may keep."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self.items()))
+
+
+@functools.cache
+def body_of(folder: Path) -> Any:
+    """The body of a folder in transformers: ids -> hidden states [tokens, width]."""
+    from transformers import AutoModel
+
+    with tiny.quiet():
+        model = AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def hidden(ids: list[int], **named: Any) -> np.ndarray:
+        with torch.no_grad():
+            return model(torch.tensor([ids]), **named).last_hidden_state[0].numpy()
+
+    return hidden
+
+
+def pooled(hidden: np.ndarray, kind: str) -> np.ndarray:
+    """As sentence-transformers pools the hidden states of one input."""
+    if kind in ("lasttoken", "cls_token"):
+        return hidden[-1 if kind == "lasttoken" else 0]
+    if kind == "max_tokens":
+        return hidden.max(0)
+    weights = np.arange(1, len(hidden) + 1)[:, None] if kind == "weightedmean_tokens" else np.ones((len(hidden), 1))
+    total = weights.sum() ** (0.5 if kind == "mean_sqrt_len_tokens" else 1)
+    return (hidden * weights).sum(0) / total
+
+
+def unit(vector: np.ndarray) -> np.ndarray:
+    return vector / np.linalg.norm(vector, axis=-1, keepdims=True)
+
+
+class Words(list):
+    """Names of tokens, which functools may keep."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self))
+
+
+def oracle(folder: Path) -> Any:
+    """The folder in sentence-transformers, float32 on the CPU."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from sentence_transformers import SentenceTransformer
+
+        return SentenceTransformer(str(folder), device="cpu", model_kwargs={"dtype": torch.float32})
+
+
+def close(found: np.ndarray, wanted: np.ndarray) -> None:
+    """POOLING section 6: cosine >= 1 - 1e-6 and no number off by more than 1e-5."""
+    found, wanted = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
+    assert found.shape == wanted.shape
+    lengths = np.linalg.norm(found, axis=-1) * np.linalg.norm(wanted, axis=-1)
+    assert ((found * wanted).sum(-1) / lengths).min() >= 1 - 1e-6
+    assert np.abs(found - wanted).max() <= 1e-5 * max(1.0, np.abs(wanted).max())
+
+
+def read(path: Path) -> Any:
+    return json.loads(path.read_text())
+
+
+def write(path: Path, value: Any) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(value))

@@ -1,0 +1,162 @@
+"""/score and /rerank: classifiers of pairs, rerankers of two tokens, and models that make vectors."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+
+from engine.errors import ConfigError
+from engine.models.registry import load_model_config
+from server.pooling.pairs import INSTRUCTION, QWEN3_AFTER, QWEN3_BEFORE
+from tests import pooling_kit as kit
+from tests import tiny
+from tests.server.test_embeddings import vectors
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+QUERY = "which bird"
+DOCUMENTS = ["the dog and the cat", "a bird in the land", "x", "the birds and the birds there", "x"]
+PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
+
+
+def two_tokens(**more):
+    """Qwen3-Reranker as vLLM's hf_overrides describe it; the tiny tokenizer has no words, so letters stand for them."""
+    values = {"architectures": ("Qwen3ForSequenceClassification",), "classifier_from_token": kit.Words(["n", "y"])}
+    return kit.changed(tiny.checkpoint("qwen3"), f"two-tokens-{len(more)}", **values, **more)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+async def scores(client, path="/score", **body):
+    answer = await client.post(path, body)
+    assert answer.status == 200, answer.content
+    return [entry["score"] for entry in answer.json()["data"]]
+
+
+async def test_a_reranker_of_two_tokens_has_its_models_own_template(pooling):
+    folder = two_tokens(is_original_qwen3_reranker=True)
+    client = await pooling(folder)
+    model, encode = tiny.reference(tiny.checkpoint("qwen3")), client.state.tokenizer.encode
+    yes, no = encode("y")[0], encode("n")[0]
+
+    def wanted(instruction):
+        for document in DOCUMENTS:
+            text = f"<Instruct>: {instruction}\n<Query>: {QUERY}\n<Document>: {document}"
+            ids = [*encode(QWEN3_BEFORE), *encode(text), *encode(QWEN3_AFTER)]
+            with torch.no_grad():
+                logits = model(torch.tensor([ids])).logits[0, -1]
+            yield float(sigmoid((logits[yes] - logits[no]).numpy()))
+
+    assert 'only be "yes" or "no"' in QWEN3_BEFORE
+    found = await scores(client, text_1=QUERY, text_2=DOCUMENTS)
+    np.testing.assert_allclose(found, list(wanted(INSTRUCTION)), atol=1e-4)
+    asked = await scores(client, queries=QUERY, documents=DOCUMENTS, instruction="find birds")
+    np.testing.assert_allclose(asked, list(wanted("find birds")), atol=1e-4)
+    ranked = await client.post("/rerank", {"query": QUERY, "documents": DOCUMENTS, "instruction": "find birds"})
+    order = [entry["index"] for entry in ranked.json()["results"]]
+    assert order == sorted(range(len(asked)), key=lambda at: (-asked[at], at))
+
+
+async def test_pairs_of_a_decoder_are_its_tokenizers_pairs(pooling):
+    from transformers import AutoModelForSequenceClassification
+
+    folder = kit.ended(kit.classifier("llama", "LlamaForSequenceClassification", 1))
+    client = await pooling(folder)
+    with tiny.quiet(), torch.no_grad():
+        model = AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+        pairs = [client.state.tokenizer.encode_pair(QUERY, document)[0] for document in DOCUMENTS]
+        # Not model(ids).logits, which takes the token at the end of these texts for padding.
+        logits = [float(model.score(model.model(torch.tensor([ids])).last_hidden_state[0, -1])) for ids in pairs]
+    found = await scores(client, text_1=QUERY, text_2=DOCUMENTS)
+    raw = await scores(client, text_1=QUERY, text_2=DOCUMENTS, use_activation=False)
+    np.testing.assert_allclose(raw, logits, atol=1e-4)
+    np.testing.assert_allclose(found, sigmoid(np.array(logits)), atol=1e-4)
+
+
+async def test_vectors_are_compared_by_cosine(pooling):
+    client = await pooling(kit.embedder("qwen3", prompts=True))
+    found = await scores(client, text_1=QUERY, text_2=DOCUMENTS)
+    query = await vectors(client, QUERY, prompt_name="query")
+    documents = await vectors(client, DOCUMENTS, prompt_name="document")
+    np.testing.assert_allclose(found, documents @ query[0], atol=1e-6)
+    assert found[2] == found[4]
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_documents_are_sorted_and_cut(pooling, path):
+    client = await pooling(kit.embedder("qwen3"))
+    found = await scores(client, queries=QUERY, documents=DOCUMENTS)
+    order = sorted(range(5), key=lambda at: (-found[at], at))
+
+    async def ranked(**more):
+        answer = await client.post(path, {"query": QUERY, "documents": DOCUMENTS, **more})
+        assert answer.status == 200, answer.content
+        return answer.json()["results"]
+
+    whole = await ranked(documents=[DOCUMENTS[0], *({"text": text} for text in DOCUMENTS[1:])])
+    assert [entry["index"] for entry in whole] == order
+    assert [entry["document"]["text"] for entry in whole] == [DOCUMENTS[at] for at in order]
+    assert await ranked(top_n=2) == whole[:2]
+    assert await ranked(top_n=0) == await ranked(top_n=99) == whole
+    assert "document" not in (await ranked(return_documents=False))[0]
+    short = client.state.tokenizer.decode(client.state.tokenizer.encode(DOCUMENTS[3])[:3])
+    cut = {entry["index"]: entry["relevance_score"] for entry in await ranked(max_tokens_per_doc=3)}
+    assert cut[3] == (await scores(client, queries=QUERY, documents=[short]))[0]
+
+
+async def test_both_sides_go_by_four_names(pooling):
+    client = await pooling(kit.embedder("qwen3"))
+    wanted = await scores(client, text_1=QUERY, text_2=DOCUMENTS)
+    for one, other in (("queries", "documents"), ("queries", "items"), ("data_1", "data_2")):
+        assert await scores(client, "/v1/score", **{one: QUERY, other: DOCUMENTS}) == wanted
+    parts = [{"type": "text", "text": "a bird "}, {"type": "text", "text": "in the land"}]
+    assert await scores(client, text_1=QUERY, text_2=[DOCUMENTS[0], parts]) == wanted[:2]
+    many = await scores(client, text_1=[QUERY] * 5, text_2=DOCUMENTS)
+    np.testing.assert_array_equal(many, wanted)
+
+
+BAD = [
+    ({"text_1": ["x", "x"], "text_2": ["x"] * 3}, "text_2"),
+    ({"text_1": "x"}, "queries"),
+    ({"text_1": "x", "text_2": "x", "documents": "x"}, "queries"),
+    ({"text_1": "x", "text_2": []}, "text_2"),
+    ({"text_1": "x", "text_2": ["x", {}]}, "text_2[1]"),
+    ({"text_1": "x", "text_2": [{"type": "image_url", "image_url": {"url": "x"}}]}, "text_2"),
+    ({"text_1": "x", "text_2": ["x"] * 1025}, "text_2"),
+    ({"text_1": "x", "text_2": ["x", "a b c d " * 60]}, "text_2[1]"),
+    ({"text_1": "x", "text_2": "x", "normalize": True}, "normalize"),
+    ({"text_1": "x", "text_2": "x", "instruction": "y"}, "instruction"),
+]
+
+
+@pytest.mark.parametrize(("body", "param"), BAD)
+async def test_bad_pairs_are_400_and_say_where(pooling, body, param):
+    client = await pooling(kit.embedder("qwen3"))
+    refused = await client.post("/score", body)
+    assert (refused.status, refused.error["param"]) == (400, param)
+
+
+async def test_bad_ranks(pooling):
+    client = await pooling(kit.embedder("qwen3"))
+    for body in ({"top_n": -1}, {"max_tokens_per_doc": -1}, {"documents": [{}]}, {"documents": []}, {"query": 5}):
+        refused = await client.post("/rerank", {"query": "x", "documents": ["x"], **body})
+        assert refused.status == 400
+    three = await pooling(kit.classifier("llama", "LlamaForSequenceClassification", 3))
+    assert (await three.post("/rerank", {"query": "x", "documents": ["x"]})).status == 501
+
+
+async def test_a_score_head_that_is_missing_or_of_another_size_stops_the_start():
+    folder = kit.changed(tiny.checkpoint("llama"), "no-score", architectures=("LlamaForSequenceClassification",))
+    from engine import Engine, EngineConfig
+
+    with pytest.raises(ConfigError, match=r"missing: score.weight"):
+        await Engine(EngineConfig(model=str(folder), num_threads=1)).start()
+    with pytest.raises(ConfigError, match="no such"):
+        load_model_config(two_tokens(), {"classifier_from_token": ["no such", "y"]})
+    with pytest.raises(ConfigError, match="runner generate"):
+        load_model_config(folder, runner="generate")
+    await asyncio.sleep(0)
