@@ -46,9 +46,9 @@ class RopeConfig:
 
 
 # How a checkpoint holds the experts of a layer: a matrix for each of gate, up and down of every expert; one matrix
-# [E, 2I, H] of gate and up, gate's rows first, and one [E, H, I] of down; both of these transposed, with biases, gate's
-# columns and up's by turns.
-ExpertLayout = Literal["apart", "joined", "by turns"]
+# [E, 2I, H] of gate and up, gate's rows first, and one [E, H, I] of down; both of these transposed; transposed with
+# biases, gate's columns and up's by turns.
+ExpertLayout = Literal["apart", "joined", "turned", "by turns"]
 
 
 @dataclass(frozen=True, slots=True)

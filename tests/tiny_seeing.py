@@ -50,6 +50,21 @@ def qwen3_vl() -> Any:
     return tiny._model(Qwen3VLForConditionalGeneration, Qwen3VLConfig(text_config=text, vision_config=vision, **QWEN))
 
 
+def qwen3_vl_moe() -> Any:
+    """Qwen3VLMoeForConditionalGeneration: experts in two of three layers, in tensors of all."""
+    from transformers import Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration
+
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [6, 5, 5], "mrope_interleaved": True}
+    vision = {
+        "depth": 3, "hidden_size": 72, "intermediate_size": 100, "num_heads": 2, "out_hidden_size": 96,
+        "num_position_embeddings": 36, "deepstack_visual_indexes": [1],
+    }  # fmt: skip
+    experts = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "mlp_only_layers": [1]}
+    text = {**TEXT, "head_dim": 32, "rope_parameters": rope, **experts}
+    config = Qwen3VLMoeConfig(text_config=text, vision_config=vision, **QWEN)
+    return tiny._model(Qwen3VLMoeForConditionalGeneration, config)
+
+
 TILE = {"hidden_size": 72, "intermediate_size": 100, "num_hidden_layers": 3, "num_attention_heads": 2}
 SQUARE = {**TILE, "image_size": 56, "patch_size": 14}  # 4 x 4 patches
 
@@ -130,6 +145,7 @@ def idefics3(kind: str = "Idefics3") -> Any:
 CHECKPOINTS: dict[str, Callable[[], Any]] = {
     "qwen2_vl": qwen2_vl,
     "qwen3_vl": qwen3_vl,
+    "qwen3_vl_moe": qwen3_vl_moe,
     "llava": llava,
     "llava-siglip": lambda: llava(
         "SiglipVisionConfig", "Qwen2Config", vision_feature_layer=-1, vision_feature_select_strategy="full"
@@ -156,8 +172,21 @@ def write_processors(config: Any, folder: Path) -> None:
     if kind in ("pixtral", "mistral3"):
         words = {"image_break_token": "<|vision_pad|>", "image_end_token": "<|vision_eos|>"}
         tiny._write(folder / "processor_config.json", words)
+    if config.model_type == "qwen3_vl_moe":
+        _turn_experts(folder / "model.safetensors")
     if film:
         tiny._write(folder / "video_preprocessor_config.json", film)
+
+
+def _turn_experts(path: Path) -> None:
+    """As released; transformers 5 writes the tensors of experts the other way round, and reads both."""
+    from safetensors.torch import load_file, save_file
+
+    turned = {
+        name: tensor.transpose(1, 2).contiguous() if ".experts." in name else tensor
+        for name, tensor in load_file(path).items()
+    }
+    save_file(turned, path, metadata={"format": "pt"})
 
 
 def _grid(patch: int, mean: list[float], std: list[float], video: str, film_size: dict[str, int]) -> Any:
@@ -193,7 +222,10 @@ PROCESSORS: dict[str, Callable[[Any], tuple[dict[str, Any], dict[str, Any]]]] = 
     ),
     "idefics3": lambda _: _square({"longest_edge": 168}, HALF, HALF, max_image_size={"longest_edge": 84}, resample=1),
     "smolvlm": lambda _: _square({"longest_edge": 168}, HALF, HALF, max_image_size={"longest_edge": 84}, resample=1),
-    "qwen3_vl": lambda _: _grid(
-        16, HALF, HALF, "Qwen3VLVideoProcessor", {"shortest_edge": 4096, "longest_edge": 6 * 64 * 1024}
+    **dict.fromkeys(
+        ("qwen3_vl", "qwen3_vl_moe"),
+        lambda _: _grid(
+            16, HALF, HALF, "Qwen3VLVideoProcessor", {"shortest_edge": 4096, "longest_edge": 6 * 64 * 1024}
+        ),
     ),
 }

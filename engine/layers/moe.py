@@ -95,13 +95,16 @@ class Experts:
             return {"weight": tuple(Wanted((rows, columns)) for rows in self.pieces) * count}
         if self.layout == "joined":
             return {"weight": (Wanted((count, rows, columns)),)}
-        return {self.kind: (Wanted((count, columns, rows)),), f"{self.kind}_bias": (Wanted((count, rows)),)}
+        wanted: dict[str, tuple[Wanted | None, ...]] = {self.kind: (Wanted((count, columns, rows)),)}
+        return {**wanted, f"{self.kind}_bias": (Wanted((count, rows)),)} if self.layout == "by turns" else wanted
 
     def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
         kind = "weight" if "weight" in pieces else self.kind
         matrices, biases = [piece for piece in pieces[kind] if piece is not None], None
         if self.layout != "apart":
             matrices = list(matrices[0])  # of each expert
+        if self.layout == "turned":
+            matrices = [matrix.T for matrix in matrices]
         if self.layout == "by turns":
             turns = len(self.pieces)
             matrices = [matrix[:, turn::turns].T for matrix in matrices for turn in range(turns)]

@@ -20,16 +20,16 @@ from engine.encoders.tower import by_modality
 from engine.model_config import ModelConfig, TextConfig
 from engine.models.family import Family
 from engine.models.llama import DECODER_IGNORE, DECODER_ROWS, Llama
-from engine.weights.table import Table
+from engine.weights.table import Row, Table
 
 
-def seeing(names: Names) -> Table:
-    """WEIGHTS of a decoder with Qwen's tower.
+def seeing(names: Names, *more: Row) -> Table:
+    """WEIGHTS of a decoder with Qwen's tower, and `more` rows of the decoder.
 
     Released: model.layers, visual; by transformers 5: model.language_model.layers, model.visual.
     """
     return Table(
-        rows=(*DECODER_ROWS, *rows("vision", "visual", names)),
+        rows=(*DECODER_ROWS, *more, *rows("vision", "visual", names)),
         prefixes=("model.", "language_model."),
         ignore=DECODER_IGNORE,
     )

@@ -15,7 +15,7 @@ from tests.models.harness import Harness
 from tests.models.seeing import load, oracle, prepare, spliced
 
 TOLERANCE = 1e-4
-NAMES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+NAMES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 PROMPTS = [prompt for prompt in seeing.PROMPTS if prompt != "two pictures"]  # "picture, film, picture" has two
 
 

@@ -134,11 +134,10 @@ class QwenVisionTower:
 
     def _interpolated(self, table: Tensor, tables: GridTables) -> Tensor:
         """The learned positions at each patch, weighted sums of those around it: [patches, hidden] float32."""
-        taps = [
-            functional.embedding(tables.places[:, tap], table) * tables.shares[:, tap, None]
-            for tap in range(tables.places.shape[1])
-        ]
-        return (taps[0] + taps[1]) + (taps[2] + taps[3])
+        total = functional.embedding(tables.places[:, 0], table) * tables.shares[:, :1]
+        for tap in range(1, tables.places.shape[1]):
+            total += functional.embedding(tables.places[:, tap], table) * tables.shares[:, tap, None]
+        return total
 
     def _grid(self, patches: Tensor, grid_thw: Tensor) -> Grid:
         t, h, w = (int(size) for size in grid_thw.reshape(-1))
