@@ -180,3 +180,34 @@ def read(path: Path) -> Any:
 def write(path: Path, value: Any) -> None:
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(value))
+
+
+@functools.cache
+def encoder(kind: str, labels: int = 0, **more: Any) -> Path:
+    """BERT or XLM-R with random weights; `labels`: with a classifier of so many classes."""
+    import transformers
+
+    name = {"bert": "Bert", "xlm_roberta": "XLMRoberta"}[kind]
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=tiny.VOCAB_SIZE, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
+        max_position_embeddings=130 if kind == "xlm_roberta" else 128, pad_token_id=1,
+        type_vocab_size=1 if kind == "xlm_roberta" else 2,
+        **({"num_labels": labels} if labels else {}), **more,
+    )  # fmt: skip
+    ending = "ForSequenceClassification" if labels else "Model"
+    folder = home() / f"{kind}-{labels}-{len(more)}"
+    tiny.save(tiny._model(getattr(transformers, name + ending), config), folder)
+    first, last = tiny.IDS["<|im_start|>"], tiny.IDS["<|im_end|>"]
+    begin, end = ({"SpecialToken": {"id": token, "type_id": 0}} for token in ("<|im_start|>", "<|im_end|>"))
+    one = {"Sequence": {"id": "A", "type_id": 0}}
+    other = {"Sequence": {"id": "B", "type_id": int(kind == "bert")}}
+    closed = {"SpecialToken": {"id": "<|im_end|>", "type_id": int(kind == "bert")}}
+    between = [end] if kind == "bert" else [end, end]
+    known = {
+        "<|im_start|>": {"id": "<|im_start|>", "ids": [first], "tokens": ["<|im_start|>"]},
+        "<|im_end|>": {"id": "<|im_end|>", "ids": [last], "tokens": ["<|im_end|>"]},
+    }
+    rule = {"single": [begin, one, end], "pair": [begin, one, *between, other, closed], "special_tokens": known}
+    tokenizer = read(folder / "tokenizer.json")
+    write(folder / "tokenizer.json", {**tokenizer, "post_processor": {"type": "TemplateProcessing", **rule}})
+    return folder

@@ -113,7 +113,7 @@ def _embedder(
 
 def _classifier(folder: Path, root: Section, body: Body, tokens: Any, prompts: dict[str, Any]) -> PoolingConfig:
     """A class whose name ends with ForSequenceClassification or ForRewardModel, or a language model's two tokens."""
-    labels = _labels(root)
+    labels = labels_of(root)
     if tokens is not None:
         found = _token_ids(folder, tokens)
         layers: tuple[HeadLayer, ...] = (HeadLayer("lm_head", body.hidden_size, 1, token_ids=found),)
@@ -242,7 +242,7 @@ def _activation(root: Section, prompts: dict[str, Any], labels: tuple[str, ...])
     return "sigmoid" if len(labels) == 1 or multi else "softmax"
 
 
-def _labels(root: Section) -> tuple[str, ...]:
+def labels_of(root: Section) -> tuple[str, ...]:
     """Names of the classes by number; a file that names none has two."""
     named = root.values.get("id2label")
     if isinstance(named, dict) and named:

@@ -91,6 +91,12 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "Qwen2_5OmniThinkerForConditionalGeneration": "engine.models.qwen2_5_omni",
     "Qwen2_5OmniForConditionalGeneration": "engine.models.qwen2_5_omni",
     "Qwen2_5OmniModel": "engine.models.qwen2_5_omni",  # the name in the released folders
+    "BertModel": "engine.models.bert",
+    "BertForSequenceClassification": "engine.models.bert",
+    "RobertaModel": "engine.models.roberta",
+    "RobertaForSequenceClassification": "engine.models.roberta",
+    "XLMRobertaModel": "engine.models.roberta",
+    "XLMRobertaForSequenceClassification": "engine.models.roberta",
 }
 
 

@@ -41,5 +41,5 @@ def draw(name: str, tensor: Tensor, seed: int) -> Tensor:
 
 def is_norm(module: str) -> bool:
     """Whether a module of that name normalises: by the last component, as the checkpoints at hand name them."""
-    last = module.rpartition(".")[2]
+    last = module.rpartition(".")[2].lower()
     return "norm" in last or last.startswith("ln_")

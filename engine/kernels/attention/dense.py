@@ -176,16 +176,24 @@ def dense_kernel(
 
 
 def dense_attention(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float, causal: bool = False, out: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    scale: float,
+    causal: bool = False,
+    out: Tensor | None = None,
+    mixed_lengths: bool = False,
 ) -> Tensor:
     """q [T, h, D], k and v [T, h_kv, D] (h_kv divides h), cu_seqlens [num_segments + 1] int32 -> [T, h * D].
 
     The last axis of q, k and v is contiguous; the others may be strided (slices of one fused product). Segments must
-    cover all rows: cu_seqlens starts at 0 and ends at T. The result is new, or `out`, whose rows may lie apart.
+    cover all rows: cu_seqlens starts at 0 and ends at T. The result is new, or `out`, whose rows may lie apart. With
+    `mixed_lengths` the mean length of segments says nothing of each: some may be long, and some empty.
     """
     rows, heads, dim = q.shape
     if q.is_cuda and q.dtype != torch.float64:
-        return launch_dense(q, k, v, cu_seqlens, scale, causal, out)
+        return launch_dense(q, k, v, cu_seqlens, scale, causal, out, mixed_lengths)
     if not q.is_cpu or (q.dtype != torch.float32 and q.dtype != torch.bfloat16) or dim > cpu.HEAD_MAX:
         return dense_attention_reference(q, k, v, cu_seqlens, scale, causal, out)
     kv_heads = k.shape[1]
@@ -204,7 +212,14 @@ def dense_attention(
 
 
 def launch_dense(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float, causal: bool, out: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    scale: float,
+    causal: bool,
+    out: Tensor | None = None,
+    mixed_lengths: bool = False,
 ) -> Tensor:
     """The Triton kernel; arguments as `dense_attention`."""
     rows, heads, dim = q.shape
@@ -216,7 +231,7 @@ def launch_dense(
         out = torch.empty(rows, heads * dim, dtype=q.dtype, device=q.device)
     assert out.shape == (rows, heads * dim) and out.dtype == q.dtype and out.stride(1) == 1
     block_d, rest = head_blocks(dim)
-    short = rows <= SHORT_MEAN * segments
+    short = rows <= SHORT_MEAN * segments and not mixed_lengths
     block_m, block_n, options = _tuned(block_d, rest, q.element_size(), short)
     dense_kernel[(heads, segments if short else triton.cdiv(rows, block_m))](
         out, q, k, v, cu_seqlens, rows, segments, segments.bit_length(), scale * math.log2(math.e),

@@ -1,0 +1,112 @@
+"""Encoder: a body whose tokens attend to all of their input; the base of BERT and RoBERTa.
+
+Thread: device. Inputs lie one behind the other, without padding between them, each computed in one step; nothing is
+kept. The norms stand behind attention and MLP:
+
+    x = norm(word + position + type)
+    each layer: x = norm(x + o(attention(x))); x = norm(x + down(activate(up(x))))
+
+Of the last layer only the tokens that are read go on behind attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from engine.batch import Batch
+from engine.cache.spec import CacheSpec, NothingSpec
+from engine.encoders.tower import Tower
+from engine.kernels.activation import BY_NAME, pointwise
+from engine.kernels.attention.dense import dense_attention
+from engine.layers.embed import Embedding, Positions
+from engine.layers.linear import Linear
+from engine.layers.norm import LayerNorm
+from engine.model_config import ModelConfig, TextConfig
+from engine.models.base import Model
+from engine.pooling.heads import Pooler
+from engine.request import Modality
+from engine.weights.table import Table
+
+
+class EncoderLayer:
+    """Attention, then MLP, with a norm behind each."""
+
+    def __init__(self, text: TextConfig) -> None:
+        width = text.num_heads * text.head_dim
+        self.heads, self.head_dim, self.scale = text.num_heads, text.head_dim, text.layers[0].scale
+        self.activation = BY_NAME[text.activation]
+        self.qkv = Linear(text.hidden_size, width, width, width, bias=True)
+        self.o = Linear(width, text.hidden_size, bias=True)
+        self.attention_norm = LayerNorm(text.hidden_size, text.norm_eps)
+        self.up = Linear(text.hidden_size, text.intermediate_size, bias=True)
+        self.down = Linear(text.intermediate_size, text.hidden_size, bias=True)
+        self.mlp_norm = LayerNorm(text.hidden_size, text.norm_eps)
+
+    def __call__(self, x: Tensor, bounds: Tensor, index: Tensor | None) -> Tensor:
+        """x [T, hidden], which is overwritten; with `index` the result has these tokens alone."""
+        queries, keys, values = self.qkv(x).view(len(x), 3, self.heads, self.head_dim).unbind(1)
+        attended = dense_attention(queries, keys, values, bounds, self.scale, mixed_lengths=True)
+        if index is not None:
+            x, attended = x.index_select(0, index), attended.index_select(0, index)
+        self.o.add_to(x, attended)
+        x = self.attention_norm(x)
+        self.down.add_to(x, pointwise(self.up(x), self.activation))
+        return self.mlp_norm(x)
+
+
+class Encoder(Model):
+    """An encoder of texts; `types`: kinds of tokens, of which a pair's second text has the second."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str, types: int, first_position: int) -> None:
+        text = config.text
+        assert config.pooling is not None, "an encoder makes vectors or scores"
+        self.config, self.dtype, self.device = config, dtype, device
+        self.towers: dict[Modality, Tower] = {}
+        self.embed = Embedding(text.vocab_size, text.hidden_size, None)
+        self.positions = Positions(config.max_position, text.hidden_size, first_position)
+        self.types = Positions(types, text.hidden_size)
+        self.embed_norm = LayerNorm(text.hidden_size, text.norm_eps)
+        self.layers = [EncoderLayer(text) for _ in text.layers]
+        self.pooler = Pooler(config.pooling, self.embed, text.vocab_size, tied=False)
+        self._run = self.layers  # those that forward runs
+
+    def weight_table(self) -> Table:
+        assert self.pooler is not None
+        return self.pooler.table(self.WEIGHTS)
+
+    def cache_specs(self) -> list[CacheSpec]:
+        return [NothingSpec()]
+
+    def forward(self, batch: Batch, out: Tensor | None = None) -> Tensor:
+        starts = batch.attention[0].query_start  # [num_rows + 1] int32
+        count = starts.new_full((1,), len(batch.token_ids))
+        bounds = torch.cat([starts, count])  # tokens that pad a recorded step are a segment of their own
+        x = self.embed_norm(self._embedded(batch, starts))
+        for layer in self._run:
+            x = layer(x, bounds, batch.sample_index if layer is self._run[-1] else None)
+        return x if out is None else out.copy_(x)
+
+    def _embedded(self, batch: Batch, starts: Tensor) -> Tensor:
+        x = self.embed(batch.token_ids).add_(self.positions(batch.positions))
+        if batch.second_start is None or self.types.num_positions < 2:
+            return x.add_(self.types.table[0])
+        token = torch.arange(len(x), dtype=torch.int32, device=x.device)
+        row = torch.searchsorted(starts[1:].contiguous(), token, right=True).clamp_(max=len(starts) - 2)
+        second = batch.second_start.index_select(0, row)
+        return x.add_(self.types(((second > 0) & (batch.positions >= second)).long()))
+
+    @contextmanager
+    def abridged(self) -> Iterator[None]:
+        """Two layers, which launch what all do."""
+        self._run = self.layers[:2]
+        try:
+            yield
+        finally:
+            self._run = self.layers
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        raise TypeError("an encoder has no language model's head: its pooler reads hidden states")

@@ -1,0 +1,45 @@
+"""RoBERTa and XLM-R (BGE-M3's dense vectors, e5-multilingual, bge-reranker-v2): BERT with one type of tokens.
+
+The first position of an input is the row behind that of the padding token.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from engine.checkpoint.pooling import Form, labels_of
+from engine.checkpoint.section import Section
+from engine.model_config import HeadLayer, ModelConfig
+from engine.models.bert import ROWS, text
+from engine.models.encoder import Encoder
+from engine.models.family import Family
+from engine.weights.table import Table
+
+IGNORED = ("pooler.dense.*", "embeddings.position_ids", "lm_head.*")
+
+
+class Roberta(Encoder):
+    """Positions from the row behind the padding token's on."""
+
+    WEIGHTS = Table(ROWS, prefixes=("roberta.",), ignore=IGNORED)
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
+        root = Section(config.raw, "config.json")
+        super().__init__(config, dtype, device, root.size("type_vocab_size", 1), first_position(root))
+
+
+def first_position(body: Section) -> int:
+    """Rows of the table of positions that no token has."""
+    return body.integer("pad_token_id", 1) + 1
+
+
+def head(body: Section, form: Form) -> tuple[HeadLayer, ...]:
+    """Of RobertaForSequenceClassification and XLM-R's."""
+    if form != "score":
+        return ()
+    hidden = body.size("hidden_size")
+    last = HeadLayer("classifier.out_proj", hidden, len(labels_of(body)), bias=True)
+    return HeadLayer("classifier.dense", hidden, hidden, bias=True, activation="tanh"), last
+
+
+FAMILY = Family(name="RoBERTa, XLM-R", model=Roberta, text=text, head=head, first_position=first_position)

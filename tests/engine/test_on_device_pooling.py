@@ -1,0 +1,31 @@
+"""Models that pool on a real accelerator: the host's arrays within bfloat16, in graphs, longer steps and by tokens."""
+
+import numpy as np
+import pytest
+import torch
+
+from tests import pooling_kit as kit
+from tests.engine.test_pooling_steps import INPUTS, arrays
+from tests.engine_kit import running
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
+BODIES = {
+    "decoder": lambda: kit.embedder("qwen3"),
+    "mean": lambda: kit.embedder("qwen3", "mean_tokens", dense=24),
+    "bert": lambda: kit.encoder("bert"),
+    "xlm_roberta": lambda: kit.encoder("xlm_roberta", 3),
+}
+
+
+@pytest.mark.parametrize("per_token", [False, True])
+@pytest.mark.parametrize("name", BODIES)
+async def test_arrays_are_those_of_the_host(name, per_token):
+    folder, rows = BODIES[name](), {"max_num_seqs": 16, "num_gpu_blocks_override": 0}
+    async with running(folder, device="cpu", **rows) as served:
+        wanted = await arrays(served, INPUTS, per_token)
+    for settings in ({}, {"dtype": "float32"}, {"enforce_eager": True}, {"max_num_batched_tokens": 4096}):
+        least = 1 - 1e-5 if settings.get("dtype") == "float32" else 0.999
+        async with running(folder, device="cuda", **rows, **{"max_num_batched_tokens": 256, **settings}) as served:
+            for one, other in zip(await arrays(served, INPUTS, per_token), wanted):
+                lengths = np.linalg.norm(one, axis=-1) * np.linalg.norm(other, axis=-1)
+                assert ((one * other).sum(-1) / lengths).min() >= least, settings

@@ -1,0 +1,95 @@
+"""BERT and XLM-R over the routes: transformers' numbers, pairs with their types, alone as in a crowd, both paths."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import engine.runtime
+from engine.errors import ConfigError
+from engine.models.registry import load_model_config
+from tests import pooling_kit as kit
+from tests import tiny
+from tests.engine.host_accelerator import HostAccelerator
+from tests.engine.test_pooling_steps import arrays
+from tests.engine_kit import running
+from tests.pooling_kit import close
+from tests.server.test_embeddings import FEW, ids_of, vectors
+from tests.server.test_rerank import DOCUMENTS, QUERY, scores
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+KINDS = ("bert", "xlm_roberta")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_vectors_are_those_of_the_first_token(pooling, kind):
+    folder = kit.encoder(kind)
+    client, hidden = await pooling(folder), kit.body_of(folder)
+    wanted = [kit.unit(hidden(ids)[0]) for ids in await ids_of(client, FEW)]
+    close(await vectors(client, FEW), wanted)
+    assert (await vectors(client, "")).shape == (1, 64)  # of the tokens around no text
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_tokens_one_by_one_and_over_the_limit(pooling, kind):
+    folder = kit.encoder(kind)
+    client, hidden = await pooling(folder), kit.body_of(folder)
+    data = (await client.post("/pooling", {"input": FEW, "task": "token_embed"})).json()["data"]
+    for entry, ids in zip(data, await ids_of(client, FEW)):
+        close(entry["data"], kit.unit(hidden(ids)))
+    long = "a b c d " * 60
+    assert (await client.post("/v1/embeddings", {"input": long})).status == 400
+    (ids,) = await ids_of(client, [long])
+    cut = await vectors(client, long, truncate_prompt_tokens=-1)
+    np.testing.assert_array_equal(cut, await vectors(client, [[*ids[:127], ids[-1]]]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("labels", [1, 3])
+async def test_classes_and_scores_are_those_of_transformers(pooling, kind, labels):
+    import transformers
+
+    folder = kit.encoder(kind, labels)
+    client = await pooling(folder)
+    tokenizer = client.state.tokenizer
+    with tiny.quiet(), torch.no_grad():
+        model = transformers.AutoModelForSequenceClassification.from_pretrained(folder, dtype=torch.float32).eval()
+        logits = [model(torch.tensor([ids])).logits[0] for ids in await ids_of(client, FEW)]
+        pairs = [tokenizer.encode_pair(QUERY, document) for document in DOCUMENTS]
+        scored = [model(torch.tensor([ids]), token_type_ids=torch.tensor([types])).logits[0] for ids, types in pairs]
+    assert any(pairs[0][1]) == (kind == "bert")
+    data = (await client.post("/classify", {"input": FEW})).json()["data"]
+    close([one["probs"] for one in data], [(x.sigmoid() if labels == 1 else x.softmax(-1)).numpy() for x in logits])
+    if labels == 1:
+        found = await scores(client, text_1=QUERY, text_2=DOCUMENTS)
+        np.testing.assert_allclose(found, [float(x.sigmoid()) for x in scored], atol=1e-5)
+        short = await scores(client, queries=QUERY, documents="the birds " * 99, truncate_prompt_tokens=40)
+        assert len(short) == 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_alone_as_in_a_crowd_and_as_on_the_device_path(kind, monkeypatch):
+    draw = np.random.default_rng(0)
+    inputs = [draw.integers(2, 260, draw.integers(1, 129)).astype(np.int32) for _ in range(200)]
+    few = {"max_num_seqs": 8, "max_num_queued_reqs": 4, "max_num_batched_tokens": 192}
+    folder = kit.encoder(kind)
+    async with running(folder, num_gpu_blocks_override=0, **few) as served:
+        together = await arrays(served, inputs)
+        for at in (0, 7, 199):
+            np.testing.assert_array_equal((await arrays(served, [inputs[at]]))[0], together[at])
+    monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
+    for settings in ({}, {"enforce_eager": True}):
+        async with running(folder, num_gpu_blocks_override=0, **few, **settings) as served:
+            for one, other in zip(await arrays(served, inputs), together):
+                np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+
+
+async def test_what_encoders_refuse():
+    folder = kit.encoder("bert")
+    with pytest.raises(ConfigError, match="runner generate"):
+        load_model_config(folder, runner="generate")
+    with pytest.raises(ConfigError, match="position_embedding_type"):
+        load_model_config(folder, {"position_embedding_type": "relative_key"})
+    assert load_model_config(kit.encoder("xlm_roberta")).max_position == 128
+    assert load_model_config(folder, pooler={"pooling_type": "MEAN"}).pooling.kind == "mean"
