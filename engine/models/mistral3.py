@@ -12,12 +12,13 @@ from engine.models.seeing import outside, read_vision, seeing, text
 def vision(section: Section) -> VitConfig:
     """The tower."""
     outer = outside(section)
+    body = complete(outer.section("text_config"))
     return read_vision(
         section,
         merge=outer.size("spatial_merge_size", 2),
         channels_first=True,
         norm="rms",
-        norm_eps=complete(outer.section("text_config")).number("rms_norm_eps", 1e-6),
+        norm_eps=body.number("rms_norm_eps", 1e-5 if body.values.get("model_type") == "ministral3" else 1e-6),
         reduces=True,
         bias=outer.boolean("multimodal_projector_bias", False),
     )

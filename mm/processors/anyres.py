@@ -21,6 +21,7 @@ from mm.processors.pictures import AS_DECODED, Pictures, sides, tower_side
 from mm.transform.image import Scale
 
 PINPOINTS = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
+LARGEST = 1 << 31  # pixels: more than any resolution has
 Size = tuple[int, int]  # height, width
 
 
@@ -55,16 +56,22 @@ class AnyRes(Pictures):
         return item_bytes + pixels * 3 * 14 + (1 << 20)
 
     def plan_image(self, height: int, width: int, options: MediaOptions) -> Scale:
-        target = best_resolution((height, width), self.pinpoints)
+        target = best_resolution((height, width), self.allowed(options))
         by_width, by_height = target[1] / width, target[0] / height
         if by_width < by_height:
             return Scale(min(math.ceil(height * by_width), target[0]), target[1], self.patching.resample)
         return Scale(target[0], min(math.ceil(width * by_height), target[1]), self.patching.resample)
 
-    def features(self, item: MediaItem) -> tuple[dict[str, np.ndarray], int]:
+    def allowed(self, options: MediaOptions) -> tuple[Size, ...]:
+        """The resolutions that a request's bound leaves, at least the smallest."""
+        most = options.max_pixels or LARGEST
+        within = tuple(point for point in self.pinpoints if point[0] * point[1] <= most)
+        return within or (min(self.pinpoints, key=lambda point: point[0] * point[1]),)
+
+    def features(self, item: MediaItem, options: MediaOptions) -> tuple[dict[str, np.ndarray], int]:
         assert item.scale is not None, "pictures come as decoded"
         size, side = item.data.shape[:2], self.side
-        target = best_resolution(size, self.pinpoints)
+        target = best_resolution(size, self.allowed(options))
         canvas = np.zeros((*target, 3), np.uint8)
         top, left = (target[0] - item.scale.height) // 2, (target[1] - item.scale.width) // 2
         canvas[top : top + item.scale.height, left : left + item.scale.width] = item.scale.array(item.data)

@@ -53,12 +53,14 @@ class Idefics3(Pictures):
 
     def plan_image(self, height: int, width: int, options: MediaOptions) -> Scale:
         """The longer side becomes `longest`, and at most LARGEST."""
-        shape = width / height
+        shape, longest = width / height, self.longest
+        if options.max_pixels:
+            longest = min(longest, max(self.side, math.isqrt(options.max_pixels)))
         if width >= height:
-            height, width = int(self.longest / shape), self.longest
+            height, width = int(longest / shape), longest
             height += height % 2
         else:
-            height, width = self.longest, int(self.longest * shape)
+            height, width = longest, int(longest * shape)
             width += width % 2
         height, width = max(height, 1), max(width, 1)
         shape = width / height
@@ -68,7 +70,7 @@ class Idefics3(Pictures):
             height, width = LARGEST, int(LARGEST * shape)
         return Scale(max(height, 1), max(width, 1), self.filter)
 
-    def features(self, item: MediaItem) -> tuple[dict[str, np.ndarray], int]:
+    def features(self, item: MediaItem, options: MediaOptions) -> tuple[dict[str, np.ndarray], int]:
         side, single = self.side, Scale(self.side, self.side, self.filter)
         if not self.cuts:
             features = self.tiles([single.array(item.data)])

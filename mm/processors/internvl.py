@@ -47,10 +47,11 @@ class InternVL(Pictures):
         return item_bytes + (self.most + 1) * self.side**2 * 3 * 14 + (1 << 20)
 
     def plan_image(self, height: int, width: int, options: MediaOptions) -> Scale:
-        columns, rows = canvas(height, width, self.side, self.least, self.most) if self.most > 1 else (1, 1)
+        most = min(self.most, (options.max_pixels or self.most * self.side**2) // self.side**2)
+        columns, rows = canvas(height, width, self.side, self.least, most) if most > 1 else (1, 1)
         return Scale(rows * self.side, columns * self.side, self.patching.resample)
 
-    def features(self, item: MediaItem) -> tuple[dict[str, np.ndarray], int]:
+    def features(self, item: MediaItem, options: MediaOptions) -> tuple[dict[str, np.ndarray], int]:
         assert item.scale is not None, "pictures come as decoded"
         whole, side = item.scale.array(item.data), self.side
         rows, columns = item.scale.height // side, item.scale.width // side

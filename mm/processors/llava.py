@@ -47,7 +47,7 @@ class Llava(Pictures):
             return Scale(short, int(short * width / height), self.patching.resample)
         return Scale(int(short * height / width), short, self.patching.resample)
 
-    def features(self, item: MediaItem) -> tuple[dict[str, np.ndarray], int]:
+    def features(self, item: MediaItem, options: MediaOptions) -> tuple[dict[str, np.ndarray], int]:
         top, left = ((have - self.side) // 2 for have in item.data.shape[:2])
         features = self.tiles([item.data[top : top + self.side, left : left + self.side]])
         return features, len(features["pixel_values"])

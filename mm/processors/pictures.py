@@ -51,7 +51,7 @@ class Pictures:
         return self.image_id
 
     def settings(self, modality: Modality, options: MediaOptions) -> bytes:
-        return repr((type(self).__name__, astuple(self.patching), self.choices())).encode()
+        return repr((type(self).__name__, astuple(self.patching), self.choices(), options.max_pixels)).encode()
 
     def choices(self) -> tuple[Any, ...]:
         """What else decides on the features of a picture."""
@@ -69,10 +69,10 @@ class Pictures:
         raise unsupported("this model does not read films")
 
     def process(self, item: MediaItem, digest: bytes, options: MediaOptions) -> Processed:
-        features, count = self.features(item)
+        features, count = self.features(item, options)
         return Processed("image", (Part("image", digest, count, features),))
 
-    def features(self, item: MediaItem) -> tuple[dict[str, np.ndarray], int]:
+    def features(self, item: MediaItem, options: MediaOptions) -> tuple[dict[str, np.ndarray], int]:
         """Arrays for the tower, and the rows that it makes of them."""
         raise NotImplementedError
 

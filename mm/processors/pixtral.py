@@ -39,13 +39,15 @@ class Pixtral(Pictures):
 
     def plan_image(self, height: int, width: int, options: MediaOptions) -> Scale:
         ratio = max(height / self.longest[0], width / self.longest[1])
+        if options.max_pixels:
+            ratio = max(ratio, math.sqrt(height * width / options.max_pixels))
         if ratio > 1:
             height, width = math.floor(height / ratio), math.floor(width / ratio)
         unit = self.patch * self.merge
         rows, columns = (max(1, (side - 1) // unit + 1) for side in (height, width))
         return Scale(rows * unit, columns * unit, self.patching.resample)
 
-    def features(self, item: MediaItem) -> tuple[dict[str, np.ndarray], int]:
+    def features(self, item: MediaItem, options: MediaOptions) -> tuple[dict[str, np.ndarray], int]:
         features = self.tiles([item.data])
         return features, len(features["pixel_values"]) // self.merge**2
 

@@ -159,6 +159,20 @@ def test_pictures_that_do_not_fit_the_tower_are_refused_at_start(tmp_path: Path)
         processor(tmp_path, InternVL, {"size": {"height": 28, "width": 28}}, "internvl_vision")
 
 
+@pytest.mark.parametrize("make", [pixtral, internvl, idefics3, anyres])
+def test_a_request_may_lower_the_pixels(tmp_path: Path, make) -> None:
+    ours, _ = make(tmp_path)
+    lowered = MediaOptions(max_pixels=56 * 112)
+    counts = []
+    for options in (PLAIN, lowered):
+        pixels = made.noise(200, 190)
+        scale = ours.plan_image(200, 190, options)
+        item = MediaItem("image", pixels if ours.picture_bytes else scale.array(pixels), scale=scale)
+        counts.append(ours.process(item, bytes(16), options).parts[0].num_tokens)
+    assert counts[1] < counts[0]
+    assert ours.settings("image", PLAIN) != ours.settings("image", lowered)
+
+
 def test_settings_tell_one_processor_from_another(tmp_path: Path) -> None:
     told = {make(tmp_path)[0].settings("image", PLAIN) for make in (llava, siglip, pixtral, internvl)}
     assert len(told) == 4
