@@ -100,7 +100,7 @@ def read_vision2(section: Section) -> VisionConfig:
     config = VisionConfig(
         hidden_size=width,
         intermediate_size=int(width * section.number("mlp_ratio", 4)),
-        out_hidden_size=section.size("hidden_size"),
+        out_hidden_size=section.size("hidden_size", 3584),  # the 7B's file says nothing
         activation=_activation(section, "quick_gelu"),
         **_plain(section, 14),
     )
