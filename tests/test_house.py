@@ -18,7 +18,7 @@ SOURCES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
 CYTHON = sorted((ROOT / "_fast").glob("*.pyx"))
 TOP_LEVEL = {
     "setup.py", "pyproject.toml", "server", "engine", "mm", "_fast", "tests", "examples", "README.md", "Makefile",
-    "LICENSE", "CONTRIBUTING.md",
+    "LICENSE", "CONTRIBUTING.md", "CHANGELOG.md",
 }  # fmt: skip
 
 
