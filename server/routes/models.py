@@ -68,7 +68,7 @@ async def info(request: Request) -> Response:
         {
             "model_path": name,
             "served_model_name": name,
-            "is_generation": True,
+            "is_generation": state.engine.model.pooling is None,
             "context_length": state.engine.max_model_len,
             "has_image_understanding": "image" in state.engine.model.modalities,
             "has_audio_understanding": "audio" in state.engine.model.modalities,

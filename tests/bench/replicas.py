@@ -69,11 +69,12 @@ def replicas(count: int) -> Iterator[list[int]]:
     """Ports of servers that are ready, and share BLOCKS."""
     flags = ("--num-threads", "1", "--disable-access-log", "--num-gpu-blocks-override", str(BLOCKS // count))
     with contextlib.ExitStack() as stack:
-        started = [ServerProcess(*flags) for _ in range(count)]
-        for process in started:
+        started = []
+        for _ in range(count):  # one after the other: a start takes a core for itself
+            process = ServerProcess(*flags)
             stack.callback(process.close)
-            process.spawn()
-        yield [process.wait_ready().port for process in started]
+            started.append(process.spawn().wait_ready(300))
+        yield [process.port for process in started]
         for process in started:
             process.stop()
 
