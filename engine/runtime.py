@@ -305,6 +305,19 @@ def warm_up(runtime: Runtime) -> None:
     executor.reset(slot, poison=False)
 
 
+def check_lead(config: EngineConfig, lead: int, host: bool) -> None:
+    """Refuses what a model whose prompts begin with sound cannot be served with."""
+    if lead % config.block_size:
+        raise ConfigError(f"--block-size {config.block_size}: this model's {lead} rows of sound need 16 or 32")
+    if 0 < config.max_model_len <= lead:
+        raise ConfigError(
+            f"--max-model-len {config.max_model_len}: the sound of a prompt takes {lead} tokens; ask for more, or "
+            "leave it out"
+        )
+    if config.deterministic and not host:
+        raise ConfigError("--deterministic: not for this model, whose attention is cut as the whole step suggests")
+
+
 def sizes_of(config: EngineConfig, model_config: ModelConfig, device: str) -> Sizes:
     """Rows and tokens of a step, as flags say or the device suggests."""
     host, pooling = device == "cpu", model_config.pooling
@@ -317,6 +330,8 @@ def sizes_of(config: EngineConfig, model_config: ModelConfig, device: str) -> Si
         raise ConfigError(
             f"--max-model-len {config.max_model_len}: this checkpoint holds {held}; ask for at most {held}"
         )
+    if model_config.lead:
+        check_lead(config, model_config.lead, host)
     asked = config.max_model_len or held
     if pooling is not None:
         asked = config.max_model_len or min(held, pooling.max_tokens or held)

@@ -195,8 +195,6 @@ class Whisper(Model):
         """Every token a row of its own. A token of sound and padding see one key, and nobody reads what they see."""
         meta, lead, (keys, _) = batch.attention[0], self.config.lead, batch.caches[0]
         block_size = keys.shape[2]
-        if lead % block_size:
-            raise ConfigError(f"--block-size {block_size}: Whisper needs 16 or 32")
         count = len(places)
         numbers = torch.arange(count + 1, dtype=torch.int32, device=places.device)
         lines = torch.searchsorted(meta.query_start[1:].contiguous(), numbers[:-1] if chosen is None else chosen.int(),

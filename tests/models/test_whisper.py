@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import engine.runtime
-from engine.errors import RequestError
+from engine.errors import ConfigError, RequestError
 from engine.models.registry import load_model_config
 from engine.request import MediaInput, Request, SamplingParams, TimestampRules
 from mm.item import MediaItem, MediaOptions
@@ -91,6 +91,20 @@ def test_the_encoder_makes_transformers_rows_and_blank_ones_behind_them():
 def test_windows_of_another_length_are_refused():
     with pytest.raises(RequestError, match="windows of 80 mel bins and 200 frames"):
         load(whisper()).audio(torch.zeros(MELS, 100))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"block_size": 48}, "--block-size 48: this model's 128 rows of sound need 16 or 32"),
+        ({"max_model_len": 128}, "--max-model-len 128: the sound of a prompt takes 128 tokens"),
+        ({"without_media": ("audio",)}, "Whisper hears and does nothing else"),
+    ],
+)
+async def test_flags_that_do_not_fit_are_refused(settings, words):
+    with pytest.raises(ConfigError, match=words):
+        async with running(whisper(), **settings):
+            raise AssertionError("it started")
 
 
 TIMES = TimestampRules(IDS["<|0.00|>"], IDS["<|endoftext|>"], 50)
