@@ -1,4 +1,4 @@
-"""A tiny random Whisper: windows of two seconds, a byte-level tokenizer with Whisper's markers, and its settings.
+"""Tiny random models that hear: a Whisper with windows of two seconds and its own markers, and a Qwen2-Audio.
 
 `whisper()` gives the folder of a finished checkpoint, made once and kept as tests/tiny.py keeps its own.
 """
@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,15 +32,38 @@ SUPPRESSED = [1, 2, 7, IDS["<|startoftranscript|>"], IDS["<|startoflm|>"], IDS["
 SPACE = 220  # as bytes are counted here: "Ġ"
 
 
-@functools.cache
 def whisper() -> Path:
-    """The folder; read only."""
+    """A Whisper's folder; read only."""
+    return kept("whisper", save)
+
+
+def qwen2_audio() -> Path:
+    """A Qwen2-Audio's folder; read only. Windows of thirty seconds."""
+
+    def made(folder: Path) -> None:
+        from transformers import Qwen2AudioConfig, Qwen2AudioForConditionalGeneration
+
+        audio = {
+            "num_mel_bins": tiny.MELS, "d_model": 64, "encoder_layers": 2, "encoder_attention_heads": 4,
+            "encoder_ffn_dim": 112,
+        }  # fmt: skip
+        text = {**tiny._SMALL, "model_type": "qwen2", "hidden_size": 96, "max_position_embeddings": 1024}
+        config = Qwen2AudioConfig(
+            audio_config=audio, text_config=text, audio_token_index=tiny.IDS["<|AUDIO|>"], tie_word_embeddings=False
+        )
+        tiny.save(tiny._model(Qwen2AudioForConditionalGeneration, config), folder)
+
+    return kept("qwen2-audio", made)
+
+
+def kept(name: str, make: Callable[[Path], None]) -> Path:
+    """The folder of a checkpoint, made once."""
     sources = Path(__file__).read_bytes() + Path(tiny.__file__).read_bytes()
     digest = hashlib.sha256(sources + importlib.metadata.version("transformers").encode()).hexdigest()[:12]
-    folder = Path(tempfile.gettempdir()) / f"omniloop-tiny-whisper-{os.getuid()}-{digest}"
+    folder = Path(tempfile.gettempdir()) / f"omniloop-tiny-{name}-{os.getuid()}-{digest}"
     if not folder.is_dir():
         draft = Path(tempfile.mkdtemp())
-        save(draft)
+        make(draft)
         try:
             draft.rename(folder)
         except OSError:  # another process was faster

@@ -108,7 +108,6 @@ class WhisperTower:
         self.positions = Positions(config.num_positions, size)
         self.layers = [AudioLayer(size, config.num_heads, config.intermediate_size) for _ in range(config.num_layers)]
         self.norm = LayerNorm(size, EPS)
-        self.bounds = torch.tensor([0, config.num_positions], dtype=torch.int32, device=device)
 
     @property
     def modalities(self) -> tuple[Modality, ...]:
@@ -135,6 +134,12 @@ class WhisperTower:
     def __call__(self, mel: Tensor) -> Tensor:
         """mel [num_mel_bins, 2 * num_positions] -> [num_rows, hidden_size]."""
         config = self.config
+        rows = self.norm(self.heard(mel, config.num_positions))
+        return functional.pad(rows, (0, 0, 0, config.num_rows - config.num_positions))
+
+    def heard(self, mel: Tensor, count: int) -> Tensor:
+        """The first `count` rows of a window behind the last layer, which attend to each other only."""
+        config = self.config
         if mel.shape != (config.num_mel_bins, 2 * config.num_positions):
             raise RequestError(
                 f"input_features {list(mel.shape)}: windows of {config.num_mel_bins} mel bins and "
@@ -142,7 +147,8 @@ class WhisperTower:
             )
         frames = mel.to(self.device, self.dtype).T[None]  # [1, frames, bins]
         x = gelu(self.conv2(unroll(gelu(self.conv1(unroll(frames, 1))), 2)))[0]
-        x = x + self.positions.table
+        x = x[:count] + self.positions.table[:count]
+        bounds = torch.arange(0, count + 1, count, dtype=torch.int32, device=x.device)  # of the only segment
         for layer in self.layers:
-            layer(x, self.bounds)
-        return functional.pad(self.norm(x), (0, 0, 0, config.num_rows - config.num_positions))
+            layer(x, bounds)
+        return x
