@@ -47,8 +47,8 @@ class RopeConfig:
 
 # How a checkpoint holds the experts of a layer: a matrix for each of gate, up and down of every expert; one matrix
 # [E, 2I, H] of gate and up, gate's rows first, and one [E, H, I] of down; both of these transposed; transposed with
-# biases, gate's columns and up's by turns.
-ExpertLayout = Literal["apart", "joined", "turned", "by turns"]
+# biases, gate's columns and up's by turns; the latter upright, as MXFP4 codes and scales.
+ExpertLayout = Literal["apart", "joined", "turned", "by turns", "codes by turns"]
 
 
 @dataclass(frozen=True, slots=True)

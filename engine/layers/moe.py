@@ -9,12 +9,14 @@ router's logits, its correction and the scores are float32 whatever the checkpoi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from engine.kernels.activation import BY_NAME, Activation
+from engine.kernels.gemm.codes import Codes
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.gemm.weight import Weight
 from engine.kernels.moe.combine import combine, combine_then_norm
@@ -25,6 +27,9 @@ from engine.layers.linear import Linear
 from engine.layers.mlp import GatedMLP
 from engine.layers.norm import Normed, RMSNorm
 from engine.model_config import ExpertsConfig, TextConfig
+from engine.quant.base import UNQUANTISED, Quantised, Scheme
+from engine.quant.mxfp4 import GROUP, mxfp4_codes
+from engine.quant.stored import checked_group
 from engine.weights.table import Wanted
 
 
@@ -73,8 +78,9 @@ class Correction:
 class Experts:
     """One product of every expert: a matrix, or gate and up, of each."""
 
-    __slots__ = ("in_features", "layout", "num_experts", "pieces", "weight")
+    __slots__ = ("in_features", "layout", "num_experts", "pieces", "scheme", "weight")
 
+    scheme: Scheme  # of experts that lie apart; the other layouts have none
     weight: ExpertsWeight
 
     def __init__(self, config: ExpertsConfig, in_features: int, *pieces: int) -> None:
@@ -82,36 +88,62 @@ class Experts:
         self.layout = config.layout
         self.in_features = in_features
         self.pieces = pieces  # rows of gate and of up, or of down
-
-    @property
-    def kind(self) -> str:
-        """The tensor of all experts of a layout that is no module's."""
-        return "gate_up_proj" if len(self.pieces) > 1 else "down_proj"
+        if config.layout == "apart":
+            self.scheme = UNQUANTISED
 
     def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
         """Of the first expert gate and up, then of the second; or one tensor of all."""
-        count, rows, columns = self.num_experts, sum(self.pieces), self.in_features
+        count, rows, columns, kind = self.num_experts, sum(self.pieces), self.in_features, self._kind
         if self.layout == "apart":
-            return {"weight": tuple(Wanted((rows, columns)) for rows in self.pieces) * count}
+            return self.scheme.expects(self.pieces * count, (columns,))
         if self.layout == "joined":
             return {"weight": (Wanted((count, rows, columns)),)}
-        wanted: dict[str, tuple[Wanted | None, ...]] = {self.kind: (Wanted((count, columns, rows)),)}
-        return {**wanted, f"{self.kind}_bias": (Wanted((count, rows)),)} if self.layout == "by turns" else wanted
+        if self.layout == "turned":
+            return {kind: (Wanted((count, columns, rows)),)}
+        bias = {f"{kind}_bias": (Wanted((count, rows)),)}
+        if self.layout == "by turns":
+            return {kind: (Wanted((count, columns, rows)),), **bias}
+        groups = columns // checked_group(columns, GROUP)
+        blocks = Wanted((count, rows, groups, GROUP // 2), (torch.uint8,))
+        return {f"{kind}_blocks": (blocks,), f"{kind}_scales": (Wanted((count, rows, groups), (torch.uint8,)),), **bias}
 
     def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
-        kind = "weight" if "weight" in pieces else self.kind
-        matrices, biases = [piece for piece in pieces[kind] if piece is not None], None
-        if self.layout != "apart":
-            matrices = list(matrices[0])  # of each expert
-        if self.layout == "turned":
-            matrices = [matrix.T for matrix in matrices]
-        if self.layout == "by turns":
-            turns = len(self.pieces)
-            matrices = [matrix[:, turn::turns].T for matrix in matrices for turn in range(turns)]
-            (found,) = pieces[f"{kind}_bias"]
-            assert found is not None
-            biases = torch.cat([found[:, turn::turns] for turn in range(turns)], 1).float()
+        matrices: Sequence[Codes | Tensor]
+        biases, kind = None, self._kind
+        if self.layout == "joined":
+            matrices = list(_whole(pieces, "weight"))
+        elif self.layout == "turned":
+            matrices = [matrix.T for matrix in _whole(pieces, kind)]
+        elif self.layout == "by turns":
+            matrices = self._turns(_whole(pieces, kind).transpose(1, 2))
+        elif self.layout == "codes by turns":
+            blocks, scales = (_whole(pieces, f"{kind}_{name}").to(placement.device) for name in ("blocks", "scales"))
+            matrices = [mxfp4_codes(*each) for each in zip(self._turns(blocks), self._turns(scales))]
+        elif isinstance(self.scheme, Quantised):
+            matrices = self.scheme.matrices(pieces, placement)
+        else:
+            matrices = [piece for piece in pieces["weight"] if piece is not None]
+        if f"{kind}_bias" in pieces:
+            found, turns = _whole(pieces, f"{kind}_bias").float(), len(self.pieces)
+            biases = torch.cat([found[:, turn::turns] for turn in range(turns)], 1)
         self.weight = pack_experts(matrices, biases, self.num_experts, placement, gated=len(self.pieces) > 1)
+
+    @property
+    def _kind(self) -> str:
+        """How the tensors of all experts begin, in layouts that are no module's."""
+        return "gate_up_proj" if len(self.pieces) > 1 else "down_proj"
+
+    def _turns(self, upright: Tensor) -> list[Tensor]:
+        """[E, rows, ...] -> of each expert the rows of each piece, which lie by turns."""
+        turns = len(self.pieces)
+        return [expert[turn::turns] for expert in upright for turn in range(turns)]
+
+
+def _whole(pieces: dict[str, list[Tensor | None]], kind: str) -> Tensor:
+    """The one tensor of a kind."""
+    (found,) = pieces[kind]
+    assert found is not None
+    return found
 
 
 class SparseMLP:

@@ -1,4 +1,7 @@
-"""gpt-oss: attention sinks, windows in every other layer, biases everywhere, experts with a bounded activation."""
+"""gpt-oss: attention sinks, windows in every other layer, biases everywhere, experts with a bounded activation.
+
+Released checkpoints hold the experts in MXFP4; others hold them in bfloat16.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +35,9 @@ def text(body: Section, outer: Section) -> TextConfig:
     refuse(body, swiglu_alpha=SWIGLU_ALPHA, swiglu_limit=SWIGLU_LIMIT)
     body = Section({"attention_bias": True, **body.values}, body.path)
     read = read_text(body, outer, sliding="layers", pattern=2, head_dim=64, eps=1e-5)
+    layout = "by turns" if outer.values.get("quantization_config") is None else "codes by turns"
     experts = read_experts(
-        body, width="intermediate_size", renormalise=True, layout="by turns", clamped=True, router_bias=True
+        body, width="intermediate_size", renormalise=True, layout=layout, clamped=True, router_bias=True
     )
     return with_experts(every_layer(read, sinks=True), experts)
 

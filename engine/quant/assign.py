@@ -34,7 +34,7 @@ def assign(model: Model, table: Table, config: ModelConfig, shards: Sequence[Sha
         return
     dialect = DIALECTS[settings["quant_method"]](Section(settings, "config.json: quantization_config"))
     found = None if shards is None else modules_of(table, shards)
-    part: Any  # with a scheme: a layer of engine/layers/linear.py
+    part: Any  # with a scheme: a layer of engine/layers/linear.py, or Experts
     any_quantised = False
     for _, names, part in parts_of(table, model):
         if not hasattr(part, "scheme"):
@@ -77,12 +77,12 @@ def _stored(dialect: Dialect, name: str, columns: int, found: Mapping[str, Heade
 
 
 def _refuse_codes(names: Sequence[str], found: Mapping[str, Headers] | None) -> None:
-    """Embeddings, norms, experts are read as floats."""
+    """Embeddings, norms and routers are read as floats."""
     quantised = [name for name in names if found is not None and CODES & found.get(name, {}).keys()]
     if quantised:
         raise ConfigError(
-            f"{compact(quantised)}: these weights are quantised; codes are read in linear layers alone, so quantise "
-            "the checkpoint again without these"
+            f"{compact(quantised)}: these weights are quantised; codes are read in linear layers and experts alone: "
+            "quantise the checkpoint again without these"
         )
 
 

@@ -112,15 +112,20 @@ class Quantised:
     def weight(
         self, tensors: Tensors, bias: Tensor | None, placement: Placement, gated: bool, arrange: Arrange | None
     ) -> Weight:
+        matrices = self.matrices(tensors, placement)
+        if arrange is not None:
+            matrices = [_in_order(matrix, arrange, number) for number, matrix in enumerate(matrices)]
+        return pack_pieces(matrices, bias, placement, gated)
+
+    def matrices(self, tensors: Tensors, placement: Placement) -> list[Codes | Tensor]:
+        """Each piece in the canonical form, or in floats."""
         matrices: list[Codes | Tensor] = []
         for number, (stored, module) in enumerate(zip(self.pieces, self.modules)):
             given = {kind: piece for kind, pieces in tensors.items() if (piece := pieces[number]) is not None}
             if (spare := given.pop("bias", None)) is not None and spare.any():
                 raise ConfigError(f"{module}.bias is not zero, and this architecture has no bias there")
             matrices.append(_read(stored, module, given, placement))
-        if arrange is not None:
-            matrices = [_in_order(matrix, arrange, number) for number, matrix in enumerate(matrices)]
-        return pack_pieces(matrices, bias, placement, gated)
+        return matrices
 
 
 @contextmanager

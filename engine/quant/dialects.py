@@ -13,6 +13,7 @@ from engine.quant.compressed import Compressed
 from engine.quant.fp8 import Fp8
 from engine.quant.gptq import AutoRound, Gptq
 from engine.quant.modelopt import ModelOpt
+from engine.quant.mxfp4 import Mxfp4
 from engine.quant.online import ONLINE, Online
 
 if TYPE_CHECKING:
@@ -26,5 +27,6 @@ DIALECTS: dict[str, Callable[[Section], Dialect]] = {
     "fp8": Fp8,
     "gptq": Gptq,
     "modelopt": ModelOpt,
+    "mxfp4": Mxfp4,
     ONLINE: Online,
 }

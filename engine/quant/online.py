@@ -2,8 +2,8 @@
 
 Owner: the thread that builds the model. In: the operator's word, the configuration. Out: the configuration that the
 model is built from. Online, each row of a decoder layer's matrix gets a scale of its own, its largest magnitude / 448;
-embeddings, the head, norms, routers, experts and towers stay. A part is quantised when its pieces are complete, so no
-second copy of the model is held.
+embeddings, the head, norms, routers, towers and experts that lie in one tensor stay. A part is quantised when its
+pieces are complete, so no second copy of the model is held.
 """
 
 from __future__ import annotations

@@ -6,8 +6,12 @@ import pytest
 import torch
 
 from engine.kernels.activation import Activation
+from engine.kernels.gemm.codes import Codes, Kind
+from engine.kernels.gemm.groups import packed
 from engine.kernels.gemm.pack import Placement
+from engine.kernels.moe.coded import coded_product_reference, coded_tile, launch_coded_product
 from engine.kernels.moe.combine import combine_reference, combine_then_norm, launch_combine
+from engine.kernels.moe.dense import pairs_of
 from engine.kernels.moe.grouped import grouped_reference, launch_grouped, tile_of
 from engine.kernels.moe.route import launch_route, route_reference
 from engine.kernels.moe.sort import launch_sort_pairs, sort_pairs_reference
@@ -73,6 +77,25 @@ def test_grouped_products(experts, top_k, width, depth):
             assert error(got, grouped_reference(made, down, None, pairs, None)) < LIMIT
         for _ in range(3):
             assert torch.equal(launch_grouped(x, both, None, pairs, Activation.SILU, tiles[0]), made)
+
+
+@pytest.mark.parametrize(("kind", "group"), [(Kind.E2M1, 32), (Kind.E4M3, 128), (Kind.INT4, 128)])
+def test_products_by_codes(kind, group):
+    """In tiles of gpt-oss-20b, rows that are few, some and many."""
+    experts, top_k, width, depth = 32, 4, 360, 2880
+    values = torch.randint(0, 0x50 if kind is Kind.E4M3 else 16, (experts * 2 * width, depth), device="cuda")
+    scale = torch.rand(experts * 2 * width, -(-depth // group), device="cuda").bfloat16() / 64
+    weight = packed(Codes(kind, values.to(torch.uint8), scale, group))
+    bias = draw(experts, 2 * width, dtype=torch.float32)
+    for rows in (1, 7, 64, 300):
+        chosen = torch.rand(rows, experts, device="cuda").argsort(1)[:, :top_k].int().contiguous()
+        pairs, x = pairs_of(chosen, experts, invariant=False), draw(rows, depth)
+        tile = coded_tile(rows * top_k / experts, 2, 3)
+        got = launch_coded_product(x, weight, experts, bias, pairs, Activation.CLAMPED_SWIGLU, tile)
+        assert torch.equal(got, launch_coded_product(x, weight, experts, bias, pairs, Activation.CLAMPED_SWIGLU, tile))
+        if rows <= 64:
+            want = coded_product_reference(x, weight, experts, bias, pairs, Activation.CLAMPED_SWIGLU, tile)
+            assert error(got, want) < 2 * LIMIT
 
 
 @pytest.mark.parametrize("rows", [1, 33, 300])

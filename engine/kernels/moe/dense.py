@@ -35,11 +35,7 @@ class DenseExperts(ExpertsWeight):
         return self.weight[expert]
 
     def pairs(self, chosen: Tensor) -> Pairs:
-        experts = len(self.weight)
-        few = chosen.numel() <= min(FEW, experts // 2) or len(chosen) == 1
-        if few and not self.invariant:
-            return Pairs(chosen.shape[1], chosen, None, None)
-        return sort_pairs(chosen, experts)
+        return pairs_of(chosen, len(self.weight), self.invariant)
 
     def of_tokens(self, x: Tensor, pairs: Pairs, activation: Activation) -> Tensor:
         return launch_grouped(x, self.weight, self.bias, pairs, activation, self._tile(pairs, gated=True))
@@ -52,3 +48,11 @@ class DenseExperts(ExpertsWeight):
         experts = len(self.weight)
         count = SAME * experts if self.invariant else 0 if pairs.order is None else pairs.count
         return tile_of(target(), count, experts, gated, self.weight.element_size())
+
+
+def pairs_of(chosen: Tensor, experts: int, invariant: bool) -> Pairs:
+    """chosen [T, top_k]: few pairs as they are, where their tile may depend on their number."""
+    few = chosen.numel() <= min(FEW, experts // 2) or len(chosen) == 1
+    if few and not invariant:
+        return Pairs(chosen.shape[1], chosen, None, None)
+    return sort_pairs(chosen, experts)

@@ -147,9 +147,10 @@ def grouped_reference(
     x: Tensor, weight: Tensor, bias: Tensor | None, pairs: Pairs, activation: Activation | None
 ) -> Tensor:
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
-    order = torch.arange(pairs.count) if pairs.order is None else pairs.order.long()  # of pairs by place
+    places = torch.arange(pairs.count, device=x.device)
+    order = places if pairs.order is None else pairs.order.long()  # of pairs by place
     experts = pairs.chosen.flatten()[order]
-    sources = order // pairs.top_k if activation is not None else torch.arange(pairs.count)
+    sources = order // pairs.top_k if activation is not None else places
     made = []
     for source, expert in zip(sources.tolist(), experts.tolist()):
         y = weight[expert].to(wide) @ x[source].to(wide)

@@ -1,17 +1,23 @@
 """From the matrices of a checkpoint to the router's Weight and to an ExpertsWeight, in the form of their place.
 
 Owner: the thread that builds the model. In: matrices as a file or the loader holds them. Out: panels on a CPU, copied
-expert by expert; on an accelerator the matrices themselves.
+expert by expert; on an accelerator the matrices themselves, or one matrix of all experts' codes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
-from engine.kernels.gemm.pack import Placement, pack, stacked
+from engine.errors import ConfigError
+from engine.kernels.gemm.codes import Codes, alike, joined
+from engine.kernels.gemm.groups import packed
+from engine.kernels.gemm.pack import Placement, pack, pack_pieces, stacked
 from engine.kernels.gemm.panels import pack_paired, pack_panels
 from engine.kernels.gemm.weight import Weight
+from engine.kernels.moe.coded import CodedExperts
 from engine.kernels.moe.dense import DenseExperts
 from engine.kernels.moe.panels import ExpertPanels
 from engine.kernels.moe.weight import ExpertsWeight
@@ -25,23 +31,53 @@ def pack_router(weight: Tensor, bias: Tensor | None, placement: Placement) -> We
 
 
 def pack_experts(
-    matrices: list[Tensor], biases: Tensor | None, num_experts: int, placement: Placement, gated: bool
+    matrices: Sequence[Codes | Tensor], biases: Tensor | None, num_experts: int, placement: Placement, gated: bool
 ) -> ExpertsWeight:
     """matrices: [N, K] of each expert, or `gated` gate's and up's, or both in one; biases [E, N], gate's first."""
+    if placement.device == "cpu":
+        return _panels(matrices, biases, num_experts, placement, gated)
+    codes = [matrix for matrix in matrices if isinstance(matrix, Codes)]
+    if codes:
+        return _coded(codes, len(matrices), biases, num_experts, placement)
+    whole = stacked([matrix.to(placement.device, placement.dtype) for matrix in matrices if isinstance(matrix, Tensor)])
+    whole = whole.contiguous().view(num_experts, -1, whole.shape[-1])
+    narrow = None if biases is None else biases.to(placement.device, placement.dtype).contiguous()
+    return DenseExperts(whole, narrow, placement.invariant)
+
+
+def _coded(
+    codes: list[Codes], count: int, biases: Tensor | None, num_experts: int, placement: Placement
+) -> CodedExperts:
+    """All experts in one matrix of codes."""
+    if len(codes) < count or not alike(codes) or codes[0].order is not None or codes[0].inputs is not None:
+        raise ConfigError(
+            "experts of a layer are stored in different ways, by columns in an order of their own, or for inputs in "
+            "INT8; an accelerator reads experts that are all stored alike, columns in order, inputs in floats"
+        )
+    bias = None if biases is None else biases.to(placement.device).contiguous()
+    return CodedExperts(packed(joined(codes)), num_experts, bias, placement.invariant)
+
+
+def _panels(
+    matrices: Sequence[Codes | Tensor], biases: Tensor | None, num_experts: int, placement: Placement, gated: bool
+) -> ExpertPanels:
     each = len(matrices) // num_experts
-    if placement.device != "cpu":
-        whole = stacked([matrix.to(placement.device, placement.dtype) for matrix in matrices])
-        whole = whole.contiguous().view(num_experts, -1, whole.shape[-1])
-        narrow = None if biases is None else biases.to(placement.device, placement.dtype).contiguous()
-        return DenseExperts(whole, narrow, placement.invariant)
     experts = []
     for number in range(num_experts):
         mine = matrices[number * each : (number + 1) * each]
-        mine = [piece if piece.dtype == torch.bfloat16 else piece.to(placement.dtype) for piece in mine]
         bias = None if biases is None else biases[number]
-        if gated:
-            both = torch.stack(mine if each == 2 else list(mine[0].chunk(2)))
+        floats = [_kept(piece, placement) for piece in mine if isinstance(piece, Tensor)]
+        if len(floats) < each:
+            experts.append(pack_pieces(list(mine), bias, placement, gated))
+        elif gated:
+            both = torch.stack(floats if each == 2 else list(floats[0].chunk(2)))
             experts.append(pack_paired(both, None if bias is None else bias.view(2, -1)))
         else:
-            experts.append(pack_panels(mine[0], bias))
-    return ExpertPanels(tuple(experts), experts[0].out_features // (2 if gated else 1))
+            experts.append(pack_panels(floats[0], bias))
+    rows = sum(len(piece.values if isinstance(piece, Codes) else piece) for piece in matrices[:each])
+    return ExpertPanels(tuple(experts), rows // 2 if gated else rows)
+
+
+def _kept(piece: Tensor, placement: Placement) -> Tensor:
+    """bfloat16 stays; other dtypes become the activations'."""
+    return piece if piece.dtype == torch.bfloat16 else piece.to(placement.dtype)

@@ -1,7 +1,7 @@
 """ExpertsWeight: the matrices of all experts of a layer, in the form in which a device multiplies by them.
 
 Owner: the model; read only after loading. In: the rows of tokens and the experts that the tokens chose. Out: a row for
-each pair of a token and an expert. A form is a class and a file: panels (CPU), dense (accelerators).
+each pair of a token and an expert. A form is a class and a file: panels (CPU), dense and coded (accelerators).
 
     pairs       the experts that tokens chose -> pairs, side by side where one expert has several
     of_tokens   x [T, H] -> a row for each pair, pairs of one expert side by side

@@ -3,6 +3,8 @@
 import pytest
 import triton  # noqa: F401  (before any kernel file, so that they take it)
 
+from engine.kernels.gemm.widen import E2M1, E4M3
+from engine.kernels.moe.coded import coded_kernel, coded_tile
 from engine.kernels.moe.combine import BLOCK, combine_kernel
 from engine.kernels.moe.grouped import grouped_kernel, tile_of
 from engine.kernels.moe.route import BLOCK_K, BLOCK_M, BLOCK_N, route_kernel
@@ -25,7 +27,28 @@ COMBINE = {
     "out": T, "gained": T, "counted": "*fp32", "made": T, "weights": "*fp32", "shared": T, "gate": T, "residual": T,
     "gain": "*fp32", "width": "i32",
 }  # fmt: skip
+CODED = {
+    "out": T, "x": T, "codes": "*u8", "scales": T, "zeros": "*i8", "row_scales": "*fp32", "bias": "*fp32",
+    "order": "*i32", "ends": "*i32", "pairs": "i32", "experts": "i32", "width": "i32", "depth": "i32", "line": "i32",
+    "groups": "i32",
+}  # fmt: skip
+
+
+def coded(kind, group, each):
+    """A gated product by codes, of so many pairs of an expert; 0: not sorted."""
+    tile = coded_tile(each, 2, 2)
+    constants = {
+        "TOP_K": 4, "SORTED": each > 0, "GATHER": True, "GATED": True, "ACT": 2, "EXPERTS": 32, "KIND": kind,
+        "GROUP": group, "SCALES": True, "ZEROS": False, "ROW_SCALES": False, "ONE_GROUP": group % tile.block_k == 0,
+        "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "OVERLAP": True,
+    }  # fmt: skip
+    return coded_kernel, CODED, constants, {"num_warps": tile.warps, "num_stages": tile.stages}
+
+
+OTHERS = [pytest.param(name, marks=pytest.mark.full) for name in sorted(TARGETS.keys() - {"sm_90", "gfx942"})]
 KERNELS = {
+    "codes mxfp4 gated": coded(E2M1, 32, 0),
+    "codes fp8 blocks gated": coded(E4M3, 128, 64),
     **{
         f"route {name}": (
             route_kernel,
@@ -36,8 +59,7 @@ KERNELS = {
             {"num_warps": 4, "num_stages": 3},
         )
         for name, sigmoid, groups, kept, router, rest in (
-            ("softmax", False, 1, 1, T, {"bias": None, "correction": None}), ("groups", True, 8, 4, T, {}),
-            ("float32", True, 1, 1, "*fp32", {}),
+            ("softmax", False, 1, 1, T, {"bias": None, "correction": None}), ("groups", True, 8, 4, "*fp32", {}),
         )
     },
     "sort": (
@@ -61,9 +83,10 @@ def test_compiles(name, target):
     compiles(target, *KERNELS[name])
 
 
-# The short runs take a pair of each value; the others are marked full.
 @pytest.mark.covering(1)
-@pytest.mark.parametrize("target", list(TARGETS))
+@pytest.mark.parametrize(
+    "target", ["sm_90", "gfx942", *(pytest.param(name, marks=pytest.mark.full) for name in OTHERS)]
+)
 @pytest.mark.parametrize("each", [0, 16, 32, 64, 128])  # pairs of an expert; 0: not sorted
 @pytest.mark.parametrize("gated", [False, True])
 def test_grouped_products_compile(target, each, gated):

@@ -10,8 +10,11 @@ import torch
 import triton  # noqa: F401  (before any kernel file, so that they take it; TRITON_INTERPRET says in which mode)
 
 from engine.kernels.activation import Activation
+from engine.kernels.gemm.codes import Codes, Kind
 from engine.kernels.gemm.epilogue import empty_unscaled
+from engine.kernels.gemm.groups import packed
 from engine.kernels.gemm.split_k import arrivals
+from engine.kernels.moe.coded import coded_product_reference, launch_coded_product
 from engine.kernels.moe.combine import BLOCK, combine_reference, launch_combine
 from engine.kernels.moe.grouped import Tile, grouped_reference, launch_grouped
 from engine.kernels.moe.route import launch_route, route_reference
@@ -61,7 +64,7 @@ def test_a_router_in_float32_takes_half_precision_rows():
     torch.testing.assert_close(weights, weighed, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("tokens", "top_k", "experts"), [(1, 1, 1), (5, 3, 7), (300, 4, 5), (600, 4, 40)])
+@pytest.mark.parametrize(("tokens", "top_k", "experts"), [(1, 1, 1), (5, 3, 7), (300, 4, 9)])
 def test_sorted_pairs(tokens, top_k, experts):
     chosen = torch.rand(tokens, experts).argsort(1)[:, :top_k].to(torch.int32).contiguous()
     chosen[tokens // 2 :] = chosen[0].clone()
@@ -84,7 +87,7 @@ def drawn(tokens: int, top_k: int, experts: int, spread: str) -> Pairs:
 @pytest.mark.parametrize("activation", [None, Activation.SILU, Activation.CLAMPED_SWIGLU])
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("spread", ["even", "one", "few"])
-@pytest.mark.parametrize(("tokens", "top_k", "experts"), [(1, 3, 5), (9, 2, 6), (40, 1, 3)])
+@pytest.mark.parametrize(("tokens", "top_k", "experts"), [(1, 3, 5), (9, 2, 6), (20, 1, 3)])
 @pytest.mark.parametrize(("width", "depth"), [(64, 64), (50, 72)])
 @pytest.mark.parametrize("block_m", [16, 32])
 def test_grouped_products(tokens, top_k, experts, width, depth, spread, biased, activation, dtype, block_m):
@@ -97,6 +100,28 @@ def test_grouped_products(tokens, top_k, experts, width, depth, spread, biased, 
     assert error(got, grouped_reference(x, weight, bias, pairs, activation)) < (
         1e-6 if dtype == torch.float32 else 1e-3
     )
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("activation", [None, Activation.SILU, Activation.CLAMPED_SWIGLU])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("spread", ["even", "few"])
+@pytest.mark.parametrize(("kind", "group", "zeros"), [
+    (Kind.E2M1, 32, False), (Kind.INT4, 64, True), (Kind.E4M3, 128, False), (Kind.INT8, 200, False),
+])  # fmt: skip
+def test_products_by_codes(kind, group, zeros, spread, biased, activation):
+    experts, width, depth, gated = 3, 50, 160, activation is not None
+    pairs = drawn(5, 2, experts, spread)
+    rows, groups = experts * width * (1 + gated), -(-depth // group)
+    values = torch.randint(0, 0x7F if kind is Kind.E4M3 else 16, (rows, depth)).to(torch.uint8)
+    values = values.to(torch.int8) if kind is Kind.INT8 else values
+    zero = torch.randint(-8, 8, (rows, groups)).to(torch.int8) if zeros else None
+    weight = packed(Codes(kind, values, torch.rand(rows, groups) / 8, group, torch.rand(rows) if zeros else None, zero))
+    bias = torch.randn(experts, width * (1 + gated)) if biased else None
+    x = torch.randn(5 if gated else pairs.count, depth) / (256 if kind is Kind.E4M3 else 4)
+    arguments = (x, weight, experts, bias, pairs, activation, Tile(16, 64, 64, 2, 4))
+    got, want = launch_coded_product(*arguments), coded_product_reference(*arguments)
+    assert error(got, want) < 1e-5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

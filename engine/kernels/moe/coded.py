@@ -1,0 +1,212 @@
+"""Experts of an accelerator in four or eight bits: moe/grouped with matrices that are widened in registers.
+
+The codes of all experts of a layer lie in one matrix [E * N, K], in the forms of gemm/groups. A tile of pairs and rows
+is that of moe/grouped; of a gated product a program sums gate, then up. Users: engine/layers/moe, on accelerators.
+"""
+
+# ruff: noqa: PT018 (a launcher checks in few lines)
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.kernels.activation import Activation, activate
+from engine.kernels.gemm.groups import KINDS, Packed, add_product
+from engine.kernels.gemm.widen import widened
+from engine.kernels.moe.dense import SAME, pairs_of
+from engine.kernels.moe.grouped import Tile, grouped_reference, tile_of_experts
+from engine.kernels.moe.sort import Pairs
+from engine.kernels.moe.weight import ExpertsWeight
+from engine.kernels.pdl import grid_wait, launch_options
+from engine.kernels.target import target, tl, triton
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CodedExperts(ExpertsWeight):
+    """The codes of one layer."""
+
+    weight: Packed  # [E * out_features, in_features]
+    num_experts: int
+    bias: Tensor | None  # [E, out_features] float32
+    invariant: bool  # a row has the same bits in any company: one tile for any number of pairs
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.weight.tensors()) + (0 if self.bias is None else self.bias.nbytes)
+
+    def dense(self, expert: int) -> Tensor:
+        """A copy, float32."""
+        return self.weight.dense().float().view(self.num_experts, -1, self.weight.depth)[expert]
+
+    def pairs(self, chosen: Tensor) -> Pairs:
+        return pairs_of(chosen, self.num_experts, self.invariant)
+
+    def of_tokens(self, x: Tensor, pairs: Pairs, activation: Activation) -> Tensor:
+        return coded_product(x, self.weight, self.num_experts, self.bias, pairs, activation, self._tile(pairs, x))
+
+    def of_pairs(self, rows: Tensor, pairs: Pairs) -> Tensor:
+        tile = self._tile(pairs, rows)
+        made = coded_product(rows, self.weight, self.num_experts, self.bias, pairs, None, tile)
+        return made.view(len(pairs.chosen), pairs.top_k, -1)
+
+    def _tile(self, pairs: Pairs, x: Tensor) -> Tile:
+        count = SAME * self.num_experts if self.invariant else 0 if pairs.order is None else pairs.count
+        return coded_tile(count / self.num_experts, x.element_size(), 3 if target().loads_past_registers else 2)
+
+
+@triton.jit
+def coded_sums(
+    n, n_in, m, m_in, x, codes, scales, zeros, row_scales, depth, line, groups, KIND: tl.constexpr,
+    GROUP: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr, ROW_SCALES: tl.constexpr, ONE_GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """Rows n of the codes times rows m of x, float32 [BLOCK_N, BLOCK_M]."""
+    HALF: tl.constexpr = 32
+    code_line = codes + n.to(tl.int64)[:, None] * line
+    sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    for first in range(0, depth, BLOCK_K):
+        if KIND < 2:
+            j = tl.arange(0, BLOCK_K // 2)
+            byte = first // 2 + j
+            both = tl.load(code_line + byte[None, :], mask=n_in[:, None] & (byte < line)[None, :], other=0)
+            columns = first + j // HALF * (2 * HALF) + j % HALF
+            sums = add_product(
+                sums, widened(both & 15, KIND), columns, first, x, scales, zeros, n, m, n_in, m_in, depth, depth,
+                groups, GROUP, SCALES, ZEROS, False, ONE_GROUP,
+            )  # fmt: skip
+            sums = add_product(
+                sums, widened(both >> 4, KIND), columns + HALF, first, x, scales, zeros, n, m, n_in, m_in, depth,
+                depth, groups, GROUP, SCALES, ZEROS, False, ONE_GROUP,
+            )  # fmt: skip
+        else:
+            columns = first + tl.arange(0, BLOCK_K)
+            inside = n_in[:, None] & (columns < depth)[None, :]
+            each = tl.load(code_line + columns[None, :], mask=inside, other=0)
+            sums = add_product(
+                sums, widened(each, KIND), columns, first, x, scales, zeros, n, m, n_in, m_in, depth, depth, groups,
+                GROUP, SCALES, ZEROS, False, ONE_GROUP,
+            )  # fmt: skip
+    if ROW_SCALES:
+        sums *= tl.load(row_scales + n, mask=n_in, other=0.0)[:, None]
+    return sums
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def coded_kernel(
+    out,  # [pairs, width]: GATHER: in sorted order, else by pair
+    x,  # GATHER: [tokens, depth]; else [pairs, depth] in sorted order
+    codes,  # [experts * width, line]; when GATED [experts * 2 * width, line]
+    scales,  # [.., groups] when SCALES
+    zeros,  # [.., groups] int8 when ZEROS
+    row_scales,  # [..] float32 when ROW_SCALES
+    bias,  # [..] float32, or None
+    order,  # [pairs] int32 when SORTED
+    ends,  # SORTED: [experts] int32; else [pairs] the experts
+    pairs,
+    experts,
+    width,
+    depth,
+    line,
+    groups,
+    TOP_K: tl.constexpr,
+    SORTED: tl.constexpr,  # else each pair is a tile
+    GATHER: tl.constexpr,
+    GATED: tl.constexpr,
+    ACT: tl.constexpr,  # an Activation when GATED
+    EXPERTS: tl.constexpr,  # power of two >= experts
+    KIND: tl.constexpr,  # of gemm/widen
+    GROUP: tl.constexpr,
+    SCALES: tl.constexpr,
+    ZEROS: tl.constexpr,
+    ROW_SCALES: tl.constexpr,
+    ONE_GROUP: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """One tile of an expert's pairs and rows per program."""
+    grid_wait(OVERLAP)
+    number = tl.program_id(1)
+    if SORTED:
+        expert, first, end = tile_of_experts(ends, number, experts, EXPERTS, BLOCK_M)
+    else:
+        expert, first, end = tl.load(ends + number, cache_modifier=".cg"), number, number + 1
+    if expert < experts:
+        place = first + tl.arange(0, BLOCK_M)  # in sorted order
+        m_in = place < end
+        pair = place
+        if SORTED:
+            pair = tl.load(order + place, mask=m_in, other=0, cache_modifier=".cg")
+        source, target = place, pair
+        if GATHER:
+            source, target = pair // TOP_K, place
+        column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+        n_in = column < width
+        n = expert * width * (2 if GATED else 1) + column
+        sums = coded_sums(n, n_in, source, m_in, x, codes, scales, zeros, row_scales, depth, line, groups, KIND, GROUP,
+                          SCALES, ZEROS, ROW_SCALES, ONE_GROUP, BLOCK_M, BLOCK_N, BLOCK_K)  # fmt: skip
+        if bias is not None:
+            sums += tl.load(bias + n, mask=n_in, other=0.0)[:, None]
+        if GATED:
+            n += width
+            ups = coded_sums(n, n_in, source, m_in, x, codes, scales, zeros, row_scales, depth, line, groups, KIND,
+                             GROUP, SCALES, ZEROS, ROW_SCALES, ONE_GROUP, BLOCK_M, BLOCK_N, BLOCK_K)  # fmt: skip
+            if bias is not None:
+                ups += tl.load(bias + n, mask=n_in, other=0.0)[:, None]
+            sums = activate(sums, ups, ACT)
+        at = out + target.to(tl.int64)[None, :] * width + column[:, None]
+        tl.store(at, sums.to(out.dtype.element_ty), mask=n_in[:, None] & m_in[None, :])
+
+
+def coded_product(
+    x: Tensor, weight: Packed, experts: int, bias: Tensor | None, pairs: Pairs, activation: Activation | None,
+    tile: Tile,
+) -> Tensor:  # fmt: skip
+    """As moe/grouped's product, by codes [E * N, K], with an activation [E * 2N, K], gate first in each expert."""
+    launch = launch_coded_product if x.is_cuda else coded_product_reference
+    return launch(x, weight, experts, bias, pairs, activation, tile)
+
+
+def launch_coded_product(
+    x: Tensor, weight: Packed, experts: int, bias: Tensor | None, pairs: Pairs, activation: Activation | None,
+    tile: Tile,
+) -> Tensor:  # fmt: skip
+    """The Triton kernel; arguments as `coded_product`."""
+    depth, gated = weight.depth, activation is not None
+    width = len(weight.codes) // experts // (2 if gated else 1)
+    assert x.is_contiguous() and x.shape[1] == depth and (bias is None or bias.dtype is torch.float32)
+    out = x.new_empty(pairs.count, width)
+    tiles = pairs.count
+    if pairs.order is not None:  # every expert's last tile may be part empty
+        tiles = triton.cdiv(pairs.count, tile.block_m) + min(experts, pairs.count)
+    if pairs.count:
+        coded_kernel[(triton.cdiv(width, tile.block_n), tiles)](
+            out, x, weight.codes, out if weight.scales is None else weight.scales,
+            out if weight.zeros is None else weight.zeros, out if weight.row_scales is None else weight.row_scales,
+            bias, pairs.chosen if pairs.order is None else pairs.order,
+            pairs.chosen if pairs.ends is None else pairs.ends, pairs.count, experts, width, depth,
+            weight.codes.shape[1], -(-depth // weight.group), TOP_K=pairs.top_k, SORTED=pairs.order is not None,
+            GATHER=gated, GATED=gated, ACT=int(activation or 0), EXPERTS=triton.next_power_of_2(experts),
+            KIND=KINDS[weight.kind], GROUP=weight.group, SCALES=weight.scales is not None,
+            ZEROS=weight.zeros is not None, ROW_SCALES=weight.row_scales is not None,
+            ONE_GROUP=depth <= weight.group or weight.group % tile.block_k == 0, BLOCK_M=tile.block_m,
+            BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, num_warps=tile.warps, num_stages=tile.stages,
+            **launch_options(),
+        )  # fmt: skip
+    return out
+
+
+def coded_product_reference(
+    x: Tensor, weight: Packed, experts: int, bias: Tensor | None, pairs: Pairs, activation: Activation | None,
+    tile: Tile,
+) -> Tensor:  # fmt: skip
+    return grouped_reference(x, weight.dense().view(experts, -1, weight.depth), bias, pairs, activation)
+
+
+def coded_tile(each: float, size: int, stages: int) -> Tile:
+    """The tile for so many pairs of an expert, of `size` bytes per value."""
+    block_m = 16 if each <= 16 else 32 if each <= 32 or size > 2 else 64
+    return Tile(block_m, 64, 128 if size <= 2 else 64, stages, 4)

@@ -1,0 +1,149 @@
+"""Quantised experts have the logits of a float model: in dialects of a module per matrix, and in MXFP4."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import engine.runtime
+from engine.errors import ConfigError
+from engine.kernels.gemm.pack import Placement
+from engine.layers.moe import SparseMLP
+from engine.models.registry import build_model, load_model_config
+from engine.quant.online import requested
+from engine.weights.load import load_weights
+from tests import tiny
+from tests.engine.host_accelerator import HostAccelerator
+from tests.engine_kit import answer, running, text_request
+from tests.models.harness import Harness, load
+from tests.quant import oracle
+from tests.quant.written import VARIANTS
+
+TOKENS = [5, 9, 200, 17, 33, 250, 61, 4, 90, 91, 92]
+DIALECTS = ("fp8 blocks", "fp8 tensor", "ct w4 32", "ct int8 weights", "ct nvfp4", "gptq 32", "awq 64")
+SIZES = {"hidden_size": 192, "num_hidden_layers": 2, "mlp_only_layers": [0], "intermediate_size": 320}
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 320, "norm_topk_prob": True}
+E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def rewritten(source, folder, tensors, **changes):
+    """The checkpoint `source` with other tensors and another configuration."""
+    folder.mkdir()
+    for path in source.iterdir():
+        if path.suffix != ".safetensors":
+            (folder / path.name).write_bytes(path.read_bytes())
+    config = {**json.loads((source / "config.json").read_text()), **changes}
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def sparse(tmp_path_factory):
+    """A float checkpoint of Qwen3-MoE, one layer dense and one of experts."""
+    made = tiny.causal("Qwen3MoeForCausalLM", "Qwen3MoeConfig", head_dim=32, **SIZES, **EXPERTS)()
+    return tiny.save(made, tmp_path_factory.mktemp("sparse") / "floats")
+
+
+@pytest.fixture(scope="module")
+def gpt_oss(tmp_path_factory):
+    """gpt-oss in MXFP4, and the floats that its codes stand for, transposed as transformers has them."""
+    root = tmp_path_factory.mktemp("gpt-oss")
+    sizes = {"hidden_size": 96, "intermediate_size": 64, "num_local_experts": 5, "num_experts_per_tok": 2}
+    made = tiny.causal("GptOssForCausalLM", "GptOssConfig", head_dim=16, num_hidden_layers=2, **sizes)()
+    source = tiny.save(made, root / "source")
+    coded, floats = {}, {}
+    draw = torch.Generator().manual_seed(1)
+    for name, tensor in load_file(source / "model.safetensors").items():
+        if not name.endswith(("experts.gate_up_proj", "experts.down_proj")):
+            coded[name] = floats[name] = tensor
+            continue
+        experts, columns, rows = tensor.shape
+        blocks = torch.randint(0, 256, (experts, rows, columns // 32, 16), generator=draw).to(torch.uint8)
+        scales = torch.randint(121, 126, (experts, rows, columns // 32), generator=draw).to(torch.uint8)
+        scales[0, 0, 0] = 0
+        coded[f"{name}_blocks"], coded[f"{name}_scales"] = blocks, scales
+        pairs = np.stack([E2M1[blocks.numpy() & 15], E2M1[blocks.numpy() >> 4]], axis=-1)
+        values = pairs.reshape(experts, rows, columns // 32, 32) * 2.0 ** (scales.numpy()[..., None] - 127.0)
+        floats[name] = torch.from_numpy(values.reshape(experts, rows, columns)).float().transpose(1, 2)
+    settings = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
+    return (
+        rewritten(source, root / "codes", coded, quantization_config=settings),
+        rewritten(source, root / "floats", floats),
+    )
+
+
+def logits(folder, chunk=0):
+    harness = Harness(load(folder, "float32"))
+    return harness.prefill(harness.add(TOKENS), chunk)
+
+
+def check_logits(coded, floats):
+    got, want = logits(coded), logits(floats)
+    assert float((got - want).norm() / want.norm()) < 2e-4
+    assert torch.equal(logits(coded, chunk=3), got)
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_experts_of_a_dialect_have_the_logits_of_a_float_model(sparse, name, tmp_path):
+    variant, draw = VARIANTS[name], torch.Generator().manual_seed(2)
+    tensors = {}
+    for key, tensor in load_file(sparse / "model.safetensors").items():
+        module, _, kind = key.rpartition(".")
+        if module.endswith("_proj") and kind == "weight":
+            tensors |= {f"{module}.{kind}": each for kind, each in variant.write(draw, *tensor.shape).items()}
+        else:
+            tensors[key] = tensor
+    coded = rewritten(sparse, tmp_path / "codes", tensors, quantization_config=variant.settings)
+    wide = {key: torch.from_numpy(value).float() for key, value in oracle.dequantised(coded).items()}
+    check_logits(coded, rewritten(sparse, tmp_path / "floats", wide))
+
+
+def test_experts_become_fp8_while_they_are_read(sparse):
+    config = load_model_config(sparse)
+    models = [build_model(each, torch.float32) for each in (config, requested(config, "fp8"))]
+    for model in models:
+        load_weights(model, str(sparse))
+    floats, coded = (model.layers[1].experts for model in models)
+    for whole, codes in ((floats.gate_up, coded.gate_up), (floats.down, coded.down)):
+        assert codes.weight.num_bytes < 0.3 * whole.weight.num_bytes
+        want = whole.weight.dense(3)
+        assert (codes.weight.dense(3) - want).abs().max() <= want.abs().max() / 28
+    assert torch.equal(floats.router.weight.dense(), coded.router.weight.dense())
+
+
+def test_mxfp4_experts_have_the_logits_of_a_float_model(gpt_oss):
+    check_logits(*gpt_oss)
+    with torch.inference_mode():
+        want = tiny.reference(gpt_oss[1])(input_ids=torch.tensor([TOKENS])).logits[0]
+    assert float((logits(gpt_oss[0]) - want).norm() / want.norm()) < 2e-4
+
+
+async def test_mxfp4_experts_run_in_an_accelerators_steps(gpt_oss, monkeypatch):
+    monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
+    found = []
+    for folder in gpt_oss:
+        async with running(folder, dtype="float32") as served:
+            found.append(await answer(served, text_request(np.array(TOKENS), 8, ignore_eos=True)))
+    assert found[0] == found[1]
+
+
+def test_columns_in_no_whole_blocks_are_refused(gpt_oss, tmp_path):
+    config = json.loads((gpt_oss[0] / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "intermediate_size": 40}))
+    text = load_model_config(tmp_path).text
+    with pytest.raises(ConfigError, match="group_size=32 does not divide the 40 columns"):
+        SparseMLP(text, text.layers[0].experts).down.expects()
+
+
+def test_a_broken_scale_is_refused(gpt_oss):
+    layer = load(gpt_oss[0], "float32").layers[0].experts.down
+    drawn = {kind: [torch.zeros(piece.shape, dtype=piece.dtypes[0]) for piece in pieces]
+             for kind, pieces in layer.expects().items()}  # fmt: skip
+    drawn["down_proj_scales"][0][1, 2, 0] = 255
+    with pytest.raises(ConfigError, match="1 of 192 values of scales are negative, NaN or infinite"):
+        layer.fill(drawn, Placement(torch.float32, "cpu"))
