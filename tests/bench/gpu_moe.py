@@ -2,7 +2,7 @@
 
 The router's matrix and the rows are random normal numbers, so the experts of a token are spread as random tokens spread
 them; "skewed" adds one direction to a quarter of the rows, which all choose the same expert. The bytes of a case are
-those of the experts that its rows chose. Two layers take turns, of which no cache holds one.
+those of the experts that its rows chose. Two layers take turns, of which no cache holds one. gpt-oss has its MXFP4.
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ from dataclasses import dataclass
 import torch
 
 from engine.kernels.activation import Activation
+from engine.kernels.gemm.codes import Codes, Kind
+from engine.kernels.gemm.groups import packed
 from engine.kernels.gemm.pack import Placement
+from engine.kernels.moe.coded import CodedExperts
 from engine.kernels.moe.combine import combine
 from engine.kernels.moe.dense import DenseExperts
 from engine.kernels.moe.pack import pack_router
 from engine.kernels.moe.route import route
+from engine.kernels.moe.weight import ExpertsWeight
 from engine.model_config import Routing
 
 TimeOf = Callable[[list[Callable[[], object]]], tuple[float, float, float]]
@@ -30,11 +34,12 @@ class Shape:
     hidden: int
     width: int
     routing: Routing
+    mxfp4: bool = False
 
 
 SHAPES = {
     "Qwen3-30B-A3B": Shape(2048, 768, Routing(128, 8, renormalise=True)),
-    "gpt-oss-20b": Shape(2880, 2880, Routing(32, 4, renormalise=True)),
+    "gpt-oss-20b": Shape(2880, 2880, Routing(32, 4, renormalise=True), mxfp4=True),
     "Mixtral-8x7B": Shape(4096, 14336, Routing(8, 2, renormalise=True)),
 }
 
@@ -43,26 +48,30 @@ def draw(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
 
 
+def experts(shape: Shape, rows: int, columns: int) -> ExpertsWeight:
+    """All experts' matrices [rows, columns]."""
+    count = shape.routing.num_experts
+    if not shape.mxfp4:
+        return DenseExperts(draw(count, rows, columns) / columns**0.5, None, invariant=False)
+    values = torch.randint(0, 16, (count * rows, columns), device="cuda", dtype=torch.uint8)
+    scale = torch.full((count * rows, columns // 32), 2.0**-6, device="cuda", dtype=torch.bfloat16)
+    return CodedExperts(packed(Codes(Kind.E2M1, values, scale, 32)), count, None, invariant=False)
+
+
 def layer_cases(time_of: TimeOf, name: str, rows: int, skewed: bool = False) -> list[dict]:
     """The products of a layer, and what is around them."""
     shape = SHAPES[name]
     routing, hidden, width = shape.routing, shape.hidden, shape.width
     placement = Placement(torch.bfloat16, "cuda")
     routers = [pack_router(draw(routing.num_experts, hidden) / hidden**0.5, None, placement) for _ in range(2)]
-    layers = [
-        tuple(
-            DenseExperts(draw(routing.num_experts, *sides) / sides[1] ** 0.5, None, invariant=False)
-            for sides in ((2 * width, hidden), (hidden, width))
-        )
-        for _ in range(2)
-    ]
+    layers = [(experts(shape, 2 * width, hidden), experts(shape, hidden, width)) for _ in range(2)]
     x = draw(rows, hidden)
     if skewed:
         x[: rows // 4] += 2 * routers[0].dense()[3] * hidden**0.5
     chosen, _ = route(x, routers[0], None, routing)
     touched = len(chosen.unique())
 
-    def products(layer: tuple[DenseExperts, DenseExperts]) -> torch.Tensor:
+    def products(layer: tuple[ExpertsWeight, ExpertsWeight]) -> torch.Tensor:
         pairs = layer[0].pairs(chosen)
         return layer[1].of_pairs(layer[0].of_tokens(x, pairs, Activation.SILU), pairs)
 
@@ -75,9 +84,10 @@ def layer_cases(time_of: TimeOf, name: str, rows: int, skewed: bool = False) -> 
 
     label = f"{name} {rows}{' skewed' if skewed else ''}"
     values = 3 * hidden * width
+    read = touched * sum(each.num_bytes for each in layers[0]) // routing.num_experts
     return [
         {"name": f"experts {label}", "times": time_of([lambda each=each: products(each) for each in layers]),
-         "bytes": 2 * values * touched, "flops": 2 * values * chosen.numel()},
+         "bytes": read, "flops": 2 * values * chosen.numel()},
         {"name": f"route, sort, sum {label}", "times": time_of([lambda each=each: around(each) for each in routers]),
          "bytes": 2 * rows * hidden * (routing.top_k + 3)},
     ]  # fmt: skip

@@ -59,6 +59,7 @@ SIZES = {
     "8b": Sizes(engine=LONG_STEPS),
     "0.6b": Sizes(half=22 << 30),
     "30b-a3b": Sizes(engine=LONG_STEPS),
+    "gpt-oss-20b": Sizes(engine=LONG_STEPS),
     "llama-8b": Sizes(engine=LONG_STEPS),
     "gemma-12b": Sizes(),
     "vl-7b": Sizes(),

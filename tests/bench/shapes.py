@@ -70,6 +70,37 @@ QWEN3_30B_A3B = {
     "norm_topk_prob": True,
     "decoder_sparse_step": 1,
 }
+GPT_OSS_20B = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "hidden_size": 2880,
+    "num_hidden_layers": 24,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "sliding_window": 128,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "attention_bias": True,
+    "intermediate_size": 2880,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "vocab_size": 201088,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 150000.0,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "eos_token_id": 200002,
+    "quantization_config": {"quant_method": "mxfp4"},
+}
 LLAMA31_8B = {
     **QWEN3_8B,
     "architectures": ["LlamaForCausalLM"],
@@ -167,6 +198,7 @@ SHAPES = {
     "8b": QWEN3_8B,
     "0.6b": QWEN3_06B,
     "30b-a3b": QWEN3_30B_A3B,
+    "gpt-oss-20b": GPT_OSS_20B,
     "llama-8b": LLAMA31_8B,
     "gemma-12b": GEMMA3_12B,
     "vl-7b": QWEN25_VL_7B,
@@ -178,7 +210,9 @@ def few_layers(name: str) -> dict:
     """A shape with layers of every kind, but as few as there can be: what kernels it takes, not how long."""
     config = SHAPES[name]
     if "text_config" not in config:
-        return {**config, "num_hidden_layers": config.get("sliding_window_pattern", 3)}
+        count = config.get("sliding_window_pattern", 3)
+        kinds = {"layer_types": config["layer_types"][:count]} if "layer_types" in config else {}
+        return {**config, "num_hidden_layers": count, **kinds}
     text, vision = config["text_config"], config["vision_config"]
     return {**config, "text_config": {**text, "num_hidden_layers": 3}, "vision_config": {**vision, "depth": 8}}
 

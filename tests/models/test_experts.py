@@ -13,8 +13,9 @@ from engine.checkpoint.experts import read_experts
 from engine.checkpoint.section import Section
 from engine.errors import ConfigError
 from engine.models.registry import build_model, load_model_config
-from engine.weights.load import load_weights
+from engine.weights.load import load_weights, weight_bytes
 from tests import tiny
+from tests.bench.shapes import SHAPES
 from tests.models.harness import Harness, load
 from tests.models.test_decoders import prompt
 
@@ -143,6 +144,12 @@ def test_rules_of_another_kind_are_refused_by_name(tmp_path, key, value):
     (tmp_path / "config.json").write_text(json.dumps({**config, key: value}))
     with pytest.raises(ConfigError, match=f"{key}='{value}' of Glm4MoeForCausalLM is not supported"):
         load_model_config(tmp_path)
+
+
+@pytest.mark.parametrize(("shape", "total"), [("30b-a3b", 61_064_245_248), ("gpt-oss-20b", 13_761_264_768)])
+def test_planned_bytes_are_the_total_size_that_the_published_index_names(tmp_path, shape, total):
+    (tmp_path / "config.json").write_text(json.dumps(SHAPES[shape]))
+    assert weight_bytes(build_model(load_model_config(tmp_path), torch.bfloat16)) == total
 
 
 def test_random_weights_of_experts_are_drawn_by_name():
