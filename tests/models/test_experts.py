@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,8 +12,10 @@ from safetensors.torch import load_file, save_file
 
 from engine.checkpoint.experts import read_experts
 from engine.checkpoint.section import Section
+from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.models.registry import build_model, load_model_config
+from engine.step import device_executor
 from engine.weights.load import load_weights, weight_bytes
 from tests import tiny
 from tests.bench.shapes import SHAPES
@@ -150,6 +153,14 @@ def test_rules_of_another_kind_are_refused_by_name(tmp_path, key, value):
 def test_planned_bytes_are_the_total_size_that_the_published_index_names(tmp_path, shape, total):
     (tmp_path / "config.json").write_text(json.dumps(SHAPES[shape]))
     assert weight_bytes(build_model(load_model_config(tmp_path), torch.bfloat16)) == total
+
+
+def test_steps_are_not_filled_up_for_an_mlp_that_layers_with_experts_lack(monkeypatch):
+    monkeypatch.setattr(device_executor, "fullness", lambda *_: 0.5)
+    for name, want in (("llama", 0.5), ("mixtral", 1.0)):
+        model = build_model(load_model_config(tiny.checkpoint(name)), torch.float32)
+        executor = SimpleNamespace(config=EngineConfig("unread"), model=model)
+        assert device_executor.DeviceExecutor.fullness(executor, 128) == want
 
 
 def test_random_weights_of_experts_are_drawn_by_name():
