@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from server.bench.command import main as bench
 
         signals.release()
-        return bench(words[1:], say)
+        return bench(words[1:], say, build)
     try:
         command, config = parse(words)
     except UsageError as error:

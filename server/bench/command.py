@@ -1,7 +1,8 @@
 """python -m server bench COMMAND: the table of bench commands, their flags and help.
 
-Owner: main thread. A command is a dataclass of flags and a function; commands that run the engine in this process take
-the server's flags too. A refusal ends with status 2 and one line.
+Owner: main thread. A command is a dataclass of flags and a module with `run`. Commands that start an engine or a server
+take the server's flags too, and are given its Config or the words of these flags. A refusal ends with status 2 and one
+line.
 """
 
 from __future__ import annotations
@@ -10,30 +11,50 @@ import importlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
+from engine.errors import EngineError
 from server.bench import options
-from server.flags import Arguments, Flag, UsageError, flag_lines, flags_of, from_file
+from server.bench.output import words_of
+from server.config import Config
+from server.flags import Arguments, Flag, UsageError, all_flags, flag_lines, flags_of, from_file
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """One of the words behind `bench`; `module` has its `run(options) -> int`."""
+    """One of the words behind `bench`; `module` has `run(options)` or, by `takes`, `run(options, config or words)`."""
 
     text: str
     module: str
     flags: type
+    takes: Literal["", "config", "words"] = ""  # of the server's flags
 
 
 COMMANDS = {
     "serve": Command(
         "load a server over its socket: times, rates, failures", "server.bench.serve", options.ServeOptions
     ),
+    "throughput": Command(
+        "the engine alone: tokens per second of a crowd", "server.bench.throughput", options.ThroughputOptions, "config"
+    ),
+    "latency": Command("the engine alone: times of batches", "server.bench.latency", options.LatencyOptions, "config"),
+    "startup": Command(
+        "the server's start by phase, cold and warm", "server.bench.startup", options.StartupOptions, "words"
+    ),
+    "sweep": Command(
+        "one of these over a grid of flags, resumable, with a plot", "server.bench.sweep", options.SweepOptions
+    ),
 }
+Say = Callable[[str], None]
+Build = Callable[[dict[str, Any]], Config]
 
 
-def parse(words: Sequence[str], say: Callable[[str], None]) -> tuple[Callable[[Any], int], Any]:
-    """(what runs, its options); raises UsageError, or SystemExit(0) after saying its help."""
+def parse(words: Sequence[str], say: Say, build: Build) -> Callable[[], int]:
+    """What runs the command; raises UsageError, or SystemExit(0) after saying its help.
+
+    `build` makes the server's Config from flags.
+    """
     name = words[0] if words else ""
     if name in ("", "-h", "--help"):
         say(help_text())
@@ -41,15 +62,22 @@ def parse(words: Sequence[str], say: Callable[[str], None]) -> tuple[Callable[[A
     if name not in COMMANDS:
         raise UsageError(f"bench {name}: must be one of {', '.join(COMMANDS)}")
     command = COMMANDS[name]
-    flags = flags_of(command.flags, name)
+    own = flags_of(command.flags, name)
+    flags = own | all_flags() if command.takes else own
     arguments = Arguments(flags)
     arguments.read(words[1:])
     if arguments.help:
-        say(command_help(name, command, flags))
+        say(command_help(name, command, own))
         raise SystemExit(0)
     values = from_file(arguments.config_file, flags) if arguments.config_file else {}
-    found = {flags[flag].field: value for flag, value in {**values, **arguments.values}.items()}
-    return importlib.import_module(command.module).run, command.flags(**found)
+    values |= arguments.values
+    chosen = command.flags(**{own[flag].field: value for flag, value in values.items() if flag in own})
+    rest = {flag: value for flag, value in values.items() if flag not in own}
+    run = partial(importlib.import_module(command.module).run, chosen)
+    if command.takes:
+        config = build(rest)
+        run = partial(run, config if command.takes == "config" else words_of(rest))
+    return run
 
 
 def help_text() -> str:
@@ -60,14 +88,21 @@ def help_text() -> str:
 
 def command_help(name: str, command: Command, flags: dict[str, Flag]) -> str:
     lines = [f"usage: python -m server bench {name} [--flag value ...]", "", command.text]
-    return "\n".join([*lines, "", "  --config FILE.yaml  flags by the same names", *flag_lines(flags)])
+    lines += ["", "  --config FILE.yaml  flags by the same names", *flag_lines(flags)]
+    if command.takes:
+        lines += ["", "and the server's flags, as python -m server --help lists them"]
+    return "\n".join(lines)
 
 
-def main(words: Sequence[str], say: Callable[[str], None]) -> int:
+def main(words: Sequence[str], say: Say, build: Build) -> int:
     """Runs a bench command; the process's exit status. `say` prints."""
     try:
-        run, chosen = parse(words, say)
+        run = parse(words, say, build)
     except UsageError as error:
         print(f"omniloop: {error}", file=sys.stderr)
         return 2
-    return run(chosen)
+    try:
+        return run()
+    except EngineError as error:
+        print(f"omniloop: {error}", file=sys.stderr)
+        return 1

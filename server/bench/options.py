@@ -54,3 +54,46 @@ class ServeOptions:
     seed: int = flag(0, "of lengths, words, media and arrivals")
     json: str = flag("", "file for all numbers and requests")
     plot: str = flag("", "PNG file for times and rates")
+
+
+@dataclass(frozen=True, slots=True)
+class ThroughputOptions:
+    """bench throughput: one crowd of equal requests, several times."""
+
+    num_prompts: int = flag(256, "requests at once", low=1)
+    input_len: int = flag(512, "tokens of a prompt", low=1)
+    output_len: int = flag(128, "tokens of an answer", low=1)
+    runs: int = flag(3, "runs that count; the median is shown", low=1)
+    random_seed: int = flag(0, "of the prompts")
+    json: str = flag("", "file for all numbers")
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyOptions:
+    """bench latency: batches of equal requests, one after the other."""
+
+    batch_sizes: tuple[int, ...] = flag((1, 8, 32), "requests of a batch", several=True, low=1)
+    input_len: int = flag(128, "tokens of a prompt", low=1)
+    output_len: int = flag(64, "tokens of an answer", low=1)
+    warm_runs: int = flag(2, "runs of each size before those that count", low=0)
+    runs: int = flag(5, "runs of each size that count", low=1)
+    percentiles: tuple[int, ...] = flag((50, 90, 99), "percentiles to show", low=1, high=99)
+    random_seed: int = flag(0, "of the prompts")
+    json: str = flag("", "file for all numbers")
+
+
+@dataclass(frozen=True, slots=True)
+class StartupOptions:
+    """bench startup: the server's process, until it is ready."""
+
+    runs: int = flag(2, "starts behind the first; their median is shown", low=1)
+    timeout: float = flag(1800.0, "seconds a start may take", low=1)
+    json: str = flag("", "file for all numbers")
+
+
+@dataclass(frozen=True, slots=True)
+class SweepOptions:
+    """bench sweep: a command over a grid of its flags."""
+
+    plan: str = flag("sweep.yaml", "YAML with command, flags, grid and metrics")
+    out: str = flag("sweep", "folder for a JSON file per combination, and sweep.png")

@@ -19,6 +19,7 @@ from server.bench.dataset import conversations
 from server.bench.load import Share, arrivals
 from server.bench.options import ServeOptions
 from server.bench.plot import draw_run
+from server.cli import build
 from server.flags import UsageError
 from tests.pace import slowness
 from tests.server.known_server import known_server
@@ -173,8 +174,8 @@ def test_percentiles_and_open_requests_are_counted_from_answers():
     ],
 )
 def test_wrong_flags_are_refused_in_a_line(words, said, capsys):
-    run, options = parse(["serve", *words], print)
-    assert run(options) == 1
+    run = parse(["serve", *words], print, build)
+    assert run() == 1
     assert said in capsys.readouterr().err
 
 
@@ -183,13 +184,13 @@ def test_the_commands_of_readme_are_commands():
     lines = re.findall(r"^    python -m server bench (.+)$", readme, re.M)
     assert lines
     for line in lines:
-        parse(line.split(), print)
+        parse(line.split(), print, build)
 
 
 def test_commands_and_flags_are_listed(capsys):
     for words, said in ((["--help"], "serve"), (["serve", "--help"], "--max-concurrency")):
         with pytest.raises(SystemExit):
-            parse(words, print)
+            parse(words, print, build)
         assert said in capsys.readouterr().out
-    with pytest.raises(UsageError, match="bench nothing: must be one of serve"):
-        parse(["nothing"], print)
+    with pytest.raises(UsageError, match="bench nothing: must be one of serve, throughput, latency, startup, sweep"):
+        parse(["nothing"], print, build)

@@ -1,0 +1,130 @@
+"""bench throughput, latency, startup and sweep run on a tiny model, count what they did and resume."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from server.bench import startup, summary, sweep
+from server.bench.answer import Answer
+from server.bench.command import main, parse
+from server.bench.options import ServeOptions
+from server.bench.output import words_of
+from server.bench.processes import Outcome
+from server.cli import build
+from tests import tiny
+
+FLAGS = ["--model", str(tiny.checkpoint("qwen3")), "--num-threads", "1", "--num-gpu-blocks-override", "256"]
+FLAGS += ["--max-num-seqs", "4"]
+
+
+def run(*words: str) -> int:
+    return main(words, print, build)
+
+
+def test_throughput_counts_tokens_and_steps(tmp_path, capsys):
+    file = tmp_path / "out.json"
+    asked = ["--num-prompts", "6", "--input-len", "8", "--output-len", "5", "--runs", "1", "--json", str(file)]
+    assert run("throughput", *asked, *FLAGS) == 0
+    found = json.loads(file.read_text())
+    assert found["total_tokens_per_s"] == pytest.approx(found["output_tokens_per_s"] * 13 / 5)
+    assert found["requests_per_s"] == pytest.approx(found["output_tokens_per_s"] / 5)
+    assert 1 < found["rows_per_step"] <= 4, "four rows at a time"
+    assert found["host_us_per_step"] > 0
+    assert "output_tokens_per_s" in capsys.readouterr().out
+
+
+def test_latency_has_times_for_each_batch_size(tmp_path):
+    file = tmp_path / "out.json"
+    asked = ["--batch-sizes", "1,3", "--input-len", "8", "--output-len", "4", "--runs", "2", "--warm-runs", "0"]
+    assert run("latency", *asked, "--json", str(file), *FLAGS) == 0
+    found = json.loads(file.read_text())
+    for size in (1, 3):
+        assert 0 < found[f"batch_{size}_ttft_ms_p50"] < found[f"batch_{size}_ms_p50"] <= found[f"batch_{size}_ms_p99"]
+        assert found[f"batch_{size}_tpot_ms_p50"] * 3 < found[f"batch_{size}_ms_p99"]
+
+
+def test_an_engine_that_cannot_start_is_told_in_a_line(capsys):
+    assert run("throughput", "--model", "/no/folder") == 1
+    assert "/no/folder" in capsys.readouterr().err
+
+
+def test_startup_reads_phases_from_the_log(monkeypatch):
+    said = "... debug omniloop start: weights                  1.250 s\n... debug omniloop start: warm up   0.5 s\n"
+    assert startup.PHASE.findall(said) == [("weights", "1.250"), ("warm up", "0.5")]
+    starts = iter([{"ready": 9.0, "weights": 1.0}, {"ready": 3.0, "weights": 1.5}, {"ready": 5.0, "weights": 0.5}])
+    monkeypatch.setattr(startup, "start", lambda words, cache, timeout: next(starts))
+    found = startup.measure(startup.StartupOptions(runs=2), [])
+    assert found == {"cold_ready_s": 9, "warm_ready_s": 4, "cold_weights_s": 1, "warm_weights_s": 1}
+
+
+@pytest.mark.full
+def test_startup_starts_a_server(tmp_path):
+    file = tmp_path / "out.json"
+    assert run("startup", "--runs", "1", "--json", str(file), *FLAGS) == 0
+    found = json.loads(file.read_text())
+    assert 0 < found["warm_imports_s"] < found["warm_ready_s"]
+
+
+def test_a_sweep_runs_what_is_missing_and_draws_all(tmp_path, monkeypatch, capsys):
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(
+        "command: throughput\nflags: {runs: 1, num-threads: 1}\ngrid: {num-prompts: [1, 2], input-len: [8, 9]}\n"
+    )
+    ran = []
+
+    def measure(plan, out, combination) -> bool:
+        ran.append(combination)
+        if combination == {"num-prompts": 2, "input-len": 9}:
+            return False
+        rate = {"output_tokens_per_s": 10.0 * combination["num-prompts"], "total_tokens_per_s": 7.0}
+        sweep.file_of(out, combination).write_text(json.dumps(rate))
+        return True
+
+    monkeypatch.setattr(sweep, "measure", measure)
+    words = ("sweep", "--plan", str(plan), "--out", str(tmp_path / "out"))
+    assert run(*words) == 1
+    said = capsys.readouterr()
+    assert len(ran) == 4
+    assert "failed: --num-prompts=2 --input-len=9" in said.err
+    assert said.out.splitlines()[1].split() == ["1", "8", "10", "7", "-"]
+    with Image.open(tmp_path / "out" / "sweep.png") as drawn:
+        assert drawn.size == (1120, 680)
+    ran.clear()
+    assert run(*words) == 1
+    assert ran == [{"num-prompts": 2, "input-len": 9}], "what has been measured is kept"
+    (tmp_path / "out" / "num-prompts=2 input-len=9.json").write_text("{}")
+    assert run(*words) == 0
+
+
+def test_the_plan_of_the_examples_names_flags_and_metrics_that_are_there():
+    plan = sweep.read(str(Path(__file__).parents[2] / "examples" / "sweep.yaml"))
+    words = words_of(plan.flags | plan.combinations[0])
+    assert len(plan.combinations) == 8
+    assert callable(parse([plan.command, *words], print, build))
+    answer = Answer(0, 0, sent=1.0, first=2.0, last=4.0, end=5.0, gaps=[2.0], events=2, finish="stop")
+    assert set(plan.metrics) <= summary.numbers(Outcome(1.0, [answer]), ServeOptions(), {}).keys()
+
+
+def test_a_sweep_runs_the_command_in_a_process(tmp_path):
+    plan = sweep.Plan("nothing", {"a": True}, {"b": [[1, 2]]}, ["m"])
+    assert not sweep.measure(plan, Path(tmp_path), plan.combinations[0])
+    assert words_of({"a": True, "b": [1, 2], "c": {"d": 1}}) == ["--a=true", "--b=[1, 2]", '--c={"d": 1}']
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("grid: {}", "must have command and grid"),
+        ("command: serve\ngrid: {a: 1}", "grid must name flags, each with a list of values"),
+        ("command: startup\ngrid: {a: [1]}", "name the metrics to show; startup has no usual ones"),
+    ],
+)
+def test_a_wrong_plan_is_refused(tmp_path, capsys, text, said):
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(text)
+    assert run("sweep", "--plan", str(plan)) == 2
+    assert said in capsys.readouterr().err
