@@ -20,6 +20,8 @@ from server.bench.output import words_of
 from server.config import Config
 from server.flags import Arguments, Flag, UsageError, all_flags, flag_lines, flags_of, from_file
 
+HERE = "server.bench"
+
 
 @dataclass(frozen=True, slots=True)
 class Command:
@@ -32,19 +34,21 @@ class Command:
 
 
 COMMANDS = {
-    "serve": Command(
-        "load a server over its socket: times, rates, failures", "server.bench.serve", options.ServeOptions
-    ),
+    "serve": Command("load a server over its socket: times, rates, failures", f"{HERE}.serve", options.ServeOptions),
     "throughput": Command(
-        "the engine alone: tokens per second of a crowd", "server.bench.throughput", options.ThroughputOptions, "config"
+        "the engine alone: tokens per second of a crowd", f"{HERE}.throughput", options.ThroughputOptions, "config"
     ),
-    "latency": Command("the engine alone: times of batches", "server.bench.latency", options.LatencyOptions, "config"),
+    "latency": Command("the engine alone: times of batches", f"{HERE}.latency", options.LatencyOptions, "config"),
     "startup": Command(
-        "the server's start by phase, cold and warm", "server.bench.startup", options.StartupOptions, "words"
+        "the server's start by phase, cold and warm", f"{HERE}.startup", options.StartupOptions, "words"
     ),
-    "sweep": Command(
-        "one of these over a grid of flags, resumable, with a plot", "server.bench.sweep", options.SweepOptions
+    "media": Command(
+        "pictures, sounds and films: render, load, first token", f"{HERE}.media", options.MediaBenchOptions, "config"
     ),
+    "attention": Command(
+        "the attention kernel, beside this machine's rates", f"{HERE}.attention", options.AttentionOptions
+    ),
+    "sweep": Command("one of these over a grid of flags, with a plot", f"{HERE}.sweep", options.SweepOptions),
 }
 Say = Callable[[str], None]
 Build = Callable[[dict[str, Any]], Config]
@@ -103,6 +107,6 @@ def main(words: Sequence[str], say: Say, build: Build) -> int:
         return 2
     try:
         return run()
-    except EngineError as error:
+    except (EngineError, ValueError) as error:
         print(f"omniloop: {error}", file=sys.stderr)
         return 1

@@ -97,3 +97,30 @@ class SweepOptions:
 
     plan: str = flag("sweep.yaml", "YAML with command, flags, grid and metrics")
     out: str = flag("sweep", "folder for a JSON file per combination, and sweep.png")
+
+
+@dataclass(frozen=True, slots=True)
+class MediaBenchOptions:
+    """bench media: one item after the other, each another one."""
+
+    image_size: str = flag("1024x1024", "width and height of pictures")
+    image_format: Literal["jpeg", "png"] = flag("jpeg", "their coding")
+    sound_seconds: float = flag(10.0, "length of sounds", low=0.1)
+    film_seconds: float = flag(4.0, "length of films, at 8 pictures a second", low=0.25)
+    film_size: str = flag("640x480", "width and height of films")
+    runs: int = flag(5, "items of each kind that count; medians are shown", low=1)
+    random_seed: int = flag(0, "of the items")
+    json: str = flag("", "file for all numbers")
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionOptions:
+    """bench attention: one call of the kernel, by itself."""
+
+    batch: str = flag("8x1@4096+2x512", "rows as COUNTxQUERIES@CONTEXT, joined by +")
+    heads: int = flag(32, "query heads", low=1)
+    kv_heads: int = flag(8, "heads of keys and values", low=1)
+    head_dim: int = flag(128, "numbers of a head", low=16)
+    dtype: Literal["float32", "bfloat16"] = flag("bfloat16", "of everything; accelerators take bfloat16")
+    device: Literal["auto", "cpu", "cuda"] = flag("auto", "where it runs (cuda: also ROCm)")
+    json: str = flag("", "file for all numbers")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from server.bench import startup, summary, sweep
+from server.bench import attention, startup, summary, sweep
 from server.bench.answer import Answer
 from server.bench.command import main, parse
 from server.bench.options import ServeOptions
@@ -59,6 +59,41 @@ def test_startup_reads_phases_from_the_log(monkeypatch):
     monkeypatch.setattr(startup, "start", lambda words, cache, timeout: next(starts))
     found = startup.measure(startup.StartupOptions(runs=2), [])
     assert found == {"cold_ready_s": 9, "warm_ready_s": 4, "cold_weights_s": 1, "warm_weights_s": 1}
+
+
+def test_media_has_times_for_what_the_model_takes(tmp_path):
+    file = tmp_path / "out.json"
+    asked = ["--image-size", "64x48", "--sound-seconds", "0.5", "--film-seconds", "0.5", "--film-size", "64x48"]
+    flags = ["--num-threads", "1", "--num-gpu-blocks-override", "256", "--max-num-seqs", "2", "--runs", "1"]
+    assert run("media", *asked, *flags, "--json", str(file)) == 0
+    found = json.loads(file.read_text())
+    for kind in ("image", "audio", "video"):
+        assert found[f"{kind}_tokens"] > 0
+        assert found[f"{kind}_load_again_ms"] < found[f"{kind}_load_ms"]
+        assert min(found[f"{kind}_{part}_ms"] for part in ("render", "first_token", "first_token_again")) > 0
+
+
+def test_media_of_a_model_that_reads_text_only_is_refused(capsys):
+    assert run("media", *FLAGS) == 1
+    assert "takes text only" in capsys.readouterr().err
+
+
+def test_attention_is_timed_beside_the_machines_rates(tmp_path):
+    file = tmp_path / "out.json"
+    asked = ["--batch", "2x1@64+1x24", "--heads", "4", "--kv-heads", "2", "--head-dim", "32"]
+    asked += ["--device", "cpu", "--dtype", "float32"]
+    assert run("attention", *asked, "--json", str(file)) == 0
+    found = json.loads(file.read_text())
+    assert (found["rows"], found["queries"]) == (3, 26)
+    assert found["of_floor"] == pytest.approx(found["floor_us"] / found["us"])
+    assert found["torch_over_ours"] == pytest.approx(found["torch_us"] / found["us"])
+
+
+def test_the_grammar_of_a_batch():
+    assert attention.read_batch("2x1@64+24") == [attention.Row(1, 64)] * 2 + [attention.Row(24, 24)]
+    for wrong in ("", "2x", "0x1", "1x8@4", "x"):
+        with pytest.raises(ValueError, match="--batch"):
+            attention.read_batch(wrong)
 
 
 @pytest.mark.full

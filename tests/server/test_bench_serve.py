@@ -192,5 +192,5 @@ def test_commands_and_flags_are_listed(capsys):
         with pytest.raises(SystemExit):
             parse(words, print, build)
         assert said in capsys.readouterr().out
-    with pytest.raises(UsageError, match="bench nothing: must be one of serve, throughput, latency, startup, sweep"):
+    with pytest.raises(UsageError, match="bench nothing: must be one of serve, throughput, latency,"):
         parse(["nothing"], print, build)

@@ -1,0 +1,161 @@
+"""bench attention: the paged attention kernel over a batch in a short grammar, beside this machine's rates and torch's.
+
+Owner: main thread. `8x1@4096+2x512`: eight rows of one query over 4,096 tokens of cache, and two prompts of 512. The
+floor is the larger of the bytes of keys and values at the rate of a copy, and the products at the rate of a product,
+both measured in the same run. The reference is torch's attention over the same rows without pages.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from engine.attention.meta import AttentionMeta
+from engine.kernels.attention.paged import paged_attention
+from engine.kernels.attention.work import empty_list, fill_list, max_parts
+from server.bench.options import AttentionOptions
+from server.bench.output import finish
+
+BLOCK = 16
+ROWS = re.compile(r"(?:(\d+)x)?(\d+)(?:@(\d+))?")
+LEAST_S, LEAST_CALLS, MOST_CALLS = 0.2, 5, 200
+COPIED, SIDE = 1 << 26, {"cpu": 512, "cuda": 8192}  # bytes of the copy, and rows of the product, that tell the rates
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """`queries` tokens, the last ones of `context` in the cache."""
+
+    queries: int
+    context: int
+
+
+def read_batch(text: str) -> list[Row]:
+    """Raises ValueError."""
+    found = []
+    for part in text.split("+"):
+        match = ROWS.fullmatch(part.strip())
+        if match is None:
+            raise ValueError(
+                f"--batch {part!r}: must be rows as 8x1@4096 (8 rows, 1 query, 4096 in the cache) or 2x512"
+            )
+        count, queries, context = int(match[1] or 1), int(match[2]), int(match[3] or match[2])
+        if not count or not queries or context < queries:
+            raise ValueError(f"--batch {part!r}: rows and queries are 1 at least, and the cache holds the queries too")
+        found += [Row(queries, context)] * count
+    return found
+
+
+def run(options: AttentionOptions) -> int:
+    """The command's exit status."""
+    try:
+        rows = read_batch(options.batch)
+        if options.heads % options.kv_heads:
+            raise ValueError(f"--heads {options.heads}: must be a multiple of --kv-heads {options.kv_heads}")
+        device = "cuda" if options.device == "auto" and torch.cuda.is_available() else options.device
+        device = "cpu" if device == "auto" else device
+        if device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("--device cuda: torch sees no accelerator here")
+    except ValueError as error:
+        print(f"omniloop: {error}", file=sys.stderr)
+        return 2
+    with torch.inference_mode():
+        return finish(options, measure(options, rows, device))
+
+
+def measure(options: AttentionOptions, rows: list[Row], device: str) -> dict[str, float]:
+    dtype = torch.bfloat16 if device == "cuda" or options.dtype == "bfloat16" else torch.float32
+    q, k, v, meta = inputs(options, rows, device, dtype)
+    scale = options.head_dim**-0.5
+    took = time_of(lambda: paged_attention(q, k, v, meta, scale), device)
+    copied, multiplied = rates(device, dtype)
+    moved = sum(row.context for row in rows) * options.kv_heads * options.head_dim * 2 * dtype.itemsize
+    pairs = sum(row.queries * row.context - row.queries * (row.queries - 1) / 2 for row in rows)
+    flops = 4 * options.heads * options.head_dim * pairs
+    floor = max(moved / copied, flops / multiplied)
+    found = {
+        "rows": float(len(rows)),
+        "queries": float(sum(row.queries for row in rows)),
+        "us": took * 1e6,
+        "floor_us": floor * 1e6,
+        "of_floor": floor / took,
+        "gigabytes_per_s": moved / took / 1e9,
+        "gigaflops_per_s": flops / took / 1e9,
+        "copy_gigabytes_per_s": copied / 1e9,
+        "product_gigaflops_per_s": multiplied / 1e9,
+    }
+    dense = [dense_row(options, row, device, dtype) for row in rows]
+    reference = time_of(lambda: [call() for call in dense], device)
+    return found | {"torch_us": reference * 1e6, "torch_over_ours": reference / took}
+
+
+def inputs(
+    options: AttentionOptions, rows: list[Row], device: str, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, AttentionMeta]:
+    """Random queries and pages, whose blocks lie in no order."""
+    counts = [-(-row.context // BLOCK) for row in rows]
+    order = torch.randperm(sum(counts)).to(torch.int32)
+    tables = torch.zeros(len(rows), max(counts), dtype=torch.int32)
+    used = 0
+    for at, count in enumerate(counts):
+        tables[at, :count] = order[used : used + count]
+        used += count
+    queries = [row.queries for row in rows]
+    starts = torch.tensor([0, *queries]).cumsum(0).to(torch.int32).to(device)
+    lengths = torch.tensor([row.context for row in rows], dtype=torch.int32).to(device)
+    none = torch.zeros(0, dtype=torch.int64, device=device)
+    meta = AttentionMeta(starts, lengths, tables.to(device), none, decode_only=max(queries) == 1)
+    if device == "cuda":
+        room = max_parts(len(order), BLOCK, len(rows))
+        work = empty_list(len(rows), sum(queries), room, options.heads, options.head_dim, device)
+        fill_list(work, meta, options.heads // options.kv_heads)
+        meta = replace(meta, work=work)
+    shape = (len(order), 2, options.kv_heads, BLOCK, options.head_dim)
+    k, v = torch.randn(shape, device=device, dtype=dtype).unbind(1)
+    return torch.randn(sum(queries), options.heads, options.head_dim, device=device, dtype=dtype), k, v, meta
+
+
+def dense_row(options: AttentionOptions, row: Row, device: str, dtype: torch.dtype) -> Callable[[], torch.Tensor]:
+    """A call of torch's attention over one row."""
+    q = torch.randn(1, options.heads, row.queries, options.head_dim, device=device, dtype=dtype)
+    k, v = torch.randn(2, 1, options.kv_heads, row.context, options.head_dim, device=device, dtype=dtype)
+    mask = torch.ones(row.queries, row.context, dtype=torch.bool, device=device).tril(row.context - row.queries)
+    whole = row.queries == row.context
+    given = {"is_causal": True} if whole else {"attn_mask": mask} if row.queries > 1 else {}
+    return lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True, **given)
+
+
+def rates(device: str, dtype: torch.dtype) -> tuple[float, float]:
+    """(bytes per second of a copy, operations per second of a product) here and now."""
+    source = torch.randn(COPIED // 4, device=device)
+    target = torch.empty_like(source)
+    side = SIDE[device]
+    # Few CPUs multiply bfloat16 themselves, and torch's products in it tell nothing of the kernel's, in float32.
+    a, b = torch.randn(2, side, side, device=device, dtype=torch.float32 if device == "cpu" else dtype)
+    copied = 2 * COPIED / time_of(lambda: target.copy_(source), device)
+    return copied, 2 * side**3 / time_of(lambda: a @ b, device)
+
+
+def time_of(call: Callable[[], object], device: str) -> float:
+    """Median seconds of a call, behind a first one."""
+    call()
+    times: list[float] = []
+    while len(times) < LEAST_CALLS or (len(times) < MOST_CALLS and sum(times) < LEAST_S):
+        if device == "cuda":
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            call()
+            end.record()
+            end.synchronize()
+            times.append(start.elapsed_time(end) * 1e-3)
+        else:
+            begun = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - begun)
+    return statistics.median(times)
