@@ -8,9 +8,7 @@ both measured in the same run. The reference is torch's attention over the same 
 from __future__ import annotations
 
 import re
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -21,11 +19,10 @@ from engine.kernels.attention.paged import paged_attention
 from engine.kernels.attention.work import empty_list, fill_list, max_parts
 from server.bench.options import AttentionOptions
 from server.bench.output import finish
+from server.bench.timing import chosen_device, rates, time_of
 
 BLOCK = 16
 ROWS = re.compile(r"(?:(\d+)x)?(\d+)(?:@(\d+))?")
-LEAST_S, LEAST_CALLS, MOST_CALLS = 0.2, 5, 200
-COPIED, SIDE = 1 << 26, {"cpu": 512, "cuda": 8192}  # bytes of the copy, and rows of the product, that tell the rates
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +55,7 @@ def run(options: AttentionOptions) -> int:
         rows = read_batch(options.batch)
         if options.heads % options.kv_heads:
             raise ValueError(f"--heads {options.heads}: must be a multiple of --kv-heads {options.kv_heads}")
-        device = "cuda" if options.device == "auto" and torch.cuda.is_available() else options.device
-        device = "cpu" if device == "auto" else device
-        if device == "cuda" and not torch.cuda.is_available():
-            raise ValueError("--device cuda: torch sees no accelerator here")
+        device = chosen_device(options.device)
     except ValueError as error:
         print(f"omniloop: {error}", file=sys.stderr)
         return 2
@@ -129,33 +123,3 @@ def dense_row(options: AttentionOptions, row: Row, device: str, dtype: torch.dty
     whole = row.queries == row.context
     given = {"is_causal": True} if whole else {"attn_mask": mask} if row.queries > 1 else {}
     return lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True, **given)
-
-
-def rates(device: str, dtype: torch.dtype) -> tuple[float, float]:
-    """(bytes per second of a copy, operations per second of a product) here and now."""
-    source = torch.randn(COPIED // 4, device=device)
-    target = torch.empty_like(source)
-    side = SIDE[device]
-    # Few CPUs multiply bfloat16 themselves, and torch's products in it tell nothing of the kernel's, in float32.
-    a, b = torch.randn(2, side, side, device=device, dtype=torch.float32 if device == "cpu" else dtype)
-    copied = 2 * COPIED / time_of(lambda: target.copy_(source), device)
-    return copied, 2 * side**3 / time_of(lambda: a @ b, device)
-
-
-def time_of(call: Callable[[], object], device: str) -> float:
-    """Median seconds of a call, behind a first one."""
-    call()
-    times: list[float] = []
-    while len(times) < LEAST_CALLS or (len(times) < MOST_CALLS and sum(times) < LEAST_S):
-        if device == "cuda":
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            call()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end) * 1e-3)
-        else:
-            begun = time.perf_counter()
-            call()
-            times.append(time.perf_counter() - begun)
-    return statistics.median(times)

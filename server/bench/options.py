@@ -124,3 +124,13 @@ class AttentionOptions:
     dtype: Literal["float32", "bfloat16"] = flag("bfloat16", "of everything; accelerators take bfloat16")
     device: Literal["auto", "cpu", "cuda"] = flag("auto", "where it runs (cuda: also ROCm)")
     json: str = flag("", "file for all numbers")
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOptions:
+    """bench sample: one choice of tokens, by itself."""
+
+    rows: tuple[int, ...] = flag((1, 32, 256), "rows of a step", several=True, low=1)
+    vocab: int = flag(151936, "tokens to choose from", low=64)
+    device: Literal["auto", "cpu", "cuda"] = flag("auto", "where it runs (cuda: also ROCm)")
+    json: str = flag("", "file for all numbers")

@@ -6,9 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
-from server.bench import attention, startup, summary, sweep
+from server.bench import attention, sample, startup, summary, sweep
 from server.bench.answer import Answer
 from server.bench.command import main, parse
 from server.bench.options import ServeOptions
@@ -78,6 +79,13 @@ def test_media_of_a_model_that_reads_text_only_is_refused(capsys):
     assert "takes text only" in capsys.readouterr().err
 
 
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    """A test needs a few calls, not a steady median."""
+    monkeypatch.setattr("server.bench.timing.LEAST_S", 0.0)
+    monkeypatch.setattr("server.bench.timing.COPIED", 1 << 20)
+
+
 def test_attention_is_timed_beside_the_machines_rates(tmp_path):
     file = tmp_path / "out.json"
     asked = ["--batch", "2x1@64+1x24", "--heads", "4", "--kv-heads", "2", "--head-dim", "32"]
@@ -87,6 +95,20 @@ def test_attention_is_timed_beside_the_machines_rates(tmp_path):
     assert (found["rows"], found["queries"]) == (3, 26)
     assert found["of_floor"] == pytest.approx(found["floor_us"] / found["us"])
     assert found["torch_over_ours"] == pytest.approx(found["torch_us"] / found["us"])
+
+
+def test_sample_has_times_for_each_kind_beside_torchs(tmp_path):
+    file = tmp_path / "out.json"
+    assert run("sample", "--rows", "2", "--vocab", "320", "--device", "cpu", "--json", str(file)) == 0
+    found = json.loads(file.read_text())
+    for name in sample.KINDS:
+        assert found[f"2_{name}_us"] > 0
+        assert found[f"2_{name}_torch_us"] > 0
+    logits = sample.logits_of(3, 320, "cpu", torch.float32)
+    for kind in sample.KINDS.values():
+        assert sample.reference(kind, logits).flatten().tolist()
+        sample.chooser(kind, logits)()  # a CPU's reference of the kernels
+    assert (sample.reference(sample.Kind(1.0, top_k=1), logits).flatten() == logits.argmax(dim=-1)).all()
 
 
 def test_the_grammar_of_a_batch():
