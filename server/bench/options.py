@@ -134,3 +134,16 @@ class SampleOptions:
     vocab: int = flag(151936, "tokens to choose from", low=64)
     device: Literal["auto", "cpu", "cuda"] = flag("auto", "where it runs (cuda: also ROCm)")
     json: str = flag("", "file for all numbers")
+
+
+@dataclass(frozen=True, slots=True)
+class MoeOptions:
+    """bench moe: one layer of experts, by itself."""
+
+    rows: tuple[int, ...] = flag((1, 32, 256), "rows of a step", several=True, low=1)
+    hidden: int = flag(2048, "hidden size", low=16)
+    width: int = flag(768, "intermediate size of an expert", low=16)
+    experts: int = flag(32, "experts of the layer", low=2)
+    top_k: int = flag(8, "experts of a token", low=1)
+    device: Literal["auto", "cpu", "cuda"] = flag("auto", "where it runs (cuda: also ROCm)")
+    json: str = flag("", "file for all numbers")

@@ -9,7 +9,10 @@ import pytest
 import torch
 from PIL import Image
 
-from server.bench import attention, sample, startup, summary, sweep
+from engine.kernels.activation import Activation
+from engine.kernels.gemm.pack import Placement
+from engine.kernels.moe.pack import pack_experts
+from server.bench import attention, moe, sample, startup, summary, sweep
 from server.bench.answer import Answer
 from server.bench.command import main, parse
 from server.bench.options import ServeOptions
@@ -109,6 +112,25 @@ def test_sample_has_times_for_each_kind_beside_torchs(tmp_path):
         assert sample.reference(kind, logits).flatten().tolist()
         sample.chooser(kind, logits)()  # a CPU's reference of the kernels
     assert (sample.reference(sample.Kind(1.0, top_k=1), logits).flatten() == logits.argmax(dim=-1)).all()
+
+
+def test_moe_times_a_layers_parts_and_its_reference_computes_the_same(tmp_path):
+    file = tmp_path / "out.json"
+    sizes = ["--hidden", "64", "--width", "32", "--experts", "4", "--top-k", "2"]
+    assert run("moe", "--rows", "1,6", *sizes, "--device", "cpu", "--json", str(file)) == 0
+    found = json.loads(file.read_text())
+    assert found["1_experts_touched"] == 2
+    for rows in (1, 6):
+        assert min(found[f"{rows}_{part}_us"] for part in ("route", "products", "sum", "torch_products")) > 0
+    draw = torch.Generator().manual_seed(0)
+    gate_up, down = ([torch.randn(*side, generator=draw) / 8 for _ in range(4)] for side in ((64, 64), (64, 32)))
+    x, chosen = torch.randn(5, 64, generator=draw), torch.tensor([[0, 1], [2, 3], [1, 0], [3, 2], [0, 3]])
+    first = pack_experts(gate_up, None, 4, Placement(torch.float32, "cpu"), gated=True)
+    second = pack_experts(down, None, 4, Placement(torch.float32, "cpu"), gated=False)
+    pairs = first.pairs(chosen)
+    ours = second.of_pairs(first.of_tokens(x, pairs, Activation.SILU), pairs)
+    torch.testing.assert_close(ours.view(5, 2, 64), moe.reference(x, chosen, gate_up, down), atol=1e-4, rtol=1e-4)
+    assert run("moe", "--experts", "4", "--top-k", "5") == 2
 
 
 def test_the_grammar_of_a_batch():

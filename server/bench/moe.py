@@ -1,0 +1,81 @@
+"""bench moe: a layer of experts by rows: route, products and sum, beside this machine's rates and torch's own products.
+
+Owner: main thread. The floor is the larger of the bytes of the experts that the rows chose, at a copy's rate, and their
+products, at a product's. The reference goes through the chosen experts one by one with torch's products.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from engine.kernels.activation import Activation
+from engine.kernels.gemm.pack import Placement
+from engine.kernels.moe.combine import combine
+from engine.kernels.moe.pack import pack_experts, pack_router
+from engine.kernels.moe.route import route
+from engine.model_config import Routing
+from server.bench.options import MoeOptions
+from server.bench.output import finish
+from server.bench.timing import chosen_device, rates, time_of
+
+
+def run(options: MoeOptions) -> int:
+    """The command's exit status."""
+    try:
+        device = chosen_device(options.device)
+        if options.top_k > options.experts:
+            raise ValueError(f"--top-k {options.top_k}: must be at most --experts {options.experts}")
+    except ValueError as error:
+        print(f"omniloop: {error}", file=sys.stderr)
+        return 2
+    with torch.inference_mode():
+        return finish(options, measure(options, device))
+
+
+def measure(options: MoeOptions, device: str) -> dict[str, float]:
+    """Microseconds of the layer's parts, by rows."""
+    hidden, width, count = options.hidden, options.width, options.experts
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    copied, multiplied = rates(device, dtype)
+    placement, routing = Placement(dtype, device), Routing(count, options.top_k, renormalise=True)
+    gate_up = [torch.randn(2 * width, hidden, device=device, dtype=dtype) / hidden**0.5 for _ in range(count)]
+    down = [torch.randn(hidden, width, device=device, dtype=dtype) / width**0.5 for _ in range(count)]
+    router = pack_router(torch.randn(count, hidden, device=device, dtype=dtype) / hidden**0.5, None, placement)
+    first = pack_experts(gate_up, None, count, placement, gated=True)
+    second = pack_experts(down, None, count, placement, gated=False)
+    found = {"copy_gigabytes_per_s": copied / 1e9, "product_gigaflops_per_s": multiplied / 1e9}
+    for rows in options.rows:
+        x = torch.randn(rows, hidden, device=device, dtype=dtype)
+        chosen, given = route(x, router, None, routing)
+
+        def products(x: Tensor = x, chosen: Tensor = chosen) -> Tensor:
+            pairs = first.pairs(chosen)
+            return second.of_pairs(first.of_tokens(x, pairs, Activation.SILU), pairs)
+
+        made, residual = products(), torch.zeros_like(x)
+        touched, values = len(chosen.unique()), 3 * hidden * width
+        floor = max(values * touched * dtype.itemsize / copied, 2 * values * chosen.numel() / multiplied)
+        took = time_of(products, device)
+        found |= {
+            f"{rows}_experts_touched": float(touched),
+            f"{rows}_route_us": time_of(partial(route, x, router, None, routing), device) * 1e6,
+            f"{rows}_products_us": took * 1e6,
+            f"{rows}_products_of_floor": floor / took,
+            f"{rows}_sum_us": time_of(partial(combine, made, given, None, None, residual), device) * 1e6,
+            f"{rows}_torch_products_us": time_of(partial(reference, x, chosen, gate_up, down), device) * 1e6,
+        }
+    return found
+
+
+def reference(x: Tensor, chosen: Tensor, gate_up: list[Tensor], down: list[Tensor]) -> Tensor:
+    """[rows, top_k, hidden]: torch's products, expert by expert."""
+    out = x.new_empty(*chosen.shape, x.shape[1])
+    for expert in chosen.unique().tolist():
+        row, place = (chosen == expert).nonzero(as_tuple=True)
+        gate, up = (x[row] @ gate_up[expert].T).chunk(2, dim=-1)
+        out[row, place] = (torch.nn.functional.silu(gate) * up) @ down[expert].T
+    return out
