@@ -3,8 +3,8 @@
 import { answerInto, requestOf } from "./answer.js";
 import { byId, say } from "./dom.js";
 import { MessageView } from "./message.js";
-import { saveConversation } from "./store.js";
-import { addNode, choose, find, newConversation, pathOf, removeNode, siblingsOf } from "./tree.js";
+import { removeConversation, saveConversation } from "./store.js";
+import { addNode, choose, newConversation, pathOf, removeNode, siblingsOf } from "./tree.js";
 
 export class Chat {
   /** `settings()` and `about()` give what holds now; `changed()` is called when the list of conversations must be renewed. */
@@ -23,6 +23,7 @@ export class Chat {
     });
   }
 
+  /** Shows another conversation, and ends the answer that was being written in this one. */
   open(conversation) {
     this.stop();
     this.conversation = conversation;
@@ -125,16 +126,26 @@ export class Chat {
 
   remove(node) {
     this.stop();
-    removeNode(this.conversation, find(this.conversation, node.id));
+    const { conversation } = this;
+    const { nodes, head } = conversation;
+    removeNode(conversation, node);
     this.keep();
     this.show();
     byId("question").focus();
+    say("Removed", true, () => {
+      conversation.nodes = [...nodes, ...conversation.nodes.filter((later) => !nodes.includes(later))];
+      conversation.head = head;
+      this.keep(conversation);
+      if (conversation === this.conversation) this.show();
+    });
   }
 
+  /** Stores the conversation; an empty one is not stored. */
   async keep(conversation = this.conversation) {
     conversation.updated = Date.now();
     try {
-      await saveConversation(conversation);
+      if (conversation.nodes.length) await saveConversation(conversation);
+      else await removeConversation(conversation.id);
     } catch {
       say("This browser has no room for the conversation; it is gone when the page is closed.", true);
     }

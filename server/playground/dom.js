@@ -48,11 +48,12 @@ export function newId() {
   return Array.from(crypto.getRandomValues(new Uint8Array(8)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-/** Tells a screen reader what happened, and the eye for some seconds where `seen`. */
-export function say(text, seen = false) {
+/** Tells a screen reader what happened, and the eye for some seconds where `seen`; `undo` takes it back. */
+export function say(text, seen = false, undo = null) {
   byId("said").textContent = text;
   if (!seen) return;
   const note = h("div", { class: "note" }, text);
+  if (undo) note.append(h("button", { type: "button", onclick: () => (note.remove(), undo()) }, "Undo"));
   byId("notes").append(note);
   setTimeout(() => note.remove(), 6000);
 }

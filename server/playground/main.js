@@ -20,7 +20,7 @@ let about = null;
 let settings = null;
 
 const panel = new Panel();
-const sidebar = new Sidebar(() => chat.conversation.id, open, begin);
+const sidebar = new Sidebar(() => chat.conversation.id, open, drop);
 const chat = new Chat(
   () => settings.values,
   () => about,
@@ -49,6 +49,12 @@ function begin() {
   sidebar.show();
   close("with-sidebar");
   byId("question").focus();
+}
+
+/** Forgets the open conversation; an answer that is still being written is not stored behind it. */
+function drop() {
+  chat.conversation.nodes = [];
+  begin();
 }
 
 /** On a telephone a drawer closes when it has done its work. */
@@ -168,6 +174,8 @@ document.addEventListener("keydown", (event) => {
   } else if (event.key === "/" && !/^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName))
     (event.preventDefault(), byId("question").focus());
 });
+
+window.addEventListener("pagehide", () => chat.keep()); // with what an unfinished answer has so far
 
 if (window.matchMedia("(min-width: 60rem)").matches) setDrawer("with-sidebar", true);
 meet();

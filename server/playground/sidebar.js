@@ -10,11 +10,11 @@ import {
 } from "./store.js";
 
 export class Sidebar {
-  /** `current()` is the open conversation's id; `open(conversation)` shows another; `begin()` a new one. */
-  constructor(current, open, begin) {
+  /** `current()` is the open conversation's id; `open(conversation)` shows another; `drop()` forgets the open one. */
+  constructor(current, open, drop) {
     this.current = current;
     this.open = open;
-    this.begin = begin;
+    this.drop = drop;
     byId("search").addEventListener("input", () => this.show());
     byId("export").addEventListener("click", () => this.save());
     byId("import").addEventListener("click", () => byId("imported").click());
@@ -81,10 +81,14 @@ export class Sidebar {
   }
 
   async remove(entry) {
+    const conversation = await loadConversation(entry.id);
     await removeConversation(entry.id);
-    say(`${entry.title} is removed`);
-    if (entry.id === this.current()) this.begin();
+    if (entry.id === this.current()) this.drop();
     this.show();
+    say(`${entry.title} is removed`, true, async () => {
+      await saveConversation(conversation);
+      this.show();
+    });
   }
 
   async save() {

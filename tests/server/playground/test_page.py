@@ -117,6 +117,23 @@ def test_an_edited_question_is_another_version_and_a_reload_keeps_both(page):
     assert words(answer(page)) == "5"
 
 
+def test_what_is_removed_comes_back_by_undo_and_does_not_by_an_answer(page):
+    ask(page, "What is 2 + 3?")
+    answer(page).get_by_role("button", name="Remove the message").click()
+    page.get_by_role("article", name="Answer").wait_for(state="detached")
+    page.get_by_role("button", name="Undo").click()
+    assert words(answer(page)) == "5"
+    setting(page, "More fields of the request", ENDLESS)
+    ask(page, "Count from 3 to 7.")
+    page.get_by_role("article", name="Answer").nth(1).locator(".numbers", has_text="tokens/s").wait_for()
+    page.locator("#conversations li").hover()
+    page.get_by_role("button", name="Remove What is 2 + 3?").click()
+    page.locator("#conversations li").wait_for(state="detached")
+    page.reload()
+    page.get_by_text("Conversations stay in this browser.").wait_for()
+    assert page.locator("#conversations li").count() == 0
+
+
 def test_a_schema_is_kept_to_and_probabilities_are_told(page):
     setting(page, "JSON Schema", json.dumps({"enum": ["left", "right"]}))
     page.get_by_label("Record the tokens' probabilities").check()
