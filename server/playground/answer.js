@@ -1,14 +1,15 @@
 // From messages to a request, and from a stream of chunks to a node: words, thinking, calls, probabilities, numbers.
 
 import { stream } from "./api.js";
-import { partOf } from "./media.js";
+import { blobOf, partOf } from "./media.js";
 
-/** {route, body} of a request for this path of nodes: a conversation, or for a model without a chat template a text. */
+/** {route, body} of a request for this path: a conversation, a text for models without a chat template, or a sound. */
 export function requestOf(path, settings, about) {
   const body = { model: settings.model && about.models.includes(settings.model) ? settings.model : about.models[0] };
   for (const name of NUMBERS) if (typeof settings[name] === "number") body[name] = settings[name];
   if (settings.stop?.length) body.stop = settings.stop;
-  if (!about.chats) {
+  if (about.task === "transcription") return { route: "v1/audio/transcriptions", body: formOf(path, body) };
+  if (about.task === "completion") {
     const prompt = path.map((node) => node.text).join("");
     return {
       route: "v1/completions",
@@ -27,6 +28,18 @@ export function requestOf(path, settings, about) {
   if (about.thinking_switch && settings.thinking !== undefined)
     body.chat_template_kwargs = { enable_thinking: settings.thinking };
   return { route: "v1/chat/completions", body: { ...body, ...settings.extra } };
+}
+
+/** The last sound as an upload, for models that do nothing but hear. */
+function formOf(path, body) {
+  const sound = path.flatMap((node) => node.files).findLast((file) => file.kind === "audio");
+  if (!sound) throw new Error("This model writes down what it hears: attach or record a sound.");
+  const form = new FormData();
+  form.append("file", blobOf(sound), sound.name);
+  for (const [name, value] of Object.entries({ model: body.model, temperature: body.temperature })) {
+    if (value !== undefined) form.append(name, value);
+  }
+  return form;
 }
 
 const CONTINUED = 256; // tokens by which a text is continued, where nothing else is asked for
@@ -99,7 +112,7 @@ function take(node, chunk, clock) {
   if (choice?.logprobs?.content) (node.tokens ??= []).push(...choice.logprobs.content.map(tokenOf));
   if (choice?.finish_reason) node.finish = choice.finish_reason;
   if (chunk.usage) {
-    numbers.tokens = chunk.usage.completion_tokens;
+    numbers.tokens = chunk.usage.completion_tokens ?? numbers.tokens;
     numbers.prompt = chunk.usage.prompt_tokens;
     numbers.cached = chunk.usage.prompt_tokens_details?.cached_tokens ?? 0;
   }

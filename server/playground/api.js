@@ -52,8 +52,9 @@ export const getText = async (path, signal) => (await call(path, { signal })).te
 export async function* stream(route, body, signal) {
   const reply = await call(route, {
     method: "POST",
-    headers: { "content-type": "application/json" },
-    body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),
+    ...(body instanceof FormData
+      ? uploaded(body)
+      : sent({ ...body, stream: true, stream_options: { include_usage: true } })),
     signal,
   });
   for await (const data of events(reply.body)) {
@@ -62,6 +63,14 @@ export async function* stream(route, body, signal) {
     if (chunk.error) throw new Refusal(chunk.error.code, chunk.error.message);
     yield chunk;
   }
+}
+
+const sent = (body) => ({ headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
+
+/** A form; the browser names its boundary. */
+function uploaded(form) {
+  form.append("stream", "true");
+  return { body: form };
 }
 
 /** The `data:` lines of an event stream. */

@@ -91,7 +91,13 @@ export class Chat {
   async answer(parent) {
     this.stop();
     this.conversation.head = parent;
-    const request = requestOf(pathOf(this.conversation), this.settings(), this.about());
+    let request;
+    try {
+      request = requestOf(pathOf(this.conversation), this.settings(), this.about());
+    } catch (error) {
+      this.show();
+      return say(error.message, true);
+    }
     const node = addNode(this.conversation, parent, { role: "assistant" });
     const { conversation } = this;
     const running = (this.running = new AbortController());

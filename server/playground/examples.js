@@ -26,7 +26,9 @@ const CONTINUED = [
 
 /** Those that the model takes. */
 export function examplesFor(about) {
-  if (!about.chats) return CONTINUED;
+  if (about.task === "completion") return CONTINUED;
+  if (about.task === "transcription")
+    return [{ words: "", label: "Write down a spoken word", file: "word-stop.ogg", kind: "audio" }];
   return (about.embedded ? EMBEDDED : ANY).filter(
     (example) => !example.kind || about.modalities.includes(example.kind),
   );

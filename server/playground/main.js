@@ -16,6 +16,12 @@ const OPEN = "omniloop.open"; // the conversation that this tab shows
 const THEME = "omniloop.theme";
 const DRAWINGS = { text: "file", image: "picture", audio: "microphone", video: "film" };
 
+const WELCOMES = {
+  chat: ({ models, modalities }) => `${models[0]} takes ${listed(modalities)}.`,
+  completion: ({ models }) => `${models[0]} has no chat template: it continues the text that you write.`,
+  transcription: ({ models }) => `${models[0]} writes down what it hears: attach or record a sound.`,
+};
+
 let about = null;
 let settings = null;
 
@@ -84,9 +90,7 @@ function greet() {
   document.title = `${about.models[0]} · omniloop`;
   byId("welcome-words").textContent = about.embedded
     ? "This small model comes with the server. It sees, hears and watches a little: try it, then start the server with a model of your own."
-    : about.chats
-      ? `${about.models[0]} takes ${listed(about.modalities)}.`
-      : `${about.models[0]} has no chat template: it continues the text that you write.`;
+    : WELCOMES[about.task](about);
   byId("examples").replaceChildren(...examplesFor(about).map(exampleButton));
   byId("version").textContent = `omniloop ${about.version}`;
 }
@@ -103,7 +107,7 @@ function exampleButton(example) {
     "button",
     { type: "button", class: "example", onclick },
     icon(DRAWINGS[example.kind ?? "text"]),
-    h("span", {}, example.words),
+    h("span", {}, example.label ?? example.words),
   );
 }
 

@@ -149,6 +149,12 @@ export function wavOf(samples) {
   return new Blob([bytes.buffer], { type: "audio/wav" });
 }
 
+/** The bytes of an attachment. */
+export function blobOf(file) {
+  const text = atob(file.url.slice(file.url.indexOf(",") + 1));
+  return new Blob([Uint8Array.from(text, (letter) => letter.charCodeAt(0))], { type: file.mime });
+}
+
 /** The attachment as a part of a message's content. */
 export function partOf(file) {
   if (file.kind === "image") return { type: "image_url", image_url: { url: file.url } };

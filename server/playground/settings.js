@@ -33,12 +33,14 @@ export class Settings {
     fill(
       byId("settings"),
       about.models.length > 1 && this.models(about.models),
-      about.chats && this.area("system", "System prompt", 3, (text) => text),
+      about.task === "chat" && this.area("system", "System prompt", 3, (text) => text),
       ...[...SLIDERS, ...FIELDS].map((field) => this.number(...field)),
       this.area("stop", "Stop strings, one per line", 2, (text) => text.split("\n").filter(Boolean)),
       about.thinking_switch && this.thinking(),
-      about.chats && about.max_logprobs !== 0 && this.check("logprobs", "Record the tokens' probabilities"),
-      about.chats && about.structured_outputs && this.area("schema", "JSON Schema that answers match", 5, object),
+      about.task === "chat" && about.max_logprobs !== 0 && this.check("logprobs", "Record the tokens' probabilities"),
+      about.task === "chat" &&
+        about.structured_outputs &&
+        this.area("schema", "JSON Schema that answers match", 5, object),
       about.tool_calls && this.area("tools", "Tools (a JSON list, as in the API)", 4, list),
       this.area("extra", "More fields of the request (JSON)", 2, object),
       h("button", { type: "button", onclick: () => this.reset() }, "Back to the model's own settings"),

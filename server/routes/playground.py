@@ -108,13 +108,17 @@ def facts(state: AppState) -> dict[str, Any]:
     """What fits the model: the page shows no control that the server would refuse."""
     model, renderer = state.engine.model, state.renderer
     chats = state.tokenizer.chat_format is not None or renderer.template is not None
+    if state.whisper is not None:
+        task, modalities = "transcription", ["audio"]
+    else:
+        task, modalities = ("chat", list(model.modalities)) if chats else ("completion", ["text"])
     return {
         "version": __version__,
         "models": list(state.names),
         "family": family_of(model.architecture).name,
         "embedded": state.folder == str(EMBEDDED),
-        "chats": chats,  # else it continues texts
-        "modalities": list(model.modalities) if chats else ["text"],
+        "task": task,  # what the page asks for
+        "modalities": modalities,
         "max_model_len": state.engine.max_model_len,
         "max_request_bytes": state.config.limits.max_request_bytes,
         "max_logprobs": state.config.limits.max_logprobs,

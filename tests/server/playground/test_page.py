@@ -189,7 +189,7 @@ def test_thinking_is_folded_and_a_call_gets_its_result(page):
 
 def test_a_model_without_a_chat_template_continues_texts(page):
     def without(route: Any) -> None:
-        route.fulfill(json={**route.fetch().json(), "chats": False, "modalities": ["text"], "embedded": False})
+        route.fulfill(json={**route.fetch().json(), "task": "completion", "modalities": ["text"], "embedded": False})
 
     page.route("**/about", without)
     page.reload()
@@ -198,6 +198,24 @@ def test_a_model_without_a_chat_template_continues_texts(page):
         ask(page, "The days of the week are")
     assert asked.value.post_data_json["prompt"] == "The days of the week are"
     assert words(answer(page))
+
+
+def test_a_model_that_only_hears_gets_the_sound_as_an_upload(page):
+    def hearing(route: Any) -> None:
+        route.fulfill(
+            json={**route.fetch().json(), "task": "transcription", "modalities": ["audio"], "embedded": False}
+        )
+
+    page.route("**/about", hearing)
+    page.reload()
+    ask(page, "Which digits do you hear?")
+    page.get_by_text("attach or record a sound.").nth(1).wait_for()
+    page.locator("#chosen").set_input_files(MEDIA / "sound.wav")
+    page.get_by_role("button", name="Remove sound.wav").wait_for()
+    with page.expect_response("**/v1/audio/transcriptions") as heard:
+        page.keyboard.press("Enter")
+    assert heard.value.status == 200
+    assert "3" in words(answer(page))
 
 
 def test_a_server_with_a_key_asks_for_it(browser, url):

@@ -57,7 +57,7 @@ async def test_about_tells_what_fits_the_model(client, tiny_client):
     assert facts["embedded"] is True
     assert facts["defaults"] == {"temperature": 0.0}
     assert facts["max_model_len"] == client.state.engine.max_model_len
-    assert facts["chats"] is True
+    assert facts["task"] == "chat"
     assert (await tiny_client.get("/about")).json()["modalities"] == ["text"]
 
 
