@@ -8,6 +8,8 @@ export function requestOf(path, settings, about) {
   const body = { model: settings.model && about.models.includes(settings.model) ? settings.model : about.models[0] };
   for (const name of NUMBERS) if (typeof settings[name] === "number") body[name] = settings[name];
   if (settings.stop?.length) body.stop = settings.stop;
+  if (about.task === "pooling")
+    throw new Error("This model writes nothing: it makes vectors and scores (/v1/embeddings, /rerank).");
   if (about.task === "transcription") return { route: "v1/audio/transcriptions", body: formOf(path, body) };
   if (about.task === "completion") {
     const prompt = path.map((node) => node.text).join("");

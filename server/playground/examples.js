@@ -26,6 +26,7 @@ const CONTINUED = [
 
 /** Those that the model takes. */
 export function examplesFor(about) {
+  if (about.task === "pooling") return [];
   if (about.task === "completion") return CONTINUED;
   if (about.task === "transcription")
     return [{ words: "", label: "Write down a spoken word", file: "word-stop.ogg", kind: "audio" }];

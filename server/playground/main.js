@@ -19,6 +19,7 @@ const DRAWINGS = { text: "file", image: "picture", audio: "microphone", video: "
 const WELCOMES = {
   chat: ({ models, modalities }) => `${models[0]} takes ${listed(modalities)}.`,
   completion: ({ models }) => `${models[0]} has no chat template: it continues the text that you write.`,
+  pooling: ({ models }) => `${models[0]} makes vectors and scores for programs; there is nothing to talk about.`,
   transcription: ({ models }) => `${models[0]} writes down what it hears: attach or record a sound.`,
 };
 

@@ -107,15 +107,12 @@ async def about(request: Request) -> Response:
 def facts(state: AppState) -> dict[str, Any]:
     """What fits the model: the page shows no control that the server would refuse."""
     model, renderer = state.engine.model, state.renderer
-    chats = state.tokenizer.chat_format is not None or renderer.template is not None
-    if state.whisper is not None:
-        task, modalities = "transcription", ["audio"]
-    else:
-        task, modalities = ("chat", list(model.modalities)) if chats else ("completion", ["text"])
+    task = task_of(state)
+    modalities = {"chat": list(model.modalities), "transcription": ["audio"]}.get(task, ["text"])
     return {
         "version": __version__,
         "models": list(state.names),
-        "family": family_of(model.architecture).name,
+        "family": family_of(model.architecture, model.implementation).name,
         "embedded": state.folder == str(EMBEDDED),
         "task": task,  # what the page asks for
         "modalities": modalities,
@@ -123,10 +120,20 @@ def facts(state: AppState) -> dict[str, Any]:
         "max_request_bytes": state.config.limits.max_request_bytes,
         "max_logprobs": state.config.limits.max_logprobs,
         "structured_outputs": state.grammars is not None,
-        "tool_calls": chats and state.parsers.tools_name != "none",
+        "tool_calls": task == "chat" and state.parsers.tools_name != "none",
         "thinking_switch": any("enable_thinking" in template.source for template in renderer.templates.values()),
         "defaults": state.defaults,
     }
+
+
+def task_of(state: AppState) -> str:
+    """What the page can ask the model for."""
+    if state.engine.limits.pools:
+        return "pooling"
+    if state.whisper is not None:
+        return "transcription"
+    chats = state.tokenizer.chat_format is not None or state.renderer.template is not None
+    return "chat" if chats else "completion"
 
 
 ROUTES = [

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
+from types import SimpleNamespace
 
 import pytest
 
-from server.routes.playground import FOLDER, TYPES, pages
+from server.routes.playground import FOLDER, TYPES, facts, pages, task_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 SOURCES = sorted(path for path in FOLDER.iterdir() if path.suffix in (".js", ".css", ".html", ".svg"))
@@ -59,6 +61,21 @@ async def test_about_tells_what_fits_the_model(client, tiny_client):
     assert facts["max_model_len"] == client.state.engine.max_model_len
     assert facts["task"] == "chat"
     assert (await tiny_client.get("/about")).json()["modalities"] == ["text"]
+
+
+async def test_the_task_is_what_the_model_can_do(client, monkeypatch):
+    state = client.state
+    assert task_of(state) == "chat"
+    monkeypatch.setattr(state, "renderer", SimpleNamespace(template=None, templates={}))
+    assert task_of(state) == "completion"
+    monkeypatch.setattr(state, "whisper", object())
+    assert facts(state)["modalities"] == ["audio"]
+    foreign = dataclasses.replace(state.engine.model, architecture="ForeignForCausalLM", implementation="transformers")
+    monkeypatch.setattr(state.engine, "model", foreign)
+    assert facts(state)["family"]
+    limits = SimpleNamespace(pools=True)
+    monkeypatch.setattr(state, "engine", SimpleNamespace(limits=limits))
+    assert task_of(state) == "pooling"
 
 
 async def test_without_the_page_the_root_tells_name_and_version(serve):
