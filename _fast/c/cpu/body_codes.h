@@ -1,5 +1,5 @@
 /* The product of rows with one panel of codes: a run of columns is widened to floats, then the tiles of body_linear.h
- * multiply by it.
+ * multiply by it; for one row it is widened in registers.
  *
  * A value is (code's value - zero) * (scale * row scale), in float32, whatever the number of rows; the length of a run
  * changes no bit, since the chains of sums survive a trip through memory. With few rows the run is short and stays in
@@ -43,46 +43,93 @@ INLINE v16 c_high(v16 table, v16 codes) {
 #endif
 
 INLINE vi c_widen(const int8_t *p) {
+#if defined(VEC_AVX512)
+    return (vi)_mm512_cvtepi8_epi32(c_load(p));
+#elif defined(VEC_AVX2)
+    return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p));
+#else
     vc bytes;
     memcpy(&bytes, p, sizeof bytes);
     return __builtin_convertvector(bytes, vi);
+#endif
 }
 
-/* A sign, four bits of exponent and three of mantissa into the same places of a float32, then 2^120: exact. */
-INLINE vf e4m3_widen(const int8_t *p) {
-    vi code = c_widen(p);
-    return (vf)((code & (int32_t)0x80000000) | ((code & 0x7f) << 20)) * v_set(0x1p120f);
+/* What a column's codes of four bits look up, 16 values in each of four registers. */
+struct column {
+    v16 part[4];
+};
+
+INLINE struct column look_up(const int8_t *codes, v16 table) {
+    const v16 first = c_load(codes), second = c_load(codes + 16);
+    return (struct column){{c_low(table, first), c_low(table, second), c_high(table, first), c_high(table, second)}};
 }
 
-/* `columns` columns of a panel that share scale[64] and zero[64]. */
-INLINE void widen_run(const struct linear *call, const int8_t *codes, long columns, const float *scale,
-                      const int32_t *zero, float *out, int form, int has_zero) {
-    const long stride = form == FOUR_BITS ? PANEL / 2 : PANEL;
-    v16 table;
-    if (form == FOUR_BITS) table = c_load(call->table);
-    for (long k = 0; k < columns; k++, codes += stride, out += PANEL) {
-        int8_t looked_up[PANEL];
-        const int8_t *values = codes;
-        __builtin_prefetch(codes + 2048);
-        if (form == FOUR_BITS) {
-            const v16 first = c_load(codes), second = c_load(codes + 16);
-            c_store(looked_up, c_low(table, first)), c_store(looked_up + 16, c_low(table, second));
-            c_store(looked_up + 32, c_high(table, first)), c_store(looked_up + 48, c_high(table, second));
-            values = looked_up;
+/* Vector `number` of a column's values. */
+INLINE vi column_values(const struct column *four, const int8_t *codes, int number, int form) {
+    if (form != FOUR_BITS) return c_widen(codes + number * W);
+#if defined(VEC_AVX512)
+    return (vi)_mm512_cvtepi8_epi32(four->part[number]);
+#elif defined(VEC_AVX2)
+    const v16 both = four->part[number / 2];
+    return (vi)_mm256_cvtepi8_epi32(number % 2 ? _mm_unpackhi_epi64(both, both) : both);
+#else
+    int8_t room[16];
+    c_store(room, four->part[number * W / 16]);
+    return c_widen(room + number * W % 16);
+#endif
+}
+
+/* W weights: a sign, four bits of exponent and three of mantissa of E4M3 go into the same places of a float32, and 2^120
+ * is exact. */
+INLINE vf weights_of(vi code, const int32_t *zero, const float *scale, int form, int has_zero) {
+    vf value;
+    if (form == E4M3) {
+        value = (vf)((code & (int32_t)0x80000000) | ((code & 0x7f) << 20)) * v_set(0x1p120f);
+    } else {
+        if (has_zero) {
+            vi shift;
+            memcpy(&shift, zero, sizeof shift);
+            code -= shift;
         }
+        value = __builtin_convertvector(code, vf);
+    }
+    return value * v_load(scale);
+}
+
+/* `columns` columns of a panel that share scale[64] and zero[64]: to out [columns, 64]; or, where x is given, times x
+ * and added to sums [64], by the same arithmetic as a tile's. */
+INLINE void widen_run(const struct linear *call, const int8_t *codes, long columns, const float *scale,
+                      const int32_t *zero, const float *x, float *out, int form, int has_zero) {
+    const long stride = form == FOUR_BITS ? PANEL / 2 : PANEL;
+    const v16 table = c_load(form == FOUR_BITS ? call->table : (const int8_t *)scale); /* read for four bits only */
+    struct column four = {{table, table, table, table}};
+    if (x == NULL) {
+        for (long k = 0; k < columns; k++, codes += stride, out += PANEL) {
+            __builtin_prefetch(codes + 2048);
+            if (form == FOUR_BITS) four = look_up(codes, table);
 #pragma GCC unroll 16
-        for (int i = 0; i < PANEL; i += W) {
-            vf value;
-            if (form == E4M3) {
-                value = e4m3_widen(values + i);
-            } else {
-                vi whole = c_widen(values + i), shift;
-                if (has_zero) memcpy(&shift, zero + i, sizeof shift), whole -= shift;
-                value = __builtin_convertvector(whole, vf);
+            for (int i = 0; i < PANEL / W; i++) {
+                const vi values = column_values(&four, codes, i, form);
+                v_store(out + i * W, weights_of(values, zero + i * W, scale + i * W, form, has_zero));
             }
-            v_store(out + i, value * v_load(scale + i));
+        }
+        return;
+    }
+    vf sum[PANEL / W];
+#pragma GCC unroll 16
+    for (int i = 0; i < PANEL / W; i++) sum[i] = v_load(out + i * W);
+    for (long k = 0; k < columns; k++, codes += stride) {
+        const vf a = v_set(x[k]);
+        __builtin_prefetch(codes + 2048);
+        if (form == FOUR_BITS) four = look_up(codes, table);
+#pragma GCC unroll 16
+        for (int i = 0; i < PANEL / W; i++) {
+            const vi values = column_values(&four, codes, i, form);
+            sum[i] = v_fma(a, weights_of(values, zero + i * W, scale + i * W, form, has_zero), sum[i]);
         }
     }
+#pragma GCC unroll 16
+    for (int i = 0; i < PANEL / W; i++) v_store(out + i * W, sum[i]);
 }
 
 /* Scales and zeros of one group of a panel. */
@@ -99,23 +146,27 @@ static void load_group(const struct linear *call, long panel, long group, float 
         for (int i = 0; i < PANEL; i++) zero[i] = call->zeros[first + i];
 }
 
-/* Columns k .. k + depth of a panel, to out [depth, 64]. */
-static void widen_codes(const struct linear *call, long panel, long k, long depth, float *out) {
+/* Columns k .. k + depth of a panel, to out [depth, 64]; or, where x is given, times x [depth], added to out [64]. */
+static void widen_codes(const struct linear *call, long panel, long k, long depth, const float *x, float *out) {
     const long stride = call->form == FOUR_BITS ? PANEL / 2 : PANEL;
     const int8_t *codes = (const int8_t *)call->panels + (panel * call->depth + k) * stride;
+    const int has_zero = call->zeros != NULL;
     for (long done = 0, end; done < depth; done = end) {
         float scale[PANEL];
         int32_t zero[PANEL];
-        const long group = (k + done) / call->group;
-        end = (group + 1) * call->group - k < depth ? (group + 1) * call->group - k : depth;
+        const long group = (k + done) / call->group, last = (group + 1) * call->group - k;
+        end = last < depth ? last : depth;
         load_group(call, panel, group, scale, zero);
         const int8_t *from = codes + done * stride;
-        float *to = out + done * PANEL;
-        if (call->form == E4M3) widen_run(call, from, end - done, scale, zero, to, E4M3, 0);
-        else if (call->form == INT8 && call->zeros != NULL) widen_run(call, from, end - done, scale, zero, to, INT8, 1);
-        else if (call->form == INT8) widen_run(call, from, end - done, scale, zero, to, INT8, 0);
-        else if (call->zeros != NULL) widen_run(call, from, end - done, scale, zero, to, FOUR_BITS, 1);
-        else widen_run(call, from, end - done, scale, zero, to, FOUR_BITS, 0);
+        const float *by = x == NULL ? NULL : x + done;
+        float *to = x == NULL ? out + done * PANEL : out;
+#define RUN(form, has_zero) widen_run(call, from, end - done, scale, zero, by, to, form, has_zero)
+        if (call->form == E4M3) RUN(E4M3, 0);
+        else if (call->form == INT8 && has_zero) RUN(INT8, 1);
+        else if (call->form == INT8) RUN(INT8, 0);
+        else if (has_zero) RUN(FOUR_BITS, 1);
+        else RUN(FOUR_BITS, 0);
+#undef RUN
     }
 }
 
@@ -145,15 +196,16 @@ static void linear_codes(const struct linear *call, long panel, long row_begin, 
     _Alignas(64) float sums[ROW_BLOCK * PANEL];
     _Alignas(64) float wide[K_BLOCK * PANEL];
     int32_t totals[ROW_BLOCK * PANEL];
-    const long rows = row_end - row_begin, run = rows <= TILE ? SHORT_RUN : K_BLOCK;
+    const long rows = row_end - row_begin, run = rows > 1 && rows <= TILE ? SHORT_RUN : K_BLOCK;
     const int exact = call->x_scales != NULL;
     memset(sums, 0, (size_t)(rows * PANEL) * sizeof(float));
     if (exact) memset(totals, 0, (size_t)(rows * PANEL) * sizeof(int32_t));
     for (long k = 0; k < call->depth; k += run) {
         const long depth = call->depth - k < run ? call->depth - k : run;
         const float *x = call->x + k / K_BLOCK * call->rows * X_STRIDE + k % K_BLOCK;
-        widen_codes(call, panel, k, depth, wide);
-        for (long row = row_begin, height; row < row_end; row += height) {
+        if (rows == 1) widen_codes(call, panel, k, depth, x + row_begin * X_STRIDE, sums);
+        else widen_codes(call, panel, k, depth, NULL, wide);
+        for (long row = row_begin, height; rows > 1 && row < row_end; row += height) {
             height = tile_height(row_end - row);
             TILES[0][height - 1](x + row * X_STRIDE, wide, PANEL, PANEL, depth, sums + (row - row_begin) * PANEL,
                                  (const char *)wide);
