@@ -1,4 +1,5 @@
-FOUR_BITS: int
+INT4: int
+E2M1: int
 INT8: int
 E4M3: int
 RMS_NORM: int
@@ -36,7 +37,6 @@ def coded_linear(
     panels: int,
     bias: int,
     residual: int,
-    table: int,
     scales: int,
     row_scales: int,
     zeros: int,

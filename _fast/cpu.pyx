@@ -15,7 +15,8 @@ cdef extern from "pool.h" nogil:
     void memory_huge(void *start, size_t bytes)
 
 cdef extern from "kernels.h" nogil:
-    int C_FOUR_BITS "FOUR_BITS"
+    int C_INT4 "INT4"
+    int C_E2M1 "E2M1"
     int C_INT8 "INT8"
     int C_E4M3 "E4M3"
 
@@ -34,7 +35,6 @@ cdef extern from "kernels.h" nogil:
         int gated
         int activation
         int form
-        const int8_t *table
         const void *scales
         const float *row_scales
         const int8_t *zeros
@@ -137,7 +137,8 @@ cdef extern from "ops.h" nogil:
     void op_qkv(const qkv_call *call)
     int op_attention(const attention_call *call)
 
-FOUR_BITS = C_FOUR_BITS
+INT4 = C_INT4
+E2M1 = C_E2M1
 INT8 = C_INT8
 E4M3 = C_E4M3
 RMS_NORM = C_RMS_NORM
@@ -209,11 +210,11 @@ def linear(
 
 def coded_linear(
     uintptr_t out, uintptr_t x, uintptr_t panels, uintptr_t bias, uintptr_t residual,
-    uintptr_t table, uintptr_t scales, uintptr_t row_scales, uintptr_t zeros, uintptr_t x_scales,
+    uintptr_t scales, uintptr_t row_scales, uintptr_t zeros, uintptr_t x_scales,
     long rows, long depth, long columns, long group, long x_stride, long out_stride, long residual_stride,
     int form, bint scales_bf16, bint x_bf16, bint out_bf16, bint gated, int activation,
 ):
-    """`linear` by a matrix of codes: FOUR_BITS, INT8 or E4M3. With x_scales, x are integers and sums are exact."""
+    """`linear` by a matrix of codes: INT4, E2M1, INT8 or E4M3. With x_scales, x are integers and sums are exact."""
     cdef linear_call call
     cdef int failed
     memset(&call, 0, sizeof(call))
@@ -230,7 +231,6 @@ def coded_linear(
     call.gated = gated
     call.activation = activation
     call.form = form
-    call.table = <const int8_t *> table
     call.scales = <const void *> scales
     call.row_scales = <const float *> row_scales
     call.zeros = <const int8_t *> zeros

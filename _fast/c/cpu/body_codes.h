@@ -8,43 +8,9 @@
 
 enum { SHORT_RUN = 32 }; /* columns that are widened at a time for the rows of one tile */
 
-#if defined(VEC_AVX512) || defined(VEC_AVX2)
-typedef __m128i v16;
-INLINE v16 c_load(const void *p) { return _mm_loadu_si128((const __m128i *)p); }
-INLINE void c_store(int8_t *p, v16 v) { _mm_storeu_si128((__m128i *)p, v); }
-INLINE v16 c_low(v16 table, v16 codes) { return _mm_shuffle_epi8(table, _mm_and_si128(codes, _mm_set1_epi8(15))); }
-INLINE v16 c_high(v16 table, v16 codes) { return c_low(table, _mm_srli_epi16(codes, 4)); }
-#elif defined(__aarch64__)
-typedef int8x16_t v16;
-INLINE v16 c_load(const void *p) { return vld1q_s8((const int8_t *)p); }
-INLINE void c_store(int8_t *p, v16 v) { vst1q_s8(p, v); }
-INLINE v16 c_low(v16 table, v16 codes) {
-    return vqtbl1q_s8(table, vandq_u8(vreinterpretq_u8_s8(codes), vdupq_n_u8(15)));
-}
-INLINE v16 c_high(v16 table, v16 codes) { return vqtbl1q_s8(table, vshrq_n_u8(vreinterpretq_u8_s8(codes), 4)); }
-#else
-typedef struct {
-    int8_t lane[16];
-} v16;
-INLINE v16 c_load(const void *p) {
-    v16 v;
-    memcpy(&v, p, sizeof v);
-    return v;
-}
-INLINE void c_store(int8_t *p, v16 v) { memcpy(p, &v, sizeof v); }
-INLINE v16 c_low(v16 table, v16 codes) {
-    for (int i = 0; i < 16; i++) codes.lane[i] = table.lane[codes.lane[i] & 15];
-    return codes;
-}
-INLINE v16 c_high(v16 table, v16 codes) {
-    for (int i = 0; i < 16; i++) codes.lane[i] = table.lane[(uint8_t)codes.lane[i] >> 4];
-    return codes;
-}
-#endif
-
 INLINE vi c_widen(const int8_t *p) {
 #if defined(VEC_AVX512)
-    return (vi)_mm512_cvtepi8_epi32(c_load(p));
+    return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p));
 #elif defined(VEC_AVX2)
     return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p));
 #else
@@ -54,64 +20,61 @@ INLINE vi c_widen(const int8_t *p) {
 #endif
 }
 
-/* What a column's codes of four bits look up, 16 values in each of four registers. */
-struct column {
-    v16 part[4];
-};
-
-INLINE struct column look_up(const int8_t *codes, v16 table) {
-    const v16 first = c_load(codes), second = c_load(codes + 16);
-    return (struct column){{c_low(table, first), c_low(table, second), c_high(table, first), c_high(table, second)}};
-}
-
-/* Vector `number` of a column's values. */
-INLINE vi column_values(const struct column *four, const int8_t *codes, int number, int form) {
-    if (form != FOUR_BITS) return c_widen(codes + number * W);
+/* Vector `number` of a column's codes of four bits, 0 .. 15 in each lane. */
+INLINE vi c_four_bits(const int8_t *codes, int number) {
 #if defined(VEC_AVX512)
-    return (vi)_mm512_cvtepi8_epi32(four->part[number]);
-#elif defined(VEC_AVX2)
-    const v16 both = four->part[number / 2];
-    return (vi)_mm256_cvtepi8_epi32(number % 2 ? _mm_unpackhi_epi64(both, both) : both);
+    const __m512i words = _mm512_broadcast_i64x4(_mm256_loadu_si256((const __m256i *)codes));
+    const __m512i upper = _mm512_set_epi32(4, 4, 4, 4, 4, 4, 4, 4, 0, 0, 0, 0, 0, 0, 0, 0);
+    const __m512i shifts = _mm512_add_epi32(upper, _mm512_set1_epi32(8 * number));
+    return (vi)_mm512_srlv_epi32(words, shifts) & 15;
 #else
-    int8_t room[16];
-    c_store(room, four->part[number * W / 16]);
-    return c_widen(room + number * W % 16);
+    vi words;
+    memcpy(&words, codes + number * W % 8 * 4, sizeof words);
+    return (words >> (number * W / 8 * 4)) & 15;
 #endif
 }
 
-/* W weights: a sign, four bits of exponent and three of mantissa of E4M3 go into the same places of a float32, and 2^120
+/* E2M1: sign and magnitude. Where no table of floats is at hand, exponent and mantissa go into those of a float32. */
+INLINE vf e2m1_widen(vi code) {
+#if defined(VEC_AVX512)
+    return _mm512_permutexvar_ps((__m512i)code, _mm512_set_ps(-6, -4, -3, -2, -1.5f, -1, -0.5f, -0.0f, 6, 4, 3, 2, 1.5f,
+                                                             1, 0.5f, 0));
+#elif defined(VEC_AVX2)
+    const vf size = _mm256_permutevar8x32_ps(_mm256_set_ps(6, 4, 3, 2, 1.5f, 1, 0.5f, 0), (__m256i)code);
+    return (vf)((vi)size | (code & 8) << 28);
+#else
+    return (vf)((code & 8) << 28 | (code & 7) << 22) * v_set(0x1p126f);
+#endif
+}
+
+/* W weights. E4M3: a sign, four bits of exponent and three of mantissa go into the same places of a float32, and 2^120
  * is exact. */
-INLINE vf weights_of(vi code, const int32_t *zero, const float *scale, int form, int has_zero) {
+INLINE vf weights_of(const int8_t *codes, int number, const int32_t *zero, const float *scale, int form, int has_zero) {
+    const vi code = form == INT4 || form == E2M1 ? c_four_bits(codes, number) : c_widen(codes + number * W);
     vf value;
     if (form == E4M3) {
         value = (vf)((code & (int32_t)0x80000000) | ((code & 0x7f) << 20)) * v_set(0x1p120f);
+    } else if (form == E2M1) {
+        value = e2m1_widen(code);
     } else {
-        if (has_zero) {
-            vi shift;
-            memcpy(&shift, zero, sizeof shift);
-            code -= shift;
-        }
-        value = __builtin_convertvector(code, vf);
+        vi shift = {0};
+        if (has_zero) memcpy(&shift, zero + number * W, sizeof shift);
+        value = __builtin_convertvector(code - shift, vf);
     }
-    return value * v_load(scale);
+    return value * v_load(scale + number * W);
 }
 
 /* `columns` columns of a panel that share scale[64] and zero[64]: to out [columns, 64]; or, where x is given, times x
- * and added to sums [64], by the same arithmetic as a tile's. */
-INLINE void widen_run(const struct linear *call, const int8_t *codes, long columns, const float *scale,
-                      const int32_t *zero, const float *x, float *out, int form, int has_zero) {
-    const long stride = form == FOUR_BITS ? PANEL / 2 : PANEL;
-    const v16 table = c_load(form == FOUR_BITS ? call->table : (const int8_t *)scale); /* read for four bits only */
-    struct column four = {{table, table, table, table}};
+ * and added to out [64], by the same arithmetic as a tile's. */
+INLINE void widen_run(const int8_t *codes, long columns, const float *scale, const int32_t *zero, const float *x,
+                      float *out, int form, int has_zero) {
+    const long stride = form == INT4 || form == E2M1 ? PANEL / 2 : PANEL;
     if (x == NULL) {
         for (long k = 0; k < columns; k++, codes += stride, out += PANEL) {
             __builtin_prefetch(codes + 2048);
-            if (form == FOUR_BITS) four = look_up(codes, table);
 #pragma GCC unroll 16
-            for (int i = 0; i < PANEL / W; i++) {
-                const vi values = column_values(&four, codes, i, form);
-                v_store(out + i * W, weights_of(values, zero + i * W, scale + i * W, form, has_zero));
-            }
+            for (int i = 0; i < PANEL / W; i++)
+                v_store(out + i * W, weights_of(codes, i, zero, scale, form, has_zero));
         }
         return;
     }
@@ -121,12 +84,8 @@ INLINE void widen_run(const struct linear *call, const int8_t *codes, long colum
     for (long k = 0; k < columns; k++, codes += stride) {
         const vf a = v_set(x[k]);
         __builtin_prefetch(codes + 2048);
-        if (form == FOUR_BITS) four = look_up(codes, table);
 #pragma GCC unroll 16
-        for (int i = 0; i < PANEL / W; i++) {
-            const vi values = column_values(&four, codes, i, form);
-            sum[i] = v_fma(a, weights_of(values, zero + i * W, scale + i * W, form, has_zero), sum[i]);
-        }
+        for (int i = 0; i < PANEL / W; i++) sum[i] = v_fma(a, weights_of(codes, i, zero, scale, form, has_zero), sum[i]);
     }
 #pragma GCC unroll 16
     for (int i = 0; i < PANEL / W; i++) v_store(out + i * W, sum[i]);
@@ -142,15 +101,14 @@ static void load_group(const struct linear *call, long panel, long group, float 
         if (call->row_scales != NULL && call->x_scales == NULL) own *= v_load(call->row_scales + panel * PANEL + i);
         v_store(scale + i, own);
     }
-    if (call->zeros != NULL)
-        for (int i = 0; i < PANEL; i++) zero[i] = call->zeros[first + i];
+    const int32_t middle = call->form == INT4 ? 8 : 0; /* codes of four bits begin at 0, their values at -8 */
+    for (int i = 0; i < PANEL; i++) zero[i] = middle + (call->zeros == NULL ? 0 : call->zeros[first + i]);
 }
 
 /* Columns k .. k + depth of a panel, to out [depth, 64]; or, where x is given, times x [depth], added to out [64]. */
 static void widen_codes(const struct linear *call, long panel, long k, long depth, const float *x, float *out) {
-    const long stride = call->form == FOUR_BITS ? PANEL / 2 : PANEL;
+    const long stride = call->form == INT4 || call->form == E2M1 ? PANEL / 2 : PANEL;
     const int8_t *codes = (const int8_t *)call->panels + (panel * call->depth + k) * stride;
-    const int has_zero = call->zeros != NULL;
     for (long done = 0, end; done < depth; done = end) {
         float scale[PANEL];
         int32_t zero[PANEL];
@@ -160,12 +118,12 @@ static void widen_codes(const struct linear *call, long panel, long k, long dept
         const int8_t *from = codes + done * stride;
         const float *by = x == NULL ? NULL : x + done;
         float *to = x == NULL ? out + done * PANEL : out;
-#define RUN(form, has_zero) widen_run(call, from, end - done, scale, zero, by, to, form, has_zero)
+#define RUN(form, has_zero) widen_run(from, end - done, scale, zero, by, to, form, has_zero)
         if (call->form == E4M3) RUN(E4M3, 0);
-        else if (call->form == INT8 && has_zero) RUN(INT8, 1);
+        else if (call->form == INT8 && call->zeros != NULL) RUN(INT8, 1);
         else if (call->form == INT8) RUN(INT8, 0);
-        else if (has_zero) RUN(FOUR_BITS, 1);
-        else RUN(FOUR_BITS, 0);
+        else if (call->form == INT4) RUN(INT4, 1);
+        else RUN(E2M1, 0);
 #undef RUN
     }
 }

@@ -30,7 +30,6 @@ struct linear {
     int gated; /* panels hold 32 gate rows, then their 32 up rows; out has columns / 2 columns */
     int activation; /* of a gated layer */
     int form; /* FLOATS, else panels are codes and what follows is read */
-    const int8_t *table; /* FOUR_BITS: [16], the value of each code */
     const void *scales;  /* [panels, groups, 64] float32 or bfloat16 */
     const float *row_scales; /* [panels * 64] or NULL */
     const int8_t *zeros; /* [panels, groups, 64], the value that stands for zero, or NULL */
@@ -39,9 +38,9 @@ struct linear {
     const float *x_scales; /* [rows]: x are integers of at most 8 bits, and so are the values (INT8); or NULL */
 };
 
-/* out = (value - zero) * scale * row_scale of a code. FOUR_BITS: [panels, depth, 32], output n low, n + 32 high. INT8 and
- * E4M3: [panels, depth, 64]. */
-enum weight_form { FLOATS, FOUR_BITS, INT8, E4M3 };
+/* out = (value - zero) * scale * row_scale of a code. INT4 (value: code - 8) and E2M1: [panels, depth, 8] words of 32 bits;
+ * the four bits v of word l are output 8 v + l, so vectors need shifts alone. INT8 and E4M3: [panels, depth, 64]. */
+enum weight_form { FLOATS, INT4, E2M1, INT8, E4M3 };
 
 struct spreading {
     float *out;    /* [ceil(depth / K_BLOCK), rows, X_STRIDE] */

@@ -1,6 +1,6 @@
 """Quantised weights of a CPU: panels of codes, 64 output rows wide, widened beside the product in C.
 
-    four bits  [num_panels, K, 32] bytes: output n in the low half, n + 32 in the high half; eight: [num_panels, K, 64]
+    four bits  [num_panels, K, 8] words of 32 bits: four bits v of word l are output 8 v + l; eight: [num_panels, K, 64]
     scales     [num_panels, groups, 64], zeros alike
 
 A weight is (value - zero) * scale in float32, and each output one chain of sums over k, so a row's bits do not depend
@@ -21,11 +21,7 @@ from engine.kernels.gemm.codes import FOUR_BITS, Codes, Inputs, Kind, quantised_
 from engine.kernels.gemm.panels import PANEL, interleave, is_packed_for, operands, pad_rows, to_panels, unpaired
 from engine.kernels.gemm.weight import Weight, gated_linear_reference, linear_reference
 
-INT4_TABLE = torch.arange(-8, 8, dtype=torch.int8)
-# Twice the values: packing halves the scales, which is exact.
-E2M1_TABLE = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)
-TABLES = {Kind.INT4: INT4_TABLE, Kind.E2M1: E2M1_TABLE}
-FORMS = {Kind.INT4: cpu.FOUR_BITS, Kind.E2M1: cpu.FOUR_BITS, Kind.INT8: cpu.INT8, Kind.E4M3: cpu.E4M3}
+FORMS = {Kind.INT4: cpu.INT4, Kind.E2M1: cpu.E2M1, Kind.INT8: cpu.INT8, Kind.E4M3: cpu.E4M3}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,10 +74,8 @@ class GroupPanels(Weight):
         """All rows of the panels, padding included, in the order of the panels."""
         panels = self.panels
         if self.kind in FOUR_BITS:
-            panels = torch.cat([panels & 15, panels >> 4], dim=2)
+            panels = from_words(panels)
         values, scale = _from_panels(panels), _from_panels(self.scales)
-        if self.kind is Kind.E2M1:
-            scale = scale * 2
         zero = None if self.zeros is None else _from_panels(self.zeros)
         return Codes(self.kind, values, scale, self.group, self.row_scales, zero)
 
@@ -97,7 +91,7 @@ class GroupPanels(Weight):
             stride = depth
         cpu.coded_linear(
             out.data_ptr(), x.data_ptr(), self.panels.data_ptr(), _address(self.bias), address,
-            _address(TABLES.get(self.kind)), self.scales.data_ptr(), _address(self.row_scales), _address(self.zeros),
+            self.scales.data_ptr(), _address(self.row_scales), _address(self.zeros),
             _address(x_scales), rows, depth, self.out_features, self.group, stride, width, width, FORMS[self.kind],
             self.scales.dtype is torch.bfloat16, x.dtype is torch.bfloat16, given.dtype is torch.bfloat16, self.paired,
             activation,
@@ -112,15 +106,14 @@ def pack_group_panels(codes: Codes, bias: Tensor | None, gated: bool) -> GroupPa
         assert (codes.kind, codes.zero, codes.scale.shape[1]) == (Kind.INT8, None, 1)
         if codes.row_scale is not None:
             codes = replace(codes, scale=codes.scale.float() * codes.row_scale[:, None], row_scale=None)
-    scale = codes.scale / 2 if codes.kind is Kind.E2M1 else codes.scale
     values = _padded(codes.values, gated)
     panels = to_panels(values)
     if codes.kind in FOUR_BITS:
-        panels = panels[..., : PANEL // 2] | panels[..., PANEL // 2 :] << 4
+        panels = to_words(panels)
     return GroupPanels(
         kind=codes.kind,
         panels=panels,
-        scales=to_panels(_padded(scale, gated)),
+        scales=to_panels(_padded(codes.scale, gated)),
         row_scales=None if codes.row_scale is None else _padded(codes.row_scale[:, None], gated).flatten(),
         zeros=None if codes.zero is None else to_panels(_padded(codes.zero, gated)),
         group=codes.group,
@@ -131,6 +124,18 @@ def pack_group_panels(codes: Codes, bias: Tensor | None, gated: bool) -> GroupPa
         in_features=depth,
         paired=gated,
     )
+
+
+def to_words(panels: Tensor) -> Tensor:
+    """Codes [num_panels, K, 64] below 16 -> bytes [num_panels, K, 32], the words' lowest byte first."""
+    pairs = panels.unflatten(2, (4, 2, 8))  # byte of a word, half of a byte, word
+    return (pairs[:, :, :, 0] | pairs[:, :, :, 1] << 4).transpose(2, 3).flatten(2).contiguous()
+
+
+def from_words(packed: Tensor) -> Tensor:
+    """What `to_words` did undone."""
+    both = packed.unflatten(2, (8, 4)).transpose(2, 3)
+    return torch.stack([both & 15, both >> 4], dim=3).flatten(2)
 
 
 def _padded(rows: Tensor, gated: bool) -> Tensor:
