@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 from pathlib import Path
 
@@ -80,8 +81,12 @@ def test_other_words_are_refused(tmp_path):
 
 def test_check_names_the_method_and_the_matrices(tmp_path):
     folder = write(tmp_path, VARIANTS["ct w4 mixed"])
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["kv_cache_scheme"] = {"num_bits": 8, "type": "float"}
+    (folder / "config.json").write_text(json.dumps(config))
     said = list(lines(Config(model=ModelFlags(model=str(folder), device="cpu"))))
     assert "quantised weights (compressed-tensors): 10 matrices are codes in memory, 5 are floats" in "\n".join(said)
+    assert "scales for the KV cache are not read" in "\n".join(said)
 
 
 def test_the_example_prints_what_is_saved(monkeypatch, capsys):
