@@ -159,6 +159,7 @@ class PoolingConfig:
     labels: tuple[str, ...] = ()  # classify: by number
     bidirectional: bool = False  # each token attends to all: a prompt is computed in one step and leaves no cache
     max_tokens: int = 0  # of an input, as sentence_bert_config.json says; 0: what the body holds
+    lower_case: bool = False  # texts are made lower case before they are tokenized
     dimensions: tuple[int, ...] | None = ()  # to which vectors may be cut; (): any, None: no cut is allowed
     prompts: Mapping[str, str] = field(default_factory=dict)  # texts before an input, by name
     default_prompt: str | None = None

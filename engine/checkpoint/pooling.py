@@ -66,7 +66,7 @@ def read_pooling(
         found = _scorer(folder, modules, body, prompts)
     else:
         found = _embedder(folder, root, modules, body, given, prompts)
-    if found.kind != "last" and not body.is_encoder and root.values.get("is_causal") is False:
+    if not body.is_encoder and root.values.get("is_causal") is False:
         raise ConfigError("config.json: is_causal=false of a decoder is not supported; attention here is causal")
     return found
 
@@ -105,6 +105,7 @@ def _embedder(
         layers=tuple(layers),
         bidirectional=body.is_encoder,
         max_tokens=_max_tokens(folder),
+        lower_case=_lower_case(folder),
         dimensions=_dimensions(folder, root, prompts),
         prompts=_prompts(prompts),
         default_prompt=_default_prompt(prompts),
@@ -145,6 +146,7 @@ def _classifier(folder: Path, root: Section, body: Body, tokens: Any, prompts: d
         labels=labels,
         bidirectional=body.is_encoder,
         max_tokens=_max_tokens(folder),
+        lower_case=_lower_case(folder),
         dimensions=None,
         prompts=_prompts(prompts),
         default_prompt=_default_prompt(prompts),
@@ -168,6 +170,7 @@ def _scorer(folder: Path, modules: list[tuple[str, str]], body: Body, prompts: d
         layers=(HeadLayer("lm_head", body.hidden_size, 1, token_ids=(true, *false)),),
         labels=("LABEL_0",),
         max_tokens=_max_tokens(folder),
+        lower_case=_lower_case(folder),
         dimensions=None,
         prompts=_prompts(prompts),
         default_prompt=_default_prompt(prompts),
@@ -275,6 +278,11 @@ def _max_tokens(folder: Path) -> int:
     values = read_json(folder / LENGTHS, required=False)
     section = Section(values, LENGTHS)
     return 0 if values.get("max_seq_length") is None else section.size("max_seq_length")
+
+
+def _lower_case(folder: Path) -> bool:
+    """`do_lower_case`: of texts, before they are tokenized."""
+    return Section(read_json(folder / LENGTHS, required=False), LENGTHS).boolean("do_lower_case", False)
 
 
 def _dimensions(folder: Path, root: Section, prompts: dict[str, Any]) -> tuple[int, ...] | None:

@@ -109,6 +109,8 @@ def where(param: str, at: int, count: int) -> str:
 def encoded(state: AppState, texts: list[str], param: str) -> list[list[int]]:
     """Token ids without those around a text. Pool."""
     most = state.renderer.config.prompt_bytes
+    if pooling_of(state).lower_case:
+        texts = [text.lower() for text in texts]
     found: list[list[int]] = []
     for start in range(0, len(texts), SLICE):
         part = texts[start : start + SLICE]
