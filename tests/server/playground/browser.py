@@ -49,7 +49,7 @@ def opened(browser: Any, url: str, **context: Any) -> Iterator[Any]:
     }
     with browser.new_context(**settings) as made:
         page = made.new_page()
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(60_000)
         page.complaints = []
         page.on(
             "console", lambda told: page.complaints.append(told.text) if told.type in ("error", "warning") else None
