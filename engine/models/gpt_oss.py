@@ -1,6 +1,6 @@
 """gpt-oss: attention sinks, windows in every other layer, biases everywhere, experts with a bounded activation.
 
-Released checkpoints hold the experts in MXFP4; others hold them in bfloat16.
+Released checkpoints hold the experts in codes of four bits; others hold them in bfloat16.
 """
 
 from __future__ import annotations

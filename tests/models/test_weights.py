@@ -1,6 +1,5 @@
 """Loading: every way a checkpoint may not fit is told in one error; sharding, prefixes, dtypes, dummy weights."""
 
-import importlib
 import json
 import shutil
 import struct
@@ -16,6 +15,7 @@ from engine.weights.load import load_weights
 from engine.weights.table import expand
 from tests import tiny
 from tests.models.harness import Harness, load
+from tests.support_table import processor_class
 
 TOKENS = list(range(40, 70))
 
@@ -366,5 +366,4 @@ def test_every_registered_file_has_a_family(architecture):
     family = family_of(architecture)
     assert family.name
     if family.processor:
-        module, _, kind = family.processor.partition(":")
-        assert set(getattr(importlib.import_module(f"mm.processors.{module}"), kind).modalities)
+        assert set(processor_class(family).modalities)

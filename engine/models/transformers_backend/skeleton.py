@@ -85,13 +85,11 @@ def run(base: nn.Module, token_ids: Tensor, positions: Tensor) -> Tensor:
 
 def fill_buffers(module: Any, device: str) -> None:
     """What a module computes from its configuration alone (tables of frequencies), on the device."""
+    for tensor in (*module.parameters(), *module.buffers()):
+        tensor._is_hf_initialized = True  # the loader has filled what checkpoints hold
     for name, buffer in list(module.named_non_persistent_buffers()):
         owner, _, last = name.rpartition(".")
         module.get_submodule(owner).register_buffer(last, torch.empty_like(buffer, device=device), persistent=False)
-    for parameter in module.parameters():
-        parameter._is_hf_initialized = True  # on the meta device still: filled by the loader
-    for buffer in module.buffers():
-        buffer._is_hf_initialized = buffer.is_meta
     module.initialize_weights()
 
 
