@@ -28,7 +28,7 @@ from engine.layers.mlp import GatedMLP
 from engine.layers.norm import Normed, RMSNorm
 from engine.model_config import ExpertsConfig, TextConfig
 from engine.quant.base import UNQUANTISED, Quantised, Scheme
-from engine.quant.mxfp4 import GROUP, mxfp4_codes
+from engine.quant.blocks import GROUP, block_codes
 from engine.quant.stored import checked_group
 from engine.weights.table import Wanted
 
@@ -118,7 +118,7 @@ class Experts:
             matrices = self._turns(_whole(pieces, kind).transpose(1, 2))
         elif self.layout == "codes by turns":
             blocks, scales = (_whole(pieces, f"{kind}_{name}").to(placement.device) for name in ("blocks", "scales"))
-            matrices = [mxfp4_codes(*each) for each in zip(self._turns(blocks), self._turns(scales))]
+            matrices = [block_codes(*each) for each in zip(self._turns(blocks), self._turns(scales))]
         elif isinstance(self.scheme, Quantised):
             matrices = self.scheme.matrices(pieces, placement)
         else:

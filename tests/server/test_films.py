@@ -30,7 +30,7 @@ async def test_the_sound_of_a_film_is_heard(client):
 async def test_the_operator_may_switch_it_off(serve, state: AppState):
     other = AppState(config_of(chat={"mm_processor_kwargs": {"use_audio_in_video": False, "max_pixels": 12544}}))
     other.pool.shutdown()
-    other.pool, other.engine = state.pool, state.engine
+    other.pool, other.engine, other.tokenizer = state.pool, state.engine, state.tokenizer
     client = serve()
     client.state.media = media = load.make_loader(other)
     assert media is not None

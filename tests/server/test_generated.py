@@ -126,6 +126,9 @@ async def test_500_requests_from_the_schema(tiny_client, tiny_state, seed):
     document = (await tiny_client.get("/openapi.json")).json()
     maker = Maker(document, seed)
     with_body = [entry for entry in operations(document) if "requestBody" in entry[2]]
+    forms = [entry for entry in with_body if "application/json" not in entry[2]["requestBody"]["content"]]
+    assert {path for _, path, _ in forms} == {"/v1/audio/transcriptions", "/v1/audio/translations"}  # test_audio's
+    with_body = [entry for entry in with_body if entry not in forms]
     bare = [entry for entry in operations(document) if "requestBody" not in entry[2]]
     statuses = set()
     for _ in range(100):

@@ -217,10 +217,10 @@ def test_pickles_only_are_refused_by_name(fake, tmp_path):
 def test_what_cannot_be_served_is_not_fetched(fake, tmp_path):
     folder = shutil.copytree(tiny.checkpoint("llama"), tmp_path / "other")
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["RwkvForCausalLM"]}))
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["NoSuchForCausalLM"]}))
     fake.repositories["org/other"] = folder
     asked = Config(model=ModelFlags(model="org/other"))
-    with pytest.raises(ConfigError, match="architecture RwkvForCausalLM is not supported"):
+    with pytest.raises(ConfigError, match="architecture NoSuchForCausalLM is not supported"):
         located(asked, asked.folder, hub_of(asked), weights=True)
     assert "model.safetensors" not in fake.fetched()
     with pytest.raises(ConfigError, match="--revision v1: /a/folder is a folder, which has one revision"):

@@ -66,7 +66,7 @@ async def test_others_are_refused_by_name(serve, field, value, text):
 async def test_the_operators_options_stand_where_a_request_brings_none(serve, state):
     other = AppState(config_of(chat={"media_io_kwargs": {"video": {"num_frames": 2}}}))
     other.pool.shutdown()
-    other.pool, other.engine = state.pool, state.engine
+    other.pool, other.engine, other.tokenizer = state.pool, state.engine, state.tokenizer
     client = serve(chat={"trust_request_mm_kwargs": True})
     plain = await tokens(client, WATCH)
     client.state.media = media = load.make_loader(other)

@@ -6,7 +6,7 @@ import pytest
 import torch
 import triton  # noqa: F401  (before any kernel file, so that they take it)
 
-import engine.quant.mxfp4
+import engine.quant.blocks
 from tests.bench.shapes import few_layers, write_folder
 from tests.engine.absent_device import met  # noqa: F401  (a fixture)
 from tests.engine.kinds import every_kind
@@ -37,7 +37,7 @@ SHORT = ("8b in long steps", "0.6b of few rows", "vl-7b of few sizes", "8b with 
 )
 async def test_kernels_of_every_kind_of_request_are_met_in_the_walk(case, met, tmp_path, monkeypatch):  # noqa: F811
     # Scales that lie nowhere have no values to check.
-    monkeypatch.setattr(engine.quant.mxfp4, "scale_of", lambda _kind, powers: powers.to(torch.bfloat16))
+    monkeypatch.setattr(engine.quant.blocks, "scale_of", lambda _kind, powers: powers.to(torch.bfloat16))
     folder = write_folder(tmp_path, few_layers(case.split()[0]))
     async with running(folder, device="cuda", max_model_len=16384, **CASES[case]) as served:
         met.ready()

@@ -1,0 +1,20 @@
+"""Codes of four bits in blocks of 32 columns, as checkpoints hold those of a layer's experts. Thread: any.
+
+blocks U8 [E, N, K / 32, 16], two E2M1 codes in a byte, the lower column low    scales U8 [E, N, K / 32]: 2^(byte - 127)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.kernels.gemm.codes import Codes, Kind
+from engine.quant.stored import scale_of
+
+GROUP = 32  # columns that share a scale
+
+
+def block_codes(blocks: Tensor, scales: Tensor) -> Codes:
+    """One matrix: blocks [N, K / 32, 16], scales [N, K / 32]."""
+    values = torch.stack([blocks & 15, blocks >> 4], dim=3).flatten(1)
+    return Codes(Kind.E2M1, values, scale_of("scales", scales), GROUP)
