@@ -98,7 +98,7 @@ async def until_answered(port: int) -> None:
     assert (await ask(port, "GET", "/health")).status in (200, 503)
 
 
-@pytest.mark.parametrize("after", [0.0, 0.3])
+@pytest.mark.parametrize("after", [0.0, 0.05])
 async def test_sigterm_while_starting_ends_it(after):
     """Before it is ready. How long that is depends on what else the machine does, so one of several tries decides."""
     for _ in range(4):
