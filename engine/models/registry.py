@@ -217,6 +217,16 @@ def _served(root: Section, text_only: bool, implementation: str) -> tuple[str, F
         for name in named:
             if name in known():
                 return name, "generate", "transformers"
+        inside = root.values.get("text_config")
+        if (
+            text_only
+            and isinstance(inside, dict)
+            and (implementation != "auto" or inside.get("model_type") not in DECODERS)
+        ):
+            for name, kind in known().items():
+                if kind == inside.get("model_type"):
+                    log.info("%s without its towers is served as %s", ", ".join(named), name)
+                    return name, "generate", "transformers"
     elif implementation == "transformers":
         raise ConfigError('--model-impl transformers: needs pip install "omniloop[transformers]"')
     if implementation == "transformers":

@@ -6,9 +6,10 @@ import logging
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from engine.errors import ConfigError
-from engine.models.registry import build_model, load_model_config
+from engine.models.registry import MODALITIES, build_model, load_model_config
 from engine.weights.load import load_weights, weight_bytes
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
@@ -68,6 +69,27 @@ def test_a_family_of_ours_goes_that_way_when_it_is_asked_to():
     assert load_model_config(tiny.checkpoint("llama")).implementation == "native"
 
 
+def test_the_decoder_of_a_model_with_towers_is_served_without_them(tmp_path):
+    folder = tiny.checkpoint("ernie4_5")
+    config = json.loads((folder / "config.json").read_text())
+    outer = {"architectures": ["NoSuchForConditionalGeneration"], "text_config": config, "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(outer))
+    saved = {name.replace("model.", "model.language_model.", 1): value for name, value in tensors(folder).items()}
+    save_file({**saved, "model.visual.patch_embed.weight": torch.ones(2)}, tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match="NoSuchForConditionalGeneration is not supported"):
+        load_model_config(tmp_path)
+    model = build_model(load_model_config(tmp_path, without=MODALITIES), torch.float32)
+    load_weights(model, str(tmp_path))
+    harness, tokens = Harness(model), prompt(30)
+    with torch.inference_mode():
+        want = oracle("ernie4_5")(input_ids=torch.tensor([tokens])).logits[0]
+    assert (harness.prefill(harness.add(tokens), 9) - want).abs().max() <= 2e-4
+
+
+def tensors(folder):
+    return load_file(folder / "model.safetensors")
+
+
 def test_frequencies_that_stretch_are_those_of_the_longest_context():
     """Rows of a step may not change each other's, so the context that is served decides once."""
     config = load_model_config(tiny.checkpoint("phi3-short"), implementation="transformers")
@@ -94,6 +116,14 @@ def test_weights_are_planned_before_they_are_read():
         ({"architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "layer_types": ["conv"] * 3}, "has conv"),
         ({"architectures": ["MiniMaxForCausalLM"], "model_type": "minimax"}, "linear_attention"),
         ({"architectures": ["OlmoForCausalLM"], "model_type": "olmo", "hidden_act": "softer"}, "cannot be built"),
+        (
+            {
+                "architectures": ["OlmoForCausalLM"],
+                "model_type": "olmo",
+                "quantization_config": {"quant_method": "fp8"},
+            },
+            "its weights are quantised",
+        ),
         ({"architectures": ["NoSuchForCausalLM"], "model_type": "none"}, "NoSuchForCausalLM is not supported"),
     ],
 )

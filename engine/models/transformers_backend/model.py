@@ -63,14 +63,15 @@ class TransformersModel(Model):
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
         self.config, self.dtype, self.device = config, dtype, device
         self.towers = {}
-        self._calls = skeleton.calls_of(skeleton.build(config.architecture, config.raw))
+        values = skeleton.decoder_of(config.raw)
+        self._calls = skeleton.calls_of(skeleton.build(config.architecture, values))
         kinds = {(call.num_heads, call.num_kv_heads, call.head_dim) for call in self._calls}
         if device != "cpu" and len(kinds) > 1:
             raise ConfigError(
                 f"{config.architecture}: layers with unlike heads (heads, KV heads, width: "
                 f"{', '.join(map(str, sorted(kinds)))}) are served on a CPU only; --device cpu serves it"
             )
-        self.module = skeleton.build(config.architecture, config.raw)
+        self.module = skeleton.build(config.architecture, values)
         parts, self._table = parts_and_table(self.module)
         self.parts = SimpleNamespace(**{f"p{number}": part for number, part in enumerate(parts)})
         self._awaited = len(parts)
@@ -117,8 +118,14 @@ class TransformersModel(Model):
 
 def read_text(body: Section, outer: Section) -> TextConfig:
     """What the engine wants to know of a decoder before it is built."""
-    architecture = str(outer.items("architectures", ())[0])
-    module = skeleton.build(architecture, body.values)
+    if outer.values.get("quantization_config") is not None:
+        raise ConfigError(
+            "its weights are quantised; what runs through transformers reads float32, float16 and bfloat16"
+        )
+    values = skeleton.decoder_of(outer.values)
+    named = [name for name in outer.items("architectures", ()) if name in skeleton.known()]
+    named += [name for name, kind in skeleton.known().items() if kind == values.get("model_type")]
+    module = skeleton.build(named[0], values)
     calls, config = skeleton.calls_of(module), module.config
     widest = max(calls, key=lambda call: call.num_heads * call.head_dim)
     rope = RopeConfig(kind="none", theta=1.0, rotary_dim=0)  # it rotates by itself

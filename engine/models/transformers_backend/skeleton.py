@@ -36,6 +36,15 @@ def known() -> dict[str, str]:
     return found
 
 
+def decoder_of(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of config.json that describes the decoder: all of it, or the text_config of a model with towers."""
+    inside = values.get("text_config")
+    if not isinstance(inside, dict):
+        return values
+    tied = {key: values[key] for key in ("tie_word_embeddings",) if key in values}
+    return {**inside, **tied}
+
+
 def build(architecture: str, values: Mapping[str, Any]) -> Any:
     """The module of a checkpoint on the meta device. Raises ConfigError in a line that begins behind its name."""
     import transformers

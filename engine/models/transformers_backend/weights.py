@@ -111,7 +111,9 @@ def parts_and_table(module: Any) -> tuple[list[Parameters], Names]:
     )
     ignore = (*(name.removeprefix(stem) for name in tied), "*rotary_emb.inv_freq")
     unexpected = tuple(module._keys_to_ignore_on_load_unexpected or ())
-    return list(parts.values()), Names(rows, (stem,), ignore, unexpected)
+    # Of a decoder with towers around it there are two orders of prefixes, as in Table.
+    prefixes = (stem, "language_model.", stem) if stem == "model." else (stem,)
+    return list(parts.values()), Names(rows, prefixes, ignore, unexpected)
 
 
 def _kept(module: Any) -> frozenset[str]:
