@@ -74,7 +74,7 @@ async def test_each_kind_holds_all_choices(client, state, asked, answers):
 async def test_a_trigger_opens_its_tag_in_free_text(client):
     tag = {"structures": [{"begin": "<n>", "schema": {"enum": [1, 2]}, "end": "</n>"}], "triggers": ["<"]}
     (token,) = client.state.tokenizer.encode("<")
-    fields = {**FREE, "logit_bias": {str(token): 60.0}, "temperature": 1}
+    fields = {**FREE, "logit_bias": {str(token): 60.0}, "temperature": 0}
     for asked in (
         {"structured_outputs": {"structural_tag": tag}},
         {"response_format": {"type": "structural_tag", **tag}},
