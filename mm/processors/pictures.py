@@ -6,6 +6,7 @@ family scales it itself. Out: its patches row by row, tile behind tile, and the 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,7 +26,7 @@ AS_DECODED = 1 << 31  # bytes: more than any picture has
 CLIP = PatchSettings(temporal_patch_size=1, merge_size=1)
 
 
-class Pictures:
+class Pictures(ABC):
     """The base of such a family's Processor."""
 
     modalities: frozenset[Modality] = frozenset(("image",))
@@ -53,15 +54,16 @@ class Pictures:
     def settings(self, modality: Modality, options: MediaOptions) -> bytes:
         return repr((type(self).__name__, astuple(self.patching), self.choices(), options.max_pixels)).encode()
 
+    @abstractmethod
     def choices(self) -> tuple[Any, ...]:
         """What else decides on the features of a picture."""
-        raise NotImplementedError
 
     def cost(self, modality: Modality, item_bytes: int) -> int:
         return item_bytes * 8 + (1 << 20)
 
+    @abstractmethod
     def plan_image(self, height: int, width: int, options: MediaOptions) -> Scale:
-        raise NotImplementedError
+        """The size at which a picture is decoded."""
 
     def plan_film(
         self, num_frames: int, fps: float, height: int, width: int, options: MediaOptions, limits: MediaLimits
@@ -72,9 +74,9 @@ class Pictures:
         features, count = self.features(item, options)
         return Processed("image", (Part("image", digest, count, features),))
 
+    @abstractmethod
     def features(self, item: MediaItem, options: MediaOptions) -> tuple[dict[str, np.ndarray], int]:
         """Arrays for the tower, and the rows that it makes of them."""
-        raise NotImplementedError
 
     def fill(self, processed: Processed) -> Filling:
         (part,) = processed.parts

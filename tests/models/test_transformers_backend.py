@@ -113,6 +113,7 @@ def test_weights_are_planned_before_they_are_read():
         ({"architectures": ["MambaForCausalLM"], "model_type": "mamba"}, "without its attention interface"),
         ({"architectures": ["DogeForCausalLM"], "model_type": "doge"}, "a mask of its own"),
         ({"architectures": ["BertLMHeadModel"], "model_type": "bert"}, "is not causal"),
+        ({"architectures": ["MllamaForCausalLM"], "model_type": "mllama"}, "takes no position_ids"),
         ({"architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "layer_types": ["conv"] * 3}, "has conv"),
         ({"architectures": ["MiniMaxForCausalLM"], "model_type": "minimax"}, "linear_attention"),
         ({"architectures": ["OlmoForCausalLM"], "model_type": "olmo", "hidden_act": "softer"}, "cannot be built"),

@@ -8,6 +8,7 @@ would keep outside of attention (convolutions, recurrent states) has no place in
 from __future__ import annotations
 
 import contextlib
+import inspect
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -68,7 +69,9 @@ def build(architecture: str, values: Mapping[str, Any]) -> Any:
 def calls_of(module: Any) -> list[Call]:
     """The attention calls of a module on the meta device, in their order. The module keeps traces of its run."""
     calls: list[Call] = []
-    base, config = getattr(module, module.base_model_prefix), module.config
+    base, config = getattr(module, module.base_model_prefix, None), module.config
+    if base is None or "position_ids" not in inspect.signature(base.forward).parameters:
+        raise ConfigError("has a decoder that takes no position_ids: a chunk of a prompt would stand at its beginning")
     chosen, config._experts_implementation = config._experts_implementation, "batched_mm"  # runs without numbers
     with _refusing(), recording(calls):
         run(base, torch.zeros(3, dtype=torch.int64, device="meta"), torch.arange(3, device="meta"))
