@@ -163,7 +163,7 @@ export class MessageView {
 
 function thinkingTitle(node) {
   const seconds = node.numbers?.thought;
-  return seconds ? `Thought for ${seconds.toFixed(1)} s` : "Thinking";
+  return seconds === undefined ? "Thinking" : `Thought for ${seconds.toFixed(1)} s`;
 }
 
 function pretty(text) {
