@@ -8,10 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.quant.base import Quantised
-from engine.weights.table import parts_of
 from tests.models.harness import Harness, load
 from tests.quant import oracle
+from tests.quant.compared import check_weights
 from tests.quant.written import VARIANTS, Variant, write
 
 TOKENS = [5, 9, 200, 17, 33, 250, 61, 4, 90, 91, 92]
@@ -28,15 +27,7 @@ def folder_of(tmp_path_factory):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_a_dialect_has_the_weights_of_the_oracle(folder_of, name):
     folder = folder_of(name)
-    model, wanted = load(folder, "float32"), oracle.dequantised(folder)
-    quantised = 0
-    for _, modules, part in parts_of(model.weight_table(), model):
-        if hasattr(part, "scheme"):
-            prefix = "" if modules[0] == "lm_head" else "model."
-            expected = torch.cat([torch.from_numpy(wanted[f"{prefix}{module}.weight"]) for module in modules])
-            torch.testing.assert_close(part.weight.dense().double(), expected, rtol=1e-6, atol=0)
-            quantised += isinstance(part.scheme, Quantised)
-    assert quantised == (9 if VARIANTS[name].head else 8) - 2 * sum(
+    assert check_weights(load(folder, "float32"), folder) == (9 if VARIANTS[name].head else 8) - 2 * sum(
         ending in ("o_proj", "down_proj") for ending in VARIANTS[name].skipped
     )
 

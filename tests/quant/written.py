@@ -140,26 +140,27 @@ def packed(bits: int, group: int, zeros: str = "", dtype: torch.dtype = torch.fl
         elif zeros:
             found["weight_zero_point"] = torch.randint(-8, 8, (rows, groups), generator=draw, dtype=torch.int8)
         if g_idx:
-            found["weight_g_idx"] = shuffled(draw, columns, group)
+            found["weight_g_idx"] = shuffled(None, columns, group)
         return found
 
     return made
 
 
-def shuffled(draw: torch.Generator, columns: int, group: int) -> Tensor:
-    """The same for all matrices of a width, as q, k and v have it."""
-    order = torch.randperm(columns, generator=torch.Generator().manual_seed(columns))
+def shuffled(draw: torch.Generator | None, columns: int, group: int) -> Tensor:
+    """Without `draw` the same for all matrices of a width, as q, k and v have it."""
+    order = torch.randperm(columns, generator=draw or torch.Generator().manual_seed(columns))
     return (torch.arange(columns) // group)[order].to(torch.int32)
 
 
-def gptq(bits: int, group: int, act: bool = False, bias: bool = False) -> Writer:
+def gptq(bits: int, group: int, act: bool = False, bias: bool = False, unlike: bool = False) -> Writer:
     def made(draw: torch.Generator, rows: int, columns: int) -> Tensors:
         size = columns if group == -1 else group
+        in_order = (torch.arange(columns) // size).to(torch.int32)
         found = {
             "qweight": words(draw, columns * bits // 32, rows),
             "qzeros": words(draw, columns // size, rows * bits // 32),
             "scales": scales(draw, columns // size, rows, about=0.3 / 2**bits, dtype=torch.float16),
-            "g_idx": shuffled(draw, columns, size) if act else (torch.arange(columns) // size).to(torch.int32),
+            "g_idx": shuffled(draw if unlike else None, columns, size) if act else in_order,
         }
         return {**found, "bias": torch.zeros(rows, dtype=torch.float16)} if bias else found
 
@@ -292,6 +293,7 @@ VARIANTS: dict[str, Variant] = {
     "gptq 8 asymmetric": Variant(gptq_settings(8, 64, False), gptq(8, 64)),
     "gptq v2": Variant(gptq_settings(4, 64, False, "gptq_v2"), gptq(4, 64)),
     "gptq act": Variant(gptq_settings(4, 32, act=True), gptq(4, 32, act=True)),
+    "gptq act unlike": Variant(gptq_settings(4, 32, act=True), gptq(4, 32, act=True, unlike=True)),
     "gptq act asymmetric": Variant(gptq_settings(4, 32, False, act=True), gptq(4, 32, act=True)),
     "gptq beside": Variant({"bits": 4, "group_size": 64, "sym": True}, gptq(4, 64), beside="quantize_config.json"),
     "auto-round gptq": Variant(
