@@ -31,7 +31,7 @@ NAMES = {
     "feed_forward.w3": "mlp.up_proj",
 }
 _NAME = re.compile(r"(layers\.\d+\.)?(.+)\.(weight|bias|qscale_weight|qscale_act)")
-_ROTATED = re.compile(r"attention\.w[qk]\.(weight|bias)$")
+_ROTATED = re.compile(r"attention\.w[qk]\.(weight|bias|qscale_weight)$")
 
 
 def canonical(name: str) -> str:
@@ -49,7 +49,9 @@ def is_rotated(name: str) -> bool:
 
 
 def half_split(tensor: Tensor, head_dim: int) -> Tensor:
-    """A copy with each head's even rows before its odd ones."""
+    """A copy with each head's even rows before its odd ones; a scale of a whole matrix has no rows."""
+    if tensor.numel() == 1:
+        return tensor
     if len(tensor) % head_dim or head_dim % 2:
         raise ConfigError(
             f"{len(tensor)} rows of a query or key weight are no heads of head_dim={head_dim} in params.json"

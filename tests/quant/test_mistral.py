@@ -1,15 +1,18 @@
-"""Mistral's own FP8: consolidated files, a scale per matrix, query and key rows that change places."""
+"""Mistral's own FP8: consolidated files, a scale per matrix or row, query and key rows that change places."""
 
 from __future__ import annotations
 
 import json
+import re
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from engine.weights import consolidated
 from engine.weights.consolidated import NAMES
 from tests.models.harness import Harness, load
-from tests.quant.written import VARIANTS, write
+from tests.quant.written import FP8, VARIANTS, Variant, floats8, write
 
 TOKENS = [5, 9, 200, 17, 33, 250, 61]
 HEAD_DIM = 32
@@ -17,13 +20,17 @@ HEAD_DIM = 32
 
 def interleaved(rows: torch.Tensor) -> torch.Tensor:
     """Each head's halves, row by row in turn."""
-    heads = rows.view(torch.uint8).unflatten(0, (-1, 2, HEAD_DIM // 2))
+    codes = rows.view(torch.uint8) if rows.itemsize == 1 else rows
+    heads = codes.unflatten(0, (-1, 2, HEAD_DIM // 2))
     return heads.transpose(1, 2).flatten(0, 2).contiguous().view(rows.dtype)
 
 
-def test_consolidated_fp8_gives_the_logits_of_the_same_weights_in_the_other_names(tmp_path):
-    source = write(tmp_path / "source", VARIANTS["fp8 qscale_weight"])
-    folder = tmp_path / "consolidated"
+WRITERS = {"matrix": VARIANTS["fp8 qscale_weight"], "row": Variant(FP8, floats8("qscale_weight", "flat"))}
+
+
+def written(root, per):
+    """A checkpoint in transformers' names, and the same in Mistral's."""
+    source, folder = write(root / "source", WRITERS[per]), root / "consolidated"
     folder.mkdir()
     theirs = {ours.removeprefix("model."): name for name, ours in NAMES.items()}
     tensors = {}
@@ -31,7 +38,7 @@ def test_consolidated_fp8_gives_the_logits_of_the_same_weights_in_the_other_name
         module, _, kind = name.removeprefix("model.").rpartition(".")
         layer, _, inner = module.partition("layers.")[2].partition(".")
         place = f"layers.{layer}.{theirs[inner]}" if layer else theirs[module]
-        rotated = kind == "weight" and module.endswith(("q_proj", "k_proj"))
+        rotated = module.endswith(("q_proj", "k_proj")) and (kind == "weight" or tensor.numel() > 1)
         tensors[f"{place}.{kind}"] = interleaved(tensor) if rotated else tensor
     tensors["layers.0.attention.k_fake_quantizer.qscale_act"] = torch.tensor(1.0)
     save_file(tensors, folder / "consolidated.safetensors")
@@ -43,8 +50,21 @@ def test_consolidated_fp8_gives_the_logits_of_the_same_weights_in_the_other_name
         "quantization": {"qformat_weight": "fp8_e4m3", "qscheme_act": "TENSOR"},
     }  # fmt: skip
     (folder / "params.json").write_text(json.dumps(params))
-    both = []
-    for each in (source, folder):
-        harness = Harness(load(each, "float32"))
-        both.append(harness.prefill(harness.add(TOKENS)))
-    assert torch.equal(*both)
+    return source, folder
+
+
+def logits(folder):
+    harness = Harness(load(folder, "float32"))
+    return harness.prefill(harness.add(TOKENS))
+
+
+@pytest.mark.parametrize("per", WRITERS)
+def test_consolidated_fp8_gives_the_logits_of_the_same_weights_in_the_other_names(tmp_path, per):
+    source, folder = written(tmp_path, per)
+    assert torch.equal(logits(source), logits(folder))
+
+
+def test_rows_that_move_without_their_scales_are_found(tmp_path, monkeypatch):
+    source, folder = written(tmp_path, "row")
+    monkeypatch.setattr(consolidated, "_ROTATED", re.compile(r"attention\.w[qk]\.weight$"))
+    assert not torch.allclose(logits(source), logits(folder), rtol=1e-3)
