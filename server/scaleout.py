@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ray import serve
+from ray.serve._private.constants import RAY_SERVE_ENABLE_HA_PROXY
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -35,6 +36,8 @@ ROWS = 256  # that a replica runs at most, where --max-num-seqs does not say; wh
 HEALTH_S = 5.0  # between two looks at a replica
 LEAVE_S = 15.0  # beyond --shutdown-timeout, for what is told to end
 MOST_REPLICAS = 1000  # that a session may fall back to
+# Nothing of ours blocks a loop: tokens need not cross from a thread of user code to the one that holds the socket.
+ON_THE_LOOP = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
 BUSY = 1.25  # times the mean queue: a session's replica that has more is passed over
 
 
@@ -61,14 +64,16 @@ def build(args: Mapping[str, Any]) -> serve.Application:
     config = read_flags(arguments.flags)
     deployment = serve.deployment(serve.ingress()(Replica)).options(
         name=arguments.name,
-        ray_actor_options={"num_gpus": arguments.gpus, "num_cpus": arguments.cpus},
+        ray_actor_options={
+            "num_gpus": arguments.gpus,
+            "num_cpus": arguments.cpus,
+            "runtime_env": {"env_vars": ON_THE_LOOP},
+        },
         max_ongoing_requests=2 * (config.scheduler.max_num_queued_reqs + (config.scheduler.max_num_seqs or ROWS)),
         health_check_period_s=HEALTH_S,
         graceful_shutdown_wait_loop_s=1.0,
         graceful_shutdown_timeout_s=config.server.shutdown_timeout + LEAVE_S,
-        request_router_config=RequestRouterConfig(
-            request_router_class=SessionRouter, request_router_kwargs={"num_fallback_replicas": MOST_REPLICAS}
-        ),
+        **routing(),
         **scaling(arguments),
     )
     return deployment.bind(dict(arguments.flags))
@@ -79,6 +84,16 @@ def read_flags(flags: Mapping[str, Any]) -> Config:
     config = config_of(from_mapping(flags, all_flags(), " in flags"))
     refuse_flags_of_the_host(config)
     return config
+
+
+def routing() -> dict[str, Any]:
+    """Who chooses a request's replica: SessionRouter, or HAProxy where Ray puts it before the replicas."""
+    if RAY_SERVE_ENABLE_HA_PROXY:  # Ray refuses an ingress with a router that HAProxy would go around
+        return {}
+    router = RequestRouterConfig(
+        request_router_class=SessionRouter, request_router_kwargs={"num_fallback_replicas": MOST_REPLICAS}
+    )
+    return {"request_router_config": router}
 
 
 def scaling(arguments: Arguments) -> dict[str, Any]:

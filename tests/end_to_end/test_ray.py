@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import os
 import re
 import socket
 import subprocess
@@ -58,17 +59,29 @@ def test_a_busy_replica_comes_last_and_a_request_without_a_session_goes_to_the_s
     assert order([5], True) == [0]
 
 
+# What examples/deploy/ray/README.md says of streams around Ray's Python proxy.
+HAPROXY = {
+    "RAY_SERVE_ENABLE_HA_PROXY": "1",
+    "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": "hdr(x-session-id)\n hash-type consistent\n hash-balance-factor 125",
+}
+
+
 class Cluster:
     """Ray with its proxy on a port, driven by orders (ray_replicas.py)."""
 
-    def __init__(self) -> None:
+    def __init__(self, haproxy: bool = False) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.end_to_end.ray_replicas", str(self.port)],
-            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        )  # fmt: skip
+            cwd=ROOT,
+            env={**os.environ, **(HAPROXY if haproxy else {})},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
         self.url = f"http://127.0.0.1:{self.port}"
 
     def order(self, what: dict[str, Any] | str) -> None:
@@ -91,15 +104,29 @@ class Cluster:
             self.process.stdout.close()
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Cluster]:
+@pytest.fixture(scope="module", params=["python", "haproxy"])
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """Two replicas."""
-    made = Cluster()
+    made = Cluster(request.param == "haproxy")
     try:
         made.order({"replicas": 2})
+        if request.param == "haproxy":
+            wait_for_both(made)
         yield made
     finally:
         made.close()
+
+
+def wait_for_both(cluster: Cluster) -> None:
+    """HAProxy looks at replicas itself, a little later than Ray says that they are ready."""
+    seen = set()
+    for _ in range(200):
+        text = httpx.get(f"{cluster.url}/metrics", timeout=60).text
+        seen |= {line for line in text.splitlines() if line.startswith("process_start_time_seconds ")}
+        if len(seen) == 2:
+            return
+        time.sleep(0.1)
+    raise AssertionError("one replica never answered")
 
 
 def body(at: int, count: int = 24) -> dict[str, Any]:
