@@ -134,5 +134,6 @@ def dense_attention(
     v_head_stride: int,
     scale: float,
     causal: bool,
+    window: int,
     bf16: bool,
 ) -> None: ...

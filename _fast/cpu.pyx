@@ -359,9 +359,9 @@ def dense_attention(
     uintptr_t out, uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t starts,
     long segments, long heads, long kv_heads, long dim,
     long q_stride, long q_head_stride, long k_stride, long k_head_stride, long v_stride, long v_head_stride,
-    float scale, bint causal, bint bf16,
+    float scale, bint causal, long window, bint bf16,
 ):
-    """Attention inside each segment of rows; strides in elements."""
+    """Attention inside each segment of rows; strides in elements; window: rows seen to each side, 0: all."""
     cdef attention_call call
     cdef int failed
     call.out = <void *> out
@@ -386,7 +386,7 @@ def dense_attention(
     call.k_head_stride = k_head_stride
     call.v_stride = v_stride
     call.v_head_stride = v_head_stride
-    call.window = 0
+    call.window = window
     call.causal = causal
     call.bf16 = bf16
     call.kv_bf16 = bf16

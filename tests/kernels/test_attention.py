@@ -162,15 +162,15 @@ def test_scattered_blocks_give_the_same_bits_as_blocks_in_order():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("causal", "window"), [(False, 0), (True, 0), (False, 65), (False, 1)])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 4, 64), (2, 1, 80), (3, 3, 12)])
-def test_dense_attention_equals_its_reference(heads, kv_heads, dim, causal, dtype):
+def test_dense_attention_equals_its_reference(heads, kv_heads, dim, causal, window, dtype):
     rows = 700
     fused = torch.randn(rows, (heads + 2 * kv_heads) * dim).to(dtype)
     q, k, v = (part.unflatten(1, (-1, dim)) for part in fused.split([heads * dim, kv_heads * dim, kv_heads * dim], 1))
     bounds = torch.tensor([0, 1, 65, 65, 640, 700], dtype=torch.int32)
-    actual = dense_attention(q, k, v, bounds, dim**-0.5, causal)
-    expected = dense_attention_reference(q.double(), k.double(), v.double(), bounds, dim**-0.5, causal)
+    actual = dense_attention(q, k, v, bounds, dim**-0.5, causal, window=window)
+    expected = dense_attention_reference(q.double(), k.double(), v.double(), bounds, dim**-0.5, causal, window=window)
     close(actual, expected, dtype)
 
 

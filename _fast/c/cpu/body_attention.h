@@ -22,6 +22,7 @@ static inline struct range keys_of(const struct attention *call, long row, long 
     const long position = length - queries + pair / (call->heads / call->kv_heads);
     struct range keys = {0, call->causal ? position + 1 : length};
     if (call->window > 0 && position + 1 > call->window) keys.begin = position + 1 - call->window;
+    if (call->window > 0 && position + call->window < keys.end) keys.end = position + call->window;
     return keys;
 }
 

@@ -97,7 +97,7 @@ struct attention {
     const float *sinks; /* [heads] logits that join the softmax's sum and have no value, or NULL */
     long rows, heads, kv_heads, dim, max_blocks, block_size, block_stride;
     long q_stride, q_head_stride, k_stride, k_head_stride, v_stride, v_head_stride; /* of k and v: dense only */
-    long window; /* keys a query sees, itself included; 0 = all */
+    long window; /* keys a query sees to each side, itself included; 0 = all */
     int causal, bf16, kv_bf16;
     float scale, softcap;
 };

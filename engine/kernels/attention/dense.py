@@ -1,10 +1,11 @@
-"""Attention inside segments of one sequence of rows, without a cache: vision and audio towers.
+"""Attention inside segments of one sequence of rows, without a cache: towers, and texts whose tokens see later ones.
 
-out[t] = sum_j softmax_j(scale * q[t] . k[j]) v[j] over the rows j of t's segment (and j <= t when causal). Windows are
-more, shorter segments. On an accelerator nothing about a segment is known to the host but the mean length: where it is
-short a program takes one segment, tile by tile; else one tile of rows, wherever segments begin, and each row finds its
-own one by bisection. Only blocks of keys that some row of a tile does not see need a mask. Heads of 80 are taken as
-64 + 16, since blocks are powers of two. Users: `engine/encoders/*`.
+out[t] = sum_j softmax_j(scale * q[t] . k[j]) v[j] over the rows j of t's segment (and j <= t when causal, and
+|t - j| < window where there is one). Windows of towers are more, shorter segments. On an accelerator nothing about a
+segment is known to the host but the mean length: where it is short a program takes one segment, tile by tile; else one
+tile of rows, wherever segments begin, and each row finds its own one by bisection. Only blocks of keys that some row of
+a tile does not see need a mask. Heads of 80 are taken as 64 + 16, since blocks are powers of two. Users:
+`engine/encoders/*`, `engine/layers/attention`, `engine/models/encoder`.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -118,6 +119,7 @@ def dense_kernel(
     v_stride,
     v_head,
     CAUSAL: tl.constexpr,
+    WINDOW: tl.constexpr,  # rows that a row sees to each side, itself included; 0: all
     SHORT: tl.constexpr,  # a program takes a segment; else BLOCK_M rows
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -159,6 +161,9 @@ def dense_kernel(
             since, until = tl.load(bounds + segment), tl.load(bounds + segment + 1)
         if CAUSAL:
             until = row + 1
+        if WINDOW > 0:
+            since = tl.maximum(since, row - (WINDOW - 1))
+            until = tl.minimum(until, row + WINDOW)
         query = load_rows(q, row, q_stride, dim, main, BLOCK_D, WIDE)
         query_rest = query
         if REST > 0:
@@ -184,18 +189,20 @@ def dense_attention(
     causal: bool = False,
     out: Tensor | None = None,
     mixed_lengths: bool = False,
+    window: int = 0,
 ) -> Tensor:
     """q [T, h, D], k and v [T, h_kv, D] (h_kv divides h), cu_seqlens [num_segments + 1] int32 -> [T, h * D].
 
     The last axis of q, k and v is contiguous; the others may be strided (slices of one fused product). Segments must
     cover all rows: cu_seqlens starts at 0 and ends at T. The result is new, or `out`, whose rows may lie apart. With
-    `mixed_lengths` the mean length of segments says nothing of each: some may be long, and some empty.
+    `mixed_lengths` the mean length of segments says nothing of each: some may be long, and some empty. `window`: rows
+    that a row sees to each side, itself included; 0: all.
     """
     rows, heads, dim = q.shape
     if q.is_cuda and q.dtype != torch.float64:
-        return launch_dense(q, k, v, cu_seqlens, scale, causal, out, mixed_lengths)
+        return launch_dense(q, k, v, cu_seqlens, scale, causal, out, mixed_lengths, window)
     if not q.is_cpu or (q.dtype != torch.float32 and q.dtype != torch.bfloat16) or dim > cpu.HEAD_MAX:
-        return dense_attention_reference(q, k, v, cu_seqlens, scale, causal, out)
+        return dense_attention_reference(q, k, v, cu_seqlens, scale, causal, out, window)
     kv_heads = k.shape[1]
     assert k.shape == v.shape == (rows, kv_heads, dim) and heads % kv_heads == 0 and q.dtype == k.dtype == v.dtype
     assert q.stride(2) == k.stride(2) == v.stride(2) == 1, "the last axis of q, k and v must be contiguous"
@@ -206,7 +213,7 @@ def dense_attention(
         whole.data_ptr(), q.data_ptr(), k.data_ptr(), v.data_ptr(), starts.data_ptr(),
         starts.numel() - 1, heads, kv_heads, dim,
         q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-        scale, causal, q.dtype == torch.bfloat16,
+        scale, causal, window, q.dtype == torch.bfloat16,
     )  # fmt: skip
     return whole if out is None or out is whole else out.copy_(whole)
 
@@ -220,6 +227,7 @@ def launch_dense(
     causal: bool,
     out: Tensor | None = None,
     mixed_lengths: bool = False,
+    window: int = 0,
 ) -> Tensor:
     """The Triton kernel; arguments as `dense_attention`."""
     rows, heads, dim = q.shape
@@ -236,8 +244,8 @@ def launch_dense(
     dense_kernel[(heads, segments if short else triton.cdiv(rows, block_m))](
         out, q, k, v, cu_seqlens, rows, segments, segments.bit_length(), scale * math.log2(math.e),
         out.stride(0), q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
-        CAUSAL=causal, SHORT=short, GROUP=heads // kv_heads, HEAD_DIM=dim, BLOCK_M=block_m, BLOCK_N=block_n,
-        BLOCK_D=block_d, REST=rest, WIDE=rows * max(q.stride(0), k.stride(0), v.stride(0)) >= 1 << 31,
+        CAUSAL=causal, WINDOW=window, SHORT=short, GROUP=heads // kv_heads, HEAD_DIM=dim, BLOCK_M=block_m,
+        BLOCK_N=block_n, BLOCK_D=block_d, REST=rest, WIDE=rows * max(q.stride(0), k.stride(0), v.stride(0)) >= 1 << 31,
         STAGES=options["num_stages"], MATERIALISE=target().arch == "sm_90", **options, **launch_options(),
     )  # fmt: skip
     return out
@@ -264,7 +272,14 @@ def _tuned(block_d: int, rest: int, element_size: int, short: bool) -> tuple[int
 
 
 def dense_attention_reference(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, scale: float, causal: bool = False, out: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    scale: float,
+    causal: bool = False,
+    out: Tensor | None = None,
+    window: int = 0,
 ) -> Tensor:
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     num_rows, num_heads, head_dim = q.shape
@@ -279,6 +294,9 @@ def dense_attention_reference(
             size = last - first
             hidden = torch.ones(size, size, dtype=torch.bool, device=q.device).triu(1)
             scores = scores.masked_fill(hidden, float("-inf"))
+        if window:
+            row = torch.arange(last - first, device=q.device)
+            scores = scores.masked_fill((row[:, None] - row).abs() >= window, float("-inf"))
         made[first:last] = torch.einsum("htj,jhd->thd", scores.softmax(-1), values)
     whole = made.to(q.dtype).view(num_rows, num_heads * head_dim)
     return whole if out is None else out.copy_(whole)

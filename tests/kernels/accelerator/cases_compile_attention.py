@@ -42,8 +42,9 @@ KERNELS = {
         f"dense {dim}": (
             dense_kernel,
             DENSE,
-            {"CAUSAL": True, "SHORT": False, "GROUP": 4, "HEAD_DIM": dim, "BLOCK_M": block_m, "BLOCK_N": block_n,
-             "BLOCK_D": block_d, "REST": rest, "WIDE": rest > 0, "STAGES": 2, "MATERIALISE": True, "OVERLAP": True},
+            {"CAUSAL": True, "WINDOW": 0, "SHORT": False, "GROUP": 4, "HEAD_DIM": dim, "BLOCK_M": block_m,
+             "BLOCK_N": block_n, "BLOCK_D": block_d, "REST": rest, "WIDE": rest > 0, "STAGES": 2,
+             "MATERIALISE": True, "OVERLAP": True},
             {"num_warps": block_m // 16, "num_stages": 2},
         )
         for dim, block_m, block_n, block_d, rest in (

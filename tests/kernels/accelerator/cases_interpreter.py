@@ -325,18 +325,18 @@ def test_dense_attention_of_rows_far_apart():
 
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("dtype", DOT_DTYPES)
-@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("causal", "window"), [(False, 0), (True, 0), (False, 20)])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(2, 2, 64), (4, 2, 80), (1, 1, 40)])
 @pytest.mark.parametrize("bounds", [[0, 200], [0, 64, 128, 144, 200], [0, 1, 1, 150, 150, 200], [0, 3, 265, 265]])
-def test_dense_attention(bounds, heads, kv_heads, dim, causal, dtype):
+def test_dense_attention(bounds, heads, kv_heads, dim, causal, window, dtype):
     fused = torch.randn(bounds[-1], (heads + 2 * kv_heads) * dim).to(dtype)
     q, k, v = (part.unflatten(1, (-1, dim)) for part in fused.split([heads * dim, kv_heads * dim, kv_heads * dim], 1))
     segments = torch.tensor(bounds, dtype=torch.int32)
-    got = launch_dense(q, k, v, segments, dim**-0.5, causal)
-    want = dense_attention_reference(q.double(), k.double(), v.double(), segments, dim**-0.5, causal)
+    got = launch_dense(q, k, v, segments, dim**-0.5, causal, window=window)
+    want = dense_attention_reference(q.double(), k.double(), v.double(), segments, dim**-0.5, causal, window=window)
     assert error(got, want) < limit(dtype)
     wider = torch.full((len(q), heads * dim + 8), 7.0, dtype=dtype)
-    launch_dense(q, k, v, segments, dim**-0.5, causal, wider[:, : heads * dim])
+    launch_dense(q, k, v, segments, dim**-0.5, causal, wider[:, : heads * dim], window=window)
     assert torch.equal(wider[:, : heads * dim], got)
     assert (wider[:, heads * dim :] == 7).all()
 
