@@ -86,7 +86,7 @@ class ExpertsConfig:
 class LayerConfig:
     """What differs from decoder layer to decoder layer."""
 
-    window: int  # tokens that attention sees, the newest included; 0 = all
+    window: int  # tokens that attention sees, its own included, and as many to the other side unless causal; 0 = all
     rope: RopeConfig
     scale: float  # of attention's scores
     softcap: float = 0.0  # of attention's scores: cap * tanh(score / cap); 0 = none
@@ -94,6 +94,7 @@ class LayerConfig:
     pre_norms: bool = True  # attention and MLP read the stream through a norm; else as it is
     post_norms: bool = False  # what attention and MLP add to the stream passes a norm of its own
     experts: ExpertsConfig | None = None  # in the place of the MLP
+    causal: bool = True  # a token sees none behind it; else its input is computed in one step, and nothing is kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,11 @@ class TextConfig:
     residual_scale: float = 1.0  # of what attention and MLP add to the stream
     logit_scale: float = 1.0
     logit_softcap: float = 0.0  # cap * tanh(logit / cap); 0 = none
+
+    @property
+    def causal(self) -> bool:
+        """Whether no token sees one behind it; else an input is computed in one step, and nothing is kept."""
+        return self.layers[0].causal
 
 
 # Which hidden states of an input become its result: the last token's, the first token's, or a sum over all tokens.

@@ -197,6 +197,11 @@ def encoder(kind: str, labels: int = 0, **more: Any) -> Path:
     ending = "ForSequenceClassification" if labels else "Model"
     folder = home() / f"{kind}-{labels}-{len(more)}"
     tiny.save(tiny._model(getattr(transformers, name + ending), config), folder)
+    return framed(folder, kind)
+
+
+def framed(folder: Path, kind: str) -> Path:
+    """Special tokens around texts and pairs in the folder's tokenizer, as BERT's or XLM-R's tokenizer puts them."""
     first, last = tiny.IDS["<|im_start|>"], tiny.IDS["<|im_end|>"]
     begin, end = ({"SpecialToken": {"id": token, "type_id": 0}} for token in ("<|im_start|>", "<|im_end|>"))
     one = {"Sequence": {"id": "A", "type_id": 0}}
@@ -211,3 +216,43 @@ def encoder(kind: str, labels: int = 0, **more: Any) -> Path:
     tokenizer = read(folder / "tokenizer.json")
     write(folder / "tokenizer.json", {**tokenizer, "post_processor": {"type": "TemplateProcessing", **rule}})
     return folder
+
+
+MODERN = {
+    "hidden_size": 64, "intermediate_size": 88, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "max_position_embeddings": 128, "local_attention": 8, "vocab_size": tiny.VOCAB_SIZE, "pad_token_id": 1,
+    "bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3,
+}  # fmt: skip
+
+
+@functools.cache
+def modernbert(labels: int = 0, **more: Any) -> Path:
+    """ModernBERT with random weights and windows of four tokens to each side."""
+    import transformers
+
+    config = transformers.ModernBertConfig(**MODERN, **({"num_labels": labels} if labels else {}), **more)
+    kind = transformers.ModernBertForSequenceClassification if labels else transformers.ModernBertModel
+    folder = home() / "-".join(map(str, ("modernbert", labels, *more.values())))
+    return framed(tiny.save(tiny._model(kind, config), folder), "xlm_roberta")
+
+
+@functools.cache
+def seeing_all(body: str, **values: Any) -> Path:
+    """A tiny decoder whose tokens see those behind them: Gemma 3 by its own switch, others by is_causal."""
+    import transformers
+
+    if body != "gemma3":
+        return changed(embedder(body, "mean_tokens"), f"{body}-seeing-all-{len(values)}", is_causal=False, **values)
+    config = transformers.Gemma3TextConfig(
+        vocab_size=tiny.VOCAB_SIZE, hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4,
+        num_key_value_heads=1, head_dim=20, query_pre_attn_scalar=24, sliding_window=10, max_position_embeddings=128,
+        use_bidirectional_attention=True, layer_types=["sliding_attention", "full_attention"] * 2, pad_token_id=1,
+        bos_token_id=2, eos_token_id=3,
+    )  # fmt: skip
+    return tiny.save(tiny._model(transformers.Gemma3TextModel, config), home() / "embedding-gemma")
+
+
+def hidden_seeing_all(folder: Path) -> Any:
+    """`body_of`, of a decoder that transformers would compute as one that generates."""
+    hidden = body_of(folder)
+    return lambda ids: hidden(ids, attention_mask=torch.zeros(1, 1, len(ids), len(ids)))

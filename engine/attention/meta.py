@@ -10,8 +10,9 @@ to no row, and their result is not written.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 
@@ -43,3 +44,8 @@ class AttentionMeta:
     work: WorkList | None = None  # on an accelerator: the step's work lists, made once and read by every layer
     table_row: Tensor | None = None  # [num_rows] int32: the line of block_tables that row r reads; None: line r
     decode_only: bool = False  # no row has two tokens and the lists are not invariant: there are no tiles to launch
+
+    def covering(self, num_tokens: int) -> AttentionMeta:
+        """The same with one row more, of the tokens that pad a recorded step: every token has its row."""
+        end = self.query_start.new_full((1,), num_tokens)
+        return replace(self, query_start=torch.cat([self.query_start, end]))

@@ -26,7 +26,7 @@ LENGTHS = "sentence_bert_config.json"
 KINDS: dict[str, PoolingKind] = {  # by the names in the files, newer and older, and of --pooler-config
     "lasttoken": "last", "last": "last", "cls_token": "cls", "cls": "cls", "mean_tokens": "mean", "mean": "mean",
     "max_tokens": "max", "max": "max", "mean_sqrt_len_tokens": "mean_sqrt_len", "mean_sqrt_len": "mean_sqrt_len",
-    "weightedmean_tokens": "weighted_mean", "weightedmean": "weighted_mean",
+    "weightedmean_tokens": "weighted_mean", "weightedmean": "weighted_mean", "avg": "mean",
 }  # fmt: skip
 ACTIVATIONS = {  # the last part of a class of torch.nn -> its name in engine/pooling/heads
     "Identity": "identity", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "Sigmoid": "sigmoid",
@@ -41,7 +41,8 @@ class Body:
 
     hidden_size: int
     form: Form
-    is_encoder: bool  # each token attends to all
+    is_encoder: bool  # of a family that was never trained to generate
+    sees_all: bool  # each token attends to all of its input
     head: tuple[HeadLayer, ...] = ()  # of a classifier, as the family has it; the last one's width is the labels'
 
 
@@ -66,8 +67,6 @@ def read_pooling(
         found = _scorer(folder, modules, body, prompts)
     else:
         found = _embedder(folder, root, modules, body, given, prompts)
-    if not body.is_encoder and root.values.get("is_causal") is False:
-        raise ConfigError("config.json: is_causal=false of a decoder is not supported; attention here is causal")
     return found
 
 
@@ -75,7 +74,7 @@ def _embedder(
     folder: Path, root: Section, modules: list[tuple[str, str]], body: Body, given: Mapping[str, Any],
     prompts: dict[str, Any],
 ) -> PoolingConfig:  # fmt: skip
-    kind: PoolingKind = "cls" if body.is_encoder else "last"
+    kind = _usual(root, body)
     layers: list[HeadLayer] = []
     normalize = not modules
     width = body.hidden_size
@@ -103,7 +102,7 @@ def _embedder(
         kind=kind,
         activation="normalize" if normalize else "identity",
         layers=tuple(layers),
-        bidirectional=body.is_encoder,
+        bidirectional=body.sees_all,
         max_tokens=_max_tokens(folder),
         lower_case=_lower_case(folder),
         dimensions=_dimensions(folder, root, prompts),
@@ -135,16 +134,13 @@ def _classifier(folder: Path, root: Section, body: Body, tokens: Any, prompts: d
         activation: Any = "identity"
     else:
         activation = _activation(root, prompts, labels)
-    kind: PoolingKind = "cls" if body.is_encoder else "last"
-    if body.is_encoder and root.values.get("classifier_pooling") == "mean":
-        kind = "mean"
     return PoolingConfig(
         task="classify",
-        kind=kind,
+        kind=_usual(root, body),
         activation=activation,
         layers=layers,
         labels=labels,
-        bidirectional=body.is_encoder,
+        bidirectional=body.sees_all,
         max_tokens=_max_tokens(folder),
         lower_case=_lower_case(folder),
         dimensions=None,
@@ -169,6 +165,7 @@ def _scorer(folder: Path, modules: list[tuple[str, str]], body: Body, prompts: d
         activation=_activation(Section({}, PROMPTS), prompts, ("LABEL_0",)),
         layers=(HeadLayer("lm_head", body.hidden_size, 1, token_ids=(true, *false)),),
         labels=("LABEL_0",),
+        bidirectional=body.sees_all,
         max_tokens=_max_tokens(folder),
         lower_case=_lower_case(folder),
         dimensions=None,
@@ -195,6 +192,17 @@ def _modules(folder: Path) -> list[tuple[str, str]]:
         if name == "Transformer" and path:
             raise ConfigError(f"{MODULES}: Transformer lies in {path!r}; its files must lie in the folder itself")
     return [(name, path) for _, name, path in sorted(found)]
+
+
+def _usual(root: Section, body: Body) -> PoolingKind:
+    """Where no module says so: as config.json has it, else the first token of an encoder and the last of a decoder."""
+    said = root.values.get("classifier_pooling") if body.form == "score" else None
+    said = said or (root.values.get("pooling") if body.sees_all else None)
+    if isinstance(said, str) and said in KINDS:
+        return KINDS[said]
+    if said is not None:
+        raise ConfigError(f"config.json: pooling by {said!r} is not supported; supported are {', '.join(KINDS)}")
+    return "cls" if body.is_encoder else "last"
 
 
 def _kind(section: Section) -> PoolingKind:

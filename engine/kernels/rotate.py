@@ -4,8 +4,8 @@
 
 For each token: split [q | k | v]; RMSNorm each head of q and k where the model has q_norm/k_norm (Qwen3); rotate q
 and k (the first D_rot of D), before the norm where the model norms late (HunYuan); write k and v to their slot of the
-paged caches; return q. Users: every decoder's attention layer, just before `paged_attention`; towers rotate their heads
-by `apply_rope`.
+paged caches; return q. Users: every decoder's attention layer, just before `paged_attention`; towers, and texts whose
+tokens see later ones, rotate their heads by `apply_rope`.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -244,26 +244,42 @@ def qkv_rope_store_reference(
     return q
 
 
-def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """x [T, heads, D], cos and sin [T, D_rot/2] with D_rot <= D -> a new [T, heads, D]; the rest of D is copied."""
+def apply_rope(
+    x: Tensor, cos: Tensor, sin: Tensor, norm: Tensor | None = None, eps: float = 0.0, late: bool = False
+) -> Tensor:
+    """x [T, heads, D], cos and sin [T, D_rot/2] with D_rot <= D -> a new [T, heads, D]; the rest of D is copied.
+
+    norm [D]: of every head, before the rotation or, `late`, after it; None: none.
+    """
     tokens, heads, dim = x.shape
     if x.is_cuda:
         rows = x.reshape(tokens, heads * dim)
         return launch_qkv(
-            rows, cos.float().contiguous(), sin.float().contiguous(), None, None, 0.0, heads, 0, dim, None, None, None
-        )
-    if not x.is_cpu or x.dtype not in (torch.float32, torch.bfloat16) or dim > cpu.HEAD_MAX:
-        return apply_rope_reference(x, cos, sin)
+            rows, cos.float().contiguous(), sin.float().contiguous(), norm, norm, eps, heads, 0, dim, None, None, None,
+            late,
+        )  # fmt: skip
+    if not x.is_cpu or x.dtype not in (torch.float32, torch.bfloat16) or dim > cpu.HEAD_MAX or late:
+        return normed_rope_reference(x, cos, sin, norm, eps, late)
     assert x.stride(2) == 1 and x.stride(1) == dim, "the heads of a token must lie side by side"
     assert cos.shape == sin.shape == (tokens, cos.shape[1]) and 2 * cos.shape[1] <= dim
     cos, sin = cos.float().contiguous(), sin.float().contiguous()
     out = x.new_empty(tokens, heads, dim)
+    weight = 0 if norm is None else norm.data_ptr()
     narrow = x.dtype == torch.bfloat16
     cpu.qkv_rope_store(
-        out.data_ptr(), 0, 0, x.data_ptr(), cos.data_ptr(), sin.data_ptr(), 0, 0, 0,
-        tokens, x.stride(0), heads, 0, dim, cos.shape[1], 0, 0, 0.0, narrow, False, False, False,
+        out.data_ptr(), 0, 0, x.data_ptr(), cos.data_ptr(), sin.data_ptr(), weight, weight, 0,
+        tokens, x.stride(0), heads, 0, dim, cos.shape[1], 0, 0, eps, narrow,
+        norm is not None and norm.dtype is torch.bfloat16, False, False,
     )  # fmt: skip
     return out
+
+
+def normed_rope_reference(x: Tensor, cos: Tensor, sin: Tensor, norm: Tensor | None, eps: float, late: bool) -> Tensor:
+    if norm is None:
+        return apply_rope_reference(x, cos, sin)
+    if late:
+        return rms_norm_reference(apply_rope_reference(x, cos, sin), norm, eps)
+    return apply_rope_reference(rms_norm_reference(x, norm, eps), cos, sin)
 
 
 def apply_rope_reference(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 Thread: device. In: the residual stream [T, hidden] through the norm before the layer, the step's cos/sin and
 AttentionMeta, this layer's caches (written). Out: attended values [T, num_heads * head_dim]; the output product is the
-layer's. Three kernel calls, and one for a norm that no product does (engine/layers/norm.py).
+layer's. Three kernel calls, and one for a norm that no product does (engine/layers/norm.py). DenseSelfAttention is the
+same of layers whose tokens see later ones: an input is computed in one step, and nothing is kept.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import torch
 from torch import Tensor
 
 from engine.attention.meta import AttentionMeta
-from engine.cache.spec import CacheSpec, FullSpec, LayerCache, SlidingSpec
+from engine.cache.spec import CacheSpec, FullSpec, LayerCache, NothingSpec, SlidingSpec
+from engine.kernels.attention.dense import dense_attention
 from engine.kernels.attention.paged import paged_attention
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.projection_norm import normalise_projections
-from engine.kernels.rotate import qkv_rope_store
+from engine.kernels.rotate import apply_rope, qkv_rope_store
 from engine.layers.linear import Linear
 from engine.layers.norm import Normed, RMSNorm
 from engine.layers.rope import Rope
@@ -161,6 +163,49 @@ class PagedSelfAttention:
         if q_norm is None or k_norm is None or not self.qk_norm.startswith("head") or isinstance(q_norm, HeadNorms):
             return None, None, 0.0
         return q_norm.weight, k_norm.weight, q_norm.eps
+
+
+class DenseSelfAttention(PagedSelfAttention):
+    """Each token attends to all tokens of its input or, with a window, to those near it."""
+
+    __slots__ = ()
+
+    def cache_spec(self, dtype: torch.dtype) -> CacheSpec:
+        """Nothing is kept."""
+        return NothingSpec()
+
+    def __call__(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
+        """What each token attended, [T, num_heads * head_dim]; the rows of `meta` cover all tokens."""
+        heads = self._projected(x).unflatten(1, (-1, self.head_dim))
+        values = heads[:, self.num_heads + self.num_kv_heads :]
+        queries, keys = self._rotated(heads, rope)
+        if rope.query_scale is not None:
+            queries = queries * rope.query_scale
+        bounds = meta.query_start
+        return dense_attention(queries, keys, values, bounds, self.scale, mixed_lengths=True, window=self.window)
+
+    def _rotated(self, heads: Tensor, rope: Rope) -> tuple[Tensor, Tensor]:
+        """Queries and keys; heads [T, num_heads + 2 * num_kv_heads, head_dim]."""
+        q_norm, k_norm, eps = self._head_norms()
+        split = [self.num_heads, self.num_kv_heads]
+        both = heads[:, : sum(split)]
+        if q_norm is None:
+            queries, keys = apply_rope(both, rope.cos, rope.sin).split(split, 1)
+            return queries, keys
+        late = self.qk_norm == "head after rotation"
+        queries, keys = (
+            apply_rope(part, rope.cos, rope.sin, norm, eps, late)
+            for part, norm in zip(both.split(split, 1), (q_norm, k_norm))
+        )
+        return queries, keys
+
+    def store(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
+        raise TypeError("an input is computed as a whole: there is no step of which nobody reads a token")
+
+
+def self_attention(text: TextConfig, layer: LayerConfig) -> PagedSelfAttention:
+    """The attention that a layer's configuration describes."""
+    return (PagedSelfAttention if layer.causal else DenseSelfAttention)(text, layer)
 
 
 def qkv_product(text: TextConfig, layer: LayerConfig) -> Linear:

@@ -95,10 +95,13 @@ class Decoder(Model):
 
     def forward(self, batch: Batch, out: Tensor | None = None) -> Tensor:
         x = Stream(self._embedded(batch))
+        attention = batch.attention
+        if not self.config.text.causal:
+            attention = [meta.covering(len(batch.token_ids)) for meta in attention]
         ropes = [rope(batch.positions) for rope in self._ropes]
         for number in self._numbers:
             layer, rope, cache = self.layers[number], ropes[self._rope_of[number]], batch.caches[number]
-            meta = batch.attention[batch.group_of[number]]
+            meta = attention[batch.group_of[number]]
             index = batch.sample_index if number == self._numbers[-1] else None
             if index is not None and not len(index):  # middle chunks of prompts: nobody reads more than the cache
                 layer.store(x, rope, meta, cache)

@@ -83,8 +83,7 @@ class Encoder(Model):
 
     def forward(self, batch: Batch, out: Tensor | None = None) -> Tensor:
         starts = batch.attention[0].query_start  # [num_rows + 1] int32
-        count = starts.new_full((1,), len(batch.token_ids))
-        bounds = torch.cat([starts, count])  # tokens that pad a recorded step are a segment of their own
+        bounds = batch.attention[0].covering(len(batch.token_ids)).query_start
         x = self.embed_norm(self._embedded(batch, starts))
         for layer in self._run:
             x = layer(x, bounds, batch.sample_index if layer is self._run[-1] else None)

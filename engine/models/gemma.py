@@ -42,7 +42,6 @@ def gemma_text(
     rope: RopeDefaults = PLAIN_ROPE,
 ) -> TextConfig:
     """What all three have in common; `pattern`: every so many layers one sees all, 0: all layers do."""
-    refuse(body, use_bidirectional_attention=False)
     text = read_text(
         body,
         outer,
@@ -76,12 +75,21 @@ def sandwich_text(
 
 def gemma2_text(body: Section, outer: Section) -> TextConfig:
     """Every other layer has a window."""
+    refuse(body, use_bidirectional_attention=False)
     return sandwich_text(body, outer, 2, 1.0, "none", PLAIN_ROPE)
 
 
 def gemma3_text(body: Section, outer: Section) -> TextConfig:
-    """Five of six layers have a window."""
-    return sandwich_text(body, outer, 6, 0.0, "head", GEMMA3_ROPE)
+    """Five of six layers have a window, of which EmbeddingGemma has half before a token and half behind it."""
+    text = sandwich_text(body, outer, 6, 0.0, "head", GEMMA3_ROPE)
+    if not body.boolean("use_bidirectional_attention", False):
+        return text
+    return replace(text, layers=tuple(replace(layer, window=half(layer.window)) for layer in text.layers))
+
+
+def half(window: int) -> int:
+    """Tokens to each side, its own included, of a window that has its token in the middle; 0: all."""
+    return window and window // 2 + 1
 
 
 def _cap(body: Section, key: str, default: float) -> float:

@@ -11,7 +11,7 @@ from torch import Tensor
 from engine.attention.meta import AttentionMeta
 from engine.cache.spec import LayerCache
 from engine.checkpoint.text import read_text
-from engine.layers.attention import PagedSelfAttention
+from engine.layers.attention import self_attention
 from engine.layers.linear import Linear
 from engine.layers.mlp import GatedMLP, PlainMLP, decoder_mlp
 from engine.layers.moe import SparseMLP
@@ -55,7 +55,7 @@ class LlamaLayer(DecoderLayer):
             return stream_norm(text) if has else None
 
         self.attention_norm = norm(layer.pre_norms)
-        self.attention = PagedSelfAttention(text, layer)
+        self.attention = self_attention(text, layer)
         self.o = Linear(text.num_heads * text.head_dim, text.hidden_size, bias=text.o_bias)
         self.attention_post_norm = norm(layer.post_norms)
         self.mlp_norm = norm(layer.pre_norms)

@@ -24,8 +24,9 @@ from engine.checkpoint.rope import max_position
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import complete
 from engine.errors import ConfigError
-from engine.model_config import ModelConfig, TextConfig, TowerConfig
+from engine.model_config import ModelConfig, PoolingConfig, TextConfig, TowerConfig
 from engine.models.base import Model
+from engine.models.both_ways import BOTH_WAYS, seeing_all, sees_all
 from engine.models.family import Family
 from engine.quant.assign import assign
 from engine.request import Modality
@@ -98,6 +99,8 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "RobertaForSequenceClassification": "engine.models.roberta",
     "XLMRobertaModel": "engine.models.roberta",
     "XLMRobertaForSequenceClassification": "engine.models.roberta",
+    "ModernBertModel": "engine.models.modernbert",
+    "ModernBertForSequenceClassification": "engine.models.modernbert",
 }
 
 
@@ -158,12 +161,13 @@ def load_model_config(
     with _named(architecture):
         text = family.text(body, outer)
         towers = _towers(family, outer, text, without)
-        under = Body(text.hidden_size, form, family.head is not None, family.head(body, form) if family.head else ())
+        head = family.head(body, form) if family.head else ()
+        under = Body(text.hidden_size, form, family.head is not None, sees_all(family, root, body), head)
         pooling = read_pooling(folder, root, under, runner, pooler or {})
-    if pooling is not None and implementation != "native":
-        raise ConfigError(f"--runner pooling: {architecture} has no file of its own here; it can only generate")
-    if pooling is not None and towers:
-        raise ConfigError("config.json: this model sees or hears; pooling its texts alone needs --language-model-only")
+        if pooling is not None:
+            text = _pooled(text, pooling, towers, implementation)
+        elif body.values.get("use_bidirectional_attention"):
+            raise ConfigError("use_bidirectional_attention=true: this model cannot generate; --runner pooling")
     lead = family.lead(outer) if family.lead is not None else 0
     taken = {modality for tower in towers.values() for modality in tower.modalities}
     ids = common.media_token_ids(outer).items()
@@ -186,6 +190,17 @@ def load_model_config(
         left_out=text_only or any(f"{name}_config" in outer.values and name not in towers for name in family.towers),
         pooling=pooling,
     )
+
+
+def _pooled(
+    text: TextConfig, pooling: PoolingConfig, towers: Mapping[str, TowerConfig], implementation: str
+) -> TextConfig:
+    """The body of a model that pools. Raises ConfigError where this version has none."""
+    if implementation != "native":
+        raise ConfigError("--runner pooling: the architecture has no file of its own here; it can only generate")
+    if towers:
+        raise ConfigError("config.json: this model sees or hears; pooling its texts alone needs --language-model-only")
+    return seeing_all(text) if pooling.bidirectional else text
 
 
 @contextmanager
@@ -258,7 +273,7 @@ def _own(name: str) -> tuple[str, Form] | None:
     ending = next((ending for ending in POOLED if name.endswith(ending)), "")
     if found := spelled.get(name.lower()):
         return found, POOLED[ending] if ending and family_of(found).head is not None else "generate"
-    causal = name.removesuffix(ending) + "ForCausalLM"
+    causal = name.removesuffix(ending).removesuffix("Text").removesuffix(BOTH_WAYS) + "ForCausalLM"
     return (causal, POOLED[ending]) if ending and causal in FAMILIES else None
 
 

@@ -13,6 +13,8 @@ BODIES = {
     "decoder": lambda: kit.embedder("qwen3"),
     "mean": lambda: kit.embedder("qwen3", "mean_tokens", dense=24),
     "bert": lambda: kit.encoder("bert"),
+    "modernbert": kit.modernbert,
+    "embedding gemma": lambda: kit.seeing_all("gemma3"),
     "xlm_roberta": lambda: kit.encoder("xlm_roberta", 3),
 }
 

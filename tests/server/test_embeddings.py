@@ -212,12 +212,6 @@ async def test_texts_are_made_lower_case_where_the_checkpoint_says_so(pooling, t
     np.testing.assert_array_equal(await vectors(client, "The CAT"), await vectors(plain, "the cat"))
 
 
-async def test_a_decoder_whose_tokens_see_later_ones_is_refused(tmp_path):
-    folder = kit.shutil.copytree(kit.embedder("qwen2"), tmp_path / "model")
-    with pytest.raises(ConfigError, match="is_causal=false"):
-        load_model_config(folder, {"is_causal": False})
-
-
 async def test_an_unknown_model_is_404(pooling):
     client = await pooling(kit.embedder("qwen3"))
     for path in ("/v1/embeddings", "/pooling"):

@@ -1,0 +1,28 @@
+"""Bodies whose tokens see those behind them: which checkpoints say so, and their decoders' configuration.
+
+An encoder was never trained to generate; a decoder may have been trained on as an embedder, which its files say by
+`is_causal`, `use_bidirectional_attention`, or the name of a class. Thread: any; pure functions.
+"""
+
+from __future__ import annotations
+
+from engine.checkpoint.section import Section
+from engine.checkpoint.text import every_layer
+from engine.errors import ConfigError
+from engine.model_config import TextConfig
+from engine.models.family import Family
+
+BOTH_WAYS = "Bidirectional"  # in the names of classes that NVIDIA made of a decoder: LlamaBidirectionalModel
+
+
+def sees_all(family: Family, root: Section, body: Section) -> bool:
+    """Whether each token attends to all of its input."""
+    said = root.values.get("is_causal") is False or body.boolean("use_bidirectional_attention", False)
+    return said or family.head is not None or any(BOTH_WAYS in str(name) for name in root.items("architectures", ()))
+
+
+def seeing_all(text: TextConfig) -> TextConfig:
+    """The decoder whose tokens see those behind them too. Raises ConfigError where its attention cannot."""
+    if any(layer.softcap or layer.sinks for layer in text.layers):
+        raise ConfigError("is_causal=false: attention to later tokens is not supported with capped scores or sinks")
+    return every_layer(text, causal=False)
