@@ -27,6 +27,9 @@ class Batch:
     group_of: Sequence[int]  # by layer: whose AttentionMeta is its
     # [S] int64: the tokens whose hidden states somebody reads, and which a forward returns in this order. None: all T.
     sample_index: Tensor | None = None
+    # How many of the T tokens are no padding, and how many of sample_index: int32 [1], on the device. None: all.
+    num_tokens: Tensor | None = None
+    num_sampled: Tensor | None = None
     # The same as `media` for a forward that was recorded: which tokens, [T, 1] bool, and rows [T, hidden or more].
     overlay: tuple[Tensor, Tensor] | None = None
     second_start: Tensor | None = None  # [num_rows] int32, of encoders: where a row's second text begins; 0: no pair

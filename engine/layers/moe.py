@@ -147,7 +147,7 @@ def _whole(pieces: dict[str, list[Tensor | None]], kind: str) -> Tensor:
 
 
 class SparseMLP:
-    """Called as GatedMLP is."""
+    """Stands where GatedMLP stands."""
 
     __slots__ = ("activation", "correction", "down", "gate_up", "router", "routing", "shared", "shared_gate")
 
@@ -164,15 +164,16 @@ class SparseMLP:
             self.shared = GatedMLP(hidden, config.shared_width, text.mlp_bias, self.activation)
         self.shared_gate = Linear(hidden, 1) if config.shared_gate else None
 
-    def __call__(self, x: Normed) -> Mixture:
+    def __call__(self, x: Normed, count: Tensor | None = None) -> Mixture:
+        """count: int32 [1] on the device; rows from here on are padding, choose nobody and read no weight."""
         rows = x.rows()  # [T, hidden]
         correction = None if self.correction is None else self.correction.weight
-        chosen, weights = route(rows, self.router.weight, correction, self.routing)
+        chosen, weights = route(rows, self.router.weight, correction, self.routing, count)
         pairs = self.gate_up.weight.pairs(chosen)
         made = self.down.weight.of_pairs(self.gate_up.weight.of_tokens(rows, pairs, self.activation), pairs)
         shared = None if self.shared is None else self.shared.of_rows(rows)
         gate = None if self.shared_gate is None else self.shared_gate(rows)
-        return Mixture(made, weights, shared, gate)
+        return Mixture(made, weights, shared, gate, count)
 
 
 @dataclass(slots=True, eq=False)
@@ -183,13 +184,15 @@ class Mixture:
     weights: Tensor  # [T, top_k] float32
     shared: Tensor | None  # [T, hidden]
     gate: Tensor | None  # [T, 1]
+    count: Tensor | None  # [1] int32: rows from here on are padding
 
     def value(self) -> Tensor:
-        return combine(self.made, self.weights, self.shared, self.gate, None)
+        return combine(self.made, self.weights, self.shared, self.gate, None, self.count)
 
     def add_to(self, residual: Tensor) -> None:
-        combine(self.made, self.weights, self.shared, self.gate, residual)
+        combine(self.made, self.weights, self.shared, self.gate, residual, self.count)
 
     def add_then(self, residual: Tensor, norm: RMSNorm) -> Normed:
         summed = self.made, self.weights, self.shared, self.gate
-        return Normed(norm, residual, combine_then_norm(*summed, residual, norm.weight, norm.eps))
+        after = combine_then_norm(*summed, residual, norm.weight, norm.eps, self.count)
+        return Normed(norm, residual, after)

@@ -54,10 +54,12 @@ class Product:
 class Stream:
     """The rows of all tokens of a step, or of those that somebody reads."""
 
-    __slots__ = ("_residual", "_waiting")
+    __slots__ = ("_residual", "_sampled", "_waiting", "count")
 
-    def __init__(self, residual: Tensor) -> None:
+    def __init__(self, residual: Tensor, count: Tensor | None = None, sampled: Tensor | None = None) -> None:
         self._residual = residual
+        self.count = count  # int32 [1], on the device: rows from here on are padding; None: there is none
+        self._sampled = sampled  # the same once the stream goes on with the rows that somebody reads
         self._waiting: Addend | None = None
 
     def add(self, addend: Addend, through: Norm | None = None) -> None:
@@ -89,5 +91,6 @@ class Stream:
         """
         if index is None:
             return beside
+        self.count = self._sampled
         beside, self._residual = beside.index_select(0, index), self.rows().index_select(0, index)
         return beside

@@ -94,7 +94,7 @@ class Decoder(Model):
         return [layer.attention.cache_spec(self.dtype) for layer in self.layers]
 
     def forward(self, batch: Batch, out: Tensor | None = None) -> Tensor:
-        x = Stream(self._embedded(batch))
+        x = Stream(self._embedded(batch), batch.num_tokens, batch.num_sampled)
         attention = batch.attention
         if not self.config.text.causal:
             attention = [meta.covering(len(batch.token_ids)) for meta in attention]

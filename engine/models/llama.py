@@ -17,7 +17,7 @@ from engine.layers.mlp import GatedMLP, PlainMLP, decoder_mlp
 from engine.layers.moe import SparseMLP
 from engine.layers.norm import Norm, stream_norm
 from engine.layers.rope import Rope
-from engine.layers.stream import Product, Stream
+from engine.layers.stream import Addend, Product, Stream
 from engine.model_config import LayerConfig, TextConfig
 from engine.models.decoder import Decoder, DecoderLayer
 from engine.models.family import Family
@@ -67,14 +67,15 @@ class LlamaLayer(DecoderLayer):
         attended = self.attention(x.normed(self.attention_norm), rope, meta, cache)  # [T, num_heads * head_dim]
         x.add(Product(self.o, x.keep(index, attended)), self.attention_post_norm)
         del attended  # the stream gives these rows back when they have been multiplied
-        x.add(self.feed_forward(x.normed(self.mlp_norm)), self.mlp_post_norm)
+        x.add(self.fed(x, self.mlp_norm), self.mlp_post_norm)
 
-    @property
-    def feed_forward(self) -> GatedMLP | PlainMLP | SparseMLP:
-        """The MLP, or the experts in its place."""
-        found = self.mlp or self.experts
-        assert found is not None
-        return found
+    def fed(self, x: Stream, norm: Norm | None) -> Addend:
+        """What the MLP, or the experts in its place, make of the stream read through `norm`."""
+        rows = x.normed(norm)
+        if self.experts is not None:
+            return self.experts(rows, x.count)
+        assert self.mlp is not None
+        return self.mlp(rows)
 
 
 class ParallelLayer(LlamaLayer):
@@ -88,7 +89,7 @@ class ParallelLayer(LlamaLayer):
     def __call__(self, x: Stream, rope: Rope, meta: AttentionMeta, cache: LayerCache, index: Tensor | None) -> None:
         attended = self.attention(x.normed(self.attention_norm), rope, meta, cache)  # [T, num_heads * head_dim]
         attended = x.keep(index, attended)
-        mlp = self.feed_forward(x.normed(self.mlp_norm or self.attention_norm))
+        mlp = self.fed(x, self.mlp_norm or self.attention_norm)
         x.add(Product(self.o, attended))
         x.add(mlp)
 

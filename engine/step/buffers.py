@@ -115,6 +115,7 @@ class StepBuffers:
             attention=[self._meta(group, tokens, rows, decode_only) for group in range(len(self._layout.groups))],
             caches=self.caches,
             group_of=self._layout.group_of,
+            num_tokens=inputs.query_start[-1:],  # behind the last row
             overlay=overlay,
         )
 

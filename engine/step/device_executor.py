@@ -134,6 +134,7 @@ class DeviceExecutor:
             self._gather_sampled(self.model.forward(batch), count)
             return
         batch.sample_index = self.buffers.inputs.sample_index[:count]
+        batch.num_sampled = self.buffers.inputs.num_sampled
         self.model.forward(batch, self.buffers.sampled_hidden[:count])
 
     def _gather_sampled(self, hidden: torch.Tensor, count: int) -> None:

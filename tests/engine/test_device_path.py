@@ -8,6 +8,7 @@ import pytest
 
 import engine.runtime
 from engine import Engine
+from engine.kernels.moe.sort import sort_pairs_reference
 from engine.step.executor import Sizes
 from engine.step.upload_ring import ALIGNED, UploadRing
 from tests import tiny
@@ -74,6 +75,23 @@ async def test_rows_that_may_bring_home_more_tokens_bring_the_same(wanted, name,
     async with running(tiny.checkpoint(name)) as served:
         assert await all_at_once(served) == wanted
         assert {plan.width for plan in served._device._runtime.executor.plans} == {3}
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe"])
+async def test_padding_of_a_step_chooses_no_expert(wanted, on_the_device_path, name, monkeypatch):
+    seen = []
+
+    def sorted_pairs(chosen, num_experts):
+        pairs = sort_pairs_reference(chosen, num_experts)
+        seen.append((len(chosen), int(pairs.ends[-1]) // pairs.top_k))
+        return pairs
+
+    monkeypatch.setattr("engine.kernels.moe.panels.sort_pairs", sorted_pairs)
+    async with running(tiny.checkpoint(name), cudagraph_capture_sizes=(4, 16)) as engine:
+        seen.clear()
+        assert await all_at_once(engine) == wanted
+    assert any(real < padded for padded, real in seen)
+    assert all(real > 0 for _, real in seen)
 
 
 @pytest.mark.parametrize("name", ["qwen3", "omni"])

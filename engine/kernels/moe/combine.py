@@ -2,7 +2,8 @@
 
 The sum is taken in float32, in the order in which the token chose its experts, then the shared MLP's result (times the
 sigmoid of its gate), then the residual, and is rounded once. A following product of few rows gets the rows prescaled
-for its norm (gemm/epilogue), so that the norm needs no kernel. Users: engine/layers/moe.
+for its norm (gemm/epilogue), so that the norm needs no kernel. To rows of padding experts add nothing.
+Users: engine/layers/moe.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -29,6 +30,7 @@ def combine_kernel(
     gate,  # [rows], or None
     residual,  # [rows, width], or None
     gain,  # [width] float32 when AFTER
+    count,  # [1] int32: rows from here on are padding; None: there is none
     width,
     TOP_K: tl.constexpr,
     AFTER: tl.constexpr,
@@ -41,8 +43,11 @@ def combine_kernel(
     inside = column < width
     grid_wait(OVERLAP)
     total = tl.zeros([BLOCK], tl.float32)
+    real = inside
+    if count is not None:
+        real = column < tl.where(row < tl.load(count), width, 0)
     for slot in tl.static_range(TOP_K):  # all of them are asked for at once
-        each = tl.load(made + (row * TOP_K + slot) * width + column, mask=inside, other=0.0).to(tl.float32)
+        each = tl.load(made + (row * TOP_K + slot) * width + column, mask=real, other=0.0).to(tl.float32)
         total += each * tl.load(weights + row * TOP_K + slot)
     at = row * width + column
     if shared is not None:
@@ -62,15 +67,19 @@ def combine_kernel(
 
 
 def combine(
-    made: Tensor, weights: Tensor, shared: Tensor | None, gate: Tensor | None, residual: Tensor | None
+    made: Tensor,
+    weights: Tensor,
+    shared: Tensor | None,
+    gate: Tensor | None,
+    residual: Tensor | None,
+    count: Tensor | None = None,
 ) -> Tensor:
     """made [T, top_k, H], weights [T, top_k] float32 -> [T, H] of made's dtype: `residual`, in place, or new.
 
-    shared [T, H]: the shared MLP's result; gate [T, 1]: by whose sigmoid it is multiplied.
+    shared [T, H]: the shared MLP's result; gate [T, 1]: by whose sigmoid it is multiplied; count: as in moe/route.
     """
-    if made.is_cuda:
-        return launch_combine(made, weights, shared, gate, residual, None)
-    return combine_reference(made, weights, shared, gate, residual, None)
+    launch = launch_combine if made.is_cuda else combine_reference
+    return launch(made, weights, shared, gate, residual, None, count)
 
 
 def combine_then_norm(
@@ -81,12 +90,13 @@ def combine_then_norm(
     residual: Tensor,
     gain: Tensor,
     eps: float,
+    count: Tensor | None = None,
 ) -> Unscaled | None:
     """`combine` into residual, which a product of rms_norm(residual, gain, eps) reads next; few rows come prescaled."""
     prescaled = len(residual) <= MAX_ROWS and made.is_cuda and made.dtype is torch.bfloat16
     after = empty_unscaled(residual, BLOCK, gain, eps) if prescaled else None
     launch = launch_combine if made.is_cuda else combine_reference
-    launch(made, weights, shared, gate, residual, after)
+    launch(made, weights, shared, gate, residual, after, count)
     return after
 
 
@@ -97,6 +107,7 @@ def launch_combine(
     gate: Tensor | None,
     residual: Tensor | None,
     after: Unscaled | None,
+    count: Tensor | None = None,
 ) -> Tensor:
     """The Triton kernel; `after`, from `empty_unscaled` with BLOCK, gets what the norm of the result needs."""
     rows, top_k, width = made.shape
@@ -106,7 +117,7 @@ def launch_combine(
     if rows:
         combine_kernel[(rows, triton.cdiv(width, BLOCK))](
             out, out if after is None else after.rows, weights if after is None else after.squares, made, weights,
-            shared, gate, residual, weights if after is None else after.gain, width, TOP_K=top_k,
+            shared, gate, residual, weights if after is None else after.gain, count, width, TOP_K=top_k,
             AFTER=after is not None, BLOCK=BLOCK, num_warps=4, **launch_options(),
         )  # fmt: skip
     return out
@@ -119,9 +130,12 @@ def combine_reference(
     gate: Tensor | None,
     residual: Tensor | None,
     after: Unscaled | None,
+    count: Tensor | None = None,
 ) -> Tensor:
     wide = torch.float64 if made.dtype == torch.float64 else torch.float32
     weights = weights.to(wide)
+    if count is not None:
+        made = made.masked_fill(torch.arange(len(made), device=made.device)[:, None, None] >= count, 0.0)
     total = made[:, 0].to(wide) * weights[:, :1]
     for slot in range(1, made.shape[1]):
         total += made[:, slot].to(wide) * weights[:, slot : slot + 1]

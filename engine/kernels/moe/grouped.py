@@ -2,7 +2,8 @@
 
 A program multiplies a tile of one expert's pairs by a tile of the expert's rows. Which expert is known on the device
 alone, so the grid is a bound: every expert's last tile may be part empty, and programs behind the last tile end early.
-Experts that no token chose are not read. Few pairs are not sorted: each pair is a tile by itself, of its own expert.
+Experts that no token chose are not read, and pairs of padding have no expert: what stands in their rows is undefined.
+Few pairs are not sorted: each pair is a tile by itself, of its own expert.
 The first product gathers the tokens' rows, the second writes each pair's row to the place of the pair.
 Users: moe/dense on accelerators.
 """
@@ -153,6 +154,9 @@ def grouped_reference(
     sources = order // pairs.top_k if activation is not None else places
     made = []
     for source, expert in zip(sources.tolist(), experts.tolist()):
+        if expert == len(weight):  # of padding
+            made.append(torch.zeros(weight.shape[1] // (1 if activation is None else 2), dtype=wide, device=x.device))
+            continue
         y = weight[expert].to(wide) @ x[source].to(wide)
         y = y if bias is None else y + bias[expert].to(wide)
         made.append(y if activation is None else activate_reference(y, activation))

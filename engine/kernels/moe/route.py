@@ -7,7 +7,8 @@
     weights = scores of these experts, divided by their sum where the routing says so, times its scale
 
 A token with a NaN among its ranks chooses the experts 0 ... top_k - 1, all with weight NaN: the token's own request
-fails as every NaN does, and no other token changes. A row's bits depend on no other row.
+fails as every NaN does, and no other token changes. A row's bits depend on no other row. Rows of padding choose the
+expert `num_experts`, which is none, with weight 0: the kernels that follow read no weight for them.
 On an accelerator one launch: programs share a tile's experts, and the program that arrives last has all logits of its
 tokens and chooses. Users: engine/layers/moe.
 """
@@ -60,11 +61,11 @@ def keep_groups(ranks, column, GROUPS: tl.constexpr, KEPT: tl.constexpr, SIZE: t
 
 @triton.jit
 def choose_tile(
-    chosen, weights, logits, correction, m, rows, experts, eps, least_sum, scale,
+    chosen, weights, logits, correction, m, rows, live, experts, eps, least_sum, scale,
     SIGMOID: tl.constexpr, TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr,
     SIZE: tl.constexpr, TWO: tl.constexpr, COLUMNS: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """The choice of the tokens m, whose logits are written."""
+    """The choice of the tokens m, whose logits are written; from `live` on they are padding."""
     column = tl.arange(0, COLUMNS)[None, :]
     real = column < experts
     at = logits + m.to(tl.int64)[:, None] * experts + column
@@ -99,9 +100,9 @@ def choose_tile(
     if RENORMALISE:
         given = given / tl.maximum(total + eps, least_sum, propagate_nan=tl.PropagateNan.ALL)
     target = m.to(tl.int64)[:, None] * TOP_K + slot
-    inside = (m < rows)[:, None] & (slot < TOP_K)
-    tl.store(chosen + target, numbers, mask=inside)
-    tl.store(weights + target, given * scale, mask=inside)
+    inside, real_row = (m < rows)[:, None] & (slot < TOP_K), (m < live)[:, None]
+    tl.store(chosen + target, tl.where(real_row, numbers, experts), mask=inside)
+    tl.store(weights + target, tl.where(real_row, given * scale, 0.0), mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -114,6 +115,7 @@ def route_kernel(
     router,  # [experts, depth]
     bias,  # [experts], or None
     correction,  # [experts] float32, or None
+    count,  # [1] int32: rows from here on are padding; None: there is none
     rows,
     experts,
     depth,
@@ -140,11 +142,15 @@ def route_kernel(
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     sums = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     grid_wait(OVERLAP)
-    for first in range(0, depth, BLOCK_K):
+    live = rows
+    if count is not None:
+        live = tl.minimum(tl.load(count), rows)
+    end = tl.where(tile * BLOCK_M < live, depth, 0)  # a tile of padding reads neither rows nor router
+    for first in range(0, end, BLOCK_K):
         k = first + tl.arange(0, BLOCK_K)
         inside = (k < depth)[None, :]
         x_at = x + m.to(tl.int64)[:, None] * depth + k[None, :]
-        tokens = tl.load(x_at, mask=(m < rows)[:, None] & inside, other=0.0)
+        tokens = tl.load(x_at, mask=(m < live)[:, None] & inside, other=0.0)
         each = tl.load(router + n[:, None] * depth + k[None, :], mask=(n < experts)[:, None] & inside, other=0.0)
         sums = tl.dot(tokens.to(router.dtype.element_ty), each.T, sums, input_precision="ieee")
     if bias is not None:
@@ -154,20 +160,30 @@ def route_kernel(
     tl.debug_barrier()  # every thread's logits are written before the arrival is counted
     programs = tl.num_programs(0)
     if tl.atomic_add(arrived + tile, 1, sem="acq_rel") == programs - 1:
-        choose_tile(chosen, weights, logits, correction, m, rows, experts, eps, least_sum, scale, SIGMOID, TOP_K,
-                    RENORMALISE, GROUPS, KEPT, SIZE, TWO, COLUMNS, SLOTS)  # fmt: skip
+        choose_tile(chosen, weights, logits, correction, m, rows, live, experts, eps, least_sum, scale, SIGMOID,
+                    TOP_K, RENORMALISE, GROUPS, KEPT, SIZE, TWO, COLUMNS, SLOTS)  # fmt: skip
         tl.store(arrived + tile, 0)
 
 
-def route(x: Tensor, router: Weight, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
-    """x [T, H], router [E, H], correction [E] float32 -> experts [T, top_k] int32, weights [T, top_k] float32."""
+def route(
+    x: Tensor, router: Weight, correction: Tensor | None, routing: Routing, count: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """x [T, H], router [E, H], correction [E] float32 -> experts [T, top_k] int32, weights [T, top_k] float32.
+
+    count: int32 [1], on the device: rows from here on are padding.
+    """
     if x.is_cuda:
-        return launch_route(x, router.dense(), router.dense_bias(), correction, routing)
-    return choose_experts(router.linear(x.to(torch.float32)), correction, routing)
+        return launch_route(x, router.dense(), router.dense_bias(), correction, routing, count)
+    return without_padding(*choose_experts(router.linear(x.to(torch.float32)), correction, routing), routing, count)
 
 
 def launch_route(
-    x: Tensor, router: Tensor, bias: Tensor | None, correction: Tensor | None, routing: Routing
+    x: Tensor,
+    router: Tensor,
+    bias: Tensor | None,
+    correction: Tensor | None,
+    routing: Routing,
+    count: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The Triton kernel: x [T, H] contiguous, router [E, H] of x's dtype or float32, bias [E]. Needs `arrivals`."""
     (rows, depth), experts = x.shape, routing.num_experts
@@ -178,8 +194,8 @@ def launch_route(
     weights = torch.empty(rows, routing.top_k, dtype=torch.float32, device=x.device)
     logits = torch.empty(rows, experts, dtype=torch.float32, device=x.device)
     route_kernel[(triton.cdiv(experts, BLOCK_N), tiles)](
-        chosen, weights, logits, arrivals(x.device), x, router, bias, correction, rows, experts, depth,
-        routing.eps, routing.least_sum, routing.scale, SIGMOID=routing.score == "sigmoid", TOP_K=routing.top_k,
+        chosen, weights, logits, arrivals(x.device), x, router, bias, correction, count, rows, experts,
+        depth, routing.eps, routing.least_sum, routing.scale, SIGMOID=routing.score == "sigmoid", TOP_K=routing.top_k,
         RENORMALISE=routing.renormalise, GROUPS=routing.num_groups, KEPT=routing.kept_groups,
         SIZE=experts // routing.num_groups, TWO=routing.group_rank == "best two",
         COLUMNS=triton.next_power_of_2(experts), SLOTS=triton.next_power_of_2(routing.top_k),
@@ -189,11 +205,24 @@ def launch_route(
 
 
 def route_reference(
-    x: Tensor, router: Tensor, bias: Tensor | None, correction: Tensor | None, routing: Routing
+    x: Tensor,
+    router: Tensor,
+    bias: Tensor | None,
+    correction: Tensor | None,
+    routing: Routing,
+    count: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     logits = torch.nn.functional.linear(x.to(wide), router.to(wide), None if bias is None else bias.to(wide))
-    return choose_experts(logits, correction, routing)
+    return without_padding(*choose_experts(logits, correction, routing), routing, count)
+
+
+def without_padding(chosen: Tensor, weights: Tensor, routing: Routing, count: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The choice, but rows from `count` on choose nobody."""
+    if count is None:
+        return chosen, weights
+    padding = torch.arange(len(chosen), device=chosen.device)[:, None] >= count
+    return chosen.masked_fill(padding, routing.num_experts), weights.masked_fill(padding, 0.0)
 
 
 def choose_experts(logits: Tensor, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,8 @@
 """Pairs: the pairs of a token and an expert of a step, sorted by expert, so that an expert's matrix is read once.
 
 In: the experts that the tokens chose, [T, top_k]. Out: the order of pairs in which an expert's pairs lie side by side,
-tokens ascending, and where the pairs of each expert end. On an accelerator each expert has a program, which reads all
+tokens ascending, and where the pairs of each expert end. Pairs of padding, whose expert is `num_experts`, are behind
+the last end. On an accelerator each expert has a program, which reads all
 pairs: it counts those of lower experts, and writes its own behind them. So there is one launch, nothing is counted
 twice and no program waits for another. Users: engine/layers/moe; read by the forms of ExpertsWeight.
 """
@@ -26,7 +27,8 @@ class Pairs:
 
     top_k: int
     chosen: Tensor  # [T, top_k] int32
-    order: Tensor | None  # [pairs]: the pairs sorted by expert; None: few pairs, each goes to its expert by itself
+    # [pairs]: the pairs sorted by expert, any behind the last end; None: few pairs, each goes to its expert by itself
+    order: Tensor | None
     ends: Tensor | None  # [E]: where the pairs of each expert end in that order
 
     @property
@@ -61,7 +63,7 @@ def sort_kernel(
 
 
 def sort_pairs(chosen: Tensor, num_experts: int) -> Pairs:
-    """chosen [T, top_k] int32, each from 0 to num_experts - 1."""
+    """chosen [T, top_k] int32, each from 0 to num_experts - 1, or num_experts: no expert."""
     return launch_sort_pairs(chosen, num_experts) if chosen.is_cuda else sort_pairs_reference(chosen, num_experts)
 
 
@@ -77,4 +79,4 @@ def launch_sort_pairs(chosen: Tensor, num_experts: int) -> Pairs:
 def sort_pairs_reference(chosen: Tensor, num_experts: int) -> Pairs:
     experts = chosen.flatten().long()
     counts = torch.bincount(experts, minlength=num_experts)
-    return Pairs(chosen.shape[1], chosen, experts.sort(stable=True).indices, counts.cumsum(0))
+    return Pairs(chosen.shape[1], chosen, experts.sort(stable=True).indices, counts[:num_experts].cumsum(0))

@@ -16,7 +16,7 @@ from tests.kernels.accelerator.targets import TARGETS, cases, compiles
 T = "*bf16"
 ROUTE = {
     "chosen": "*i32", "weights": "*fp32", "logits": "*fp32", "arrived": "*i32", "x": T, "router": T,
-    "bias": T, "correction": "*fp32", "rows": "i32", "experts": "i32", "depth": "i32", "eps": "fp32",
+    "bias": T, "correction": "*fp32", "count": "*i32", "rows": "i32", "experts": "i32", "depth": "i32", "eps": "fp32",
     "least_sum": "fp32", "scale": "fp32",
 }  # fmt: skip
 GROUPED = {
@@ -25,7 +25,7 @@ GROUPED = {
 }  # fmt: skip
 COMBINE = {
     "out": T, "gained": T, "counted": "*fp32", "made": T, "weights": "*fp32", "shared": T, "gate": T, "residual": T,
-    "gain": "*fp32", "width": "i32",
+    "gain": "*fp32", "count": "*i32", "width": "i32",
 }  # fmt: skip
 CODED = {
     "out": T, "x": T, "codes": "*u8", "scales": T, "zeros": "*i8", "row_scales": "*fp32", "bias": "*fp32",
@@ -59,7 +59,8 @@ KERNELS = {
             {"num_warps": 4, "num_stages": 3},
         )
         for name, sigmoid, groups, kept, router, rest in (
-            ("softmax", False, 1, 1, T, {"bias": None, "correction": None}), ("groups", True, 8, 4, "*fp32", {}),
+            ("softmax", False, 1, 1, T, {"bias": None, "correction": None, "count": None}),
+            ("groups", True, 8, 4, "*fp32", {}),
         )
     },
     "sort": (
@@ -72,7 +73,7 @@ KERNELS = {
             {"num_warps": 4},
         )
         for name, after, rest in (
-            ("alone", False, {"shared": None, "gate": None, "residual": None}), ("whole", True, {}),
+            ("alone", False, {"shared": None, "gate": None, "residual": None, "count": None}), ("whole", True, {}),
         )
     },
 }  # fmt: skip

@@ -64,6 +64,50 @@ def test_a_router_in_float32_takes_half_precision_rows():
     torch.testing.assert_close(weights, weighed, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("tokens", [5, 40])
+@pytest.mark.parametrize("real", [0, 1, 3])
+def test_padding_chooses_nobody_and_reads_no_weight(tokens, real):
+    """Experts' matrices are NaN but for those that real rows chose; so are the rows and the router's of padding."""
+    routing, width, depth = Routing(7, 3, renormalise=True), 24, 40
+    count = torch.tensor([real], dtype=torch.int32)
+    x, router = torch.randn(tokens, depth), torch.randn(7, depth) / 4
+    x[real:] = math.nan
+    chosen, weights = launch_route(x, router, None, None, routing, count)
+    want, weighed = route_reference(x, router, None, None, routing, count)
+    assert torch.equal(chosen, want)
+    assert torch.equal(chosen[:real], route_reference(x[:real], router, None, None, routing)[0])
+    torch.testing.assert_close(weights, weighed, rtol=1e-5, atol=1e-6)
+    assert (chosen[real:] == 7).all()
+    assert not weights[real:].any()
+    pairs = launch_sort_pairs(chosen, 7)
+    sorted_pairs = sort_pairs_reference(chosen, 7)
+    assert torch.equal(pairs.ends.long(), sorted_pairs.ends)
+    assert torch.equal(pairs.order[: 3 * real].long(), sorted_pairs.order[: 3 * real])
+    gate_up, down = torch.randn(7, 2 * width, depth) / 8, torch.randn(7, depth, width) / 8
+    unread = [expert for expert in range(7) if expert not in chosen[:real]]
+    gate_up[unread], down[unread] = math.nan, math.nan
+    shared, residual = torch.randn(tokens, depth), torch.randn(tokens, depth)
+    for each in (pairs, Pairs(3, chosen, None, None)):
+        tile = Tile(16, 32, 32, 2, 4)
+        made = launch_grouped(x, gate_up, None, each, Activation.SILU, tile)
+        made = launch_grouped(made, down, None, each, None, tile).view(tokens, 3, depth)
+        got = launch_combine(made, weights, shared, None, residual.clone(), None, count)
+        torch.testing.assert_close(got[real:], shared[real:] + residual[real:])
+        torch.testing.assert_close(got, combine_reference(made, weights, shared, None, residual.clone(), None, count))
+        assert not got.isnan().any()
+
+
+@pytest.mark.parametrize("real", [0, 17])
+def test_a_tile_of_padding_reads_no_router(real):
+    """The products of 17 tiles are left out: only the choice of nobody is written."""
+    routing, count = Routing(4, 2), torch.tensor([real], dtype=torch.int32)
+    router = torch.randn(4, 40) if real else torch.full((4, 40), math.nan)
+    chosen, weights = launch_route(torch.randn(33, 40), router, None, None, routing, count)
+    assert (chosen[real:] == 4).all()
+    assert (chosen[:real] < 4).all()
+    assert not weights[real:].any()
+
+
 @pytest.mark.parametrize(("tokens", "top_k", "experts"), [(1, 1, 1), (5, 3, 7), (300, 4, 9)])
 def test_sorted_pairs(tokens, top_k, experts):
     chosen = torch.rand(tokens, experts).argsort(1)[:, :top_k].to(torch.int32).contiguous()
