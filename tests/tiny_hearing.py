@@ -56,9 +56,9 @@ def qwen2_audio() -> Path:
     return kept("qwen2-audio", made)
 
 
-def kept(name: str, make: Callable[[Path], None]) -> Path:
-    """The folder of a checkpoint, made once."""
-    sources = Path(__file__).read_bytes() + Path(tiny.__file__).read_bytes()
+def kept(name: str, make: Callable[[Path], None], source: str = __file__) -> Path:
+    """The folder of a checkpoint, made once; `source`: the file that describes it."""
+    sources = b"".join(Path(file).read_bytes() for file in (__file__, tiny.__file__, source))
     digest = hashlib.sha256(sources + importlib.metadata.version("transformers").encode()).hexdigest()[:12]
     folder = Path(tempfile.gettempdir()) / f"omniloop-tiny-{name}-{os.getuid()}-{digest}"
     if not folder.is_dir():

@@ -9,7 +9,6 @@ and projected to the decoder's width. Convolutions are products over unrolled fr
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,17 +17,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.checkpoint.section import MAX_LAYERS, Section
+from engine.encoders import sound
+from engine.encoders.sound import EPS, KERNEL, AudioLayer, sinusoids, unroll
 from engine.encoders.tower import Features, Record
 from engine.errors import ConfigError, RequestError
 from engine.kernels.activation import gelu
-from engine.kernels.attention.dense import dense_attention
 from engine.layers.linear import Linear
 from engine.layers.norm import LayerNorm
 from engine.request import Modality
 from engine.weights.table import Row
 
-EPS = 1e-5
-KERNEL = 3  # frames under each convolution
 CHUNKS_AT_ONCE = 16  # unrolled frames take KERNEL times the space of their source: bounds memory for long sounds
 
 
@@ -80,43 +78,7 @@ def read_audio(section: Section) -> AudioConfig:
 
 def rows(model: str, module: str) -> tuple[Row, ...]:
     """Weight rows of a tower that hangs at attribute `model` and is called `module` in checkpoints."""
-    layer, target = f"{module}.layers.*.", f"{model}.layers.*."
-    attention = layer + "self_attn."
-    return (
-        Row((f"{module}.conv1",), f"{model}.conv1"),
-        Row((f"{module}.conv2",), f"{model}.conv2"),
-        Row((layer + "self_attn_layer_norm",), target + "attention_norm"),
-        Row((attention + "q_proj", attention + "k_proj", attention + "v_proj"), target + "qkv"),
-        Row((attention + "out_proj",), target + "out"),
-        Row((layer + "final_layer_norm",), target + "mlp_norm"),
-        Row((layer + "fc1",), target + "fc1"),
-        Row((layer + "fc2",), target + "fc2"),
-        Row((f"{module}.ln_post",), f"{model}.norm"),
-        Row((f"{module}.proj",), f"{model}.proj"),
-    )
-
-
-class AudioLayer:
-    """A Whisper encoder layer: keys have no bias."""
-
-    __slots__ = ("attention_norm", "fc1", "fc2", "head_dim", "mlp_norm", "num_heads", "out", "qkv")
-
-    def __init__(self, size: int, num_heads: int, width: int) -> None:
-        self.num_heads = num_heads
-        self.head_dim = size // num_heads
-        self.attention_norm = LayerNorm(size, EPS)
-        self.mlp_norm = LayerNorm(size, EPS)
-        self.qkv = Linear(size, size, size, size, bias=(True, False, True))
-        self.out = Linear(size, size, bias=True)
-        self.fc1 = Linear(size, width, bias=True)
-        self.fc2 = Linear(width, size, bias=True)
-
-    def __call__(self, x: Tensor, bounds: Tensor) -> None:
-        """Adds to x [rows, hidden], chunk after chunk."""
-        heads = self.qkv(self.attention_norm(x)).view(x.shape[0], 3, self.num_heads, self.head_dim)
-        q, k, v = heads.unbind(1)
-        self.out.add_to(x, dense_attention(q, k, v, bounds, self.head_dim**-0.5))
-        self.fc2.add_to(x, gelu(self.fc1(self.mlp_norm(x))))
+    return sound.rows(model, module, conv1="conv1", conv2="conv2", norm="ln_post", proj="proj")
 
 
 class QwenOmniAudioTower:
@@ -189,18 +151,3 @@ class QwenOmniAudioTower:
         x = gelu(self.conv1(unroll(chunks, 1)))  # [count, length, hidden]
         x.view(count * length, -1)[frames:] = 0.0  # padding of the last chunk is silence for the second one, too
         return gelu(self.conv2(unroll(x, 2)))
-
-
-def unroll(x: Tensor, stride: int) -> Tensor:
-    """[count, length, channels] -> [count, ceil(length / stride), channels * KERNEL], with a zero at either end."""
-    padded = functional.pad(x, (0, 0, 1, 1))
-    windows = padded.unfold(1, KERNEL, stride)  # [count, out, channels, KERNEL], a view
-    return windows.reshape(*windows.shape[:2], -1)
-
-
-def sinusoids(length: int, channels: int) -> Tensor:
-    """Whisper's positions, [length, channels] float32: sines in the first half, cosines in the second."""
-    step = math.log(10_000) / (channels // 2 - 1)
-    rates = torch.exp(-step * torch.arange(channels // 2, dtype=torch.float32))
-    angles = torch.arange(length)[:, None] * rates
-    return torch.cat([angles.sin(), angles.cos()], dim=1)

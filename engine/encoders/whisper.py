@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from engine.checkpoint.section import MAX_LAYERS, Section
-from engine.encoders.qwen_omni_audio import EPS, KERNEL, AudioLayer, unroll
+from engine.encoders import sound
+from engine.encoders.sound import EPS, KERNEL, AudioLayer, Rotations, unroll
 from engine.encoders.tower import Features, Record
 from engine.errors import ConfigError, RequestError
 from engine.kernels.activation import gelu
@@ -79,20 +80,7 @@ def read_audio(section: Section) -> WhisperAudioConfig:
 
 def rows(model: str, module: str) -> tuple[Row, ...]:
     """Weight rows of an encoder that hangs at attribute `model` and is called `module` in checkpoints."""
-    layer, target = f"{module}.layers.*.", f"{model}.layers.*."
-    attention = layer + "self_attn."
-    return (
-        Row((f"{module}.conv1",), f"{model}.conv1"),
-        Row((f"{module}.conv2",), f"{model}.conv2"),
-        Row((f"{module}.embed_positions",), f"{model}.positions"),
-        Row((layer + "self_attn_layer_norm",), target + "attention_norm"),
-        Row((attention + "q_proj", attention + "k_proj", attention + "v_proj"), target + "qkv"),
-        Row((attention + "out_proj",), target + "out"),
-        Row((layer + "final_layer_norm",), target + "mlp_norm"),
-        Row((layer + "fc1",), target + "fc1"),
-        Row((layer + "fc2",), target + "fc2"),
-        Row((f"{module}.layer_norm",), f"{model}.norm"),
-    )
+    return sound.rows(model, module, conv1="conv1", conv2="conv2", positions="embed_positions", norm="layer_norm")
 
 
 class WhisperTower:
@@ -105,7 +93,8 @@ class WhisperTower:
         size = config.hidden_size
         self.conv1 = Linear(config.num_mel_bins * KERNEL, size, bias=True, fold=(config.num_mel_bins, KERNEL))
         self.conv2 = Linear(size * KERNEL, size, bias=True, fold=(size, KERNEL))
-        self.positions = Positions(config.num_positions, size)
+        self.positions: Positions | None = Positions(config.num_positions, size)
+        self.turn: Rotations | None = None  # positions by rotation, in the place of learned ones
         self.layers = [AudioLayer(size, config.num_heads, config.intermediate_size) for _ in range(config.num_layers)]
         self.norm = LayerNorm(size, EPS)
 
@@ -147,8 +136,9 @@ class WhisperTower:
             )
         frames = mel.to(self.device, self.dtype).T[None]  # [1, frames, bins]
         x = gelu(self.conv2(unroll(gelu(self.conv1(unroll(frames, 1))), 2)))[0]
-        x = x[:count] + self.positions.table[:count]
+        x = x[:count] if self.positions is None else x[:count] + self.positions.table[:count]
+        turn = None if self.turn is None else (self.turn[0][:count], self.turn[1][:count])
         bounds = torch.arange(0, count + 1, count, dtype=torch.int32, device=x.device)  # of the only segment
         for layer in self.layers:
-            layer(x, bounds)
+            layer(x, bounds, turn)
         return x

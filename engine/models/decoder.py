@@ -61,6 +61,7 @@ class Decoder(Model):
         self.device = device
         self.towers: dict[Modality, Tower] = {}
         self.vision: Tower | None = None
+        self.audio: Tower | None = None
         self.table = self.WEIGHTS
         self.head = None if config.pooling else Head(text.vocab_size, text.hidden_size, text.tie_embeddings)
         self.embed = Embedding(text.vocab_size, text.hidden_size, self.head)

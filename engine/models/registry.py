@@ -90,6 +90,8 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "Qwen3VLForConditionalGeneration": "engine.models.qwen3_vl",
     "Qwen3VLMoeForConditionalGeneration": "engine.models.qwen3_vl_moe",
     "Qwen2AudioForConditionalGeneration": "engine.models.qwen2_audio",
+    "VoxtralForConditionalGeneration": "engine.models.voxtral",
+    "GlmAsrForConditionalGeneration": "engine.models.glm_asr",
     "Qwen2_5OmniThinkerForConditionalGeneration": "engine.models.qwen2_5_omni",
     "Qwen2_5OmniForConditionalGeneration": "engine.models.qwen2_5_omni",
     "Qwen2_5OmniModel": "engine.models.qwen2_5_omni",  # the name in the released folders

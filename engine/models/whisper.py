@@ -29,7 +29,7 @@ from engine.checkpoint.rope import no_rope
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import every_layer, read_text, refuse
 from engine.encoders import whisper as encoder
-from engine.encoders.qwen_omni_audio import EPS
+from engine.encoders.sound import EPS
 from engine.encoders.tower import by_modality
 from engine.encoders.whisper import WhisperAudioConfig, WhisperTower, read_audio
 from engine.errors import ConfigError

@@ -77,11 +77,15 @@ def _window(size: int) -> np.ndarray:
     return 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(size) / size)
 
 
-@functools.cache
 def mel_filters(settings: MelSettings) -> np.ndarray:
     """Triangles on Slaney's mel scale, each of equal area; float64 [mels, bins]."""
-    bins = np.linspace(0, settings.sample_rate / 2, settings.n_fft // 2 + 1)
-    edges = _hertz(np.linspace(0.0, _mel(settings.sample_rate / 2), settings.num_mels + 2))
+    return _filters(settings.num_mels, settings.sample_rate, settings.n_fft)
+
+
+@functools.cache
+def _filters(num_mels: int, sample_rate: int, n_fft: int) -> np.ndarray:
+    bins = np.linspace(0, sample_rate / 2, n_fft // 2 + 1)
+    edges = _hertz(np.linspace(0.0, _mel(sample_rate / 2), num_mels + 2))
     lower, centre, upper = edges[:-2, None], edges[1:-1, None], edges[2:, None]
     triangles = np.minimum((bins - lower) / (centre - lower), (upper - bins) / (upper - centre))
     return np.maximum(triangles, 0.0) * (2.0 / (upper - lower))

@@ -8,7 +8,10 @@ from __future__ import annotations
 from server.errors import ApiError, not_here
 from server.http.exchange import Exchange
 from server.speech.hearer import ChatHearer, Hearer, Task
+from server.speech.voxtral import VoxtralHearer
 from server.speech.whisper import WhisperHearer
+
+HEARERS: dict[str, type[ChatHearer]] = {"voxtral": VoxtralHearer}  # by model_type; others are asked through chat
 
 
 def hearer_of(exchange: Exchange, task: Task) -> Hearer:
@@ -18,4 +21,7 @@ def hearer_of(exchange: Exchange, task: Task) -> Hearer:
         raise not_here(None, "the served model hears no sound; serve one that does, such as Qwen2.5-Omni")
     if state.config.model.skip_tokenizer_init:
         raise ApiError(400, "no_tokenizer", "this server has no tokenizer, so it cannot make texts")
-    return ChatHearer(exchange, task) if state.whisper is None else WhisperHearer(exchange, task, state.whisper)
+    if state.whisper is not None:
+        return WhisperHearer(exchange, task, state.whisper)
+    kind = HEARERS.get(str(state.engine.model.raw.get("model_type")), ChatHearer)
+    return kind(exchange, task)

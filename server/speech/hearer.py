@@ -15,6 +15,7 @@ from mm.item import Processed
 from mm.recording import Window
 from mm.splice import splice
 from mm.transform.quiet import Cutting
+from server.config import SpeechConfig
 from server.http.exchange import Exchange
 from server.job import Job, job_of
 from server.render.prompt import Prompt
@@ -24,6 +25,8 @@ from server.speech.languages import name_of
 from server.state import AppState
 
 MAX_ID = 1 << 31
+# What models were trained on, where the operator leaves --transcription-prompt as it is; by model_type.
+TRANSCRIPTION_PROMPTS = {"glmasr": "Please transcribe this audio into text"}
 SILENT_SOUND = "AAAA"  # base64 in the place of a window while the prompt is rendered
 
 
@@ -122,6 +125,8 @@ class ChatHearer:
         task, speech = self._task, self._state.config.speech
         translates = task.name == "translate"
         text = speech.translation_prompt if translates else speech.transcription_prompt
+        if text == SpeechConfig().transcription_prompt:
+            text = TRANSCRIPTION_PROMPTS.get(str(self._state.engine.model.raw.get("model_type")), text)
         language = task.to_language if translates else task.language
         text = text.replace("{language}", name_of(language).capitalize() if language else "the language spoken")
         return f"{text}\n{task.prompt}" if task.prompt else text

@@ -1,0 +1,161 @@
+"""Towers that hear a sound window after window: Voxtral's and GLM-ASR's. Each window passes Whisper's encoder alone.
+
+Thread: device. Behind the encoder some neighbouring rows are laid side by side and pass two products. Voxtral adds
+learned positions and keeps the rows of the silence behind the sound; GLM-ASR rotates queries and keys and leaves those
+rows out.
+
+    mel [windows, 3000] -> each: conv, conv/2 [1500] -> layers -> norm -> 4 side by side [375] -> product, act, product
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from engine.checkpoint.section import Section
+from engine.checkpoint.text import complete
+from engine.encoders import sound, whisper
+from engine.encoders.tower import Features
+from engine.encoders.whisper import WhisperAudioConfig, WhisperTower
+from engine.errors import ConfigError, RequestError
+from engine.kernels.activation import BY_NAME, Activation, pointwise
+from engine.layers.linear import Linear
+from engine.request import Modality
+from engine.weights.table import Row
+
+ENCODER_WORDS = {  # of these families -> Whisper's
+    "hidden_size": "d_model",
+    "num_hidden_layers": "encoder_layers",
+    "num_attention_heads": "encoder_attention_heads",
+    "intermediate_size": "encoder_ffn_dim",
+}
+# What their files leave unsaid, because it equals transformers' class.
+UNSAID = {
+    "hidden_size": 1280, "num_hidden_layers": 32, "num_attention_heads": 20, "intermediate_size": 5120,
+    "num_mel_bins": 128,
+}  # fmt: skip
+PROJECTOR = (
+    Row(("multi_modal_projector.linear_1",), "audio.proj1"),
+    Row(("multi_modal_projector.linear_2",), "audio.proj2"),
+)
+VOXTRAL_ROWS = (*whisper.rows("audio", "audio_tower"), *PROJECTOR)
+GLM_ASR_ROWS = (
+    *sound.rows(
+        "audio", "audio_tower",
+        sound.LayerNames("input_layernorm", "self_attn.o_proj", "post_attention_layernorm", "mlp.fc1", "mlp.fc2"),
+        conv1="conv1", conv2="conv2", norm="norm",
+    ),
+    *PROJECTOR,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class WindowsConfig(WhisperAudioConfig):
+    """The encoder, and the projector behind it."""
+
+    output_dim: int  # of the decoder
+    stack: int  # rows of the encoder that become one
+    projector_width: int
+    projector_bias: bool
+    activation: Activation
+    rotary_dim: int = 0  # leading dimensions of a head that are rotated; 0: positions are learned
+    rope_theta: float = 10_000.0
+
+    @property
+    def row_width(self) -> int:
+        return self.output_dim
+
+    @property
+    def window_rows(self) -> int:
+        """Of a whole window."""
+        return self.num_positions // self.stack
+
+
+def read_voxtral(section: Section) -> WindowsConfig:
+    """Voxtral's tower."""
+    return _read(section, projector_bias=False)
+
+
+def read_glm_asr(section: Section) -> WindowsConfig:
+    """GLM-ASR's tower; half of each head is rotated."""
+    values = section.values
+    renamed = {"hidden_act": "activation_function", "max_position_embeddings": "max_source_positions"}
+    read = _read(section.renamed(renamed), projector_bias=True, wider=2)
+    if values.get("num_key_value_heads") not in (None, read.num_heads):
+        raise ConfigError(
+            f"{section.path}: num_key_value_heads={values['num_key_value_heads']}; this tower is supported with as "
+            f"many as num_attention_heads={read.num_heads}"
+        )
+    rope = section.section("rope_parameters") if values.get("rope_parameters") else section
+    share = rope.number("partial_rotary_factor", 0.5)
+    rotary_dim = int(read.hidden_size // read.num_heads * share)
+    if rope.values.get("rope_type", "default") != "default" or not rotary_dim >= 2 or rotary_dim % 2:
+        raise ConfigError(f"{rope.path}: supported is rope_type 'default' with an even number of rotated dimensions")
+    return dataclasses.replace(read, rotary_dim=rotary_dim, rope_theta=rope.number("rope_theta", 10_000.0))
+
+
+def _read(section: Section, projector_bias: bool, wider: int = 1) -> WindowsConfig:
+    """`wider`: the projector's inner width as a multiple of the decoder's."""
+    section = Section({**UNSAID, **section.values}, section.path, section.outer)
+    encoder = whisper.read_audio(section.renamed(ENCODER_WORDS))
+    outer = section.outer
+    assert outer is not None, "a tower's section lies in another one"
+    act = outer.values.get("projector_hidden_act") or "gelu"
+    if act not in BY_NAME:
+        raise ConfigError(f"{outer.path}: projector_hidden_act={act!r}; supported are {', '.join(BY_NAME)}")
+    stack, rest = divmod(encoder.intermediate_size, encoder.hidden_size)
+    if rest or encoder.num_positions % stack:
+        raise ConfigError(
+            f"{section.path}: rows of hidden_size={encoder.hidden_size} cannot be laid side by side to "
+            f"intermediate_size={encoder.intermediate_size} in windows of {encoder.num_positions} rows"
+        )
+    width = complete(outer.section("text_config")).size("hidden_size")
+    given: dict[str, Any] = {field.name: getattr(encoder, field.name) for field in dataclasses.fields(encoder)}
+    return WindowsConfig(
+        **given, output_dim=width, stack=stack, projector_width=width * wider, projector_bias=projector_bias,
+        activation=BY_NAME[act],
+    )  # fmt: skip
+
+
+class WindowsTower(WhisperTower):
+    """Windows of mel frames -> rows of the decoder's width."""
+
+    config: WindowsConfig
+
+    def __init__(self, config: WindowsConfig, dtype: torch.dtype, device: str) -> None:
+        super().__init__(config, dtype, device)
+        if config.rotary_dim:
+            self.positions = None
+            pairs = torch.arange(0, config.rotary_dim, 2, dtype=torch.float32)
+            rates = config.rope_theta ** (-pairs / config.rotary_dim)
+            angles = torch.arange(config.num_positions, dtype=torch.float32)[:, None] * rates
+            self.turn = angles.cos().to(device), angles.sin().to(device)
+        bias = config.projector_bias
+        self.proj1 = Linear(config.stack * config.hidden_size, config.projector_width, bias=bias)
+        self.proj2 = Linear(config.projector_width, config.output_dim, bias=bias)
+
+    def encode(self, features: Features) -> Tensor:
+        """num_rows: how many rows of all windows are wanted; those of the silence at the end may be left out."""
+        config, windows, left = self.config, features["input_features"], int(features["num_rows"])
+        most = len(windows) * config.window_rows
+        if windows.dim() != 3 or not most - config.window_rows < left <= most:
+            raise RequestError(
+                f"num_rows={left}: input_features {list(windows.shape)} have {config.window_rows} rows a window"
+            )
+        parts = []
+        for window in windows:
+            rows = min(left, config.window_rows)
+            x = self.norm(self.heard(window, config.num_positions))[: rows * config.stack]
+            parts.append(self.proj2(pointwise(self.proj1(x.reshape(rows, -1)), config.activation)))
+            left -= rows
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def example(self, modality: Modality, rows: int) -> Features:
+        count = max(1, rows // self.config.window_rows)
+        window = super().example(modality, rows)["input_features"]
+        most = torch.tensor(min(rows, count * self.config.window_rows))
+        return {"input_features": window.expand(count, *window.shape), "num_rows": most}

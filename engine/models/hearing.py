@@ -1,0 +1,37 @@
+"""Models that are a decoder of another family behind a tower of sound: how both are built.
+
+Thread: device. The decoder's section of config.json names its family by its model_type (engine/models/seeing.py reads
+it); the tower runs once per sound, and forward puts its rows in place of the placeholders' embeddings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from engine.encoders.tower import Tower, by_modality
+from engine.model_config import ModelConfig
+from engine.models.decoder import Decoder
+from engine.models.seeing import decoder_family
+from engine.weights.table import Row
+
+# Of towers and of the decoder beside them: by transformers 5, and released.
+PREFIXES = ("model.", "language_model.", "model.")
+
+
+def hearing(tower: Callable[[Any, torch.dtype, str], Tower], rows: tuple[Row, ...]) -> Callable[..., Decoder]:
+    """Family.model of decoders behind this kind of tower; `rows`: the tower's, which hangs at attribute `audio`."""
+
+    def made(config: ModelConfig, dtype: torch.dtype, device: str) -> Decoder:
+        model = decoder_family(config.raw["text_config"], "config.json").model(config, dtype, device)
+        assert isinstance(model, Decoder)
+        audio = config.towers.get("audio")
+        model.audio = None if audio is None else tower(audio, dtype, device)
+        model.towers = by_modality(model.audio)
+        model.table = replace(model.table, rows=(*model.table.rows, *rows), prefixes=PREFIXES)
+        return model
+
+    return made

@@ -1,0 +1,29 @@
+"""VoxtralHearer: how Voxtral is asked to write a recording down: with its own marker in the place of an instruction.
+
+Owner: loop. In: windows of a recording. Out: Said. What has more to say than a language, a client's prompt or a
+translation, goes through chat. The form is mistral-common's (InstructTokenizerV7.encode_transcription).
+
+    <s>[INST][BEGIN_AUDIO][AUDIO]..[/INST]lang:de[TRANSCRIBE]
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from server.render.prompt import Prompt
+from server.speech.hearer import ChatHearer
+
+MARKS = ("<s>", "[INST]", "[BEGIN_AUDIO]", "[AUDIO]", "[/INST]")
+
+
+class VoxtralHearer(ChatHearer):
+    """One request's questions to Voxtral."""
+
+    async def _rendered(self) -> Prompt:
+        tokenizer, task = self._state.tokenizer, self._task
+        ids = [tokenizer.id_of(mark) for mark in (*MARKS, "[TRANSCRIBE]")]
+        if task.name == "translate" or task.prompt or None in ids:
+            return await super()._rendered()
+        *before, asks = ids
+        language = tokenizer.encode(f"lang:{task.language}") if task.language else []
+        return Prompt(np.array([*before, *language, asks], np.int32), slots=(MARKS.index("[AUDIO]"),))

@@ -1,0 +1,134 @@
+"""Families that hear sounds of any length, against transformers: features, rows, greedy tokens of an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+
+import numpy as np
+import pytest
+import torch
+
+import engine.runtime
+from engine.errors import RequestError
+from engine.models.registry import load_model_config
+from engine.request import Request, SamplingParams
+from mm.item import MediaItem, MediaOptions, Processed
+from mm.processors.registry import processor_for
+from mm.splice import splice
+from tests import tiny
+from tests.engine.host_accelerator import HostAccelerator
+from tests.engine_kit import answer, running
+from tests.models.harness import load
+from tests.tiny_sounds import AUDIO, SOUNDS, Sounds
+
+SAMPLES = (1500, 20000, 31999, 32000, 70001)  # a part of a window, one but for a sample, one, and several
+PROMPTS = ((20000,), (70001,), (32000, 1500), (31999, 20000, 70001))  # sounds of each prompt
+BEFORE, BEHIND, TOKENS = (5, 9, tiny.IDS["<|audio_bos|>"]), (tiny.IDS["<|audio_eos|>"], 40, 7), 24
+each_family = pytest.mark.parametrize("family", SOUNDS, ids=lambda family: family.name)
+
+
+def sound(count: int) -> np.ndarray:
+    return np.random.default_rng(count).normal(0, 0.1, count).astype(np.float32)
+
+
+@functools.cache
+def processor(family: Sounds):
+    config = load_model_config(family.folder)
+    return processor_for(config.processor, config.folder, config.raw)
+
+
+@functools.cache
+def processed(family: Sounds, count: int) -> Processed:
+    return processor(family).process(MediaItem("audio", sound(count)), count.to_bytes(16, "little"), MediaOptions())
+
+
+@functools.cache
+def theirs(family: Sounds, count: int):
+    return family.features(family.folder, sound(count))
+
+
+def request(family: Sounds, prompt: tuple[int, ...]) -> Request:
+    """Every sound between two texts."""
+    ids, slots = [], []
+    for _ in prompt:
+        ids += BEFORE
+        slots.append(len(ids))
+        ids += [AUDIO, *BEHIND]
+    made = splice(ids, slots, [processed(family, count) for count in prompt], processor(family))
+    assert made.positions is None, "sound counts like text"
+    return Request(made.prompt_token_ids, SamplingParams(TOKENS, 0.0, ignore_eos=True), media=made.media)
+
+
+@functools.cache
+def wanted(family: Sounds, prompt: tuple[int, ...]) -> list[int]:
+    """Greedy tokens of transformers, its own features and numbers of rows included."""
+    given = [theirs(family, count) for count in prompt]
+    rows = [number for _, number in given]
+    inputs = joined([features for features, _ in given])
+    ids = torch.tensor([[token for number in rows for token in (*BEFORE, *[AUDIO] * number, *BEHIND)]])
+    with torch.inference_mode():
+        made = family.oracle.generate(
+            input_ids=ids, attention_mask=torch.ones_like(ids), **inputs, max_new_tokens=TOKENS, min_new_tokens=TOKENS,
+            do_sample=False, eos_token_id=None,
+        )  # fmt: skip
+    return made[0, -TOKENS:].tolist()
+
+
+def joined(features: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    """Arguments of several sounds, padded at the end to the longest."""
+    longest = max(item["input_features"].shape[-1] for item in features)
+    return {
+        key: torch.cat([torch.nn.functional.pad(item[key], (0, longest - item[key].shape[-1])) for item in features])
+        for key in features[0]
+    }
+
+
+@each_family
+def test_features_and_rows_are_the_published_processors(family):
+    for count in SAMPLES:
+        features, rows = theirs(family, count)
+        part = processed(family, count).parts[0]
+        assert part.num_tokens == rows, count
+        mine, wanted = part.features["input_features"], features["input_features"].numpy()
+        if mine.ndim == 2:  # frames of the sound alone
+            mine, wanted = mine[None], wanted[..., : mine.shape[1]]
+        assert mine.shape == wanted.shape, count
+        assert np.abs(mine - wanted).max() < 1e-4, count
+
+
+async def check(family: Sounds, **settings):
+    """All prompts at once, twice, so that the second turn finds the first in the cache."""
+    async with running(family.folder, **settings) as engine:
+        for turn in range(2):
+            found = await asyncio.gather(*(answer(engine, request(family, prompt)) for prompt in PROMPTS))
+            for prompt, (got,) in zip(PROMPTS, found):
+                assert got == await asyncio.to_thread(wanted, family, prompt), (turn, prompt)
+        return engine.stats
+
+
+@each_family
+async def test_tokens_in_chunks_with_few_blocks_equal_transformers(family):
+    assert (await check(family, max_prefill_chunk=21, num_gpu_blocks_override=15)).preemptions > 0
+
+
+@each_family
+async def test_tokens_of_an_accelerators_steps_equal_transformers(family, monkeypatch):
+    monkeypatch.setattr(engine.runtime, "open_accelerator", lambda device: HostAccelerator())
+    assert (await check(family)).prefix_hits > 0
+
+
+@each_family
+def test_the_examples_of_the_start_have_at_most_as_many_rows(family):
+    model = load(family.folder)
+    tower = model.towers["audio"]
+    for rows in (1, 40, 77):
+        with torch.inference_mode():
+            assert 1 <= len(tower.encode(tower.example("audio", rows))) <= rows
+
+
+def test_rows_that_no_windows_have_are_refused():
+    tower = load(SOUNDS[0].folder).towers["audio"]
+    features = tower.example("audio", 40)
+    with pytest.raises(RequestError, match=r"num_rows=60: input_features \[1, 32, 200\] have 25 rows a window"):
+        tower.encode({**features, "num_rows": torch.tensor(60)})
