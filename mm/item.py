@@ -41,15 +41,22 @@ class MediaRef:
         return self.source is not None
 
 
+Colour = tuple[int, int, int]  # red, green, blue, 0 to 255
+WHITE: Colour = (255, 255, 255)
+
+
 @dataclass(frozen=True, slots=True)
 class MediaOptions:
-    """What a trusted request may lower, and whether a film's sound is heard too."""
+    """How media are read: sizes that may be lowered, the colour behind transparency, what is read of films."""
 
     num_frames: int | None = None
     fps: float | None = None
     min_pixels: int | None = None
     max_pixels: int | None = None
     use_audio_in_video: bool = False
+    background: Colour = WHITE  # of pictures, where they are transparent
+    frame_recovery: bool = False  # a film's unreadable frames are replaced by readable ones, else the film is refused
+    key_frames: bool = False  # only a film's key frames count as its frames
 
     @classmethod
     def of(cls, given: Mapping[str, Any], **otherwise: Any) -> MediaOptions:
@@ -58,14 +65,36 @@ class MediaOptions:
         for name, value in given.items():
             if name not in known:
                 raise ValueError(f"there is no option {name!r}; known are {', '.join(known)}")
-            wants_bool = known[name].type == "bool"
-            is_whole = isinstance(value, int) and not isinstance(value, bool)
-            is_number = is_whole or (isinstance(value, float) and known[name].type == "float | None")
-            if not (isinstance(value, bool) if wants_bool else is_number and 0 < value < 2**31):
-                raise ValueError(
-                    f"{name} must be {'true or false' if wants_bool else 'a number above 0'}, not {value!r}"
-                )
-        return cls(**{**otherwise, **given})
+            allowed = _refused(str(known[name].type), value)
+            if allowed:
+                raise ValueError(f"{name} must be {allowed}, not {value!r}")
+        made = cls(**{**otherwise, **given})
+        red, green, blue = made.background  # JSON gives a list
+        return dataclasses.replace(made, background=(red, green, blue))
+
+    def reading(self, modality: Modality) -> bytes:
+        """What decoders do otherwise than by default: part of the content hash, beside the processor's settings."""
+        chosen: tuple[Any, ...] = {
+            "image": (self.background,),
+            "audio": (),
+            "video": (self.background, self.frame_recovery, self.key_frames),
+        }[modality]
+        return repr(chosen).encode()
+
+
+def _refused(kind: str, value: Any) -> str:
+    """What a field of this type holds, where `value` is something else."""
+    if kind == "bool":
+        return "" if isinstance(value, bool) else "true or false"
+    if kind == "Colour":
+        is_colour = isinstance(value, list | tuple) and [type(part) for part in value] == [int] * 3
+        return "" if is_colour and all(0 <= part < 256 for part in value) else "three numbers of 0 to 255"
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    is_number = is_whole or (isinstance(value, float) and kind == "float | None")
+    return "" if is_number and 0 < value < 2**31 else "a number above 0"
+
+
+Replaced = tuple[tuple[int, int], ...]  # (number of an unreadable frame, number of the frame shown in its place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +110,7 @@ class MediaItem:
     seconds_per_frame: float = 0.0  # video: time between kept frames
     seconds: np.ndarray | None = None  # video: when each kept frame is shown, where the plan says it
     sound: np.ndarray | None = None  # video: its sound track, as audio
+    replaced: Replaced = ()  # video: unreadable frames
     scale: Scale | None = None  # image: what its tower's device brings it to
 
 
@@ -104,6 +134,7 @@ class Processed:
 
     modality: Modality
     parts: tuple[Part, ...]
+    replaced: Replaced = ()  # frames of a film, for the answer to name
 
     @property
     def nbytes(self) -> int:

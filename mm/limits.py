@@ -38,7 +38,7 @@ class MediaLimits:
     media_max_fetches_per_host: int = 8
     max_media_waiting: int = 256  # requests that load media at one time
     # images
-    image_formats: tuple[str, ...] = ("jpeg", "png", "webp", "gif", "bmp")
+    image_formats: tuple[str, ...] = ("jpeg", "png", "webp", "gif", "bmp", "tiff", "avif")
     image_max_pixels: int = 48 << 20
     image_max_side: int = 16384
     image_min_side: int = 2
@@ -51,8 +51,8 @@ class MediaLimits:
     audio_sample_rates: tuple[int, int] = (8000, 192000)
     audio_max_channels: int = 8
     # video
-    video_formats: tuple[str, ...] = ("mp4", "mov", "mkv", "webm")
-    video_codecs: tuple[str, ...] = ("h264", "hevc", "vp8", "vp9", "av1")
+    video_formats: tuple[str, ...] = ("mp4", "mov", "mkv", "webm", "gif")
+    video_codecs: tuple[str, ...] = ("h264", "hevc", "vp8", "vp9", "av1", "gif")
     video_max_seconds: float = 600.0
     video_max_decoded_frames: int = 36000
     video_max_frames: int = 256

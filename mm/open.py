@@ -49,14 +49,14 @@ def open_image(encoded: Encoded, alarm: Alarm) -> Opened:
         return processor.plan_image(height, width, options)
 
     def unscaled(_: Alarm) -> MediaItem:
-        pixels = picture.decode()
+        pixels = picture.decode(None, options.background)
         return MediaItem("image", pixels, scale=scale(*pixels.shape[:2]))
 
     size = picture.height * picture.width * 3
     if size <= processor.picture_bytes:
         return Opened(picture.cost + size, size, unscaled)
     size = scale(picture.height, picture.width).pixels * 3
-    return Opened(picture.cost + size, size, lambda _: MediaItem("image", picture.decode(scale)))
+    return Opened(picture.cost + size, size, lambda _: MediaItem("image", picture.decode(scale, options.background)))
 
 
 def open_audio(encoded: Encoded, alarm: Alarm) -> Opened:
@@ -76,12 +76,16 @@ def open_video(encoded: Encoded, alarm: Alarm) -> Opened:
     def planner(num_frames: int, fps: float, height: int, width: int) -> FilmPlan:
         return processor.plan_film(num_frames, fps, height, width, options, limits)
 
-    film = FilmFile(encoded.data, encoded.container, limits, planner, alarm)
+    film = FilmFile(encoded.data, encoded.container, limits, planner, alarm, options)
     heard = options.use_audio_in_video and "audio" in processor.modalities
 
     def decode(alarm: Alarm) -> MediaItem:
         sound = film.sound(alarm) if heard else None
-        return MediaItem("video", film.decode(alarm), film.plan.seconds_per_frame, film.plan.seconds, sound)
+        frames = film.decode(alarm)
+        plan = film.plan
+        return MediaItem(
+            "video", frames, plan.seconds_per_frame, plan.seconds, sound=sound, replaced=tuple(film.replaced)
+        )
 
     cost = film.cost + (film.sound_cost if heard else 0)
     return Opened(cost, film.plan.pixels * 3, decode)

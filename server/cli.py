@@ -16,7 +16,7 @@ from typing import Any
 from engine.errors import ConfigError, EngineError
 from mm.item import MediaOptions
 from server import signals
-from server.config import MODALITIES, Config, environment_keys
+from server.config import MODALITIES, ChatConfig, Config, environment_keys
 from server.flags import Arguments, Flag, UsageError, all_flags, flag_lines, from_file
 from server.http.proxies import TrustedProxies
 
@@ -71,13 +71,21 @@ def check(config: Config) -> None:
         MediaOptions.of(config.chat.mm_processor_kwargs)
     except ValueError as error:
         raise UsageError(f"--mm-processor-kwargs: {error}") from None
-    if config.chat.media_io_kwargs:
-        from server.media_options import merged
+    if config.chat.media_io_kwargs or config.chat.image_background != "white":
+        check_reading(config.chat)
 
-        try:
-            merged({}, config.chat.media_io_kwargs)
-        except ValueError as error:
-            raise UsageError(f"--media-io-kwargs: {error}") from None
+
+def check_reading(chat: ChatConfig) -> None:
+    """What is said of reading media is known."""
+    from server.media_options import colour, merged
+
+    flag = "--media-io-kwargs"
+    try:
+        merged({}, chat.media_io_kwargs)
+        flag = "--image-background"
+        colour(chat.image_background)
+    except ValueError as error:
+        raise UsageError(f"{flag}: {error}") from None
 
 
 def parse(argv: Sequence[str]) -> tuple[str, Config]:

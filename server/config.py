@@ -174,7 +174,8 @@ class ChatConfig:
     )
     default_chat_template_kwargs: dict[str, Any] = flag({}, "variables for every template")  # noqa: RUF009
     mm_processor_kwargs: dict[str, Any] = flag({}, "media options such as use_audio_in_video, max_pixels, fps")  # noqa: RUF009
-    media_io_kwargs: dict[str, Any] = flag({}, 'frames kept of films, as {"video": {"num_frames": 32}}')  # noqa: RUF009
+    media_io_kwargs: dict[str, Any] = flag({}, 'what is read, as {"video": {"num_frames": 32, "key_frames": true}}')  # noqa: RUF009
+    image_background: str = flag("white", "behind transparent pictures: #rrggbb, white, black or grey")
     trust_request_mm_kwargs: bool = flag(False, "let requests bring mm_processor_kwargs and media_io_kwargs")
     trust_request_chat_template: bool = flag(False, "let requests bring their own template")
     escape_special_tokens: bool = flag(False, "special tokens that clients write become plain text")

@@ -293,7 +293,7 @@ def make_loader(state: AppState) -> MediaLoader | None:
         return None
     from mm.load import MediaLoader
     from mm.processors.registry import processor_for
-    from server.media_options import merged
+    from server.media_options import colour, merged
 
     model = state.engine.model
     tokenizer = state.tokenizer
@@ -305,5 +305,6 @@ def make_loader(state: AppState) -> MediaLoader | None:
     processor = processor_for(model.processor, model.folder, model.raw, state.engine.limits.picture_bytes, encode)
     heard = {"audio", "video"} <= set(model.modalities)  # a film's own sound track
     chat = state.config.chat
-    options = merged(chat.mm_processor_kwargs, chat.media_io_kwargs, use_audio_in_video=heard)
+    standing = {"use_audio_in_video": heard, "background": colour(chat.image_background)}
+    options = merged(chat.mm_processor_kwargs, chat.media_io_kwargs, **standing)
     return MediaLoader(state.config.media, processor, state.pool, options=options)

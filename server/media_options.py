@@ -1,33 +1,53 @@
 """Media options: what the operator, and a request that the operator trusts, say about pictures and films.
 
-Owner: loop, pure functions. In: `mm_processor_kwargs` (names of MediaOptions) and `media_io_kwargs` (how many frames
-are kept of a film), as flags or as fields of a chat body. Out: MediaOptions, or ValueError with the reason. Whatever
-they say, the ceilings of mm/limits.py stand.
+Owner: loop, pure functions. In: `mm_processor_kwargs` (names of MediaOptions) and `media_io_kwargs` (what is read of a
+film, the colour behind a picture), as flags or as fields of a chat body. Out: MediaOptions, or ValueError with the
+reason. Whatever they say, the ceilings of mm/limits.py stand.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from mm.item import MediaOptions
+from mm.item import WHITE, Colour, MediaOptions
 from server.errors import ApiError, invalid
 
 if TYPE_CHECKING:
     from server.schema.chat import ChatBody
     from server.state import AppState
 
-OF_FILMS = ("num_frames", "fps")
+# modality -> name in media_io_kwargs -> name in MediaOptions
+READING: dict[str, dict[str, str]] = {
+    "image": {"rgba_background_color": "background"},
+    "video": {name: name for name in ("num_frames", "fps", "frame_recovery", "key_frames")},
+}
+COLOURS = {"white": WHITE, "black": (0, 0, 0), "grey": (128, 128, 128)}
 FIELDS = ("mm_processor_kwargs", "media_io_kwargs")
 
 
 def merged(processor: Mapping[str, Any], reading: Mapping[str, Any], **otherwise: Any) -> MediaOptions:
     """`otherwise` stands where neither says anything."""
+    named: dict[str, Any] = {}
     for modality, given in reading.items():
-        if modality != "video" or not isinstance(given, Mapping) or not set(given) <= set(OF_FILMS):
-            raise ValueError('only {"video": {"num_frames": N, "fps": X}} is known')
-    return MediaOptions.of({**processor, **reading.get("video", {})}, **otherwise)
+        names = READING.get(modality, {})
+        if not names or not isinstance(given, Mapping) or not given.keys() <= names.keys():
+            known = "; ".join(f"{modality}: {', '.join(names)}" for modality, names in READING.items())
+            raise ValueError(f"{modality}: an object of these names is known: {known}")
+        named.update({names[name]: value for name, value in given.items()})
+    return MediaOptions.of({**processor, **named}, **otherwise)
+
+
+def colour(text: str) -> Colour:
+    """white, black, grey or #rrggbb."""
+    if text in COLOURS:
+        return COLOURS[text]
+    if not re.fullmatch(r"#[0-9a-fA-F]{6}", text):
+        raise ValueError(f"got {text!r}; must be #rrggbb, or one of {', '.join(COLOURS)}")
+    red, green, blue = bytes.fromhex(text[1:])
+    return red, green, blue
 
 
 def of_request(state: AppState, body: ChatBody) -> MediaOptions | None:

@@ -1,8 +1,8 @@
 """Pictures: encoded bytes to uint8 [height, width, 3], what a person would see (SECURITY S18, S19).
 
 Pool only. In: bytes whose format `magic` has named. Out: one normal form: EXIF orientation applied, transparency
-flattened on white, CMYK and grey turned to RGB, 16 bits scaled to 8, the first frame of an animation. The header is
-read first; size and mode are checked and memory is reserved by the caller before any pixel is decoded.
+flattened on the background's colour, CMYK and grey turned to RGB, 16 bits scaled to 8, the first frame of an animation.
+The header is read first; size and mode are checked and memory is reserved by the caller before any pixel is decoded.
 """
 
 from __future__ import annotations
@@ -18,13 +18,22 @@ import numpy as np
 
 from mm.decode.alarm import too_complex
 from mm.errors import MediaError, invalid, too_large, unsupported
+from mm.item import WHITE, Colour
 from mm.limits import MediaLimits
 from mm.transform.image import Scale
 
 if TYPE_CHECKING:
     from PIL import Image
 
-_OPENERS = {"jpeg": "JPEG", "png": "PNG", "webp": "WEBP", "gif": "GIF", "bmp": "BMP"}
+_OPENERS = {
+    "jpeg": "JPEG",
+    "png": "PNG",
+    "webp": "WEBP",
+    "gif": "GIF",
+    "bmp": "BMP",
+    "tiff": "TIFF",
+    "avif": "AVIF",
+}
 _MODES = {
     "1",
     "L",
@@ -43,7 +52,7 @@ _MODES = {
     "I;16B",
     "I;16L",
 }
-_ORIENTATION = 0x0112
+_ORIENTATION, _TILE_WIDTH, _TILE_LENGTH = 0x0112, 322, 323
 # Each scan of a progressive JPEG passes over the whole picture, however few its bytes; writers use about ten.
 _MARK, _START_OF_SCAN, _MAX_SCANS = 0xFF, 0xDA, 100
 
@@ -52,15 +61,17 @@ _MARK, _START_OF_SCAN, _MAX_SCANS = 0xFF, 0xDA, 100
 def image_library() -> types.ModuleType:
     """Import Pillow once, and make its guard against decompression bombs an error rather than a note.
 
-    The parsers of our five formats are named here: asked for a parser it has not loaded, Pillow would load all forty.
+    The parsers of our formats are named here: asked for a parser it has not loaded, Pillow would load all forty.
     """
     from PIL import (  # noqa: F401
+        AvifImagePlugin,
         BmpImagePlugin,
         GifImagePlugin,
         Image,
         ImageFile,
         JpegImagePlugin,
         PngImagePlugin,
+        TiffImagePlugin,
         WebPImagePlugin,
     )
 
@@ -93,6 +104,8 @@ class ImageFile:
             raise invalid("the picture is damaged: its header cannot be read") from None
         self.width, self.height = self._image.size
         _check_size(self.width, self.height, limits)
+        if file_format == "tiff":
+            _check_tiles(self._image, limits)
         if self._image.mode not in _MODES:
             raise unsupported("the picture's pixel format is not supported; send 8 or 16 bits of grey, RGB or CMYK")
 
@@ -101,15 +114,17 @@ class ImageFile:
         """Bytes held at most while decoding: Pillow's four per pixel, a copy per step of the way to RGB."""
         return self.width * self.height * 16
 
-    def decode(self, planner: Planner | None = None) -> np.ndarray:
+    def decode(self, planner: Planner | None = None, background: Colour = WHITE) -> np.ndarray:
         """Decode into the normal form, scaled as `planner` says of the upright size; uint8 [height, width, 3].
+
+        `background` is the colour of whatever is transparent.
 
         The array may not be written: its memory is Pillow's `bytes`.
         """
         try:
             image = self._image
             image.load()  # before the orientation, whose reader loads a PNG too and would hide what is wrong with it
-            image = _upright(_flat_rgb(image), _orientation(image))
+            image = _upright(_flat_rgb(image, background), _orientation(image))
             return np.asarray(image if planner is None else planner(image.height, image.width).image(image))
         except MediaError:
             raise
@@ -142,6 +157,15 @@ def _check_size(width: int, height: int, limits: MediaLimits) -> None:
         )
 
 
+def _check_tiles(image: Image.Image, limits: MediaLimits) -> None:
+    """A TIFF's tiles may be larger than the picture, and each is decoded as a whole."""
+    tags = getattr(image, "tag_v2", {})
+    width, height = tags.get(_TILE_WIDTH, 0), tags.get(_TILE_LENGTH, 0)
+    sized = isinstance(width, int) and isinstance(height, int)
+    if not sized or width * height > max(image.width * image.height, 1 << 20):
+        raise too_large(f"the picture's tiles are larger than the picture, which has {image.width}x{image.height}")
+
+
 def _too_many_pixels(limits: MediaLimits) -> MediaError:
     return too_large(f"the picture is too large; at most {limits.image_max_pixels} pixels are read")
 
@@ -169,11 +193,11 @@ def _upright(image: Image.Image, orientation: int) -> Image.Image:
     return image if turn is None else image.transpose(turn)
 
 
-def _flat_rgb(image: Image.Image) -> Image.Image:
-    """Any mode of the table to RGB; whatever shines through is white."""
+def _flat_rgb(image: Image.Image, background: Colour) -> Image.Image:
+    """Any mode of the table to RGB; whatever shines through has the background's colour."""
     mode = image.mode
     if mode.startswith("I"):
-        return _from_deep_grey(image)
+        return _from_deep_grey(image, background)
     if mode == "1":
         key = image.info.pop("transparency", None)
         image = image.convert("L")
@@ -181,21 +205,21 @@ def _flat_rgb(image: Image.Image) -> Image.Image:
             image.info["transparency"] = 255 if key else 0
     if image.has_transparency_data:
         rgba = image if image.mode == "RGBA" else image.convert("RGBA")
-        white = image_library().new("RGB", image.size, (255, 255, 255))
-        white.paste(rgba, mask=rgba.getchannel("A"))
-        return white
+        flat = image_library().new("RGB", image.size, background)
+        flat.paste(rgba, mask=rgba.getchannel("A"))
+        return flat
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def _from_deep_grey(image: Image.Image) -> Image.Image:
+def _from_deep_grey(image: Image.Image, background: Colour) -> Image.Image:
     """16-bit grey, rounded to 8 bits; one value may be declared transparent."""
     deep = np.asarray(image)  # [height, width], uint16 or int32
     levels = np.clip(deep, 0, 65535).astype(np.uint32)
     levels *= 255
     levels += 32767
     levels //= 65535
-    grey = levels.astype(np.uint8)
+    flat = image_library().fromarray(levels.astype(np.uint8)).convert("RGB")
     key = image.info.get("transparency")
     if isinstance(key, int):
-        grey[deep == key] = 255
-    return image_library().fromarray(grey).convert("RGB")
+        flat.paste(background, mask=image_library().fromarray(deep == key))
+    return flat

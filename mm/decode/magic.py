@@ -9,7 +9,8 @@ from __future__ import annotations
 from engine.request import Modality
 
 # Brands of ISO files that are pictures, not films.
-_PICTURE_BRANDS = {b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1", b"avif", b"avis"}
+_HEIC_BRANDS = {b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1"}
+_TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")  # little and big end first; 32 and 64 bits of offset
 _OLD_QUICKTIME = {b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot"}
 
 # MIME subtypes that clients write for each format.
@@ -19,6 +20,8 @@ _SUBTYPES = {
     "webp": {"webp"},
     "gif": {"gif"},
     "bmp": {"bmp", "x-bmp", "x-ms-bmp"},
+    "tiff": {"tiff", "tif", "x-tiff"},
+    "avif": {"avif", "avif-sequence"},
     "wav": {"wav", "x-wav", "wave", "vnd.wave", "x-pn-wav"},
     "mp3": {"mp3", "mpeg", "mpeg3", "x-mpeg", "x-mp3", "mpga"},
     "flac": {"flac", "x-flac"},
@@ -42,6 +45,8 @@ def sniff(data: bytes | memoryview) -> str | None:
         return "gif"
     if head[:2] == b"BM":
         return "bmp"
+    if head[:4] in _TIFF:
+        return "tiff"
     if head[:4] in (b"RIFF", b"RF64"):
         return {b"WAVE": "wav", b"WEBP": "webp"}.get(head[8:12])
     if head[:4] == b"fLaC":
@@ -70,12 +75,16 @@ def agrees(mime: str, file_format: str, modality: Modality) -> bool:
     if mime in ("", "application/octet-stream", "application/ogg"):
         return True
     kinds = {modality, "video"} if modality == "audio" else {modality, "audio"} if modality == "video" else {modality}
+    if file_format == "gif":
+        kinds.add("image")  # as a film too
     return kind in kinds and subtype in _SUBTYPES[file_format]
 
 
 def _iso_brand(brand: bytes) -> str | None:
-    if brand in _PICTURE_BRANDS:
-        return None
+    if brand in (b"avif", b"avis"):
+        return "avif"
+    if brand in _HEIC_BRANDS:
+        return "heic"  # which no modality reads: the refusal names it
     if brand in (b"M4A ", b"M4B ", b"M4P "):
         return "m4a"
     return "mov" if brand == b"qt  " else "mp4"

@@ -6,6 +6,10 @@ hold a chosen frame are fed to the decoder.
 
     packets  K p p p p K p p p p K p p p p      K: key frame
     chosen   ^           ^                      fed: K, and from the second K to the chosen frame; the rest is skipped
+
+With `frame_recovery` a frame that cannot be read is replaced by the next readable one before the next chosen frame,
+else by the one that is shown before it; `replaced` lists both numbers. Without it the decoder conceals damage as
+players do, and a packet that it cannot read refuses the film.
 """
 
 from __future__ import annotations
@@ -18,16 +22,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mm.decode.alarm import Alarm
-from mm.decode.audio import SAMPLE_RATE, decode_track, open_container, raise_unless_damage
+from mm.decode.audio import SAMPLE_RATE, codec_library, decode_track, open_container, raise_unless_damage
 from mm.decode.frames import FilmPlan
 from mm.decode.whole import check_whole, cut_short
 from mm.errors import MediaError, invalid, too_large, unsupported
+from mm.item import MediaOptions
 from mm.limits import MediaLimits
 
 if TYPE_CHECKING:
     import av
 
-_DEMUXERS = {"mp4": "mov", "mov": "mov", "mkv": "matroska", "webm": "matroska"}
+_DEMUXERS = {"mp4": "mov", "mov": "mov", "mkv": "matroska", "webm": "matroska", "gif": "gif"}
 _DECODER_FRAMES = 24  # frames of full size that a decoder and its threads hold at most
 _MAX_THREADS = 4
 
@@ -37,7 +42,15 @@ Planner = Callable[[int, float, int, int], FilmPlan]  # (frames, fps, height, wi
 class FilmFile:
     """A film whose packets have been counted and whose frames to keep are chosen."""
 
-    def __init__(self, data: bytes, file_format: str, limits: MediaLimits, planner: Planner, alarm: Alarm) -> None:
+    def __init__(
+        self,
+        data: bytes,
+        file_format: str,
+        limits: MediaLimits,
+        planner: Planner,
+        alarm: Alarm,
+        options: MediaOptions = MediaOptions(),  # noqa: B008 (a frozen value)
+    ) -> None:
         if file_format not in limits.video_formats:
             raise unsupported(
                 f"this server reads films as {', '.join(limits.video_formats)}; the data is something else"
@@ -46,13 +59,21 @@ class FilmFile:
         self._data = data
         self._demuxer = _DEMUXERS[file_format]
         self._limits = limits
+        self._recovers = options.frame_recovery
+        self.replaced: list[tuple[int, int]] = []  # after `decode`: (frame that cannot be read, frame in its place)
         self._container = open_container(data, self._demuxer, limits)
         try:
             self._stream = _video_stream(self._container, limits)
             context = self._stream.codec_context
-            context.thread_type = "AUTO"
+            # Threads that decode several frames at a time lose good ones beside a damaged one.
+            context.thread_type = "SLICE" if self._recovers else "AUTO"
+            context.options = _codec_options(file_format, options)
             context.thread_count = min(_MAX_THREADS, os.cpu_count() or 1)
             self._packets = _scan(self._container, self._stream, limits, alarm)
+            if options.key_frames:
+                self._packets = [entry for entry in self._packets if entry[1].is_keyframe]
+                if not self._packets:
+                    raise invalid("the film has no key frames")
             self._times = sorted(time for time, _ in self._packets)
             self._frame_pixels = context.height * context.width
             self.plan = planner(len(self._times), self._fps(), context.height, context.width)
@@ -82,23 +103,36 @@ class FilmFile:
         """Decode the chosen frames; uint8 [frames, height, width, 3], upright: a turned film swaps the plan's sides."""
         wanted = [self._times[index] for index in self.plan.indices]
         kept = np.empty((0, 0, 0, 3), dtype=np.uint8)
-        done = 0
+        shown: list[int] = []  # time of the frame that is kept for each wanted time
         try:
             for frame in self._frames(wanted, alarm):
+                done = len(shown)
+                assert frame.pts is not None, "_frames compares it"
+                if self._recovers and done and done + 1 < len(wanted) and frame.pts >= wanted[done + 1]:
+                    kept[done] = kept[done - 1]  # nothing is readable in this frame's interval
+                    shown.append(shown[-1])
+                    continue
                 pixels = self._scaled(frame)
                 if done == 0:
                     kept = np.empty((len(wanted), *pixels.shape), dtype=np.uint8)
                 kept[done] = pixels
-                done += 1
-            if done == 0:
+                shown.append(frame.pts)
+            if not shown:
                 raise invalid("the film holds no frame that can be decoded")
-            kept[done:] = kept[done - 1]  # the last packets of a damaged film may yield nothing
+            kept[len(shown) :] = kept[len(shown) - 1]  # the last packets of a damaged film may yield nothing
+            if self._recovers:
+                self._note_replaced(wanted, shown)
         except Exception as error:
             raise_unless_damage(error)
             raise invalid("the film is damaged or cut short") from None
         finally:
             self.close()
         return kept
+
+    def _note_replaced(self, wanted: list[int], shown: list[int]) -> None:
+        shown = shown + shown[-1:] * (len(wanted) - len(shown))
+        pairs = zip(self.plan.indices.tolist(), wanted, shown)
+        self.replaced = [(number, bisect.bisect_left(self._times, at)) for number, time, at in pairs if at != time]
 
     def sound(self, alarm: Alarm) -> np.ndarray | None:
         """The first sound track, float32 [samples] at 16 kHz; None when the film is silent."""
@@ -138,7 +172,7 @@ class FilmFile:
                 alarm.check()
                 packet = self._packets[fed][1] if fed < len(self._packets) else None
                 fed += 1
-                for frame in context.decode(packet):
+                for frame in self._decoded(packet):
                     while target < len(wanted) and frame.pts is not None and frame.pts >= wanted[target]:
                         yield frame
                         target += 1
@@ -146,6 +180,16 @@ class FilmFile:
                     break
             else:
                 return
+
+    def _decoded(self, packet: av.Packet | None) -> list[av.VideoFrame]:
+        """Frames that come out when a packet goes in; with recovery, no damaged ones."""
+        context = self._stream.codec_context
+        if not self._recovers:
+            return context.decode(packet)
+        try:
+            return [frame for frame in context.decode(packet) if not frame.is_corrupt]
+        except codec_library().FFmpegError:
+            return []
 
     def _scaled(self, frame: av.VideoFrame) -> np.ndarray:
         if frame.width * frame.height > self._limits.video_max_frame_pixels:
@@ -177,6 +221,14 @@ def _video_stream(container: av.container.InputContainer, limits: MediaLimits) -
     if short < limits.image_min_side or long / short >= limits.image_max_aspect:
         raise invalid(f"the film's frames are {context.width}x{context.height}; their sides differ too much")
     return stream
+
+
+def _codec_options(file_format: str, options: MediaOptions) -> dict[str, str]:
+    found = {"err_detect": "explode"} if options.frame_recovery else {}
+    if file_format == "gif":  # the only one whose frames are transparent
+        red, green, blue = options.background
+        found["trans_color"] = str(red << 16 | green << 8 | blue)
+    return found
 
 
 def _frame_too_large(limits: MediaLimits) -> MediaError:

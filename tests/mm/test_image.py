@@ -239,7 +239,7 @@ def test_pixels_have_a_bound_of_their_own() -> None:
 
 def test_formats_off_the_list_are_never_parsed() -> None:
     pixels = made.noise(8, 8)
-    for kind in ("TIFF", "ICO", "PPM", "TGA", "JPEG2000", "AVIF"):
+    for kind in ("ICO", "PPM", "TGA", "JPEG2000"):
         assert sniff(made.picture(pixels, kind)) is None, kind
     assert sniff(b"%!PS-Adobe-3.0 EPSF-3.0\n") is None
     assert refusal(made.png(pixels), MediaLimits(image_formats=("jpeg",))).reason == "media_unsupported"
@@ -309,3 +309,17 @@ def test_pillows_own_guards_stay_on() -> None:
     decode(made.png(made.noise(4, 4)))
     assert Image.MAX_IMAGE_PIXELS is not None
     assert not pillow_file.LOAD_TRUNCATED_IMAGES
+
+
+def test_the_background_is_the_operators_colour() -> None:
+    blue = (0, 0, 250)
+    half = Image.new("RGBA", (4, 4), (0, 0, 0, 0))
+    half.putpixel((0, 0), (200, 100, 50, 255))
+    for kind in ("PNG", "TIFF", "WEBP"):
+        options = {"lossless": True} if kind == "WEBP" else {}
+        out = ImageFile(saved(half, kind, **options), kind.lower(), LIMITS).decode(background=blue)
+        assert out[0, 0].tolist() == [200, 100, 50]
+        assert out[1:].reshape(-1, 3).tolist() == [list(blue)] * 12
+    deep = Image.fromarray(np.array([[0, 40000]], np.uint16).repeat(2, 0))
+    grey = ImageFile(saved(deep, "PNG", transparency=40000), "png", LIMITS).decode(background=blue)
+    assert grey.tolist() == [[[0, 0, 0], list(blue)]] * 2

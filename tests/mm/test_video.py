@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -12,9 +13,10 @@ from mm.decode.frames import FilmPlan, FrameRule, sample_indices
 from mm.decode.magic import sniff
 from mm.decode.video import FilmFile
 from mm.errors import MediaError
+from mm.item import MediaOptions
 from mm.limits import MediaLimits
 from mm.transform.image import Scale
-from tests.mm import made
+from tests.mm import corpus, made
 
 torch = pytest.importorskip("torch")
 
@@ -234,3 +236,63 @@ def test_frames_are_chosen_as_the_reference_chooses() -> None:
         expected = reference_indices(total, fps, rule)
         assert sample_indices(total, count).tolist() == expected[:count], (total, fps, rule)
         assert count % 2 == 0
+
+
+def every(count: int) -> Callable[..., FilmPlan]:
+    return lambda *_: FilmPlan(np.arange(count), Scale(64, 96), 0.1)
+
+
+def test_frames_that_cannot_be_read_are_replaced_and_named() -> None:
+    """Packets 25 to 27 of 40 are damaged; key frames are 0, 20. What stands in for 25 and 26 is shown before: each has
+    an interval of one frame. Of every fifth frame, 28 is the next readable one in the interval of 25."""
+    data = corpus.damaged(made.ramp(40), 25, 28, group=20)
+    recovers = MediaOptions(frame_recovery=True)
+    film = FilmFile(data, "mp4", LIMITS, every(40), Alarm(30), recovers)
+    kept = film.decode(Alarm(30))
+    assert film.replaced == [(25, 24), (26, 24), (27, 24)]
+    assert all(np.array_equal(kept[at], kept[24]) for at in (25, 26, 27))
+    some = FilmFile(
+        data, "mp4", LIMITS, lambda *_: FilmPlan(np.arange(0, 40, 5), Scale(64, 96), 0.5), Alarm(30), recovers
+    )
+    shown = some.decode(Alarm(30))
+    assert some.replaced == [(25, 28)]
+    assert np.array_equal(shown[5], kept[28])
+
+
+def test_a_sound_film_has_nothing_replaced() -> None:
+    data = made.film(made.ramp(12))
+    film = FilmFile(data, "mp4", LIMITS, every(12), Alarm(30), MediaOptions(frame_recovery=True))
+    assert np.array_equal(film.decode(Alarm(30)), opened(data, plan=every(12)).decode(Alarm(30)))
+    assert film.replaced == []
+
+
+def test_key_frames_are_all_the_frames_that_count() -> None:
+    data = made.film(made.ramp(40), options={"g": "10"})
+    seen: list[int] = []
+
+    def plan(count: int, *_: object) -> FilmPlan:
+        seen.append(count)
+        return FilmPlan(np.arange(count), Scale(64, 96), 1.0)
+
+    film = FilmFile(data, "mp4", LIMITS, plan, Alarm(30), MediaOptions(key_frames=True))
+    assert frame_numbers(film.decode(Alarm(30))) == [0, 10, 20, 30]
+    assert seen == [4]
+
+
+def test_a_gif_is_a_film_on_the_background() -> None:
+    from PIL import Image
+
+    clear = [Image.new("RGBA", (96, 64), (0, 0, 0, 0)) for _ in range(3)]
+    for at, image in enumerate(clear):
+        image.paste((250, 10, 10, 255), (at * 30, 0, at * 30 + 20, 64))
+    data = corpus.saved(clear[0], "GIF", save_all=True, append_images=clear[1:], duration=100, disposal=2)
+    film = FilmFile(data, "gif", LIMITS, every(3), Alarm(30), MediaOptions(background=(0, 0, 250)))
+    frames = film.decode(Alarm(30))
+    assert [np.flatnonzero(frame[0, :, 0] > 200)[0] for frame in frames] == [0, 30, 60]
+    assert all((frame[:, 90] == (0, 0, 250)).all() for frame in frames)
+
+
+def test_a_gif_is_fed_from_its_first_frame_on() -> None:
+    data = corpus.gif(made.ramp(12))
+    film = FilmFile(data, "gif", LIMITS, lambda *_: FilmPlan(np.array([9, 11]), Scale(64, 96), 0.1), Alarm(30))
+    assert frame_numbers(film.decode(Alarm(30))) == [9, 11]
