@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import hashlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -74,7 +75,9 @@ class Job:
         self._source: Embedded | bytes | str | None = None
         self._processor = shared.processor
         self._settings = self._processor.settings(self._modality, request.options)
+        self._settings += request.options.reading(self._modality)
         self._timeout = shared.limits.decode_timeout(self._modality)
+        self._decode_s = self._prepare_s = 0.0
         self._held = 0  # fetched bytes that count against the budget while this item is in work
 
     def check_source(self) -> None:
@@ -130,22 +133,31 @@ class Job:
         self._request.receive(size)
 
     async def _load(self) -> Processed:
-        cache, scope = self._shared.cache, self._request.scope
+        cache, scope, report = self._shared.cache, self._request.scope, self._request.report
+        report.items += 1
         name = self._name()
         if self._source is None:
             known = cache.named(scope, name) if name else None
             if known is None:
                 raise MediaError(400, "media_unknown", "no media was uploaded under this uuid; send the data with it")
+            report.cached += 1
             return known
         source: Any = self._source
         if isinstance(source, str):
+            begun = time.perf_counter()
             source = await self._shared.fetcher.fetch(source, self._modality, self._receive)
+            report.fetch_s += time.perf_counter() - begun
         unpacked, fresh = await self._unpacked(source)
         key = (scope, unpacked.digest)
+        report.encoded_bytes += len(unpacked.data)
         processed = cache.get(key)
         if processed is None:
             processed = fresh or await self._decode(unpacked)
             cache.put(key, processed)
+            report.decode_s += self._decode_s
+            report.prepare_s += self._prepare_s
+        else:
+            report.cached += 1
         if name:
             cache.name(name, key)
         return processed
@@ -228,13 +240,21 @@ class Job:
         """Read the header only (pool)."""
         limits, options = self._shared.limits, self._request.options
         encoded = Encoded(unpacked.data, unpacked.container, limits, self._processor, options)
-        return OPENERS[self._modality](encoded, alarm)
+        begun = time.perf_counter()
+        opened = OPENERS[self._modality](encoded, alarm)
+        self._decode_s += time.perf_counter() - begun
+        return opened
 
     def _finish(self, opened: Opened, digest: bytes, alarm: Alarm) -> Processed:
         """Decode and process (pool)."""
+        begun = time.perf_counter()
         item = opened.decode(alarm)
         alarm.check()
-        return self._processor.process(item, digest, self._request.options)
+        decoded = time.perf_counter()
+        processed = self._processor.process(item, digest, self._request.options)
+        self._decode_s += decoded - begun
+        self._prepare_s = time.perf_counter() - decoded
+        return replace(processed, replaced=item.replaced) if item.replaced else processed
 
     async def _in_pool(self, alarm: Alarm, work: Callable[..., T], *args: Any, permit: DecodePermit | None = None) -> T:
         return await in_pool(self._shared.pool, alarm, work, *args, permit=permit)

@@ -26,6 +26,7 @@ from mm.limits import MediaLimits
 from mm.permits import DecodePermits, MediaRequest
 from mm.processors.base import Processor
 from mm.recording import Recording, record
+from mm.report import MediaReport
 from mm.transform.quiet import Cutting
 
 _PLURALS: dict[Modality, str] = {"image": "pictures", "audio": "sound", "video": "films"}
@@ -81,18 +82,19 @@ class MediaLoader:
         options: MediaOptions | None = None,
         scope: bytes = b"",
         decoding: asyncio.Future[None] | None = None,
+        report: MediaReport | None = None,
     ) -> list[Processed]:
         """Load all items of one request; `scope` names the caller (key and salt) for cache and uuids.
 
         `decoding` is done when a first item has been unpacked and its decoder begins; at once where other requests load
-        media too, or the loader does not know when that will be.
+        media too, or the loader does not know when that will be. `report` is filled with what the load took.
         """
         if not refs:
             return []
         self._check_counts(refs)
         if self._requests >= self.limits.max_media_waiting:
             raise busy(f"{self._requests} requests are loading media; try again shortly")
-        request = MediaRequest(self.limits, options or self.options, scope, decoding)
+        request = MediaRequest(self.limits, options or self.options, scope, decoding, report)
         shared = self._shared()
         jobs = [Job(shared, request, ref) for ref in refs]
         for job in jobs:
@@ -101,9 +103,9 @@ class MediaLoader:
         if self._requests > 1:  # a text that waited would get its turn in the pool behind all others' media
             request.report_decoding()
         try:
-            if len(jobs) == 1:
-                return [await jobs[0].run()]
-            return await _all(jobs)
+            loaded = [await jobs[0].run()] if len(jobs) == 1 else await _all(jobs)
+            request.report.note_replaced(loaded)
+            return loaded
         finally:
             self._requests -= 1
             self._permits.budget.release(request.kept)

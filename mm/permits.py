@@ -18,6 +18,7 @@ from mm.budget import Budget
 from mm.errors import busy, too_large
 from mm.item import MediaOptions
 from mm.limits import MediaLimits
+from mm.report import MediaReport
 
 
 class MediaRequest:
@@ -29,7 +30,9 @@ class MediaRequest:
         options: MediaOptions,
         scope: bytes,
         decoding: asyncio.Future[None] | None = None,
+        report: MediaReport | None = None,
     ) -> None:
+        self.report = MediaReport() if report is None else report
         self.options = options
         self.scope = scope
         self._decoding = decoding

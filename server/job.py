@@ -17,6 +17,7 @@ from engine.errors import GrammarError
 from engine.grammar.spec import GrammarSpec
 from engine.request import Modality, Request
 from mm.item import MediaOptions
+from mm.report import MediaReport
 from mm.splice import Spliced, splice
 from server.errors import ApiError, context_length, not_here
 from server.http.exchange import Exchange
@@ -27,6 +28,8 @@ from server.sampling import Asked
 from server.state import AppState
 from server.structure import Structure
 from server.thinking import FREE, behind_thinking, in_harmony, with_budget
+
+MAX_HEADER = 2048  # bytes of a header that lists frames; the body of a chat completion lists all
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +58,7 @@ async def prepare(
     """Media, placeholders and lengths of one prompt. Raises ApiError, RenderError or MediaError."""
     ahead = ahead or media_preload(exchange, salt)
     spliced = await with_media(exchange.state, prompt, ahead)
+    note_media(exchange, ahead.report)
     return job_of(exchange, prompt, spliced, asked, salt=salt, priority=priority, param=param)
 
 
@@ -145,6 +149,21 @@ def behind(
     ids = state.tokenizer.added_tokens
     key = structure.key + f"{parsing.parsers.reasoning_name} {said}".encode()
     return key, lambda: behind_thinking(structure.make(), form, said, ids)
+
+
+def note_media(exchange: Exchange, report: MediaReport) -> None:
+    """What the media took, for the log line and the metrics; frames that were replaced, for the client."""
+    if not report.items:
+        return
+    exchange.state.metrics.media(report)
+    exchange.details["media"] = report.items
+    exchange.details["media_cached"] = report.cached
+    for name in ("fetch", "decode", "prepare"):
+        exchange.details[f"media_{name}_ms"] = round(getattr(report, f"{name}_s") * 1000, 1)
+    if report.replaced:
+        exchange.replaced_frames += report.replaced
+        told = ";".join(f"{item}:" + ",".join(f"{k}={by}" for k, by in pairs) for item, pairs in report.replaced)
+        exchange.headers.append((b"x-replaced-frames", told[:MAX_HEADER].encode()))
 
 
 async def with_media(state: AppState, prompt: Prompt, ahead: MediaPreload) -> Spliced:

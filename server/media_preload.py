@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from mm.item import MediaOptions, MediaRef, Processed
+from mm.report import MediaReport
 
 if TYPE_CHECKING:
     from mm.load import MediaLoader
@@ -33,6 +34,7 @@ class MediaPreload:
         self._scope = scope
         self._options = options
         self._begun: Sequence[MediaRef] = ()
+        self.report = MediaReport()
         self._loading: asyncio.Task[list[Processed]] | None = None
 
     async def begin(self, refs: Sequence[MediaRef]) -> None:
@@ -50,7 +52,9 @@ class MediaPreload:
 
     async def _load(self, refs: Sequence[MediaRef], decoding: asyncio.Future[None] | None = None) -> list[Processed]:
         assert self._loader is not None, "the renderer refuses media that the model does not take"
-        return await self._loader.load(refs, options=self._options, scope=self._scope, decoding=decoding)
+        return await self._loader.load(
+            refs, options=self._options, scope=self._scope, decoding=decoding, report=self.report
+        )
 
     async def load(self, refs: Sequence[MediaRef]) -> list[Processed]:
         """The prompt's items; their load has begun if they are the expected ones."""

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from engine.stats import EngineStats, StepStats
+    from mm.report import MediaReport
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 FINISHED = ("stop", "length", "abort", "error", "repetition")
@@ -31,6 +32,8 @@ CHOICES = [1, 2, 5, 10, 20]
 PART = [5e-6, 1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1]
 PARTS = ("schedule", "launch", "wait", "commit", "device")  # of a step, as StepStats names them
 GAP = [5e-6, 1e-5, 2e-5, 3e-5, 5e-5, 1e-4, 2e-4, 5e-4, 0.001, 0.01, 0.1]
+MEDIA = [0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60]
+MEDIA_PARTS = ("fetch", "decode", "prepare")  # of a request's media, as MediaReport names them
 HTTP = [0.005, 0.025, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60]
 
 
@@ -85,6 +88,7 @@ class Metrics:
             "iteration_tokens_total": Histogram(ITERATION),
             "step_gap_seconds": Histogram(GAP),
             **{f"step_{part}_seconds": Histogram(PART) for part in PARTS},
+            **{f"mm_{part}_seconds": Histogram(MEDIA) for part in MEDIA_PARTS},
         }
         self.observe_parts = [self.histograms[f"step_{part}_seconds"].observe for part in PARTS]
         self.gaps = self.histograms["inter_token_latency_seconds"]
@@ -97,6 +101,13 @@ class Metrics:
             observe(seconds)
         if stats.gap_s:
             self.histograms["step_gap_seconds"].observe(stats.gap_s)
+
+    def media(self, report: MediaReport) -> None:
+        """Once per prompt with media. What cost no time was not done: the item was known, or came with the request."""
+        for part in MEDIA_PARTS:
+            seconds = getattr(report, f"{part}_s")
+            if seconds:
+                self.histograms[f"mm_{part}_seconds"].observe(seconds)
 
     def http(self, method: str, status: int, route: str, seconds: float) -> None:
         """Once per exchange; `route` is a template, never a path. Dashboards ask for status classes: 2xx, 5xx."""

@@ -76,6 +76,7 @@ class Exchange:
         "queued_s",
         "raw_send",
         "reason",
+        "replaced_frames",
         "request_id",
         "route",
         "started",
@@ -112,6 +113,8 @@ class Exchange:
         self.generation: Generation | None = None  # set where somebody follows requests
         self.traceparent = header_of(scope, b"traceparent") if state.spans is not None else ""
         self.details: dict[str, object] = {}  # counts and lengths for the log line
+        # (film's number among the media, (unreadable frame, frame shown in its place) pairs)
+        self.replaced_frames: list[tuple[int, tuple[tuple[int, int], ...]]] = []
         self.answer_open: OpenAnswer | None = None  # set while the engine works for it
         self.task = asyncio.current_task()
 

@@ -229,6 +229,11 @@ def whole(answer: Answer, body: ChatBody, name: str, model: str, names: TokenNam
     prompt_logprobs = answer.prompt_logprobs[0]
     if asked.params.prompt_logprobs is not None and prompt_logprobs is not None:
         content["prompt_logprobs"] = names.prompt(prompt_logprobs)
+    if answer.exchange.replaced_frames:
+        content["replaced_frames"] = [
+            {"item": item, "frames": [{"frame": number, "shown": shown} for number, shown in pairs]}
+            for item, pairs in answer.exchange.replaced_frames
+        ]
     if body.return_token_ids:
         content["prompt_token_ids"] = job.request.prompt_token_ids.tolist()
     if body.return_prompt_text:

@@ -28,7 +28,7 @@ class Loader:
         self.asked, self.ended, self.error = [], 0, None
         self.begun, self.go = asyncio.Event(), asyncio.Event()
 
-    async def load(self, refs, *, options, scope, decoding=None):
+    async def load(self, refs, *, options, scope, decoding=None, report=None):
         self.asked.append((list(refs), options, scope))
         self.begun.set()
         if decoding is not None:
