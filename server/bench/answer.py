@@ -16,7 +16,10 @@ MAX_ERROR = 600  # characters of a failure's text
 
 @dataclass(slots=True)
 class Answer:
-    """`number` is the conversation's, below 0 in the warm-up; `first` and `last` are 0 while no token has come."""
+    """`number` is the conversation's, below 0 in the warm-up; `first` and `last` are 0 while no token has come.
+
+    `last` is when the answer was told to be finished, or of its last event with tokens where it was not told.
+    """
 
     number: int
     turn: int
@@ -90,6 +93,7 @@ class EventReader:
                     self.pieces.append(text)
             if choice.get("finish_reason"):
                 answer.finish = choice["finish_reason"]
+                answer.last = now  # tokens behind the last words had none of their own
         if event.get("usage"):
             self.usage(event["usage"])
 

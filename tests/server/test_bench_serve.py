@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from server.bench import processes, serve, summary
-from server.bench.answer import Answer
+from server.bench.answer import Answer, EventReader
 from server.bench.command import parse
 from server.bench.dataset import conversations
 from server.bench.load import Share, arrivals
@@ -50,6 +50,18 @@ async def test_times_are_those_at_which_a_known_server_wrote():
     assert statistics.median(off) < 0.002 * slowness()
     assert found["ttft_ms_p50"] >= 20
     assert found["itl_ms_p50"] >= 9
+
+
+def test_tokens_without_words_take_time_too():
+    answer = Answer(0, 0, sent=1.0)
+    reader = EventReader(answer, keeps_text=False)
+    told = [({"text": "a"}, 2.0), ({"text": "b"}, 3.0), ({"text": "", "finish_reason": "length"}, 6.0)]
+    for choice, now in told:
+        reader.event(json.dumps({"choices": [choice]}).encode(), now)
+    reader.event(b'{"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 5}}', 6.0)
+    reader.close(6.0)
+    found = summary.times_of(answer)
+    assert (found["ttft"], found["tpot"], found["itl"], found["e2e"]) == (1000, 1000, 1000, 5000)
 
 
 @on_loop
