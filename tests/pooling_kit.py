@@ -21,6 +21,7 @@ from tests import tiny
 
 TEXTS = ["the cat", "a dog and the bird", "x", "in an other land there are the birds " * 4, "", "Grüße, 東京!"]
 ST = "sentence_transformers"
+WITH_TYPES = ("bert", "nomic")  # a pair's second text has another type than the first
 PREFIX = {"query": "query: ", "document": "text: "}
 
 
@@ -184,14 +185,14 @@ def write(path: Path, value: Any) -> None:
 
 @functools.cache
 def encoder(kind: str, labels: int = 0, **more: Any) -> Path:
-    """BERT or XLM-R with random weights; `labels`: with a classifier of so many classes."""
+    """BERT or a family like it with random weights; `labels`: with a classifier of so many classes."""
     import transformers
 
-    name = {"bert": "Bert", "xlm_roberta": "XLMRoberta"}[kind]
+    name = {"bert": "Bert", "xlm_roberta": "XLMRoberta", "nomic": "NomicBert", "gte": "Gte"}[kind]
     config = getattr(transformers, f"{name}Config")(
         vocab_size=tiny.VOCAB_SIZE, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4,
         max_position_embeddings=130 if kind == "xlm_roberta" else 128, pad_token_id=1,
-        type_vocab_size=1 if kind == "xlm_roberta" else 2,
+        type_vocab_size=1 if kind in ("xlm_roberta", "gte") else 2,
         **({"num_labels": labels} if labels else {}), **more,
     )  # fmt: skip
     ending = "ForSequenceClassification" if labels else "Model"
@@ -205,9 +206,9 @@ def framed(folder: Path, kind: str) -> Path:
     first, last = tiny.IDS["<|im_start|>"], tiny.IDS["<|im_end|>"]
     begin, end = ({"SpecialToken": {"id": token, "type_id": 0}} for token in ("<|im_start|>", "<|im_end|>"))
     one = {"Sequence": {"id": "A", "type_id": 0}}
-    other = {"Sequence": {"id": "B", "type_id": int(kind == "bert")}}
-    closed = {"SpecialToken": {"id": "<|im_end|>", "type_id": int(kind == "bert")}}
-    between = [end] if kind == "bert" else [end, end]
+    other = {"Sequence": {"id": "B", "type_id": int(kind in WITH_TYPES)}}
+    closed = {"SpecialToken": {"id": "<|im_end|>", "type_id": int(kind in WITH_TYPES)}}
+    between = [end] if kind in WITH_TYPES else [end, end]
     known = {
         "<|im_start|>": {"id": "<|im_start|>", "ids": [first], "tokens": ["<|im_start|>"]},
         "<|im_end|>": {"id": "<|im_end|>", "ids": [last], "tokens": ["<|im_end|>"]},

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from engine.checkpoint.pooling import Form, labels_of
-from engine.checkpoint.rope import no_rope
+from engine.checkpoint.rope import FULL, RopeDefaults, no_rope, read_rope
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.checkpoint.text import refuse
 from engine.errors import ConfigError
@@ -46,6 +48,11 @@ class Bert(Encoder):
 def text(body: Section, outer: Section) -> TextConfig:
     """The encoder of BERT, RoBERTa and XLM-R."""
     refuse(body, position_embedding_type="absolute", is_decoder=False, add_cross_attention=False)
+    return post_norm_text(body, None, gated_mlp=False, qkv_bias=True, o_bias=True, mlp_bias=True)
+
+
+def post_norm_text(body: Section, rope: RopeDefaults | None, **family: Any) -> TextConfig:
+    """A post-norm encoder; rope: of heads that are rotated, None: positions are a table's; family: of TextConfig."""
     hidden, heads = body.size("hidden_size"), body.size("num_attention_heads")
     if hidden % heads:
         raise ConfigError(f"{body.path}: hidden_size={hidden} is no multiple of num_attention_heads={heads}")
@@ -55,7 +62,8 @@ def text(body: Section, outer: Section) -> TextConfig:
             f"{body.path}: hidden_act={activation!r} is not supported; supported are {', '.join(BY_NAME)}"
         )
     width = hidden // heads
-    layer = LayerConfig(0, no_rope(width), width**-0.5)
+    turned = no_rope(width) if rope is None else read_rope(body, FULL, width, rope)
+    layer = LayerConfig(0, turned, width**-0.5)
     return TextConfig(
         vocab_size=body.size("vocab_size"),
         hidden_size=hidden,
@@ -64,21 +72,18 @@ def text(body: Section, outer: Section) -> TextConfig:
         num_kv_heads=heads,
         head_dim=width,
         norm_eps=body.number("layer_norm_eps", 1e-12),
-        qkv_bias=True,
-        o_bias=True,
         qk_norm="none",
-        mlp_bias=True,
         tie_embeddings=False,
         layers=(layer,) * body.integer("num_hidden_layers", least=1, most=MAX_LAYERS),
         activation=activation,
-        gated_mlp=False,
         layer_norm=True,
         norm_bias=True,
+        **family,
     )
 
 
 def head(body: Section, form: Form) -> tuple[HeadLayer, ...]:
-    """Of BertForSequenceClassification."""
+    """Of BertForSequenceClassification, and of the families that have its pooler."""
     if form != "score":
         return ()
     hidden = body.size("hidden_size")

@@ -1,4 +1,4 @@
-"""Bodies whose tokens see those behind them: which checkpoints say so, and their decoders' configuration.
+"""Bodies of models that pool: whose tokens see those behind them, and what a decoder's configuration is then.
 
 An encoder was never trained to generate; a decoder may have been trained on as an embedder, which its files say by
 `is_causal`, `use_bidirectional_attention`, or the name of a class. Thread: any; pure functions.
@@ -6,10 +6,12 @@ An encoder was never trained to generate; a decoder may have been trained on as 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import every_layer
 from engine.errors import ConfigError
-from engine.model_config import TextConfig
+from engine.model_config import PoolingConfig, TextConfig, TowerConfig
 from engine.models.family import Family
 
 BOTH_WAYS = "Bidirectional"  # in the names of classes that NVIDIA made of a decoder: LlamaBidirectionalModel
@@ -21,8 +23,16 @@ def sees_all(family: Family, root: Section, body: Section) -> bool:
     return said or family.head is not None or any(BOTH_WAYS in str(name) for name in root.items("architectures", ()))
 
 
-def seeing_all(text: TextConfig) -> TextConfig:
-    """The decoder whose tokens see those behind them too. Raises ConfigError where its attention cannot."""
+def pooled_text(
+    text: TextConfig, pooling: PoolingConfig, towers: Mapping[str, TowerConfig], implementation: str
+) -> TextConfig:
+    """The body of a model that pools. Raises ConfigError where this version has none."""
+    if implementation != "native":
+        raise ConfigError("--runner pooling: the architecture has no file of its own here; it can only generate")
+    if towers:
+        raise ConfigError("config.json: this model sees or hears; pooling its texts alone needs --language-model-only")
+    if not pooling.bidirectional:
+        return text
     if any(layer.softcap or layer.sinks for layer in text.layers):
         raise ConfigError("is_causal=false: attention to later tokens is not supported with capped scores or sinks")
     return every_layer(text, causal=False)

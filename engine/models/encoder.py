@@ -1,10 +1,10 @@
-"""Encoder: a body whose tokens attend to all of their input; the base of BERT and RoBERTa.
+"""Encoder: a post-norm body whose tokens attend to all of their input; the base of BERT, RoBERTa, Nomic and GTE.
 
 Thread: device. Inputs lie one behind the other, without padding between them, each computed in one step; nothing is
 kept. The norms stand behind attention and MLP:
 
-    x = norm(word + position + type)
-    each layer: x = norm(x + o(attention(x))); x = norm(x + down(activate(up(x))))
+    x = norm(word + position + type), or without positions, by which queries and keys are rotated then
+    each layer: x = norm(x + o(attention(x))); x = norm(x + down(activate(up(x)))), or down(activate(gate(x)) * up(x))
 
 Of the last layer only the tokens that are read go on behind attention.
 """
@@ -22,9 +22,11 @@ from engine.cache.spec import CacheSpec, NothingSpec
 from engine.encoders.tower import Tower
 from engine.kernels.activation import BY_NAME, pointwise
 from engine.kernels.attention.dense import dense_attention
+from engine.kernels.rotate import apply_rope
 from engine.layers.embed import Embedding, Positions
-from engine.layers.linear import Linear
+from engine.layers.linear import GatedLinear, Linear
 from engine.layers.norm import LayerNorm
+from engine.layers.rope import Rope, RopeTable
 from engine.model_config import ModelConfig, TextConfig
 from engine.models.base import Model
 from engine.pooling.heads import Pooler
@@ -39,36 +41,55 @@ class EncoderLayer:
         width = text.num_heads * text.head_dim
         self.heads, self.head_dim, self.scale = text.num_heads, text.head_dim, text.layers[0].scale
         self.activation = BY_NAME[text.activation]
-        self.qkv = Linear(text.hidden_size, width, width, width, bias=True)
-        self.o = Linear(width, text.hidden_size, bias=True)
+        parts = (width, width, width) if text.qkv_layout == "apart" else (3 * width,)
+        self.qkv = Linear(text.hidden_size, *parts, bias=text.qkv_bias)
+        self.o = Linear(width, text.hidden_size, bias=text.o_bias)
         self.attention_norm = LayerNorm(text.hidden_size, text.norm_eps)
-        self.up = Linear(text.hidden_size, text.intermediate_size, bias=True)
-        self.down = Linear(text.intermediate_size, text.hidden_size, bias=True)
+        if text.gated_mlp:
+            self.up: Linear = GatedLinear(
+                text.hidden_size, text.intermediate_size, False, self.activation, text.joined_mlp
+            )
+        else:
+            self.up = Linear(text.hidden_size, text.intermediate_size, bias=text.mlp_bias)
+        self.down = Linear(text.intermediate_size, text.hidden_size, bias=text.mlp_bias)
         self.mlp_norm = LayerNorm(text.hidden_size, text.norm_eps)
 
-    def __call__(self, x: Tensor, bounds: Tensor, index: Tensor | None) -> Tensor:
+    def __call__(self, x: Tensor, bounds: Tensor, index: Tensor | None, rope: Rope | None) -> Tensor:
         """x [T, hidden], which is overwritten; with `index` the result has these tokens alone."""
-        queries, keys, values = self.qkv(x).view(len(x), 3, self.heads, self.head_dim).unbind(1)
+        heads = self.qkv(x).view(len(x), 3 * self.heads, self.head_dim)
+        queries, keys, values = heads.split(self.heads, 1)
+        if rope is not None:
+            queries, keys = apply_rope(heads[:, : 2 * self.heads], rope.cos, rope.sin).split(self.heads, 1)
         attended = dense_attention(queries, keys, values, bounds, self.scale, mixed_lengths=True)
         if index is not None:
             x, attended = x.index_select(0, index), attended.index_select(0, index)
         self.o.add_to(x, attended)
         x = self.attention_norm(x)
-        self.down.add_to(x, pointwise(self.up(x), self.activation))
+        inner = self.up(x)
+        self.down.add_to(x, inner if isinstance(self.up, GatedLinear) else pointwise(inner, self.activation))
         return self.mlp_norm(x)
 
 
 class Encoder(Model):
-    """An encoder of texts; `types`: kinds of tokens, of which a pair's second text has the second."""
+    """An encoder of texts; `types`: kinds of tokens, of which a pair's second text has the second; 0: none have rows.
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str, types: int, first_position: int) -> None:
+    `first_position`: the row of the table of positions where an input begins; None: there is no table.
+    """
+
+    def __init__(
+        self, config: ModelConfig, dtype: torch.dtype, device: str, types: int, first_position: int | None
+    ) -> None:
         text = config.text
         assert config.pooling is not None, "an encoder makes vectors or scores"
         self.config, self.dtype, self.device = config, dtype, device
         self.towers: dict[Modality, Tower] = {}
         self.embed = Embedding(text.vocab_size, text.hidden_size, None)
-        self.positions = Positions(config.max_position, text.hidden_size, first_position)
-        self.types = Positions(types, text.hidden_size)
+        self.positions = self._ropes = None
+        if first_position is None:
+            self._ropes = RopeTable(text.layers[0].rope, device, config.max_model_len or config.max_position)
+        else:
+            self.positions = Positions(config.max_position, text.hidden_size, first_position)
+        self.types = Positions(types, text.hidden_size) if types else None
         self.embed_norm = LayerNorm(text.hidden_size, text.norm_eps)
         self.layers = [EncoderLayer(text) for _ in text.layers]
         self.pooler = Pooler(config.pooling, self.embed, text.vocab_size, tied=False)
@@ -84,13 +105,18 @@ class Encoder(Model):
     def forward(self, batch: Batch, out: Tensor | None = None) -> Tensor:
         starts = batch.attention[0].query_start  # [num_rows + 1] int32
         bounds = batch.attention[0].covering(len(batch.token_ids)).query_start
+        rope = None if self._ropes is None else self._ropes(batch.positions)
         x = self.embed_norm(self._embedded(batch, starts))
         for layer in self._run:
-            x = layer(x, bounds, batch.sample_index if layer is self._run[-1] else None)
+            x = layer(x, bounds, batch.sample_index if layer is self._run[-1] else None, rope)
         return x if out is None else out.copy_(x)
 
     def _embedded(self, batch: Batch, starts: Tensor) -> Tensor:
-        x = self.embed(batch.token_ids).add_(self.positions(batch.positions))
+        x = self.embed(batch.token_ids)
+        if self.positions is not None:
+            x.add_(self.positions(batch.positions))
+        if self.types is None:
+            return x
         if batch.second_start is None or self.types.num_positions < 2:
             return x.add_(self.types.table[0])
         token = torch.arange(len(x), dtype=torch.int32, device=x.device)

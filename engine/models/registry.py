@@ -24,9 +24,9 @@ from engine.checkpoint.rope import max_position
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import complete
 from engine.errors import ConfigError
-from engine.model_config import ModelConfig, PoolingConfig, TextConfig, TowerConfig
+from engine.model_config import ModelConfig, TextConfig, TowerConfig
 from engine.models.base import Model
-from engine.models.both_ways import BOTH_WAYS, seeing_all, sees_all
+from engine.models.both_ways import BOTH_WAYS, pooled_text, sees_all
 from engine.models.family import Family
 from engine.quant.assign import assign
 from engine.request import Modality
@@ -103,6 +103,12 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "XLMRobertaForSequenceClassification": "engine.models.roberta",
     "ModernBertModel": "engine.models.modernbert",
     "ModernBertForSequenceClassification": "engine.models.modernbert",
+    "NomicBertModel": "engine.models.nomic_bert",
+    "NomicBertForSequenceClassification": "engine.models.nomic_bert",
+    "NewModel": "engine.models.gte",
+    "NewForSequenceClassification": "engine.models.gte",
+    "GteModel": "engine.models.gte",
+    "GteForSequenceClassification": "engine.models.gte",
 }
 
 
@@ -167,7 +173,7 @@ def load_model_config(
         under = Body(text.hidden_size, form, family.head is not None, sees_all(family, root, body), head)
         pooling = read_pooling(folder, root, under, runner, pooler or {})
         if pooling is not None:
-            text = _pooled(text, pooling, towers, implementation)
+            text = pooled_text(text, pooling, towers, implementation)
         elif body.values.get("use_bidirectional_attention"):
             raise ConfigError("use_bidirectional_attention=true: this model cannot generate; --runner pooling")
     lead = family.lead(outer) if family.lead is not None else 0
@@ -192,17 +198,6 @@ def load_model_config(
         left_out=text_only or any(f"{name}_config" in outer.values and name not in towers for name in family.towers),
         pooling=pooling,
     )
-
-
-def _pooled(
-    text: TextConfig, pooling: PoolingConfig, towers: Mapping[str, TowerConfig], implementation: str
-) -> TextConfig:
-    """The body of a model that pools. Raises ConfigError where this version has none."""
-    if implementation != "native":
-        raise ConfigError("--runner pooling: the architecture has no file of its own here; it can only generate")
-    if towers:
-        raise ConfigError("config.json: this model sees or hears; pooling its texts alone needs --language-model-only")
-    return seeing_all(text) if pooling.bidirectional else text
 
 
 @contextmanager

@@ -14,6 +14,8 @@ BODIES = {
     "mean": lambda: kit.embedder("qwen3", "mean_tokens", dense=24),
     "bert": lambda: kit.encoder("bert"),
     "modernbert": kit.modernbert,
+    "nomic": lambda: kit.encoder("nomic"),
+    "gte": lambda: kit.encoder("gte"),
     "embedding gemma": lambda: kit.seeing_all("gemma3"),
     "xlm_roberta": lambda: kit.encoder("xlm_roberta", 3),
 }

@@ -1,4 +1,4 @@
-"""BERT and XLM-R over the routes: transformers' numbers, pairs with their types, alone as in a crowd, both paths."""
+"""BERT, XLM-R, Nomic and GTE over the routes: transformers' numbers, pairs, alone as in a crowd, both paths."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.server.test_embeddings import FEW, ids_of, vectors
 from tests.server.test_rerank import DOCUMENTS, QUERY, scores
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-KINDS = ("bert", "xlm_roberta")
+KINDS = ("bert", "xlm_roberta", "nomic", "gte")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -58,7 +58,7 @@ async def test_classes_and_scores_are_those_of_transformers(pooling, kind, label
         logits = [model(torch.tensor([ids])).logits[0] for ids in await ids_of(client, FEW)]
         pairs = [tokenizer.encode_pair(QUERY, document) for document in DOCUMENTS]
         scored = [model(torch.tensor([ids]), token_type_ids=torch.tensor([types])).logits[0] for ids, types in pairs]
-    assert any(pairs[0][1]) == (kind == "bert")
+    assert any(pairs[0][1]) == (kind in kit.WITH_TYPES)
     data = (await client.post("/classify", {"input": FEW})).json()["data"]
     close([one["probs"] for one in data], [(x.sigmoid() if labels == 1 else x.softmax(-1)).numpy() for x in logits])
     if labels == 1:
@@ -93,3 +93,26 @@ async def test_what_encoders_refuse():
         load_model_config(folder, {"position_embedding_type": "relative_key"})
     assert load_model_config(kit.encoder("xlm_roberta")).max_position == 128
     assert load_model_config(folder, pooler={"pooling_type": "MEAN"}).pooling.kind == "mean"
+
+
+async def test_released_files_of_nomic_and_gte():
+    """The numbers of nomic-embed-text-v1 and of gte-multilingual-base, as their own files have them."""
+    from engine.layers.rope import frequencies
+
+    nomic = {
+        "architectures": ["NomicBertModel"], "model_type": "nomic_bert", "activation_function": "swiglu",
+        "n_embd": 64, "n_head": 4, "n_inner": 96, "n_layer": 3, "n_positions": 8192, "layer_norm_epsilon": 1e-12,
+        "rotary_emb_base": 1000, "rotary_emb_fraction": 1.0, "rotary_emb_scale_base": None, "prenorm": False,
+        "rope_parameters": None, "hidden_size": None, "max_trained_positions": 2048, "causal": False,
+    }  # fmt: skip
+    found = load_model_config(kit.encoder("nomic"), nomic)
+    assert (found.text.hidden_size, found.text.layers[0].rope.theta, found.max_position) == (64, 1000.0, 8192)
+    assert load_model_config(kit.encoder("nomic"), {**nomic, "rotary_scaling_factor": 2}).max_position == 2048
+    with pytest.raises(ConfigError, match="experts"):
+        load_model_config(kit.encoder("nomic"), {**nomic, "moe_every_n_layers": 2})
+    ntk = {"architectures": ["NewModel"], "rope_scaling": {"type": "ntk", "factor": 8.0}, "rope_theta": 20000}
+    rope = load_model_config(kit.encoder("gte"), {**ntk, "rope_parameters": None}).text.layers[0].rope
+    turns = torch.arange(0, 16, 2) / 16
+    torch.testing.assert_close(frequencies(rope, 128), 1 / (8 * 20000) ** turns / 8 ** (2 / 16))
+    with pytest.raises(ConfigError, match="mixed_b"):
+        load_model_config(kit.encoder("gte"), {"rope_scaling": {"type": "ntk", "factor": 8.0, "mixed_b": 0.6}})
