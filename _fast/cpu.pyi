@@ -91,8 +91,11 @@ def qkv_rope_store(
     eps: float,
     bf16: bool,
     norm_bf16: bool,
-    cache_bf16: bool,
+    cache_type: int,
     slots_wide: bool,
+    k_scale: int = 0,
+    v_scale: int = 0,
+    scale_stride: int = 0,
 ) -> None: ...
 def paged_attention(
     out: int,
@@ -114,7 +117,10 @@ def paged_attention(
     scale: float,
     softcap: float,
     bf16: bool,
-    kv_bf16: bool,
+    kv_type: int,
+    k_scale: int = 0,
+    v_scale: int = 0,
+    scale_stride: int = 0,
 ) -> None: ...
 def dense_attention(
     out: int,

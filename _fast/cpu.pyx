@@ -64,29 +64,25 @@ cdef extern from "kernels.h" nogil:
         int op
         int bf16
 
+    struct code_scales "scales":
+        float *k
+        float *v
+        long stride
+
     struct qkv_call "qkv":
         void *q
         void *k_cache
         void *v_cache
+        code_scales scales
         const void *qkv
         const float *cos
         const float *sin
         const void *q_norm
         const void *k_norm
         const void *slots
-        long tokens
-        long qkv_stride
-        long heads
-        long kv_heads
-        long dim
-        long half
-        long block_size
-        long block_stride
+        long tokens, qkv_stride, heads, kv_heads, dim, half, block_size, block_stride
         float eps
-        int bf16
-        int norm_bf16
-        int cache_bf16
-        int slots_wide
+        int bf16, norm_bf16, cache_type, slots_wide
 
     struct attention_call "attention":
         void *out
@@ -98,25 +94,12 @@ cdef extern from "kernels.h" nogil:
         const int32_t *starts
         const int32_t *lengths
         const float *sinks
-        long rows
-        long heads
-        long kv_heads
-        long dim
-        long max_blocks
-        long block_size
-        long block_stride
-        long q_stride
-        long q_head_stride
-        long k_stride
-        long k_head_stride
-        long v_stride
-        long v_head_stride
+        code_scales scales
+        long rows, heads, kv_heads, dim, max_blocks, block_size, block_stride
+        long q_stride, q_head_stride, k_stride, k_head_stride, v_stride, v_head_stride
         long window
-        int causal
-        int bf16
-        int kv_bf16
-        float scale
-        float softcap
+        int causal, bf16, kv_type
+        float scale, softcap
 
     struct kernel_table "kernels":
         const char *name
@@ -283,9 +266,13 @@ def qkv_rope_store(
     uintptr_t q_norm, uintptr_t k_norm, uintptr_t slots,
     long tokens, long qkv_stride, long heads, long kv_heads, long dim, long half, long block_size,
     long block_stride, float eps,
-    bint bf16, bint norm_bf16, bint cache_bf16, bint slots_wide,
+    bint bf16, bint norm_bf16, int cache_type, bint slots_wide,
+    uintptr_t k_scale=0, uintptr_t v_scale=0, long scale_stride=0,
 ):
-    """Normalise and rotate q and k, store k and v; k_cache = 0: rotate the heads only."""
+    """Normalise and rotate q and k, store k and v; k_cache = 0: rotate the heads only.
+
+    cache_type: 0 float32, 1 bfloat16, 2 e4m3, 3 e5m2; scales as in kernels.h.
+    """
     cdef qkv_call call
     call.q = <void *> q
     call.k_cache = <void *> k_cache
@@ -307,7 +294,8 @@ def qkv_rope_store(
     call.eps = eps
     call.bf16 = bf16
     call.norm_bf16 = norm_bf16
-    call.cache_bf16 = cache_bf16
+    call.cache_type = cache_type
+    call.scales = code_scales(<float *> k_scale, <float *> v_scale, scale_stride)
     call.slots_wide = slots_wide
     with nogil:
         op_qkv(&call)
@@ -317,11 +305,12 @@ def paged_attention(
     uintptr_t out, uintptr_t q, uintptr_t k_cache, uintptr_t v_cache,
     uintptr_t tables, uintptr_t starts, uintptr_t lengths, uintptr_t sinks,
     long rows, long heads, long kv_heads, long dim, long max_blocks, long block_size, long block_stride,
-    long window, float scale, float softcap, bint bf16, bint kv_bf16,
+    long window, float scale, float softcap, bint bf16, int kv_type,
+    uintptr_t k_scale=0, uintptr_t v_scale=0, long scale_stride=0,
 ):
     """Causal attention of contiguous q [tokens, heads, dim] over block tables; sinks = 0: none.
 
-    Strides in elements.
+    Strides in elements; the cache's type and scales as of qkv_rope_store.
     """
     cdef attention_call call
     cdef int failed
@@ -346,7 +335,8 @@ def paged_attention(
     call.window = window
     call.causal = 1
     call.bf16 = bf16
-    call.kv_bf16 = kv_bf16
+    call.kv_type = kv_type
+    call.scales = code_scales(<float *> k_scale, <float *> v_scale, scale_stride)
     call.scale = scale
     call.softcap = softcap
     with nogil:
@@ -389,7 +379,7 @@ def dense_attention(
     call.window = window
     call.causal = causal
     call.bf16 = bf16
-    call.kv_bf16 = bf16
+    call.kv_type = bf16
     call.scale = scale
     call.softcap = 0.0
     with nogil:

@@ -13,6 +13,8 @@ from typing import Any, Literal
 # What answers report: of the logits as the model made them, or after all rules, temperature and cuts (what was drawn
 # from); as log-probabilities, or as logits.
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
+# Numbers of keys and values; codes of fp8 have the checkpoint's scales, else one per token and head.
+CacheWord = Literal["auto", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp8_per_token_head"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class EngineConfig:
     device_reserve_bytes: int = 1 << 30  # of that share, kept free for what no plan knows
     kv_cache_memory_bytes: int = 0  # 0 = derived from the free memory
     num_gpu_blocks_override: int = 0
+    kv_cache_dtype: CacheWord = "auto"  # auto: the checkpoint's scheme, else the activations' dtype
+    kv_cache_skip_layers: tuple[str, ...] = ()  # numbers of layers, sliding_window: in the activations' dtype
     enable_prefix_caching: bool = True
     max_num_seqs: int = 0  # rows in a step; 0 = 256 on an accelerator, 64 on a CPU
     max_num_batched_tokens: int = 0  # tokens in a step; 0 = 2,048 on an accelerator, 512 on a CPU

@@ -23,8 +23,9 @@ from engine.model_config import ModelConfig
 from engine.models.base import Model
 from engine.models.registry import build_model, load_model_config
 from engine.quant.assign import form_line
+from engine.quant.kv import numbers_line
 from engine.quant.online import requested
-from engine.runtime import sizes_of
+from engine.runtime import layout_of, sizes_of
 from engine.step.executor import Sizes
 from engine.weights.files import Shard
 from engine.weights.load import match, weight_bytes
@@ -36,10 +37,11 @@ class Estimate:
 
     config: ModelConfig
     device: str  # as torch names it
-    dtype: torch.dtype  # of activations and cache
+    dtype: torch.dtype  # of activations
     quantised: str | None  # what is, in a line
     num_tensors: int  # that are read
     weight_bytes: int  # on the device
+    numbers: str  # of keys and values, where they have not the activations' dtype
     kv_bytes: int  # of a thousand tokens, where no window forgets any
     context: int  # tokens of one request
     context_bytes: int  # of one such request
@@ -63,7 +65,7 @@ def estimate(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
     kept = shards and device == "cpu" and model_config.implementation == "native" and config.quantization != "fp8"
     weights = _host_bytes(shards, names, dtype) if shards and kept else weight_bytes(model)
     memory = None if device == "cpu" else device_memory(device)
-    layout = CacheLayout(model.cache_specs(), sizes.block_size)
+    layout = layout_of(config, model, sizes, shards, read=False)
     longest = layout.blocks_for(sizes.max_model_len, sizes.max_chunk)
     if memory is None:
         blocks = host_blocks(config, layout, longest, sizes.max_rows, weights)
@@ -78,6 +80,7 @@ def estimate(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
         quantised=form_line(model),
         num_tensors=len(names),
         weight_bytes=weights,
+        numbers=numbers_line(layout.specs, dtype),
         kv_bytes=len(layout.groups) * layout.block_bytes * 1000 // sizes.block_size,
         context=context,
         context_bytes=each * layout.block_bytes,

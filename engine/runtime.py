@@ -36,6 +36,7 @@ from engine.model_config import ModelConfig
 from engine.models.base import Model
 from engine.models.registry import build_model, load_model_config
 from engine.quant.assign import form_line
+from engine.quant.kv import stored_specs
 from engine.quant.online import requested
 from engine.request import Request, SamplingParams
 from engine.start_summary import summary
@@ -43,7 +44,7 @@ from engine.step.cpu_executor import CpuExecutor
 from engine.step.executor import Executor, Sizes
 from engine.step.pooling_cpu import CpuPoolingExecutor
 from engine.trace import Span
-from engine.weights.files import open_checkpoint
+from engine.weights.files import Shard, open_checkpoint
 from engine.weights.load import load_weights, weight_bytes
 from engine.weights.progress import ProgressLine
 
@@ -185,16 +186,17 @@ def load_runtime(config: EngineConfig, startup: dict[str, float]) -> Runtime:
     with phase("device"):
         accelerator = open_accelerator(device)
     with phase("weights"), torch.inference_mode():
-        quantised = model_config.raw.get("quantization_config") is not None and config.load_format != "dummy"
-        shards = open_checkpoint(config.model) if quantised else None
+        has_codes = model_config.raw.get("quantization_config") is not None or config.kv_cache_dtype != "auto"
+        shards = open_checkpoint(config.model) if has_codes and config.load_format != "dummy" else None
         model = build_model(model_config, dtype, device, shards)
         if line := form_line(model):
             log.info("%s", line)
+        layout = layout_of(config, model, sizes, shards)
         read_weights(config, model, accelerator)
     if accelerator is None:
-        runtime = _on_host(config, model, sizes, phase)
+        runtime = _on_host(config, model, sizes, layout, phase)
     else:
-        runtime = _on_device(config, model, sizes, accelerator, phase)
+        runtime = _on_device(config, model, sizes, layout, accelerator, phase)
     room = enough_for("warmup", accelerator.memory) if accelerator is not None else nullcontext()
     with phase("warmup"), room:
         warm_up(runtime)
@@ -234,9 +236,16 @@ def _read_pooler(config: EngineConfig, model: Model, placement: Placement) -> No
         model.pooler.read_folders(config.model, config.load_format, placement, config.seed)
 
 
-def _on_host(config: EngineConfig, model: Model, sizes: Sizes, phase: Phase) -> Runtime:
+def layout_of(
+    config: EngineConfig, model: Model, sizes: Sizes, shards: list[Shard] | None, read: bool = True
+) -> CacheLayout:
+    """Where keys and values lie, and in which numbers; arguments as of stored_specs."""
+    specs = stored_specs(model, config.kv_cache_dtype, config.kv_cache_skip_layers, shards, read)
+    return CacheLayout(specs, sizes.block_size)
+
+
+def _on_host(config: EngineConfig, model: Model, sizes: Sizes, layout: CacheLayout, phase: Phase) -> Runtime:
     with phase("cache"):
-        layout = CacheLayout(model.cache_specs(), sizes.block_size)
         longest = layout.blocks_for(sizes.max_model_len, sizes.max_chunk)
         blocks = host_blocks(config, layout, longest, sizes.max_rows)
         context = fit_context(config, layout, sizes.max_model_len, sizes.max_chunk, blocks)
@@ -251,7 +260,9 @@ def open_accelerator(device: str) -> Accelerator | None:
     return None if device == "cpu" else Accelerator(device)
 
 
-def _on_device(config: EngineConfig, model: Model, sizes: Sizes, accelerator: Accelerator, phase: Phase) -> Runtime:
+def _on_device(
+    config: EngineConfig, model: Model, sizes: Sizes, layout: CacheLayout, accelerator: Accelerator, phase: Phase
+) -> Runtime:
 
     from engine.step.device_executor import DeviceExecutor
     from engine.step.pooling_device import DevicePoolingExecutor, PoolingStartup
@@ -259,7 +270,6 @@ def _on_device(config: EngineConfig, model: Model, sizes: Sizes, accelerator: Ac
 
     memory = accelerator.memory
     with phase("buffers"), enough_for("buffers", memory):
-        layout = CacheLayout(model.cache_specs(), sizes.block_size)
         executor: DeviceExecutor | DevicePoolingExecutor
         if model.pooler is None:
             executor = DeviceExecutor(config, model, sizes, layout, accelerator)

@@ -14,6 +14,7 @@ from engine.config import EngineConfig
 from engine.kernels.target import target
 from engine.memory import gib
 from engine.models.base import Model
+from engine.quant.kv import FLAG, numbers_line
 from engine.step.executor import Sizes
 from engine.step.graphs import decode_sizes, mixed_sizes
 from engine.weights.load import weight_bytes
@@ -61,6 +62,10 @@ def of_cache(config: EngineConfig, model: Model, sizes: Sizes, layout: CacheLayo
     context = limit or why("--max-model-len", config.max_model_len, "the checkpoint's")
     contexts = num_blocks / layout.blocks_for(longest, sizes.max_chunk)
     prefixes = "on" if config.enable_prefix_caching else "off"
+    numbers = numbers_line(layout.specs, model.dtype)
+    if numbers:
+        word = "" if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+        prefixes += f"; {numbers} ({why(FLAG, word, 'the checkpoint was made for it')})"
     return (
         f"KV cache: {num_blocks:,} blocks of {config.block_size} tokens, {gib(num_blocks * layout.block_bytes)} "
         f"({chosen}), {contexts:.1f} contexts of {longest:,} tokens ({context}); prefix caching {prefixes}"

@@ -33,7 +33,8 @@ def lines(config: Config) -> Iterator[str]:
     yield f"served: {how}; takes {takes}"
     yield from of_weights(found, shards)
     context = f"{gib(found.context_bytes)} for a context of {found.context:,} tokens"
-    yield f"KV cache: {found.kv_bytes / 2**20:.1f} MiB per 1,000 tokens, {context}"
+    numbers = f"; {found.numbers}" if found.numbers else ""
+    yield f"KV cache: {found.kv_bytes / 2**20:.1f} MiB per 1,000 tokens, {context}{numbers}"
     yield from of_device(config, found)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from engine.config import EngineConfig, LogprobsMode
+from engine.config import CacheWord, EngineConfig, LogprobsMode
 from engine.request import Modality
 from mm.limits import MediaLimits
 from server.pooling.flags import PoolingFlags
@@ -201,6 +201,8 @@ class CacheConfig:
     device_reserve_bytes: int = flag(1024 * MIB, "of that share, kept free for what no plan knows", low=0)
     kv_cache_memory_bytes: int = flag(0, "bytes for blocks; 0: derived", low=0)
     num_gpu_blocks_override: int = flag(0, "number of blocks; 0: derived", low=0)
+    kv_cache_dtype: CacheWord = flag("auto", "numbers of keys and values; auto: the checkpoint's")  # noqa: RUF009
+    kv_cache_dtype_skip_layers: tuple[str, ...] = flag((), "layers without fp8: numbers, sliding_window", several=True)
     enable_prefix_caching: bool = flag(True, "share blocks of equal prefixes")
 
 
@@ -343,6 +345,8 @@ class Config:
             device_reserve_bytes=cache.device_reserve_bytes,
             kv_cache_memory_bytes=cache.kv_cache_memory_bytes,
             num_gpu_blocks_override=cache.num_gpu_blocks_override,
+            kv_cache_dtype=cache.kv_cache_dtype,
+            kv_cache_skip_layers=cache.kv_cache_dtype_skip_layers,
             enable_prefix_caching=cache.enable_prefix_caching,
             max_num_seqs=rows.max_num_seqs,
             max_num_batched_tokens=rows.max_num_batched_tokens,

@@ -168,7 +168,7 @@ def complete(state: AppState) -> None:
     metrics.cache_info = {
         "block_size": str(engine.block_size),
         "num_gpu_blocks": str(engine.num_blocks),
-        "cache_dtype": "auto",
+        "cache_dtype": config.cache.kv_cache_dtype,
         "num_gpu_blocks_override": str(config.cache.num_gpu_blocks_override or None),
         "kv_cache_memory_bytes": str(config.cache.kv_cache_memory_bytes or None),
         "max_model_len": str(engine.max_model_len),

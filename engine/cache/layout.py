@@ -2,19 +2,20 @@
 
 Owner: device thread, at start. In: one spec per layer. Out: groups, bytes of a block, the layers' caches.
 
-    buffers     L of them, each [num_blocks, page_bytes]; a block is the pages of one number in all buffers
-    groups      layers with equal specs, at most L in a group; the layer i of a group has its pages in buffer i
+    buffers     L of them, each [num_blocks, page_bytes of its own]; a block is the pages of one number in all buffers
+    groups      layers of a kind, at most L in a group; the layer i of a group has its pages in buffer i
 
 Every block belongs to one group at a time, and all groups draw from one pool. So L is the number of layers of the
-rarest kind: layers of other kinds make several groups, and no buffer stays empty. A page is as large as the largest of
-any kind; what smaller ones leave is padding, which is logged. Block 0 is the dummy block: padded rows write to it and
-no request ever owns it.
+rarest kind: layers of other kinds make several groups, and no buffer stays empty. Layers of a kind that keep more bytes
+than others come first in their group, so that large pages meet in one buffer. A buffer's page is as large as the
+largest that any group has there; what smaller ones leave is padding, which is logged. Block 0 is the dummy block:
+padded rows write to it and no request ever owns it.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,7 +34,7 @@ MAX_PADDING = 0.25  # of the cache
 class Group:
     """Layers that share block tables."""
 
-    spec: CacheSpec
+    spec: CacheSpec  # of one of them: kind and window are those of all
     layers: tuple[int, ...]  # their numbers in the model
 
 
@@ -42,20 +43,26 @@ class CacheLayout:
 
     def __init__(self, specs: Sequence[CacheSpec], block_size: int) -> None:
         self.block_size = block_size
-        kinds: dict[CacheSpec, list[int]] = {}
+        self.specs = tuple(specs)
+        kinds: dict[Hashable, list[int]] = {}
         for number, spec in enumerate(specs):
-            kinds.setdefault(spec, []).append(number)
+            kinds.setdefault(spec.shared, []).append(number)
+        for layers in kinds.values():
+            layers.sort(key=lambda number: -specs[number].block_bytes(block_size))
         counts = [len(layers) for layers in kinds.values()]
         largest = max(counts)
         self.num_buffers = largest if largest <= NEARLY_EQUAL * min(counts) else min(counts)
         self.groups = [
-            Group(spec, tuple(layers[first : first + self.num_buffers]))
-            for spec, layers in kinds.items()
+            Group(specs[layers[first]], tuple(layers[first : first + self.num_buffers]))
+            for layers in kinds.values()
             for first in range(0, len(layers), self.num_buffers)
         ]
-        page = max(spec.block_bytes(block_size) for spec in kinds)
-        self.page_bytes = -(-page // ALIGNED) * ALIGNED
-        self.block_bytes = self.num_buffers * self.page_bytes
+        pages = [0] * self.num_buffers
+        for group in self.groups:
+            for place, layer in enumerate(group.layers):
+                pages[place] = max(pages[place], -(-specs[layer].block_bytes(block_size) // ALIGNED) * ALIGNED)
+        self.page_bytes = tuple(pages)  # by buffer
+        self.block_bytes = sum(pages)
         self.group_of = [0] * len(specs)  # by layer
         for number, group in enumerate(self.groups):
             for layer in group.layers:
@@ -86,14 +93,13 @@ class CacheLayout:
 
     def allocate(self, num_blocks: int, poison: bool, device: torch.device | str = "cpu") -> list[LayerCache]:
         """Each layer's cache, not written yet; with `poison` what was not written is not a number."""
-        shape = (num_blocks, self.page_bytes)
-        buffers = [torch.empty(shape, dtype=torch.uint8, device=device) for _ in range(self.num_buffers)]
-        caches: list[LayerCache] = [()] * len(self.group_of)
+        buffers = [torch.empty((num_blocks, size), dtype=torch.uint8, device=device) for size in self.page_bytes]
+        caches: list[LayerCache] = [()] * len(self.specs)
+        for pages in buffers if poison else ():
+            pages.fill_(0xFF)  # not a number in every dtype
         for group in self.groups:
             for layer, pages in zip(group.layers, buffers):
-                caches[layer] = group.spec.views(pages, self.block_size)
-                for view in caches[layer] if poison else ():
-                    view.fill_(float("nan"))
+                caches[layer] = self.specs[layer].views(pages, self.block_size)
         return caches
 
     def _check_padding(self, share: float) -> None:

@@ -1,17 +1,21 @@
 """What a layer keeps per token: one spec per decoder layer, declared by the model, read by cache/layout.
 
-In: numbers of the model. Out: bytes of a block, and the layer's cache as views of pages. Layers with equal specs share
-block tables. A new kind of cache is a spec of its own: the engine hands its LayerCache to the layer unread. Which
-blocks a token still needs is decided in _fast/tables, by `kind` and `window`.
+In: numbers of the model. Out: bytes of a block, and the layer's cache as views of pages. Layers whose specs have equal
+`shared` share block tables, whatever the bytes of their numbers. A new kind of cache is a spec of its own: the engine
+hands its LayerCache to the layer unread. Which blocks a token still needs is decided in _fast/tables, by `kind` and
+`window`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from engine.kernels.pages import Scales, given_scales
 
 KIND_FULL = 0  # of a group, as _fast/types.pxd has them
 KIND_SLIDING = 1
@@ -20,7 +24,11 @@ LayerCache = tuple[Tensor, ...]  # what a layer reads and writes; only the layer
 
 
 class CacheSpec(Protocol):
-    """One layer's cache; equal specs are equal as keys."""
+    """One layer's cache."""
+
+    @property
+    def shared(self) -> Hashable:
+        """Equal for layers that share block tables."""
 
     @property
     def kind(self) -> int:
@@ -42,19 +50,48 @@ class CacheSpec(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class KeyValueSpec:
-    """Keys and values of every KV head, side by side in a page."""
+    """Keys and values of every KV head, side by side in a page; behind codes of e4m3 the scales that come with them."""
 
     num_kv_heads: int
     head_dim: int
     dtype: torch.dtype
+    # Scales of e4m3 that the checkpoint has, of keys and of values of each head; None: made for each token.
+    given: tuple[tuple[float, ...], tuple[float, ...]] | None = field(default=None, kw_only=True)
+
+    @property
+    def makes_scales(self) -> bool:
+        """Whether a token's scales are stored beside its codes."""
+        return self.dtype is torch.float8_e4m3fn and self.given is None
+
+    @property
+    def shared(self) -> Hashable:
+        return type(self), self.num_kv_heads, self.head_dim
 
     def block_bytes(self, block_size: int) -> int:
-        return 2 * self.num_kv_heads * block_size * self.head_dim * self.dtype.itemsize
+        scales = 2 * self.num_kv_heads * block_size * torch.float32.itemsize
+        return self._number_bytes(block_size) + (scales if self.makes_scales else 0)
+
+    def _number_bytes(self, block_size: int) -> int:
+        size = 2 * self.num_kv_heads * block_size * self.head_dim * self.dtype.itemsize
+        return -(-size // torch.float32.itemsize) * torch.float32.itemsize
 
     def views(self, pages: Tensor, block_size: int) -> LayerCache:
-        """(keys, values), each [num_blocks, num_kv_heads, block_size, head_dim], blocks a page apart."""
-        numbers = pages[:, : self.block_bytes(block_size)].view(self.dtype)
-        return numbers.unflatten(1, (2, self.num_kv_heads, block_size, self.head_dim)).unbind(1)
+        """(keys, values), each [num_blocks, num_kv_heads, block_size, head_dim], blocks a page apart; and their scales,
+        float32 [num_blocks, num_kv_heads, block_size], where codes have them."""
+        heads, size = self.num_kv_heads, 2 * self.num_kv_heads * block_size * self.head_dim * self.dtype.itemsize
+        numbers = pages[:, :size].view(self.dtype).unflatten(1, (2, heads, block_size, self.head_dim)).unbind(1)
+        if self.given is not None:
+            return *numbers, *given_scales(*self.given, len(pages), block_size, pages.device)
+        if not self.makes_scales:
+            return numbers
+        behind = pages[:, self._number_bytes(block_size) : self.block_bytes(block_size)].view(torch.float32)
+        return *numbers, *behind.unflatten(1, (2, heads, block_size)).unbind(1)
+
+
+def pages_of(cache: LayerCache) -> tuple[Tensor, Tensor, Scales | None]:
+    """Keys, values and the scales of both, of a layer with a KeyValueSpec."""
+    keys, values, *scales = cache
+    return keys, values, (scales[0], scales[1]) if scales else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +110,10 @@ class FullSpec(KeyValueSpec):
 @dataclass(frozen=True, slots=True)
 class NothingSpec:
     """Nothing is kept: of models that compute a prompt in one step. A slot holds one block of no bytes."""
+
+    @property
+    def shared(self) -> Hashable:
+        return (type(self),)
 
     @property
     def kind(self) -> int:
@@ -94,6 +135,10 @@ class SlidingSpec(KeyValueSpec):
     """Only the last `window` tokens, the newest included, are read."""
 
     window: int
+
+    @property
+    def shared(self) -> Hashable:
+        return type(self), self.num_kv_heads, self.head_dim, self.window
 
     @property
     def kind(self) -> int:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from _fast import cpu
 from engine.kernels.norm import rms_norm_reference
-from engine.kernels.pages import check_pages
+from engine.kernels.pages import FORMS, Scales, addresses, check_pages, check_scales, encode
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import tl, triton
 
@@ -134,25 +134,25 @@ def qkv_rope_store(
     v_cache: Tensor,
     slot_mapping: Tensor,
     late: bool = False,
+    scales: Scales | None = None,
 ) -> Tensor:
     """qkv [T, (Hq + 2 Hkv) * D] -> q [T, Hq, D], new; k and v go into k_cache and v_cache, in place.
 
     cos, sin [T, D_rot/2] float32; q_norm, k_norm [D] or None, applied before rotation or, `late`, after it; caches
-    [num_blocks, Hkv, block_size, D], strides as in kernels/pages.py; slot_mapping [T] int32 or int64 =
+    [num_blocks, Hkv, block_size, D] and scales as in kernels/pages.py; slot_mapping [T] int32 or int64 =
     block * block_size + offset; a negative slot is skipped.
     """
     narrow = qkv.dtype is torch.bfloat16
     if not qkv.is_cpu or not (narrow or qkv.dtype is torch.float32) or head_dim > cpu.HEAD_MAX or late:
-        launch = launch_qkv if qkv.is_cuda else qkv_rope_store_reference
-        return launch(
-            qkv, cos, sin, q_norm, k_norm, eps, num_heads, num_kv_heads, head_dim, k_cache, v_cache, slot_mapping, late
-        )
+        args = (qkv, cos, sin, q_norm, k_norm, eps, num_heads, num_kv_heads, head_dim, k_cache, v_cache, slot_mapping)
+        return launch_qkv(*args, late) if qkv.is_cuda else qkv_rope_store_reference(*args, late, scales)
     tokens, width = qkv.shape
     half, block_size = cos.shape[-1], k_cache.shape[2]
     assert width == (num_heads + 2 * num_kv_heads) * head_dim and qkv.stride(1) == 1 and 2 * half <= head_dim
     assert cos.numel() == sin.numel() == tokens * half and slot_mapping.numel() == tokens
     assert cos.is_contiguous() and sin.is_contiguous() and slot_mapping.is_contiguous()
     check_pages(k_cache, v_cache, head_dim)
+    check_scales(k_cache, scales)
     q = qkv.new_empty(tokens, num_heads, head_dim)
     cpu.qkv_rope_store(
         q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), qkv.data_ptr(), cos.data_ptr(), sin.data_ptr(),
@@ -160,7 +160,7 @@ def qkv_rope_store(
         slot_mapping.data_ptr(),
         tokens, qkv.stride(0), num_heads, num_kv_heads, head_dim, half, block_size, k_cache.stride(0), eps,
         narrow, q_norm is not None and q_norm.dtype is torch.bfloat16,
-        k_cache.dtype is torch.bfloat16, slot_mapping.dtype is torch.int64,
+        FORMS[k_cache.dtype], slot_mapping.dtype is torch.int64, *addresses(scales),
     )  # fmt: skip
     return q
 
@@ -224,6 +224,7 @@ def qkv_rope_store_reference(
     v_cache: Tensor,
     slot_mapping: Tensor,
     late: bool = False,
+    scales: Scales | None = None,
 ) -> Tensor:
     heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, head_dim)
     q, k, v = heads.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
@@ -239,6 +240,10 @@ def qkv_rope_store_reference(
     slots = slot_mapping[kept].long()
     block_size = k_cache.shape[2]
     block, offset = slots // block_size, slots % block_size
+    if k_cache.dtype.itemsize == 1:
+        for heads, cache, scale in zip((k, v), (k_cache, v_cache), scales or (None, None)):
+            encode(heads[kept], cache, scale, block, offset)
+        return q
     k_cache[block, :, offset] = k[kept].to(k_cache.dtype)
     v_cache[block, :, offset] = v[kept].to(v_cache.dtype)
     return q
@@ -269,7 +274,7 @@ def apply_rope(
     cpu.qkv_rope_store(
         out.data_ptr(), 0, 0, x.data_ptr(), cos.data_ptr(), sin.data_ptr(), weight, weight, 0,
         tokens, x.stride(0), heads, 0, dim, cos.shape[1], 0, 0, eps, narrow,
-        norm is not None and norm.dtype is torch.bfloat16, False, False,
+        norm is not None and norm.dtype is torch.bfloat16, 0, False,
     )  # fmt: skip
     return out
 

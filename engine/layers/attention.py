@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from engine.attention.meta import AttentionMeta
-from engine.cache.spec import CacheSpec, FullSpec, LayerCache, NothingSpec, SlidingSpec
+from engine.cache.spec import CacheSpec, FullSpec, LayerCache, NothingSpec, SlidingSpec, pages_of
 from engine.kernels.attention.dense import dense_attention
 from engine.kernels.attention.paged import paged_attention
 from engine.kernels.gemm.pack import Placement
@@ -122,15 +122,15 @@ class PagedSelfAttention:
     def __call__(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
         """Stores the tokens' keys and values; returns what each token attended, [T, num_heads * head_dim]."""
         sinks = None if self.sinks is None else self.sinks.weight
-        keys, values = cache
+        keys, values, scales = pages_of(cache)
         # Queries are not named here: they are given back before anything else is allocated.
         return paged_attention(
-            self.store(x, rope, meta, cache), keys, values, meta, self.scale, self.window, self.softcap, sinks
+            self.store(x, rope, meta, cache), keys, values, meta, self.scale, self.window, self.softcap, sinks, scales
         )
 
     def store(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
         """Writes the tokens' keys and values; returns their queries [T, num_heads, head_dim]."""
-        keys, values = cache
+        keys, values, scales = pages_of(cache)
         queries = qkv_rope_store(
             self._projected(x),
             rope.cos,
@@ -143,6 +143,7 @@ class PagedSelfAttention:
             values,
             meta.slot_mapping,
             self.qk_norm == "head after rotation",
+            scales,
         )
         if rope.query_scale is not None:
             queries *= rope.query_scale

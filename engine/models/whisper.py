@@ -24,7 +24,7 @@ from torch import Tensor
 
 from engine.attention.meta import AttentionMeta
 from engine.batch import Batch
-from engine.cache.spec import CacheSpec, FullSpec, LayerCache
+from engine.cache.spec import CacheSpec, FullSpec, LayerCache, pages_of
 from engine.checkpoint.rope import no_rope
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import every_layer, read_text, refuse
@@ -75,15 +75,15 @@ class WhisperLayer:
 
     def __call__(self, x: Tensor, views: Views, cache: LayerCache, overlay: tuple[Tensor, Tensor] | None) -> None:
         """Adds to x [T, hidden]; `overlay`: which of the tokens are sound, [T, 1], and their rows [T, hidden]."""
-        size, scale, (keys, values) = x.shape[1], self.head_dim**-0.5, cache
+        size, scale, (keys, values, codes) = x.shape[1], self.head_dim**-0.5, pages_of(cache)
         qkv = self.qkv(self.self_norm(x))
         if overlay is not None:
             shown, rows = overlay
             qkv[:, size:] = torch.where(shown, self.cross_kv(rows), qkv[:, size:])
         queries = self._store(qkv, views.rope, cache, views.text.slot_mapping)
-        self.out.add_to(x, paged_attention(queries, keys, values, views.text, scale))
+        self.out.add_to(x, paged_attention(queries, keys, values, views.text, scale, scales=codes))
         queries = self.cross_q(self.cross_norm(x)).view(queries.shape)
-        self.cross_out.add_to(x, paged_attention(queries, keys, values, views.sound, scale))
+        self.cross_out.add_to(x, paged_attention(queries, keys, values, views.sound, scale, scales=codes))
         self.fc2.add_to(x, gelu(self.fc1(self.mlp_norm(x))))
 
     def store_sound(self, rows: Tensor, rope: Rope, cache: LayerCache, slots: Tensor) -> None:
@@ -93,9 +93,9 @@ class WhisperLayer:
 
     def _store(self, qkv: Tensor, rope: Rope, cache: LayerCache, slots: Tensor) -> Tensor:
         """Keys and values into the cache; returns the queries [T, num_heads, head_dim]."""
-        heads, (keys, values) = self.num_heads, cache
+        heads, (keys, values, scales) = self.num_heads, pages_of(cache)
         return qkv_rope_store(
-            qkv, rope.cos, rope.sin, None, None, 0.0, heads, heads, self.head_dim, keys, values, slots
+            qkv, rope.cos, rope.sin, None, None, 0.0, heads, heads, self.head_dim, keys, values, slots, scales=scales
         )
 
 
@@ -193,7 +193,7 @@ class Whisper(Model):
 
     def _views(self, batch: Batch, places: Tensor, chosen: Tensor | None) -> Views:
         """Every token a row of its own. A token of sound and padding see one key, and nobody reads what they see."""
-        meta, lead, (keys, _) = batch.attention[0], self.config.lead, batch.caches[0]
+        meta, lead, keys = batch.attention[0], self.config.lead, batch.caches[0][0]
         block_size = keys.shape[2]
         count = len(places)
         numbers = torch.arange(count + 1, dtype=torch.int32, device=places.device)

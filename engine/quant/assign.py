@@ -65,12 +65,9 @@ def form_line(model: Model) -> str | None:
             counts.update("quantised" if piece is not None else "kept" for piece in scheme.pieces)
         elif scheme is not None:
             counts["kept"] += len(names)
-    quantised_cache = settings.get("kv_cache_scheme") or settings.get("kv_cache_quant_algo")
-    cache = "; its scales for the KV cache are not read: keys and values keep the activations' dtype"
     return (
         f"quantised weights ({settings['quant_method']}): {counts['quantised']} matrices are codes in memory, "
         f"{counts['kept']} are floats; products widen codes to what they multiply, int8 inputs meet int8 codes"
-        + (cache if quantised_cache else "")
     )
 
 

@@ -106,7 +106,7 @@ def match(model: Model, shards: list[Shard], folder: str) -> dict[str, str]:
             place = places.get(canonical)
             left_out = model.config.left_out and canonical.partition(".")[0] not in built
             if place is None and (left_out or table.ignored(canonical) or is_cache_scale(canonical)):
-                skipped += 1
+                skipped += not is_cache_scale(canonical)  # engine/quant/kv.py reads these
             elif place is None:
                 left_over.append(name)
             elif canonical in present:

@@ -89,7 +89,7 @@ def test_nearly_as_many_layers_of_another_kind_are_one_group():
 def test_pages_of_unlike_kinds_are_padded_and_too_much_padding_is_refused():
     small = FullSpec(2, 6, torch.float32)
     layout = CacheLayout([FULL, small], 16)
-    assert layout.page_bytes == FULL.block_bytes(16) > small.block_bytes(16)
+    assert layout.page_bytes == (FULL.block_bytes(16),) != (small.block_bytes(16),)
     with pytest.raises(ConfigError, match=r"44% of the KV cache would be padding \(at most 25%\)"):
         CacheLayout([FULL, FullSpec(2, 1, torch.float32)], 16)
 
@@ -151,6 +151,7 @@ class MarkedSpec:
     plain: FullSpec
     kind = 0
     window = 0
+    shared = "marked"
 
     def block_bytes(self, block_size):
         return self.plain.block_bytes(block_size) + 4 * block_size

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from engine import start_summary
+from engine.cache.spec import FullSpec
 from engine.config import EngineConfig
 from engine.step.executor import Sizes
 from server.logs import log_startup
@@ -21,7 +22,7 @@ from tests.server.asgi import LENGTH
 SIZES = Sizes(
     max_rows=256, max_tokens=2048, max_slots=1280, max_model_len=4096, max_chunk=2048, block_size=16, encoder_rows=16384
 )
-LAYOUT: Any = SimpleNamespace(block_bytes=1 << 20, blocks_for=lambda length, chunk: length // 16)
+LAYOUT: Any = SimpleNamespace(specs=[], block_bytes=1 << 20, blocks_for=lambda length, chunk: length // 16)
 
 
 @pytest.mark.asyncio(loop_scope="session")
@@ -95,6 +96,16 @@ def test_the_start_names_the_flags_that_chose(monkeypatch):
     assert "(--max-model-len)" in cache
     *_, graphs = summary(monkeypatch, "cuda:0", torch.float32, enforce_eager=True)
     assert "--enforce-eager" in graphs
+
+
+def test_the_start_says_in_which_numbers_keys_and_values_are_kept(monkeypatch):
+    codes = [FullSpec(2, 64, torch.float8_e4m3fn)] * 3 + [FullSpec(2, 64, torch.bfloat16)]
+    monkeypatch.setattr(LAYOUT, "specs", codes)
+    _, _, cache, _ = summary(monkeypatch, "cuda:0", torch.bfloat16, kv_cache_dtype="fp8")
+    told = "prefix caching on; fp8_e4m3 with a scale per token and head (3 layers), bfloat16 (1 layers)"
+    assert cache.endswith(told + " (--kv-cache-dtype)")
+    _, _, cache, _ = summary(monkeypatch, "cuda:0", torch.bfloat16)
+    assert cache.endswith(told + " (the checkpoint was made for it)")
 
 
 def test_the_last_line_of_the_start_has_its_longest_phases(caplog):

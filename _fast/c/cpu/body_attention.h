@@ -83,11 +83,17 @@ INLINE void transpose(vf r[W]) {
 }
 #endif
 
+static inline long number_bytes(int type) { return type == CACHE_F32 ? 4 : type == CACHE_BF16 ? 2 : 1; }
+
+INLINE vf kv_load(const void *p, long i, long n, int type) {
+    return type <= CACHE_BF16 ? t_load(p, i, n, type) : f8_load((const int8_t *)p + i, n, type);
+}
+
 /* First elements of keys (or values) first..first+count-1 of a row, for one KV head. Pages of keys before `floor` may
  * have left the cache, since no window reaches them: that key stands in their place, and gets masked. */
 static void locate(const struct attention *call, const struct unit *unit, const void *tensor, long stride,
                    long head_stride, long first, long count, long floor, const char *places[PANEL]) {
-    const long bytes = call->kv_bf16 ? 2 : 4;
+    const long bytes = number_bytes(call->kv_type);
     const char *base = tensor;
     if (call->tables == NULL) {
         base += ((call->starts[unit->row] + first) * stride + unit->kv_head * head_stride) * bytes;
@@ -105,17 +111,45 @@ static void locate(const struct attention *call, const struct unit *unit, const 
     for (long i = 0; i < skipped; i++) places[i] = places[skipped];
 }
 
+/* Scales of the same keys (or values), where they are codes; 1 without a table, where nobody reads what comes out. */
+static void locate_scales(const struct attention *call, const struct unit *unit, const float *scales, long first,
+                          long count, long floor, float found[PANEL]) {
+    const int32_t *table = call->tables + unit->row * call->max_blocks;
+    for (long i = 0; i < count; i++) {
+        long key = first + i < floor ? floor : first + i;
+        if (key >= first + count) key = first + count - 1;
+        const long row = unit->kv_head * call->block_size + key % call->block_size;
+        if (scales == NULL || call->tables == NULL) found[i] = 1.0f;
+        else found[i] = call->scales.stride ? scales[table[key / call->block_size] * call->scales.stride + row]
+                                            : scales[unit->kv_head];
+    }
+}
+
+/* Buffers of one unit; on the stack, touched only as far as the head is wide. */
+struct workplace {
+    _Alignas(64) float q[PAIRS * X_STRIDE];
+    _Alignas(64) float keys[HEAD_MAX * PANEL];
+    _Alignas(64) float values[HEAD_MAX * PANEL];
+    _Alignas(64) float scores[PAIRS * PANEL];
+    _Alignas(64) float weights[PAIRS * X_STRIDE];
+    const char *keys_at[PANEL], *values_at[PANEL]; /* where the tile's keys and values lie */
+    const char *next_at[PANEL];                    /* and the next tile's keys, to be asked for in time */
+    float key_scales[PANEL], value_scales[PANEL];  /* of codes */
+};
+
 /* count keys -> panel [dim, 64]; the columns past count (up to a whole vector) repeat the last key, and get masked. */
-INLINE void load_keys(const char *const places[PANEL], const char *const ahead[PANEL], long count, long dim, int bf16,
-                      float *panel) {
+INLINE void load_keys(struct workplace *place, long count, long dim, int type) {
+    const char *const *places = place->keys_at, *const *ahead = place->values_at;
+    float *panel = place->keys;
     for (long key = 0; key < count; key += W)
         for (long d = 0; d < dim; d += W) {
             vf r[W];
 #pragma GCC unroll 16
             for (int i = 0; i < W; i++) {
                 const long at = key + i < count ? key + i : count - 1;
-                r[i] = t_load(places[at], d, dim - d, bf16);
-                __builtin_prefetch(ahead[at] + d * (bf16 ? 2 : 4));
+                r[i] = kv_load(places[at], d, dim - d, type);
+                if (type > CACHE_BF16) r[i] = r[i] * v_set(place->key_scales[at]);
+                __builtin_prefetch(ahead[at] + d * number_bytes(type));
             }
             transpose(r);
             if (dim - d >= W) {
@@ -130,12 +164,15 @@ INLINE void load_keys(const char *const places[PANEL], const char *const ahead[P
 }
 
 /* count values -> panels [width / 64][count][64], zero past dim. */
-INLINE void load_values(const char *const places[PANEL], long count, long dim, int bf16, float *panels) {
+INLINE void load_values(struct workplace *place, long count, long dim, int type) {
     for (long column = 0; column < panels_of(dim) * PANEL; column += W) {
-        float *to = panels + column / PANEL * PANEL * PANEL + column % PANEL;
+        float *to = place->values + column / PANEL * PANEL * PANEL + column % PANEL;
         const long n = dim - column;
-        for (long key = 0; key < count; key++)
-            v_store(to + key * PANEL, n > 0 ? t_load(places[key], column, n, bf16) : v_zero());
+        for (long key = 0; key < count; key++) {
+            vf value = n > 0 ? kv_load(place->values_at[key], column, n, type) : v_zero();
+            if (type > CACHE_BF16) value = value * v_set(place->value_scales[key]);
+            v_store(to + key * PANEL, value);
+        }
     }
 }
 
@@ -149,17 +186,6 @@ static void load_queries(const struct attention *call, const struct unit *unit, 
     }
 }
 
-/* Buffers of one unit; on the stack, touched only as far as the head is wide. */
-struct workplace {
-    _Alignas(64) float q[PAIRS * X_STRIDE];
-    _Alignas(64) float keys[HEAD_MAX * PANEL];
-    _Alignas(64) float values[HEAD_MAX * PANEL];
-    _Alignas(64) float scores[PAIRS * PANEL];
-    _Alignas(64) float weights[PAIRS * X_STRIDE];
-    const char *keys_at[PANEL], *values_at[PANEL]; /* where the tile's keys and values lie */
-    const char *next_at[PANEL];                    /* and the next tile's keys, to be asked for in time */
-};
-
 /* Rows of x times a panel into 64 sums each; the rows' sums lie side by side. */
 static void panel_product(const float *x, const void *panel, long stride, long columns, int bf16, long depth,
                           float *sums, long rows, const char *ahead) {
@@ -170,13 +196,24 @@ static void panel_product(const float *x, const void *panel, long stride, long c
     }
 }
 
+/* A tile's keys into their panel, and its values into theirs, from a cache of any type. */
+#define OF_ITS_TYPE(load)                                               \
+    switch (call->kv_type) {                                            \
+    case CACHE_F32: load(place, count, call->dim, CACHE_F32); break;    \
+    case CACHE_BF16: load(place, count, call->dim, CACHE_BF16); break;  \
+    case CACHE_E4M3: load(place, count, call->dim, CACHE_E4M3); break;  \
+    default: load(place, count, call->dim, CACHE_E5M2); break;          \
+    }
+
+static void all_keys(const struct attention *call, struct workplace *place, long count) { OF_ITS_TYPE(load_keys) }
+static void all_values(const struct attention *call, struct workplace *place, long count) { OF_ITS_TYPE(load_values) }
+
 /* Weights times values. A few pairs read whole runs of the cache where the width allows; for many, or for widths that end
  * within a panel, the values are brought together once. Either way each sum takes the keys in ascending order. */
 static void add_values(const struct attention *call, struct workplace *place, long count, long a, long b, float *state) {
-    const long dim = call->dim, bytes = call->kv_bf16 ? 2 : 4;
-    const int direct = b - a <= FEW && dim % PANEL == 0;
-    if (!direct && call->kv_bf16) load_values(place->values_at, count, dim, 1, place->values);
-    if (!direct && !call->kv_bf16) load_values(place->values_at, count, dim, 0, place->values);
+    const long dim = call->dim, bytes = number_bytes(call->kv_type);
+    const int direct = b - a <= FEW && dim % PANEL == 0 && call->kv_type <= CACHE_BF16;
+    if (!direct) all_values(call, place, count);
     for (long c = 0; c < panels_of(dim); c++) {
         float *sums = state + STATE_SUMS + (c * PAIRS + a) * PANEL;
         const float *weights = place->weights + a * X_STRIDE;
@@ -188,7 +225,7 @@ static void add_values(const struct attention *call, struct workplace *place, lo
         for (long key = 0, run; key < count; key += run) {
             const char *from = place->values_at[key];
             for (run = 1; key + run < count && place->values_at[key + run] == from + run * dim * bytes;) run++;
-            panel_product(weights + key, from + c * PANEL * bytes, dim, PANEL, call->kv_bf16, run, sums, b - a,
+            panel_product(weights + key, from + c * PANEL * bytes, dim, PANEL, call->kv_type, run, sums, b - a,
                           place->next_at[key] + c * PANEL * bytes);
         }
     }
@@ -254,8 +291,11 @@ static void tile_of_keys(const struct attention *call, const struct unit *unit, 
     locate(call, unit, call->v, call->v_stride, call->v_head_stride, first, count, floor, place->values_at);
     locate(call, unit, call->k, call->k_stride, call->k_head_stride, first, count, floor, place->keys_at);
     find_next(call, unit, first, last, place);
-    if (call->kv_bf16) load_keys(place->keys_at, place->values_at, count, dim, 1, place->keys);
-    else load_keys(place->keys_at, place->values_at, count, dim, 0, place->keys);
+    if (call->kv_type > CACHE_BF16) {
+        locate_scales(call, unit, call->scales.k, first, count, floor, place->key_scales);
+        locate_scales(call, unit, call->scales.v, first, count, floor, place->value_scales);
+    }
+    all_keys(call, place, count);
     memset(place->scores + a * PANEL, 0, (size_t)((b - a) * PANEL) * sizeof(float));
     panel_product(place->q + a * X_STRIDE, place->keys, PANEL, count, 0, dim, place->scores + a * PANEL, b - a,
                   (const char *)place->keys);

@@ -101,10 +101,9 @@ static void point_rows(const struct point *call, long begin, long end) {
     }
 }
 
-/* One head: read, normalise if asked, rotate if asked, write at `at` of `out`. */
+/* One head: read, normalise if asked, rotate if asked. */
 INLINE void turn_head(const struct qkv *call, const void *x, long from, const void *norm, const float *cos,
-                      const float *sin, void *out, long at, int out_bf16) {
-    float head[HEAD_MAX + 16];
+                      const float *sin, float *head) {
     const long dim = call->dim, half = call->half;
     for (long i = 0; i < dim; i += W) t_store(head, i, t_load(x, from + i, dim - i, call->bf16), dim - i, 0);
     if (norm != NULL) {
@@ -121,28 +120,46 @@ INLINE void turn_head(const struct qkv *call, const void *x, long from, const vo
         t_store(head, i, v_fma(a, c, -(b * s)), n, 0);
         t_store(head, half + i, v_fma(b, c, a * s), n, 0);
     }
-    for (long i = 0; i < dim; i += W) t_store(out, at + i, t_load(head, i, dim - i, 0), dim - i, out_bf16);
+}
+
+INLINE void store_head(const float *head, long dim, void *out, long at, int bf16) {
+    for (long i = 0; i < dim; i += W) t_store(out, at + i, t_load(head, i, dim - i, 0), dim - i, bf16);
+}
+
+/* A head into its place of a cache; `scales`: k's or v's of the call. */
+static void keep_head(const struct qkv *call, const float *head, void *cache, float *scales, long slot, long kv_head) {
+    const long dim = call->dim, block = slot / call->block_size, offset = slot % call->block_size;
+    const long row = kv_head * call->block_size + offset, at = block * call->block_stride + row * dim;
+    if (call->cache_type <= CACHE_BF16) {
+        store_head(head, dim, cache, at, call->cache_type == CACHE_BF16);
+        return;
+    }
+    float scale = 1.0f;
+    if (scales != NULL && call->scales.stride == 0) scale = scales[kv_head];
+    else if (scales != NULL) scale = scales[block * call->scales.stride + row] = f8_scale(head, dim, call->cache_type);
+    for (long i = 0; i < dim; i += W)
+        f8_store((int8_t *)cache + at + i, t_load(head, i, dim - i, 0) / v_set(scale), dim - i, call->cache_type);
 }
 
 static void qkv_tokens(const struct qkv *call, long begin, long end) {
     const long dim = call->dim, heads = call->heads, kv_heads = call->kv_heads;
+    float head[HEAD_MAX + 16];
     for (long token = begin; token < end; token++) {
         const float *cos = call->cos + token * call->half, *sin = call->sin + token * call->half;
         const long from = token * call->qkv_stride;
-        for (long h = 0; h < heads; h++)
-            turn_head(call, call->qkv, from + h * dim, call->q_norm, cos, sin, call->q, (token * heads + h) * dim,
-                      call->bf16);
+        for (long h = 0; h < heads; h++) {
+            turn_head(call, call->qkv, from + h * dim, call->q_norm, cos, sin, head);
+            store_head(head, dim, call->q, (token * heads + h) * dim, call->bf16);
+        }
         if (call->k_cache == NULL) continue;
         const long slot = call->slots_wide ? (long)((const int64_t *)call->slots)[token]
                                            : (long)((const int32_t *)call->slots)[token];
         if (slot < 0) continue;
-        const long block = slot / call->block_size, offset = slot % call->block_size;
         for (long h = 0; h < kv_heads; h++) {
-            const long at = block * call->block_stride + (h * call->block_size + offset) * dim;
-            turn_head(call, call->qkv, from + (heads + h) * dim, call->k_norm, cos, sin, call->k_cache, at,
-                      call->cache_bf16);
-            turn_head(call, call->qkv, from + (heads + kv_heads + h) * dim, NULL, NULL, NULL, call->v_cache, at,
-                      call->cache_bf16);
+            turn_head(call, call->qkv, from + (heads + h) * dim, call->k_norm, cos, sin, head);
+            keep_head(call, head, call->k_cache, call->scales.k, slot, h);
+            turn_head(call, call->qkv, from + (heads + kv_heads + h) * dim, NULL, NULL, NULL, head);
+            keep_head(call, head, call->v_cache, call->scales.v, slot, h);
         }
     }
 }

@@ -73,16 +73,27 @@ struct point {
     int op, bf16;
 };
 
+/* What keys and values are in a cache: floats, or codes of 8 bits that are multiplied by a scale. */
+enum cache_type { CACHE_F32, CACHE_BF16, CACHE_E4M3, CACHE_E5M2 };
+
+/* Of codes. One per token and KV head [blocks, kv_heads, block_size], made when the token is stored, blocks `stride` floats
+ * apart; or, with stride 0, given ones [kv_heads], which are read only; NULL: codes are the values. */
+struct scales {
+    float *k, *v;
+    long stride;
+};
+
 struct qkv {
     void *q;            /* [tokens, heads, dim] */
     void *k_cache, *v_cache; /* [blocks, kv_heads, block_size, dim], blocks block_stride apart; NULL: not stored */
+    struct scales scales;
     const void *qkv;    /* [tokens, (heads + 2 kv_heads) * dim] */
     const float *cos, *sin; /* [tokens, half] */
     const void *q_norm, *k_norm; /* [dim] or NULL */
     const void *slots;  /* [tokens] int64 or int32; negative: not stored */
     long tokens, qkv_stride, heads, kv_heads, dim, half, block_size, block_stride;
     float eps;
-    int bf16, norm_bf16, cache_bf16, slots_wide;
+    int bf16, norm_bf16, cache_type, slots_wide;
 };
 
 struct attention {
@@ -91,6 +102,7 @@ struct attention {
     const void *q; /* [tokens, heads, dim] */
     const void *k, *v; /* paged: [blocks, kv_heads, block_size, dim], blocks block_stride apart;
                           dense: [tokens, kv_heads, dim] */
+    struct scales scales; /* paged only */
     const int32_t *tables; /* [rows, max_blocks], or NULL for dense */
     const int32_t *starts; /* [rows + 1] offsets of the rows' queries (dense: of keys, too) */
     const int32_t *lengths; /* [rows] keys, this step's included; NULL for dense */
@@ -98,7 +110,7 @@ struct attention {
     long rows, heads, kv_heads, dim, max_blocks, block_size, block_stride;
     long q_stride, q_head_stride, k_stride, k_head_stride, v_stride, v_head_stride; /* of k and v: dense only */
     long window; /* keys a query sees to each side, itself included; 0 = all */
-    int causal, bf16, kv_bf16;
+    int causal, bf16, kv_type; /* kv_type: enum cache_type */
     float scale, softcap;
 };
 

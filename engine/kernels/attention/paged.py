@@ -17,7 +17,7 @@ from _fast import cpu
 from engine.attention.meta import AttentionMeta
 from engine.kernels.attention.decode import attend_parts
 from engine.kernels.attention.prefill import attend_tiles
-from engine.kernels.pages import check_pages
+from engine.kernels.pages import FORMS, Scales, addresses, check_pages, check_scales, decode
 
 
 def paged_attention(
@@ -29,20 +29,23 @@ def paged_attention(
     window: int = 0,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    scales: Scales | None = None,
 ) -> Tensor:
     """q [T, Hq, D], caches [num_blocks, Hkv, block_size, D] -> a new [T, Hq * D] of q's dtype; sinks [Hq] float32.
 
-    Strides of the caches as in kernels/pages.py. Tokens of no row (beyond query_start[-1]) are left as the memory was.
+    Strides of the caches, and scales of codes, as in kernels/pages.py. Tokens of no row (beyond query_start[-1]) are
+    left as the memory was.
     """
     tokens, heads, dim = q.shape
     check_pages(k_cache, v_cache, dim)
+    check_scales(k_cache, scales)
     assert heads % k_cache.shape[1] == 0 and q.is_contiguous() and meta.block_tables.dtype is torch.int32
     assert sinks is None or (sinks.shape == (heads,) and sinks.dtype is torch.float32 and sinks.is_contiguous())
     narrow = q.dtype is torch.bfloat16
     if not q.is_cpu or not (narrow or q.dtype is torch.float32) or dim > cpu.HEAD_MAX:
         if q.is_cuda:
             return launch_paged(q, k_cache, v_cache, meta, scale, window, softcap, sinks).view(tokens, heads * dim)
-        return paged_attention_reference(q, k_cache, v_cache, meta, scale, window, softcap, sinks)
+        return paged_attention_reference(q, k_cache, v_cache, meta, scale, window, softcap, sinks, scales)
     _, kv_heads, block_size, _ = k_cache.shape
     # The C kernel reads line r for row r; only tests of the device path bring table_row here.
     tables = meta.block_tables if meta.table_row is None else meta.block_tables[meta.table_row]
@@ -54,7 +57,7 @@ def paged_attention(
         tables.data_ptr(), meta.query_start.data_ptr(), meta.context_len.data_ptr(),
         0 if sinks is None else sinks.data_ptr(),
         rows, heads, kv_heads, dim, max_blocks, block_size, k_cache.stride(0),
-        window, scale, softcap, narrow, k_cache.dtype is torch.bfloat16,
+        window, scale, softcap, narrow, FORMS[k_cache.dtype], *addresses(scales),
     )  # fmt: skip
     return out
 
@@ -88,6 +91,7 @@ def paged_attention_reference(
     window: int = 0,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    scales: Scales | None = None,
 ) -> Tensor:
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     num_tokens, num_heads, head_dim = q.shape
@@ -95,6 +99,7 @@ def paged_attention_reference(
     block_size = k_cache.shape[2]
     out = torch.zeros(num_tokens, num_heads, head_dim, dtype=wide, device=q.device)
     starts = meta.query_start.tolist()
+    k_scale, v_scale = scales or (None, None)
     for row, length in enumerate(meta.context_len.tolist()):
         first, last = starts[row], starts[row + 1]
         if first == last:
@@ -103,8 +108,11 @@ def paged_attention_reference(
         blocks = meta.block_tables[line, : -(-length // block_size)].long()
         # [num_blocks, Hkv, block_size, D] -> [Hq, length, D]
         k, v = (
-            c[blocks].transpose(0, 1).reshape(c.shape[1], -1, head_dim)[:, :length].repeat_interleave(group, 0).to(wide)
-            for c in (k_cache, v_cache)
+            decode(cache[blocks], None if factors is None else factors[blocks], wide)
+            .transpose(0, 1)
+            .reshape(cache.shape[1], -1, head_dim)[:, :length]
+            .repeat_interleave(group, 0)
+            for cache, factors in ((k_cache, k_scale), (v_cache, v_scale))
         )
         scores = torch.einsum("thd,hjd->htj", q[first:last].to(wide), k) * scale
         if softcap > 0:

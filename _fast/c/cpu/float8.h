@@ -1,0 +1,48 @@
+/* Floats of 8 bits, over vec.h: the codes of a cache. E4M3 is the kind without infinities, E5M2 the upper half of float16.
+ *
+ * A value is rounded to nearest even and held below the largest; what is not finite becomes NaN, and stays it. */
+
+INLINE int f8_mantissa(int type) { return type == CACHE_E4M3 ? 3 : 2; }
+INLINE int f8_bias(int type) { return type == CACHE_E4M3 ? 7 : 15; }
+INLINE float f8_most(int type) { return type == CACHE_E4M3 ? 448.0f : 57344.0f; }
+
+/* Lanes of codes, sign-extended -> values: exponent and mantissa go into those of a float32, and the power is exact. */
+INLINE vf f8_widen(vi code, int type) {
+    const vi size = code & 0x7f, nan = (size > (type == CACHE_E4M3 ? 0x7e : 0x7b)) & 0x7fc00000;
+    const vf value = (vf)((code & (int32_t)0x80000000) | (size << (23 - f8_mantissa(type)))) *
+                     v_set(type == CACHE_E4M3 ? 0x1p120f : 0x1p112f);
+    return (vf)((vi)value | nan);
+}
+
+/* Below the least exponent a power is added whose last bit is the step between codes. */
+INLINE vi f8_narrow(vf x, int type) {
+    const int shift = 23 - f8_mantissa(type);
+    const vf step = v_set(type == CACHE_E4M3 ? 0x1p14f : 0x1p7f), normal = v_set(type == CACHE_E4M3 ? 0x1p-6f : 0x1p-14f);
+    const vf size = v_abs(x), held = v_min(v_set(f8_most(type)), size);
+    const vi sign = (vi)x & (int32_t)0x80000000, bits = (vi)held, odd = (bits >> shift) & 1;
+    const vi above = ((bits + (1 << (shift - 1)) - 1 + odd) >> shift) - ((127 - f8_bias(type)) << f8_mantissa(type));
+    const vi below = (vi)(held + step) - (vi)step;
+    const vi small = bits < (vi)normal, finite = (vi)size < 0x7f800000;
+    const vi code = (below & small) | (above & ~small);
+    return (((code & finite) | (0x7f & ~finite))) | (sign >> 24);
+}
+
+INLINE vf f8_load(const int8_t *p, long n, int type) {
+    vc codes = {0};
+    memcpy(&codes, p, n >= W ? sizeof codes : (size_t)n);
+    return f8_widen(__builtin_convertvector(codes, vi), type);
+}
+
+INLINE void f8_store(int8_t *p, vf v, long n, int type) {
+    const vc codes = __builtin_convertvector(f8_narrow(v, type), vc);
+    memcpy(p, &codes, n >= W ? sizeof codes : (size_t)n);
+}
+
+/* The scale with which the largest of a head becomes the largest code; 1 where all are as good as zero. What is not a
+ * number is passed over. */
+INLINE float f8_scale(const float *head, long dim, int type) {
+    vf most = v_zero();
+    for (long i = 0; i < dim; i += W) most = v_max(v_abs(t_load(head, i, dim - i, 0)), most);
+    const float largest = v_max_lane(most);
+    return largest > 1e-30f ? largest / f8_most(type) : 1.0f;
+}

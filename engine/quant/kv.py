@@ -1,0 +1,211 @@
+"""kv: in which numbers layers keep keys and values: the operator's word, the checkpoint's scheme, scales in its files.
+
+Owner: the thread that builds the model. In: the specs that the model declares, the words of --kv-cache-dtype and
+--kv-cache-dtype-skip-layers, the headers of the files. Out: the same specs with other numbers. Codes of e4m3 take the
+checkpoint's scales, one per layer or per KV head; where a layer has none in the files, each token gets one per head
+when it is stored. Codes of e5m2 are a plain cast. Attention widens codes to what queries are: no product is of codes.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from engine.cache.spec import KIND_SLIDING, CacheSpec, KeyValueSpec
+from engine.errors import ConfigError
+from engine.weights.files import Shard
+from engine.weights.names import compact
+
+if TYPE_CHECKING:
+    from engine.models.base import Model
+
+log = logging.getLogger("omniloop.engine")
+
+FLAG, SKIP = "--kv-cache-dtype", "--kv-cache-dtype-skip-layers"
+PER_TOKEN = "fp8_per_token_head"  # whatever the files say
+WORDS = {
+    "bfloat16": torch.bfloat16,
+    "fp8": torch.float8_e4m3fn,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    PER_TOKEN: torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}
+CODES = (torch.float8_e4m3fn, torch.float8_e5m2)
+# compressed-tensors and ModelOpt, ModelOpt's projections (old and new), vLLM's old name, Mistral.
+SCALE = re.compile(
+    r"layers\.(?P<layer>\d+)\.(?:self_attn|attention)\.(?:"
+    r"(?P<own>k|v|kv)_scale|(?P<proj>k|v)_proj\.(?:(?P=proj)_scale|output_scale)|(?P<fake>k|v)_fake_quantizer\.qscale_act)"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A scale in the files."""
+
+    name: str
+    shard: Shard
+
+
+def stored_specs(
+    model: Model, word: str, skipped: Sequence[str], shards: Sequence[Shard] | None, read: bool = True
+) -> list[CacheSpec]:
+    """The model's specs as they are stored. `read`: False where only headers are at hand, and scales do not matter."""
+    specs, dtype = model.cache_specs(), WORDS.get(word)
+    if word == "auto":
+        dtype = torch.float8_e4m3fn if _scheme_is_fp8(model) else None
+    if dtype is None:
+        if skipped:
+            raise ConfigError(
+                f"{SKIP} {' '.join(skipped)}: the KV cache has no codes; name {FLAG} fp8, or leave it out"
+            )
+        return specs
+    _check_architecture(model, specs, word)
+    kept = _skipped(specs, skipped)
+    found = _scales_of(model, shards) if shards and dtype is torch.float8_e4m3fn and word != PER_TOKEN else {}
+    stored: list[CacheSpec] = []
+    for number, spec in enumerate(specs):
+        assert isinstance(spec, KeyValueSpec)
+        if number in kept:
+            stored.append(spec)
+            continue
+        scales = _given(found[number], spec, read) if number in found else None
+        stored.append(replace(spec, dtype=dtype, given=scales))
+    _warn_of_biases(model, dtype)
+    return stored
+
+
+def numbers_line(specs: Sequence[CacheSpec], activations: torch.dtype) -> str:
+    """What layers keep, in a few words; "" where all keep the activations' dtype."""
+    kinds: Counter[str] = Counter()
+    for spec in specs:
+        if isinstance(spec, KeyValueSpec):
+            kinds[_kind(spec)] += 1
+    if set(kinds) <= {str(activations).removeprefix("torch.")}:
+        return ""
+    if len(kinds) == 1:
+        return next(iter(kinds))
+    return ", ".join(f"{kind} ({count} layers)" for kind, count in kinds.most_common())
+
+
+def _kind(spec: KeyValueSpec) -> str:
+    name = str(spec.dtype).removeprefix("torch.")
+    if spec.dtype not in CODES:
+        return name
+    if spec.dtype is torch.float8_e5m2:
+        return "fp8_e5m2 without scales"
+    return "fp8_e4m3 with " + ("a scale per token and head" if spec.given is None else "the checkpoint's scales")
+
+
+def _scheme_is_fp8(model: Model) -> bool:
+    """Whether the checkpoint was made for a cache of FP8 that can be served here."""
+    settings = model.config.raw.get("quantization_config") or {}
+    scheme, algorithm = settings.get("kv_cache_scheme"), settings.get("kv_cache_quant_algo")
+    if not scheme and not algorithm:
+        return False
+    if algorithm == "FP8" or (
+        isinstance(scheme, dict) and (scheme.get("num_bits"), scheme.get("type")) == (8, "float")
+    ):
+        if _reads_codes(model):
+            return True
+        log.info("KV cache: the checkpoint's scheme is FP8; it is kept in the activations' dtype")
+        return False
+    log.warning("KV cache: the checkpoint's scheme %s is none that is served: kept in the activations' dtype",
+                scheme or algorithm)  # fmt: skip
+    return False
+
+
+def _reads_codes(model: Model) -> bool:
+    return model.device == "cpu" and model.config.implementation == "native"
+
+
+def _check_architecture(model: Model, specs: Sequence[CacheSpec], word: str) -> None:
+    """Refuses models whose attention does not read what is asked for."""
+    name = model.config.architecture
+    if model.config.implementation == "transformers":
+        raise ConfigError(f"{FLAG} {word}: {name} runs through transformers, whose cache has the activations' dtype; "
+                          "leave the flag out")  # fmt: skip
+    if not all(isinstance(spec, KeyValueSpec) for spec in specs):
+        raise ConfigError(f"{FLAG} {word}: {name} keeps no keys and values; leave the flag out")
+    if WORDS.get(word) in CODES and not _reads_codes(model):
+        raise ConfigError(f"{FLAG} {word}: served on a CPU; leave the flag out, or use --device cpu")
+
+
+def _skipped(specs: Sequence[CacheSpec], words: Sequence[str]) -> set[int]:
+    """Layers that keep the activations' dtype."""
+    kept: set[int] = set()
+    for word in words:
+        if word == "sliding_window":
+            kept |= {number for number, spec in enumerate(specs) if spec.kind == KIND_SLIDING}
+        elif word.isdecimal() and int(word) < len(specs):
+            kept.add(int(word))
+        else:
+            raise ConfigError(f"{SKIP} {word}: allowed are sliding_window and numbers of layers, 0 to {len(specs) - 1}")
+    return kept
+
+
+def _scales_of(model: Model, shards: Sequence[Shard]) -> dict[int, dict[str, Found]]:
+    """Layer -> "k" and "v" -> where its scale lies; a layer with one of the two is refused."""
+    found: dict[int, dict[str, Found]] = {}
+    canonical = model.weight_table().canonical
+    for shard in shards:
+        for name in shard.tensors:
+            match = SCALE.fullmatch(canonical(name))
+            if match is not None:
+                kind = match["own"] or match["proj"] or match["fake"]
+                found.setdefault(int(match["layer"]), {}).update(dict.fromkeys(kind, Found(name, shard)))
+    half = [scales[kind].name for scales in found.values() if len(scales) == 1 for kind in scales]
+    if half:
+        raise ConfigError(
+            f"{compact(half)}: the other scale of the layer's keys and values is missing; {FLAG} {PER_TOKEN} makes "
+            "scales without the files'"
+        )
+    return found
+
+
+def _given(found: dict[str, Found], spec: KeyValueSpec, read: bool) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """The scales of each head, of keys and of values."""
+    keys, values = (_numbers(found[kind], spec.num_kv_heads, read) for kind in "kv")
+    return keys, values
+
+
+def _numbers(found: Found, num_heads: int, read: bool) -> tuple[float, ...]:
+    """One scale for each head, checked."""
+    info = found.shard.tensors[found.name]
+    if math.prod(info.shape) not in (1, num_heads):
+        raise ConfigError(
+            f"{found.name} has shape {list(info.shape)}: allowed are one scale, or one for each of the {num_heads} KV "
+            f"heads; {FLAG} {PER_TOKEN} makes scales without the files'"
+        )
+    if not read:
+        return (1.0,) * num_heads
+    with found.shard.open() as reader:
+        tensor: Tensor = reader.tensor(found.name).flatten().float()
+    numbers: list[float] = tensor.tolist()
+    wrong: list[Any] = [number for number in numbers if not (number > 0 and math.isfinite(number))]
+    if wrong:
+        raise ConfigError(
+            f"{found.name} is {wrong[0]}: a scale of the KV cache is a positive number; quantise the checkpoint again, "
+            f"or {FLAG} {PER_TOKEN} makes scales without the files'"
+        )
+    return tuple(numbers) if len(numbers) == num_heads else (numbers[0],) * num_heads
+
+
+def _warn_of_biases(model: Model, dtype: torch.dtype) -> None:
+    """Keys with a few large numbers lose in codes of 8 bits, whatever their scale. Behind a lead (Whisper) keys have no
+    bias, though queries have."""
+    text = model.config.text
+    if dtype in CODES and text.qkv_bias and text.qk_norm == "none" and not model.config.lead:
+        log.warning(
+            "KV cache: keys of %s have biases and no norm, so some may be far larger than the others; if answers are "
+            "worse with codes of 8 bits, %s keeps layers in the activations' dtype",
+            model.config.architecture,
+            SKIP,
+        )
