@@ -23,6 +23,10 @@ TEXT = {**tiny._SMALL, "model_type": "llama", "hidden_size": 96, "max_position_e
 TOWER = {
     "hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "num_mel_bins": MELS,
 }  # fmt: skip
+QWEN3_TOWER = {  # windows of two seconds, too
+    "num_mel_bins": MELS, "encoder_layers": 2, "encoder_attention_heads": 4, "encoder_ffn_dim": 112, "d_model": 64,
+    "n_window": 50, "n_window_infer": SECONDS * 100, "downsample_hidden_size": 24, "output_dim": 96,
+}  # fmt: skip
 Features = tuple[dict[str, Any], int]  # a sound's arguments of the oracle, and its rows
 
 
@@ -95,15 +99,29 @@ def glm_asr() -> Any:
 def glm_asr_features(folder: Path, sound: np.ndarray) -> Features:
     from transformers import GlmAsrProcessor, WhisperFeatureExtractor
 
-    return processed(GlmAsrProcessor, WhisperFeatureExtractor, folder, sound)
+    return processed(GlmAsrProcessor, WhisperFeatureExtractor, folder, sound, audio_token="<|AUDIO|>")
 
 
-def processed(kind: Any, extractor: Any, folder: Path, sound: np.ndarray) -> Features:
+def qwen3_asr() -> Any:
+    from transformers import Qwen3ASRConfig, Qwen3ASRForConditionalGeneration
+
+    text = {**TEXT, "model_type": "qwen3", "tie_word_embeddings": True}
+    config = Qwen3ASRConfig(audio_config=QWEN3_TOWER, text_config=text, audio_token_id=AUDIO, tie_word_embeddings=True)
+    return tiny._model(Qwen3ASRForConditionalGeneration, config)
+
+
+def qwen3_asr_features(folder: Path, sound: np.ndarray) -> Features:
+    from transformers import Qwen3ASRFeatureExtractor, Qwen3ASRProcessor
+
+    return processed(Qwen3ASRProcessor, Qwen3ASRFeatureExtractor, folder, sound)
+
+
+def processed(kind: Any, extractor: Any, folder: Path, sound: np.ndarray, **options: Any) -> Features:
     """By a processor of transformers."""
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    made = kind(extractor.from_pretrained(folder), tokenizer, audio_token="<|AUDIO|>")(
+    made = kind(extractor.from_pretrained(folder), tokenizer, **options)(
         text="<|AUDIO|>", audio=[sound], sampling_rate=16000
     )
     rows = int((made.pop("input_ids") == AUDIO).sum())
@@ -113,4 +131,5 @@ def processed(kind: Any, extractor: Any, folder: Path, sound: np.ndarray) -> Fea
 SOUNDS = (
     Sounds("voxtral", voxtral, voxtral_features, {}),
     Sounds("glm-asr", glm_asr, glm_asr_features, {}),
+    Sounds("qwen3-asr", qwen3_asr, qwen3_asr_features, {"feature_extractor_type": "Qwen3ASRFeatureExtractor"}),
 )

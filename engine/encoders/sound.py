@@ -36,7 +36,10 @@ class LayerNames:
     down: str = "fc2"
 
 
-def rows(model: str, module: str, names: LayerNames = LayerNames(), **modules: str) -> tuple[Row, ...]:
+WHISPER = LayerNames()
+
+
+def rows(model: str, module: str, names: LayerNames = WHISPER, **modules: str) -> tuple[Row, ...]:
     """Weight rows of a tower that hangs at attribute `model` and is called `module` in checkpoints.
 
     `modules`: part of the tower -> the module's name below the tower's.

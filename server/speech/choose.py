@@ -8,10 +8,12 @@ from __future__ import annotations
 from server.errors import ApiError, not_here
 from server.http.exchange import Exchange
 from server.speech.hearer import ChatHearer, Hearer, Task
+from server.speech.qwen3_asr import Qwen3AsrHearer
 from server.speech.voxtral import VoxtralHearer
 from server.speech.whisper import WhisperHearer
 
-HEARERS: dict[str, type[ChatHearer]] = {"voxtral": VoxtralHearer}  # by model_type; others are asked through chat
+# By model_type; others are asked through chat.
+HEARERS: dict[str, type[ChatHearer]] = {"qwen3_asr": Qwen3AsrHearer, "voxtral": VoxtralHearer}
 
 
 def hearer_of(exchange: Exchange, task: Task) -> Hearer:

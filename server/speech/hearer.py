@@ -104,13 +104,15 @@ class ChatHearer:
         self._prompt = await self._rendered()
 
     async def hear(self, ask: Ask, number: int, processed: Processed) -> Said:
-        task, media, prompt = self._task, self._state.media, self._prompt
-        assert media is not None and prompt is not None, "begin comes first, and the model hears"  # noqa: PT018
+        assert self._prompt is not None, "begin comes first"
+        return await ask(self._job(processed, self._prompt, self._task.asked), number)
+
+    def _job(self, processed: Processed, prompt: Prompt, asked: Asked) -> Job:
+        """A question about a window."""
+        task, media = self._task, self._state.media
+        assert media is not None, "the model hears"
         spliced = splice(prompt.token_ids, prompt.slots, [processed], media.processor)
-        job = job_of(
-            self._exchange, prompt, spliced, task.asked, salt=task.salt, priority=task.priority, param="prompt"
-        )
-        return await ask(job, number)
+        return job_of(self._exchange, prompt, spliced, asked, salt=task.salt, priority=task.priority, param="prompt")
 
     async def _rendered(self) -> Prompt:
         """The same for every window: a message of a sound and the instruction."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
+import shutil
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import engine.runtime
 from engine.errors import RequestError
@@ -125,6 +128,27 @@ def test_the_examples_of_the_start_have_at_most_as_many_rows(family):
     for rows in (1, 40, 77):
         with torch.inference_mode():
             assert 1 <= len(tower.encode(tower.example("audio", rows))) <= rows
+
+
+async def test_qwen3_asr_in_qwens_own_layout_is_the_same(tmp_path):
+    """All in a thinker_config, the projector inside the tower, and three axes of positions that are one."""
+    (family,) = (family for family in SOUNDS if family.name == "qwen3-asr")
+    shutil.copytree(family.folder, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    thinker = {key: config.pop(key) for key in ("audio_config", "text_config", "audio_token_id")}
+    thinker["text_config"]["model_type"] = "qwen3_asr_text"
+    thinker["text_config"]["rope_parameters"] |= {"mrope_section": [6, 5, 5], "mrope_interleaved": True}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "thinker_config": thinker}))
+    names = {"model.language_model.": "thinker.model.", "model.audio_tower.": "thinker.audio_tower."}
+    names |= {f"model.multi_modal_projector.linear_{n}.": f"thinker.audio_tower.proj{n}." for n in (1, 2)}
+    tensors = load_file(tmp_path / "model.safetensors")
+    for old, new in names.items():
+        tensors = {name.replace(old, new, 1) if name.startswith(old) else name: t for name, t in tensors.items()}
+    assert all(name.startswith("thinker.") for name in tensors)
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    async with running(tmp_path) as engine:
+        ((got,),) = await asyncio.gather(answer(engine, request(family, PROMPTS[-1])))
+    assert got == await asyncio.to_thread(wanted, family, PROMPTS[-1])
 
 
 def test_rows_that_no_windows_have_are_refused():

@@ -13,6 +13,7 @@ from tests import tiny
 from tests.mm import made
 from tests.server.conftest import config_of, maker, ready
 from tests.server.render import tekken
+from tests.server.scripted import Script
 from tests.server.test_audio import TRANSLATIONS, send
 from tests.tiny_sounds import SECONDS, SOUNDS
 
@@ -76,3 +77,55 @@ async def test_glm_asr_is_asked_in_the_words_of_its_training(monkeypatch):
         assert reply.status == 200, reply.content
         text = state.tokenizer.decode(asked_of(seen[-1], tiny.IDS["<|AUDIO|>"]))
         assert "<|AUDIO|><|audio_eos|>Please transcribe this audio into text<|im_end|>" in text
+
+
+@pytest.fixture
+async def qwen3_asr(tmp_path, monkeypatch):
+    """A server whose tokenizer has the model's mark."""
+    folder = tmp_path / "qwen3-asr"
+    shutil.copytree(FAMILY["qwen3-asr"].folder, folder)
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    (word,) = (entry for entry in tokenizer["added_tokens"] if entry["content"] == "<|vision_pad|>")
+    word["content"] = "<asr_text>"
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    async with ready(config_of(model={"model": str(folder), "num_threads": 1})) as state:
+        yield state, maker(state)(model={"model": str(folder)}), watched(state, monkeypatch)
+
+
+async def test_qwen3_asr_goes_on_behind_the_language_that_the_client_names(qwen3_asr):
+    state, client, seen = qwen3_asr
+    reply = await send(client, recording(), language="de", prompt="Omniloop", response_format="verbose_json")
+    assert reply.status == 200, reply.content
+    (request,) = seen
+    text = state.tokenizer.decode(asked_of(request, tiny.IDS["<|AUDIO|>"]))
+    assert text.startswith("<|im_start|>system\nOmniloop<|im_end|>\n<|im_start|>user\n<|audio_bos|><|AUDIO|>")
+    assert text.endswith("<|im_start|>assistant\nlanguage German<asr_text>")
+    assert state.tokenizer.id_of("<asr_text>") == request.prompt_token_ids[-1]
+    assert reply.json()["language"] == "german"
+    for fields, words in (({"language": "eo"}, "ISO 639-1"), ({"language": "la"}, "this model hears ar, cs")):
+        refused = await send(client, recording(), **fields)
+        assert refused.status == 400
+        assert words in refused.json()["error"]["message"]
+    refused = await send(client, recording(), path=TRANSLATIONS)
+    assert refused.status == 501
+    assert "translates nothing" in refused.json()["error"]["message"]
+
+
+async def test_qwen3_asr_is_asked_for_the_language_first(qwen3_asr):
+    state, client, _ = qwen3_asr
+    script = client.state.engine = Script(state.engine, state.tokenizer, ["language French", "bonjour"], 4)
+    reply = await send(client, recording(), response_format="verbose_json")
+    assert (reply.json()["language"], reply.json()["text"]) == ("french", "bonjour")
+    asked = script.requests
+    first, second = (state.tokenizer.decode(asked_of(request, tiny.IDS["<|AUDIO|>"])) for request in asked)
+    assert first.endswith("<|im_start|>assistant\n")
+    assert second == first + "language French<asr_text>"
+    assert state.tokenizer.id_of("<asr_text>") in asked[0].sampling.stop_token_ids
+
+
+async def test_qwen3_asr_that_hears_nobody_says_so(qwen3_asr):
+    state, client, _ = qwen3_asr
+    script = client.state.engine = Script(state.engine, state.tokenizer, ["language None", ""], 4)
+    reply = await send(client, recording(), stream=True)
+    assert reply.events()[-2]["text"] == ""
+    assert state.tokenizer.decode(script.requests[1].prompt_token_ids).endswith("language None<asr_text>")

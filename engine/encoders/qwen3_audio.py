@@ -1,0 +1,178 @@
+"""The audio tower of Qwen3-Omni and Qwen3-ASR: log-mel frames of one sound -> embedding rows, 13 per second.
+
+Thread: device. The frames are cut into chunks of 2 * n_window; each chunk passes three convolutions over time and
+pitch, each of which halves both. Rows attend to those of the same n_window_infer frames, so the cost is linear in time.
+Convolutions are products over unrolled frames, like every other layer here.
+
+    mel [T] -> chunks [100] -> 3 times conv/2 [13] -> product + sinusoids -> layers -> norm -> product, gelu, product
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.checkpoint.section import MAX_LAYERS, Section
+from engine.encoders import sound
+from engine.encoders.sound import EPS, KERNEL, AudioLayer, sinusoids
+from engine.encoders.tower import Features, Record
+from engine.errors import ConfigError, RequestError
+from engine.kernels.activation import gelu
+from engine.layers.linear import Linear
+from engine.layers.norm import LayerNorm
+from engine.request import Modality
+from engine.weights.table import Row
+
+CONVOLUTIONS = 3
+CHUNKS_AT_ONCE = 16  # unrolled frames take KERNEL**2 / 4 times the space of their source: bounds memory
+
+
+@dataclass(frozen=True, slots=True)
+class Qwen3AudioConfig:
+    """The tower."""
+
+    modalities: ClassVar[tuple[Modality, ...]] = ("audio",)
+    row_parts: ClassVar[int] = 1
+
+    num_mel_bins: int
+    num_layers: int
+    num_heads: int
+    hidden_size: int
+    intermediate_size: int
+    channels: int  # of the convolutions
+    chunk: int  # mel frames that the convolutions see together
+    window: int  # mel frames whose rows attend to each other
+    output_dim: int
+    whole_chunks: bool  # the convolutions see silence behind a sound that is shorter than a chunk
+
+    @property
+    def row_width(self) -> int:
+        return self.output_dim
+
+
+def read_audio(section: Section, whole_chunks: bool = False) -> Qwen3AudioConfig:
+    """The tower's numbers, checked."""
+    act = section.values.get("activation_function", "gelu")
+    if act != "gelu":
+        raise ConfigError(f"{section.path}: activation_function={act!r}; this tower is supported with 'gelu'")
+    chunk = 2 * section.size("n_window", 50)
+    config = Qwen3AudioConfig(
+        num_mel_bins=section.size("num_mel_bins", 128),
+        num_layers=section.integer("encoder_layers", least=1, most=MAX_LAYERS),
+        num_heads=section.size("encoder_attention_heads"),
+        hidden_size=section.size("d_model"),
+        intermediate_size=section.size("encoder_ffn_dim"),
+        channels=section.size("downsample_hidden_size", 480),
+        chunk=chunk,
+        window=section.size("n_window_infer", 800),
+        output_dim=section.size("output_dim"),
+        whole_chunks=whole_chunks,
+    )
+    if config.hidden_size % config.num_heads or config.hidden_size % 2 or config.hidden_size < 4:
+        raise ConfigError(f"{section.path}: d_model={config.hidden_size} must be even and a multiple of its heads")
+    if config.window % chunk:
+        raise ConfigError(f"{section.path}: n_window_infer={config.window} must be a multiple of 2 * n_window={chunk}")
+    return config
+
+
+def rows(model: str, module: str, projector: tuple[str, str]) -> tuple[Row, ...]:
+    """Weight rows of a tower at attribute `model`, called `module` in checkpoints; `projector`: its last products."""
+    modules = {"conv1": "conv2d1", "conv2": "conv2d2", "conv3": "conv2d3", "conv_out": "conv_out", "norm": "ln_post"}
+    last = zip(projector, ("proj1", "proj2"))
+    return (
+        *sound.rows(model, module, sound.WHISPER, **modules),
+        *(Row((name,), f"{model}.{part}") for name, part in last),
+    )
+
+
+def halved(length: int, times: int = CONVOLUTIONS) -> int:
+    """What convolutions leave of a length."""
+    for _ in range(times):
+        length = (length + 1) // 2
+    return length
+
+
+class Qwen3AudioTower:
+    """Mel frames -> rows of the decoder's width."""
+
+    def __init__(self, config: Qwen3AudioConfig, dtype: torch.dtype, device: str) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+        size, channels = config.hidden_size, config.channels
+        self.conv1 = Linear(KERNEL**2, channels, bias=True, fold=(1, KERNEL, KERNEL))
+        self.conv2, self.conv3 = (
+            Linear(channels * KERNEL**2, channels, bias=True, fold=(channels, KERNEL, KERNEL)) for _ in range(2)
+        )
+        self.conv_out = Linear(channels * halved(config.num_mel_bins), size)
+        self.layers = [
+            AudioLayer(size, config.num_heads, config.intermediate_size, key_bias=True)
+            for _ in range(config.num_layers)
+        ]
+        self.norm = LayerNorm(size, EPS)
+        self.proj1 = Linear(size, size, bias=True)
+        self.proj2 = Linear(size, config.output_dim, bias=True)
+        self.positions = sinusoids(halved(config.chunk), size).to(device, dtype)  # every chunk starts at 0
+
+    @property
+    def modalities(self) -> tuple[Modality, ...]:
+        return self.config.modalities
+
+    @property
+    def row_width(self) -> int:
+        return self.config.row_width
+
+    def example(self, modality: Modality, rows: int) -> Features:
+        """Silence: as many frames as make `rows` rows."""
+        chunks, rest = divmod(rows, halved(self.config.chunk))
+        frames = chunks * self.config.chunk + rest * 2**CONVOLUTIONS
+        return {"input_features": torch.zeros(self.config.num_mel_bins, frames, device=self.device, dtype=self.dtype)}
+
+    def picture_bytes(self, rows: int) -> int:
+        return 0
+
+    def record(self, record: Record) -> None:
+        """No graph: a sound is one item among many tokens."""
+
+    def encode(self, features: Features) -> Tensor:
+        """input_features [num_mel_bins, frames] -> [rows, output_dim]."""
+        mel, config = features["input_features"], self.config
+        if mel.dim() != 2 or mel.shape[0] != config.num_mel_bins or not mel.shape[1]:
+            raise RequestError(
+                f"input_features {list(mel.shape)}: {config.num_mel_bins} mel bins and at least 1 frame are needed"
+            )
+        x = self._convolved(mel)
+        per_window = config.window // config.chunk * halved(config.chunk)
+        windows = -(-len(x) // per_window)
+        bounds = torch.arange(0, windows * per_window + 1, per_window, dtype=torch.int32, device=x.device)
+        bounds.clamp_(max=len(x))
+        for layer in self.layers:
+            layer(x, bounds)
+        return self.proj2(gelu(self.proj1(self.norm(x))))
+
+    def _convolved(self, mel: Tensor) -> Tensor:
+        """The rows before the layers, [rows, hidden]."""
+        config, frames = self.config, mel.shape[1]
+        length = config.chunk if config.whole_chunks else min(config.chunk, frames)
+        count = -(-frames // length)
+        chunks = functional.pad(mel.to(self.device, self.dtype), (0, count * length - frames))
+        chunks = chunks.view(config.num_mel_bins, count, length, 1).transpose(0, 1)  # [count, bins, length, 1]
+        parts = []
+        for first in range(0, count, CHUNKS_AT_ONCE):
+            x = chunks[first : first + CHUNKS_AT_ONCE]
+            for product in (self.conv1, self.conv2, self.conv3):
+                x = gelu(product(unroll(x)))
+            parts.append(self.conv_out(x.permute(0, 2, 3, 1).flatten(2)) + self.positions[: x.shape[2]])
+        rows = torch.cat(parts).flatten(0, 1)
+        return rows[: (count - 1) * halved(length) + halved(frames - (count - 1) * length)]
+
+
+def unroll(x: Tensor) -> Tensor:
+    """[count, height, width, channels] -> [count, height / 2, width / 2, channels * KERNEL^2], both rounded up."""
+    padded = functional.pad(x, (0, 0, 1, 1, 1, 1))
+    windows = padded.unfold(1, KERNEL, 2).unfold(2, KERNEL, 2)  # [.., channels, KERNEL, KERNEL], a view
+    return windows.flatten(3)

@@ -1,0 +1,56 @@
+"""Qwen3-ASR: a sound of any length, its features those of the sound alone; 13 rows a second.
+
+Pool (`process`) and loop (`fill`, `positions`). A second of sound is a chunk of the tower and makes 13 rows; what is
+left of the last second makes a row for each eight frames begun.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.request import Modality
+from mm.item import MediaItem, MediaOptions, Part, Processed
+from mm.processors.base import Filling
+from mm.processors.qwen_vl import token_id
+from mm.processors.whisper import Whisper
+from mm.transform.mel import log_mel
+
+_SHORTEST = 8000  # samples; a shorter sound gets silence behind it
+
+
+class Qwen3Asr(Whisper):
+    """Processor of Qwen3ASRForConditionalGeneration."""
+
+    def __init__(self, folder: str | Path, config: dict[str, Any], picture_bytes: int = 0) -> None:
+        body = config.get("thinker_config", config)
+        tower = body.get("audio_config", {})
+        super().__init__(folder, {"num_mel_bins": tower.get("num_mel_bins", 128)}, picture_bytes)
+        self.chunk = 2 * int(tower.get("n_window", 50))
+        self._id = token_id(body, "audio", 151676)
+        self.media_token_ids = frozenset((self._id,))
+
+    def settings(self, modality: Modality, options: MediaOptions) -> bytes:
+        return f"qwen3_asr{self.chunk}{self.mel!r}".encode()
+
+    def cost(self, modality: Modality, item_bytes: int) -> int:
+        return item_bytes // 4 // self.mel.hop * self.mel.num_mels * 8 * 2 + item_bytes
+
+    def process(self, item: MediaItem, digest: bytes, options: MediaOptions) -> Processed:
+        samples = np.pad(item.data, (0, max(0, _SHORTEST - len(item.data))))
+        features = log_mel(samples, replace(self.mel, chunk=len(samples)))  # mirrored behind its end
+        chunks, rest = divmod(features.shape[1], self.chunk)
+        rows = chunks * _rows(self.chunk) + _rows(rest)
+        return Processed("audio", (Part("audio", digest, rows, {"input_features": features}),))
+
+    def fill(self, processed: Processed) -> Filling:
+        rows = processed.parts[0].num_tokens
+        return Filling(np.full(rows, self._id, np.int32), (((0, rows),),))
+
+
+def _rows(frames: int) -> int:
+    """What three convolutions leave, each of which halves a length and rounds it up."""
+    return -(-frames // 8)

@@ -1,0 +1,89 @@
+"""Qwen3AsrHearer: how Qwen3-ASR is asked to write a recording down, and which part of its answer is the text.
+
+Owner: loop. In: windows of a recording. Out: Said. The model names the language before the text. Where the client names
+none, a first question about each window ends with the mark behind the language, and a second one goes on from there;
+what the first computed of the window is found again in the prefix cache.
+
+    system: the client's prompt   user: [window]   assistant: | language German<asr_text>
+    system: the client's prompt   user: [window]   assistant: language German<asr_text> | text
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from mm.item import Processed
+from server.errors import invalid, not_here
+from server.http.exchange import Exchange
+from server.render.prompt import Prompt
+from server.speech.hearer import SILENT_SOUND, Ask, ChatHearer, Said, Task
+from server.speech.languages import LANGUAGES, name_of
+
+LANGUAGE, MARK, NONE = "language ", "<asr_text>", "None"  # "None": nobody speaks
+HEARD = frozenset((
+    "ar", "yue", "zh", "cs", "da", "nl", "en", "tl", "fi", "fr", "de", "el", "hi", "hu", "id", "it", "ja", "ko", "mk",
+    "ms", "fa", "pl", "pt", "ro", "ru", "es", "sv", "th", "tr", "vi",
+))  # fmt: skip
+OTHER_NAMES = {"tl": "Filipino"}
+MOST_TOKENS = 16  # of a language's name
+
+
+def spoken(code: str) -> str:
+    """A language as the model spells it."""
+    return OTHER_NAMES.get(code, name_of(code).capitalize())
+
+
+CODES = {spoken(code): code for code in LANGUAGES}
+
+
+class Qwen3AsrHearer(ChatHearer):
+    """One request's questions to Qwen3-ASR."""
+
+    def __init__(self, exchange: Exchange, task: Task) -> None:
+        if task.name == "translate":
+            raise not_here(
+                None, "Qwen3-ASR writes down what is said and translates nothing; use /v1/audio/transcriptions"
+            )
+        if task.language and task.language not in HEARD:
+            text = f"language: got {task.language}; this model hears {', '.join(sorted(HEARD))}"
+            raise invalid("language", text)
+        super().__init__(exchange, task)
+        self._first = ""  # the first window's language
+
+    @property
+    def language(self) -> str:
+        return self._task.language or self._first
+
+    async def hear(self, ask: Ask, number: int, processed: Processed) -> Said:
+        language = spoken(self._task.language) if self._task.language else await self._listened(ask, processed)
+        if number == 0:
+            self._first = CODES.get(language, "")
+        job = self._job(processed, self._with(f"{LANGUAGE}{language}{MARK}"), self._task.asked)
+        return await ask(job, number)
+
+    async def _listened(self, ask: Ask, processed: Processed) -> str:
+        """The language of a window, as the model spells it."""
+        mark, asked = self._state.tokenizer.id_of(MARK), self._task.asked
+        params = replace(
+            asked.params, max_tokens=MOST_TOKENS, temperature=0.0, logprobs=None,
+            stop_token_ids=(*asked.params.stop_token_ids, *(() if mark is None else (mark,))),
+        )  # fmt: skip
+        said = await ask(self._job(processed, self._with(""), replace(asked, params=params, max_tokens=MOST_TOKENS)))
+        return said.text.partition(MARK)[0].removeprefix(LANGUAGE).strip() or NONE
+
+    def _with(self, begun: str) -> Prompt:
+        """The prompt with the beginning of the answer."""
+        assert self._prompt is not None, "begin comes first"
+        ids = self._state.tokenizer.encode(begun) if begun else []
+        return replace(self._prompt, token_ids=np.array([*self._prompt.token_ids, *ids], np.int32))
+
+    async def _rendered(self) -> Prompt:
+        sound = {"type": "input_audio", "input_audio": {"data": SILENT_SOUND, "format": "wav"}}
+        messages: list[dict[str, Any]] = [
+            {"role": "system", "content": self._task.prompt},
+            {"role": "user", "content": [sound]},
+        ]
+        return await self._state.renderer.chat(messages)
