@@ -16,7 +16,9 @@ from engine.grammar.spec import GrammarSpec
 from server.config import LimitsConfig
 from server.errors import not_here
 from server.output.parser import Parsers
-from server.output.tools.shapes import Tool, grammar_of
+from server.output.tools.harmony_calls import harmony_calls
+from server.output.tools.shapes import grammar_of
+from server.output.tools.values import Tool
 from server.schema_rules import wrong
 from server.structure import Structure, content_key, relaxed, schema_text
 
@@ -48,7 +50,7 @@ def tool_structure(
     if not tools or not (calls.must or any(strict) or answer is not None):
         return answer
     param = "tool_choice" if calls.must else "tools" if answer is None else answer.param
-    if parsers.written_tools is None:
+    if parsers.written_tools is None and not parsers.reads_calls:
         if not calls.must and (answer is not None or parsers.tools_name == "none"):  # calls stay text
             return answer
         raise not_here(param, f"{param}: this server cannot hold calls of this model to a schema; send auto, unstrict")
@@ -84,21 +86,32 @@ def _make(
         dropped.extend(left_out)
         return text
 
+    def leave(strict: bool, keyword: str, path: str) -> None:
+        if strict:
+            raise wrong(path, "cannot be held in this model's form of calls; leave it out")
+        dropped.append(keyword)
+
     tools = [
-        Tool(name, parameters, f"tools[{at}].function.parameters", partial(text_of, strict))
+        Tool(name, parameters, f"tools[{at}].function.parameters", partial(text_of, strict), partial(leave, strict))
         for at, name, parameters, strict in listed
     ]
-    assert parsers.written_tools is not None
     spec = None if answer is None else answer.make()
     if spec is not None and spec.kind != "schema":
         return spec
+    if parsers.reads_calls:
+        made = harmony_calls(tools, must=calls.must, answer="" if spec is None else spec.text)
+        return replace(made, relaxed=tuple(sorted(set(dropped))))
+    assert parsers.written_tools is not None
     must = calls.must or spec is not None
     text = grammar_of(parsers.written_tools, parsers.markers.ids, tools, must=must, most=calls.most)
     if text is None and spec is not None:
         return spec
     if text is None:
-        way = "forced" if must else "held to a schema inside free text"
-        raise not_here(param, f"{param}: calls in the form {parsers.tools_name} cannot be {way} on this server")
+        raise not_here(
+            param,
+            f"{param}: calls in the form {parsers.tools_name} cannot be held to a schema inside free text, because "
+            "nothing that a grammar sees tells where a call begins; send tool_choice required, or tools without strict",
+        )
     if spec is not None:
         text = text.replace("start: ", "start: answer | ", 1) + f"\nanswer: %json {spec.text}"
     return GrammarSpec("lark", text, relaxed=tuple(sorted(set(dropped))))

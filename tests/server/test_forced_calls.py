@@ -13,15 +13,17 @@ import orjson
 import pydantic
 import pytest
 
+from engine.errors import GrammarError
 from engine.grammar.compile import compile_now
 from engine.grammar.spec import GrammarSpec
 from engine.grammar.vocabulary import GrammarVocabulary
 from server import load
 from server.config import LimitsConfig
-from server.output.parser_choice import made
+from server.output.parser_choice import choose_parsers, made
 from server.output.reasoning import ReasoningFormat
 from server.output.tools.formats import TOOLS as FORMATS
-from server.output.tools.shapes import Tool, grammar_of
+from server.output.tools.shapes import grammar_of
+from server.output.tools.values import Tool
 from server.structure import relaxed
 from tests.server.live import listening
 from tests.server.output.test_parsers import parser_of, said
@@ -59,6 +61,7 @@ def vocabulary() -> GrammarVocabulary:
 
 
 MADE: list[GrammarVocabulary] = []
+M3 = "]<]minimax[>["
 CALLS = {
     "f": {"s": "x y", "n": 4, "o": {"k": [1]}},
     "g": {},
@@ -68,6 +71,10 @@ PROPERTIES = {"s": {"type": "string"}, "n": {"type": "integer"}, "o": {"type": "
 
 def text_of(schema: Any, path: str) -> str:
     return relaxed(schema, path, LimitsConfig())[0]
+
+
+def left(keyword: str, path: str) -> None:
+    raise AssertionError(f"{path}: {keyword} is not held")
 
 
 SHAPED = {
@@ -109,6 +116,11 @@ SHAPED = {
     "cohere_command3": '<|START_ACTION|>[{"tool_name": "f", "parameters": {"s": "x y", "n": 4, "o": {"k": [1]}}}, '
     '{"tool_name": "g", "parameters": {}}]<|END_ACTION|>',
     "apertus": '<|tools_prefix|>[{"f": {"s": "x y", "n": 4, "o": {"k": [1]}}}, {"g": {}}]<|tools_suffix|>',
+    "gemma4": '<|tool_call>call:f{n:4,o:{k:[1]},s:<|"|>x y<|"|>}<tool_call|><|tool_call>call:g{}<tool_call|>',
+    "functiongemma": "<start_function_call>call:f{n:4,o:{k:[1]},s:<escape>x y<escape>}<end_function_call>"
+    "<start_function_call>call:g{}<end_function_call>",
+    "minimax_m3": f'{M3}<tool_call>\n{M3}<invoke name="f">{M3}<s>x y{M3}</s>{M3}<n>4{M3}</n>{M3}<o>{M3}<k>[1]{M3}</k>'
+    f'{M3}</o>{M3}</invoke>\n{M3}<invoke name="g">{M3}</invoke>\n{M3}</tool_call>',
     "step3": '<｜tool_calls_begin｜><｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="f">\n'
     '<steptml:parameter name="s">\nx y\n</steptml:parameter>\n<steptml:parameter name="n">\n4\n</steptml:parameter>\n'
     '<steptml:parameter name="o">\n{"k": [1]}\n</steptml:parameter>\n</steptml:invoke><｜tool_call_end｜>'
@@ -121,7 +133,8 @@ async def test_the_grammar_takes_what_the_parser_reads(name):
     known = tokenizer()
     ids = {marker: known.added_tokens[marker] for marker in ("<tool_call>", "</tool_call>")}
     required = {"type": "object", "properties": PROPERTIES, "required": list(PROPERTIES)}
-    tools = [Tool("f", required, "f", text_of), Tool("g", {"type": "object", "properties": {}}, "g", text_of)]
+    empty = {"type": "object", "properties": {}}
+    tools = [Tool("f", required, "f", text_of, left), Tool("g", empty, "g", text_of, left)]
     lark = grammar_of(FORMATS[name], ids, tools, must=True, most=0)
     assert lark is not None
     matcher = compile_now(GrammarSpec("lark", lark), vocabulary()).matcher()
@@ -137,7 +150,7 @@ async def test_the_grammar_takes_what_the_parser_reads(name):
 async def test_in_free_text_calls_of_strict_tools_follow_their_schemas():
     known = tokenizer()
     ids = {marker: known.added_tokens[marker] for marker in ("<tool_call>", "</tool_call>")}
-    lark = grammar_of(FORMATS["hermes"], ids, [Tool("weather", SCHEMA, "p", text_of)], must=False, most=0)
+    lark = grammar_of(FORMATS["hermes"], ids, [Tool("weather", SCHEMA, "p", text_of, left)], must=False, most=0)
     grammar = compile_now(GrammarSpec("lark", lark), vocabulary())
 
     def takes(text: str) -> bool:
@@ -150,7 +163,7 @@ async def test_in_free_text_calls_of_strict_tools_follow_their_schemas():
     assert takes(f"{call}\n{call}")
     assert not takes(call.replace("2", "20"))
     assert not takes(call.replace("weather", "other"))
-    assert grammar_of(FORMATS["llama3_json"], ids, [Tool("f", {}, "p", text_of)], must=False, most=0) is None
+    assert grammar_of(FORMATS["llama3_json"], ids, [Tool("f", {}, "p", text_of, left)], must=False, most=0) is None
 
 
 # -- over the routes, with a model that says anything
@@ -197,8 +210,6 @@ PATHS = ["/v1/chat/completions", "/v1/responses", "/v1/messages"]
 @pytest.fixture
 def calling(serve):
     """The embedded model, which has no format of its own: hermes, its markers as text."""
-    from server.output.parser_choice import choose_parsers
-
     client = serve()
     client.state.parsers = choose_parsers(client.state.tokenizer, [], "", tools="hermes", reasoning="none")
     return client
@@ -214,6 +225,45 @@ async def test_a_call_that_must_come_comes_and_fits_its_schema(calling, path):
         for name, arguments in found:
             assert name in ("weather", "now") if choice == "required" else name == choice
             jsonschema.validate(arguments, SCHEMA if name == "weather" else {"type": "object"})
+
+
+@pytest.mark.parametrize("form", ["gemma4", "functiongemma", "minimax_m3", "qwen3_coder"])
+async def test_a_call_comes_in_the_models_own_form(serve, form):
+    client = serve()
+    client.state.parsers = choose_parsers(client.state.tokenizer, [], "", tools=form, reasoning="none")
+    dated = {
+        **SCHEMA,
+        "properties": {**SCHEMA["properties"], "on": {"type": "string", "format": "time", "maxLength": 5}},
+    }
+    tool = {"type": "function", "function": {"name": "weather", "parameters": dated}}
+    for stream in (False, True):
+        reply = await client.post(PATHS[0], {**forced(PATHS[0], "weather", [tool]), "stream": stream})
+        assert (reply.status, reply.reply_headers["x-structured-relaxed"]) == (200, "format"), reply.content
+        if not stream:
+            ((_, arguments),) = calls_of(PATHS[0], reply.json())
+            jsonschema.validate(arguments, dated)
+    tool["function"]["strict"] = True
+    reply = await client.post(PATHS[0], forced(PATHS[0], "weather", [tool]))
+    assert (reply.status, reply.error["param"]) == (400, "tools[0].function.parameters.properties.on.format")
+
+
+async def test_gpt_oss_calls_in_harmony(serve, monkeypatch):
+    client = serve()
+    client.state.parsers = choose_parsers(client.state.tokenizer, [], "", tools="openai", reasoning="openai_gptoss")
+    made: list[GrammarSpec] = []
+
+    async def get(key: bytes, make: Any) -> Any:
+        made.append(make())
+        raise GrammarError("grammar_invalid", "this vocabulary has no channels")
+
+    monkeypatch.setattr(client.state.grammars, "get", get)
+    for choice in ("required", "weather", "auto"):
+        tools = [{"type": "function", "function": {**F["function"], "strict": True}}]
+        assert (await client.post(PATHS[0], forced(PATHS[0], choice, tools))).status == 400
+    required, named, auto = made
+    assert required == named
+    assert "commentary to=functions.weather" in required.text
+    assert ("said" in required.around, "said" in auto.around) == (False, True)
 
 
 async def test_a_named_choice_ends_with_stop_and_others_with_tool_calls(calling):

@@ -128,9 +128,45 @@ class Schemas:
 
     def kinds(self, tool: str, key: str) -> frozenset[str]:
         """Types that a parameter may have."""
-        schema = self._tools.get(tool)
-        properties = schema.get("properties") if isinstance(schema, Mapping) else None
-        return kinds_of(properties.get(key), schema) if isinstance(properties, Mapping) else UNKNOWN
+        return self.types(tool, (key,))
+
+    def types(self, tool: str, steps: Iterable[str | None]) -> frozenset[str]:
+        """Types of a value inside the arguments: each step is a property's name, or None for an item of an array."""
+        root = self._tools.get(tool)
+        found = root
+        for step in steps:
+            found = inside(found, root, step)
+        return kinds_of(found, root)
+
+
+def inside(schema: Any, root: Any, step: str | None, depth: int = 8) -> Any:
+    """The schema of a property or, where `step` is None, of the items; None where nothing is said of it."""
+    schema = referred(schema, root)
+    if not isinstance(schema, Mapping) or not depth:
+        return None
+    named = schema.get("properties")
+    found = schema.get("items") if step is None else named.get(step) if isinstance(named, Mapping) else None
+    rest = schema.get("additionalProperties")
+    if found is None and step is not None and isinstance(rest, Mapping):
+        found = rest
+    for name in ("anyOf", "oneOf", "allOf"):
+        branches = schema.get(name)
+        for branch in branches[:64] if found is None and isinstance(branches, list) else ():
+            found = found or inside(branch, root, step, depth - 1)
+    return found
+
+
+def referred(schema: Any, root: Any) -> Any:
+    """What a schema's $ref leads to; None where it leads nowhere."""
+    for _ in range(16):
+        reference = schema.get("$ref") if isinstance(schema, Mapping) else None
+        if not isinstance(reference, str):
+            return schema
+        found = root if reference.startswith("#") else None
+        for step in filter(None, reference[1:].split("/")):
+            found = found.get(step) if isinstance(found, Mapping) else None
+        schema = found
+    return None
 
 
 def kinds_of(schema: Any, root: Any, depth: int = 8) -> frozenset[str]:
@@ -141,12 +177,8 @@ def kinds_of(schema: Any, root: Any, depth: int = 8) -> frozenset[str]:
     if isinstance(kind, str) or (isinstance(kind, list) and kind):
         listed = [kind] if isinstance(kind, str) else [item for item in kind if isinstance(item, str)]
         return frozenset(listed) & KINDS or UNKNOWN
-    reference = schema.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#/"):
-        found = root
-        for step in reference[2:].split("/"):
-            found = found.get(step) if isinstance(found, Mapping) else None
-        return kinds_of(found, root, depth - 1)
+    if "$ref" in schema:
+        return kinds_of(referred(schema, root), root, depth - 1)
     values = schema.get("enum") or ([schema["const"]] if "const" in schema else None)
     if isinstance(values, list):
         return frozenset(KIND_OF.get(type(value), "object") for value in values)
@@ -154,6 +186,10 @@ def kinds_of(schema: Any, root: Any, depth: int = 8) -> frozenset[str]:
         branches = schema.get(name)
         if isinstance(branches, list) and branches:
             return frozenset().union(*(kinds_of(branch, root, depth - 1) for branch in branches[:64]))
+    parts = schema.get("allOf")
+    for part in parts[:64] if isinstance(parts, list) else ():
+        if (found := kinds_of(part, root, depth - 1)) != UNKNOWN:
+            return found
     return UNKNOWN
 
 
@@ -181,6 +217,8 @@ def converted(text: str, kinds: frozenset[str]) -> str:
         return word
     if "number" in kinds and (found := number(word)):
         return found
+    if word[:1] == '"' and "string" not in kinds:
+        return as_json(word) or quoted(text)
     if word[:1] in ("{", "[", "(") and ("object" if word[0] == "{" else "array") in kinds:
         return as_json(word) or as_json(whole(copy_literal, word) or "") or quoted(text)
     return quoted(text)

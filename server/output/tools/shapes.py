@@ -16,22 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from server.output.tools import json_calls, python_calls, tag_calls
-from server.output.tools.base import ToolFormat, kinds_of
+from server.output.tools.base import ToolFormat
+from server.output.tools.notations import Braces, Elements, Tagged
+from server.output.tools.values import Tool, Values, in_order, joined, literal, spelled, without
 
-SchemaText = Callable[[Any, str], str]  # (schema, its path in the request) -> what %json takes
 NL = r"NL: /[ \n]{0,2}/"
-ANY = "ANY: /(?s:.*)/"
-UNENFORCED = ("pattern", "format", "minLength", "maxLength")  # of a text between tags
-
-
-@dataclass(frozen=True, slots=True)
-class Tool:
-    """One tool that may be called."""
-
-    name: str
-    parameters: Mapping[str, Any]
-    path: str  # where its parameters stand in the request
-    text: SchemaText  # refuses or leaves out what cannot be enforced
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,24 +34,6 @@ class Calls:
     rules: list[str]
 
 
-def literal(text: str) -> str:
-    """A text as Lark writes it; "" where it is empty."""
-    return json.dumps(text, ensure_ascii=False) if text else ""
-
-
-def spelled(text: str, ids: Mapping[str, int]) -> str:
-    """A text as Lark, its marker tokens by id."""
-    for marker in sorted(ids, key=len, reverse=True):
-        if marker in text:
-            before, _, after = text.partition(marker)
-            return " ".join(filter(None, (spelled(before, ids), f"<[{ids[marker]}]>", spelled(after, ids))))
-    return literal(text)
-
-
-def joined(*parts: str) -> str:
-    return " ".join(part for part in parts if part)
-
-
 def grammar_of(form: ToolFormat, ids: Mapping[str, int], tools: Sequence[Tool], *, must: bool, most: int) -> str | None:
     """Lark for calls of these tools; None where the format has no shape for it. `most`: 1 or 0 for any number."""
     make = SHAPES.get(form.machine)
@@ -71,7 +42,7 @@ def grammar_of(form: ToolFormat, ids: Mapping[str, int], tools: Sequence[Tool], 
     shape = make(form, ids, tools)
     several = "" if most == 1 else f"({joined(shape.between, 'call')})*"
     section = joined(shape.before, "call", several, shape.after)
-    rules = ["call: " + " | ".join(f"({call})" for call in shape.calls), NL, ANY, *shape.rules]
+    rules = ["call: " + " | ".join(f"({call})" for call in shape.calls), NL, *shape.rules]
     if must:
         return "\n".join([f"start: NL {section}", *rules])
     trigger = next((marker for marker in (*form.begins, form.name[0]) if marker in ids), None)
@@ -80,16 +51,7 @@ def grammar_of(form: ToolFormat, ids: Mapping[str, int], tools: Sequence[Tool], 
         return None
     start = "start: TEXT" if most == 1 else "start: (TEXT section)* TEXT"
     start = f"{start} (section TEXT)?" if most == 1 else start
-    return "\n".join([start, f"section: {section}", f"TEXT: {_without(trigger)}", *rules])
-
-
-def _without(marker: str) -> str:
-    """Any text in which a marker is not spelled."""
-    return f"/(?s:.*)/ & ~/(?s:.*){_quoted(marker)}(?s:.*)/"
-
-
-def _quoted(text: str) -> str:
-    return "".join(char if char.isalnum() else f"\\x{{{ord(char):x}}}" for char in text)
+    return "\n".join([start, f"section: {section}", f"TEXT: {without(trigger)}", *rules])
 
 
 # -- JSON
@@ -152,11 +114,11 @@ def _tagged_calls(form: ToolFormat, ids: Mapping[str, int], tools: Sequence[Tool
     begin, end = spelled(form.begins[0], ids), spelled(form.ends[0], ids)
     for at, tool in enumerate(tools):
         parameters = [
-            joined(spelled(_opened(form, name, kinds), ids), value, "NL")
-            for name, kinds, value in _values(form, ids, tool, at, rules)
+            _maybe(needed, joined(spelled(_opened(form, name, kinds), ids), value, "NL"))
+            for name, needed, kinds, value in _values(form, ids, tool, at, rules)
         ]
         opened = spelled(form.name[0] + tool.name + _closed(form.name[1], form.tag_end, ""), ids)
-        calls.append(joined(opened, "NL", *_optional(tool, parameters), spelled(form.end_call, ids)))
+        calls.append(joined(opened, "NL", *parameters, spelled(form.end_call, ids)))
     if len(form.skips) == 2 and form.end_call not in form.skips and form.name[0].startswith("<steptml"):
         skips = [spelled(mark, ids) for mark in form.skips]
         return Calls(begin, [joined(skips[0], call, skips[1]) for call in calls], "NL", end, rules)
@@ -183,48 +145,45 @@ def _keyed_calls(form: ToolFormat, ids: Mapping[str, int], tools: Sequence[Tool]
     calls = []
     begin, end = spelled(form.begins[0], ids), spelled(form.ends[0], ids)
     for at, tool in enumerate(tools):
+        key, opening = form.key, spelled(form.quotes[0], ids)
         parameters = [
-            joined(spelled(form.key[0] + name + form.key[1], ids), "NL", spelled(form.quotes[0], ids), value, "NL")
-            for name, _, value in _values(form, ids, tool, at, rules)
+            _maybe(needed, joined(spelled(key[0] + name + key[1], ids), "NL", opening, value, "NL"))
+            for name, needed, _, value in _values(form, ids, tool, at, rules)
         ]
         named = joined(literal(tool.name), spelled(form.name[0], ids), "NL")
-        calls.append(joined(begin, named, *_optional(tool, parameters), end))
+        calls.append(joined(begin, named, *parameters, end))
     before, after = (spelled(mark, ids) for mark in form.skips) if form.skips else ("", "")
     return Calls(joined(before, "NL" if before else ""), calls, "NL", joined("NL" if after else "", after), rules)
 
 
 def _values(
     form: ToolFormat, ids: Mapping[str, int], tool: Tool, at: int, rules: list[str]
-) -> list[tuple[str, frozenset[str], str]]:
-    """(name, types, the value with what ends it) of each parameter; adds rules."""
-    found = []
-    root = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
-    for number, (name, schema) in enumerate((tool.parameters.get("properties") or {}).items()):
-        kinds, rule = kinds_of(schema, tool.parameters), f"value_{at}_{number}"
-        end = spelled(form.end_value, ids)
-        line = "" if form.tag_end or form.machine is tag_calls.keyed else "\n"
-        listed = schema.get("enum") if isinstance(schema, Mapping) else None
-        if kinds == {"string"} and listed:
-            rules.append(f"{rule}: " + " | ".join(literal(text) for text in listed))
-            found.append((name, kinds, joined(literal(line), rule, literal(line), end)))
-        elif kinds == {"string"}:
-            tool.text({"type": "string", **{key: schema[key] for key in UNENFORCED if key in schema}}, tool.path)
-            if form.end_value in ids:
-                rules.append(f"{rule}: STRING_{at}_{number} {end}")
-                rules.append(f"STRING_{at}_{number}: {_without(form.end_value)}")
-            else:
-                rules.append(f"{rule}[lazy]: ANY {literal(line + form.end_value)}")
-            found.append((name, kinds, joined(literal(line), rule)))
-        else:
-            rules.append(f"{rule}: %json {tool.text({**root, **schema}, f'{tool.path}.properties.{name}')}")
-            found.append((name, kinds, joined(literal(line), rule, literal(line), end)))
+) -> list[tuple[str, bool, frozenset[str], str]]:
+    """(name, whether it must come, types, the value with what ends it) of each parameter; adds rules."""
+    line = "" if form.tag_end or form.machine is tag_calls.keyed else "\n"
+    values = Tagged(tool, at, ids, line, form.end_value, bool(form.tag_end))
+    found = [
+        (name, needed, values.kinds(schema), values.parameter(schema, f"{tool.path}.properties.{name}"))
+        for name, needed, schema in values.members(values.arguments(), tool.path)
+    ]
+    rules += values.rules
     return found
 
 
-def _optional(tool: Tool, parameters: list[str]) -> list[str]:
-    required = tool.parameters.get("required") or ()
-    names = (tool.parameters.get("properties") or {}).keys()
-    return [text if name in required else f"({text})?" for name, text in zip(names, parameters)]
+def _maybe(needed: bool, text: str) -> str:
+    return text if needed else f"({text})?"
+
+
+def _nested_calls(form: ToolFormat, ids: Mapping[str, int], tools: Sequence[Tool]) -> Calls:
+    rules: list[str] = []
+    calls = []
+    begin, end = spelled(form.begins[0], ids), spelled(form.ends[0], ids)
+    for at, tool in enumerate(tools):
+        values = Elements(tool, at, ids, form.key[0])
+        opened = spelled(form.name[0] + tool.name + form.name[1], ids)
+        calls.append(joined(opened, values.parameters(), spelled(form.end_call, ids)))
+        rules += values.rules
+    return Calls(joined(begin, "NL"), calls, "NL", joined("NL", end), rules)
 
 
 # -- code
@@ -235,14 +194,14 @@ def _code_calls(form: ToolFormat, ids: Mapping[str, int], tools: Sequence[Tool])
     rules: list[str] = []
     calls = []
     for at, tool in enumerate(tools):
-        names, required = list(tool.parameters.get("properties") or {}), set(tool.parameters.get("required") or ())
-        root = {key: tool.parameters[key] for key in ("$defs", "definitions") if key in tool.parameters}
-        pairs = []
-        for number, name in enumerate(names):
-            schema = {**root, **tool.parameters["properties"][name]}
-            rules.append(f"value_{at}_{number}: %json {tool.text(schema, f'{tool.path}.properties.{name}')}")
-            pairs.append((name in required, joined(literal(f"{name}="), f"value_{at}_{number}")))
-        calls.append(joined(literal(f"{tool.name}("), _listed(pairs), literal(")")))
+        values = Values(tool, at, ids)
+        pairs = [
+            (needed, joined(literal(f"{name}="), values.json(schema)))
+            for name, needed, schema in values.members(values.arguments(), tool.path)
+        ]
+        start, more = in_order(pairs, ", ", f"pairs_{at}")
+        calls.append(joined(literal(f"{tool.name}("), start, literal(")")))
+        rules += [*values.rules, *more]
     begin = spelled(form.begins[0], ids) if form.begins else ""
     end = spelled(form.ends[0], ids) if form.ends else ""
     if form.begins and form.begins[0] == "<function_calls>":
@@ -250,15 +209,15 @@ def _code_calls(form: ToolFormat, ids: Mapping[str, int], tools: Sequence[Tool])
     return Calls(joined(begin, '"["'), calls, literal(", "), joined('"]"', end), rules)
 
 
-def _listed(pairs: list[tuple[bool, str]]) -> str:
-    """Pairs with commas between, the required ones first."""
-    required = [text for needed, text in pairs if needed]
-    optional = [text for needed, text in pairs if not needed]
-    rest = [f'(", " {text})?' for text in optional]
-    if required:
-        return joined(' ", " '.join(required), *rest)
-    ways = [joined(text, *rest[at + 1 :]) for at, text in enumerate(optional)]
-    return f"({' | '.join(f'({way})' for way in ways)})?" if ways else ""
+def _brace_calls(form: ToolFormat, ids: Mapping[str, int], tools: Sequence[Tool]) -> Calls:
+    rules: list[str] = []
+    calls = []
+    begin, end = spelled(form.begins[0], ids), spelled(form.ends[0], ids)
+    for at, tool in enumerate(tools):
+        values = Braces(tool, at, ids, form.quotes[0])
+        calls.append(joined(begin, literal(form.name[0] + tool.name), values.arguments_object(), end))
+        rules += values.rules
+    return Calls("", calls, "", "", rules)
 
 
 SHAPES: dict[Any, Callable[[ToolFormat, Mapping[str, int], Sequence[Tool]], Calls]] = {
@@ -266,5 +225,7 @@ SHAPES: dict[Any, Callable[[ToolFormat, Mapping[str, int], Sequence[Tool]], Call
     json_calls.named: _named_calls,
     tag_calls.tagged: _tagged_calls,
     tag_calls.keyed: _keyed_calls,
+    tag_calls.nested: _nested_calls,
     python_calls.code: _code_calls,
+    python_calls.braces: _brace_calls,
 }

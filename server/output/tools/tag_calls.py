@@ -10,9 +10,12 @@ of others it is converted when its tag closes. Values are taken as they stand bu
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from server.output.events import Sink
 from server.output.source import Emit, Reader, Source, accept, ignore, name_before, peek, space, until
-from server.output.tools.base import UNKNOWN, Schemas, ToolFormat, calls_in_content, converted, is_text, outside, settle
+from server.output.tools.base import Schemas, ToolFormat, calls_in_content, converted, is_text, outside, settle
 from server.output.tools.json_text import copy_json, escaped, quoted
 
 MOST_NESTED = 64
@@ -253,13 +256,23 @@ def _elements(source: Source, sink: Sink, form: ToolFormat, schemas: Schemas, na
             return False
         sink.arguments((", " if opened else "{") + quoted(key) + ": ")
         opened = True
-        if not (yield from _element(source, sink.arguments, form, schemas.kinds(name, key))):
+        if not (yield from _element(source, sink.arguments, form, partial(_types, schemas, name, key))):
             return False
 
 
-def _element(source: Source, emit: Emit, form: ToolFormat, kinds: frozenset[str]) -> Reader[bool]:
-    """The inside of an element up to its end: a text, or elements. False: the text ended inside."""
+def _types(schemas: Schemas, tool: str, key: str, steps: list[str | None]) -> frozenset[str]:
+    return schemas.types(tool, (key, *steps))
+
+
+def _element(
+    source: Source, emit: Emit, form: ToolFormat, types: Callable[[list[str | None]], frozenset[str]]
+) -> Reader[bool]:
+    """The inside of an element up to its end: a text, or elements. False: the text ended inside.
+
+    `types`: of the element itself, or of an element in it by the names on the way, None for an item.
+    """
     stack: list[str] = []  # what closes each element that holds elements
+    steps: list[str | None] = []  # the elements that are open
     leaf = True  # an element has just been opened, so text may be all of it
     while True:
         parts: list[str] = []
@@ -273,19 +286,23 @@ def _element(source: Source, emit: Emit, form: ToolFormat, kinds: frozenset[str]
         if not (yield from until(source, (">",), tag.append)):
             return False
         if closes and leaf:
-            emit(converted("".join(parts), UNKNOWN if stack else kinds))
+            emit(converted("".join(parts), types(steps)))
             leaf = False
         elif closes:
             emit(stack.pop())
         else:
             key = "".join(tag)
             if leaf:
-                stack.append("]" if key == "item" else "}")
-                emit("[" if key == "item" else "{")
+                listed = key == "item" and types(steps) != {"object"}
+                stack.append("]" if listed else "}")
+                emit("[" if listed else "{")
             else:
                 emit(", ")
             if stack[-1] == "}":
                 emit(quoted(key) + ": ")
             leaf = len(stack) < MOST_NESTED
+            steps.append(None if stack[-1] == "]" else key)
+        if closes:
+            steps[-1:] = []
         if closes and not stack:
             return True

@@ -53,7 +53,9 @@ def prompt(state: str, form=None) -> Prompt:
     return Prompt(id_array([1]), text=text)
 
 
-def parser_of(tokenizer, tools="", reasoning="", state="may open", harmony=False, **wishes) -> OutputParser:
+def parser_of(
+    tokenizer, tools="", reasoning="", state="may open", harmony=False, offered=None, **wishes
+) -> OutputParser:
     form = REASONING.get(reasoning)
     parsers = Parsers(
         Markers(tokenizer.table),
@@ -64,8 +66,8 @@ def parser_of(tokenizer, tools="", reasoning="", state="may open", harmony=False
         reads_reasoning=harmony,
         reads_calls=harmony,
     )
-    wishes.setdefault("tools", golden.TOOLS if tools or harmony else None)
-    found = Parsing(parsers, **wishes).parser(prompt(state, form))
+    offered = offered or (golden.TOOLS if tools or harmony else None)
+    found = Parsing(parsers, offered, **wishes).parser(prompt(state, form))
     assert found is not None
     return found
 

@@ -1,0 +1,217 @@
+"""What a random model writes under a form's grammar is read by the form's parser as calls that fit their schemas."""
+
+from __future__ import annotations
+
+import random
+
+import jsonschema
+import numpy as np
+import orjson
+import pytest
+
+from engine.grammar.compile import compile_now
+from engine.grammar.spec import GrammarSpec
+from engine.grammar.vocabulary import GrammarVocabulary
+from server.config import LimitsConfig
+from server.errors import ApiError
+from server.output.tools.formats import TOOLS
+from server.output.tools.harmony_calls import harmony_calls
+from server.output.tools.shapes import grammar_of
+from server.output.tools.values import Tool, searched
+from server.schema_rules import wrong
+from server.structure import relaxed, schema_text
+from tests.server.output.test_parsers import parser_of, said
+from tests.server.scripted import tokenizer
+from tests.server.test_thinking import takes
+
+HARMONY_MARKERS = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>")
+FORMS = {form: name for name, form in reversed(TOOLS.items())}
+NAMES = [*FORMS.values(), "openai"]
+WORD = {"type": "string", "maxLength": 4}
+POINT = {
+    "type": "object",
+    "properties": {
+        "x": {"type": "integer", "minimum": -3, "maximum": 40},
+        "item": WORD,
+        "name": {"enum": ["7", "a b"]},
+    },
+    "required": ["x", "name"],
+}
+SCHEMAS = {
+    "unions": {
+        "type": "object",
+        "properties": {
+            "m": {"type": ["string", "null"], "maxLength": 4},
+            "a": {"anyOf": [{"type": "integer", "minimum": 3}, WORD]},
+            "b": {"anyOf": [{"type": "boolean"}, {"type": "string", "minLength": 2, "maxLength": 5}]},
+            "e": {"enum": ["one", "2", 3, None, True]},
+            "p": {"type": "string", "pattern": "^[a-c]{2,4}$"},
+            "l": {"anyOf": [WORD, {"type": "array", "items": {"type": "integer"}, "maxItems": 2}]},
+        },
+        "required": ["m", "a", "p", "e", "l"],
+    },
+    "nested": {
+        "type": "object",
+        "properties": {
+            "o": {"$ref": "#/$defs/point"},
+            "l": {"type": "array", "items": {"$ref": "#/$defs/point"}, "minItems": 1, "maxItems": 2},
+            "s": {"type": "array", "items": WORD, "maxItems": 3},
+            "t": {"type": "object", "properties": {"s": WORD, "n": {"type": "number"}}, "additionalProperties": False},
+            "d": {"allOf": [{"$ref": "#/$defs/point"}, {"properties": {"y": {"type": "boolean"}}, "required": ["y"]}]},
+            "c": {"const": {"k": ["v", 1]}},
+        },
+        "required": ["l", "o", "d"],
+        "$defs": {"point": POINT},
+    },
+    "optional": {
+        "type": "object",
+        "properties": {name: {"type": "integer", "minimum": 0, "maximum": 9} for name in ("B", "a", "c")},
+        "additionalProperties": False,
+    },
+    "missing": {"type": "object", "required": ["q"], "additionalProperties": WORD},
+}
+NO_ELEMENTS = ("c",)  # constants that are objects
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> GrammarVocabulary:
+    known = tokenizer()
+    return GrammarVocabulary(known.token_bytes, set(known.added_tokens.values()).__contains__, known.vocab_size)
+
+
+def text_of(schema, path):
+    return schema_text(schema, path, LimitsConfig())
+
+
+def refuse(keyword, path):
+    raise wrong(path, "not held")
+
+
+def written(name: str, schema, *, must: bool = True, strict: bool = True) -> GrammarSpec:
+    """The grammar of one call that must come. Markers of this vocabulary are letters, but for four."""
+    known = tokenizer()
+    ids = {marker: known.added_tokens[marker] for marker in ("<tool_call>", "</tool_call>")}
+    text = text_of if strict else lambda schema, path: relaxed(schema, path, LimitsConfig())[0]
+    leave = refuse if strict else lambda keyword, path: None
+    tools = [Tool("f", schema, "p", text, leave)]
+    if name == "openai":
+        spec = harmony_calls(tools, must=must)
+        return GrammarSpec("lark", spelled(spec.text), around=spelled(spec.around))
+    lark = grammar_of(TOOLS[name], ids, tools, must=must, most=1)
+    assert lark is not None
+    return GrammarSpec("lark", lark)
+
+
+def spelled(lark: str) -> str:
+    for marker in HARMONY_MARKERS:
+        lark = lark.replace(marker, f'"{marker}"')
+    return lark.replace("TEXT: /(?s:.*)/", "TEXT: /[^<]*/")
+
+
+def walk(grammar, draw: random.Random, signs: np.ndarray, most: int = 400) -> str | None:
+    """A text of the grammar, drawn token by token, every other one a sign; None where it does not end."""
+    matcher, known, tokens = grammar.matcher(), tokenizer(), []
+    while len(tokens) < most:
+        line = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+        allowed = np.unpackbits(line, bitorder="little")[: known.vocab_size].astype(bool)
+        if matcher.is_accepting() and (not allowed.any() or draw.random() < 0.5):
+            return known.decode(tokens)
+        assert allowed.any(), known.decode(tokens)
+        few = allowed & signs if draw.random() < 0.5 else allowed
+        found = np.flatnonzero(few if few.any() else allowed)
+        tokens.append(int(found[draw.randrange(len(found))]))
+        assert matcher.consume_token(tokens[-1])
+    return None
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_calls_under_a_grammar_fit_their_schemas(name, vocabulary):
+    draw, known, done = random.Random(name), tokenizer(), 0
+    signs = np.array([not known.token_bytes(token).isalnum() for token in range(known.vocab_size)])
+    for schema in SCHEMAS.values():
+        tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+        if name == "minimax_m3":
+            schema = {**schema, "properties": {k: v for k, v in schema.get("properties", {}).items() if k != "c"}}
+        grammar = compile_now(written(name, schema), vocabulary)
+        for _ in range(5):
+            text = walk(grammar, draw, signs)
+            if text is None:  # too long
+                continue
+            parser = parser_of(known, "" if name == "openai" else name, offered=tools, harmony=name == "openai")
+            ((called, arguments),) = said(parser, text)[2]
+            assert called == "f"
+            try:
+                jsonschema.validate(orjson.loads(arguments), schema)
+            except (jsonschema.ValidationError, orjson.JSONDecodeError) as error:
+                raise AssertionError((text, arguments)) from error
+            done += 1
+    assert done >= 4
+
+
+CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"x": 3, "name": "7"}'
+THOUGHT = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant"
+PREAMBLE = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+
+
+@pytest.mark.parametrize(
+    ("text", "must", "may"),
+    [
+        (CALL, True, True),
+        (THOUGHT + CALL, True, True),
+        (THOUGHT + THOUGHT + PREAMBLE + CALL, False, True),
+        ("<|channel|>final<|message|>No call.", False, True),
+        ("<|channel|>final <|constrain|>json<|message|>{}", False, True),
+        (CALL.replace("3", "41"), False, False),
+        (CALL.replace("functions.f", "functions.g"), False, False),
+        (THOUGHT + "plain", False, False),
+    ],
+)
+def test_a_message_of_harmony_calls_or_speaks(text, must, may):
+    tool = Tool("f", POINT, "p", text_of, refuse)
+    assert takes(harmony_calls([tool], must=True), text, HARMONY_MARKERS) == must
+    assert takes(harmony_calls([tool], must=False), text, HARMONY_MARKERS) == may
+
+
+def test_an_answer_of_harmony_may_stand_for_a_call():
+    spec = harmony_calls([Tool("f", POINT, "p", text_of, refuse)], must=False, answer=text_of({"enum": ["yes"]}, "p"))
+    assert takes(spec, f'{THOUGHT}<|channel|>final <|constrain|>json<|message|>"yes"', HARMONY_MARKERS)
+    assert takes(spec, CALL, HARMONY_MARKERS)
+    assert not takes(spec, '<|channel|>final<|message|>"no"', HARMONY_MARKERS)
+
+
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "minimax_m3", "gemma4"])
+@pytest.mark.parametrize(
+    ("keyword", "schema"),
+    [
+        ("format", {"type": "string", "format": "date"}),
+        ("maxLength", {"type": "string", "maxLength": 10**6}),
+        ("pattern", {"type": "string", "pattern": "^a|b$"}),
+        ("patternProperties", {"type": "object", "patternProperties": {"a": {}}}),
+    ],
+)
+def test_what_a_form_cannot_hold_is_refused_of_strict_tools(name, keyword, schema, vocabulary):
+    whole = {"type": "object", "properties": {"k": schema}, "required": ["k"]}
+    if keyword == "patternProperties" and name in ("qwen3_coder", "glm45"):  # an object is JSON there
+        compile_now(written(name, whole), vocabulary)
+        return
+    with pytest.raises(ApiError) as error:
+        written(name, whole)
+    assert error.value.param == f"p.properties.k.{keyword}"
+    compile_now(written(name, whole, strict=False), vocabulary)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("ab", "(?s:.*)(?:ab)(?s:.*)"),
+        ("^ab", "(?:ab)(?s:.*)"),
+        ("^[$^|]+$", "(?:[$^|]+)"),
+        (r"a\$", r"(?s:.*)(?:a\$)(?s:.*)"),
+        ("a|b", "(?s:.*)(?:a|b)(?s:.*)"),
+        ("^a|b$", None),
+        ("^(a|b)$", "(?:(a|b))"),
+        ("a^b", None),
+    ],
+)
+def test_a_pattern_is_looked_for_anywhere(pattern, found):
+    assert searched(pattern) == (None if found is None else f"/{found}/")
