@@ -30,6 +30,7 @@ class EngineConfig:
     hf_overrides: Mapping[str, Any] = field(default_factory=dict)  # values over those of config.json
     runner: Literal["auto", "generate", "pooling"] = "auto"  # tokens, or a vector or scores for each input
     pooler: Mapping[str, Any] = field(default_factory=dict)  # over what the checkpoint says of pooling
+    enable_prompt_embeds: bool = False  # requests may bring rows in the place of text
     without_media: tuple[str, ...] = ()  # what no prompt will hold: towers for nothing else are not built
     seed: int = 0  # of dummy weights and of requests without a seed
     max_model_len: int = 0  # tokens; 0 = what the checkpoint holds

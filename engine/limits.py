@@ -6,12 +6,13 @@ repeated because nothing unchecked may reach the device (SECURITY.md, ground rul
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from engine.errors import RequestError
-from engine.request import Request, SamplingParams
+from engine.request import ROWS, Request, SamplingParams
 
 MAX_EDITS = 2048  # token ids of one request whose logits are changed one by one
 
@@ -27,7 +28,9 @@ class Limits:
     num_embeddings: int  # rows of the embedding table
     max_logprobs: int
     encoder_capacity: int  # tower rows that one item may have
-    modalities: tuple[str, ...]
+    modalities: tuple[str, ...]  # of media; and "prompt" where requests may bring rows in the place of text
+    hidden_size: int = 0  # numbers of such a row
+    row_widths: Mapping[str, int] = field(default_factory=dict)  # modality -> numbers of a row of its tower
     pooled_width: int = 0  # numbers of a pooled line
     pools: bool = False  # it makes an array of each input, and no tokens
     picture_bytes: int = 0  # of a decoded picture that the device still scales and cuts itself; 0: it wants patches
@@ -82,6 +85,14 @@ def _check_media(request: Request, limits: Limits) -> None:
             raise RequestError(
                 f"{item.modality}: {item.num_tokens} rows; at most {limits.encoder_capacity} fit per item"
             )
+        if ROWS in item.features:
+            width = limits.hidden_size if item.modality == "prompt" else limits.row_widths.get(item.modality, 0)
+            rows = item.features[ROWS]
+            if rows.shape != (item.num_tokens, width) or rows.dtype != np.float32:
+                raise RequestError(
+                    f"{item.modality}: rows are {rows.dtype} {list(rows.shape)}; float32 [{item.num_tokens}, {width}] "
+                    "is needed"
+                )
     if request.positions is not None and request.positions.shape != (3, len(request.prompt_token_ids)):
         raise RequestError(f"positions have shape {request.positions.shape}; [3, prompt_len] is needed")
 

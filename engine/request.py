@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from engine.grammar.compile import Grammar
 
 Modality = Literal["image", "audio", "video"]
+RowsOf = Literal["image", "audio", "video", "prompt"]  # "prompt": rows in the place of text
 
 
 class FinishReason(enum.IntEnum):
@@ -103,18 +104,21 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class MediaInput:
-    """One picture, sound or film, processed on the CPU, ready for its tower.
+    """One picture, sound or film, processed on the CPU, ready for its tower; or a client's own rows (`ROWS`).
 
     `spans` are (start, length) runs of prompt positions, ascending and disjoint; together they take the rows that
     the tower makes for this item, in order (`num_tokens` rows). Sound in film uses several runs. `hash` names the
     content together with the processor settings (16 bytes); it is computed by us, never taken from a client.
     """
 
-    modality: Modality
+    modality: RowsOf
     hash: bytes
     spans: tuple[tuple[int, int], ...]
     num_tokens: int
     features: dict[str, np.ndarray]  # arrays by the names the tower documents
+
+
+ROWS = "rows"  # the feature of an item that needs no tower: float32 [num_tokens, width], what its tower would make
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,7 @@ class Runtime:
         self, config: EngineConfig, model: Model, executor: Executor, sizes: Sizes, layout: CacheLayout, blocks: int
     ) -> None:
         model_config = model.config
+        prompt_rows = ("prompt",) if config.enable_prompt_embeds else ()
         self.config, self.model_config, self.model, self.executor = config, model_config, model, executor
         self.sizes, self.layout = sizes, layout
         self.limits = Limits(
@@ -81,7 +82,9 @@ class Runtime:
             encoder_capacity=sizes.encoder_rows,
             pooled_width=model.pooler.width(model_config.text.hidden_size) if model.pooler else 0,
             pools=model_config.pooling is not None,
-            modalities=tuple(name for name in model_config.modalities if name != "text"),
+            modalities=(*(name for name in model_config.modalities if name != "text"), *prompt_rows),
+            hidden_size=model_config.text.hidden_size,
+            row_widths={modality: tower.row_width for modality, tower in model.towers.items()},
             picture_bytes=max((tower.picture_bytes(sizes.encoder_rows) for tower in each(model.towers)), default=0),
         )
         # Of prompts that are computed as a whole, cached ones would lack the hidden states that are pooled.
@@ -189,6 +192,8 @@ def load_runtime(config: EngineConfig, startup: dict[str, float]) -> Runtime:
         has_codes = model_config.raw.get("quantization_config") is not None or config.kv_cache_dtype != "auto"
         shards = open_checkpoint(config.model) if has_codes and config.load_format != "dummy" else None
         model = build_model(model_config, dtype, device, shards)
+        if config.enable_prompt_embeds and (model.pooler is not None or not model.takes_rows):
+            raise ConfigError(f"--enable-prompt-embeds: {model_config.architecture} reads tokens only; leave it out")
         if line := form_line(model):
             log.info("%s", line)
         layout = layout_of(config, model, sizes, shards)

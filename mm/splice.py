@@ -14,10 +14,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from engine.request import MediaInput, Modality
+from engine.request import ROWS, MediaInput, Modality
 from mm.errors import MediaError
 from mm.item import Processed
 from mm.processors.base import Filling, Placed, Processor
+from mm.rows import ClientRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +37,17 @@ def splice(
     slots: Sequence[int],
     processed: Sequence[Processed],
     processor: Processor | None,
+    rows: Sequence[tuple[int, ClientRows]] = (),
 ) -> Spliced:
-    """Widen each slot to its item's tokens; MediaError 400 `placeholder_mismatch` when prompt and media disagree."""
+    """Widen each slot to its item's tokens; MediaError 400 `placeholder_mismatch` when prompt and media disagree.
+
+    `rows`: a client's rows in the place of text, and where the ids that they take begin in `token_ids`.
+    """
     ids = np.asarray(token_ids, dtype=np.int32)  # [length before]
     if processor is None:
         if slots or processed:
             raise _mismatch("this model reads text only")
-        return Spliced(ids, (), None, 0, {})
+        return Spliced(ids, tuple(_of_text(start, given) for start, given in rows), None, 0, {})
     _check(ids, slots, processed, processor)
     pieces: list[np.ndarray] = []
     placed: list[Placed] = []
@@ -57,10 +62,19 @@ def splice(
     widened = np.concatenate(pieces)
     media = tuple(entry for place in placed for entry in _inputs(place))
     counts: Counter[Modality] = Counter()
-    for entry in media:
-        counts[entry.modality] += entry.num_tokens
+    for place in placed:
+        for part in place.processed.parts:
+            counts[part.modality] += part.num_tokens
     positions, delta = processor.positions(len(widened), widened, placed)
+    wider = [(slot, len(place.filling.token_ids) - 1) for slot, place in zip(slots, placed)]
+    moved = [(start + sum(more for slot, more in wider if slot < start), given) for start, given in rows]
+    media += tuple(_of_text(start, given) for start, given in moved)
     return Spliced(widened, media, positions, delta, dict(counts))
+
+
+def _of_text(start: int, rows: ClientRows) -> MediaInput:
+    count = len(rows.numbers)
+    return MediaInput("prompt", rows.digest, ((start, count),), count, {ROWS: rows.numbers})
 
 
 def _check(ids: np.ndarray, slots: Sequence[int], processed: Sequence[Processed], processor: Processor) -> None:

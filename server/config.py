@@ -15,6 +15,7 @@ from engine.config import CacheWord, EngineConfig, LogprobsMode
 from engine.request import Modality
 from mm.limits import MediaLimits
 from server.pooling.flags import PoolingFlags
+from server.rows_flags import RowsFlags
 
 EMBEDDED = Path(__file__).parent / "embedded"
 MIB = 1 << 20
@@ -298,6 +299,7 @@ class Config:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     traces: TracesConfig = field(default_factory=TracesConfig)
     pooling: PoolingFlags = field(default_factory=PoolingFlags)
+    rows: RowsFlags = field(default_factory=RowsFlags)
 
     @property
     def folder(self) -> str:
@@ -336,6 +338,7 @@ class Config:
             model_impl=model.model_impl,
             hf_overrides=model.hf_overrides,
             without_media=self.without_media,
+            enable_prompt_embeds=self.rows.enable_prompt_embeds,
             runner=self.pooling.runner,
             pooler=self.pooling.pooler_config,
             seed=model.seed,

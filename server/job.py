@@ -91,6 +91,8 @@ def job_of(
     wanted = state.defaults.get("max_new_tokens", room) if asked.max_tokens is None else asked.max_tokens
     most = max(1, min(wanted, room))
     params, least = asked.params, min(asked.params.min_tokens, most)
+    if prompt.rows and params.repetition_penalty != 1.0:  # the checkpoint's; the ids that rows take mean nothing
+        params = replace(params, repetition_penalty=1.0)
     if params.max_tokens != most or params.min_tokens != least:
         params = replace(params, max_tokens=most, min_tokens=least)
     request = Request(
@@ -168,8 +170,9 @@ def note_media(exchange: Exchange, report: MediaReport) -> None:
 
 async def with_media(state: AppState, prompt: Prompt, ahead: MediaPreload) -> Spliced:
     """The prompt with its placeholders widened to the loaded items; unchanged when it has none."""
+    rows = [(item.start, item.rows) for item in prompt.rows]
     if not prompt.media:
-        return Spliced(prompt.token_ids, (), None, 0, {})
+        return splice(prompt.token_ids, (), (), None, rows)
     assert state.media is not None, "the renderer refuses media that the model does not take"
     processed = await ahead.load(prompt.media)
-    return splice(prompt.token_ids, prompt.slots, processed, state.media.processor)
+    return splice(prompt.token_ids, prompt.slots, processed, state.media.processor, rows)

@@ -29,6 +29,8 @@ class Model(ABC):
     WEIGHTS: ClassVar[Table]
     reads_pairs: ClassVar[bool] = False  # tokens of an input's second text have embeddings of their own
 
+    takes_rows: ClassVar[bool] = False  # any token's embedding may be replaced: batch.media may stand anywhere
+
     config: ModelConfig
     dtype: torch.dtype  # of activations and caches
     device: str

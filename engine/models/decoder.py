@@ -54,6 +54,8 @@ class DecoderLayer(ABC):
 class Decoder(Model):
     """A text decoder; a family says what its layers are."""
 
+    takes_rows = True
+
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
         text = config.text
         self.config = config

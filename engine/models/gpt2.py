@@ -50,6 +50,7 @@ class LearnedPositions(Llama):
     """A decoder that adds a row for each position to the embeddings; `offset`: rows before that of the first."""
 
     OFFSET = 0
+    takes_rows = False  # a row in the place of an embedding would lack its position's
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
         super().__init__(config, dtype, device)

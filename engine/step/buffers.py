@@ -43,8 +43,15 @@ class StepBuffers:
     """Fixed addresses; what steps do with them is the executor's."""
 
     def __init__(
-        self, model: Model, sizes: Sizes, layout: CacheLayout, accelerator: Accelerator, invariant: bool
+        self,
+        model: Model,
+        sizes: Sizes,
+        layout: CacheLayout,
+        accelerator: Accelerator,
+        invariant: bool,
+        overlays: bool = False,
     ) -> None:
+        """`overlays`: rows may take the place of embeddings, in recorded steps too."""
         device, rows, tokens = accelerator.device, sizes.max_rows, sizes.max_tokens
         updates = max(len(layout.groups) * (sizes.max_blocks + 1), MIN_UPDATES)
         length = record_len(rows, tokens, updates)
@@ -67,8 +74,8 @@ class StepBuffers:
         self.runs = torch.full((sizes.width, rows), int(TokenCode.END), dtype=torch.int32, device=device)
         self.tokens = self.runs[0]  # the first of each row's run
         self.sampled_hidden = torch.zeros(rows, text.hidden_size, dtype=model.dtype, device=device)
-        self._overlay: tuple[Tensor, Tensor] | None = None  # of models that see or hear; recorded steps read it
-        if len(model.config.modalities) > 1:
+        self._overlay: tuple[Tensor, Tensor] | None = None  # recorded steps read it
+        if overlays:
             most = min(tokens, MIXED_LIMIT)
             shown = torch.zeros(most, 1, dtype=torch.bool, device=device)
             width = text.hidden_size * model.config.row_parts

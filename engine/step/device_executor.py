@@ -97,9 +97,9 @@ class DeviceExecutor:
     ) -> None:
         self.config, self.model, self.sizes, self.accelerator = config, model, sizes, accelerator
         self.layout, self.has_steady_loop = layout, accelerator.has_steady_loop
-        has_media = len(model.config.modalities) > 1
-        self.encoder = EncoderCache(model, UploadRing(accelerator) if has_media else None)
-        self.buffers = StepBuffers(model, sizes, layout, accelerator, config.deterministic)
+        overlays = len(model.config.modalities) > 1 or config.enable_prompt_embeds
+        self.encoder = EncoderCache(model, UploadRing(accelerator) if overlays else None)
+        self.buffers = StepBuffers(model, sizes, layout, accelerator, config.deterministic, overlays)
         self.plans = self.buffers.plans
         self._host = SlotState(sizes.max_slots, 1, 1)  # of which only positions are read here
         self.sampler = DeviceSampler(

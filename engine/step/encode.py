@@ -13,7 +13,7 @@ import torch
 
 from engine.errors import EngineError, is_out_of_memory, scope_of
 from engine.models.base import Model
-from engine.request import MediaInput
+from engine.request import ROWS, MediaInput
 from engine.step.result import StepResult
 from engine.step.upload_ring import UploadRing
 
@@ -83,7 +83,7 @@ class EncoderCache:
     def _encode(self, entry: int) -> torch.Tensor | None:
         item = self._inputs[entry]
         try:
-            encoded = self._model.towers[item.modality].encode(self._tensors(item.features))  # [num_tokens, hidden]
+            encoded = self._made(item)  # [num_tokens, hidden, or more where layers behind the first read some]
             if encoded.shape[0] != item.num_tokens:
                 raise ValueError(f"the tower made {encoded.shape[0]} rows, the prompt holds {item.num_tokens}")
         except Exception as error:
@@ -93,6 +93,17 @@ class EncoderCache:
             return None
         self._rows[entry] = encoded
         return encoded
+
+    def _made(self, item: MediaInput) -> torch.Tensor:
+        """The rows of the item's tower, or those that a client has made."""
+        tensors = self._tensors(item.features)
+        if ROWS not in tensors:
+            assert item.modality != "prompt", "text has no tower"
+            return self._model.towers[item.modality].encode(tensors)
+        config, rows = self._model.config, tensors[ROWS].to(self._model.dtype)
+        if item.modality == "prompt" and config.row_parts > 1:  # later layers add nothing to text
+            return torch.nn.functional.pad(rows, (0, (config.row_parts - 1) * rows.shape[1]))
+        return rows
 
     def _tensors(self, features: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
         """Features where their tower reads them: pixels, tables and frames on the device, grids and times on the host.

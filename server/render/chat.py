@@ -15,7 +15,7 @@ import json
 import secrets
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,6 +27,7 @@ from server.render.escape import Escapes
 from server.render.media import MediaTokens
 from server.render.messages import MessageReader, MessageRules
 from server.render.prompt import PIECE, Prompt, Side, context_error, id_array, truncate
+from server.render.rows import RowMarks
 from server.render.template import ChatTemplate, ContentFormat, TemplateLimits
 from server.render.template_choice import check_defaults, choose, missing
 from server.render.template_facts import TemplateFacts
@@ -110,8 +111,9 @@ class Renderer:
         add_special_tokens: bool = False,
         truncate_prompt_tokens: int | None = None,
         truncation_side: Side = "left",
+        marks: RowMarks | None = None,
     ) -> Prompt:
-        """The prompt of a conversation."""
+        """The prompt of a conversation; `marks` stand in it for rows."""
         self.tokenizer.require_texts("messages")
         if continue_final_message and add_generation_prompt:
             raise invalid(
@@ -123,6 +125,8 @@ class Renderer:
 
         def work() -> Prompt:
             if self._format is not None and chat_template is None:
+                if marks is not None:
+                    raise invalid("prompt_embeds: this checkpoint's chat format takes none", "messages")
                 ids, media = self._formatted(messages, tools, documents, continue_final_message, template_kwargs)
                 kept = truncate(ids, truncate_prompt_tokens, truncation_side, self._max_len)
                 return self._prompt(kept, media, self.tokenizer.decode(kept), "messages")
@@ -138,6 +142,9 @@ class Renderer:
                 escapes,
             )
             segments = None if escapes is None else escapes.segments(text)
+            if marks is not None:
+                ids, rows = marks.tokenized(self.tokenizer, segments or [(text, False)], add_special_tokens)
+                return replace(self._prompt(ids, media, marks.plain(text), "messages"), rows=rows)
             return self._tokenized(
                 text, media, add_special_tokens, truncate_prompt_tokens, truncation_side, "messages", segments
             )

@@ -204,6 +204,10 @@ class MessageReader:
         if kind in MEDIA_KEYS:
             modality, key = MEDIA_KEYS[kind]
             return self._item(self._url_item(part, modality, key, path))
+        if kind == "prompt_embeds":  # where they are allowed and read, marks stand in their place
+            raise RenderError(
+                400, "media_unsupported", "prompt_embeds are read in /v1/chat/completions and /v1/completions.", path
+            )
         if kind in EMBEDS:
             raise RenderError(400, "media_unsupported", f"{kind} needs --enable-mm-embeds, which is off.", path)
         raise invalid(f"{path}.type is {shown(kind)}; it must be one of {PART_TYPES}.", f"{path}.type")

@@ -12,10 +12,19 @@ from typing import Literal
 import numpy as np
 
 from mm.item import MediaRef
+from mm.rows import ClientRows
 from server.render.errors import RenderError, invalid
 
 Side = Literal["left", "right"]
 PIECE = 16384  # ids; NumPy holds the GIL for about 0.3 ms to read them
+
+
+@dataclass(frozen=True, slots=True)
+class PromptRows:
+    """A client's rows in the place of text."""
+
+    start: int  # of the ids that they take, one for each row
+    rows: ClientRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +35,7 @@ class Prompt:
     media: tuple[MediaRef, ...] = ()
     slots: tuple[int, ...] = ()  # index in token_ids of each item's placeholder, ascending
     text: str | None = None  # None when the client sent token ids
+    rows: tuple[PromptRows, ...] = ()
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -13,7 +13,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from server import media_options
+from server import media_options, prompt_rows
 from server.answer import Answer
 from server.answering import answer_with, json_body
 from server.choice import Choice
@@ -170,6 +170,7 @@ async def render(state: AppState, body: ChatBody, ahead: MediaPreload) -> Prompt
     if body.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", body.reasoning_effort)
         kwargs.setdefault("enable_thinking", body.reasoning_effort != "none")
+    marks = await prompt_rows.marked(state, body)
     await ahead.begin(state.renderer.embedded(body.messages))
     return await state.renderer.chat(
         body.messages,
@@ -182,6 +183,7 @@ async def render(state: AppState, body: ChatBody, ahead: MediaPreload) -> Prompt
         add_special_tokens=bool(body.add_special_tokens),
         truncate_prompt_tokens=body.truncate_prompt_tokens,
         truncation_side=side_of(body.truncation_side),
+        marks=marks,
     )
 
 

@@ -6,7 +6,7 @@ Owner: loop. In: CompletionBody. Out: choices in prompt-major order, index = pro
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -23,6 +23,7 @@ from server.http.watch import preparing
 from server.job import Job, prepare
 from server.output.choices import completion_choice, echo_text
 from server.output.logprobs import CompletionLogprobs, joined
+from server.prompt_rows import prompt_of, refuse_others
 from server.render.prompt import PIECE, empty
 from server.routes.chunks import CompletionChunks
 from server.routes.endpoint import check_model, gateway_priority, generating_route, names_of, response_id, side_of
@@ -30,13 +31,23 @@ from server.sampling import Asked, in_range, priority_of, resolve, salt_of
 from server.schema.completion import CompletionBody
 from server.state import AppState
 
-Prompts = list[str | list[int]]
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A prompt of rows: base64 of a tensor."""
+
+    text: str
+    param: str
+
+
+Prompts = list[str | list[int] | Rows]
 
 
 async def create(request: Request) -> Response | None:
     exchange = exchange_of(request)
     state = exchange.state
-    body = await read_json(request, CompletionBody, state.config.limits.max_text_request_bytes)
+    limits, rows = state.config.limits, state.config.rows.enable_prompt_embeds
+    body = await read_json(request, CompletionBody, limits.max_request_bytes if rows else limits.max_text_request_bytes)
     model = check_model(state, body.model)
     prompts = prompts_of(state, body)
     asked = check(state, body, len(prompts))
@@ -64,10 +75,29 @@ async def create(request: Request) -> Response | None:
 
 
 def prompts_of(state: AppState, body: CompletionBody) -> Prompts:
-    """A text, texts, token ids or lists of token ids; always as a list here."""
+    """Rows, and behind them a text, texts, token ids or lists of token ids; always as a list here."""
     prompt, most = body.prompt, state.config.limits.max_prompts
-    if body.prompt_embeds is not None:
-        raise not_here("prompt_embeds", "prompt_embeds: not supported by this server")
+    given = rows_of(state, body)
+    if given:
+        texts = texts_of(body, most - len(given)) if prompt else []
+        return [*given, *texts]
+    return texts_of(body, most)
+
+
+def rows_of(state: AppState, body: CompletionBody) -> list[Rows]:
+    if body.prompt_embeds is None:
+        return []
+    refuse_others(state, body)
+    if isinstance(body.prompt_embeds, str):
+        return [Rows(body.prompt_embeds, "prompt_embeds")]
+    if not 0 < len(body.prompt_embeds) <= state.config.limits.max_prompts:
+        most = state.config.limits.max_prompts
+        raise invalid("prompt_embeds", f"prompt_embeds: got {len(body.prompt_embeds)}; 1 to {most} are allowed")
+    return [Rows(text, f"prompt_embeds[{at}]") for at, text in enumerate(body.prompt_embeds)]
+
+
+def texts_of(body: CompletionBody, most: int) -> Prompts:
+    prompt = body.prompt
     if body.suffix is not None:
         raise not_here("suffix", "suffix: not supported; the model has no fill-in-the-middle tokens")
     if prompt is None:
@@ -88,7 +118,7 @@ def prompts_of(state: AppState, body: CompletionBody) -> Prompts:
 
 async def forget(state: AppState, body: CompletionBody, prompts: Prompts) -> None:
     """Frees the lists as soon as they are read: the collector would look through them as long as the answer takes."""
-    body.prompt = None
+    body.prompt = body.prompt_embeds = None
     for prompt in prompts:
         if isinstance(prompt, list) and len(prompt) > PIECE:
             await asyncio.get_running_loop().run_in_executor(state.pool, empty, prompt)
@@ -118,6 +148,10 @@ async def render(
     for at, text in enumerate(prompts):
         if at % SLICE == SLICE - 1:  # others may have the loop in between
             await asyncio.sleep(0)
+        if isinstance(text, Rows):
+            prompt = await prompt_of(state, text.text, text.param)
+            jobs.append(await prepare(exchange, prompt, asked, salt=salt, priority=priority, param=text.param))
+            continue
         param = "prompt" if len(prompts) == 1 else f"prompt[{at}]"
         prompt = await state.renderer.completion(
             text,

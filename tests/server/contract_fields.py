@@ -77,7 +77,8 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
     },
     CompletionBody: {
         "test_completion.py::test_choices_come_prompt_by_prompt": "prompt n",
-        "test_completion.py::test_suffix_and_embeds_are_named_not_ignored": "prompt_embeds suffix",
+        "test_completion.py::test_a_suffix_is_named_not_ignored": "suffix",
+        "test_prompt_rows.py::test_rows_do_what_their_tokens_do": "prompt_embeds",
         "test_completion.py::test_echo_with_logprobs_covers_prompt_and_output": "logprobs echo",
         "test_route_fields.py::test_a_completion_is_made_as_asked": "max_tokens stop include_stop_str_in_output "
         "add_special_tokens skip_special_tokens truncate_prompt_tokens truncation_side return_token_ids "
