@@ -59,14 +59,15 @@ def measure(options: MoeOptions, device: str) -> dict[str, float]:
         made, residual = products(), torch.zeros_like(x)
         touched, values = len(chosen.unique()), 3 * hidden * width
         floor = max(values * touched * dtype.itemsize / copied, 2 * values * chosen.numel() / multiplied)
-        took = time_of(products, device)
+        took = time_of([products], device)
         found |= {
             f"{rows}_experts_touched": float(touched),
-            f"{rows}_route_us": time_of(partial(route, x, router, None, routing), device) * 1e6,
+            f"{rows}_route_us": time_of([partial(route, x, router, None, routing)], device) * 1e6,
             f"{rows}_products_us": took * 1e6,
             f"{rows}_products_of_floor": floor / took,
-            f"{rows}_sum_us": time_of(partial(combine, made, given, None, None, residual), device) * 1e6,
-            f"{rows}_torch_products_us": time_of(partial(reference, x, chosen, gate_up, down), device) * 1e6,
+            f"{rows}_sum_us": time_of([partial(combine, made, given, None, None, residual)], device) * 1e6,
+            f"{rows}_torch_products_us": time_of([partial(reference, x, chosen, gate_up, down)], device, recorded=False)
+            * 1e6,
         }
     return found
 

@@ -70,8 +70,8 @@ def measure(options: SampleOptions, device: str) -> dict[str, float]:
         found[f"{rows}_floor_us"] = floor * 1e6
         for name, kind in KINDS.items():
             call = chooser(kind, logits) if device == "cuda" else host_chooser(kind, logits)
-            found[f"{rows}_{name}_us"] = time_of(call, device) * 1e6
-            found[f"{rows}_{name}_torch_us"] = time_of(partial(reference, kind, logits), device) * 1e6
+            found[f"{rows}_{name}_us"] = time_of([call], device) * 1e6
+            found[f"{rows}_{name}_torch_us"] = time_of([partial(reference, kind, logits)], device) * 1e6
     return found
 
 

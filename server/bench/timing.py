@@ -1,18 +1,26 @@
-"""Times of single calls on a CPU or an accelerator, and the rates of the machine, measured in the same run.
+"""Times of calls on a CPU or an accelerator, and the rates of the machine, measured in the same run.
 
-Owner: the command's main thread.
+Owner: the command's main thread. On an accelerator a call is recorded: graphs of CALLS calls tell the device's time,
+where calls one by one would tell how fast a host launches them. Calls that differ in their inputs take turns, so that
+no cache holds what they read.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 
-LEAST_S, LEAST_CALLS, MOST_CALLS = 0.2, 5, 200
-COPIED, SIDE = 1 << 26, {"cpu": 512, "cuda": 8192}  # bytes of the copy, and rows of the product, that tell the rates
+CALLS = 20  # in a graph
+ENOUGH_S, LEAST_TIMES, MOST_TIMES = 0.5, 5, 200
+COLD = 1 << 28  # bytes that no cache holds
+COPIED, SIDE = {"cpu": 1 << 26, "cuda": 1 << 29}, {"cpu": 512, "cuda": 8192}  # bytes, and rows, that tell the rates
+
+Call = Callable[[], object]
+Spread = tuple[float, float, float]  # seconds: median, p10, p90
 
 
 def chosen_device(name: str) -> str:
@@ -24,30 +32,64 @@ def chosen_device(name: str) -> str:
 
 
 def rates(device: str, dtype: torch.dtype) -> tuple[float, float]:
-    """(bytes per second of a copy, operations per second of a product) here and now."""
-    source = torch.randn(COPIED // 4, device=device)
-    target = torch.empty_like(source)
-    side = SIDE[device]
+    """(bytes per second of a copy, operations per second of a product) here and now.
+
+    A copy is the faster of torch's and of a kernel that negates: a slow measure would make fractions above one.
+    """
+    count, side = COPIED[device] // dtype.itemsize, SIDE[device]
+    sources = torch.randn(2, count, device=device, dtype=dtype)
+    targets = torch.empty_like(sources)
+    ways: list[list[Call]] = [
+        [partial(target.copy_, source) for source, target in zip(sources, targets)],
+        [partial(torch.neg, source, out=target) for source, target in zip(sources, targets)],
+    ]
+    copied = 2 * COPIED[device] / min(time_of(way, device) for way in ways)
     # Few CPUs multiply bfloat16 themselves, and torch's products in it tell nothing of the kernel's, in float32.
     a, b = torch.randn(2, side, side, device=device, dtype=torch.float32 if device == "cpu" else dtype)
-    copied = 2 * COPIED / time_of(lambda: target.copy_(source), device)
-    return copied, 2 * side**3 / time_of(lambda: a @ b, device)
+    return copied, 2 * side**3 / time_of([lambda: a @ b], device)
 
 
-def time_of(call: Callable[[], object], device: str) -> float:
-    """Median seconds of a call, behind a first one."""
-    call()
+def time_of(calls: Sequence[Call], device: str, recorded: bool = True) -> float:
+    """Median seconds of a call; see `spread_of`."""
+    return spread_of(calls, device, recorded)[0]
+
+
+def spread_of(calls: Sequence[Call], device: str, recorded: bool = True) -> Spread:
+    """Seconds of a call, behind a first one of each. `recorded`: False for calls that look at what they computed."""
+    for call in calls:
+        call()
+    once = on_host if device == "cpu" else recorded_calls(calls) if recorded else on_device
     times: list[float] = []
-    while len(times) < LEAST_CALLS or (len(times) < MOST_CALLS and sum(times) < LEAST_S):
-        if device == "cuda":
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            call()
-            end.record()
-            end.synchronize()
-            times.append(start.elapsed_time(end) * 1e-3)
-        else:
-            begun = time.perf_counter()
-            call()
-            times.append(time.perf_counter() - begun)
-    return statistics.median(times)
+    begun = time.perf_counter()
+    while len(times) < LEAST_TIMES or (len(times) < MOST_TIMES and time.perf_counter() - begun < ENOUGH_S):
+        times.append(once(calls[len(times) % len(calls)]))
+    times.sort()
+    return statistics.median(times), times[len(times) // 10], times[len(times) * 9 // 10]
+
+
+def on_host(call: Call) -> float:
+    begun = time.perf_counter()
+    call()
+    return time.perf_counter() - begun
+
+
+def on_device(call: Call) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    call()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) * 1e-3
+
+
+def recorded_calls(calls: Sequence[Call]) -> Callable[[Call], float]:
+    """Replays a graph of CALLS calls, by turns; seconds of one of them, whichever is asked for."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for number in range(CALLS):
+            calls[number % len(calls)]()
+    for _ in range(3):
+        graph.replay()
+    return lambda _: on_device(graph.replay) / CALLS

@@ -1,6 +1,6 @@
 """Each Triton kernel on the accelerator: microseconds, and the fraction of the copy or product rate of the same run.
 
-Graphs of 20 calls over rotating inputs beyond the cache, random values, medians with p10 and p90. Prints a table, with
+Timed as `bench` times (server/bench/timing.py): graphs of calls over inputs beyond the cache. Prints a table, with
 what PERFORMANCE.md section 5 expects of a case beside it, and writes gpu_kernels.json into the folder given by --out.
 """
 
@@ -13,6 +13,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -26,11 +27,10 @@ from engine.kernels.gemm.gated_persistent import gated_product
 from engine.kernels.gemm.pack import Placement, pack
 from engine.kernels.norm import rms_norm
 from engine.kernels.rotate import qkv_rope_store
+from server.bench.timing import CALLS, rates, spread_of
 from tests.bench.gpu_moe import moe_cases
 from tests.bench.gpu_sampling import sampling_cases
 
-CALLS, REPLAYS, LEAST_REPLAYS = 20, 200, 60
-ENOUGH_S = 0.25  # of replays: the long ones that take more are a few, or the card would grow hot over one case
 HEADS, KV_HEADS, DIM, HIDDEN, INNER = 32, 8, 128, 4096, 12288  # Qwen3-8B
 
 
@@ -38,43 +38,7 @@ def draw(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
 
 
-def time_of(calls: list[Callable[[], object]]) -> tuple[float, float, float]:
-    """(median, p10, p90) seconds of one call; `calls` differ in their inputs only."""
-    for call in calls:
-        call()
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for number in range(CALLS):
-            calls[number % len(calls)]()
-    for _ in range(3):
-        graph.replay()
-    times: list[float] = []
-    while len(times) < LEAST_REPLAYS or (len(times) < REPLAYS and sum(times) * CALLS < ENOUGH_S):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e-3 / CALLS)
-    times.sort()
-    return statistics.median(times), times[len(times) // 10], times[len(times) * 9 // 10]
-
-
-def rates() -> tuple[float, float]:
-    """(bytes per second of a copy, flops per second of a bfloat16 product) on this card now.
-
-    A copy is the faster of the driver's and of a kernel that negates: fractions above one told of too slow a measure.
-    """
-    pairs = [(torch.empty(1 << 28, device="cuda", dtype=torch.bfloat16), draw(1 << 28)) for _ in range(2)]
-    ways: list[list[Callable[[], object]]] = [
-        [lambda a=a, b=b: a.copy_(b) for a, b in pairs],
-        [lambda a=a, b=b: torch.neg(b, out=a) for a, b in pairs],
-    ]
-    copied = 2 * pairs[0][0].numel() * 2 / min(time_of(way)[0] for way in ways)
-    a, b = draw(8192, 8192), draw(8192, 8192)
-    return copied, 2 * 8192**3 / time_of([lambda: a @ b])[0]
+time_of = partial(spread_of, device="cuda")
 
 
 def expected(name: str) -> tuple[str, float]:
@@ -246,7 +210,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("."))
     args = parser.parse_args()
     torch.manual_seed(0)
-    copy, product = rates()
+    copy, product = rates("cuda", torch.bfloat16)
     cases, failed = every_case()
     print(f"{torch.cuda.get_device_name()}: copy {copy / 1e12:.2f} TB/s, product {product / 1e12:.0f} TFLOP/s")
     print(f"{'kernel':<30}{'us':>9}{'p10':>9}{'p90':>9}{'% copy':>8}{'% product':>10}  expected")

@@ -85,8 +85,8 @@ def test_media_of_a_model_that_reads_text_only_is_refused(capsys):
 @pytest.fixture(autouse=True)
 def short(monkeypatch):
     """A test needs a few calls, not a steady median."""
-    monkeypatch.setattr("server.bench.timing.LEAST_S", 0.0)
-    monkeypatch.setattr("server.bench.timing.COPIED", 1 << 20)
+    monkeypatch.setattr("server.bench.timing.ENOUGH_S", 0.0)
+    monkeypatch.setattr("server.bench.timing.COPIED", {"cpu": 1 << 20})
 
 
 def test_attention_is_timed_beside_the_machines_rates(tmp_path):
