@@ -46,6 +46,8 @@ class Sounds:
 
     def _save(self, folder: Path) -> None:
         tiny.save(self.make(), folder)
+        for other in ("processor_config.json", "video_preprocessor_config.json"):
+            (folder / other).unlink(missing_ok=True)
         (folder / "preprocessor_config.json").write_text(json.dumps({**EXTRACTOR, **self.extractor}))
 
     @functools.cached_property
@@ -62,6 +64,11 @@ EXTRACTOR = {
     "feature_extractor_type": "WhisperFeatureExtractor", "feature_size": MELS, "sampling_rate": 16000,
     "hop_length": 160, "n_fft": 400, "chunk_length": SECONDS, "n_samples": SECONDS * 16000,
     "nb_max_frames": SECONDS * 100, "padding_side": "right", "padding_value": 0.0, "return_attention_mask": False,
+}  # fmt: skip
+
+PICTURES = {
+    "patch_size": 16, "temporal_patch_size": 2, "merge_size": 2, "min_pixels": 1024, "max_pixels": 65536,
+    "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5],
 }  # fmt: skip
 
 
@@ -116,6 +123,41 @@ def qwen3_asr_features(folder: Path, sound: np.ndarray) -> Features:
     return processed(Qwen3ASRProcessor, Qwen3ASRFeatureExtractor, folder, sound)
 
 
+def qwen3_omni() -> Any:
+    """The thinker, with pictures and films, and experts in two of three layers."""
+    from transformers import Qwen3OmniMoeThinkerConfig, Qwen3OmniMoeThinkerForConditionalGeneration
+
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [6, 5, 5], "mrope_interleaved": True}
+    experts = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 40, "mlp_only_layers": [1]}
+    vision = {
+        "depth": 3, "hidden_size": 72, "intermediate_size": 100, "num_heads": 2, "out_hidden_size": 96,
+        "num_position_embeddings": 36, "deepstack_visual_indexes": [1],
+    }  # fmt: skip
+    marks = {
+        "audio_token_id": AUDIO, "image_token_id": tiny.IDS["<|IMAGE|>"], "video_token_id": tiny.IDS["<|VIDEO|>"],
+        "audio_start_token_id": tiny.IDS["<|audio_bos|>"], "audio_end_token_id": tiny.IDS["<|audio_eos|>"],
+        "vision_start_token_id": tiny.IDS["<|vision_bos|>"], "vision_end_token_id": tiny.IDS["<|vision_eos|>"],
+    }  # fmt: skip
+    config = Qwen3OmniMoeThinkerConfig(
+        audio_config=QWEN3_TOWER, vision_config=vision, position_id_per_seconds=13, **marks,
+        text_config={**TEXT, **experts, "model_type": "qwen3_omni_moe_text", "rope_parameters": rope},
+    )  # fmt: skip
+    return tiny._model(Qwen3OmniMoeThinkerForConditionalGeneration, config)
+
+
+def qwen3_omni_features(folder: Path, sound: np.ndarray) -> Features:
+    """As Qwen3OmniMoeProcessor._process_audio."""
+    from transformers import WhisperFeatureExtractor
+    from transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe import _get_feat_extract_output_lengths
+
+    made = WhisperFeatureExtractor.from_pretrained(folder)(
+        [sound], sampling_rate=16000, padding=True, truncation=False, return_attention_mask=True, return_tensors="pt"
+    )
+    mask = made.attention_mask
+    rows = int(_get_feat_extract_output_lengths(mask.sum(-1)))
+    return {"input_features": made.input_features, "feature_attention_mask": mask}, rows
+
+
 def processed(kind: Any, extractor: Any, folder: Path, sound: np.ndarray, **options: Any) -> Features:
     """By a processor of transformers."""
     from transformers import PreTrainedTokenizerFast
@@ -132,4 +174,5 @@ SOUNDS = (
     Sounds("voxtral", voxtral, voxtral_features, {}),
     Sounds("glm-asr", glm_asr, glm_asr_features, {}),
     Sounds("qwen3-asr", qwen3_asr, qwen3_asr_features, {"feature_extractor_type": "Qwen3ASRFeatureExtractor"}),
+    Sounds("qwen3-omni", qwen3_omni, qwen3_omni_features, PICTURES),
 )

@@ -97,10 +97,14 @@ def halved(length: int, times: int = CONVOLUTIONS) -> int:
 
 
 class Qwen3AudioTower:
-    """Mel frames -> rows of the decoder's width."""
+    """Mel frames -> rows of the decoder's width.
 
-    def __init__(self, config: Qwen3AudioConfig, dtype: torch.dtype, device: str) -> None:
+    `row_parts`: of the rows of the model's other towers; those of sound are zero behind the first.
+    """
+
+    def __init__(self, config: Qwen3AudioConfig, dtype: torch.dtype, device: str, row_parts: int = 1) -> None:
         self.config = config
+        self.row_parts = row_parts
         self.dtype = dtype
         self.device = device
         size, channels = config.hidden_size, config.channels
@@ -152,7 +156,9 @@ class Qwen3AudioTower:
         bounds.clamp_(max=len(x))
         for layer in self.layers:
             layer(x, bounds)
-        return self.proj2(gelu(self.proj1(self.norm(x))))
+        rows = self.proj2(gelu(self.proj1(self.norm(x))))
+        more = (self.row_parts - 1) * config.output_dim
+        return functional.pad(rows, (0, more)) if more else rows
 
     def _convolved(self, mel: Tensor) -> Tensor:
         """The rows before the layers, [rows, hidden]."""

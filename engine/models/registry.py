@@ -96,6 +96,8 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "Qwen2_5OmniThinkerForConditionalGeneration": "engine.models.qwen2_5_omni",
     "Qwen2_5OmniForConditionalGeneration": "engine.models.qwen2_5_omni",
     "Qwen2_5OmniModel": "engine.models.qwen2_5_omni",  # the name in the released folders
+    "Qwen3OmniMoeThinkerForConditionalGeneration": "engine.models.qwen3_omni",
+    "Qwen3OmniMoeForConditionalGeneration": "engine.models.qwen3_omni",
     "BertModel": "engine.models.bert",
     "BertForSequenceClassification": "engine.models.bert",
     "RobertaModel": "engine.models.roberta",

@@ -42,8 +42,7 @@ class Qwen3Asr(Whisper):
     def process(self, item: MediaItem, digest: bytes, options: MediaOptions) -> Processed:
         samples = np.pad(item.data, (0, max(0, _SHORTEST - len(item.data))))
         features = log_mel(samples, replace(self.mel, chunk=len(samples)))  # mirrored behind its end
-        chunks, rest = divmod(features.shape[1], self.chunk)
-        rows = chunks * _rows(self.chunk) + _rows(rest)
+        rows = num_rows(features.shape[1], self.chunk)
         return Processed("audio", (Part("audio", digest, rows, {"input_features": features}),))
 
     def fill(self, processed: Processed) -> Filling:
@@ -51,6 +50,6 @@ class Qwen3Asr(Whisper):
         return Filling(np.full(rows, self._id, np.int32), (((0, rows),),))
 
 
-def _rows(frames: int) -> int:
-    """What three convolutions leave, each of which halves a length and rounds it up."""
-    return -(-frames // 8)
+def num_rows(frames: int, chunk: int) -> int:
+    """What three convolutions leave of each chunk of frames: each halves a length and rounds it up."""
+    return frames // chunk * -(-chunk // 8) + -(-(frames % chunk) // 8)

@@ -11,6 +11,7 @@ seconds.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,7 +23,7 @@ from mm.item import MediaItem, MediaOptions, Part, Processed
 from mm.limits import MediaLimits
 from mm.processors.base import Filling, Placed, read_processor_files
 from mm.processors.qwen_vl import Vision, count_up, token_id, vision_cost
-from mm.transform.image import Scale
+from mm.transform.image import PatchSettings, Scale
 from mm.transform.mel import MelSettings, log_mel, num_frames
 
 _MIN_MEL_FRAMES = 3  # fewer give the tower no row at all
@@ -33,11 +34,13 @@ class QwenOmni:
 
     modalities: frozenset[Modality] = frozenset(("image", "audio", "video"))
     writes_texts: ClassVar[bool] = False
+    patching: ClassVar[PatchSettings] = PatchSettings()  # where the files are silent
+    film: ClassVar[Mapping[str, Any]] = {}  # whatever the files say
 
     def __init__(self, folder: str | Path, config: dict[str, Any], picture_bytes: int = 0) -> None:
         thinker = config.get("thinker_config", config)
         files = read_processor_files(folder)
-        self.vision = Vision(files.image, files.video, picture_bytes)
+        self.vision = Vision(files.image, {**files.video, **self.film}, picture_bytes, self.patching)
         self.picture_bytes = self.vision.picture_bytes
         self.mel = MelSettings(
             num_mels=int(files.audio.get("feature_size", 128)),
@@ -179,15 +182,20 @@ class QwenOmni:
         shared = start > 0 and token_ids[start - 1] == self._vision_start
         out[:, start] = following - 1 if shared else following
         following += 0 if shared else 1
+        last = self._in_turns(out, item, following, end)
+        closed = end < len(token_ids) and token_ids[end] == self._vision_end
+        return last if closed else last + 1
+
+    def _in_turns(self, out: np.ndarray, item: Placed, following: int, end: int) -> int:
+        """Positions of frames and sound from `following` on, and of the eos behind them, which it returns."""
         film, sound = item.processed.parts
         seen = self.vision.grid_block(film.features["grid_thw"][0], following, self._interval(film))
         heard = np.broadcast_to(np.arange(following, following + sound.num_tokens), (3, sound.num_tokens))
-        at, last = start + 1, following - 1
+        at, last = item.start + 1, following - 1
         for which, first, stop in self._turns(film, sound.num_tokens):
             piece = (heard if which else seen)[:, first:stop]
             out[:, at : at + stop - first] = piece
             at += stop - first
             last = int(piece.max())  # of the last turn only, as trained
         out[:, end - 1] = last + 1
-        closed = end < len(token_ids) and token_ids[end] == self._vision_end
-        return last + 1 if closed else last + 2
+        return last + 1

@@ -102,7 +102,7 @@ def test_features_and_rows_are_the_published_processors(family):
 
 async def check(family: Sounds, **settings):
     """All prompts at once, twice, so that the second turn finds the first in the cache."""
-    async with running(family.folder, **settings) as engine:
+    async with running(family.folder, encoder_cache_tokens=512, **settings) as engine:
         for turn in range(2):
             found = await asyncio.gather(*(answer(engine, request(family, prompt)) for prompt in PROMPTS))
             for prompt, (got,) in zip(PROMPTS, found):

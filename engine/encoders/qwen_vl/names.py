@@ -16,12 +16,14 @@ class Names:
     up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     down: str = "mlp.down_proj"
     merger: tuple[str, str, str] = ("ln_q", "mlp.0", "mlp.2")  # its norm, its products
+    deep_mergers: str = "deepstack_merger_list"
 
 
 QWEN2 = Names(up=("mlp.fc1",), down="mlp.fc2")
 QWEN2_5 = Names()
 OMNI = Names(qkv=("attn.q", "attn.k", "attn.v"))
 QWEN3 = Names(up=("mlp.linear_fc1",), down="mlp.linear_fc2", merger=("norm", "linear_fc1", "linear_fc2"))
+QWEN3_OMNI = Names(up=("mlp.linear_fc1",), down="mlp.linear_fc2", deep_mergers="merger_list")
 
 
 def rows(model: str, module: str, names: Names) -> tuple[Row, ...]:
@@ -37,7 +39,7 @@ def rows(model: str, module: str, names: Names) -> tuple[Row, ...]:
         Row(tuple(block + piece for piece in names.up), target + "mlp.up"),
         Row((block + names.down,), target + "mlp.down"),
         *_merger(f"{model}.merger", f"{module}.merger", names),
-        *_merger(f"{model}.deep_mergers.*", f"{module}.deepstack_merger_list.*", names),
+        *_merger(f"{model}.deep_mergers.*", f"{module}.{names.deep_mergers}.*", names),
     )
 
 

@@ -1,0 +1,65 @@
+"""Qwen3-Omni (thinker): pictures, films, sound, and films heard while they are seen, on one time axis.
+
+Pool (`process`) and loop (`fill`, `positions`). Time passes at 13 positions per second. Sound is what Qwen3-ASR makes
+of it. In a film with its sound every two frames stand where they begin among the rows of sound. Where a film's rate
+gives frames fractions of positions, as transformers has them, the fractions are dropped.
+
+    slot of a heard film   [audio bos] V V V V  A A .. A   V V V V   A A .. A   [audio eos]
+    time axis                          0        0 1 .. 12  13        13 14 ..
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from mm.item import Part
+from mm.processors.base import Placed
+from mm.processors.qwen3_asr import num_rows
+from mm.processors.qwen3_vl import HALF
+from mm.processors.qwen_omni import QwenOmni
+from mm.transform.image import PatchSettings
+from mm.transform.mel import log_mel
+
+
+class Qwen3Omni(QwenOmni):
+    """Processor of Qwen3OmniMoeThinkerForConditionalGeneration and the full Qwen3OmniMoe checkpoint's thinker."""
+
+    patching: ClassVar[PatchSettings] = PatchSettings(patch_size=16, mean=HALF, std=HALF)
+    film: ClassVar[dict[str, Any]] = {"size": {"shortest_edge": 128 * 32 * 32, "longest_edge": 768 * 32 * 32}}
+
+    def __init__(self, folder: str | Path, config: dict[str, Any], picture_bytes: int = 0) -> None:
+        super().__init__(folder, config, picture_bytes)
+        thinker = config.get("thinker_config", config)
+        self._chunk = 2 * int(thinker.get("audio_config", {}).get("n_window", 50))
+
+    def _sound(self, samples: np.ndarray, digest: bytes) -> Part:
+        # The frontend mirrors half a window behind the end; a sound without a whole hop would have no frame.
+        samples = np.pad(samples, (0, max(0, self.mel.n_fft - len(samples))))
+        features = log_mel(samples, replace(self.mel, chunk=len(samples)))
+        return Part("audio", digest, num_rows(features.shape[1], self._chunk), {"input_features": features})
+
+    def _turns(self, film: Part, num_sound: int) -> list[tuple[int, int, int]]:
+        """The order inside a heard film: (0 film or 1 sound, first row, end row)."""
+        frames = int(film.features["grid_thw"][0][0])
+        each, interval = film.num_tokens // frames, float(self._interval(film))
+        turns, heard = [], 0
+        for frame in range(frames):
+            until = min(num_sound, math.ceil(frame * interval))
+            if until > heard:
+                turns.append((1, heard, until))
+                heard = until
+            turns.append((0, frame * each, (frame + 1) * each))
+        if heard < num_sound:
+            turns.append((1, heard, num_sound))
+        return turns
+
+    def _heard_film(self, out: np.ndarray, token_ids: np.ndarray, item: Placed, following: int) -> int:
+        """Positions of a film with sound, between its bos and its eos."""
+        start, end = item.start, item.start + len(item.filling.token_ids)
+        out[:, start] = following
+        return self._in_turns(out, item, following + 1, end) + 1
