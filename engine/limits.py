@@ -119,7 +119,7 @@ def _check_sampling(params: SamplingParams, limits: Limits) -> None:
         *(token for word in params.bad_words for token in word),
         *params.logprob_token_ids,
     ]
-    for token in ids:
+    for token in (min(ids), max(ids)) if ids else ():
         _in_range("token id", token, 0, limits.vocab_size - 1)
     for _, value in params.logit_bias:
         _in_range("logit_bias", value, -100.0, 100.0)

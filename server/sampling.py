@@ -131,16 +131,8 @@ def resolve(
         beam=bool(body.use_beam_search),
         length_penalty=1.0 if body.length_penalty is None else in_range("length_penalty", body.length_penalty, -10, 10),
         repetition=repetition_of(body),
-        structure=held_to(body, limits),
+        structure=structure_of(body, limits),
     )
-
-
-def held_to(body: SamplingFields, limits: LimitsConfig) -> Structure | None:
-    """What the answers must look like."""
-    structure = structure_of(body, limits)
-    if structure is not None and body.use_beam_search:
-        raise not_here(structure.param, f"{structure.param}: not with use_beam_search on this server")
-    return structure
 
 
 def interval_of(body: SamplingFields, config: Config) -> int:

@@ -67,6 +67,19 @@ class GrammarRow:
         self.redoes = False  # the next token was chosen without the grammar, and is chosen again
         self.over = False  # what steps in flight still choose for this row counts no more
 
+    def copy(self) -> GrammarRow:
+        """A row at the same place, which goes on by itself."""
+        row = object.__new__(GrammarRow)
+        for name in GrammarRow.__slots__:
+            setattr(row, name, getattr(self, name))
+        row._matcher = self._matcher.deep_copy()
+        return row
+
+    @property
+    def verdict(self) -> RowEnd | None:
+        """How the row ends where its line left nothing, None while it goes on."""
+        return self._verdict
+
     @property
     def matcher(self) -> llguidance.LLMatcher | None:
         """None while the answer is free."""

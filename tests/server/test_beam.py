@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
+import jsonschema
 import pytest
 
 from engine.request import FinishReason
+from server import beam_lines
 from server.beam import Beam
+from server.schema.completion import CompletionBody
+from server.structure import structure_of
+from tests.engine.grammar.kit import allowed as allowed_ids
 from tests.server.conftest import quiet
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -145,3 +151,76 @@ async def test_a_search_is_past_the_queue_with_its_first_token(client):
     assert reply.status == 200, reply.content
     times = client.state.metrics.histograms
     assert 0 < times["time_to_first_token_seconds"].total < times["e2e_request_latency_seconds"].total / 6
+
+
+# -- under a grammar
+
+CHOICES = ["yes", "yes, indeed", "no", "nobody knows", "maybe"]
+
+
+async def held_by_hand(client, state, prompt, structure, width, rounds):
+    """The definition: every allowed token of every beam, by its log-probability in the model's own distribution."""
+    grammar = await state.grammars.get(structure.key, structure.make)
+    beams, ended = [((), 0.0)], []
+    eos = state.vocabulary.eos
+    for _ in range(rounds):
+        grown = []
+        for tokens, total in beams:
+            matcher = grammar.matcher()
+            assert matcher.try_consume_tokens(list(tokens)) == len(tokens)
+            allowed = [token for token in allowed_ids(matcher).tolist() if token < grammar.vocabulary.end]
+            may_end = len(allowed) < len(allowed_ids(matcher))
+            fields = {"max_tokens": 1, "temperature": 0, "return_tokens_as_token_ids": True}
+            asked = [*allowed, *(eos if may_end else ())]
+            body = await client.post(
+                "/v1/completions", {"prompt": [*prompt, *tokens], "logprob_token_ids": asked, **fields}
+            )
+            told = body.json()["choices"][0]["logprobs"]["top_logprobs"][0]
+            found = sorted(((token, told[f"token_id:{token}"]) for token in asked), key=lambda pair: -pair[1])
+            for token, logprob in found[: 2 * width]:
+                beam = ((*tokens, token), total + logprob)
+                if token in eos:
+                    ended.append(beam)
+                    continue
+                copy = matcher.deep_copy()
+                assert copy.consume_token(token)
+                (ended if copy.is_stopped() else grown).append(beam)
+        beams = sorted(grown, key=lambda beam: -beam[1])[:width]
+
+    def score(beam):
+        return beam[1] / (len(prompt) + len(beam[0]) - (beam[0][-1] in eos))
+
+    return [tokens for tokens, _ in sorted([*ended, *beams], key=score, reverse=True)[:width]]
+
+
+@pytest.mark.parametrize("few", [1024, 2])  # tokens that are asked for by name; else all of a vocabulary's
+async def test_beams_under_a_grammar_equal_their_definition(client, state, monkeypatch, few):
+    monkeypatch.setattr(beam_lines, "MOST_LISTED", few)
+    prompt, asked = state.tokenizer.encode("the quick brown"), {"choice": CHOICES}
+    body = CompletionBody(prompt="", structured_outputs=asked)
+    wanted = await held_by_hand(client, state, prompt, structure_of(body, state.config.limits), 3, 8)
+    fields = {"use_beam_search": True, "n": 3, "max_tokens": 8, "ignore_eos": False, "structured_outputs": asked}
+    reply = await client.complete(prompt, **fields, return_token_ids=True)
+    assert reply.status == 200, reply.content
+    choices = reply.json()["choices"]
+    assert [tuple(choice["token_ids"]) for choice in choices] == wanted
+    assert all(choice["text"] in CHOICES and choice["finish_reason"] == "stop" for choice in choices)
+    ledger = await quiet(state)
+    assert (ledger["routes"], ledger["matchers"]) == (0, 0)
+
+
+async def test_beams_of_chat_fit_a_schema(client):
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": ["x", "y"]}, "b": {"type": "boolean"}},
+        "required": ["a", "b"],
+    }
+    schema["additionalProperties"] = False
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
+    fields = {"use_beam_search": True, "n": 4, "max_tokens": 40, "ignore_eos": False, "response_format": form}
+    body = (await client.chat("hi", **fields, logprobs=True, top_logprobs=1)).json()
+    texts = [choice["message"]["content"] for choice in body["choices"]]
+    assert len(texts) == 4
+    for text, choice in zip(texts, body["choices"]):
+        jsonschema.validate(json.loads(text), schema)
+        assert len(choice["logprobs"]["content"][0]["top_logprobs"]) == 1

@@ -143,7 +143,6 @@ async def test_values_at_the_edge_are_taken(client, fields):
 @pytest.mark.parametrize(
     ("fields", "status", "param"),
     [
-        ({"response_format": {"type": "json_object"}, "use_beam_search": True}, 501, "response_format"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 501, "tools"),
         ({"use_beam_search": True, "stream": True}, 400, "use_beam_search"),
         ({"use_beam_search": True, "n": 11}, 400, "n"),

@@ -1,0 +1,76 @@
+"""What the beams of a search may say next under a grammar, and what the grammar makes of the token that each takes.
+
+Owner: loop; the work is in the pool, as every beam costs a mask. In: beams' GrammarRows. Out: a line per beam, and rows
+one token further. A row is copied before it moves, because two beams may come out of one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.errors import EngineError
+from engine.grammar.advance import GrammarRow
+from engine.request import FinishReason, TokenLogprob
+
+MOST_LISTED = 1024  # allowed tokens that are asked for by name at once; of more, the likeliest tokens often tell enough
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Line:
+    """What one beam may say next."""
+
+    allowed: np.ndarray | None = None  # int64, ascending; None: anything
+    finish: FinishReason = FinishReason.NONE  # where nothing is left to say
+    error: EngineError | None = None
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """All allowed tokens, to be asked for by name."""
+        return () if self.allowed is None else tuple(self.allowed.tolist())
+
+    @property
+    def listed(self) -> tuple[int, ...]:
+        """The same where they are few."""
+        return () if self.allowed is None or len(self.allowed) > MOST_LISTED else self.tokens
+
+    def likeliest(self, entry: TokenLogprob, most: int) -> list[tuple[int, float]]:
+        """The `most` likeliest allowed tokens among those that an entry tells."""
+        if self.allowed is None:
+            return list(zip(entry.top_ids, entry.top_logprobs))[:most]
+        told = dict(zip(entry.top_ids, entry.top_logprobs))
+        told = {token: told[token] for token in {*self.allowed.tolist()} & told.keys()}
+        return sorted(told.items(), key=lambda pair: (-pair[1], pair[0]))[:most]
+
+    def is_short(self, entry: TokenLogprob, most: int) -> bool:
+        """Whether tokens that the entry does not tell may be among the `most` likeliest allowed ones."""
+        if self.allowed is None or self.listed:
+            return False
+        return len(self.likeliest(entry, most)) < most
+
+
+def lines_of(rows: Sequence[GrammarRow | None], vocab: int) -> list[Line]:
+    """In the pool. `vocab`: how many tokens the model chooses from."""
+    return [Line() if row is None else line_of(row, vocab) for row in rows]
+
+
+def line_of(row: GrammarRow, vocab: int) -> Line:
+    if row.matcher is None:
+        return Line()
+    words = np.frombuffer(row.matcher.compute_bitmask(), np.uint32)[: row.num_words].copy()
+    row.finish(words, None)
+    if row.verdict is not None:
+        reason = FinishReason.ERROR if row.verdict.error else FinishReason.COMPLETE
+        return Line(np.empty(0, np.int64), reason, row.verdict.error)
+    return Line(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")[:vocab]))
+
+
+def grown_rows(pairs: Sequence[tuple[GrammarRow, int]]) -> list[tuple[GrammarRow, bool]]:
+    """(the row behind the token, whether the answer is complete) of each pair. In the pool."""
+    found = []
+    for row, token in pairs:
+        copy = row.copy()
+        found.append((copy, copy.take(token) is not None))
+    return found
