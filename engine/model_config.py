@@ -148,10 +148,23 @@ class HeadLayer:
     out_features: int
     bias: bool = False
     activation: str = "identity"  # a name in engine/pooling/heads
-    folder: str = ""  # below the checkpoint's, of a layer with a file of its own; "": the checkpoint's own files
+    folder: str = ""  # or file, below the checkpoint's, of a layer with a file of its own; "": the checkpoint's files
     norm: str = ""  # the name of a LayerNorm's tensors; "": none
     norm_eps: float = 0.0
-    token_ids: tuple[int, ...] = ()  # W is not in the files: the language model's head, row [0] minus row [1]
+    token_ids: tuple[int, ...] = ()  # W is these rows of the language model's head; of one output, row [0] minus [1]
+
+
+Activation = Literal["normalize", "identity", "sigmoid", "softmax", "relu"]  # of a result, applied by the server
+
+
+@dataclass(frozen=True, slots=True)
+class TokenHead:
+    """What is computed of every token where a client wants tokens one by one."""
+
+    task: Literal["token_embed", "token_classify"]
+    layers: tuple[HeadLayer, ...]
+    activation: Activation
+    dropped: tuple[int, int] = (0, 0)  # tokens at the beginning and at the end of an input that have no result
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +173,7 @@ class PoolingConfig:
 
     task: Literal["embed", "classify"]
     kind: PoolingKind
-    activation: Literal["normalize", "identity", "sigmoid", "softmax"]  # of the result, applied by the server
+    activation: Activation
     layers: tuple[HeadLayer, ...] = ()
     labels: tuple[str, ...] = ()  # classify: by number
     bidirectional: bool = False  # each token attends to all: a prompt is computed in one step and leaves no cache
@@ -170,11 +183,25 @@ class PoolingConfig:
     prompts: Mapping[str, str] = field(default_factory=dict)  # texts before an input, by name
     default_prompt: str | None = None
     template: str = ""  # of pairs, a name in server/pooling/pairs; "": the tokenizer's own pairs
+    token_heads: tuple[TokenHead, ...] = ()  # of tokens; (): `layers`
+    tokens_only: bool = False  # inputs have no result of their own
+    step_tag: int | None = None  # of tokens, the results of these alone are answered
 
     @property
     def whole(self) -> bool:
         """Whether an input's tokens are computed in one step: later ones would not find the states of earlier ones."""
         return self.bidirectional or self.kind != "last"
+
+    @property
+    def heads_of_tokens(self) -> dict[str, TokenHead]:
+        """By task; their numbers lie side by side in the line of a token."""
+        own: Any = f"token_{self.task}"
+        return {head.task: head for head in self.token_heads or (TokenHead(own, self.layers, self.activation),)}
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """What may be asked of the model."""
+        return (*(() if self.tokens_only else (self.task,)), *self.heads_of_tokens)
 
 
 class TowerConfig(Protocol):

@@ -257,3 +257,52 @@ def hidden_seeing_all(folder: Path) -> Any:
     """`body_of`, of a decoder that transformers would compute as one that generates."""
     hidden = body_of(folder)
     return lambda ids: hidden(ids, attention_mask=torch.zeros(1, 1, len(ids), len(ids)))
+
+
+@functools.cache
+def of_tokens(kind: str) -> Path:
+    """A model of four classes of tokens, random: BERT's, or Llama's with a layer called `score`."""
+    import transformers
+
+    if kind == "llama":
+        folder = classifier("llama", "LlamaForTokenClassification", 4)
+        tensors = load_file(folder / "model.safetensors")
+        save_file({**tensors, "score.bias": torch.arange(4) / 4}, folder / "model.safetensors", {"format": "pt"})
+        return folder
+    name = {"bert": "Bert", "xlm_roberta": "XLMRoberta", "modernbert": "ModernBert"}[kind]
+    sizes: dict[str, Any] = {**MODERN, "type_vocab_size": 2}
+    if kind != "modernbert":
+        sizes["max_position_embeddings"] = 130
+    config = getattr(transformers, f"{name}Config")(**sizes, num_labels=4)
+    folder = home() / f"{kind}-of-tokens"
+    tiny.save(tiny._model(getattr(transformers, f"{name}ForTokenClassification"), config), folder)
+    return framed(folder, "bert" if kind == "bert" else "xlm_roberta")
+
+
+@functools.cache
+def rewarding(architecture: str, labels: int) -> Path:
+    """Qwen 2 with two layers behind it, as Qwen2.5-Math's reward models have them."""
+    folder = changed(
+        tiny.checkpoint("qwen2"), f"{architecture}-{labels}", architectures=(architecture,), num_labels=labels,
+        id2label=None,
+    )  # fmt: skip
+    path = folder / "model.safetensors"
+    tensors = {name: tensor for name, tensor in load_file(path).items() if name != "lm_head.weight"}
+    width, drawn = read(folder / "config.json")["hidden_size"], torch.Generator().manual_seed(3)
+    for name, rows in (("score.0", width), ("score.2", labels)):
+        tensors[f"{name}.weight"] = torch.randn(rows, width, generator=drawn) / width**0.5
+        tensors[f"{name}.bias"] = torch.randn(rows, generator=drawn)
+    save_file(tensors, path, {"format": "pt"})
+    return folder
+
+
+@functools.cache
+def bge_m3() -> Path:
+    """XLM-R with BGE-M3's two further layers beside it."""
+    folder = home() / "bge-m3"
+    shutil.copytree(encoder("xlm_roberta"), folder)
+    drawn = torch.Generator().manual_seed(4)
+    for name, rows in (("sparse_linear", 1), ("colbert_linear", 64)):
+        layer = {"weight": torch.randn(rows, 64, generator=drawn) / 8, "bias": torch.randn(rows, generator=drawn) / 8}
+        save_file(layer, folder / f"{name}.safetensors")
+    return folder

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, get_args
 
 from engine.checkpoint.files import read_json
+from engine.checkpoint.pooling_tokens import step_tag, token_heads
 from engine.checkpoint.section import Section
 from engine.errors import ConfigError
 from engine.model_config import HeadLayer, PoolingConfig, PoolingKind
 
-Form = Literal["generate", "embed", "score", "reward"]  # what the name of an architecture says that the class makes
+# What the name of an architecture says that the class makes.
+Form = Literal["generate", "embed", "score", "reward", "tokens", "process"]
 MODULES = "modules.json"
 PROMPTS = "config_sentence_transformers.json"
 LENGTHS = "sentence_bert_config.json"
@@ -32,7 +34,11 @@ ACTIVATIONS = {  # the last part of a class of torch.nn -> its name in engine/po
     "Identity": "identity", "Tanh": "tanh", "ReLU": "relu", "GELU": "gelu", "SiLU": "silu", "Sigmoid": "sigmoid",
 }  # fmt: skip
 ANY_DIMENSIONS = ("qwen3-embedding",)  # names of models that may be cut and whose files do not say so
-GIVEN = ("pooling_type", "use_activation", "normalize", "dimensions")  # keys of --pooler-config
+GIVEN = (  # keys of --pooler-config
+    "pooling_type", "use_activation", "normalize", "dimensions", "step_tag_id", "returned_token_ids",
+)  # fmt: skip
+OF_TOKENS = ("ALL", "STEP")  # further values of its pooling_type: tokens have results, inputs have none
+STEP_TAG = "<extra_0>"  # ends a step in Qwen2.5-Math-PRM's inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +67,17 @@ def read_pooling(
         return None
     _check_given(given)
     prompts = read_json(folder / PROMPTS, required=False)
-    if body.form in ("score", "reward") or tokens is not None:
+    steps = str(given.get("pooling_type")).upper() == "STEP"
+    if body.form in ("tokens", "process") or steps:
+        found = _classes_of_tokens(folder, root, body, given, prompts)
+    elif body.form in ("score", "reward") or tokens is not None:
         found = _classifier(folder, root, body, tokens, prompts)
     elif any(name == "LogitScore" for name, _ in modules):
         found = _scorer(folder, modules, body, prompts)
     else:
         found = _embedder(folder, root, modules, body, given, prompts)
+    if found.task == "embed" and not found.tokens_only:
+        found = replace(found, token_heads=token_heads(folder, body.hidden_size, found.activation))
     return found
 
 
@@ -77,11 +88,12 @@ def _embedder(
     kind = _usual(root, body)
     layers: list[HeadLayer] = []
     normalize = not modules
+    one_by_one = bool(modules) and all(name != "Pooling" for name, _ in modules)
     width = body.hidden_size
     for place, (name, path) in enumerate(modules):
         if normalize and modules:
             raise ConfigError(f"{MODULES}: {name} stands behind Normalize, which must be last")
-        if (name == "Transformer") != (place == 0) or (name == "Pooling") != (place == 1):
+        if (name == "Transformer") != (place == 0) or (name == "Pooling") != (place == 1 and not one_by_one):
             raise ConfigError(f"{MODULES}: {name} is module {place}; supported is Transformer, Pooling, then others")
         if name == "Pooling":
             kind = _kind(Section(read_json(folder / path / "config.json"), f"{path}/config.json"))
@@ -95,7 +107,9 @@ def _embedder(
                 f"{MODULES}: the module {name} is not supported; supported are Transformer, Pooling, Dense, Normalize"
             )
     if "pooling_type" in given:
-        kind = KINDS[str(given["pooling_type"]).lower()]
+        said = str(given["pooling_type"])
+        one_by_one |= said.upper() in OF_TOKENS
+        kind = KINDS.get(said.lower(), _usual(root, body))
     normalize = bool(given.get("use_activation", given.get("normalize", normalize)))
     return PoolingConfig(
         task="embed",
@@ -103,12 +117,22 @@ def _embedder(
         activation="normalize" if normalize else "identity",
         layers=tuple(layers),
         bidirectional=body.sees_all,
-        max_tokens=_max_tokens(folder),
-        lower_case=_lower_case(folder),
         dimensions=_dimensions(folder, root, prompts),
-        prompts=_prompts(prompts),
-        default_prompt=_default_prompt(prompts),
+        tokens_only=one_by_one,
+        **_of_every_kind(folder, prompts),
     )
+
+
+def _of_every_kind(folder: Path, prompts: dict[str, Any]) -> dict[str, Any]:
+    """What all checkpoints may say."""
+    values = read_json(folder / LENGTHS, required=False)
+    section = Section(values, LENGTHS)
+    return {
+        "max_tokens": 0 if values.get("max_seq_length") is None else section.size("max_seq_length"),
+        "lower_case": section.boolean("do_lower_case", False),
+        "prompts": _prompts(prompts),
+        "default_prompt": _default_prompt(prompts),
+    }
 
 
 def _classifier(folder: Path, root: Section, body: Body, tokens: Any, prompts: dict[str, Any]) -> PoolingConfig:
@@ -141,12 +165,39 @@ def _classifier(folder: Path, root: Section, body: Body, tokens: Any, prompts: d
         layers=layers,
         labels=labels,
         bidirectional=body.sees_all,
-        max_tokens=_max_tokens(folder),
-        lower_case=_lower_case(folder),
         dimensions=None,
-        prompts=_prompts(prompts),
-        default_prompt=_default_prompt(prompts),
         template="qwen3" if original else "",
+        **_of_every_kind(folder, prompts),
+    )
+
+
+def _classes_of_tokens(
+    folder: Path, root: Section, body: Body, given: Mapping[str, Any], prompts: dict[str, Any]
+) -> PoolingConfig:
+    """A class whose name ends with ForTokenClassification or ForProcessRewardModel, or tokens of a language model."""
+    ids, tag = given.get("returned_token_ids"), given.get("step_tag_id")
+    labels, hidden = labels_of(root), body.hidden_size
+    if body.form == "process":
+        first = HeadLayer("score.0", hidden, hidden, bias=True, activation="relu")
+        layers: tuple[HeadLayer, ...] = (first, HeadLayer("score.2", hidden, len(labels), bias=True))
+        tag = step_tag(folder, STEP_TAG) if tag is None else tag
+    elif body.form == "tokens":
+        layers = body.head or (HeadLayer("score", hidden, len(labels), bias=True),)
+    elif body.form == "generate" and ids:
+        layers, labels = (HeadLayer("lm_head", hidden, len(ids), token_ids=tuple(ids)),), tuple(map(str, ids))
+    else:
+        raise ConfigError("--pooler-config: STEP needs a process reward model, or returned_token_ids of its head")
+    return PoolingConfig(
+        task="classify",
+        kind=_usual(root, body),
+        activation="softmax" if len(labels) > 1 else "sigmoid",
+        layers=layers,
+        labels=labels,
+        bidirectional=body.sees_all,
+        dimensions=None,
+        tokens_only=True,
+        step_tag=tag,
+        **_of_every_kind(folder, prompts),
     )
 
 
@@ -166,12 +217,9 @@ def _scorer(folder: Path, modules: list[tuple[str, str]], body: Body, prompts: d
         layers=(HeadLayer("lm_head", body.hidden_size, 1, token_ids=(true, *false)),),
         labels=("LABEL_0",),
         bidirectional=body.sees_all,
-        max_tokens=_max_tokens(folder),
-        lower_case=_lower_case(folder),
         dimensions=None,
-        prompts=_prompts(prompts),
-        default_prompt=_default_prompt(prompts),
         template="chat",
+        **_of_every_kind(folder, prompts),
     )
 
 
@@ -281,18 +329,6 @@ def _token_ids(folder: Path, tokens: Any) -> tuple[int, ...]:
     return tuple(vocabulary[token] for token in reversed(tokens))
 
 
-def _max_tokens(folder: Path) -> int:
-    """`max_seq_length`; 0: no file says so."""
-    values = read_json(folder / LENGTHS, required=False)
-    section = Section(values, LENGTHS)
-    return 0 if values.get("max_seq_length") is None else section.size("max_seq_length")
-
-
-def _lower_case(folder: Path) -> bool:
-    """`do_lower_case`: of texts, before they are tokenized."""
-    return Section(read_json(folder / LENGTHS, required=False), LENGTHS).boolean("do_lower_case", False)
-
-
 def _dimensions(folder: Path, root: Section, prompts: dict[str, Any]) -> tuple[int, ...] | None:
     listed = root.items("matryoshka_dimensions", ()) or prompts.get("matryoshka_dimensions") or ()
     if listed:
@@ -319,8 +355,14 @@ def _check_given(given: Mapping[str, Any]) -> None:
     for key, value in given.items():
         if key not in GIVEN:
             raise ConfigError(f"--pooler-config: {key} is not supported; supported are {', '.join(GIVEN)}")
-        if key == "pooling_type" and str(value).lower() not in KINDS:
-            raise ConfigError(f"--pooler-config: pooling_type={value!r}; supported are LAST, CLS, MEAN")
+        if key == "pooling_type" and str(value).lower() not in KINDS and str(value).upper() not in OF_TOKENS:
+            raise ConfigError(f"--pooler-config: pooling_type={value!r}; supported are LAST, CLS, MEAN, ALL, STEP")
+        if key == "step_tag_id" and (type(value) is not int or value < 0):
+            raise ConfigError(f"--pooler-config: step_tag_id={value!r} must be a token id")
+        if key == "returned_token_ids" and not (
+            isinstance(value, list) and value and all(type(token) is int and token >= 0 for token in value)
+        ):
+            raise ConfigError(f"--pooler-config: returned_token_ids={value!r} must be a list of token ids")
         if key in ("use_activation", "normalize") and not isinstance(value, bool):
             raise ConfigError(f"--pooler-config: {key}={value!r} must be true or false")
 

@@ -83,11 +83,11 @@ def post_norm_text(body: Section, rope: RopeDefaults | None, **family: Any) -> T
 
 
 def head(body: Section, form: Form) -> tuple[HeadLayer, ...]:
-    """Of BertForSequenceClassification, and of the families that have its pooler."""
-    if form != "score":
-        return ()
+    """Of BertForSequenceClassification and BertForTokenClassification, and of the families that have their heads."""
     hidden = body.size("hidden_size")
     last = HeadLayer("classifier", hidden, len(labels_of(body)), bias=True)
+    if form != "score":
+        return (last,) if form == "tokens" else ()
     return HeadLayer("pooler.dense", hidden, hidden, bias=True, activation="tanh"), last
 
 

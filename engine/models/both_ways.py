@@ -1,4 +1,4 @@
-"""Bodies of models that pool: whose tokens see those behind them, and what a decoder's configuration is then.
+"""Bodies of models that pool: which classes have one, whose tokens see those behind them, a decoder's configuration.
 
 An encoder was never trained to generate; a decoder may have been trained on as an embedder, which its files say by
 `is_causal`, `use_bidirectional_attention`, or the name of a class. Thread: any; pure functions.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from engine.checkpoint.pooling import Form
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import every_layer
 from engine.errors import ConfigError
@@ -15,6 +16,22 @@ from engine.model_config import PoolingConfig, TextConfig, TowerConfig
 from engine.models.family import Family
 
 BOTH_WAYS = "Bidirectional"  # in the names of classes that NVIDIA made of a decoder: LlamaBidirectionalModel
+# What the classes of a body are called that end with something else than a language model's head; longer names first.
+POOLED: dict[str, Form] = {
+    "ForProcessRewardModel": "process",
+    "ForRewardModel": "reward",
+    "ForSequenceClassification": "score",
+    "ForTokenClassification": "tokens",
+    "Model": "embed",
+}
+
+
+def class_of_body(name: str) -> tuple[str, Form]:
+    """The class of the same decoder that generates, and what the class of this name makes."""
+    for ending, form in POOLED.items():
+        if name.endswith(ending):
+            return name.removesuffix(ending).removesuffix("Text").removesuffix(BOTH_WAYS) + "ForCausalLM", form
+    return name, "generate"
 
 
 def sees_all(family: Family, root: Section, body: Section) -> bool:

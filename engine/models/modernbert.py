@@ -78,8 +78,8 @@ def text(body: Section, outer: Section) -> TextConfig:
 
 
 def head(body: Section, form: Form) -> tuple[HeadLayer, ...]:
-    """Of ModernBertForSequenceClassification."""
-    if form != "score":
+    """Of ModernBertForSequenceClassification and ModernBertForTokenClassification."""
+    if form not in ("score", "tokens"):
         return ()
     refuse(body, norm_bias=False)
     hidden, bias = body.size("hidden_size"), body.boolean("classifier_bias", False)

@@ -26,7 +26,7 @@ from engine.checkpoint.text import complete
 from engine.errors import ConfigError
 from engine.model_config import ModelConfig, TextConfig, TowerConfig
 from engine.models.base import Model
-from engine.models.both_ways import BOTH_WAYS, pooled_text, sees_all
+from engine.models.both_ways import class_of_body, pooled_text, sees_all
 from engine.models.family import Family
 from engine.quant.assign import assign
 from engine.request import Modality
@@ -100,12 +100,16 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "Qwen3OmniMoeForConditionalGeneration": "engine.models.qwen3_omni",
     "BertModel": "engine.models.bert",
     "BertForSequenceClassification": "engine.models.bert",
+    "BertForTokenClassification": "engine.models.bert",
     "RobertaModel": "engine.models.roberta",
     "RobertaForSequenceClassification": "engine.models.roberta",
+    "RobertaForTokenClassification": "engine.models.roberta",
     "XLMRobertaModel": "engine.models.roberta",
     "XLMRobertaForSequenceClassification": "engine.models.roberta",
+    "XLMRobertaForTokenClassification": "engine.models.roberta",
     "ModernBertModel": "engine.models.modernbert",
     "ModernBertForSequenceClassification": "engine.models.modernbert",
+    "ModernBertForTokenClassification": "engine.models.modernbert",
     "NomicBertModel": "engine.models.nomic_bert",
     "NomicBertForSequenceClassification": "engine.models.nomic_bert",
     "NewModel": "engine.models.gte",
@@ -130,10 +134,6 @@ DECODERS = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
-
-
-# What the classes of a decoder are called that end with something else than a language model's head.
-POOLED: dict[str, Form] = {"Model": "embed", "ForSequenceClassification": "score", "ForRewardModel": "reward"}
 
 
 def family_of(architecture: str, implementation: str = "native") -> Family:
@@ -270,11 +270,10 @@ def _architecture(root: Section, text_only: bool) -> tuple[str, Form]:
 def _own(name: str) -> tuple[str, Form] | None:
     """The name in FAMILIES of an architecture for which we have a file, and what the class makes."""
     spelled = {name.lower(): name for name in FAMILIES}  # the first files say LLaMAForCausalLM
-    ending = next((ending for ending in POOLED if name.endswith(ending)), "")
+    causal, form = class_of_body(name)
     if found := spelled.get(name.lower()):
-        return found, POOLED[ending] if ending and family_of(found).head is not None else "generate"
-    causal = name.removesuffix(ending).removesuffix("Text").removesuffix(BOTH_WAYS) + "ForCausalLM"
-    return (causal, POOLED[ending]) if ending and causal in FAMILIES else None
+        return found, form if family_of(found).head is not None else "generate"
+    return (causal, form) if form != "generate" and causal in FAMILIES else None
 
 
 def _towers(family: Family, outer: Section, text: TextConfig, without: Collection[str]) -> dict[str, TowerConfig]:

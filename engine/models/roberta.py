@@ -35,9 +35,9 @@ def first_position(body: Section) -> int:
 
 def head(body: Section, form: Form) -> tuple[HeadLayer, ...]:
     """Of RobertaForSequenceClassification and XLM-R's."""
-    if form != "score":
-        return ()
     hidden = body.size("hidden_size")
+    if form != "score":
+        return (HeadLayer("classifier", hidden, len(labels_of(body)), bias=True),) if form == "tokens" else ()
     last = HeadLayer("classifier.out_proj", hidden, len(labels_of(body)), bias=True)
     return HeadLayer("classifier.dense", hidden, hidden, bias=True, activation="tanh"), last
 

@@ -10,7 +10,8 @@ multiplied in float32.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from engine.layers.embed import Embedding
 from engine.layers.norm import LayerNorm
 from engine.model_config import HeadLayer, PoolingConfig
 from engine.weights.dummy import draw
-from engine.weights.files import open_checkpoint
+from engine.weights.files import Shard, open_checkpoint, read_header
 from engine.weights.table import Row, Table, Wanted
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {  # by their names in config.json, or in torch.nn
@@ -73,8 +74,8 @@ class PooledLinear:
             self.bias = bias.to(placement.device, torch.float32, copy=True)
 
 
-class TokenDifference(PooledLinear):
-    """The logit of one token, or how much larger it is than another's: rows of the language model's head."""
+class TokenLogits(PooledLinear):
+    """Logits of tokens, or how much larger one's is than another's: rows of the language model's head."""
 
     def __init__(self, layer: HeadLayer, embedding: Embedding, vocab_size: int, tied: bool) -> None:
         super().__init__(layer)
@@ -95,7 +96,10 @@ class TokenDifference(PooledLinear):
         self.weight = self._rows_of(weight).to(placement.device)
 
     def _rows_of(self, table: Tensor) -> Tensor:
-        true, *false = (table[token].float() for token in self.layer.token_ids)
+        rows = [table[token].float() for token in self.layer.token_ids]
+        if len(rows) == self.layer.out_features:
+            return torch.stack(rows)
+        true, *false = rows
         return (true - false[0] if false else true)[None].contiguous()
 
 
@@ -105,9 +109,10 @@ class Pooler:
     def __init__(self, config: PoolingConfig, embedding: Embedding, vocab_size: int, tied: bool) -> None:
         self.config = config
         self.layers = [
-            TokenDifference(layer, embedding, vocab_size, tied) if layer.token_ids else PooledLinear(layer)
+            TokenLogits(layer, embedding, vocab_size, tied) if layer.token_ids else PooledLinear(layer)
             for layer in config.layers
         ]
+        self.token_heads = [[PooledLinear(layer) for layer in head.layers] for head in config.token_heads]
 
     def width(self, hidden_size: int) -> int:
         """Numbers of a result."""
@@ -123,11 +128,11 @@ class Pooler:
 
     def read_folders(self, folder: str, load_format: str, placement: Placement, seed: int) -> None:
         """Fills the layers that lie in folders of their own. Raises ConfigError naming what is wrong."""
-        for layer in self.layers:
+        for layer in itertools.chain(self.layers, *self.token_heads):
             if not layer.layer.folder:
                 continue
-            where = Path(folder) / layer.layer.folder
-            wanted = {f"{layer.layer.module}.{kind}": piece for kind, (piece,) in layer.expects().items() if piece}
+            where, before = Path(folder) / layer.layer.folder, f"{layer.layer.module}." if layer.layer.module else ""
+            wanted = {f"{before}{kind}": piece for kind, (piece,) in layer.expects().items() if piece}
             if load_format == "dummy":
                 found = {name: draw(name, torch.empty(piece.shape), seed) for name, piece in wanted.items()}
             else:
@@ -162,18 +167,27 @@ class Pooler:
 
     def project(self, hidden: Tensor) -> Tensor:
         """hidden [n, hidden_size] -> float32 [n, width]."""
-        x = hidden.float()
-        for layer in self.layers:
-            x = layer(x)
-        return x
+        return _through(self.layers, hidden.float())
+
+    def project_tokens(self, hidden: Tensor) -> Tensor:
+        """hidden [T, hidden_size] -> float32 [T, width]: the numbers of every head of tokens, side by side."""
+        if not self.token_heads:
+            return self.project(hidden)
+        return torch.cat([_through(head, hidden.float()) for head in self.token_heads], 1)
+
+
+def _through(layers: Iterable[PooledLinear], x: Tensor) -> Tensor:
+    for layer in layers:
+        x = layer(x)
+    return x
 
 
 def _tensors(folder: Path, wanted: dict[str, Wanted]) -> dict[str, Tensor]:
-    """The tensors of a module's folder."""
-    if not folder.is_dir():
+    """The tensors of a module's folder, or of its file."""
+    if not folder.is_dir() and not folder.is_file():
         raise ConfigError(f"{folder} is missing, and modules.json names it")
     found: dict[str, Tensor] = {}
-    for shard in open_checkpoint(folder):
+    for shard in open_checkpoint(folder) if folder.is_dir() else [Shard(folder, read_header(folder))]:
         for name, info in shard.tensors.items():
             if name not in wanted:
                 raise ConfigError(f"{folder}: the tensor {name} is left over; expected are {', '.join(wanted)}")

@@ -75,7 +75,7 @@ class CpuPoolingExecutor(CpuExecutor):
             assert index is not None
             hidden = self.model.forward(batch)  # [num_tokens, hidden]
             take_lines(step, self._pooler.lines_of(hidden, batch, index).numpy(), outside, self._vocab)
-            self._tokenwise.take(step, self._pooler.project(hidden).numpy())
+            self._tokenwise.take(step, self._pooler.project_tokens(hidden).numpy())
         except Exception as error:
             step.error = error
 

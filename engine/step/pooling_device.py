@@ -155,7 +155,7 @@ class DevicePoolingExecutor:
         assert ends is not None
         hidden = self.model.forward(batch)  # [num_tokens, hidden_size]
         self._send(pooler.lines_of(hidden, batch, ends))
-        step.token_lines = home(pooler.project(hidden))
+        step.token_lines = home(pooler.project_tokens(hidden))
 
     def launch_sample(self, step: StepResult, done: Callable[[StepResult], None]) -> None:
         """Nothing waits for the step before: all of a step is launched with its forward."""

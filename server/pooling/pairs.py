@@ -6,6 +6,7 @@ second text begins. A document is cut where that was asked for, a query never.
     classifier   the tokenizer's own pair:  [CLS] query [SEP] document [SEP]
     qwen3        the text that the model was trained with, which clients must not have to know
     vectors      cosine of the two vectors; a text that stands in several pairs is computed once
+    tokens       MaxSim: of each token of the query the largest product with one of the document, added up
 """
 
 from __future__ import annotations
@@ -155,3 +156,13 @@ def cosines(vectors: Sequence[np.ndarray], pairs: Pairs) -> list[float]:
     queries, documents = made[: len(pairs.queries)], made[len(pairs.queries) :]
     index = np.asarray(pairs.of)
     return np.einsum("pw,pw->p", queries[index[:, 0]], documents[index[:, 1]]).tolist()
+
+
+def late(matrices: Sequence[np.ndarray], pairs: Pairs) -> list[float]:
+    """MaxSim of each pair; matrices [tokens, width] as `apart` has their inputs. 0 where a text has no tokens."""
+    queries, documents = matrices[: len(pairs.queries)], matrices[len(pairs.queries) :]
+    found = []
+    for query, document in pairs.of:
+        products = queries[query] @ documents[document].T
+        found.append(float(products.max(axis=1).sum()) if products.size else 0.0)
+    return found

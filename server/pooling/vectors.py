@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 import orjson
 
-from engine.model_config import PoolingConfig
+from engine.model_config import Activation, PoolingConfig
 from server.errors import invalid, shown
 
 Format = Literal["float", "base64", "bytes"]
@@ -22,7 +22,7 @@ DTYPES = {"float32": np.dtype("<f4"), "float16": np.dtype("<f2")}
 LARGE = 16384  # numbers of an answer, beyond which it is written in the pool
 
 
-def activated(array: np.ndarray, activation: str) -> np.ndarray:
+def activated(array: np.ndarray, activation: Activation) -> np.ndarray:
     """array [..., width] float32 -> the same, activated along the last axis."""
     if activation == "normalize":
         norm = np.sqrt(np.square(array).sum(axis=-1, keepdims=True))
@@ -30,6 +30,8 @@ def activated(array: np.ndarray, activation: str) -> np.ndarray:
     if activation == "sigmoid":
         with np.errstate(over="ignore"):  # exp of a large number is inf, and 1 / inf is right
             return 1 / (1 + np.exp(-array))
+    if activation == "relu":
+        return np.maximum(array, 0)
     if activation == "softmax":
         shifted = np.exp(array - array.max(axis=-1, keepdims=True))
         return shifted / shifted.sum(axis=-1, keepdims=True)
@@ -50,11 +52,24 @@ def check_dimensions(pooling: PoolingConfig, asked: int | None, width: int) -> N
 
 
 def finished(
-    array: np.ndarray, pooling: PoolingConfig, use_activation: bool | None, dimensions: int | None
+    array: np.ndarray, activation: Activation, use_activation: bool | None, dimensions: int | None
 ) -> np.ndarray:
-    """An input's array as its client gets it: cut first, then activated."""
+    """An array as its client gets it: cut first, then activated."""
     cut = array if dimensions is None else array[..., :dimensions]
-    return cut if use_activation is False else activated(cut, pooling.activation)
+    return cut if use_activation is False else activated(cut, activation)
+
+
+def of_tokens(lines: np.ndarray, ids: np.ndarray, pooling: PoolingConfig, task: str) -> np.ndarray:
+    """lines [len(ids), width] of an input's tokens -> what the task has of them, [tokens, its width]."""
+    at = 0
+    for name, head in pooling.heads_of_tokens.items():
+        width = head.layers[-1].out_features if pooling.token_heads else lines.shape[1]
+        if name == task:
+            first, last = head.dropped
+            kept = lines[first : len(lines) - last, at : at + width]
+            return kept if pooling.step_tag is None else kept[ids == pooling.step_tag]
+        at += width
+    raise AssertionError(f"{task} is none of this model's tasks")
 
 
 def format_of(asked: str | None, dtype: str | None, endianness: str | None) -> tuple[Format, np.dtype[Any]]:

@@ -20,15 +20,15 @@ from server.http.body import read_json
 from server.http.exchange import exchange_of
 from server.http.watch import client_present, preparing
 from server.pooling.run import PooledAnswer
-from server.pooling.tokens import cut_of, in_pool_if, inputs_of, pooling_of, tokenized
-from server.pooling.vectors import LARGE, as_bytes, as_json, check_dimensions, finished, format_of, written
+from server.pooling.tokens import cut_of, in_pool_if, inputs_of, pooling_of, tokenized, where
+from server.pooling.vectors import LARGE, as_bytes, as_json, check_dimensions, finished, format_of, of_tokens, written
 from server.routes.endpoint import check_model, gateway_priority, one_of, pooling_route, response_id
 from server.sampling import priority_of, salt_of
 from server.schema.pooling import ClassifyBody, EmbeddingBody, PoolingBody
 from server.state import AppState
 
 Body = TypeVar("Body", bound=ClassifyBody)
-Answering = Callable[[list[np.ndarray], dict[str, Any]], Response]
+Answering = Callable[[list[np.ndarray], list[np.ndarray], dict[str, Any]], Response]  # token ids, arrays, about
 TASKS = ("embed", "classify", "token_embed", "token_classify")
 
 
@@ -46,13 +46,18 @@ async def vectors(request: Request, kind: type[EmbeddingBody], prefix: str, key:
     """Both routes; `key` is what an array is called in the answer."""
     state = exchange_of(request).state
     body = await read_json(request, kind, state.config.limits.max_request_bytes)
-    per_token = task_of(state, body)
+    task = task_of(state, body)
     config = pooling_of(state)
     form, dtype = format_of(body.encoding_format, body.embed_dtype, body.endianness)
     check_dimensions(config, body.dimensions, state.engine.limits.pooled_width)
 
-    def answer(arrays: list[np.ndarray], about: dict[str, Any]) -> Response:
-        made = [finished(array, config, body.use_activation, body.dimensions) for array in arrays]
+    per_token = task in config.heads_of_tokens
+    activation = config.heads_of_tokens[task].activation if per_token else config.activation
+
+    def answer(inputs: list[np.ndarray], arrays: list[np.ndarray], about: dict[str, Any]) -> Response:
+        if per_token:
+            arrays = [of_tokens(lines, ids, config, task) for lines, ids in zip(arrays, inputs)]
+        made = [finished(array, activation, body.use_activation, body.dimensions) for array in arrays]
         if form == "bytes":
             content, metadata = as_bytes(made, dtype, about)
             headers = {"metadata": metadata.decode("ascii")}
@@ -64,20 +69,21 @@ async def vectors(request: Request, kind: type[EmbeddingBody], prefix: str, key:
     return await answered(request, body, prefix, per_token, answer)
 
 
-def task_of(state: AppState, body: EmbeddingBody) -> bool:
-    """Whether the tokens of an input are wanted one by one; 400 for a task that is not the model's."""
-    own = pooling_of(state).task
+def task_of(state: AppState, body: EmbeddingBody) -> str:
+    """What is wanted of the inputs; 400 for a task that is not the model's."""
+    tasks = pooling_of(state).tasks
     if not isinstance(body, PoolingBody):
-        if own != "embed":
-            raise not_here("model", "the served model makes classes, not embeddings; ask /classify, /score or /pooling")
-        return False
+        if tasks[0] != "embed":
+            made = "results of tokens" if tasks[0].startswith("token_") else "classes"
+            raise not_here("model", f"the served model makes {made}, not embeddings; ask /pooling, /classify or /score")
+        return "embed"
     if body.task == "embed&token_classify":
         raise not_here("task", "task: this model has no second head; send embed or token_embed")
     one_of("task", body.task, TASKS)
-    task = body.task or own
-    if task.removeprefix("token_") != own:
-        raise invalid("task", f"task: got {shown(task)}; this model has {own} and token_{own}")
-    return task.startswith("token_")
+    task = body.task or tasks[0]
+    if task not in tasks:
+        raise invalid("task", f"task: got {shown(task)}; this model has {' and '.join(tasks)}")
+    return task
 
 
 async def classify(request: Request) -> Response:
@@ -87,11 +93,13 @@ async def classify(request: Request) -> Response:
     config = pooling_of(state)
     if config.task != "classify":
         raise not_here("model", "the served model makes embeddings, not classes; ask /v1/embeddings")
+    if config.tokens_only:
+        raise not_here("model", "the served model makes classes of tokens, not of inputs; ask /pooling")
 
-    def answer(arrays: list[np.ndarray], about: dict[str, Any]) -> Response:
+    def answer(inputs: list[np.ndarray], arrays: list[np.ndarray], about: dict[str, Any]) -> Response:
         data = []
         for index, array in enumerate(arrays):
-            probs = finished(array, config, body.use_activation, None)
+            probs = finished(array, config.activation, body.use_activation, None)
             label = config.labels[int(probs.argmax())]
             data.append({"index": index, "label": label, "probs": probs, "num_classes": len(probs)})
         return Response(as_json({**about, "data": data}), media_type="application/json")
@@ -113,6 +121,7 @@ async def answered(request: Request, body: ClassifyBody, prefix: str, per_token:
         with state.places.hold(max(1, min(count, state.config.pooling.max_inputs)), exchange.key_name):
             async with preparing(exchange, "inputs"):
                 inputs = await prepared(state, body)
+                check_steps(state, inputs)
             with PooledAnswer(exchange, name) as running:
                 arrays = await running.arrays(inputs, per_token=per_token, salt=salt, priority=priority)
             tokens = sum(map(len, inputs))
@@ -124,7 +133,7 @@ async def answered(request: Request, body: ClassifyBody, prefix: str, per_token:
                 "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
             }
             large = sum(array.size for array in arrays) > LARGE
-            return await in_pool_if(large, state, lambda: answer(arrays, about))
+            return await in_pool_if(large, state, lambda: answer(inputs, arrays, about))
 
 
 async def prepared(state: AppState, body: ClassifyBody) -> list[np.ndarray]:
@@ -149,6 +158,15 @@ async def prepared(state: AppState, body: ClassifyBody) -> list[np.ndarray]:
     if not len(prompt):
         raise invalid("messages", "messages: make no tokens; send at least one", "empty_prompt")
     return [prompt.token_ids]
+
+
+def check_steps(state: AppState, inputs: list[np.ndarray]) -> None:
+    """400 for an input without a step, where steps have the results."""
+    tag = pooling_of(state).step_tag
+    for at, ids in enumerate(inputs):
+        if tag is not None and tag not in ids:
+            name = where("input", at, len(inputs))
+            raise invalid(name, f"{name}: has no token {tag}, at which the model judges a step; end each step with it")
 
 
 def prompt_of(state: AppState, name: str | None) -> str:

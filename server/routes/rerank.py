@@ -1,7 +1,8 @@
 """/score and /rerank with all their paths: how well documents answer a query (API.md section 13).
 
 Owner: loop. In: one query with many documents, or pairs. Out: a score for each pair; /rerank sorts them, ties by index.
-A model that reads both texts at once scores pairs; one that makes vectors compares these (server/pooling/pairs).
+A model that reads both texts at once scores pairs; one that makes vectors compares these, or those of tokens where
+`task` is token_embed or the model has no others (server/pooling/pairs).
 """
 
 from __future__ import annotations
@@ -13,17 +14,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from engine.model_config import PoolingConfig
-from server.errors import invalid
+from server.errors import invalid, not_here, shown
 from server.http.body import read_json
 from server.http.exchange import exchange_of
 from server.http.watch import client_present, preparing
-from server.pooling.pairs import Pairs, apart, cosines, paired, prepared, texts_of
+from server.pooling.pairs import Pairs, apart, cosines, late, paired, prepared, texts_of
 from server.pooling.run import PooledAnswer
 from server.pooling.tokens import cut_of, in_pool_if, pooling_of
-from server.pooling.vectors import finished
+from server.pooling.vectors import LARGE, finished, of_tokens
 from server.routes.endpoint import check_model, gateway_priority, json_response, pooling_route, response_id
 from server.sampling import priority_of, salt_of
-from server.schema.pooling import InputFields, RerankBody, ScoreBody
+from server.schema.pooling import RerankBody, ScoreBody
 from server.state import AppState
 
 SIDES = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
@@ -73,7 +74,7 @@ async def rerank(request: Request) -> Response:
 
 async def scored(
     request: Request,
-    body: InputFields,
+    body: ScoreBody | RerankBody,
     prefix: str,
     pairs: Pairs,
     per_document: int | None,
@@ -92,6 +93,7 @@ async def scored(
         raise invalid("add_special_tokens", "add_special_tokens: pairs are told apart by special tokens; leave it out")
     config = pooling_of(state)
     reads_both = config.task == "classify"
+    by_tokens = compares_tokens(config, body.task)
     if instruction is not None and not reads_both:
         raise invalid("instruction", "instruction: this model makes vectors; put it before the query's text")
     state.tokenizer.require_texts("query")
@@ -101,13 +103,39 @@ async def scored(
             async with preparing(exchange, "pairs"):
                 inputs, seconds = await inputs_of(state, config, pairs, cut, per_document, instruction)
             with PooledAnswer(exchange, name) as running:
-                arrays = await running.arrays(inputs, seconds=seconds, salt=salt, priority=priority)
+                arrays = await running.arrays(
+                    inputs, seconds=seconds, per_token=by_tokens, salt=salt, priority=priority
+                )
     tokens = sum(map(len, inputs))
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     about = {"id": name, "created": int(time.time()), "model": model, "usage": usage}
+    if by_tokens:
+        large = sum(array.size for array in arrays) > LARGE
+        return about, await in_pool_if(large, state, lambda: by_maxsim(config, inputs, arrays, pairs, body))
     if not reads_both:
         return about, cosines(arrays, pairs)
-    return about, [float(finished(array, config, body.use_activation, None)[0]) for array in arrays]
+    return about, [float(finished(array, config.activation, body.use_activation, None)[0]) for array in arrays]
+
+
+def compares_tokens(config: PoolingConfig, task: str | None) -> bool:
+    """Whether texts are compared token by token; 400 or 501 where the model cannot."""
+    if config.task == "classify" and config.tokens_only:
+        raise not_here("model", "the served model makes classes of tokens; a score is of a model of pairs or vectors")
+    if task is None:
+        return config.tokens_only
+    known = [known for known in config.tasks if known in ("embed", "token_embed")] or ["classify"]
+    if task not in known:
+        raise invalid("task", f"task: got {shown(task)}; this model compares by {' and '.join(known)}")
+    return task == "token_embed"
+
+
+def by_maxsim(
+    config: PoolingConfig, inputs: list[Any], arrays: list[Any], pairs: Pairs, body: ScoreBody | RerankBody
+) -> list[float]:
+    """Scores of what the engine made of the texts' tokens. Pool."""
+    activation = config.heads_of_tokens["token_embed"].activation
+    kept = [of_tokens(lines, ids, config, "token_embed") for lines, ids in zip(arrays, inputs)]
+    return late([finished(lines, activation, body.use_activation, None) for lines in kept], pairs)
 
 
 async def inputs_of(

@@ -57,6 +57,7 @@ class ScoreBody(InputFields, kw_only=True):
     data_1: Sides | None = None
     data_2: Sides | None = None
     instruction: str | None = None
+    task: str | None = None
 
 
 class RerankBody(InputFields, kw_only=True):
@@ -66,3 +67,4 @@ class RerankBody(InputFields, kw_only=True):
     max_tokens_per_doc: int | None = None
     instruction: str | None = None
     return_documents: bool | None = None
+    task: str | None = None

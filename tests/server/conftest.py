@@ -62,13 +62,15 @@ async def pooling() -> AsyncIterator[Callable[[Path], Awaitable[Client]]]:
     served: dict[str, Client] = {}
     async with AsyncExitStack() as stack:
 
-        async def client_of(folder: Path, max_model_len: int = 0, max_inflight_per_key: int = 0) -> Client:
-            key = f"{folder} {max_model_len} {max_inflight_per_key}"
+        async def client_of(
+            folder: Path, max_model_len: int = 0, max_inflight_per_key: int = 0, **flags: Any
+        ) -> Client:
+            key = f"{folder} {max_model_len} {max_inflight_per_key} {flags}"
             if key not in served:
                 model = {"model": str(folder), "num_threads": 1, "max_model_len": max_model_len}
                 rows = {"max_num_seqs": 16, "max_num_queued_reqs": 64}
                 limits = {"max_inflight_per_key": max_inflight_per_key}
-                config = config_of(model=model, scheduler=rows, limits=limits)
+                config = config_of(model=model, scheduler=rows, limits=limits, pooling=flags)
                 state = await stack.enter_async_context(ready(config))
                 served[key] = Client(make_app(state))
                 served[key].state = state  # type: ignore[attr-defined]

@@ -172,11 +172,13 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
     ScoreBody: {
         "test_rerank.py::test_both_sides_go_by_four_names": "text_1 text_2 queries documents items data_1 data_2",
         "test_rerank.py::test_a_reranker_of_two_tokens_has_its_models_own_template": "instruction",
+        "test_tokenwise.py::test_scores_by_tokens_are_sums_of_the_largest_products": "task",
     },
     RerankBody: {
         "test_rerank.py::test_documents_are_sorted_and_cut": "query documents top_n return_documents "
         "max_tokens_per_doc",
         "test_rerank.py::test_a_reranker_of_two_tokens_has_its_models_own_template": "instruction",
+        "test_tokenwise.py::test_scores_by_tokens_are_sums_of_the_largest_products": "task",
     },
     AbortBody: {"test_chat.py::test_abort_requests_ends_an_answer": "request_ids"},
     GenerateBody: {
