@@ -120,10 +120,12 @@ class Accelerator:
         import torch
 
         from engine.kernels.gemm.algorithms import Algorithms
+        from engine.kernels.gemm.scaled import ScaledProducts
 
         torch.cuda.set_device(device)
         self.device = torch.device(device)
         self.algorithms = Algorithms()
+        self.scaled = ScaledProducts()
         self.compute = torch.cuda.Stream(self.device)
         torch.cuda.set_stream(self.compute)
         self._pool = torch.cuda.graph_pool_handle()

@@ -18,6 +18,7 @@ from engine.cache.sizing import check_weights, device_blocks, fit_context, host_
 from engine.checkpoint.config import resolve_dtype
 from engine.config import EngineConfig
 from engine.device import choose_device
+from engine.kernels.target import target
 from engine.memory import DeviceMemory, device_memory
 from engine.model_config import ModelConfig
 from engine.models.base import Model
@@ -77,7 +78,7 @@ def estimate(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
         config=model_config,
         device=device,
         dtype=dtype,
-        quantised=form_line(model),
+        quantised=form_line(model, device != "cpu" and target().multiplies_float8),
         num_tensors=len(names),
         weight_bytes=weights,
         numbers=numbers_line(layout.specs, dtype),

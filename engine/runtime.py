@@ -30,6 +30,7 @@ from engine.encoders.tower import each
 from engine.errors import ConfigError
 from engine.inbox import Inbox
 from engine.kernels.gemm.pack import Placement
+from engine.kernels.target import target
 from engine.limits import Limits
 from engine.memory import enough_for
 from engine.model_config import ModelConfig
@@ -194,7 +195,7 @@ def load_runtime(config: EngineConfig, startup: dict[str, float]) -> Runtime:
         model = build_model(model_config, dtype, device, shards)
         if config.enable_prompt_embeds and (model.pooler is not None or not model.takes_rows):
             raise ConfigError(f"--enable-prompt-embeds: {model_config.architecture} reads tokens only; leave it out")
-        if line := form_line(model):
+        if line := form_line(model, accelerator is not None and target().multiplies_float8):
             log.info("%s", line)
         layout = layout_of(config, model, sizes, shards)
         read_weights(config, model, accelerator)
@@ -231,7 +232,9 @@ def read_weights(config: EngineConfig, model: Model, accelerator: Accelerator | 
         return
     check_weights(config, weight_bytes(model), accelerator.memory(), model.dtype)
     with enough_for("weights", accelerator.memory):
-        placement = Placement(model.dtype, model.device, config.deterministic, accelerator.algorithms)
+        placement = Placement(
+            model.dtype, model.device, config.deterministic, accelerator.algorithms, accelerator.scaled
+        )
         load_weights(model, config.model, config.load_format, placement, config.seed, line)
         _read_pooler(config, model, placement)
 

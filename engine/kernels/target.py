@@ -35,6 +35,13 @@ class Target:
         return self.kind == "cuda" and int(self.arch.removeprefix("sm_")) >= 90
 
     @property
+    def multiplies_float8(self) -> bool:
+        """Whether the matrix units take e4m3 as files have it; gfx942 takes another, with half the scale."""
+        if self.kind == "hip":
+            return self.arch == "gfx950"
+        return self.kind == "cuda" and int(self.arch.removeprefix("sm_")) >= 89
+
+    @property
     def loads_past_registers(self) -> bool:
         """Whether a pipelined load goes straight into shared memory: further stages cost no registers."""
         return self.kind == "cuda"

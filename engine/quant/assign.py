@@ -53,8 +53,11 @@ def assign(model: Model, table: Table, config: ModelConfig, shards: Sequence[Sha
         )
 
 
-def form_line(model: Model) -> str | None:
-    """One line for the operator: what is quantised, what is kept, what the products compute in."""
+def form_line(model: Model, float8_units: bool) -> str | None:
+    """One line for the operator: what is quantised, what is kept, what the products compute in.
+
+    `float8_units`: those of the device multiply FP8 by FP8.
+    """
     settings = model.config.raw.get("quantization_config")
     if settings is None:
         return None
@@ -63,11 +66,16 @@ def form_line(model: Model) -> str | None:
         scheme = getattr(part, "scheme", None)
         if isinstance(scheme, Quantised):
             counts.update("quantised" if piece is not None else "kept" for piece in scheme.pieces)
+            counts["inputs"] += sum(getattr(piece, "quantises_inputs", False) for piece in scheme.pieces)
         elif scheme is not None:
             counts["kept"] += len(names)
+    met = f"; inputs of {counts['inputs']} become FP8 too"
+    if not float8_units:
+        met = f"; FP8 inputs of {counts['inputs']} are kept in floats, as this device has no units for FP8"
     return (
         f"quantised weights ({settings['quant_method']}): {counts['quantised']} matrices are codes in memory, "
         f"{counts['kept']} are floats; products widen codes to what they multiply, int8 inputs meet int8 codes"
+        + (met if counts["inputs"] else "")
     )
 
 

@@ -18,8 +18,9 @@ from engine.checkpoint.section import Section
 from engine.errors import ConfigError
 from engine.quant.base import Headers, Stored
 from engine.quant.compressed_integers import Integers8, PackedIntegers
+from engine.quant.floats8 import Floats8, floats8
 from engine.quant.names import is_left_out, targets
-from engine.quant.stored import POWERS, SCALES, Floats4, Floats8, extras, floats8
+from engine.quant.stored import POWERS, SCALES, Floats4, extras
 
 FORMATS = (
     "dense",
@@ -66,19 +67,19 @@ class Compressed:
         block = (int(block[0]), int(block[1]))
         if headers is None:
             named = None if is_left_out(module, self._left_out) else (group.get("format") or self._format)
-            return None if named is None else self._random(named, weights, block)
+            return None if named is None else self._random(named, weights, block, _inputs(inputs))
         if "weight_packed" in headers:
             return _packed(headers, columns, size)
         if "weight_scale" not in headers or "weight" not in headers:
             return None
         if headers["weight"].dtype == "F8_E4M3":
-            return floats8("weight_scale", headers, block)
+            return floats8("weight_scale", headers, block, _inputs(inputs))
         if headers["weight"].dtype == "I8":
             return Integers8(inputs.get("type") == "int", tuple(extras(headers, ("input_scale",)).items()))
         return None
 
     @staticmethod
-    def _random(named: str, weights: dict[str, Any], block: tuple[int, int]) -> Stored | None:
+    def _random(named: str, weights: dict[str, Any], block: tuple[int, int], inputs: str) -> Stored | None:
         if named == "pack-quantized":
             return PackedIntegers(weights.get("num_bits", 4), weights.get("group_size") or -1)
         if named == "int-quantized":
@@ -88,7 +89,12 @@ class Compressed:
         if named.startswith("mxfp4"):
             return Floats4("weight_packed", POWERS[1:], 32)
         per = {"channel": "row", "block": "block", "group": "group"}.get(weights.get("strategy", "tensor"), "tensor")
-        return Floats8("weight_scale", SCALES, per, block)
+        return Floats8("weight_scale", SCALES, per, block, inputs=inputs)
+
+
+def _inputs(settings: dict[str, Any]) -> str:
+    """How Floats8 treats the inputs of a group of modules."""
+    return "token" if settings.get("type") == "float" and settings.get("num_bits", 8) == 8 else "kept"
 
 
 def _packed(headers: Headers, columns: int, size: int | None) -> Stored:

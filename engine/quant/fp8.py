@@ -1,6 +1,7 @@
 """fp8: weights as float8_e4m3fn, in Hugging Face's names and in Mistral's; w = code * scale, "inv" or not.
 
 weight [N, K]    weight_scale_inv [ceil(N / 128), ceil(K / 128)], or a number: weight_scale(_inv), scale, qscale_weight
+Inputs are quantised per token, with blocks per 128 columns of it (`ue8m0`: by powers of two), or by input_scale.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 from engine.checkpoint.section import Section
 from engine.errors import ConfigError
 from engine.quant.base import Headers
+from engine.quant.floats8 import Floats8, floats8
 from engine.quant.names import is_left_out
-from engine.quant.stored import POWERS, SCALES, Floats8, floats8
+from engine.quant.stored import POWERS, SCALES
 
 SCALE_NAMES = ("weight_scale_inv", "weight_scale", "scale", "qscale_weight")
 
@@ -26,6 +28,7 @@ class Fp8:
         if found and (len(found) != 2 or any(type(size) is not int or size < 1 for size in found)):
             raise ConfigError(f"{settings.path}: weight_block_size={found} must be two sizes, as [128, 128]")
         self._block: tuple[int, int] | None = (found[0], found[1]) if found else None
+        self._powers = settings.values.get("scale_fmt") == "ue8m0"
         self._left_out = tuple(map(str, settings.items("modules_to_not_convert", ())))
 
     def stored(self, module: str, columns: int, headers: Headers | None) -> Floats8 | None:
@@ -33,11 +36,12 @@ class Fp8:
             if is_left_out(module, self._left_out):
                 return None
             if self._block is None:
-                return Floats8("weight_scale_inv", SCALES, "tensor")
-            return Floats8("weight_scale_inv", (*SCALES, *POWERS), "block", self._block)
+                return Floats8("weight_scale_inv", SCALES, "tensor", inputs="token")
+            scales = (*SCALES, *POWERS)
+            return Floats8("weight_scale_inv", scales, "block", self._block, inputs="token", powers=self._powers)
         if "weight" not in headers or headers["weight"].dtype != "F8_E4M3":
             return None
         scale = next((name for name in SCALE_NAMES if name in headers), None)
         if scale is None:
             raise ConfigError(f"FP8 codes without a scale; one of {', '.join(SCALE_NAMES)} is needed")
-        return floats8(scale, headers, self._block or (128, 128))
+        return floats8(scale, headers, self._block or (128, 128), "token", self._powers)

@@ -3,18 +3,21 @@
     FP8     weight [N, K] e4m3   weight_scale [], [N] or [N / 128, 1, K / 128, 1]   input_scale []
     NVFP4   weight [N, K / 2]    weight_scale [N, K / 16] e4m3                      weight_scale_2 []
 
-NVFP4's inputs are kept, as with W4A16_NVFP4.
+NVFP4's inputs are kept, as with W4A16_NVFP4, and those of FP8 blocks; others are quantised per token or by input_scale.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import torch
 
 from engine.checkpoint.section import Section
 from engine.errors import ConfigError
 from engine.quant.base import Headers, Stored
+from engine.quant.floats8 import INPUT_SCALES, Floats8, floats8
 from engine.quant.names import is_left_out
-from engine.quant.stored import SCALES, Floats4, Floats8, extras, floats8
+from engine.quant.stored import SCALES, Floats4, extras
 
 FP8 = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO")
 FP4 = ("NVFP4", "W4A16_NVFP4")
@@ -39,12 +42,15 @@ class ModelOpt:
             if is_left_out(module, self._left_out):
                 return None
             if self._algorithm in FP8:
-                return Floats8("weight_scale", SCALES, PER[self._algorithm], BLOCK)
+                per = PER[self._algorithm]
+                return Floats8("weight_scale", SCALES, per, BLOCK, inputs="kept" if per == "block" else "token")
             return Floats4("weight", (torch.float8_e4m3fn,), 16, "weight_scale_2")
         if "weight_scale" not in headers or "weight" not in headers:
             return None
         if headers["weight"].dtype == "F8_E4M3":
-            return floats8("weight_scale", headers, BLOCK)
+            found = floats8("weight_scale", headers, BLOCK)
+            quantised = found.per == "row" or any(kind in headers for kind in INPUT_SCALES)
+            return replace(found, inputs="token") if quantised and found.per != "block" else found
         if headers["weight"].dtype == "U8" and "weight_scale_2" in headers:
             shape = headers["weight_scale_2"].shape
             extra = tuple(extras(headers, ("input_scale", "pre_quant_scale")).items())

@@ -3,21 +3,21 @@
 Owner: the thread that builds the model. In: the operator's word, the configuration. Out: the configuration that the
 model is built from. Online, each row of a decoder layer's matrix gets a scale of its own, its largest magnitude / 448;
 embeddings, the head, norms, routers, towers and experts that lie in one tensor stay. A part is quantised when its
-pieces are complete, so no second copy of the model is held.
+pieces are complete, so no second copy of the model is held. Inputs are quantised per token where units take FP8.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor
 
 from engine.checkpoint.section import Section
 from engine.errors import ConfigError
-from engine.kernels.gemm.codes import Codes, Kind
+from engine.kernels.gemm.codes import LARGEST, Codes, Inputs, Kind
 from engine.quant.base import Headers
 from engine.weights.table import FLOATS, Wanted
 
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from engine.model_config import ModelConfig
 
 ONLINE = "fp8 online"  # in the place of quant_method; no checkpoint says so
-LARGEST = 448.0  # of e4m3
 # Other servers' names of kernels for a method, and spellings.
 ALIASES = {
     "gptq_marlin": "gptq",
@@ -60,6 +59,8 @@ def requested(config: ModelConfig, word: str) -> ModelConfig:
 class Floats:
     """A matrix of floats that becomes codes."""
 
+    quantises_inputs: ClassVar[bool] = True
+
     def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
         return {"weight": Wanted((rows, columns), FLOATS, kept=torch.float8_e4m3fn)}
 
@@ -69,7 +70,7 @@ class Floats:
         most = wide.abs().amax(1, keepdim=True)
         scale = torch.where(most > 0, most / LARGEST, 1.0)
         values = (wide / scale).clamp_(-LARGEST, LARGEST).to(torch.float8_e4m3fn)  # beyond, the cast gives NaN
-        return Codes(Kind.E4M3, values.view(torch.uint8), scale, wide.shape[1])
+        return Codes(Kind.E4M3, values.view(torch.uint8), scale, wide.shape[1], inputs=Inputs(kind=Kind.E4M3))
 
 
 class Online:

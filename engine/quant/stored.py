@@ -1,4 +1,4 @@
-"""What dialects have in common: fields of packed words, scales of any dtype, matrices of FP8 and of FP4.
+"""What dialects have in common: fields of packed words, scales of any dtype, matrices of FP4.
 
 Owner: the thread that builds the model. In: tensors as the file has them. Out: codes and scales in the canonical form
 (kernels/gemm/codes.py). Scales keep their digits: bfloat16 stays, float16 becomes float32, FP8 and powers of two become
@@ -27,10 +27,10 @@ UNREAD = ("input_scale", "activation_scale", "input_global_scale", "qscale_act",
 def extras(headers: Headers | None, names: tuple[str, ...] = UNREAD) -> dict[str, Wanted]:
     """Tensors beside the codes that files may have, as the files have them."""
     found = {name: headers[name] for name in names if headers is not None and name in headers}
-    return {name: Wanted(info.shape, (_dtype(name, info),)) for name, info in found.items()}
+    return {name: Wanted(info.shape, (dtype_of(name, info),)) for name, info in found.items()}
 
 
-def _dtype(name: str, info: TensorInfo) -> torch.dtype:
+def dtype_of(name: str, info: TensorInfo) -> torch.dtype:
     if info.dtype not in DTYPES:
         raise ConfigError(f"{name} has dtype {info.dtype}; read are {', '.join(DTYPES)}")
     return DTYPES[info.dtype]
@@ -85,47 +85,6 @@ def checked_group(columns: int, group: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Floats8:
-    """E4M3 codes and a scale for the matrix, each row, each block of rows and columns, or each group of a row."""
-
-    scale: str  # the tensor's kind
-    scales: tuple[torch.dtype, ...]
-    per: str  # "tensor", "row", "block" or "group"
-    block: tuple[int, int] = (1, 1)
-    shape: Shape | None = None  # of the scale in the file, where it is spelled in another way
-    extra: tuple[tuple[str, Wanted], ...] = ()
-
-    def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
-        shape = {
-            "tensor": (),
-            "row": (rows, 1),
-            "block": (-(-rows // self.block[0]), -(-columns // self.block[1])),
-            "group": (rows, -(-columns // self.block[1])),
-        }[self.per]
-        if self.shape is not None and torch.Size(self.shape).numel() == torch.Size(shape).numel():
-            shape = self.shape
-        return {
-            "weight": Wanted((rows, columns), (torch.float8_e4m3fn,)),
-            self.scale: Wanted(shape, self.scales),
-            **dict(self.extra),
-        }
-
-    def read(self, tensors: Mapping[str, Tensor]) -> Codes:
-        values = tensors["weight"].view(torch.uint8)
-        rows, columns = values.shape
-        if bool(((values & 0x7F) == 0x7F).any()):
-            raise ConfigError("weight holds codes that are not numbers (0x7f or 0xff): fetch the files again")
-        scale = scale_of(self.scale, tensors[self.scale])
-        group = columns if self.per in ("tensor", "row") else self.block[1]
-        if self.per == "tensor":
-            scale = scale.reshape(1, 1).expand(rows, 1)
-        elif self.per == "block":
-            lines = -(-rows // self.block[0])
-            scale = scale.reshape(lines, -1).repeat_interleave(self.block[0], 0)[:rows]
-        return Codes(Kind.E4M3, values, scale.reshape(rows, -1).contiguous(), group)
-
-
-@dataclass(frozen=True, slots=True)
 class Floats4:
     """E2M1 codes, two in a byte, a scale per group of a row, and perhaps a scale for the matrix."""
 
@@ -154,21 +113,3 @@ class Floats4:
             whole = scale_of(self.whole, tensors[self.whole]).reshape(1)
             row_scale = (1 / whole if self.divides else whole).expand(len(values)).contiguous()
         return Codes(Kind.E2M1, values, scale, self.group, row_scale)
-
-
-def floats8(scale: str, headers: Headers, block: tuple[int, int]) -> Floats8:
-    """What the shape and the dtype of the scale in the file say."""
-    info, rows = headers[scale], headers["weight"].shape[0]
-    dtype = _dtype(scale, info)
-    shape = tuple(size for size in info.shape if size != 1)
-    blocks = (-(-rows // block[0]), -(-headers["weight"].shape[-1] // block[1]))
-    if torch.Size(info.shape).numel() == 1:
-        per = "tensor"
-    elif dtype in POWERS and info.shape[0] == rows:
-        per, block = "group", (1, 32)
-    elif shape == (rows,) and blocks != shape:
-        per = "row"
-    else:
-        per = "block"
-    allowed = (*SCALES, *POWERS) if per in ("block", "group") else SCALES
-    return Floats8(scale, allowed, per, block, info.shape, tuple(extras(headers).items()))

@@ -50,9 +50,9 @@ class Startup:
         self._launcher, self._layout = executor.launcher, executor.layout
 
     def compile(self, threads: int) -> None:
-        """Has the kernels of this model's steps compiled, several at a time, and products timed (gemm/algorithms).
+        """Has the kernels of this model's steps compiled, several at a time, and products timed.
 
-        A kernel that is met later compiles then.
+        gemm/algorithms and gemm/scaled time products. A kernel that is met later compiles then.
         """
         products: Products = {}
         with self._one_block(), self._model.abridged():
@@ -65,6 +65,7 @@ class Startup:
         self._accelerator.algorithms.autotune(
             products, lambda kind: sorted({rows for rows in timed if is_vendors(kind, rows)})
         )
+        self._accelerator.scaled.autotune(timed, self._model.dtype)
 
     def _walk(self, products: Products) -> None:
         """Launches of every kind; first the choice of tokens, whose kernels take longest to compile.

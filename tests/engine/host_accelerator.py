@@ -15,6 +15,7 @@ import torch
 from _fast.layout import GraphKind
 from _fast.plan import StepPlan
 from engine.kernels.gemm.algorithms import Algorithms
+from engine.kernels.gemm.scaled import ScaledProducts
 from engine.memory import DeviceMemory
 
 
@@ -107,6 +108,7 @@ class HostAccelerator:
     def __init__(self) -> None:
         self.device = torch.device("cpu")
         self.algorithms = Algorithms()
+        self.scaled = ScaledProducts()
         self._graphs: list[Callable[[], None]] = []
         self.freed = 0  # times that unused memory was given back
 

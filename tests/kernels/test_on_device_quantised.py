@@ -6,9 +6,15 @@ import pytest
 import torch
 
 from engine.kernels.gemm.codes import Codes, Inputs, Kind
+from engine.kernels.gemm.float8 import float8_product
+from engine.kernels.gemm.float8 import tile_of as float8_tile_of
+from engine.kernels.gemm.float8_weight import pack_float8
 from engine.kernels.gemm.group_weight import pack_groups
 from engine.kernels.gemm.groups import groups_product, tile_of
+from engine.kernels.gemm.quantise_floats import quantise_floats, quantise_floats_reference
 from engine.kernels.gemm.quantise_rows import quantise_rows, quantise_rows_reference
+from engine.kernels.gemm.scaled import ScaledProducts
+from engine.kernels.target import target
 from tests.kernels.test_group_panels import codes_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
@@ -57,3 +63,55 @@ def test_integers_meet_integers(static):
         groups_product(q[:rows], weight.weight, None, None, direct, scales[:rows], tile)
         assert torch.equal(got, direct)
         assert float((got.double() - want[:rows]).norm() / want[:rows].norm()) < LIMIT
+
+
+FLOATS = {"token": Inputs(kind=Kind.E4M3), "blocks": Inputs(kind=Kind.E4M3, group=128, powers=True)}
+
+
+@pytest.mark.parametrize("how", [*FLOATS, "number"])
+def test_rows_become_fp8(how):
+    inputs = FLOATS.get(how) or Inputs(torch.tensor(0.01, device="cuda"), Kind.E4M3)
+    x, gain = torch.randn(70, 4096, device="cuda", dtype=torch.bfloat16), torch.rand(4096, device="cuda").bfloat16()
+    x[3] = 0
+    for normed in (None, gain):
+        codes, scales = quantise_floats(x, inputs, normed, 1e-6)
+        wanted, wanted_scales = quantise_floats_reference(x, inputs, normed, 1e-6)
+        assert int((codes.int() - wanted.int()).abs().max()) <= 1
+        assert (codes == wanted).float().mean() > 0.99
+        torch.testing.assert_close(scales, wanted_scales, rtol=1e-2, atol=0)  # a norm may round to the other bfloat16
+
+
+@pytest.mark.skipif(not target().multiplies_float8, reason="no units for FP8")
+@pytest.mark.parametrize("invariant", [False, True])
+@pytest.mark.parametrize("how", FLOATS)
+@pytest.mark.parametrize(("width", "depth"), [(4096, 4096), (1040, 1536), (4096, 12288)])
+def test_fp8_meets_fp8(width, depth, how, invariant):
+    """By our kernel, and by the library where it was faster; timed products are captured in a graph."""
+    group, inputs, products = 128 if how == "blocks" else depth, FLOATS[how], ScaledProducts()
+    codes = on_device(codes_of(Kind.E4M3, width, depth, group, False))
+    codes = Codes(Kind.E4M3, codes.values, codes.scale.float(), group, inputs=inputs)
+    weight = pack_float8(codes, torch.randn(width, device="cuda"), torch.bfloat16, products, invariant)
+    x = torch.randn(300, depth, device="cuda", dtype=torch.bfloat16)
+    residual = torch.randn(300, width, device="cuda", dtype=torch.bfloat16)
+    q, scales = quantise_floats(x, inputs)
+    wide = scales.double().T.repeat_interleave(group, 1)[:, :depth]
+    want = (q.view(torch.float8_e4m3fn).double() * wide) @ codes.dense().T + weight.bias + residual
+    for timed in (False, True):
+        for rows in (1, 16, 17, 64, 65, 300):
+            runs = [weight.linear(x[:rows], None, residual[:rows]) for _ in range(3)]
+            assert float((runs[0].double() - want[:rows]).norm() / want[:rows].norm()) < 4e-3
+            assert all(torch.equal(runs[0], again) for again in runs[1:])
+            assert not invariant or torch.equal(runs[0][:1], weight.linear(x[:1], None, residual[:1]))
+        if not timed:
+            direct, tile = x.new_empty(300, width), float8_tile_of(None if invariant else 300, width, depth, 3)
+            float8_product(q, scales, weight.weight, weight.bias, residual, direct, tile)
+            assert torch.equal(direct, runs[0])
+            products.autotune((32, 64, 128, 300), torch.bfloat16)
+            librarys = [rows for rows in (32, 64, 128, 300) if products.is_librarys(rows, width, depth)]
+            print(f"FP8 {width} x {depth}, {how}: the library multiplies {librarys} rows")
+    graph, out = torch.cuda.CUDAGraph(), torch.empty_like(residual)
+    with torch.cuda.graph(graph):
+        weight.linear(x, out, residual)
+    out.zero_()
+    graph.replay()
+    assert torch.equal(out, weight.linear(x, None, residual))

@@ -14,7 +14,7 @@ import torch
 
 from engine.errors import ConfigError
 from engine.kernels.gemm import codes, pack
-from engine.quant import awq, base, compressed, compressed_integers, gptq, online, stored
+from engine.quant import awq, base, compressed, compressed_integers, floats8, gptq, online, stored
 from tests.models.harness import load
 from tests.quant.compared import check_weights
 from tests.quant.written import VARIANTS, write
@@ -104,7 +104,8 @@ def the_high_half_of_a_byte_comes_first(patch):
 
 @trap("ct mxfp4", "ct mxfp8", "fp8 blocks u8")
 def exponents_are_read_as_numbers(patch):
-    patch.setattr(stored, "scale_of", lambda kind, tensor: tensor.float())
+    for module in (floats8, stored):
+        patch.setattr(module, "scale_of", lambda kind, tensor: tensor.float())
 
 
 @trap("fp8 blocks", "fp8 blocks mixed", "ct float block", "modelopt fp8 blocks")
@@ -113,7 +114,7 @@ def a_block_is_what_shapes_divide_to(patch):
         scale = tensors[self.scale]
         return replace(self, block=(-(-len(tensors["weight"]) // len(scale)), self.block[1])), tensors
 
-    reads(patch, stored.Floats8, changed)
+    reads(patch, floats8.Floats8, changed)
 
 
 @trap("fp8 blocks", "fp8 tensor")
@@ -124,13 +125,13 @@ def a_scale_named_inverse_divides(patch):
         scale = original(kind, tensor)
         return torch.where(scale > 0, 1 / scale, 0) if kind.endswith("_inv") else scale
 
-    patch.setattr(stored, "scale_of", scale_of)
+    patch.setattr(floats8, "scale_of", scale_of)
 
 
 @trap("fp8 tensor", "ct float block")
 def scales_are_rounded_to_bfloat16(patch):
     original = stored.scale_of
-    patch.setattr(stored, "scale_of", lambda kind, tensor: original(kind, tensor).to(torch.bfloat16))
+    patch.setattr(floats8, "scale_of", lambda kind, tensor: original(kind, tensor).to(torch.bfloat16))
 
 
 @trap("fp8 tensor", "ct float tensor", "fp8 qscale_weight")

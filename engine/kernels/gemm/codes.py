@@ -8,12 +8,15 @@ Owner: the thread that builds the model. In: what a dialect (engine/quant) read.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
 import torch
 from torch import Tensor
+
+log = logging.getLogger(__name__)
 
 
 class Kind(Enum):
@@ -35,9 +38,12 @@ VALUES = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Inputs:
-    """The checkpoint quantises what it multiplies by to int8: per token, or by one scale for all."""
+    """The checkpoint quantises what it multiplies by: per token, by one scale for all, or per run of columns."""
 
     scale: Tensor | None = None  # [] float32; None: per token, as it comes
+    kind: Kind = Kind.INT8  # or E4M3
+    group: int = 0  # columns of a token that share a scale; 0: all
+    powers: bool = False  # scales are powers of two
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,6 +68,10 @@ class Codes:
             row_scale=None if self.row_scale is None else self.row_scale[index],
             zero=None if self.zero is None else self.zero[index],
         )
+
+    def with_kept_floats(self) -> Codes:
+        """The same without inputs in FP8, for products that keep their inputs."""
+        return replace(self, inputs=None) if self.inputs is not None and self.inputs.kind is Kind.E4M3 else self
 
     def dense(self) -> Tensor:
         """The matrix, [N, K] float64, columns as in the checkpoint."""
@@ -110,6 +120,7 @@ def joined(pieces: Sequence[Codes]) -> Codes:
         scale=torch.cat(scales if narrow else [scale.float() for scale in scales]),
         row_scale=row_scale,
         zero=zero,
+        inputs=_joined_inputs(pieces),
     )
 
 
@@ -126,9 +137,25 @@ def _same(left: Tensor | None, right: Tensor | None) -> bool:
 
 
 def _same_inputs(left: Inputs | None, right: Inputs | None) -> bool:
+    """Scales of FP8 may differ: joined matrices share the largest."""
     if left is None or right is None:
         return left is right
+    if (left.kind, left.group, left.powers) != (right.kind, right.group, right.powers):
+        return False
+    if left.kind is Kind.E4M3:
+        return (left.scale is None) == (right.scale is None)
     return _same(left.scale, right.scale)
+
+
+def _joined_inputs(pieces: Sequence[Codes]) -> Inputs | None:
+    first = pieces[0].inputs
+    if first is None or first.kind is not Kind.E4M3 or first.scale is None:
+        return first
+    given = [piece.inputs.scale for piece in pieces if piece.inputs is not None and piece.inputs.scale is not None]
+    scales = torch.stack(given)
+    if bool((scales != scales[0]).any()):
+        log.info("joined matrices have scales %s for their inputs: the largest is taken", scales.tolist())
+    return replace(first, scale=scales.amax())
 
 
 def quantised_int8(x: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -140,3 +167,22 @@ def quantised_int8(x: Tensor, scale: Tensor | None) -> tuple[Tensor, Tensor]:
     else:
         scales = scale.expand(len(x)).contiguous()
     return (wide / scales[:, None]).round_().clamp_(-128, 127), scales
+
+
+LARGEST = 448.0  # of e4m3
+
+
+def quantised_e4m3(x: Tensor, inputs: Inputs) -> tuple[Tensor, Tensor]:
+    """x [M, K] -> codes of e4m3, uint8 [M, K], and scales float32 [groups, M]."""
+    columns = x.shape[1]
+    size = inputs.group or columns
+    runs = torch.nn.functional.pad(x.float(), (0, -columns % size)).unflatten(1, (-1, size))
+    if inputs.scale is None:
+        most = runs.abs().amax(2)
+        scales = torch.where(most > 0, most / LARGEST, 1.0)
+    else:
+        scales = inputs.scale.expand(runs.shape[:2])
+    if inputs.powers:
+        scales = torch.exp2(torch.frexp(scales).exponent - (torch.frexp(scales).mantissa == 0.5).float())
+    values = (runs / scales[:, :, None]).clamp(-LARGEST, LARGEST).flatten(1)[:, :columns]  # beyond, the cast gives NaN
+    return values.to(torch.float8_e4m3fn).view(torch.uint8), scales.t().contiguous()

@@ -1,7 +1,7 @@
 """From the matrices of a checkpoint to a Weight, in the form that its place asks for.
 
 Owner: the thread that builds the model. In: matrices on the device, and a Placement, one for all weights of a model.
-Out: panels on a CPU; on an accelerator the matrix itself, in one of two forms. Quantised matrices have two forms more.
+Out: panels on a CPU; on an accelerator the matrix itself, in one of two forms. Quantised matrices have three more.
 """
 
 # ruff: noqa: PT018 (arguments are checked in few lines)
@@ -15,13 +15,16 @@ from torch import Tensor
 from engine.kernels.gemm.algorithms import Algorithms
 from engine.kernels.gemm.codes import Codes, alike, joined
 from engine.kernels.gemm.dense import DenseWeight
+from engine.kernels.gemm.float8_weight import pack_float8, takes
 from engine.kernels.gemm.group_panels import pack_group_panels
 from engine.kernels.gemm.group_weight import pack_groups
 from engine.kernels.gemm.invariant import InvariantWeight
 from engine.kernels.gemm.panels import pack_paired, pack_panels
 from engine.kernels.gemm.parts import PartsWeight
+from engine.kernels.gemm.scaled import ScaledProducts
 from engine.kernels.gemm.split_k import arrivals
 from engine.kernels.gemm.weight import Weight
+from engine.kernels.target import target
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,6 +35,8 @@ class Placement:
     device: str
     invariant: bool = False  # a row has the same bits in any company on an accelerator too (on a CPU it always has)
     algorithms: Algorithms = field(default_factory=Algorithms)  # of the accelerator
+    scaled: ScaledProducts = field(default_factory=ScaledProducts)  # likewise, of FP8
+    float8_units: bool = field(default_factory=lambda: target().multiplies_float8)  # inputs may meet FP8 codes as FP8
 
 
 def stacked(pieces: list[Tensor]) -> Tensor:
@@ -90,5 +95,7 @@ def pack_pieces(pieces: list[Codes | Tensor], bias: Tensor | None, placement: Pl
 
 def _pack_codes(codes: Codes, bias: Tensor | None, placement: Placement, gated: bool) -> Weight:
     if placement.device == "cpu":
-        return pack_group_panels(codes, bias, gated)
-    return pack_groups(codes, bias, placement.invariant)
+        return pack_group_panels(codes.with_kept_floats(), bias, gated)
+    if placement.float8_units and takes(codes):
+        return pack_float8(codes, bias, placement.dtype, placement.scaled, placement.invariant)
+    return pack_groups(codes.with_kept_floats(), bias, placement.invariant)

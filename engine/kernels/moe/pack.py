@@ -49,6 +49,7 @@ def _coded(
     codes: list[Codes], count: int, biases: Tensor | None, num_experts: int, placement: Placement
 ) -> CodedExperts:
     """All experts in one matrix of codes."""
+    codes = [matrix.with_kept_floats() for matrix in codes]
     if len(codes) < count or not alike(codes) or codes[0].order is not None or codes[0].inputs is not None:
         raise ConfigError(
             "experts of a layer are stored in different ways, by columns in an order of their own, or for inputs in "

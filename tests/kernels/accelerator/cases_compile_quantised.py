@@ -3,7 +3,10 @@
 import pytest
 import triton  # noqa: F401  (before any kernel file, so that they take it)
 
+from engine.kernels.gemm.float8 import float8_kernel
+from engine.kernels.gemm.float8 import tile_of as float8_tile_of
 from engine.kernels.gemm.groups import codes_kernel, tile_of
+from engine.kernels.gemm.quantise_floats import quantise_floats_kernel
 from engine.kernels.gemm.quantise_rows import quantise_rows_kernel
 from engine.kernels.gemm.widen import E2M1, E4M3, INT4, INT8
 from tests.kernels.accelerator.targets import cases, compiles
@@ -16,6 +19,15 @@ PRODUCT = {
 }  # fmt: skip
 EXACT = {**PRODUCT, "partial": "*i32", "x": "*i8", "codes": "*i8"}
 ROWS = {"out": "*i8", "scales": "*fp32", "x": T, "given": "*fp32", "width": "i32", "x_stride": "i32"}
+FLOATS8 = {
+    "out": T, "partial": "*fp32", "arrived": "*i32", "x": "*u8", "x_scales": "*fp32", "codes": "*u8", "scales": "*fp32",
+    "bias": "*fp32", "residual": T, "rows": "i32", "width": "i32", "depth": "i32", "groups": "i32", "parts": "i32",
+    "part_len": "i32",
+}  # fmt: skip
+FLOATS = {
+    "out": "*u8", "scales": "*fp32", "x": T, "gain": T, "given": "*fp32", "rows": "i32", "width": "i32",
+    "x_stride": "i32", "eps": "fp32",
+}  # fmt: skip
 
 
 def product(kind, rows, group, scales=True, zeros=False, exact=False, apart=False):
@@ -29,6 +41,28 @@ def product(kind, rows, group, scales=True, zeros=False, exact=False, apart=Fals
     return codes_kernel, EXACT if exact else PRODUCT, constants, {"num_warps": tile.warps, "num_stages": tile.stages}
 
 
+def floats8(rows, blocked, apart=False):
+    """Codes by codes, as a launch of so many rows has them."""
+    tile = float8_tile_of(rows, 4096, 4096, 2)
+    constants = {
+        "BLOCKED": blocked, "NATIVE": True, "KIND": E4M3, "BIAS": True, "RESIDUAL": True, "APART": apart,
+        "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "OVERLAP": True,
+    }  # fmt: skip
+    return float8_kernel, FLOATS8, constants, {"num_warps": tile.warps, "num_stages": tile.stages}
+
+
+def rows_to_floats(group, normed=False, static=False):
+    constants = {
+        "NORM": normed,
+        "STATIC": static,
+        "POWERS": bool(group),
+        "GROUP": group,
+        "BLOCK": 4096,
+        "OVERLAP": True,
+    }
+    return quantise_floats_kernel, FLOATS, constants, {"num_warps": 8}
+
+
 KERNELS = {
     "int4 128": product(INT4, 16, 128, apart=True),
     "int4 32 zeros": product(INT4, 64, 32, zeros=True),
@@ -38,6 +72,16 @@ KERNELS = {
     "e4m3 blocks": product(E4M3, 16, 128, apart=True),
     "quantised rows": (quantise_rows_kernel, ROWS, {"STATIC": False, "BLOCK": 1024, "OVERLAP": True}, {}),
     "quantised rows static": (quantise_rows_kernel, ROWS, {"STATIC": True, "BLOCK": 1024, "OVERLAP": True}, {}),
+    "fp8 rows, few": floats8(16, blocked=False, apart=True),
+    "fp8 rows, many": floats8(512, blocked=False),
+    "fp8 blocks, any": floats8(None, blocked=True),
+    "fp8 blocks, many": floats8(512, blocked=True),
+    "fp8 rows, any": floats8(None, blocked=False, apart=True),
+    "fp8 blocks, few": floats8(16, blocked=True, apart=True),
+    "rows to fp8": rows_to_floats(0),
+    "rows to fp8, normed": rows_to_floats(0, normed=True),
+    "rows to fp8, by a number": rows_to_floats(0, static=True),
+    "rows to fp8, by groups": rows_to_floats(128, normed=True),
 }
 
 

@@ -5,7 +5,9 @@ import torch
 import triton  # noqa: F401  (before any kernel file, so that they take it; TRITON_INTERPRET says in which mode)
 
 from engine.kernels.gemm.codes import FOUR_BITS, Codes, Inputs, Kind, decoded
+from engine.kernels.gemm.float8 import float8_product_reference, launch_float8_product
 from engine.kernels.gemm.groups import Tile, groups_product_reference, launch_groups_product, packed
+from engine.kernels.gemm.quantise_floats import launch_quantise_floats, quantise_floats_reference
 from engine.kernels.gemm.quantise_rows import launch_quantise_rows, quantise_rows_reference
 
 
@@ -68,3 +70,52 @@ def test_integers_meet_integers(static):
     launch_groups_product(whole, weight, None, None, got, scales, tile)
     groups_product_reference(whole, weight, None, None, want, scales, tile)
     torch.testing.assert_close(got, want, rtol=5e-7, atol=0)
+
+
+FLOATS = {
+    "token": Inputs(kind=Kind.E4M3),
+    "number": Inputs(torch.tensor(0.003), Kind.E4M3),
+    "groups": Inputs(kind=Kind.E4M3, group=128),
+    "powers": Inputs(kind=Kind.E4M3, group=128, powers=True),
+}
+
+
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("how", FLOATS)
+def test_rows_become_fp8(how, normed):
+    x, gain = torch.randn(6, 308)[:, :300], torch.rand(300) if normed else None
+    x[2], x[3], x[4, 128:] = 0, 1e-4 * x[3], 0  # zeros, and codes below the least exponent of a scale of 0.003
+    codes, scales = launch_quantise_floats(x, FLOATS[how], gain, 1e-5)
+    wanted, wanted_scales = quantise_floats_reference(x, FLOATS[how], gain, 1e-5)
+    if normed:  # the sums of squares are in another order
+        torch.testing.assert_close(scales, wanted_scales, rtol=1e-6, atol=0)
+        assert int((codes.int() - wanted.int()).abs().max()) <= 1
+        assert (codes == wanted).float().mean() > 0.99
+    else:
+        assert torch.equal(codes, wanted)
+        assert torch.equal(scales, wanted_scales)
+
+
+def test_every_float_becomes_its_nearest_fp8():
+    """All codes, the middles between neighbours, and what is just beside the middles."""
+    numbers = torch.arange(0x7F, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    middles = (numbers[1:] + numbers[:-1]) / 2
+    beside = torch.cat([torch.nextafter(middles, torch.tensor(to)) for to in (0.0, 500.0)])
+    x = torch.cat([numbers, middles, beside, torch.tensor([449.0, 1e30])])
+    x = torch.cat([x, -x])[None]
+    codes, _ = launch_quantise_floats(x, Inputs(torch.tensor(1.0), Kind.E4M3), None, 0)
+    assert torch.equal(codes, x.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8))
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("rows", [1, 20])
+@pytest.mark.parametrize("blocked", [False, True])
+def test_fp8_meets_fp8(blocked, rows, native):
+    weight = packed(codes_of(Kind.E4M3, 70, 700, 128 if blocked else 700))
+    x, x_scales = quantise_floats_reference(torch.randn(rows, 700), FLOATS["groups" if blocked else "token"], None, 0)
+    tile = Tile(16, 64, 128, 256, 1, 4)
+    for bias, residual in ((None, None), (torch.randn(70), torch.randn(rows, 70))):
+        got, want = torch.empty(rows, 70), torch.empty(rows, 70, dtype=torch.float64)
+        launch_float8_product(x, x_scales, weight, bias, residual, got, tile, native)
+        float8_product_reference(x, x_scales, weight, bias, residual, want, tile)
+        assert float((got.double() - want).norm() / want.norm()) < 1e-6

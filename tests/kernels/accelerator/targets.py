@@ -27,6 +27,7 @@ TARGETS = {
 
 # Where kernels may begin before the one before them has ended; elsewhere constants that are for CUDA alone are off.
 OVERLAPPING = {"sm_90", "sm_100"}
+FLOAT8 = {"sm_90", "sm_100", "gfx950"}  # whose matrix units take e4m3
 
 
 def compiles(
@@ -43,6 +44,8 @@ def compiles(
             name: 0 if name in ("OVERLAP", "AHEAD", "LEAD", "MATERIALISE") else value
             for name, value in constants.items()
         }
+    if target not in FLOAT8 and "NATIVE" in constants:
+        constants = {**constants, "NATIVE": False}
     types = {**signature, **dict.fromkeys(constants, "constexpr")}
     even = [
         number

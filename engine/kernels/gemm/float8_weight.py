@@ -1,0 +1,93 @@
+"""Float8Weight: FP8 codes of an accelerator that meet FP8 inputs, as the checkpoint quantises them.
+
+Inputs become codes in one kernel, with the norm in front where there is one; then codes meet codes, at every number of
+rows: a prefix that is computed again has the same bits. The library or gemm/float8 multiplies, as was found at the
+start (gemm/scaled). Users: quantised layers on devices whose units multiply e4m3.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.kernels.activation import Activation, glu
+from engine.kernels.gemm.codes import Codes, Inputs, Kind
+from engine.kernels.gemm.epilogue import Unscaled
+from engine.kernels.gemm.float8 import BLOCK, float8_product, tile_of
+from engine.kernels.gemm.groups import Packed, packed
+from engine.kernels.gemm.quantise_floats import quantise_floats
+from engine.kernels.gemm.scaled import ScaledProducts, library_product
+from engine.kernels.gemm.split_k import arrivals
+from engine.kernels.gemm.weight import Weight
+from engine.kernels.target import target
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Float8Weight(Weight):
+    """The weight of one layer."""
+
+    weight: Packed
+    inputs: Inputs
+    bias: Tensor | None  # [out_features] float32
+    narrow: Tensor | None  # the bias in the activations' dtype, for the library
+    products: ScaledProducts
+    invariant: bool  # a row has the same bits in any company
+
+    @property
+    def num_bytes(self) -> int:
+        extra = [tensor for tensor in (self.bias, self.narrow) if tensor is not None]
+        return sum(tensor.nbytes for tensor in (*self.weight.tensors(), *extra))
+
+    def dense(self) -> Tensor:
+        """A copy, float32."""
+        return self.weight.dense().float()
+
+    def dense_bias(self) -> Tensor | None:
+        return self.bias
+
+    def linear(self, x: Tensor, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+        """Two launches, three with a residual beside the library's product."""
+        rows, width = x if x.dim() == 2 else x.reshape(-1, x.shape[-1]), len(self.weight.codes)
+        y = x.new_empty(len(rows), width) if out is None else out.view(-1, width)
+        self._multiply(*quantise_floats(rows, self.inputs), None if residual is None else residual.view(-1, width), y)
+        return y.view(*x.shape[:-1], width) if out is None else out
+
+    def of_normed(
+        self, residual: Tensor, gain: Tensor, eps: float, prescaled: Unscaled | None, activation: Activation | None
+    ) -> Tensor:
+        y = residual.new_empty(len(residual), len(self.weight.codes))
+        self._multiply(*quantise_floats(residual, self.inputs, gain, eps), None, y)
+        return y if activation is None else glu(y, activation)
+
+    def _multiply(self, codes: Tensor, scales: Tensor, added: Tensor | None, y: Tensor) -> None:
+        rows, width, depth = len(codes), len(self.weight.codes), self.weight.depth
+        self.products.record(self.weight)
+        if not self.invariant and self.products.is_librarys(rows, width, depth):
+            library_product(codes, scales, self.weight, self.narrow, added, y)
+        else:
+            stages = 3 if target().loads_past_registers else 2
+            tile = tile_of(None if self.invariant else rows, width, depth, stages)
+            float8_product(codes, scales, self.weight, self.bias, added, y, tile)
+
+
+def takes(codes: Codes) -> bool:
+    """Whether these codes and their inputs have scales that meet: both per row, or both per 128 columns."""
+    if codes.inputs is None or codes.inputs.kind is not Kind.E4M3 or codes.kind is not Kind.E4M3:
+        return False
+    if codes.scale.shape[1] == 1 and codes.inputs.group == 0:
+        return True
+    return codes.group == codes.inputs.group == BLOCK and codes.row_scale is None
+
+
+def pack_float8(
+    codes: Codes, bias: Tensor | None, dtype: torch.dtype, products: ScaledProducts, invariant: bool
+) -> Float8Weight:
+    """From the canonical form, which `takes` has let pass."""
+    assert codes.inputs is not None
+    if codes.values.is_cuda:
+        arrivals(codes.values.device)  # allocated here, since a product may first run while a graph is captured
+    wide = None if bias is None else bias.float()
+    narrow = None if bias is None else bias.to(dtype)
+    return Float8Weight(packed(codes), codes.inputs, wide, narrow, products, invariant)

@@ -1,0 +1,104 @@
+"""Rows to FP8 (e4m3): q[m, k] = e4m3(clamp(x[m, k] / s, -448, 448)), rounded to the nearest, ties to even.
+
+s is the largest magnitude / 448 of the row, or of each 128 columns of it, or one given number; a row or a run of zeros
+has scale 1; with `powers` s is the next power of two. With a gain the rows are normed first, as kernels/norm does, and
+rounded to x's dtype: one kernel instead of two. Users: gemm/float8_weight, where the checkpoint quantises inputs so.
+"""
+
+# ruff: noqa: PT018 (a launcher checks in few lines)
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.kernels.gemm.codes import Inputs, quantised_e4m3
+from engine.kernels.norm import rms_norm_reference
+from engine.kernels.pdl import grid_wait, launch_options
+from engine.kernels.target import tl, triton
+
+
+@triton.jit
+def e4m3_codes(values):
+    """float32 of magnitudes up to 448 -> the bits of e4m3 in uint8; by integers, which every target has."""
+    bits = values.to(tl.uint32, bitcast=True)
+    magnitude = bits & 0x7FFFFFFF
+    rounded = (magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20  # exponent and three bits, 127 added to it
+    # Below 2^-6 a code is a multiple of 2^-9: adding 1.5 * 2^23 leaves no room for a fraction.
+    small = (tl.abs(values) * 512.0 + 12582912.0) - 12582912.0
+    code = tl.where(tl.abs(values) < 0.015625, small.to(tl.uint32), rounded - 960)
+    return (code | (bits >> 31 << 7)).to(tl.uint8)
+
+
+@triton.jit
+def quantise_floats_kernel(
+    out,  # [rows, width] uint8
+    scales,  # [groups, rows] float32
+    x,  # [rows, width], rows x_stride apart
+    gain,  # [width] when NORM
+    given,  # [] float32 when STATIC
+    rows,
+    width,
+    x_stride,
+    eps,
+    NORM: tl.constexpr,
+    STATIC: tl.constexpr,
+    POWERS: tl.constexpr,
+    GROUP: tl.constexpr,  # columns that share a scale; 0: all
+    BLOCK: tl.constexpr,  # power of two >= width, at least GROUP
+    OVERLAP: tl.constexpr,
+):
+    """One row per program, in registers."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, BLOCK)
+    inside = column < width
+    gains = 0.0
+    if NORM:
+        gains = tl.load(gain + column, mask=inside, other=0.0).to(tl.float32)
+    grid_wait(OVERLAP)
+    kept = tl.load(x + row * x_stride + column, mask=inside, other=0.0)
+    values = kept.to(tl.float32)
+    if NORM:
+        values = values * (1.0 / tl.sqrt_rn(tl.sum(values * values, 0) / width + eps)) * gains
+        values = values.to(kept.dtype).to(tl.float32)
+    RUN: tl.constexpr = GROUP if GROUP else BLOCK
+    runs = tl.reshape(values, [BLOCK // RUN, RUN])
+    number = tl.arange(0, BLOCK // RUN)
+    if STATIC:
+        scale = tl.load(given + number * 0)
+    else:
+        most = tl.max(tl.abs(runs), 1)
+        scale = tl.where(most > 0, tl.fdiv(most, 448.0), 1.0)
+    if POWERS:  # the exponent, and one more where there is a fraction
+        bits = scale.to(tl.uint32, bitcast=True)
+        scale = (((bits + 0x7FFFFF) >> 23) << 23).to(tl.float32, bitcast=True)
+    tl.store(scales + number * rows + row, scale, mask=number * RUN < width)
+    scaled = tl.minimum(tl.maximum(tl.fdiv(runs, tl.broadcast_to(scale[:, None], runs.shape)), -448.0), 448.0)
+    tl.store(out + row * width + column, tl.reshape(e4m3_codes(scaled), [BLOCK]), mask=inside)
+
+
+def quantise_floats(x: Tensor, inputs: Inputs, gain: Tensor | None = None, eps: float = 0.0) -> tuple[Tensor, Tensor]:
+    """x [M, K] with contiguous rows -> codes uint8 [M, K], scales float32 [groups, M]; with gain [K] of norm(x)."""
+    if x.is_cuda:
+        return launch_quantise_floats(x, inputs, gain, eps)
+    return quantise_floats_reference(x, inputs, gain, eps)
+
+
+def launch_quantise_floats(x: Tensor, inputs: Inputs, gain: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    """The kernel; arguments as `quantise_floats`."""
+    rows, width = x.shape
+    assert x.stride(1) == 1 and (gain is None or len(gain) == width)
+    out = torch.empty(rows, width, dtype=torch.uint8, device=x.device)
+    groups = -(-width // inputs.group) if inputs.group else 1
+    scales = torch.empty(groups, rows, dtype=torch.float32, device=x.device)
+    block = max(inputs.group, triton.next_power_of_2(width))
+    if rows:
+        quantise_floats_kernel[(rows,)](
+            out, scales, x, x if gain is None else gain, scales if inputs.scale is None else inputs.scale, rows, width,
+            x.stride(0), eps, NORM=gain is not None, STATIC=inputs.scale is not None, POWERS=inputs.powers,
+            GROUP=inputs.group, BLOCK=block, num_warps=min(16, max(1, block // 512)), **launch_options(),
+        )  # fmt: skip
+    return out, scales
+
+
+def quantise_floats_reference(x: Tensor, inputs: Inputs, gain: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+    return quantised_e4m3(x if gain is None else rms_norm_reference(x, gain, eps), inputs)

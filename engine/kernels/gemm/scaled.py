@@ -1,0 +1,123 @@
+"""ScaledProducts: which products of FP8 codes the vendor's library multiplies; timed before graphs, and checked.
+
+Owner: the device thread; each accelerator has its own. After the start nothing changes. The library multiplies codes
+with a scale per row of either side; other scales, few rows and --deterministic are for gemm/float8. A number of rows is
+the library's only where its product was faster at the start and equal to ours but for rounding: a library that reads
+scales in another order would be wrong in silence.
+
+    a walk through the model's steps -> record: weights by shape -> autotune: time and check each
+    Float8Weight -> is_librarys: whether so many rows are the library's
+"""
+
+from __future__ import annotations
+
+import bisect
+import functools
+import logging
+import math
+from collections.abc import Iterable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from engine.kernels.gemm.algorithms import BYTES, COLD, ENOUGH, FLOPS, LEAST_WEIGHT, TORCHS, Run, quickest, seconds
+from engine.kernels.gemm.float8 import float8_product, tile_of
+from engine.kernels.gemm.groups import Packed
+from engine.kernels.target import target
+
+log = logging.getLogger(__name__)
+
+OURS, LIBRARYS = TORCHS, b"library"  # the rivals' names in `quickest`, whose first needs no gain
+LEAST_ROWS = 17  # up to 16 rows time is the reading of the weights
+MULTIPLE = 16  # of both sides of a weight, which the library wants
+AGREEMENT = 1e-2  # relative norm of what two ways may differ by: both round their results
+Shape = tuple[int, int]  # width, depth
+
+
+class ScaledProducts:
+    """The choices of one accelerator."""
+
+    def __init__(self) -> None:
+        self._chosen: dict[Shape, dict[int, bool]] = {}  # by rows: whether they are the library's
+        self._sizes: dict[Shape, list[int]] = {}  # the rows of `_chosen`, in order
+        self._recorded: dict[Shape, list[Packed]] | None = {}  # None: timed
+
+    def record(self, weight: Packed) -> None:
+        """A product that `autotune` will time, if it has not yet."""
+        if self._recorded is None:
+            return
+        shape = (len(weight.codes), weight.depth)
+        if weight.scales is not None or any(side % MULTIPLE for side in shape) or math.prod(shape) < LEAST_WEIGHT:
+            return
+        known = self._recorded.setdefault(shape, [])
+        if all(other.codes is not weight.codes for other in known):
+            known.append(weight)
+
+    def is_librarys(self, rows: int, width: int, depth: int) -> bool:
+        """Whether the library multiplies so many rows: as was found for the next number that was timed."""
+        sizes = self._sizes.get((width, depth))
+        if not sizes or rows < LEAST_ROWS:
+            return False
+        return self._chosen[width, depth][sizes[min(bisect.bisect_left(sizes, rows), len(sizes) - 1)]]
+
+    def autotune(self, sizes: Iterable[int], dtype: torch.dtype) -> None:
+        """Settles what was recorded for these numbers of rows, of results in `dtype`."""
+        wanted = sorted({rows for rows in sizes if rows >= LEAST_ROWS})
+        recorded, self._recorded = self._recorded or {}, None
+        for (width, depth), weights in recorded.items():
+            try:
+                self._chosen[width, depth] = {rows: _is_faster(weights, rows, dtype) for rows in wanted}
+            except RuntimeError as error:  # a library that has no such product
+                log.warning("products: FP8 %d x %d cannot be timed (%s): ours multiply", width, depth, error)
+                continue
+            self._sizes[width, depth] = wanted
+
+
+def library_product(
+    x: Tensor, x_scales: Tensor, weight: Packed, bias: Tensor | None, residual: Tensor | None, out: Tensor
+) -> None:
+    """As `float8_product`, by the library, with a scale per row; bias [N] of out's dtype."""
+    assert weight.row_scales is not None and weight.scales is None, "a scale per row of the weight"  # noqa: PT018
+    e4m3 = torch.float8_e4m3fn
+    x, codes = x.view(e4m3), weight.codes.view(e4m3).t()
+    scales = {"scale_a": x_scales.view(-1, 1), "scale_b": weight.row_scales.view(1, -1)}
+    # The library's fast accumulation keeps 14 bits of a sum.
+    if residual is None:
+        torch._scaled_mm(x, codes, **scales, bias=bias, out_dtype=out.dtype, use_fast_accum=False, out=out)
+    else:
+        product = torch._scaled_mm(x, codes, **scales, bias=bias, out_dtype=out.dtype, use_fast_accum=False)
+        torch.add(residual, product, out=out)
+
+
+def _is_faster(weights: list[Packed], rows: int, dtype: torch.dtype) -> bool:
+    """Whether the library's product takes less time than ours, and says the same."""
+    first = weights[0]
+    width, depth = len(first.codes), first.depth
+    device = first.codes.device
+    x = torch.randint(0, 0x50, (rows, depth), dtype=torch.uint8, device=device)  # codes up to 32
+    scales = torch.ones(1, rows, device=device)
+    found, wanted = (torch.empty(rows, width, dtype=dtype, device=device) for _ in range(2))
+    tile = tile_of(rows, width, depth, 3 if target().loads_past_registers else 2)
+    library_product(x, scales, first, None, None, found)
+    float8_product(x, scales, first, None, None, wanted, tile)
+    error = float((found.float() - wanted.float()).norm() / wanted.float().norm().clamp(min=1e-20))
+    if not error < AGREEMENT:
+        log.warning(
+            "products: the library's FP8 %d x %d of %d rows is %.2g off: ours multiply", width, depth, rows, error
+        )
+        return False
+    codes = [weight.codes for weight in weights]
+    while sum(one.nbytes for one in codes) < COLD:
+        codes.append(first.codes.clone())
+
+    def run(way: object, one: Tensor) -> None:
+        weight = replace(first, codes=one)
+        if way is LIBRARYS:
+            library_product(x, scales, weight, None, None, found)
+        else:
+            float8_product(x, scales, weight, None, None, found, tile)
+
+    runs: dict[bytes, Run] = {way: functools.partial(run, way) for way in (OURS, LIBRARYS)}
+    times = math.ceil(ENOUGH / max(2 * rows * width * depth / FLOPS, width * depth / BYTES))
+    return quickest(runs, lambda rivals: seconds(rivals, codes, times), gain=1.0) == LIBRARYS

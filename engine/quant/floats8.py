@@ -1,0 +1,101 @@
+"""Matrices of FP8 (e4m3) with a scale each, per row, per block or per group of a row; and how their inputs are made.
+
+Owner: the thread that builds the model. In: tensors as the file has them. Out: codes in the canonical form
+(kernels/gemm/codes.py). Devices without units for FP8 keep the inputs as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.errors import ConfigError
+from engine.kernels.gemm.codes import Codes, Inputs, Kind
+from engine.quant.base import Headers
+from engine.quant.stored import POWERS, SCALES, dtype_of, extras, scale_of
+from engine.weights.table import Shape, Wanted
+
+INPUT_SCALES = ("input_scale", "activation_scale", "qscale_act")  # one number for all inputs of a matrix
+
+
+@dataclass(frozen=True, slots=True)
+class Floats8:
+    """E4M3 codes and a scale for the matrix, each row, each block of rows and columns, or each group of a row."""
+
+    scale: str  # the tensor's kind
+    scales: tuple[torch.dtype, ...]
+    per: str  # "tensor", "row", "block" or "group"
+    block: tuple[int, int] = (1, 1)
+    shape: Shape | None = None  # of the scale in the file, where it is spelled in another way
+    extra: tuple[tuple[str, Wanted], ...] = ()
+    inputs: str = "kept"  # or "token": quantised as they come, by a scale in the file where it has one
+    powers: bool = False  # their scales are powers of two
+
+    @property
+    def quantises_inputs(self) -> bool:
+        """Whether inputs become FP8 where the device's units take it."""
+        return self.inputs != "kept" and self.per != "group"
+
+    def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
+        shape = {
+            "tensor": (),
+            "row": (rows, 1),
+            "block": (-(-rows // self.block[0]), -(-columns // self.block[1])),
+            "group": (rows, -(-columns // self.block[1])),
+        }[self.per]
+        if self.shape is not None and torch.Size(self.shape).numel() == torch.Size(shape).numel():
+            shape = self.shape
+        return {
+            "weight": Wanted((rows, columns), (torch.float8_e4m3fn,)),
+            self.scale: Wanted(shape, self.scales),
+            **dict(self.extra),
+        }
+
+    def read(self, tensors: Mapping[str, Tensor]) -> Codes:
+        values = tensors["weight"].view(torch.uint8)
+        rows, columns = values.shape
+        if bool(((values & 0x7F) == 0x7F).any()):
+            raise ConfigError("weight holds codes that are not numbers (0x7f or 0xff): fetch the files again")
+        scale = scale_of(self.scale, tensors[self.scale])
+        group = columns if self.per in ("tensor", "row") else self.block[1]
+        if self.per == "tensor":
+            scale = scale.reshape(1, 1).expand(rows, 1)
+        elif self.per == "block":
+            lines = -(-rows // self.block[0])
+            scale = scale.reshape(lines, -1).repeat_interleave(self.block[0], 0)[:rows]
+        scale = scale.reshape(rows, -1).contiguous()
+        return Codes(Kind.E4M3, values, scale, group, inputs=self._inputs(tensors))
+
+    def _inputs(self, tensors: Mapping[str, Tensor]) -> Inputs | None:
+        if not self.quantises_inputs:
+            return None
+        if self.per == "block":
+            return Inputs(kind=Kind.E4M3, group=self.block[1], powers=self.powers)
+        given = next((scale_of(kind, tensors[kind]) for kind in INPUT_SCALES if kind in tensors), None)
+        if given is None:
+            return Inputs(kind=Kind.E4M3)
+        most = given.float().amax()
+        return Inputs(torch.where(most > 0, most, 1.0), Kind.E4M3)  # 0: the inputs that were seen were all zero
+
+
+def floats8(
+    scale: str, headers: Headers, block: tuple[int, int], inputs: str = "kept", powers: bool = False
+) -> Floats8:
+    """What the shape and the dtype of the scale in the file say."""
+    info, rows = headers[scale], headers["weight"].shape[0]
+    dtype = dtype_of(scale, info)
+    shape = tuple(size for size in info.shape if size != 1)
+    blocks = (-(-rows // block[0]), -(-headers["weight"].shape[-1] // block[1]))
+    if torch.Size(info.shape).numel() == 1:
+        per = "tensor"
+    elif dtype in POWERS and info.shape[0] == rows:
+        per, block = "group", (1, 32)
+    elif shape == (rows,) and blocks != shape:
+        per = "row"
+    else:
+        per = "block"
+    allowed = (*SCALES, *POWERS) if per in ("block", "group") else SCALES
+    return Floats8(scale, allowed, per, block, info.shape, tuple(extras(headers).items()), inputs, powers)
