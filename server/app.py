@@ -27,6 +27,7 @@ from server.routes import (
     messages,
     models,
     playground,
+    realtime,
     render,
     rerank,
     responses,
@@ -49,6 +50,9 @@ def make_app(state: AppState) -> ASGIApp:
     plain = {(method, line.path): line.app for line in routes if "{" not in line.path for method in line.methods or ()}
 
     async def root(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await socket(scope, receive)
+            return
         app = plain.get((scope["method"], scope["path"]))
         if app is not None:  # no need to try one pattern after another
             await app(scope, receive, send)
@@ -68,6 +72,13 @@ def routes_of(config: Config) -> list[Route]:
         *([dev.ROUTES] if server.enable_dev_endpoints else []),
     ]
     return [line for lines in (*(family.ROUTES for family in FAMILIES), *switched) for line in lines]
+
+
+async def socket(scope: Scope, receive: Receive) -> None:
+    """The one path that takes WebSockets."""
+    if scope["path"] != realtime.PATH:
+        raise not_found(f"there is no such path for WebSockets; {realtime.PATH} is one")
+    await realtime.realtime(scope["exchange"], scope, receive)
 
 
 async def unknown_path(scope: Scope, receive: Receive, send: Send) -> None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.errors import ConfigError
 from server.config import ChatConfig, Config
+from server.http.websocket import import_sockets
 from server.metrics import exposition
 from server.output.parser import Parsers
 from server.output.parser_choice import check_names, choose_parsers
@@ -177,6 +178,8 @@ def complete(state: AppState) -> None:
     }
     engine.on_step = metrics.step
     if state.media is not None:
+        if "audio" in engine.model.modalities:
+            state.pool.submit(import_sockets)  # while nobody waits for them
         cache = state.media.cache
         metrics.mm_cache = lambda: (cache.queries, cache.hits)
 

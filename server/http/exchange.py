@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mm.errors import MediaError
 from server.errors import ApiError, from_media, from_render, internal, not_found, unavailable
+from server.http.websocket import accepting, as_exchange_scope, refusing
 from server.render.errors import RenderError
 from server.request_times import Generation, RequestTimes
 from server.state import AppState, OpenAnswer
@@ -135,6 +136,11 @@ class Exchange:
             self.answered = True
         await self.raw_send(message)
 
+    async def accept(self, scope: Scope) -> None:
+        """Opens a WebSocket; from here on errors are events."""
+        self.started, self.status = True, 101
+        await self.raw_send(accepting(scope, self.headers))
+
     async def answer(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
         """A whole answer in one go."""
         sized = [*headers, (b"content-length", str(len(body)).encode())]
@@ -185,9 +191,11 @@ class Exchanges:
         self.state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self.other(scope, receive, send)
-            return
+        if scope["type"] == "lifespan":
+            raise RuntimeError("server/hosted.py has the app with a lifespan")
+        if scope["type"] == "websocket":
+            as_exchange_scope(scope)
+            send = refusing(send)
         exchange = Exchange(scope, send, self.state)
         scope["exchange"] = exchange
         self.state.open_exchanges.add(exchange)
@@ -228,14 +236,6 @@ class Exchanges:
         if exchange.started:  # an answer is half sent and cannot be repaired; uvicorn closes the connection
             raise RuntimeError("answer cut short") from None
         await exchange.refuse(error.with_traceback(None))
-
-    async def other(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Lifespan messages are hosted.py's; WebSockets have no route yet."""
-        if scope["type"] == "websocket":
-            await receive()
-            await send({"type": "websocket.close", "code": 1008})
-        elif scope["type"] == "lifespan":
-            raise RuntimeError("server/hosted.py has the app with a lifespan")
 
     def note(self, exchange: Exchange) -> None:
         """Metrics and one log line."""

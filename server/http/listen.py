@@ -17,6 +17,7 @@ from starlette.types import ASGIApp
 
 from server.config import Config
 from server.http.protocol import with_limits
+from server.http.websocket import MAX_MESSAGE, socket_protocol
 
 BACKLOG = 2048
 
@@ -91,7 +92,9 @@ def make_listener(config: Config, app: ASGIApp) -> Listener:
         app,
         loop="none",
         http=with_limits(limits),
-        ws="none",
+        ws=socket_protocol,  # type: ignore[arg-type]
+        ws_max_size=MAX_MESSAGE,
+        ws_per_message_deflate=False,
         lifespan="off",
         interface="asgi3",
         log_config=None,

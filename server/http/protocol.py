@@ -127,6 +127,12 @@ class Connection(HttpToolsProtocol):
         self.in_head = False
         self.in_body = True
         super().on_headers_complete()  # the app begins in a later turn of the loop
+        if self.parser.should_upgrade() and self._should_upgrade():
+            self.in_body = False
+            if self.unanswered:  # a socket's frames would follow an answer that is still to come
+                self.refusal = ApiError(400, "invalid_request", "a WebSocket begins on a connection of its own")
+                raise HeaderLimit
+            return
         self.unanswered.append(self.cycle)
         self.scope["extensions"][CHUNK] = chunk_writer(self.cycle)  # type: ignore[assignment]
         self.scope["extensions"][LINE] = partial(line_of, self.cycle)  # type: ignore[assignment]

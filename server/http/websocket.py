@@ -1,0 +1,58 @@
+"""WebSocket: one as an Exchange, so that host, origin, key and phase are checked as for any request.
+
+Owner: loop. In: an ASGI scope of a WebSocket. Out: the exchange that its handler gets. Until the socket is accepted a
+refusal is an HTTP answer with its status and body; behind that, errors are the handler's events. Browsers, which can
+send no header with a socket, give the key as the subprotocol that OpenAI's clients use.
+
+    connect -> Edge, Gate -> handler: accept -> receive, send ... -> close
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from starlette.types import Message, Scope, Send
+
+METHOD = "WEBSOCKET"  # in the place of a request's method: never safe in the sense of GET, so origins are checked
+MAX_MESSAGE = 4 << 20  # bytes
+KEY_PROTOCOL = b"openai-insecure-api-key."
+PROTOCOL = "realtime"
+
+
+def socket_protocol(**given: Any) -> asyncio.Protocol:
+    """What speaks on a connection that becomes a WebSocket; imported with the first, or by `import_sockets`."""
+    return import_sockets()(**given)
+
+
+def import_sockets() -> type[asyncio.Protocol]:
+    """Uvicorn's protocol: its library takes a twentieth of a second to import, which no start should wait for."""
+    from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+    return WebSocketsSansIOProtocol
+
+
+def as_exchange_scope(scope: Scope) -> None:
+    """Gives a socket's scope what checks of requests read."""
+    scope["method"] = METHOD
+    offered = [name.encode("latin-1") for name in scope.get("subprotocols", ())]
+    keys = [name[len(KEY_PROTOCOL) :] for name in offered if name.startswith(KEY_PROTOCOL)]
+    if keys and not any(name == b"authorization" for name, _ in scope["headers"]):
+        scope["headers"] = [*scope["headers"], (b"authorization", b"Bearer " + keys[0])]
+
+
+def refusing(send: Send) -> Send:
+    """Answers of a socket that is refused, in ASGI's words for them; what a socket says otherwise passes by."""
+
+    async def told(message: Message) -> None:
+        if message["type"].startswith("http."):
+            message = {**message, "type": "websocket." + message["type"]}
+        await send(message)
+
+    return told
+
+
+def accepting(scope: Scope, headers: list[tuple[bytes, bytes]]) -> Message:
+    """The message that opens a socket."""
+    chosen = PROTOCOL if PROTOCOL in scope.get("subprotocols", ()) else None
+    return {"type": "websocket.accept", "subprotocol": chosen, "headers": headers}

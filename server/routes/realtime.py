@@ -1,0 +1,44 @@
+"""/v1/realtime (API.md section 15): transcription sessions over a WebSocket, in the form of OpenAI's.
+
+Owner: loop. In: a socket that has passed the checks of the edge. Out: a session (server/speech/realtime), or a refusal
+with its status before the socket is accepted.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qs
+
+from starlette.types import Receive, Scope
+
+from server.errors import invalid, not_here
+from server.http.exchange import Exchange
+from server.routes.audio import task_of
+from server.routes.endpoint import POOLS, check_model
+from server.schema.audio import TranscriptionForm
+from server.speech.choose import hearer_of
+from server.speech.hearer import Task
+from server.speech.realtime import RealtimeSession
+
+PATH = "/v1/realtime"
+
+
+async def realtime(exchange: Exchange, scope: Scope, receive: Receive) -> None:
+    """Until the client leaves."""
+    exchange.route = PATH
+    if exchange.state.engine.limits.pools:
+        raise not_here(None, POOLS)
+    query = parse_qs(scope["query_string"].decode("latin-1"), max_num_fields=16)
+    intent = query.get("intent", ["transcription"])[-1]
+    if intent != "transcription":
+        raise invalid("intent", "intent: this server holds transcription sessions only; leave it out")
+
+    def checked(form: TranscriptionForm) -> Task:
+        check_model(exchange.state, form.model)
+        return task_of(exchange, form, "")
+
+    named = query.get("model")
+    form = TranscriptionForm(model=named[-1] if named else exchange.state.names[0])
+    hearer_of(exchange, checked(form))  # raises where the model hears nothing
+    await receive()  # websocket.connect
+    await exchange.accept(scope)
+    await RealtimeSession(exchange, receive, form, checked).run()

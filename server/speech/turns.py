@@ -1,0 +1,77 @@
+"""Turns: where speech begins and ends in sound that arrives bit by bit, by its energy.
+
+Owner: a realtime session, one thread at a time. In: float32 samples, mono, as they come. Out: edges, in samples since
+the beginning. Loudness is the root mean square of frames of 20 ms (mm/transform/quiet). A frame is loud above a level
+and well above the quietest frame of the last seconds, so that steady noise is no speech.
+
+    loudness   .__/^^^\\_/^^\\________________
+    edges       [ started            ] stopped, `silence` behind the last loud frame
+                ^ `padding` before the first loud frame
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from mm.transform.quiet import FRAME_S, loudness
+
+LEVEL = 0.02  # of full scale, at a threshold of 1: what is below -40 dB is no speech at 0.5
+ABOVE_NOISE = 3.0  # times the quietest frame
+REMEMBERED = 150  # frames whose quietest tells the noise
+LOUD_FRAMES = 2  # in a row that begin a turn
+
+
+@dataclass(frozen=True, slots=True)
+class Vad:
+    """How turns are found; the client's, within bounds."""
+
+    threshold: float = 0.5
+    prefix_padding_ms: int = 300
+    silence_duration_ms: int = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """A turn begins or ends; samples since the beginning."""
+
+    begins: bool
+    at: int
+
+
+class TurnFinder:
+    """The edges of one stream of sound."""
+
+    def __init__(self, rate: int, vad: Vad, start: int = 0) -> None:
+        """`start`: samples that came before."""
+        self.padding = rate * vad.prefix_padding_ms // 1000
+        self.speaking = False
+        self._frame = int(rate * FRAME_S)
+        self._silence = max(1, round(vad.silence_duration_ms / 1000 / FRAME_S))  # frames
+        self._level = LEVEL * vad.threshold
+        self._done = start  # samples of whole frames
+        self._rest = np.zeros(0, np.float32)
+        self._recent: deque[float] = deque(maxlen=REMEMBERED)
+        self._loud = self._quiet = 0  # frames in a row
+
+    def feed(self, samples: np.ndarray) -> list[Edge]:
+        """What the next samples show; edges ascend."""
+        joined = np.concatenate([self._rest, samples])
+        whole = len(joined) // self._frame * self._frame
+        self._rest = joined[whole:]
+        return [edge for loud in loudness(joined[:whole], self._frame).tolist() if (edge := self._step(loud))]
+
+    def _step(self, loud: float) -> Edge | None:
+        self._recent.append(loud)
+        self._done += self._frame
+        is_loud = loud >= max(self._level, ABOVE_NOISE * min(self._recent)) or (self.speaking and loud >= self._level)
+        self._loud, self._quiet = (self._loud + 1, 0) if is_loud else (0, self._quiet + 1)
+        if not self.speaking and self._loud >= LOUD_FRAMES:
+            self.speaking = True
+            return Edge(True, max(0, self._done - self._loud * self._frame - self.padding))
+        if self.speaking and self._quiet >= self._silence:
+            self.speaking = False
+            return Edge(False, self._done)
+        return None
