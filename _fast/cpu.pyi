@@ -106,6 +106,7 @@ def paged_attention(
     starts: int,
     lengths: int,
     sinks: int,
+    last_keys: int,
     rows: int,
     heads: int,
     kv_heads: int,

@@ -94,6 +94,7 @@ cdef extern from "kernels.h" nogil:
         const int32_t *starts
         const int32_t *lengths
         const float *sinks
+        const int32_t *last_keys
         code_scales scales
         long rows, heads, kv_heads, dim, max_blocks, block_size, block_stride
         long q_stride, q_head_stride, k_stride, k_head_stride, v_stride, v_head_stride
@@ -303,12 +304,12 @@ def qkv_rope_store(
 
 def paged_attention(
     uintptr_t out, uintptr_t q, uintptr_t k_cache, uintptr_t v_cache,
-    uintptr_t tables, uintptr_t starts, uintptr_t lengths, uintptr_t sinks,
+    uintptr_t tables, uintptr_t starts, uintptr_t lengths, uintptr_t sinks, uintptr_t last_keys,
     long rows, long heads, long kv_heads, long dim, long max_blocks, long block_size, long block_stride,
     long window, float scale, float softcap, bint bf16, int kv_type,
     uintptr_t k_scale=0, uintptr_t v_scale=0, long scale_stride=0,
 ):
-    """Causal attention of contiguous q [tokens, heads, dim] over block tables; sinks = 0: none.
+    """Causal attention of contiguous q [tokens, heads, dim] over block tables; sinks, last_keys = 0: none.
 
     Strides in elements; the cache's type and scales as of qkv_rope_store.
     """
@@ -323,6 +324,7 @@ def paged_attention(
     call.starts = <const int32_t *> starts
     call.lengths = <const int32_t *> lengths
     call.sinks = <const float *> sinks
+    call.last_keys = <const int32_t *> last_keys
     call.rows = rows
     call.heads = heads
     call.kv_heads = kv_heads
@@ -354,22 +356,16 @@ def dense_attention(
     """Attention inside each segment of rows; strides in elements; window: rows seen to each side, 0: all."""
     cdef attention_call call
     cdef int failed
+    memset(&call, 0, sizeof(call))
     call.out = <void *> out
-    call.states = NULL
     call.q = <const void *> q
     call.k = <const void *> k
     call.v = <const void *> v
-    call.tables = NULL
     call.starts = <const int32_t *> starts
-    call.lengths = NULL
-    call.sinks = NULL
     call.rows = segments
     call.heads = heads
     call.kv_heads = kv_heads
     call.dim = dim
-    call.max_blocks = 0
-    call.block_size = 0
-    call.block_stride = 0
     call.q_stride = q_stride
     call.q_head_stride = q_head_stride
     call.k_stride = k_stride
@@ -381,7 +377,6 @@ def dense_attention(
     call.bf16 = bf16
     call.kv_type = bf16
     call.scale = scale
-    call.softcap = 0.0
     with nogil:
         failed = op_attention(&call)
     if failed:

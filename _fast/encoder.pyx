@@ -137,7 +137,8 @@ cdef class EncoderTable:
                     fits = False
                 spent += entry.rows
             if not fits:
-                return span.start - start if span.start > start else 0
+                count = max(span.start - start, 0)
+                return seqs.whole(slot, start, count, count)
         return count
 
     cdef void claim(self, SeqTable seqs, slot_t slot, int32_t start, int32_t count, StepPlan plan,

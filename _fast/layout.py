@@ -8,7 +8,7 @@ writes it.
 What the device needs of a step is one int32 record:
 
     header | slot | start | len | computed | flags | token ids | (to a multiple of ALIGNED) tail
-    tail:   updates [num_updates][UPDATE_WORDS] | params [num_params][SLOT_WORDS] | positions [3][num_tokens]
+    tail:   updates [num_updates][UPDATE_WORDS] | params [num_params][SLOT_WORDS] | positions [3 or 1][num_tokens]
 """
 
 from enum import IntEnum, IntFlag
@@ -27,7 +27,7 @@ class Header(IntEnum):
     STEP_HIGH = 5  # and the others
     NUM_SAMPLED = 6
     NUM_PARAMS = 7  # slots whose words travel with the step
-    POSITIONS_AT = 8  # where positions begin; 0: there are none
+    POSITIONS_AT = 8  # where positions begin (M-RoPE's, or the last keys that tokens see); 0: there are none
     USED_LEN = 9  # only so many values of the record count
     HOME = 10  # the plan's number: which buffer on the host the step's tokens go to
 

@@ -65,6 +65,7 @@ class Scheduler:
         root: bytes = ...,
         keys: Any = None,
         media: Any = None,
+        joints: Any = None,
         read_cache: bool = True,
     ) -> int: ...
     def abort(self, request_id: int) -> bool: ...

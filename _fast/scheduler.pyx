@@ -69,8 +69,11 @@ cdef class Scheduler:
     def add(self, int64_t request_id, const token_t[::1] tokens, *, int32_t max_tokens, int32_t min_tokens=0,
             bint ignore_eos=False, eos_ids=(), stop_ids=(), int32_t priority=0, double arrival=0.0,
             bytes root=bytes(16), const int64_t[:, ::1] keys=None, const int32_t[:, ::1] media=None,
-            bint read_cache=True):
-        """A request enters the queue: its slot, or -1 (no slot free), -2 (too few blocks), -3 (media too large)."""
+            const int32_t[:, ::1] joints=None, bint read_cache=True):
+        """A request enters the queue: its slot, or -1 (no slot free), -2 (too few blocks), -3 (media too large).
+
+        `joints`: [m, 2], start and end of positions that one step must compute together.
+        """
         cdef int64_t n = tokens.shape[0]
         # The last token of an answer is never computed, so one may follow a prompt that fills the context.
         cdef int64_t longest = max(n + 1, <int64_t>self.max_model_len)
@@ -89,6 +92,8 @@ cdef class Scheduler:
             need = self.encoder.largest_need(media)
             if self.encoder.capacity and need > self.encoder.capacity:
                 return MEDIA_TOO_LARGE
+        if joints is not None:
+            self.shares.check_joints(joints, n, self.max_rows)
         cdef int32_t max_len = <int32_t>min(n + max_tokens, longest)
         if self.tables.demand(0, max_len - 1) > self.pool.total:
             return NEVER_FITS
@@ -96,7 +101,7 @@ cdef class Scheduler:
         if slot < 0:
             return NO_SLOT
         try:
-            self.seqs.fill(slot, tokens, keys, () if ignore_eos else eos_ids, stop_ids, media)
+            self.seqs.fill(slot, tokens, keys, () if ignore_eos else eos_ids, stop_ids, media, joints)
         except BaseException:
             self.seqs.give(slot)
             raise
@@ -287,7 +292,7 @@ cdef class Scheduler:
         cdef int32_t known = self.seqs.num_tokens[slot]
         cdef int32_t hit = self.tables.match(slot)
         cdef int32_t start = hit * self.block_size
-        cdef int32_t count = self.shares.fitting(known - start)
+        cdef int32_t count = self.shares.fitting(slot, start, known - start)
         cdef int32_t idle = self.pool.num_free + self.pool.num_cached - self.tables.num_revived
         # All that is known must fit, with a reserve for rows that decode: a row let in too early preempts others.
         cdef int32_t reserve = min(self.running.size, self.pool.total >> 4) * self.num_groups

@@ -1,7 +1,7 @@
 """SeqTable: a row of integers per live request; slots are handed out here and returned here.
 
-Owner: the device thread, through Scheduler alone. In: a request's tokens, keys, limits, stop ids and media spans.
-Out: arrays indexed by slot that the scheduler reads and writes, and whether a new token ends its request.
+Owner: the device thread, through Scheduler alone. In: a request's tokens, keys, limits, stop ids, media spans
+and joints. Out: arrays indexed by slot that the scheduler reads and writes, and whether a new token ends its request.
 Per slot, three lengths walk after each other; the scheduler closes the gap between the first and the last:
 
     committed <= computed <= num_tokens + pending <= max_len
@@ -45,8 +45,9 @@ cdef class SeqTable:
         self.keys = <int64_t**>calloc(num_slots, sizeof(int64_t*))
         self.hashes = <uint64_t**>calloc(num_slots, sizeof(uint64_t*))
         self.stops = <token_t**>calloc(num_slots, sizeof(token_t*))
+        self.joints = <Joint**>calloc(num_slots, sizeof(Joint*))
         self.spans = <Span**>calloc(num_slots, sizeof(Span*))
-        if not (self.tokens and self.keys and self.hashes and self.stops and self.spans):
+        if not (self.tokens and self.keys and self.hashes and self.stops and self.joints and self.spans):
             raise MemoryError(f"no memory for {num_slots} slots")
         self.num_slots = num_slots
 
@@ -81,6 +82,7 @@ cdef class SeqTable:
         self.num_hashed = array("i", bytes(4 * num_slots))
         self.num_eos = array("i", bytes(4 * num_slots))
         self.num_stop = array("i", bytes(4 * num_slots))
+        self.num_joints = array("i", bytes(4 * num_slots))
         self.num_spans = array("i", bytes(4 * num_slots))
         self.span_at = array("i", bytes(4 * num_slots))
         self.span_done = array("i", bytes(4 * num_slots))
@@ -98,11 +100,13 @@ cdef class SeqTable:
             free(self.keys[i])
             free(self.hashes[i])
             free(self.stops[i])
+            free(self.joints[i])
             free(self.spans[i])
         free(self.tokens)
         free(self.keys)
         free(self.hashes)
         free(self.stops)
+        free(self.joints)
         free(self.spans)
 
     cdef slot_t take(self) noexcept nogil:
@@ -146,6 +150,7 @@ cdef class SeqTable:
         self.num_hashed[slot] = 0
         self.num_eos[slot] = 0
         self.num_stop[slot] = 0
+        self.num_joints[slot] = 0
         self.num_spans[slot] = 0
         self.span_at[slot] = 0
         self.span_done[slot] = 0
@@ -156,11 +161,13 @@ cdef class SeqTable:
         free(self.keys[slot])
         free(self.hashes[slot])
         free(self.stops[slot])
+        free(self.joints[slot])
         free(self.spans[slot])
         self.tokens[slot] = NULL
         self.keys[slot] = NULL
         self.hashes[slot] = NULL
         self.stops[slot] = NULL
+        self.joints[slot] = NULL
         self.spans[slot] = NULL
 
     cdef int32_t left(self, slot_t slot) noexcept nogil:
@@ -172,6 +179,24 @@ cdef class SeqTable:
         if self.pending[slot] > self.in_flight[slot]:
             return 0
         return known - self.computed[slot] if known < self.max_len[slot] else 0
+
+    cdef int32_t whole(self, slot_t slot, int32_t start, int32_t count, int32_t most) noexcept nogil:
+        """The chunk of about `count` positions from `start` on that ends inside no joint.
+
+        It ends before the joint that it would cut. Where that leaves nothing, it takes the joint to its end, if that
+        makes `most` positions at most; else the chunk is empty.
+        """
+        cdef int32_t k
+        cdef Joint* joint
+        for k in range(self.num_joints[slot]):
+            joint = &self.joints[slot][k]
+            if joint.start >= start + count:
+                break
+            if joint.end > start + count:
+                if joint.start > start:
+                    return joint.start - start
+                return joint.end - start if joint.end - start <= most else 0
+        return count
 
     cdef slot_t find(self, int64_t request) noexcept nogil:
         """The slot of a live request, or -1. A scan: aborts are rare and the array is small."""
@@ -229,7 +254,7 @@ cdef class SeqTable:
         return 2 * count if seconds else count
 
     cdef int fill(self, slot_t slot, const token_t[::1] tokens, const int64_t[:, ::1] keys, object eos_ids,
-                  object stop_ids, const int32_t[:, ::1] media) except -1:
+                  object stop_ids, const int32_t[:, ::1] media, const int32_t[:, ::1] joints) except -1:
         """Copy a request's buffers into a clean slot."""
         cdef int32_t n = <int32_t>tokens.shape[0]
         cdef int32_t i = 0
@@ -243,11 +268,15 @@ cdef class SeqTable:
         if media is not None and media.shape[0]:
             self.spans[slot] = <Span*>malloc(<size_t>media.shape[0] * sizeof(Span))
             self.num_spans[slot] = <int32_t>media.shape[0]
+        if joints is not None and joints.shape[0]:
+            self.joints[slot] = <Joint*>malloc(<size_t>joints.shape[0] * sizeof(Joint))
+            self.num_joints[slot] = <int32_t>joints.shape[0]
         if (
             not self.tokens[slot]
             or not self.stops[slot]
             or (keys is not None and not self.keys[slot])
             or (self.num_spans[slot] and not self.spans[slot])
+            or (self.num_joints[slot] and not self.joints[slot])
         ):
             raise MemoryError(f"no memory for a prompt of {n} tokens")
         memcpy(self.tokens[slot], &tokens[0], <size_t>n * sizeof(token_t))
@@ -261,6 +290,8 @@ cdef class SeqTable:
         self.num_eos[slot] = <int32_t>len(eos)
         self.num_stop[slot] = <int32_t>len(stop)
         self._fill_spans(slot, media)
+        for i in range(self.num_joints[slot]):
+            self.joints[slot][i] = Joint(joints[i, 0], joints[i, 1])
         return 0
 
     cdef int _fill_spans(self, slot_t slot, const int32_t[:, ::1] media) except -1:
@@ -309,6 +340,7 @@ cdef class SeqTable:
             "num_hashed": self.num_hashed[slot],
             "num_eos": self.num_eos[slot],
             "num_stop": self.num_stop[slot],
+            "num_joints": self.num_joints[slot],
             "num_spans": self.num_spans[slot],
             "span_at": self.span_at[slot],
             "span_done": self.span_done[slot],
@@ -318,5 +350,6 @@ cdef class SeqTable:
             "keys": self.keys[slot] != NULL,
             "hashes": self.hashes[slot] != NULL,
             "stops": self.stops[slot] != NULL,
+            "joints": self.joints[slot] != NULL,
             "spans": self.spans[slot] != NULL,
         }

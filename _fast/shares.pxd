@@ -2,7 +2,7 @@ from _fast.queue cimport WaitQueue
 from _fast.running cimport RunningRows
 from _fast.seqs cimport SeqTable
 from _fast.tables cimport BlockTables
-from _fast.types cimport int32_t, slot_t
+from _fast.types cimport int32_t, int64_t, slot_t
 
 
 cdef class TokenShares:
@@ -20,7 +20,8 @@ cdef class TokenShares:
     cdef int32_t room  # of the step
 
     cdef void deal(self, bint others_may_start) noexcept nogil
-    cdef int32_t fitting(self, int32_t lacking) noexcept nogil
+    cdef check_joints(self, const int32_t[:, ::1] joints, int64_t prompt_len, int32_t max_rows)
+    cdef int32_t fitting(self, slot_t slot, int32_t start, int32_t lacking) noexcept nogil
     cdef void take(self, int32_t count) noexcept nogil
     cdef int32_t deal_leftovers(self, int32_t updates_left) noexcept nogil
     cdef bint _sooner(self, slot_t a, slot_t b) noexcept nogil

@@ -78,16 +78,31 @@ cdef class TokenShares:
             overtaking = self._waiting_shorter(slot, self.tokens_left) if others_may_start else 0
             overtaking = min(overtaking, max(self.tokens_left - max(budget // LONG_PART, 1), 0))
             self.tokens_left -= overtaking
-            self.of[slot] = self.fitting(self.of[slot])
+            self.of[slot] = self.fitting(slot, self.seqs.computed[slot], self.of[slot])
             self.take(self.of[slot])
             self.tokens_left += overtaking
 
-    cdef int32_t fitting(self, int32_t lacking) noexcept nogil:
-        """Tokens that a prompt gets which lacks so many."""
+    cdef check_joints(self, const int32_t[:, ::1] joints, int64_t prompt_len, int32_t max_rows):
+        """ValueError unless the joints lie in the prompt and each fits into a step in which all other rows decode."""
+        cdef int32_t most = min(self.max_chunk, self.max_tokens - max_rows + 1)
+        cdef int32_t end = 0
+        cdef int32_t k
+        for k in range(joints.shape[0]):
+            if joints.shape[1] != 2 or not end <= joints[k, 0] < joints[k, 1] <= prompt_len:
+                raise ValueError(f"joints are ascending (start, end) inside the prompt of {prompt_len} tokens")
+            end = joints[k, 1]
+            if end - joints[k, 0] > most:
+                raise ValueError(f"a joint of {end - joints[k, 0]} tokens: a step has room for {most}")
+
+    cdef int32_t fitting(self, slot_t slot, int32_t start, int32_t lacking) noexcept nogil:
+        """Tokens that a prompt gets which lacks so many from `start` on. A joint may take more than the budget has."""
         cdef int32_t limit = min(self.max_chunk, self.tokens_left)
+        cdef int32_t count = max(0, min(lacking, limit))
         if limit < lacking <= min(self.max_chunk, min(self.tokens_left + self.tokens_left // REST_PART, self.room)):
-            return lacking
-        return max(0, min(lacking, limit))
+            count = lacking
+        if self.seqs.num_joints[slot]:
+            return self.seqs.whole(slot, start, count, min(self.max_chunk, self.room))
+        return count
 
     cdef void take(self, int32_t count) noexcept nogil:
         """Tokens are given to a prompt; a negative count gives them back."""
@@ -110,9 +125,11 @@ cdef class TokenShares:
                 break
             if self.of[slot] == 0 or self.seqs.span_at[slot] < self.seqs.num_spans[slot]:
                 continue
-            more = self.fitting(self.seqs.left(slot) - self.of[slot])
-            more = min(more, self.max_chunk - self.of[slot])
-            end = self.seqs.computed[slot] + self.of[slot] + more
+            end = self.seqs.computed[slot] + self.of[slot]
+            more = self.fitting(slot, end, self.seqs.left(slot) - self.of[slot])
+            if more > self.max_chunk - self.of[slot]:
+                more = self.seqs.whole(slot, end, self.max_chunk - self.of[slot], self.max_chunk - self.of[slot])
+            end += more
             missing = max(self.tables.missing(slot, end), 0)
             if more <= 0 or missing > updates_left or not self.tables.grow_idle(slot, end):
                 continue

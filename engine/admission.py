@@ -19,8 +19,10 @@ from typing import Any
 import numpy as np
 
 from _fast.scheduler import Scheduler
+from engine.ahead import joints_of
 from engine.errors import AdmissionError, EngineError, scope_of
 from engine.kernels.sampling.draw import mix64
+from engine.model_config import Ahead
 from engine.request import Request, TokenLogprob
 from engine.step.executor import Executor
 
@@ -50,12 +52,23 @@ class LiveRow:
 class Admission:
     """Who lives in which slot."""
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, prefix_caching: bool, poison: bool) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        prefix_caching: bool,
+        poison: bool,
+        ahead: Ahead = "",
+        window: int = 0,
+    ) -> None:
+        """`ahead`: which tokens of a prompt see later ones; `window`: the shortest of a layer, 0: no layer has one."""
         self._scheduler = scheduler
         self._executor = executor
         self._encoder = executor.encoder
         self._share = prefix_caching
         self._poison = poison
+        self._ahead: Ahead = ahead
+        self._window = window
         self.rows: dict[int, LiveRow] = {}  # by slot
         self.fresh: set[int] = set()  # slots of which the loop has heard nothing yet
         self.refused: dict[int, EngineError] = {}  # by the engine's number: until the loop has it
@@ -194,16 +207,33 @@ class Admission:
                 stop_ids=np.asarray(params.stop_token_ids, np.int32),
                 priority=request.priority,
                 arrival=request.arrival,
-                root=root,
+                root=self._prompt_root(request, root),
                 keys=keys,
                 media=media,
-                read_cache=params.prompt_logprobs is None and not (request.pooling and request.pooling.per_token),
+                joints=joints_of(request, self._ahead),
+                read_cache=self._reads_cache(request),
             )
         finally:
             for entry in made if slot < 0 else ():
                 if self._scheduler.discard_entry(entry):
                     self._encoder.evict(entry, dead=True)
         return slot
+
+    def _prompt_root(self, request: Request, root: bytes) -> bytes:
+        """The root of the prompt's blocks in the prefix cache: where all its tokens see each other, a block is found by
+        the same prompt only."""
+        if self._ahead != "prompt":
+            return root
+        parts = [np.ascontiguousarray(request.prompt_token_ids, np.int32).tobytes()]
+        parts += [item.hash + repr(item.spans).encode() for item in request.media]
+        return hashlib.blake2b(b"".join(parts), key=root, digest_size=16).digest()
+
+    def _reads_cache(self, request: Request) -> bool:
+        """Whether cached blocks may stand for the request's first tokens."""
+        if request.sampling.prompt_logprobs is not None or (request.pooling and request.pooling.per_token):
+            return False
+        # Prompt tokens that see each other whatever the window need keys that a window's blocks no longer hold.
+        return self._ahead != "prompt" or not 0 < self._window < len(request.prompt_token_ids)
 
     def _media(self, request: Request, root: bytes, made: list[int]) -> tuple[np.ndarray | None, np.ndarray | None]:
         """The scheduler's view of the media: runs int32 [m, 4], and keys int64 [2, tokens] that name the content.

@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from engine.ahead import joints_of
 from engine.errors import RequestError
+from engine.model_config import Ahead
 from engine.request import ROWS, Request, SamplingParams
 
 MAX_EDITS = 2048  # token ids of one request whose logits are changed one by one
@@ -33,6 +35,8 @@ class Limits:
     row_widths: Mapping[str, int] = field(default_factory=dict)  # modality -> numbers of a row of its tower
     pooled_width: int = 0  # numbers of a pooled line
     pools: bool = False  # it makes an array of each input, and no tokens
+    ahead: Ahead = ""  # which tokens of a prompt see later ones
+    max_joint: int = 0  # tokens that see each other: one step computes them, whatever other rows it has
     picture_bytes: int = 0  # of a decoded picture that the device still scales and cuts itself; 0: it wants patches
 
 
@@ -58,6 +62,7 @@ def check(request: Request, limits: Limits) -> None:
     if request.n < 1:
         raise RequestError(f"n={request.n}; ask for at least 1")
     _check_media(request, limits)
+    _check_joints(request, limits)
     _check_sampling(request.sampling, limits)
 
 
@@ -95,6 +100,21 @@ def _check_media(request: Request, limits: Limits) -> None:
                 )
     if request.positions is not None and request.positions.shape != (3, len(request.prompt_token_ids)):
         raise RequestError(f"positions have shape {request.positions.shape}; [3, prompt_len] is needed")
+
+
+def _check_joints(request: Request, limits: Limits) -> None:
+    joints = joints_of(request, limits.ahead)
+    if joints is None:
+        return
+    longest, rows = int((joints[:, 1] - joints[:, 0]).max()), sum(item.num_tokens for item in request.media)
+    if longest > limits.max_joint:
+        raise RequestError(
+            f"{longest} tokens that see each other ({'one picture' if limits.ahead == 'items' else 'the prompt'}) are "
+            f"computed in one step, which has room for {limits.max_joint} of them here; send fewer, or raise "
+            "--max-num-batched-tokens and --max-prefill-chunk"
+        )
+    if limits.ahead == "prompt" and rows > limits.encoder_capacity:
+        raise RequestError(f"the media have {rows} rows; at most {limits.encoder_capacity} fit into a prompt here")
 
 
 def _check_sampling(params: SamplingParams, limits: Limits) -> None:

@@ -220,6 +220,11 @@ class TowerConfig(Protocol):
         """Parts of a row: for the embedding, and for the stream behind each of the decoder's first layers."""
 
 
+# Tokens of a prompt that see later ones: none; those of a picture each other; all of the prompt each other, whatever a
+# layer's window.
+Ahead = Literal["", "items", "prompt"]
+
+
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """One checkpoint as the engine sees it."""
@@ -238,6 +243,7 @@ class ModelConfig:
     raw: dict[str, Any] = field(default_factory=dict, repr=False)
     left_out: bool = False  # towers that the checkpoint has are not built: their weights are not read
     lead: int = 0  # tokens of sound that every prompt begins with
+    ahead: Ahead = ""  # which tokens of a prompt see later ones
     max_model_len: int = 0  # tokens of context that are served; 0: max_position
     pooling: PoolingConfig | None = None  # None: the model generates
 

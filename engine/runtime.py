@@ -72,7 +72,7 @@ class Runtime:
         model_config = model.config
         prompt_rows = ("prompt",) if config.enable_prompt_embeds else ()
         self.config, self.model_config, self.model, self.executor = config, model_config, model, executor
-        self.sizes, self.layout = sizes, layout
+        self.sizes, self.layout, ahead = sizes, layout, model_config.ahead
         self.limits = Limits(
             max_model_len=sizes.max_model_len,
             num_blocks=blocks - 1,
@@ -83,6 +83,8 @@ class Runtime:
             encoder_capacity=sizes.encoder_rows,
             pooled_width=model.pooler.width(model_config.text.hidden_size) if model.pooler else 0,
             pools=model_config.pooling is not None,
+            ahead=ahead,
+            max_joint=min(sizes.max_chunk, sizes.max_tokens - sizes.max_rows + 1),
             modalities=(*(name for name in model_config.modalities if name != "text"), *prompt_rows),
             hidden_size=model_config.text.hidden_size,
             row_widths={modality: tower.row_width for modality, tower in model.towers.items()},
@@ -102,12 +104,14 @@ class Runtime:
             hash_key=secrets.token_bytes(16),
             policy=int(config.scheduling_policy == "priority"),
             max_chunk=sizes.max_chunk,
-            encoder_budget=config.encoder_budget or max(sizes.max_tokens, 1024),
+            # One step encodes all media of a prompt that one step computes.
+            encoder_budget=0 if ahead == "prompt" else config.encoder_budget or max(sizes.max_tokens, 1024),
             encoder_capacity=sizes.encoder_rows,
             whole_prompts=sizes.whole_prompts,
         )
         self._profile: DeviceProfile | None = None
-        self.admission = Admission(self.scheduler, executor, caches_prefixes, config.debug_poison)
+        window = min((layer.window for layer in model_config.text.layers if layer.window), default=0)
+        self.admission = Admission(self.scheduler, executor, caches_prefixes, config.debug_poison, ahead, window)
 
     @property
     def next_plan(self) -> StepPlan:
@@ -354,7 +358,8 @@ def sizes_of(config: EngineConfig, model_config: ModelConfig, device: str) -> Si
     if pooling is not None:
         asked = config.max_model_len or min(held, pooling.max_tokens or held)
     whole = pooling is not None and pooling.whole
-    tokens = max(tokens, rows, asked if whole else 0)
+    together = model_config.ahead == "prompt"  # beside it all other rows may decode
+    tokens = max(tokens, rows, asked if whole else 0, asked + rows - 1 if together else 0)
     beyond = [size for size in config.cudagraph_capture_sizes if not 1 <= size <= rows]
     if beyond:
         raise ConfigError(
@@ -366,7 +371,7 @@ def sizes_of(config: EngineConfig, model_config: ModelConfig, device: str) -> Si
         max_tokens=tokens,
         max_slots=rows + config.max_num_queued_reqs,
         max_model_len=asked,
-        max_chunk=tokens if whole else min(config.max_prefill_chunk or tokens, tokens),
+        max_chunk=tokens if whole or together else min(config.max_prefill_chunk or tokens, tokens),
         block_size=asked if pooling is not None and pooling.bidirectional else config.block_size,
         whole_prompts=whole,
         encoder_rows=config.encoder_cache_tokens or max(4 * tokens, 16384),

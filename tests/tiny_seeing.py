@@ -128,6 +128,42 @@ def anyres(kind: str, vision: str, text: str, **outer: Any) -> Any:
     return tiny._model(getattr(transformers, f"{kind}ForConditionalGeneration"), config)
 
 
+def gemma3() -> Any:
+    """Gemma3ForConditionalGeneration: 16 rows of 8 x 8 patches; windows shorter and longer than a picture."""
+    from transformers import Gemma3Config, Gemma3ForConditionalGeneration
+
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    text = {**GEMMA, "layer_types": kinds, "sliding_window": 11, "query_pre_attn_scalar": 24}
+    config = Gemma3Config(
+        vision_config={**TILE, "image_size": 112, "patch_size": 14, "vision_use_head": False},
+        text_config={**text, "model_type": "gemma3_text"},
+        mm_tokens_per_image=16,
+        boi_token_index=tiny.IDS["<|vision_pad|>"],
+        eoi_token_index=tiny.IDS["<|audio_eos|>"],
+        image_token_index=MARKS["image_token_id"],
+        eos_token_id=MARKS["eos_token_id"],
+    )
+    return tiny._model(Gemma3ForConditionalGeneration, config)
+
+
+GEMMA = {**TEXT, "head_dim": 32, "num_attention_heads": 6, "vocab_size": 331}
+
+
+def paligemma(text: str = "gemma", **of_text: Any) -> Any:
+    """PaliGemmaForConditionalGeneration over Gemma or Gemma 2, whose window is shorter than a prompt."""
+    from transformers import PaliGemmaConfig, PaliGemmaForConditionalGeneration
+
+    config = PaliGemmaConfig(
+        vision_config={**SQUARE, "model_type": "siglip_vision_model", "vision_use_head": False},
+        text_config={**GEMMA, "model_type": text, **of_text},
+        image_token_index=MARKS["image_token_id"],
+        projection_dim=96,
+        hidden_size=96,
+        eos_token_id=MARKS["eos_token_id"],
+    )
+    return tiny._model(PaliGemmaForConditionalGeneration, config)
+
+
 def idefics3(kind: str = "Idefics3") -> Any:
     """Idefics3ForConditionalGeneration, or SmolVLM's."""
     import transformers
@@ -159,6 +195,9 @@ CHECKPOINTS: dict[str, Callable[[], Any]] = {
     "llava_onevision": lambda: anyres(
         "LlavaOnevision", "SiglipVisionConfig", "Qwen2Config", vision_aspect_ratio="anyres_max_2"
     ),
+    "gemma3-vision": gemma3,
+    "paligemma": paligemma,
+    "paligemma2": lambda: paligemma("gemma2", sliding_window=13, query_pre_attn_scalar=24),
     "idefics3": idefics3,
     "smolvlm": lambda: idefics3("SmolVLM"),
 }
@@ -220,6 +259,7 @@ PROCESSORS: dict[str, Callable[[Any], tuple[dict[str, Any], dict[str, Any]]]] = 
     "internvl": lambda _: _square(
         {"height": 56, "width": 56}, CLIP_MEAN, CLIP_STD, crop_to_patches=True, min_patches=1, max_patches=4
     ),
+    "gemma3": lambda _: _square({"height": 112, "width": 112}, HALF, HALF, do_pan_and_scan=None, resample=2),
     "idefics3": lambda _: _square({"longest_edge": 168}, HALF, HALF, max_image_size={"longest_edge": 84}, resample=1),
     "smolvlm": lambda _: _square({"longest_edge": 168}, HALF, HALF, max_image_size={"longest_edge": 84}, resample=1),
     **dict.fromkeys(

@@ -43,6 +43,9 @@ class AttentionMeta:
     slot_mapping: Tensor  # [num_tokens] int64, block * block_size + offset
     work: WorkList | None = None  # on an accelerator: the step's work lists, made once and read by every layer
     table_row: Tensor | None = None  # [num_rows] int32: the line of block_tables that row r reads; None: line r
+    # [num_tokens] int32, in steps of prompts whose tokens see later ones: the last position that each token sees, or
+    # ~last where a window hides nothing from it. A row of one token sees up to itself. None: each token up to itself.
+    last_keys: Tensor | None = None
     decode_only: bool = False  # no row has two tokens and the lists are not invariant: there are no tiles to launch
 
     def covering(self, num_tokens: int) -> AttentionMeta:

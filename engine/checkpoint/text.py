@@ -85,6 +85,18 @@ def read_text(
 
 # What a decoder's section inside a model that sees leaves out, because it equals transformers' class: by model_type.
 UNSAID: dict[str, dict[str, Any]] = {
+    "gemma": {
+        "vocab_size": 256_000, "hidden_size": 3072, "intermediate_size": 24_576, "num_hidden_layers": 28,
+        "num_attention_heads": 16, "num_key_value_heads": 16, "max_position_embeddings": 8192,
+    },
+    "gemma2": {
+        "vocab_size": 256_000, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 8192,
+    },
+    "gemma3_text": {
+        "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 131_072,
+    },
     "llama": {
         "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008, "num_hidden_layers": 32,
         "num_attention_heads": 32, "max_position_embeddings": 2048,

@@ -79,7 +79,7 @@ def copy_words(staged, record, first, end, BLOCK: tl.constexpr):
 @triton.jit
 def copy_record(
     staged, record, place, places, capacity, tokens_at, max_tokens, at_once,
-    MROPE: tl.constexpr,
+    AXES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Everything before the tail, and the positions; the first `at_once` words come at the same time as the header."""
@@ -90,11 +90,11 @@ def copy_record(
     tokens = header_word(header, NUM_TOKENS, max_tokens, BLOCK)
     for first in range(at_once + start, tokens_at + tokens, stride):
         copy_words(staged, record, first, (tokens_at + tokens + 15) // 16 * 16, BLOCK)
-    if MROPE:
+    if AXES:
         at = header_word(header, POSITIONS_AT, capacity, BLOCK)
-        if (at > 0) & (at <= capacity - 3 * tokens):
-            for first in range(at // 16 * 16 + start, at + 3 * tokens, stride):
-                copy_words(staged, record, first, (at + 3 * tokens + 15) // 16 * 16, BLOCK)
+        if (at > 0) & (at <= capacity - AXES * tokens):
+            for first in range(at // 16 * 16 + start, at + AXES * tokens, stride):
+                copy_words(staged, record, first, (at + AXES * tokens + 15) // 16 * 16, BLOCK)
 
 
 @triton.jit
@@ -146,7 +146,7 @@ def record_kernel(
     num_groups,
     max_slots,
     max_blocks,
-    MROPE: tl.constexpr,
+    AXES: tl.constexpr,  # positions of each token that may follow
     COPIERS: tl.constexpr,
     WORDS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -159,7 +159,7 @@ def record_kernel(
     record = pinned + mine.to(tl.int64) * capacity
     program = tl.program_id(0)
     if program < COPIERS:
-        copy_record(staged, record, program, COPIERS, capacity, tokens_at, max_tokens, at_once, MROPE, WORDS)
+        copy_record(staged, record, program, COPIERS, capacity, tokens_at, max_tokens, at_once, AXES, WORDS)
     else:
         start, stride = (program - COPIERS) * BLOCK, (tl.num_programs(0) - COPIERS) * BLOCK
         header = ask_header(record, BLOCK)
@@ -179,10 +179,10 @@ def record_kernel(
             set_words(words, record + params_at, first, num_params, max_slots, SLOTS)
 
 
-def take_record(slots: SlotTensors, records: Records, max_rows: int, max_tokens: int, mrope: bool) -> None:
+def take_record(slots: SlotTensors, records: Records, max_rows: int, max_tokens: int, axes: int) -> None:
     """Brings `slots` up to date from the next record and copies the rest of it to `records.staged`; the turn stays.
 
-    `mrope`: with its positions. Capturable: the record's lengths are read on the device.
+    `axes`: positions of each token that may follow. Capturable: the record's lengths are read on the device.
     """
     num_groups, lines, max_blocks = slots.block_tables.shape
     count, capacity = records.pinned.shape
@@ -191,7 +191,7 @@ def take_record(slots: SlotTensors, records: Records, max_rows: int, max_tokens:
     record_kernel[(COPIERS + APPLIERS,)](
         records.staged, slots.block_tables, slots.words, records.pinned, records.turn, count, capacity, first_token,
         max_tokens, at_once, tail_at(max_rows, max_tokens), num_groups, lines - 1, max_blocks,
-        MROPE=mrope, COPIERS=COPIERS, WORDS=WORDS, BLOCK=CHANGES, SLOTS=SLOTS, num_warps=4, **launch_options(),
+        AXES=axes, COPIERS=COPIERS, WORDS=WORDS, BLOCK=CHANGES, SLOTS=SLOTS, num_warps=4, **launch_options(),
     )  # fmt: skip
 
 

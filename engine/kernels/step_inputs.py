@@ -87,7 +87,7 @@ def fill_rows(
 
 @triton.jit
 def fill_tokens(
-    token_ids, positions, slot_mapping, words, block_tables, staged, capacity, first, max_rows,
+    token_ids, positions, slot_mapping, last_keys, words, block_tables, staged, capacity, first, max_rows,
     max_tokens, max_slots, max_blocks, block_size, num_embeddings,
     GROUPS: tl.constexpr,
     MROPE: tl.constexpr,
@@ -137,12 +137,19 @@ def fill_tokens(
             tl.store(positions + axis * max_tokens + token, position.to(tl.int64), mask=room)
     else:
         tl.store(positions + token, tl.where(here, tl.maximum(moved, 0), 0).to(tl.int64), mask=room)
+    if last_keys is not None:
+        at = tl.load(staged + POSITIONS_AT)
+        has = (at > 0) & (at <= capacity - tokens)
+        given = here & (token < tokens * has.to(tl.int32))
+        last, longest = tl.load(staged + at + token, mask=given, other=0), max_blocks * block_size
+        last = tl.where(given, tl.minimum(tl.maximum(last, -longest), longest - 1), tl.maximum(index, 0))
+        tl.store(last_keys + token, tl.where(here, last, 0), mask=room)
 
 
 @triton.jit
 def inputs_kernel(
     token_ids, positions, slot_mapping, query_start, context_len, row_slot,
-    sample_index, sample_row, sample_slot, sample_place, num_rows, num_sampled, home,  # StepInputs
+    sample_index, sample_row, sample_slot, sample_place, num_rows, num_sampled, home, last_keys,  # StepInputs
     words, block_tables,  # of SlotTensors
     staged,  # [capacity]
     turn,  # [1]
@@ -166,8 +173,8 @@ def inputs_kernel(
         )  # fmt: skip
     else:
         fill_tokens(
-            token_ids, positions, slot_mapping, words, block_tables, staged, capacity, (program - 1) * BLOCK, max_rows,
-            max_tokens, max_slots, max_blocks, block_size, num_embeddings, GROUPS, MROPE, STEPS, BLOCK,
+            token_ids, positions, slot_mapping, last_keys, words, block_tables, staged, capacity, (program - 1) * BLOCK,
+            max_rows, max_tokens, max_slots, max_blocks, block_size, num_embeddings, GROUPS, MROPE, STEPS, BLOCK,
         )  # fmt: skip
 
 
@@ -210,15 +217,15 @@ def launch_inputs(
     """The two Triton kernels; arguments as `step_inputs`."""
     num_groups, lines, max_blocks = slots.block_tables.shape
     count, capacity = records.pinned.shape
-    mrope = out.positions.dim() == 2
-    take_record(slots, records, max_rows, max_tokens, mrope)
+    mrope, ahead = out.positions.dim() == 2, out.last_keys is not None
+    take_record(slots, records, max_rows, max_tokens, 3 if mrope else int(ahead))
     rows = triton.next_power_of_2(max_rows + 1)
     inputs_kernel[(1 + triton.cdiv(max_tokens, TOKENS),)](
         out.token_ids, out.positions, out.slot_mapping, out.query_start, out.context_len, out.row_slot,
         out.sample_index, out.sample_row, out.sample_slot, out.sample_place, out.num_rows, out.num_sampled,
-        out.home, slots.words, slots.block_tables, records.staged, records.turn, count, capacity, max_rows, max_tokens,
-        lines - 1, max_blocks, block_size, num_embeddings, GROUPS=num_groups, MROPE=mrope, ROWS=rows,
-        STEPS=max_rows.bit_length(), BLOCK=TOKENS, num_warps=4, **launch_options(),
+        out.home, out.last_keys, slots.words, slots.block_tables, records.staged, records.turn, count, capacity,
+        max_rows, max_tokens, lines - 1, max_blocks, block_size, num_embeddings, GROUPS=num_groups, MROPE=mrope,
+        ROWS=rows, STEPS=max_rows.bit_length(), BLOCK=TOKENS, num_warps=4, **launch_options(),
     )  # fmt: skip
 
 
@@ -276,8 +283,17 @@ def step_inputs_reference(
         has = 0 < at <= record.numel() - 3 * tokens
         prompt = record[at : at + 3 * tokens].view(3, tokens).long() if has else index.expand(3, tokens)
         position = torch.where(index < prompt_len[slot], prompt, position)
+    if out.last_keys is not None:
+        _fill(out.last_keys, _last_keys(record, index, max_blocks * block_size), 0)
     out.positions.zero_()
     out.positions[..., :tokens] = position.clamp(min=0)
+
+
+def _last_keys(record: Tensor, index: Tensor, longest: int) -> Tensor:
+    """What the record says of a step's tokens; where it says nothing, each sees up to itself."""
+    at, tokens = int(record[Header.POSITIONS_AT]), len(index)
+    given = 0 < at <= record.numel() - tokens
+    return record[at : at + tokens].clamp(-longest, longest - 1) if given else index.clamp(min=0)
 
 
 def _fill(line: Tensor, values: Tensor, beyond: int) -> None:

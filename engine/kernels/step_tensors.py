@@ -61,6 +61,7 @@ class StepInputs:
     num_rows: Tensor  # [1] int32
     num_sampled: Tensor  # [1] int32
     home: Tensor  # [1] int32: the number of the buffer on the host that the tokens go to
+    last_keys: Tensor | None  # [N] int32, of models whose tokens see later ones (AttentionMeta); 0 beyond
 
 
 def empty_slots(max_slots: int, max_blocks: int, num_groups: int, device: str | torch.device) -> SlotTensors:
@@ -70,7 +71,7 @@ def empty_slots(max_slots: int, max_blocks: int, num_groups: int, device: str | 
 
 
 def empty_inputs(
-    max_rows: int, max_tokens: int, num_groups: int, mrope: bool, device: str | torch.device
+    max_rows: int, max_tokens: int, num_groups: int, mrope: bool, device: str | torch.device, ahead: bool = False
 ) -> StepInputs:
     """A step without rows, but for the slots of padded rows, which are 0 until the first `step_inputs`."""
     positions = torch.zeros((3, max_tokens) if mrope else max_tokens, dtype=torch.int64, device=device)
@@ -92,6 +93,7 @@ def empty_inputs(
         num_rows=row(1),
         num_sampled=row(1),
         home=row(1),
+        last_keys=row(max_tokens) if ahead else None,
     )
 
 

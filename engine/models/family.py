@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 
 import torch
 
+from engine.checkpoint.config import media_token_ids
 from engine.checkpoint.pooling import Form
 from engine.checkpoint.section import Section
-from engine.model_config import HeadLayer, ModelConfig, TextConfig, TowerConfig
+from engine.model_config import Ahead, HeadLayer, ModelConfig, TextConfig, TowerConfig
 from engine.models.base import Model
 
 
@@ -36,4 +37,7 @@ class Family:
     # Of encoders, whose tokens attend to all others: the layers of a classifier of this form; None: a decoder.
     head: Callable[[Section, Form], tuple[HeadLayer, ...]] | None = None
     first_position: Callable[[Section], int] = _zero  # positions of the table that no token has
+    ahead: Ahead = ""  # which tokens of a prompt see later ones, where the model sees
+    # Of config.json: the tokens that templates write where an item stands, and those around them.
+    media_token_ids: Callable[[Section], dict[str, int]] = media_token_ids
     section: str = ""  # the object of config.json that describes the model, where a checkpoint has several models

@@ -83,6 +83,8 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "Mistral3ForConditionalGeneration": "engine.models.mistral3",
     "InternVLForConditionalGeneration": "engine.models.internvl",
     "WhisperForConditionalGeneration": "engine.models.whisper",
+    "Gemma3ForConditionalGeneration": "engine.models.gemma3_vision",
+    "PaliGemmaForConditionalGeneration": "engine.models.paligemma",
     "Idefics3ForConditionalGeneration": "engine.models.idefics3",
     "SmolVLMForConditionalGeneration": "engine.models.idefics3",
     "Qwen2VLForConditionalGeneration": "engine.models.qwen2_vl",
@@ -177,11 +179,11 @@ def load_model_config(
         pooling = read_pooling(folder, root, under, runner, pooler or {})
         if pooling is not None:
             text = pooled_text(text, pooling, towers, implementation)
-        elif body.values.get("use_bidirectional_attention"):
+        elif body.values.get("use_bidirectional_attention") and family.ahead != "prompt":
             raise ConfigError("use_bidirectional_attention=true: this model cannot generate; --runner pooling")
     lead = family.lead(outer) if family.lead is not None else 0
     taken = {modality for tower in towers.values() for modality in tower.modalities}
-    ids = common.media_token_ids(outer).items()
+    ids = family.media_token_ids(outer).items()
     return ModelConfig(
         architecture=architecture,
         implementation=implementation,
@@ -198,6 +200,7 @@ def load_model_config(
         generation=common.generation_defaults(generation),
         raw=root.values,
         lead=lead,
+        ahead=family.ahead if towers or family.ahead == "prompt" else "",
         left_out=text_only or any(f"{name}_config" in outer.values and name not in towers for name in family.towers),
         pooling=pooling,
     )

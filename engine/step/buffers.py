@@ -70,7 +70,9 @@ class StepBuffers:
         ]
         self.params = SlotParams(sizes.max_slots)
         self.slots = empty_slots(sizes.max_slots, sizes.max_blocks, len(layout.groups), device)
-        self.inputs = empty_inputs(rows, tokens, len(layout.groups), model.config.mrope, device)
+        self.inputs = empty_inputs(
+            rows, tokens, len(layout.groups), model.config.mrope, device, bool(model.config.ahead)
+        )
         self.runs = torch.full((sizes.width, rows), int(TokenCode.END), dtype=torch.int32, device=device)
         self.tokens = self.runs[0]  # the first of each row's run
         self.sampled_hidden = torch.zeros(rows, text.hidden_size, dtype=model.dtype, device=device)
@@ -140,7 +142,7 @@ class StepBuffers:
         self._overlay[0].zero_()
 
     def _meta(self, group: int, tokens: int, rows: int, decode_only: bool) -> AttentionMeta:
-        inputs = self.inputs
+        inputs, decode_only = self.inputs, decode_only and not self._invariant  # an invariant list has tiles only
         return AttentionMeta(
             query_start=inputs.query_start[: rows + 1],
             context_len=inputs.context_len[:rows],
@@ -148,11 +150,13 @@ class StepBuffers:
             slot_mapping=inputs.slot_mapping[group, :tokens],
             work=self.work,
             table_row=inputs.row_slot[:rows],
-            decode_only=decode_only and not self._invariant,  # an invariant list has tiles only
+            last_keys=None if decode_only or inputs.last_keys is None else inputs.last_keys[:tokens],
+            decode_only=decode_only,
         )
 
     def send_positions(self, plan: StepPlan, positions: np.ndarray) -> None:
-        """Appends int32 [3, num_tokens] to a packed plan's record, for prompts that bring positions of their own."""
+        """Appends int32 [3, num_tokens], for prompts that bring positions of their own, to a packed plan's record; or
+        int32 [num_tokens], for tokens that see later ones."""
         record = np.asarray(plan.record)
         start = plan.used_len
         record[start : start + positions.size] = positions.reshape(-1)

@@ -71,12 +71,20 @@ def build(
     block_size = layout.block_size
     num_blocks = -(-longest // block_size)
     query_start, context_len = torch.from_numpy(starts.astype(np.int32)), torch.from_numpy(context.astype(np.int32))
+    keys = slots.last_keys(rows.slots, lens, rows.computed)
+    last_keys = None if keys is None else torch.from_numpy(keys)
     attention = []
     for all_tables in slots.block_tables:
         tables = all_tables[rows.slots, :num_blocks]  # [num_rows, num_blocks], a copy
         slot_mapping = tables[row_of, index // block_size].astype(np.int64) * block_size + index % block_size
         attention.append(
-            AttentionMeta(query_start, context_len, torch.from_numpy(tables), torch.from_numpy(slot_mapping))
+            AttentionMeta(
+                query_start,
+                context_len,
+                torch.from_numpy(tables),
+                torch.from_numpy(slot_mapping),
+                last_keys=last_keys,
+            )
         )
     positions = mrope_positions(rows, slots) if mrope else index + slots.position_delta[rows.slots][row_of]
     return Batch(

@@ -57,7 +57,7 @@ class CpuExecutor:
         self._mrope = model.config.mrope
         self._layout = layout
         self._caches = caches
-        self._slots = SlotState(sizes.max_slots, sizes.max_blocks, len(layout.groups))
+        self._slots = SlotState(sizes.max_slots, sizes.max_blocks, len(layout.groups), model.config.ahead)
         self._vocab = model.config.text.vocab_size
         self._sampler = Sampler(sizes.max_slots, self._vocab, config.logprobs_mode)
         self._prompts = PromptLogprobs(config.logprobs_mode.endswith("_logits"), self._vocab)

@@ -101,7 +101,8 @@ class DeviceExecutor:
         self.encoder = EncoderCache(model, UploadRing(accelerator) if overlays else None)
         self.buffers = StepBuffers(model, sizes, layout, accelerator, config.deterministic, overlays)
         self.plans = self.buffers.plans
-        self._host = SlotState(sizes.max_slots, 1, 1)  # of which only positions are read here
+        # Of which only positions and joints are read here.
+        self._host = SlotState(sizes.max_slots, 1, 1, model.config.ahead)
         self.sampler = DeviceSampler(
             self.buffers.slots, sizes.max_slots, sizes.max_rows, model.config.text.vocab_size,
             accelerator.device, config.logprobs_mode, config.max_logprobs, self.buffers.told,
@@ -257,6 +258,8 @@ class DeviceExecutor:
         buffers.params.pack(plan)
         if self.model.config.mrope and bool((rows.computed < self._host.prompt_len[rows.slots]).any()):
             buffers.send_positions(plan, mrope_positions(rows, self._host))
+        elif (keys := self._host.last_keys(rows.slots, rows.lens, rows.computed)) is not None:
+            buffers.send_positions(plan, keys)
         if not shown:
             self._launch_sized(step, kind, size, due)
             return

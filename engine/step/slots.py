@@ -9,21 +9,34 @@ from __future__ import annotations
 
 import numpy as np
 
+from engine.ahead import joints_of, last_keys
+from engine.model_config import Ahead
 from engine.request import Request
 
 
 class SlotState:
     """Arrays indexed by slot; `reset` covers every one of them."""
 
-    __slots__ = ("block_tables", "last_token", "outside", "position_delta", "positions", "prompt_len")
+    __slots__ = (
+        "_ahead",
+        "block_tables",
+        "joints",
+        "last_token",
+        "outside",
+        "position_delta",
+        "positions",
+        "prompt_len",
+    )
 
-    def __init__(self, max_slots: int, max_blocks: int, num_groups: int) -> None:
+    def __init__(self, max_slots: int, max_blocks: int, num_groups: int, ahead: Ahead = "") -> None:
+        self._ahead: Ahead = ahead
         self.last_token = np.zeros(max_slots, np.int64)  # token sampled by the last step that had the row
         self.block_tables = np.zeros((num_groups, max_slots, max_blocks), np.int32)
         self.position_delta = np.zeros(max_slots, np.int64)  # position of token i is i + delta beyond the prompt
         self.prompt_len = np.zeros(max_slots, np.int64)
         self.outside = np.zeros(max_slots, np.bool_)  # one of its token ids was not a row of the embedding
         self.positions: dict[int, np.ndarray] = {}  # slot -> int32 [3, prompt_len], M-RoPE prompts only
+        self.joints: dict[int, np.ndarray] = {}  # slot -> int32 [m, 2], prompts whose tokens see later ones only
 
     def admit(self, slot: int, request: Request) -> None:
         """Stages a new request's row."""
@@ -34,6 +47,13 @@ class SlotState:
         self.outside[slot] = False
         if request.positions is not None:
             self.positions[slot] = request.positions
+        joints = joints_of(request, self._ahead)
+        if joints is not None:
+            self.joints[slot] = joints
+
+    def last_keys(self, slots: np.ndarray, lens: np.ndarray, computed: np.ndarray) -> np.ndarray | None:
+        """AttentionMeta.last_keys of a step's rows."""
+        return last_keys(slots, lens, computed, self.joints, self._ahead) if self.joints else None
 
     def reset(self, slot: int, poison: bool = False) -> None:
         """Forgets a freed slot; with `poison` its numbers become ones that no live row may use."""
@@ -44,3 +64,4 @@ class SlotState:
         self.prompt_len[slot] = 0
         self.outside[slot] = poison
         self.positions.pop(slot, None)
+        self.joints.pop(slot, None)

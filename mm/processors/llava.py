@@ -20,12 +20,13 @@ class Llava(Pictures):
     """Processor of LlavaForConditionalGeneration with CLIP or SigLIP."""
 
     writes_texts: ClassVar[bool] = False
+    usual_side: ClassVar[int] = 336  # of the tower's pictures, where no file says it
 
     def __init__(
         self, folder: str | Path, config: dict[str, Any], picture_bytes: int = 0, encode: Encode = no_texts
     ) -> None:
         super().__init__(folder, config, picture_bytes, encode)
-        raw, self.side = self.raw, tower_side(config, 336)
+        raw, self.side = self.raw, tower_side(config, self.usual_side)
         if raw.get("do_pad") or not raw.get("do_resize", True):
             raise ValueError("pictures that are padded to squares, or not scaled, are not supported")
         size = raw.get("size", {"shortest_edge": self.side})

@@ -215,7 +215,7 @@ class Renderer:
             kwargs=kwargs,
             limits=self._limits,
         )
-        return (_cut_at(text, tag) if tag else text), media
+        return self.media.spaced(_cut_at(text, tag) if tag else text), media
 
     def _formatted(
         self,

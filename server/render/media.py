@@ -29,6 +29,9 @@ AROUND = {
     "<|video_pad|>": ("<|vision_start|>", "<|vision_end|>"),
     "<|audio_pad|>": ("<|audio_start|>", "<|audio_end|>"),
 }
+# What a family's own processor writes around each placeholder of a conversation, whoever wrote the placeholder. It is
+# tokenized with the text beside it.
+ALWAYS_AROUND = {"<start_of_image>": ("\n\n", "\n\n")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,13 @@ class MediaTokens:
                 waiting.extend(item.values())
             elif isinstance(item, list | tuple):
                 waiting.extend(item)
+
+    def spaced(self, text: str) -> str:
+        """A rendered conversation, in which only media parts have placeholders, as the family's processor spaces it."""
+        for spelled in self.spelled.values():
+            if spelled in ALWAYS_AROUND:
+                text = text.replace(spelled, spelled.join(ALWAYS_AROUND[spelled]))
+        return text
 
     def slots(self, token_ids: np.ndarray, media: Sequence[MediaRef], param: str) -> tuple[int, ...]:
         """Where the placeholders are; they must match the items one to one, in order."""

@@ -24,6 +24,14 @@ _NO_TOOLS = (
 )
 # (tokens that only this family has, its plain format). For checkpoints that come without a template.
 FALLBACKS: dict[str, tuple[tuple[str, ...], str]] = {
+    "PaliGemma": (  # whose vocabulary has Gemma's tokens too
+        ("<image>", "<loc0000>", "<seg000>"),
+        _NO_TOOLS + "{% if messages | length != 1 or messages[0].role != 'user' %}"
+        "{{ raise_exception('this model answers one message of the role user') }}{% endif %}"
+        "{% for m in messages %}{% for part in m.content %}{% if part.type == 'image' %}{{ '<image>' }}{% endif %}"
+        "{% endfor %}{{ bos_token }}{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}"
+        "{% endfor %}{{ '\\n' }}{% endfor %}",
+    ),
     "ChatML": (
         ("<|im_start|>", "<|im_end|>"),
         _NO_TOOLS
@@ -61,7 +69,7 @@ def choose(tokenizer: Tokenizer, given: str | None, content_format: str) -> dict
     if found or tokenizer.chat_templates or tokenizer.chat_format is not None:
         return found
     for family, (tokens, text) in FALLBACKS.items():
-        if set(tokens) <= set(tokenizer.special_spellings):
+        if set(tokens) <= {*tokenizer.special_spellings, *tokenizer.added_tokens}:
             log.warning("the checkpoint has no chat template; its tokens are those of %s, whose format is used", family)
             return {"default": ChatTemplate(text, tokenizer.special_tokens, content_format)}
     return {}

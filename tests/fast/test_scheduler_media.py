@@ -224,3 +224,60 @@ def test_spans_that_make_no_sense_are_refused_in_words(span, words):
     assert scheduler.add_entry(4) == 1
     with pytest.raises(ValueError, match=words):
         add(scheduler, 1, 20, (2, 4, 1, 0), span)
+
+
+def joint(*pairs):
+    return np.array(pairs, np.int32).reshape(-1, 2)
+
+
+def chunks(scheduler, slot, steps):
+    return [lens(step(scheduler)).get(slot, 0) for _ in range(steps)]
+
+
+def test_no_chunk_ends_inside_a_joint():
+    scheduler = make(max_chunk=8)
+    slot = add(scheduler, 1, 30, joints=joint((3, 9), (9, 17), (20, 22)))
+    assert chunks(scheduler, slot, 5) == [3, 6, 8, 8, 5]
+
+
+def test_a_joint_takes_more_than_the_budget_and_waits_for_room():
+    scheduler = make(max_tokens=16, max_rows=4)
+    scheduler.shares.prompt_budget = 2
+    slot = add(scheduler, 1, 16, joints=joint((2, 15)))
+    assert chunks(scheduler, slot, 3) == [2, 13, 1]
+    for number in (2, 3, 4):
+        add(scheduler, number, 1, max_tokens=40)
+    step(scheduler)
+    last = add(scheduler, 5, 14, joints=joint((0, 13)))
+    assert chunks(scheduler, last, 2) == [0, 0], "a row of four is free when the first request has ended"
+    scheduler.shares.prompt_budget = 16
+    scheduler.abort(1)
+    assert chunks(scheduler, last, 2) == [13, 1], "beside three rows that decode"
+
+
+def test_towers_do_not_cut_a_joint():
+    scheduler = make(encoder_capacity=8)
+    one, two = scheduler.add_entry(4), scheduler.add_entry(4)
+    slot = add(scheduler, 1, 16, (2, 4, one, 0), (8, 4, two, 0), joints=joint((0, 16)))
+    other = scheduler.add_entry(5)
+    first = add(scheduler, 2, 9, (1, 5, other, 0), priority=-1)
+    plans = [step(scheduler) for _ in range(2)]
+    assert [lens(plan).get(slot, 0) for plan in plans] in ([16, 1], [0, 16])
+    assert [lens(plan).get(first, 0) for plan in plans] in ([9, 1], [0, 9], [1, 8])
+
+
+def test_cached_blocks_end_inside_a_joint_and_the_rest_of_it_is_one_chunk():
+    scheduler = make()
+    add(scheduler, 1, 20, max_tokens=1, joints=joint((2, 14)))
+    step(scheduler)
+    scheduler.shares.prompt_budget = 3
+    prompt = np.concatenate([np.arange(10), np.arange(100, 110)]).astype(np.int32) + 100
+    again = scheduler.add(9, prompt, max_tokens=2, joints=joint((2, 14)))
+    assert chunks(scheduler, again, 3) == [6, 3, 3]
+    assert scheduler.cached_tokens(again) == 8
+
+
+@pytest.mark.parametrize("joints", [[(3, 3)], [(5, 9), (8, 12)], [(8, 31)], [(0, 30)]])
+def test_joints_that_no_step_could_compute_are_refused(joints):
+    with pytest.raises(ValueError, match=r"joints are ascending|a joint of 30 tokens: a step has room for 29"):
+        add(make(), 1, 30, joints=joint(*joints))

@@ -13,7 +13,8 @@ from tests.models.seeing import spliced
 
 TOKENS = 12
 FILMS = ("qwen2_vl", "qwen3_vl")
-FAMILIES = (*FILMS, "llava", "mistral3", "internvl", "idefics3", "llava_onevision")
+AHEAD = ("gemma3-vision", "paligemma", "paligemma2")  # their pictures' tokens see each other: 16 of a picture
+FAMILIES = (*FILMS, "llava", "mistral3", "internvl", "idefics3", "llava_onevision", *AHEAD)
 
 
 def mixes(name: str) -> tuple[str, ...]:
@@ -47,6 +48,9 @@ async def test_answers_do_not_depend_on_circumstances(name, settings, device):
     wanted = await asyncio.to_thread(alone, device, name)
     assert len({tuple(each.tokens) for each in wanted.values()}) == len(wanted), "pictures change the answer"
     encodes = 0
+    if name in AHEAD and settings:
+        fewer = {"num_gpu_blocks_override": 19, "max_model_len": 80}
+        settings = {"max_prefill_chunk": 17} if "max_prefill_chunk" in settings else fewer
 
     def count(step) -> None:
         nonlocal encodes
@@ -59,5 +63,6 @@ async def test_answers_do_not_depend_on_circumstances(name, settings, device):
             texts = [answer(engine, text_request(range(2, 2 + k * 3), TOKENS)) for k in range(1, 6)]
             got = await asyncio.gather(*[job for _, job in jobs], *texts)
             device.check([each[0] for each in got[: len(jobs)]], [wanted[mix] for mix, _ in jobs], f"turn {turn}")
+        assert name not in AHEAD or "num_gpu_blocks_override" not in settings or engine.stats.preemptions > 0
         if "num_gpu_blocks_override" not in settings:
             assert encodes == len({item.hash for mix in wanted for item in request(name, mix).media})

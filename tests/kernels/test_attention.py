@@ -72,6 +72,29 @@ def test_paged_attention_equals_its_reference(heads, kv_heads, dim, block_size, 
     close(actual, paged_attention_reference(q.double(), k, v, meta, dim**-0.5, **options), dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("everywhere", [False, True], ids=["items", "prompt"])
+@pytest.mark.parametrize("options", [{}, {"window": 40}, {"softcap": 3.0}])
+def test_tokens_of_a_joint_see_each_other(options, everywhere, dtype):
+    """Two prompts, a row of one token, and a chunk whose first and last tokens belong to no joint."""
+    lengths, queries, dim = [200, 130, 77, 600], [200, 1, 77, 50], 64
+    joints = [(0, 0, 200), (201, 0, 70)] if everywhere else [(0, 20, 120), (0, 130, 140), (201, 3, 77), (278, 552, 590)]
+    pages = Pages(lengths, 2, dim, 16, dtype)
+    last_keys = torch.cat([torch.arange(end - count, end) for end, count in zip(lengths, queries)]).to(torch.int32)
+    for at, first, behind in joints:
+        at += first - (550 if first > 500 else 0)
+        last_keys[at : at + behind - first] = ~(behind - 1) if everywhere else behind - 1
+    meta = replace(pages.meta(queries), last_keys=last_keys)
+    q = torch.randn(sum(queries), 4, dim).to(dtype)
+    k, v = pages.k.double().nan_to_num(), pages.v.double().nan_to_num()
+    want = paged_attention_reference(q.double(), k, v, meta, dim**-0.5, **options)
+    got = paged_attention(q, pages.k, pages.v, meta, dim**-0.5, **options)
+    close(got, want, dtype)
+    plain = paged_attention(q, pages.k, pages.v, replace(meta, last_keys=None), dim**-0.5, **options)
+    assert torch.equal(got[200], plain[200]), "a token that sees up to itself has the bits that it has elsewhere"
+    assert not torch.equal(got[30], plain[30])
+
+
 @pytest.mark.parametrize("threads", [1, 8])  # of so many, each takes segments of the long context
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("options", [{}, {"window": 40}, {"softcap": 3.0}])

@@ -23,7 +23,8 @@ def poisoned(walk):
     """Inputs of which every entry is wrong until it is written."""
     out = empty_inputs(walk.max_rows, walk.max_tokens, len(walk.groups), walk.mrope, "cpu")
     for field in dataclasses.fields(out):
-        getattr(out, field.name).fill_(-77)
+        if (tensor := getattr(out, field.name)) is not None:
+            tensor.fill_(-77)
     return out
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from mm.item import MediaItem, MediaOptions
 from mm.processors.anyres import AnyRes, arranged, best_resolution
+from mm.processors.gemma import Gemma3, PaliGemma
 from mm.processors.idefics3 import Idefics3
 from mm.processors.internvl import InternVL, canvas
 from mm.processors.llava import Llava
@@ -85,6 +86,14 @@ def idefics3(folder: Path):
     return processor(folder, Idefics3, {**settings, **half}, "idefics3"), Idefics3ImageProcessorPil(**settings)
 
 
+def gemma3(folder: Path):
+    settings = {"size": {"height": 56, "width": 56}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 2}
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+    marks = {"boi_token_index": 7, "eoi_token_index": 8, "mm_tokens_per_image": 4}
+    return processor(folder, Gemma3, settings, "siglip_vision_model", **marks), Gemma3ImageProcessorPil(**settings)
+
+
 def anyres(folder: Path):
     points = [[56, 112], [112, 56], [112, 112], [168, 56]]
     settings = {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}, "image_grid_pinpoints": points}
@@ -94,7 +103,7 @@ def anyres(folder: Path):
 
 
 @pytest.mark.parametrize(("height", "width"), SIZES)
-@pytest.mark.parametrize("make", [llava, siglip, pixtral, internvl, idefics3, anyres])
+@pytest.mark.parametrize("make", [llava, siglip, pixtral, internvl, idefics3, anyres, gemma3])
 def test_pixels_equal_the_reference(tmp_path: Path, make, height: int, width: int) -> None:
     ours, reference = make(tmp_path)
     pixels, item = processed(ours, height, width)
@@ -140,6 +149,36 @@ def test_tiles_of_idefics_are_named(tmp_path: Path, height: int, width: int) -> 
     assert "".join(map(chr, filling.token_ids)) == want
     assert all((filling.token_ids[start : start + count] == IMAGE).all() for start, count in filling.runs[0])
     assert sum(count for _, count in filling.runs[0]) == item.parts[0].num_tokens
+
+
+def test_pictures_of_gemma_stand_between_marks_of_their_own(tmp_path: Path) -> None:
+    """As in Gemma3Processor's text, but for the newlines around it: the renderer tokenizes them with what is beside."""
+    from transformers import Gemma3Processor
+
+    ours, _ = gemma3(tmp_path)
+    _, item = processed(ours, 90, 40)
+    filling = ours.fill(item)
+    letters = "".join(map(chr, filling.token_ids))
+    theirs = SimpleNamespace(full_image_sequence=f"\n\n{chr(7)}{chr(IMAGE) * 4}{chr(8)}\n\n")
+    assert f"\n\n{letters}\n\n" == Gemma3Processor.replace_image_token(theirs, {"num_crops": [0]}, 0)
+    assert (ours.placeholder("image"), filling.runs) == (7, (((1, 4),),))
+    assert ours.media_token_ids == {7, IMAGE}
+
+
+def test_crops_of_gemma_are_refused_at_start(tmp_path: Path) -> None:
+    size = {"size": {"height": 56, "width": 56}}
+    with pytest.raises(ValueError, match="do_pan_and_scan=true, crops of long pictures, is not supported"):
+        processor(tmp_path, Gemma3, {**size, "do_pan_and_scan": True}, "siglip_vision_model")
+    with pytest.raises(ValueError, match="size needs height and width"):
+        processor(tmp_path, PaliGemma, {"size": {"shortest_edge": 56}}, "siglip_vision_model")
+
+
+def test_a_picture_of_paligemma_has_the_side_of_its_class(tmp_path: Path) -> None:
+    """As in paligemma-3b-pt-224, whose vision_config does not name it."""
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": {"height": 224, "width": 224}}))
+    ours = PaliGemma(tmp_path, {"vision_config": {"model_type": "siglip_vision_model", "patch_size": 14}})
+    _, item = processed(ours, 90, 40)
+    assert len(ours.fill(item).token_ids) == item.parts[0].num_tokens == 256
 
 
 def test_tiles_equal_the_reference() -> None:

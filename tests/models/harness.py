@@ -8,9 +8,11 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from engine.ahead import last_keys
 from engine.attention.meta import AttentionMeta
 from engine.batch import Batch
 from engine.checkpoint.config import resolve_dtype
@@ -41,6 +43,7 @@ class Sequence:
     positions: Tensor | None = None  # [3, prompt] for M-RoPE prompts
     delta: int = 0
     media: list[tuple[int, Tensor]] = field(default_factory=list)  # (first position in the prompt, rows)
+    joints: np.ndarray | None = None  # int32 [m, 2], of models whose tokens see later ones
     computed: int = 0
 
     def positions_of(self, start: int, end: int, axes: int) -> Tensor:
@@ -70,7 +73,11 @@ class Harness:
     def add(self, tokens: list[int], **rest) -> Sequence:
         """A new sequence with its blocks."""
         blocks, self.free = self.free[: self.blocks_each], self.free[self.blocks_each :]
-        return Sequence(list(tokens), blocks, **rest)
+        made, ahead = Sequence(list(tokens), blocks, **rest), self.model.config.ahead
+        if ahead:
+            spans = [(first, first + len(rows)) for first, rows in made.media]
+            made.joints = np.array(sorted(spans) if ahead == "items" else [(0, len(tokens))], np.int32).reshape(-1, 2)
+        return made
 
     @torch.inference_mode()
     def step(self, *rows: tuple[Sequence, int]) -> Tensor:
@@ -93,11 +100,15 @@ class Harness:
         positions = torch.cat([row.positions_of(start, end, axes) for row, start, end in spans], dim=1)
         lengths = [end - start for _, start, end in spans]
         context = [end for _, _, end in spans]
+        joints = {number: row.joints for number, (row, _, _) in enumerate(spans) if row.joints is not None}
+        starts = np.array([start for _, start, _ in spans])
+        seen = last_keys(np.arange(len(spans)), np.array(lengths), starts, joints, self.model.config.ahead)
         meta = AttentionMeta(
             query_start=torch.tensor([0, *torch.tensor(lengths).cumsum(0).tolist()], dtype=torch.int32),
             context_len=torch.tensor(context, dtype=torch.int32),
             block_tables=torch.tensor([row.blocks for row, _, _ in spans], dtype=torch.int32),
             slot_mapping=torch.tensor(slots),
+            last_keys=None if seen is None else torch.from_numpy(seen),
         )
         token_ids = torch.tensor([token for row, start, end in spans for token in row.tokens[start:end]])
         positions = positions.contiguous() if axes == 3 else positions[0]
@@ -108,11 +119,14 @@ class Harness:
         return self.model.forward(batch, out)
 
     def prefill(self, row: Sequence, chunk: int = 0) -> Tensor:
-        """The whole prompt, in chunks of `chunk` tokens when given; logits of every token."""
+        """The whole prompt, in chunks of about `chunk` tokens when given; logits of every token."""
         parts = []
         while row.computed < len(row.tokens):
             left = len(row.tokens) - row.computed
-            parts.append(self.step((row, min(chunk or left, left))))
+            end = row.computed + min(chunk or left, left)
+            for first, behind in () if row.joints is None else row.joints.tolist():
+                end = behind if first < end < behind else end
+            parts.append(self.step((row, end - row.computed)))
         return torch.cat(parts)
 
     def generate(self, row: Sequence, count: int, chunk: int = 0) -> list[int]:

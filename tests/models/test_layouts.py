@@ -19,10 +19,9 @@ import torch
 from engine import estimate as estimate_module
 from engine.checkpoint.files import CONFIG, PARAMS
 from engine.config import EngineConfig
-from engine.errors import ConfigError
 from engine.estimate import estimate
 from engine.memory import DeviceMemory
-from engine.models.registry import FAMILIES, build_model, load_model_config
+from engine.models.registry import build_model, load_model_config
 from engine.weights.files import INDEX, open_checkpoint
 from engine.weights.table import expand
 
@@ -44,7 +43,7 @@ def names_of(layout):
 
 
 def shapes_of(model, names):
-    """Of every name: what the model wants; a head that is tied has the embedding's, a tower's its own."""
+    """Of every name: what the model wants; a head that is tied has the embedding's."""
     table = model.weight_table()
     places = expand(table, model)
     shapes = {}
@@ -52,28 +51,10 @@ def shapes_of(model, names):
         canonical = table.canonical(name)
         if canonical in places:
             shapes[name] = places[canonical].wanted.shape
-        elif table.ignored(canonical):
-            shapes[name] = places["embed_tokens.weight"].wanted.shape
         else:
-            assert model.config.left_out, f"{name} is left over"
-            shapes[name] = siglip_shape(name, model.config.raw["vision_config"], model.config.text.hidden_size)
+            assert table.ignored(canonical), f"{name} is left over"
+            shapes[name] = places["embed_tokens.weight"].wanted.shape
     return shapes
-
-
-def siglip_shape(name, vision, hidden):
-    """Of a tensor of SigLIP, or of Gemma 3's projector."""
-    width, inner, patch = vision["hidden_size"], vision["intermediate_size"], vision["patch_size"]
-    module, kind = name.split(".")[-2:]
-    matrices = {
-        "mm_input_projection_weight": (width, hidden),
-        "patch_embedding": (width, 3, patch, patch),
-        "position_embedding": ((vision["image_size"] // patch) ** 2, width),
-        "fc1": (inner, width),
-        "fc2": (width, inner),
-        **dict.fromkeys(("q_proj", "k_proj", "v_proj", "out_proj"), (width, width)),
-    }
-    matrix = matrices.get(kind) or matrices.get(module, (width,))
-    return matrix[:1] if kind == "bias" else matrix
 
 
 def write_header(folder, shapes):
@@ -94,12 +75,7 @@ def test_a_published_layout_is_planned(tmp_path, monkeypatch, name):
     layout = LAYOUTS[name]
     file = CONFIG if CONFIG in layout else PARAMS
     (tmp_path / file).write_text(json.dumps(layout[file]))
-    named = layout[file].get("architectures", [""])[0]
-    without = ("image", "audio", "video") if "vision_config" in layout[file] and named not in FAMILIES else ()
-    if without:
-        with pytest.raises(ConfigError, match="is not supported; with --language-model-only its decoder is"):
-            load_model_config(tmp_path)
-    config = load_model_config(tmp_path, without=without)
+    config = load_model_config(tmp_path)
     names = names_of(layout)
     shapes = shapes_of(build_model(config, torch.bfloat16), names)
     assert 2 * sum(map(math.prod, shapes.values())) == layout["total_size"]
@@ -108,9 +84,8 @@ def test_a_published_layout_is_planned(tmp_path, monkeypatch, name):
     write_header(tmp_path, shapes)
     monkeypatch.setattr(estimate_module, "choose_device", lambda asked: "cuda:0")
     monkeypatch.setattr(estimate_module, "device_memory", lambda device: DeviceMemory(TIB, TIB))
-    found = estimate(EngineConfig(str(tmp_path), without_media=without), open_checkpoint(tmp_path))
-    tied = ["lm_head.weight"] if config.text.tie_embeddings else []
-    unread = [name for name in names if name in tied or name.startswith(("vision_tower.", "multi_modal_projector."))]
+    found = estimate(EngineConfig(str(tmp_path)), open_checkpoint(tmp_path))
+    unread = [name for name in names if name == "lm_head.weight" and config.text.tie_embeddings]
     assert found.num_tensors == len(names) - len(unread)
     assert found.weight_bytes == layout["total_size"] - sum(2 * math.prod(shapes[name]) for name in unread)
     assert found.context == config.max_position

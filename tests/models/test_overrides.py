@@ -83,7 +83,7 @@ def test_a_tower_that_is_not_supported_is_no_matter_without_media():
     assert load_model_config(tiny.checkpoint("omni"), wrong, EVERYTHING).modalities == ("text",)
 
 
-AROUND = {"Gemma3ForConditionalGeneration": "gemma3", "AriaForConditionalGeneration": "mistral", "Other": "qwen2"}
+AROUND = {"ShieldGemma2ForImageClassification": "gemma3", "AriaForConditionalGeneration": "mistral", "Other": "qwen2"}
 STYLES = {
     "as first released": lambda name: "language_model." + name,
     "as transformers 5 writes": lambda name: name.replace("model.", "model.language_model."),

@@ -19,10 +19,16 @@ static inline long panels_of(long dim) { return (dim + PANEL - 1) / PANEL; }
 static inline struct range keys_of(const struct attention *call, long row, long pair) {
     const long queries = call->starts[row + 1] - call->starts[row];
     const long length = call->lengths != NULL ? call->lengths[row] : queries;
-    const long position = length - queries + pair / (call->heads / call->kv_heads);
+    const long query = pair / (call->heads / call->kv_heads), position = length - queries + query;
     struct range keys = {0, call->causal ? position + 1 : length};
-    if (call->window > 0 && position + 1 > call->window) keys.begin = position + 1 - call->window;
-    if (call->window > 0 && position + call->window < keys.end) keys.end = position + call->window;
+    long window = call->window;
+    if (window > 0 && position + window < keys.end) keys.end = position + window;
+    if (call->last_keys != NULL) {
+        const int32_t last = call->last_keys[call->starts[row] + query];
+        keys.end = (last < 0 ? ~last : last) + 1;
+        if (last < 0) window = 0;
+    }
+    if (window > 0 && position + 1 > window) keys.begin = position + 1 - window;
     return keys;
 }
 

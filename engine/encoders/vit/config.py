@@ -21,15 +21,25 @@ class ProjectorConfig:
     """From the tower's rows to the decoder's: norm, neighbours side by side, products."""
 
     out_size: int
+    pool: int = 1  # the average of pool x pool neighbours is one row, before anything else
     merge: int = 1  # merge x merge neighbours become one row
     channels_first: bool = False  # of neighbours side by side: all values of a channel together, not of a patch
     norm: str = ""  # of rows: "rms" before neighbours meet, "layer" behind
     norm_eps: float = 1e-5
+    norm_offset: float = 0.0  # of the weights of an RMSNorm
+    norm_name: str = ""  # in the checkpoint, where it is not LLaVA's
     reduces: bool = False  # a product brings neighbours back to the width of one
     products: int = 2
     bias: bool = True
     activation: Activation = Activation.GELU
     newline: bool = False  # a learned row, which processors place
+    outer_name: str = ""  # of the last product in the checkpoint, where it is not LLaVA's
+    turned: str = ""  # the tensor of the last product, where the checkpoint has it as [in_features, out_features]
+
+    @property
+    def shrink(self) -> int:
+        """Patches along a side that become one row."""
+        return self.pool * self.merge
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,12 +112,15 @@ def with_tower(table: Table, config: VitConfig) -> Table:
         Row((layer[:-1],), target + "down_scale"),
         Row((names.post_norm,), "vision.post_norm"),
         Row(
-            (f"multi_modal_projector.{'norm' if config.projector.norm == 'rms' else 'layer_norm'}",),
+            (
+                config.projector.norm_name
+                or f"multi_modal_projector.{'norm' if config.projector.norm == 'rms' else 'layer_norm'}",
+            ),
             "vision.projector.norm",
         ),
         Row(("multi_modal_projector.patch_merger.merging_layer",), "vision.projector.reduce"),
         Row(("multi_modal_projector.linear_1",), "vision.projector.inner"),
-        Row((_LAST_PRODUCT[config.projector.products],), "vision.projector.outer"),
+        Row((config.projector.outer_name or _LAST_PRODUCT[config.projector.products],), "vision.projector.outer"),
         Row(("",), "vision.newline"),
     )
     behind = range(config.num_layers, config.num_layers + config.left_out)

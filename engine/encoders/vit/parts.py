@@ -10,10 +10,12 @@ from torch import Tensor
 from engine.encoders.vit.config import VitConfig
 from engine.kernels.activation import pointwise
 from engine.kernels.attention.dense import dense_attention
+from engine.kernels.gemm.pack import Placement
 from engine.kernels.rotate import apply_rope
 from engine.layers.bare import Bare
 from engine.layers.linear import GatedLinear, Linear
 from engine.layers.norm import LayerNorm, Norm, RMSNorm
+from engine.weights.table import Wanted
 
 Rotations = tuple[Tensor, Tensor]  # cos, sin, [rows, head_dim / 2]
 
@@ -74,15 +76,23 @@ class Projector:
         wide = size * this.merge**2
         self.norm: Norm | None = None
         if this.norm:
-            self.norm = RMSNorm(size, this.norm_eps) if this.norm == "rms" else LayerNorm(wide, this.norm_eps)
+            rms = this.norm == "rms"
+            self.norm = RMSNorm(size, this.norm_eps, this.norm_offset) if rms else LayerNorm(wide, this.norm_eps)
         self.reduce = Linear(wide, size) if this.reduces else None
         wide = size if this.reduces else wide
         self.inner = Linear(wide, this.out_size, bias=this.bias) if this.products > 1 else None
-        self.outer = Linear(wide if self.inner is None else this.out_size, this.out_size, bias=this.bias)
+        wide = wide if self.inner is None else this.out_size
+        self.outer = (
+            Turned(this.turned, wide, this.out_size) if this.turned else Linear(wide, this.out_size, bias=this.bias)
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [tiles, height, width, hidden] -> [tiles * height * width / merge^2, out_size]."""
+        """x [tiles, height, width, hidden] -> [tiles * height * width / shrink^2, out_size]."""
         this = self.config
+        if this.pool > 1:
+            tiles, height, width, hidden = x.shape
+            blocks = x.view(tiles, height // this.pool, this.pool, width // this.pool, this.pool, hidden)
+            x = blocks.mean((2, 4))
         if isinstance(self.norm, RMSNorm):
             x = self.norm(x.contiguous())
         rows = side_by_side(x, this.merge, this.channels_first)
@@ -93,6 +103,25 @@ class Projector:
         if self.inner is not None:
             rows = pointwise(self.inner(rows), this.activation)
         return self.outer(rows)
+
+
+class Turned:
+    """x W of a matrix that the checkpoint has as [in_features, out_features], under a name of its own."""
+
+    def __init__(self, kind: str, in_features: int, out_features: int) -> None:
+        self.kind = kind
+        self.linear = Linear(in_features, out_features)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.linear(x)
+
+    def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
+        return {self.kind: (Wanted((self.linear.in_features, *self.linear.out_features)),)}
+
+    def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
+        (piece,) = pieces[self.kind]
+        assert piece is not None
+        self.linear.fill({"weight": [piece.t().contiguous()]}, placement)
 
 
 def side_by_side(x: Tensor, merge: int, channels_first: bool) -> Tensor:

@@ -74,7 +74,7 @@ class VitTower:
 
     def example(self, modality: Modality, rows: int) -> Features:
         """Blank tiles, at least one; or a blank picture, about as high as wide."""
-        merge, side = self.config.projector.merge, self.config.side
+        merge, side = self.config.projector.shrink, self.config.side
         if side:
             height = width = side
             tiles = max(1, rows // (side // merge) ** 2)

@@ -1,6 +1,6 @@
 """The inner loop of paged attention: blocks of keys into a running softmax, for the prefill and the decode kernel.
 
-    out[m] = sum_j softmax_j(cap(scale * q[m] . k[j])) v[j],  j <= position(m), j > position(m) - window
+    out[m] = sum_j softmax_j(cap(scale * q[m] . k[j])) v[j],  j <= position(m), j > newest(m) - window
     with a sink: its logit joins the softmax's sum, and has no value
 
 Everything runs in powers of two: exp2(score * scale - best), with log2(e) inside `scale`. `best` starts at -1e30, not
@@ -25,6 +25,7 @@ def attend_keys(
     late,  # pointers of the query, which is read after the wait that comes in the first round; None: there it is
     inside,  # which of them there are
     position,  # [BLOCK_M] int32: the last key that a line sees
+    newest,  # [BLOCK_M] int32, with WINDOW: the last key of a line's window
     best,  # [BLOCK_M] float32
     total,  # [BLOCK_M] float32
     result,  # [BLOCK_M, BLOCK_D] float32
@@ -95,9 +96,9 @@ def attend_keys(
             if WINDOW > 0:
                 edge = edge | (start + WINDOW < end)
             if edge:
-                score = hide(score, start + lane, position, WINDOW)
+                score = hide(score, start + lane, position, newest, WINDOW)
         else:
-            score = hide(score, start + lane, position, WINDOW)
+            score = hide(score, start + lane, position, newest, WINDOW)
         higher = tl.maximum(best, tl.max(score, 1) * scale)
         weight = tl.exp2(score * scale - higher[:, None])
         fade = tl.exp2(best - higher)
@@ -116,11 +117,11 @@ def blocks_of(table, key, end, BLOCK_SIZE: tl.constexpr, EARLY: tl.constexpr):
 
 
 @triton.jit
-def hide(score, key, position, WINDOW: tl.constexpr):
+def hide(score, key, position, newest, WINDOW: tl.constexpr):
     """score, -inf where a line does not see the key."""
     seen = key[None, :] <= position[:, None]
     if WINDOW > 0:
-        seen = seen & (key[None, :] > position[:, None] - WINDOW)
+        seen = seen & (key[None, :] > newest[:, None] - WINDOW)
     return tl.where(seen, score, float("-inf"))
 
 

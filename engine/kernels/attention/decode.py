@@ -186,7 +186,7 @@ def decode_kernel(
             best, total = softmax_init_with_sinks(sinks, kv_head * GROUP + head, counts)
         result = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         best, total, result = attend_keys(
-            query, late, inside, head * 0 + high - 1, best, total, result, k_head, v_head,
+            query, late, inside, head * 0 + high - 1, None, best, total, result, k_head, v_head,
             block_tables + line * max_blocks, blocks, low, low, low, high, block_stride, scale, bend, False, 0, SOFTCAP,
             HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES, False, after >= count, LEAD,
         )  # fmt: skip

@@ -1,6 +1,7 @@
 """Causal attention of a step's queries over a paged cache; prefill, chunk and decode rows mixed in one call.
 
 out[t] = sum_j softmax_j(cap(scale * q[t] . k[j])) v[j] over positions j <= p(t), and j > p(t) - window when window > 0;
+where the step's meta has `last_keys`, j <= last_keys[t] instead, or all j <= ~last_keys[t] where that is below 0;
 cap(s) = softcap * tanh(s / softcap) when softcap > 0. Query head h reads the KV head h // (Hq / Hkv). A sink is a
 learned logit per query head, neither scaled nor capped, that joins the softmax's sum and has no value: weights then
 add up to less than one. Users: every decoder's attention layer, after `qkv_rope_store` has written this step's keys
@@ -40,6 +41,8 @@ def paged_attention(
     check_pages(k_cache, v_cache, dim)
     check_scales(k_cache, scales)
     assert heads % k_cache.shape[1] == 0 and q.is_contiguous() and meta.block_tables.dtype is torch.int32
+    last_keys = meta.last_keys
+    assert last_keys is None or (last_keys.numel() >= tokens and last_keys.dtype is torch.int32)
     assert sinks is None or (sinks.shape == (heads,) and sinks.dtype is torch.float32 and sinks.is_contiguous())
     narrow = q.dtype is torch.bfloat16
     if not q.is_cpu or not (narrow or q.dtype is torch.float32) or dim > cpu.HEAD_MAX:
@@ -55,7 +58,7 @@ def paged_attention(
     cpu.paged_attention(
         out.data_ptr(), q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(),
         tables.data_ptr(), meta.query_start.data_ptr(), meta.context_len.data_ptr(),
-        0 if sinks is None else sinks.data_ptr(),
+        0 if sinks is None else sinks.data_ptr(), 0 if last_keys is None else last_keys.data_ptr(),
         rows, heads, kv_heads, dim, max_blocks, block_size, k_cache.stride(0),
         window, scale, softcap, narrow, FORMS[k_cache.dtype], *addresses(scales),
     )  # fmt: skip
@@ -77,7 +80,10 @@ def launch_paged(
     assert work is not None, "an accelerator's step makes its work lists before the first layer"
     out = torch.empty_like(q)
     if not meta.decode_only:
-        attend_tiles(out, q, k_cache, v_cache, tables, work, meta.context_len.shape[0], scale, window, softcap, sinks)
+        attend_tiles(
+            out, q, k_cache, v_cache, tables, work, meta.context_len.shape[0], scale, window, softcap, sinks,
+            meta.last_keys,
+        )  # fmt: skip
     attend_parts(out, q, k_cache, v_cache, tables, work, scale, window, softcap, sinks)
     return out
 
@@ -119,9 +125,10 @@ def paged_attention_reference(
             scores = softcap * torch.tanh(scores / softcap)
         position = torch.arange(length - (last - first), length, device=q.device)[:, None]
         key = torch.arange(length, device=q.device)[None, :]
-        hidden = key > position
+        seen = position if meta.last_keys is None else meta.last_keys[first:last].to(position)[:, None]
+        hidden = key > torch.where(seen < 0, ~seen, seen)
         if window > 0:
-            hidden = hidden | (key <= position - window)
+            hidden = hidden | ((key <= position - window) & (seen >= 0))
         scores = scores.masked_fill(hidden, float("-inf"))
         if sinks is not None:
             scores = torch.cat([scores, sinks.to(wide)[:, None, None].expand(-1, last - first, 1)], -1)

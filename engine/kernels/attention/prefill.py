@@ -27,6 +27,7 @@ def prefill_kernel(
     v_cache,
     block_tables,  # [lines, max_blocks] int32
     sinks,  # [num_heads] float32, or None
+    last_keys,  # [num_tokens] int32: see AttentionMeta; or None: each token sees up to itself
     tiles,  # [num_tiles, 4] int32: first token, tokens, position of the first token, line of the block tables
     num_tiles,  # [1] int32
     max_blocks,
@@ -69,12 +70,24 @@ def prefill_kernel(
         end = first + tokens  # one past the last position of the tile
         low = end * 0
         floor = tl.maximum(low, first - WINDOW + 1)
+        newest = position
+        seen = first
+        if last_keys is not None:
+            # From token to token of a row the last keys never fall, so the tile's first and last one bound the others.
+            last = tl.load(last_keys + token + tl.minimum(line // GROUP, tokens - 1))
+            newest = tl.where(last < 0, WINDOW - 1, position)
+            position = tl.where(last < 0, -1 - last, last)
+            last = tl.load(last_keys + token)
+            floor = tl.where(last < 0, 0, floor)
+            seen = tl.where(last < 0, -1 - last, last)
+            last = tl.load(last_keys + token + tokens - 1)
+            end = tl.where(last < 0, -last, last + 1)
         if WINDOW > 0:
-            low = tl.maximum(low, (first - WINDOW + 1) // BLOCK_N * BLOCK_N)
-        seen = (first + 1) // BLOCK_N * BLOCK_N  # keys that the first token sees
+            low = floor // BLOCK_N * BLOCK_N
+        seen = (seen + 1) // BLOCK_N * BLOCK_N  # keys that the first token sees
         best, total, result = attend_keys(
-            query, None, None, position, best, total, result, k_head, v_head, table, None, low, seen, floor, end,
-            block_stride, scale, bend, True, WINDOW, SOFTCAP, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES,
+            query, None, None, position, newest, best, total, result, k_head, v_head, table, None, low, seen, floor,
+            end, block_stride, scale, bend, True, WINDOW, SOFTCAP, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES,
             MATERIALISE, None, 0,
         )  # fmt: skip
         # Lines and their places are found anew: through the loop they would take registers that it has not.
@@ -117,6 +130,7 @@ def attend_tiles(
     window: int = 0,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    last_keys: Tensor | None = None,
 ) -> None:
     """The work list's tiles -> their tokens of out [T, Hq, D]; shapes as `paged_attention`, `rows` bounds the grid."""
     tokens, heads, dim = q.shape
@@ -128,7 +142,7 @@ def attend_tiles(
     scale, bend = score_scales(scale, softcap)
     # No step of these shapes has more tiles: full ones, and one that each row begins.
     prefill_kernel[(kv_heads, min(tokens, full + rows))](
-        out, q, k_cache, v_cache, block_tables, sinks, work.tiles, work.num_tiles, block_tables.shape[1],
+        out, q, k_cache, v_cache, block_tables, sinks, last_keys, work.tiles, work.num_tiles, block_tables.shape[1],
         k_cache.stride(0), scale, bend,
         WINDOW=window, SOFTCAP=softcap > 0, GROUP=group, HEAD_DIM=dim, BLOCK_SIZE=block_size,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d, WIDE=is_wide(k_cache),

@@ -31,12 +31,22 @@ KERNELS = {
     **{
         f"prefill {name}": (
             prefill_kernel,
-            {"out": T, "tiles": "*i32", "num_tiles": "*i32", **ATTEND},
-            {**SHAPE, "BLOCK_M": 128, "BLOCK_N": 64, "STAGES": 2, "MATERIALISE": True, **case},
+            {"out": T, "last_keys": "*i32", "tiles": "*i32", "num_tiles": "*i32", **ATTEND},
+            {**SHAPE, "BLOCK_M": 128, "BLOCK_N": 64, "STAGES": 2, "MATERIALISE": True, "last_keys": None, **case},
             {"num_warps": 8, "num_stages": 2},
         )
         for name, case in CASES.items()
         if name != "80"  # with the others
+    },
+    **{
+        f"prefill of tokens that see later ones, window {window}": (
+            prefill_kernel,
+            {"out": T, "last_keys": "*i32", "tiles": "*i32", "num_tiles": "*i32", **ATTEND},
+            {**SHAPE, "HEAD_DIM": 256, "BLOCK_D": 256, "BLOCK_M": 128, "BLOCK_N": 32, "STAGES": 2, "MATERIALISE": True,
+             "WINDOW": window, **NO_SINKS},
+            {"num_warps": 8, "num_stages": 2},
+        )
+        for window in (0, 1024)
     },
     **{
         f"dense {dim}": (

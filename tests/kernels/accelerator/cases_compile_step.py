@@ -19,9 +19,9 @@ RECORD = {
 INPUTS = {
     "token_ids": "*i64", "positions": "*i64", "slot_mapping": "*i64", "query_start": I, "context_len": I,
     "row_slot": I, "sample_index": "*i64", "sample_row": I, "sample_slot": I, "sample_place": I, "num_rows": I,
-    "num_sampled": I, "home": I, "words": I, "block_tables": I, "staged": I, "turn": I, "num_records": "i32",
-    "capacity": "i32", "max_rows": "i32", "max_tokens": "i32", "max_slots": "i32", "max_blocks": "i32",
-    "block_size": "i32", "num_embeddings": "i32",
+    "num_sampled": I, "home": I, "last_keys": I, "words": I, "block_tables": I, "staged": I, "turn": I,
+    "num_records": "i32", "capacity": "i32", "max_rows": "i32", "max_tokens": "i32", "max_slots": "i32",
+    "max_blocks": "i32", "block_size": "i32", "num_embeddings": "i32",
 }  # fmt: skip
 HOME = {"ring": I, "tokens": I, "home": I, "row_slot": I, "words": I, "num_buffers": "i32", "max_rows": "i32"}
 POOL = {"out": "*fp32", "starts": I, "width": "i32"}
@@ -43,22 +43,23 @@ KERNELS = {
         for width in (1, 3)
     },
     **{
-        f"record {mrope}": (
+        f"record {axes}": (
             record_kernel, RECORD,
             {
-                "MROPE": mrope, "COPIERS": 4, "WORDS": 1024, "BLOCK": 256, "SLOTS": 64, "OVERLAP": True,
+                "AXES": axes, "COPIERS": 4, "WORDS": 1024, "BLOCK": 256, "SLOTS": 64, "OVERLAP": True,
             },
             {"num_warps": 4},
         )
-        for mrope in (False, True)
+        for axes in (0, 1, 3)
     },
     **{
-        f"inputs {mrope}": (
+        f"inputs {mrope} {ahead}": (
             inputs_kernel, INPUTS,
-            {"GROUPS": 1 + mrope, "MROPE": mrope, "ROWS": 512, "STEPS": 9, "BLOCK": 128, "OVERLAP": True},
+            {"GROUPS": 1 + mrope, "MROPE": mrope, "ROWS": 512, "STEPS": 9, "BLOCK": 128, "OVERLAP": True}
+            | ({} if ahead else {"last_keys": None}),
             {"num_warps": 4},
         )
-        for mrope in (False, True)
+        for mrope, ahead in ((False, False), (True, False), (False, True))
     },
 }  # fmt: skip
 

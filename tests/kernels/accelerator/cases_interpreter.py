@@ -195,6 +195,23 @@ def test_attention(step, heads, kv_heads, dim, window, softcap, dtype):
         assert error(out, want) < limit(dtype) * 2
 
 
+@pytest.mark.parametrize("everywhere", [False, True], ids=["items", "prompt"])
+@pytest.mark.parametrize("window", [0, 24])
+def test_attention_of_tokens_that_see_later_ones(window, everywhere):
+    contexts, queries, heads, dim = [0, 40, 150, 90], [0, 1, 150, 40], 4, 32
+    k_cache, v_cache, meta = pages(contexts, queries, 2, dim, 16, torch.float32)
+    last_keys = torch.cat([torch.arange(end - count, end) for end, count in zip(contexts, queries)]).to(torch.int32)
+    for at, first, behind in ((1, 0, 140),) if everywhere else ((1, 20, 120), (1, 125, 150), (151 - 50, 52, 85)):
+        last_keys[at + first : at + behind] = ~(behind - 1) if everywhere else behind - 1
+    q = torch.randn(sum(queries), heads, dim)
+    work = empty_list(8, sum(queries), 16, heads, dim, "cpu")
+    launch_list(work, meta, 2, False)
+    meta = replace(meta, work=work, last_keys=last_keys)
+    out = launch_paged(q, k_cache, v_cache, meta, dim**-0.5, window, 0.0, None)
+    want = paged_attention_reference(q, k_cache, v_cache, meta, dim**-0.5, window).view_as(out)
+    assert error(out, want) < limit(torch.float32) * 2
+
+
 @pytest.mark.covering(2)
 @pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (24, 5.0)])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(2, 1, 64), (3, 3, 96), (4, 1, 128), (4, 2, 256)])

@@ -22,7 +22,8 @@ from tests.kernels.test_step_inputs import VOCAB, plant
 
 def equal(got, want) -> None:
     for field in dataclasses.fields(got):
-        assert torch.equal(getattr(got, field.name), getattr(want, field.name)), field.name
+        mine, theirs = getattr(got, field.name), getattr(want, field.name)
+        assert (mine is None and theirs is None) or torch.equal(mine, theirs), field.name
 
 
 def alone(record: torch.Tensor) -> Records:
@@ -48,7 +49,8 @@ def test_a_step_equals_the_reference(seed, mrope, planted):
             plant(walk, plan, record, draw)
         got, want = (empty_inputs(walk.max_rows, walk.max_tokens, len(groups), mrope, "cpu") for _ in range(2))
         for field in dataclasses.fields(got):
-            getattr(got, field.name).fill_(-77)
+            if (tensor := getattr(got, field.name)) is not None:
+                tensor.fill_(-77)
         for slots in (mine, theirs):
             slots.word(SlotWord.LAST_TOKEN)[: walk.max_slots] = torch.from_numpy(walk.slots.last_token)
         size = (walk.max_rows, walk.max_tokens, walk.block_size, VOCAB)
@@ -64,12 +66,17 @@ def test_a_step_equals_the_reference(seed, mrope, planted):
     assert (marked > 0) == planted
 
 
-def test_more_tokens_and_changes_than_one_program_takes():
+@pytest.mark.parametrize("ahead", [False, True])
+def test_more_tokens_and_changes_than_one_program_takes(ahead):
     max_rows, max_tokens, block_size = 40, 700, 2
     updates, params = 5000, 600
     tail = tail_at(max_rows, max_tokens)
-    record = torch.zeros(tail + UPDATE_WORDS * updates + SLOT_WORDS * params, dtype=torch.int32)
+    end = tail + UPDATE_WORDS * updates + SLOT_WORDS * params
+    record = torch.zeros(end + max_tokens, dtype=torch.int32)
     counts = {Header.NUM_ROWS: 33, Header.NUM_TOKENS: 650, Header.NUM_UPDATES: updates, Header.NUM_PARAMS: params}
+    if ahead:
+        counts[Header.POSITIONS_AT] = end
+        record[end : end + 650] = torch.randint(-900, 900, (650,))  # the cache holds 400 blocks of 2
     for place, value in counts.items():
         record[place] = value
     starts = torch.cat([torch.tensor([0]), torch.randperm(649)[:32].sort().values + 1, torch.tensor([650])])
@@ -85,16 +92,17 @@ def test_more_tokens_and_changes_than_one_program_takes():
     entries[:, 0], entries[:, 1] = places // 400, places % 400
     entries[:, 2] = torch.randint(0, 99, (updates,))
     entries[:, 3] = torch.randint(-1, 3, (updates,))
-    words = record[tail + UPDATE_WORDS * updates :].view(params, SLOT_WORDS)
+    words = record[tail + UPDATE_WORDS * updates : end].view(params, SLOT_WORDS)
     words.copy_(torch.randint(0, 1 << 30, (params, SLOT_WORDS)))
     words[:, SlotWord.SLOT], words[:, SlotWord.OUTSIDE] = torch.randperm(700)[:params], 0
     mine, theirs = empty_slots(700, 400, 2, "cpu"), empty_slots(700, 400, 2, "cpu")
-    got, want = (empty_inputs(max_rows, max_tokens, 2, False, "cpu") for _ in range(2))
+    got, want = (empty_inputs(max_rows, max_tokens, 2, False, "cpu", ahead) for _ in range(2))
     launch_inputs(got, mine, alone(record), max_rows, max_tokens, block_size, 990)
     step_inputs_reference(want, theirs, alone(record), max_rows, max_tokens, block_size, 990)
     equal(got, want)
     equal(mine, theirs)
     assert 2 < int(mine.word(SlotWord.OUTSIDE).sum()) < 30
+    assert not ahead or (got.last_keys[:650].min() == -800 and got.last_keys[:650].max() == 799)
 
 
 @pytest.mark.parametrize("value", [-1, 1 << 30, -(1 << 30), 7])

@@ -87,3 +87,36 @@ def test_a_template_file_is_read_and_a_missing_one_named(pool, tmp_path):
         made(pool, str(tmp_path / "none.jinja"))
     with pytest.raises(ConfigError, match="--chat-template: The chat template does not compile"):
         made(pool, "{% for %}")
+
+
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+PALIGEMMA = ("<image>", "<loc0000>", "<seg000>", "<start_of_turn>", "<end_of_turn>")
+
+
+def seeing(pool, tokenizer, mark, **fields):
+    return Renderer(tokenizer, RenderConfig(100, media_token_ids={"image": tokenizer.id_of(mark)}, **fields), pool)
+
+
+async def test_without_a_template_paligemma_gets_its_pictures_before_the_text(pool):
+    renderer = seeing(pool, without_template(*PALIGEMMA), "<image>")
+    asked = [{"role": "user", "content": [PICTURE, {"type": "text", "text": "caption en"}, PICTURE]}]
+    prompt = await renderer.chat(asked)
+    assert prompt.text == "<image><image><s>caption en\n"
+    assert prompt.slots == (0, 1)
+    assert (await renderer.chat(user("caption en"))).text == "<s>caption en\n"
+    await refused(renderer.chat([*user("a"), *user("b")]), "answers one message of the role user", "template_error")
+    await refused(renderer.chat([{"role": "system", "content": "a"}]), "one message of the role user", "template_error")
+
+
+async def test_newlines_around_a_picture_of_gemma_are_tokenized_with_the_text_beside_them(pool):
+    tokenizer = without_template("<start_of_image>")
+    parts = "{% for p in m.content %}{{ p.text or '<start_of_image>' }}{% endfor %}"
+    template = "{% for m in messages %}{{ m.role ~ '\\n' }}" + parts + "{% endfor %}"
+    renderer = seeing(pool, tokenizer, "<start_of_image>", chat_template=template, content_format="openai")
+    asked = [{"role": "user", "content": [PICTURE, {"type": "text", "text": "what\n"}, PICTURE]}]
+    prompt = await renderer.chat(asked)
+    assert prompt.text == "user\n\n\n<start_of_image>\n\nwhat\n\n\n<start_of_image>\n\n"
+    assert prompt.token_ids.tolist() == tokenizer.encode(prompt.text)
+    assert [tokenizer.token_of(int(prompt.token_ids[slot])) for slot in prompt.slots] == ["<start_of_image>"] * 2
+    blind = Renderer(tokenizer, RenderConfig(100, chat_template="{{ '<start_of_image>' }}"), pool)
+    assert (await blind.chat(user("x"))).text == "<start_of_image>"

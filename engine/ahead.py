@@ -1,0 +1,45 @@
+"""Tokens that see later ones: which positions of a prompt one step computes together, and the last key that each sees.
+
+Thread: any; pure functions. In some models the tokens of a picture see each other ("items"), in others those of the
+whole prompt, whatever a layer's window ("prompt"). Such positions are a joint. The scheduler cuts no chunk inside a
+joint, so the cache holds the keys of all its tokens when attention reads them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from engine.model_config import Ahead
+from engine.request import Request
+
+
+def joints_of(request: Request, ahead: Ahead) -> np.ndarray | None:
+    """int32 [m, 2]: start and end of each joint, ascending; None: there is none."""
+    if ahead == "prompt":
+        return np.array([[0, len(request.prompt_token_ids)]], np.int32)
+    pictures = [item for item in request.media if item.modality == "image"]
+    if ahead == "items" and pictures:
+        spans = sorted((start, start + length) for item in pictures for start, length in item.spans)
+        return np.array(spans, np.int32)
+    return None
+
+
+def last_keys(
+    slots: np.ndarray, lens: np.ndarray, computed: np.ndarray, joints: Mapping[int, np.ndarray], ahead: Ahead
+) -> np.ndarray | None:
+    """int32 [num_tokens], as AttentionMeta says; None where no row computes a joint. `joints`: by slot."""
+    found: np.ndarray | None = None
+    starts = np.concatenate(([0], lens.cumsum()))
+    for row, slot in enumerate(slots.tolist()):
+        done, end = int(computed[row]), int(computed[row] + lens[row])
+        for first, behind in joints.get(slot, ()):
+            low, high = max(int(first), done), min(int(behind), end)
+            if low >= high:
+                continue
+            if found is None:
+                found = np.repeat(computed - starts[:-1], lens) + np.arange(starts[-1])
+            at = int(starts[row]) - done
+            found[at + low : at + high] = ~(behind - 1) if ahead == "prompt" else behind - 1
+    return None if found is None else found.astype(np.int32)
