@@ -14,7 +14,8 @@ import faulthandler
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -36,6 +37,8 @@ from engine.stream import TokenStream
 from engine.trace import LOOP, Span, Trace
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from _fast.ring import OutputRing
     from engine.loop import DeviceThread
     from engine.model_config import ModelConfig
@@ -168,6 +171,15 @@ class Engine:
     async def stop_profile(self) -> list[Span]:
         """Kernels and copies since start_profile."""
         return await self._on_device(_stop_profile)
+
+    async def sound_attention(
+        self, features: Mapping[str, np.ndarray], token_ids: Sequence[int], heads: Sequence[tuple[int, int]]
+    ) -> np.ndarray:
+        """Of Whisper, float32 [heads, tokens, rows]: where these (layer, head) listen while they read the tokens.
+
+        Steps wait for it: it costs about what the window's own tower and prompt do.
+        """
+        return await self._on_device(partial(_sound_attention, features, token_ids, heads))
 
     async def _on_device(self, work: Callable[[Runtime], T]) -> T:
         """Work between two steps. Raises NotReadyError when the device thread does not get to it."""
@@ -319,6 +331,14 @@ def _reset_prefix_cache(runtime: Runtime) -> bool:
 
 def _reset_encoder_cache(runtime: Runtime) -> bool:
     return runtime.reset_encoder_cache()
+
+
+def _sound_attention(
+    features: Mapping[str, np.ndarray], token_ids: Sequence[int], heads: Sequence[tuple[int, int]], runtime: Runtime
+) -> np.ndarray:
+    from engine.models.whisper_alignment import sound_attention
+
+    return runtime.executor.compute(lambda: sound_attention(runtime.model, features, token_ids, heads))
 
 
 def _start_profile(runtime: Runtime) -> bool:

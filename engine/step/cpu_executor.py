@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +27,7 @@ from engine.sampling.logprobs import prompt_logprobs
 from engine.sampling.sampler import Sampler
 from engine.step.build import RowArrays, apply_updates, build
 from engine.step.encode import EncoderCache
-from engine.step.executor import Sizes
+from engine.step.executor import Sizes, T
 from engine.step.prompts import PromptLogprobs
 from engine.step.result import StepResult
 from engine.step.slots import SlotState
@@ -99,6 +100,11 @@ class CpuExecutor:
         if step.error is None and self.grammars.rows:
             step.consume(self.grammars)
 
+    def compute(self, work: Callable[[], T]) -> T:
+        done: Future[T] = Future()
+        self.stream.launch(_answer, work, done)
+        return done.result()
+
     def free_unused(self) -> None:
         """Nothing to do: nothing is kept."""
 
@@ -153,3 +159,11 @@ class CpuExecutor:
 
 def _zeros(count: int, words: int) -> np.ndarray:
     return np.zeros((count, words), np.int32)
+
+
+def _answer(work: Callable[[], T], done: Future[T]) -> None:
+    """On the stream; a fault is the asker's."""
+    try:
+        done.set_result(work())
+    except Exception as error:
+        done.set_exception(error)

@@ -43,7 +43,7 @@ from engine.sampling.device import DeviceSampler, Pending, prompt_logprobs
 from engine.step.buffers import StepBuffers
 from engine.step.build import RowArrays, mrope_positions
 from engine.step.encode import EncoderCache
-from engine.step.executor import Sizes
+from engine.step.executor import Sizes, T
 from engine.step.prompts import Due, PromptLogprobs
 from engine.step.result import StepResult
 from engine.step.slots import SlotState
@@ -208,6 +208,9 @@ class DeviceExecutor:
     def measure_gaps(self, every: int) -> None:
         """Has the device's idle time measured behind one step in `every` (StepStats.gap_s)."""
         self.launcher.measure_gaps(every)
+
+    def compute(self, work: Callable[[], T]) -> T:
+        return work()  # this thread launches on the stream
 
     def free_unused(self) -> None:
         self.accelerator.free_unused()

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from _fast.plan import StepPlan
 from engine.request import Request, TokenLogprob
 from engine.step.encode import EncoderCache
 from engine.step.result import StepResult
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,9 @@ class Executor(Protocol):
 
     def collect(self, step: StepResult) -> None:
         """After the step's event: fills tokens, invalid rows and log-probabilities on the host."""
+
+    def compute(self, work: Callable[[], T]) -> T:
+        """Runs `work` with the model behind what was launched, and waits for it."""
 
     def free_unused(self) -> None:
         """After a step that found no room: gives back what is kept of earlier steps for reuse."""

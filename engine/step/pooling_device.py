@@ -36,7 +36,7 @@ from engine.step.buffers import RECORDS, StepBuffers
 from engine.step.build import RowArrays
 from engine.step.device_executor import DeviceStep, TokensHome
 from engine.step.encode import EncoderCache
-from engine.step.executor import Sizes
+from engine.step.executor import Sizes, T
 from engine.step.graphs import MIXED_LIMIT, mixed_sizes, one_size_per_doubling
 from engine.step.pooled_rows import TokenwiseRows, take_lines
 from engine.step.result import StepResult
@@ -116,6 +116,9 @@ class DevicePoolingExecutor:
 
     def ledger(self) -> dict[str, int]:
         return {"tokenwise": len(self._tokenwise)} | self.accelerator.ledger()
+
+    def compute(self, work: Callable[[], T]) -> T:
+        return work()  # this thread launches on the stream
 
     def free_unused(self) -> None:
         self.accelerator.free_unused()

@@ -9,6 +9,7 @@ Everything that can be refused is refused before the file is decoded.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -27,7 +28,7 @@ from server.sampling import Asked, in_range, priority_of, resolve, salt_of
 from server.schema.audio import SpeechForm, TranscriptionForm, TranslationForm
 from server.schema.common import SamplingFields
 from server.speech.choose import hearer_of
-from server.speech.heard import FORMATS, MEDIA_TYPES, Transcript, body, joined
+from server.speech.heard import FORMATS, MEDIA_TYPES, Transcript, Word, body, joined
 from server.speech.hearer import Hearer, Said, Task
 from server.speech.languages import code_of, separator
 from server.speech.listening import Listening
@@ -91,9 +92,18 @@ async def answer(
 
 def transcript(task: Task, hearer: Hearer, recording: Recording, said: list[Said]) -> Transcript:
     """All windows as one."""
-    segments = [segment for window, words in zip(recording.windows, said) for segment in hearer.segments(window, words)]
-    text = joined((words.text for words in said), separator(hearer.language))
-    return Transcript(task.name, hearer.language, recording.seconds, text, segments)
+    heard = list(zip(recording.windows, said))
+    segments = [segment for window, found in heard for segment in hearer.segments(window, found)]
+    text = joined((found.text for found in said), separator(hearer.language))
+    words = [
+        Word(word.text, window.start + word.start, window.start + word.end)
+        for window, found in heard
+        for word in found.words
+    ]
+    return Transcript(
+        task.name, hearer.language, recording.seconds, text, segments if task.with_segments else None,
+        words if task.with_words else None,
+    )  # fmt: skip
 
 
 def typed(form: Form, kind: type[Kind]) -> Kind:
@@ -127,7 +137,7 @@ def task_of(exchange: Exchange, fields: SpeechForm, header: str) -> Task:
         raise not_here("n", f"n: got {fields.n}; this route makes one transcript")
     if fields.prompt and len(fields.prompt.encode()) > MAX_PROMPT_BYTES:
         raise invalid("prompt", f"prompt: is longer than {MAX_PROMPT_BYTES} bytes")
-    granularities_of(fields)
+    told = granularities_of(fields, state.whisper is not None)
     common = SamplingFields(**{name: getattr(fields, name) for name in NUMBERS})
     target = code_of("to_language", fields.to_language) if isinstance(fields, TranslationForm) else ""
     return Task(
@@ -136,23 +146,27 @@ def task_of(exchange: Exchange, fields: SpeechForm, header: str) -> Task:
         to_language=(target or "en") if translates else "",
         prompt=(fields.prompt or "").strip(),
         with_times=fields.response_format in ("srt", "vtt", "verbose_json"),
+        with_segments="segment" in told,
+        with_words="word" in told,
         asked=asked_of(exchange, fields, common),
         salt=salt_of(common),
         priority=priority_of(common, state.config, header),
     )
 
 
-def granularities_of(fields: SpeechForm) -> None:
-    """Refuses what no model here tells."""
-    asked = getattr(fields, "timestamp_granularities", None) or ()
+def granularities_of(fields: SpeechForm, tells_words: bool) -> Sequence[str]:
+    """What has times in the answer. Raises ApiError for what the model does not tell."""
+    asked: Sequence[str] = getattr(fields, "timestamp_granularities", None) or ()
     for word in asked:
         if word not in ("segment", "word"):
             text = f"timestamp_granularities: got {shown(word)}; must be segment or word"
             raise invalid("timestamp_granularities", text)
     if asked and fields.response_format != "verbose_json":
         raise invalid("timestamp_granularities", "timestamp_granularities: only with response_format verbose_json")
-    if "word" in asked:
-        raise not_here("timestamp_granularities", "timestamp_granularities: word: this model tells times of segments")
+    if "word" in asked and not tells_words:
+        text = "timestamp_granularities: word: this model tells times of segments; Whisper tells those of words, too"
+        raise not_here("timestamp_granularities", text)
+    return asked or ("segment",)
 
 
 def asked_of(exchange: Exchange, fields: SpeechForm, common: SamplingFields) -> Asked:

@@ -36,6 +36,15 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
+class Word:
+    """A word and when it was spoken."""
+
+    text: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True, slots=True)
 class Transcript:
     """A whole recording."""
 
@@ -43,7 +52,8 @@ class Transcript:
     language: str  # code; "" where nobody knows it
     duration: float
     text: str
-    segments: Sequence[Segment]
+    segments: Sequence[Segment] | None  # None: not wanted
+    words: Sequence[Word] | None = None
 
 
 def average_logprob(logprobs: Sequence[float], num_text_tokens: int) -> float:
@@ -65,12 +75,12 @@ def body(transcript: Transcript, form: str) -> str | dict[str, Any]:
         case "srt":
             return "".join(
                 f"{number}\n{clock(part.start, ',')} --> {clock(part.end, ',')}\n{part.text.strip()}\n\n"
-                for number, part in enumerate(transcript.segments, 1)
+                for number, part in enumerate(transcript.segments or (), 1)
             )
         case "vtt":
             return "WEBVTT\n\n" + "".join(
                 f"{clock(part.start, '.')} --> {clock(part.end, '.')}\n{part.text.strip()}\n\n"
-                for part in transcript.segments
+                for part in transcript.segments or ()
             )
         case "verbose_json":
             return verbose(transcript)
@@ -79,12 +89,18 @@ def body(transcript: Transcript, form: str) -> str | dict[str, Any]:
 
 def verbose(transcript: Transcript) -> dict[str, Any]:
     """`verbose_json`."""
-    return {
+    found: dict[str, Any] = {
         "task": transcript.task,
         "language": name_of(transcript.language),
         "duration": transcript.duration,
         "text": transcript.text,
-        "segments": [
+    }
+    if transcript.words is not None:
+        found["words"] = [
+            {"word": word.text, "start": round(word.start, 3), "end": round(word.end, 3)} for word in transcript.words
+        ]
+    if transcript.segments is not None:
+        found["segments"] = [
             {
                 "id": number,
                 "seek": part.seek,
@@ -98,9 +114,9 @@ def verbose(transcript: Transcript) -> dict[str, Any]:
                 "no_speech_prob": part.no_speech_prob,
             }
             for number, part in enumerate(transcript.segments)
-        ],
-        "usage": duration_usage(transcript.duration),
-    }
+        ]
+    found["usage"] = duration_usage(transcript.duration)
+    return found
 
 
 def duration_usage(seconds: float) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from server.http.exchange import Exchange
 from server.job import Job, job_of
 from server.render.prompt import Prompt
 from server.sampling import Asked
-from server.speech.heard import Segment, average_logprob, compression_ratio
+from server.speech.heard import Segment, Word, average_logprob, compression_ratio
 from server.speech.languages import name_of
 from server.state import AppState
 
@@ -38,7 +38,9 @@ class Task:
     language: str  # of the recording, by code; "": unknown
     to_language: str  # of the text, where it is a translation
     prompt: str
-    with_times: bool  # segments are shown
+    with_times: bool  # the model writes times, where it can
+    with_segments: bool  # the answer tells the times of segments
+    with_words: bool  # and of words
     asked: Asked
     salt: str
     priority: int
@@ -53,6 +55,7 @@ class Said:
     logprobs: list[TokenLogprob] = field(default_factory=list)  # the ending one's included
     temperature: float = 0.0
     no_speech_prob: float | None = None
+    words: Sequence[Word] = ()  # with times from the window's beginning
 
 
 class Ask(Protocol):
@@ -76,7 +79,7 @@ class Hearer(Protocol):
     async def begin(self, ask: Ask, first: Processed) -> None:
         """Once, with the first window, before any other is heard."""
 
-    async def hear(self, ask: Ask, number: int, processed: Processed) -> Said:
+    async def hear(self, ask: Ask, number: int, window: Window, processed: Processed) -> Said:
         """What is said in one window."""
 
     def segments(self, window: Window, said: Said) -> Sequence[Segment]:
@@ -103,7 +106,7 @@ class ChatHearer:
     async def begin(self, ask: Ask, first: Processed) -> None:
         self._prompt = await self._rendered()
 
-    async def hear(self, ask: Ask, number: int, processed: Processed) -> Said:
+    async def hear(self, ask: Ask, number: int, window: Window, processed: Processed) -> Said:
         assert self._prompt is not None, "begin comes first"
         return await ask(self._job(processed, self._prompt, self._task.asked), number)
 

@@ -128,7 +128,7 @@ class Listening:
                 await self._hearer.begin(self.ask, processed)
                 self._begun.set()
             await self._begun.wait()
-            said[number] = await self._hearer.hear(self.ask, number, processed)
+            said[number] = await self._hearer.hear(self.ask, number, recording.windows[number], processed)
             self.told(number, "")
 
     async def _processed(self, recording: Recording, number: int) -> Processed:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from mm.item import Processed
+from mm.recording import Window
 from server.errors import invalid, not_here
 from server.http.exchange import Exchange
 from server.render.prompt import Prompt
@@ -57,7 +58,7 @@ class Qwen3AsrHearer(ChatHearer):
     def language(self) -> str:
         return self._task.language or self._first
 
-    async def hear(self, ask: Ask, number: int, processed: Processed) -> Said:
+    async def hear(self, ask: Ask, number: int, window: Window, processed: Processed) -> Said:
         language = spoken(self._task.language) if self._task.language else await self._listened(ask, processed)
         if number == 0:
             self._first = CODES.get(language, "")

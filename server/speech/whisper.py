@@ -13,9 +13,11 @@ what it computes of the sound is found again in the prefix cache by the question
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -30,10 +32,11 @@ from server.http.exchange import Exchange
 from server.job import Job, job_of
 from server.render.prompt import Prompt
 from server.sampling import Asked
-from server.speech.heard import Segment, average_logprob, compression_ratio
+from server.speech.heard import Segment, Word, average_logprob, compression_ratio
 from server.speech.hearer import Ask, Said, Task
 from server.speech.timed import text_of, timed
 from server.speech.whisper_tokens import WhisperTokens
+from server.speech.words import FRAME_S, words_of
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 MAX_COMPRESSION_RATIO = 2.4
@@ -82,7 +85,7 @@ class WhisperHearer:
         if not self._heard:
             self._heard, _ = await self._listened(ask, first)
 
-    async def hear(self, ask: Ask, number: int, processed: Processed) -> Said:
+    async def hear(self, ask: Ask, number: int, window: Window, processed: Processed) -> Said:
         task = self._task
         if task.asked.stream:  # what was told cannot be taken back
             return await ask(self._job(processed, task.asked.params.temperature), number, self._tokens.first_marker)
@@ -94,7 +97,26 @@ class WhisperHearer:
             said.no_speech_prob = no_speech
             if not self._is_poor(said) or self._is_silent(said):
                 break
-        return replace(said, text="", token_ids=[]) if self._is_silent(said) else said
+        if self._is_silent(said):
+            return replace(said, text="", token_ids=[])
+        return replace(said, words=await self._words(window, processed, said)) if task.with_words else said
+
+    async def _words(self, window: Window, processed: Processed, said: Said) -> Sequence[Word]:
+        """The words of a window with their times, by where the model listened while it wrote."""
+        tokens, state = self._tokens, self._exchange.state
+        text = [token for token in said.token_ids if token < tokens.first_marker]
+        if not text:
+            return ()
+        prompt = [*self._start(), tokens.no_timestamps]
+        weights = await state.engine.sound_attention(
+            processed.parts[0].features, [*prompt, *text], tokens.alignment_heads
+        )
+        rows = int((window.end - window.start) / FRAME_S + 1e-6)
+        work = partial(
+            words_of, text, weights[:, len(prompt) - 1 :, :rows], state.tokenizer.decode, self.language,
+            tokens.median_width,
+        )  # fmt: skip
+        return await asyncio.get_running_loop().run_in_executor(state.pool, work)
 
     def _is_poor(self, said: Said) -> bool:
         """Whether the text repeats itself, or the model doubts it."""
@@ -129,11 +151,7 @@ class WhisperHearer:
     def _job(self, processed: Processed, temperature: float) -> Job:
         """The question for the text of a window."""
         task, tokens = self._task, self._tokens
-        prompt = [*self._previous, tokens.start]
-        if tokens.languages:
-            wanted = tokens.translate if task.name == "translate" else tokens.transcribe
-            assert wanted is not None
-            prompt += [tokens.languages[self._heard], wanted]
+        prompt = [*self._previous, *self._start()]
         params = replace(
             task.asked.params,
             temperature=temperature,
@@ -147,6 +165,15 @@ class WhisperHearer:
         else:
             prompt.append(tokens.no_timestamps)
         return self._made(processed, prompt, replace(task.asked, params=params))
+
+    def _start(self) -> list[int]:
+        """The markers that begin a text."""
+        tokens = self._tokens
+        if not tokens.languages:
+            return [tokens.start]
+        wanted = tokens.translate if self._task.name == "translate" else tokens.transcribe
+        assert wanted is not None
+        return [tokens.start, tokens.languages[self._heard], wanted]
 
     def _made(self, processed: Processed, ids: list[int], asked: Asked) -> Job:
         task, state = self._task, self._exchange.state

@@ -12,6 +12,7 @@ from typing import Any
 
 from server.render.tokenizer import Tokenizer
 from server.speech.languages import LANGUAGES
+from server.speech.words import SMOOTH
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class WhisperTokens:
     suppressed: tuple[int, ...]
     not_first: tuple[int, ...]
     latest_start: int  # steps by which the first time of a window may be late
+    alignment_heads: tuple[tuple[int, int], ...]  # (layer, head) that follow the speaker
+    median_width: int  # rows over which their weights are smoothed
 
     @property
     def first_time(self) -> int:
@@ -64,4 +67,13 @@ class WhisperTokens:
             suppressed=tuple(generation.get("suppress_tokens") or ()),
             not_first=tuple(generation.get("begin_suppress_tokens") or ()),
             latest_start=int(generation.get("max_initial_timestamp_index") or 1 << 20),
+            alignment_heads=tuple((int(layer), int(head)) for layer, head in generation.get("alignment_heads") or ())
+            or upper_heads(raw),
+            median_width=int(raw.get("median_filter_width") or SMOOTH),
         )
+
+
+def upper_heads(raw: dict[str, Any]) -> tuple[tuple[int, int], ...]:
+    """Where no file names those that follow the speaker: all heads of the decoder's upper half, as OpenAI's does."""
+    layers, heads = int(raw["decoder_layers"]), int(raw["decoder_attention_heads"])
+    return tuple((layer, head) for layer in range(layers // 2, layers) for head in range(heads))

@@ -156,6 +156,28 @@ async def test_times_are_written_so_by_an_accelerators_steps(monkeypatch):
     await check_times()
 
 
+HEADS = ((1, 0), (2, 3), (1, 2))
+
+
+@pytest.mark.parametrize("accelerated", [False, True])
+async def test_attention_to_sound_is_transformers(accelerated, monkeypatch):
+    if accelerated:
+        monkeypatch.setattr(engine.runtime, "open_accelerator", lambda device: HostAccelerator())
+    ids = [*PROMPTS[0], 40, 41, 60, 44]
+    with torch.inference_mode():
+        made = oracle()(features(1)[None], decoder_input_ids=torch.tensor([ids]), output_attentions=True)
+    theirs = torch.stack([made.cross_attentions[layer][0, head] for layer, head in HEADS]).numpy()
+    async with running(whisper()) as served:
+        given = processed(1).parts[0].features
+        beside = asyncio.gather(*(answer(served, request(number, PROMPTS[0])) for number in range(3)))
+        found = await served.sound_attention(given, ids, HEADS)
+        assert found.shape == theirs.shape
+        assert np.abs(found - theirs).max() < 1e-5
+        assert [got for (got,) in await beside] == [await asyncio.to_thread(wanted, number, 0) for number in range(3)]
+        with pytest.raises(RequestError, match=r"alignment_heads=\[\(3, 0\)\].*one of 3 layers and one of 4 heads"):
+            await served.sound_attention(given, ids, [(3, 0)])
+
+
 async def check(folder=None, **settings):
     """Several windows at once, twice, so that the second turn finds the first in the cache."""
     cases = [(number, prompt) for number in range(3) for prompt in range(3)]
