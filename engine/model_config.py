@@ -183,6 +183,7 @@ class PoolingConfig:
     prompts: Mapping[str, str] = field(default_factory=dict)  # texts before an input, by name
     default_prompt: str | None = None
     template: str = ""  # of pairs, a name in server/pooling/pairs; "": the tokenizer's own pairs
+    template_opens_answer: bool = False  # "chat": add_generation_prompt
     token_heads: tuple[TokenHead, ...] = ()  # of tokens; (): `layers`
     tokens_only: bool = False  # inputs have no result of their own
     step_tag: int | None = None  # of tokens, the results of these alone are answered

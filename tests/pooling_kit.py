@@ -306,3 +306,32 @@ def bge_m3() -> Path:
         layer = {"weight": torch.randn(rows, 64, generator=drawn) / 8, "bias": torch.randn(rows, generator=drawn) / 8}
         save_file(layer, folder / f"{name}.safetensors")
     return folder
+
+
+PAIR_TEMPLATE = (
+    "{%- for m in messages -%}{%- if m.role == 'system' -%}<|im_start|>{{ m.content }}<|im_end|>{%- endif -%}"
+    "{%- if m.role in ('query', 'document') -%}<|im_start|>{{ m.role }}: {{ m.content }}<|im_end|>{%- endif -%}"
+    "{%- endfor -%}{%- if add_generation_prompt -%}<|im_start|>{%- endif -%}"
+)
+
+
+@functools.cache
+def logit_score(template: str, opens: bool = False) -> Path:
+    """A reranker of sentence-transformers 6: Qwen 3 with LogitScore, whose template has the roles of a pair."""
+    folder = home() / f"logit-score-{len(template)}-{opens}"
+    shutil.copytree(tiny.checkpoint("qwen3"), folder)
+    kinds = (("", "base.modules.transformer.Transformer"), ("1_LogitScore", "cross_encoder.modules.LogitScore"))
+    listed = [{"idx": k, "name": str(k), "path": path, "type": f"{ST}.{kind}"} for k, (path, kind) in enumerate(kinds)]
+    write(folder / "modules.json", listed)
+    write(folder / "1_LogitScore" / "config.json", {"true_token_id": 11, "false_token_id": 12})
+    said = {"processing_kwargs": {"chat_template": {"add_generation_prompt": opens}}, "max_seq_length": 128}
+    way = {"method": "forward", "method_output_name": "logits"}
+    ways = {"text": way, "message": {**way, "format": "flat"}}
+    about = {"transformer_task": "text-generation", "modality_config": ways, "module_output_name": "causal_logits"}
+    write(folder / "sentence_bert_config.json", {**about, **said})
+    write(
+        folder / "config_sentence_transformers.json",
+        {"model_type": "CrossEncoder", "prompts": {"web": "Find it"}, "default_prompt_name": "web"},
+    )
+    (folder / "chat_template.jinja").write_text(template)
+    return folder

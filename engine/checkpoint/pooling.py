@@ -219,8 +219,19 @@ def _scorer(folder: Path, modules: list[tuple[str, str]], body: Body, prompts: d
         bidirectional=body.sees_all,
         dimensions=None,
         template="chat",
+        template_opens_answer=_opens_answer(folder),
         **_of_every_kind(folder, prompts),
     )
+
+
+def _opens_answer(folder: Path) -> bool:
+    """`processing_kwargs` of the file in which sentence-transformers keeps a Transformer's settings."""
+    values = read_json(folder / LENGTHS, required=False)
+    for key in ("processing_kwargs", "chat_template"):
+        values = values.get(key) or {}
+        if not isinstance(values, dict):
+            raise ConfigError(f"{LENGTHS}: {key} must be an object")
+    return Section(values, f"{LENGTHS}: chat_template").boolean("add_generation_prompt", False)
 
 
 def _modules(folder: Path) -> list[tuple[str, str]]:

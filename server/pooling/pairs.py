@@ -5,6 +5,7 @@ second text begins. A document is cut where that was asked for, a query never.
 
     classifier   the tokenizer's own pair:  [CLS] query [SEP] document [SEP]
     qwen3        the text that the model was trained with, which clients must not have to know
+    chat         a conversation of the roles query and document, by the checkpoint's template (chat_pairs)
     vectors      cosine of the two vectors; a text that stands in several pairs is computed once
     tokens       MaxSim: of each token of the query the largest product with one of the document, added up
 """
@@ -19,7 +20,9 @@ import numpy as np
 
 from engine.model_config import PoolingConfig
 from server.errors import ApiError, invalid
+from server.pooling.chat_pairs import ids_of_pair, renderer_of
 from server.pooling.tokens import Cut, encoded, framed, too_long, where
+from server.render.prompt import id_array
 from server.state import AppState
 
 INSTRUCTION = "Given a web search query, retrieve relevant passages that answer the query"
@@ -101,6 +104,14 @@ def prepared(
         )
     if config.template == "qwen3":
         return _with_template(state, pairs, cut, per_document, instruction or INSTRUCTION)
+    if config.template == "chat":
+        render, count = renderer_of(state, config, instruction), len(pairs.documents)
+        found = [
+            ids_of_pair(state, render, pairs.queries[query], pairs.documents[document], cut, per_document,
+                        where(pairs.param, document, count))
+            for query, document in pairs.of
+        ]  # fmt: skip
+        return PairInputs([id_array(ids) for ids in found], None)
     if instruction is not None:
         raise invalid("instruction", "instruction: this model's pairs hold none; leave the field out")
     queries, documents = encoded(state, pairs.queries, "query"), encoded(state, pairs.documents, pairs.param)

@@ -160,3 +160,51 @@ async def test_a_score_head_that_is_missing_or_of_another_size_stops_the_start()
     with pytest.raises(ConfigError, match="runner generate"):
         load_model_config(folder, runner="generate")
     await asyncio.sleep(0)
+
+
+AS_PARTS = kit.PAIR_TEMPLATE.replace("m.content", "m.content[0].text")
+
+
+@pytest.mark.parametrize(("template", "opens"), [(kit.PAIR_TEMPLATE, True), (AS_PARTS, False)])
+async def test_logit_score_reads_pairs_by_the_roles_of_its_template(pooling, template, opens):
+    client = await pooling(kit.logit_score(template, opens))
+    encode, model = client.state.tokenizer.encode, tiny.reference(tiny.checkpoint("qwen3"))
+
+    def wanted(document, instruction="Find it"):
+        said = (instruction, f"query: {QUERY}", f"document: {document}")
+        text = "".join(f"<|im_start|>{part}<|im_end|>" for part in said) + "<|im_start|>" * opens
+        with torch.no_grad():
+            logits = model(torch.tensor([encode(text)])).logits[0, -1]
+        return float(logits[11] - logits[12])
+
+    found = await scores(client, text_1=QUERY, text_2=DOCUMENTS)
+    np.testing.assert_allclose(found, [sigmoid(wanted(document)) for document in DOCUMENTS], atol=1e-4)
+    told = await scores(client, text_1=QUERY, text_2="x", instruction="Judge", use_activation=False)
+    np.testing.assert_allclose(told, [wanted("x", "Judge")], atol=1e-3)
+    long = "a b c d " * 60
+    refused = await client.post("/score", {"text_1": QUERY, "text_2": ["x", long]})
+    assert (refused.status, refused.error["param"]) == (400, "text_2[1]")
+    assert len(await scores(client, text_1=QUERY, text_2=["x", long], truncate_prompt_tokens=-1)) == 2
+    cut = await client.post("/rerank", {"query": QUERY, "documents": [long], "max_tokens_per_doc": 3})
+    short = client.state.tokenizer.decode(encode(long)[:3])
+    np.testing.assert_allclose(cut.json()["results"][0]["relevance_score"], sigmoid(wanted(short)), atol=1e-4)
+    refused = await client.post("/score", {"text_1": long, "text_2": "x", "truncate_prompt_tokens": -1})
+    assert (refused.status, refused.error["param"]) == (400, "query")
+
+
+async def test_a_template_without_the_roles_of_a_pair_is_501(pooling):
+    client = await pooling(kit.logit_score("{{ messages[0].role }}"))
+    refused = await client.post("/score", {"text_1": "x", "text_2": "y"})
+    assert (refused.status, "query" in refused.content.decode()) == (501, True)
+
+
+@pytest.mark.full
+async def test_logit_score_is_that_of_sentence_transformers(pooling):
+    from sentence_transformers import CrossEncoder
+
+    folder = kit.logit_score(kit.PAIR_TEMPLATE, True)
+    client = await pooling(folder)
+    with tiny.quiet():
+        model = CrossEncoder(str(folder), device="cpu", model_kwargs={"dtype": torch.float32})
+    wanted = model.predict([(QUERY, document) for document in DOCUMENTS])
+    np.testing.assert_allclose(await scores(client, text_1=QUERY, text_2=DOCUMENTS), wanted, atol=1e-4)
