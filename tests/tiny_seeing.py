@@ -100,12 +100,12 @@ def mistral3() -> Any:
     return tiny._model(Mistral3ForConditionalGeneration, config)
 
 
-def internvl() -> Any:
+def internvl(**vision: Any) -> Any:
     """InternVLForConditionalGeneration."""
     from transformers import InternVLConfig, InternVLForConditionalGeneration, InternVLVisionConfig, Qwen2Config
 
     config = InternVLConfig(
-        vision_config=InternVLVisionConfig(**SQUARE, attention_bias=True),
+        vision_config=InternVLVisionConfig(**SQUARE, **{"attention_bias": True, **vision}),
         text_config=Qwen2Config(**TEXT),
         image_token_id=MARKS["image_token_id"],
         tie_word_embeddings=False,
@@ -191,6 +191,7 @@ CHECKPOINTS: dict[str, Callable[[], Any]] = {
     ),
     "mistral3": mistral3,
     "internvl": internvl,
+    "internvl-6b": lambda: internvl(attention_bias=False, use_qk_norm=True, norm_type="rms_norm"),
     "llava_next": lambda: anyres("LlavaNext", "CLIPVisionConfig", "MistralConfig"),
     "llava_onevision": lambda: anyres(
         "LlavaOnevision", "SiglipVisionConfig", "Qwen2Config", vision_aspect_ratio="anyres_max_2"

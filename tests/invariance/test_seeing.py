@@ -63,6 +63,5 @@ async def test_answers_do_not_depend_on_circumstances(name, settings, device):
             texts = [answer(engine, text_request(range(2, 2 + k * 3), TOKENS)) for k in range(1, 6)]
             got = await asyncio.gather(*[job for _, job in jobs], *texts)
             device.check([each[0] for each in got[: len(jobs)]], [wanted[mix] for mix, _ in jobs], f"turn {turn}")
-        assert name not in AHEAD or "num_gpu_blocks_override" not in settings or engine.stats.preemptions > 0
         if "num_gpu_blocks_override" not in settings:
             assert encodes == len({item.hash for mix in wanted for item in request(name, mix).media})

@@ -22,6 +22,7 @@ NAMES = (
     "llava-pixtral",
     "mistral3",
     "internvl",
+    "internvl-6b",
     "gemma3-vision",
     "paligemma",
     "paligemma2",
@@ -132,7 +133,7 @@ def test_what_a_decoder_leaves_unsaid_is_that_of_its_class(tmp_path):
         ("llava", {"text_config": {"model_type": "gpt_neox"}}, "model_type='gpt_neox' is not supported here"),
         ("internvl", {"downsample_ratio": 0.3}, "downsample_ratio=0.3 must be one over a whole number"),
         ("internvl", {"downsample_ratio": 1 / 3}, "4 patches along a side do not make blocks of 3"),
-        ("internvl", {"vision_config": {"use_qk_norm": True}}, "use_qk_norm=True"),
+        ("internvl", {"vision_config": {"norm_type": "batch"}}, "norm_type='batch'.*'layer_norm' or 'rms_norm'"),
     ],
 )
 def test_what_is_not_supported_is_named(tmp_path, name, change, complaint):

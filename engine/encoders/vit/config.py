@@ -69,6 +69,7 @@ class VitConfig:
     gated_mlp: bool = False
     bias: bool = True  # of the layers' products
     qkv_bias: bool = True
+    qk_norm: bool = False  # an RMSNorm over all queries of a row, and over all keys
     layer_scale: bool = False  # what a layer adds is scaled, channel by channel
     bucketed: bool = False  # a patch's position is found by its share of the side, as if pictures had any size
     rope_theta: float = 10_000.0  # where pictures have their own size
@@ -151,22 +152,25 @@ def _siglip(section: Section) -> dict[str, Any]:
 
 
 def _internvl(section: Section) -> dict[str, Any]:
-    for key, allowed in (
-        ("use_qk_norm", False),
-        ("norm_type", "layer_norm"),
-        ("use_absolute_position_embeddings", True),
+    mean, norm = section.boolean("use_mean_pooling", True), section.values.get("norm_type") or "layer_norm"
+    norms = ("layer_norm", "rms_norm") if mean else ("layer_norm",)  # what follows the layers is a LayerNorm
+    for key, given, allowed in (
+        ("norm_type", norm, norms),
+        ("use_absolute_position_embeddings", section.boolean("use_absolute_position_embeddings", True), (True,)),
     ):
-        if section.values.get(key, allowed) != allowed:
+        if given not in allowed:
             raise ConfigError(
-                f"{section.path}: {key}={section.values[key]!r}; this tower is supported with {allowed!r}"
+                f"{section.path}: {key}={given!r}; this tower is supported with {' or '.join(map(repr, allowed))}"
             )
     return {
         **_tiles(section, 448, 14),
         "eps": section.number("layer_norm_eps", 1e-6),
         "class_token": True,
         "qkv_bias": section.boolean("attention_bias", False),
+        "rms_norm": norm == "rms_norm",
+        "qk_norm": section.boolean("use_qk_norm", False),
         "layer_scale": True,
-        "post_norm": not section.boolean("use_mean_pooling", True),
+        "post_norm": not mean,
     }
 
 

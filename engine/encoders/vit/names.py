@@ -31,6 +31,7 @@ class VitNames:
     up: tuple[str, ...]
     down: str
     post_norm: str
+    qk_norms: tuple[str, str] = ("", "")
     unread: tuple[str, ...] = ()
 
 
@@ -64,6 +65,7 @@ INTERNVL = VitNames(
     up=("mlp.fc1",),
     down="mlp.fc2",
     post_norm="layernorm",
+    qk_norms=("attention.q_norm", "attention.k_norm"),
     unread=("embeddings.mask_token",),
 )
 PIXTRAL = VitNames(
@@ -104,6 +106,8 @@ def with_tower(table: Table, config: VitConfig) -> Table:
         Row((names.pre_norm,), "vision.pre_norm"),
         Row((layer + names.norms[0],), target + "norm1"),
         Row(tuple(layer + name for name in names.qkv), target + "qkv"),
+        Row((layer + names.qk_norms[0],), target + "q_norm"),
+        Row((layer + names.qk_norms[1],), target + "k_norm"),
         Row((layer + names.out,), target + "out"),
         Row((layer[:-1],), target + "out_scale"),
         Row((layer + names.norms[1],), target + "norm2"),

@@ -11,6 +11,7 @@ from engine.encoders.vit.config import VitConfig
 from engine.kernels.activation import pointwise
 from engine.kernels.attention.dense import dense_attention
 from engine.kernels.gemm.pack import Placement
+from engine.kernels.projection_norm import normalise_projections
 from engine.kernels.rotate import apply_rope
 from engine.layers.bare import Bare
 from engine.layers.linear import GatedLinear, Linear
@@ -36,6 +37,7 @@ class VitLayer:
         self.norm1 = vit_norm(config)
         self.norm2 = vit_norm(config)
         self.qkv = Linear(size, size, size, size, bias=config.qkv_bias)
+        self.q_norm, self.k_norm = (RMSNorm(size, 1e-6) if config.qk_norm else None for _ in range(2))
         self.out = Linear(size, size, bias=config.bias)
         self.up = (
             GatedLinear(size, inner, bias=config.bias, activation=config.activation)
@@ -48,7 +50,11 @@ class VitLayer:
 
     def __call__(self, x: Tensor, bounds: Tensor, turn: Rotations | None) -> None:
         """Adds to x [rows, hidden]; `bounds` of its segments, `turn`: by what queries and keys are rotated."""
-        heads = self.qkv(self.norm1(x)).view(len(x), 3 * self.num_heads, self.head_dim)
+        qkv = self.qkv(self.norm1(x))
+        if self.q_norm is not None and self.k_norm is not None:
+            size = self.q_norm.size
+            normalise_projections(qkv, self.q_norm.weight, self.k_norm.weight, size, size, self.q_norm.eps, False)
+        heads = qkv.view(len(x), 3 * self.num_heads, self.head_dim)
         both, v = heads[:, : 2 * self.num_heads], heads[:, 2 * self.num_heads :]
         if turn is not None:
             both = apply_rope(both, *turn)
