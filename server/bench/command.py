@@ -49,6 +49,7 @@ COMMANDS = {
         "the attention kernel, beside this machine's rates", f"{HERE}.attention", options.AttentionOptions
     ),
     "sample": Command("the choice of tokens, beside torch's way", f"{HERE}.sample", options.SampleOptions),
+    "linear": Command("a product by form of weight, beside the floats'", f"{HERE}.linear", options.LinearOptions),
     "moe": Command("a layer of experts, beside this machine's rates", f"{HERE}.moe", options.MoeOptions),
     "sweep": Command("one of these over a grid of flags, with a plot", f"{HERE}.sweep", options.SweepOptions),
 }

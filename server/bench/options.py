@@ -137,6 +137,17 @@ class SampleOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class LinearOptions:
+    """bench linear: one product, by itself."""
+
+    rows: tuple[int, ...] = flag((1, 16, 64), "rows of a step", several=True, low=1)
+    width: int = flag(4096, "outputs", low=64)
+    depth: int = flag(4096, "inputs", low=64)
+    device: Literal["auto", "cpu", "cuda"] = flag("auto", "where it runs (cuda: also ROCm)")
+    json: str = flag("", "file for all numbers")
+
+
+@dataclass(frozen=True, slots=True)
 class MoeOptions:
     """bench moe: one layer of experts, by itself."""
 

@@ -12,7 +12,7 @@ from PIL import Image
 from engine.kernels.activation import Activation
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.moe.pack import pack_experts
-from server.bench import attention, moe, sample, startup, summary, sweep
+from server.bench import attention, linear, moe, sample, startup, summary, sweep, timing
 from server.bench.answer import Answer
 from server.bench.command import main, parse
 from server.bench.options import ServeOptions
@@ -112,6 +112,22 @@ def test_sample_has_times_for_each_kind_beside_torchs(tmp_path):
         assert sample.reference(kind, logits).flatten().tolist()
         sample.chooser(kind, logits)()  # a CPU's reference of the kernels
     assert (sample.reference(sample.Kind(1.0, top_k=1), logits).flatten() == logits.argmax(dim=-1)).all()
+
+
+def test_linear_times_every_form_beside_the_floats(tmp_path, monkeypatch):
+    monkeypatch.setattr(linear, "COLD", 1 << 18)
+    monkeypatch.setattr(timing, "ENOUGH_S", 0.0)
+    file = tmp_path / "out.json"
+    sizes = ["--width", "64", "--depth", "256", "--device", "cpu"]
+    assert run("linear", "--rows", "1,3", *sizes, "--json", str(file)) == 0
+    found = json.loads(file.read_text())
+    for name in ("bfloat16", "float32", *linear.CODES):
+        assert found[f"3_{name}_gain"] == pytest.approx(found["3_bfloat16_us"] / found[f"3_{name}_us"])
+        assert found[f"1_{name}_fraction"] > 0
+    options = linear.LinearOptions(width=64, depth=256)
+    for make in linear.forms(options, "cpu").values():
+        weight = make(Placement(torch.bfloat16, "cpu"))
+        assert torch.equal(linear.another(weight).dense(), weight.dense())
 
 
 def test_moe_times_a_layers_parts_and_its_reference_computes_the_same(tmp_path):
