@@ -118,7 +118,9 @@ class MediaInput:
     features: dict[str, np.ndarray]  # arrays by the names the tower documents
 
 
-ROWS = "rows"  # the feature of an item that needs no tower: float32 [num_tokens, width], what its tower would make
+# The feature of an item that needs no tower: float32 [num_tokens, width], what its tower would make. The features of
+# pixels have "rows" of their own.
+ROWS = "given rows"
 
 
 @dataclass(frozen=True, slots=True)
