@@ -18,7 +18,7 @@ from engine.errors import DeviceLostError, for_rows, is_out_of_memory
 from engine.failures import FailureCount, TokenBudget
 from engine.output import First, StepOutput, columns
 from engine.request import FinishReason
-from engine.stats import StepStats
+from engine.stats import EncoderCounts, StepStats
 from engine.step.result import StepResult
 
 if TYPE_CHECKING:
@@ -172,3 +172,7 @@ class Settler:
         stats.blocks_used, stats.blocks_total = scheduler.pool.num_used, self._runtime.limits.num_blocks
         stats.preemptions = scheduler.num_preemptions
         stats.prefix_queries, stats.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
+        encoder = self._runtime.executor.encoder
+        if stats.num_encodes:
+            encoder.clock.collect()
+        stats.encoder = EncoderCounts(encoder.clock.calls, encoder.clock.seconds, encoder.queries, encoder.hits)

@@ -6,9 +6,19 @@ loop and is changed only there. Times are seconds of time.perf_counter.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from _fast.step_numbers import StepNumbers
+
+
+class EncoderCounts(NamedTuple):
+    """Since start; steps of the GIL-free loop encode nothing and tell none."""
+
+    calls: int = 0  # runs of towers
+    seconds: float = 0.0  # of those that are known to have ended
+    queries: int = 0  # items that requests showed
+    hits: int = 0  # of these, items whose rows were kept, or under way
 
 
 @dataclass(slots=True)
@@ -37,6 +47,7 @@ class StepStats:
     launched_at: float = 0.0  # its forward; these three are moments, by which a trace draws the step
     ended_at: float = 0.0  # its tokens could be read
     waited_at: float = 0.0  # the device thread had them
+    encoder: EncoderCounts | None = None
     failed: bool = False  # it raised; its rows ended or started over
     by_python: bool = False  # it was settled in Python: prompts, rules, media, errors; plain ones need none
 
@@ -61,6 +72,7 @@ class EngineStats:
     preemptions: int = 0
     prefix_queries: int = 0
     prefix_hits: int = 0
+    encoder: EncoderCounts = field(default_factory=EncoderCounts)
     failed_steps: int = 0
     python_steps: int = 0  # of `steps`, those that the GIL-free loop left to Python
     host_s: float = 0.0  # device thread's own work (everything but waiting)
@@ -85,6 +97,7 @@ class EngineStats:
             step.prefix_queries,
             step.prefix_hits,
         )
+        self.encoder = step.encoder or self.encoder
         self.generation_tokens += step.num_sampled
         self.failed_steps += step.failed
         self.python_steps += step.by_python

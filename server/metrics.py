@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from _fast.histogram import Histogram
+from engine.stats import EncoderCounts
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -154,6 +155,7 @@ class Metrics:
             sleep.add_metric([*values, state], float(state == "awake"))  # this engine does not sleep
         yield sleep
         queries, hits = self.mm_cache()
+        encoder = stats.encoder if stats else EncoderCounts()
         counters = {
             "prompt_tokens": ("Prompt tokens of started requests.", stats.prompt_tokens if stats else 0),
             "prompt_tokens_cached": ("Prompt tokens found in the prefix cache.", stats.cached_tokens if stats else 0),
@@ -166,6 +168,10 @@ class Metrics:
             "prefix_cache_hits": ("Tokens found in the prefix cache.", stats.prefix_hits if stats else 0),
             "mm_cache_queries": ("Media items looked up in the processor cache.", queries),
             "mm_cache_hits": ("Media items found there.", hits),
+            "mm_encoder_calls": ("Runs of towers.", encoder.calls),
+            "mm_encoder_seconds": ("Time that towers took, by the device's clock.", encoder.seconds),
+            "mm_encoder_cache_queries": ("Media items looked up in the encoder cache.", encoder.queries),
+            "mm_encoder_cache_hits": ("Media items found there, encoded or about to be.", encoder.hits),
         }
         for name, (text, value) in counters.items():
             counter = CounterMetricFamily(f"vllm:{name}", text, labels=names)

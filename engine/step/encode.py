@@ -7,6 +7,8 @@ in step order. An entry is one media item by content hash, shared by every reque
 from __future__ import annotations
 
 import logging
+import time
+from collections import deque
 
 import numpy as np
 import torch
@@ -30,10 +32,15 @@ class EncoderCache:
         self._rows: dict[int, torch.Tensor] = {}
         self._entries: dict[bytes, int] = {}
         self._digests: dict[int, bytes] = {}
+        self.clock = TowerClock(on_device=ring is not None and torch.cuda.is_available())
+        self.queries = self.hits = 0  # items that requests showed, and those of them that an entry held
 
     def find(self, digest: bytes) -> int | None:
-        """The entry that holds this content, if any (device thread)."""
-        return self._entries.get(digest)
+        """The entry that holds this content, if any; one look per item of a request (device thread)."""
+        entry = self._entries.get(digest)
+        self.queries += 1
+        self.hits += entry is not None
+        return entry
 
     def stage(self, entry: int, digest: bytes, item: MediaInput) -> None:
         """Keeps a new entry's features until its tower has run; `digest` names content and scope (device thread)."""
@@ -99,7 +106,8 @@ class EncoderCache:
         tensors = self._tensors(item.features)
         if ROWS not in tensors:
             assert item.modality != "prompt", "text has no tower"
-            return self._model.towers[item.modality].encode(tensors)
+            with self.clock:
+                return self._model.towers[item.modality].encode(tensors)
         config, rows = self._model.config, tensors[ROWS].to(self._model.dtype)
         if item.modality == "prompt" and config.row_parts > 1:  # later layers add nothing to text
             return torch.nn.functional.pad(rows, (0, (config.row_parts - 1) * rows.shape[1]))
@@ -116,6 +124,45 @@ class EncoderCache:
 
     def __len__(self) -> int:
         return len(self._rows)
+
+
+class TowerClock:
+    """How often towers ran and how long that took: by the device's clock where there is one, for which nothing waits.
+
+    A run counts when its second event has been seen to have fired, with a later run or a later look. Owner: the stream
+    (`with`); anybody may look, and sees what was counted so far.
+    """
+
+    def __init__(self, on_device: bool) -> None:
+        self.calls = 0
+        self.seconds = 0.0
+        self._on_device = on_device
+        self._begun = 0.0
+        self._first: torch.cuda.Event | None = None
+        self._open: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()  # of runs in flight, oldest first
+
+    def __enter__(self) -> None:
+        self.collect()
+        if self._on_device:
+            self._first = torch.cuda.Event(enable_timing=True)
+            self._first.record()
+        else:
+            self._begun = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        self.calls += 1
+        if self._first is None:
+            self.seconds += time.perf_counter() - self._begun
+            return
+        last = torch.cuda.Event(enable_timing=True)
+        last.record()
+        self._open.append((self._first, last))
+
+    def collect(self) -> None:
+        """Counts the runs that have ended (device thread)."""
+        while self._open and self._open[0][1].query():
+            first, last = self._open.popleft()
+            self.seconds += first.elapsed_time(last) / 1000
 
 
 def _on_host(array: np.ndarray) -> torch.Tensor:

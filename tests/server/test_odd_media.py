@@ -83,3 +83,13 @@ async def test_what_media_took_is_in_the_log_and_the_metrics(client, caplog):
     assert fields[0]["media_decode_ms"] > 0
     assert fields[1]["media_decode_ms"] == 0
     assert [now - then for now, then in zip(counts(client), before)] == [0, 1, 1]
+
+
+async def test_runs_of_towers_are_counted_and_what_they_made_is_found_again(client):
+    image = part("image", made.png(made.noise(40, 50, seed=21)))
+    before = client.state.engine.stats.encoder
+    for _ in range(3):
+        assert (await asked(client, image)).status == 200
+    after = client.state.engine.stats.encoder
+    assert [now - then for now, then in zip(after, before) if type(now) is int] == [1, 3, 2]
+    assert after.seconds > before.seconds

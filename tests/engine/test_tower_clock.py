@@ -1,0 +1,48 @@
+"""Towers' times are taken by the device's clock without waiting for it."""
+
+import pytest
+import torch
+
+from engine.step.encode import TowerClock
+
+
+class Event:
+    """Stands for a device's event: fires when `now` has passed its moment."""
+
+    now = 0.0
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None:
+        self.at = Event.now
+
+    def query(self) -> bool:
+        return Event.now > self.at
+
+    def elapsed_time(self, other: "Event") -> float:
+        return (other.at - self.at) * 1000
+
+
+def test_runs_count_once_the_device_has_done_them(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    clock = TowerClock(on_device=True)
+    for begin, end in ((1.0, 3.0), (4.0, 4.5)):
+        Event.now = begin
+        with clock:
+            Event.now = end
+    assert (clock.calls, clock.seconds) == (2, 2.0)  # the second has not been seen to end
+    clock.collect()
+    assert clock.seconds == 2.0
+    Event.now = 5.0
+    clock.collect()
+    clock.collect()
+    assert clock.seconds == 2.5
+
+
+def test_a_host_takes_its_own_time_and_keeps_errors():
+    clock = TowerClock(on_device=False)
+    with pytest.raises(ValueError, match="planted"), clock:
+        raise ValueError("planted")
+    assert clock.calls == 1
+    assert clock.seconds > 0
