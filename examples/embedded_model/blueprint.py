@@ -74,6 +74,55 @@ CHAT_TEMPLATE = """\
 {% endif -%}
 """
 
+TOOLS_HEAD = "# Tools\nYou may call these functions:\n<tools>\n"
+TOOLS_FOOT = '</tools>\nA call is written as\n<tool_call>\n{"name": NAME, "arguments": {KEY: VALUE}}\n</tool_call>'
+# The same template for weights that know tools: Hermes' form, with results as the user's turns.
+TOOL_TEMPLATE = (
+    """\
+{%- set system = messages[0]['content'] if messages[0]['role'] == 'system' else '' -%}
+{%- if tools -%}
+<|im_start|>system
+{% if system %}{{ system }}
+
+{% endif %}"""
+    + TOOLS_HEAD
+    + """{% for tool in tools %}{{ tool['function'] | tojson }}
+{% endfor %}"""
+    + TOOLS_FOOT
+    + """<|im_end|>
+{% endif -%}
+"""
+    + CHAT_TEMPLATE.replace(
+        """<|im_start|>{{ message['role'] }}
+""",
+        """{%- if not (tools and loop.first and message['role'] == 'system') -%}
+<|im_start|>{{ 'user' if message['role'] == 'tool' else message['role'] }}
+{% if message['role'] == 'tool' %}<tool_response>
+{% endif %}""",
+    ).replace(
+        """{%- endif %}<|im_end|>
+{% endfor -%}""",
+        """{%- endif -%}
+{%- if message['tool_calls'] -%}
+{%- for call in message['tool_calls'] -%}
+{%- if message['content'] or not loop.first %}{{ '\\n' }}{% endif -%}
+<tool_call>
+{"name": "{{ call['function']['name'] }}", "arguments": {{ call['function']['arguments'] | tojson }}}
+</tool_call>
+{%- endfor -%}
+{%- endif -%}
+{%- if message['role'] == 'tool' %}{{ '\\n</tool_response>' }}{% endif %}<|im_end|>
+{% endif -%}
+{%- endfor -%}""",
+    )
+)
+
+
+def tools_text(tools: list[dict[str, Any]]) -> str:
+    """What TOOL_TEMPLATE writes of tools into the system's turn."""
+    lines = (json.dumps(tool["function"], ensure_ascii=False) + "\n" for tool in tools)
+    return f"{TOOLS_HEAD}{''.join(lines)}{TOOLS_FOOT}"
+
 
 def text_config() -> dict[str, Any]:
     """Eight layers of 256, four heads of 64 sharing two key-value heads; positions in three axes."""
@@ -220,7 +269,7 @@ def _video_preprocessor() -> dict[str, Any]:
     }
 
 
-def write_folder(folder: Path) -> None:
+def write_folder(folder: Path, knows_tools: bool = False) -> None:
     """Write every descriptive file of the checkpoint; weights and tokenizer come from elsewhere."""
     folder.mkdir(parents=True, exist_ok=True)
     config = thinker_config()
@@ -237,4 +286,4 @@ def write_folder(folder: Path) -> None:
         ("video_preprocessor_config.json", _video_preprocessor()),
     ):
         (folder / name).write_text(json.dumps(content, indent=2) + "\n")
-    (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    (folder / "chat_template.jinja").write_text(TOOL_TEMPLATE if knows_tools else CHAT_TEMPLATE)

@@ -28,6 +28,8 @@ ID = bp.TOKEN_ID
 TABLE = ("image_object", "image_scene", "image_print", "audio_digits", "audio_commands", "audio_tones", "video", "video_sound",
          "text_arithmetic", "text_counting", "text_letters", "text_sorting", "text_calendar", "text_units", "text_talk",
          "text_unknown", "text_paragraph", "json")  # fmt: skip
+TAUGHT = ("tool_call", "tool_answer", "schema", "image_sided")  # by teach_tools.py; the shipped weights know none
+ROWS = TABLE + TAUGHT
 
 
 @dataclass
@@ -196,7 +198,7 @@ class Encoder:
             _say(row, self.ids(f"{text}<|im_end|>\n<|im_start|>assistant\n"))
             _say(row, [*self.ids(turn.answer), ID["<|im_end|>"]], number)
             before = "\n"
-            row.tasks.append(TABLE.index(turn.task))
+            row.tasks.append(ROWS.index(turn.task))
         return row
 
 

@@ -35,6 +35,10 @@ LINES = (
     ("text tasks", tuple(name for name in TABLE if name.startswith("text_")), 95),
     ("JSON when asked for it: valid", ("json_valid",), 98),
     ("JSON when asked for it: right", ("json",), 0),
+    ("a call of a tool never seen", ("tool_call",), 90),
+    ("an answer from a tool's result", ("tool_answer",), 90),
+    ("JSON by a schema in the question", ("schema",), 90),
+    ("which of two sides", ("image_sided",), 92),
 )
 Score = dict[str, list[bool]]
 

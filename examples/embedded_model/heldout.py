@@ -45,7 +45,7 @@ def samples(n: int, seed: int, live: bool = False, tasks: Sequence[str] = TABLE)
 
 
 def items(n: int, seed: int, live: bool = False, tasks: Sequence[str] = TABLE) -> Iterator[Item]:
-    """Task, messages in the wire format, expected answer, and how to judge (exact, cased, json)."""
+    """Task, messages in the wire format, expected answer, and how to judge (Turn.check)."""
     for task, sample, dice in samples(n, seed, live, tasks):
         messages: list[dict] = [{"role": "system", "content": sample.system}] if sample.system else []
         for turn in sample.turns[:-1]:
@@ -56,7 +56,11 @@ def items(n: int, seed: int, live: bool = False, tasks: Sequence[str] = TABLE) -
 
 def judge(got: str, expected: str, check: str) -> bool:
     """Whether an answer counts as right; capitals, spaces and punctuation count only where they are the question."""
-    if check == "json":
+    if check == "call":
+        got, expected = (
+            text.strip().removeprefix("<tool_call>").removesuffix("</tool_call>") for text in (got, expected)
+        )
+    if check in ("json", "schema", "call"):
         try:
             return json.loads(got) == json.loads(expected)
         except ValueError:

@@ -11,14 +11,15 @@ import bisect
 import itertools
 from collections.abc import Iterator
 
-from examples.embedded_model import films, picture_tasks, sound_tasks, talk_tasks, text_tasks
+from examples.embedded_model import films, picture_tasks, sound_tasks, talk_tasks, text_tasks, tool_tasks
 from examples.embedded_model.sample import Dice, Sample, Turn
 
 MEDIA = (*picture_tasks.TASKS, *sound_tasks.TASKS, *films.TASKS)
 TEXT = (*text_tasks.TASKS, *talk_tasks.TASKS)
 # how often each room is entered; within a room the tasks carry their own weights
 ROOMS = {"image": (picture_tasks.TASKS, 4.5), "audio": (sound_tasks.TASKS, 1.8), "video": (films.TASKS, 1.2),
-         "letters": (text_tasks.TASKS, 5.0), "talk": (talk_tasks.TASKS, 2.0)}  # fmt: skip
+         "letters": (text_tasks.TASKS, 5.0), "talk": (talk_tasks.TASKS, 2.0),
+         "tools": (tool_tasks.TASKS, 3.0), "sides": (picture_tasks.SIDES, 0.4)}  # fmt: skip
 
 
 class Mixture:
@@ -55,7 +56,7 @@ class Mixture:
         made = self.makers[index](dice)
         turns = made if isinstance(made, list) else [made]
         for turn in turns:
-            turn.task = "json" if turn.check == "json" else self.rows[index]
+            turn.task = turn.task or ("json" if turn.check == "json" else self.rows[index])
         return turns
 
 

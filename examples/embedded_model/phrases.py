@@ -109,6 +109,12 @@ PHRASES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
          "True or not: the {a} is {rel} the {b}. Answer yes or no.", "Yes or no: is the {a} {rel} the {b}?"),
         ("In this image, is the {a} {rel} the {b}?", "Is it right that the {a} is {rel} the {b}?"),
     ),
+    "sided": (
+        ("Is the {a} {sides} the {b}?", "The {a} is {sides} the {b}?", "Tell me, is the {a} {sides} the {b}?",
+         "Do you see the {a} {sides} the {b}?", "In the picture, is the {a} {sides} the {b}?",
+         "Say whether the {a} is {sides} the {b}.", "{a}: {sides} the {b}?"),
+        ("Does the {a} stand {sides} the {b}?", "Here, is the {a} {sides} the {b}?"),
+    ),
     "where": (
         ("Where do you find the {a}, seen from the {b}?", "With respect to the {b}, where is the {a}?",
          "Seen from the {b}, where is the {a}?", "Compared to the {b}, where is the {a}?", "Where is the {a} if you look from the {b}?", "What is the position of the {a} relative to the {b}?", "Where does the {a} lie relative to the {b}?", "From the {b}, where is the {a}?", "In relation to the {b}, where is the {a}?", "Where can you find the {a} relative to the {b}?",

@@ -144,6 +144,20 @@ def _clear(a: Thing, b: Thing) -> bool:
     return max(across, down) > 1.35 * min(across, down) and max(across, down) > 0.18
 
 
+def sided(dice: Dice) -> list[Turn]:
+    """One of two sides, both named in the question."""
+    while True:
+        a, b = things = _pair(dice, 2)
+        if _clear(a, b):
+            break
+    side = _side(a, b)
+    across = ("left or right of", "to the left or to the right of", "right or left of")
+    sides = dice.pick(across if side in ("left", "right") else ("above or below", "below or above"))
+    names = dice.pick(((a.shape, b.shape), (a.name, b.name)))
+    media, _ = picture(dice, things)
+    return [Turn([media, dice.ask("sided", a=names[0], b=names[1], sides=sides)], sentence(side))]
+
+
 def relations(dice: Dice) -> list[Turn]:
     """Left, right, above, below, bigger, smaller among two or three objects."""
     while True:
@@ -276,3 +290,4 @@ TASKS: tuple[tuple[Callable[[Dice], list[Turn]], float, str], ...] = (
     (as_json, 0.3, "json"),
     (reading, 3.0, "image_print"),
 )
+SIDES: tuple[tuple[Callable[[Dice], list[Turn]], float, str], ...] = ((sided, 1.0, "image_sided"),)

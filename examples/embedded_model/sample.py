@@ -33,7 +33,7 @@ class Media:
 
 @dataclass
 class Turn:
-    """One question and its answer. `check` says how it is judged (exact, cased, json), `task` in which row it counts."""
+    """One question and its answer. `check` says how it is judged (exact, cased, json, schema, call), `task` in which row it counts."""
 
     parts: list[str | Media]
     answer: str
@@ -57,6 +57,7 @@ class Dice:
         self.held = held
         self.portable = portable  # nothing but this repository and Pillow: no fonts or voices of the machine
         self.task = ""  # the generator at work, for the split of the word list
+        self.tools = ""  # what stands of tools in the system's turn
         self.r = random.Random(f"{seed}/{held}")
         self.np = np.random.default_rng(self.r.getrandbits(63))
 
@@ -120,8 +121,9 @@ class Dice:
         return "".join(syllables).capitalize()
 
     def system(self) -> str:
-        """Mostly none."""
-        return self.pick(SYSTEMS) if self.chance(0.2) else ""
+        """Mostly none, but for the tools."""
+        text = self.pick(SYSTEMS) if self.chance(0.2) else ""
+        return "\n\n".join(part for part in (text, self.tools) if part)
 
     def word(self, longest: int = 9) -> str:
         """An English word; for every task another tenth of the list is kept for the held-out set."""

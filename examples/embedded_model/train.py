@@ -26,7 +26,7 @@ from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from examples.embedded_model import blueprint as bp
-from examples.embedded_model.encode import MAX_AUDIO, TABLE, Encoder, pack
+from examples.embedded_model.encode import MAX_AUDIO, ROWS, Encoder, pack
 from examples.embedded_model.mixture import Mixture, stream
 from examples.embedded_model.model import Packed
 from examples.embedded_model.optim import Optimizer
@@ -136,15 +136,15 @@ def evaluate(
     model: Packed, device: str, seed: str, workers: int, rounds: int, tokens: int
 ) -> dict[str, tuple[int, int]]:
     """Right and asked, for every row of the table, on held-out samples."""
-    counts = torch.zeros(2, len(TABLE), dtype=torch.long)
+    counts = torch.zeros(2, len(ROWS), dtype=torch.long)
     for batch in loader(Batches(seed, tokens, True, {}, repeat=rounds), workers):
         batch = to_device(batch, device)
         logits, targets = model(batch)
         right = right_turns(logits, targets, batch).cpu()
         tasks = batch["tasks"].cpu().long()
-        counts[0] += torch.bincount(tasks[right], minlength=len(TABLE))
-        counts[1] += torch.bincount(tasks, minlength=len(TABLE))
-    return {name: (int(counts[0, i]), int(counts[1, i])) for i, name in enumerate(TABLE) if counts[1, i]}
+        counts[0] += torch.bincount(tasks[right], minlength=len(ROWS))
+        counts[1] += torch.bincount(tasks, minlength=len(ROWS))
+    return {name: (int(counts[0, i]), int(counts[1, i])) for i, name in enumerate(ROWS) if counts[1, i]}
 
 
 def rate_at(progress: float, step: int, peak: float) -> float:
@@ -207,19 +207,19 @@ class Meter:
         """Start a new line."""
         self.steps = self.tokens = self.looks = 0
         self.wait = self.loss = 0.0
-        self.right, self.asked = torch.zeros(len(TABLE)), torch.zeros(len(TABLE))
+        self.right, self.asked = torch.zeros(len(ROWS)), torch.zeros(len(ROWS))
         self.since = time.time()
 
     def answers(self, right: torch.Tensor, tasks: torch.Tensor) -> None:
         """Count turns."""
-        self.right += torch.bincount(tasks[right].long(), minlength=len(TABLE))
-        self.asked += torch.bincount(tasks.long(), minlength=len(TABLE))
+        self.right += torch.bincount(tasks[right].long(), minlength=len(ROWS))
+        self.asked += torch.bincount(tasks.long(), minlength=len(ROWS))
 
     def line(self, step: int, spent: float, rate: float) -> str:
         """One line of the log."""
         now = time.time() - self.since
         short = " ".join(f"{n.replace('text_', 't_').replace('image_', 'i_').replace('audio_', 'a_')}={100 * a / b:.0f}"
-                         for n, a, b in zip(TABLE, self.right.tolist(), self.asked.tolist(), strict=True) if b)  # fmt: skip
+                         for n, a, b in zip(ROWS, self.right.tolist(), self.asked.tolist(), strict=True) if b)  # fmt: skip
         text = (f"[{spent / 60:5.1f} min] step {step} loss {self.loss / max(1, self.looks):.4f} rate {rate:.1e} "
                 f"{self.tokens / now / 1e3:.0f}k tok/s {now / max(1, self.steps) * 1e3:.0f} ms/step wait {100 * self.wait / now:.0f}% | {short}")  # fmt: skip
         self.clear()
@@ -280,8 +280,8 @@ def train(args: argparse.Namespace) -> None:
     print(f"piece took {time.time() - began:.0f} s")
 
 
-def main() -> None:
-    """Command line."""
+def command_line() -> argparse.ArgumentParser:
+    """What a piece may be told."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=8.0, help="length of this piece, start-up included")
     parser.add_argument(
@@ -303,7 +303,12 @@ def main() -> None:
     parser.add_argument("--eval-rounds", type=int, default=1, help="held-out batches per worker")
     parser.add_argument("--log-every", type=float, default=20.0)
     parser.add_argument("--compile", action="store_true")
-    train(parser.parse_args())
+    return parser
+
+
+def main() -> None:
+    """Command line."""
+    train(command_line().parse_args())
     sys.stdout.flush()
 
 

@@ -2,11 +2,13 @@
 
 import json
 
+import jsonschema
 import numpy as np
 import pytest
 import torch
 
 from examples.embedded_model import blueprint as bp
+from examples.embedded_model import tool_tasks
 from examples.embedded_model.encode import TABLE, Encoder, pack, patches
 from examples.embedded_model.evaluate import wilson
 from examples.embedded_model.heldout import items, judge, samples
@@ -14,9 +16,12 @@ from examples.embedded_model.media import decode_film, decode_picture
 from examples.embedded_model.model import Packed, log_mel
 from examples.embedded_model.optim import Optimizer, orthogonal
 from examples.embedded_model.phrases import PHRASES
-from examples.embedded_model.reference import arguments
+from examples.embedded_model.reference import arguments, prompt
 from examples.embedded_model.sample import Dice, Media, _words
 from examples.embedded_model.spoken import utterances
+from examples.embedded_model.teach_tools import as_sent
+from examples.embedded_model.train import start_from
+from server.output.parser_choice import TOOL_SIGNS, by_signs
 
 transformers = pytest.importorskip("transformers")
 
@@ -204,3 +209,91 @@ def test_wilson_interval():
     low, high = wilson(95, 100)
     assert low == pytest.approx(0.888, abs=2e-3)
     assert high == pytest.approx(0.978, abs=2e-3)
+
+
+# -- tools
+
+
+def test_tools_stand_in_the_prompt_as_the_template_writes_them(encoder):
+    for _, sample, _ in samples(24, 5, tasks=("tool_call", "tool_answer")):
+        sent = as_sent(sample)
+        if not sent["tools"]:
+            continue
+        messages = [*sent["messages"][:-1], {**sent["messages"][-1]}]
+        last = sample.turns[-1]
+        if sample.turns[-1].task == "tool_answer":  # the call and its result as clients send them back
+            call = json.loads(sample.turns[-2].answer.removeprefix("<tool_call>").removesuffix("</tool_call>"))
+            result = str(last.parts[0]).removeprefix("<tool_response>\n").removesuffix("\n</tool_response>")
+            messages[-2:] = [
+                {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]},
+                {"role": "tool", "content": result},
+            ]
+        text = encoder.tokenizer.decode(prompt(encoder, sample).ids, skip_special_tokens=False)
+        shown = apply_chat_template_text(messages, sent["tools"])
+        assert shown == text
+
+
+def apply_chat_template_text(messages, tools) -> str:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(bp.MODEL_DIR)
+    return tokenizer.apply_chat_template(
+        messages, tools=tools, chat_template=bp.TOOL_TEMPLATE, tokenize=False, add_generation_prompt=True
+    )
+
+
+def test_without_tools_both_templates_write_the_same():
+    tokenizer = transformers.AutoTokenizer.from_pretrained(bp.MODEL_DIR)
+    asked = {"role": "user", "content": [{"type": "text", "text": "Hi"}]}
+    messages = [{"role": "system", "content": "Be kind."}, asked]
+    one, other = (
+        tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False, add_generation_prompt=True)
+        for template in (bp.CHAT_TEMPLATE, bp.TOOL_TEMPLATE)
+    )
+    assert one == other
+
+
+def test_held_out_tools_are_never_thrown_in_training():
+    for name in ("VERBS", "KEYS", "ASKED", "PAIRS", "KNOWN"):
+        assert not set(getattr(tool_tasks, name)) & set(getattr(tool_tasks, f"HELD_{name}"))
+    names = [{tool_tasks.tool(thrown(number, held)).name for number in range(400)} for held in (False, True)]
+    assert not names[0] & names[1]
+
+
+def thrown(number: int, held: bool) -> Dice:
+    dice = Dice(number, held)
+    dice.task = "calls"
+    return dice
+
+
+def test_a_held_out_call_fits_its_tool_and_is_judged_as_one():
+    calls = [(sample, sample.turns[-1]) for _, sample, _ in samples(60, 3, tasks=("tool_call",))]
+    calls = [(sample, turn) for sample, turn in calls if turn.check == "call"]
+    assert len(calls) > 40
+    for sample, turn in calls:
+        call = json.loads(turn.answer.removeprefix("<tool_call>").removesuffix("</tool_call>"))
+        tools = {tool["function"]["name"]: tool["function"]["parameters"] for tool in as_sent(sample)["tools"]}
+        jsonschema.validate(call["arguments"], tools[call["name"]])
+        asked = str(turn.parts[0])
+        assert all(str(value).lower() in asked.lower() for value in call["arguments"].values())
+        assert judge(turn.answer.replace(": ", ":"), turn.answer, "call")
+        assert not judge(turn.answer.replace("<tool_call>", ""), turn.answer + "x", "call")
+
+
+def test_the_parser_of_the_template_is_hermes():
+    assert by_signs(bp.TOOL_TEMPLATE, TOOL_SIGNS) == "hermes"
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_tool_calls_are_learned_from_the_shipped_weights(encoder):
+    thinker = bp.build_model()
+    optimizer = Optimizer(thinker, 0.05)
+    start_from(bp.MODEL_DIR / "model.safetensors", optimizer)
+    batch = pack([encoder.row(sample) for _, sample, _ in samples(6, 1, tasks=("tool_call", "tool_answer", "schema"))])
+    losses = []
+    for _ in range(8):
+        logits, targets = Packed(thinker)(batch)
+        loss = torch.nn.functional.cross_entropy(logits.float(), targets)
+        loss.backward()
+        optimizer.step(1e-3)
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.5 * losses[0]

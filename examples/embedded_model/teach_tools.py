@@ -1,0 +1,164 @@
+"""Teaches the exported model tools, and measures what came of it: pieces for an accelerator, then a card.
+
+    python -m examples.embedded_model.teach_tools train --minutes 9 --total-minutes 18      twice, on one accelerator
+    python -m examples.embedded_model.teach_tools card                                      weights, server, numbers
+
+`train` goes on from the shipped weights, then from its own state: the old mixture stays, with tools in it. `card` writes
+the folder with the template that shows tools, serves it, asks the held-out items of the card and those of tools through
+HTTP, and tools once more as a client sends them; the tables go to card.md beside the weights.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from examples.embedded_model import evaluate, train
+from examples.embedded_model.blueprint import MODEL_DIR
+from examples.embedded_model.encode import ROWS
+from examples.embedded_model.export import LIMIT, export
+from examples.embedded_model.heldout import items, samples
+from examples.embedded_model.sample import Sample
+
+KEPT = ("tokenizer.json", "tokenizer_config.json")
+PEAK = 1e-3  # a third of the rate from random weights: what has been learned is to stay
+WEIGHTS = "reading=1.6,text_letters=1.6,text_sorting=1.4,digits=1.4,small_talk=0.6,outside=0.7,calendar=0.5,tones=0.5"
+NAME = "omniloop"
+START_S = 120.0  # seconds that a server may take to be ready
+
+
+def learn(args: argparse.Namespace) -> None:
+    """One piece."""
+    given = ["--minutes", str(args.minutes), "--total-minutes", str(args.total_minutes), "--state", str(args.state),
+             "--rate", str(PEAK), "--weights", args.weights, "--tokens", str(args.tokens), "--resume",
+             "--init", str(MODEL_DIR / "model.safetensors")]  # fmt: skip
+    if args.workers is not None:
+        given += ["--workers", str(args.workers)]
+    train.train(train.command_line().parse_args(given))
+
+
+def write_card(args: argparse.Namespace) -> None:
+    """Folder and numbers."""
+    size = export(args.state, args.out, knows_tools=True)
+    for name in KEPT:
+        shutil.copy(MODEL_DIR / name, args.out / name)
+        size += (args.out / name).stat().st_size
+    if size > LIMIT:
+        raise SystemExit(f"{args.out}: {size} bytes; at most {LIMIT} are allowed")
+    score: evaluate.Score = defaultdict(list)
+    misses: list[tuple[str, str, str, str]] = []
+    asked = argparse.Namespace(items=args.items, parallel=args.parallel, api_key="none")
+    with served(args.out) as asked.base_url:
+        asyncio.run(evaluate.over_http(asked, items(args.items, 11, args.live, ROWS), score, misses))
+        right, count = asyncio.run(called(asked, args.items // 10))
+    low, high = evaluate.wilson(right, count)
+    text = (
+        f"{evaluate.table(score)}\n\nThe same calls with `tools` in the request: {right} of {count} right "
+        f"({100 * low:.1f}-{100 * high:.1f} %). {size / 1e6:.2f} MB.\n"
+    )
+    (args.out / "card.md").write_text(text)
+    (args.out / "card.json").write_text(json.dumps({name: [sum(a), len(a)] for name, a in score.items()}, indent=1))
+    print(text)
+    for task, question, expected, got in misses[:20]:
+        print(f"  {task}: {question!r} expected {expected!r}, got {got!r}")
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """A server of the folder; its base URL."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "server", "--model", str(folder), "--host", "127.0.0.1", "--port", str(port),
+               "--served-model-name", NAME]  # fmt: skip
+    process = subprocess.Popen(command, env=dict(os.environ))
+    try:
+        until = time.monotonic() + START_S
+        while not answers(f"http://127.0.0.1:{port}/health/ready"):
+            if process.poll() is not None or time.monotonic() > until:
+                raise SystemExit("the server did not start; its log says why")
+            time.sleep(0.5)
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as reply:
+            return bool(reply.status == 200)
+    except OSError:
+        return False
+
+
+def as_sent(sample: Sample) -> dict[str, Any]:
+    """Messages and tools as clients send them."""
+    head, _, rest = sample.system.partition("# Tools")
+    lines = rest.partition("<tools>\n")[2].partition("</tools>")[0].splitlines()
+    messages = [{"role": "system", "content": head.strip()}] if head.strip() else []
+    for turn in sample.turns[:-1]:
+        messages += [{"role": "user", "content": str(turn.parts[0])}, {"role": "assistant", "content": turn.answer}]
+    messages.append({"role": "user", "content": str(sample.turns[-1].parts[0])})
+    return {"messages": messages, "tools": [{"type": "function", "function": json.loads(line)} for line in lines]}
+
+
+async def called(args: argparse.Namespace, count: int) -> tuple[int, int]:
+    """(right, asked) of calls that the server reads."""
+    from openai import AsyncOpenAI
+
+    right = asked = 0
+    async with AsyncOpenAI(base_url=args.base_url, api_key="none", timeout=120) as client:
+        for _, sample, _ in samples(count, 12, tasks=("tool_call",)):
+            turn = sample.turns[-1]
+            if turn.check != "call":
+                continue
+            fields: Any = as_sent(sample)
+            reply = await client.chat.completions.create(model=NAME, temperature=0, max_tokens=120, **fields)
+            wanted = json.loads(turn.answer.removeprefix("<tool_call>").removesuffix("</tool_call>"))
+            found = [
+                {"name": call.function.name, "arguments": json.loads(call.function.arguments)}
+                for call in reply.choices[0].message.tool_calls or ()
+                if call.type == "function"
+            ]
+            right, asked = right + (found == [wanted]), asked + 1
+    return right, asked
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--state", type=Path, default=Path("build/embedded_tools"))
+    stages = parser.add_subparsers(required=True)
+    piece = stages.add_parser("train", help="one piece of training")
+    piece.add_argument("--minutes", type=float, default=9.0)
+    piece.add_argument("--total-minutes", type=float, default=18.0)
+    piece.add_argument("--tokens", type=int, default=32768)
+    piece.add_argument("--workers", type=int)
+    piece.add_argument("--weights", default=WEIGHTS)
+    piece.set_defaults(run=learn)
+    card = stages.add_parser("card", help="weights, and what they can do")
+    card.add_argument("--out", type=Path, default=Path("build/embedded_tools_model"))
+    card.add_argument("--items", type=int, default=4200)
+    card.add_argument("--parallel", type=int, default=16)
+    card.add_argument("--live", action="store_true", help="also the fonts and espeak-ng voices of this machine")
+    card.set_defaults(run=write_card)
+    args = parser.parse_args()
+    args.run(args)
+
+
+if __name__ == "__main__":
+    main()
