@@ -109,6 +109,21 @@ def glm_asr_features(folder: Path, sound: np.ndarray) -> Features:
     return processed(GlmAsrProcessor, WhisperFeatureExtractor, folder, sound, audio_token="<|AUDIO|>")
 
 
+def audio_flamingo() -> Any:
+    from transformers import AudioFlamingo3Config, AudioFlamingo3ForConditionalGeneration
+
+    tower = {**TOWER, "max_source_positions": SECONDS * 50}
+    text = {**TEXT, "model_type": "qwen2"}
+    config = AudioFlamingo3Config(audio_config=tower, text_config=text, audio_token_id=AUDIO, tie_word_embeddings=False)
+    return tiny._model(AudioFlamingo3ForConditionalGeneration, config)
+
+
+def audio_flamingo_features(folder: Path, sound: np.ndarray) -> Features:
+    from transformers import AudioFlamingo3Processor, WhisperFeatureExtractor
+
+    return processed(AudioFlamingo3Processor, WhisperFeatureExtractor, folder, sound, audio_token="<|AUDIO|>")
+
+
 def qwen3_asr() -> Any:
     from transformers import Qwen3ASRConfig, Qwen3ASRForConditionalGeneration
 
@@ -173,6 +188,7 @@ def processed(kind: Any, extractor: Any, folder: Path, sound: np.ndarray, **opti
 SOUNDS = (
     Sounds("voxtral", voxtral, voxtral_features, {}),
     Sounds("glm-asr", glm_asr, glm_asr_features, {}),
+    Sounds("audio-flamingo", audio_flamingo, audio_flamingo_features, {}),
     Sounds("qwen3-asr", qwen3_asr, qwen3_asr_features, {"feature_extractor_type": "Qwen3ASRFeatureExtractor"}),
     Sounds("qwen3-omni", qwen3_omni, qwen3_omni_features, PICTURES),
 )

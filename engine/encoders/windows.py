@@ -1,8 +1,9 @@
-"""Towers that hear a sound window after window: Voxtral's and GLM-ASR's. Each window passes Whisper's encoder alone.
+"""Towers that hear a sound window after window: Voxtral's, GLM-ASR's and Audio Flamingo's.
 
-Thread: device. Behind the encoder some neighbouring rows are laid side by side and pass two products. Voxtral adds
-learned positions and keeps the rows of the silence behind the sound; GLM-ASR rotates queries and keys and leaves those
-rows out.
+Thread: device. Each window passes Whisper's encoder alone. Behind the encoder some neighbouring rows are laid side by
+side and pass two products. Voxtral adds learned positions and keeps the rows of the silence behind the sound; GLM-ASR
+rotates queries and keys and leaves those rows out. In Audio Flamingo's encoder the rows of the silence are not even
+attended to, and neighbours are averaged.
 
     mel [windows, 3000] -> each: conv, conv/2 [1500] -> layers -> norm -> 4 side by side [375] -> product, act, product
 """
@@ -98,8 +99,15 @@ def read_glm_asr(section: Section) -> WindowsConfig:
     return dataclasses.replace(read, rotary_dim=rotary_dim, rope_theta=rope.number("rope_theta", 10_000.0))
 
 
-def _read(section: Section, projector_bias: bool, wider: int = 1) -> WindowsConfig:
-    """`wider`: the projector's inner width as a multiple of the decoder's."""
+def read_flamingo(section: Section) -> WindowsConfig:
+    """Audio Flamingo's tower."""
+    assert section.outer is not None, "a tower's section lies in another one"
+    return _read(section, projector_bias=section.outer.boolean("projector_bias", True), averaged=2)
+
+
+def _read(section: Section, projector_bias: bool, wider: int = 1, averaged: int = 0) -> WindowsConfig:
+    """`wider`: the projector's inner width as a multiple of the decoder's; `averaged`: rows that become one, where
+    they are not laid side by side."""
     section = Section({**UNSAID, **section.values}, section.path, section.outer)
     encoder = whisper.read_audio(section.renamed(ENCODER_WORDS))
     outer = section.outer
@@ -107,7 +115,7 @@ def _read(section: Section, projector_bias: bool, wider: int = 1) -> WindowsConf
     act = outer.values.get("projector_hidden_act") or "gelu"
     if act not in BY_NAME:
         raise ConfigError(f"{outer.path}: projector_hidden_act={act!r}; supported are {', '.join(BY_NAME)}")
-    stack, rest = divmod(encoder.intermediate_size, encoder.hidden_size)
+    stack, rest = (averaged, 0) if averaged else divmod(encoder.intermediate_size, encoder.hidden_size)
     if rest or encoder.num_positions % stack:
         raise ConfigError(
             f"{section.path}: rows of hidden_size={encoder.hidden_size} cannot be laid side by side to "
@@ -159,3 +167,33 @@ class WindowsTower(WhisperTower):
         window = super().example(modality, rows)["input_features"]
         most = torch.tensor(min(rows, count * self.config.window_rows))
         return {"input_features": window.expand(count, *window.shape), "num_rows": most}
+
+
+class AveragedTower(WindowsTower):
+    """The same of rows of the sound alone, neighbours averaged."""
+
+    def __init__(self, config: WindowsConfig, dtype: torch.dtype, device: str) -> None:
+        super().__init__(config, dtype, device)
+        self.proj1 = Linear(config.hidden_size, config.projector_width, bias=config.projector_bias)
+
+    def encode(self, features: Features) -> Tensor:
+        """num_frames: how many of all windows' frames begin inside the sound."""
+        config, windows, left = self.config, features["input_features"], int(features["num_frames"])
+        each = 2 * config.num_positions
+        if windows.dim() != 3 or not (len(windows) - 1) * each + 3 <= left <= len(windows) * each:
+            raise RequestError(
+                f"num_frames={left}: input_features {list(windows.shape)} hold {each} frames a window, at least 3 of "
+                "the last one inside the sound"
+            )
+        parts = []
+        for window in windows:
+            count = (min(left, each) + 1) // 2
+            pairs = count // 2  # a last odd row has no partner and is dropped
+            x = self.heard(window, count)[: 2 * pairs].view(pairs, 2, -1).mean(1)
+            parts.append(self.proj2(pointwise(self.proj1(self.norm(x)), config.activation)))
+            left -= each
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def example(self, modality: Modality, rows: int) -> Features:
+        made = super().example(modality, rows)
+        return {"input_features": made["input_features"], "num_frames": 4 * made["num_rows"]}

@@ -95,6 +95,7 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "VoxtralForConditionalGeneration": "engine.models.voxtral",
     "GlmAsrForConditionalGeneration": "engine.models.glm_asr",
     "Qwen3ASRForConditionalGeneration": "engine.models.qwen3_asr",
+    "AudioFlamingo3ForConditionalGeneration": "engine.models.audio_flamingo",
     "Qwen2_5OmniThinkerForConditionalGeneration": "engine.models.qwen2_5_omni",
     "Qwen2_5OmniForConditionalGeneration": "engine.models.qwen2_5_omni",
     "Qwen2_5OmniModel": "engine.models.qwen2_5_omni",  # the name in the released folders

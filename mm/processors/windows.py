@@ -1,8 +1,8 @@
-"""Voxtral and GLM-ASR: a sound of any length, cut into windows of Whisper's front end.
+"""Voxtral, GLM-ASR and Audio Flamingo: a sound of any length, cut into windows of Whisper's front end.
 
 Pool (`process`) and loop (`fill`, `positions`). Voxtral fills the last window with silence and hears the silence, too:
-375 rows for each thirty seconds begun. GLM-ASR has 12.5 rows a second, and takes the logarithm's floor of each window
-from that window alone.
+375 rows for each thirty seconds begun. GLM-ASR has 12.5 rows a second, Audio Flamingo 25; both take the logarithm's
+floor of each window from that window alone.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class Voxtral(Whisper):
 
     def process(self, item: MediaItem, digest: bytes, options: MediaOptions) -> Processed:
         features, rows = self.heard(item.data)
-        made = {"input_features": np.ascontiguousarray(features), "num_rows": np.array(rows, np.int64)}
+        kept = self.kept(rows, len(item.data))
+        made = {"input_features": np.ascontiguousarray(features), **kept}
         return Processed("audio", (Part("audio", digest, rows, made),))
 
     def heard(self, samples: np.ndarray) -> tuple[np.ndarray, int]:
@@ -55,6 +56,10 @@ class Voxtral(Whisper):
         mel = log_mel(np.pad(samples, (0, count * chunk - len(samples))), whole)
         windows = mel.reshape(len(mel), count, -1).swapaxes(0, 1)
         return windows, count * (windows.shape[2] // 2 // self.stack)
+
+    def kept(self, rows: int, num_samples: int) -> dict[str, np.ndarray]:
+        """How the tower learns where the sound ends."""
+        return {"num_rows": np.array(rows, np.int64)}
 
     def fill(self, processed: Processed) -> Filling:
         rows = processed.parts[0].num_tokens
@@ -74,3 +79,19 @@ class GlmAsr(Voxtral):
         count = -(-rows // of_window)  # a last window that makes no row is left out
         padded = np.pad(samples, (0, max(0, count * chunk - len(samples))))[: count * chunk]
         return np.stack([log_mel(window, self.mel) for window in padded.reshape(count, chunk)]), rows
+
+
+class AudioFlamingo(GlmAsr):
+    """Processor of AudioFlamingo3ForConditionalGeneration."""
+
+    audio_id = 151669
+
+    def __init__(self, folder: str | Path, config: dict[str, Any], picture_bytes: int = 0) -> None:
+        super().__init__(folder, config, picture_bytes)
+        self.stack = 2
+
+    def kept(self, rows: int, num_samples: int) -> dict[str, np.ndarray]:
+        # Frames of a last window that makes no row are left out with that window.
+        window = self.mel.chunk // self.mel.hop
+        frames = max(2 * self.stack - 1, num_frames(num_samples, self.mel))
+        return {"num_frames": np.array(min(frames, -(-rows // (window // 4)) * window), np.int64)}

@@ -26,7 +26,10 @@ from server.state import AppState
 
 MAX_ID = 1 << 31
 # What models were trained on, where the operator leaves --transcription-prompt as it is; by model_type.
-TRANSCRIPTION_PROMPTS = {"glmasr": "Please transcribe this audio into text"}
+TRANSCRIPTION_PROMPTS = {
+    "audioflamingo3": "Transcribe the input speech.",
+    "glmasr": "Please transcribe this audio into text",
+}
 SILENT_SOUND = "AAAA"  # base64 in the place of a window while the prompt is rendered
 
 
