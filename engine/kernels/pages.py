@@ -47,14 +47,14 @@ def check_scales(keys: Tensor, scales: Scales | None) -> None:
     assert scales is None or scales[0].stride() == scales[1].stride(), "strides of keys' and values' scales differ"
 
 
-def are_given(scales: Scales) -> bool:
-    """Whether nothing is written into them."""
-    return scales[0].stride(0) == 0
+def stride_of(scales: Scales | None) -> int:
+    """From a block's scales to the next's; 0 where scales are given, or there are none."""
+    return 0 if scales is None else scales[0].stride(0)
 
 
 def addresses(scales: Scales | None) -> tuple[int, int, int]:
     """As _fast/cpu takes them: of keys' and of values', and the stride of blocks."""
-    return (0, 0, 0) if scales is None else (scales[0].data_ptr(), scales[1].data_ptr(), scales[0].stride(0))
+    return (0, 0, 0) if scales is None else (scales[0].data_ptr(), scales[1].data_ptr(), stride_of(scales))
 
 
 def given_scales(

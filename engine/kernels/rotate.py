@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from _fast import cpu
+from engine.kernels.float8 import as_bytes, codes_of, narrow8
 from engine.kernels.norm import rms_norm_reference
-from engine.kernels.pages import FORMS, Scales, addresses, check_pages, check_scales, encode
+from engine.kernels.pages import FORMS, Scales, addresses, check_pages, check_scales, encode, stride_of
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.target import tl, triton
+from engine.kernels.target import target, tl, triton
 
 
 @triton.jit
@@ -43,6 +44,34 @@ def norm_pairs(
 
 
 @triton.jit
+def over_scale(a, b, rest, place, mask, MADE: tl.constexpr, REST: tl.constexpr):
+    """Heads [HEADS, pairs] in three pieces over their scales [HEADS, 1]: the largest number's part of the largest code.
+
+    MADE: the scales are written; else they are read.
+    """
+    if MADE:
+        most = tl.maximum(tl.max(tl.abs(a), 1), tl.max(tl.abs(b), 1))
+        if REST:
+            most = tl.maximum(most, tl.max(tl.abs(rest), 1))
+        most = most[:, None]
+        scale = tl.where(most > 1e-30, tl.div_rn(most, tl.full(most.shape, 448.0, tl.float32)), 1.0)
+        tl.store(place, scale, mask=mask)
+    else:
+        scale = tl.load(place, mask=mask, other=1.0)
+    a = tl.div_rn(a, tl.broadcast_to(scale, a.shape))
+    b = tl.div_rn(b, tl.broadcast_to(scale, b.shape))
+    if REST:
+        rest = tl.div_rn(rest, tl.broadcast_to(scale, rest.shape))
+    return a, b, rest
+
+
+@triton.jit
+def as_kept(values, cache, CODES: tl.constexpr):
+    """float32 values as a cache holds them."""
+    return narrow8(values, CODES) if CODES else values.to(cache.dtype.element_ty)
+
+
+@triton.jit
 def qkv_kernel(
     q_out,  # [num_tokens, num_heads, head_dim]
     k_cache,  # [num_blocks, num_kv_heads, block_size, head_dim], blocks block_stride apart
@@ -53,8 +82,11 @@ def qkv_kernel(
     q_norm,  # [head_dim] when NORM
     k_norm,
     slot_mapping,  # [num_tokens]
+    k_scale,  # of codes: float32 [num_blocks, num_kv_heads, block_size], written, or [num_kv_heads], read; else None
+    v_scale,
     qkv_stride,
     block_stride,
+    scale_stride,  # of k_scale and v_scale, from a block to the next
     num_heads,
     num_kv_heads,
     block_size,
@@ -65,6 +97,8 @@ def qkv_kernel(
     NORM: tl.constexpr,
     LATE: tl.constexpr,  # the norm comes after the rotation
     STORE: tl.constexpr,  # False: rotate only, no caches
+    CODES: tl.constexpr,  # of float8.py
+    MADE: tl.constexpr,  # each token has scales of its own
     HEADS: tl.constexpr,  # of one program, power of two
     BLOCK: tl.constexpr,  # power of two >= HALF
     REST: tl.constexpr,  # power of two >= HEAD_DIM - 2 * HALF; 0 where nothing is left unrotated
@@ -112,12 +146,16 @@ def qkv_kernel(
         slot = tl.load(slot_mapping + token).to(tl.int64)
         real = tl.where((slot >= 0) & (slot < num_slots), num_kv_heads, 0)
         cache = v_cache if is_value else k_cache
-        target = cache + slot // block_size * block_stride + (head * block_size + slot % block_size) * HEAD_DIM
+        line = head * block_size + slot % block_size
+        page = cache + slot // block_size * block_stride + line * HEAD_DIM
         mask = (head < real) & (pair < HALF)
-        tl.store(target + pair, a.to(k_cache.dtype.element_ty), mask=mask)
-        tl.store(target + HALF + pair, b.to(k_cache.dtype.element_ty), mask=mask)
+        if k_scale is not None:
+            place = slot // block_size * scale_stride + (line if MADE else head)
+            a, b, rest = over_scale(a, b, rest, (v_scale if is_value else k_scale) + place, head < real, MADE, REST)
+        tl.store(page + pair, as_kept(a, cache, CODES), mask=mask)
+        tl.store(page + HALF + pair, as_kept(b, cache, CODES), mask=mask)
         if REST:
-            tl.store(target + more, rest.to(k_cache.dtype.element_ty), mask=(head < real) & (more < HEAD_DIM))
+            tl.store(page + more, as_kept(rest, cache, CODES), mask=(head < real) & (more < HEAD_DIM))
 
 
 def qkv_rope_store(
@@ -145,7 +183,7 @@ def qkv_rope_store(
     narrow = qkv.dtype is torch.bfloat16
     if not qkv.is_cpu or not (narrow or qkv.dtype is torch.float32) or head_dim > cpu.HEAD_MAX or late:
         args = (qkv, cos, sin, q_norm, k_norm, eps, num_heads, num_kv_heads, head_dim, k_cache, v_cache, slot_mapping)
-        return launch_qkv(*args, late) if qkv.is_cuda else qkv_rope_store_reference(*args, late, scales)
+        return (launch_qkv if qkv.is_cuda else qkv_rope_store_reference)(*args, late, scales)
     tokens, width = qkv.shape
     half, block_size = cos.shape[-1], k_cache.shape[2]
     assert width == (num_heads + 2 * num_kv_heads) * head_dim and qkv.stride(1) == 1 and 2 * half <= head_dim
@@ -179,6 +217,7 @@ def launch_qkv(
     v_cache: Tensor | None,
     slot_mapping: Tensor | None,
     late: bool = False,
+    scales: Scales | None = None,
 ) -> Tensor:
     """The Triton kernel; without caches (and num_kv_heads 0) it only rotates. Shapes as `qkv_rope_store`."""
     tokens, half = qkv.shape[0], cos.shape[-1]
@@ -188,16 +227,20 @@ def launch_qkv(
     heads, warps = _tile(tokens, num_heads, triton.next_power_of_2(head_dim))
     groups = triton.cdiv(num_heads, heads) + 2 * triton.cdiv(num_kv_heads, heads)
     store = k_cache is not None and v_cache is not None
-    num_slots, block_size, block_stride = 0, 1, 0
+    num_slots, block_size, block_stride, codes = 0, 1, 0, 0
+    keys, values = q, q
     if k_cache is not None and v_cache is not None:
         check_pages(k_cache, v_cache, head_dim)
+        check_scales(k_cache, scales)
         block_size, block_stride = k_cache.shape[2], k_cache.stride(0)
         num_slots = k_cache.shape[0] * block_size
+        keys, values, codes = as_bytes(k_cache), as_bytes(v_cache), codes_of(k_cache, target())
     qkv_kernel[(tokens, groups)](
-        q, k_cache if store else q, v_cache if store else q, qkv, cos, sin,
+        q, keys, values, qkv, cos, sin,
         cos if q_norm is None else q_norm, cos if k_norm is None else k_norm, slot_mapping if store else q,
-        qkv.stride(0), block_stride, num_heads, max(num_kv_heads, 1), block_size, num_slots, eps,
-        HEAD_DIM=head_dim, HALF=half, NORM=q_norm is not None, LATE=late, STORE=store, HEADS=heads,
+        *(scales or (None, None)), qkv.stride(0), block_stride, stride_of(scales), num_heads, max(num_kv_heads, 1),
+        block_size, num_slots, eps, HEAD_DIM=head_dim, HALF=half, NORM=q_norm is not None, LATE=late, STORE=store,
+        CODES=codes, MADE=stride_of(scales) > 0, HEADS=heads,
         BLOCK=triton.next_power_of_2(half), REST=triton.next_power_of_2(rest) if rest else 0,
         num_warps=warps, **launch_options(),
     )  # fmt: skip

@@ -46,6 +46,11 @@ class Target:
         """Whether a pipelined load goes straight into shared memory: further stages cost no registers."""
         return self.kind == "cuda"
 
+    @property
+    def widens_fp8(self) -> bool:
+        """Whether units turn the e4m3 of checkpoints into wider numbers: AMD's of before gfx950 know another kind."""
+        return self.kind == "cuda" and int(self.arch.removeprefix("sm_")) >= 89
+
 
 @functools.cache
 def target() -> Target:

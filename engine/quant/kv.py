@@ -113,17 +113,10 @@ def _scheme_is_fp8(model: Model) -> bool:
     if algorithm == "FP8" or (
         isinstance(scheme, dict) and (scheme.get("num_bits"), scheme.get("type")) == (8, "float")
     ):
-        if _reads_codes(model):
-            return True
-        log.info("KV cache: the checkpoint's scheme is FP8; it is kept in the activations' dtype")
-        return False
+        return model.config.implementation == "native"
     log.warning("KV cache: the checkpoint's scheme %s is none that is served: kept in the activations' dtype",
                 scheme or algorithm)  # fmt: skip
     return False
-
-
-def _reads_codes(model: Model) -> bool:
-    return model.device == "cpu" and model.config.implementation == "native"
 
 
 def _check_architecture(model: Model, specs: Sequence[CacheSpec], word: str) -> None:
@@ -134,8 +127,6 @@ def _check_architecture(model: Model, specs: Sequence[CacheSpec], word: str) -> 
                           "leave the flag out")  # fmt: skip
     if not all(isinstance(spec, KeyValueSpec) for spec in specs):
         raise ConfigError(f"{FLAG} {word}: {name} keeps no keys and values; leave the flag out")
-    if WORDS.get(word) in CODES and not _reads_codes(model):
-        raise ConfigError(f"{FLAG} {word}: served on a CPU; leave the flag out, or use --device cpu")
 
 
 def _skipped(specs: Sequence[CacheSpec], words: Sequence[str]) -> set[int]:

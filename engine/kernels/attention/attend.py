@@ -5,14 +5,16 @@
 
 Everything runs in powers of two: exp2(score * scale - best), with log2(e) inside `scale`. `best` starts at -1e30, not
 at -inf, so that a line which has seen no key yet makes no NaN. A block that hides all its keys from a line leaves that
-line's bits as they were, and a block that hides none gives the same bits with a mask and without. Users: prefill.py
-and decode.py beside this file.
+line's bits as they were, and a block that hides none gives the same bits with a mask and without. Codes of 8 bits are
+widened to what queries are; a key's scale joins its scores, a value's its weights. Users: prefill.py and decode.py
+beside this file.
 """
 
 from __future__ import annotations
 
 import math
 
+from engine.kernels.float8 import widen8
 from engine.kernels.pdl import allow_next, wait_in_loop
 from engine.kernels.target import tl, triton
 
@@ -37,6 +39,10 @@ def attend_keys(
     seen,  # with EDGES: up to here, in whole blocks, nothing but the window hides a key
     floor,  # with WINDOW: keys before it may have left the cache, and it is read in their place
     end,  # keys from here on are not in the cache: the last one before is read in their place
+    k_scale,  # float32, of keys that are codes; None: they have none
+    v_scale,
+    scale_stride,  # from a block's scales to the next's; 0: one for each head
+    kv_head,
     block_stride,
     scale,
     bend,
@@ -52,6 +58,8 @@ def attend_keys(
     MATERIALISE: tl.constexpr,  # see `materialised`; CUDA only
     last,  # with LEAD: whether this program has nothing else to do
     LEAD: tl.constexpr,  # rounds before the end from which the next kernel may start; 0: that is told elsewhere
+    CODES: tl.constexpr,  # of float8.py
+    MADE: tl.constexpr,  # each token has scales of its own
 ):
     """Keys low..end-1 (or the rest of the last block, which position hides) -> best, total, result."""
     dim = tl.arange(0, BLOCK_D)
@@ -68,15 +76,16 @@ def attend_keys(
         if WIDE:
             blocks = blocks.to(tl.int64)
         place = blocks * block_stride + (key.to(tl.uint32) % BLOCK_SIZE).to(tl.int32) * HEAD_DIM
+        if k_scale is not None:
+            factor = blocks * scale_stride + scale_of(key, kv_head, BLOCK_SIZE, MADE)
+            key_scale, value_scale = tl.load(k_scale + factor), tl.load(v_scale + factor)
         # The next round's block numbers are read now, so that its keys wait for one load instead of two.
         blocks = blocks_of(table, start + BLOCK_N + lane, end, BLOCK_SIZE, late is not None)
         where = place[:, None] + dim[None, :]
-        if HEAD_DIM == BLOCK_D:
-            keys = tl.load(k_head + where)
-            values = tl.load(v_head + where)
-        else:
-            keys = tl.load(k_head + where, mask=dim[None, :] < HEAD_DIM, other=0.0)
-            values = tl.load(v_head + where, mask=dim[None, :] < HEAD_DIM, other=0.0)
+        keys = numbers_at(k_head + where, dim, HEAD_DIM, BLOCK_D)
+        values = numbers_at(v_head + where, dim, HEAD_DIM, BLOCK_D)
+        if CODES:
+            keys, values = widen8(keys, query.dtype, CODES), widen8(values, query.dtype, CODES)
         if late is not None:
             is_first = start == low
             if is_first:
@@ -89,6 +98,8 @@ def attend_keys(
         if MATERIALISE:
             result = materialised(result)
         score = tl.dot(query, tl.trans(keys.to(query.dtype)), input_precision="ieee")
+        if k_scale is not None:
+            score = score * key_scale[None, :]
         if SOFTCAP:
             score = 1.0 - 2.0 / (1.0 + tl.exp2(score * bend))  # tanh; the cap itself is in scale
         if EDGES:
@@ -104,6 +115,8 @@ def attend_keys(
         fade = tl.exp2(best - higher)
         total = total * fade + tl.sum(weight, 1)
         result = result * fade[:, None]
+        if k_scale is not None:
+            weight = weight * value_scale[None, :]
         result = tl.dot(weight.to(query.dtype), values.to(query.dtype), result, input_precision="ieee")
         best = higher
     return best, total, result
@@ -114,6 +127,26 @@ def blocks_of(table, key, end, BLOCK_SIZE: tl.constexpr, EARLY: tl.constexpr):
     """The keys' blocks, of those from `end` on that of the last one before. EARLY: read past this unit's cache."""
     place = table + tl.minimum(key, end - 1).to(tl.uint32) // BLOCK_SIZE  # unsigned: a shift, no fixing up
     return tl.load(place, cache_modifier=".cg" if EARLY else "")
+
+
+@triton.jit
+def scale_of(key, kv_head, BLOCK_SIZE: tl.constexpr, MADE: tl.constexpr):
+    """Where the keys' scales lie among those of a block; without MADE there is one for each head."""
+    if MADE:
+        place = kv_head * BLOCK_SIZE + (key.to(tl.uint32) % BLOCK_SIZE).to(tl.int32)
+    else:
+        place = kv_head
+    return place
+
+
+@triton.jit
+def numbers_at(place, dim, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr):
+    """[keys, BLOCK_D] numbers of a cache, zero behind HEAD_DIM."""
+    if HEAD_DIM == BLOCK_D:
+        numbers = tl.load(place)
+    else:
+        numbers = tl.load(place, mask=dim[None, :] < HEAD_DIM, other=0.0)
+    return numbers
 
 
 @triton.jit

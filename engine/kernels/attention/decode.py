@@ -18,7 +18,8 @@ from torch import Tensor
 from engine.attention.meta import WorkList
 from engine.kernels.attention.attend import attend_keys, blocks_of, score_scales, softmax_init_with_sinks
 from engine.kernels.attention.tiles import KEYS
-from engine.kernels.pages import is_wide
+from engine.kernels.float8 import as_bytes, codes_of
+from engine.kernels.pages import Scales, is_wide, stride_of
 from engine.kernels.pdl import allow_next, fetch_run, launch_options, wait_previous
 from engine.kernels.target import Target, target, tl, triton
 
@@ -66,6 +67,48 @@ def add_parts(
     result = result / tl.where(head < GROUP, total, 1.0)[:, None]
     mask = (head < GROUP)[:, None] & (dim < HEAD_DIM)[None, :]
     tl.store(out + head[:, None] * HEAD_DIM + dim[None, :], result.to(out.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def leave_part(
+    out,  # the row's token and KV head: [GROUP, HEAD_DIM]
+    sums,
+    stats,
+    arrived,
+    result,
+    best,
+    total,
+    part,
+    from_part,
+    to_part,
+    kv_head,
+    num_kv_heads,
+    num_heads,
+    mine,  # where the group's numbers lie behind each other, [BLOCK_M, BLOCK_D]
+    inside,  # which of them there are
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_G: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    AT_ONCE: tl.constexpr,
+):
+    """Writes what a part found; the last one of a row to arrive adds all up."""
+    head = tl.arange(0, BLOCK_M)
+    slot = part * num_heads + kv_head * GROUP  # the list's sums stay below 2^31 numbers
+    tl.store(sums + slot * HEAD_DIM + mine, result, mask=inside)
+    tl.store(stats + (slot + head) * 2, best, mask=head < GROUP)
+    tl.store(stats + (slot + head) * 2 + 1, total, mask=head < GROUP)
+    # Every thread's stores come before the barrier, and so before the count that publishes them.
+    tl.debug_barrier()
+    counter = arrived + from_part * num_kv_heads + kv_head
+    before = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
+    if before == to_part - from_part - 1:
+        add_parts(
+            out, sums, stats, from_part, to_part, kv_head * GROUP, num_heads,
+            GROUP, HEAD_DIM, BLOCK_G, BLOCK_D, AT_ONCE,
+        )  # fmt: skip
+        tl.store(counter, 0)
 
 
 @triton.jit
@@ -119,12 +162,15 @@ def decode_kernel(
     q,  # [num_tokens, num_heads, HEAD_DIM]
     k_cache,  # [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM]
     v_cache,
+    k_scale,  # float32 [num_blocks, num_kv_heads, BLOCK_SIZE] or [num_kv_heads], of codes; else None
+    v_scale,
     block_tables,  # [lines, max_blocks] int32
     sinks,  # [num_heads] float32, or None
     parts,  # [num_parts, 8] int32: token, first key, last key + 1, context, line, the row's first part, last part + 1
     num_parts,  # [1] int32
     max_blocks,
     block_stride,  # of the caches, in numbers: from a block to the next; its own numbers follow each other
+    scale_stride,  # of k_scale and v_scale, from a block to the next; 0: one for each head
     scale,
     bend,
     WINDOW: tl.constexpr,  # 0: none
@@ -142,6 +188,8 @@ def decode_kernel(
     AHEAD: tl.constexpr,  # blocks that are asked for before the wait
     LANES: tl.constexpr,  # of all warps
     LEAD: tl.constexpr,  # rounds before its end from which a program lets the next kernel start; 0: at once
+    CODES: tl.constexpr,  # of float8.py
+    MADE: tl.constexpr,  # each token has scales of its own
     OVERLAP: tl.constexpr,
 ):
     kv_head = tl.program_id(0)
@@ -163,7 +211,10 @@ def decode_kernel(
         if part < count:
             fetch_part(k_head, v_head, table, low, high, block_stride, HEAD_DIM, BLOCK_SIZE, AHEAD, LANES)
     blocks = blocks_of(block_tables + line * max_blocks, low + tl.arange(0, BLOCK_N), high, BLOCK_SIZE, OVERLAP)
-    if OVERLAP:
+    EARLY: tl.constexpr = OVERLAP and CODES == 0
+    if OVERLAP and not EARLY:
+        wait_previous()  # scales would come through this unit's own cache
+    if EARLY:
         # Rounds of the first part are loaded before the wait, but not with the key that the kernel in front writes; and
         # no program leaves without having waited, whether or not it has a round.
         own = (high == context) & (high - low <= (STAGES + 1) * BLOCK_N)
@@ -173,7 +224,7 @@ def decode_kernel(
         where = (token * num_heads + kv_head * GROUP) * HEAD_DIM
         query = tl.zeros([BLOCK_M, BLOCK_D], q.dtype.element_ty)
         late = None
-        if OVERLAP:
+        if EARLY:
             late = q + where + mine
         else:
             query = tl.load(q + where + mine, mask=inside, other=0.0)
@@ -187,27 +238,18 @@ def decode_kernel(
         result = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
         best, total, result = attend_keys(
             query, late, inside, head * 0 + high - 1, None, best, total, result, k_head, v_head,
-            block_tables + line * max_blocks, blocks, low, low, low, high, block_stride, scale, bend, False, 0, SOFTCAP,
-            HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES, False, after >= count, LEAD,
+            block_tables + line * max_blocks, blocks, low, low, low, high, k_scale, v_scale, scale_stride, kv_head,
+            block_stride, scale, bend, False, 0, SOFTCAP, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES, False,
+            after >= count, LEAD, CODES, MADE,
         )  # fmt: skip
         if to_part - from_part == 1:
             result = result / total[:, None]
             tl.store(out + where + mine, result.to(out.dtype.element_ty), mask=inside)
         else:
-            slot = part * num_heads + kv_head * GROUP  # the list's sums stay below 2^31 numbers
-            tl.store(sums + slot * HEAD_DIM + mine, result, mask=inside)
-            tl.store(stats + (slot + head) * 2, best, mask=head < GROUP)
-            tl.store(stats + (slot + head) * 2 + 1, total, mask=head < GROUP)
-            # Every thread's stores come before the barrier, and so before the count that publishes them.
-            tl.debug_barrier()
-            counter = arrived + from_part * num_kv_heads + kv_head
-            before = tl.atomic_add(counter, 1, sem="acq_rel", scope="gpu")
-            if before == to_part - from_part - 1:
-                add_parts(
-                    out + where, sums, stats, from_part, to_part, kv_head * GROUP, num_heads,
-                    GROUP, HEAD_DIM, BLOCK_G, BLOCK_D, AT_ONCE,
-                )  # fmt: skip
-                tl.store(counter, 0)
+            leave_part(
+                out + where, sums, stats, arrived, result, best, total, part, from_part, to_part, kv_head, num_kv_heads,
+                num_heads, mine, inside, GROUP, HEAD_DIM, BLOCK_M, BLOCK_G, BLOCK_D, AT_ONCE,
+            )  # fmt: skip
         part = after
         token, low, high, context, line, from_part, to_part = following
         blocks = blocks_of(block_tables + line * max_blocks, low + tl.arange(0, BLOCK_N), high, BLOCK_SIZE, OVERLAP)
@@ -224,6 +266,7 @@ def attend_parts(
     window: int = 0,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    scales: Scales | None = None,
 ) -> None:
     """The work list's parts -> their tokens of out [T, Hq, D]; shapes as `paged_attention`."""
     heads, dim = q.shape[1], q.shape[2]
@@ -237,14 +280,15 @@ def attend_parts(
     scale, bend = score_scales(scale, softcap)
     programs = max(1, min(share * target().num_units // kv_heads, work.parts.shape[0]))
     decode_kernel[(kv_heads, programs)](
-        out, work.sums, work.stats, work.arrived, q, k_cache, v_cache, block_tables, sinks, work.parts,
-        work.num_parts, block_tables.shape[1], k_cache.stride(0), scale, bend,
+        out, work.sums, work.stats, work.arrived, q, as_bytes(k_cache), as_bytes(v_cache), *(scales or (None, None)),
+        block_tables, sinks, work.parts, work.num_parts, block_tables.shape[1], k_cache.stride(0), stride_of(scales),
+        scale, bend,
         WINDOW=window, SOFTCAP=softcap > 0, GROUP=group, HEAD_DIM=dim, BLOCK_SIZE=block_size,
         BLOCK_M=block_m, BLOCK_N=KEYS, BLOCK_D=block_d, BLOCK_G=block_g,
         AT_ONCE=max(1, MERGED * options["num_warps"] // (block_g * block_d)), WIDE=is_wide(k_cache),
         STAGES=options["num_stages"], LANES=32 * options["num_warps"],
         AHEAD=blocks_ahead(target(), pairs, heads * dim, run * k_cache.element_size()), LEAD=lead,
-        **options, **launch_options(),
+        CODES=codes_of(k_cache, target()), MADE=stride_of(scales) > 0, **options, **launch_options(),
     )  # fmt: skip
 
 

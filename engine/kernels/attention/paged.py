@@ -47,7 +47,7 @@ def paged_attention(
     narrow = q.dtype is torch.bfloat16
     if not q.is_cpu or not (narrow or q.dtype is torch.float32) or dim > cpu.HEAD_MAX:
         if q.is_cuda:
-            return launch_paged(q, k_cache, v_cache, meta, scale, window, softcap, sinks).view(tokens, heads * dim)
+            return launch_paged(q, k_cache, v_cache, meta, scale, window, softcap, sinks, scales).view(tokens, -1)
         return paged_attention_reference(q, k_cache, v_cache, meta, scale, window, softcap, sinks, scales)
     _, kv_heads, block_size, _ = k_cache.shape
     # The C kernel reads line r for row r; only tests of the device path bring table_row here.
@@ -74,17 +74,16 @@ def launch_paged(
     window: int,
     softcap: float,
     sinks: Tensor | None,
+    scales: Scales | None = None,
 ) -> Tensor:
     """The Triton kernels over the step's work lists -> [T, Hq, D]: tiles of long rows, parts of decode rows."""
     work, tables = meta.work, meta.block_tables
     assert work is not None, "an accelerator's step makes its work lists before the first layer"
     out = torch.empty_like(q)
+    rest = (scale, window, softcap, sinks, scales)
     if not meta.decode_only:
-        attend_tiles(
-            out, q, k_cache, v_cache, tables, work, meta.context_len.shape[0], scale, window, softcap, sinks,
-            meta.last_keys,
-        )  # fmt: skip
-    attend_parts(out, q, k_cache, v_cache, tables, work, scale, window, softcap, sinks)
+        attend_tiles(out, q, k_cache, v_cache, tables, work, meta.context_len.shape[0], *rest, meta.last_keys)
+    attend_parts(out, q, k_cache, v_cache, tables, work, *rest)
     return out
 
 

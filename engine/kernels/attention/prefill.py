@@ -14,7 +14,8 @@ from torch import Tensor
 from engine.attention.meta import WorkList
 from engine.kernels.attention.attend import attend_keys, materialised, score_scales, softmax_init_with_sinks
 from engine.kernels.attention.tiles import tile_lines
-from engine.kernels.pages import is_wide
+from engine.kernels.float8 import as_bytes, codes_of
+from engine.kernels.pages import Scales, is_wide, stride_of
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import target, tl, triton
 
@@ -25,6 +26,8 @@ def prefill_kernel(
     q,  # [num_tokens, num_heads, HEAD_DIM]
     k_cache,  # [num_blocks, num_kv_heads, BLOCK_SIZE, HEAD_DIM]
     v_cache,
+    k_scale,  # float32 [num_blocks, num_kv_heads, BLOCK_SIZE] or [num_kv_heads], of codes; else None
+    v_scale,
     block_tables,  # [lines, max_blocks] int32
     sinks,  # [num_heads] float32, or None
     last_keys,  # [num_tokens] int32: see AttentionMeta; or None: each token sees up to itself
@@ -32,6 +35,7 @@ def prefill_kernel(
     num_tiles,  # [1] int32
     max_blocks,
     block_stride,  # of the caches, in numbers: from a block to the next; its own numbers follow each other
+    scale_stride,  # of k_scale and v_scale, from a block to the next; 0: one for each head
     scale,
     bend,
     WINDOW: tl.constexpr,  # 0: none
@@ -45,6 +49,8 @@ def prefill_kernel(
     WIDE: tl.constexpr,
     STAGES: tl.constexpr,
     MATERIALISE: tl.constexpr,
+    CODES: tl.constexpr,  # of float8.py
+    MADE: tl.constexpr,  # each token has scales of its own
     OVERLAP: tl.constexpr,
 ):
     grid_wait(OVERLAP)
@@ -87,8 +93,8 @@ def prefill_kernel(
         seen = (seen + 1) // BLOCK_N * BLOCK_N  # keys that the first token sees
         best, total, result = attend_keys(
             query, None, None, position, newest, best, total, result, k_head, v_head, table, None, low, seen, floor,
-            end, block_stride, scale, bend, True, WINDOW, SOFTCAP, HEAD_DIM, BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES,
-            MATERIALISE, None, 0,
+            end, k_scale, v_scale, scale_stride, kv_head, block_stride, scale, bend, True, WINDOW, SOFTCAP, HEAD_DIM,
+            BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES, MATERIALISE, None, 0, CODES, MADE,
         )  # fmt: skip
         # Lines and their places are found anew: through the loop they would take registers that it has not.
         token = tl.load(tiles + tile * 4, volatile=True)
@@ -130,6 +136,7 @@ def attend_tiles(
     window: int = 0,
     softcap: float = 0.0,
     sinks: Tensor | None = None,
+    scales: Scales | None = None,
     last_keys: Tensor | None = None,
 ) -> None:
     """The work list's tiles -> their tokens of out [T, Hq, D]; shapes as `paged_attention`, `rows` bounds the grid."""
@@ -142,11 +149,12 @@ def attend_tiles(
     scale, bend = score_scales(scale, softcap)
     # No step of these shapes has more tiles: full ones, and one that each row begins.
     prefill_kernel[(kv_heads, min(tokens, full + rows))](
-        out, q, k_cache, v_cache, block_tables, sinks, last_keys, work.tiles, work.num_tiles, block_tables.shape[1],
-        k_cache.stride(0), scale, bend,
+        out, q, as_bytes(k_cache), as_bytes(v_cache), *(scales or (None, None)), block_tables, sinks, last_keys,
+        work.tiles, work.num_tiles, block_tables.shape[1], k_cache.stride(0), stride_of(scales), scale, bend,
         WINDOW=window, SOFTCAP=softcap > 0, GROUP=group, HEAD_DIM=dim, BLOCK_SIZE=block_size,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d, WIDE=is_wide(k_cache),
-        STAGES=options["num_stages"], MATERIALISE=target().arch == "sm_90", **options, **launch_options(),
+        STAGES=options["num_stages"], MATERIALISE=target().arch == "sm_90",
+        CODES=codes_of(k_cache, target()), MADE=stride_of(scales) > 0, **options, **launch_options(),
     )  # fmt: skip
 
 

@@ -26,8 +26,11 @@ ATTEND = {
     "block_stride": "i32",
     "scale": "fp32",
     "bend": "fp32",
+    "scale_stride": "i32",
 }
+NO_CODES = {"k_scale": None, "v_scale": None, "CODES": 0, "MADE": False}
 SHAPE = {
+    **NO_CODES,
     "GROUP": 4,
     "HEAD_DIM": 128,
     "BLOCK_SIZE": 16,
@@ -85,9 +88,9 @@ KERNELS = {
             qkv_kernel,
             {"q_out": T, "k_cache": T, "v_cache": T, "qkv": T, "cos": "*fp32", "sin": "*fp32", "q_norm": "*fp32",
              "k_norm": "*fp32", "slot_mapping": "*i64", "qkv_stride": "i32", "block_stride": "i32", "num_heads": "i32",
-             "num_kv_heads": "i32", "block_size": "i32", "num_slots": "i32", "eps": "fp32"},
-            {"HEAD_DIM": dim, "HALF": half, "NORM": True, "LATE": late, "STORE": True, "HEADS": 8, "BLOCK": block,
-             "REST": rest, "OVERLAP": True},
+             "num_kv_heads": "i32", "block_size": "i32", "num_slots": "i32", "eps": "fp32", "scale_stride": "i32"},
+            {**NO_CODES, "HEAD_DIM": dim, "HALF": half, "NORM": True, "LATE": late, "STORE": True, "HEADS": 8,
+             "BLOCK": block, "REST": rest, "OVERLAP": True},
             {"num_warps": 1},
         )
         for dim, half, block, rest, late in (

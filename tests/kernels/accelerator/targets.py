@@ -48,8 +48,8 @@ def compiles(
         constants = {**constants, "NATIVE": False}
     types = {**signature, **dict.fromkeys(constants, "constexpr")}
     even = [
-        number
-        for number, (name, kind) in enumerate(types.items())
+        kernel.arg_names.index(name)
+        for name, kind in types.items()
         if aligned and (kind.startswith("*") or name == "block_stride")
     ]
     attributes = {(number,): [["tt.divisibility", 16]] for number in even}

@@ -1,0 +1,84 @@
+"""Store and attention over keys and values that are codes of 8 bits, for targets with units for FP8 and without."""
+
+import pytest
+import triton  # noqa: F401  (before any kernel file, so that they take it)
+
+from engine.kernels.attention.decode import AHEAD, MERGED, decode_kernel
+from engine.kernels.attention.prefill import prefill_kernel
+from engine.kernels.float8 import E4M3, E4M3_UNITS, E5M2
+from engine.kernels.rotate import qkv_kernel
+from tests.kernels.accelerator.cases_compile import ATTEND, NO_SINKS, PARTS, SHAPE, T
+from tests.kernels.accelerator.targets import OVERLAPPING, TARGETS, compiles
+
+CODES = {"k_cache": "*u8", "v_cache": "*u8"}
+SCALES = {"k_scale": "*fp32", "v_scale": "*fp32"}
+FORMS = {
+    "e4m3 made": {"CODES": E4M3, "MADE": True},
+    "e4m3 given": {"CODES": E4M3, "MADE": False},
+    "e5m2": {"CODES": E5M2, "MADE": False, "k_scale": None, "v_scale": None},
+    "e4m3 by the units": {"CODES": E4M3_UNITS, "MADE": True},
+}
+PLAIN = {name: value for name, value in SHAPE.items() if name not in ("k_scale", "v_scale", "CODES", "MADE")}
+KERNELS = {
+    **{
+        f"decode {name}": (
+            decode_kernel,
+            {"out": T, **PARTS, **ATTEND, **CODES, **SCALES},
+            {**PLAIN, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_G": 4, "AT_ONCE": MERGED // (4 * 128), "STAGES": 4,
+             "AHEAD": AHEAD, "LANES": 32, "LEAD": 5, **NO_SINKS, **form},
+            {"num_warps": 1, "num_stages": 4},
+        )
+        for name, form in FORMS.items()
+    },
+    **{
+        f"prefill {name}": (
+            prefill_kernel,
+            {"out": T, "tiles": "*i32", "num_tiles": "*i32", **ATTEND, **CODES, **SCALES},
+            {**PLAIN, "BLOCK_M": 128, "BLOCK_N": 64, "STAGES": 2, "MATERIALISE": True, **NO_SINKS, **form},
+            {"num_warps": 8, "num_stages": 2},
+        )
+        for name, form in FORMS.items()
+    },
+    **{
+        f"store {name}": (
+            qkv_kernel,
+            {"q_out": T, **CODES, "qkv": T, "cos": "*fp32", "sin": "*fp32", "q_norm": "*fp32", "k_norm": "*fp32",
+             "slot_mapping": "*i64", **SCALES, "qkv_stride": "i32", "block_stride": "i32", "scale_stride": "i32",
+             "num_heads": "i32", "num_kv_heads": "i32", "block_size": "i32", "num_slots": "i32", "eps": "fp32"},
+            {"HEAD_DIM": 128, "HALF": 32, "NORM": True, "LATE": False, "STORE": True, "HEADS": 8, "BLOCK": 32,
+             "REST": 64, "OVERLAP": True, **form},
+            {"num_warps": 1},
+        )
+        for name, form in FORMS.items()
+    },
+}  # fmt: skip
+UNITS = "by the units"
+# In `make test` each kernel for two kinds of target; the other pairs are marked `full`.
+SHORT = {
+    ("decode e4m3 made", "sm_80"), ("decode e5m2", "gfx942"), ("prefill e4m3 given", "gfx942"),
+    ("prefill e4m3 by the units", "sm_100"), ("store e4m3 made", "gfx1100"), ("store e5m2", "sm_90"),
+}  # fmt: skip
+PAIRS = [
+    pytest.param(name, target, marks=() if (name, target) in SHORT else pytest.mark.full)
+    for name in KERNELS
+    for target in TARGETS
+    if target in OVERLAPPING or UNITS not in name
+]
+
+
+@pytest.mark.parametrize(("name", "target"), PAIRS)
+def test_compiles(name, target):
+    made = compiles(target, *KERNELS[name])
+    if UNITS in name and not name.startswith("store"):
+        assert "e4m3x2" in made.asm["ptx"]
+
+
+def test_nothing_is_read_before_the_kernel_in_front_has_ended_but_the_lists():
+    """Scales would come through the unit's own cache, which may hold those of a step before."""
+    kernel, signature, constants, options = KERNELS["decode e4m3 by the units"]
+    text = compiles("sm_90", kernel, signature, constants, options, aligned=True).asm["ptx"]
+    assert text.count("griddepcontrol.wait") == 1
+    early = text[: text.index("griddepcontrol.wait")]
+    assert "cp.async.cg" not in early
+    assert "cp.async.ca" not in early
+    assert "ld.global.b" not in early

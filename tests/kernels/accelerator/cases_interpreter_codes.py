@@ -1,0 +1,148 @@
+"""Keys and values as codes of 8 bits: store, decode and prefill in the interpreter, against float64 over the codes."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import triton
+
+from engine.cache.spec import FullSpec, pages_of
+from engine.kernels.attention.paged import launch_paged, paged_attention_reference
+from engine.kernels.attention.work import empty_list, launch_list
+from engine.kernels.float8 import E4M3_UNITS, E5M2, narrow8, widen8
+from engine.kernels.pages import decode, encode
+from engine.kernels.rotate import launch_qkv, qkv_rope_store_reference
+from engine.kernels.target import tl
+from tests.kernels.accelerator.cases_interpreter import STEPS, error, pages
+
+KINDS = ["made", "given", "e5m2"]
+pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero|All-NaN):RuntimeWarning")
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+def cache_of(kind, kv_heads, dim, block_size, num_blocks):
+    given = (tuple(0.5 + h for h in range(kv_heads)), tuple(2.0 - h / 8 for h in range(kv_heads)))
+    dtype = torch.float8_e5m2 if kind == "e5m2" else torch.float8_e4m3fn
+    spec = FullSpec(kv_heads, dim, dtype, given=given if kind == "given" else None)
+    size = -(-spec.block_bytes(block_size) // 16) * 16 + 32
+    return pages_of(spec.views(torch.full((num_blocks, size), 255, dtype=torch.uint8), block_size))
+
+
+@triton.jit
+def round_trip_kernel(codes_out, values_out, values, codes, CODES: tl.constexpr, BLOCK: tl.constexpr):
+    place = tl.arange(0, BLOCK)
+    tl.store(codes_out + place, narrow8(tl.load(values + place), CODES))
+    tl.store(values_out + place, widen8(tl.load(codes + place), tl.float32, CODES))
+
+
+@pytest.mark.parametrize("form", [1, E5M2, E4M3_UNITS])
+def test_every_code_is_widened_and_every_number_rounded_as_torch_does(form):
+    dtype = torch.float8_e5m2 if form == E5M2 else torch.float8_e4m3fn
+    most = torch.finfo(dtype).max
+    codes = torch.arange(256, dtype=torch.uint8)
+    exact = codes.view(dtype).float()
+    finite = exact[exact.isfinite()].sort().values
+    between = (finite[1:] + finite[:-1]) / 2  # ties
+    odd = torch.tensor([0.0, -0.0, 1e-30, most, 1.03 * most, 1e30, -1e30, float("nan"), float("inf"), -float("inf")])
+    values = torch.cat([between, between * 1.001, exact[exact.isfinite()], odd])
+    values = torch.nn.functional.pad(values, (0, 1024 - len(values)))
+    got, widened = torch.empty(1024, dtype=torch.uint8), torch.empty(1024)
+    round_trip_kernel[(1,)](got, widened, values, codes.repeat(4), CODES=form, BLOCK=1024)
+    # Infinities of e5m2 are never stored; the interpreter's own cast of e4m3 knows no NaN.
+    told = exact.isfinite() if form == E4M3_UNITS else ~exact.isinf()
+    torch.testing.assert_close(widened[:256][told], exact[told], rtol=0, atol=0, equal_nan=True)
+    want = values.clamp(-most, most).masked_fill(~values.isfinite(), float("nan")).to(dtype)
+    number = want.float().isfinite()
+    assert torch.equal(got[number], want.view(torch.uint8)[number])
+    assert bool((got[~number] & 0x7F == 0x7F).all())
+
+
+@pytest.mark.parametrize(("dim", "half", "norm"), [(64, 32, "early"), (80, 40, None), (96, 24, "late")])
+@pytest.mark.parametrize("kind", KINDS)
+def test_store(kind, dim, half, norm):
+    tokens, heads, kv_heads, block_size = 6, 6, 2, 4
+    qkv = torch.randn(tokens, (heads + 2 * kv_heads) * dim)
+    qkv[0] *= 500
+    qkv[1] = 0
+    qkv[5, heads * dim + 3] = float("nan")
+    angle = torch.randn(tokens, half)
+    weights = (torch.randn(dim), torch.randn(dim)) if norm else (None, None)
+    got, want = (cache_of(kind, kv_heads, dim, block_size, 4) for _ in range(2))
+    slots = torch.tensor([3, 4, -1, 15, 9, 8])
+    args = (qkv, angle.cos(), angle.sin(), *weights, 1e-6, heads, kv_heads, dim)
+    launch_qkv(*args, got[0], got[1], slots, norm == "late", got[2])
+    qkv_rope_store_reference(*args, want[0], want[1], slots, norm == "late", want[2])
+    for number in range(2):
+        ours, theirs = (decode(cache[number], cache[2] and cache[2][number], torch.float64) for cache in (got, want))
+        assert torch.equal(ours.isnan(), theirs.isnan())  # what was not written, and a head that is not a number
+        # A number that a rotation rounded otherwise may be the next code.
+        differ = (ours - theirs).abs() > 1e-5 * theirs.abs()
+        assert differ.double().mean() < 0.01
+        assert bool(((ours - theirs).abs() <= theirs.abs() * (0.26 if kind == "e5m2" else 0.13) + 1e-3)[differ].all())
+        if got[2]:
+            torch.testing.assert_close(got[2][number], want[2][number], rtol=1e-6, atol=0, equal_nan=True)
+
+
+def test_stored_values_are_within_a_sixteenth_with_keys_up_to_two_thousand():
+    keys = torch.randn(16, 2, 64).clamp(-3, 3)
+    keys[:, :, 5] *= 2000 / 3
+    k, v, scales = cache_of("made", 2, 64, 16, 1)
+    qkv = torch.cat([torch.zeros(16, 2, 64), keys, keys], 1).flatten(1)
+    nothing = torch.ones(16, 32), torch.zeros(16, 32)
+    launch_qkv(qkv, *nothing, None, None, 0.0, 2, 2, 64, k, v, torch.arange(16), scales=scales)
+    got = decode(k, scales[0], torch.float32)[0].transpose(0, 1)
+    least = keys.abs().amax(-1, keepdim=True) / 448 * 2.0**-10
+    assert bool(((got - keys).abs() <= torch.maximum(keys.abs() / 16, least) * 1.001).all())
+    ones = torch.where(keys.abs() > 448, 448.0, keys.abs()).to(torch.float8_e4m3fn).float()
+    assert not bool(((ones - keys.abs()).abs() <= torch.maximum(keys.abs() / 16, least) * 1.001).all())
+
+
+def coded(kind, k_cache, v_cache):
+    """A cache of codes with these numbers; where they are none there are none."""
+    num_blocks, kv_heads, block_size, dim = k_cache.shape
+    k, v, scales = cache_of(kind, kv_heads, dim, block_size, num_blocks)
+    block, offset = (k_cache[:, 0, :, 0] == k_cache[:, 0, :, 0]).nonzero(as_tuple=True)
+    for number, (numbers, cache) in enumerate(((k_cache, k), (v_cache, v))):
+        encode(numbers[block, :, offset], cache, scales and scales[number], block, offset)
+    return k, v, scales
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (24, 0.0), (0, 5.0)])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 32), (7, 1, 80), (4, 1, 128)])
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("kind", KINDS)
+def test_attention(kind, step, heads, kv_heads, dim, window, softcap, dtype):
+    contexts, queries = STEPS[step]
+    *numbers, meta = pages(contexts, queries, kv_heads, dim, 16, torch.float32)
+    k, v, scales = coded(kind, *numbers)
+    q = torch.randn(sum(queries), heads, dim).to(dtype)
+    work = empty_list(8, sum(queries), 16, heads, dim, "cpu")
+    launch_list(work, meta, heads // kv_heads, False)
+    for sinks in (None, torch.randn(heads) * 2):
+        options = (dim**-0.5, window, softcap, sinks, scales)
+        out = launch_paged(q, k, v, replace(meta, work=work), *options)
+        want = paged_attention_reference(q.double(), k, v, meta, *options).view_as(out)
+        assert error(out, want) < (1e-5 if dtype is torch.float32 else 4e-3)
+
+
+def test_an_invariant_list_gives_a_token_the_same_bits_however_its_prompt_was_cut(ordered_sums):
+    *numbers, meta = pages([150], [150], 2, 32, 16, torch.float32)
+    k, v, scales = coded("made", *numbers)
+    q = torch.randn(150, 4, 32)
+
+    def attend(first, last):
+        starts, length = torch.tensor([0, last - first], dtype=torch.int32), torch.tensor([last], dtype=torch.int32)
+        part = replace(meta, query_start=starts, context_len=length, decode_only=False)
+        work = empty_list(1, 150, 2, 4, 32, "cpu")
+        launch_list(work, part, 2, True)
+        return launch_paged(q[first:last].contiguous(), k, v, replace(part, work=work), 0.2, 0, 0.0, None, scales)
+
+    whole = attend(0, 150)
+    for first, last in ((0, 1), (3, 70), (64, 66), (149, 150)):
+        assert torch.equal(attend(first, last), whole[first:last]), (first, last)
