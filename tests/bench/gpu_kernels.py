@@ -28,6 +28,7 @@ from engine.kernels.gemm.pack import Placement, pack
 from engine.kernels.norm import rms_norm
 from engine.kernels.rotate import qkv_rope_store
 from server.bench.timing import CALLS, rates, spread_of
+from tests.bench.gpu_codes import code_cases
 from tests.bench.gpu_moe import moe_cases
 from tests.bench.gpu_sampling import sampling_cases
 
@@ -192,6 +193,7 @@ def every_case() -> tuple[list[dict], int]:
         lambda: [tower("vision windows 5476", 16, 80, windows), tower("vision frame 5476", 16, 80, [5476])],
         lambda: [tower("audio chunks 1500", 20, 64, [100] * 15)],
         lambda: sampling_cases(time_of),
+        *code_cases(time_of, step),
         *moe_cases(time_of),
     ]  # fmt: skip
     cases: list[dict] = []

@@ -33,8 +33,9 @@ KERNELS = {
     **{
         f"prefill {name}": (
             prefill_kernel,
-            {"out": T, "tiles": "*i32", "num_tiles": "*i32", **ATTEND, **CODES, **SCALES},
-            {**PLAIN, "BLOCK_M": 128, "BLOCK_N": 64, "STAGES": 2, "MATERIALISE": True, **NO_SINKS, **form},
+            {"out": T, "last_keys": "*i32", "tiles": "*i32", "num_tiles": "*i32", **ATTEND, **CODES, **SCALES},
+            {**PLAIN, "BLOCK_M": 128, "BLOCK_N": 64, "STAGES": 2, "MATERIALISE": True, "last_keys": None,
+             **NO_SINKS, **form},
             {"num_warps": 8, "num_stages": 2},
         )
         for name, form in FORMS.items()

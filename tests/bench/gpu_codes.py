@@ -1,0 +1,83 @@
+"""Keys and values as codes of 8 bits, for gpu_kernels: store, decode and prompts beside bfloat16's in the same run.
+
+Shapes of Qwen3-8B, as there; codes are random bits with random scales. "bf16" cases repeat a step over bfloat16 pages,
+so that a ratio is of one table. QUANTIZATION.md section 8 asks for decode at 0.56 of bfloat16's time, prompts at 1.05.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from engine.attention.meta import AttentionMeta
+from engine.cache.spec import FullSpec, pages_of
+from engine.kernels.attention.paged import paged_attention
+from engine.kernels.rotate import qkv_rope_store
+
+TimeOf = Callable[[list[Callable[[], object]]], tuple[float, float, float]]
+Step = Callable[[list[int], list[int]], tuple[torch.Tensor, list, AttentionMeta]]
+HEADS, KV_HEADS, DIM = 32, 8, 128
+DTYPES = {"fp8": torch.float8_e4m3fn, "fp8 e5m2": torch.float8_e5m2, "bf16": torch.bfloat16}
+
+
+def pages(kind: str, count: int) -> tuple:
+    """(keys, values, scales) of random numbers."""
+    spec = FullSpec(KV_HEADS, DIM, DTYPES[kind])
+    keys, values, scales = pages_of(
+        spec.views(torch.zeros(count, spec.block_bytes(16), device="cuda", dtype=torch.uint8), 16)
+    )
+    for numbers in (keys, values):
+        if numbers.dtype is torch.bfloat16:
+            numbers.copy_(torch.randn(numbers.shape, device="cuda"))
+        else:
+            numbers.view(torch.uint8).copy_(torch.randint(0, 0x60, numbers.shape, device="cuda"))
+    for scale in scales or ():
+        scale.copy_(torch.rand(scale.shape, device="cuda") / 448)
+    return keys, values, scales
+
+
+def bytes_of(kind: str, tokens: int) -> int:
+    return tokens * FullSpec(KV_HEADS, DIM, DTYPES[kind]).block_bytes(1)
+
+
+def attention(time_of: TimeOf, step: Step, name: str, contexts: list[int], queries: list[int]) -> list[dict]:
+    q, caches, meta = step(contexts, queries)
+    blocks, copies = len(caches[0][0]), len(caches)
+    del caches
+    flops = sum(4 * HEADS * DIM * (n * c - n * (n - 1) / 2) for n, c in zip(queries, contexts))
+    found = []
+    for kind in DTYPES:
+        sets = [pages(kind, blocks) for _ in range(copies)]
+        took = time_of([lambda c=c: paged_attention(q, c[0], c[1], meta, DIM**-0.5, scales=c[2]) for c in sets])
+        case = {"name": f"{name} {kind}", "times": took, "bytes": bytes_of(kind, sum(contexts)), "flops": flops}
+        found.append(case)
+    return found
+
+
+def store(time_of: TimeOf, count: int) -> list[dict]:
+    width = (HEADS + 2 * KV_HEADS) * DIM
+    inputs = [torch.randn(count, width, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
+    cos, norm = torch.randn(count, DIM // 2, device="cuda"), torch.randn(DIM, device="cuda")
+    slots = torch.randperm(4096 * 16, device="cuda")[:count]
+    found = []
+    for kind in DTYPES:
+        k, v, scales = pages(kind, 4096)
+        args = (cos, cos, norm, norm, 1e-6, HEADS, KV_HEADS, DIM, k, v, slots)
+        took = time_of([lambda x=x, args=args, scales=scales: qkv_rope_store(x, *args, scales=scales) for x in inputs])
+        size = count * (width + HEADS * DIM) * 2 + bytes_of(kind, count)
+        found.append({"name": f"store {count} {kind}", "times": took, "bytes": size})
+    return found
+
+
+def code_cases(time_of: TimeOf, step: Step) -> list[Callable[[], list[dict]]]:
+    """One group per step."""
+    shapes = [
+        *((f"decode {rows} x {n}", [n] * rows, [1] * rows) for rows, n in ((32, 4096), (1, 32768), (1, 131072))),
+        *((f"prefill {n}", [n], [n]) for n in (2048, 8192)),
+        ("chunk 512 of 8192", [8192], [512]),
+    ]
+    return [
+        *(lambda shape=shape: attention(time_of, step, *shape) for shape in shapes),
+        *(lambda count=count: store(time_of, count) for count in (32, 2048)),
+    ]
