@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from functools import partial
-
+from engine.checkpoint.section import Section
 from engine.encoders.windows import GLM_ASR_ROWS, WindowsTower, read_glm_asr
+from engine.model_config import TextConfig
+from engine.models import seeing
 from engine.models.family import Family
 from engine.models.hearing import hearing
-from engine.models.seeing import text
+
+
+def text(body: Section, outer: Section) -> TextConfig:
+    """Embedding and head are one unless the outer object denies it; the decoder's own says Llama's false."""
+    tied = outer.boolean("tie_word_embeddings", True)
+    return seeing.text(body, Section({**outer.values, "tie_word_embeddings": tied}, outer.path))
+
 
 FAMILY = Family(
     name="GLM-ASR",
     model=hearing(WindowsTower, GLM_ASR_ROWS),
-    text=partial(text, tied=True),
+    text=text,
     towers={"audio": read_glm_asr},
     processor="windows:GlmAsr",
 )

@@ -151,6 +151,14 @@ async def test_qwen3_asr_in_qwens_own_layout_is_the_same(tmp_path):
     assert got == await asyncio.to_thread(wanted, family, PROMPTS[-1])
 
 
+@pytest.mark.parametrize(("said", "tied"), [(None, True), (True, True), (False, False)])
+def test_glm_asr_ties_its_head_where_the_outer_object_does_not_deny_it(said, tied):
+    (family,) = (family for family in SOUNDS if family.name == "glm-asr")
+    config = load_model_config(family.folder, {"tie_word_embeddings": said})  # None: the key is taken away
+    assert config.raw["text_config"]["tie_word_embeddings"] is False
+    assert config.text.tie_embeddings is tied
+
+
 def test_rows_that_no_windows_have_are_refused():
     tower = load(SOUNDS[0].folder).towers["audio"]
     features = tower.example("audio", 40)
