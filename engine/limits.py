@@ -14,7 +14,7 @@ import numpy as np
 from engine.ahead import joints_of
 from engine.errors import RequestError
 from engine.model_config import Ahead
-from engine.request import ROWS, Request, SamplingParams
+from engine.request import ROWS, Modality, Request, SamplingParams
 
 MAX_EDITS = 2048  # token ids of one request whose logits are changed one by one
 
@@ -32,7 +32,7 @@ class Limits:
     encoder_capacity: int  # tower rows that one item may have
     modalities: tuple[str, ...]  # of media; and "prompt" where requests may bring rows in the place of text
     hidden_size: int = 0  # numbers of such a row
-    row_widths: Mapping[str, int] = field(default_factory=dict)  # modality -> numbers of a row of its tower
+    row_widths: Mapping[Modality, int] = field(default_factory=dict)  # modality -> numbers of a row of its tower
     pooled_width: int = 0  # numbers of a pooled line
     pools: bool = False  # it makes an array of each input, and no tokens
     ahead: Ahead = ""  # which tokens of a prompt see later ones

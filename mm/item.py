@@ -19,16 +19,24 @@ from mm.transform.image import Scale
 
 
 @dataclass(frozen=True, slots=True)
+class GivenRows:
+    """What a client has made in the place of a tower: base64 of tensors (mm/rows)."""
+
+    rows: str
+    grid: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class MediaRef:
     """One media part of a request.
 
     `source` is a URL (`data:`, `http:`, `https:`, `file:`), bare base64 text when `format` is given (`input_audio`),
-    the bytes of an upload, or None when only `uuid` names the item. `param` is the part's path in the body, for
-    errors.
+    the bytes of an upload, rows in the place of the item, or None when only `uuid` names it. `param` is the part's path
+    in the body, for errors.
     """
 
     modality: Modality
-    source: str | bytes | None
+    source: str | bytes | GivenRows | None
     format: str | None = None  # what the client says ("wav"); magic bytes decide, this only marks bare base64
     uuid: str | None = None
     param: str | None = None

@@ -19,7 +19,7 @@ import asyncio
 import concurrent.futures
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -29,11 +29,12 @@ from mm.decode.alarm import Alarm, too_complex
 from mm.decode.magic import agrees, as_audio, sniff
 from mm.errors import MediaError, busy, invalid, not_allowed, too_large, unsupported
 from mm.fetch import Fetcher
-from mm.item import MediaRef, Processed
+from mm.item import GivenRows, MediaRef, Processed
 from mm.limits import MediaLimits
 from mm.open import OPENERS, Encoded, Opened
 from mm.permits import DecodePermit, DecodePermits, MediaRequest
 from mm.processors.base import Processor
+from mm.rows import read_grid, read_rows
 from mm.sources import Embedded, decode_base64, invalid_data_url, parse_base64, parse_data_url
 
 T = TypeVar("T")
@@ -52,6 +53,8 @@ class Shared:
     cache: ProcessorCache
     permits: DecodePermits
     key: bytes  # of digests
+    row_widths: Mapping[Modality, int]  # numbers in a row of each tower, for rows that clients make
+    most_rows: int  # of one item
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +75,7 @@ class Job:
         self._request = request
         self._ref = ref
         self._modality: Modality = ref.modality
-        self._source: Embedded | bytes | str | None = None
+        self._source: Embedded | GivenRows | bytes | str | None = None
         self._processor = shared.processor
         self._settings = self._processor.settings(self._modality, request.options)
         self._settings += request.options.reading(self._modality)
@@ -105,10 +108,13 @@ class Job:
             raise busy("too much media is in memory; try again shortly")
         self._held += size
 
-    def _parsed(self) -> Embedded | bytes | str | None:
+    def _parsed(self) -> Embedded | GivenRows | bytes | str | None:
         source, limits = self._ref.source, self._shared.limits
         if source is None:
             return None
+        if isinstance(source, GivenRows):
+            self._request.receive(len(source.rows))
+            return source
         if isinstance(source, bytes):
             self._check_size(len(source))
             return source
@@ -142,6 +148,8 @@ class Job:
                 raise MediaError(400, "media_unknown", "no media was uploaded under this uuid; send the data with it")
             report.cached += 1
             return known
+        if isinstance(self._source, GivenRows):
+            return await self._given(self._source)
         source: Any = self._source
         if isinstance(source, str):
             begun = time.perf_counter()
@@ -221,6 +229,26 @@ class Job:
             digest.update(piece)
         unpacked = Unpacked(data, container, digest.digest()[:DIGEST_BYTES])
         return replace(unpacked, opened=self._open(unpacked, alarm)) if container == "jpeg" else unpacked
+
+    async def _given(self, source: GivenRows) -> Processed:
+        """Rows as the client made them; the cache keeps decoded media only."""
+        permit = await self._shared.permits.take(self._request)
+        try:
+            await permit.reserve(len(source.rows) * 4, self._timeout)  # bytes, and float32 of two for each 16 bits
+            processed = await self._in_pool(Alarm(self._timeout), self._read_rows, source, permit=permit)
+            permit.keep(processed.nbytes)
+            return processed
+        finally:
+            permit.leave()
+
+    def _read_rows(self, source: GivenRows) -> Processed:
+        """Pool."""
+        from mm.processors.given import given
+
+        shared, param = self._shared, self._ref.param or ""
+        rows = read_rows(source.rows, shared.row_widths[self._modality], shared.most_rows, param)
+        grid = None if source.grid is None else read_grid(source.grid, param)
+        return given(shared.processor, self._modality, rows, grid)
 
     async def _decode(self, unpacked: Unpacked) -> Processed:
         permit = await self._shared.permits.take(self._request)

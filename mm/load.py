@@ -12,7 +12,7 @@ import concurrent.futures
 import os
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from engine.request import Modality
@@ -44,7 +44,10 @@ class MediaLoader:
         options: MediaOptions = MediaOptions(),  # noqa: B008 (a frozen value)
         fetcher: Fetcher | None = None,
         max_decodes: int | None = None,
+        row_widths: Mapping[Modality, int] | None = None,
+        most_rows: int = 0,
     ) -> None:
+        """`row_widths`, `most_rows`: of rows that clients make in the place of a tower."""
         self.limits = limits
         self.options = options  # the operator's, where a request brings none
         self.processor = processor
@@ -55,6 +58,7 @@ class MediaLoader:
         self.num_slots = max_decodes or max(2, os.cpu_count() or 1)
         self._permits = DecodePermits(limits, self.num_slots)
         self._requests = 0
+        self._row_widths, self._most_rows = row_widths or {}, most_rows
         pool.submit(import_codecs)  # while nobody waits for them
 
     def ledger(self) -> dict[str, int]:
@@ -138,6 +142,8 @@ class MediaLoader:
             self.cache,
             self._permits,
             self._key,
+            self._row_widths,
+            self._most_rows,
         )
 
     def _check_counts(self, refs: Sequence[MediaRef]) -> None:

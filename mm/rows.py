@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from mm.errors import MediaError
-from mm.job import DIGEST_BYTES
 from mm.sources import decode_base64, parse_base64
 
 MAX_HEADER = 4096  # bytes of a safetensors header, which names one tensor
@@ -64,7 +63,7 @@ def digest_of(*arrays: np.ndarray) -> bytes:
     for array in arrays:
         found.update(repr((array.shape, array.dtype.str)).encode())
         found.update(np.ascontiguousarray(array).data)
-    return found.digest()[:DIGEST_BYTES]
+    return found.digest()[:16]
 
 
 def _decoded(text: str, most: int) -> bytes:

@@ -250,6 +250,7 @@ def make_renderer(state: AppState) -> Renderer:
         template_max_kwargs_bytes=config.limits.template_max_kwargs_bytes,
         max_media_items=config.media.media_max_items,
         limit_mm_per_prompt=config.media.limit_mm_per_prompt,
+        takes_media_rows=config.rows.enable_mm_embeds,
         max_messages=config.limits.max_messages,
         max_parts=config.limits.max_content_parts,
         max_tools=config.limits.max_tools,
@@ -310,4 +311,12 @@ def make_loader(state: AppState) -> MediaLoader | None:
     chat = state.config.chat
     standing = {"use_audio_in_video": heard, "background": colour(chat.image_background)}
     options = merged(chat.mm_processor_kwargs, chat.media_io_kwargs, **standing)
-    return MediaLoader(state.config.media, processor, state.pool, options=options)
+    limits = state.engine.limits
+    return MediaLoader(
+        state.config.media,
+        processor,
+        state.pool,
+        options=options,
+        row_widths=limits.row_widths,
+        most_rows=limits.encoder_capacity,
+    )

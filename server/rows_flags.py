@@ -12,3 +12,6 @@ class RowsFlags:
     enable_prompt_embeds: bool = field(
         default=False, metadata={"help": "let requests bring prompt_embeds: rows in the place of text"}
     )
+    enable_mm_embeds: bool = field(
+        default=False, metadata={"help": "let chat bring image_embeds: rows in the place of pictures"}
+    )

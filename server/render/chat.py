@@ -60,6 +60,7 @@ class RenderConfig:
     template_max_kwargs_bytes: int = 16384
     max_media_items: int = 64
     limit_mm_per_prompt: Mapping[str, int] = field(default_factory=dict)
+    takes_media_rows: bool = False  # --enable-mm-embeds
     max_messages: int = 2048
     max_parts: int = 1024
     max_tools: int = 512
@@ -327,6 +328,7 @@ class Renderer:
             config.limit_mm_per_prompt,
             config.max_messages,
             config.max_parts,
+            config.takes_media_rows,
         )
 
     def _template_for(self, tools: list[dict[str, Any]] | None, chat_template: str | None) -> ChatTemplate:

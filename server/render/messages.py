@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from engine.request import Modality
-from mm.item import MediaRef
+from mm.item import GivenRows, MediaRef
 from server.render.errors import RenderError, invalid, shown
 from server.render.escape import Escapes
 from server.render.media import MediaTokens
@@ -61,6 +61,7 @@ class MessageRules:
     max_items_of: Mapping[str, int] | None = None  # --limit-mm-per-prompt
     max_messages: int = 2048
     max_parts: int = 1024
+    takes_rows: bool = False  # image_embeds
 
 
 class MessageReader:
@@ -209,7 +210,7 @@ class MessageReader:
                 400, "media_unsupported", "prompt_embeds are read in /v1/chat/completions and /v1/completions.", path
             )
         if kind in EMBEDS:
-            raise RenderError(400, "media_unsupported", f"{kind} needs --enable-mm-embeds, which is off.", path)
+            return self._item(self._rows(part, kind, path))
         raise invalid(f"{path}.type is {shown(kind)}; it must be one of {PART_TYPES}.", f"{path}.type")
 
     def _text(self, value: Any, path: str) -> str:
@@ -243,6 +244,18 @@ class MessageReader:
         if url is not None and (not isinstance(url, str) or not url):
             raise invalid(f"{path}.{key}.url must be a non-empty string.", f"{path}.{key}")
         return MediaRef(modality, url, None, uuid, f"{path}.{key}")
+
+    def _rows(self, part: dict[str, Any], kind: str, path: str) -> MediaRef:
+        if not self.rules.takes_rows:
+            raise RenderError(400, "media_unsupported", f"{kind} needs --enable-mm-embeds, which is off.", path)
+        if kind != "image_embeds":
+            raise RenderError(400, "media_unsupported", f"{kind} are not read; image_embeds are.", path)
+        payload, where = part.get(kind), f"{path}.{kind}"
+        named = payload if isinstance(payload, dict) else {kind: payload}
+        rows, grid = named.get(kind), named.get("image_grid_thw")
+        if not isinstance(rows, str) or not isinstance(grid, str | None) or named.keys() - {kind, "image_grid_thw"}:
+            raise invalid(f"{where} must be base64 of a tensor, or an object of {kind} and image_grid_thw.", where)
+        return MediaRef("image", GivenRows(rows, grid), None, None, where)
 
     def _input_audio(self, part: dict[str, Any], path: str) -> MediaRef:
         payload = part.get("input_audio")

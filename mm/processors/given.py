@@ -1,0 +1,46 @@
+"""Given: rows that a client has made of a picture, in the place of a tower's (SECURITY S32).
+
+Pool. In: rows and, for families with grids, the picture's patches along time, rows and columns. Out: a Processed item
+without anything for a tower to do. Families that write more into a prompt than a picture's rows take none.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from engine.request import ROWS, Modality
+from mm.errors import MediaError, unsupported
+from mm.item import Part, Processed
+from mm.processors.base import Processor
+from mm.processors.llava import Llava
+from mm.processors.qwen_omni import QwenOmni
+from mm.processors.qwen_vl import QwenVL
+from mm.rows import ClientRows, digest_of
+
+
+def given(processor: Processor, modality: Modality, rows: ClientRows, grid: np.ndarray | None) -> Processed:
+    """The item of these rows; MediaError where the family takes none, or the grid does not fit them."""
+    numbers = rows.numbers
+    features: dict[str, np.ndarray] = {ROWS: numbers}
+    if isinstance(processor, QwenVL | QwenOmni):
+        merge = processor.vision.image.merge_size
+        if grid is None:
+            raise _refused("image_grid_thw: is missing; send the grid of the picture's patches with its rows")
+        time, height, width = grid[0].tolist()
+        if time != 1 or height % merge or width % merge or height * width != len(numbers) * merge**2:
+            patches = len(numbers) * merge**2
+            raise _refused(
+                f"image_grid_thw: got {grid[0].tolist()} for {len(numbers)} rows; 1 and two multiples of {merge} with "
+                f"{patches} as their product are needed"
+            )
+        features["grid_thw"] = grid
+    elif not isinstance(processor, Llava):
+        raise unsupported("this model takes no image_embeds; send the picture")
+    elif grid is not None:
+        raise _refused("image_grid_thw: this model's pictures have no grid; leave it out")
+    digest = rows.digest if grid is None else digest_of(numbers, grid)
+    return Processed(modality, (Part(modality, digest, len(numbers), features),))
+
+
+def _refused(message: str) -> MediaError:
+    return MediaError(400, "embedding_invalid", message)
