@@ -47,16 +47,30 @@ INLINE vf e2m1_widen(vi code) {
 #endif
 }
 
-/* W weights. E4M3: a sign, four bits of exponent and three of mantissa go into the same places of a float32, and 2^120
- * is exact. */
+/* E4M3 divided by 2^8: a sign, four bits of exponent and three of mantissa go into the same places of a float16. The
+ * conversion takes numbers below the least exponent at full speed, where float32 arithmetic would call for help. */
+INLINE vf e4m3_widen(const int8_t *codes) {
+#if defined(VEC_AVX512)
+    const __m256i high = _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)codes)), 8);
+    return _mm512_cvtph_ps(_mm256_and_si256(_mm256_srai_epi16(high, 1), _mm256_set1_epi16((int16_t)0xbfff)));
+#elif defined(VEC_AVX2)
+    const __m128i high = _mm_unpacklo_epi8(_mm_setzero_si128(), _mm_loadl_epi64((const __m128i *)codes));
+    return _mm256_cvtph_ps(_mm_and_si128(_mm_srai_epi16(high, 1), _mm_set1_epi16((int16_t)0xbfff)));
+#else
+    const vi code = c_widen(codes);
+    return (vf)((code & (int32_t)0x80000000) | ((code & 0x7f) << 20)) * v_set(0x1p112f);
+#endif
+}
+
+/* W weights. */
 INLINE vf weights_of(const int8_t *codes, int number, const int32_t *zero, const float *scale, int form, int has_zero) {
-    const vi code = form == INT4 || form == E2M1 ? c_four_bits(codes, number) : c_widen(codes + number * W);
     vf value;
     if (form == E4M3) {
-        value = (vf)((code & (int32_t)0x80000000) | ((code & 0x7f) << 20)) * v_set(0x1p120f);
+        value = e4m3_widen(codes + number * W);
     } else if (form == E2M1) {
-        value = e2m1_widen(code);
+        value = e2m1_widen(c_four_bits(codes, number));
     } else {
+        const vi code = form == INT4 ? c_four_bits(codes, number) : c_widen(codes + number * W);
         vi shift = {0};
         if (has_zero) memcpy(&shift, zero + number * W, sizeof shift);
         value = __builtin_convertvector(code - shift, vf);
@@ -91,7 +105,7 @@ INLINE void widen_run(const int8_t *codes, long columns, const float *scale, con
     for (int i = 0; i < PANEL / W; i++) v_store(out + i * W, sum[i]);
 }
 
-/* Scales and zeros of one group of a panel. */
+/* Scales of one group of a panel, those of E4M3 times 2^8, and zeros where the form has them. */
 static void load_group(const struct linear *call, long panel, long group, float *scale, int32_t *zero) {
     const long groups = (call->depth + call->group - 1) / call->group;
     const long first = (panel * groups + group) * PANEL;
@@ -99,8 +113,10 @@ static void load_group(const struct linear *call, long panel, long group, float 
         vf own = v_set(1.0f);
         if (call->x_scales == NULL) own = t_load(call->scales, first + i, W, call->scales_bf16);
         if (call->row_scales != NULL && call->x_scales == NULL) own *= v_load(call->row_scales + panel * PANEL + i);
+        if (call->form == E4M3) own *= v_set(256.0f);
         v_store(scale + i, own);
     }
+    if (call->form != INT4 && call->zeros == NULL) return;
     const int32_t middle = call->form == INT4 ? 8 : 0; /* codes of four bits begin at 0, their values at -8 */
     for (int i = 0; i < PANEL; i++) zero[i] = middle + (call->zeros == NULL ? 0 : call->zeros[first + i]);
 }
