@@ -1,6 +1,7 @@
 """Matrix products against weights: `weight` is the interface, `pack` chooses the form of a weight.
 
 Forms: panels (CPU), dense and invariant (accelerators); of quantised matrices (codes) group_panels (CPU), group_weight
-(accelerators) and parts. Kernels of the dense form: split_k with its epilogue,
-gated_one_wave, gated_persistent; algorithms chooses among those of the vendor's library (cublaslt). Thread: device.
+and float8_weight (accelerators) and parts. Kernels of the dense form: split_k with its epilogue, gated_one_wave,
+gated_persistent; algorithms chooses among those of the vendor's library (cublaslt), scaled between FP8 products of the
+library and of float8. Thread: device.
 """
