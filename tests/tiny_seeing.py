@@ -128,6 +128,34 @@ def anyres(kind: str, vision: str, text: str, **outer: Any) -> Any:
     return tiny._model(getattr(transformers, f"{kind}ForConditionalGeneration"), config)
 
 
+def glm4v() -> Any:
+    """Glm4vForConditionalGeneration: half of each head rotated, positions on a square of 5."""
+    from transformers import Glm4vConfig, Glm4vForConditionalGeneration
+
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 2, 2], "partial_rotary_factor": 0.5}
+    vision = {
+        "depth": 3, "hidden_size": 72, "num_heads": 2, "intermediate_size": 100, "out_hidden_size": 96,
+        "image_size": 70,
+    }  # fmt: skip
+    config = Glm4vConfig(text_config={**TEXT, "rope_parameters": rope}, vision_config=vision, **QWEN)
+    return tiny._model(Glm4vForConditionalGeneration, config)
+
+
+def glm4v_moe() -> Any:
+    """Glm4vMoeForConditionalGeneration: experts in two of three layers."""
+    from transformers import Glm4vMoeConfig, Glm4vMoeForConditionalGeneration
+
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [3, 2, 3], "partial_rotary_factor": 0.5}
+    vision = {
+        "depth": 2, "hidden_size": 72, "num_heads": 2, "intermediate_size": 100, "out_hidden_size": 96,
+        "image_size": 70,
+    }  # fmt: skip
+    experts = {"n_routed_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
+    text = {**TEXT, "head_dim": 32, "rope_parameters": rope, **experts}
+    config = Glm4vMoeConfig(text_config=text, vision_config=vision, **QWEN)
+    return tiny._model(Glm4vMoeForConditionalGeneration, config)
+
+
 def gemma3() -> Any:
     """Gemma3ForConditionalGeneration: 16 rows of 8 x 8 patches; windows shorter and longer than a picture."""
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration
@@ -196,6 +224,8 @@ CHECKPOINTS: dict[str, Callable[[], Any]] = {
     "llava_onevision": lambda: anyres(
         "LlavaOnevision", "SiglipVisionConfig", "Qwen2Config", vision_aspect_ratio="anyres_max_2"
     ),
+    "glm4v": glm4v,
+    "glm4v_moe": glm4v_moe,
     "gemma3-vision": gemma3,
     "paligemma": paligemma,
     "paligemma2": lambda: paligemma("gemma2", sliding_window=13, query_pre_attn_scalar=24),
@@ -252,6 +282,7 @@ PROCESSORS: dict[str, Callable[[Any], tuple[dict[str, Any], dict[str, Any]]]] = 
     "qwen2_vl": lambda _: _grid(
         14, CLIP_MEAN, CLIP_STD, "Qwen2VLVideoProcessor", {"shortest_edge": 56**2, "longest_edge": 224**2}
     ),
+    **dict.fromkeys(("glm4v", "glm4v_moe"), lambda _: (_grid(14, CLIP_MEAN, CLIP_STD, "", {})[0], {})),
     "clip_vision_model": lambda _: _square(
         {"shortest_edge": 56}, CLIP_MEAN, CLIP_STD, crop_size={"height": 56, "width": 56}
     ),

@@ -13,6 +13,8 @@ from engine.models.family import Family
 from engine.models.sparse import Sparse
 from engine.weights.table import Table
 
+ROPE = RopeDefaults(partial=0.5)
+
 
 class Glm4MoE(Sparse):
     """Files hold layers behind the last one, which predict further tokens; they are not read."""
@@ -42,11 +44,11 @@ def read_noaux_experts(body: Section, shared: str) -> ExpertsConfig:
     )
 
 
-def text(body: Section, outer: Section) -> TextConfig:
+def text(body: Section, outer: Section, rope: RopeDefaults = ROPE) -> TextConfig:
     """The first layers have no experts."""
     norms = "head" if body.boolean("use_qk_norm", False) else "none"
     bias = body.boolean("attention_bias", False)
-    read = read_text(body, outer, qkv_bias=bias, rope=RopeDefaults(partial=0.5), eps=1e-5, qk_norm=norms)
+    read = read_text(body, outer, qkv_bias=bias, rope=rope, eps=1e-5, qk_norm=norms)
     dense = body.integer("first_k_dense_replace", 1)
     return with_experts(read, read_noaux_experts(body, "n_shared_experts"), range(dense, len(read.layers)))
 

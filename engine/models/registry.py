@@ -84,6 +84,8 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "InternVLForConditionalGeneration": "engine.models.internvl",
     "WhisperForConditionalGeneration": "engine.models.whisper",
     "Gemma3ForConditionalGeneration": "engine.models.gemma3_vision",
+    "Glm4vForConditionalGeneration": "engine.models.glm4v",
+    "Glm4vMoeForConditionalGeneration": "engine.models.glm4v_moe",
     "PaliGemmaForConditionalGeneration": "engine.models.paligemma",
     "Idefics3ForConditionalGeneration": "engine.models.idefics3",
     "SmolVLMForConditionalGeneration": "engine.models.idefics3",

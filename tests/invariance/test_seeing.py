@@ -14,7 +14,7 @@ from tests.models.seeing import spliced
 TOKENS = 12
 FILMS = ("qwen2_vl", "qwen3_vl")
 AHEAD = ("gemma3-vision", "paligemma", "paligemma2")  # their pictures' tokens see each other: 16 of a picture
-FAMILIES = (*FILMS, "llava", "mistral3", "internvl", "idefics3", "llava_onevision", *AHEAD)
+FAMILIES = (*FILMS, "llava", "mistral3", "internvl", "idefics3", "llava_onevision", "glm4v", *AHEAD)
 
 
 def mixes(name: str) -> tuple[str, ...]:

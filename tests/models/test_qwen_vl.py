@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from engine.errors import ConfigError
+from engine.errors import ConfigError, RequestError
 from engine.models.registry import build_model, load_model_config
 from tests import tiny
 from tests.models import seeing
@@ -47,6 +47,22 @@ def test_logits_equal_transformers(name, prompt, chunk):
     oracle(name).model.rope_deltas = None
     want = oracle(name)(**oracle_inputs(name, prompt)).logits[0]
     assert (harness.prefill(prepare(name, prompt, harness), chunk) - want).abs().max() <= TOLERANCE
+
+
+@pytest.mark.parametrize("chunk", [0, 7])
+@pytest.mark.parametrize("prompt", ["text", "picture", "large picture", "two pictures"])
+@pytest.mark.parametrize("name", ["glm4v", "glm4v_moe"])
+@torch.inference_mode()
+def test_pictures_of_glm_equal_transformers(name, prompt, chunk):
+    harness = Harness(load(tiny.checkpoint(name)))
+    oracle(name).model.rope_deltas = None
+    want = oracle(name)(**oracle_inputs(name, prompt)).logits[0]
+    assert (harness.prefill(prepare(name, prompt, harness), chunk) - want).abs().max() <= 3 * TOLERANCE
+
+
+@pytest.mark.parametrize("name", ["glm4v", "glm4v_moe"])
+def test_greedy_tokens_of_glm_equal_transformers(name):
+    test_greedy_tokens_equal_transformers(name, "two pictures")
 
 
 @pytest.mark.parametrize("prompt", ["picture", "picture, film, picture"])
@@ -111,6 +127,29 @@ def test_towers_that_cannot_be_are_refused(tmp_path, change, complaint):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ConfigError, match=complaint):
         build_model(load_model_config(tmp_path), torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"hidden_act": "gelu"}, "hidden_act='gelu'; this tower is supported with 'silu'"),
+        ({"num_heads": 5}, "hidden_size=72 over num_heads=5 must give heads of a multiple of 4"),
+        ({"image_size": 7}, "image_size=7 at least patch_size=14"),
+    ],
+)
+def test_towers_of_glm_that_cannot_be_are_refused(tmp_path, change, complaint):
+    config = json.loads((tiny.checkpoint("glm4v") / "config.json").read_text())
+    config["vision_config"].update(change)
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=complaint):
+        load_model_config(tmp_path)
+
+
+def test_features_that_are_no_grid_of_glm_are_refused():
+    tower = load(tiny.checkpoint("glm4v")).vision
+    for count, grid in ((8, (2, 2, 2)), (6, (1, 3, 2)), (4, (1, 2, 4))):
+        with pytest.raises(RequestError, match=f"do not fit the grid {grid[0]} x {grid[1]} x {grid[2]}"):
+            tower.encode({"pixel_values": torch.zeros(count, 1176), "grid_thw": torch.tensor([grid])})
 
 
 def test_without_pictures_no_tower_is_built():

@@ -90,7 +90,7 @@ def test_greedy_tokens_equal_transformers(name):
     assert harness.generate(prepare(name, "two pictures", harness), 16, chunk=13) == want
 
 
-@pytest.mark.parametrize("name", ["llava", "mistral3", "internvl"])
+@pytest.mark.parametrize("name", ["llava", "mistral3", "internvl", "glm4v"])
 @torch.inference_mode()
 def test_without_pictures_the_decoder_answers_alone(name):
     config = load_model_config(tiny.checkpoint(name), without=("image", "audio", "video"))

@@ -1,0 +1,221 @@
+"""The vision tower of GLM-4.1V and 4.5V: patches of one picture -> rows for the decoder.
+
+Thread: device. In: patches in blocks of merge x merge, row by row, and their grid. Out: a row per block. Each patch has
+a learned position, interpolated to the picture's shape, and rotations by row and column; all patches see each other.
+Behind the layers a block's patches become one by a product, and pass an MLP. It runs eagerly.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.checkpoint.section import MAX_LAYERS, Section
+from engine.encoders.recent import Recent
+from engine.encoders.tower import Features, Record
+from engine.errors import ConfigError, RequestError
+from engine.kernels.activation import Activation, gelu
+from engine.kernels.attention.dense import dense_attention
+from engine.kernels.rotate import apply_rope
+from engine.layers.embed import Positions
+from engine.layers.linear import GatedLinear, Linear
+from engine.layers.norm import LayerNorm, RMSNorm
+from engine.request import Modality
+from engine.weights.table import Row
+
+MAX_TABLE_ROWS = 65_536  # patches for which tables are kept
+Grid = tuple[int, int]
+Tables = tuple[Tensor, Tensor, Tensor]  # cos, sin [patches, head_dim / 2]; where positions are read, [1, patches, 1, 2]
+
+
+@dataclass(frozen=True, slots=True)
+class GlmVisionConfig:
+    """The tower's numbers."""
+
+    modalities: ClassVar[tuple[Modality, ...]] = ("image",)
+    row_parts: ClassVar[int] = 1
+
+    num_layers: int
+    hidden_size: int
+    num_heads: int
+    in_channels: int
+    patch_size: int
+    temporal_patch_size: int
+    merge_size: int
+    side: int  # learned positions lie on a square of so many
+    row_width: int  # of the MLP in each layer too
+    merger_size: int  # of the MLP behind the layers
+    qkv_bias: bool
+    eps: float
+    rope_theta: float
+
+
+def read_vision(section: Section) -> GlmVisionConfig:
+    """The tower's numbers, checked."""
+    act = section.values.get("hidden_act") or "silu"
+    if act != "silu":
+        raise ConfigError(f"{section.path}: hidden_act={act!r}; this tower is supported with 'silu'")
+    hidden, heads = section.size("hidden_size", 1536), section.size("num_heads", 12)
+    patch, image = section.size("patch_size", 14), section.size("image_size", 336)
+    if hidden % heads or hidden // heads % 4 or image < patch:
+        raise ConfigError(
+            f"{section.path}: hidden_size={hidden} over num_heads={heads} must give heads of a multiple of 4 (rotary "
+            f"positions along two axes), and image_size={image} at least patch_size={patch}"
+        )
+    rope = section.section("rope_parameters") if section.values.get("rope_parameters") else section
+    return GlmVisionConfig(
+        num_layers=section.integer("depth", 24, least=1, most=MAX_LAYERS),
+        hidden_size=hidden,
+        num_heads=heads,
+        in_channels=section.size("in_channels", 3),
+        patch_size=patch,
+        temporal_patch_size=section.size("temporal_patch_size", 2),
+        merge_size=section.size("spatial_merge_size", 2),
+        side=image // patch,
+        row_width=section.size("out_hidden_size", 4096),
+        merger_size=section.size("intermediate_size", 13_696),
+        qkv_bias=section.boolean("attention_bias", False),
+        eps=section.number("rms_norm_eps", 1e-5),
+        rope_theta=rope.number("rope_theta", 10_000.0),
+    )
+
+
+LAYER, TARGET = "visual.blocks.*.", "vision.layers.*."
+ROWS = (
+    Row(("visual.patch_embed.proj",), "vision.patch_embed"),
+    Row(("visual.post_conv_layernorm",), "vision.patch_norm"),
+    Row(("visual.embeddings.position_embedding",), "vision.positions"),
+    Row((LAYER + "norm1",), TARGET + "norm1"),
+    Row((LAYER + "attn.qkv",), TARGET + "qkv"),
+    Row((LAYER + "attn.proj",), TARGET + "out"),
+    Row((LAYER + "norm2",), TARGET + "norm2"),
+    Row((LAYER + "mlp.gate_proj", LAYER + "mlp.up_proj"), TARGET + "up"),
+    Row((LAYER + "mlp.down_proj",), TARGET + "down"),
+    Row(("visual.post_layernorm",), "vision.post_norm"),
+    Row(("visual.downsample",), "vision.downsample"),
+    Row(("visual.merger.proj",), "vision.merger_in"),
+    Row(("visual.merger.post_projection_norm",), "vision.merger_norm"),
+    Row(("visual.merger.gate_proj", "visual.merger.up_proj"), "vision.merger_up"),
+    Row(("visual.merger.down_proj",), "vision.merger_down"),
+)
+
+
+class GlmVisionLayer:
+    """x += attention(norm(x)); x += mlp(norm(x))."""
+
+    def __init__(self, config: GlmVisionConfig) -> None:
+        size = config.hidden_size
+        self.num_heads = config.num_heads
+        self.head_dim = size // config.num_heads
+        self.norm1 = RMSNorm(size, config.eps)
+        self.norm2 = RMSNorm(size, config.eps)
+        self.qkv = Linear(size, 3 * size, bias=config.qkv_bias)
+        self.out = Linear(size, size)
+        self.up = GatedLinear(size, config.row_width, bias=False, activation=Activation.SILU)
+        self.down = Linear(config.row_width, size)
+
+    def __call__(self, x: Tensor, bounds: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """Adds to x [patches, hidden]."""
+        heads = self.qkv(self.norm1(x)).view(len(x), 3 * self.num_heads, self.head_dim)
+        turned = apply_rope(heads[:, : 2 * self.num_heads], cos, sin)
+        q, k, v = turned[:, : self.num_heads], turned[:, self.num_heads :], heads[:, 2 * self.num_heads :]
+        self.out.add_to(x, dense_attention(q, k, v, bounds, self.head_dim**-0.5))
+        self.down.add_to(x, self.up(self.norm2(x)))
+
+
+class GlmVisionTower:
+    """Patches -> rows of the decoder's width."""
+
+    def __init__(self, config: GlmVisionConfig, dtype: torch.dtype, device: str) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+        size, width, merge = config.hidden_size, config.row_width, config.merge_size
+        kernel = (config.in_channels, config.temporal_patch_size, config.patch_size, config.patch_size)
+        self.patch_embed = Linear(torch.Size(kernel).numel(), size, bias=True, fold=kernel)
+        self.patch_norm = RMSNorm(size, config.eps)
+        self.positions = Positions(config.side**2, size)
+        self.layers = [GlmVisionLayer(config) for _ in range(config.num_layers)]
+        self.post_norm = RMSNorm(size, config.eps)
+        self.downsample = Linear(size * merge**2, width, bias=True, fold=(size, merge, merge))
+        self.merger_in = Linear(width, width)
+        self.merger_norm = LayerNorm(width, 1e-5)
+        self.merger_up = GatedLinear(width, config.merger_size, bias=False, activation=Activation.SILU)
+        self.merger_down = Linear(config.merger_size, width)
+        self._tables: Recent[Grid, Tables] = Recent(MAX_TABLE_ROWS)
+
+    @property
+    def modalities(self) -> tuple[Modality, ...]:
+        return self.config.modalities
+
+    @property
+    def row_width(self) -> int:
+        return self.config.row_width
+
+    def encode(self, features: Features) -> Tensor:
+        """`pixel_values` [patches, numbers] and `grid_thw` [1, 3]."""
+        patches, (times, height, width) = features["pixel_values"], features["grid_thw"].reshape(-1).tolist()
+        merge, numbers = self.config.merge_size, self.patch_embed.in_features
+        fits = times == 1 and min(height, width) > 0 and not (height % merge or width % merge)
+        if not fits or tuple(patches.shape) != (height * width, numbers):
+            raise RequestError(
+                f"pixel_values {list(patches.shape)} do not fit the grid {times} x {height} x {width}: one picture of "
+                f"{height * width} patches of {numbers} numbers is needed, with sides of multiples of {merge}"
+            )
+        return self(patches.to(self.device, self.dtype), (height, width))
+
+    def example(self, modality: Modality, rows: int) -> Features:
+        """A blank picture, about as high as wide."""
+        merge, height = self.config.merge_size, math.isqrt(rows)
+        grid = 1, height * merge, rows // height * merge
+        patches = torch.zeros(grid[1] * grid[2], self.patch_embed.in_features, device=self.device)
+        return {"pixel_values": patches, "grid_thw": torch.tensor([grid])}
+
+    def picture_bytes(self, rows: int) -> int:
+        return 0
+
+    def record(self, record: Record) -> None:
+        """No graph."""
+
+    def __call__(self, patches: Tensor, grid: Grid) -> Tensor:
+        """patches [height * width, numbers] of the tower's dtype -> [blocks, row_width]."""
+        known = self._tables.get(grid)
+        if known is None:
+            known = tables_of(grid, self.config, self.device)
+            self._tables.put(grid, known, len(known[0]))
+        cos, sin, places = known
+        x = self.patch_norm(self.patch_embed(patches))
+        x += self._interpolated(places)
+        bounds = torch.tensor([0, len(x)], dtype=torch.int32, device=x.device)
+        for layer in self.layers:
+            layer(x, bounds, cos, sin)
+        merge = self.config.merge_size
+        blocks = self.post_norm(x).view(-1, merge**2, x.shape[1]).transpose(1, 2)  # a channel's patches side by side
+        rows = self.merger_in(self.downsample(blocks.reshape(-1, self.downsample.in_features)))
+        return self.merger_down(self.merger_up(gelu(self.merger_norm(rows))))
+
+    def _interpolated(self, places: Tensor) -> Tensor:
+        """Bicubic, as trained: the learned positions at each patch, [patches, hidden]."""
+        side, table = self.config.side, self.positions.table
+        square = table.view(side, side, -1).permute(2, 0, 1)[None].float()
+        found = functional.grid_sample(square, places, mode="bicubic", padding_mode="border", align_corners=False)
+        return found[0, :, :, 0].t().to(table.dtype)
+
+
+def tables_of(grid: Grid, config: GlmVisionConfig, device: str) -> Tables:
+    """What patches need of a grid, block by block: half of the pairs turn by the row, half by the column."""
+    height, width = grid
+    merge, quarter = config.merge_size, config.hidden_size // config.num_heads // 4
+    row, column = (
+        axis.reshape(height // merge, merge, width // merge, merge).transpose(1, 2).reshape(-1).float()
+        for axis in torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+    )
+    inv_freq = 1.0 / config.rope_theta ** (torch.arange(quarter, dtype=torch.float32) / quarter)
+    angle = torch.cat([row[:, None] * inv_freq, column[:, None] * inv_freq], dim=1).to(device)
+    places = torch.stack([(column + 0.5) / width * 2 - 1, (row + 0.5) / height * 2 - 1], dim=1)
+    return angle.cos(), angle.sin(), places[None, :, None].to(device)
