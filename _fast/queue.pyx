@@ -3,6 +3,9 @@
 Owner: the device thread. In: a slot with its priority, arrival time and running number; whether it comes again after
 a preemption. Out: the first slot; any slot can leave from anywhere in O(log n). A binary heap of slots, with each
 slot's place in it. By arrival, preempted slots go in front of all new ones; by priority they keep their own place.
+
+While a step is filled, slots that do not fit into what is left of it may be set aside, so that others overtake them;
+then they are taken back. A slot that was overtaken in one step is never set aside again.
 """
 
 from array import array
@@ -24,6 +27,9 @@ cdef class WaitQueue:
         self.rank = array("i", bytes(4 * num_slots))
         self.arrival = array("d", bytes(8 * num_slots))
         self.order = array("q", bytes(8 * num_slots))
+        self.overtaken = array("B", bytes(num_slots))
+        self.aside = array("i", bytes(4 * LOOK_PAST))
+        self.num_aside = self.num_overtaken = 0
 
     cdef slot_t first(self) noexcept nogil:
         """The slot that comes next, or -1."""
@@ -35,8 +41,13 @@ cdef class WaitQueue:
             self.rank[slot] = priority
         else:
             self.rank[slot] = 0 if again else 1
+        if not again:
+            self.overtaken[slot] = 0
         self.arrival[slot] = arrival
         self.order[slot] = order
+        self._enter(slot)
+
+    cdef void _enter(self, slot_t slot) noexcept nogil:
         self.heap[self.size] = slot
         self.place[slot] = self.size
         self.size += 1
@@ -57,6 +68,28 @@ cdef class WaitQueue:
             self._rise(at)
             self._sink(self.place[last])
         return True
+
+    cdef bint set_aside(self, slot_t slot) noexcept nogil:
+        """Takes a slot out until `take_back`; False when it was overtaken before, or too many stand aside."""
+        if self.overtaken[slot] or self.num_aside == LOOK_PAST:
+            return False
+        self.remove(slot)
+        self.aside[self.num_aside] = slot
+        self.num_aside += 1
+        return True
+
+    cdef void note_started(self) noexcept nogil:
+        """A request starts: it overtakes all that stand aside."""
+        self.num_overtaken = self.num_aside
+
+    cdef void take_back(self) noexcept nogil:
+        """Those that stand aside wait again, where they were."""
+        cdef int32_t k
+        for k in range(self.num_aside):
+            if k < self.num_overtaken:
+                self.overtaken[self.aside[k]] = 1
+            self._enter(self.aside[k])
+        self.num_aside = self.num_overtaken = 0
 
     cdef bint ahead(self, slot_t a, slot_t b) noexcept nogil:
         """Whether a comes before b."""

@@ -280,13 +280,19 @@ cdef class Scheduler:
         self.preempted = True
 
     cdef void _admit(self, StepPlan plan) noexcept nogil:
-        """Start waiting requests in their order; the first that does not fit holds up the others."""
+        """Start waiting requests in their order. The first that does not fit holds up the others, but that of whole
+        prompts a few shorter ones may overtake a longer one, in one step."""
         cdef slot_t slot
         while self.running.size < self.max_rows and self.shares.tokens_left > 0:
             slot = self.queue.first()
             # A preempted row waits for its samples in flight: they are part of what it must compute.
-            if slot < 0 or self.seqs.in_flight[slot] or not self._start(slot, plan):
-                return
+            if slot < 0 or self.seqs.in_flight[slot]:
+                break
+            if self._start(slot, plan):
+                self.queue.note_started()
+            elif not self.whole_prompts or not self.queue.set_aside(slot):
+                break
+        self.queue.take_back()
 
     cdef bint _start(self, slot_t slot, StepPlan plan) noexcept nogil:
         cdef int32_t known = self.seqs.num_tokens[slot]

@@ -537,3 +537,52 @@ def test_the_load_counts_rows_and_what_prompts_lack():
     assert scheduler.shares.load() == (1, 2, 49, 40)
     step(scheduler)
     assert scheduler.shares.load() == (1, 1, 49 - 15, 25)
+
+
+def whole(**changes):
+    """Of prompts that are computed in one step each, 32 tokens a step; every row ends with its step."""
+    return make(max_chunk=32, max_model_len=32, whole_prompts=True, max_slots=100, max_rows=16, **changes)
+
+
+def lengths(scheduler, count=1):
+    """Prompt lengths in the next steps, which are settled."""
+    steps = []
+    for _ in range(count):
+        plan = plan_for(scheduler)
+        scheduler.schedule(plan)
+        steps.append([int(plan.row_len[r]) for r in range(plan.num_rows)])
+        scheduler.commit(plan, np.full(max(1, plan.num_rows), int(TokenCode.END), np.int32))
+    return steps
+
+
+def wait(scheduler, *sizes):
+    for request, size in enumerate(sizes):
+        scheduler.add(request, np.full(size, request + 1, np.int32), max_tokens=1, arrival=float(request))
+
+
+def test_shorter_whole_prompts_fill_the_step_before_a_long_one_but_overtake_it_once():
+    scheduler = whole()
+    wait(scheduler, 20, 30, 5, 28, 6, 7, 8)
+    assert lengths(scheduler, 4) == [[20, 5, 6], [30], [28], [7, 8]]  # 28 was overtaken too, by 6: it holds up 7
+
+
+def test_whole_prompts_that_fit_come_in_their_order():
+    scheduler = whole()
+    wait(scheduler, 10, 10, 10, 10, 2, 2)
+    assert lengths(scheduler, 2) == [[10, 10, 10, 2], [10, 2]]
+    assert scheduler.ledger()["waiting"] == 0
+
+
+def test_no_more_than_64_whole_prompts_are_looked_past():
+    scheduler = whole()
+    wait(scheduler, 20, *[13] * 64, 12)
+    assert lengths(scheduler) == [[20, 12]]
+    scheduler = whole()
+    wait(scheduler, 20, *[13] * 65, 12)
+    assert lengths(scheduler, 2) == [[20], [13, 13]]
+
+
+def test_prompts_in_chunks_are_not_overtaken():
+    scheduler = make(num_blocks=10)
+    wait(scheduler, 30, 20, 2)
+    assert [list(rows(step(scheduler)).values()) for _ in range(1)] == [[(0, 30, SAMPLE)]]
