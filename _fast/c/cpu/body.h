@@ -4,13 +4,13 @@
 
 #include "kernels.h"
 #include "vec.h"
-#include "float8.h"
 
 static const float COUNTING[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 #include "activate.h"
 #include "body_linear.h"
 #include "body_codes.h"
+#include "float8.h"
 #include "body_rows.h"
 
 #include "body_attention.h"

@@ -1,4 +1,4 @@
-/* Floats of 8 bits, over vec.h: the codes of a cache. E4M3 is the kind without infinities, E5M2 the upper half of float16.
+/* Floats of 8 bits, over vec.h and body_codes.h: the codes of a cache. E4M3 is the kind without infinities, E5M2 the upper half of float16.
  *
  * A value is rounded to nearest even and held below the largest; what is not finite becomes NaN, and stays it. */
 
@@ -28,9 +28,10 @@ INLINE vi f8_narrow(vf x, int type) {
 }
 
 INLINE vf f8_load(const int8_t *p, long n, int type) {
-    vc codes = {0};
-    memcpy(&codes, p, n >= W ? sizeof codes : (size_t)n);
-    return f8_widen(__builtin_convertvector(codes, vi), type);
+    int8_t codes[W] = {0};
+    if (n >= W) return f8_widen(c_widen(p), type);
+    memcpy(codes, p, (size_t)n);
+    return f8_widen(c_widen(codes), type);
 }
 
 INLINE void f8_store(int8_t *p, vf v, long n, int type) {

@@ -25,6 +25,7 @@ CASES = {
     "8b with the same bits": {**LONG, "deterministic": True},
     "0.6b without graphs": {**LONG, "enforce_eager": True},
     "vl-7b of few sizes": {**REAL, "cudagraph_capture_sizes": (4, 16)},
+    "0.6b with codes in its cache": {**REAL, "kv_cache_dtype": "fp8", "kv_cache_skip_layers": ("0",)},
     "0.6b of few rows": {**REAL, "max_num_seqs": 20, "max_num_batched_tokens": 100},
 }
 
