@@ -129,6 +129,11 @@ def expression(pattern: str) -> str:
 
 
 def _structure(kind: str, value: Any, param: str, options: dict[str, Any], limits: LimitsConfig) -> Structure:
+    if isinstance(value, str):  # before the loop hashes it
+        most, name = limits.grammar_max_bytes, "--grammar-max-bytes"
+        if kind == "regex":
+            most, name = limits.regex_max_bytes, "--regex-max-bytes"
+        _sized(value, param, most, name)
     try:
         key = content_key(kind, value, options)
     except (TypeError, ValueError):  # numbers of more than 64 bits
@@ -154,7 +159,6 @@ def _written(schema: Any, options: dict[str, Any]) -> str:
 
 def _json(value: Any, param: str, options: dict[str, Any], limits: LimitsConfig) -> GrammarSpec:
     if isinstance(value, str):
-        _sized(value, param, limits.grammar_max_bytes, "--grammar-max-bytes")
         try:
             value = orjson.loads(value)
         except orjson.JSONDecodeError:
@@ -171,7 +175,6 @@ def _json_object(value: Any, param: str, options: dict[str, Any], limits: Limits
 def _regex(value: Any, param: str, options: dict[str, Any], limits: LimitsConfig) -> GrammarSpec:
     if not isinstance(value, str) or not value:
         raise wrong(param, "must be a regular expression")
-    _sized(value, param, limits.regex_max_bytes, "--regex-max-bytes")
     if why := check_pattern(value, limits):
         raise (too_complex if "at most" in why else wrong)(param, why)
     return GrammarSpec("lark", f"start: {expression(value)}")
@@ -189,7 +192,6 @@ def _choice(value: Any, param: str, options: dict[str, Any], limits: LimitsConfi
 def _ebnf(value: Any, param: str, options: dict[str, Any], limits: LimitsConfig) -> GrammarSpec:
     if not isinstance(value, str) or not value.strip():
         raise wrong(param, "must be a grammar in Lark or GBNF")
-    _sized(value, param, limits.grammar_max_bytes, "--grammar-max-bytes")
     return GrammarSpec("ebnf", value)
 
 
@@ -235,7 +237,7 @@ def _quoted(text: str) -> str:
 
 
 def _sized(text: str, param: str, most: int, name: str) -> None:
-    if len(text.encode()) > most:
+    if len(text) > most or len(text.encode()) > most:
         raise too_complex(param, f"has more than {most} bytes, the most that are allowed ({name})")
 
 

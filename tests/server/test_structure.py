@@ -5,6 +5,7 @@ import json
 import pytest
 
 from engine.grammar.lark import lark_of
+from server import structure
 from server.config import LimitsConfig
 from server.errors import ApiError
 from server.schema.common import SamplingFields
@@ -190,3 +191,13 @@ def test_bad_requests_are_refused_with_their_field(fields, param):
     with pytest.raises(ApiError) as refused:
         structure_of(SamplingFields(**fields), LIMITS).make()
     assert (refused.value.status, refused.value.param) == (400, param)
+
+
+@pytest.mark.parametrize("kind", ["json", "regex", "grammar", "structural_tag"])
+def test_a_text_beyond_the_limit_is_refused_before_the_loop_hashes_it(monkeypatch, kind):
+    monkeypatch.setattr(structure, "content_key", None)
+    limit = LIMITS.regex_max_bytes if kind == "regex" else LIMITS.grammar_max_bytes
+    for text in ("a" * (limit + 1), "é" * (limit // 2 + 1)):
+        with pytest.raises(ApiError) as error:
+            structure_of(SamplingFields(structured_outputs={kind: text}), LIMITS)
+        assert (error.value.reason, error.value.param) == ("grammar_too_complex", f"structured_outputs.{kind}")
