@@ -31,8 +31,10 @@ def words_of(
     """Words with times from the window's beginning.
 
     `weights` [heads, tokens + 1, rows]: the first line belongs to the token before the text, which foretells the
-    first of `token_ids`; rows are those of the window's sound.
+    first of `token_ids`; rows are those of the window's sound. Tokens without a line, which the decoder's context did
+    not hold behind the markers of this pass, have no times.
     """
+    token_ids = token_ids[: weights.shape[1] - 1]
     if not token_ids or not weights.shape[2]:
         return []
     lines, rows = warped(-aligned(weights, smooth))

@@ -111,6 +111,13 @@ async def test_silence_has_no_words(client):
     assert words_of([40], np.zeros((2, 2, 0)), client.state.tokenizer.decode, "en", 7) == []
 
 
+async def test_tokens_beyond_the_decoders_context_have_no_times(client):
+    ids = client.state.tokenizer.encode(" the on the")
+    weights = np.random.default_rng(0).random((2, len(ids), 30))  # one line too few
+    words = words_of(ids, weights, client.state.tokenizer.decode, "en", 7)
+    assert "".join(word.text for word in words) == client.state.tokenizer.decode(ids[:-1]).replace(" ", "")
+
+
 async def test_a_model_that_tells_no_words_refuses_them(serve):
     reply = await send(serve(), DIGITS, response_format="verbose_json", timestamp_granularities="word")
     assert reply.status == 501
