@@ -166,9 +166,9 @@ def gemma3() -> Any:
         vision_config={**TILE, "image_size": 112, "patch_size": 14, "vision_use_head": False},
         text_config={**text, "model_type": "gemma3_text"},
         mm_tokens_per_image=16,
-        boi_token_index=tiny.IDS["<|vision_pad|>"],
+        boi_token_index=MARKS["image_token_id"],  # which templates write
         eoi_token_index=tiny.IDS["<|audio_eos|>"],
-        image_token_index=MARKS["image_token_id"],
+        image_token_index=tiny.IDS["<|vision_pad|>"],
         eos_token_id=MARKS["eos_token_id"],
     )
     return tiny._model(Gemma3ForConditionalGeneration, config)

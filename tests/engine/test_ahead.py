@@ -1,14 +1,18 @@
 """Prompts whose tokens see later ones: last keys by row, what is refused, and which prompts share cached blocks."""
 
+import asyncio
+
 import numpy as np
 import pytest
 
+import engine.runtime
 from engine import Request, SamplingParams
 from engine.ahead import joints_of, last_keys
 from engine.errors import RequestError
 from engine.limits import Limits, check
 from engine.request import MediaInput
 from tests import tiny
+from tests.engine.host_accelerator import HostAccelerator
 from tests.engine_kit import answer, running
 from tests.models.seeing import spliced
 
@@ -70,12 +74,31 @@ async def test_blocks_of_a_prompt_that_sees_itself_are_found_by_the_same_prompt_
         ids = np.concatenate([made.prompt_token_ids, [last]]).astype(np.int32)
         return Request(ids, SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True), media=made.media)
 
-    async with running(tiny.checkpoint(name), enable_prefix_caching=False) as engine:
-        alone = [(await answer(engine, ask(last)))[0] for last in (3, 4)]
-    async with running(tiny.checkpoint(name)) as engine:
+    async with running(tiny.checkpoint(name), enable_prefix_caching=False) as served:
+        alone = [(await answer(served, ask(last)))[0] for last in (3, 4)]
+    async with running(tiny.checkpoint(name)) as served:
         hits = []
         for last in (3, 4, 4, 3):
-            assert (await answer(engine, ask(last)))[0] == alone[last - 3]
-            hits.append(engine.stats.prefix_hits)
+            assert (await answer(served, ask(last)))[0] == alone[last - 3]
+            hits.append(served.stats.prefix_hits)
     assert hits[:2] == [0, 0], "another end is another prompt"
     assert (hits[3] > hits[2] > 0) == (name == "paligemma"), "a window shorter than the prompt keeps too few blocks"
+
+
+async def test_the_device_path_gives_the_cpus_answers(monkeypatch):
+    """Steps of an accelerator on the host: the record brings last keys, recorded forwards read them."""
+    name, prompts = "paligemma2", ("picture", "two pictures", "text")
+
+    def ask(prompt):
+        made, _ = spliced(name, prompt)
+        sampling = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+        return Request(made.prompt_token_ids, sampling, media=made.media)
+
+    settings = {"max_num_seqs": 4, "max_num_queued_reqs": 8, "max_num_batched_tokens": 96, "max_model_len": 80}
+    async with running(tiny.checkpoint(name)) as served:
+        wanted = [(await answer(served, ask(prompt)))[0] for prompt in prompts]
+    monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
+    async with running(tiny.checkpoint(name), **settings) as served:
+        for _ in range(2):
+            got = await asyncio.gather(*(answer(served, ask(prompt)) for prompt in prompts))
+            assert [tokens[0] for tokens in got] == wanted

@@ -61,7 +61,7 @@ def oracle_inputs(name, prompt):
     if pictures and name in ("idefics3", "smolvlm"):
         inputs["pixel_values"] = inputs["pixel_values"][None]
     if name == "gemma3-vision":
-        inputs["token_type_ids"] = (ids == tiny.IDS["<|IMAGE|>"]).long()
+        inputs["token_type_ids"] = (ids == tiny.IDS["<|vision_pad|>"]).long()
     if name.startswith("paligemma"):
         inputs["token_type_ids"] = torch.zeros_like(ids)
     if pictures and name in ("mistral3", "llava-pixtral"):

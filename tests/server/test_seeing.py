@@ -21,6 +21,9 @@ WIDTHS = {
     "mistral3": 3 * 4,
     "internvl": 4 * 4,
     "idefics3": 7 * 4,
+    "gemma3-vision": 16,
+    "paligemma": 16,
+    "glm4v": 2 * 3,
 }  # of PICTURE
 
 
@@ -35,7 +38,7 @@ async def test_pictures_are_seen(name):
 
         async def ask(*parts, status=200):
             answer = await client.post("/v1/chat/completions", json={**body(*parts), "logprobs": True})
-            assert answer.status == status, answer.text
+            assert answer.status == status, answer.json()
             return answer.json()
 
         first, other = await ask(PICTURE), await ask(OTHER)
