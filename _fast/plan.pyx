@@ -148,7 +148,7 @@ cdef class StepPlan:
             self.token_ids[at] = seqs.tokens[slot][start]
         else:
             memcpy(&self.token_ids[at], seqs.tokens[slot] + start, <size_t>count * sizeof(token_t))
-        if start + count == seqs.num_tokens[slot] + seqs.pending[slot]:
+        if start + count == seqs.num_tokens[slot] + seqs.pending[slot] and not seqs.closing[slot]:
             flags |= ROW_SAMPLE
             self.num_sampled += 1
         self.row_flags[row] = flags

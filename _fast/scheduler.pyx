@@ -69,16 +69,17 @@ cdef class Scheduler:
     def add(self, int64_t request_id, const token_t[::1] tokens, *, int32_t max_tokens, int32_t min_tokens=0,
             bint ignore_eos=False, eos_ids=(), stop_ids=(), int32_t priority=0, double arrival=0.0,
             bytes root=bytes(16), const int64_t[:, ::1] keys=None, const int32_t[:, ::1] media=None,
-            const int32_t[:, ::1] joints=None, bint read_cache=True):
+            const int32_t[:, ::1] joints=None, bint read_cache=True, bint traced=False):
         """A request enters the queue: its slot, or -1 (no slot free), -2 (too few blocks), -3 (media too large).
 
-        `joints`: [m, 2], start and end of positions that one step must compute together.
+        `joints`: [m, 2], start and end of positions that one step must compute together. `traced`: the slot comes back
+        when all tokens are computed, and `freed_lens` says how many these are.
         """
         cdef int64_t n = tokens.shape[0]
         # The last token of an answer is never computed, so one may follow a prompt that fills the context.
-        cdef int64_t longest = max(n + 1, <int64_t>self.max_model_len)
+        cdef int64_t longest = max(n + (not traced), <int64_t>self.max_model_len)
         if n < 1 or n > self.max_model_len or max_tokens < 1 or min_tokens < 0 or (
-            n == self.max_model_len and max_tokens > 1
+            n == self.max_model_len and (traced or max_tokens > 1)
         ):
             raise ValueError(
                 f"prompt of {n} tokens, max_tokens={max_tokens}, min_tokens={min_tokens}: the prompt takes 1 to "
@@ -95,7 +96,7 @@ cdef class Scheduler:
         if joints is not None:
             self.shares.check_joints(joints, n, self.max_rows)
         cdef int32_t max_len = <int32_t>min(n + max_tokens, longest)
-        if self.tables.demand(0, max_len - 1) > self.pool.total:
+        if self.tables.demand(0, max_len - (not traced)) > self.pool.total:
             return NEVER_FITS
         cdef slot_t slot = self.seqs.take()
         if slot < 0:
@@ -115,21 +116,23 @@ cdef class Scheduler:
         self.seqs.root_lo[slot] = int.from_bytes(root[:8], "little")
         self.seqs.root_hi[slot] = int.from_bytes(root[8:], "little")
         self.seqs.read_cache[slot] = read_cache
+        self.seqs.traced[slot] = traced
         self.encoder.hold(self.seqs, slot)
         self.queue.push(slot, priority, arrival, self.next_order, False)
         self.next_order += 1
         return slot
 
-    def abort(self, int64_t request_id):
-        """End a request from outside: False when it is not live. `freed_slots` then says whether its slot is free."""
-        cdef slot_t slot
+    def abort(self, int64_t request_id, bint when_computed=False):
+        """End a request, now or when its tokens are computed; False: it is not live. See `freed_slots` for its slot."""
+        cdef slot_t slot = self.seqs.find(request_id)
         self.settler.num_freed = 0
-        slot = self.seqs.find(request_id)
-        if slot >= 0 and self.seqs.state[slot] != FINISHING:
-            self.settler.end(slot)
+        if slot < 0 or self.seqs.state[slot] == FINISHING:
+            return False
+        if when_computed:
+            self.settler.close(slot)
         else:
-            slot = -1
-        return slot >= 0
+            self.settler.end(slot)
+        return True
 
     def add_entry(self, int32_t num_rows):
         """A new media entry: its id (>= 1), or -3 when it can never fit into the encoder cache."""
@@ -369,6 +372,11 @@ cdef class Scheduler:
     @property
     def freed_slots(self):
         return self.settler.freed_slots
+
+    @property
+    def freed_lens(self):
+        """Of each of these, if it was traced and all of it has been computed, its tokens; else 0."""
+        return self.settler.freed_lens
 
     @property
     def num_preemptions(self):

@@ -26,6 +26,8 @@ cdef class SeqTable:
     cdef uint8_t[::1] fails_at_settle  # ends with an error when the next step that names it is settled
     cdef readonly uint8_t[::1] restarting  # starts over; results of its steps in flight are dropped
     cdef uint8_t[::1] redoing  # the sample of its step in flight is dropped: its position is computed again
+    cdef uint8_t[::1] traced  # ends only when all of its tokens, the last one too, are computed
+    cdef uint8_t[::1] closing  # of a traced row: 1: its end is told, its tokens are still computed; 2: all are
     cdef int64_t[::1] request
     cdef int32_t[::1] prompt_len
     cdef int32_t[::1] num_tokens

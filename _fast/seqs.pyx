@@ -61,6 +61,8 @@ cdef class SeqTable:
         self.fails_at_settle = array("B", bytes(num_slots))
         self.restarting = array("B", bytes(num_slots))
         self.redoing = array("B", bytes(num_slots))
+        self.traced = array("B", bytes(num_slots))
+        self.closing = array("B", bytes(num_slots))
         self.request = array("q", bytes(8 * num_slots))
         self.prompt_len = array("i", bytes(4 * num_slots))
         self.num_tokens = array("i", bytes(4 * num_slots))
@@ -130,6 +132,8 @@ cdef class SeqTable:
         self.fails_at_settle[slot] = 0
         self.restarting[slot] = 0
         self.redoing[slot] = 0
+        self.traced[slot] = 0
+        self.closing[slot] = 0
         self.request[slot] = -1
         self.prompt_len[slot] = 0
         self.num_tokens[slot] = 0
@@ -174,8 +178,11 @@ cdef class SeqTable:
         """Tokens that a row could compute now; 0 when its last possible sample is on its way.
 
         Also 0 while more tokens than one are promised for a step in flight: the host does not know how many will come.
+        A row that is closing computes what is known, and samples nothing.
         """
         cdef int32_t known = self.num_tokens[slot] + self.pending[slot]
+        if self.closing[slot]:
+            return self.num_tokens[slot] - self.computed[slot]
         if self.pending[slot] > self.in_flight[slot]:
             return 0
         return known - self.computed[slot] if known < self.max_len[slot] else 0
@@ -319,6 +326,8 @@ cdef class SeqTable:
             "fails_at_settle": self.fails_at_settle[slot],
             "restarting": self.restarting[slot],
             "redoing": self.redoing[slot],
+            "traced": self.traced[slot],
+            "closing": self.closing[slot],
             "request": self.request[slot],
             "prompt_len": self.prompt_len[slot],
             "num_tokens": self.num_tokens[slot],

@@ -2,7 +2,8 @@
 
 Owner: the device thread, through Scheduler alone. In: the oldest plan in flight with its tokens, or word that its step
 failed. Out: the plan's out_* arrays, free slots, the rows' new lengths. A row that ends while a later step names it
-keeps its slot until that step is settled; its blocks are free at once.
+keeps its slot until that step is settled; its blocks are free at once. Where a traced row ends, its end is told at
+once, and the row closes: slot and blocks stay until each of its tokens, the last one too, has been computed.
 """
 
 from array import array
@@ -22,6 +23,7 @@ cdef class Settler:
         self.seqs, self.tables, self.running, self.queue, self.encoder = seqs, tables, running, queue, encoder
         self.settled_step = settled_step
         self.freed_slots = array("i", bytes(4 * seqs.num_slots))
+        self.freed_lens = array("i", bytes(4 * seqs.num_slots))
 
     cdef void commit(self, StepPlan plan, const int32_t* sampled, const int32_t* override) noexcept nogil:
         """Settles every row of the oldest plan in flight.
@@ -44,16 +46,18 @@ cdef class Settler:
             if self.seqs.in_flight[slot] == 0:
                 self.end(slot)
             return
+        if self.seqs.closing[slot]:
+            why = FINISH_NONE
         if self.seqs.restarting[slot]:
-            self.seqs.pending[slot] -= plan.promised(row)
+            self._settle_promise(plan, row)
             return
         if self.seqs.redoing[slot]:
             self.seqs.redoing[slot] = 0
             return
         if self.seqs.fails_at_settle[slot]:
             why = FINISH_ERROR
-        elif plan.row_flags[row] & ROW_SAMPLE:
-            self.seqs.pending[slot] -= plan.promised(row)
+        elif plan.row_flags[row] & ROW_SAMPLE and not self.seqs.closing[slot]:
+            self._settle_promise(plan, row)
             why = self._sample(plan, row, run, forced)
         # After a preemption the KV of this step is gone, but its sample is still the row's next token.
         if plan.row_epoch[row] == self.seqs.epoch[slot] and why != FINISH_ERROR:
@@ -66,6 +70,26 @@ cdef class Settler:
             self.tables.disown(slot)
         if why:
             plan.out_finish[row] = why
+        if why and self.seqs.traced[slot] and why != FINISH_ERROR:
+            self.close(slot)
+        elif why:
+            self.end(slot)
+        self._end_closed(slot)
+
+    cdef void _settle_promise(self, StepPlan plan, int32_t row) noexcept nogil:
+        """What a step in flight promised the row has come, or never will; closing rows were promised nothing."""
+        if not self.seqs.closing[plan.row_slot[row]]:
+            self.seqs.pending[plan.row_slot[row]] -= plan.promised(row)
+
+    cdef void close(self, slot_t slot) noexcept nogil:
+        """A row gets no further token; what is in flight for it is computed, and its samples are dropped."""
+        self.seqs.closing[slot] = 1
+        self.seqs.pending[slot] = 0
+
+    cdef void _end_closed(self, slot_t slot) noexcept nogil:
+        """A closing row ends once all its tokens are computed."""
+        if self.seqs.closing[slot] == 1 and self.seqs.committed[slot] >= self.seqs.num_tokens[slot]:
+            self.seqs.closing[slot] = 2
             self.end(slot)
 
     cdef int32_t _sample(self, StepPlan plan, int32_t row, const token_t* run, int32_t override) noexcept nogil:
@@ -105,7 +129,7 @@ cdef class Settler:
                     self.end(slot)
             elif self.seqs.restarting[slot] or (again and again[slot]):
                 if not self.seqs.redoing[slot]:
-                    self.seqs.pending[slot] -= plan.promised(row)
+                    self._settle_promise(plan, row)
                 self.seqs.redoing[slot] = 0
                 self._restart(slot)
             else:
@@ -131,6 +155,7 @@ cdef class Settler:
             self.encoder.drop(self.seqs, slot)
             self.seqs.state[slot] = FINISHING
         if self.seqs.in_flight[slot] == 0:
+            self.freed_lens[self.num_freed] = self.seqs.num_tokens[slot] if self.seqs.closing[slot] == 2 else 0
             self.seqs.give(slot)
             self.freed_slots[self.num_freed] = slot
             self.num_freed += 1
