@@ -72,8 +72,7 @@ cdef class Scheduler:
             const int32_t[:, ::1] joints=None, bint read_cache=True, bint traced=False):
         """A request enters the queue: its slot, or -1 (no slot free), -2 (too few blocks), -3 (media too large).
 
-        `joints`: [m, 2], start and end of positions that one step must compute together. `traced`: the slot comes back
-        when all tokens are computed, and `freed_lens` says how many these are.
+        `joints`: [m, 2], start and end of positions for one step. `traced`: `freed_lens` counts tokens, all computed.
         """
         cdef int64_t n = tokens.shape[0]
         # The last token of an answer is never computed, so one may follow a prompt that fills the context.

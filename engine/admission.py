@@ -72,6 +72,7 @@ class Admission:
         self.rows: dict[int, LiveRow] = {}  # by slot
         self.fresh: set[int] = set()  # slots of which the loop has heard nothing yet
         self.refused: dict[int, EngineError] = {}  # by the engine's number: until the loop has it
+        self.routed: dict[int, np.ndarray] = {}  # by the engine's number: experts of tokens, until the loop has them
         self._slot_of: dict[int, int] = {}  # by the engine's number
         self._backlog: OrderedDict[int, tuple[Request, int]] = OrderedDict()  # inputs without a slot: by number
         self._siblings: dict[int, tuple[Request, list[int]]] = {}  # first choice -> the ones that wait for it
@@ -113,10 +114,21 @@ class Admission:
             self._leave(device_id)
         self.release_siblings(device_id)
 
+    def conclude(self, device_id: int) -> None:
+        """Ends one choice when its tokens so far are computed, and then reads their experts."""
+        if device_id in self._slot_of:
+            self._scheduler.abort(device_id, when_computed=True)
+
     def free_slots(self) -> None:
-        """Forgets the slots and media entries that the scheduler's last call gave back."""
-        for slot in np.asarray(self._scheduler.freed_slots)[: self._scheduler.num_freed].tolist():
+        """Forgets the slots and media entries that the scheduler's last call gave back; of traced rows experts stay."""
+        freed, lens = (
+            np.asarray(array)[: self._scheduler.num_freed].tolist()
+            for array in (self._scheduler.freed_slots, self._scheduler.freed_lens)
+        )
+        for slot, length in zip(freed, lens):
             row = self.rows.pop(slot)
+            if length:
+                self.routed[row.device_id] = self._executor.routed_experts(slot, length)
             del self._slot_of[row.device_id]
             self.fresh.discard(slot)
             _forget(self._executor.reset, slot, self._poison)
@@ -211,6 +223,7 @@ class Admission:
                 keys=keys,
                 media=media,
                 joints=joints_of(request, self._ahead),
+                traced=params.return_routed_experts,
                 read_cache=self._reads_cache(request),
             )
         finally:

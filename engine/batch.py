@@ -13,6 +13,7 @@ from torch import Tensor
 
 from engine.attention.meta import AttentionMeta
 from engine.cache.spec import LayerCache
+from engine.kernels.moe.kept import Kept
 
 
 @dataclass(slots=True, eq=False)
@@ -30,6 +31,7 @@ class Batch:
     # How many of the T tokens are no padding, and how many of sample_index: int32 [1], on the device. None: all.
     num_tokens: Tensor | None = None
     num_sampled: Tensor | None = None
+    routed: Kept | None = None  # where layers keep the experts of every token; None: nowhere
     # The same as `media` for a forward that was recorded: which tokens, [T, 1] bool, and rows [T, hidden or more].
     overlay: tuple[Tensor, Tensor] | None = None
     second_start: Tensor | None = None  # [num_rows] int32, of encoders: where a row's second text begins; 0: no pair

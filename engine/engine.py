@@ -31,6 +31,7 @@ from engine.errors import (
 from engine.limits import Limits, check
 from engine.output import StepOutput, from_ring
 from engine.request import Delta, FinishReason, Request
+from engine.routed_ends import RoutedEnds
 from engine.stall import StallWatch
 from engine.stats import EngineStats, StepStats
 from engine.stream import TokenStream
@@ -75,6 +76,7 @@ class Engine:
         self._device: DeviceThread | None = None
         self._loop: asyncio.AbstractEventLoop
         self._routes: dict[int, tuple[TokenStream, int]] = {}  # id on the device thread -> stream, choice
+        self._routed = RoutedEnds(self._routes, self._note_idle)
         self._next_id = 1
         self._idle: asyncio.Event
         self._ring: OutputRing | None = None
@@ -90,7 +92,8 @@ class Engine:
         module = await loop.run_in_executor(None, _import_loop)
         self.startup["imports"] = time.perf_counter() - begun
         ready = loop.create_future()
-        self._device = module.DeviceThread(self.config, loop, ready, self._on_output, self._on_death, self.startup)
+        calls = self._on_output, self._routed.come, self._on_death
+        self._device = module.DeviceThread(self.config, loop, ready, *calls, self.startup)
         self._device.start()
         self.model, self._limits = await ready
         self.max_model_len = self._limits.max_model_len
@@ -132,13 +135,20 @@ class Engine:
 
     def drop(self, device_id: int) -> None:
         """Ends one choice on the device thread; its route goes at once, so nothing more is delivered."""
+        self._routed.forget(device_id)
         if self._routes.pop(device_id, None) is not None and self._device is not None:
             self._device.abort(device_id)
+
+    def conclude(self, device_id: int) -> None:
+        """Ends one choice that waits for the experts of its tokens; nothing but these is delivered."""
+        if device_id in self._routes and self._device is not None and self._routed.conclude(device_id):
+            self._device.conclude(device_id)
 
     def forget(self, stream: TokenStream) -> None:
         """Removes a stream's routes (all its choices have ended)."""
         for choice in range(stream.request.n):
             self._routes.pop(stream.first_id + choice, None)
+            self._routed.forget(stream.first_id + choice)
         self._note_idle()
 
     def pause(self) -> None:
@@ -222,6 +232,7 @@ class Engine:
     def ledger(self) -> dict[str, int]:
         """What is held right now; all zero but totals and caches when idle (RELIABILITY.md)."""
         held = {"streams": len({id(stream) for stream, _ in self._routes.values()}), "routes": len(self._routes)}
+        held["routed_ends"] = len(self._routed)
         if self._device is not None:
             held |= self._device.ledger()
         return held
@@ -296,6 +307,8 @@ class Engine:
             delta.cached_tokens, _, delta.prompt_logprobs = first
             self.stats.prompt_tokens += len(stream.request.prompt_token_ids)
             self.stats.cached_tokens += delta.cached_tokens
+        if stream.request.sampling.return_routed_experts and self._routed.takes(device_id, delta):
+            return
         if finish is not FinishReason.NONE:
             delta.pooled = output.pooled.get(row)
             del self._routes[device_id]
@@ -311,7 +324,8 @@ class Engine:
         if self.state == "dead":
             return
         self.state = "dead"
-        routes, self._routes = self._routes, {}
+        routes = dict(self._routes)
+        self._routes.clear()
         lost = DeviceLostError("the engine stopped working; this server is restarting")
         for stream, choice in routes.values():
             stream.feed(Delta(choice, [], FinishReason.ERROR, error=lost))

@@ -35,6 +35,13 @@ class Abort:
 
 
 @dataclass(frozen=True, slots=True)
+class Conclude:
+    """One choice that wants its experts has all tokens it wants: it ends when these are computed."""
+
+    device_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class Pause:
     """No further step is planned, or steps go on."""
 
@@ -54,7 +61,7 @@ class Stop:
     """The thread ends after the steps in flight."""
 
 
-Message = Submit | Abort | Pause | Call | Stop
+Message = Submit | Abort | Conclude | Pause | Call | Stop
 
 
 class Inbox:

@@ -37,6 +37,8 @@ class Limits:
     pools: bool = False  # it makes an array of each input, and no tokens
     ahead: Ahead = ""  # which tokens of a prompt see later ones
     max_joint: int = 0  # tokens that see each other: one step computes them, whatever other rows it has
+    routed_experts: bool = False  # the experts of tokens are kept
+    has_experts: bool = False  # of some layer
     picture_bytes: int = 0  # of a decoded picture that the device still scales and cuts itself; 0: it wants patches
 
 
@@ -61,6 +63,8 @@ def check(request: Request, limits: Limits) -> None:
         )
     if request.n < 1:
         raise RequestError(f"n={request.n}; ask for at least 1")
+    if request.sampling.return_routed_experts:
+        _check_routed(count, limits)
     _check_media(request, limits)
     _check_joints(request, limits)
     _check_sampling(request.sampling, limits)
@@ -72,6 +76,21 @@ def _shortest_or_longest(starts: np.ndarray, n: int, count: int) -> int:
     if len(lengths) != n or starts[0] != 0 or starts[-1] != count:
         raise RequestError(f"{len(lengths)} inputs with {starts[-1]} tokens for n={n} and {count} tokens")
     return 0 if lengths.min() < 1 else int(lengths.max())
+
+
+def _check_routed(count: int, limits: Limits) -> None:
+    if not limits.has_experts:
+        raise RequestError("return_routed_experts: this model's layers have no experts; leave the field out")
+    if not limits.routed_experts:
+        raise RequestError(
+            "return_routed_experts: this server keeps no experts; leave the field out, or start the server with "
+            "--enable-return-routed-experts"
+        )
+    if count == limits.max_model_len:
+        raise RequestError(
+            f"return_routed_experts: the prompt fills the context of {limits.max_model_len} tokens, and the experts of "
+            "the answer's first token have no room; shorten the prompt by a token"
+        )
 
 
 def _check_media(request: Request, limits: Limits) -> None:

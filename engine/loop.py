@@ -20,13 +20,14 @@ from collections.abc import Callable
 from queue import Empty
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from _fast.plan import StepPlan
 from engine.config import EngineConfig
 from engine.errors import scope_of
 from engine.failures import TokenBudget
-from engine.inbox import Abort, Call, Inbox, Message, Pause, Stop, Submit
+from engine.inbox import Abort, Call, Conclude, Inbox, Message, Pause, Stop, Submit
 from engine.output import StepOutput, columns, from_ring
 from engine.pace import Pace
 from engine.request import FinishReason, Request
@@ -53,6 +54,7 @@ class DeviceThread:
         loop: asyncio.AbstractEventLoop,
         ready: asyncio.Future[Any],
         on_output: Callable[[StepOutput], None],
+        on_routed: Callable[[dict[int, np.ndarray]], None],
         on_death: Callable[[BaseException], None],
         startup: dict[str, float],
     ) -> None:
@@ -60,6 +62,7 @@ class DeviceThread:
         self._loop = loop
         self._ready = ready
         self._on_output = on_output
+        self._on_routed = on_routed
         self._on_death = on_death
         self._startup = startup
         self._inbox = Inbox()
@@ -86,6 +89,10 @@ class DeviceThread:
     def abort(self, device_id: int) -> None:
         """Ends one choice within a step."""
         self._inbox.put(Abort(device_id))
+
+    def conclude(self, device_id: int) -> None:
+        """Ends one choice whose experts are wanted, once its tokens so far are computed."""
+        self._inbox.put(Conclude(device_id))
 
     def pause(self, paused: bool) -> None:
         """Plans no further step, or goes on."""
@@ -149,6 +156,7 @@ class DeviceThread:
         stats = StepStats()
         while True:
             plan = None
+            self._tell_routed(runtime)
             if self._goes_steadily(runtime, previous):
                 previous, plan = self._run_steadily(runtime, previous, stats)
             if plan is None:
@@ -202,6 +210,7 @@ class DeviceThread:
                 self._deliver(runtime, from_ring(news, runtime.limits.num_blocks))
             if handover.freed and handover.uncommitted is None:
                 runtime.admission.free_slots()
+                self._tell_routed(runtime)
             previous = handover.in_flight
             if handover.planned is not None:
                 stats.schedule_s += numbers.schedule_s
@@ -262,6 +271,8 @@ class DeviceThread:
                 runtime.admission.submit(request, first_id)
             case Abort(device_id):
                 runtime.admission.abort(device_id)
+            case Conclude(device_id):
+                runtime.admission.conclude(device_id)
             case Pause(paused):
                 self._paused = paused
             case Call(work, done):
@@ -312,6 +323,12 @@ class DeviceThread:
             self._steady.ring.put(output)
         else:
             self._tell(self._on_output, output)
+
+    def _tell_routed(self, runtime: Runtime) -> None:
+        """Experts of choices whose slots have come back; the loop may hear of the choices' ends before or after."""
+        if runtime.admission.routed:
+            found, runtime.admission.routed = runtime.admission.routed, {}
+            self._tell(self._on_routed, found)
 
     def _tell(self, call: Callable[..., None], *args: Any) -> None:
         try:

@@ -89,6 +89,7 @@ class SamplingParams:
     logprobs: int | None = None  # None off; k >= 0: the sampled token's and the k most likely; -1 all
     logprob_token_ids: tuple[int, ...] = ()
     prompt_logprobs: int | None = None  # as logprobs, for each prompt position
+    return_routed_experts: bool = False  # the last Delta of a choice brings the experts of its tokens
 
     @property
     def ending_token_ids(self) -> tuple[int, ...]:
@@ -184,4 +185,6 @@ class Delta:
     queued: float | None = None  # on the first delta of a choice: seconds from arrival to its first step
     prompt_logprobs: list[TokenLogprob | None] | None = None  # on the first delta of choice 0
     error: EngineError | None = None  # with ERROR
+    # With the end, if it was asked for: [prompt and at least the choice's tokens, layers with experts, top_k].
+    routed_experts: np.ndarray | None = None
     pooled: np.ndarray | None = None  # float32, of an input that is pooled: [width], or [tokens, width]

@@ -22,6 +22,7 @@ from _fast.plan import StepPlan
 from _fast.scheduler import Scheduler
 from engine.admission import Admission
 from engine.cache.layout import CacheLayout
+from engine.cache.routed import routed_bytes, routed_shape
 from engine.cache.sizing import check_weights, fit_context, host_blocks
 from engine.checkpoint.config import resolve_dtype
 from engine.config import EngineConfig
@@ -88,6 +89,8 @@ class Runtime:
             modalities=(*(name for name in model_config.modalities if name != "text"), *prompt_rows),
             hidden_size=model_config.text.hidden_size,
             row_widths={modality: tower.row_width for modality, tower in model.towers.items()},
+            routed_experts=config.return_routed_experts,
+            has_experts=routed_shape(model_config.text)[0] > 0,
             picture_bytes=max((tower.picture_bytes(sizes.encoder_rows) for tower in each(model.towers)), default=0),
         )
         # Of prompts that are computed as a whole, cached ones would lack the hidden states that are pooled.
@@ -253,7 +256,8 @@ def layout_of(
 ) -> CacheLayout:
     """Where keys and values lie, and in which numbers; arguments as of stored_specs."""
     specs = stored_specs(model, config.kv_cache_dtype, config.kv_cache_skip_layers, shards, read)
-    return CacheLayout(specs, sizes.block_size)
+    beside = routed_bytes(model.config.text) if config.return_routed_experts and model.pooler is None else 0
+    return CacheLayout(specs, sizes.block_size, beside)
 
 
 def _on_host(config: EngineConfig, model: Model, sizes: Sizes, layout: CacheLayout, phase: Phase) -> Runtime:
@@ -264,7 +268,10 @@ def _on_host(config: EngineConfig, model: Model, sizes: Sizes, layout: CacheLayo
         sizes = replace(sizes, max_model_len=context)
         caches = layout.allocate(blocks, config.debug_poison)
     kind = CpuExecutor if model.pooler is None else CpuPoolingExecutor
-    return Runtime(config, model, kind(config, model, sizes, layout, caches), sizes, layout, blocks)
+    executor = kind(config, model, sizes, layout, caches)
+    if executor.routed is not None:
+        executor.routed.allocate(blocks)
+    return Runtime(config, model, executor, sizes, layout, blocks)
 
 
 def open_accelerator(device: str) -> Accelerator | None:

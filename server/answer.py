@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar
 
 from _fast.lane import Lane
 from engine.errors import EngineError
-from engine.request import Delta, TokenLogprob
+from engine.request import Delta, FinishReason, TokenLogprob
 from engine.stream import TokenStream
 from server import logs
 from server.answer_metrics import AnswerMetrics
@@ -95,6 +95,12 @@ class Answer:
         )
 
     @property
+    def _reads_prompt(self) -> bool:
+        """Whether something is told of the prompt itself."""
+        params = self.asked.params
+        return params.prompt_logprobs is not None or params.return_routed_experts
+
+    @property
     def done(self) -> bool:
         return self._open == 0 or self.error is not None
 
@@ -103,7 +109,7 @@ class Answer:
     async def submit(self, *names: str) -> None:
         """Hands every prompt to the engine; /abort_requests finds the answer by any of `names`."""
         limits = self.state.config.limits
-        if self._scores_only and self.asked.params.prompt_logprobs is None:  # nothing to compute
+        if self._scores_only and not self._reads_prompt:  # nothing to compute
             asyncio.get_running_loop().call_soon(self._end_unscored)
             return
         await self.state.running.wait()  # an operator may have paused the server
@@ -185,7 +191,9 @@ class Answer:
             return
         try:
             choice = self.choices[at * self._n + delta.index]
-            if choice.finish_reason is None:
+            if choice.owed is not None:
+                self._grow_owed(choice, delta)
+            elif choice.finish_reason is None:
                 if delta.queued is not None or delta.cached_tokens is not None or delta.error is not None:
                     self._take_first(at, delta)
                 self._grow(at, choice, delta)
@@ -206,17 +214,32 @@ class Answer:
     def _grow(self, at: int, choice: Choice, delta: Delta) -> None:
         if self.error is not None:
             return
+        choice.routed_experts = delta.routed_experts
         if self._scores_only:
-            self._streams[at].stop_choice(delta.index)
-            choice.finish_reason = "length"
-            self._end(choice)
+            choice.finish_reason, stops = "length", True
         else:
             if delta.token_ids:
                 self.metrics.tokens(choice, len(delta.token_ids))
-            if choice.take(delta):
-                self._streams[at].stop_choice(delta.index)
-            if choice.finish_reason is not None:
-                self._end(choice)
+            stops = choice.take(delta)
+        if stops and self.asked.params.return_routed_experts and delta.routed_experts is None:
+            choice.wait_for_experts()
+            self._streams[at].conclude(delta.index)
+        elif stops:
+            self._streams[at].stop_choice(delta.index)
+        self._note_change(choice)
+
+    def _grow_owed(self, choice: Choice, delta: Delta) -> None:
+        """A choice that has ended by its text gets the experts of its tokens, or hears that none will come."""
+        if delta.error is not None:
+            self.fail(from_engine(delta.error))
+        elif delta.finish_reason is not FinishReason.NONE:
+            choice.routed_experts = delta.routed_experts
+            choice.settle()
+            self._note_change(choice)
+
+    def _note_change(self, choice: Choice) -> None:
+        if choice.finish_reason is not None:
+            self._end(choice)
         self.changed(choice)
         if self._open == 0:
             self._finish()
@@ -309,8 +332,9 @@ class Answer:
     def _is_large(self) -> bool:
         """Whether formatting would hold the loop for more than some milliseconds."""
         params = self.asked.params
-        tokens = sum(choice.num_tokens for choice in self.choices) if params.logprobs is not None else 0
-        if params.prompt_logprobs is not None:
+        counted = params.logprobs is not None or params.return_routed_experts
+        tokens = sum(choice.num_tokens for choice in self.choices) if counted else 0
+        if self._reads_prompt:
             tokens += sum(job.num_tokens for job in self.jobs)
         return tokens > 100 or len(self.choices) > 200
 

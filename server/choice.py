@@ -7,6 +7,8 @@ ended.
 
 from __future__ import annotations
 
+import numpy as np
+
 from _fast.lane import Lane
 from engine.request import Delta, TokenLogprob
 from server.job import Job
@@ -29,6 +31,8 @@ class Choice:
         "job",
         "lane",
         "num_calls",
+        "owed",
+        "routed_experts",
         "said",
         "started",
         "stop_reason",
@@ -41,6 +45,8 @@ class Choice:
         self.stream = stream
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
+        self.owed: tuple[str, int | str | None] | None = None  # how it ended, until the experts of its tokens come
+        self.routed_experts: np.ndarray | None = None  # [prompt and at least its tokens, layers, experts of each]
         self.said: list[str] | None = None  # its text so far, where answers are logged
         self.started = False  # its first chunk has been framed
         self.lane: Lane | None = None  # where most of its tokens go by, counted and timed like the others
@@ -83,6 +89,17 @@ class Choice:
         if piece.finish_reason is not None:
             self.finish_reason, self.stop_reason = piece.finish_reason, piece.stop_reason
         return piece.stop_engine
+
+    def wait_for_experts(self) -> None:
+        """It has ended by its text, and goes on without an end until `settle`."""
+        assert self.finish_reason is not None
+        self.owed = self.finish_reason, self.stop_reason
+        self.finish_reason = self.stop_reason = None
+
+    def settle(self) -> None:
+        """It ends as it would have without waiting."""
+        assert self.owed is not None
+        (self.finish_reason, self.stop_reason), self.owed = self.owed, None
 
     def _add_events(self, events: list[Event], text: str) -> None:
         if events:

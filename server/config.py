@@ -205,6 +205,7 @@ class CacheConfig:
     kv_cache_dtype: CacheWord = flag("auto", "numbers of keys and values; auto: the checkpoint's")  # noqa: RUF009
     kv_cache_dtype_skip_layers: tuple[str, ...] = flag((), "layers without fp8: numbers, sliding_window", several=True)
     enable_prefix_caching: bool = flag(True, "share blocks of equal prefixes")
+    enable_return_routed_experts: bool = flag(False, "keep each token's experts for requests that ask for them")
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,6 +352,7 @@ class Config:
             kv_cache_dtype=cache.kv_cache_dtype,
             kv_cache_skip_layers=cache.kv_cache_dtype_skip_layers,
             enable_prefix_caching=cache.enable_prefix_caching,
+            return_routed_experts=cache.enable_return_routed_experts,
             max_num_seqs=rows.max_num_seqs,
             max_num_batched_tokens=rows.max_num_batched_tokens,
             max_prefill_chunk=rows.max_prefill_chunk,

@@ -26,6 +26,7 @@ MAX_PATTERN = 256  # tokens of a repeated pattern
 BEAM_CANNOT = (
     "logit_bias", "allowed_token_ids", "bad_words", "min_tokens",
     "presence_penalty", "frequency_penalty", "repetition_penalty", "logprob_token_ids",
+    "return_routed_experts",
 )  # fmt: skip
 PLAIN = SamplingParams()
 INT64 = 2**63 - 1
@@ -92,10 +93,9 @@ def resolve(
 
     stream = bool(body.stream)
     options = body.stream_options
-    if options is not None and not stream:
-        raise invalid("stream_options", "stream_options: only allowed with stream: true")
-    if body.prompt_logprobs is not None and stream:
-        raise invalid("prompt_logprobs", "prompt_logprobs: not with stream: true")
+    for name, only, with_stream in (("stream_options", "only allowed", True), ("prompt_logprobs", "not", False)):
+        if getattr(body, name) is not None and stream is not with_stream:
+            raise invalid(name, f"{name}: {only} with stream: true")
     temperature = number("temperature", 0.0, 2.0, 1.0)
     params = SamplingParams(
         max_tokens=max_tokens or 1,
@@ -117,6 +117,7 @@ def resolve(
         logprobs=top_count("logprobs", 0 if logprobs is None and body.logprob_token_ids else logprobs, limits),
         logprob_token_ids=token_ids("logprob_token_ids", body.logprob_token_ids, limits.max_logprob_ids, vocabulary),
         prompt_logprobs=top_count("prompt_logprobs", body.prompt_logprobs, limits),
+        return_routed_experts=bool(body.return_routed_experts),
     )
     return Asked(
         params=params,

@@ -52,7 +52,7 @@ class PushedStream:
         self._limit = answer.state.config.limits.stream_buffer_bytes
         alone = len(answer.choices) == 1 and self._interval == 1
         answer.changed = self.on_only_choice if alone else self.note
-        self._may_use_lane = alone and not answer.asked.beam
+        self._may_use_lane = alone and not answer.asked.beam and not answer.asked.params.return_routed_experts
 
     async def run(self) -> None:
         """Until the last byte; raises ApiError while the answer can still be a status."""

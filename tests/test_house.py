@@ -88,6 +88,7 @@ FLOORS = (
         "stall",
         "trace",
         "device_profile",
+        "routed_ends",
     ),
     ("attention",),
     ("kernels",),

@@ -41,7 +41,8 @@ class Group:
 class CacheLayout:
     """Fixed once a model's specs are known."""
 
-    def __init__(self, specs: Sequence[CacheSpec], block_size: int) -> None:
+    def __init__(self, specs: Sequence[CacheSpec], block_size: int, beside: int = 0) -> None:
+        """beside: bytes that are kept for each token of a block beside the layers' pages."""
         self.block_size = block_size
         self.specs = tuple(specs)
         kinds: dict[Hashable, list[int]] = {}
@@ -62,14 +63,14 @@ class CacheLayout:
             for place, layer in enumerate(group.layers):
                 pages[place] = max(pages[place], -(-specs[layer].block_bytes(block_size) // ALIGNED) * ALIGNED)
         self.page_bytes = tuple(pages)  # by buffer
-        self.block_bytes = sum(pages)
+        self.block_bytes = sum(pages) + beside * block_size
         self.group_of = [0] * len(specs)  # by layer
         for number, group in enumerate(self.groups):
             for layer in group.layers:
                 self.group_of[layer] = number
         used = sum(spec.block_bytes(block_size) for spec in specs)
         if self.keeps:
-            self._check_padding(1 - used / (len(self.groups) * self.block_bytes))
+            self._check_padding(1 - used / (len(self.groups) * sum(pages)))
 
     @property
     def keeps(self) -> bool:

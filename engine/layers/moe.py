@@ -20,6 +20,7 @@ from engine.kernels.gemm.codes import Codes
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.gemm.weight import Weight
 from engine.kernels.moe.combine import combine, combine_then_norm
+from engine.kernels.moe.kept import Kept
 from engine.kernels.moe.pack import pack_experts, pack_router
 from engine.kernels.moe.route import route
 from engine.kernels.moe.weight import ExpertsWeight
@@ -149,12 +150,13 @@ def _whole(pieces: dict[str, list[Tensor | None]], kind: str) -> Tensor:
 class SparseMLP:
     """Stands where GatedMLP stands."""
 
-    __slots__ = ("activation", "correction", "down", "gate_up", "router", "routing", "shared", "shared_gate")
+    __slots__ = ("activation", "correction", "down", "gate_up", "number", "router", "routing", "shared", "shared_gate")
 
     def __init__(self, text: TextConfig, config: ExpertsConfig) -> None:
         hidden, routing = text.hidden_size, config.routing
         self.activation = Activation.CLAMPED_SWIGLU if config.clamped else BY_NAME[text.activation]
         self.routing = routing
+        self.number = 0  # among the model's layers with experts
         self.router = Router(hidden, routing.num_experts, config.router_bias)
         self.correction = Correction(config) if routing.correction else None
         self.gate_up = Experts(config, hidden, config.width, config.width)
@@ -164,11 +166,16 @@ class SparseMLP:
             self.shared = GatedMLP(hidden, config.shared_width, text.mlp_bias, self.activation)
         self.shared_gate = Linear(hidden, 1) if config.shared_gate else None
 
-    def __call__(self, x: Normed, count: Tensor | None = None) -> Mixture:
-        """count: int32 [1] on the device; rows from here on are padding, choose nobody and read no weight."""
+    def __call__(self, x: Normed, count: Tensor | None = None, kept: Kept | None = None) -> Mixture:
+        """count: int32 [1] on the device; rows from here on are padding, choose nobody and read no weight.
+
+        kept: where the experts of the rows are kept, of all layers.
+        """
         rows = x.rows()  # [T, hidden]
         correction = None if self.correction is None else self.correction.weight
-        chosen, weights = route(rows, self.router.weight, correction, self.routing, count)
+        chosen, weights = route(
+            rows, self.router.weight, correction, self.routing, count, kept and kept.layer(self.number)
+        )
         pairs = self.gate_up.weight.pairs(chosen)
         made = self.down.weight.of_pairs(self.gate_up.weight.of_tokens(rows, pairs, self.activation), pairs)
         shared = None if self.shared is None else self.shared.of_rows(rows)

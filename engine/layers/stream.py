@@ -17,6 +17,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from engine.kernels.moe.kept import Kept
 from engine.layers.linear import Linear
 from engine.layers.norm import Norm, Normed, RMSNorm
 
@@ -54,11 +55,18 @@ class Product:
 class Stream:
     """The rows of all tokens of a step, or of those that somebody reads."""
 
-    __slots__ = ("_residual", "_sampled", "_waiting", "count")
+    __slots__ = ("_residual", "_sampled", "_waiting", "count", "kept")
 
-    def __init__(self, residual: Tensor, count: Tensor | None = None, sampled: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        residual: Tensor,
+        count: Tensor | None = None,
+        sampled: Tensor | None = None,
+        kept: Kept | None = None,
+    ) -> None:
         self._residual = residual
         self.count = count  # int32 [1], on the device: rows from here on are padding; None: there is none
+        self.kept = kept  # where the experts of the rows are kept; None: nowhere
         self._sampled = sampled  # the same once the stream goes on with the rows that somebody reads
         self._waiting: Addend | None = None
 

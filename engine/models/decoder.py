@@ -26,6 +26,7 @@ from engine.cache.spec import CacheSpec, LayerCache
 from engine.encoders.tower import Tower
 from engine.layers.attention import PagedSelfAttention
 from engine.layers.embed import Embedding, Head
+from engine.layers.moe import SparseMLP
 from engine.layers.norm import Norm, stream_norm
 from engine.layers.rope import Rope, RopeTable
 from engine.layers.stream import Stream
@@ -41,6 +42,7 @@ class DecoderLayer(ABC):
 
     attention: PagedSelfAttention
     attention_norm: Norm | None
+    experts: SparseMLP | None = None
 
     @abstractmethod
     def __call__(self, x: Stream, rope: Rope, meta: AttentionMeta, cache: LayerCache, index: Tensor | None) -> None:
@@ -71,6 +73,9 @@ class Decoder(Model):
             self.pooler = Pooler(config.pooling, self.embed, text.vocab_size, text.tie_embeddings)
         self.norm = stream_norm(text)
         self.layers = [self.layer(number) for number in range(len(text.layers))]
+        sparse = [layer.experts for layer in self.layers if layer.experts is not None]
+        for number, experts in enumerate(sparse):
+            experts.number = number
         self._numbers = list(range(len(text.layers)))  # of the layers that forward runs
         kinds = list(dict.fromkeys(layer.rope for layer in text.layers))
         self._ropes = [RopeTable(kind, device, config.max_model_len or config.max_position) for kind in kinds]
@@ -97,7 +102,7 @@ class Decoder(Model):
         return [layer.attention.cache_spec(self.dtype) for layer in self.layers]
 
     def forward(self, batch: Batch, out: Tensor | None = None) -> Tensor:
-        x = Stream(self._embedded(batch), batch.num_tokens, batch.num_sampled)
+        x = Stream(self._embedded(batch), batch.num_tokens, batch.num_sampled, batch.routed)
         attention = batch.attention
         if not self.config.text.causal:
             attention = [meta.covering(len(batch.token_ids)) for meta in attention]
@@ -105,12 +110,16 @@ class Decoder(Model):
         for number in self._numbers:
             layer, rope, cache = self.layers[number], ropes[self._rope_of[number]], batch.caches[number]
             meta = attention[batch.group_of[number]]
-            index = batch.sample_index if number == self._numbers[-1] else None
+            index = batch.sample_index if number == self._numbers[-1] and batch.routed is None else None
             if index is not None and not len(index):  # middle chunks of prompts: nobody reads more than the cache
                 layer.store(x, rope, meta, cache)
                 return x.rows()[:0]
             layer(x, rope, meta, cache, index)
             self.after_layer(number, x, batch)
+        if batch.routed is not None:  # every token has passed the last layer: its experts there are kept too
+            x.keep(batch.sample_index, x.rows())
+            if not len(x.rows()):
+                return x.rows()
         return x.normed(self.norm).rows(out)  # [S, hidden], or [T, hidden]
 
     @contextmanager

@@ -23,6 +23,7 @@ from _fast.plan import StepPlan
 from engine.attention.meta import AttentionMeta, WorkList
 from engine.batch import Batch
 from engine.cache.layout import CacheLayout
+from engine.cache.routed import RoutedIds
 from engine.cache.spec import LayerCache
 from engine.device import Accelerator
 from engine.kernels.attention.work import empty_list, fill_list, max_parts
@@ -82,6 +83,7 @@ class StepBuffers:
             shown = torch.zeros(most, 1, dtype=torch.bool, device=device)
             width = text.hidden_size * model.config.row_parts
             self._overlay = shown, torch.zeros(most, width, dtype=model.dtype, device=device)
+        self.routed: RoutedIds | None = None  # where experts are kept
         self.work: WorkList = self._work(1)
         self.caches: list[LayerCache] = []
 
@@ -89,6 +91,8 @@ class StepBuffers:
         """The KV cache, and room for the work lists of any step over it."""
         self.caches = caches
         self.work = self._work(num_blocks)
+        if self.routed is not None:
+            self.routed.allocate(num_blocks)
 
     def _work(self, num_blocks: int) -> WorkList:
         sizes = self._sizes
@@ -114,7 +118,7 @@ class StepBuffers:
 
     def batch(self, tokens: int, rows: int, decode_only: bool, media: list[tuple[int, int, Tensor]]) -> Batch:
         """Views of the first `tokens` tokens, all of them read, and `rows` rows; more than the step has is padding."""
-        inputs, overlay = self.inputs, None
+        inputs, overlay, routed = self.inputs, None, self.routed
         if self._overlay is not None and not media and not decode_only and tokens <= len(self._overlay[0]):
             overlay = self._overlay[0][:tokens], self._overlay[1][:tokens]
         return Batch(
@@ -125,6 +129,7 @@ class StepBuffers:
             caches=self.caches,
             group_of=self._layout.group_of,
             num_tokens=inputs.query_start[-1:],  # behind the last row
+            routed=None if routed is None else routed.of_step(inputs.slot_mapping[routed.group, :tokens]),
             overlay=overlay,
         )
 

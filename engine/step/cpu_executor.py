@@ -17,6 +17,7 @@ import torch
 from _fast.layout import TokenCode
 from _fast.plan import StepPlan
 from engine.cache.layout import CacheLayout
+from engine.cache.routed import routed_ids
 from engine.cache.spec import LayerCache
 from engine.config import EngineConfig
 from engine.device import HostEvent, HostStream
@@ -63,6 +64,8 @@ class CpuExecutor:
         self._sampler = Sampler(sizes.max_slots, self._vocab, config.logprobs_mode)
         self._prompts = PromptLogprobs(config.logprobs_mode.endswith("_logits"), self._vocab)
         self.grammars = GrammarRows(sizes.max_slots)
+        keeps = config.return_routed_experts and model.pooler is None
+        self.routed = routed_ids(keeps, model.config.text, layout)
         self.stream = HostStream()
 
     def fullness(self, tokens: int) -> float:
@@ -105,6 +108,11 @@ class CpuExecutor:
         self.stream.launch(_answer, work, done)
         return done.result()
 
+    def routed_experts(self, slot: int, length: int) -> np.ndarray:
+        """Its table is written no more, and the step in flight writes other blocks."""
+        assert self.routed is not None
+        return self.routed.read(torch.from_numpy(self._slots.block_tables[self.routed.group, slot]), length)
+
     def free_unused(self) -> None:
         """Nothing to do: nothing is kept."""
 
@@ -124,6 +132,8 @@ class CpuExecutor:
             batch = build(
                 step.plan, step.rows, self._slots, self._layout, media, self._caches, self._mrope, self._vocab
             )
+            if self.routed is not None:
+                batch.routed = self.routed.of_step(batch.attention[self.routed.group].slot_mapping)
             due, index = self._prompts.due(step.rows), batch.sample_index
             assert index is not None
             if due or len(index) == step.plan.num_tokens:  # every token is read

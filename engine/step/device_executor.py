@@ -30,6 +30,7 @@ from _fast.scheduler import Scheduler
 from _fast.steady import SPECIAL_ALWAYS, SPECIAL_PROMPT, SPECIAL_WATCHED, SteadyLoop
 from engine.batch import Batch
 from engine.cache.layout import CacheLayout
+from engine.cache.routed import routed_ids
 from engine.config import EngineConfig
 from engine.device import Accelerator
 from engine.grammar.advance import GrammarRows
@@ -100,11 +101,13 @@ class DeviceExecutor:
         overlays = len(model.config.modalities) > 1 or config.enable_prompt_embeds
         self.encoder = EncoderCache(model, UploadRing(accelerator) if overlays else None)
         self.buffers = StepBuffers(model, sizes, layout, accelerator, config.deterministic, overlays)
+        text = model.config.text
+        self.buffers.routed = routed_ids(config.return_routed_experts, text, layout, accelerator)
         self.plans = self.buffers.plans
         # Of which only positions and joints are read here.
         self._host = SlotState(sizes.max_slots, 1, 1, model.config.ahead)
         self.sampler = DeviceSampler(
-            self.buffers.slots, sizes.max_slots, sizes.max_rows, model.config.text.vocab_size,
+            self.buffers.slots, sizes.max_slots, sizes.max_rows, text.vocab_size,
             accelerator.device, config.logprobs_mode, config.max_logprobs, self.buffers.told,
         )  # fmt: skip
         self.grammars = GrammarRows(sizes.max_slots)
@@ -211,6 +214,11 @@ class DeviceExecutor:
 
     def compute(self, work: Callable[[], T]) -> T:
         return work()  # this thread launches on the stream
+
+    def routed_experts(self, slot: int, length: int) -> np.ndarray:
+        buffers = self.buffers
+        assert buffers.routed is not None
+        return buffers.routed.read(buffers.slots.block_tables[buffers.routed.group, slot], length)
 
     def free_unused(self) -> None:
         self.accelerator.free_unused()

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+import numpy as np
+
 from _fast.plan import StepPlan
 from engine.request import Request, TokenLogprob
 from engine.step.encode import EncoderCache
@@ -75,6 +77,9 @@ class Executor(Protocol):
 
     def compute(self, work: Callable[[], T]) -> T:
         """Runs `work` with the model behind what was launched, and waits for it."""
+
+    def routed_experts(self, slot: int, length: int) -> np.ndarray:
+        """Of a traced slot that has just come back, before the next plan: its tokens' experts, [length, layers, k]."""
 
     def free_unused(self) -> None:
         """After a step that found no room: gives back what is kept of earlier steps for reuse."""

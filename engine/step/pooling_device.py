@@ -120,6 +120,9 @@ class DevicePoolingExecutor:
     def compute(self, work: Callable[[], T]) -> T:
         return work()  # this thread launches on the stream
 
+    def routed_experts(self, slot: int, length: int) -> np.ndarray:
+        raise AssertionError("inputs that are pooled are not traced")
+
     def free_unused(self) -> None:
         self.accelerator.free_unused()
 

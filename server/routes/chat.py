@@ -23,6 +23,7 @@ from server.http.exchange import Exchange, exchange_of
 from server.http.watch import preparing
 from server.job import Job, media_preload, prepare
 from server.media_preload import MediaPreload
+from server.output import routed
 from server.output.choices import chat_call, chat_choice, chat_message
 from server.output.events import Said
 from server.output.logprobs import TokenNames
@@ -240,7 +241,7 @@ def whole(answer: Answer, body: ChatBody, name: str, model: str, names: TokenNam
         content["prompt_token_ids"] = job.request.prompt_token_ids.tolist()
     if body.return_prompt_text:
         content["prompt_text"] = job.prompt.text
-    return content
+    return content | routed.of_prompt(answer.choices[0])
 
 
 def whole_choice(answer: Answer, choice: Choice, body: ChatBody, names: TokenNames) -> dict[str, Any]:
@@ -255,7 +256,7 @@ def whole_choice(answer: Answer, choice: Choice, body: ChatBody, names: TokenNam
         reasoning_field=chat.reasoning_field,
         tool_calls=[chat_call(call) for call in said.calls],
     )
-    return chat_choice(
+    made = chat_choice(
         choice.index,
         message,
         chat_finish(choice, named=isinstance(body.tool_choice, dict)),
@@ -263,6 +264,7 @@ def whole_choice(answer: Answer, choice: Choice, body: ChatBody, names: TokenNam
         logprobs=names.chat(entries, shown_top(body)) if with_logprobs else None,
         token_ids=token_ids if body.return_token_ids else None,
     )
+    return made | routed.of_answer(choice)
 
 
 ROUTES = [generating_route("/v1/chat/completions", create)]

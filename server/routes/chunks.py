@@ -17,6 +17,7 @@ from server.answer import Answer
 from server.choice import Choice
 from server.errors import ApiError
 from server.http.sse import DONE
+from server.output import routed
 from server.output.choices import echo_text, reasoning_names, usage
 from server.output.events import CallArguments, CallStart, Content, Event, Reasoning
 from server.output.logprobs import CompletionLogprobs, TokenNames, joined
@@ -65,6 +66,11 @@ class Chunks:
 
     def error(self, error: ApiError) -> bytes:
         return b"data: " + error.body() + b"\n\n"
+
+    def routed(self, choice: Choice) -> bytes:
+        """With its end: the experts of the choice's tokens, and with the first choice's those of the prompt."""
+        fields = routed.of_both(choice, self.answer.asked.n) if choice.finish_reason is not None else {}
+        return b"," + dumps(fields)[1:-1] if fields else b""
 
     def ids(self, token_ids: list[int]) -> bytes:
         return b',"token_ids":' + dumps(token_ids) if self.return_token_ids else b""
@@ -137,7 +143,14 @@ class ChatChunks(Chunks):
                 return opening + self.before[choice.index] + dumps(choice.drain_text()) + self.after
         text, token_ids, logprobs = choice.drain()
         begin = self.before[choice.index] + dumps(text) if text else self.empty(choice)
-        body = begin + b'},"logprobs":' + self.logprobs(logprobs) + ending(choice) + self.ids(token_ids)
+        body = (
+            begin
+            + b'},"logprobs":'
+            + self.logprobs(logprobs)
+            + ending(choice)
+            + self.ids(token_ids)
+            + self.routed(choice)
+        )
         return opening + body + self.close(choice)
 
     def parsed(self, choice: Choice) -> bytes:
@@ -151,7 +164,7 @@ class ChatChunks(Chunks):
         for delta in [*deltas, b"{}"] if ends else deltas:
             last = ends and len(frames) == len(deltas)
             begin = self.head + b'{"index":%d,"delta":' % choice.index + delta + b',"logprobs":'
-            end = ending(choice, self.shown.named) if last else b',"finish_reason":null'
+            end = ending(choice, self.shown.named) + self.routed(choice) if last else b',"finish_reason":null'
             frames.append(begin + self.logprobs(logprobs) + end + self.ids(token_ids) + self.close(choice))
             token_ids, logprobs = [], []
         return b"".join(frames)
@@ -206,7 +219,7 @@ class CompletionChunks(Chunks):
         if first and self.return_token_ids:
             prompt = b',"prompt_token_ids":' + dumps(choice.job.request.prompt_token_ids.tolist())
         body = self.before[choice.index] + dumps(shown) + b',"logprobs":' + self.logprobs(choice, entries, first)
-        return body + ending(choice) + prompt + self.ids(token_ids) + self.close(choice)
+        return body + ending(choice) + prompt + self.ids(token_ids) + self.routed(choice) + self.close(choice)
 
     def logprobs(self, choice: Choice, entries: list[TokenLogprob], first: bool) -> bytes:
         if not self.makers:

@@ -21,6 +21,7 @@ from server.http.body import read_json
 from server.http.exchange import Exchange, exchange_of
 from server.http.watch import preparing
 from server.job import Job, prepare
+from server.output import routed
 from server.output.choices import completion_choice, echo_text
 from server.output.logprobs import CompletionLogprobs, joined
 from server.prompt_rows import prompt_of, refuse_others
@@ -203,7 +204,7 @@ def whole_choice(
     shown_prompt = None
     if body.prompt_logprobs is not None and prompt_entries is not None:
         shown_prompt = names_of(answer.state, body).prompt(prompt_entries)
-    return completion_choice(
+    made = completion_choice(
         choice.index,
         echo_text(answer.state.tokenizer, choice.job.prompt) + text if body.echo else text,
         choice.finish_reason,
@@ -213,6 +214,7 @@ def whole_choice(
         prompt_token_ids=prompt_ids if body.return_token_ids else None,
         token_ids=token_ids if body.return_token_ids else None,
     )
+    return made | routed.of_both(choice, answer.asked.n)
 
 
 ROUTES = [generating_route("/v1/completions", create)]

@@ -24,6 +24,7 @@ from server.http.exchange import Exchange, exchange_of
 from server.http.sse import DONE
 from server.http.watch import preparing
 from server.job import Job, job_of, scope_of
+from server.output import routed
 from server.output.logprobs import TokenNames
 from server.render.prompt import Prompt
 from server.render.widened import mismatch, narrowed
@@ -129,7 +130,7 @@ class TokenChunks:
             found["logprobs"] = self.names.chat(entries, -1)
         if self.with_text:
             found["text"] = text
-        return found
+        return found | routed.of_answer(choice)
 
     def frame(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
         return b"data: " + orjson.dumps({"request_id": self.name, "choices": choices, **more}) + b"\n\n"
@@ -137,7 +138,8 @@ class TokenChunks:
     def chunks(self, choice: Choice) -> bytes:
         if not choice.num_held and choice.finish_reason is None:
             return b""
-        return self.frame([self.choice(choice)])
+        more = routed.of_prompt(choice) if choice.index == 0 else {}
+        return self.frame([self.choice(choice)], **more)
 
     def plain(self, choice: Choice) -> None:
         """Each chunk has its token ids."""
@@ -157,6 +159,7 @@ def whole(answer: Answer, frames: TokenChunks) -> dict[str, Any]:
         "choices": [frames.choice(choice) for choice in answer.choices],
         "usage": answer.usage(),
         "prompt_logprobs": frames.names.prompt(prompt_logprobs) if wanted and prompt_logprobs else None,
+        **routed.of_prompt(answer.choices[0]),
     }
 
 

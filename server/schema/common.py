@@ -62,6 +62,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     request_id: str | None = None
     return_token_ids: bool | None = None
+    return_routed_experts: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     use_beam_search: bool | None = None
     length_penalty: float | None = None

@@ -13,6 +13,7 @@ from engine.kernels.moe.coded import coded_product_reference, coded_tile, launch
 from engine.kernels.moe.combine import combine_reference, combine_then_norm, launch_combine
 from engine.kernels.moe.dense import pairs_of
 from engine.kernels.moe.grouped import grouped_reference, launch_grouped, tile_of
+from engine.kernels.moe.kept import Kept
 from engine.kernels.moe.route import launch_route, route_reference
 from engine.kernels.moe.sort import launch_sort_pairs, sort_pairs_reference
 from engine.kernels.target import target
@@ -53,7 +54,10 @@ def test_routes(name, rows):
         assert torch.equal(again[0], chosen)
         assert torch.equal(again[1], weights)
     count = torch.tensor([rows // 2], dtype=torch.int32, device="cuda")
-    padded = launch_route(x, router, bias, correction, routing, count)
+    ids, mapping = torch.zeros(rows, 2, routing.top_k, dtype=torch.uint8, device="cuda"), torch.randperm(rows).cuda()
+    padded = launch_route(x, router, bias, correction, routing, count, Kept(ids, mapping).layer(1))
+    assert torch.equal(ids[mapping[: rows // 2], 1].int(), chosen[: rows // 2])
+    assert not ids[:, 0].any()
     assert torch.equal(padded[0][: rows // 2], chosen[: rows // 2])
     assert torch.equal(padded[1][: rows // 2], weights[: rows // 2])
     assert (padded[0][rows // 2 :] == routing.num_experts).all()

@@ -50,6 +50,7 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         "test_chat.py::test_second_identical_prompt_is_cached": "cache_salt",
         "test_sampling_fields.py::test_request_id_names_the_answer": "request_id",
         "test_chat.py::test_token_ids_are_returned_when_asked": "return_token_ids",
+        "test_routed_experts.py::test_completions_have_arrays_of_prompts_and_choices": "return_routed_experts",
         "test_sampling_fields.py::test_tokens_are_shown_as_ids_by_field_or_flag": "return_tokens_as_token_ids",
         "test_sampling_fields.py::test_repetition_ends_an_answer": "repetition_detection",
     },

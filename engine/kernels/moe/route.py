@@ -21,6 +21,7 @@ from torch import Tensor
 
 from engine.kernels.gemm.split_k import MAX_TILES, arrivals
 from engine.kernels.gemm.weight import Weight
+from engine.kernels.moe.kept import Kept
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import tl, triton
 from engine.model_config import Routing
@@ -61,7 +62,7 @@ def keep_groups(ranks, column, GROUPS: tl.constexpr, KEPT: tl.constexpr, SIZE: t
 
 @triton.jit
 def choose_tile(
-    chosen, weights, logits, correction, m, rows, live, experts, eps, least_sum, scale,
+    chosen, weights, kept, mapping, kept_line, logits, correction, m, rows, live, experts, eps, least_sum, scale,
     SIGMOID: tl.constexpr, TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr,
     SIZE: tl.constexpr, TWO: tl.constexpr, COLUMNS: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
@@ -103,12 +104,16 @@ def choose_tile(
     inside, real_row = (m < rows)[:, None] & (slot < TOP_K), (m < live)[:, None]
     tl.store(chosen + target, tl.where(real_row, numbers, experts), mask=inside)
     tl.store(weights + target, tl.where(real_row, given * scale, 0.0), mask=inside)
+    if kept is not None:
+        place = tl.load(mapping + m, mask=m < live, other=-1)[:, None]
+        tl.store(kept + place * kept_line + slot, numbers.to(kept.dtype.element_ty), mask=inside & (place >= 0))
 
 
 @triton.jit(do_not_specialize=["rows"])
 def route_kernel(
     chosen,  # [rows, TOP_K] int32
     weights,  # [rows, TOP_K] float32
+    kept,  # [places, TOP_K] uint8 or int16, lines kept_line apart, or None
     logits,  # [rows, experts] float32
     arrived,  # [MAX_TILES] int32; zero before and after
     x,  # [rows, depth]
@@ -116,6 +121,8 @@ def route_kernel(
     bias,  # [experts], or None
     correction,  # [experts] float32, or None
     count,  # [1] int32: rows from here on are padding; None: there is none
+    mapping,  # [rows] int64: the places of rows in `kept`, negative: none; or None
+    kept_line,
     rows,
     experts,
     depth,
@@ -160,21 +167,29 @@ def route_kernel(
     tl.debug_barrier()  # every thread's logits are written before the arrival is counted
     programs = tl.num_programs(0)
     if tl.atomic_add(arrived + tile, 1, sem="acq_rel") == programs - 1:
-        choose_tile(chosen, weights, logits, correction, m, rows, live, experts, eps, least_sum, scale, SIGMOID,
-                    TOP_K, RENORMALISE, GROUPS, KEPT, SIZE, TWO, COLUMNS, SLOTS)  # fmt: skip
+        choose_tile(chosen, weights, kept, mapping, kept_line, logits, correction, m, rows, live, experts, eps,
+                    least_sum, scale, SIGMOID, TOP_K, RENORMALISE, GROUPS, KEPT, SIZE, TWO, COLUMNS, SLOTS)  # fmt: skip
         tl.store(arrived + tile, 0)
 
 
 def route(
-    x: Tensor, router: Weight, correction: Tensor | None, routing: Routing, count: Tensor | None = None
+    x: Tensor,
+    router: Weight,
+    correction: Tensor | None,
+    routing: Routing,
+    count: Tensor | None = None,
+    kept: Kept | None = None,
 ) -> tuple[Tensor, Tensor]:
     """x [T, H], router [E, H], correction [E] float32 -> experts [T, top_k] int32, weights [T, top_k] float32.
 
-    count: int32 [1], on the device: rows from here on are padding.
+    count: int32 [1], on the device: rows from here on are padding. kept: of this layer, gets the experts too.
     """
     if x.is_cuda:
-        return launch_route(x, router.dense(), router.dense_bias(), correction, routing, count)
-    return without_padding(*choose_experts(router.linear(x.to(torch.float32)), correction, routing), routing, count)
+        return launch_route(x, router.dense(), router.dense_bias(), correction, routing, count, kept)
+    chosen, weights = choose_experts(router.linear(x.to(torch.float32)), correction, routing)
+    if kept is not None:
+        kept.write(chosen)
+    return without_padding(chosen, weights, routing, count)
 
 
 def launch_route(
@@ -184,6 +199,7 @@ def launch_route(
     correction: Tensor | None,
     routing: Routing,
     count: Tensor | None = None,
+    kept: Kept | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The Triton kernel: x [T, H] contiguous, router [E, H] of x's dtype or float32, bias [E]. Needs `arrivals`."""
     (rows, depth), experts = x.shape, routing.num_experts
@@ -193,9 +209,13 @@ def launch_route(
     chosen = torch.empty(rows, routing.top_k, dtype=torch.int32, device=x.device)
     weights = torch.empty(rows, routing.top_k, dtype=torch.float32, device=x.device)
     logits = torch.empty(rows, experts, dtype=torch.float32, device=x.device)
+    ids, mapping, line = (None, None, 0) if kept is None else (kept.ids, kept.mapping, kept.ids.stride(0))
+    assert kept is None or (kept.ids.shape[1:] == (routing.top_k,) and kept.ids.stride(1) == 1)
+    assert kept is None or len(kept.mapping) == rows
     route_kernel[(triton.cdiv(experts, BLOCK_N), tiles)](
-        chosen, weights, logits, arrivals(x.device), x, router, bias, correction, count, rows, experts,
-        depth, routing.eps, routing.least_sum, routing.scale, SIGMOID=routing.score == "sigmoid", TOP_K=routing.top_k,
+        chosen, weights, ids, logits, arrivals(x.device), x, router, bias, correction, count, mapping, line, rows,
+        experts, depth, routing.eps, routing.least_sum, routing.scale, SIGMOID=routing.score == "sigmoid",
+        TOP_K=routing.top_k,
         RENORMALISE=routing.renormalise, GROUPS=routing.num_groups, KEPT=routing.kept_groups,
         SIZE=experts // routing.num_groups, TWO=routing.group_rank == "best two",
         COLUMNS=triton.next_power_of_2(experts), SLOTS=triton.next_power_of_2(routing.top_k),

@@ -15,8 +15,9 @@ from tests.kernels.accelerator.targets import TARGETS, cases, compiles
 
 T = "*bf16"
 ROUTE = {
-    "chosen": "*i32", "weights": "*fp32", "logits": "*fp32", "arrived": "*i32", "x": T, "router": T,
-    "bias": T, "correction": "*fp32", "count": "*i32", "rows": "i32", "experts": "i32", "depth": "i32", "eps": "fp32",
+    "chosen": "*i32", "weights": "*fp32", "kept": "*u8", "logits": "*fp32", "arrived": "*i32", "x": T, "router": T,
+    "bias": T, "correction": "*fp32", "count": "*i32", "mapping": "*i64", "kept_line": "i32",
+    "rows": "i32", "experts": "i32", "depth": "i32", "eps": "fp32",
     "least_sum": "fp32", "scale": "fp32",
 }  # fmt: skip
 GROUPED = {
@@ -59,7 +60,7 @@ KERNELS = {
             {"num_warps": 4, "num_stages": 3},
         )
         for name, sigmoid, groups, kept, router, rest in (
-            ("softmax", False, 1, 1, T, {"bias": None, "correction": None, "count": None}),
+            ("softmax", False, 1, 1, T, dict.fromkeys(("bias", "correction", "count", "kept", "mapping"))),
             ("groups", True, 8, 4, "*fp32", {}),
         )
     },

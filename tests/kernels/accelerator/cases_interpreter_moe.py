@@ -17,6 +17,7 @@ from engine.kernels.gemm.split_k import arrivals
 from engine.kernels.moe.coded import coded_product_reference, launch_coded_product
 from engine.kernels.moe.combine import BLOCK, combine_reference, launch_combine
 from engine.kernels.moe.grouped import Tile, grouped_reference, launch_grouped
+from engine.kernels.moe.kept import Kept
 from engine.kernels.moe.route import launch_route, route_reference
 from engine.kernels.moe.sort import Pairs, launch_sort_pairs, sort_pairs_reference
 from engine.kernels.target import HAS_TRITON
@@ -95,6 +96,23 @@ def test_padding_chooses_nobody_and_reads_no_weight(tokens, real):
         torch.testing.assert_close(got[real:], shared[real:] + residual[real:])
         torch.testing.assert_close(got, combine_reference(made, weights, shared, None, residual.clone(), None, count))
         assert not got.isnan().any()
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16])
+def test_the_experts_of_real_tokens_are_kept_at_their_places(dtype):
+    """Of 21 rows the first 18 are real, and one of these has no place."""
+    routing, rows, places = ROUTINGS["softmax"], 21, 40
+    x, router = torch.randn(rows, 40), torch.randn(routing.num_experts, 40) / 4
+    mapping = torch.randperm(places)[:rows]
+    mapping[4] = -1
+    count = torch.tensor([18], dtype=torch.int32)
+    ids = torch.full((places, 3, routing.top_k), 77, dtype=dtype)
+    kept = Kept(ids, mapping).layer(1)
+    chosen, _ = launch_route(x, router, None, None, routing, count, kept)
+    has = mapping[:18] >= 0
+    want = torch.full_like(ids, 77)
+    want[mapping[:18][has], 1] = chosen[:18][has].to(dtype)
+    assert torch.equal(ids, want)
 
 
 @pytest.mark.parametrize("real", [0, 17])

@@ -1,0 +1,27 @@
+"""Kept: where a step's tokens leave the numbers of their experts, beside the KV cache (engine/cache/routed).
+
+Made once per step, read by every layer with experts; moe/route writes. Thread: device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kept:
+    """The places of all layers with experts, or of one of them."""
+
+    ids: Tensor  # [places, layers, top_k] uint8 or int16; of one layer [places, top_k], a view
+    mapping: Tensor  # [T] int64: the place of each token of the step; negative: it has none
+
+    def layer(self, number: int) -> Kept:
+        """Those of one layer; `number` counts layers with experts."""
+        return Kept(self.ids[:, number], self.mapping)
+
+    def write(self, chosen: Tensor) -> None:
+        """chosen [T, top_k], without Triton: what the kernel of moe/route does on the way."""
+        has = self.mapping >= 0
+        self.ids[self.mapping[has]] = chosen[has].to(self.ids.dtype)
