@@ -6,6 +6,8 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
+from engine.models.registry import FAMILIES
+
 ROOT = Path(__file__).parent.parent
 ROOMS = ("server", "mm", "engine", "_fast")
 ALLOWED = {
@@ -14,6 +16,7 @@ ALLOWED = {
     "engine": {"engine", "_fast"},
     "_fast": {"_fast"},
 }
+HAS_DOC = (ast.Module, ast.ClassDef, ast.FunctionDef)
 SOURCES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
 CYTHON = sorted((ROOT / "_fast").glob("*.pyx"))
 TOP_LEVEL = {
@@ -165,6 +168,21 @@ def test_the_engine_is_built_in_floors(path):
         if module.startswith("engine."):
             below = module.split(".")[1]
             assert FLOOR_OF[below] <= floor, f"{parts[0]} (floor {floor}) imports {below} (floor {FLOOR_OF[below]})"
+
+
+@each([p for p in SOURCES if p.relative_to(ROOT).parts[:2] in (("engine", "layers"), ("engine", "kernels"))])
+def test_layers_and_kernels_know_no_family(path):
+    """What differs from model to model is a field of its configuration: no class of a checkpoint, no architecture."""
+    docs = {ast.get_docstring(node, clean=False) for node in ast.walk(tree_of(path)) if isinstance(node, HAS_DOC)}
+    families = {module.rpartition(".")[2] for module in FAMILIES.values()}
+    for node in ast.walk(tree_of(path)):
+        names = {getattr(node, field, None) for field in ("id", "attr", "arg", "name")}
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value not in docs:
+            names.add(node.value)
+        for name in names - {None}:
+            assert name not in ("architecture", "architectures", "model_type"), f"{name} at line {node.lineno}"
+            assert name not in FAMILIES, f"{name} at line {node.lineno}"
+            assert name not in families, f"{name} at line {node.lineno}"
 
 
 @each([*SOURCES, *CYTHON])
