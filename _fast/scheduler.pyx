@@ -212,8 +212,6 @@ cdef class Scheduler:
         with nogil:
             self.tables.forget_names()
 
-    # Planning.
-
     cdef void _plan(self, StepPlan plan) noexcept nogil:
         plan.clear()
         self.encoder.begin(self.settler.settled_step)
@@ -235,10 +233,7 @@ cdef class Scheduler:
 
     cdef void _continue(self, StepPlan plan) noexcept nogil:
         """Find blocks for the tokens that running rows get."""
-        cdef int32_t i = 0
-        cdef int32_t count
-        cdef int32_t changed
-        cdef int32_t granted
+        cdef int32_t i = 0, count, changed, granted
         cdef slot_t slot
         self.shares.deal(self.running.size < self.max_rows)
         while i < self.running.size:
@@ -374,7 +369,6 @@ cdef class Scheduler:
 
     @property
     def freed_lens(self):
-        """Of each of these, if it was traced and all of it has been computed, its tokens; else 0."""
         return self.settler.freed_lens
 
     @property
