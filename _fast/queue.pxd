@@ -7,6 +7,7 @@ cdef enum:
 cdef class WaitQueue:
     cdef readonly int32_t size
     cdef readonly bint by_priority
+    cdef readonly bint looks_past  # of whole prompts: some may be overtaken
     cdef int32_t[::1] heap
     cdef int32_t[::1] place
     cdef int32_t[::1] rank
@@ -22,7 +23,7 @@ cdef class WaitQueue:
     cdef bint remove(self, slot_t slot) noexcept nogil
     cdef void _enter(self, slot_t slot) noexcept nogil
     cdef bint set_aside(self, slot_t slot) noexcept nogil
-    cdef void note_started(self) noexcept nogil
+    cdef bint _leave(self, slot_t slot) noexcept nogil
     cdef void take_back(self) noexcept nogil
     cdef bint ahead(self, slot_t a, slot_t b) noexcept nogil
     cdef void _rise(self, int32_t at) noexcept nogil

@@ -17,11 +17,12 @@ cimport cython
 cdef class WaitQueue:
     """A heap of slots; ties of arrival fall to the running number, so the order is total."""
 
-    def __init__(self, int32_t num_slots, bint by_priority=False):
+    def __init__(self, int32_t num_slots, bint by_priority=False, bint looks_past=False):
         if num_slots < 1:
             raise ValueError(f"num_slots={num_slots}: need at least 1")
         self.size = 0
         self.by_priority = by_priority
+        self.looks_past = looks_past
         self.heap = array("i", bytes(4 * num_slots))
         self.place = array("i", [-1]) * num_slots
         self.rank = array("i", bytes(4 * num_slots))
@@ -54,7 +55,11 @@ cdef class WaitQueue:
         self._rise(self.size - 1)
 
     cdef bint remove(self, slot_t slot) noexcept nogil:
-        """Take a slot out, wherever it stands; False when it is not here."""
+        """Take a slot out, wherever it stands; False when it is not here. It overtakes all that stand aside."""
+        self.num_overtaken = self.num_aside
+        return self._leave(slot)
+
+    cdef bint _leave(self, slot_t slot) noexcept nogil:
         cdef int32_t at = self.place[slot]
         cdef slot_t last
         if at < 0:
@@ -71,16 +76,12 @@ cdef class WaitQueue:
 
     cdef bint set_aside(self, slot_t slot) noexcept nogil:
         """Takes a slot out until `take_back`; False when it was overtaken before, or too many stand aside."""
-        if self.overtaken[slot] or self.num_aside == LOOK_PAST:
+        if not self.looks_past or self.overtaken[slot] or self.num_aside == LOOK_PAST:
             return False
-        self.remove(slot)
+        self._leave(slot)
         self.aside[self.num_aside] = slot
         self.num_aside += 1
         return True
-
-    cdef void note_started(self) noexcept nogil:
-        """A request starts: it overtakes all that stand aside."""
-        self.num_overtaken = self.num_aside
 
     cdef void take_back(self) noexcept nogil:
         """Those that stand aside wait again, where they were."""

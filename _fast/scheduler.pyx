@@ -58,7 +58,7 @@ cdef class Scheduler:
         self.tables = BlockTables(self.pool, self.index, self.seqs, list(groups), block_size, max_model_len,
                                   self.max_chunk, prefix_caching)
         self.num_groups = self.tables.num_groups
-        self.queue = WaitQueue(max_slots, self.by_priority)
+        self.queue = WaitQueue(max_slots, self.by_priority, whole_prompts)
         self.encoder = EncoderTable(encoder_budget, encoder_capacity)
         self.running = RunningRows(self.seqs, self.by_priority)
         self.shares = TokenShares(self.seqs, self.running, self.queue, self.tables, max_tokens, self.max_chunk)
@@ -277,17 +277,12 @@ cdef class Scheduler:
         self.preempted = True
 
     cdef void _admit(self, StepPlan plan) noexcept nogil:
-        """Start waiting requests in their order. The first that does not fit holds up the others, but that of whole
-        prompts a few shorter ones may overtake a longer one, in one step."""
+        """Start waiting requests in their order; the first that neither fits nor stands aside holds up the others."""
         cdef slot_t slot
         while self.running.size < self.max_rows and self.shares.tokens_left > 0:
             slot = self.queue.first()
             # A preempted row waits for its samples in flight: they are part of what it must compute.
-            if slot < 0 or self.seqs.in_flight[slot]:
-                break
-            if self._start(slot, plan):
-                self.queue.note_started()
-            elif not self.whole_prompts or not self.queue.set_aside(slot):
+            if slot < 0 or self.seqs.in_flight[slot] or not (self._start(slot, plan) or self.queue.set_aside(slot)):
                 break
         self.queue.take_back()
 
