@@ -123,7 +123,6 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "GteForSequenceClassification": "engine.models.gte",
 }
 
-
 THROUGH = "engine.models.transformers_backend.model"  # serves the others that transformers has
 
 # model_type of a text_config -> the architecture that the decoder is without its towers.
