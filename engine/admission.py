@@ -19,10 +19,9 @@ from typing import Any
 import numpy as np
 
 from _fast.scheduler import Scheduler
-from engine.ahead import joints_of
+from engine.ahead import Ahead, joints_of
 from engine.errors import AdmissionError, EngineError, scope_of
 from engine.kernels.sampling.draw import mix64
-from engine.model_config import Ahead
 from engine.request import Request, TokenLogprob
 from engine.step.executor import Executor
 

@@ -8,11 +8,15 @@ joint, so the cache holds the keys of all its tokens when attention reads them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 import numpy as np
 
-from engine.model_config import Ahead
 from engine.request import Request
+
+# Tokens of a prompt that see later ones: none; those of a picture each other; all of the prompt each other, whatever a
+# layer's window.
+Ahead = Literal["", "items", "prompt"]
 
 
 def joints_of(request: Request, ahead: Ahead) -> np.ndarray | None:

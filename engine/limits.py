@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from engine.ahead import joints_of
+from engine.ahead import Ahead, joints_of
 from engine.errors import RequestError
-from engine.model_config import Ahead
 from engine.request import ROWS, Modality, Request, SamplingParams
 
 MAX_EDITS = 2048  # token ids of one request whose logits are changed one by one

@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
+from engine.ahead import Ahead
 from engine.request import Modality
 
 # What normalises queries and keys: nothing; an RMSNorm on every head, before or after rotation; an RMSNorm over the
@@ -219,11 +220,6 @@ class TowerConfig(Protocol):
     @property
     def row_parts(self) -> int:
         """Parts of a row: for the embedding, and for the stream behind each of the decoder's first layers."""
-
-
-# Tokens of a prompt that see later ones: none; those of a picture each other; all of the prompt each other, whatever a
-# layer's window.
-Ahead = Literal["", "items", "prompt"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 
 import torch
 
+from engine.ahead import Ahead
 from engine.checkpoint.config import media_token_ids
 from engine.checkpoint.pooling import Form
 from engine.checkpoint.section import Section
-from engine.model_config import Ahead, HeadLayer, ModelConfig, TextConfig, TowerConfig
+from engine.model_config import HeadLayer, ModelConfig, TextConfig, TowerConfig
 from engine.models.base import Model
 
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from engine.ahead import joints_of, last_keys
-from engine.model_config import Ahead
+from engine.ahead import Ahead, joints_of, last_keys
 from engine.request import Request
 
 

@@ -67,29 +67,34 @@ async def test_every_route_answers_503_until_ready():
     lines = [line for family in FAMILIES for line in family.ROUTES]
     asked = [(method, re.sub(r"\{.*?\}", "x", line.path)) for line in lines for method in line.methods]
     asked += [("GET", "/no/such/path"), ("DELETE", "/health")]
-    process = ServerProcess(*OMNI, port=free_port()).spawn()
-    try:
-        await until_bound(process.port)
-        replies = await asyncio.gather(
-            *[ask(process.port, method, path, {} if method == "POST" else None) for method, path in asked]
-        )
-        assert not process.listening, "it was ready before the test had asked; nothing was shown"
-        for (method, path), reply in zip(asked, replies):
-            if path == "/health/live":
-                assert reply.status == 200, "a server that loads is alive"
+    for _ in range(5):  # a busy machine may run the server for the third of a second that it takes from here on
+        process = ServerProcess(*OMNI, port=free_port()).spawn()
+        try:
+            await until_bound(process.port)
+            replies = await asyncio.gather(
+                *[ask(process.port, method, path, {} if method == "POST" else None) for method, path in asked]
+            )
+            if process.listening:
                 continue
-            assert reply.status == 503, (method, path, reply)
-            assert int(reply.headers["retry-after"]) >= 1
-            if path.startswith("/v1/messages"):
-                assert reply.error["type"] == "overloaded_error", path
-            elif method != "HEAD":
-                assert reply.error["reason"] == "starting", (method, path)
-                assert reply.error["type"] == "ServiceUnavailableError"
-        process.wait_ready()
-        assert (await ask(process.port, "GET", "/health")).status == 200
-        process.stop()
-    finally:
-        process.close()
+            process.wait_ready()
+            assert (await ask(process.port, "GET", "/health")).status == 200
+            process.stop()
+            break
+        finally:
+            process.close()
+    else:
+        pytest.fail("it was always ready before the test had asked; nothing was shown")
+    for (method, path), reply in zip(asked, replies):
+        if path == "/health/live":
+            assert reply.status == 200, "a server that loads is alive"
+            continue
+        assert reply.status == 503, (method, path, reply)
+        assert int(reply.headers["retry-after"]) >= 1
+        if path.startswith("/v1/messages"):
+            assert reply.error["type"] == "overloaded_error", path
+        elif method != "HEAD":
+            assert reply.error["reason"] == "starting", (method, path)
+            assert reply.error["type"] == "ServiceUnavailableError"
 
 
 async def until_answered(port: int) -> None:
