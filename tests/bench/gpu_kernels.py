@@ -1,7 +1,8 @@
 """Each Triton kernel on the accelerator: microseconds, and the fraction of the copy or product rate of the same run.
 
 Timed as `bench` times (server/bench/timing.py): graphs of calls over inputs beyond the cache. Prints a table, with
-what PERFORMANCE.md section 5 expects of a case beside it, and writes gpu_kernels.json into the folder given by --out.
+what PERFORMANCE.md section 5 expects of a case beside it, and writes gpu_kernels.json into the folder given by --out,
+after each group of cases. --only "moe codes" keeps the groups named.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -178,61 +180,66 @@ def gated(count: int) -> list[dict]:
     ]
 
 
-def every_case() -> tuple[list[dict], int]:
-    """The table's rows, and how many groups of them failed: one that does takes no other with it."""
+def every_group() -> dict[str, list[Callable[[], list[dict]]]]:
+    """Cases by what they measure; a group that fails takes no other with it."""
     windows = [high * wide * 4 for high in [4] * 9 + [1] for wide in [4] * 9 + [1]]  # of 74 x 74 patches
-    groups: list[Callable[[], list[dict]]] = [
-        *(lambda count=count: rows_of(count) for count in (1, 32, 256, 2048)),
-        *(lambda count=count: gated(count) for count in (512, 2048)),
-        lambda: [attention(f"decode {rows} x {context}", [context] * rows, [1] * rows)
-                 for rows, context in ((1, 1024), (32, 1024), (256, 1024), (32, 4096), (1, 32768))],
-        lambda: [attention("decode 31 x 512 + 1 x 32768", [512] * 31 + [32768], [1] * 32)],
-        lambda: [attention(f"prefill {n}", [n], [n]) for n in (512, 1024, 2048, 8192)],
-        lambda: [attention(f"prefill {rows} x 1024", [1024] * rows, [1024] * rows) for rows in (2, 8)],
-        lambda: [attention("chunk 512 of 8192", [8192], [512])],
-        lambda: [tower("vision windows 5476", 16, 80, windows), tower("vision frame 5476", 16, 80, [5476])],
-        lambda: [tower("audio chunks 1500", 20, 64, [100] * 15)],
-        lambda: sampling_cases(time_of),
-        *code_cases(time_of, step),
-        *moe_cases(time_of),
-    ]  # fmt: skip
-    cases: list[dict] = []
-    failed = 0
-    for group in groups:
-        try:
-            cases += group()
-        except Exception:
-            failed += 1
-            traceback.print_exc()
-    return cases, failed
+    return {
+        "layer": [lambda count=count: rows_of(count) for count in (1, 32, 256, 2048)],
+        "gated": [lambda count=count: gated(count) for count in (512, 2048)],
+        "attention": [
+            lambda: [attention(f"decode {rows} x {context}", [context] * rows, [1] * rows)
+                     for rows, context in ((1, 1024), (32, 1024), (256, 1024), (32, 4096), (1, 32768))],
+            lambda: [attention("decode 31 x 512 + 1 x 32768", [512] * 31 + [32768], [1] * 32)],
+            lambda: [attention(f"prefill {n}", [n], [n]) for n in (512, 1024, 2048, 8192)],
+            lambda: [attention(f"prefill {rows} x 1024", [1024] * rows, [1024] * rows) for rows in (2, 8)],
+            lambda: [attention("chunk 512 of 8192", [8192], [512])],
+        ],
+        "towers": [
+            lambda: [tower("vision windows 5476", 16, 80, windows), tower("vision frame 5476", 16, 80, [5476])],
+            lambda: [tower("audio chunks 1500", 20, 64, [100] * 15)],
+        ],
+        "sampling": [lambda rows=rows: sampling_cases(time_of, (rows,)) for rows in (1, 32, 256)],
+        "codes": code_cases(time_of, step),
+        "moe": moe_cases(time_of),
+    }  # fmt: skip
+
+
+def told(case: dict, copy: float, product: float) -> None:
+    """Fills the fractions of a case and prints its line."""
+    median, low, high = case["times"]
+    case["of_copy"] = case["bytes"] / median / copy
+    case["of_product"] = case.get("flops", 0) / median / product
+    case["expected"] = verdict(case)
+    print(
+        f"{case['name']:<34}{median * 1e6:9.1f}{low * 1e6:9.1f}{high * 1e6:9.1f}"
+        f"{case['of_copy'] * 100:8.1f}{case['of_product'] * 100:10.1f}  {case['expected']}",
+        flush=True,
+    )
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("."))
+    parser.add_argument("--only", default="", help=f"of {' '.join(every_group())}")
     args = parser.parse_args()
     torch.manual_seed(0)
     copy, product = rates("cuda", torch.bfloat16)
-    cases, failed = every_case()
-    print(f"{torch.cuda.get_device_name()}: copy {copy / 1e12:.2f} TB/s, product {product / 1e12:.0f} TFLOP/s")
-    print(f"{'kernel':<30}{'us':>9}{'p10':>9}{'p90':>9}{'% copy':>8}{'% product':>10}  expected")
-    for case in cases:
-        median, low, high = case["times"]
-        case["of_copy"] = case["bytes"] / median / copy
-        case["of_product"] = case.get("flops", 0) / median / product
-        case["expected"] = verdict(case)
-        print(
-            f"{case['name']:<30}{median * 1e6:9.1f}{low * 1e6:9.1f}{high * 1e6:9.1f}"
-            f"{case['of_copy'] * 100:8.1f}{case['of_product'] * 100:10.1f}  {case['expected']}"
-        )
     args.out.mkdir(parents=True, exist_ok=True)
-    report = {
-        "device": torch.cuda.get_device_name(),
-        "copy_bytes_per_s": copy,
-        "product_flops": product,
-        "cases": cases,
-    }
-    (args.out / "gpu_kernels.json").write_text(json.dumps(report, indent=2) + "\n")
+    report = {"device": torch.cuda.get_device_name(), "copy_bytes_per_s": copy, "product_flops": product, "cases": []}
+    print(f"{report['device']}: copy {copy / 1e12:.2f} TB/s, product {product / 1e12:.0f} TFLOP/s")
+    print(f"{'kernel':<34}{'us':>9}{'p10':>9}{'p90':>9}{'% copy':>8}{'% product':>10}  expected")
+    failed = 0
+    for group in chain(*(cases for name, cases in every_group().items() if name in (args.only or name))):
+        try:
+            found = group()
+        except Exception:
+            failed += 1
+            traceback.print_exc()
+            continue
+        for case in found:
+            told(case, copy, product)
+        report["cases"] += found
+        (args.out / "gpu_kernels.json").write_text(json.dumps(report, indent=2) + "\n")
     return failed
 
 
