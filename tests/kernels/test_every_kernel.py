@@ -91,6 +91,22 @@ def test_a_kernel_has_its_reference_and_its_cases(kernel):
     assert launchers & used_by(CASES.parent, "test_on_device*.py"), launchers
 
 
+def early_returns(body: list[ast.stmt]) -> list[ast.Return]:
+    """The statements that return a value while others follow them or the branch they are in."""
+    *earlier, last = body
+    found = [each for statement in earlier for each in ast.walk(statement) if isinstance(each, ast.Return)]
+    if isinstance(last, ast.If):
+        found += early_returns(last.body) + (early_returns(last.orelse) if last.orelse else [])
+    return [each for each in found if each.value is not None]
+
+
+@pytest.mark.parametrize("function", sorted(JITTED), ids=lambda function: function[1])
+def test_a_value_is_returned_last(function):
+    """Triton 3.6 compiles what follows a constant branch that returns: with types that only the other branch has."""
+    lines = [each.lineno for each in early_returns(FUNCTIONS[function].body)]
+    assert not lines, f"{function[0]}: lines {lines} return before the end; assign in `if` and `else`, return once"
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90", "sm_100", "gfx942", "gfx950", "gfx1100"])
 def test_only_newer_cuda_devices_begin_early(arch):
     device = Target("cuda" if arch.startswith("sm") else "hip", arch, 100, 32, 64 << 10)

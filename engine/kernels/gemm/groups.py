@@ -95,8 +95,10 @@ def add_product(
     x_at = x + m.to(tl.int64)[None, :] * x_stride + columns[:, None]
     tokens = tl.load(x_at, mask=m_in[None, :] & inside[:, None], other=0)
     if EXACT:
-        return tl.dot(values.to(tl.int8), tokens, sums, out_dtype=tl.int32)
-    return tl.dot(values.to(tokens.dtype), tokens, sums, input_precision="ieee")
+        sums = tl.dot(values.to(tl.int8), tokens, sums, out_dtype=tl.int32)
+    else:
+        sums = tl.dot(values.to(tokens.dtype), tokens, sums, input_precision="ieee")
+    return sums
 
 
 @triton.jit(do_not_specialize=["rows"])
