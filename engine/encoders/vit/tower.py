@@ -79,8 +79,9 @@ class VitTower:
             height = width = side
             tiles = max(1, rows // (side // merge) ** 2)
         else:
-            height, tiles = math.isqrt(rows) * merge, 1
-            width = rows * merge // (height // merge)
+            height, tiles = math.isqrt(rows), 1
+            width = rows // height * merge
+            height *= merge
         patches = torch.zeros(tiles * height * width, self.patch_embed.in_features, device=self.device)
         made = torch.zeros(len(patches) // merge**2, 4 if self.newline is not None else 0, device=self.device)
         return {"pixel_values": patches, "grid": torch.tensor([height, width]), "places": made.long(), "shares": made}
