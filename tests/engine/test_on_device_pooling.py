@@ -9,11 +9,14 @@ from tests.engine.test_pooling_steps import INPUTS, arrays
 from tests.engine_kit import running
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
+# ModernBERT's tiny checkpoint grows its residual stream fivefold in four layers: weights rounded to bfloat16 cost a
+# cosine of 0.0026 there before anything is computed, and transformers in bfloat16 loses 0.0065. Products of 0.7 of
+# their size keep the stream as a trained checkpoint's: 0.0004 in transformers.
 BODIES = {
     "decoder": lambda: kit.embedder("qwen3"),
     "mean": lambda: kit.embedder("qwen3", "mean_tokens", dense=24),
     "bert": lambda: kit.encoder("bert"),
-    "modernbert": kit.modernbert,
+    "modernbert": lambda: kit.damped(kit.modernbert(), 0.7),
     "nomic": lambda: kit.encoder("nomic"),
     "gte": lambda: kit.encoder("gte"),
     "embedding gemma": lambda: kit.seeing_all("gemma3"),
