@@ -126,6 +126,7 @@ class TextConfig:
     norm_bias: bool = False  # of LayerNorms
     norm_offset: float = 0.0  # of the weights of every norm
     embedding_scale: float = 1.0
+    media_scale: float = 1.0  # of the rows of media in the place of embeddings
     residual_scale: float = 1.0  # of what attention and MLP add to the stream
     logit_scale: float = 1.0
     logit_softcap: float = 0.0  # cap * tanh(logit / cap); 0 = none

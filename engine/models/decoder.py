@@ -80,8 +80,8 @@ class Decoder(Model):
         kinds = list(dict.fromkeys(layer.rope for layer in text.layers))
         self._ropes = [RopeTable(kind, device, config.max_model_len or config.max_position) for kind in kinds]
         self._rope_of = [kinds.index(layer.rope) for layer in text.layers]
-        rounded = float(torch.tensor(text.embedding_scale, dtype=dtype))  # as trained
-        self._embedding_scale = rounded / text.residual_scale
+        scales = torch.tensor([text.embedding_scale, text.media_scale], dtype=dtype)  # rounded as trained
+        self._embedding_scale, self._media_scale = (scale / text.residual_scale for scale in scales.tolist())
 
     @abstractmethod
     def layer(self, number: int) -> DecoderLayer:
@@ -136,13 +136,17 @@ class Decoder(Model):
     def _embedded(self, batch: Batch) -> Tensor:
         residual = self.embedded(batch)
         if self._embedding_scale != 1.0:
-            residual *= self._embedding_scale  # rows of media are not scaled
+            residual *= self._embedding_scale
         if batch.overlay is not None:
             shown, rows = batch.overlay
-            residual = torch.where(shown, rows[:, : residual.shape[1]], residual)
+            residual = torch.where(shown, self._scaled(rows[:, : residual.shape[1]]), residual)
         for start, length, rows in batch.media:
-            residual[start : start + length] = rows[:, : residual.shape[1]]
+            residual[start : start + length] = self._scaled(rows[:, : residual.shape[1]])
         return residual
+
+    def _scaled(self, rows: Tensor) -> Tensor:
+        """Rows of media; most families do not scale them."""
+        return rows if self._media_scale == 1.0 else rows * self._media_scale
 
     def embedded(self, batch: Batch) -> Tensor:
         """The tokens' embeddings, [T, hidden], new."""

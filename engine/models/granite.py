@@ -21,9 +21,11 @@ def text(body: Section, outer: Section) -> TextConfig:
             "the second not 0"
         )
     read = every_layer(read_text(body, outer), scale=body.number("attention_multiplier", 1.0))
+    multiplier = body.number("embedding_multiplier", 1.0)
     return replace(
         read,
-        embedding_scale=body.number("embedding_multiplier", 1.0),
+        embedding_scale=multiplier,
+        media_scale=multiplier,
         residual_scale=residual,
         logit_scale=1.0 / divisor,
     )
