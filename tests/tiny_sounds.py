@@ -38,6 +38,7 @@ class Sounds:
     make: Callable[[], Any]  # the model with its weights
     features: Callable[[Path, np.ndarray], Features]
     extractor: dict[str, Any]
+    alone: bool = False  # the oracle would hear the silence behind the shorter ones of several sounds
 
     @property
     def folder(self) -> Path:
@@ -138,6 +139,51 @@ def qwen3_asr_features(folder: Path, sound: np.ndarray) -> Features:
     return processed(Qwen3ASRProcessor, Qwen3ASRFeatureExtractor, folder, sound)
 
 
+def granite_speech() -> Any:
+    from transformers import GraniteSpeechConfig, GraniteSpeechForConditionalGeneration
+
+    tower = {
+        "input_dim": 2 * MELS, "num_layers": 4, "hidden_dim": 48, "feedforward_mult": 3, "num_heads": 3, "dim_head": 20,
+        "output_dim": 11, "context_size": 40, "max_pos_emb": 50, "conv_kernel_size": 7,
+    }  # fmt: skip
+    queries = {
+        "model_type": "blip_2_qformer", "hidden_size": 72, "num_hidden_layers": 3, "num_attention_heads": 6,
+        "intermediate_size": 100, "encoder_hidden_size": 48, "cross_attention_frequency": 2,
+    }  # fmt: skip
+    multipliers = {"embedding_multiplier": 6.0, "residual_multiplier": 0.5, "attention_multiplier": 0.2}
+    text = {**tiny._SMALL, **multipliers, "model_type": "granite", "hidden_size": 96, "max_position_embeddings": 1024}
+    config = GraniteSpeechConfig(
+        encoder_config=tower, projector_config=queries, text_config={**text, "tie_word_embeddings": True},
+        audio_token_index=AUDIO, has_lora_adapter=False, tie_word_embeddings=True,
+    )  # fmt: skip
+    model = tiny._model(GraniteSpeechForConditionalGeneration, config)
+    for number, layer in enumerate(model.model.encoder.layers):  # as training leaves them
+        draw = np.random.default_rng(number)
+        for buffer, low in ((layer.conv.batch_norm.running_mean, -1.0), (layer.conv.batch_norm.running_var, 0.2)):
+            buffer.copy_(buffer.new_tensor(draw.uniform(low, 1.0, len(buffer))))
+    return model
+
+
+def granite_speech_features(folder: Path, sound: np.ndarray) -> Features:
+    """As GraniteSpeechFeatureExtractor, whose frames are torchaudio's: torch's stft and HTK's filters."""
+    import torch
+    from transformers import GraniteSpeechFeatureExtractor
+    from transformers.audio_utils import mel_filter_bank
+
+    filters = torch.tensor(mel_filter_bank(257, MELS, 0.0, 8000.0, 16000, norm=None, mel_scale="htk")).float()
+    window = torch.hann_window(400)
+    spectrum = torch.stft(
+        torch.tensor(sound), 512, 160, 400, window, center=True, pad_mode="reflect", return_complex=True
+    )
+    mel = (spectrum.abs().square().T @ filters).clip(min=1e-10).log10()
+    mel = torch.maximum(mel, mel.max() - 8.0) / 4 + 1
+    pairs = mel[: len(mel) // 2 * 2].reshape(1, -1, 2 * MELS)
+    extractor = GraniteSpeechFeatureExtractor.__new__(GraniteSpeechFeatureExtractor)  # the others need torchaudio
+    extractor.melspec_kwargs = {"hop_length": 160}
+    extractor.projector_window_size, extractor.projector_downsample_rate = 15, 5
+    return {"input_features": pairs}, extractor._get_num_audio_features([len(sound)])[0]
+
+
 def qwen3_omni() -> Any:
     """The thinker, with pictures and films, and experts in two of three layers."""
     from transformers import Qwen3OmniMoeThinkerConfig, Qwen3OmniMoeThinkerForConditionalGeneration
@@ -185,10 +231,12 @@ def processed(kind: Any, extractor: Any, folder: Path, sound: np.ndarray, **opti
     return {key: made[key] for key in ("input_features", "input_features_mask")}, rows
 
 
+GRANITE_SPEECH = {"feature_extractor_type": "GraniteSpeechFeatureExtractor", "melspec_kwargs": {"n_mels": MELS}}
 SOUNDS = (
     Sounds("voxtral", voxtral, voxtral_features, {}),
     Sounds("glm-asr", glm_asr, glm_asr_features, {}),
     Sounds("audio-flamingo", audio_flamingo, audio_flamingo_features, {}),
     Sounds("qwen3-asr", qwen3_asr, qwen3_asr_features, {"feature_extractor_type": "Qwen3ASRFeatureExtractor"}),
+    Sounds("granite-speech", granite_speech, granite_speech_features, GRANITE_SPEECH, alone=True),
     Sounds("qwen3-omni", qwen3_omni, qwen3_omni_features, PICTURES),
 )

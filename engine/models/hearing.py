@@ -22,16 +22,25 @@ from engine.weights.table import Row
 PREFIXES = ("model.", "language_model.", "model.")
 
 
-def hearing(tower: Callable[[Any, torch.dtype, str], Tower], rows: tuple[Row, ...]) -> Callable[..., Decoder]:
-    """Family.model of decoders behind this kind of tower; `rows`: the tower's, which hangs at attribute `audio`."""
+def hearing(
+    tower: Callable[[Any, torch.dtype, str], Tower],
+    rows: tuple[Row, ...],
+    tower_name: str = "audio",
+    ignore: tuple[str, ...] = (),
+) -> Callable[..., Decoder]:
+    """Family.model of decoders behind this kind of tower; `rows`: the tower's, which hangs at attribute `audio`.
+
+    `tower_name`: among the Family's towers; `ignore`: what checkpoints hold of the tower, and nobody reads.
+    """
 
     def made(config: ModelConfig, dtype: torch.dtype, device: str) -> Decoder:
         model = decoder_family(config.raw["text_config"], "config.json").model(config, dtype, device)
         assert isinstance(model, Decoder)
-        audio = config.towers.get("audio")
+        audio = config.towers.get(tower_name)
         model.audio = None if audio is None else tower(audio, dtype, device)
         model.towers = by_modality(model.audio)
-        model.table = replace(model.table, rows=(*model.table.rows, *rows), prefixes=PREFIXES)
+        table = model.table
+        model.table = replace(table, rows=(*table.rows, *rows), prefixes=PREFIXES, ignore=(*table.ignore, *ignore))
         return model
 
     return made

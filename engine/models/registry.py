@@ -98,6 +98,7 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "GlmAsrForConditionalGeneration": "engine.models.glm_asr",
     "Qwen3ASRForConditionalGeneration": "engine.models.qwen3_asr",
     "AudioFlamingo3ForConditionalGeneration": "engine.models.audio_flamingo",
+    "GraniteSpeechForConditionalGeneration": "engine.models.granite_speech",
     "Qwen2_5OmniThinkerForConditionalGeneration": "engine.models.qwen2_5_omni",
     "Qwen2_5OmniForConditionalGeneration": "engine.models.qwen2_5_omni",
     "Qwen2_5OmniModel": "engine.models.qwen2_5_omni",  # the name in the released folders
@@ -238,13 +239,10 @@ def _served(root: Section, text_only: bool, implementation: str) -> tuple[str, F
             if name in known():
                 return name, "generate", "transformers"
         inside = root.values.get("text_config")
-        if (
-            text_only
-            and isinstance(inside, dict)
-            and (implementation != "auto" or inside.get("model_type") not in DECODERS)
-        ):
+        wanted = inside.get("model_type") if isinstance(inside, dict) else None
+        if text_only and wanted and (implementation != "auto" or wanted not in DECODERS):
             for name, kind in known().items():
-                if kind == inside.get("model_type"):
+                if kind == wanted:
                     log.info("%s without its towers is served as %s", ", ".join(named), name)
                     return name, "generate", "transformers"
     elif implementation == "transformers":

@@ -44,15 +44,27 @@ def log_mel(samples: np.ndarray, settings: MelSettings) -> np.ndarray:
     valid = num_frames(len(samples), settings)
     padded, total = _padded(samples, valid, settings)
     frames = np.lib.stride_tricks.sliding_window_view(padded, settings.n_fft)[::hop][:total]  # [total, n_fft]
-    window = _window(settings.n_fft)
+    window = hann(settings.n_fft)
     filters = mel_filters(settings)
-    mels = np.empty((settings.num_mels, total), dtype=np.float64)
-    for start in range(0, total, _PIECE):
-        spectrum = np.fft.rfft(frames[start : start + _PIECE] * window)  # [piece, bins]
+    return scaled_log(mel_energies(frames, window, filters, settings.n_fft))[:, :valid].astype(np.float32)
+
+
+def mel_energies(frames: np.ndarray, window: np.ndarray, filters: np.ndarray, n_fft: int) -> np.ndarray:
+    """frames [total, samples], window [samples], filters [mels, n_fft / 2 + 1] -> float64 [mels, total]."""
+    mels = np.empty((len(filters), len(frames)), dtype=np.float64)
+    for start in range(0, len(frames), _PIECE):
+        spectrum = np.fft.rfft(frames[start : start + _PIECE] * window, n_fft)  # [piece, bins]
         mels[:, start : start + _PIECE] = filters @ (spectrum.real**2 + spectrum.imag**2).T
+    return mels
+
+
+def scaled_log(mels: np.ndarray) -> np.ndarray:
+    """Energies -> their log10, clamped to eight decades below the loudest and scaled; in place."""
     np.log10(np.maximum(mels, _FLOOR, out=mels), out=mels)
     np.maximum(mels, mels.max() - _RANGE, out=mels)
-    return ((mels[:, :valid] + 4.0) / 4.0).astype(np.float32)
+    mels += 4.0
+    mels /= 4.0
+    return mels
 
 
 def _padded(samples: np.ndarray, valid: int, settings: MelSettings) -> tuple[np.ndarray, int]:
@@ -72,7 +84,7 @@ def _padded(samples: np.ndarray, valid: int, settings: MelSettings) -> tuple[np.
 
 
 @functools.cache
-def _window(size: int) -> np.ndarray:
+def hann(size: int) -> np.ndarray:
     """Periodic Hann window, float64 [size]."""
     return 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(size) / size)
 
@@ -103,3 +115,17 @@ def _mel(hertz: float) -> float:
 
 def _hertz(mels: np.ndarray) -> np.ndarray:
     return np.where(mels < _BREAK_MEL, mels * 200.0 / 3.0, _BREAK_HERTZ * np.exp(_STEP * (mels - _BREAK_MEL)))
+
+
+@functools.cache
+def htk_filters(num_mels: int, sample_rate: int, n_fft: int) -> np.ndarray:
+    """Triangles on HTK's mel scale, each of height 1; float64 [mels, bins]."""
+    bins = np.linspace(0, sample_rate / 2, n_fft // 2 + 1)
+    edges = 700.0 * (10.0 ** (np.linspace(0.0, htk_mel(sample_rate / 2), num_mels + 2) / 2595.0) - 1.0)
+    lower, centre, upper = edges[:-2, None], edges[1:-1, None], edges[2:, None]
+    return np.maximum(np.minimum((bins - lower) / (centre - lower), (upper - bins) / (upper - centre)), 0.0)
+
+
+def htk_mel(hertz: float) -> float:
+    """HTK's scale."""
+    return float(2595.0 * np.log10(1.0 + hertz / 700.0))

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import engine.runtime
-from engine.errors import RequestError
+from engine.errors import ConfigError, RequestError
 from engine.models.registry import load_model_config
 from engine.request import Request, SamplingParams
 from mm.item import MediaItem, MediaOptions, Processed
@@ -68,14 +68,25 @@ def wanted(family: Sounds, prompt: tuple[int, ...]) -> list[int]:
     """Greedy tokens of transformers, its own features and numbers of rows included."""
     given = [theirs(family, count) for count in prompt]
     rows = [number for _, number in given]
-    inputs = joined([features for features, _ in given])
     ids = torch.tensor([[token for number in rows for token in (*BEFORE, *[AUDIO] * number, *BEHIND)]])
     with torch.inference_mode():
+        if family.alone:
+            inputs = {"inputs_embeds": embedded(family, ids, [features for features, _ in given])}
+        else:
+            inputs = {"input_ids": ids, **joined([features for features, _ in given])}
         made = family.oracle.generate(
-            input_ids=ids, attention_mask=torch.ones_like(ids), **inputs, max_new_tokens=TOKENS, min_new_tokens=TOKENS,
+            attention_mask=torch.ones_like(ids), **inputs, max_new_tokens=TOKENS, min_new_tokens=TOKENS,
             do_sample=False, eos_token_id=None,
         )  # fmt: skip
     return made[0, -TOKENS:].tolist()
+
+
+def embedded(family: Sounds, ids: torch.Tensor, features: list[dict[str, torch.Tensor]]) -> torch.Tensor:
+    """The prompt's embeddings, each sound heard by itself."""
+    made = family.oracle.get_input_embeddings()(ids)
+    rows = [family.oracle.get_audio_features(**item, return_dict=True).pooler_output.flatten(0, 1) for item in features]
+    made[ids == AUDIO] = torch.cat(rows)
+    return made
 
 
 def joined(features: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
@@ -125,7 +136,7 @@ async def test_tokens_of_an_accelerators_steps_equal_transformers(family, monkey
 def test_the_examples_of_the_start_have_at_most_as_many_rows(family):
     model = load(family.folder)
     tower = model.towers["audio"]
-    for rows in (1, 40, 77):
+    for rows in (3, 40, 77):  # queries of a window make three at least
         with torch.inference_mode():
             assert 1 <= len(tower.encode(tower.example("audio", rows))) <= rows
 
@@ -157,6 +168,22 @@ def test_glm_asr_ties_its_head_where_the_outer_object_does_not_deny_it(said, tie
     config = load_model_config(family.folder, {"tie_word_embeddings": said})  # None: the key is taken away
     assert config.raw["text_config"]["tie_word_embeddings"] is False
     assert config.text.tie_embeddings is tied
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ({"has_lora_adapter": True}, "hears only with the adapter that lies beside it"),
+        ({"encoder_config": {"context_size": 51}}, "context_size=51 is above max_pos_emb=50"),
+        ({"downsample_rate": 16}, "window_size=15 and downsample_rate=16 must give a query at least"),
+        ({"projector_config": {"encoder_hidden_size": 49}}, "encoder_hidden_size=49 must be the encoder's"),
+        ({"projector_config": {"model_type": "bert"}}, "model_type='bert' with hidden_act='gelu'; supported is"),
+    ],
+)
+def test_a_granite_speech_that_contradicts_itself_is_refused(overrides, said):
+    (family,) = (family for family in SOUNDS if family.name == "granite-speech")
+    with pytest.raises(ConfigError, match=said):
+        load_model_config(family.folder, overrides)
 
 
 def test_rows_that_no_windows_have_are_refused():
