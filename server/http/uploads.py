@@ -2,11 +2,13 @@
 
 Owner: loop. In: ASGI messages. Out: a Form, its texts by name and one file; or 413, 415, 408, 400. Nothing is
 written to disk: the bytes stay counted against the process-wide budget until `uploaded` is left. A field that comes
-again adds a value; the [] behind the name of a list is dropped.
+again adds a value; the [] behind the name of a list is dropped. The file grows in a BytesIO, whose getvalue() gives its
+bytes away without a copy: joining pieces of 100 MB held the interpreter, and with it the loop, for 63 ms.
 """
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -30,7 +32,7 @@ class Form:
     """What was uploaded."""
 
     texts: dict[str, list[str]] = field(default_factory=dict)
-    file: list[bytes] | None = None  # pieces of its content, in order
+    file: io.BytesIO | None = None  # its content
 
 
 @asynccontextmanager
@@ -85,7 +87,7 @@ class FormReader:
         self._header = [bytearray(), bytearray()]  # name and value of the header that is read
         self._disposition = b""
         self._name = ""
-        self._pieces: list[bytes] = []  # of the part that is read
+        self._content = io.BytesIO()  # of the part that is read
         self._size = 0
         self._is_file = False
         self._parts = 0
@@ -124,7 +126,7 @@ class FormReader:
         self._parts += 1
         if self._parts > MAX_FIELDS:
             raise malformed(f"it has more than {MAX_FIELDS} fields")
-        self._disposition, self._pieces, self._size = b"", [], 0
+        self._disposition, self._content, self._size = b"", io.BytesIO(), 0
 
     def _header_end(self) -> None:
         if bytes(self._header[0]).lower() == b"content-disposition":
@@ -152,14 +154,14 @@ class FormReader:
             self._texts_size += end - start
             if self._texts_size > FIELDS_BYTES:
                 raise malformed(f"its texts have more than {FIELDS_BYTES} bytes")
-        self._pieces.append(data[start:end])
+        self._content.write(memoryview(data)[start:end])
 
     def _end(self) -> None:
         if self._is_file:
-            self._form.file = self._pieces
+            self._form.file = self._content
             return
         try:
-            self._form.texts.setdefault(self._name, []).append(b"".join(self._pieces).decode())
+            self._form.texts.setdefault(self._name, []).append(self._content.getvalue().decode())
         except UnicodeDecodeError:
             raise invalid(self._name[:64], "a text of the form is not UTF-8") from None
 

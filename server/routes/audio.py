@@ -8,7 +8,6 @@ Everything that can be refused is refused before the file is decoded.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -60,12 +59,11 @@ async def listen(request: Request, kind: type[Kind]) -> Response | None:
         model = check_model(state, fields.model)
         task = task_of(exchange, fields, gateway_priority(request))
         hearer = hearer_of(exchange, task)
-        if not form.file or not any(form.file):
+        if form.file is None or not (data := form.file.getvalue()):
             raise invalid("file", "file: is missing or empty; send a recording as the form's file")
+        form.file = None
         async with client_present(request):
             with state.places.hold(1, exchange.key_name):
-                data = await asyncio.get_running_loop().run_in_executor(state.pool, b"".join, form.file)
-                form.file = None
                 assert state.media is not None
                 scope = scope_of(exchange, task.salt)
                 async with state.media.recording(data, hearer.cutting(), scope) as recording:

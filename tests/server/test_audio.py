@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import re
+import tracemalloc
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from examples.embedded_model.spoken import utterances
+from server.http.uploads import FormReader
 from tests.mm import made
 from tests.server.conftest import quiet
 from tests.server.live import listening
@@ -310,6 +312,25 @@ async def test_an_upload_in_small_pieces_is_the_same(client):
     body = form()
     pieces = [body[at : at + 777] for at in range(0, len(body), 777)]
     assert (await client.call("POST", PATH, body=pieces, headers=HEADERS).finish()).json()["text"] == "118"
+
+
+async def test_a_large_file_is_never_copied_whole():
+    reader = FormReader(BOUNDARY.encode(), "file", 1 << 26)
+    piece, count = bytes(range(256)) * 256, 512  # 32 MiB
+    tracemalloc.start()
+    try:
+        reader.feed(form(b"")[: -len(f"\r\n--{BOUNDARY}--\r\n")])
+        for _ in range(count):
+            reader.feed(piece)
+        reader.feed(f"\r\n--{BOUNDARY}--\r\n".encode())
+        file = reader.finished().file
+        assert file is not None
+        content = file.getvalue()
+        assert content is file.getvalue(), "the same bytes, not a copy of them"
+        assert tracemalloc.get_traced_memory()[1] < 1.3 * len(content), "the file was held twice"
+    finally:
+        tracemalloc.stop()
+    assert content == piece * count
 
 
 async def test_a_recording_may_be_longer_than_a_prompts_sound_up_to_its_own_limit(serve, state):
