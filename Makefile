@@ -33,7 +33,8 @@ test: .stamp-build .stamp-dev  ## lint, types and the whole CPU suite
 	$(PYTEST) -m "not gpu and not full" $(ARGS); tests=$$?; \
 	wait $$! || { cat build/lint.log; echo "make lint failed"; exit 1; }; exit $$tests
 
-test-full: .stamp-build .stamp-dev  ## the long forms that `make test` leaves out
+test-full: .stamp-build .stamp-dev  ## the long forms that `make test` leaves out; installs librosa and its compiler (190 MB)
+	$(PY) .ci/requirements.py full | $(PY) -m pip install -q --disable-pip-version-check -r /dev/stdin
 	$(PYTEST) -m "full and not gpu" $(ARGS)
 
 test-ray: .stamp-build .stamp-dev  ## replicas under Ray Serve; installs Ray (80 MB), which `make test` leaves out
