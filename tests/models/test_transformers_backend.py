@@ -7,9 +7,12 @@ import logging
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from engine.errors import ConfigError
+from engine.kernels.moe.grouped import grouped_reference
 from engine.models.registry import MODALITIES, build_model, load_model_config
+from engine.models.transformers_backend import experts
 from engine.weights.load import load_weights, weight_bytes
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
@@ -59,6 +62,28 @@ async def test_so_do_tokens_of_an_accelerators_steps(monkeypatch):
     monkeypatch.setattr("engine.runtime.open_accelerator", lambda _device: HostAccelerator())
     want = [Answer(greedy("cwm", tokens, TOKENS)) for tokens in PROMPTS]
     await check_busy("cwm", Device("cpu"), want)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "flex_olmo"])
+def test_experts_of_an_accelerator_are_multiplied_without_a_number_on_the_host(name, monkeypatch):
+    """Our grouped product, here by its reference; transformers' own copies the number of rows to the host."""
+
+    def launch(x, weight, bias, pairs, activation, _tile):
+        return grouped_reference(x, weight, bias, pairs, activation)
+
+    def refused(*_, **__):
+        raise AssertionError("a graph records no copy to the host")
+
+    monkeypatch.setattr(experts, "launch_grouped", launch)
+    monkeypatch.setattr(experts, "tile_of", lambda *_: None)
+    harness, tokens = Harness(load(name)), prompt(30)
+    monkeypatch.setitem(ALL_EXPERTS_FUNCTIONS._global_mapping, experts.NAME, experts.experts_on_device)
+    monkeypatch.setattr(torch.nn.functional, "grouped_mm", refused)
+    with torch.inference_mode():
+        got = harness.prefill(harness.add(tokens), 9)
+        monkeypatch.undo()
+        want = oracle(name)(input_ids=torch.tensor([tokens])).logits[0]
+    assert (got - want).abs().max() <= 2e-4
 
 
 def test_a_family_of_ours_goes_that_way_when_it_is_asked_to():

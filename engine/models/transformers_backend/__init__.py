@@ -2,6 +2,7 @@
 
     skeleton.py    config.json -> the module on the meta device, and what its attention calls say of its caches
     attention.py   what transformers calls as its attention function: our paged cache and kernels
+    experts.py     what transformers calls as its experts function: our grouped product on accelerators
     weights.py     the names that checkpoints have -> the module's parameters
     model.py       the Model
 

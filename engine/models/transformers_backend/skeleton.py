@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from engine.errors import ConfigError
+from engine.models.transformers_backend import experts
 from engine.models.transformers_backend.attention import NAME, Call, attention, recording
 
 LAYER_TYPES = {"full_attention", "sliding_attention"}
@@ -50,9 +51,11 @@ def build(architecture: str, values: Mapping[str, Any]) -> Any:
     """The module of a checkpoint on the meta device. Raises ConfigError in a line that begins behind its name."""
     import transformers
     from transformers import CONFIG_MAPPING, initialization
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     ALL_ATTENTION_FUNCTIONS.register(NAME, attention)
+    ALL_EXPERTS_FUNCTIONS.register(experts.NAME, experts.experts)
     kind = str(values.get("model_type") or known()[architecture])
     module_class = getattr(transformers, architecture)
     if not module_class._supports_attention_backend:
@@ -62,6 +65,7 @@ def build(architecture: str, values: Mapping[str, Any]) -> Any:
         config = CONFIG_MAPPING[kind].from_dict(given)
         config._attn_implementation = NAME
         module = module_class(config)
+        module.config._experts_implementation = experts.NAME
     _refuse_states(module)
     return module.train(mode=False).requires_grad_(False)
 
@@ -72,10 +76,8 @@ def calls_of(module: Any) -> list[Call]:
     base, config = getattr(module, module.base_model_prefix, None), module.config
     if base is None or "position_ids" not in inspect.signature(base.forward).parameters:
         raise ConfigError("has a decoder that takes no position_ids: a chunk of a prompt would stand at its beginning")
-    chosen, config._experts_implementation = config._experts_implementation, "batched_mm"  # runs without numbers
     with _refusing(), recording(calls):
         run(base, torch.zeros(3, dtype=torch.int64, device="meta"), torch.arange(3, device="meta"))
-    config._experts_implementation = chosen
     types = getattr(config, "layer_types", None) or []
     if len(calls) < config.num_hidden_layers:
         raise ConfigError(

@@ -3,7 +3,9 @@
 Products run in float32 and float16: the interpreter holds bfloat16 as integers and cannot multiply them.
 """
 
+import itertools
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,8 +22,9 @@ from engine.kernels.moe.grouped import Tile, grouped_reference, launch_grouped
 from engine.kernels.moe.kept import Kept
 from engine.kernels.moe.route import launch_route, route_reference
 from engine.kernels.moe.sort import Pairs, launch_sort_pairs, sort_pairs_reference
-from engine.kernels.target import HAS_TRITON
+from engine.kernels.target import HAS_TRITON, Target
 from engine.model_config import Routing
+from engine.models.transformers_backend import experts as backend
 from tests.kernels.routings import ROUTINGS
 
 # NumPy warns of what a NaN or an infinity makes.
@@ -162,6 +165,36 @@ def test_grouped_products(tokens, top_k, experts, width, depth, spread, biased, 
     assert error(got, grouped_reference(x, weight, bias, pairs, activation)) < (
         1e-6 if dtype == torch.float32 else 1e-3
     )
+
+
+@pytest.mark.parametrize(("tokens", "gated", "biased", "turned"), [
+    (1, True, False, False), (9, True, True, True), (9, False, False, False),
+])  # fmt: skip
+def test_experts_of_transformers_modules(tokens, gated, biased, turned, monkeypatch):
+    monkeypatch.setattr(backend, "target", lambda: Target("cuda", "sm_90", 132, 32, 64 << 10))
+    count, hidden, width = 5, 48, 40
+    shapes = {"gate_up_proj" if gated else "up_proj": (width * (1 + gated), hidden), "down_proj": (hidden, width)}
+    module = SimpleNamespace(
+        num_experts=count, has_gate=gated, has_bias=biased, is_transposed=turned, has_post_expert_norm=False,
+        act_fn=torch.tanh, _apply_gate=lambda both: both[:, :width] * both[:, width:].sigmoid(),
+    )  # fmt: skip
+    upright = {name: torch.randn(count, *shape) / 8 for name, shape in shapes.items()}
+    biases = {name: torch.randn(count, shape[0]) for name, shape in shapes.items()}
+    for name, matrices in upright.items():
+        setattr(module, name, matrices.transpose(1, 2).contiguous() if turned else matrices)
+        setattr(module, f"{name}_bias", biases[name])
+    x, weights = torch.randn(tokens, hidden), torch.rand(tokens, 2)
+    chosen = torch.rand(tokens, count).argsort(1)[:, :2]
+    want = torch.zeros(tokens, hidden)
+    for token, slot in itertools.product(range(tokens), range(2)):
+        row = x[token]
+        for number, name in enumerate(shapes):
+            expert = int(chosen[token, slot])
+            row = upright[name][expert] @ row + (biases[name][expert] if biased else 0)
+            if number == 0:
+                row = module._apply_gate(row[None])[0] if gated else row.tanh()
+        want[token] += weights[token, slot] * row
+    assert error(backend.experts_on_device(module, x, chosen, weights), want) < 1e-5
 
 
 @pytest.mark.covering(2)

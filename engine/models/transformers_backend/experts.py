@@ -1,0 +1,56 @@
+"""The experts function that transformers' modules call: on an accelerator it multiplies by our grouped kernel.
+
+transformers' grouped product of float32, and of bfloat16 on most cards, reads on the host how many rows each expert
+has; a graph cannot record such a read. The kernel finds the rows on the device. On a CPU transformers' function runs.
+Thread: device. In: tokens and the experts that the module's router chose. Out: of each token its experts' weighted sum.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from engine.kernels.moe.dense import pairs_of
+from engine.kernels.moe.grouped import launch_grouped, tile_of
+from engine.kernels.moe.sort import Pairs
+from engine.kernels.target import target
+
+NAME = "omniloop"  # of this function, in transformers' table
+
+
+def experts(module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """hidden [T, H], chosen and weights [T, top_k] -> [T, H]; `module` holds the matrices of all experts."""
+    if hidden.is_cuda:
+        return experts_on_device(module, hidden, chosen, weights)
+    from transformers.integrations.moe import batched_mm_experts_forward, grouped_mm_experts_forward
+
+    run = batched_mm_experts_forward if hidden.is_meta else grouped_mm_experts_forward  # the first reads no numbers
+    found: Tensor = run(module, hidden, chosen, weights)
+    return found
+
+
+def experts_on_device(module: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """The same by our kernels."""
+    pairs = pairs_of(chosen.int().contiguous(), module.num_experts, invariant=False)
+    rows = hidden.repeat_interleave(pairs.top_k, 0)
+    name = "gate_up_proj" if module.has_gate else "up_proj"
+    made = _product(module, name, rows, pairs)
+    made = module._apply_gate(made) if module.has_gate else module.act_fn(made)
+    made = _product(module, "down_proj", made, pairs)
+    if module.has_post_expert_norm:
+        made = module.post_expert_norm(made)
+    weighted = made * weights.reshape(-1, 1)
+    return weighted.view(len(hidden), pairs.top_k, -1).sum(1).to(hidden.dtype)
+
+
+def _product(module: Any, name: str, rows: Tensor, pairs: Pairs) -> Tensor:
+    """rows [pairs, K] by pair -> [pairs, N] by pair, each by the matrix of its expert."""
+    weight = getattr(module, name)  # [E, N, K]
+    weight = weight.transpose(1, 2).contiguous() if module.is_transposed else weight
+    bias = getattr(module, f"{name}_bias") if module.has_bias else None
+    rows = rows.to(weight.dtype)
+    count = 0 if pairs.order is None else pairs.count
+    tile = tile_of(target(), count, len(weight), False, weight.element_size())
+    placed = rows.contiguous() if pairs.order is None else rows.index_select(0, pairs.order)
+    return launch_grouped(placed, weight, bias, pairs, None, tile)
