@@ -28,6 +28,7 @@ EMBEDDED = Path(__file__).parents[2] / "server" / "embedded"
 CUDA, CPU = Device("cuda"), Device("cpu")
 DECODERS = [name for name in ALL_DECODERS if name not in tiny.FAMILIES or name in MECHANISMS]
 DECODERS += ["cwm", "deepseek_v3", "ernie4_5"]  # through transformers' modules
+ROUTED = {"deepseek_v3"}
 
 
 @pytest.mark.parametrize("name", DECODERS)
@@ -64,14 +65,20 @@ async def logits_error(engine, tokens: list[int], wanted: torch.Tensor) -> np.nd
 
 @pytest.mark.parametrize("name", DECODERS)
 async def test_bfloat16_logits_stay_near_float32(name):
-    """As far off as a CPU's bfloat16 is: 0.06 of their deviation on average, 0.18 at most."""
+    """As far off as a CPU's bfloat16 is: 0.06 of their deviation on average, 0.18 at most.
+
+    Where two experts' scores are nearly equal, bfloat16 chooses another expert, and the logits are another function's.
+    On a CPU in bfloat16 6 % of deepseek_v3's rows are further off than 0.3, and the others 0.07 on average.
+    """
     async with CUDA.running(tiny.checkpoint(name), dtype="bfloat16", logprobs_mode="raw_logits") as engine:
         found = [await logits_error(engine, prompt(100, seed=k), expected(name, prompt(100, seed=k))) for k in range(4)]
-    worst, same, margin = np.concatenate(found).T
+    rows = np.concatenate(found)
+    near = rows[:, 0] < 0.3
+    assert near.mean() > 0.88 if name in ROUTED else near.all()
+    worst, same, margin = rows[near].T
     assert worst.mean() < 0.08
-    assert worst.max() < 0.3
     assert (margin[same == 0] < 0.2).all()
-    assert same.mean() > 0.95  # of random logits, many of which are nearly equal
+    assert same.mean() > (0.9 if name in ROUTED else 0.95)  # of random logits, many of which are nearly equal
 
 
 QUESTIONS = ["What is {a} plus {b}?", "hello, who are you?", "Count from {a} to {b}.", "Which is larger, {a} or {b}?"]
