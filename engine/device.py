@@ -120,12 +120,14 @@ class Accelerator:
         import torch
 
         from engine.kernels.gemm.algorithms import Algorithms
+        from engine.kernels.gemm.long_products import LongProducts
         from engine.kernels.gemm.scaled import ScaledProducts
 
         torch.cuda.set_device(device)
         self.device = torch.device(device)
         self.algorithms = Algorithms()
         self.scaled = ScaledProducts()
+        self.long = LongProducts()
         self.compute = torch.cuda.Stream(self.device)
         torch.cuda.set_stream(self.compute)
         self._pool = torch.cuda.graph_pool_handle()

@@ -52,7 +52,7 @@ class Startup:
     def compile(self, threads: int) -> None:
         """Has the kernels of this model's steps compiled, several at a time, and products timed.
 
-        gemm/algorithms and gemm/scaled time products. A kernel that is met later compiles then.
+        gemm/algorithms, gemm/scaled and gemm/long_products time products. A kernel that is met later compiles then.
         """
         products: Products = {}
         with self._one_block(), self._model.abridged():
@@ -66,6 +66,7 @@ class Startup:
             products, lambda kind: sorted({rows for rows in timed if is_vendors(kind, rows)})
         )
         self._accelerator.scaled.autotune(timed, self._model.dtype)
+        self._accelerator.long.autotune(timed, self._model.dtype)
 
     def _walk(self, products: Products) -> None:
         """Launches of every kind; first the choice of tokens, whose kernels take longest to compile.

@@ -2,8 +2,9 @@
 
 Owner: main thread. Each form is packed as a layer has it, and weights take turns, so that no cache holds what is read.
 `_fraction` is the rate at which a form's bytes are read, of a copy's rate; `_gain` is the time of the floats' product
-by the form's: floats are bfloat16, on a CPU float32 beside it. On an accelerator products of FP8 are timed first, as at
-the server's start (kernels/gemm/scaled); those of bfloat16 are torch's choice.
+by the form's: floats are bfloat16, on a CPU float32 beside it. On an accelerator products of FP8, and codes widened
+whole, are timed first, as at the server's start (kernels/gemm/scaled and long_products); those of bfloat16 are torch's
+choice.
 """
 
 from __future__ import annotations
@@ -60,8 +61,9 @@ def measure(options: LinearOptions, device: str) -> dict[str, float]:
         count = min(MOST_COPIES, math.ceil(COLD / first.num_bytes))
         weights = [first, *(another(first) for _ in range(count - 1))]
         if device == "cuda":
-            first.linear(torch.randn(1, options.depth, device=device, dtype=torch.bfloat16))
+            first.linear(torch.randn(max(options.rows), options.depth, device=device, dtype=torch.bfloat16))
             placement.scaled.autotune(options.rows, torch.bfloat16)
+            placement.long.autotune(options.rows, torch.bfloat16)
         for rows in options.rows:
             x = torch.randn(rows, options.depth, device=device).to(
                 torch.float32 if name == "float32" else torch.bfloat16

@@ -15,6 +15,7 @@ import torch
 from _fast.layout import GraphKind
 from _fast.plan import StepPlan
 from engine.kernels.gemm.algorithms import Algorithms
+from engine.kernels.gemm.long_products import LongProducts
 from engine.kernels.gemm.scaled import ScaledProducts
 from engine.memory import DeviceMemory
 
@@ -109,6 +110,7 @@ class HostAccelerator:
         self.device = torch.device("cpu")
         self.algorithms = Algorithms()
         self.scaled = ScaledProducts()
+        self.long = LongProducts()
         self._graphs: list[Callable[[], None]] = []
         self.freed = 0  # times that unused memory was given back
 

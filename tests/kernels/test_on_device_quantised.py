@@ -5,15 +5,18 @@ from __future__ import annotations
 import pytest
 import torch
 
+from engine.kernels.activation import Activation
 from engine.kernels.gemm.codes import Codes, Inputs, Kind
 from engine.kernels.gemm.float8 import float8_product
 from engine.kernels.gemm.float8 import tile_of as float8_tile_of
 from engine.kernels.gemm.float8_weight import pack_float8
 from engine.kernels.gemm.group_weight import pack_groups
-from engine.kernels.gemm.groups import groups_product, tile_of
+from engine.kernels.gemm.groups import groups_product, packed, tile_of
+from engine.kernels.gemm.long_products import LongProducts
 from engine.kernels.gemm.quantise_floats import quantise_floats, quantise_floats_reference
 from engine.kernels.gemm.quantise_rows import quantise_rows, quantise_rows_reference
 from engine.kernels.gemm.scaled import ScaledProducts
+from engine.kernels.gemm.widen_weight import launch_widen_weight, widen_weight_reference
 from engine.kernels.target import target
 from tests.kernels.test_group_panels import codes_of
 
@@ -33,7 +36,7 @@ def on_device(codes: Codes) -> Codes:
 def test_products(kind, width, depth, group, invariant):
     codes = codes_of(kind, width, depth, group, kind in (Kind.INT4, Kind.INT8))
     dense, bias = codes.dense().cuda(), torch.randn(width, device="cuda")
-    weight = pack_groups(on_device(codes), bias, invariant)
+    weight = pack_groups(on_device(codes), bias, LongProducts(), invariant)
     x = torch.randn(300, depth, device="cuda", dtype=torch.bfloat16)
     residual = torch.randn(300, width, device="cuda", dtype=torch.bfloat16)
     want = x.double() @ dense.T + bias + residual
@@ -45,12 +48,42 @@ def test_products(kind, width, depth, group, invariant):
         assert not invariant or torch.equal(runs[0][:1], alone)
 
 
+@pytest.mark.parametrize("kind", Kind)
+def test_many_rows_meet_the_widened_weight(kind):
+    """Alone, added to what is there, and gated; the choice is timed, and both ways are right."""
+    codes = codes_of(kind, 4096, 2048, 128, kind in (Kind.INT4, Kind.INT8))
+    moved = on_device(codes)
+    weight = pack_groups(moved, torch.randn(4096, device="cuda"), LongProducts(), False)
+    torch.testing.assert_close(
+        launch_widen_weight(weight.weight, torch.bfloat16).cpu(), widen_weight_reference(packed(codes), torch.bfloat16)
+    )
+    dense = codes.dense().cuda()
+    x = torch.randn(2048, 2048, device="cuda", dtype=torch.bfloat16) / 64
+    want = x.double() @ dense.T + weight.bias
+    gate, up = want.chunk(2, 1)
+    silu = torch.nn.functional.silu(gate) * up
+    for timed in (False, True):
+        for rows in (512, 2048):
+            out = torch.ones(rows, 4096, device="cuda", dtype=torch.bfloat16)
+            for got, wanted in (
+                (weight.linear(x[:rows]), want[:rows]),
+                (weight.linear(x[:rows], out, out), want[:rows] + 1),
+                (weight.gated(x[:rows], Activation.SILU), silu[:rows]),
+            ):
+                assert float((got.double() - wanted).norm() / wanted.norm()) < LIMIT
+        if not timed:
+            weight.long.autotune([2048], torch.bfloat16)
+    print(f"{kind}: widened whole from {sorted(weight.long._least.values())} rows on")
+
+
 @pytest.mark.parametrize("static", [None, 0.02])
 def test_integers_meet_integers(static):
     codes = codes_of(Kind.INT8, 4096, 4096, 4096)
     scale = None if static is None else torch.tensor(static, device="cuda")
     whole = on_device(codes)
-    weight = pack_groups(Codes(Kind.INT8, whole.values, whole.scale, 4096, inputs=Inputs(scale)), None, False)
+    weight = pack_groups(
+        Codes(Kind.INT8, whole.values, whole.scale, 4096, inputs=Inputs(scale)), None, LongProducts(), False
+    )
     x = torch.randn(70, 4096, device="cuda", dtype=torch.bfloat16)
     q, scales = quantise_rows(x, scale)
     wanted, wanted_scales = quantise_rows_reference(x, scale)

@@ -3,5 +3,5 @@
 Forms: panels (CPU), dense and invariant (accelerators); of quantised matrices (codes) group_panels (CPU), group_weight
 and float8_weight (accelerators) and parts. Kernels of the dense form: split_k with its epilogue, gated_one_wave,
 gated_persistent; algorithms chooses among those of the vendor's library (cublaslt), scaled between FP8 products of the
-library and of float8. Thread: device.
+library and of float8, long_products when codes are widened whole. Thread: device.
 """

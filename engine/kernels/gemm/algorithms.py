@@ -229,10 +229,13 @@ def quickest(runs: dict[bytes, Run], timed: Callable[[list[Run]], list[float]], 
     return winner if took[winner] < gain * took[TORCHS] else TORCHS
 
 
-def seconds(runs: list[Run], weights: list[Tensor], times: int) -> list[float]:
-    """Seconds of the device for one launch of each, `times` in a row with one weight after the other."""
+def seconds(runs: list[Run], weights: list[Tensor], times: int, host: float = HOST) -> list[float]:
+    """Seconds of the device for one run of each, `times` in a row with one weight after the other.
+
+    `host`: seconds that the host takes for a run.
+    """
     marks = [torch.cuda.Event(enable_timing=True) for _ in range(len(runs) + 1)]
-    torch.cuda._sleep(int(HOST * times * len(runs) * 1.5e9))  # cycles
+    torch.cuda._sleep(int(host * times * len(runs) * 1.5e9))  # cycles
     number = 0
     marks[0].record()
     for mark, run in zip(marks[1:], runs, strict=True):

@@ -1,8 +1,8 @@
 """GroupWeight: the quantised weight of an accelerator, four or eight bits in memory.
 
 Inputs are kept and codes widened to their dtype; where the checkpoint quantises inputs to int8, integers meet integers.
-How inputs are treated depends on the checkpoint alone, never on the number of rows. Users: quantised layers on an
-accelerator.
+How inputs are treated depends on the checkpoint alone, never on the number of rows. Many rows are multiplied by the
+widened weight, where that took less time at the start (gemm/long_products). Users: quantised layers on an accelerator.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from engine.kernels.activation import Activation, glu
 from engine.kernels.gemm.codes import Codes, Inputs
-from engine.kernels.gemm.groups import Packed, groups_product, packed, tile_of
+from engine.kernels.gemm.groups import Packed, groups_product, packed, tile_for
+from engine.kernels.gemm.long_products import LongProducts
 from engine.kernels.gemm.quantise_rows import quantise_rows
 from engine.kernels.gemm.split_k import arrivals
 from engine.kernels.gemm.weight import Weight
-from engine.kernels.target import target
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,6 +29,7 @@ class GroupWeight(Weight):
     order: Tensor | None  # [in_features]: which column of x column k of the codes meets
     inputs: Inputs | None
     bias: Tensor | None  # [out_features] float32
+    long: LongProducts  # of the device
     invariant: bool  # a row has the same bits in any company
 
     @property
@@ -44,23 +46,49 @@ class GroupWeight(Weight):
         return self.bias
 
     def linear(self, x: Tensor, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
-        """One launch, with quantised inputs or another order of columns two."""
-        rows, width = x if x.dim() == 2 else x.reshape(-1, x.shape[-1]), len(self.weight.codes)
+        """One launch, with quantised inputs, another order of columns or a weight that is widened whole one more."""
+        width = len(self.weight.codes)
+        rows = self._ordered(x)
         y = x.new_empty(len(rows), width) if out is None else out.view(-1, width)
-        added = None if residual is None else residual.view(-1, width)
-        scales = None
-        if self.order is not None:
-            rows = rows.index_select(1, self.order)
-        if self.inputs is not None:
-            rows, scales = quantise_rows(rows, self.inputs.scale)
-        stages = 3 if target().loads_past_registers else 2
-        tile = tile_of(None if self.invariant else len(rows), width, self.weight.depth, rows.itemsize, stages)
-        groups_product(rows, self.weight, self.bias, added, y, scales, tile)
+        added = None
+        if residual is not None:
+            added = y if residual is out else residual.view(-1, width)
+        if self._widens(len(rows), None):
+            self.long.widened(self.weight, self.bias, x.dtype).linear(rows, y, added)
+        else:
+            self._by_tiles(rows, added, y)
         return y.view(*x.shape[:-1], width) if out is None else out
 
+    def gated(self, x: Tensor, activation: Activation) -> Tensor:
+        rows = self._ordered(x)
+        if self._widens(len(rows), activation):
+            y = self.long.widened(self.weight, self.bias, x.dtype).gated(rows, activation)
+        else:
+            both = x.new_empty(len(rows), len(self.weight.codes))
+            self._by_tiles(rows, None, both)
+            y = glu(both, activation)
+        return y.view(*x.shape[:-1], y.shape[1])
 
-def pack_groups(codes: Codes, bias: Tensor | None, invariant: bool) -> GroupWeight:
+    def _ordered(self, x: Tensor) -> Tensor:
+        """x [..., K] as rows [M, K], in the codes' order of columns."""
+        rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+        return rows if self.order is None else rows.index_select(1, self.order)
+
+    def _widens(self, rows: int, activation: Activation | None) -> bool:
+        return not self.invariant and self.inputs is None and self.long.widens(self.weight, rows, activation)
+
+    def _by_tiles(self, rows: Tensor, added: Tensor | None, y: Tensor) -> None:
+        scales = None
+        if self.inputs is not None:
+            rows, scales = quantise_rows(rows, self.inputs.scale)
+        tile = tile_for(rows, self.weight, self.invariant)
+        groups_product(rows, self.weight, self.bias, added, y, scales, tile)
+
+
+def pack_groups(codes: Codes, bias: Tensor | None, long: LongProducts, invariant: bool) -> GroupWeight:
     """From the canonical form."""
     if codes.values.is_cuda:
         arrivals(codes.values.device)  # allocated here, since a product may first run while a graph is captured
-    return GroupWeight(packed(codes), codes.order, codes.inputs, None if bias is None else bias.float(), invariant)
+    return GroupWeight(
+        packed(codes), codes.order, codes.inputs, None if bias is None else bias.float(), long, invariant
+    )

@@ -5,7 +5,8 @@
 A tile of codes becomes numbers of x's dtype (rounded once, from float32) on its way to the matrix units, which sum in
 float32. Columns fall into parts by the weight's shape alone, as in gemm/invariant; with few rows each part is a program
 of its own, and the one that arrives last adds up. Inputs that the checkpoint quantises to int8 are integers already
-(gemm/quantise_rows): then sums are int32 and exact. Users: gemm/group_weight.
+(gemm/quantise_rows): then sums are int32 and exact. Users: gemm/group_weight,
+gemm/long_products.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -21,7 +22,7 @@ from engine.kernels.gemm.codes import FOUR_BITS, Codes, Kind
 from engine.kernels.gemm.split_k import arrivals
 from engine.kernels.gemm.widen import from_halves, halves, widened
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.target import tl, triton
+from engine.kernels.target import target, tl, triton
 
 UNITS = 256  # programs that a product of few rows should have at least
 KINDS = {Kind.INT4: 0, Kind.E2M1: 1, Kind.INT8: 2, Kind.E4M3: 3}
@@ -256,6 +257,12 @@ def tile_of(rows: int | None, width: int, depth: int, size: int, stages: int) ->
     parts = max(1, min(-(-UNITS // triton.cdiv(width, 64)), depth // 512))
     part_len = triton.cdiv(triton.cdiv(depth, parts), block_k) * block_k
     return Tile(block_m, 64, block_k, part_len, stages, 4)
+
+
+def tile_for(x: Tensor, weight: Packed, invariant: bool = False) -> Tile:
+    """The tile of these rows x [M, K] by this weight on this device."""
+    stages = 3 if target().loads_past_registers else 2
+    return tile_of(None if invariant else len(x), len(weight.codes), weight.depth, x.itemsize, stages)
 
 
 def groups_product_reference(

@@ -19,6 +19,7 @@ from engine.kernels.gemm.float8_weight import pack_float8, takes
 from engine.kernels.gemm.group_panels import pack_group_panels
 from engine.kernels.gemm.group_weight import pack_groups
 from engine.kernels.gemm.invariant import InvariantWeight
+from engine.kernels.gemm.long_products import LongProducts
 from engine.kernels.gemm.panels import pack_paired, pack_panels
 from engine.kernels.gemm.parts import PartsWeight
 from engine.kernels.gemm.scaled import ScaledProducts
@@ -36,6 +37,7 @@ class Placement:
     invariant: bool = False  # a row has the same bits in any company on an accelerator too (on a CPU it always has)
     algorithms: Algorithms = field(default_factory=Algorithms)  # of the accelerator
     scaled: ScaledProducts = field(default_factory=ScaledProducts)  # likewise, of FP8
+    long: LongProducts = field(default_factory=LongProducts)  # likewise, of many rows by codes
     float8_units: bool = field(default_factory=lambda: target().multiplies_float8)  # inputs may meet FP8 codes as FP8
 
 
@@ -98,4 +100,4 @@ def _pack_codes(codes: Codes, bias: Tensor | None, placement: Placement, gated: 
         return pack_group_panels(codes.with_kept_floats(), bias, gated)
     if placement.float8_units and takes(codes):
         return pack_float8(codes, bias, placement.dtype, placement.scaled, placement.invariant)
-    return pack_groups(codes.with_kept_floats(), bias, placement.invariant)
+    return pack_groups(codes.with_kept_floats(), bias, placement.long, placement.invariant)

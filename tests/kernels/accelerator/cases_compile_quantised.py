@@ -9,6 +9,7 @@ from engine.kernels.gemm.groups import codes_kernel, tile_of
 from engine.kernels.gemm.quantise_floats import quantise_floats_kernel
 from engine.kernels.gemm.quantise_rows import quantise_rows_kernel
 from engine.kernels.gemm.widen import E2M1, E4M3, INT4, INT8
+from engine.kernels.gemm.widen_weight import BLOCK_K, BLOCK_N, widen_weight_kernel
 from tests.kernels.accelerator.targets import cases, compiles
 
 T = "*bf16"
@@ -19,6 +20,10 @@ PRODUCT = {
 }  # fmt: skip
 EXACT = {**PRODUCT, "partial": "*i32", "x": "*i8", "codes": "*i8"}
 ROWS = {"out": "*i8", "scales": "*fp32", "x": T, "given": "*fp32", "width": "i32", "x_stride": "i32"}
+WHOLE = {
+    "out": T, "codes": "*u8", "scales": T, "zeros": "*i8", "row_scales": "*fp32", "width": "i32", "depth": "i32",
+    "line": "i32", "groups": "i32",
+}  # fmt: skip
 FLOATS8 = {
     "out": T, "partial": "*fp32", "arrived": "*i32", "x": "*u8", "x_scales": "*fp32", "codes": "*u8", "scales": "*fp32",
     "bias": "*fp32", "residual": T, "rows": "i32", "width": "i32", "depth": "i32", "groups": "i32", "parts": "i32",
@@ -39,6 +44,14 @@ def product(kind, rows, group, scales=True, zeros=False, exact=False, apart=Fals
         "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "OVERLAP": True,
     }  # fmt: skip
     return codes_kernel, EXACT if exact else PRODUCT, constants, {"num_warps": tile.warps, "num_stages": tile.stages}
+
+
+def whole(kind, group, scales=True, zeros=False):
+    constants = {
+        "KIND": kind, "GROUP": group, "SCALES": scales, "ZEROS": zeros, "ROW_SCALES": not scales, "BLOCK_N": BLOCK_N,
+        "BLOCK_K": BLOCK_K,
+    }  # fmt: skip
+    return widen_weight_kernel, {**WHOLE, "codes": "*i8" if kind == INT8 else "*u8"}, constants, {}
 
 
 def floats8(rows, blocked, apart=False):
@@ -70,6 +83,11 @@ KERNELS = {
     "int8 exact": product(INT8, 64, 4096, scales=False, exact=True, apart=True),
     "e4m3 rows": product(E4M3, 64, 4096, scales=False),
     "e4m3 blocks": product(E4M3, 16, 128, apart=True),
+    "int4 128 whole": whole(INT4, 128),
+    "int4 32 whole, zeros": whole(INT4, 32, zeros=True),
+    "e2m1 16 whole": whole(E2M1, 16),
+    "int8 whole": whole(INT8, 4096, scales=False),
+    "e4m3 whole": whole(E4M3, 128),
     "quantised rows": (quantise_rows_kernel, ROWS, {"STATIC": False, "BLOCK": 1024, "OVERLAP": True}, {}),
     "quantised rows static": (quantise_rows_kernel, ROWS, {"STATIC": True, "BLOCK": 1024, "OVERLAP": True}, {}),
     "fp8 rows, few": floats8(16, blocked=False, apart=True),

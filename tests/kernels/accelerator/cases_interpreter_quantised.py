@@ -9,6 +9,7 @@ from engine.kernels.gemm.float8 import float8_product_reference, launch_float8_p
 from engine.kernels.gemm.groups import Tile, groups_product_reference, launch_groups_product, packed
 from engine.kernels.gemm.quantise_floats import launch_quantise_floats, quantise_floats_reference
 from engine.kernels.gemm.quantise_rows import launch_quantise_rows, quantise_rows_reference
+from engine.kernels.gemm.widen_weight import launch_widen_weight, widen_weight_reference
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +47,17 @@ def test_products(kind, width, depth, group, zeros, rows, dtype):
         groups_product_reference(x.double(), weight, bias, residual, want, None, tile)
         error = float((got.double() - want).norm() / want.norm())
         assert error < (1e-6 if dtype == torch.float32 else 1e-3)
+
+
+@pytest.mark.parametrize("zeros", [False, True])
+@pytest.mark.parametrize(("width", "depth", "group"), [(70, 96, 32), (20, 600, 128), (17, 200, 200), (5, 320, 16)])
+@pytest.mark.parametrize("kind", Kind)
+def test_a_weight_is_widened_whole(kind, width, depth, group, zeros):
+    weight = packed(codes_of(kind, width, depth, group, zeros and kind in (Kind.INT4, Kind.INT8)))
+    for dtype in (torch.float32, torch.bfloat16):
+        got, want = launch_widen_weight(weight, dtype), widen_weight_reference(weight, dtype)
+        torch.testing.assert_close(got, want, rtol=3e-7 if dtype == torch.float32 else 8e-3, atol=0)
+        assert got.dtype == dtype
 
 
 def test_four_bits_in_memory_are_what_was_packed():

@@ -1,0 +1,127 @@
+"""LongProducts: from how many rows on a weight of codes is widened whole first; timed before graphs.
+
+Owner: the device thread; each accelerator has its own. After the start nothing changes. gemm/groups widens a tile of
+codes again for every tile of rows. With many rows it takes less time to widen the weight once, into memory that the
+next weight takes again, and to multiply as if it had been saved so (gemm/dense). --deterministic has one way for all
+rows, and never asks.
+
+    a walk through the model's steps -> record: a weight of each shape -> autotune: the least rows that gain
+    GroupWeight -> widens: whether so many rows are multiplied by the widened weight
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.kernels.activation import Activation, glu
+from engine.kernels.gemm.algorithms import ENOUGH, FLOPS, HOST, LEAST_WEIGHT, TORCHS, Algorithms, Run, quickest, seconds
+from engine.kernels.gemm.codes import Kind
+from engine.kernels.gemm.dense import DenseWeight, gated_way
+from engine.kernels.gemm.groups import Packed, groups_product, tile_for
+from engine.kernels.gemm.widen_weight import widen_weight
+
+log = logging.getLogger(__name__)
+
+TILES, WHOLE = TORCHS, b"whole"  # the rivals' names in `quickest`
+SIZES = (320, 512, 768, 1024, 1536, 2048, 4096)  # rows that are timed, up to the first that gains
+LEAST_ROWS = SIZES[0]
+MOST_BYTES = 1 << 30  # of a widened weight
+LAUNCHES = 3  # of a widened product: widening, product, activation
+
+
+class Shape(NamedTuple):
+    """Weights that take the same time."""
+
+    kind: Kind
+    width: int
+    depth: int
+    group: int
+    zeros: bool
+    activation: Activation | None  # the weight has gate's rows and up's
+
+
+class LongProducts:
+    """The choices of one accelerator."""
+
+    def __init__(self) -> None:
+        self._least: dict[Shape, int] = {}  # rows
+        self._recorded: dict[Shape, Packed] | None = {}  # None: timed
+        self._algorithms = Algorithms()  # torch's alone: a widened weight is of no moment before it is multiplied by
+
+    def widens(self, weight: Packed, rows: int, activation: Activation | None) -> bool:
+        """Whether so many rows are multiplied by the widened weight; before `autotune` it notes the weight instead."""
+        if rows < LEAST_ROWS:
+            return False
+        shape = _shape(weight, activation)
+        if self._recorded is not None and weight.depth * len(weight.codes) >= LEAST_WEIGHT:
+            self._recorded.setdefault(shape, weight)
+        return rows >= self._least.get(shape, rows + 1)
+
+    def widened(self, weight: Packed, bias: Tensor | None, dtype: torch.dtype) -> DenseWeight:
+        """The weight as floats; with it goes its memory."""
+        return DenseWeight(widen_weight(weight, dtype), None if bias is None else bias.to(dtype), self._algorithms)
+
+    def autotune(self, sizes: Iterable[int], dtype: torch.dtype) -> None:
+        """Settles what was recorded, for steps of up to the largest of these sizes; launches all kernels they take."""
+        most = max(sizes, default=0)
+        recorded, self._recorded = self._recorded or {}, None
+        for shape, weight in recorded.items():
+            name = f"{shape.kind.value} {shape.width} x {shape.depth}"
+            if shape.width * shape.depth * dtype.itemsize > MOST_BYTES:
+                continue
+            timed = [rows for rows in SIZES if rows <= most]
+            try:
+                least = next((rows for rows in timed if self._gains(weight, rows, dtype, shape.activation)), None)
+                if least is not None:
+                    self._launch_each(weight, least, most, dtype, shape.activation)
+            except torch.OutOfMemoryError as error:
+                log.warning("products: %s cannot be widened (%s): tiles are, at any number of rows", name, error)
+                continue
+            if least is not None:
+                self._least[shape] = least
+                log.info("products: %s is widened whole for %d rows and more", name, least)
+
+    def _gains(self, weight: Packed, rows: int, dtype: torch.dtype, activation: Activation | None) -> bool:
+        x = torch.randn(rows, weight.depth, dtype=dtype, device=weight.codes.device)
+        runs: dict[bytes, Run] = {
+            TILES: functools.partial(by_tiles, x, weight, activation),
+            WHOLE: functools.partial(self._whole, x, weight, activation),
+        }
+        for run in runs.values():  # a kernel is loaded when it is first launched
+            run(weight.codes)
+        times = math.ceil(ENOUGH / (2 * rows * len(weight.codes) * weight.depth / FLOPS))
+        return quickest(runs, lambda rivals: seconds(rivals, [weight.codes], times, LAUNCHES * HOST), gain=1.0) == WHOLE
+
+    def _whole(self, x: Tensor, weight: Packed, activation: Activation | None, _codes: Tensor) -> Tensor:
+        wide = self.widened(weight, None, x.dtype)
+        return wide.linear(x) if activation is None else wide.gated(x, activation)
+
+    def _launch_each(
+        self, weight: Packed, least: int, most: int, dtype: torch.dtype, activation: Activation | None
+    ) -> None:
+        """Once with each kernel of the widened product, so that no later step compiles or loads one."""
+        rows = {size for size in SIZES if least <= size <= most} | {most}
+        if activation is not None:
+            ways = {gated_way(size, len(weight.codes) // 2, weight.depth): size for size in range(least, most + 1)}
+            rows |= set(ways.values())
+        for size in sorted(rows):
+            x = torch.zeros(size, weight.depth, dtype=dtype, device=weight.codes.device)
+            self._whole(x, weight, activation, weight.codes)
+
+
+def by_tiles(x: Tensor, weight: Packed, activation: Activation | None, _codes: Tensor) -> Tensor:
+    """The product of gemm/groups."""
+    out = x.new_empty(len(x), len(weight.codes))
+    groups_product(x, weight, None, None, out, None, tile_for(x, weight))
+    return out if activation is None else glu(out, activation)
+
+
+def _shape(weight: Packed, activation: Activation | None) -> Shape:
+    return Shape(weight.kind, len(weight.codes), weight.depth, weight.group, weight.zeros is not None, activation)

@@ -1,0 +1,103 @@
+"""A quantised matrix of an accelerator widened whole: wide[n, k] = (value(code[n, k]) - zero) * scale * row_scale[n].
+
+Computed in float32 and rounded once. Users: gemm/long_products, which multiplies many rows by `wide`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.kernels.gemm.groups import KINDS, Packed
+from engine.kernels.gemm.widen import widened
+from engine.kernels.target import tl, triton
+
+BLOCK_N, BLOCK_K = 16, 256  # of a program
+
+
+@triton.jit
+def store_scaled(
+    out, values, columns, n, scales, zeros, row_scales, n_in, depth, groups,
+    GROUP: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr, ROW_SCALES: tl.constexpr,
+):  # fmt: skip
+    """values [n, columns], scaled, to their places in out [N, depth]."""
+    inside = n_in[:, None] & (columns < depth)[None, :]
+    at = (n * groups)[:, None] + (columns // GROUP)[None, :]
+    if ZEROS:
+        values -= tl.load(zeros + at, mask=inside, other=0).to(tl.float32)
+    if SCALES:
+        values *= tl.load(scales + at, mask=inside, other=0.0).to(tl.float32)
+    if ROW_SCALES:
+        values *= tl.load(row_scales + n, mask=n_in, other=0.0)[:, None]
+    tl.store(out + (n * depth)[:, None] + columns[None, :], values.to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def widen_weight_kernel(
+    out,  # [width, depth]
+    codes,  # [width, line]
+    scales,  # [width, groups] when SCALES
+    zeros,  # [width, groups] int8 when ZEROS
+    row_scales,  # [width] float32 when ROW_SCALES
+    width,
+    depth,
+    line,
+    groups,
+    KIND: tl.constexpr,  # of gemm/widen
+    GROUP: tl.constexpr,
+    SCALES: tl.constexpr,
+    ZEROS: tl.constexpr,
+    ROW_SCALES: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+):
+    """BLOCK_N rows and BLOCK_K columns per program."""
+    HALF: tl.constexpr = 32
+    n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    first, n_in = tl.program_id(1) * BLOCK_K, n < width
+    if KIND < 2:  # four bits
+        j = tl.arange(0, BLOCK_K // 2)
+        byte = first // 2 + j
+        both = tl.load(
+            codes + (n * line)[:, None] + byte[None, :], mask=n_in[:, None] & (byte < line)[None, :], other=0
+        )
+        columns = first + j // HALF * (2 * HALF) + j % HALF
+        store_scaled(
+            out, widened(both & 15, KIND), columns, n, scales, zeros, row_scales, n_in, depth, groups, GROUP, SCALES,
+            ZEROS, ROW_SCALES,
+        )  # fmt: skip
+        store_scaled(
+            out, widened(both >> 4, KIND), columns + HALF, n, scales, zeros, row_scales, n_in, depth, groups, GROUP,
+            SCALES, ZEROS, ROW_SCALES,
+        )  # fmt: skip
+    else:
+        columns = first + tl.arange(0, BLOCK_K)
+        inside = n_in[:, None] & (columns < depth)[None, :]
+        each = tl.load(codes + (n * line)[:, None] + columns[None, :], mask=inside, other=0)
+        store_scaled(
+            out, widened(each, KIND), columns, n, scales, zeros, row_scales, n_in, depth, groups, GROUP, SCALES, ZEROS,
+            ROW_SCALES,
+        )  # fmt: skip
+
+
+def widen_weight(weight: Packed, dtype: torch.dtype) -> Tensor:
+    """The weight as a new matrix [N, K]."""
+    return launch_widen_weight(weight, dtype) if weight.codes.is_cuda else widen_weight_reference(weight, dtype)
+
+
+def launch_widen_weight(weight: Packed, dtype: torch.dtype) -> Tensor:
+    """The kernel. It never overlaps with the product behind it, which may read its weight early (kernels/pdl)."""
+    (width, line), depth = weight.codes.shape, weight.depth
+    out = torch.empty(width, depth, dtype=dtype, device=weight.codes.device)
+    widen_weight_kernel[(triton.cdiv(width, BLOCK_N), triton.cdiv(depth, BLOCK_K))](
+        out, weight.codes, out if weight.scales is None else weight.scales,
+        out if weight.zeros is None else weight.zeros, out if weight.row_scales is None else weight.row_scales,
+        width, depth, line, -(-depth // weight.group), KIND=KINDS[weight.kind], GROUP=weight.group,
+        SCALES=weight.scales is not None, ZEROS=weight.zeros is not None, ROW_SCALES=weight.row_scales is not None,
+        BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K,
+    )  # fmt: skip
+    return out
+
+
+def widen_weight_reference(weight: Packed, dtype: torch.dtype) -> Tensor:
+    return weight.dense().to(dtype)
