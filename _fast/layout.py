@@ -90,6 +90,7 @@ class SlotWord(IntEnum):
     OUTSIDE = 17  # 1: one of the slot's token ids was not a row of the embedding
     # The host's again.
     SECOND_START = 18  # where the second text of a pair begins among the slot's tokens; 0: there is one text
+    POOL_START = 19  # the first of the slot's tokens that counts in its pooled row
 
 
 class GraphKind(IntEnum):

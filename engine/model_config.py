@@ -184,6 +184,7 @@ class PoolingConfig:
     dimensions: tuple[int, ...] | None = ()  # to which vectors may be cut; (): any, None: no cut is allowed
     prompts: Mapping[str, str] = field(default_factory=dict)  # texts before an input, by name
     default_prompt: str | None = None
+    pools_prompt: bool = True  # False: the tokens of such a prompt are left out of an input's pooled row
     template: str = ""  # of pairs, a name in server/pooling/pairs; "": the tokenizer's own pairs
     template_opens_answer: bool = False  # "chat": add_generation_prompt
     token_heads: tuple[TokenHead, ...] = ()  # of tokens; (): `layers`

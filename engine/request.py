@@ -130,6 +130,7 @@ class PoolingParams:
 
     starts: np.ndarray  # int64 [n + 1]: where each input begins among the request's token ids, and where the last ends
     seconds: np.ndarray | None = None  # int32 [n]: where in each input the second text of a pair begins; 0: no pair
+    pool_starts: np.ndarray | None = None  # int32 [n]: the first token of each input that counts in its array
     per_token: bool = False  # a line for every token; else one line
 
 
@@ -156,8 +157,10 @@ class Request:
         """Input k of a request with `pooling`, as a request of its own."""
         assert self.pooling is not None
         start, end = self.pooling.starts[k : k + 2].tolist()
-        seconds = None if self.pooling.seconds is None else self.pooling.seconds[k : k + 1]
-        own = PoolingParams(np.array([0, end - start]), seconds, self.pooling.per_token)
+        seconds, counted = (
+            None if column is None else column[k : k + 1] for column in (self.pooling.seconds, self.pooling.pool_starts)
+        )
+        own = PoolingParams(np.array([0, end - start]), seconds, counted, self.pooling.per_token)
         return replace(self, prompt_token_ids=self.prompt_token_ids[start:end], n=1, pooling=own)
 
 

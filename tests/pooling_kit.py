@@ -23,6 +23,7 @@ from tests import tiny
 TEXTS = ["the cat", "a dog and the bird", "x", "in an other land there are the birds " * 4, "", "Grüße, 東京!"]
 ST = "sentence_transformers"
 WITH_TYPES = ("bert", "nomic")  # a pair's second text has another type than the first
+ENCODERS = {"bert": "Bert", "xlm_roberta": "XLMRoberta", "nomic": "NomicBert", "gte": "Gte"}
 PREFIX = {"query": "query: ", "document": "text: "}
 
 
@@ -39,10 +40,11 @@ def embedder(
     normalize: bool = True,
     prompts: bool = False,
     old: bool = True,
+    include_prompt: bool = True,
 ) -> Path:
     """A body with modules.json: Pooling, maybe Dense, maybe Normalize; `old`: as sentence-transformers 5 writes."""
-    folder = home() / f"{body}-{pooling}-{dense}-{normalize}-{prompts}-{old}"
-    shutil.copytree(tiny.checkpoint(body), folder)
+    folder = home() / f"{body}-{pooling}-{dense}-{normalize}-{prompts}-{old}-{include_prompt}"
+    shutil.copytree(encoder(body) if body in ENCODERS else tiny.checkpoint(body), folder)
     width = read(folder / "config.json")["hidden_size"]
     modules = [("", "models.Transformer"), ("1_Pooling", "models.Pooling")]
     if dense:
@@ -58,7 +60,10 @@ def embedder(
     flags: dict[str, Any] = {f"pooling_mode_{kind}": kind == pooling for kind in kinds}
     if not old:
         flags = {"pooling_mode": pooling.removesuffix("_tokens").removesuffix("_token")}
-    write(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": width, **flags})
+    write(
+        folder / "1_Pooling" / "config.json",
+        {"word_embedding_dimension": width, "include_prompt": include_prompt, **flags},
+    )
     if dense:
         settings = {"in_features": width, "out_features": dense, "bias": True}
         write(
@@ -189,7 +194,7 @@ def encoder(kind: str, labels: int = 0, **more: Any) -> Path:
     """BERT or a family like it with random weights; `labels`: with a classifier of so many classes."""
     import transformers
 
-    name = {"bert": "Bert", "xlm_roberta": "XLMRoberta", "nomic": "NomicBert", "gte": "Gte"}[kind]
+    name = ENCODERS[kind]
     if not hasattr(transformers, f"{name}Config"):
         pytest.skip(f"transformers {transformers.__version__} has no {name}Config, which makes this checkpoint")
     config = getattr(transformers, f"{name}Config")(

@@ -85,7 +85,7 @@ def _embedder(
     folder: Path, root: Section, modules: list[tuple[str, str]], body: Body, given: Mapping[str, Any],
     prompts: dict[str, Any],
 ) -> PoolingConfig:  # fmt: skip
-    kind = _usual(root, body)
+    kind, pools_prompt = _usual(root, body), True
     layers: list[HeadLayer] = []
     normalize = not modules
     one_by_one = bool(modules) and all(name != "Pooling" for name, _ in modules)
@@ -96,7 +96,7 @@ def _embedder(
         if (name == "Transformer") != (place == 0) or (name == "Pooling") != (place == 1 and not one_by_one):
             raise ConfigError(f"{MODULES}: {name} is module {place}; supported is Transformer, Pooling, then others")
         if name == "Pooling":
-            kind = _kind(Section(read_json(folder / path / "config.json"), f"{path}/config.json"))
+            kind, pools_prompt = _kind(Section(read_json(folder / path / "config.json"), f"{path}/config.json"))
         elif name == "Dense":
             layers.append(_dense(Section(read_json(folder / path / "config.json"), f"{path}/config.json"), path, width))
             width = layers[-1].out_features
@@ -119,6 +119,7 @@ def _embedder(
         bidirectional=body.sees_all,
         dimensions=_dimensions(folder, root, prompts),
         tokens_only=one_by_one,
+        pools_prompt=pools_prompt or kind == "last",
         **_of_every_kind(folder, prompts),
     )
 
@@ -264,8 +265,8 @@ def _usual(root: Section, body: Body) -> PoolingKind:
     return "cls" if body.is_encoder else "last"
 
 
-def _kind(section: Section) -> PoolingKind:
-    """The kind of pooling, of files of both generations."""
+def _kind(section: Section) -> tuple[PoolingKind, bool]:
+    """The kind of pooling, and whether prompts are pooled with the text; of files of both generations."""
     mode = section.values.get("pooling_mode")
     flags = [
         name.removeprefix("pooling_mode_")
@@ -275,9 +276,11 @@ def _kind(section: Section) -> PoolingKind:
     named = [str(mode)] if isinstance(mode, str) else [*(mode or flags)]
     if len(named) != 1 or named[0] not in KINDS:
         raise ConfigError(f"{section.path}: pooling {', '.join(named) or 'none'}; one of {', '.join(KINDS)} is needed")
-    if section.boolean("include_prompt", True) is False:
-        raise ConfigError(f"{section.path}: include_prompt=false is not supported: prompts are pooled with the text")
-    return KINDS[named[0]]
+    kind, pools_prompt = KINDS[named[0]], section.boolean("include_prompt", True)
+    if kind == "cls" and not pools_prompt:
+        raise ConfigError(f"{section.path}: include_prompt=false with {named[0]}: versions of sentence-transformers "
+                          "differ in which token they take; supported are the other kinds of pooling")  # fmt: skip
+    return kind, pools_prompt
 
 
 def _dense(section: Section, path: str, width: int) -> HeadLayer:

@@ -2,6 +2,7 @@
 
 mean           sum(h) / n                        mean_sqrt_len  sum(h) / sqrt(n)
 weighted_mean  sum(i h_i) / sum(i), i from 1     max            the largest of each column
+`counted`: the first token of each input that counts; those before it, a prompt's, keep their i and add nothing.
 Users: engine/pooling/heads. Inputs without tokens, which pad a recorded step, get zeros.
 """
 
@@ -25,8 +26,10 @@ def pool_kernel(
     out,  # [rows, width] float32
     hidden,  # [tokens, width]
     starts,  # [rows + 1] int32
+    counted,  # [rows] int32, or anything where SKIPS is False
     width,
     KIND: tl.constexpr,  # a number of KINDS
+    SKIPS: tl.constexpr,
     BLOCK_T: tl.constexpr,
     BLOCK_W: tl.constexpr,
     OVERLAP: tl.constexpr,
@@ -38,7 +41,10 @@ def pool_kernel(
     column = tl.program_id(1) * BLOCK_W + tl.arange(0, BLOCK_W)
     inside = column < width
     total = tl.full([BLOCK_W], float("-inf") if KIND == 3 else 0.0, tl.float32)
-    for start in range(first, last, BLOCK_T):
+    skipped = 0
+    if SKIPS:
+        skipped = tl.minimum(tl.load(counted + row), last - first)
+    for start in range(first + skipped, last, BLOCK_T):
         token = start + tl.arange(0, BLOCK_T)
         there = (token < last)[:, None] & inside[None, :]
         where = hidden + token.to(tl.int64)[:, None] * width + column[None, :]
@@ -50,22 +56,24 @@ def pool_kernel(
             if KIND == 2:
                 values = values * (token - first + 1).to(tl.float32)[:, None]
             total += tl.sum(values, 0)
-    count = (last - first).to(tl.float32)
+    count = (last - first - skipped).to(tl.float32)
     if KIND == 0:
         total = total / tl.maximum(count, 1.0)
     elif KIND == 1:
         total = total / tl.sqrt_rn(tl.maximum(count, 1.0))
     elif KIND == 2:
-        total = total / tl.maximum(count * (count + 1.0) * 0.5, 1.0)
+        total = total / tl.maximum(count * (count + 1.0 + 2 * skipped) * 0.5, 1.0)
     tl.store(out + row.to(tl.int64) * width + column, tl.where(count > 0.0, total, 0.0), mask=inside)
 
 
-def pool_rows(hidden: Tensor, starts: Tensor, kind: PoolingKind) -> Tensor:
-    """hidden [T, width]; starts int32 [rows + 1], ascending, at most T -> a new float32 [rows, width]."""
-    return launch_pool(hidden, starts, kind) if hidden.is_cuda else pool_rows_reference(hidden, starts, kind)
+def pool_rows(hidden: Tensor, starts: Tensor, kind: PoolingKind, counted: Tensor | None = None) -> Tensor:
+    """hidden [T, width]; starts int32 [rows + 1], ascending, at most T; counted int32 [rows] or None, all tokens count
+    -> a new float32 [rows, width]."""
+    pool = launch_pool if hidden.is_cuda else pool_rows_reference
+    return pool(hidden, starts, kind, counted)
 
 
-def launch_pool(hidden: Tensor, starts: Tensor, kind: PoolingKind) -> Tensor:
+def launch_pool(hidden: Tensor, starts: Tensor, kind: PoolingKind, counted: Tensor | None = None) -> Tensor:
     """The kernel, on a grid that depends on shapes only."""
     rows, width = len(starts) - 1, hidden.shape[1]
     assert hidden.is_contiguous(), "rows must be contiguous"
@@ -74,24 +82,26 @@ def launch_pool(hidden: Tensor, starts: Tensor, kind: PoolingKind) -> Tensor:
     out = torch.empty(rows, width, dtype=torch.float32, device=hidden.device)
     if rows:
         pool_kernel[(rows, triton.cdiv(width, BLOCK_WIDTH))](
-            out, hidden, starts, width, KIND=KINDS[kind], BLOCK_T=BLOCK_TOKENS, BLOCK_W=BLOCK_WIDTH, num_warps=4,
-            **launch_options(),
+            out, hidden, starts, starts if counted is None else counted, width, KIND=KINDS[kind],
+            SKIPS=counted is not None, BLOCK_T=BLOCK_TOKENS, BLOCK_W=BLOCK_WIDTH, num_warps=4, **launch_options(),
         )  # fmt: skip
     return out
 
 
-def pool_rows_reference(hidden: Tensor, starts: Tensor, kind: PoolingKind) -> Tensor:
+def pool_rows_reference(hidden: Tensor, starts: Tensor, kind: PoolingKind, counted: Tensor | None = None) -> Tensor:
     out = torch.zeros(len(starts) - 1, hidden.shape[1], device=hidden.device)
     bounds = starts.tolist()
+    before = [0] * len(out) if counted is None else counted.tolist()
     for row, (first, last) in enumerate(itertools.pairwise(bounds)):
-        count, part = last - first, hidden[first:last].float()
-        if not count:
+        skipped = before[row]
+        count, part = last - first - skipped, hidden[first + skipped : last].float()
+        if count <= 0:
             continue
         if kind == "max":
             out[row] = part.max(0).values
         elif kind == "weighted_mean":
-            weights = torch.arange(1, count + 1, device=hidden.device, dtype=torch.float32)[:, None]
-            out[row] = (part * weights).sum(0) / (count * (count + 1) / 2)
+            weights = torch.arange(skipped + 1, skipped + count + 1, device=hidden.device, dtype=torch.float32)[:, None]
+            out[row] = (part * weights).sum(0) / (count * (count + 1 + 2 * skipped) / 2)
         else:
             out[row] = part.sum(0) / (count if kind == "mean" else count**0.5)
     return out

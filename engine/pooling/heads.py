@@ -152,7 +152,8 @@ class Pooler:
             batch.sample_index = None
         hidden = forward(batch)
         if kind not in ("last", "cls"):
-            hidden = pool_rows(hidden, starts[: rows + 1], kind)
+            counted = None if batch.pool_start is None else batch.pool_start[:rows]
+            hidden = pool_rows(hidden, starts[: rows + 1], kind, counted)
         return self.project(hidden)
 
     def lines_of(self, hidden: Tensor, batch: Batch, ends: Tensor) -> Tensor:
@@ -163,7 +164,8 @@ class Pooler:
             return self.project(hidden.index_select(0, ends))
         if kind == "cls":
             return self.project(hidden.index_select(0, starts[:-1].long()))
-        return self.project(pool_rows(hidden, starts, kind))
+        counted = None if batch.pool_start is None else batch.pool_start[: len(ends)]
+        return self.project(pool_rows(hidden, starts, kind, counted))
 
     def project(self, hidden: Tensor) -> Tensor:
         """hidden [n, hidden_size] -> float32 [n, width]."""

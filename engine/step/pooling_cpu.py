@@ -36,12 +36,15 @@ class CpuPoolingExecutor(CpuExecutor):
         self._pooler = model.pooler
         self._tokenwise = TokenwiseRows(sizes.max_slots)
         self._seconds = np.zeros(sizes.max_slots, np.int32)  # by slot: where the second text of a pair begins
+        self._counted = np.zeros(sizes.max_slots, np.int32)  # by slot: the first token that counts in its pooled row
 
     def admit(self, slot: int, request: Request, seed: int, prompt_logprobs: list[TokenLogprob | None] | None) -> None:
         self._slots.admit(slot, request)
         self._tokenwise.admit(slot, request.pooling)
         pair = None if request.pooling is None else request.pooling.seconds
         self._seconds[slot] = 0 if pair is None else pair[0]
+        counted = None if request.pooling is None else request.pooling.pool_starts
+        self._counted[slot] = 0 if counted is None else counted[0]
 
     def reset(self, slot: int, poison: bool) -> None:
         self._slots.reset(slot, poison)
@@ -66,6 +69,8 @@ class CpuPoolingExecutor(CpuExecutor):
             rows, sampled = step.rows, step.rows.sampled
             batch = build(step.plan, rows, self._slots, self._layout, [], self._caches, self._mrope, self._vocab)
             batch.second_start = torch.from_numpy(self._seconds[rows.slots])
+            if not self._pooler.config.pools_prompt:
+                batch.pool_start = torch.from_numpy(self._counted[rows.slots])
             outside = self._slots.outside[rows.slots[sampled]]
             if not self._tokenwise.any(rows.slots):
                 lines = self._pooler.lines(batch, len(sampled), self.model.forward)

@@ -87,6 +87,9 @@ class DevicePoolingExecutor:
         if self.model.reads_pairs:
             seconds = buffers.slots.word(SlotWord.SECOND_START)
             batch.second_start = seconds.index_select(0, buffers.inputs.row_slot[:rows].long())
+        if not self._pooler.config.pools_prompt:
+            counted = buffers.slots.word(SlotWord.POOL_START)
+            batch.pool_start = counted.index_select(0, buffers.inputs.row_slot[:rows].long())
         return batch
 
     def _send(self, lines: torch.Tensor) -> None:
@@ -107,6 +110,8 @@ class DevicePoolingExecutor:
         words[SlotWord.SLOT], words[SlotWord.PROMPT_LEN] = slot, len(request.prompt_token_ids)
         if request.pooling is not None and request.pooling.seconds is not None:
             words[SlotWord.SECOND_START] = request.pooling.seconds[0]
+        if request.pooling is not None and request.pooling.pool_starts is not None:
+            words[SlotWord.POOL_START] = request.pooling.pool_starts[0]
         self.buffers.params.stage(slot, words)
         self._tokenwise.admit(slot, request.pooling)
 

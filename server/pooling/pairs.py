@@ -21,7 +21,7 @@ import numpy as np
 from engine.model_config import PoolingConfig
 from server.errors import ApiError, invalid
 from server.pooling.chat_pairs import ids_of_pair, renderer_of
-from server.pooling.tokens import Cut, encoded, framed, too_long, where
+from server.pooling.tokens import Cut, PooledInputs, counted_from, encoded, framed, too_long, where
 from server.render.prompt import id_array
 from server.state import AppState
 
@@ -43,14 +43,6 @@ class Pairs:
     documents: list[str]
     of: list[tuple[int, int]]  # (query, document) by pair
     param: str  # of the documents, for refusals
-
-
-@dataclass(frozen=True, slots=True)
-class PairInputs:
-    """What the engine gets: an input for each pair."""
-
-    ids: list[np.ndarray]
-    seconds: np.ndarray | None  # int32 [pairs]
 
 
 def texts_of(given: Any, param: str, most: int) -> list[str]:
@@ -96,7 +88,7 @@ def paired(queries: list[str], documents: list[str], param: str) -> Pairs:
 
 def prepared(
     state: AppState, config: PoolingConfig, pairs: Pairs, cut: Cut, per_document: int | None, instruction: str | None
-) -> PairInputs:
+) -> PooledInputs:
     """The inputs of a model that reads both texts at once. Pool."""
     if len(config.labels) != 1:
         raise ApiError(
@@ -111,7 +103,7 @@ def prepared(
                         where(pairs.param, document, count))
             for query, document in pairs.of
         ]  # fmt: skip
-        return PairInputs([id_array(ids) for ids in found], None)
+        return PooledInputs([id_array(ids) for ids in found])
     if instruction is not None:
         raise invalid("instruction", "instruction: this model's pairs hold none; leave the field out")
     queries, documents = encoded(state, pairs.queries, "query"), encoded(state, pairs.documents, pairs.param)
@@ -124,10 +116,10 @@ def prepared(
             raise too_long(cut.limit, len(lead) + len(after), "query")
         ids.append(framed(second, lead, after, cut, where(pairs.param, document, len(documents))))
         seconds[at] = len(lead) if state.frames.has_types else 0
-    return PairInputs(ids, seconds if state.frames.has_types else None)
+    return PooledInputs(ids, seconds if state.frames.has_types else None)
 
 
-def _with_template(state: AppState, pairs: Pairs, cut: Cut, per_document: int | None, instruction: str) -> PairInputs:
+def _with_template(state: AppState, pairs: Pairs, cut: Cut, per_document: int | None, instruction: str) -> PooledInputs:
     heads = [f"<Instruct>: {instruction}\n<Query>: {query}\n<Document>: " for query in pairs.queries]
     before, after = (tuple(state.tokenizer.encode(text)) for text in (QWEN3_BEFORE, QWEN3_AFTER))
     lengths = [len(ids) for ids in encoded(state, heads, "query")]
@@ -139,16 +131,17 @@ def _with_template(state: AppState, pairs: Pairs, cut: Cut, per_document: int | 
         kept = ids if per_document is None else ids[: lengths[query] + per_document]
         only_right = replace(cut, side="right")  # the query stands on the left
         found.append(framed(kept, before, after, only_right, where(pairs.param, document, len(pairs.documents))))
-    return PairInputs(found, None)
+    return PooledInputs(found)
 
 
 def _cut_document(ids: list[int], per_document: int | None) -> list[int]:
     return ids if per_document is None else ids[:per_document]
 
 
-def apart(state: AppState, config: PoolingConfig, pairs: Pairs, cut: Cut, per_document: int | None) -> list[np.ndarray]:
+def apart(state: AppState, config: PoolingConfig, pairs: Pairs, cut: Cut, per_document: int | None) -> PooledInputs:
     """The inputs of a model that makes vectors: all queries, then all documents. Pool."""
-    found = []
+    found: list[np.ndarray] = []
+    starts: list[np.ndarray] = []
     for texts, role, param in ((pairs.queries, "query", "query"), (pairs.documents, "document", pairs.param)):
         names = [name for name in PROMPTS[role] if name in config.prompts] or [config.default_prompt or ""]
         prompt = config.prompts.get(names[0], "")
@@ -156,8 +149,11 @@ def apart(state: AppState, config: PoolingConfig, pairs: Pairs, cut: Cut, per_do
         if role == "document" and per_document is not None:
             listed = [ids[:per_document] for ids in listed]
         frame = state.frames.single
-        found += [framed(ids, *frame, cut, where(param, at, len(texts))) for at, ids in enumerate(listed)]
-    return found
+        made = [framed(ids, *frame, cut, where(param, at, len(texts))) for at, ids in enumerate(listed)]
+        counted = counted_from(state, prompt, frame, cut, made, param)
+        starts += [] if counted is None else [counted]
+        found += made
+    return PooledInputs(found, pool_starts=None if config.pools_prompt else np.concatenate(starts))
 
 
 def cosines(vectors: Sequence[np.ndarray], pairs: Pairs) -> list[float]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -21,6 +21,7 @@ from engine.request import Delta, PoolingParams, Request, SamplingParams
 from server.errors import ApiError, from_engine
 from server.http.exchange import Exchange
 from server.job import scope_of
+from server.pooling.tokens import PooledInputs
 
 ONE = SamplingParams(max_tokens=1, temperature=0.0)
 
@@ -40,32 +41,32 @@ class PooledAnswer:
 
     async def arrays(
         self,
-        inputs: Sequence[np.ndarray],
+        inputs: PooledInputs,
         *,
-        seconds: np.ndarray | None = None,
         per_token: bool = False,
         salt: str = "",
         priority: int = 0,
     ) -> list[np.ndarray]:
         """What the engine makes of the inputs. Raises ApiError."""
         state, exchange = self.state, self.exchange
-        lengths = np.fromiter(map(len, inputs), np.int64, len(inputs))
+        count = len(inputs.ids)
+        lengths = np.fromiter(map(len, inputs.ids), np.int64, count)
         starts = np.concatenate([np.zeros(1, np.int64), lengths.cumsum()])
         self._tokens = int(starts[-1])
         request = Request(
-            prompt_token_ids=np.concatenate(inputs),
+            prompt_token_ids=np.concatenate(inputs.ids),
             sampling=ONE,
-            n=len(inputs),
+            n=count,
             priority=priority,
             cache_salt=scope_of(exchange, salt),
             arrival=exchange.arrival,
-            pooling=PoolingParams(starts, seconds, per_token),
+            pooling=PoolingParams(starts, inputs.seconds, inputs.pool_starts, per_token),
         )
         await state.running.wait()  # an operator may have paused the server
         tokens, self._tokens = self._tokens, 0
         state.places.take_tokens(tokens)
         self._tokens = tokens
-        self._arrays, self._left = [None] * len(inputs), len(inputs)
+        self._arrays, self._left = [None] * count, count
         try:
             stream = state.engine.submit(request)
         except EngineError as error:

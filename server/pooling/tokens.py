@@ -22,6 +22,7 @@ from server.state import AppState
 T = TypeVar("T")
 SLICE = 64  # texts that are tokenized in one call
 Inputs = list[str] | list[list[int]]
+Frame = tuple[tuple[int, ...], tuple[int, ...]]  # the tokens before a text and behind it
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,15 @@ class Cut:
     @property
     def most(self) -> int:
         return self.limit if self.asked is None or self.asked == -1 else min(self.limit, self.asked)
+
+
+@dataclass(frozen=True, slots=True)
+class PooledInputs:
+    """What the engine gets: the token ids of each input, and what it must know of them."""
+
+    ids: list[np.ndarray]
+    seconds: np.ndarray | None = None  # int32 [inputs]: where the second text of a pair begins; 0: no pair
+    pool_starts: np.ndarray | None = None  # int32 [inputs]: the first token that counts in an input's array
 
 
 def cut_of(state: AppState, asked: int | None, side: str | None) -> Cut:
@@ -82,23 +92,25 @@ async def in_pool_if(large: bool, state: AppState, work: Callable[[], T]) -> T:
 
 async def tokenized(
     state: AppState, inputs: Inputs, cut: Cut, special: bool, prompt: str = "", param: str = "input"
-) -> list[np.ndarray]:
-    """The ids of each input; `prompt` stands before each text, and before its tokens in messages' place of none."""
+) -> PooledInputs:
+    """The ids of each input; `prompt` stands before each text, and before token ids nothing does."""
     if isinstance(inputs[0], str):
         texts = [prompt + text for text in inputs] if prompt else inputs
         state.tokenizer.require_texts(param)
         large = sum(map(len, texts)) > state.config.limits.tokenize_offload_bytes
 
-        def encode() -> list[np.ndarray]:
+        def encode() -> PooledInputs:
             frame = state.frames.single if special else ((), ())
             listed = encoded(state, texts, param)
-            return [framed(ids, *frame, cut, where(param, k, len(listed))) for k, ids in enumerate(listed)]
+            made = [framed(ids, *frame, cut, where(param, k, len(listed))) for k, ids in enumerate(listed)]
+            return PooledInputs(made, pool_starts=counted_from(state, prompt, frame, cut, made, param))
 
         return await in_pool_if(large, state, encode)
     lists = inputs
     large = sum(map(len, lists)) > 4096
-    return await in_pool_if(large, state, lambda: [checked(state, ids, cut, where(param, k, len(lists)))
-                                                   for k, ids in enumerate(lists)])  # fmt: skip
+    return await in_pool_if(large, state, lambda: PooledInputs([
+        checked(state, ids, cut, where(param, k, len(lists))) for k, ids in enumerate(lists)
+    ]))  # fmt: skip
 
 
 def where(param: str, at: int, count: int) -> str:
@@ -137,6 +149,28 @@ def framed(ids: list[int], before: tuple[int, ...], after: tuple[int, ...], cut:
     if not len(found):
         raise ApiError(400, "empty_prompt", f"{name}: has no tokens; send at least one", name)
     return found
+
+
+def counted_from(
+    state: AppState, prompt: str, frame: Frame, cut: Cut, inputs: list[np.ndarray], param: str
+) -> np.ndarray | None:
+    """int32 [inputs]: the first token that counts, where the model leaves prompts out of what it pools. Pool.
+
+    As in sentence-transformers what stands before a text is left out with the prompt, and what stands behind it stays.
+    """
+    if pooling_of(state).pools_prompt:
+        return None
+    before, after = frame
+    count = len(before) + len(encoded(state, [prompt], param)[0]) + max(len(after) - 1, 0) if prompt else 0
+    if count and cut.asked is not None and cut.side == "left":
+        text = "truncation_side: left cuts the prompt, which this model must tell from the text; send right"
+        raise invalid("truncation_side", text)
+    for at, ids in enumerate(inputs):
+        if len(ids) <= count:
+            name = where(param, at, len(inputs))
+            raise ApiError(400, "empty_prompt", f"{name}: has no tokens behind the prompt {shown(prompt)}, which this "
+                           f"model leaves out; send a text, or cut it to more than {count} tokens", name)  # fmt: skip
+    return np.full(len(inputs), count, np.int32)
 
 
 def checked(state: AppState, ids: list[int], cut: Cut, name: str) -> np.ndarray:

@@ -20,7 +20,7 @@ from server.http.body import read_json
 from server.http.exchange import exchange_of
 from server.http.watch import client_present, preparing
 from server.pooling.run import PooledAnswer
-from server.pooling.tokens import cut_of, in_pool_if, inputs_of, pooling_of, tokenized, where
+from server.pooling.tokens import PooledInputs, cut_of, in_pool_if, inputs_of, pooling_of, tokenized, where
 from server.pooling.vectors import LARGE, as_bytes, as_json, check_dimensions, finished, format_of, of_tokens, written
 from server.routes.endpoint import check_model, gateway_priority, one_of, pooling_route, response_id
 from server.sampling import priority_of, salt_of
@@ -120,10 +120,11 @@ async def answered(request: Request, body: ClassifyBody, prefix: str, per_token:
     async with client_present(request):
         with state.places.hold(max(1, min(count, state.config.pooling.max_inputs)), exchange.key_name):
             async with preparing(exchange, "inputs"):
-                inputs = await prepared(state, body)
+                made = await prepared(state, body)
+                inputs = made.ids
                 check_steps(state, inputs)
             with PooledAnswer(exchange, name) as running:
-                arrays = await running.arrays(inputs, per_token=per_token, salt=salt, priority=priority)
+                arrays = await running.arrays(made, per_token=per_token, salt=salt, priority=priority)
             tokens = sum(map(len, inputs))
             about = {
                 "id": name,
@@ -136,7 +137,7 @@ async def answered(request: Request, body: ClassifyBody, prefix: str, per_token:
             return await in_pool_if(large, state, lambda: answer(inputs, arrays, about))
 
 
-async def prepared(state: AppState, body: ClassifyBody) -> list[np.ndarray]:
+async def prepared(state: AppState, body: ClassifyBody) -> PooledInputs:
     """The token ids of each input."""
     cut = cut_of(state, body.truncate_prompt_tokens, body.truncation_side)
     if body.messages is None:
@@ -157,7 +158,7 @@ async def prepared(state: AppState, body: ClassifyBody) -> list[np.ndarray]:
         raise invalid("messages", "messages: this model reads text only")
     if not len(prompt):
         raise invalid("messages", "messages: make no tokens; send at least one", "empty_prompt")
-    return [prompt.token_ids]
+    return PooledInputs([prompt.token_ids])
 
 
 def check_steps(state: AppState, inputs: list[np.ndarray]) -> None:

@@ -20,7 +20,7 @@ from server.http.exchange import exchange_of
 from server.http.watch import client_present, preparing
 from server.pooling.pairs import Pairs, apart, cosines, late, paired, prepared, texts_of
 from server.pooling.run import PooledAnswer
-from server.pooling.tokens import cut_of, in_pool_if, pooling_of
+from server.pooling.tokens import PooledInputs, cut_of, in_pool_if, pooling_of
 from server.pooling.vectors import LARGE, finished, of_tokens
 from server.routes.endpoint import check_model, gateway_priority, json_response, pooling_route, response_id
 from server.sampling import priority_of, salt_of
@@ -101,17 +101,15 @@ async def scored(
     async with client_present(request):
         with state.places.hold(count, exchange.key_name):
             async with preparing(exchange, "pairs"):
-                inputs, seconds = await inputs_of(state, config, pairs, cut, per_document, instruction)
+                made = await inputs_of(state, config, pairs, cut, per_document, instruction)
             with PooledAnswer(exchange, name) as running:
-                arrays = await running.arrays(
-                    inputs, seconds=seconds, per_token=by_tokens, salt=salt, priority=priority
-                )
-    tokens = sum(map(len, inputs))
+                arrays = await running.arrays(made, per_token=by_tokens, salt=salt, priority=priority)
+    tokens = sum(map(len, made.ids))
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     about = {"id": name, "created": int(time.time()), "model": model, "usage": usage}
     if by_tokens:
         large = sum(array.size for array in arrays) > LARGE
-        return about, await in_pool_if(large, state, lambda: by_maxsim(config, inputs, arrays, pairs, body))
+        return about, await in_pool_if(large, state, lambda: by_maxsim(config, made.ids, arrays, pairs, body))
     if not reads_both:
         return about, cosines(arrays, pairs)
     return about, [float(finished(array, config.activation, body.use_activation, None)[0]) for array in arrays]
@@ -140,14 +138,13 @@ def by_maxsim(
 
 async def inputs_of(
     state: AppState, config: PoolingConfig, pairs: Pairs, cut: Any, per_document: int | None, instruction: str | None
-) -> tuple[list[Any], Any]:
-    """Token ids of all inputs, and where second texts begin."""
+) -> PooledInputs:
+    """Token ids of all inputs, and what the engine must know of them."""
     size = sum(map(len, pairs.documents)) + sum(map(len, pairs.queries))
     large = size > state.config.limits.tokenize_offload_bytes
     if config.task != "classify":
-        return await in_pool_if(large, state, lambda: apart(state, config, pairs, cut, per_document)), None
-    made = await in_pool_if(large, state, lambda: prepared(state, config, pairs, cut, per_document, instruction))
-    return made.ids, made.seconds
+        return await in_pool_if(large, state, lambda: apart(state, config, pairs, cut, per_document))
+    return await in_pool_if(large, state, lambda: prepared(state, config, pairs, cut, per_document, instruction))
 
 
 ROUTES = [

@@ -1,6 +1,7 @@
 """Inputs that are pooled, on the engine: on a CPU and on the device's path, in chunks, cached, under pressure."""
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import engine.runtime
 from engine import Engine, FinishReason, Request, SamplingParams
 from engine.errors import InvalidLogitsError, RequestError
 from engine.request import PoolingParams
+from tests import pooling_kit as kit
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.engine_kit import quiet, running
@@ -26,13 +28,17 @@ def request(inputs: list[np.ndarray], per_token: bool = False) -> Request:
 
 
 async def arrays(served: Engine, inputs: list[np.ndarray], per_token: bool = False) -> list[np.ndarray]:
+    return await answered(served, request(inputs, per_token))
+
+
+async def answered(served: Engine, asked: Request) -> list[np.ndarray]:
     found = {}
-    async with served.submit(request(inputs, per_token)) as stream:
+    async with served.submit(asked) as stream:
         async for delta in stream:
             assert delta.finish_reason is FinishReason.STOP, delta.error
             assert not delta.token_ids
             found[delta.index] = delta.pooled
-    return [found[k] for k in range(len(inputs))]
+    return [found[k] for k in range(asked.n)]
 
 
 async def made(kind: str, per_token: bool = False, **settings) -> list[np.ndarray]:
@@ -59,6 +65,26 @@ async def test_the_device_path_makes_the_hosts_arrays(on_the_device_path, kind):
     for one, other, ids in zip(await made(kind, per_token=True), tokens, INPUTS):
         np.testing.assert_array_equal(one, other)
         assert len(one) == len(ids)
+
+
+async def test_the_device_path_leaves_out_the_tokens_that_do_not_count(on_the_device_path):
+    folder = kit.embedder("qwen3", "mean_tokens", normalize=False, include_prompt=False)
+    counted = np.array([len(one) // 2 for one in INPUTS], np.int32)
+    asked = request(INPUTS)
+    asked = replace(asked, pooling=replace(asked.pooling, pool_starts=counted))
+
+    async def found(**settings) -> np.ndarray:
+        async with running(folder, **{**POOLS, **settings}) as served:
+            tokens = await arrays(served, INPUTS, per_token=True)
+            wanted = np.stack([lines[first:].mean(0) for lines, first in zip(tokens, counted)])
+            lines = np.stack(await answered(served, asked))
+            np.testing.assert_allclose(lines, wanted, atol=1e-5)
+            return lines
+
+    wanted = await found()
+    on_the_device_path()
+    for settings in ({}, {"enforce_eager": True}):
+        np.testing.assert_array_equal(await found(**settings), wanted)
 
 
 @pytest.mark.parametrize("per_token", [False, True])

@@ -60,6 +60,56 @@ async def test_each_kind_of_pooling_with_a_dense_layer_behind_it(pooling, kind, 
     close(await vectors(client, FEW), wanted)
 
 
+LEFT_OUT = [("qwen3", "weightedmean_tokens"), ("bert", "mean_tokens"), ("xlm_roberta", "max_tokens")]
+
+
+@pytest.mark.parametrize(("body", "kind"), LEFT_OUT)
+async def test_prompts_may_be_left_out_of_what_is_pooled(pooling, body, kind):
+    folder = kit.embedder(body, kind, prompts=True, include_prompt=False)
+    client, hidden = await pooling(folder), kit.body_of(folder)
+    tokenizer, wanted = client.state.tokenizer, []
+    framed = body != "qwen3"
+    left_out = len(tokenizer.encode(kit.PREFIX["query"])) + framed
+    for text in FEW:
+        ids = tokenizer.encode(kit.PREFIX["query"] + text, True)
+        lines, weights = hidden(ids), np.arange(1, len(ids) + 1)[:, None]
+        if kind == "max_tokens":
+            wanted.append(kit.unit(lines[left_out:].max(0)))
+        else:
+            weights = weights if kind == "weightedmean_tokens" else np.ones_like(weights)
+            wanted.append(kit.unit((lines * weights)[left_out:].sum(0) / weights[left_out:].sum()))
+    close(await vectors(client, FEW, prompt_name="query"), wanted)
+    close(await vectors(client, [tokenizer.encode("the cat", True)]),
+          [kit.unit(kit.pooled(hidden(tokenizer.encode("the cat", True)), kind))])  # fmt: skip
+    scores = (await client.post("/score", {"text_1": "the cat", "text_2": FEW})).json()["data"]
+    documents = await vectors(client, FEW, prompt_name="document")
+    asked = await vectors(client, "the cat", prompt_name="query")
+    np.testing.assert_allclose([one["score"] for one in scores], (documents @ asked.T)[:, 0], atol=1e-5)
+
+
+async def test_what_cannot_be_told_from_a_left_out_prompt_is_refused(pooling):
+    client = await pooling(kit.embedder("qwen3", "weightedmean_tokens", prompts=True, include_prompt=False))
+    left = {"input": "the cat", "truncate_prompt_tokens": -1, "truncation_side": "left"}
+    for body, text in (
+        (left, "cuts the prompt"),
+        ({"input": ["the cat", ""]}, "input[1]: has no tokens behind the prompt"),
+    ):
+        answer = await client.post("/v1/embeddings", body)
+        assert answer.status == 400
+        assert text in answer.json()["error"]["message"]
+    with pytest.raises(ConfigError, match="include_prompt=false with cls_token"):
+        load_model_config(kit.embedder("qwen3", "cls_token", include_prompt=False))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("body", "kind"), LEFT_OUT)
+async def test_prompts_are_left_out_as_sentence_transformers_does(pooling, body, kind):
+    folder = kit.embedder(body, kind, prompts=True, include_prompt=False)
+    client, model = await pooling(folder), kit.oracle(folder)
+    close(await vectors(client, FEW), model.encode(FEW, prompt_name="document"))
+    close(await vectors(client, FEW, prompt_name="query"), model.encode(FEW, prompt_name="query"))
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("kind", ["lasttoken", "mean_tokens", "weightedmean_tokens"])
 async def test_vectors_are_those_of_sentence_transformers(pooling, kind):

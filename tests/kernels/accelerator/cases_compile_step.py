@@ -24,16 +24,16 @@ INPUTS = {
     "max_blocks": "i32", "block_size": "i32", "num_embeddings": "i32",
 }  # fmt: skip
 HOME = {"ring": I, "tokens": I, "home": I, "row_slot": I, "words": I, "num_buffers": "i32", "max_rows": "i32"}
-POOL = {"out": "*fp32", "starts": I, "width": "i32"}
+POOL = {"out": "*fp32", "starts": I, "counted": I, "width": "i32"}
 POOL_HOME = {"out": "*fp32", "lines": "*fp32", "home": I, **dict.fromkeys(("num_buffers", "max_rows", "width"), "i32")}
 KERNELS = {
     **{
-        f"pool {kind} {dtype}": (
+        f"pool {kind} {dtype}{' behind prompts' * skips}": (
             pool_kernel, {"hidden": f"*{dtype}", **POOL},
-            {"KIND": number, "BLOCK_T": 16, "BLOCK_W": 128, "OVERLAP": True}, {"num_warps": 4},
+            {"KIND": number, "SKIPS": skips, "BLOCK_T": 16, "BLOCK_W": 128, "OVERLAP": True}, {"num_warps": 4},
         )
         for kind, number in KINDS.items()
-        for dtype in ("bf16", "fp32")
+        for dtype, skips in (("bf16", False), ("fp32", False), ("bf16", True))
     },
     "pool home": (pool_home_kernel, POOL_HOME, {"BLOCK": 1024, "OVERLAP": True}, {"num_warps": 4}),
     **{
