@@ -99,7 +99,7 @@ def test_products_by_codes(kind, group):
     for rows in (1, 7, 64, 300):
         chosen = torch.rand(rows, experts, device="cuda").argsort(1)[:, :top_k].int().contiguous()
         pairs, x = pairs_of(chosen, experts, invariant=False), draw(rows, depth)
-        tile = coded_tile(rows * top_k / experts, 2, 3)
+        tile = coded_tile(rows * top_k / experts, kind, group, 2, 3)
         got = launch_coded_product(x, weight, experts, bias, pairs, Activation.CLAMPED_SWIGLU, tile)
         assert torch.equal(got, launch_coded_product(x, weight, experts, bias, pairs, Activation.CLAMPED_SWIGLU, tile))
         if rows <= 64:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from engine.kernels.activation import Activation
-from engine.kernels.gemm.codes import Codes, Inputs, Kind
+from engine.kernels.gemm.codes import FOUR_BITS, Codes, Inputs, Kind
 from engine.kernels.gemm.float8 import float8_product
 from engine.kernels.gemm.float8 import tile_of as float8_tile_of
 from engine.kernels.gemm.float8_weight import pack_float8
@@ -76,6 +76,18 @@ def test_many_rows_meet_the_widened_weight(kind):
     print(f"{kind}: widened whole from {sorted(weight.long._least.values())} rows on")
 
 
+@pytest.mark.parametrize("kind", Kind)
+def test_every_code_is_its_value(kind):
+    """Rows of the identity meet each column: what units make of codes is exact."""
+    values = torch.arange(16 if kind in FOUR_BITS else 256, device="cuda").to(torch.uint8)
+    values[(values & 0x7F) == 0x7F] = 0  # not numbers, of e4m3
+    codes = torch.stack([values.roll(k) for k in range(128)], 1)
+    codes = codes.view(torch.int8) if kind is Kind.INT8 else codes
+    whole = Codes(kind, codes, torch.ones(len(codes), 1, device="cuda"), 128)
+    got = pack_groups(whole, None, False).linear(torch.eye(128, device="cuda", dtype=torch.bfloat16))
+    assert torch.equal(got.double(), whole.dense().t())
+
+
 @pytest.mark.parametrize("static", [None, 0.02])
 def test_integers_meet_integers(static):
     codes = codes_of(Kind.INT8, 4096, 4096, 4096)
@@ -92,7 +104,7 @@ def test_integers_meet_integers(static):
     want = q.double() @ whole.values.double().T * scales[:, None] * whole.scale.double().T
     for rows in (1, 16, 70):
         got, direct = weight.linear(x[:rows]), x.new_empty(rows, 4096)
-        tile = tile_of(rows, 4096, 4096, 1, 2)
+        tile = tile_of(rows, 4096, 4096, Kind.INT8, 4096, 1, 2)
         groups_product(q[:rows], weight.weight, None, None, direct, scales[:rows], tile)
         assert torch.equal(got, direct)
         assert float((got.double() - want[:rows]).norm() / want[:rows].norm()) < LIMIT

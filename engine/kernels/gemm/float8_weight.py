@@ -90,4 +90,4 @@ def pack_float8(
         arrivals(codes.values.device)  # allocated here, since a product may first run while a graph is captured
     wide = None if bias is None else bias.float()
     narrow = None if bias is None else bias.to(dtype)
-    return Float8Weight(packed(codes), codes.inputs, wide, narrow, products, invariant)
+    return Float8Weight(packed(codes, words=False), codes.inputs, wide, narrow, products, invariant)

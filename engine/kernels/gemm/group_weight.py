@@ -89,6 +89,5 @@ def pack_groups(codes: Codes, bias: Tensor | None, long: LongProducts, invariant
     """From the canonical form."""
     if codes.values.is_cuda:
         arrivals(codes.values.device)  # allocated here, since a product may first run while a graph is captured
-    return GroupWeight(
-        packed(codes), codes.order, codes.inputs, None if bias is None else bias.float(), long, invariant
-    )
+    weight = packed(codes, words=codes.inputs is None)
+    return GroupWeight(weight, codes.order, codes.inputs, None if bias is None else bias.float(), long, invariant)

@@ -2,10 +2,9 @@
 
     w[n, k] = (value(code[n, k]) - zero[n, k // group]) * scale[n, k // group]        row_scale[n] joins the sums
 
-A tile of codes becomes numbers of x's dtype (rounded once, from float32) on its way to the matrix units, which sum in
-float32. Columns fall into parts by the weight's shape alone, as in gemm/invariant; with few rows each part is a program
-of its own, and the one that arrives last adds up. Inputs that the checkpoint quantises to int8 are integers already
-(gemm/quantise_rows): then sums are int32 and exact. Users: gemm/group_weight,
+The sums are gemm/code_sums'. Columns fall into parts by the weight's shape alone, as in gemm/invariant; with few rows
+each part is a program of its own, and the one that arrives last adds up. Inputs that the checkpoint quantises to int8
+are integers already (gemm/quantise_rows): then sums are int32 and exact. Users: gemm/group_weight,
 gemm/long_products.
 """
 
@@ -18,14 +17,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from engine.kernels.gemm.codes import FOUR_BITS, Codes, Kind
-from engine.kernels.gemm.split_k import arrivals
-from engine.kernels.gemm.widen import from_halves, halves, widened
-from engine.kernels.pdl import grid_wait, launch_options
+from engine.kernels.gemm.code_sums import block_k_of, code_sums, integer_sums, scales_sums
+from engine.kernels.gemm.codes import Codes, Kind
+from engine.kernels.gemm.split_k import AHEAD, arrivals, fetch
+from engine.kernels.gemm.widen import E2M1, E4M3, INT4, INT8, codes_in, codes_per_word, words_of
+from engine.kernels.pdl import grid_wait, launch_options, overlaps
 from engine.kernels.target import target, tl, triton
 
+ROUND = 128  # one group for all columns is said to be of a multiple, as tiles are
 UNITS = 256  # programs that a product of few rows should have at least
-KINDS = {Kind.INT4: 0, Kind.E2M1: 1, Kind.INT8: 2, Kind.E4M3: 3}
+KINDS = {Kind.INT4: INT4, Kind.E2M1: E2M1, Kind.INT8: INT8, Kind.E4M3: E4M3}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,7 +34,8 @@ class Packed:
     """A quantised matrix [N, K] as the kernels read it."""
 
     kind: Kind
-    codes: Tensor  # [N, K], of four bits `halves` [N, ceil(K / 64) * 32]
+    codes: Tensor  # [N, K] one by one; words: int16 [N, ..] of gemm/widen
+    words: bool
     scales: Tensor | None  # [N, groups] float32 or bfloat16; None: row_scales alone
     row_scales: Tensor | None  # [N] float32
     zeros: Tensor | None  # [N, groups] int8
@@ -47,14 +49,19 @@ class Packed:
 
     def dense(self) -> Tensor:
         """[N, K] float64."""
-        values = from_halves(self.codes, self.depth) if self.kind in FOUR_BITS else self.codes
+        values = self.codes
+        if self.words:
+            values = codes_in(values, codes_per_word(KINDS[self.kind]), self.depth)
+            values = values.view(torch.int8) if self.kind is Kind.INT8 else values
         scale = values.new_ones(len(values), 1, dtype=torch.float32) if self.scales is None else self.scales
         return Codes(self.kind, values, scale, self.group, self.row_scales, self.zeros).dense()
 
 
-def packed(codes: Codes) -> Packed:
-    """From the canonical form; a scale for all columns is a scale per row."""
-    values = halves(codes.values) if codes.kind in FOUR_BITS else codes.values.contiguous()
+def packed(codes: Codes, words: bool = True) -> Packed:
+    """From the canonical form; a scale for all columns is a scale per row. `words`: False where codes meet codes."""
+    values = codes.values.contiguous()
+    if words:
+        values = words_of(values, codes_per_word(KINDS[codes.kind]))
     scales, row_scales = None, codes.row_scale
     if codes.scale.shape[1] > 1:
         scales = codes.scale.contiguous()
@@ -62,7 +69,9 @@ def packed(codes: Codes) -> Packed:
         alone = codes.scale[:, 0].float()
         row_scales = alone if row_scales is None else alone * row_scales
     zeros = None if codes.zero is None else codes.zero.contiguous()
-    return Packed(codes.kind, values, scales, row_scales, zeros, codes.group, codes.values.shape[1])
+    depth = codes.values.shape[1]
+    group = codes.group if depth > codes.group else -(-depth // ROUND) * ROUND
+    return Packed(codes.kind, values, words, scales, row_scales, zeros, group, depth)
 
 
 class Tile(NamedTuple):
@@ -76,39 +85,13 @@ class Tile(NamedTuple):
     warps: int
 
 
-@triton.jit
-def add_product(
-    sums, values, columns, first, x, scales, zeros, n, m, n_in, m_in, depth, x_stride, groups,
-    GROUP: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr, EXACT: tl.constexpr, ONE_GROUP: tl.constexpr,
-):  # fmt: skip
-    """sums [n, m] + (values [n, columns], scaled) times x's columns; ONE_GROUP: `columns` share their scales."""
-    inside = columns < depth
-    if SCALES or ZEROS:
-        line = n.to(tl.int64) * groups
-        if ONE_GROUP:
-            at, mask = (line + first // GROUP)[:, None], n_in[:, None]
-        else:
-            at, mask = line[:, None] + (columns // GROUP)[None, :], n_in[:, None] & inside[None, :]
-        if ZEROS:
-            values -= tl.load(zeros + at, mask=mask, other=0).to(tl.float32)
-        if SCALES:
-            values *= tl.load(scales + at, mask=mask, other=0.0).to(tl.float32)
-    x_at = x + m.to(tl.int64)[None, :] * x_stride + columns[:, None]
-    tokens = tl.load(x_at, mask=m_in[None, :] & inside[:, None], other=0)
-    if EXACT:
-        sums = tl.dot(values.to(tl.int8), tokens, sums, out_dtype=tl.int32)
-    else:
-        sums = tl.dot(values.to(tokens.dtype), tokens, sums, input_precision="ieee")
-    return sums
-
-
 @triton.jit(do_not_specialize=["rows"])
 def codes_kernel(
     out,  # [rows, width]
     partial,  # [tiles, parts, BLOCK_N, BLOCK_M] float32, int32 when EXACT, when APART
     arrived,  # [MAX_TILES] int32 when APART; zero before and after
     x,  # [rows, depth], rows x_stride apart; int8 when EXACT
-    codes,  # [width, line]
+    codes,  # [width, line] words; EXACT: [width, depth] int8
     scales,  # [width, groups] when SCALES
     zeros,  # [width, groups] int8 when ZEROS
     row_scales,  # [width] float32 when ROW_SCALES
@@ -132,50 +115,39 @@ def codes_kernel(
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     APART: tl.constexpr,  # one part per program
-    ONE_GROUP: tl.constexpr,  # columns that are read at a time share their scales
+    ON_SUMS: tl.constexpr,  # of gemm/code_sums, as PAIRS and EVEN
+    PAIRS: tl.constexpr,
+    EVEN: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    AHEAD: tl.constexpr,  # lines of 128 bytes of each row of codes that are asked for before x is there
     OVERLAP: tl.constexpr,
 ):
     """One tile per program, all its parts or one of them; neighbours read the same weights."""
-    FOUR: tl.constexpr = KIND < 2
-    HALF: tl.constexpr = 32
+    PER: tl.constexpr = 1 if EXACT else 4 if KIND < 2 else 2
     program, m_tiles = tl.program_id(0), tl.cdiv(rows, BLOCK_M)
     n = program // m_tiles * BLOCK_N + tl.arange(0, BLOCK_N)
     m = program % m_tiles * BLOCK_M + tl.arange(0, BLOCK_M)
     n_in, m_in = n < width, m < rows
-    code_line = codes + n.to(tl.int64)[:, None] * line
     first_part = tl.program_id(1)
     kind: tl.constexpr = tl.int32 if EXACT else tl.float32
     total = tl.zeros([BLOCK_N, BLOCK_M], kind)
+    if AHEAD:
+        per_line: tl.constexpr = 128 // (codes.dtype.element_ty.primitive_bitwidth // 8)
+        ahead = first_part * part_len // PER + tl.arange(0, AHEAD) * per_line
+        fetch(codes + n.to(tl.int64)[:, None] * line + ahead[None, :], n_in[:, None] & (ahead < line)[None, :])
     grid_wait(OVERLAP)
     for part in range(first_part, first_part + 1 if APART else parts):
         start = part * part_len
-        sums = tl.zeros([BLOCK_N, BLOCK_M], kind)
-        for first in range(start, tl.minimum(start + part_len, depth), BLOCK_K):
-            if FOUR:
-                j = tl.arange(0, BLOCK_K // 2)
-                byte = first // 2 + j
-                both = tl.load(code_line + byte[None, :], mask=n_in[:, None] & (byte < line)[None, :], other=0)
-                columns = first + j // HALF * (2 * HALF) + j % HALF
-                sums = add_product(
-                    sums, widened(both & 15, KIND), columns, first, x, scales, zeros, n, m, n_in, m_in, depth,
-                    x_stride, groups, GROUP, SCALES, ZEROS, EXACT, ONE_GROUP,
-                )  # fmt: skip
-                sums = add_product(
-                    sums, widened(both >> 4, KIND), columns + HALF, first, x, scales, zeros, n, m, n_in, m_in, depth,
-                    x_stride, groups, GROUP, SCALES, ZEROS, EXACT, ONE_GROUP,
-                )  # fmt: skip
-            else:
-                columns = first + tl.arange(0, BLOCK_K)
-                inside = n_in[:, None] & (columns < depth)[None, :]
-                each = tl.load(code_line + columns[None, :], mask=inside, other=0)
-                sums = add_product(
-                    sums, widened(each, KIND), columns, first, x, scales, zeros, n, m, n_in, m_in, depth,
-                    x_stride, groups, GROUP, SCALES, ZEROS, EXACT, ONE_GROUP,
-                )  # fmt: skip
-        total += sums
+        end = tl.minimum(start + part_len, depth)
+        if EXACT:
+            total += integer_sums(n, n_in, m, m_in, x, codes, start, end, depth, x_stride, BLOCK_M, BLOCK_N, BLOCK_K)
+        else:
+            total += code_sums(
+                n, n_in, m, m_in, x, codes, scales, zeros, start, end, depth, line, groups, x_stride, KIND, GROUP,
+                SCALES, ZEROS, ON_SUMS, PAIRS, EVEN, BLOCK_M, BLOCK_N, BLOCK_K,
+            )  # fmt: skip
     last = True
     if APART:
         size: tl.constexpr = BLOCK_N * BLOCK_M
@@ -227,6 +199,7 @@ def launch_groups_product(
     (rows, depth), width, exact = x.shape, len(weight.codes), x_scales is not None
     assert x.stride(1) == 1 and out.is_contiguous() and out.shape == (rows, width)
     assert depth == weight.depth, f"x has {depth} features; this layer takes {weight.depth}"
+    assert weight.words != exact
     assert not exact or (x.dtype == torch.int8 and weight.kind is Kind.INT8 and weight.scales is None)
     if rows == 0:
         return
@@ -236,23 +209,29 @@ def launch_groups_product(
     if apart:
         size = tiles * parts * tile.block_m * tile.block_n
         partial = torch.empty(size, dtype=torch.int32 if exact else torch.float32, device=x.device)
-    one_group = len(weight.codes) > 0 and (depth <= weight.group or weight.group % tile.block_k == 0)
+    kind = KINDS[weight.kind]
     codes_kernel[(tiles, parts if apart else 1)](
         out, partial, arrivals(x.device) if apart else out, x, weight.codes,
         out if weight.scales is None else weight.scales, out if weight.zeros is None else weight.zeros,
         out if weight.row_scales is None else weight.row_scales, out if x_scales is None else x_scales,
         out if bias is None else bias, out if residual is None else residual,
         rows, width, depth, weight.codes.shape[1], -(-depth // weight.group), x.stride(0), parts, tile.part_len,
-        KIND=KINDS[weight.kind], GROUP=weight.group, SCALES=weight.scales is not None, ZEROS=weight.zeros is not None,
+        KIND=kind, GROUP=weight.group, SCALES=weight.scales is not None, ZEROS=weight.zeros is not None,
         ROW_SCALES=weight.row_scales is not None, EXACT=exact, BIAS=bias is not None, RESIDUAL=residual is not None,
-        APART=apart, ONE_GROUP=one_group, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k,
-        num_warps=tile.warps, num_stages=tile.stages, **launch_options(),
+        APART=apart, ON_SUMS=scales_sums(kind, weight.group, tile.block_k), PAIRS=makes_pairs(x),
+        EVEN=depth % tile.block_k == 0, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k,
+        AHEAD=AHEAD if overlaps() else 0, num_warps=tile.warps, num_stages=tile.stages, **launch_options(),
     )  # fmt: skip
 
 
-def tile_of(rows: int | None, width: int, depth: int, size: int, stages: int) -> Tile:
+def makes_pairs(x: Tensor) -> bool:
+    """Whether two codes at a time become numbers of x's dtype: the constant PAIRS."""
+    return x.is_cuda and x.dtype is torch.bfloat16 and target().kind == "cuda"
+
+
+def tile_of(rows: int | None, width: int, depth: int, kind: Kind, group: int, size: int, stages: int) -> Tile:
     """The tile for so many rows (None: any, in --deterministic) of `size` bytes per value."""
-    block_k = 128 if size <= 2 else 64
+    block_k = block_k_of(KINDS[kind], group, size)
     block_m = 64 if rows is None or rows > 32 or size > 2 else 32 if rows > 16 else 16
     parts = max(1, min(-(-UNITS // triton.cdiv(width, 64)), depth // 512))
     part_len = triton.cdiv(triton.cdiv(depth, parts), block_k) * block_k
@@ -262,7 +241,8 @@ def tile_of(rows: int | None, width: int, depth: int, size: int, stages: int) ->
 def tile_for(x: Tensor, weight: Packed, invariant: bool = False) -> Tile:
     """The tile of these rows x [M, K] by this weight on this device."""
     stages = 3 if target().loads_past_registers else 2
-    return tile_of(None if invariant else len(x), len(weight.codes), weight.depth, x.itemsize, stages)
+    rows = None if invariant else len(x)
+    return tile_of(rows, len(weight.codes), weight.depth, weight.kind, weight.group, x.itemsize, stages)
 
 
 def groups_product_reference(

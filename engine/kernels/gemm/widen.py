@@ -1,10 +1,15 @@
 """widen: codes of a quantised matrix to numbers inside a kernel, the same for every product that reads them.
 
-In: a tile of codes. Out: their values as float32, exact, before zeros and scales. Users: gemm/groups. Four-bit codes
-lie two in a byte, in blocks of 64 columns: byte j has column j below and column j + 32 above; no value changes lanes.
+In: a tile of words. Out: the values of one code of each word, exact, before zeros and scales. Users: gemm/code_sums.
+A word has 16 bits: four codes of four bits or two of eight. It stands for columns of a block of 64 that lie 16 or 32
+apart, the first one lowest, so that neighbours in memory are neighbours in x and no value changes lanes. Where x is
+bfloat16, NVIDIA's units make two values of two words in a few operations on 32 bits: conversions run at half the rate,
+and a product of few rows has time for some ten operations a code of eight bits.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +17,7 @@ from torch.nn.functional import pad
 
 from engine.kernels.target import tl, triton
 
-HALF = 32  # columns between the two codes of a byte
+BLOCK = 64  # columns that share a run of words
 INT4, E2M1, INT8, E4M3 = range(4)  # the constant KIND of kernels
 
 
@@ -35,13 +40,82 @@ def widened(codes, KIND: tl.constexpr):
     return values
 
 
-def halves(codes: Tensor) -> Tensor:
-    """Four-bit codes [N, K] uint8 -> bytes [N, ceil(K / 64) * 32]."""
-    blocks = pad(codes, (0, -codes.shape[1] % (2 * HALF))).unflatten(1, (-1, 2, HALF))
-    return (blocks[:, :, 0] | blocks[:, :, 1] << 4).flatten(1)
+def _program(settings: str, steps: str, last: str) -> Any:
+    """PTX: two bfloat16 (register $0) of two words ($1)."""
+    return tl.constexpr("{ .reg .b32 a, s, factor, off, number; " + settings + steps + last + " }")
 
 
-def from_halves(packed: Tensor, columns: int) -> Tensor:
-    """What `halves` did undone: codes [N, columns]."""
-    blocks = packed.unflatten(1, (-1, HALF))
-    return torch.stack([blocks & 15, blocks >> 4], dim=2).flatten(1)[:, :columns]
+# The code's bits go to their places in a lane of 16 bits. What the lane then stands for is off by a power of two (e4m3
+# by 2^120, e2m1 by 2^126) or by a number (integers: 0x4300 | code is 128 + code), which one fma puts right, exactly.
+# -0 is added to what is only multiplied.
+FMA = "fma.rn.bf16x2 $0, a, factor, off;"
+OF_INT4 = "mov.b32 factor, 0x3f803f80; mov.b32 off, 0xc308c308;"  # 1, -136
+OF_E2M1 = "mov.b32 factor, 0x7e807e80; mov.b32 off, 0x80008000;"
+OF_E4M3 = "mov.b32 factor, 0x7b807b80; mov.b32 off, 0x80008000;"
+OF_INT8 = "mov.b32 factor, 0xbf80bf80;"  # -1
+FOUR = "mov.b32 number, 0x43004300; lop3.b32 a, a, 0x000f000f, number, 0xea;"  # (a & b) | c
+PLACED = "lop3.b32 a, a, 0x80008000, s, 0xea;"  # the sign's bit beside the others
+SMALL = "and.b32 s, s, 0x01c001c0;" + PLACED
+EIGHT = "and.b32 s, s, 0x07f007f0;" + PLACED
+# 128 + the low seven bits, less 128, or 256 where the highest bit is set
+LESS = "mov.b32 number, 0x43004300; lop3.b32 s, a, 0x00800080, number, 0xea; lop3.b32 a, a, 0x007f007f, number, 0xea;"
+INT4_0 = _program(OF_INT4, "mov.b32 a, $1;" + FOUR, FMA)
+INT4_1 = _program(OF_INT4, "shr.u32 a, $1, 4;" + FOUR, FMA)
+INT4_2 = _program(OF_INT4, "shr.u32 a, $1, 8;" + FOUR, FMA)
+INT4_3 = _program(OF_INT4, "shr.u32 a, $1, 12;" + FOUR, FMA)
+E2M1_0 = _program(OF_E2M1, "shl.b32 a, $1, 12; shl.b32 s, $1, 6;" + SMALL, FMA)
+E2M1_1 = _program(OF_E2M1, "shl.b32 a, $1, 8; shl.b32 s, $1, 2;" + SMALL, FMA)
+E2M1_2 = _program(OF_E2M1, "shl.b32 a, $1, 4; shr.u32 s, $1, 2;" + SMALL, FMA)
+E2M1_3 = _program(OF_E2M1, "mov.b32 a, $1; shr.u32 s, $1, 6;" + SMALL, FMA)
+INT8_0 = _program(OF_INT8, "mov.b32 a, $1;" + LESS, "fma.rn.bf16x2 $0, s, factor, a;")
+INT8_1 = _program(OF_INT8, "shr.u32 a, $1, 8;" + LESS, "fma.rn.bf16x2 $0, s, factor, a;")
+E4M3_0 = _program(OF_E4M3, "shl.b32 a, $1, 8; shl.b32 s, $1, 4;" + EIGHT, FMA)
+E4M3_1 = _program(OF_E4M3, "mov.b32 a, $1; shr.u32 s, $1, 4;" + EIGHT, FMA)
+
+
+@triton.jit
+def of_pairs(words, PROGRAM: tl.constexpr):
+    return tl.inline_asm_elementwise(PROGRAM, "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2)
+
+
+@triton.jit
+def values_of(words, dtype: tl.constexpr, KIND: tl.constexpr, PLACE: tl.constexpr, PAIRS: tl.constexpr):
+    """int16 words, any shape -> the values of their codes number PLACE, in `dtype`; PAIRS: two at a time, bfloat16."""
+    if PAIRS:
+        if KIND == 0:
+            program: tl.constexpr = (INT4_0, INT4_1, INT4_2, INT4_3)[PLACE]
+        elif KIND == 1:
+            program: tl.constexpr = (E2M1_0, E2M1_1, E2M1_2, E2M1_3)[PLACE]
+        elif KIND == 2:
+            program: tl.constexpr = (INT8_0, INT8_1)[PLACE]
+        else:
+            program: tl.constexpr = (E4M3_0, E4M3_1)[PLACE]
+        values = of_pairs(words, program)
+    else:
+        bits: tl.constexpr = 4 if KIND < 2 else 8
+        codes = ((words.to(tl.int32) >> (PLACE * bits)) & ((1 << bits) - 1)).to(tl.uint8)
+        if KIND == 2:
+            values = widened(codes.to(tl.int8, bitcast=True), KIND).to(dtype)
+        else:
+            values = widened(codes, KIND).to(dtype)
+    return values
+
+
+def codes_per_word(kind: int) -> int:
+    """Of a kind of code."""
+    return 4 if kind in (INT4, E2M1) else 2
+
+
+def words_of(codes: Tensor, count: int) -> Tensor:
+    """Codes [N, K], uint8 or int8, `count` in a word -> int16 [N, ceil(K / 64) * 64 / count]."""
+    blocks = pad(codes.view(torch.uint8), (0, -codes.shape[1] % BLOCK)).unflatten(1, (-1, count, BLOCK // count))
+    shifts = torch.arange(count, device=codes.device, dtype=torch.int32)[:, None] * (16 // count)
+    return (blocks.int() << shifts).sum(2, dtype=torch.int32).to(torch.int16).flatten(1)
+
+
+def codes_in(words: Tensor, count: int, columns: int) -> Tensor:
+    """What `words_of` did undone: uint8 [N, columns]."""
+    bits = 16 // count
+    shifts = torch.arange(count, device=words.device, dtype=torch.int32)[:, None] * bits
+    runs = words.int().unflatten(1, (-1, 1, BLOCK // count))
+    return ((runs >> shifts) & ((1 << bits) - 1)).to(torch.uint8).flatten(1)[:, :columns]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.gemm.groups import KINDS, Packed
-from engine.kernels.gemm.widen import widened
+from engine.kernels.gemm.widen import values_of
 from engine.kernels.target import tl, triton
 
 BLOCK_N, BLOCK_K = 16, 256  # of a program
@@ -35,7 +35,7 @@ def store_scaled(
 @triton.jit
 def widen_weight_kernel(
     out,  # [width, depth]
-    codes,  # [width, line]
+    words,  # of gemm/widen [width, line]
     scales,  # [width, groups] when SCALES
     zeros,  # [width, groups] int8 when ZEROS
     row_scales,  # [width] float32 when ROW_SCALES
@@ -52,31 +52,18 @@ def widen_weight_kernel(
     BLOCK_K: tl.constexpr,
 ):
     """BLOCK_N rows and BLOCK_K columns per program."""
-    HALF: tl.constexpr = 32
+    PER: tl.constexpr = 4 if KIND < 2 else 2  # codes of a word
+    APART: tl.constexpr = 64 // PER  # columns between them
     n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
     first, n_in = tl.program_id(1) * BLOCK_K, n < width
-    if KIND < 2:  # four bits
-        j = tl.arange(0, BLOCK_K // 2)
-        byte = first // 2 + j
-        both = tl.load(
-            codes + (n * line)[:, None] + byte[None, :], mask=n_in[:, None] & (byte < line)[None, :], other=0
-        )
-        columns = first + j // HALF * (2 * HALF) + j % HALF
+    j = tl.arange(0, BLOCK_K // PER)
+    word = first // PER + j
+    tile = tl.load(words + (n * line)[:, None] + word[None, :], mask=n_in[:, None] & (word < line)[None, :], other=0)
+    for place in tl.static_range(PER):
+        columns = first + j // APART * 64 + j % APART + place * APART
         store_scaled(
-            out, widened(both & 15, KIND), columns, n, scales, zeros, row_scales, n_in, depth, groups, GROUP, SCALES,
-            ZEROS, ROW_SCALES,
-        )  # fmt: skip
-        store_scaled(
-            out, widened(both >> 4, KIND), columns + HALF, n, scales, zeros, row_scales, n_in, depth, groups, GROUP,
-            SCALES, ZEROS, ROW_SCALES,
-        )  # fmt: skip
-    else:
-        columns = first + tl.arange(0, BLOCK_K)
-        inside = n_in[:, None] & (columns < depth)[None, :]
-        each = tl.load(codes + (n * line)[:, None] + columns[None, :], mask=inside, other=0)
-        store_scaled(
-            out, widened(each, KIND), columns, n, scales, zeros, row_scales, n_in, depth, groups, GROUP, SCALES, ZEROS,
-            ROW_SCALES,
+            out, values_of(tile, tl.float32, KIND, place, False), columns, n, scales, zeros, row_scales, n_in, depth,
+            groups, GROUP, SCALES, ZEROS, ROW_SCALES,
         )  # fmt: skip
 
 

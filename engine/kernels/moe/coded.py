@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from engine.kernels.activation import Activation, activate
-from engine.kernels.gemm.groups import KINDS, Packed, add_product
-from engine.kernels.gemm.widen import widened
+from engine.kernels.gemm.code_sums import block_k_of, code_sums, scales_sums
+from engine.kernels.gemm.codes import Kind
+from engine.kernels.gemm.groups import KINDS, Packed, makes_pairs
 from engine.kernels.moe.dense import SAME, pairs_of
 from engine.kernels.moe.grouped import Tile, grouped_reference, tile_of_experts
 from engine.kernels.moe.sort import Pairs
@@ -53,51 +54,15 @@ class CodedExperts(ExpertsWeight):
 
     def _tile(self, pairs: Pairs, x: Tensor) -> Tile:
         count = SAME * self.num_experts if self.invariant else 0 if pairs.order is None else pairs.count
-        return coded_tile(count / self.num_experts, x.element_size(), 3 if target().loads_past_registers else 2)
-
-
-@triton.jit
-def coded_sums(
-    n, n_in, m, m_in, x, codes, scales, zeros, row_scales, depth, line, groups, KIND: tl.constexpr,
-    GROUP: tl.constexpr, SCALES: tl.constexpr, ZEROS: tl.constexpr, ROW_SCALES: tl.constexpr, ONE_GROUP: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-):  # fmt: skip
-    """Rows n of the codes times rows m of x, float32 [BLOCK_N, BLOCK_M]."""
-    HALF: tl.constexpr = 32
-    code_line = codes + n.to(tl.int64)[:, None] * line
-    sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-    for first in range(0, depth, BLOCK_K):
-        if KIND < 2:
-            j = tl.arange(0, BLOCK_K // 2)
-            byte = first // 2 + j
-            both = tl.load(code_line + byte[None, :], mask=n_in[:, None] & (byte < line)[None, :], other=0)
-            columns = first + j // HALF * (2 * HALF) + j % HALF
-            sums = add_product(
-                sums, widened(both & 15, KIND), columns, first, x, scales, zeros, n, m, n_in, m_in, depth, depth,
-                groups, GROUP, SCALES, ZEROS, False, ONE_GROUP,
-            )  # fmt: skip
-            sums = add_product(
-                sums, widened(both >> 4, KIND), columns + HALF, first, x, scales, zeros, n, m, n_in, m_in, depth,
-                depth, groups, GROUP, SCALES, ZEROS, False, ONE_GROUP,
-            )  # fmt: skip
-        else:
-            columns = first + tl.arange(0, BLOCK_K)
-            inside = n_in[:, None] & (columns < depth)[None, :]
-            each = tl.load(code_line + columns[None, :], mask=inside, other=0)
-            sums = add_product(
-                sums, widened(each, KIND), columns, first, x, scales, zeros, n, m, n_in, m_in, depth, depth, groups,
-                GROUP, SCALES, ZEROS, False, ONE_GROUP,
-            )  # fmt: skip
-    if ROW_SCALES:
-        sums *= tl.load(row_scales + n, mask=n_in, other=0.0)[:, None]
-    return sums
+        stages = 3 if target().loads_past_registers else 2
+        return coded_tile(count / self.num_experts, self.weight.kind, self.weight.group, x.element_size(), stages)
 
 
 @triton.jit(do_not_specialize=["pairs"])
 def coded_kernel(
     out,  # [pairs, width]: GATHER: in sorted order, else by pair
     x,  # GATHER: [tokens, depth]; else [pairs, depth] in sorted order
-    codes,  # [experts * width, line]; when GATED [experts * 2 * width, line]
+    codes,  # words of gemm/widen [experts * width, line]; when GATED [experts * 2 * width, line]
     scales,  # [.., groups] when SCALES
     zeros,  # [.., groups] int8 when ZEROS
     row_scales,  # [..] float32 when ROW_SCALES
@@ -121,7 +86,9 @@ def coded_kernel(
     SCALES: tl.constexpr,
     ZEROS: tl.constexpr,
     ROW_SCALES: tl.constexpr,
-    ONE_GROUP: tl.constexpr,
+    ON_SUMS: tl.constexpr,  # of gemm/code_sums, as PAIRS and EVEN
+    PAIRS: tl.constexpr,
+    EVEN: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
@@ -146,14 +113,18 @@ def coded_kernel(
         column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         n_in = column < width
         n = expert * width * (2 if GATED else 1) + column
-        sums = coded_sums(n, n_in, source, m_in, x, codes, scales, zeros, row_scales, depth, line, groups, KIND, GROUP,
-                          SCALES, ZEROS, ROW_SCALES, ONE_GROUP, BLOCK_M, BLOCK_N, BLOCK_K)  # fmt: skip
+        sums = code_sums(n, n_in, source, m_in, x, codes, scales, zeros, 0, depth, depth, line, groups, depth, KIND,
+                         GROUP, SCALES, ZEROS, ON_SUMS, PAIRS, EVEN, BLOCK_M, BLOCK_N, BLOCK_K)  # fmt: skip
+        if ROW_SCALES:
+            sums *= tl.load(row_scales + n, mask=n_in, other=0.0)[:, None]
         if bias is not None:
             sums += tl.load(bias + n, mask=n_in, other=0.0)[:, None]
         if GATED:
             n += width
-            ups = coded_sums(n, n_in, source, m_in, x, codes, scales, zeros, row_scales, depth, line, groups, KIND,
-                             GROUP, SCALES, ZEROS, ROW_SCALES, ONE_GROUP, BLOCK_M, BLOCK_N, BLOCK_K)  # fmt: skip
+            ups = code_sums(n, n_in, source, m_in, x, codes, scales, zeros, 0, depth, depth, line, groups, depth, KIND,
+                            GROUP, SCALES, ZEROS, ON_SUMS, PAIRS, EVEN, BLOCK_M, BLOCK_N, BLOCK_K)  # fmt: skip
+            if ROW_SCALES:
+                ups *= tl.load(row_scales + n, mask=n_in, other=0.0)[:, None]
             if bias is not None:
                 ups += tl.load(bias + n, mask=n_in, other=0.0)[:, None]
             sums = activate(sums, ups, ACT)
@@ -192,9 +163,9 @@ def launch_coded_product(
             GATHER=gated, GATED=gated, ACT=int(activation or 0), EXPERTS=triton.next_power_of_2(experts),
             KIND=KINDS[weight.kind], GROUP=weight.group, SCALES=weight.scales is not None,
             ZEROS=weight.zeros is not None, ROW_SCALES=weight.row_scales is not None,
-            ONE_GROUP=depth <= weight.group or weight.group % tile.block_k == 0, BLOCK_M=tile.block_m,
-            BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, num_warps=tile.warps, num_stages=tile.stages,
-            **launch_options(),
+            ON_SUMS=scales_sums(KINDS[weight.kind], weight.group, tile.block_k), PAIRS=makes_pairs(x),
+            EVEN=depth % tile.block_k == 0, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k,
+            num_warps=tile.warps, num_stages=tile.stages, **launch_options(),
         )  # fmt: skip
     return out
 
@@ -206,7 +177,7 @@ def coded_product_reference(
     return grouped_reference(x, weight.dense().view(experts, -1, weight.depth), bias, pairs, activation)
 
 
-def coded_tile(each: float, size: int, stages: int) -> Tile:
+def coded_tile(each: float, kind: Kind, group: int, size: int, stages: int) -> Tile:
     """The tile for so many pairs of an expert, of `size` bytes per value."""
     block_m = 16 if each <= 16 else 32 if each <= 32 or size > 2 else 64
-    return Tile(block_m, 64, 128 if size <= 2 else 64, stages, 4)
+    return Tile(block_m, 64, block_k_of(KINDS[kind], group, size), stages, 4)

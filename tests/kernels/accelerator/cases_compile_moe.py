@@ -3,6 +3,8 @@
 import pytest
 import triton  # noqa: F401  (before any kernel file, so that they take it)
 
+from engine.kernels.gemm.code_sums import scales_sums
+from engine.kernels.gemm.groups import KINDS
 from engine.kernels.gemm.widen import E2M1, E4M3
 from engine.kernels.moe.coded import coded_kernel, coded_tile
 from engine.kernels.moe.combine import BLOCK, combine_kernel
@@ -29,19 +31,23 @@ COMBINE = {
     "gain": "*fp32", "count": "*i32", "width": "i32",
 }  # fmt: skip
 CODED = {
-    "out": T, "x": T, "codes": "*u8", "scales": T, "zeros": "*i8", "row_scales": "*fp32", "bias": "*fp32",
+    "out": T, "x": T, "codes": "*i16", "scales": T, "zeros": "*i8", "row_scales": "*fp32", "bias": "*fp32",
     "order": "*i32", "ends": "*i32", "pairs": "i32", "experts": "i32", "width": "i32", "depth": "i32", "line": "i32",
     "groups": "i32",
 }  # fmt: skip
 
 
+OF = {number: kind for kind, number in KINDS.items()}
+
+
 def coded(kind, group, each):
     """A gated product by codes, of so many pairs of an expert; 0: not sorted."""
-    tile = coded_tile(each, 2, 2)
+    tile = coded_tile(each, OF[kind], group, 2, 2)
     constants = {
         "TOP_K": 4, "SORTED": each > 0, "GATHER": True, "GATED": True, "ACT": 2, "EXPERTS": 32, "KIND": kind,
-        "GROUP": group, "SCALES": True, "ZEROS": False, "ROW_SCALES": False, "ONE_GROUP": group % tile.block_k == 0,
-        "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "OVERLAP": True,
+        "GROUP": group, "SCALES": True, "ZEROS": False, "ROW_SCALES": False,
+        "ON_SUMS": scales_sums(kind, group, tile.block_k), "PAIRS": True, "EVEN": False, "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "OVERLAP": True,
     }  # fmt: skip
     return coded_kernel, CODED, constants, {"num_warps": tile.warps, "num_stages": tile.stages}
 

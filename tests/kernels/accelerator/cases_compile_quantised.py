@@ -3,9 +3,10 @@
 import pytest
 import triton  # noqa: F401  (before any kernel file, so that they take it)
 
+from engine.kernels.gemm.code_sums import scales_sums
 from engine.kernels.gemm.float8 import float8_kernel
 from engine.kernels.gemm.float8 import tile_of as float8_tile_of
-from engine.kernels.gemm.groups import codes_kernel, tile_of
+from engine.kernels.gemm.groups import KINDS, codes_kernel, tile_of
 from engine.kernels.gemm.quantise_floats import quantise_floats_kernel
 from engine.kernels.gemm.quantise_rows import quantise_rows_kernel
 from engine.kernels.gemm.widen import E2M1, E4M3, INT4, INT8
@@ -14,14 +15,14 @@ from tests.kernels.accelerator.targets import cases, compiles
 
 T = "*bf16"
 PRODUCT = {
-    "out": T, "partial": "*fp32", "arrived": "*i32", "x": T, "codes": "*u8", "scales": T, "zeros": "*i8",
+    "out": T, "partial": "*fp32", "arrived": "*i32", "x": T, "codes": "*i16", "scales": T, "zeros": "*i8",
     "row_scales": "*fp32", "x_scales": "*fp32", "bias": "*fp32", "residual": T, "rows": "i32", "width": "i32",
     "depth": "i32", "line": "i32", "groups": "i32", "x_stride": "i32", "parts": "i32", "part_len": "i32",
 }  # fmt: skip
 EXACT = {**PRODUCT, "partial": "*i32", "x": "*i8", "codes": "*i8"}
 ROWS = {"out": "*i8", "scales": "*fp32", "x": T, "given": "*fp32", "width": "i32", "x_stride": "i32"}
 WHOLE = {
-    "out": T, "codes": "*u8", "scales": T, "zeros": "*i8", "row_scales": "*fp32", "width": "i32", "depth": "i32",
+    "out": T, "words": "*i16", "scales": T, "zeros": "*i8", "row_scales": "*fp32", "width": "i32", "depth": "i32",
     "line": "i32", "groups": "i32",
 }  # fmt: skip
 FLOATS8 = {
@@ -35,12 +36,16 @@ FLOATS = {
 }  # fmt: skip
 
 
+OF = {number: kind for kind, number in KINDS.items()}
+
+
 def product(kind, rows, group, scales=True, zeros=False, exact=False, apart=False):
     """What a launch of so many rows has."""
-    tile = tile_of(rows, 4096, 4096, 1 if exact else 2, 2)
+    tile = tile_of(rows, 4096, 4096, OF[kind], group, 1 if exact else 2, 2)
     constants = {
         "KIND": kind, "GROUP": group, "SCALES": scales, "ZEROS": zeros, "ROW_SCALES": not scales, "EXACT": exact,
-        "BIAS": True, "RESIDUAL": True, "APART": apart, "ONE_GROUP": group % tile.block_k == 0,
+        "BIAS": True, "RESIDUAL": True, "APART": apart,
+        "ON_SUMS": scales_sums(kind, group, tile.block_k), "PAIRS": not exact, "EVEN": True, "AHEAD": 4,
         "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "OVERLAP": True,
     }  # fmt: skip
     return codes_kernel, EXACT if exact else PRODUCT, constants, {"num_warps": tile.warps, "num_stages": tile.stages}
@@ -51,7 +56,7 @@ def whole(kind, group, scales=True, zeros=False):
         "KIND": kind, "GROUP": group, "SCALES": scales, "ZEROS": zeros, "ROW_SCALES": not scales, "BLOCK_N": BLOCK_N,
         "BLOCK_K": BLOCK_K,
     }  # fmt: skip
-    return widen_weight_kernel, {**WHOLE, "codes": "*i8" if kind == INT8 else "*u8"}, constants, {}
+    return widen_weight_kernel, WHOLE, constants, {}
 
 
 def floats8(rows, blocked, apart=False):

@@ -46,6 +46,8 @@ def compiles(
         }
     if target not in FLOAT8 and "NATIVE" in constants:
         constants = {**constants, "NATIVE": False}
+    if device.backend != "cuda" and "PAIRS" in constants:
+        constants = {**constants, "PAIRS": False}
     types = {**signature, **dict.fromkeys(constants, "constexpr")}
     even = [
         kernel.arg_names.index(name)
