@@ -47,6 +47,11 @@ class Target:
         return self.kind == "cuda"
 
     @property
+    def runs_ptx(self) -> bool:
+        """Whether kernels may hold instructions of NVIDIA's assembler as text."""
+        return self.kind == "cuda"
+
+    @property
     def widens_fp8(self) -> bool:
         """Whether units turn the e4m3 of checkpoints into wider numbers: AMD's of before gfx950 know another kind."""
         return self.kind == "cuda" and int(self.arch.removeprefix("sm_")) >= 89

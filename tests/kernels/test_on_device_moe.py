@@ -14,6 +14,7 @@ from engine.kernels.moe.combine import combine_reference, combine_then_norm, lau
 from engine.kernels.moe.dense import pairs_of
 from engine.kernels.moe.grouped import grouped_reference, launch_grouped, tile_of
 from engine.kernels.moe.kept import Kept
+from engine.kernels.moe.mxfp4 import launch_mxfp4_product, mxfp4_product_reference, mxfp4_tile
 from engine.kernels.moe.route import launch_route, route_reference
 from engine.kernels.moe.sort import launch_sort_pairs, sort_pairs_reference
 from engine.kernels.target import target
@@ -105,6 +106,27 @@ def test_products_by_codes(kind, group):
         if rows <= 64:
             want = coded_product_reference(x, weight, experts, bias, pairs, Activation.CLAMPED_SWIGLU, tile)
             assert error(got, want) < 2 * LIMIT
+
+
+@pytest.mark.parametrize("activation", [None, Activation.CLAMPED_SWIGLU])
+def test_products_by_mxfp4(activation):
+    """In tiles of gpt-oss-20b, rows that are few, some and many."""
+    experts, top_k, width, depth, gated = 32, 4, 360, 2880, activation is not None
+    shape = (experts * width * (1 + gated), depth)
+    scale = torch.randint(-9, -3, (shape[0], depth // 32), device="cuda").float().exp2().bfloat16()
+    weight = packed(Codes(Kind.E2M1, torch.randint(0, 16, shape, device="cuda").to(torch.uint8), scale, 32))
+    bias = draw(experts, width * (1 + gated), dtype=torch.float32)
+    for rows in (1, 7, 64, 256, 1000):
+        chosen = torch.rand(rows, experts, device="cuda").argsort(1)[:, :top_k].int().contiguous()
+        pairs = pairs_of(chosen, experts, invariant=False)
+        x, tile = draw(rows if gated else pairs.count, depth), mxfp4_tile(target(), rows * top_k / experts, 2)
+        arguments = (x, weight, experts, bias, pairs, activation, tile)
+        got = launch_mxfp4_product(*arguments)
+        assert torch.equal(got, launch_mxfp4_product(*arguments))
+        slow = launch_coded_product(*arguments[:-1], coded_tile(rows * top_k / experts, 2, 3))
+        assert error(got, slow) < LIMIT
+        if rows <= 64:
+            assert error(got, mxfp4_product_reference(*arguments)) < 2 * LIMIT
 
 
 @pytest.mark.parametrize("rows", [1, 33, 300])

@@ -226,7 +226,7 @@ def launch_groups_product(
 
 def makes_pairs(x: Tensor) -> bool:
     """Whether two codes at a time become numbers of x's dtype: the constant PAIRS."""
-    return x.is_cuda and x.dtype is torch.bfloat16 and target().kind == "cuda"
+    return x.is_cuda and x.dtype is torch.bfloat16 and target().runs_ptx
 
 
 def tile_of(rows: int | None, width: int, depth: int, kind: Kind, group: int, size: int, stages: int) -> Tile:

@@ -1,7 +1,8 @@
 """Experts of an accelerator in four or eight bits: moe/grouped with matrices that are widened in registers.
 
-The codes of all experts of a layer lie in one matrix [E * N, K], in the forms of gemm/groups. A tile of pairs and rows
-is that of moe/grouped; of a gated product a program sums gate, then up. Users: engine/layers/moe, on accelerators.
+The codes of all experts of a layer lie in one matrix [E * N, K], in the forms of gemm/groups; MXFP4 has its own kernel
+(moe/mxfp4). A tile of pairs and rows is that of moe/grouped; of a gated product a program sums gate, then up. Users:
+engine/layers/moe, on accelerators.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -18,6 +19,7 @@ from engine.kernels.gemm.codes import Kind
 from engine.kernels.gemm.groups import KINDS, Packed, makes_pairs
 from engine.kernels.moe.dense import SAME, pairs_of
 from engine.kernels.moe.grouped import Tile, grouped_reference, tile_of_experts
+from engine.kernels.moe.mxfp4 import is_mxfp4, launch_mxfp4_product, mxfp4_tile
 from engine.kernels.moe.sort import Pairs
 from engine.kernels.moe.weight import ExpertsWeight
 from engine.kernels.pdl import grid_wait, launch_options
@@ -54,8 +56,11 @@ class CodedExperts(ExpertsWeight):
 
     def _tile(self, pairs: Pairs, x: Tensor) -> Tile:
         count = SAME * self.num_experts if self.invariant else 0 if pairs.order is None else pairs.count
+        each, size = count / self.num_experts, x.element_size()
+        if is_mxfp4(self.weight):
+            return mxfp4_tile(target(), each, size)
         stages = 3 if target().loads_past_registers else 2
-        return coded_tile(count / self.num_experts, self.weight.kind, self.weight.group, x.element_size(), stages)
+        return coded_tile(each, self.weight.kind, self.weight.group, size, stages)
 
 
 @triton.jit(do_not_specialize=["pairs"])
@@ -137,7 +142,9 @@ def coded_product(
     tile: Tile,
 ) -> Tensor:  # fmt: skip
     """As moe/grouped's product, by codes [E * N, K], with an activation [E * 2N, K], gate first in each expert."""
-    launch = launch_coded_product if x.is_cuda else coded_product_reference
+    if not x.is_cuda:
+        return coded_product_reference(x, weight, experts, bias, pairs, activation, tile)
+    launch = launch_mxfp4_product if is_mxfp4(weight) else launch_coded_product
     return launch(x, weight, experts, bias, pairs, activation, tile)
 
 

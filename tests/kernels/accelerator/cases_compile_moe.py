@@ -9,6 +9,7 @@ from engine.kernels.gemm.widen import E2M1, E4M3
 from engine.kernels.moe.coded import coded_kernel, coded_tile
 from engine.kernels.moe.combine import BLOCK, combine_kernel
 from engine.kernels.moe.grouped import grouped_kernel, tile_of
+from engine.kernels.moe.mxfp4 import mxfp4_kernel, mxfp4_tile
 from engine.kernels.moe.route import BLOCK_K, BLOCK_M, BLOCK_N, route_kernel
 from engine.kernels.moe.sort import BLOCK as PAIRS
 from engine.kernels.moe.sort import sort_kernel
@@ -35,6 +36,10 @@ CODED = {
     "order": "*i32", "ends": "*i32", "pairs": "i32", "experts": "i32", "width": "i32", "depth": "i32", "line": "i32",
     "groups": "i32",
 }  # fmt: skip
+MXFP4 = {
+    "out": T, "x": T, "codes": "*i16", "scales": "*i32", "bias": "*fp32", "order": "*i32", "ends": "*i32",
+    "pairs": "i32", "experts": "i32", "width": "i32", "depth": "i32",
+}  # fmt: skip
 
 
 OF = {number: kind for kind, number in KINDS.items()}
@@ -52,9 +57,21 @@ def coded(kind, group, each):
     return coded_kernel, CODED, constants, {"num_warps": tile.warps, "num_stages": tile.stages}
 
 
+def mxfp4(each):
+    """A gated product by MXFP4."""
+    tile = mxfp4_tile(Target("cuda", "sm_90", 132, 32, 227 << 10), each, 2)
+    constants = {
+        "TOP_K": 4, "SORTED": each > 0, "GATHER": True, "GATED": True, "ACT": 2, "EXPERTS": 32, "PAIRS": True,
+        "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "OVERLAP": True,
+    }  # fmt: skip
+    return mxfp4_kernel, MXFP4, constants, {"num_warps": tile.warps, "num_stages": 2}
+
+
 OTHERS = [pytest.param(name, marks=pytest.mark.full) for name in sorted(TARGETS.keys() - {"sm_90", "gfx942"})]
 KERNELS = {
-    "codes mxfp4 gated": coded(E2M1, 32, 0),
+    "codes e2m1 gated": coded(E2M1, 16, 0),
+    "mxfp4 many": mxfp4(64),
+    "mxfp4 few": mxfp4(0),
     "codes fp8 blocks gated": coded(E4M3, 128, 64),
     **{
         f"route {name}": (

@@ -20,6 +20,7 @@ from engine.kernels.moe.coded import coded_product_reference, launch_coded_produ
 from engine.kernels.moe.combine import BLOCK, combine_reference, launch_combine
 from engine.kernels.moe.grouped import Tile, grouped_reference, launch_grouped
 from engine.kernels.moe.kept import Kept
+from engine.kernels.moe.mxfp4 import launch_mxfp4_product, mxfp4_product_reference
 from engine.kernels.moe.route import launch_route, route_reference
 from engine.kernels.moe.sort import Pairs, launch_sort_pairs, sort_pairs_reference
 from engine.kernels.target import HAS_TRITON, Target
@@ -217,6 +218,22 @@ def test_products_by_codes(kind, group, zeros, spread, biased, activation):
     arguments = (x, weight, experts, bias, pairs, activation, Tile(16, 64, 64, 2, 4))
     got, want = launch_coded_product(*arguments), coded_product_reference(*arguments)
     assert error(got, want) < 1e-5
+
+
+@pytest.mark.covering(2)
+@pytest.mark.parametrize("activation", [None, Activation.CLAMPED_SWIGLU])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("spread", ["even", "few"])
+@pytest.mark.parametrize("tile", [Tile(16, 64, 64, 2, 4), Tile(32, 32, 64, 2, 4)])
+def test_products_by_mxfp4(tile, spread, biased, activation):
+    experts, width, depth, gated = 3, 50, 192, activation is not None
+    pairs, rows = drawn(9, 2, experts, spread), experts * width * (1 + gated)
+    scale = torch.randint(-20, 3, (rows, depth // 32)).float().exp2().to(torch.bfloat16)
+    weight = packed(Codes(Kind.E2M1, torch.randint(0, 16, (rows, depth)).to(torch.uint8), scale, 32))
+    bias = torch.randn(rows // experts * experts).view(experts, -1) if biased else None
+    x = torch.randn(9 if gated else pairs.count, depth) / 8
+    arguments = (x, weight, experts, bias, pairs, activation, tile)
+    assert error(launch_mxfp4_product(*arguments), mxfp4_product_reference(*arguments)) < 1e-5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,0 +1,177 @@
+"""Experts in MXFP4: moe/coded where 32 columns of a row share a scale that is a power of two.
+
+    w[n, k] = value(code[n, k]) * scale[n, k // 32]        exact in bfloat16
+
+A step of the loop reads 64 columns of each row: 16 words of codes (gemm/widen) and two scales, which are one word of 32
+bits. So all that it reads is copied ahead, past the registers, where units can. Gate and up are summed in one loop. The
+scales multiply values, because sums that end with each group would wait for the matrix units. Users: moe/coded.
+"""
+
+# ruff: noqa: PT018 (a launcher checks in few lines)
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from engine.kernels.activation import Activation, activate
+from engine.kernels.gemm.codes import Kind
+from engine.kernels.gemm.groups import Packed, makes_pairs
+from engine.kernels.gemm.widen import BLOCK, values_of
+from engine.kernels.moe.grouped import Tile, grouped_reference, tile_of_experts
+from engine.kernels.moe.sort import Pairs
+from engine.kernels.pdl import grid_wait, launch_options
+from engine.kernels.target import Target, tl, triton
+
+GROUP = 32  # columns that share a scale
+# Two bfloat16 times two; -0 is added.
+TIMES = tl.constexpr("{ .reg .b32 zero; mov.b32 zero, 0x80008000; fma.rn.bf16x2 $0, $1, $2, zero; }")
+
+
+@triton.jit
+def scaled_values(words, scales, dtype: tl.constexpr, PLACE: tl.constexpr, PAIRS: tl.constexpr):
+    """Codes number PLACE of words [N, 16] times their scale: int32 [N, 1], two bfloat16, the lower columns' low."""
+    values = values_of(words, dtype, 1, PLACE, PAIRS)
+    bits = scales.to(tl.uint32, bitcast=True)
+    mine = bits >> 16 if PLACE > 1 else bits & 0xFFFF
+    if PAIRS:
+        values = tl.inline_asm_elementwise(
+            TIMES, "=r,r,r,r", [values, mine | (mine << 16)], dtype=tl.bfloat16, is_pure=True, pack=2
+        )
+    else:
+        values = (values.to(tl.float32) * (mine << 16).to(tl.float32, bitcast=True)).to(dtype)
+    return values
+
+
+@triton.jit(do_not_specialize=["pairs"])
+def mxfp4_kernel(
+    out,  # [pairs, width]: GATHER: in sorted order, else by pair
+    x,  # GATHER: [tokens, depth]; else [pairs, depth] in sorted order
+    codes,  # words of gemm/widen [experts * width, depth / 4]; when GATED [experts * 2 * width, depth / 4]
+    scales,  # [.., depth / 64] int32: of 32 columns and of the next 32
+    bias,  # [..] float32, or None
+    order,  # [pairs] int32 when SORTED
+    ends,  # SORTED: [experts] int32; else [pairs] the experts
+    pairs,
+    experts,
+    width,
+    depth,
+    TOP_K: tl.constexpr,
+    SORTED: tl.constexpr,  # else each pair is a tile
+    GATHER: tl.constexpr,
+    GATED: tl.constexpr,
+    ACT: tl.constexpr,  # an Activation when GATED
+    EXPERTS: tl.constexpr,  # power of two >= experts
+    PAIRS: tl.constexpr,  # of gemm/code_sums
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """One tile of an expert's pairs and rows per program."""
+    grid_wait(OVERLAP)
+    number = tl.program_id(1)
+    if SORTED:
+        expert, first, end = tile_of_experts(ends, number, experts, EXPERTS, BLOCK_M)
+    else:
+        expert, first, end = tl.load(ends + number, cache_modifier=".cg"), number, number + 1
+    if expert < experts:
+        place = first + tl.arange(0, BLOCK_M)  # in sorted order
+        m_in = place < end
+        pair = place
+        if SORTED:
+            pair = tl.load(order + place, mask=m_in, other=0, cache_modifier=".cg")
+        source, target = place, pair
+        if GATHER:
+            source, target = pair // TOP_K, place
+        column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+        n_in = column < width
+        n = expert * width * (2 if GATED else 1) + column
+        j, runs = tl.arange(0, 16), depth // 64
+        code_at = codes + n.to(tl.int64)[:, None] * (depth // 4) + j[None, :]
+        scale_at = scales + (n.to(tl.int64) * runs)[:, None]
+        x_at = x + source.to(tl.int64)[None, :] * depth + j[:, None]
+        above, scales_above = width.to(tl.int64) * (depth // 4), width.to(tl.int64) * runs  # from gate to up
+        sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+        ups = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+        dtype: tl.constexpr = x.dtype.element_ty
+        for _ in range(runs):
+            words = tl.load(code_at, mask=n_in[:, None], other=0)
+            scale = tl.load(scale_at, mask=n_in[:, None], other=0)
+            if GATED:
+                words_above = tl.load(code_at + above, mask=n_in[:, None], other=0)
+                scale_above = tl.load(scale_at + scales_above, mask=n_in[:, None], other=0)
+            for which in tl.static_range(4):
+                tokens = tl.load(x_at + which * 16, mask=m_in[None, :], other=0.0)
+                values = scaled_values(words, scale, dtype, which, PAIRS)
+                sums = tl.dot(values, tokens, sums, input_precision="ieee")
+                if GATED:
+                    values = scaled_values(words_above, scale_above, dtype, which, PAIRS)
+                    ups = tl.dot(values, tokens, ups, input_precision="ieee")
+            code_at += 16
+            scale_at += 1
+            x_at += 64
+        if bias is not None:
+            sums += tl.load(bias + n, mask=n_in, other=0.0)[:, None]
+            if GATED:
+                ups += tl.load(bias + n + width, mask=n_in, other=0.0)[:, None]
+        if GATED:
+            sums = activate(sums, ups, ACT)
+        at = out + target.to(tl.int64)[None, :] * width + column[:, None]
+        tl.store(at, sums.to(out.dtype.element_ty), mask=n_in[:, None] & m_in[None, :])
+
+
+def is_mxfp4(weight: Packed) -> bool:
+    """Whether the kernel reads such codes: scales alone, in words of two."""
+    alone = weight.row_scales is None and weight.zeros is None
+    whole = weight.group == GROUP and weight.depth % BLOCK == 0 and weight.words
+    return (
+        weight.kind is Kind.E2M1
+        and whole
+        and alone
+        and weight.scales is not None
+        and (weight.scales.dtype is torch.bfloat16)
+    )
+
+
+def launch_mxfp4_product(
+    x: Tensor, weight: Packed, experts: int, bias: Tensor | None, pairs: Pairs, activation: Activation | None,
+    tile: Tile,
+) -> Tensor:  # fmt: skip
+    """As moe/grouped's product, by codes [E * N, K], with an activation [E * 2N, K], gate first in each expert."""
+    depth, gated = weight.depth, activation is not None
+    width = len(weight.codes) // experts // (2 if gated else 1)
+    assert x.is_contiguous() and x.shape[1] == depth and (bias is None or bias.dtype is torch.float32)
+    assert is_mxfp4(weight) and weight.scales is not None
+    out = x.new_empty(pairs.count, width)
+    tiles = pairs.count
+    if pairs.order is not None:  # every expert's last tile may be part empty
+        tiles = triton.cdiv(pairs.count, tile.block_m) + min(experts, pairs.count)
+    if pairs.count:
+        mxfp4_kernel[(triton.cdiv(width, tile.block_n), tiles)](
+            out, x, weight.codes, weight.scales.view(torch.int32), bias,
+            pairs.chosen if pairs.order is None else pairs.order, pairs.chosen if pairs.ends is None else pairs.ends,
+            pairs.count, experts, width, depth, TOP_K=pairs.top_k, SORTED=pairs.order is not None, GATHER=gated,
+            GATED=gated, ACT=int(activation or 0), EXPERTS=triton.next_power_of_2(experts),
+            PAIRS=makes_pairs(x),
+            BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, num_warps=tile.warps, num_stages=tile.stages,
+            **launch_options(),
+        )  # fmt: skip
+    return out
+
+
+def mxfp4_product_reference(
+    x: Tensor, weight: Packed, experts: int, bias: Tensor | None, pairs: Pairs, activation: Activation | None,
+    tile: Tile,
+) -> Tensor:  # fmt: skip
+    return grouped_reference(x, weight.dense().view(experts, -1, weight.depth), bias, pairs, activation)
+
+
+def mxfp4_tile(device: Target, each: float, size: int) -> Tile:
+    """The tile for so many pairs of an expert, of `size` bytes per value."""
+    stages = 5 if device.loads_past_registers else 2
+    if each <= 16:
+        tile = Tile(16, 32, 64, stages, 2)
+    elif each <= 48 or size > 2:
+        tile = Tile(64, 64, 64, min(stages, 4), 4)
+    else:
+        tile = Tile(128, 128, 64, min(stages, 3), 8)
+    return tile

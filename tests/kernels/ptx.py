@@ -1,0 +1,72 @@
+"""The few instructions of PTX that kernels hold as text, on arrays of NumPy: such texts run where no card is.
+
+In: the text, and for each operand $n that it reads an array of uint32. Out: the arrays of those it writes.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+
+Words = Any  # an array of uint32
+
+
+def halves(word: Words) -> np.ndarray:
+    """Two bfloat16 of each word -> float64 [2, ...]."""
+    parts = np.stack([word << np.uint32(16), word & np.uint32(0xFFFF0000)])
+    return parts.view(np.float32).astype(np.float64)
+
+
+def joined(values: np.ndarray) -> Words:
+    """[2, ...] numbers, which bfloat16 must hold exactly."""
+    bits = values.astype(np.float32).view(np.uint32)
+    assert not (bits & np.uint32(0xFFFF)).any(), "a product was rounded"
+    return (bits[0] >> np.uint32(16)) | bits[1]
+
+
+def permuted(a: Words, b: Words, selector: Words) -> Words:
+    """prmt: four bytes of the eight."""
+    both = [(word >> np.uint32(8 * byte)) & np.uint32(0xFF) for word in (a, b) for byte in range(4)]
+    chosen = [both[int(selector[0]) >> 4 * place & 7] << np.uint32(8 * place) for place in range(4)]
+    return chosen[0] | chosen[1] | chosen[2] | chosen[3]
+
+
+def looked_up(a: Words, b: Words, c: Words, table: Words) -> Words:
+    """lop3: any function of three bits."""
+    made = np.uint32(0)
+    for case in range(8):
+        if int(table[0]) >> case & 1:
+            bits = [word if case >> place & 1 else ~word for word, place in ((a, 2), (b, 1), (c, 0))]
+            made = made | (bits[0] & bits[1] & bits[2])
+    return made
+
+
+RUN = {
+    "mov.b32": lambda a: a,
+    "prmt.b32": permuted,
+    "lop3.b32": looked_up,
+    "shl.b32": lambda a, by: a << by,
+    "shr.u32": lambda a, by: a >> by,
+    "and.b32": lambda a, b: a & b,
+    "fma.rn.bf16x2": lambda a, b, c: joined(halves(a) * halves(b) + halves(c)),
+}
+
+
+def run(text: str, operands: dict[str, Words]) -> dict[str, Words]:
+    """All names and what they hold at the end."""
+    held = dict(operands)
+
+    def value(name: str) -> Words:
+        if name.startswith("{"):  # two halves
+            low, high = (held[part] for part in name.strip("{}").split(", "))
+            return low | high << np.uint32(16)
+        return held[name] if name in held else np.array([int(name, 0)], np.uint32)
+
+    for line in text.strip().strip("{}").split(";"):
+        operation, _, rest = line.strip().partition(" ")
+        if operation and operation != ".reg":
+            target, *sources = re.split(r", (?![^{]*})", rest)
+            held[target] = RUN[operation](*map(value, sources))
+    return held

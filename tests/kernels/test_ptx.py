@@ -1,0 +1,45 @@
+"""Instructions that kernels hold as text compute what the codes stand for, for every code."""
+
+import numpy as np
+import pytest
+
+from engine.kernels.gemm import widen
+from engine.kernels.gemm.codes import VALUES, Kind
+from engine.kernels.moe.mxfp4 import TIMES
+from tests.kernels.ptx import halves, joined, run
+
+FLOATS = np.arange(256, dtype=np.uint32)
+E4M3 = np.where(FLOATS & 0x80, -1.0, 1.0) * np.where(
+    FLOATS & 0x78, (8.0 + (FLOATS & 7)) * 2.0 ** ((FLOATS >> 3 & 15).astype(float) - 10), (FLOATS & 7) * 2.0**-9
+)
+OF_KIND = {
+    "INT4": (4, VALUES[Kind.INT4].numpy()),
+    "E2M1": (4, VALUES[Kind.E2M1].numpy()),
+    "INT8": (8, FLOATS.astype(np.uint8).view(np.int8).astype(float)),
+    "E4M3": (8, E4M3),
+}
+
+
+def text(program) -> str:
+    return getattr(program, "value", program)
+
+
+@pytest.mark.parametrize("kind", OF_KIND)
+def test_two_words_become_two_numbers(kind):
+    """All words of 16 bits, beside words that are their complement; of e4m3 all codes but NaN, 0x7f and 0xff."""
+    bits, values = OF_KIND[kind]
+    low = np.arange(1 << 16, dtype=np.uint32)
+    words = low | (low ^ 0xFFFF) << 16
+    for place in range(16 // bits):
+        held = run(text(getattr(widen, f"{kind}_{place}")), {"$1": words})
+        codes = np.stack([words, words >> 16]) >> bits * place & (1 << bits) - 1
+        known = np.isfinite(values[codes]) & ((kind != "E4M3") | (codes & 0x7F != 0x7F))
+        assert np.array_equal(halves(held["$0"])[known], values[codes][known])
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**-7, 2.0**-120, 2.0**100])
+def test_values_of_mxfp4_times_their_scale(scale):
+    values = VALUES[Kind.E2M1].numpy()
+    pairs = np.stack([values, values[::-1]])
+    held = run(text(TIMES), {"$1": joined(pairs), "$2": joined(np.full((2, 1), scale))})
+    assert np.array_equal(halves(held["$0"]), pairs * scale)
