@@ -23,22 +23,36 @@ def scales_sums(kind: int, group: int, block_k: int) -> bool:
 
 
 @triton.jit
-def group_values(
-    values, columns, at, zeros, scales, n, n_in, depth, groups, GROUP: tl.constexpr, SCALES: tl.constexpr,
-    ZEROS: tl.constexpr, ON_SUMS: tl.constexpr,
-):  # fmt: skip
-    """values [n, columns] less their zeros, scaled where scales multiply values; `at`: their group, where it is one."""
-    if ZEROS or (SCALES and not ON_SUMS):
-        line = n.to(tl.int64) * groups
-        if ON_SUMS:
-            place, mask = (line + at)[:, None], n_in[:, None]
-        else:
-            place, mask = line[:, None] + (columns // GROUP)[None, :], n_in[:, None] & (columns < depth)[None, :]
-        if ZEROS:
-            values -= tl.load(zeros + place, mask=mask, other=0).to(values.dtype)
-        if SCALES and not ON_SUMS:
-            scale = tl.load(scales + place, mask=mask, other=0.0).to(tl.float32)
-            values = (values.to(tl.float32) * scale).to(values.dtype)
+def ahead(lines, n_in, at, groups, COUNT: tl.constexpr):
+    """Numbers of groups at .. at + COUNT of rows whose lines these are: [n, COUNT], those of no group 0."""
+    group = at + tl.arange(0, COUNT)
+    return tl.load(lines[:, None] + group[None, :], mask=n_in[:, None] & (group < groups)[None, :], other=0)
+
+
+@triton.jit
+def of_group(numbers, AT: tl.constexpr, COUNT: tl.constexpr):
+    """Column AT of [n, COUNT] as [n, 1]."""
+    if COUNT == 4:
+        even, odd = tl.split(numbers.reshape((numbers.shape[0], 2, 2)))
+        first, second = tl.split(odd if AT % 2 else even)
+        chosen = second if AT // 2 else first
+    elif COUNT == 2:
+        first, second = tl.split(numbers)
+        chosen = second if AT else first
+    else:
+        chosen = numbers.reshape((numbers.shape[0],))
+    return chosen[:, None]
+
+
+@triton.jit
+def by_columns(values, columns, scales, zeros, n, n_in, depth, groups, GROUP: tl.constexpr, SCALES: tl.constexpr,
+               ZEROS: tl.constexpr):  # fmt: skip
+    """values [n, columns] less their zeros and times their scales, which are read for each."""
+    at, mask = (n.to(tl.int64) * groups)[:, None] + (columns // GROUP)[None, :], n_in[:, None] & (columns < depth)[None]
+    if ZEROS:
+        values -= tl.load(zeros + at, mask=mask, other=0).to(values.dtype)
+    if SCALES:
+        values = (values.to(tl.float32) * tl.load(scales + at, mask=mask, other=0.0).to(tl.float32)).to(values.dtype)
     return values
 
 
@@ -51,18 +65,29 @@ def code_sums(
     """Columns start .. end of rows n of the words times rows m of x: float32 [BLOCK_N, BLOCK_M].
 
     PAIRS: x is bfloat16, and units make two values of two words at a time. EVEN: `depth` is a multiple of BLOCK_K.
+    Scales and zeros of the next columns are asked for a turn ahead: the compiler's pipeline leaves these loads out.
     """
     PER: tl.constexpr = 4 if KIND < 2 else 2  # codes of a word
     APART: tl.constexpr = 64 // PER  # columns between them
-    # Codes of a word that share a scale.
+    # Codes of a word that share a scale, and how many scales a turn has.
     RUN: tl.constexpr = PER if GROUP % BLOCK_K == 0 else GROUP // APART if GROUP >= APART else 1
+    COUNT: tl.constexpr = PER // RUN
     dtype: tl.constexpr = x.dtype.element_ty
     word_line = words + n.to(tl.int64)[:, None] * line
     x_line = x + m.to(tl.int64)[None, :] * x_stride
+    scale_line, zero_line = scales + n.to(tl.int64) * groups, zeros + n.to(tl.int64) * groups
     j = tl.arange(0, BLOCK_K // PER)
     offset = j // APART * 64 + j % APART
     sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+    if SCALES and ON_SUMS:
+        scale = ahead(scale_line, n_in, start // GROUP, groups, COUNT)
+    if ZEROS and ON_SUMS:
+        zero = ahead(zero_line, n_in, start // GROUP, groups, COUNT)
     for first in range(start, end, BLOCK_K):
+        if SCALES and ON_SUMS:
+            next_scale = ahead(scale_line, n_in, (first + BLOCK_K) // GROUP, groups, COUNT)
+        if ZEROS and ON_SUMS:
+            next_zero = ahead(zero_line, n_in, (first + BLOCK_K) // GROUP, groups, COUNT)
         word = first // PER + j
         word_mask = n_in[:, None]
         if not EVEN:
@@ -75,11 +100,11 @@ def code_sums(
             if not EVEN:
                 x_mask = x_mask & (columns < depth)[:, None]
             tokens = tl.load(x_line + columns[:, None], mask=x_mask, other=0.0)
-            at = first // GROUP
-            if GROUP % BLOCK_K != 0:
-                at = tl.minimum(at + place // RUN, groups - 1)
-            values = group_values(values_of(tile, dtype, KIND, place, PAIRS), columns, at, zeros, scales, n, n_in,
-                                  depth, groups, GROUP, SCALES, ZEROS, ON_SUMS)  # fmt: skip
+            values = values_of(tile, dtype, KIND, place, PAIRS)
+            if ZEROS and ON_SUMS:
+                values -= of_group(zero, place // RUN, COUNT).to(dtype)
+            if not ON_SUMS:
+                values = by_columns(values, columns, scales, zeros, n, n_in, depth, groups, GROUP, SCALES, ZEROS)
             if not (SCALES and ON_SUMS):
                 sums = tl.dot(values, tokens, sums, input_precision="ieee")
             else:
@@ -88,8 +113,11 @@ def code_sums(
                 else:
                     product = tl.dot(values, tokens, product, input_precision="ieee")
                 if place % RUN == RUN - 1:
-                    scale = tl.load(scales + n.to(tl.int64) * groups + at, mask=n_in, other=0.0)
-                    sums += product * scale.to(tl.float32)[:, None]
+                    sums += product * of_group(scale, place // RUN, COUNT).to(tl.float32)
+        if SCALES and ON_SUMS:
+            scale = next_scale
+        if ZEROS and ON_SUMS:
+            zero = next_zero
     return sums
 
 

@@ -230,12 +230,27 @@ def makes_pairs(x: Tensor) -> bool:
 
 
 def tile_of(rows: int | None, width: int, depth: int, kind: Kind, group: int, size: int, stages: int) -> Tile:
-    """The tile for so many rows (None: any, in --deterministic) of `size` bytes per value."""
-    block_k = block_k_of(KINDS[kind], group, size)
-    block_m = 64 if rows is None or rows > 32 or size > 2 else 32 if rows > 16 else 16
-    parts = max(1, min(-(-UNITS // triton.cdiv(width, 64)), depth // 512))
-    part_len = triton.cdiv(triton.cdiv(depth, parts), block_k) * block_k
-    return Tile(block_m, 64, block_k, part_len, stages, 4)
+    """The tile for so many rows (None: any, in --deterministic) of `size` bytes per value.
+
+    Measured on an H100 with the products of Qwen3-8B: codes of four bits want tall tiles and many programs, codes of
+    eight bits more loads in flight; `stages` is what the device can have of these.
+    """
+    block_k, four = block_k_of(KINDS[kind], group, size), codes_per_word(KINDS[kind]) == 4
+    if rows is None or size > 2:
+        parts = max(1, min(-(-UNITS // triton.cdiv(width, 64)), depth // 512))
+        return Tile(64, 64, block_k, parts_of(depth, parts, block_k), stages, 4)
+    block_m = 16 if rows <= 16 else 32 if rows <= 32 else 64 if rows <= 64 else 128
+    if four or block_m == 128:
+        tiles = triton.cdiv(rows, block_m) * triton.cdiv(width, 128)
+        parts = round((384 if block_m == 16 else 256 if block_m == 32 else 192) / tiles)
+        return Tile(block_m, 128, block_k, parts_of(depth, min(parts, depth // 512), block_k), stages, 8)
+    parts = depth // (1024 if block_m < 64 else 2048)
+    return Tile(block_m, 64, block_k, parts_of(depth, parts, block_k), stages if stages < 3 else 5, 4)
+
+
+def parts_of(depth: int, parts: int, block_k: int) -> int:
+    """Columns of each of so many parts: whole blocks."""
+    return triton.cdiv(triton.cdiv(depth, max(1, parts)), block_k) * block_k
 
 
 def tile_for(x: Tensor, weight: Packed, invariant: bool = False) -> Tile:

@@ -83,14 +83,13 @@ def values_of(words, dtype: tl.constexpr, KIND: tl.constexpr, PLACE: tl.constexp
     """int16 words, any shape -> the values of their codes number PLACE, in `dtype`; PAIRS: two at a time, bfloat16."""
     if PAIRS:
         if KIND == 0:
-            program: tl.constexpr = (INT4_0, INT4_1, INT4_2, INT4_3)[PLACE]
+            values = of_pairs(words, (INT4_0, INT4_1, INT4_2, INT4_3)[PLACE])
         elif KIND == 1:
-            program: tl.constexpr = (E2M1_0, E2M1_1, E2M1_2, E2M1_3)[PLACE]
+            values = of_pairs(words, (E2M1_0, E2M1_1, E2M1_2, E2M1_3)[PLACE])
         elif KIND == 2:
-            program: tl.constexpr = (INT8_0, INT8_1)[PLACE]
+            values = of_pairs(words, (INT8_0, INT8_1)[PLACE])
         else:
-            program: tl.constexpr = (E4M3_0, E4M3_1)[PLACE]
-        values = of_pairs(words, program)
+            values = of_pairs(words, (E4M3_0, E4M3_1)[PLACE])
     else:
         bits: tl.constexpr = 4 if KIND < 2 else 8
         codes = ((words.to(tl.int32) >> (PLACE * bits)) & ((1 << bits) - 1)).to(tl.uint8)
