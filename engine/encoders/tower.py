@@ -7,9 +7,10 @@ chooses the sizes of examples, so a tower knows nothing of kernels' variants, of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, runtime_checkable
 
+import numpy as np
 from torch import Tensor
 
 from engine.request import Modality
@@ -43,6 +44,21 @@ class Tower(Protocol):
 
     def record(self, record: Record) -> None:
         """Records the tower's graphs, if it has any: `record` takes bodies that can be captured."""
+
+
+@runtime_checkable
+class SharedTower(Tower, Protocol):
+    """A tower that runs several items at once, of one request or of several."""
+
+    @property
+    def together(self) -> int:
+        """What the weights of items that run at once may add up to."""
+
+    def weight(self, features: Mapping[str, np.ndarray]) -> int:
+        """Of an item that has not been uploaded: what it costs, in the tower's own unit (patches)."""
+
+    def encode_together(self, items: Sequence[Features]) -> list[Tensor]:
+        """As `encode`, for each item; the rows of each are a tensor of their own."""
 
 
 def by_modality(*towers: Tower | None) -> dict[Modality, Tower]:

@@ -99,7 +99,7 @@ class DeviceExecutor:
         self.config, self.model, self.sizes, self.accelerator = config, model, sizes, accelerator
         self.layout, self.has_steady_loop = layout, accelerator.has_steady_loop
         overlays = len(model.config.modalities) > 1 or config.enable_prompt_embeds
-        self.encoder = EncoderCache(model, UploadRing(accelerator) if overlays else None)
+        self.encoder = EncoderCache(model, not config.deterministic, UploadRing(accelerator) if overlays else None)
         self.buffers = StepBuffers(model, sizes, layout, accelerator, config.deterministic, overlays)
         text = model.config.text
         self.buffers.routed = routed_ids(config.return_routed_experts, text, layout, accelerator)

@@ -1,7 +1,8 @@
 """Runs the towers that a step needs, and keeps their output until the scheduler says it may go.
 
 Owner: the device thread stages features by entry number and reports evictions; the stream runs towers and reads rows,
-in step order. An entry is one media item by content hash, shared by every request that shows it.
+in step order. An entry is one media item by content hash, shared by every request that shows it. New items that a step
+needs run together where their tower can do so, up to its budget, whichever requests show them.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Iterator
 
 import numpy as np
 import torch
 
+from engine.encoders.tower import SharedTower
 from engine.errors import EngineError, is_out_of_memory, scope_of
 from engine.models.base import Model
 from engine.request import ROWS, MediaInput
@@ -25,8 +28,10 @@ log = logging.getLogger("omniloop.engine")
 class EncoderCache:
     """Tower outputs by entry number: [num_tokens, hidden] each."""
 
-    def __init__(self, model: Model, ring: UploadRing | None = None) -> None:
+    def __init__(self, model: Model, together: bool = True, ring: UploadRing | None = None) -> None:
+        """`together`: new items of a step share runs of their tower; other company may then round rows differently."""
         self._model = model
+        self._together = together
         self._ring = ring  # None: towers run where the features are
         self._inputs: dict[int, MediaInput] = {}  # kept with the entry: rows may be dropped and made again
         self._rows: dict[int, torch.Tensor] = {}
@@ -65,6 +70,8 @@ class EncoderCache:
         A plan row whose tower failed is noted as invalid: it ends alone.
         """
         plan, found = step.plan, []
+        if self._together and plan.num_media > 1:
+            self._encode_together([int(plan.media_entry[run]) for run in range(plan.num_media)])
         for run in range(plan.num_media):
             start, length = int(plan.media_start[run]), int(plan.media_length[run])
             entry = int(plan.media_entry[run])
@@ -86,6 +93,44 @@ class EncoderCache:
         if encoded is None:
             encoded = self._encode(entry)
         return None if encoded is None else encoded[start : start + length]
+
+    def _encode_together(self, entries: list[int]) -> None:
+        """Runs towers for those of a step's entries that have no rows and may share a run.
+
+        What fails together is left to run alone: the fault may be one item's.
+        """
+        for tower, group in self._groups([entry for entry in dict.fromkeys(entries) if entry not in self._rows]):
+            try:
+                uploaded = [self._tensors(self._inputs[entry].features) for entry in group]
+                with self.clock:
+                    encoded = tower.encode_together(uploaded)
+            except Exception as error:
+                if is_out_of_memory(error) or scope_of(error) == "device":
+                    raise  # it is the step that fails
+                log.info("%d media items failed together and run alone: %r", len(group), error)
+                continue
+            for entry, rows in zip(group, encoded):
+                if rows.shape[0] == self._inputs[entry].num_tokens:
+                    self._rows[entry] = rows
+
+    def _groups(self, entries: list[int]) -> Iterator[tuple[SharedTower, list[int]]]:
+        """Entries that run together, at least two each, in the order of the step."""
+        open_groups: dict[int, tuple[SharedTower, list[int], int]] = {}
+        for entry in entries:
+            item = self._inputs[entry]
+            if item.modality == "prompt" or ROWS in item.features:
+                continue
+            tower = self._model.towers[item.modality]
+            if not isinstance(tower, SharedTower):
+                continue
+            weight = tower.weight(item.features)
+            _, group, total = open_groups.get(id(tower), (tower, [], 0))
+            if total + weight > tower.together:
+                if len(group) > 1:
+                    yield tower, group
+                group, total = [], 0
+            open_groups[id(tower)] = tower, [*group, entry], total + weight
+        yield from ((tower, group) for tower, group, _ in open_groups.values() if len(group) > 1)
 
     def _encode(self, entry: int) -> torch.Tensor | None:
         item = self._inputs[entry]

@@ -62,7 +62,7 @@ class DevicePoolingExecutor:
         assert model.pooler is not None
         self.config, self.model, self.sizes, self.accelerator = config, model, sizes, accelerator
         self.layout, self._pooler = layout, model.pooler
-        self.encoder = EncoderCache(model)
+        self.encoder = EncoderCache(model, not config.deterministic)
         buffers = self.buffers = StepBuffers(model, sizes, layout, accelerator, config.deterministic)
         self.plans = buffers.plans
         width = self._pooler.width(model.config.text.hidden_size)

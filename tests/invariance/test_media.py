@@ -5,6 +5,7 @@ Items go through the real media path (data: URLs, decoders, processor, splice) i
 
 import asyncio
 import functools
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -221,3 +222,24 @@ async def test_several_choices_share_the_media(device):
     async with device.running(tiny.checkpoint("omni")) as engine:
         request = await make_request(MIXES["image and audio"], n=4)
         device.check(await answer(engine, request), [wanted["image and audio"]] * 4)
+
+
+async def test_pictures_of_several_requests_share_a_run_of_the_tower(device):
+    """Four prompts that begin in one step: one run, and the answers of each alone."""
+    sizes = ((60, 60), (90, 60), (60, 120), (56, 84))
+    for number, size in enumerate(sizes):
+        ITEMS.setdefault(f"shared {number}", ("image", lambda size=size: picture(noise(*size, 3), "PNG")))
+    requests = [await make_request((f"shared {number}",), **device.rules) for number in range(len(sizes))]
+    async with device.running(tiny.checkpoint("omni"), enable_prefix_caching=False) as engine:
+        wanted = [await device.alone(engine, request) for request in requests]
+        await quiet(engine)
+        assert await engine.reset_encoder_cache()
+        before, let_go = engine.stats.encoder.calls, threading.Event()
+        held = asyncio.ensure_future(engine._on_device(lambda runtime: let_go.wait(60)))
+        jobs = [asyncio.ensure_future(answer(engine, request)) for request in requests]
+        await asyncio.sleep(0)  # all are submitted; the device thread finds them together
+        let_go.set()
+        got = await asyncio.gather(*jobs)
+        assert await held
+        assert engine.stats.encoder.calls - before == 1
+    device.check([each[0] for each in got], wanted)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from engine.encoders.qwen_vl.graphs import BUDGETS, TowerGraphs
-from engine.encoders.qwen_vl.tables import grid_tables
+from engine.encoders.qwen_vl.tables import exact_room, grid_parts, grid_tables
 from tests import tiny
 from tests.models.harness import load
 
@@ -36,7 +36,13 @@ def graphed(tower, monkeypatch):
 
 def rows(tower, patches, grid):
     with torch.inference_mode():
-        return tower(patches, torch.tensor([grid]))
+        return tower([patches], [torch.tensor([grid])])[0]
+
+
+def alone(tower, patches, grid):
+    """The rows of the tower without graphs, and without other items."""
+    parts = [grid_parts(grid, tower.config)]
+    return tower._compute(patches, grid_tables(parts, exact_room(parts, tower.config), "cpu"))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +54,7 @@ def rows(tower, patches, grid):
         ((1, 20, 20), 640),
         ((1, 22, 28), 640),
         ((3, 10, 14), 640),
-        ((2, 10, 14), None),  # two frames, and a third for what is left over: more than 384 patches have
+        ((2, 10, 14), 640),  # two frames, and a third for what is left over: more than 384 patches have
         ((1, 2, 192), 384),
         ((1, 26, 26), None),
         ((5, 2, 2), None),
@@ -58,7 +64,7 @@ def test_rows_are_those_without_room_to_spare(tower, graphed, grid, budget):
     t, h, w = grid
     patches = torch.randn(t * h * w, tower.patch_embed.in_features, generator=torch.Generator().manual_seed(h * w))
     with torch.inference_mode():
-        wanted = tower._compute(patches, grid_tables(grid, tower.config, "cpu"))
+        wanted = alone(tower, patches, grid)
     tower, used = graphed
     rows(tower, torch.randn(384, tower.patch_embed.in_features), (1, 16, 24))  # what lay there before
     used.clear()
@@ -69,6 +75,33 @@ def test_rows_are_those_without_room_to_spare(tower, graphed, grid, budget):
     assert used == ([] if budget is None else [budget] * 2)
 
 
+@pytest.mark.parametrize(
+    ("grids", "budget"),
+    [
+        (((1, 8, 8), (1, 8, 8)), 640),  # 384 patches have two frames, and what is left over is a third
+        (((1, 12, 16), (1, 12, 16)), 384),
+        (((1, 10, 14), (1, 10, 12), (1, 2, 90)), 640),
+        (((1, 20, 20), (1, 20, 22)), None),
+        (((1, 2, 2),) * 5, None),
+    ],
+)
+def test_rows_of_items_together_are_those_of_each_alone(tower, graphed, grids, budget):
+    draw = torch.Generator().manual_seed(7)
+    numbers = tower.patch_embed.in_features
+    items = [torch.randn(t * h * w, numbers, generator=draw) for t, h, w in grids]
+    with torch.inference_mode():
+        wanted = [alone(tower, *pair) for pair in zip(items, grids)]
+    tower, used = graphed
+    used.clear()
+    features = [{"pixel_values": x, "grid_thw": torch.tensor([grid])} for x, grid in zip(items, grids)]
+    with torch.inference_mode():
+        found = tower.encode_together(features)
+    assert used == ([] if budget is None else [budget])
+    for rows, want in zip(found, wanted):
+        torch.testing.assert_close(rows, want, rtol=1e-5, atol=1e-5)
+        assert rows.untyped_storage().nbytes() == rows.nbytes, "rows that hold others' memory are never freed"
+
+
 def test_what_a_graph_reads_is_one_picture_and_nothing_behind_it(graphed):
     tower, _ = graphed
     draw = torch.Generator().manual_seed(5)
@@ -76,7 +109,7 @@ def test_what_a_graph_reads_is_one_picture_and_nothing_behind_it(graphed):
         count = grid[1] * grid[2]
         patches = torch.randn(count, tower.patch_embed.in_features, generator=draw)
         rows(tower, patches, grid)
-        tables = tower._tables.get(grid)
+        tables = tower._tables.get((grid,))
         assert torch.equal(tower.graphs._patches[:count], patches)
         assert not tower.graphs._patches[count:].any()
         assert torch.equal(tower.graphs._flat[: tables.room.numbers], tables.flat)

@@ -5,7 +5,7 @@ import torch
 
 from engine.device import Accelerator
 from engine.encoders.qwen_vl.graphs import BUDGETS
-from engine.encoders.qwen_vl.tables import grid_tables
+from engine.encoders.qwen_vl.tables import exact_room, grid_parts, grid_tables
 from engine.models.registry import build_model, load_model_config
 from engine.weights.load import load_weights
 from tests import tiny
@@ -36,13 +36,19 @@ def test_graphs_give_the_rows_of_the_eager_tower():
         draw = torch.Generator(device="cuda").manual_seed(1)
         numbers = tower.patch_embed.in_features
         items = [torch.randn(t * h * w, numbers, generator=draw, device="cuda").bfloat16() for t, h, w in GRIDS]
-        wanted = [tower._compute(x, grid_tables(grid, tower.config, "cuda:0")) for x, grid in zip(items, GRIDS)]
+        parts = [[grid_parts(grid, tower.config)] for grid in GRIDS]
+        rooms = [exact_room(one, tower.config) for one in parts]
+        tables = [grid_tables(one, room, "cuda:0") for one, room in zip(parts, rooms)]
+        wanted = [tower._compute(x, table) for x, table in zip(items, tables)]
         tower.record(accelerator.recorded)
         assert set(tower.graphs._replays) == set(BUDGETS)
+        grids = [torch.tensor([grid]) for grid in GRIDS]
         for _ in range(2):
-            got = [tower(x, torch.tensor([grid])) for x, grid in zip(items, GRIDS)]
-            assert all(tower._tables.get(grid).room.graphed for grid in GRIDS)
-            for rows, want in zip(got, wanted):
+            alone = [tower([x], [grid])[0] for x, grid in zip(items, grids)]
+            assert all(tower._tables.get((grid,)).room.graphed for grid in GRIDS)
+            together = tower(items[:5], grids[:5])
+            assert tower._tables.get(tuple(GRIDS[:5])).room.graphed
+            for rows, want in zip(alone + together, wanted + wanted[:5]):
                 assert rows.shape == want.shape
                 # Another number of rows may take another kernel for a product: some roundings differ.
                 assert (rows - want).float().norm() <= 0.01 * want.float().norm()

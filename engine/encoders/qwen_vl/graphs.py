@@ -1,16 +1,16 @@
 """Graphs of Qwen's vision tower, one per budget of patches: a picture costs a launch, not four hundred.
 
-Owner: device thread; recorded at start only. Pictures of up to BUDGETS[-1] patches take the graph of the smallest
-budget that holds them; what they leave of it is computed and dropped. Larger ones keep the device busier than the host
-and run eagerly, as do grids with more windows or frames than their budget's tables hold. Launches are slow beside a
+Owner: device thread; recorded at start only. Items that together have up to BUDGETS[-1] patches take the graph of the
+smallest budget that holds them with their windows and frames; what they leave of it is computed and dropped. Larger
+pictures keep the device busier than the host and run eagerly. Launches are slow beside a
 server's other threads: 5,476 patches (1024 x 1024) took the device 16.1 ms as a graph, 19.9 (and up to 29) one by one.
 
-    patches, tables --copied--> fixed places --graph--> fixed rows --copied--> the picture's own rows
+    patches, tables --copied--> fixed places --graph--> fixed rows --copied--> each item's own rows
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -51,11 +51,15 @@ class TowerGraphs:
         unit = self._config.merge_size**2
         frames = (patches - 1) // SHORT_MEAN  # as many as leave them the kernel of long segments
         windows = max(patches // (window_side(self._config) * unit), frames)  # one block high, at the worst
-        return Room(patches, windows, frames, unit, head_half(self._config), taps_of(self._config), graphed=True)
+        window = window_side(self._config) ** 2 * unit
+        return Room(
+            patches, windows, frames, window, unit, head_half(self._config), taps_of(self._config), graphed=True
+        )
 
-    def room(self, patches: int) -> Room | None:
+    def room(self, patches: int, windows: int, frames: int) -> Room | None:
         """The smallest that holds so many and has a graph."""
-        return next((room for room in self._rooms if patches <= room.patches and room.patches in self._replays), None)
+        rooms = (room for room in self._rooms if room.holds(patches, windows, frames))
+        return next((room for room in rooms if room.patches in self._replays), None)
 
     def record(self, record: Record) -> None:
         """Largest first, so that the others fit into its memory."""
@@ -66,10 +70,15 @@ class TowerGraphs:
         tables = GridTables(self._flat[: room.numbers], room)
         self._rows[: room.blocks] = self._compute(self._patches[: room.patches], tables)
 
-    def run(self, patches: Tensor, tables: GridTables) -> Tensor:
-        """patches [n, numbers], n at most those of the tables' room -> rows [n / unit, row_width * row_parts], new."""
-        count, room = len(patches), tables.room
-        self._patches[:count] = patches
+    def run(self, items: Sequence[Tensor], tables: GridTables) -> Tensor:
+        """Patches [n, numbers] of each item, as many as the tables have -> rows [all n / unit, row_width * row_parts].
+
+        The rows lie where the next run's will: whoever keeps them copies them.
+        """
+        room, count = tables.room, 0
+        for patches in items:
+            self._patches[count : count + len(patches)] = patches
+            count += len(patches)
         if count < self._used:
             self._patches[count : self._used] = 0
         self._used = count
@@ -77,4 +86,4 @@ class TowerGraphs:
             self._flat[: room.numbers] = tables.flat
             self._tables = tables
         self._replays[room.patches]()
-        return self._rows[: count // room.unit].clone()
+        return self._rows[: count // room.unit]

@@ -1,15 +1,16 @@
-"""What attention in Qwen's vision tower needs of one grid: window order, windows, frames, rotations, places.
+"""What attention in Qwen's vision tower needs of grids: window order, windows, frames, rotations, places.
 
-Owner: device thread. In: a grid (frames, height, width in patches), and the room that its tables may take. Out: views
-of one run of 32-bit numbers, so that they cross to the device, or into the fixed place that a graph reads, in one copy.
-With more room than patches those behind the last one are windows and a frame of their own: whatever is computed for
-them, no real patch sees it.
+Owner: device thread. In: grids (frames, height, width in patches) of items that run together, and the room that their
+tables may take. Out: views of one run of 32-bit numbers, so that they cross to the device, or into the fixed place that
+a graph reads, in one copy. Items lie one behind the other, and no frame has patches of two. With more room than patches
+those behind the last one are windows and a frame of their own: whatever is computed for them, no real patch sees it.
 
     flat  | order | restore | windows | frames | cos | sin | places | shares |  each begins at a multiple of 256 bytes
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,10 +30,16 @@ class Room:
     patches: int
     windows: int
     frames: int
+    window: int  # most patches of a window
     unit: int  # patches of a block, which becomes one row
     half: int  # rotated pairs of a head
     taps: int = 0  # learned positions around a patch
     graphed: bool = False  # a graph's, with room to spare
+
+    def holds(self, patches: int, windows: int, frames: int) -> bool:
+        """Whether so many fit, with the windows and the frame of the patches behind them."""
+        left = self.patches - patches
+        return left >= 0 and windows - (-left // self.window) <= self.windows and frames + bool(left) <= self.frames
 
     @property
     def blocks(self) -> int:
@@ -73,35 +80,75 @@ class GridTables:
         self.shares = shares.view(torch.float32).view(room.patches, room.taps)
 
 
-def grid_tables(grid: Grid, config: VisionConfig, device: str, room: Room | None = None) -> GridTables:
-    """Tables of `room` where the grid's windows and frames fit into it, else of exactly what it needs."""
+@dataclass(frozen=True, slots=True)
+class GridParts:
+    """What one grid adds to the tables, on the host."""
+
+    order: Tensor  # int64 [blocks]
+    windows: list[int]  # patches of each
+    frames: list[int]
+    cos: Tensor  # float32 [patches, half]
+    sin: Tensor
+    places: Tensor | None  # int32 [patches, taps]
+    shares: Tensor | None  # float32 [patches, taps]
+
+    @property
+    def patches(self) -> int:
+        return len(self.cos)
+
+
+def grid_parts(grid: Grid, config: VisionConfig) -> GridParts:
+    """Of one picture or film."""
     t, h, w = grid
     merge, count = config.merge_size, t * h * w
     side, unit = window_side(config), merge**2
     frame = torch.arange(h * w // unit).view(h // merge, w // merge)
     tiles = [tile.reshape(-1) for band in frame.split(side, 0) for tile in band.split(side, 1)]
-    windows, frames = [tile.numel() * unit for tile in tiles] * t, [h * w] * t
-    more = [] if room is None else _cut(room.patches - count, side * side * unit)
-    if room is None or len(windows + more) > room.windows or len(frames) + bool(more) > room.frames:
-        room = Room(count, len(windows), t, unit, head_half(config), taps_of(config))
-    elif more:
-        windows, frames = windows + more, [*frames, room.patches - count]
-    pinned = device != "cpu"
-    tables = GridTables(torch.zeros(room.numbers, dtype=torch.int32, pin_memory=pinned), room)
     one = torch.cat(tiles)  # block numbers of a frame, window by window
     first = torch.arange(t)[:, None] * (h * w // unit)
-    torch.cat([(first + one).view(-1), torch.arange(count // unit, room.blocks)], out=tables.order)
+    cos, sin = _rotations(h, w, config)
+    blocks = one.repeat(t)
+    places = shares = None
+    if config.position_side:
+        places, shares = (part.repeat(t, 1) for part in interpolation(h, w, config.position_side, merge))
+    return GridParts(
+        (first + one).view(-1), [tile.numel() * unit for tile in tiles] * t, [h * w] * t,
+        cos[blocks].view(count, -1), sin[blocks].view(count, -1), places, shares,
+    )  # fmt: skip
+
+
+def exact_room(parts: Sequence[GridParts], config: VisionConfig) -> Room:
+    """As much as these need."""
+    patches, windows, frames = needs(parts)
+    side, unit = window_side(config), config.merge_size**2
+    return Room(patches, windows, frames, side * side * unit, unit, head_half(config), taps_of(config))
+
+
+def needs(parts: Sequence[GridParts]) -> tuple[int, int, int]:
+    """Patches, windows and frames of these."""
+    numbers = ((part.patches, len(part.windows), len(part.frames)) for part in parts)
+    patches, windows, frames = (sum(column) for column in zip(*numbers))
+    return patches, windows, frames
+
+
+def grid_tables(parts: Sequence[GridParts], room: Room, device: str) -> GridTables:
+    """Tables of `room`, which holds what the grids need."""
+    count = sum(part.patches for part in parts)
+    windows = [size for part in parts for size in part.windows] + _cut(room.patches - count, room.window)
+    frames = [size for part in parts for size in part.frames] + _cut(room.patches - count, room.patches)
+    tables = GridTables(torch.zeros(room.numbers, dtype=torch.int32, pin_memory=device != "cpu"), room)
+    at = 0
+    for part in parts:
+        end = at + part.patches
+        torch.add(part.order, at // room.unit, out=tables.order[at // room.unit : end // room.unit])
+        tables.cos[at:end], tables.sin[at:end] = part.cos, part.sin
+        if part.places is not None and part.shares is not None:
+            tables.places[at:end], tables.shares[at:end] = part.places, part.shares
+        at = end
+    torch.arange(count // room.unit, room.blocks, out=tables.order[count // room.unit :])
     tables.restore[tables.order] = torch.arange(room.blocks)
     _bounds(windows, tables.windows)
     _bounds(frames, tables.frames)
-    cos, sin = _rotations(h, w, config)
-    blocks = one.repeat(t)
-    tables.cos[:count] = cos[blocks].view(count, -1)
-    tables.sin[:count] = sin[blocks].view(count, -1)
-    if config.position_side:
-        places, shares = interpolation(h, w, config.position_side, merge)
-        tables.places[:count] = places.repeat(t, 1)
-        tables.shares[:count] = shares.repeat(t, 1)
     return GridTables(tables.flat.to(device, non_blocking=True), room)
 
 

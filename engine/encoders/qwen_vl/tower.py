@@ -4,7 +4,8 @@ Thread: device. In: patches as the processor lays them out (frames, then merge b
 pixels from which they are made here; and their grid (frames, height, width in patches). Out: one row per merge block,
 in the same order. Between, blocks are regrouped so that each attention window is one run; layers in `full_layers`
 attend over a whole frame, the others inside their window. What depends on the grid only (tables.py) is kept for
-the grids seen last. On an accelerator all but large pictures go through the graphs of graphs.py. With deepstack a row
+the grids seen last. Items of several requests run together as one run of patches, where no frame sees another. On an
+accelerator all but large pictures go through the graphs of graphs.py. With deepstack a row
 has further parts, made of the patches behind the layers in `deep_layers`: for the decoder's stream behind its first
 layers.
 """
@@ -12,15 +13,17 @@ layers.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from engine.encoders.qwen_vl.blocks import Merger, VisionBlock
 from engine.encoders.qwen_vl.config import VisionConfig
-from engine.encoders.qwen_vl.graphs import TowerGraphs
-from engine.encoders.qwen_vl.tables import Grid, GridTables, grid_tables
+from engine.encoders.qwen_vl.graphs import BUDGETS, TowerGraphs
+from engine.encoders.qwen_vl.tables import Grid, GridParts, GridTables, exact_room, grid_parts, grid_tables, needs
 from engine.encoders.recent import Recent
 from engine.encoders.tower import Features, Record
 from engine.errors import RequestError
@@ -35,6 +38,8 @@ MAX_TABLE_ROWS = 65_536  # patches for which tables are kept: about 100 bytes ea
 class QwenVisionTower:
     """Patches -> rows of the decoder's width."""
 
+    together = BUDGETS[-1]  # patches: as many as a graph holds
+
     def __init__(self, config: VisionConfig, dtype: torch.dtype, device: str) -> None:
         self.config = config
         self.dtype = dtype
@@ -47,7 +52,8 @@ class QwenVisionTower:
         self.blocks = [VisionBlock(config, index in config.full_layers) for index in range(config.num_layers)]
         self.merger = Merger(config, apart=True)
         self.deep_mergers = [Merger(config, apart=False) for _ in config.deep_layers]
-        self._tables: Recent[Grid, GridTables] = Recent(MAX_TABLE_ROWS)
+        self._tables: Recent[tuple[Grid, ...], GridTables] = Recent(MAX_TABLE_ROWS)
+        self._parts: Recent[Grid, GridParts] = Recent(MAX_TABLE_ROWS)
         # The fixed places of graphs are there from the start, so that the profile counts them.
         numbers = self.patch_embed.in_features
         self.graphs = None if device == "cpu" else TowerGraphs(config, numbers, self._compute, dtype, device)
@@ -61,7 +67,13 @@ class QwenVisionTower:
         return self.config.row_width
 
     def encode(self, features: Features) -> Tensor:
-        return self(self._patches(features), features["grid_thw"])
+        return self([self._patches(features)], [features["grid_thw"]])[0]
+
+    def weight(self, features: Mapping[str, np.ndarray]) -> int:
+        return int(features["grid_thw"].prod())
+
+    def encode_together(self, items: Sequence[Features]) -> list[Tensor]:
+        return self([self._patches(features) for features in items], [features["grid_thw"] for features in items])
 
     def _patches(self, features: Features) -> Tensor:
         """What the processor sent as [patches, channels*temporal*patch*patch]: so already, as `pixel_values`, or still
@@ -90,17 +102,23 @@ class QwenVisionTower:
         normal = torch.ones(6)
         return {"pixels": pixels, "columns": columns, "rows": rows, "normal": normal, "grid_thw": torch.tensor([grid])}
 
-    def __call__(self, patches: Tensor, grid_thw: Tensor) -> Tensor:
-        """patches [t*h*w, channels*temporal*patch*patch], grid_thw [1, 3] -> rows [t*h*w / merge^2, width]."""
-        grid = self._grid(patches, grid_thw)
-        tables = self._tables.get(grid)
+    def __call__(self, items: Sequence[Tensor], grids_thw: Sequence[Tensor]) -> list[Tensor]:
+        """Of each item patches [t*h*w, channels*temporal*patch*patch] and grid [1, 3] -> rows [t*h*w / merge^2, width].
+
+        The rows of items that ran together are tensors of their own, each freed when nobody reads it.
+        """
+        grids = tuple(self._grid(patches, grid_thw) for patches, grid_thw in zip(items, grids_thw))
+        tables = self._tables.get(grids)
         if tables is None:
-            tables = self._tables_of(grid)
-            self._tables.put(grid, tables, tables.room.patches)
-        patches = patches.to(self.device, self.dtype)
+            tables = self._tables_of(grids)
+            self._tables.put(grids, tables, tables.room.patches)
+        lengths = [len(patches) // self.config.merge_size**2 for patches in items]
         if self.graphs is not None and tables.room.graphed:
-            return self.graphs.run(patches, tables)
-        return self._compute(patches, tables)
+            patches = [patches.to(self.device, self.dtype) for patches in items]
+            return [rows.clone() for rows in self.graphs.run(patches, tables).split(lengths)]
+        joined = (items[0] if len(items) == 1 else torch.cat(list(items))).to(self.device, self.dtype)
+        rows = self._compute(joined, tables)
+        return [rows] if len(items) == 1 else [own.clone() for own in rows.split(lengths)]
 
     def picture_bytes(self, rows: int) -> int:
         return 0 if self.device == "cpu" else 3 * rows * (self.config.patch_size * self.config.merge_size) ** 2
@@ -111,10 +129,17 @@ class QwenVisionTower:
             self.graphs.record(record)
             self._tables = Recent(MAX_TABLE_ROWS)
 
-    def _tables_of(self, grid: Grid) -> GridTables:
-        t, h, w = grid
-        room = None if self.graphs is None else self.graphs.room(t * h * w)
-        return grid_tables(grid, self.config, self.device, room)
+    def _tables_of(self, grids: tuple[Grid, ...]) -> GridTables:
+        parts = [self._parts_of(grid) for grid in grids]
+        room = None if self.graphs is None else self.graphs.room(*needs(parts))
+        return grid_tables(parts, room or exact_room(parts, self.config), self.device)
+
+    def _parts_of(self, grid: Grid) -> GridParts:
+        parts = self._parts.get(grid)
+        if parts is None:
+            parts = grid_parts(grid, self.config)
+            self._parts.put(grid, parts, parts.patches)
+        return parts
 
     def _compute(self, patches: Tensor, tables: GridTables) -> Tensor:
         """patches [n, numbers] of the tower's dtype, n as the tables have it -> rows [n / merge^2, width]."""
