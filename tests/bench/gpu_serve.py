@@ -11,8 +11,8 @@ and in the loop's CPU time, else of 5. "written" is from a step's tokens being o
 sockets (tests/bench/watched.py). Output per second of equal answers is that of whole ones, per connection from its
 first end to its last within the time measured, so that waves of equal requests do not bend it; of others it is what
 arrived.
-Run: python -m tests.bench.gpu_serve [--shape 8b,0.6b,vl-7b] [--load mixed,conversation,prefix,loop,rules,grammar]
-         [--out DIR]
+Run: python -m tests.bench.gpu_serve [--shape 8b,0.6b,vl-7b]
+         [--load mixed,conversation,prefix,loop,rules,grammar,beside] [--out DIR]
 """
 
 from __future__ import annotations
@@ -83,10 +83,14 @@ def load(
     answers: int = 0,
 ) -> Came:
     """Runs the clients, calls `warm` when their warm-up is over; they end after measure_s or so many answers."""
-    each = PICTURES_PER_PROCESS if asked.picture else STREAMS_PER_PROCESS
-    processes = min(8, -(-asked.streams // each))
+    jobs = jobs_of(port, shape, asked, warm_s, measure_s)
+    for job in jobs:
+        job.answers = -(-answers // len(jobs))
+    num_own = len(jobs)
+    if asked.beside is not None:
+        jobs += jobs_of(port, shape, asked.beside, warm_s, measure_s)
     with tempfile.TemporaryDirectory() as name:
-        files = [Path(name) / f"{number}.npz" for number in range(processes)]
+        files = [Path(name) / f"{number}.npz" for number in range(len(jobs))]
         clients = [
             subprocess.Popen(
                 [sys.executable, "-m", "tests.bench.streams", str(file)],
@@ -95,9 +99,7 @@ def load(
             for file in files
         ]  # fmt: skip
         try:
-            for number, client in enumerate(clients):
-                job = job_of(port, shape, asked, warm_s, measure_s, number, processes)
-                job.answers = -(-answers // processes)
+            for job, client in zip(jobs, clients):
                 tell(client, json.dumps(asdict(job)))
             for client in clients:
                 assert client.stdout is not None
@@ -116,12 +118,20 @@ def load(
                 with client:  # its pipes are closed
                     client.kill()
         parts = [read(file) for file in files]
-    for number, part in enumerate(parts):
-        part["answers"][:, 0] += 1000 * number  # connections of different processes
-    begun = max(float(part["begun"]) for part in parts)
-    firsts, gaps, ended = (np.concatenate([part[key] for part in parts]) for key in ("firsts", "gaps", "answers"))
     failures = tuple(text for part in parts for text in part["failures"].tolist())
-    return Came(begun, firsts, gaps, ended, failures, min(float(part["until"]) for part in parts))
+    own = parts[:num_own]
+    for number, part in enumerate(own):
+        part["answers"][:, 0] += 1000 * number  # connections of different processes
+    begun = max(float(part["begun"]) for part in own)
+    firsts, gaps, ended = (np.concatenate([part[key] for part in own]) for key in ("firsts", "gaps", "answers"))
+    return Came(begun, firsts, gaps, ended, failures, min(float(part["until"]) for part in own))
+
+
+def jobs_of(port: int, shape: str, asked: Case, warm_s: float, measure_s: float) -> list[Job]:
+    """One per process of clients."""
+    each = PICTURES_PER_PROCESS if asked.picture else STREAMS_PER_PROCESS
+    processes = min(8, -(-asked.streams // each))
+    return [job_of(port, shape, asked, warm_s, measure_s, number, processes) for number in range(processes)]
 
 
 def read(file: Path) -> dict[str, np.ndarray]:
@@ -314,19 +324,30 @@ def spread_of(runs: Runs, name: str) -> list[float]:
 
 
 def ratios_of(cases: dict[str, dict[str, float]]) -> dict[str, float]:
-    """What the prefix cache gives, a case over the same with nothing found; what rules cost, over streams without."""
+    """What the prefix cache gives, a case over the same with nothing found; what rules and pictures beside it cost."""
     pairs = [(label, label + loads.SALTED) for label in cases if label + loads.SALTED in cases]
     ruled = {
         f"{label}, output, over none": found["output"] / cases[loads.PLAIN]["output"]
         for label, found in cases.items()
         if loads.PLAIN in cases and " on " in label
     }
-    return ruled | {
-        f"{label}, {name}, found over not": cases[label][name] / cases[bare][name]
-        for label, bare in pairs
-        for name in COMPARED
-        if cases[bare][name]
+    beside = {
+        f"{label}, {name}, over none": found[name] / cases[label.removesuffix(loads.BESIDE)][name]
+        for label, found in cases.items()
+        if label.endswith(loads.BESIDE)
+        for name in ("ITL p50", "ITL p99")
+        if cases[label.removesuffix(loads.BESIDE)][name]
     }
+    return (
+        ruled
+        | beside
+        | {
+            f"{label}, {name}, found over not": cases[label][name] / cases[bare][name]
+            for label, bare in pairs
+            for name in COMPARED
+            if cases[bare][name]
+        }
+    )
 
 
 def print_cases(title: str, cases: dict[str, dict[str, float]]) -> None:
@@ -344,7 +365,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--shape", default="8b,0.6b", help=", ".join(SHAPES))
     parser.add_argument("--device", default="auto")
     parser.add_argument(
-        "--load", default="streams", help="some of streams,mixed,conversation,prefix,loop,rules,grammar"
+        "--load", default="streams", help="some of streams,mixed,conversation,prefix,loop,rules,grammar,beside"
     )
     parser.add_argument("--streams", default="1,4x230,16,64,256", help="and tokens of a prompt, where not 512")
     parser.add_argument("--seconds", type=float, default=60.0, help="measured per case at most, after its warm-up")

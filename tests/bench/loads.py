@@ -7,6 +7,7 @@ of their own; a second time each request has a salt of its own, so that nothing 
 conversations at 32 and 256 streams, and the longest prompt that fits, again and again: how late the server's loop is.
 `rules`: equal lengths at 32 streams, where none, one or all of the streams have a penalty, a bias or log-probabilities.
 `grammar`: equal lengths at 64 streams, where none, one or all of the streams follow a JSON Schema.
+`beside`: of a model that sees, 32 streams of small pictures, 8 of texts, and the same 8 beside 8 of large pictures.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ LEAST, MOST_PROMPT, MOST = 4, 1024, 2048
 CHARACTERS = 4  # of a real conversation's text per token: the shapes served here have no real tokenizer
 DRAWN = 4096
 SALTED = " (none found)"
+BESIDE = " beside 8 of pictures"
 LONG_ANSWER = 16
 PLAIN = "streams without rules"
 ORDERS = {  # an answer that random weights cannot end early
@@ -69,6 +71,7 @@ class Case:
     seed: int = 0
     fields: tuple[tuple[str, Any], ...] = ()  # of the bodies of the first `ruled` streams
     ruled: int = 0
+    beside: Case | None = None  # asked at the same time; its failures count, its answers do not
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +116,12 @@ def cases_of(shape: str, loads: Sequence[str], streams: str, sharegpt: Path | No
             found += with_rules(sizes)
         elif load == "grammar":
             found += with_grammars(sizes)
+        elif load == "beside":
+            found += beside_pictures(shape, sizes)
         else:
-            raise ValueError(f"--load {load}: there are streams, mixed, conversation, prefix, loop, rules and grammar")
+            raise ValueError(
+                f"--load {load}: there are streams, mixed, conversation, prefix, loop, rules, grammar and beside"
+            )
     return list({case.name: case for case in found}.values())
 
 
@@ -182,6 +189,19 @@ def with_grammars(sizes: Sizes) -> list[Case]:
     return [plain] + [
         replace(plain, name=f"a schema on {ruled} of {count}", fields=(field,), ruled=ruled) for ruled in (1, count)
     ]
+
+
+def beside_pictures(shape: str, sizes: Sizes) -> list[Case]:
+    """What pictures cost those who stream texts, and small pictures, several of which a tower can take at once."""
+    if "vision_config" not in SHAPES[shape]:
+        raise ValueError(f"--load beside: {shape} sees no pictures; name a shape that does")
+    tiny = shape.startswith("tiny")
+    small = Case("32 streams of small pictures", 4 if tiny else 32, (sizes.equal,), (56, 56) if tiny else (336, 336))
+    small = replace(small, cached=False, seed=1300)
+    large = replace(small, streams=2 if tiny else 8, picture=(112, 84) if tiny else (1024, 1024), seed=1400)
+    lengths = sizes.equal if tiny else Sizes().equal
+    texts = Case("8 streams of texts", 2 if tiny else 8, (lengths,), cached=False, seed=1500)
+    return [small, texts, replace(texts, name=texts.name + BESIDE, beside=large)]
 
 
 def longest(shape: str) -> Case:

@@ -62,6 +62,30 @@ def test_rules_are_asked_for_by_one_or_by_all_of_the_same_streams():
     assert gpu_serve.ratios_of(cases) == {f"{others[0].name}, output, over none": 0.995}
 
 
+@pytest.mark.full
+def test_texts_are_asked_beside_pictures(tmp_path):
+    flags = ["--shape", "tiny-vl", "--device", "cpu", "--load", "beside", "--seconds", "2", "--warm-up", "0.2"]
+    assert gpu_serve.main([*flags, "--out", str(tmp_path)]) == 0
+    report = json.loads((tmp_path / "gpu_serve.json").read_text())["tiny-vl"]
+    assert list(report["cases"]) == [
+        "32 streams of small pictures", "8 streams of texts", "8 streams of texts beside 8 of pictures",
+    ]  # fmt: skip
+    assert all(found["failures"] == 0 and found["output"] > 0 for found in report["cases"].values())
+    assert report["ratios"]["8 streams of texts beside 8 of pictures, ITL p99, over none"] > 0
+
+
+def test_pictures_beside_texts_are_those_of_a_case_of_their_own():
+    small, alone, together = loads.cases_of("vl-7b", ["beside"], "", None)
+    assert (small.picture, small.streams, alone.beside) == ((336, 336), 32, None)
+    assert (together.beside.picture, together.beside.streams) == ((1024, 1024), 8)
+    jobs = gpu_serve.jobs_of(1, "vl-7b", together.beside, 0, 1)
+    assert [(job.connections, job.picture) for job in jobs] == [(4, [1024, 1024])] * 2
+    cases = {alone.name: {"ITL p50": 8.0, "ITL p99": 10.0}, together.name: {"ITL p50": 10.0, "ITL p99": 40.0}}
+    assert list(gpu_serve.ratios_of(cases).values()) == [1.25, 4.0]
+    with pytest.raises(ValueError, match="sees no pictures"):
+        loads.cases_of("8b", ["beside"], "", None)
+
+
 def test_loads_are_the_same_each_time():
     first, again = (loads.cases_of("8b", ["mixed", "conversation", "prefix", "loop"], "", None) for _ in range(2))
     assert first == again
