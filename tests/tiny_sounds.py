@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,23 +40,38 @@ class Sounds:
     features: Callable[[Path, np.ndarray], Features]
     extractor: dict[str, Any]
     alone: bool = False  # the oracle would hear the silence behind the shorter ones of several sounds
+    released: Callable[[Path], None] | None = None  # transformers' layout -> the one in which the family is published
 
     @property
     def folder(self) -> Path:
         """Read only."""
         return kept(self.name, self._save, __file__)
 
+    def rows_of(self, features: dict[str, Any]) -> Any:
+        """Of a sound, by the oracle's tower."""
+        from torch.nn.functional import gelu
+
+        if self.name != "phi4mm":
+            return self.oracle.get_audio_features(**features, return_dict=True).pooler_output.flatten(0, 1)
+        heard = self.oracle.model.embed_tokens_extend.audio_embed
+        rows = heard.encoder(features["input_features"], None)[0]
+        return heard.down_proj_for_speech(gelu(heard.up_proj_for_speech(rows)))
+
     def _save(self, folder: Path) -> None:
         tiny.save(self.make(), folder)
         for other in ("processor_config.json", "video_preprocessor_config.json"):
             (folder / other).unlink(missing_ok=True)
         (folder / "preprocessor_config.json").write_text(json.dumps({**EXTRACTOR, **self.extractor}))
+        if self.released is not None:
+            self.released(folder)
 
     @functools.cached_property
     def oracle(self) -> Any:
         """The checkpoint as transformers computes it."""
         import torch
 
+        if self.released is not None:
+            return self.make().eval()
         with tiny.quiet():
             options = {"dtype": torch.float32, "attn_implementation": "eager"}
             return type(self.make()).from_pretrained(self.folder, **options).eval()
@@ -184,6 +200,88 @@ def granite_speech_features(folder: Path, sound: np.ndarray) -> Features:
     return {"input_features": pairs}, extractor._get_num_audio_features([len(sound)])[0]
 
 
+PHI4_MERGED = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+PHI4_RANK, PHI4_ALPHA = 5, 10
+PHI4_NAMES = {  # transformers -> Microsoft
+    r"feed_forward_(in|out)\.gate_up_proj": r"feed_forward_\1.net.0.linear",
+    r"feed_forward_(in|out)\.down_proj": r"feed_forward_\1.net.2",
+    r"(encoders\.\d+\.self_attn)\.([qkv])_proj": r"\1.linear_\2",
+    r"(encoders\.\d+\.self_attn)\.o_proj": r"\1.linear_out",
+    r"up_proj_for_speech": "audio_projection.speech.0", r"down_proj_for_speech": "audio_projection.speech.2",
+    r"up_proj_for_vision_speech": "audio_projection.vision.0",
+    r"down_proj_for_vision_speech": "audio_projection.vision.2",
+}  # fmt: skip
+
+
+def phi4mm() -> Any:
+    """With the speech adapter in its matrices."""
+    from transformers import Phi4MultimodalConfig, Phi4MultimodalForCausalLM
+
+    audio = {
+        "hidden_size": 48, "intermediate_size": 40, "num_blocks": 2, "num_attention_heads": 3, "input_size": MELS,
+        "ext_pw_out_channel": 48, "depthwise_separable_out_channel": 48, "kernel_size": 3, "nemo_conv_channels": 12,
+        "bias_max_distance": 9, "audio_token_id": AUDIO,
+    }  # fmt: skip
+    vision = {
+        "hidden_size": 24, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "image_size": 28,
+        "crop_size": 28, "image_token_id": tiny.IDS["<|IMAGE|>"],
+    }  # fmt: skip
+    text = {**tiny._SMALL, "hidden_size": 96, "max_position_embeddings": 1024, "tie_word_embeddings": True}
+    rope = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.75}
+    config = Phi4MultimodalConfig(
+        **text, rope_parameters=rope, audio_config=audio, vision_config=vision, original_max_position_embeddings=1024
+    )
+    model = tiny._model(Phi4MultimodalForCausalLM, config)
+    norm, draw = model.model.embed_tokens_extend.audio_embed.encoder.encoder_embedding, np.random.default_rng(0)
+    for buffer, low, high in ((norm.global_mean, 5.0, 9.0), (norm.global_invstd, 0.2, 0.4)):
+        buffer.copy_(buffer.new_tensor(draw.uniform(low, high, MELS)))
+    return model
+
+
+def phi4mm_released(folder: Path) -> None:
+    """As Microsoft publishes it: adapters beside the matrices, and names that transformers' script undoes."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    torch.manual_seed(0)
+    config, tensors = json.loads((folder / "config.json").read_text()), {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        module, _, kind = name.rpartition(".")
+        if "embed_tokens_extend" in name or not module.endswith(PHI4_MERGED):
+            for theirs, released in PHI4_NAMES.items():
+                name = re.sub(theirs, released, name)
+            tensors[name] = tensor
+            continue
+        for adapter in ("speech", "vision"):
+            tensors[f"{module}.lora_A.{adapter}.weight"] = a = torch.randn(PHI4_RANK, tensor.shape[1]) * 0.05
+            tensors[f"{module}.lora_B.{adapter}.weight"] = b = torch.randn(len(tensor), PHI4_RANK) * 0.05
+            if adapter == "speech":
+                tensors[f"{module}.base_layer.{kind}"] = tensor - PHI4_ALPHA / PHI4_RANK * b @ a
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    audio = config.pop("audio_config")
+    renamed = {
+        "attention_dim": "hidden_size", "attention_heads": "num_attention_heads", "linear_units": "intermediate_size",
+        "depthwise_seperable_out_channel": "depthwise_separable_out_channel",
+    }  # fmt: skip
+    released = {key: audio[theirs] for key, theirs in renamed.items()}
+    released["nemo_conv_settings"] = {"conv_channels": audio["nemo_conv_channels"]}
+    released["relative_attention_bias_args"] = {"type": "t5", "t5_bias_max_distance": audio["bias_max_distance"]}
+    adapters = {f"{name}_lora": {"r": PHI4_RANK, "lora_alpha": PHI4_ALPHA} for name in ("speech", "vision")}
+    del config["vision_config"]
+    config |= {
+        **adapters, "architectures": ["Phi4MMForCausalLM"], "model_type": "phi4mm", "audio_token_id": AUDIO,
+        "audio_processor": {"name": "cascades", "config": {**audio, **released}},
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def phi4mm_features(folder: Path, sound: np.ndarray) -> Features:
+    from transformers import Phi4MultimodalFeatureExtractor
+
+    made = Phi4MultimodalFeatureExtractor(feature_size=MELS)(sound, sampling_rate=16000, return_tensors="pt")
+    return {"input_features": made["audio_input_features"]}, int(made["audio_embed_sizes"][0])
+
+
 def qwen3_omni() -> Any:
     """The thinker, with pictures and films, and experts in two of three layers."""
     from transformers import Qwen3OmniMoeThinkerConfig, Qwen3OmniMoeThinkerForConditionalGeneration
@@ -238,5 +336,6 @@ SOUNDS = (
     Sounds("audio-flamingo", audio_flamingo, audio_flamingo_features, {}),
     Sounds("qwen3-asr", qwen3_asr, qwen3_asr_features, {"feature_extractor_type": "Qwen3ASRFeatureExtractor"}),
     Sounds("granite-speech", granite_speech, granite_speech_features, GRANITE_SPEECH, alone=True),
+    Sounds("phi4mm", phi4mm, phi4mm_features, {}, alone=True, released=phi4mm_released),
     Sounds("qwen3-omni", qwen3_omni, qwen3_omni_features, PICTURES),
 )

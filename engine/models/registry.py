@@ -99,6 +99,7 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "Qwen3ASRForConditionalGeneration": "engine.models.qwen3_asr",
     "AudioFlamingo3ForConditionalGeneration": "engine.models.audio_flamingo",
     "GraniteSpeechForConditionalGeneration": "engine.models.granite_speech",
+    "Phi4MMForCausalLM": "engine.models.phi4mm",
     "Qwen2_5OmniThinkerForConditionalGeneration": "engine.models.qwen2_5_omni",
     "Qwen2_5OmniForConditionalGeneration": "engine.models.qwen2_5_omni",
     "Qwen2_5OmniModel": "engine.models.qwen2_5_omni",  # the name in the released folders
@@ -285,7 +286,7 @@ def _towers(family: Family, outer: Section, text: TextConfig, without: Collectio
     if set(MODALITIES) <= set(without):
         return towers
     for name, read in family.towers.items():
-        key = f"{name}_config"
+        key = name if name in outer.values else f"{name}_config"
         if key in outer.values or family.lead is not None:
             tower = read(outer.section(key) if family.lead is None else outer)
             if tower.row_width != text.hidden_size:

@@ -29,6 +29,7 @@ MAX_ID = 1 << 31
 TRANSCRIPTION_PROMPTS = {
     "audioflamingo3": "Transcribe the input speech.",
     "glmasr": "Please transcribe this audio into text",
+    "phi4mm": "Transcribe the audio clip into text.",
     "granite_speech": "can you transcribe the speech into a written format?",
 }
 SILENT_SOUND = "AAAA"  # base64 in the place of a window while the prompt is rendered

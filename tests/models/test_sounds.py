@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 
 import engine.runtime
 from engine.errors import ConfigError, RequestError
-from engine.models.registry import load_model_config
+from engine.models.registry import build_model, load_model_config
 from engine.request import Request, SamplingParams
+from engine.weights.load import load_weights
 from mm.item import MediaItem, MediaOptions, Processed
 from mm.processors.registry import processor_for
 from mm.splice import splice
@@ -28,6 +29,7 @@ from tests.tiny_sounds import AUDIO, SOUNDS, Sounds
 SAMPLES = (1500, 20000, 31999, 32000, 70001)  # a part of a window, one but for a sample, one, and several
 PROMPTS = ((20000,), (70001,), (32000, 1500), (31999, 20000, 70001))  # sounds of each prompt
 BEFORE, BEHIND, TOKENS = (5, 9, tiny.IDS["<|audio_bos|>"]), (tiny.IDS["<|audio_eos|>"], 40, 7), 24
+FAMILY = {family.name: family for family in SOUNDS}
 each_family = pytest.mark.parametrize("family", SOUNDS, ids=lambda family: family.name)
 
 
@@ -84,8 +86,7 @@ def wanted(family: Sounds, prompt: tuple[int, ...]) -> list[int]:
 def embedded(family: Sounds, ids: torch.Tensor, features: list[dict[str, torch.Tensor]]) -> torch.Tensor:
     """The prompt's embeddings, each sound heard by itself."""
     made = family.oracle.get_input_embeddings()(ids)
-    rows = [family.oracle.get_audio_features(**item, return_dict=True).pooler_output.flatten(0, 1) for item in features]
-    made[ids == AUDIO] = torch.cat(rows)
+    made[ids == AUDIO] = torch.cat([family.rows_of(item) for item in features])
     return made
 
 
@@ -141,9 +142,51 @@ def test_the_examples_of_the_start_have_at_most_as_many_rows(family):
             assert 1 <= len(tower.encode(tower.example("audio", rows))) <= rows
 
 
+@pytest.mark.parametrize(("name", "frames"), [("granite-speech", 1330), ("phi4mm", 8 * 1001 - 3)])
+def test_long_sounds_are_heard_as_by_transformers(name, frames):
+    """More contexts than attend together, and segments of forty seconds, the last one short."""
+    family = FAMILY[name]
+    width = {"granite-speech": 64, "phi4mm": 32}[name]
+    features = {"input_features": torch.randn(1, frames, width, generator=torch.Generator().manual_seed(1)) * 2}
+    with torch.inference_mode():
+        mine = load(family.folder).towers["audio"].encode({"input_features": features["input_features"][0]})
+        wanted = family.rows_of(features)
+    assert mine.shape == wanted.shape
+    assert (mine - wanted).abs().max() < 2e-4 * wanted.abs().max()
+
+
+def test_phi4mm_without_sounds_leaves_its_adapters_out():
+    folder = FAMILY["phi4mm"].folder
+    config = load_model_config(folder, without=("image", "audio", "video"))
+    model = build_model(config, torch.float32)
+    load_weights(model, str(folder))
+    assert not model.towers
+    base = load_file(folder / "model.safetensors")["model.layers.1.self_attn.o_proj.base_layer.weight"]
+    rows = torch.randn(3, base.shape[1])
+    assert torch.allclose(model.layers[1].o(rows), rows @ base.T, atol=1e-5)
+    heard = load(folder).layers[1].o(rows)
+    assert not torch.allclose(heard, rows @ base.T, atol=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            {"audio_processor": {"config": {"activation": "relu"}}},
+            "activation='relu'; this tower is supported with 'sw",
+        ),
+        ({"audio_processor": {"config": {"attention_heads": 5}}}, "must be a multiple of attention_heads=5"),
+        ({"audio_processor": {"config": {"relative_attention_bias_args": {"type": "alibi"}}}}, "supported is the type"),
+    ],
+)
+def test_a_phi4mm_that_is_built_otherwise_is_refused(overrides, said):
+    with pytest.raises(ConfigError, match=said):
+        load_model_config(FAMILY["phi4mm"].folder, overrides)
+
+
 async def test_qwen3_asr_in_qwens_own_layout_is_the_same(tmp_path):
     """All in a thinker_config, the projector inside the tower, and three axes of positions that are one."""
-    (family,) = (family for family in SOUNDS if family.name == "qwen3-asr")
+    family = FAMILY["qwen3-asr"]
     shutil.copytree(family.folder, tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_text())
     thinker = {key: config.pop(key) for key in ("audio_config", "text_config", "audio_token_id")}
@@ -164,7 +207,7 @@ async def test_qwen3_asr_in_qwens_own_layout_is_the_same(tmp_path):
 
 @pytest.mark.parametrize(("said", "tied"), [(None, True), (True, True), (False, False)])
 def test_glm_asr_ties_its_head_where_the_outer_object_does_not_deny_it(said, tied):
-    (family,) = (family for family in SOUNDS if family.name == "glm-asr")
+    family = FAMILY["glm-asr"]
     config = load_model_config(family.folder, {"tie_word_embeddings": said})  # None: the key is taken away
     assert config.raw["text_config"]["tie_word_embeddings"] is False
     assert config.text.tie_embeddings is tied
@@ -181,7 +224,7 @@ def test_glm_asr_ties_its_head_where_the_outer_object_does_not_deny_it(said, tie
     ],
 )
 def test_a_granite_speech_that_contradicts_itself_is_refused(overrides, said):
-    (family,) = (family for family in SOUNDS if family.name == "granite-speech")
+    family = FAMILY["granite-speech"]
     with pytest.raises(ConfigError, match=said):
         load_model_config(family.folder, overrides)
 

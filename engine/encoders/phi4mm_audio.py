@@ -1,0 +1,284 @@
+"""Phi-4-multimodal's tower of sound: log-mel frames -> a row of the decoder's width for each eight frames begun.
+
+Thread: device. Three convolutions over time and pitch halve both; the rows pass conformer layers in segments of 500
+(forty seconds). Rows attend to those of their segment, with a learned number per head and distance. As published, zeros
+behind the last segment of a longer sound are attended to.
+
+    [T, 80] -> (x - mean) / std -> 3 times conv/2 -> product -> layers (feed, attend, convolve, feed) -> two products
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.checkpoint.section import MAX_LAYERS, Section
+from engine.encoders.qwen3_audio import halved, unroll
+from engine.encoders.sound import EPS, KERNEL
+from engine.encoders.tower import Features, Record
+from engine.errors import ConfigError, RequestError
+from engine.kernels.activation import Activation, gelu, pointwise
+from engine.layers.bare import Bare
+from engine.layers.linear import Linear
+from engine.layers.norm import LayerNorm
+from engine.request import Modality
+from engine.weights.table import Row
+
+SEGMENT = 500  # rows
+SHRINK = 8  # frames that become one row
+# What the released file says, and nothing else is computed here; a file that is silent means the same.
+ONLY: dict[str, Any] = {
+    "input_layer": "nemo_conv", "time_reduction": SHRINK, "chunk_size": -1, "causal": True, "batch_norm": False,
+    "activation": "swish", "conv_activation": "swish", "conv_glu_type": "swish", "bias_in_glu": True,
+    "ext_pw_kernel_size": 1, "cnn_layer_norm": True,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Phi4AudioConfig:
+    """The tower."""
+
+    modalities: ClassVar[tuple[Modality, ...]] = ("audio",)
+    row_parts: ClassVar[int] = 1
+
+    num_mels: int
+    channels: int  # of the convolutions over time and pitch
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    wide: int  # numbers between the products of a layer's convolution
+    multiplier: int  # channels that its convolution makes of one
+    deep: int  # numbers behind that
+    kernel: int
+    farthest: int  # distances beyond count as this one
+    output_dim: int
+
+    @property
+    def row_width(self) -> int:
+        return self.output_dim
+
+
+def read_audio(section: Section) -> Phi4AudioConfig:
+    """The tower's numbers, checked; `section` is audio_processor."""
+    outer = section.outer
+    assert outer is not None, "a tower's section lies in another one"
+    body = section.section("config")
+    for key, needed in ONLY.items():
+        given = body.values.get(key, needed)
+        if given != needed:
+            raise ConfigError(f"{body.path}: {key}={given!r}; this tower is supported with {needed!r}")
+    bias = body.section("relative_attention_bias_args")
+    if bias.values.get("type", "t5") != "t5" or bias.boolean("t5_bias_symmetric", False):
+        raise ConfigError(f"{bias.path}: supported is the type 't5' that tells before from behind")
+    hidden = body.size("attention_dim", 1024)
+    config = Phi4AudioConfig(
+        num_mels=body.size("input_size", 80),
+        channels=body.section("nemo_conv_settings").size("conv_channels", 1024),
+        num_layers=body.integer("num_blocks", 24, least=1, most=MAX_LAYERS),
+        hidden_size=hidden,
+        intermediate_size=body.size("linear_units", 1536),
+        num_heads=body.size("attention_heads", 16),
+        wide=body.size("ext_pw_out_channel", 1024),
+        multiplier=body.size("depthwise_multiplier", 1),
+        deep=body.size("depthwise_seperable_out_channel", 1024),  # as released
+        kernel=body.size("kernel_size", 3),
+        farthest=bias.size("t5_bias_max_distance", 500),
+        output_dim=outer.size("hidden_size"),
+    )
+    if hidden % config.num_heads or config.wide != hidden or config.deep != config.wide:
+        raise ConfigError(
+            f"{body.path}: attention_dim={hidden} must be a multiple of attention_heads={config.num_heads}, and equal "
+            f"to ext_pw_out_channel={config.wide} and depthwise_seperable_out_channel={config.deep}"
+        )
+    return config
+
+
+class Feed:
+    """x += half of down(up * silu(gate)), of norm(x)."""
+
+    def __init__(self, size: int, width: int) -> None:
+        self.norm = LayerNorm(size, EPS)
+        self.up_gate = Linear(size, 2 * width, bias=True)  # unlike in decoders the gate comes second
+        self.down = Linear(width, size, bias=True)
+
+    def __call__(self, x: Tensor) -> None:
+        up, gate = self.up_gate(self.norm(x)).chunk(2, dim=-1)
+        x.add_(self.down(up * functional.silu(gate)), alpha=0.5)
+
+
+class Depthwise:
+    """A convolution channel by channel."""
+
+    def __init__(self, channels: int, *kernel: int, multiplier: int = 1) -> None:
+        self.weight = Bare("weight", channels * multiplier, 1, *kernel)
+        self.bias = Bare("bias", channels * multiplier)
+        self.groups = channels
+
+
+class Phi4AudioLayer:
+    """Half a feed, attention, convolution, half a feed, norm."""
+
+    def __init__(self, config: Phi4AudioConfig) -> None:
+        size = config.hidden_size
+        self.config = config
+        self.feed_in, self.feed_out = (Feed(size, config.intermediate_size) for _ in range(2))
+        self.attention_norm = LayerNorm(size, EPS)
+        self.qkv = Linear(size, size, size, size, bias=True)
+        self.out = Linear(size, size, bias=True)
+        self.conv_norm = LayerNorm(size, EPS)
+        self.spread = Linear(size, 2 * config.wide, bias=True, fold=(size, 1))
+        self.bias1, self.bias2 = Bare("b1", 1, config.wide, 1), Bare("b2", 1, config.wide, 1)
+        self.depth = Depthwise(config.wide, config.kernel, multiplier=config.multiplier)
+        deeper = config.wide * config.multiplier
+        self.gather = Linear(deeper, config.deep, bias=True, fold=(deeper, 1))
+        self.last = Linear(config.deep, size, bias=True, fold=(config.deep, 1))
+        self.norm = LayerNorm(size, EPS)
+
+    def __call__(self, x: Tensor, bias: Tensor) -> Tensor:
+        """x [rows, hidden] is changed; bias [1, heads, rows, rows] of scores."""
+        self.feed_in(x)
+        self.out.add_to(x, self._attended(self.qkv(self.attention_norm(x)), bias))
+        self.last.add_to(x, self._convolved(self.spread(self.conv_norm(x))))
+        self.feed_out(x)
+        return self.norm(x)
+
+    def _attended(self, qkv: Tensor, bias: Tensor) -> Tensor:
+        heads = qkv.view(1, len(qkv), 3, self.config.num_heads, -1).permute(2, 0, 3, 1, 4)
+        q, k, v = heads.unbind()
+        out = functional.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        return out[0].transpose(0, 1).reshape(len(qkv), -1)
+
+    def _convolved(self, spread: Tensor) -> Tensor:
+        """[rows, 2 * wide] -> [rows, deep]; a row sees those before it."""
+        value, gate = spread.chunk(2, dim=-1)
+        gated = (value + self.bias1.value[0, :, 0]) * functional.silu(gate + self.bias2.value[0, :, 0])
+        padded = functional.pad(gated.T, (self.config.kernel - 1, 0))[None]
+        depth = self.depth
+        deep = functional.conv1d(padded, depth.weight.value, depth.bias.value, groups=depth.groups)[0].T
+        return pointwise(self.gather(deep.contiguous()), Activation.SILU)
+
+
+class Phi4AudioTower:
+    """Mel frames of a sound -> rows of the decoder's width."""
+
+    def __init__(self, config: Phi4AudioConfig, dtype: torch.dtype, device: str) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+        size, channels = config.hidden_size, config.channels
+        self.mean, self.inverse = Bare("global_mean", config.num_mels), Bare("global_invstd", config.num_mels)
+        self.conv = Linear(KERNEL**2, channels, bias=True, fold=(1, KERNEL, KERNEL))
+        self.depths = [Depthwise(channels, KERNEL, KERNEL) for _ in range(2)]
+        self.points = [Linear(channels, channels, bias=True, fold=(channels, 1, 1)) for _ in range(2)]
+        self.conv_out = Linear(channels * halved(config.num_mels), size, bias=True)
+        self.distances = Bare("weight", 2 * config.farthest, config.num_heads)
+        self.layers = [Phi4AudioLayer(config) for _ in range(config.num_layers)]
+        self.proj1 = Linear(size, config.output_dim, bias=True)
+        self.proj2 = Linear(config.output_dim, config.output_dim, bias=True)
+
+    @property
+    def modalities(self) -> tuple[Modality, ...]:
+        return self.config.modalities
+
+    @property
+    def row_width(self) -> int:
+        return self.config.row_width
+
+    def example(self, modality: Modality, rows: int) -> Features:
+        """Silence."""
+        shape = (rows * SHRINK, self.config.num_mels)
+        return {"input_features": torch.zeros(shape, device=self.device, dtype=self.dtype)}
+
+    def picture_bytes(self, rows: int) -> int:
+        return 0
+
+    def record(self, record: Record) -> None:
+        """No graph: a sound is one item among many tokens."""
+
+    def encode(self, features: Features) -> Tensor:
+        """input_features [frames, num_mels] -> [rows, output_dim]."""
+        frames, config = features["input_features"], self.config
+        if frames.dim() != 2 or frames.shape[1] != config.num_mels or not len(frames):
+            raise RequestError(
+                f"input_features {list(frames.shape)}: at least 1 frame of {config.num_mels} mel bins is needed"
+            )
+        frames = (frames.to(self.device, self.dtype) - self.mean.value) * self.inverse.value
+        total = -(-len(frames) // SHRINK)
+        length = min(total, SEGMENT)
+        bias = self._bias(length)
+        parts = []
+        for first in range(0, total, SEGMENT):
+            x = self._convolved(frames, first, min(total, first + SEGMENT))
+            rows = len(x)
+            x = functional.pad(x, (0, 0, 0, length - rows))
+            for layer in self.layers:
+                x = layer(x, bias)
+            parts.append(self.proj2(gelu(self.proj1(x[:rows]))))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _convolved(self, frames: Tensor, first: int, last: int) -> Tensor:
+        """Rows from `first` to `last`; the row before them is computed too, so that none sees a cut."""
+        before = min(first, 1)
+        x = frames[SHRINK * (first - before) : SHRINK * last][None, :, :, None]  # [1, frames, mels, 1]
+        x = pointwise(self.conv(unroll(x)), Activation.RELU)
+        for depth, point in zip(self.depths, self.points):
+            x = x.permute(0, 3, 1, 2)
+            x = functional.conv2d(x, depth.weight.value, depth.bias.value, stride=2, padding=1, groups=depth.groups)
+            x = pointwise(point(x.permute(0, 2, 3, 1).contiguous()), Activation.RELU)
+        return self.conv_out(x[0].transpose(1, 2).flatten(1))[before:]
+
+    def _bias(self, rows: int) -> Tensor:
+        """Of scores, [1, heads, rows, rows]."""
+        most, place = self.config.farthest, torch.arange(rows, device=self.device)
+        far = (place - place[:, None]).clamp(-most, most - 1) + most
+        return self.distances.value[far].permute(2, 0, 1)[None]
+
+
+def rows() -> tuple[Row, ...]:
+    """Weight rows, in the released layout, of a tower that hangs at attribute `audio`."""
+    outside = "embed_tokens_extend.audio_embed."
+    encoder = outside + "encoder."
+    layer, target = encoder + "encoders.*.", "audio.layers.*."
+    attention = layer + "self_attn.linear_"
+    feeds = [
+        Row((f"{layer}feed_forward_{side}.{name}",), f"{target}feed_{side}.{part}")
+        for side in ("in", "out")
+        for name, part in (("layer_norm", "norm"), ("net.0.linear", "up_gate"), ("net.2", "down"))
+    ]
+    halves = [
+        row
+        for number, (depth, point) in enumerate(((2, 3), (5, 6)))
+        for row in (
+            Row((f"{encoder}embed.conv.{depth}",), f"audio.depths.{number}.weight"),
+            Row((f"{encoder}embed.conv.{depth}",), f"audio.depths.{number}.bias"),
+            Row((f"{encoder}embed.conv.{point}",), f"audio.points.{number}"),
+        )
+    ]
+    return (
+        Row((encoder + "encoder_embedding",), "audio.mean"),
+        Row((encoder + "encoder_embedding",), "audio.inverse"),
+        Row((encoder + "embed.conv.0",), "audio.conv"),
+        *halves,
+        Row((encoder + "embed.out",), "audio.conv_out"),
+        Row((encoder + "relative_attention_bias_layer.bias_values",), "audio.distances"),
+        *feeds,
+        Row((layer + "layer_norm_att",), target + "attention_norm"),
+        Row((attention + "q", attention + "k", attention + "v"), target + "qkv"),
+        Row((attention + "out",), target + "out"),
+        Row((layer + "conv.layer_norm",), target + "conv_norm"),
+        Row((layer + "conv.glu.ext_pw_conv_1d",), target + "spread"),
+        Row((layer + "conv.glu",), target + "bias1"),
+        Row((layer + "conv.glu",), target + "bias2"),
+        Row((layer + "conv.dw_sep_conv_1d.dw_conv",), target + "depth.weight"),
+        Row((layer + "conv.dw_sep_conv_1d.dw_conv",), target + "depth.bias"),
+        Row((layer + "conv.dw_sep_conv_1d.pw_conv",), target + "gather"),
+        Row((layer + "conv.ext_pw_conv_1d",), target + "last"),
+        Row((layer + "layer_norm",), target + "norm"),
+        Row((outside + "audio_projection.speech.0",), "audio.proj1"),
+        Row((outside + "audio_projection.speech.2",), "audio.proj2"),
+    )
