@@ -28,6 +28,7 @@ from typing import Any
 from engine.checkpoint.files import CONFIG, PARAMS
 from engine.errors import ConfigError
 from engine.weights.files import (
+    ADAPTER,
     CONSOLIDATED,
     CONSOLIDATED_INDEX,
     INDEX,
@@ -36,6 +37,7 @@ from engine.weights.files import (
     Shard,
     TensorInfo,
     checked,
+    has_adapter,
     open_checkpoint,
     shards_of,
 )
@@ -225,7 +227,7 @@ def lacking(name: str, folder: Path, weights: bool) -> list[str]:
     gaps = [] if present & {CONFIG, PARAMS} else [CONFIG]
     if weights:
         indexed = present & {INDEX, CONSOLIDATED_INDEX}
-        files = weight_files(name, folder, present | (set() if indexed else {SINGLE}))
+        files = weight_files(name, folder, present | {ADAPTER} | (set() if indexed else {SINGLE}))
         gaps += [file for file in files if not (folder / file).exists()]
     return gaps
 
@@ -242,12 +244,14 @@ def beside(names: Collection[str]) -> list[str]:
 
 def weight_files(name: str, folder: Path, names: Collection[str]) -> list[str]:
     """The files that hold the weights, in the order in which engine/weights/files.py looks for them."""
+    adapter = [ADAPTER] if ADAPTER in names and has_adapter(folder) else []
     if SINGLE in names:
-        return [SINGLE]
+        return [SINGLE, *adapter]
     for index in (INDEX, CONSOLIDATED_INDEX):
         if (folder / index).exists():
             try:
-                return sorted(set(json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values()))
+                files = json.loads((folder / index).read_text(encoding="utf-8"))["weight_map"].values()
+                return [*sorted(set(files)), *adapter]
             except (ValueError, KeyError, AttributeError, TypeError) as error:
                 raise ConfigError(f"--model {name}: its {index} is damaged ({error!r})") from None
     if found := sorted(file for file in names if fnmatchcase(file, CONSOLIDATED)):

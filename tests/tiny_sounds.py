@@ -180,6 +180,31 @@ def granite_speech() -> Any:
     return model
 
 
+def granite_speech_released(folder: Path) -> None:
+    """As 3.3 is published: names of its time, and the adapter of queries and values in a file of PEFT's form."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    torch.manual_seed(0)
+    renamed = {"model.language_model.": "language_model.model.", "model.encoder.": "encoder.", "model.": ""}
+    tensors, adapter = {}, {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        old = next((old for old in renamed if name.startswith(old)), "")
+        name, module = renamed.get(old, "") + name.removeprefix(old), name.rpartition(".")[0]
+        if module.endswith(("self_attn.q_proj", "self_attn.v_proj")):
+            a, b = torch.randn(GRANITE_RANK, tensor.shape[1]) * 0.05, torch.randn(len(tensor), GRANITE_RANK) * 0.05
+            halves = f"base_model.model.{name.rpartition('.')[0]}.lora_"
+            adapter |= {f"{halves}A.weight": a, f"{halves}B.weight": b}
+            tensor = tensor - 8 / GRANITE_RANK * b @ a
+        tensors[name] = tensor
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    save_file(adapter, folder / "adapter_model.safetensors", {"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "has_lora_adapter": True}))
+    peft = {"peft_type": "LORA", "r": GRANITE_RANK, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}
+    (folder / "adapter_config.json").write_text(json.dumps({**peft, "bias": "none", "use_dora": False}))
+
+
 def granite_speech_features(folder: Path, sound: np.ndarray) -> Features:
     """As GraniteSpeechFeatureExtractor, whose frames are torchaudio's: torch's stft and HTK's filters."""
     import torch
@@ -201,7 +226,7 @@ def granite_speech_features(folder: Path, sound: np.ndarray) -> Features:
 
 
 PHI4_MERGED = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
-PHI4_RANK, PHI4_ALPHA = 5, 10
+PHI4_RANK, PHI4_ALPHA, GRANITE_RANK = 5, 10, 4
 PHI4_NAMES = {  # transformers -> Microsoft
     r"feed_forward_(in|out)\.gate_up_proj": r"feed_forward_\1.net.0.linear",
     r"feed_forward_(in|out)\.down_proj": r"feed_forward_\1.net.2",
@@ -336,6 +361,9 @@ SOUNDS = (
     Sounds("audio-flamingo", audio_flamingo, audio_flamingo_features, {}),
     Sounds("qwen3-asr", qwen3_asr, qwen3_asr_features, {"feature_extractor_type": "Qwen3ASRFeatureExtractor"}),
     Sounds("granite-speech", granite_speech, granite_speech_features, GRANITE_SPEECH, alone=True),
+    Sounds(
+        "granite-speech-3.3", granite_speech, granite_speech_features, GRANITE_SPEECH, True, granite_speech_released
+    ),
     Sounds("phi4mm", phi4mm, phi4mm_features, {}, alone=True, released=phi4mm_released),
     Sounds("qwen3-omni", qwen3_omni, qwen3_omni_features, PICTURES),
 )

@@ -67,11 +67,6 @@ def read_audio(section: Section) -> GraniteSpeechConfig:
     """The tower's numbers, checked; `section` is encoder_config."""
     outer = section.outer
     assert outer is not None, "a tower's section lies in another one"
-    if outer.boolean("has_lora_adapter", True):
-        raise ConfigError(
-            f"{outer.path}: has_lora_adapter=true: this checkpoint hears only with the adapter that lies beside it, "
-            "which is not read here; supported are those without, such as ibm-granite/granite-4.0-1b-speech"
-        )
     hidden, heads = section.size("hidden_dim", 1024), section.size("num_heads", 8)
     window, rate = outer.size("window_size", 15), outer.size("downsample_rate", 5)
     config = GraniteSpeechConfig(

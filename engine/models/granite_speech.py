@@ -1,17 +1,50 @@
-"""Granite Speech (4.0 1B): a Granite decoder that hears sounds of any length."""
+"""Granite Speech (3.2, 3.3, 4.0): a Granite decoder that hears sounds of any length.
+
+Before 4.0 an adapter lies beside the weights (`has_lora_adapter`). The loader adds the adapter to the matrices, so
+texts without a sound are computed with it too; --language-model-only leaves it out.
+"""
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
+import torch
+
+from engine.checkpoint.files import read_json
+from engine.checkpoint.section import Section
 from engine.encoders.granite_speech import UNREAD, GraniteSpeechTower, read_audio, rows
+from engine.model_config import ModelConfig
 from engine.models import seeing
+from engine.models.decoder import Decoder
 from engine.models.family import Family
-from engine.models.hearing import hearing
+from engine.models.hearing import PREFIXES, hearing
+from engine.quant.merged import merge, read_adapter
+
+log = logging.getLogger(__name__)
+
+ADAPTER = "adapter_config.json"
+plain = hearing(GraniteSpeechTower, rows(), tower_name="encoder", ignore=UNREAD)
+
+
+def model(config: ModelConfig, dtype: torch.dtype, device: str) -> Decoder:
+    """With the adapter where the checkpoint has one, and hears."""
+    made = plain(config, dtype, device)
+    if config.raw.get("has_lora_adapter"):
+        made.table = replace(made.table, prefixes=("base_model.model.", *PREFIXES))
+        if made.towers:
+            merge(made, read_adapter(Section(read_json(Path(config.folder) / ADAPTER), ADAPTER)))
+            log.info("the speech adapter is part of the weights: texts without a sound are computed with it too")
+        else:
+            made.table = replace(made.table, ignore=(*made.table.ignore, "*.lora_?.weight"))
+    return made
+
 
 FAMILY = Family(
     name="Granite Speech",
-    model=hearing(GraniteSpeechTower, rows(), tower_name="encoder", ignore=UNREAD),
+    model=model,
     text=partial(seeing.text, tied=True),
     towers={"encoder": read_audio},
     processor="granite_speech:GraniteSpeech",

@@ -14,16 +14,15 @@ import torch
 from engine.checkpoint.section import Section
 from engine.encoders.phi4mm_audio import Phi4AudioConfig, Phi4AudioTower, read_audio, rows
 from engine.encoders.tower import by_modality
-from engine.layers.mlp import GatedMLP
 from engine.model_config import ModelConfig
 from engine.models.family import Family
-from engine.models.llama import LlamaLayer
 from engine.models.phi3 import Phi3, text
-from engine.quant.merged import Merged
+from engine.quant.merged import Adapter, merge
 
 log = logging.getLogger(__name__)
 
 AUDIO_ID = 200011  # <|endoftext11|>, as Microsoft's processor has it; no file says so
+ADAPTED = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 UNREAD = ("*.lora_?.vision.weight", "embed_tokens_extend.image_embed.*", "*.audio_projection.vision.*")
 UNHEARD = ("*.lora_?.speech.weight", "embed_tokens_extend.*")
 
@@ -45,12 +44,10 @@ class Phi4MM(Phi3):
             log.info("the speech adapter is part of the weights: texts without a sound are computed with it too")
         else:
             self.table = replace(self.table, ignore=(*self.table.ignore, *UNHEARD))
-        scheme = Merged("speech", rank, lora.number("lora_alpha") / lora.size("r"))
-        for layer in self.layers:
-            assert isinstance(layer, LlamaLayer)
-            assert isinstance(layer.mlp, GatedMLP)
-            for product in (layer.attention.qkv, layer.o, layer.mlp.gate_up, layer.mlp.down):
-                product.scheme = scheme
+        scale = lora.number("lora_alpha") / lora.size("r")
+        merge(
+            self, Adapter(ADAPTED, rank, scale, "base_layer.weight", ("lora_A.speech.weight", "lora_B.speech.weight"))
+        )
 
 
 def media_token_ids(section: Section) -> dict[str, int]:

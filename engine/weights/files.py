@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.checkpoint.files import head_dim
+from engine.checkpoint.files import CONFIG, head_dim, read_json
 from engine.errors import ConfigError
 from engine.weights import consolidated
 from engine.weights.names import compact
@@ -29,6 +29,7 @@ from engine.weights.table import Shape
 MAX_HEADER_BYTES = 104_857_600
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+ADAPTER = "adapter_model.safetensors"
 CONSOLIDATED = "consolidated*.safetensors"
 CONSOLIDATED_INDEX = "consolidated.safetensors.index.json"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")  # suffixes
@@ -130,10 +131,11 @@ def shards_of(folder: Path, present: Collection[str], header: Header) -> list[Sh
 
     Indexes and configurations are read in `folder`.
     """
+    adapter = [Shard(folder / ADAPTER, header(ADAPTER))] if ADAPTER in present and has_adapter(folder) else []
     if SINGLE in present:
-        return [Shard(folder / SINGLE, header(SINGLE))]
+        return [Shard(folder / SINGLE, header(SINGLE)), *adapter]
     if INDEX in present:
-        return _indexed(folder, INDEX, present, header)
+        return [*_indexed(folder, INDEX, present, header), *adapter]
     if CONSOLIDATED_INDEX in present:
         return [_renamed(shard, folder) for shard in _indexed(folder, CONSOLIDATED_INDEX, present, header)]
     if found := sorted(name for name in present if fnmatch.fnmatchcase(name, CONSOLIDATED)):
@@ -142,6 +144,11 @@ def shards_of(folder: Path, present: Collection[str], header: Header) -> list[Sh
         f"{folder} holds neither {SINGLE}, {INDEX} nor {CONSOLIDATED}{_instead(folder)} (--load-format dummy draws "
         "random weights)"
     )
+
+
+def has_adapter(folder: Path) -> bool:
+    """Whether the model is made of its weights and of the adapter beside them; other adapters in a folder are not."""
+    return read_json(folder / CONFIG, required=False).get("has_lora_adapter") is True
 
 
 def _instead(folder: Path) -> str:

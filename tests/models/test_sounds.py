@@ -216,7 +216,6 @@ def test_glm_asr_ties_its_head_where_the_outer_object_does_not_deny_it(said, tie
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        ({"has_lora_adapter": True}, "hears only with the adapter that lies beside it"),
         ({"encoder_config": {"context_size": 51}}, "context_size=51 is above max_pos_emb=50"),
         ({"downsample_rate": 16}, "window_size=15 and downsample_rate=16 must give a query at least"),
         ({"projector_config": {"encoder_hidden_size": 49}}, "encoder_hidden_size=49 must be the encoder's"),

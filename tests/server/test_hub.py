@@ -236,6 +236,19 @@ def test_consolidated_weights_are_found(fake, tmp_path):
     assert {path.name for path in fetch("org/mistral", Hub()).iterdir()} == {path.name for path in folder.iterdir()}
 
 
+def test_an_adapter_that_the_model_is_made_of_is_fetched(fake, tmp_path):
+    """Others, as fine tuning leaves them beside a model, are not."""
+    for name, made in (("whole", True), ("tuned", False)):
+        shutil.copytree(fake.repositories["org/single"], tmp_path / name)
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        (tmp_path / name / "config.json").write_text(json.dumps({**config, "has_lora_adapter": made}))
+        shutil.copy(tmp_path / name / "model.safetensors", tmp_path / name / "adapter_model.safetensors")
+        fake.repositories[f"org/{name}"] = tmp_path / name
+        folder = fetch(f"org/{name}", Hub())
+        assert (folder / "adapter_model.safetensors").exists() is made
+        assert len(open_checkpoint(folder)) == 1 + made
+
+
 def test_the_tokenizer_may_come_from_elsewhere(fake):
     config = Config(model=ModelFlags(model="org/sharded", tokenizer="org/single"))
     tokenizer = located(config, config.model.tokenizer, hub_of(config), weights=False)
