@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from engine.errors import ConfigError
@@ -16,6 +17,7 @@ from engine.memory import gib
 from engine.models.registry import family_of
 from engine.weights.files import Shard, open_checkpoint
 from server.config import Config
+from server.joined import is_split, join
 from server.load import check_folder, hub_of, is_hub_name
 
 
@@ -41,13 +43,21 @@ def lines(config: Config) -> Iterator[str]:
 def headers(config: Config) -> tuple[Path, list[Shard] | None]:
     """The folder of the configuration, and what the weights' files say of themselves."""
     wanted = config.model.load_format != "dummy"
-    if is_hub_name(config.folder):
-        from server.hub import fetch, fetch_headers
 
-        hub = hub_of(config)
-        return fetch_headers(config.folder, hub) if wanted else (fetch(config.folder, hub, weights=False), None)
-    check_folder(config.folder)
-    return Path(config.folder), open_checkpoint(config.folder) if wanted else None
+    def located(name: str, wanted: bool) -> tuple[Path, list[Shard]]:
+        if is_hub_name(name):
+            from server.hub import fetch, fetch_headers
+
+            hub = hub_of(config)
+            hub = hub if name == config.folder else replace(hub, revision="")
+            return fetch_headers(name, hub) if wanted else (fetch(name, hub, weights=False), [])
+        check_folder(name)
+        return Path(name), open_checkpoint(name) if wanted else []
+
+    folder, shards = located(config.folder, wanted)
+    if is_split(folder):
+        folder, shards = join(folder, shards, located, config.model.download_dir, wanted)
+    return folder, shards if wanted else None
 
 
 def of_weights(found: Estimate, shards: list[Shard] | None) -> Iterator[str]:

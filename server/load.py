@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from engine.errors import ConfigError
 from server.config import ChatConfig, Config
 from server.http.websocket import import_sockets
+from server.joined import is_split, join
 from server.metrics import exposition
 from server.output.parser import Parsers
 from server.output.parser_choice import check_names, choose_parsers
@@ -30,6 +31,7 @@ from server.state import AppState
 
 if TYPE_CHECKING:
     from engine.grammar.compile import GrammarCompiler
+    from engine.weights.files import Shard
     from mm.load import MediaLoader
     from server.hub import Hub
     from server.render.chat import Renderer
@@ -50,7 +52,7 @@ def is_hub_name(name: str) -> bool:
 
 async def fetch(state: AppState) -> None:
     """Brings a model and a tokenizer that are named ORG/NAME into folders. Raises ConfigError."""
-    if is_hub_name(state.folder) or is_hub_name(state.tokenizer_source):
+    if is_hub_name(state.folder) or is_hub_name(state.tokenizer_source) or is_split(state.folder):
         begun = time.perf_counter()
         state.fetching = state.pool.submit(fetched, state.config, state.stop_fetching)
         state.folder, state.tokenizer_source = await asyncio.wrap_future(state.fetching)
@@ -68,10 +70,32 @@ def refuse_revision(revision: str, folder: str) -> None:
 def fetched(config: Config, stopped: threading.Event) -> tuple[str, str]:
     """Folders of model and tokenizer, when both are here."""
     hub = hub_of(config, stopped)
-    model = located(config, config.folder, hub, weights=config.model.load_format != "dummy")
+    model = whole(config, hub)
     if not config.model.tokenizer:
         return model, model
     return model, located(config, config.model.tokenizer, replace(hub, revision="", flag="--tokenizer"), weights=False)
+
+
+def whole(config: Config, hub: Hub) -> str:
+    """The folder of the model, joined of its parts where these lie in several repositories."""
+    weights = config.model.load_format != "dummy"
+    folder = located(config, config.folder, hub, weights)
+    if not is_split(folder):
+        return folder
+
+    from engine.weights.files import open_checkpoint
+    from server.hub import fetch
+
+    def part(name: str, wanted: bool) -> tuple[Path, list[Shard]]:
+        if is_hub_name(name):
+            found = fetch(name, replace(hub, revision="", flag="text_model_id, audio_model_id:"), wanted)
+        else:
+            check_folder(name)
+            found = Path(name)
+        return found, open_checkpoint(found) if wanted else []
+
+    own = open_checkpoint(folder) if weights else []
+    return str(join(Path(folder), own, part, config.model.download_dir, weights)[0])
 
 
 def located(config: Config, name: str, hub: Hub, weights: bool) -> str:
@@ -83,6 +107,8 @@ def located(config: Config, name: str, hub: Hub, weights: bool) -> str:
     from server.hub import fetch
 
     def check(folder: Path) -> None:
+        if is_split(folder):  # looked at when it has been joined
+            return
         model, flags = config.model, config.pooling
         load_model_config(
             folder, model.hf_overrides, config.without_media, model.model_impl, flags.runner, flags.pooler_config

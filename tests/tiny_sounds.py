@@ -51,6 +51,8 @@ class Sounds:
         """Of a sound, by the oracle's tower."""
         from torch.nn.functional import gelu
 
+        if self.name == "ultravox":
+            return ultravox_rows(features)
         if self.name != "phi4mm":
             return self.oracle.get_audio_features(**features, return_dict=True).pooler_output.flatten(0, 1)
         heard = self.oracle.model.embed_tokens_extend.audio_embed
@@ -307,6 +309,83 @@ def phi4mm_features(folder: Path, sound: np.ndarray) -> Features:
     return {"input_features": made["audio_input_features"]}, int(made["audio_embed_sizes"][0])
 
 
+def ultravox() -> Any:
+    """Its decoder; the last token of the vocabulary stands for sound."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    return tiny._model(LlamaForCausalLM, LlamaConfig(**{**TEXT, "vocab_size": AUDIO + 1}))
+
+
+@functools.cache
+def ultravox_tower() -> tuple[Any, dict[str, Any]]:
+    """Whisper's encoder, and the projector's tensors."""
+    import torch
+    from transformers import WhisperConfig
+    from transformers.models.whisper.modeling_whisper import WhisperEncoder
+
+    torch.manual_seed(7)
+    config = WhisperConfig(
+        num_mel_bins=MELS, d_model=64, encoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=112,
+        max_source_positions=SECONDS * 50, attn_implementation="eager",
+    )  # fmt: skip
+    encoder = WhisperEncoder(config).eval()
+    sizes = {"ln_pre": (512,), "linear_1": (104, 512), "ln_mid": (52,), "linear_2": (96, 52)}
+    return encoder, {
+        name: torch.randn(size) * 0.1 if len(size) > 1 else torch.rand(size) + 0.5 for name, size in sizes.items()
+    }
+
+
+def ultravox_rows(features: dict[str, Any]) -> Any:
+    """As ultravox_model.py of fixie-ai/ultravox (UltravoxProjector, ModifiedWhisperEncoder), 0.5: window by window."""
+    import torch
+    from torch.nn.functional import gelu, linear, pad, rms_norm, silu
+
+    encoder, projector = ultravox_tower()
+    parts = []
+    for mel in features["input_features"].split(SECONDS * 100, dim=-1):
+        x = gelu(encoder.conv2(gelu(encoder.conv1(mel)))).mT
+        x = x + encoder.embed_positions.weight[: x.shape[1]]
+        for layer in encoder.layers:
+            x = layer(x, None)
+            x = x if isinstance(x, torch.Tensor) else x[0]
+        x = encoder.layer_norm(x)[0]
+        x = pad(x, (0, 0, 0, -len(x) % 8)).reshape(-1, 512)
+        x, gate = linear(rms_norm(x, (512,), projector["ln_pre"], 1e-6), projector["linear_1"]).chunk(2, dim=-1)
+        parts.append(linear(rms_norm(x * silu(gate), (52,), projector["ln_mid"], 1e-6), projector["linear_2"]))
+    return torch.cat(parts)
+
+
+def ultravox_released(folder: Path) -> None:
+    """As server/joined.py joins a checkpoint of the projector and its own encoder with a decoder."""
+    from safetensors.torch import load_file, save_file
+
+    encoder, projector = ultravox_tower()
+    text = json.loads((folder / "config.json").read_text())
+    tensors = load_file(folder / "model.safetensors")
+    tensors |= {f"audio_tower.{name}": tensor.contiguous() for name, tensor in encoder.state_dict().items()}
+    tensors |= {f"multi_modal_projector.{name}.weight": tensor for name, tensor in projector.items()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    config = {
+        "architectures": ["UltravoxModel"], "model_type": "ultravox", "hidden_size": 104, "stack_factor": 8,
+        "projector_act": "swiglu", "projector_ln_mid": True, "text_config": text, "dtype": "float32",
+        "audio_config": encoder.config.to_dict(), "text_model_id": None, "audio_model_id": None,
+        "eos_token_id": text["eos_token_id"],
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def ultravox_features(folder: Path, sound: np.ndarray) -> Features:
+    """As ultravox_processing.py of fixie-ai/ultravox."""
+    from transformers import WhisperFeatureExtractor
+
+    sound = np.pad(sound, (0, max(0, 320 - len(sound))))
+    mel = WhisperFeatureExtractor.from_pretrained(folder)(
+        sound, sampling_rate=16000, padding="longest", pad_to_multiple_of=160, truncation=False, return_tensors="pt"
+    ).input_features
+    lengths = [part.shape[-1] for part in mel.split(SECONDS * 100, dim=-1)]
+    return {"input_features": mel}, sum(-(-length // 16) for length in lengths)
+
+
 def qwen3_omni() -> Any:
     """The thinker, with pictures and films, and experts in two of three layers."""
     from transformers import Qwen3OmniMoeThinkerConfig, Qwen3OmniMoeThinkerForConditionalGeneration
@@ -365,5 +444,6 @@ SOUNDS = (
         "granite-speech-3.3", granite_speech, granite_speech_features, GRANITE_SPEECH, True, granite_speech_released
     ),
     Sounds("phi4mm", phi4mm, phi4mm_features, {}, alone=True, released=phi4mm_released),
+    Sounds("ultravox", ultravox, ultravox_features, {}, alone=True, released=ultravox_released),
     Sounds("qwen3-omni", qwen3_omni, qwen3_omni_features, PICTURES),
 )

@@ -99,6 +99,7 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "Qwen3ASRForConditionalGeneration": "engine.models.qwen3_asr",
     "AudioFlamingo3ForConditionalGeneration": "engine.models.audio_flamingo",
     "GraniteSpeechForConditionalGeneration": "engine.models.granite_speech",
+    "UltravoxModel": "engine.models.ultravox",
     "Phi4MMForCausalLM": "engine.models.phi4mm",
     "Qwen2_5OmniThinkerForConditionalGeneration": "engine.models.qwen2_5_omni",
     "Qwen2_5OmniForConditionalGeneration": "engine.models.qwen2_5_omni",

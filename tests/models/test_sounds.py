@@ -108,6 +108,8 @@ def test_features_and_rows_are_the_published_processors(family):
         mine, wanted = part.features["input_features"], features["input_features"].numpy()
         if mine.ndim == 2:  # frames of the sound alone
             mine, wanted = mine[None], wanted[..., : mine.shape[1]]
+        if family.name == "ultravox":  # windows, the last one filled up
+            mine = np.moveaxis(mine, 0, 1).reshape(1, mine.shape[1], -1)[..., : wanted.shape[2]]
         assert mine.shape == wanted.shape, count
         assert np.abs(mine - wanted).max() < 1e-4, count
 

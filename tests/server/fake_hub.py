@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import pytest
+
 TOKEN = "hf_open_sesame"
 
 
@@ -145,3 +147,16 @@ def send(
 def refuse(request: BaseHTTPRequestHandler, status: int, code: str, message: str = "") -> None:
     headers = {"X-Error-Code": code} if code else {}
     send(request, b"{}", status, {**headers, **({"X-Error-Message": message} if message else {})})
+
+
+def asked_in_place_of_the_real(hub: FakeHub, monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    """huggingface_hub asks `hub`, without a token, and keeps what it gets in `cache`."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    urls = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", urls)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)

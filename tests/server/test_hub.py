@@ -21,7 +21,7 @@ from server.hub import Hub, fetch
 from server.load import hub_of, is_hub_name, located
 from tests import tiny
 from tests.end_to_end.process import ROOT, SMALL, ServerProcess
-from tests.server.fake_hub import TOKEN, FakeHub
+from tests.server.fake_hub import TOKEN, FakeHub, asked_in_place_of_the_real
 
 ANY = Hub()
 NOT_READ = ("pytorch_model.bin", "README.md", "tf_model.h5", "original/params.json", "onnx/model.onnx")
@@ -46,17 +46,9 @@ def sharded(tmp_path_factory):
 @pytest.fixture
 def fake(sharded, monkeypatch, tmp_path):
     """The hub that huggingface_hub asks; nothing is cached."""
-    from huggingface_hub import constants
-
     repositories = {"org/sharded": sharded, "org/single": tiny.checkpoint("qwen3")}
     with FakeHub(repositories) as hub:
-        monkeypatch.setattr(constants, "ENDPOINT", hub.url)
-        urls = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", urls)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
-            monkeypatch.delenv(name, raising=False)
+        asked_in_place_of_the_real(hub, monkeypatch, tmp_path / "cache")
         yield hub
 
 

@@ -68,15 +68,24 @@ async def test_voxtral_writes_down_behind_its_own_marker(tmp_path, monkeypatch):
         assert text == "<s>[INST][BEGIN_AUDIO][AUDIO]Translate the recording into English.[/INST]"
 
 
-async def test_glm_asr_is_asked_in_the_words_of_its_training(monkeypatch):
-    folder = FAMILY["glm-asr"].folder
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [
+        ("glm-asr", "Please transcribe this audio into text"),
+        ("granite-speech", "can you transcribe the speech into a written format?"),
+        ("phi4mm", "Transcribe the audio clip into text."),
+        ("ultravox", ""),
+    ],
+)
+async def test_models_are_asked_in_the_words_of_their_training(monkeypatch, name, asked):
+    folder = FAMILY[name].folder
     async with ready(config_of(model={"model": str(folder), "num_threads": 1})) as state:
         seen = watched(state, monkeypatch)
         client = maker(state)(model={"model": str(folder)})
         reply = await send(client, recording(), max_completion_tokens=4, response_format="verbose_json")
         assert reply.status == 200, reply.content
         text = state.tokenizer.decode(asked_of(seen[-1], tiny.IDS["<|AUDIO|>"]))
-        assert "<|AUDIO|><|audio_eos|>Please transcribe this audio into text<|im_end|>" in text
+        assert f"<|AUDIO|><|audio_eos|>{asked}" in text
 
 
 @pytest.fixture

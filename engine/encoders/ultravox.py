@@ -1,0 +1,145 @@
+"""Ultravox's tower: Whisper's encoder over the sound's own frames, eight rows side by side, then a small gated MLP.
+
+Thread: device. A window of thirty seconds is heard alone, without silence behind it; zeros fill its last eight rows.
+(The published code puts silence behind the last of several windows; up to seven eighths of the last row hold silence.)
+
+    mel [T] -> conv, conv/2 [T / 2] -> layers -> norm -> 8 side by side [T / 16] -> norm, product, gate, norm, product
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from engine.checkpoint.section import Section
+from engine.checkpoint.text import complete
+from engine.encoders import whisper
+from engine.encoders.sound import unroll
+from engine.encoders.tower import Features
+from engine.encoders.whisper import WhisperAudioConfig, WhisperTower
+from engine.errors import ConfigError, RequestError
+from engine.kernels.activation import gelu
+from engine.layers.linear import Linear
+from engine.layers.norm import RMSNorm
+from engine.request import Modality
+from engine.weights.table import Row
+
+EPS = 1e-6
+HALVED = 2  # frames that the convolutions make one row of
+UNSAID = {"d_model": 384, "encoder_layers": 4, "encoder_attention_heads": 6, "encoder_ffn_dim": 1536}  # transformers'
+
+
+@dataclass(frozen=True, slots=True)
+class UltravoxConfig(WhisperAudioConfig):
+    """The encoder, and the projector behind it."""
+
+    output_dim: int  # of the decoder
+    stack: int  # rows of the encoder that become one
+    width: int  # of the first product: values, then their gates
+    norm_inside: bool  # the second norm stands before the second product (since 0.5), or behind it
+
+    @property
+    def row_width(self) -> int:
+        return self.output_dim
+
+    @property
+    def window_rows(self) -> int:
+        """Of a whole window."""
+        return -(-self.num_positions // self.stack)
+
+
+def read_audio(section: Section) -> UltravoxConfig:
+    """The tower's numbers, checked."""
+    outer = section.outer
+    assert outer is not None, "a tower's section lies in another one"
+    for key, needed in (("projector_act", "swiglu"), ("num_projector_layers", 0), ("audio_latency_block_size", None)):
+        given = outer.values.get(key, needed)
+        if given != needed:
+            raise ConfigError(f"{outer.path}: {key}={given!r}; Ultravox is supported with {needed!r}")
+    encoder = whisper.read_audio(Section({**UNSAID, **section.values}, section.path, outer))
+    given_fields: dict[str, Any] = {field.name: getattr(encoder, field.name) for field in dataclasses.fields(encoder)}
+    width = outer.size("hidden_size", 4096)
+    if width % 2:
+        raise ConfigError(f"{outer.path}: hidden_size={width} must be even: half of the numbers are gates")
+    return UltravoxConfig(
+        **given_fields,
+        output_dim=complete(outer.section("text_config")).size("hidden_size"),
+        stack=outer.size("stack_factor", 8),
+        width=width,
+        norm_inside=outer.boolean("projector_ln_mid", False),
+    )
+
+
+class UltravoxTower(WhisperTower):
+    """Mel frames of a sound -> rows of the decoder's width."""
+
+    config: UltravoxConfig
+
+    def __init__(self, config: UltravoxConfig, dtype: torch.dtype, device: str) -> None:
+        super().__init__(config, dtype, device)
+        deep = config.stack * config.hidden_size
+        self.norm_before = RMSNorm(deep, EPS)
+        self.proj1 = Linear(deep, config.width)
+        self.norm_inside = RMSNorm(config.width // 2, EPS) if config.norm_inside else None
+        self.proj2 = Linear(config.width // 2, config.output_dim)
+        self.norm_behind = None if config.norm_inside else RMSNorm(config.output_dim, EPS)
+
+    def encode(self, features: Features) -> Tensor:
+        """input_features [windows, mels, frames], num_frames: of all windows together, without what fills the last."""
+        windows, left, most = (
+            features["input_features"],
+            int(features["num_frames"]),
+            HALVED * self.config.num_positions,
+        )
+        fits = windows.dim() == 3 and windows.shape[1] == self.config.num_mel_bins and windows.shape[2] <= most
+        if not fits or not (len(windows) - 1) * windows.shape[2] < left <= len(windows) * windows.shape[2]:
+            raise RequestError(
+                f"num_frames={left}: input_features {list(windows.shape)} must be windows of "
+                f"{self.config.num_mel_bins} mel bins and at most {most} frames that hold as many"
+            )
+        parts = []
+        for window in windows:
+            parts.append(self._projected(self._heard(window[:, :left])))
+            left -= windows.shape[2]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def example(self, modality: Modality, rows: int) -> Features:
+        """Silence of whole windows, or of one shorter one."""
+        config = self.config
+        count, frames = max(1, rows // config.window_rows), HALVED * min(config.num_positions, rows * config.stack)
+        mel = torch.zeros(count, config.num_mel_bins, frames, device=self.device, dtype=self.dtype)
+        return {"input_features": mel, "num_frames": torch.tensor(count * frames)}
+
+    def _heard(self, mel: Tensor) -> Tensor:
+        """mel [mels, frames] -> [frames / 2, hidden]."""
+        assert self.positions is not None, "Whisper's positions are learned"
+        frames = mel.to(self.device, self.dtype).T[None]
+        x = gelu(self.conv2(unroll(gelu(self.conv1(unroll(frames, 1))), HALVED)))[0]
+        x = x + self.positions.table[: len(x)]
+        bounds = torch.arange(0, len(x) + 1, len(x), dtype=torch.int32, device=x.device)
+        for layer in self.layers:
+            layer(x, bounds)
+        return self.norm(x)
+
+    def _projected(self, x: Tensor) -> Tensor:
+        stack = self.config.stack
+        x = functional.pad(x, (0, 0, 0, -len(x) % stack)).view(-1, stack * self.config.hidden_size)
+        value, gate = self.proj1(self.norm_before(x)).chunk(2, dim=-1)
+        x = value * functional.silu(gate)
+        x = self.proj2(x if self.norm_inside is None else self.norm_inside(x))
+        return x if self.norm_behind is None else self.norm_behind(x)
+
+
+def rows(module: str) -> tuple[Row, ...]:
+    """Weight rows of a tower at attribute `audio`; `module`: what the checkpoint calls the encoder."""
+    names = {"ln_pre": "norm_before", "linear_1": "proj1", "ln_mid": "norm_inside", "linear_2": "proj2"}
+    projector = {**names, "ln_post": "norm_behind"}
+    return (
+        *whisper.rows("audio", module),
+        *(Row((f"multi_modal_projector.{name}",), f"audio.{part}") for name, part in projector.items()),
+    )

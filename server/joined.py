@@ -1,0 +1,97 @@
+"""Joined: a checkpoint whose config.json names other repositories for its decoder and its tower becomes one folder.
+
+Owner: a thread of the pool, at start, before there is an engine. In: the folder of the checkpoint, and what brings
+another repository into a folder. Out: a folder whose config.json holds the parts' configurations, and whose other
+files are links to those of all parts. The folder lies in that of Hugging Face, or in --download-dir, and its name is
+made of its content.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from engine.checkpoint.files import CONFIG, read_json
+from engine.errors import ConfigError
+
+if TYPE_CHECKING:
+    from engine.weights.files import Shard
+
+INDEX = "model.safetensors.index.json"
+# The key that names a repository -> the object of config.json for its configuration, and what the checkpoint's own
+# tensors of that part begin with.
+PARTS = {"text_model_id": ("text_config", "language_model."), "audio_model_id": ("audio_config", "audio_tower.")}
+Locate = Callable[[str, bool], tuple[Path, "list[Shard]"]]  # a repository, whether its weights are wanted
+
+
+def is_split(folder: str | Path) -> bool:
+    """Whether parts of the checkpoint lie in other repositories."""
+    return bool(_named(read_json(Path(folder) / CONFIG, required=False)))
+
+
+def join(folder: Path, own: list[Shard], locate: Locate, cache: str, weights: bool) -> tuple[Path, list[Shard]]:
+    """The joined folder, and the headers of all its weights; `own`: those of the checkpoint, where
+    weights are wanted."""
+    config = read_json(folder / CONFIG)
+    named, shards, beside = _named(config), list(own), _beside(folder)
+    for key, name in named.items():
+        section, prefix = PARTS[key]
+        inside = any(tensor.startswith(prefix) for shard in own for tensor in shard.tensors)
+        part, found = locate(name, weights and not inside)
+        config[section] = read_json(part / CONFIG)
+        config[key], config[f"joined_{key}"] = None, None if inside else name
+        shards += found
+        beside = {**_beside(part), **beside}
+    if any(shard.names is not None for shard in shards):
+        raise ConfigError(f"{folder}: a part of it has Mistral's layout, which cannot be joined with others")
+    return _written(config, beside, shards, Path(cache or _home())), shards
+
+
+def _named(config: dict[str, Any]) -> dict[str, str]:
+    if config.get("model_type") != "ultravox":
+        return {}
+    return {key: str(config[key]) for key in PARTS if config.get(key)}
+
+
+def _home() -> Path:
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HOME) / "omniloop"
+
+
+def _beside(folder: Path) -> dict[str, Path]:
+    """Tokenizer, templates and the like, by name."""
+    files = (path for path in folder.iterdir() if path.is_file())
+    return {path.name: path.resolve() for path in files if path.suffix in (".json", ".jinja", ".model")}
+
+
+def _written(config: dict[str, Any], beside: dict[str, Path], shards: list[Shard], base: Path) -> Path:
+    links = {name: path for name, path in beside.items() if name != CONFIG and not name.endswith(INDEX)}
+    owners: dict[str, str] = {}
+    for number, shard in enumerate(shards):
+        if shard.path.exists():  # headers alone may have been read
+            links[f"part-{number}.safetensors"] = shard.path.resolve()
+            owners |= dict.fromkeys(shard.tensors, f"part-{number}.safetensors")
+    texts = {CONFIG: json.dumps(config, sort_keys=True)}
+    if owners:
+        texts[INDEX] = json.dumps({"metadata": {}, "weight_map": owners}, sort_keys=True)
+    content = json.dumps([texts, {name: str(path) for name, path in sorted(links.items())}], sort_keys=True)
+    folder = base / f"joined-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
+    if not folder.is_dir():
+        base.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(dir=base))
+        for name, path in links.items():
+            os.symlink(path, draft / name)
+        for name, text in texts.items():
+            (draft / name).write_text(text)
+        try:
+            draft.rename(folder)
+        except OSError:  # another process was faster
+            shutil.rmtree(draft)
+    return folder
