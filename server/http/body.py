@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 from starlette.requests import Request
 
-from _fast import json_scan
+from _fast import id_lists, json_scan
 from server.errors import ApiError, from_validation, invalid
 from server.http.exchange import ClientGone
 from server.http.started import Started
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 POOL_BYTES = 256 << 10
+LONG_LIST = 64  # ids; shorter lists are the decoder's
 GRACE_S = 5.0  # before the minimum rate counts
 _decoders: dict[type, msgspec.json.Decoder[Any]] = {}
 
@@ -143,13 +144,36 @@ def decode(data: bytes, kind: type[T], limits: LimitsConfig) -> T:
     if decoder is None:
         decoder = _decoders[kind] = msgspec.json.Decoder(kind)
     try:
-        return decoder.decode(data)
+        return decoder.decode(data) if len(data) <= POOL_BYTES else decode_in_pieces(data, decoder)
     except msgspec.ValidationError as error:
         if "got `float`" not in str(error):
             raise from_validation(error) from None
         return decode_loosely(data, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         raise malformed() from None
+
+
+def decode_in_pieces(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """Long lists of ids apart: of each the decoder gets the first id, by which it knows the list's type."""
+    lists = id_lists.find(data, LONG_LIST)
+    starts, ends = [0, *(end for *_, end in lists)], [*(start for *_, start, _ in lists), len(data)]
+    short = b"".join(map(data.__getitem__, map(slice, starts, ends)))
+    if any(short.count(b'"%s"' % name) > 1 for name in {name for name, *_ in lists}):
+        return decoder.decode(data)  # a name that stands there twice: the last one counts
+    body = decoder.decode(short)
+    fields = {name.encode(): name for name in body.__struct_fields__}  # type: ignore[attr-defined]
+    for name, index, start, end in lists:
+        if name in fields:
+            ids = getattr(body, fields[name])
+            append_ids(ids if index < 0 else ids[index], data, start, end)
+    return body
+
+
+def append_ids(ids: list[int], data: bytes, start: int, end: int) -> None:
+    """The integers between `start` and `end`; other threads get their turn between two pieces."""
+    while start < end:
+        piece, start = id_lists.read(data, start, end)
+        ids += piece
 
 
 def decode_loosely(data: bytes, kind: type[T]) -> T:

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import threading
 
+import msgspec
 import pytest
 
+from _fast import id_lists
+from server.config import LimitsConfig
+from server.errors import ApiError
+from server.http import body
 from server.render.prompt import PIECE, empty
+from server.schema.completion import CompletionBody
+from server.schema.tokenize import DetokenizeBody
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -87,3 +94,61 @@ async def test_a_list_is_emptied():
     ids = list(range(2 * PIECE + 3))
     empty(ids)
     assert ids == []
+
+
+async def test_the_decoder_of_a_large_body_makes_no_list_of_a_million_ids(monkeypatch):
+    """A decoder's call holds the GIL: it gets one id of each list, and the others are made 4,096 at a time."""
+    short, pieces = [], []
+    decoder = msgspec.json.Decoder(CompletionBody)
+
+    class Spy:
+        def decode(self, data):
+            short.append(len(data))
+            return decoder.decode(data)
+
+    def read(*args):
+        found = id_lists_read(*args)
+        pieces.append(len(found[0]))
+        return found
+
+    id_lists_read = id_lists.read
+    monkeypatch.setitem(body._decoders, CompletionBody, Spy())
+    monkeypatch.setattr(body.id_lists, "read", read)
+    prompts = [[123456] * 500_000, [7] * 300_000]
+    data = msgspec.json.encode({"prompt": prompts, "max_tokens": 1})
+    assert body.decode(data, CompletionBody, LimitsConfig()).prompt == prompts
+    assert sum(short) < 100
+    assert sum(pieces) == 799_998
+    assert max(pieces) <= 4096
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"prompt": IDS}',
+        '{"prompt": [IDS, [5], IDS], "stop_token_ids": IDS}',
+        '{"prompt": IDS, "prompt": [5]}',
+        '{"prompt": "a", "__class__": IDS, "unknown": [IDS]}',
+        '{"model": IDS}',
+        '{"prompt": [IDS, {"a": IDS}]}',
+        '{"prompt": [1.0, IDS]}',
+        '{"logit_bias": IDS}',
+        '{"prompt": IDS',
+        '{"tokens": IDS}',
+        '{"tokens": ["a", IDS]}',
+    ],
+)
+async def test_a_large_body_is_read_as_a_small_one(text, monkeypatch):
+    data = text.replace("IDS", f"[{', '.join(map(str, range(100)))}]").encode()
+
+    def outcome(kind):
+        try:
+            return body.decode(data, kind, LimitsConfig())
+        except ApiError as error:
+            return error.status, error.param, str(error)
+
+    for kind in (CompletionBody, DetokenizeBody):
+        monkeypatch.setattr(body, "POOL_BYTES", 1 << 20)
+        expected = outcome(kind)
+        monkeypatch.setattr(body, "POOL_BYTES", 0)
+        assert outcome(kind) == expected
