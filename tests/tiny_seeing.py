@@ -20,6 +20,11 @@ QWEN = {
     "pad_token_id": tiny.IDS["<|endoftext|>"],
     "tie_word_embeddings": False,
 }
+GLM = {
+    **QWEN,
+    "image_start_token_id": tiny.IDS["<|vision_bos|>"],
+    "image_end_token_id": tiny.IDS["<|vision_eos|>"],
+}
 TEXT = {**tiny._SMALL, "hidden_size": 96, "rms_norm_eps": 1e-6, "max_position_embeddings": 2048}
 CLIP_MEAN, CLIP_STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
 HALF = [0.5, 0.5, 0.5]
@@ -137,7 +142,7 @@ def glm4v() -> Any:
         "depth": 3, "hidden_size": 72, "num_heads": 2, "intermediate_size": 100, "out_hidden_size": 96,
         "image_size": 70,
     }  # fmt: skip
-    config = Glm4vConfig(text_config={**TEXT, "rope_parameters": rope}, vision_config=vision, **QWEN)
+    config = Glm4vConfig(text_config={**TEXT, "rope_parameters": rope}, vision_config=vision, **GLM)
     return tiny._model(Glm4vForConditionalGeneration, config)
 
 
@@ -152,7 +157,7 @@ def glm4v_moe() -> Any:
     }  # fmt: skip
     experts = {"n_routed_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 40}
     text = {**TEXT, "head_dim": 32, "rope_parameters": rope, **experts}
-    config = Glm4vMoeConfig(text_config=text, vision_config=vision, **QWEN)
+    config = Glm4vMoeConfig(text_config=text, vision_config=vision, **GLM)
     return tiny._model(Glm4vMoeForConditionalGeneration, config)
 
 
@@ -282,7 +287,12 @@ PROCESSORS: dict[str, Callable[[Any], tuple[dict[str, Any], dict[str, Any]]]] = 
     "qwen2_vl": lambda _: _grid(
         14, CLIP_MEAN, CLIP_STD, "Qwen2VLVideoProcessor", {"shortest_edge": 56**2, "longest_edge": 224**2}
     ),
-    **dict.fromkeys(("glm4v", "glm4v_moe"), lambda _: (_grid(14, CLIP_MEAN, CLIP_STD, "", {})[0], {})),
+    **dict.fromkeys(
+        ("glm4v", "glm4v_moe"),
+        lambda _: _grid(
+            14, CLIP_MEAN, CLIP_STD, "Glm4vVideoProcessor", {"shortest_edge": 112**2, "longest_edge": 60 * 56**2}
+        ),
+    ),
     "clip_vision_model": lambda _: _square(
         {"shortest_edge": 56}, CLIP_MEAN, CLIP_STD, crop_size={"height": 56, "width": 56}
     ),

@@ -1,8 +1,9 @@
-"""The vision tower of GLM-4.1V and 4.5V: patches of one picture -> rows for the decoder.
+"""The vision tower of GLM-4.1V and 4.5V: patches of a picture, or of a film's frames -> rows for the decoder.
 
 Thread: device. In: patches in blocks of merge x merge, row by row, and their grid. Out: a row per block. Each patch has
-a learned position, interpolated to the picture's shape, and rotations by row and column; all patches see each other.
-Behind the layers a block's patches become one by a product, and pass an MLP. It runs eagerly.
+a learned position, interpolated to the picture's shape, and rotations by row and column; all patches of a picture, or
+of a pair of frames, see each other. Behind the layers a block's patches become one by a product, and pass an MLP. It
+runs eagerly.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Tables = tuple[Tensor, Tensor, Tensor]  # cos, sin [patches, head_dim / 2]; wher
 class GlmVisionConfig:
     """The tower's numbers."""
 
-    modalities: ClassVar[tuple[Modality, ...]] = ("image",)
+    modalities: ClassVar[tuple[Modality, ...]] = ("image", "video")
     row_parts: ClassVar[int] = 1
 
     num_layers: int
@@ -161,11 +162,11 @@ class GlmVisionTower:
         """`pixel_values` [patches, numbers] and `grid_thw` [1, 3]."""
         patches, (times, height, width) = features["pixel_values"], features["grid_thw"].reshape(-1).tolist()
         merge, numbers = self.config.merge_size, self.patch_embed.in_features
-        fits = times == 1 and min(height, width) > 0 and not (height % merge or width % merge)
-        if not fits or tuple(patches.shape) != (height * width, numbers):
+        fits = min(times, height, width) > 0 and not (height % merge or width % merge)
+        if not fits or tuple(patches.shape) != (times * height * width, numbers):
             raise RequestError(
-                f"pixel_values {list(patches.shape)} do not fit the grid {times} x {height} x {width}: one picture of "
-                f"{height * width} patches of {numbers} numbers is needed, with sides of multiples of {merge}"
+                f"pixel_values {list(patches.shape)} do not fit the grid {times} x {height} x {width}: "
+                f"{times * height * width} patches of {numbers} numbers are needed, with sides of multiples of {merge}"
             )
         return self(patches.to(self.device, self.dtype), (height, width))
 
@@ -183,15 +184,18 @@ class GlmVisionTower:
         """No graph."""
 
     def __call__(self, patches: Tensor, grid: Grid) -> Tensor:
-        """patches [height * width, numbers] of the tower's dtype -> [blocks, row_width]."""
+        """patches [times * height * width, numbers] of the tower's dtype -> [blocks, row_width]."""
         known = self._tables.get(grid)
         if known is None:
             known = tables_of(grid, self.config, self.device)
             self._tables.put(grid, known, len(known[0]))
         cos, sin, places = known
         x = self.patch_norm(self.patch_embed(patches))
-        x += self._interpolated(places)
-        bounds = torch.tensor([0, len(x)], dtype=torch.int32, device=x.device)
+        once, times = len(cos), len(x) // len(cos)
+        x.view(times, once, -1).add_(self._interpolated(places))
+        bounds = torch.arange(0, len(x) + 1, once, dtype=torch.int32, device=x.device)
+        if times > 1:
+            cos, sin = cos.repeat(times, 1), sin.repeat(times, 1)
         for layer in self.layers:
             layer(x, bounds, cos, sin)
         merge = self.config.merge_size

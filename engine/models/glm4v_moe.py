@@ -1,4 +1,4 @@
-"""GLM-4.5V: GLM-4.5's experts with three position axes, behind GLM-4.1V's tower. Pictures only."""
+"""GLM-4.5V: GLM-4.5's experts with three position axes, behind GLM-4.1V's tower."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TEXT = glm4_moe.Glm4MoE.WEIGHTS
 
 
 class Glm4VMoe(glm4_moe.Glm4MoE):
-    """Text and pictures in; text out."""
+    """Text, pictures and films in; text out."""
 
     WEIGHTS = replace(TEXT, rows=(*TEXT.rows, *ROWS), prefixes=("model.", "language_model."))
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -56,35 +57,56 @@ class Qwen3VL(QwenVL):
         if self.vision.cap_total:
             each = min(self.vision.max_video_tokens * settings.factor**2, most // count)
             most = max(each, int(settings.min_pixels * 1.05)) * count
-        total = min(limits.video_max_total_pixels, limits.request_decoded_bytes // (2 * BYTES_PER_PIXEL))
-        most = min(most, total // (count + rule.multiple) * count)
-        bounded = replace(settings, min_pixels=min(settings.min_pixels, most), max_pixels=most)
-        scale = film_scale(max(count, rule.multiple), height, width, bounded)
+        scale = film_scale(max(count, rule.multiple), height, width, within(settings, most, count, limits))
         return FilmPlan(indices, scale, num_frames / fps / count, indices / fps)
 
     def process(self, item: MediaItem, digest: bytes, options: MediaOptions) -> Processed:
         if item.modality == "image":
             return super().process(item, digest, options)
-        features, count = self.vision.moving(item.data)
-        assert item.seconds is not None, "this processor's plans say when frames are shown"
-        pairs = self.vision.video.temporal_patch_size
-        seconds = np.pad(item.seconds, (0, -len(item.seconds) % pairs), mode="edge").reshape(-1, pairs)
-        features["seconds"] = (seconds[:, 0] + seconds[:, -1]) / 2
-        return Processed("video", (Part("video", digest, count, features),))
+        return told_seconds(self.vision, item, digest, frame=-1)
 
     def fill(self, processed: Processed) -> Filling:
         (part,) = processed.parts
         if part.modality == "image":
             return super().fill(processed)
-        seconds = part.features["seconds"]
-        each = part.num_tokens // len(seconds)
-        ids: list[int] = []
-        runs = []
-        for second in seconds:
-            ids += [*self._encode(f"<{second:.1f} seconds>"), self._start]
-            runs.append((len(ids), each))
-            ids += [self._ids["video"]] * each + [self._end]
-        return Filling(np.array(ids, np.int32), (tuple(runs),))
+        return framed(
+            part,
+            self._ids["video"],
+            lambda second: (*self._encode(f"<{second:.1f} seconds>"), self._start),
+            lambda _: (self._end,),
+        )
+
+
+def told_seconds(vision: Vision, item: MediaItem, digest: bytes, frame: int) -> Processed:
+    """A film with the second of each pair of frames: the middle of the first and of frame number `frame`."""
+    features, count = vision.moving(item.data)
+    assert item.seconds is not None, "this processor's plans say when frames are shown"
+    pairs = vision.video.temporal_patch_size
+    seconds = np.pad(item.seconds, (0, -len(item.seconds) % pairs), mode="edge").reshape(-1, pairs)
+    features["seconds"] = (seconds[:, 0] + seconds[:, frame]) / 2
+    return Processed("video", (Part("video", digest, count, features),))
+
+
+def framed(
+    part: Part, token: int, before: Callable[[float], Iterable[int]], behind: Callable[[float], Iterable[int]]
+) -> Filling:
+    """The tokens of a film: each pair of frames between what stands before and behind it, by its second."""
+    seconds = part.features["seconds"]
+    each = part.num_tokens // len(seconds)
+    ids: list[int] = []
+    runs = []
+    for second in seconds:
+        ids += before(second)
+        runs.append((len(ids), each))
+        ids += [*[token] * each, *behind(second)]
+    return Filling(np.array(ids, np.int32), (tuple(runs),))
+
+
+def within(settings: PatchSettings, most: int, count: int, limits: MediaLimits) -> PatchSettings:
+    """Bounds of the pixels of `count` frames together: `most`, and what the server keeps of a film."""
+    total = min(limits.video_max_total_pixels, limits.request_decoded_bytes // (2 * BYTES_PER_PIXEL))
+    most = min(most, total // (count + settings.temporal_patch_size) * count)
+    return replace(settings, min_pixels=min(settings.min_pixels, most), max_pixels=most)
 
 
 def film_scale(num_frames: int, height: int, width: int, settings: PatchSettings) -> Scale:

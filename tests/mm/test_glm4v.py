@@ -1,18 +1,26 @@
-"""GLM-4.1V's processor against transformers: sizes, patches, and what is not read."""
+"""GLM-4.1V's processor against transformers: sizes, patches, which frames of a film, and their seconds."""
 
+import __future__
+
+import ast
+import importlib.util
 import json
+import math
 import random
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from mm.errors import MediaError
 from mm.item import MediaItem, MediaOptions
 from mm.limits import MediaLimits
 from mm.processors.glm4v import Glm4V
 from tests.mm import made
 
 PLAIN = MediaOptions()
+FREE = MediaLimits(video_max_frames=4096)
+MARKS = {"image_start_token_id": ord("["), "image_end_token_id": ord("]")}
 
 
 @pytest.fixture
@@ -45,6 +53,66 @@ def test_sizes_equal_the_reference(processor):
         assert (scale.height, scale.width) == theirs(2, height, width, 2, 28, 112 * 112, 28 * 28 * 60)
 
 
-def test_films_are_refused(processor):
-    with pytest.raises(MediaError, match="films are not read here"):
-        processor.plan_film(8, 2.0, 64, 64, PLAIN, MediaLimits())
+def cut_out(path, name):
+    """A function of a file of transformers that cannot be imported without torchvision."""
+    root = Path(importlib.util.find_spec("transformers").origin).parent
+    tree = ast.parse((root / path).read_text(encoding="utf-8"))
+    found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name]
+    scope = {"np": np, "math": math}
+    lazy = __future__.annotations.compiler_flag
+    exec(compile(ast.Module(found, []), path, "exec", lazy), scope)
+    return scope[name]
+
+
+@pytest.mark.parametrize(("dynamic", "module"), [(False, "glm4v"), (True, "glm46v")])
+def test_frames_equal_the_reference(tmp_path, dynamic, module):
+    """But for the last frame, which transformers repeats where their number is odd, and we where patches are made."""
+    sample_frames = cut_out(f"models/{module}/video_processing_{module}.py", "sample_frames")
+    (tmp_path / "preprocessor_config.json").write_text(
+        json.dumps({"processor_class": "Glm46VProcessor"} if dynamic else {})
+    )
+    ours = Glm4V(tmp_path, {})
+    draw = random.Random(1)
+    theirs = SimpleNamespace(fps=2, max_duration=300, temporal_patch_size=2)
+    for _ in range(60):
+        total, fps = draw.randint(1, 9000), draw.choice((1.0, 10.0, 23.976, 30.0))
+        want = sample_frames(theirs, SimpleNamespace(total_num_frames=total, fps=fps, duration=total / fps))
+        plan = ours.plan_film(total, fps, 64, 96, PLAIN, FREE)
+        assert plan.indices.tolist() == sorted(set(want.tolist())), (total, fps)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("total", "fps"), [(30, 10.0), (7, 1.0), (1, 30.0), (211, 23.976)])
+def test_a_film_has_the_tokens_of_the_reference(tmp_path, total, fps, dynamic):
+    from transformers import Glm4vProcessor, Glm46VProcessor
+
+    (tmp_path / "preprocessor_config.json").write_text(
+        json.dumps({"processor_class": "Glm46VProcessor"} if dynamic else {})
+    )
+    kind = Glm46VProcessor if dynamic else Glm4vProcessor
+    ours = Glm4V(tmp_path, {**MARKS, "image_token_id": 9}, encode=lambda text: list(text.encode()))
+    plan = ours.plan_film(total, fps, 64, 96, PLAIN, FREE)
+    frames = np.stack([plan.scale.array(made.noise(64, 96, int(index))) for index in plan.indices])
+    processed = ours.process(MediaItem("video", frames, plan.seconds_per_frame, plan.seconds), bytes(16), PLAIN)
+    (part,) = processed.parts
+    theirs = SimpleNamespace(video_processor=SimpleNamespace(merge_size=2), image_token="#")
+    theirs.replace_frame_token_id = kind.replace_frame_token_id.__get__(theirs)
+    shown = SimpleNamespace(fps=fps, timestamps=[index / fps for index in plan.indices])
+    inputs = {"video_grid_thw": part.features["grid_thw"], "video_metadata": [shown]}
+    want = kind.replace_video_token(theirs, inputs, 0)
+    want = want.replace("<|begin_of_image|>", "[").replace("<|end_of_image|>", "]")
+    filling = ours.fill(processed)
+    assert "".join({9: "#"}.get(token) or chr(token) for token in filling.token_ids.tolist()) == want
+    (runs,) = filling.runs
+    assert sum(count for _, count in runs) == part.num_tokens
+
+
+def test_a_request_may_lower_frames_and_the_server_bounds_them(processor):
+    counts = [
+        len(processor.plan_film(300, 30.0, 64, 64, options, limits).indices)
+        for options, limits in (
+            (PLAIN, FREE), (MediaOptions(num_frames=5), FREE), (MediaOptions(fps=0.5), FREE),
+            (PLAIN, MediaLimits(video_max_frames=8)),
+        )
+    ]  # fmt: skip
+    assert counts == [20, 5, 5, 8]
