@@ -142,9 +142,9 @@ async def load(state: AppState) -> None:
         state.tokenizer = no_tokenizer(state)
     if state.engine.limits.pools and not state.config.model.skip_tokenizer_init:
         state.frames = await in_pool(state, "frames", lambda: Frames.of(state.tokenizer))
+    state.media = await in_pool(state, "media", lambda: make_loader(state))
     state.renderer = await in_pool(state, "template", lambda: make_renderer(state))
     state.parsers = await in_pool(state, "parsers", lambda: make_parsers(state))
-    state.media = await in_pool(state, "media", lambda: make_loader(state))
     state.whisper = await in_pool(state, "speech", lambda: whisper_tokens(state))
     complete(state)
     await in_pool(state, "metrics", lambda: exposition(state.metrics))  # the first scrape would import on the loop
@@ -259,10 +259,14 @@ def make_renderer(state: AppState) -> Renderer:
     from server.render.chat import RenderConfig, Renderer
 
     config, engine = state.config, state.engine
+    reads = state.media.processor if state.media is not None else None
+    ids = dict(engine.model.media_token_ids)
+    if reads is not None:  # some name their tokens in the tokenizer's files alone
+        ids.update({name: reads.placeholder(name) for name in reads.modalities & {*engine.model.modalities}})
     settings = RenderConfig(
         max_model_len=engine.max_model_len,
         num_embeddings=engine.model.text.vocab_size,
-        media_token_ids=engine.model.media_token_ids,
+        media_token_ids=ids,
         chat_template=config.chat.chat_template or None,
         content_format=config.chat.chat_template_content_format,
         default_template_kwargs=config.chat.default_chat_template_kwargs,
@@ -322,6 +326,7 @@ def make_loader(state: AppState) -> MediaLoader | None:
     if len(state.engine.model.modalities) < 2:
         return None
     from mm.load import MediaLoader
+    from mm.processors.base import no_texts
     from mm.processors.registry import processor_for
     from server.media_options import colour, merged
 
@@ -332,7 +337,8 @@ def make_loader(state: AppState) -> MediaLoader | None:
         single = tokenizer.id_of(text)
         return tokenizer.encode(text) if single is None else [single]
 
-    processor = processor_for(model.processor, model.folder, model.raw, state.engine.limits.picture_bytes, encode)
+    texts = no_texts if state.config.model.skip_tokenizer_init else encode
+    processor = processor_for(model.processor, model.folder, model.raw, state.engine.limits.picture_bytes, texts)
     heard = {"audio", "video"} <= set(model.modalities)  # a film's own sound track
     chat = state.config.chat
     standing = {"use_audio_in_video": heard, "background": colour(chat.image_background)}

@@ -128,6 +128,7 @@ def anyres(kind: str, vision: str, text: str, **outer: Any) -> Any:
         text_config=getattr(transformers, text)(**TEXT),
         image_token_index=MARKS["image_token_id"],
         image_grid_pinpoints=points,
+        **({"video_token_index": tiny.IDS["<|VIDEO|>"]} if kind == "LlavaOnevision" else {}),
         **outer,
     )
     return tiny._model(getattr(transformers, f"{kind}ForConditionalGeneration"), config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 from engine.checkpoint.section import Section
@@ -20,7 +21,8 @@ def vision(section: Section) -> VitConfig:
     given = outer.values.get("vision_feature_select_strategy") or "default"
     if given != "default":
         raise ConfigError(f"{outer.path}: vision_feature_select_strategy={given!r} is supported with 'default'")
-    return read_vision(section, merge=int(1 / ratio), norm="layer", norm_eps=1e-5)
+    config = read_vision(section, merge=int(1 / ratio), norm="layer", norm_eps=1e-5)
+    return replace(config, modalities=("image", "video"))
 
 
 FAMILY = Family(

@@ -1,7 +1,4 @@
-"""LLaVA-NeXT (1.6) and LLaVA-OneVision: LLaVA whose pictures are shown in tiles too, with a learned newline.
-
-OneVision reads pictures only, here: its films are not served.
-"""
+"""LLaVA-NeXT (1.6): LLaVA whose pictures are shown in tiles too, with a learned newline."""
 
 from __future__ import annotations
 
@@ -20,6 +17,4 @@ def vision(section: Section) -> VitConfig:
     return replace(config, projector=replace(config.projector, newline=True))
 
 
-FAMILY = Family(
-    name="LLaVA-NeXT, OneVision", model=seeing, text=text, towers={"vision": vision}, processor="anyres:AnyRes"
-)
+FAMILY = Family(name="LLaVA-NeXT", model=seeing, text=text, towers={"vision": vision}, processor="anyres:AnyRes")

@@ -79,7 +79,7 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "InternLM3ForCausalLM": "engine.models.internlm3",
     "LlavaForConditionalGeneration": "engine.models.llava",
     "LlavaNextForConditionalGeneration": "engine.models.llava_next",
-    "LlavaOnevisionForConditionalGeneration": "engine.models.llava_next",
+    "LlavaOnevisionForConditionalGeneration": "engine.models.llava_onevision",
     "Mistral3ForConditionalGeneration": "engine.models.mistral3",
     "InternVLForConditionalGeneration": "engine.models.internvl",
     "WhisperForConditionalGeneration": "engine.models.whisper",

@@ -2,7 +2,8 @@
 
 Pool (`process`) and loop (`fill`). The picture is scaled into the resolution that shows most of it and padded there;
 of the tiles' rows those that show padding are left out, and behind each line of the others stands a newline. OneVision
-shrinks rows that are too many. The tower puts its rows in that order: `places` and `shares` say which, and how much.
+(mm/processors/onevision) shrinks rows that are too many. The tower puts its rows in that order: `places` and `shares`
+say which, and how much.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Size = tuple[int, int]  # height, width
 
 
 class AnyRes(Pictures):
-    """Processor of LlavaNextForConditionalGeneration and LlavaOnevisionForConditionalGeneration."""
+    """Processor of LlavaNextForConditionalGeneration."""
 
     writes_texts: ClassVar[bool] = False
     picture_bytes: int = AS_DECODED
@@ -44,8 +45,6 @@ class AnyRes(Pictures):
         if any(edge % self.side for point in self.pinpoints for edge in point):
             raise ValueError(f"image_grid_pinpoints must be multiples of the tower's {self.side} pixels")
         self.most = 0  # tiles' worth of rows; 0: no bound
-        if config.get("model_type") == "llava_onevision":
-            self.most = int(str(config.get("vision_aspect_ratio", "anyres_max_9")).removeprefix("anyres_max_"))
         self.grid = self.side // self.patch
 
     def choices(self) -> tuple[Any, ...]:
@@ -103,7 +102,7 @@ def arranged(size: Size, rows: int, columns: int, grid: int, most: int) -> tuple
     taps = [(line, np.ones(len(line), np.float32))], [(column, np.ones(len(column), np.float32))]
     ratio = math.sqrt(len(line) * len(column) / (most * grid**2)) if most else 0.0
     if ratio > 1.1:
-        taps = _shrunk(line, int(len(line) // ratio)), _shrunk(column, int(len(column) // ratio))
+        taps = shrunk(line, int(len(line) // ratio)), shrunk(column, int(len(column) // ratio))
     whole, newline = np.arange(grid**2), (1 + rows * columns) * grid**2
     places: list[np.ndarray] = []
     shares: list[np.ndarray] = []
@@ -129,7 +128,7 @@ def _padding(size: Size, shown: Size) -> Size:
     return 0, (shown[1] - int(round(size[1] * (shown[0] / size[0]), 7))) // 2
 
 
-def _shrunk(places: np.ndarray, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
+def shrunk(places: np.ndarray, count: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Linear interpolation along an axis: two neighbours of each new place, and their shares."""
     at = np.maximum((np.arange(count, dtype=np.float32) + 0.5) * np.float32(len(places) / count) - 0.5, 0)
     low = at.astype(np.int64)

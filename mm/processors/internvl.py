@@ -3,35 +3,40 @@
 Pool (`process`) and loop (`fill`). The tower takes pictures as decoded, since tiles and whole are scaled apart.
 
     slot of a picture   <img> rows of tile 1, tile 2 ... whole </img>
+    slot of a film      Frame1: <img> rows of frame 1 </img> newline Frame2: <img> rows of frame 2 </img>
 """
 
 from __future__ import annotations
 
 import functools
+import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
 from engine.request import Modality
+from mm.errors import MediaError
 from mm.item import MediaItem, MediaOptions, Processed
 from mm.processors.base import Encode, Filling, no_texts
-from mm.processors.pictures import AS_DECODED, Pictures, sides, tower_side
+from mm.processors.films import Films
+from mm.processors.pictures import AS_DECODED, sides
 from mm.transform.image import Scale
 
-START, END = "<img>", "</img>"
+START, END, NEWLINE = "<img>", "</img>", "\n"
 
 
-class InternVL(Pictures):
+class InternVL(Films):
     """Processor of InternVLForConditionalGeneration."""
 
     picture_bytes: int = AS_DECODED
+    usual_frames: ClassVar[int] = 8
+    usual_side: ClassVar[int] = 448
 
     def __init__(
         self, folder: str | Path, config: dict[str, Any], picture_bytes: int = 0, encode: Encode = no_texts
     ) -> None:
         super().__init__(folder, config, picture_bytes, encode)
-        self.side = tower_side(config, 448)
         if sides(self.raw.get("size"), self.side) != (self.side, self.side):
             raise ValueError(f"size={self.raw['size']}; the tower reads tiles of {self.side} x {self.side} pixels")
         self.least, self.most = int(self.raw.get("min_patches", 1)), int(self.raw.get("max_patches", 12))
@@ -39,11 +44,18 @@ class InternVL(Pictures):
             self.most = 1
         merge = round(1 / float(config.get("downsample_ratio", 0.5)))
         self.tokens = (self.side // self.patch // merge) ** 2
+        self.film_id = film_token(Path(folder), encode)
+        if self.film_id is None:
+            self.modalities = frozenset(("image",))
+        else:
+            self.media_token_ids = frozenset((self.image_id, self.film_id))
 
     def choices(self) -> tuple[Any, ...]:
         return self.side, self.least, self.most
 
     def cost(self, modality: Modality, item_bytes: int) -> int:
+        if modality == "video":
+            return super().cost(modality, item_bytes)
         return item_bytes + (self.most + 1) * self.side**2 * 3 * 14 + (1 << 20)
 
     def plan_image(self, height: int, width: int, options: MediaOptions) -> Scale:
@@ -64,11 +76,41 @@ class InternVL(Pictures):
             tiles.append(Scale(side, side, self.patching.resample).array(item.data))
         return self.tiles(tiles), len(tiles) * self.tokens
 
+    def frames(self, total: int, count: int) -> np.ndarray:
+        """From the middle of each of `count` equal pieces; float32 as in the reference, so that both truncate alike."""
+        step = total / count
+        return (step / 2 + np.arange(count) * step).astype(np.float32).astype(np.int64)
+
+    def shown(self, tiles: dict[str, np.ndarray], frames: int) -> tuple[dict[str, np.ndarray], int]:
+        return tiles, frames * self.tokens
+
     def fill(self, processed: Processed) -> Filling:
         (part,) = processed.parts
         start, end = self.encode(START), self.encode(END)
-        ids = np.array([*start, *[self.image_id] * part.num_tokens, *end], np.int32)
-        return Filling(ids, (((len(start), part.num_tokens),),))
+        film = part.modality == "video"
+        each = self.tokens if film else part.num_tokens
+        ids: list[int] = []
+        runs = []
+        for number in range(part.num_tokens // each):
+            if film:
+                ids += self.encode(f"{NEWLINE if number else ''}Frame{number + 1}: ")
+            ids += start
+            runs.append((len(ids), each))
+            ids += [*[self.image_id] * each, *end]
+        return Filling(np.array(ids, np.int32), (tuple(runs),))
+
+
+def film_token(folder: Path, encode: Encode) -> int | None:
+    """The id of the token that templates write where a film stands; None where the tokenizer has none."""
+    file = folder / "tokenizer_config.json"
+    words = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    more = words.get("extra_special_tokens")
+    named = words.get("video_token") or (more.get("video_token") if isinstance(more, dict) else None) or "<video>"
+    try:
+        ids = encode(str(named))
+    except MediaError:  # there is no tokenizer
+        return None
+    return ids[0] if len(ids) == 1 else None
 
 
 @functools.lru_cache(maxsize=1024)

@@ -85,11 +85,14 @@ class Pictures(ABC):
     def positions(self, length: int, token_ids: np.ndarray, placed: list[Placed]) -> tuple[np.ndarray | None, int]:
         return None, 0
 
-    def tiles(self, pictures: list[np.ndarray]) -> dict[str, np.ndarray]:
-        """Features of pictures of one size, uint8 [height, width, 3]; sides are cut to whole patches."""
+    def tiles(self, pictures: list[np.ndarray], patching: PatchSettings | None = None) -> dict[str, np.ndarray]:
+        """Features of pictures of one size, uint8 [height, width, 3]; sides are cut to whole patches.
+
+        `patching`: how pixels become numbers, where they are not those of a picture.
+        """
         height, width = (side // self.patch for side in pictures[0].shape[:2])
         cut = [picture[: height * self.patch, : width * self.patch] for picture in pictures]
-        patches = np.concatenate([patchify(picture[None], self.patching)[0] for picture in cut])
+        patches = np.concatenate([patchify(picture[None], patching or self.patching)[0] for picture in cut])
         return {"pixel_values": patches, "grid": np.array([height, width], np.int64)}
 
     def one(self, text: str) -> int:

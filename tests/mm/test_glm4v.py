@@ -1,13 +1,7 @@
 """GLM-4.1V's processor against transformers: sizes, patches, which frames of a film, and their seconds."""
 
-import __future__
-
-import ast
-import importlib.util
 import json
-import math
 import random
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,6 +11,7 @@ from mm.item import MediaItem, MediaOptions
 from mm.limits import MediaLimits
 from mm.processors.glm4v import Glm4V
 from tests.mm import made
+from tests.mm.reference import cut_out
 
 PLAIN = MediaOptions()
 FREE = MediaLimits(video_max_frames=4096)
@@ -51,17 +46,6 @@ def test_sizes_equal_the_reference(processor):
         height, width = draw.randint(10, 2000), draw.randint(10, 2000)
         scale = processor.plan_image(height, width, PLAIN)
         assert (scale.height, scale.width) == theirs(2, height, width, 2, 28, 112 * 112, 28 * 28 * 60)
-
-
-def cut_out(path, name):
-    """A function of a file of transformers that cannot be imported without torchvision."""
-    root = Path(importlib.util.find_spec("transformers").origin).parent
-    tree = ast.parse((root / path).read_text(encoding="utf-8"))
-    found = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == name]
-    scope = {"np": np, "math": math}
-    lazy = __future__.annotations.compiler_flag
-    exec(compile(ast.Module(found, []), path, "exec", lazy), scope)
-    return scope[name]
 
 
 @pytest.mark.parametrize(("dynamic", "module"), [(False, "glm4v"), (True, "glm46v")])

@@ -32,6 +32,7 @@ NAMES = (
     "llava_onevision",
 )
 PROMPTS = ("text", "picture", "large picture", "two pictures")
+FILMS = ("internvl", "llava_onevision")
 
 
 def pixels_of(features, patch):
@@ -46,6 +47,9 @@ def oracle_inputs(name, prompt):
     made, processed = spliced(name, prompt)
     ids = torch.tensor(made.prompt_token_ids, dtype=torch.long)[None]
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    if name == "llava_onevision" and "film" in prompt:
+        films = [pixels_of(item.parts[0].features, 14) for item in processed]
+        return {**inputs, "pixel_values_videos": torch.tensor(np.stack(films))}
     pictures = [pixels_of(item.parts[0].features, 14) for item in processed]
     if pictures:
         height, width = (max(picture.shape[side] for picture in pictures) for side in (2, 3))
@@ -80,14 +84,21 @@ def test_logits_equal_transformers(name, prompt, chunk):
     assert (harness.prefill(prepare(name, prompt, harness), chunk) - want).abs().max() <= limit
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_greedy_tokens_equal_transformers(name):
+@pytest.mark.parametrize("name", FILMS)
+@torch.inference_mode()
+def test_films_equal_transformers(name):
+    for prompt in ("film", "slow film"):
+        test_logits_equal_transformers(name, prompt, 0)
+
+
+@pytest.mark.parametrize(("name", "prompt"), [*((name, "two pictures") for name in NAMES), ("internvl", "film")])
+def test_greedy_tokens_equal_transformers(name, prompt):
     harness = Harness(load(tiny.checkpoint(name)))
-    inputs = oracle_inputs(name, "two pictures")
+    inputs = oracle_inputs(name, prompt)
     oracle(name).generation_config.eos_token_id = None
     out = oracle(name).generate(**inputs, max_new_tokens=16, do_sample=False)
     want = out[0, inputs["input_ids"].shape[1] :].tolist()
-    assert harness.generate(prepare(name, "two pictures", harness), 16, chunk=13) == want
+    assert harness.generate(prepare(name, prompt, harness), 16, chunk=13) == want
 
 
 @pytest.mark.parametrize("name", ["llava", "mistral3", "internvl", "glm4v"])
@@ -158,5 +169,6 @@ def test_examples_are_as_large_as_they_say(name):
     """23 rows make 4 lines of 5 blocks, and 3 rows are left over."""
     tower = load(tiny.checkpoint(name)).vision
     for rows in (16, 23, 30, 64):
-        made = len(tower.encode(tower.example("image", rows)))
-        assert rows * 0.5 < made <= rows
+        for modality in tower.modalities:
+            made = len(tower.encode(tower.example(modality, rows)))
+            assert rows * 0.5 < made <= rows

@@ -24,6 +24,7 @@ WIDTHS = {
     "gemma3-vision": 16,
     "paligemma": 16,
     "glm4v": 2 * 3,
+    "llava_onevision": 16,
 }  # of PICTURE
 
 
@@ -54,3 +55,10 @@ async def test_pictures_are_seen(name):
             assert (await ask(FILM, PICTURE))["usage"]["prompt_tokens"] > one
         else:
             assert (await ask(FILM, status=400))["error"]["reason"] == "media_unsupported"
+
+
+async def test_without_a_tokenizer_internvl_starts_and_reads_pictures_alone():
+    """Its tokenizer names the token of films, and writes what stands around pictures."""
+    served = {"model": str(tiny.checkpoint("internvl")), "num_threads": 1, "skip_tokenizer_init": True}
+    async with ready(config_of(model=served)) as state:
+        assert state.media.processor.modalities == {"image"}

@@ -46,7 +46,6 @@ class ProjectorConfig:
 class VitConfig:
     """One tower and its projector."""
 
-    modalities: ClassVar[tuple[Modality, ...]] = ("image",)
     row_parts: ClassVar[int] = 1
 
     kind: str  # model_type
@@ -73,6 +72,8 @@ class VitConfig:
     layer_scale: bool = False  # what a layer adds is scaled, channel by channel
     bucketed: bool = False  # a patch's position is found by its share of the side, as if pictures had any size
     rope_theta: float = 10_000.0  # where pictures have their own size
+    modalities: tuple[Modality, ...] = ("image",)
+    frame_rows: int = 0  # of a film's frame, where they are not those of a tile
 
     @property
     def row_width(self) -> int:

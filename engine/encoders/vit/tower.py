@@ -77,14 +77,16 @@ class VitTower:
         merge, side = self.config.projector.shrink, self.config.side
         if side:
             height = width = side
-            tiles = max(1, rows // (side // merge) ** 2)
+            each = (modality == "video" and self.config.frame_rows) or (side // merge) ** 2
+            tiles = max(1, rows // each)
+            rows = tiles * each
         else:
             height, tiles = math.isqrt(rows), 1
             width = rows // height * merge
             height *= merge
         patches = torch.zeros(tiles * height * width, self.patch_embed.in_features, device=self.device)
-        made = torch.zeros(len(patches) // merge**2, 4 if self.newline is not None else 0, device=self.device)
-        return {"pixel_values": patches, "grid": torch.tensor([height, width]), "places": made.long(), "shares": made}
+        share = torch.zeros(rows, 4 if self.newline is not None else 0, device=self.device)
+        return {"pixel_values": patches, "grid": torch.tensor([height, width]), "places": share.long(), "shares": share}
 
     def picture_bytes(self, rows: int) -> int:
         return 0
