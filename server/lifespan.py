@@ -137,6 +137,8 @@ class Lifespan:
         if getattr(state, "engine", None) is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(state.engine.stop(0.0), JOIN_S)
+        if state.grammars is not None:
+            state.grammars.close()
         state.pool.shutdown(wait=False, cancel_futures=True)
 
     def on_death(self, error: BaseException) -> None:

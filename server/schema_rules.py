@@ -9,6 +9,7 @@ keywords constrain nothing and are left out, the library's own options (x-guidan
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 from urllib.parse import unquote
 
@@ -72,8 +73,13 @@ class Cleaner:
 
     def __init__(self, root: Any, limits: LimitsConfig, relax: bool) -> None:
         self._root, self._limits, self._relax = root, limits, relax
-        self._schemas = dict(subschemas(root))  # by pointer
+        self._expressions: dict[str, str] = {}  # as written for JSON: large schemas repeat few expressions
         self.dropped: dict[str, None] = {}  # keywords left out, in the order in which they were met
+
+    @cached_property
+    def _schemas(self) -> dict[str, Any]:
+        """By pointer; schemas without $ref never ask."""
+        return dict(subschemas(self._root))
 
     def clean(self, schema: Any, path: str) -> Any:
         """The schema without what constrains nothing, and without what cannot be enforced."""
@@ -170,11 +176,15 @@ class Cleaner:
 
     def _expression(self, pattern: str, path: str) -> str:
         """A regular expression for the strings of JSON."""
+        known = self._expressions.get(pattern)
+        if known is not None:
+            return known
         if why := check_pattern(pattern, self._limits):
             raise (too_complex if "at most" in why or "the most" in why else wrong)(path, why)
         written = json_pattern(pattern)
         if written is None:
             raise wrong(path, "classes of control characters, and classes in classes, are not supported")
+        self._expressions[pattern] = written
         return written
 
     def _format(self, found: dict[str, Any], key: str, value: Any, path: str) -> None:

@@ -1,11 +1,16 @@
 """GrammarCompiler: from what a request asked for to a Grammar, in the pool, remembered by content.
 
-Owner: loop; the work is in the pool. In: a key that names the content, and `make`, which writes the GrammarSpec. Out: a
-Grammar, of which each choice takes a matcher. Equal keys compile once, also when they ask at the same time; what failed
-is remembered for a while, so that one bad schema in a loop costs one compile a minute.
+Owner: loop; the work is in the pool and in threads of the compiler's own. In: a key that names the content, and `make`,
+which writes the GrammarSpec. Out: a Grammar, of which each choice takes a matcher. Equal keys compile once, also when
+they ask at the same time; what failed is remembered for a while, so that one bad schema in a loop costs one compile a
+minute.
 
-    loop  | get(key, make) -> known? ... await            | Grammar -> Request
-    pool                      make -> Lark -> matcher, first mask
+    loop      | get(key, make) -> known? ... await                      | Grammar -> Request
+    pool                          make -> GrammarSpec
+    compiler                                          matcher, first mask
+
+The library compiles without the GIL, so compiling threads cost others their cores alone: on Linux these threads step
+back behind the threads that compute. `make` is Python: it holds the GIL; the pool, which does not step back, runs it.
 
 The library's own step limits bound a compile (engine/grammar/vocabulary.py). The timeout ends the waiting alone.
 """
@@ -13,11 +18,13 @@ The library's own step limits bound a compile (engine/grammar/vocabulary.py). Th
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import sys
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -32,7 +39,8 @@ if TYPE_CHECKING:
 
 FAILURE_S = 60.0  # seconds for which a failure is remembered
 MAX_FAILURES = 1024
-AT_ONE_TIME = 2  # compiles in the pool; media and long prompts need it too
+AT_ONE_TIME = 2  # compiles
+NICE = 10  # of the threads that compile: a tenth of the share of a thread that computes
 # Measured: a schema's matcher holds about 40 times its text, and its lexer grows as answers meet new states.
 BYTES_PER_CHARACTER, BYTES_AT_LEAST = 64, 1 << 18
 
@@ -67,6 +75,9 @@ class GrammarCompiler:
         self._failed: OrderedDict[bytes, tuple[float, Exception]] = OrderedDict()  # the oldest first
         self._running: dict[bytes, asyncio.Future[Grammar]] = {}
         self._turns = asyncio.Semaphore(AT_ONE_TIME)
+        self._threads = ThreadPoolExecutor(
+            AT_ONE_TIME, "grammar", initializer=step_back
+        )  # started by the first grammar
         self.held_bytes = 0
 
     async def get(self, key: bytes, make: Callable[[], GrammarSpec]) -> Grammar:
@@ -92,7 +103,8 @@ class GrammarCompiler:
         loop = asyncio.get_running_loop()
         try:
             async with self._turns:
-                grammar = await loop.run_in_executor(self._pool, self._build, make)
+                spec = await loop.run_in_executor(self._pool, self._written, make)
+                grammar = await loop.run_in_executor(self._threads, compile_now, spec, self._vocabulary)
             self._keep(key, grammar)
             return grammar
         except Exception as error:
@@ -103,14 +115,18 @@ class GrammarCompiler:
         finally:
             del self._running[key]
 
-    def _build(self, make: Callable[[], GrammarSpec]) -> Grammar:
+    def _written(self, make: Callable[[], GrammarSpec]) -> GrammarSpec:
         """In the pool."""
         spec = make()
         size = len(spec.text.encode())
         if size > self._max_bytes:
             text = f"the grammar has {size} bytes; at most {self._max_bytes} are allowed (--grammar-max-bytes)"
             raise GrammarError("grammar_too_complex", text)
-        return compile_now(spec, self._vocabulary)
+        return spec
+
+    def close(self) -> None:
+        """Ends the threads; compiles that have not begun are dropped."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _keep(self, key: bytes, grammar: Grammar) -> None:
         self._known[key] = grammar
@@ -118,6 +134,12 @@ class GrammarCompiler:
         while self.held_bytes > self._cache_bytes and self._known:
             _, oldest = self._known.popitem(last=False)
             self.held_bytes -= oldest.num_bytes
+
+
+def step_back() -> None:
+    """The calling thread leaves the cores to others. On Linux niceness is a thread's, elsewhere a process's."""
+    if sys.platform == "linux":
+        os.nice(NICE)
 
 
 def compile_now(spec: GrammarSpec, vocabulary: GrammarVocabulary) -> Grammar:

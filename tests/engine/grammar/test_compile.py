@@ -1,6 +1,9 @@
 """Grammars are compiled once, in the pool, and remembered; what cannot be compiled is refused in our words."""
 
 import asyncio
+import os
+import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,7 +11,8 @@ import numpy as np
 import pytest
 
 from engine.errors import GrammarError
-from engine.grammar.compile import GrammarCompiler
+from engine.grammar import compile as compiling
+from engine.grammar.compile import NICE, GrammarCompiler
 from engine.grammar.spec import GrammarSpec
 from engine.grammar.vocabulary import GrammarVocabulary
 from tests.engine.grammar.kit import TOKENS, allowed, compiled, drawn, vocabulary
@@ -128,3 +132,28 @@ def test_text_that_must_come_is_not_forced_into_its_usual_tokens():
 def test_bytes_that_the_library_reads_differently_are_found():
     with pytest.raises(ValueError, match="token 3 is"):
         GrammarVocabulary(lambda number: b"" if number == 3 else TOKENS[number], lambda number: False, len(TOKENS))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="niceness is a thread's on Linux alone")
+async def test_threads_that_compile_step_back_and_the_pool_does_not(pool, monkeypatch):
+    seen = {}
+
+    def niceness():
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    def compile_now(*args):
+        seen["compiles"] = niceness()
+        return real(*args)
+
+    def make():
+        seen["makes"] = niceness()
+        return GrammarSpec("lark", 'start: "a"')
+
+    real = compiling.compile_now
+    monkeypatch.setattr(compiling, "compile_now", compile_now)
+    kept = compiler(pool)
+    await kept.get(b"k", make)
+    assert seen == {"compiles": min(19, niceness() + NICE), "makes": niceness()}
+    kept.close()
+    with pytest.raises(RuntimeError, match="shutdown"):
+        await kept.get(b"other", make)

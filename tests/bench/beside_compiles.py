@@ -1,0 +1,126 @@
+"""What streams notice of grammars that compile beside them: the gaps between their chunks, alone and beside a sender.
+
+A server of the embedded model (or of --model) answers --streams clients. A sender asks for grammars that nobody asked
+for before, each behind the answer to the last: schemas of 10 KB, of 85 KB, and what tests/server/test_hostile_grammars
+sends. Phases without the sender and phases with it alternate, because a shared machine changes from minute to minute.
+Prints the 50th and the 99th percentile of the gaps in ms, and how many requests the sender had answered.
+Run: python -m tests.bench.beside_compiles [--streams 4] [--seconds 4] [--rounds 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import itertools
+import json
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from examples.embedded_model.blueprint import MODEL_DIR
+from examples.embedded_model.teach_tools import served
+from tests.bench.readers import END, request
+from tests.server.test_hostile_grammars import HOSTILE
+
+EVENT = b"data: "
+SIZES = {"10 KB": 120, "85 KB": 1000}  # properties
+
+
+def schema(count: int, salt: int) -> dict[str, Any]:
+    """Properties that no other salt has: about 85 bytes each."""
+    names = [f"name_{salt}_{at}" for at in range(count)]
+    word, choice = {"type": "string", "pattern": "^[a-z]{1,20}$"}, {"enum": [f"v{at}" for at in range(8)]}
+    return {"type": "object", "properties": {n: word if len(n) % 3 else choice for n in names}, "required": names}
+
+
+def bodies(kind: str) -> Iterator[bytes]:
+    """Requests of one token under grammars of a kind, each new: what was compiled or refused before is remembered."""
+    head = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 1}
+    if kind in SIZES:
+        for salt in itertools.count():
+            yield json.dumps(head | {"structured_outputs": {"json": schema(SIZES[kind], salt)}}).encode()
+    written = [json.dumps(head | {"structured_outputs": new(of)}).encode() for of in HOSTILE.values()]
+    for salt in itertools.count(10):
+        yield from (body.replace(b"SALT", b"%d" % salt) for body in written)
+
+
+def new(of: dict[str, Any]) -> dict[str, Any]:
+    """A hostile grammar with a place for a number."""
+    ((kind, value),) = of.items()
+    if kind == "json":
+        return {"json": value, "whitespace_pattern": " {0,SALT}"}
+    return {kind: [*value, "SALT"] if kind == "choice" else value + ("|SALT" if kind == "regex" else "\n//SALT")}
+
+
+class Sender(threading.Thread):
+    """Sends until it is stopped."""
+
+    def __init__(self, port: int, source: Iterator[bytes]) -> None:
+        super().__init__()
+        self.port, self.source, self.stopped, self.count = port, source, False, 0
+
+    def run(self) -> None:
+        """One request after the other."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        while not self.stopped:
+            connection.request("POST", "/v1/chat/completions", next(self.source), {"Content-Type": "application/json"})
+            connection.getresponse().read()
+            self.count += 1
+        connection.close()
+
+
+def gaps(port: int, streams: int, seconds: float) -> list[float]:
+    """Seconds between the chunks of each stream."""
+    waiting, last, found = selectors.DefaultSelector(), {}, []
+    for number in range(streams):
+        client = socket.create_connection(("127.0.0.1", port))
+        client.sendall(request(number, 300))
+        waiting.register(client, selectors.EVENT_READ)
+    until, begun = time.perf_counter() + seconds, time.perf_counter() + 0.5
+    while time.perf_counter() < until:
+        for key, _ in waiting.select(0.1):
+            client: Any = key.fileobj
+            data, now = client.recv(1 << 16), time.perf_counter()
+            if EVENT in data and client in last and last[client] > begun:
+                found.append(now - last[client])
+            last[client] = now
+            if END in data:
+                del last[client]
+                client.sendall(request(0, 300))
+    for key in list(waiting.get_map().values()):
+        key.fileobj.close()  # type: ignore[union-attr]
+    return found
+
+
+def main() -> None:
+    """The table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=MODEL_DIR)
+    parser.add_argument("--streams", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    with served(args.model) as url:
+        port = int(url.rpartition(":")[2].partition("/")[0])
+        for kind in (*SIZES, "hostile"):
+            source, alone, beside, count = bodies(kind), [], [], 0
+            for _ in range(args.rounds):
+                alone += gaps(port, args.streams, args.seconds)
+                sender = Sender(port, source)
+                sender.start()
+                beside += gaps(port, args.streams, args.seconds)
+                sender.stopped = True
+                sender.join()
+                count += sender.count
+            told = [f"{1e3 * np.percentile(each, at):6.2f}" for each in (alone, beside) for at in (50, 99)]
+            print(f"{kind:8s} alone {told[0]} {told[1]}   beside {told[2]} {told[3]}   {count} requests", flush=True)
+
+
+if __name__ == "__main__":
+    main()
