@@ -35,6 +35,4 @@ class Batch:
     # The same as `media` for a forward that was recorded: which tokens, [T, 1] bool, and rows [T, hidden or more].
     overlay: tuple[Tensor, Tensor] | None = None
     second_start: Tensor | None = None  # [num_rows] int32, of encoders: where a row's second text begins; 0: no pair
-    pool_start: Tensor | None = (
-        None  # [num_rows] int32: the first token that counts in a row's pooled one. None: all do
-    )
+    pool_start: Tensor | None = None  # [num_rows] int32: the first of a row's tokens that is pooled. None: all are
