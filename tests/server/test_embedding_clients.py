@@ -1,4 +1,4 @@
-"""Vectors and ranks by the official clients, on a real socket: openai, langchain-openai, cohere, and Jina's shape."""
+"""Vectors and ranks by clients on a real socket: openai, langchain-openai, cohere, llama-index, and Jina's shape."""
 
 from __future__ import annotations
 
@@ -67,6 +67,36 @@ async def test_cohere_ranks_documents(pooling):
     found = await scores(client, text_1=QUERY, text_2=DOCUMENTS)
     order = sorted(range(5), key=lambda at: (-found[at], at))[:3]
     assert [(one.index, one.relevance_score) for one in ranked.results] == [(at, found[at]) for at in order]
+
+
+@pytest.mark.full
+async def test_llama_index_embeds_and_ranks_by_openais_and_by_jinas_clients(pooling):
+    reason = "llama-index is not installed; `make test-full` installs it"
+    like = pytest.importorskip("llama_index.embeddings.openai_like", reason=reason)
+    jina = pytest.importorskip("llama_index.embeddings.jinaai", reason=reason)
+    rerank = pytest.importorskip("llama_index.postprocessor.jinaai_rerank", reason=reason)
+    from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+
+    client = await pooling(kit.embedder("qwen3"))
+    name, wanted = client.state.names[0], await vectors(client, FEW)
+    async with listening(client) as url:
+
+        def asked():
+            by_openai = like.OpenAILikeEmbedding(model_name=name, api_base=f"{url}/v1", api_key="none")
+            by_jina = jina.JinaEmbedding(model=name, api_key="none")
+            by_jina._api.api_url = f"{url}/v1/embeddings"  # the class takes no address
+            made = [one.get_text_embedding_batch(FEW) for one in (by_openai, by_jina)]
+            made += [[one.get_query_embedding(text) for text in FEW] for one in (by_openai, by_jina)]
+            ranker = rerank.JinaRerank(model=name, base_url=f"{url}/v1", api_key="none", top_n=3)
+            nodes = [NodeWithScore(node=TextNode(text=text)) for text in DOCUMENTS]
+            return made, ranker.postprocess_nodes(nodes, QueryBundle(QUERY))
+
+        made, ranked = await asyncio.to_thread(asked)
+    for one in made:
+        np.testing.assert_allclose(np.array(one, np.float32), wanted, atol=1e-6)
+    found = await scores(client, text_1=QUERY, text_2=DOCUMENTS)
+    order = sorted(range(5), key=lambda at: (-found[at], at))[:3]
+    assert [(one.node.text, one.score) for one in ranked] == [(DOCUMENTS[at], found[at]) for at in order]
 
 
 async def test_the_shape_of_jina(pooling):
