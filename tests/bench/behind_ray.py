@@ -9,26 +9,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from tests.bench.behind_haproxy import ask
 from tests.end_to_end.process import ServerProcess
 from tests.end_to_end.ray_replicas import SMALL
 from tests.end_to_end.test_ray import Cluster
-
-
-def ask(url: str, streams: int, requests: int, tokens: int) -> dict[str, Any]:
-    """`bench serve`'s summary of one load."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "found.json"
-        command = f"-m server bench serve --url {url} --num-prompts {requests} --max-concurrency {streams}"
-        command += f" --input-len 16 --output-len {tokens} --ignore-eos --num-warmups 4 --processes 1 --json {file}"
-        subprocess.run([sys.executable, *command.split()], check=True, stdout=subprocess.DEVNULL)
-        found: dict[str, Any] = json.loads(file.read_text())
-    return found
 
 
 def main() -> None:
