@@ -119,11 +119,11 @@ def test_products_by_mxfp4(activation):
     for rows in (1, 7, 64, 256, 1000):
         chosen = torch.rand(rows, experts, device="cuda").argsort(1)[:, :top_k].int().contiguous()
         pairs = pairs_of(chosen, experts, invariant=False)
-        x, tile = draw(rows if gated else pairs.count, depth), mxfp4_tile(target(), rows * top_k / experts, 2)
+        x, tile = draw(rows if gated else pairs.count, depth), mxfp4_tile(target(), rows * top_k / experts, 2, gated)
         arguments = (x, weight, experts, bias, pairs, activation, tile)
         got = launch_mxfp4_product(*arguments)
         assert torch.equal(got, launch_mxfp4_product(*arguments))
-        slow = launch_coded_product(*arguments[:-1], coded_tile(rows * top_k / experts, 2, 3))
+        slow = launch_coded_product(*arguments[:-1], coded_tile(rows * top_k / experts, Kind.E2M1, 32, 2, 3))
         assert error(got, slow) < LIMIT
         if rows <= 64:
             assert error(got, mxfp4_product_reference(*arguments)) < 2 * LIMIT

@@ -47,18 +47,20 @@ class CodedExperts(ExpertsWeight):
         return pairs_of(chosen, self.num_experts, self.invariant)
 
     def of_tokens(self, x: Tensor, pairs: Pairs, activation: Activation) -> Tensor:
-        return coded_product(x, self.weight, self.num_experts, self.bias, pairs, activation, self._tile(pairs, x))
+        return coded_product(
+            x, self.weight, self.num_experts, self.bias, pairs, activation, self._tile(pairs, x, gated=True)
+        )
 
     def of_pairs(self, rows: Tensor, pairs: Pairs) -> Tensor:
-        tile = self._tile(pairs, rows)
+        tile = self._tile(pairs, rows, gated=False)
         made = coded_product(rows, self.weight, self.num_experts, self.bias, pairs, None, tile)
         return made.view(len(pairs.chosen), pairs.top_k, -1)
 
-    def _tile(self, pairs: Pairs, x: Tensor) -> Tile:
+    def _tile(self, pairs: Pairs, x: Tensor, gated: bool) -> Tile:
         count = SAME * self.num_experts if self.invariant else 0 if pairs.order is None else pairs.count
         each, size = count / self.num_experts, x.element_size()
         if is_mxfp4(self.weight):
-            return mxfp4_tile(target(), each, size)
+            return mxfp4_tile(target(), each, size, gated)
         stages = 3 if target().loads_past_registers else 2
         return coded_tile(each, self.weight.kind, self.weight.group, size, stages)
 

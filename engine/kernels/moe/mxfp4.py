@@ -3,7 +3,7 @@
     w[n, k] = value(code[n, k]) * scale[n, k // 32]        exact in bfloat16
 
 A step of the loop reads 64 columns of each row: 16 words of codes (gemm/widen) and two scales, which are one word of 32
-bits. So all that it reads is copied ahead, past the registers, where units can. Gate and up are summed in one loop. The
+bits. So all that it reads is copied ahead, past the registers, where units can. Gate and up are rows of one tile. The
 scales multiply values, because sums that end with each group would wait for the matrix units. Users: moe/coded.
 """
 
@@ -83,38 +83,33 @@ def mxfp4_kernel(
         if GATHER:
             source, target = pair // TOP_K, place
         column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-        n_in = column < width
-        n = expert * width * (2 if GATED else 1) + column
+        # GATED: a tile has rows of gate and, behind them, as many of up.
+        row = tl.arange(0, BLOCK_N * (2 if GATED else 1))
+        of_piece = tl.program_id(0) * BLOCK_N + row % BLOCK_N
+        row_in = (of_piece < width)[:, None]
+        n = (expert * (2 if GATED else 1) + row // BLOCK_N).to(tl.int64) * width + of_piece
         j, runs = tl.arange(0, 16), depth // 64
-        code_at = codes + n.to(tl.int64)[:, None] * (depth // 4) + j[None, :]
-        scale_at = scales + (n.to(tl.int64) * runs)[:, None]
+        code_at = codes + n[:, None] * (depth // 4) + j[None, :]
+        scale_at = scales + (n * runs)[:, None]
         x_at = x + source.to(tl.int64)[None, :] * depth + j[:, None]
-        above, scales_above = width.to(tl.int64) * (depth // 4), width.to(tl.int64) * runs  # from gate to up
-        sums = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
-        ups = tl.zeros([BLOCK_N, BLOCK_M], tl.float32)
+        sums = tl.zeros([BLOCK_N * (2 if GATED else 1), BLOCK_M], tl.float32)
         dtype: tl.constexpr = x.dtype.element_ty
         for _ in range(runs):
-            words = tl.load(code_at, mask=n_in[:, None], other=0)
-            scale = tl.load(scale_at, mask=n_in[:, None], other=0)
-            if GATED:
-                words_above = tl.load(code_at + above, mask=n_in[:, None], other=0)
-                scale_above = tl.load(scale_at + scales_above, mask=n_in[:, None], other=0)
+            words = tl.load(code_at, mask=row_in, other=0)
+            scale = tl.load(scale_at, mask=row_in, other=0)
             for which in tl.static_range(4):
                 tokens = tl.load(x_at + which * 16, mask=m_in[None, :], other=0.0)
                 values = scaled_values(words, scale, dtype, which, PAIRS)
                 sums = tl.dot(values, tokens, sums, input_precision="ieee")
-                if GATED:
-                    values = scaled_values(words_above, scale_above, dtype, which, PAIRS)
-                    ups = tl.dot(values, tokens, ups, input_precision="ieee")
             code_at += 16
             scale_at += 1
             x_at += 64
         if bias is not None:
-            sums += tl.load(bias + n, mask=n_in, other=0.0)[:, None]
-            if GATED:
-                ups += tl.load(bias + n + width, mask=n_in, other=0.0)[:, None]
+            sums += tl.load(bias + n[:, None], mask=row_in, other=0.0)
         if GATED:
-            sums = activate(sums, ups, ACT)
+            gate, up = tl.split(sums.reshape(2, BLOCK_N, BLOCK_M).permute(1, 2, 0))
+            sums = activate(gate, up, ACT)
+        n_in = column < width
         at = out + target.to(tl.int64)[None, :] * width + column[:, None]
         tl.store(at, sums.to(out.dtype.element_ty), mask=n_in[:, None] & m_in[None, :])
 
@@ -165,13 +160,16 @@ def mxfp4_product_reference(
     return grouped_reference(x, weight.dense().view(experts, -1, weight.depth), bias, pairs, activation)
 
 
-def mxfp4_tile(device: Target, each: float, size: int) -> Tile:
-    """The tile for so many pairs of an expert, of `size` bytes per value."""
-    stages = 5 if device.loads_past_registers else 2
+def mxfp4_tile(device: Target, each: float, size: int, gated: bool) -> Tile:
+    """The tile for so many pairs of an expert, of `size` bytes per value.
+
+    Two warps of a tile of few pairs multiply without waiting for each other. Many pairs share what a tile has widened.
+    """
+    stages = 3 if device.loads_past_registers else 2
     if each <= 16:
         tile = Tile(16, 32, 64, stages, 2)
     elif each <= 48 or size > 2:
-        tile = Tile(64, 64, 64, min(stages, 4), 4)
+        tile = Tile(64, 64, 64, stages, 4)
     else:
-        tile = Tile(128, 128, 64, min(stages, 3), 8)
+        tile = Tile(128, 64 if gated else 128, 64, stages, 8)
     return tile

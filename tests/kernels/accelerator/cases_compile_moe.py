@@ -59,7 +59,7 @@ def coded(kind, group, each):
 
 def mxfp4(each):
     """A gated product by MXFP4."""
-    tile = mxfp4_tile(Target("cuda", "sm_90", 132, 32, 227 << 10), each, 2)
+    tile = mxfp4_tile(Target("cuda", "sm_90", 132, 32, 227 << 10), each, 2, gated=True)
     constants = {
         "TOP_K": 4, "SORTED": each > 0, "GATHER": True, "GATED": True, "ACT": 2, "EXPERTS": 32, "PAIRS": True,
         "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "OVERLAP": True,
