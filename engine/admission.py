@@ -43,6 +43,7 @@ class LiveRow:
     choice: int
     request: Request
     seed: int
+    new_media: tuple[int, ...] = ()  # entries that this request was the first to show
     again: bool = False  # it has started over once, because a step did not fit into the device's memory
     started: float = 0.0  # when its first step began, on the clock of time.monotonic
     prompt_logprobs: list[TokenLogprob | None] | None = None  # grows as the prompt is computed
@@ -170,12 +171,13 @@ class Admission:
     def _admit(self, request: Request, device_id: int, choice: int) -> bool:
         """Adds one choice. False: the choice is `refused`, and nothing of the choice is held."""
         try:
-            slot = self._place(request, device_id)
+            new_media: list[int] = []
+            slot = self._place(request, device_id, new_media)
             if slot < 0:
                 self.refused[device_id] = AdmissionError(REFUSALS[slot])
                 return False
             seed = secrets.randbits(64) if request.sampling.seed is None else request.sampling.seed + choice
-            row = self.rows[slot] = LiveRow(device_id, choice, request, seed)
+            row = self.rows[slot] = LiveRow(device_id, choice, request, seed, tuple(new_media))
             self._slot_of[device_id] = slot
             self.fresh.add(slot)
             if request.sampling.prompt_logprobs is not None and choice == 0:
@@ -200,11 +202,13 @@ class Admission:
         log.error("choice %d could not be admitted", device_id, exc_info=error)
         self.refused[device_id] = AdmissionError("the engine failed when it took this request in")
 
-    def _place(self, request: Request, device_id: int) -> int:
-        """The slot that the scheduler gives, or the number of its refusal; then new media entries are taken back."""
+    def _place(self, request: Request, device_id: int, made: list[int]) -> int:
+        """The slot that the scheduler gives, or the number of its refusal; then new media entries are taken back.
+
+        `made` takes the entries that no earlier request named.
+        """
         params = request.sampling
         root = hashlib.blake2b(request.cache_salt, digest_size=16).digest()
-        made: list[int] = []  # entries that no earlier request named
         slot = -1
         try:
             media, keys = self._media(request, root, made)

@@ -304,7 +304,7 @@ class Engine:
         if first is not None:
             delta.queued = first[1]
         if first is not None and choice == 0:
-            delta.cached_tokens, _, delta.prompt_logprobs = first
+            delta.cached_tokens, _, delta.prompt_logprobs, delta.encode_s = first
             self.stats.prompt_tokens += len(stream.request.prompt_token_ids)
             self.stats.cached_tokens += delta.cached_tokens
         if stream.request.sampling.return_routed_experts and self._routed.takes(device_id, delta):

@@ -17,7 +17,7 @@ from engine.errors import EngineError
 from engine.request import TokenLogprob
 from engine.stats import StepStats
 
-First = tuple[int, float, "list[TokenLogprob | None] | None"]
+First = tuple[int, float, "list[TokenLogprob | None] | None", float]
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class StepOutput:
     tokens: list[int] = field(default_factory=list)  # -1: none
     finishes: list[int] = field(default_factory=list)  # FinishReason
     logprobs: dict[int, TokenLogprob] = field(default_factory=dict)  # by place in the lists
-    firsts: dict[int, First] = field(default_factory=dict)  # by place: cached tokens, seconds queued, prompt log-probs
+    firsts: dict[int, First] = field(default_factory=dict)  # by place, see Delta: cached, queued, prompts, encode_s
     invalid: dict[int, EngineError] = field(default_factory=dict)  # places that end alone, and what they are told
     error: EngineError | None = None  # of every row that ends with ERROR, when the step failed
     pooled: dict[int, np.ndarray] = field(default_factory=dict)  # by place: of rows that end with an array

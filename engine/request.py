@@ -187,6 +187,7 @@ class Delta:
     cached_tokens: int | None = None  # on the first delta of choice 0: prompt tokens found in the prefix cache
     queued: float | None = None  # on the first delta of a choice: seconds from arrival to its first step
     prompt_logprobs: list[TokenLogprob | None] | None = None  # on the first delta of choice 0
+    encode_s: float = 0.0  # on the first delta of choice 0: seconds of towers for media that no earlier request showed
     error: EngineError | None = None  # with ERROR
     # With the end, if it was asked for: [prompt and at least the choice's tokens, layers with experts, top_k].
     routed_experts: np.ndarray | None = None

@@ -126,7 +126,8 @@ class Settler:
             if not choice.started:
                 choice.started = step.started_at
             queued = max(0.0, choice.started - choice.request.arrival) if choice.request.arrival else 0.0
-            found[row] = (slot, (runtime.scheduler.cached_tokens(slot), queued, choice.prompt_logprobs))
+            encode_s = runtime.executor.encoder.seconds_of(choice.new_media)
+            found[row] = (slot, (runtime.scheduler.cached_tokens(slot), queued, choice.prompt_logprobs, encode_s))
         return found
 
     def _fail(self, step: StepResult, output: StepOutput) -> None:

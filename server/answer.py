@@ -210,6 +210,7 @@ class Answer:
         if delta.cached_tokens is not None:
             self.cached_tokens[at] = delta.cached_tokens
             self.prompt_logprobs[at] = delta.prompt_logprobs
+            self.metrics.encoded(delta.encode_s)
 
     def _grow(self, at: int, choice: Choice, delta: Delta) -> None:
         if self.error is not None:

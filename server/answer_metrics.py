@@ -19,18 +19,26 @@ from server.sampling import Asked
 class AnswerMetrics:
     """Owner: loop."""
 
-    __slots__ = ("_exchange", "_metrics", "_n", "_observe_gap")
+    __slots__ = ("_encode_s", "_exchange", "_metrics", "_n", "_observe_gap")
 
     def __init__(self, exchange: Exchange, asked: Asked) -> None:
         self._exchange = exchange
         self._metrics = exchange.state.metrics
         self._n = asked.n
+        self._encode_s = 0.0  # of all the answer's prompts
         self._observe_gap = self._metrics.gaps.observe
 
     def queued(self, seconds: float) -> None:
         """How long the request waited for its first step."""
         self._metrics.observe("request_queue_time_seconds", seconds)
         self._exchange.queued_s = seconds
+
+    def encoded(self, seconds: float) -> None:
+        """How long towers ran for media that this request was the first to show; 0: there were none."""
+        if seconds:
+            self._metrics.observe("mm_encode_seconds", seconds)
+            self._encode_s += seconds
+            self._exchange.details["media_encode_ms"] = round(self._encode_s * 1000, 1)
 
     def tokens(self, choice: Choice, count: int) -> None:
         """The engine has made `count` tokens for a choice."""

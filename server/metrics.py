@@ -89,7 +89,7 @@ class Metrics:
             "iteration_tokens_total": Histogram(ITERATION),
             "step_gap_seconds": Histogram(GAP),
             **{f"step_{part}_seconds": Histogram(PART) for part in PARTS},
-            **{f"mm_{part}_seconds": Histogram(MEDIA) for part in MEDIA_PARTS},
+            **{f"mm_{part}_seconds": Histogram(MEDIA) for part in (*MEDIA_PARTS, "encode")},
         }
         self.observe_parts = [self.histograms[f"step_{part}_seconds"].observe for part in PARTS]
         self.gaps = self.histograms["inter_token_latency_seconds"]

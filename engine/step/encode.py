@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -56,6 +56,7 @@ class EncoderCache:
     def evict(self, entry: int, dead: bool) -> None:
         """Drops rows that no step in flight reads; a dead entry is forgotten altogether (device thread)."""
         self._rows.pop(entry, None)
+        self.clock.took.pop(entry, None)
         if dead:
             self._entries.pop(self._digests.pop(entry, b""), None)  # an entry may go before it was staged
             self._inputs.pop(entry, None)
@@ -102,7 +103,7 @@ class EncoderCache:
         for tower, group in self._groups([entry for entry in dict.fromkeys(entries) if entry not in self._rows]):
             try:
                 uploaded = [self._tensors(self._inputs[entry].features) for entry in group]
-                with self.clock:
+                with self.clock.of(group):
                     encoded = tower.encode_together(uploaded)
             except Exception as error:
                 if is_out_of_memory(error) or scope_of(error) == "device":
@@ -135,7 +136,7 @@ class EncoderCache:
     def _encode(self, entry: int) -> torch.Tensor | None:
         item = self._inputs[entry]
         try:
-            encoded = self._made(item)  # [num_tokens, hidden, or more where layers behind the first read some]
+            encoded = self._made(entry, item)  # [num_tokens, hidden, or more where layers behind the first read some]
             if encoded.shape[0] != item.num_tokens:
                 raise ValueError(f"the tower made {encoded.shape[0]} rows, the prompt holds {item.num_tokens}")
         except Exception as error:
@@ -146,12 +147,12 @@ class EncoderCache:
         self._rows[entry] = encoded
         return encoded
 
-    def _made(self, item: MediaInput) -> torch.Tensor:
+    def _made(self, entry: int, item: MediaInput) -> torch.Tensor:
         """The rows of the item's tower, or those that a client has made."""
         tensors = self._tensors(item.features)
         if ROWS not in tensors:
             assert item.modality != "prompt", "text has no tower"
-            with self.clock:
+            with self.clock.of([entry]):
                 return self._model.towers[item.modality].encode(tensors)
         config, rows = self._model.config, tensors[ROWS].to(self._model.dtype)
         if item.modality == "prompt" and config.row_parts > 1:  # later layers add nothing to text
@@ -167,6 +168,13 @@ class EncoderCache:
         sent = self._ring.put(large) if self._ring is not None and large else {}
         return {name: sent[name] if name in sent else _on_host(array) for name, array in features.items()}
 
+    def seconds_of(self, entries: Sequence[int]) -> float:
+        """What the runs of towers took that made rows of these, told once (device thread, once those steps settled)."""
+        if not entries:
+            return 0.0
+        self.clock.collect()
+        return sum(self.clock.took.pop(entry, 0.0) for entry in entries)
+
     def __len__(self) -> int:
         return len(self._rows)
 
@@ -175,16 +183,24 @@ class TowerClock:
     """How often towers ran and how long that took: by the device's clock where there is one, for which nothing waits.
 
     A run counts when its second event has been seen to have fired, with a later run or a later look. Owner: the stream
-    (`with`); anybody may look, and sees what was counted so far.
+    (`with`); anybody may look, and sees what was counted so far. Items that share a run share its time evenly.
     """
 
     def __init__(self, on_device: bool) -> None:
         self.calls = 0
         self.seconds = 0.0
+        self.took: dict[int, float] = {}  # seconds by entry, until they are told
+        self._entries: Sequence[int] = ()  # of the run under way
         self._on_device = on_device
         self._begun = 0.0
         self._first: torch.cuda.Event | None = None
-        self._open: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()  # of runs in flight, oldest first
+        # Of runs in flight, oldest first.
+        self._open: deque[tuple[torch.cuda.Event, torch.cuda.Event, Sequence[int]]] = deque()
+
+    def of(self, entries: Sequence[int]) -> TowerClock:
+        """The clock for a run that makes rows of these."""
+        self._entries = entries
+        return self
 
     def __enter__(self) -> None:
         self.collect()
@@ -197,17 +213,22 @@ class TowerClock:
     def __exit__(self, *_: object) -> None:
         self.calls += 1
         if self._first is None:
-            self.seconds += time.perf_counter() - self._begun
+            self._count(time.perf_counter() - self._begun, self._entries)
             return
         last = torch.cuda.Event(enable_timing=True)
         last.record()
-        self._open.append((self._first, last))
+        self._open.append((self._first, last, self._entries))
 
     def collect(self) -> None:
         """Counts the runs that have ended (device thread)."""
         while self._open and self._open[0][1].query():
-            first, last = self._open.popleft()
-            self.seconds += first.elapsed_time(last) / 1000
+            first, last, entries = self._open.popleft()
+            self._count(first.elapsed_time(last) / 1000, entries)
+
+    def _count(self, seconds: float, entries: Sequence[int]) -> None:
+        self.seconds += seconds
+        for entry in entries:
+            self.took[entry] = self.took.get(entry, 0.0) + seconds / len(entries)
 
 
 def _on_host(array: np.ndarray) -> torch.Tensor:

@@ -94,6 +94,8 @@ class PooledAnswer:
     def _take(self, delta: Delta) -> None:
         if delta.queued is not None:
             self.state.metrics.observe("request_queue_time_seconds", delta.queued)
+        if delta.encode_s:
+            self.state.metrics.observe("mm_encode_seconds", delta.encode_s)
         if delta.pooled is not None:
             self._arrays[delta.index] = delta.pooled
             self._left -= 1

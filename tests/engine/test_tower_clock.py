@@ -29,7 +29,7 @@ def test_runs_count_once_the_device_has_done_them(monkeypatch):
     clock = TowerClock(on_device=True)
     for begin, end in ((1.0, 3.0), (4.0, 4.5)):
         Event.now = begin
-        with clock:
+        with clock.of([int(begin), 9]):
             Event.now = end
     assert (clock.calls, clock.seconds) == (2, 2.0)  # the second has not been seen to end
     clock.collect()
@@ -38,6 +38,7 @@ def test_runs_count_once_the_device_has_done_them(monkeypatch):
     clock.collect()
     clock.collect()
     assert clock.seconds == 2.5
+    assert clock.took == {1: 1.0, 4: 0.25, 9: 1.25}, "items that share a run share its time"
 
 
 def test_a_host_takes_its_own_time_and_keeps_errors():

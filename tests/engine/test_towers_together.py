@@ -93,6 +93,8 @@ def test_a_step_runs_its_new_items_together_up_to_the_budget() -> None:
     assert [rows.shape[0] for _, _, rows in found] == [4, 5, 2, 11, 3, 3, 4]
     cache.take(step_of(cache, 1, 4))
     assert tower.runs == [2, 2, 1, 1], "what has rows runs no more"
+    assert cache.seconds_of([1, 2, 3, 4, 5, 6]) == pytest.approx(cache.clock.seconds)
+    assert cache.seconds_of([1, 2, 3, 4, 5, 6]) == 0, "told once"
 
 
 @pytest.mark.parametrize("broken", [1, 3])

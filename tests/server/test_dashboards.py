@@ -29,7 +29,7 @@ cache_config_info prompt_tokens_cached_total
 SELECTORS = [f"vllm:{name}{OF_MODEL}" for name in NAMES.split()]
 OWN = "steps_total steps_failed_total steps_in_python_total step_gap_seconds_count"
 OWN += " mm_encoder_calls_total mm_encoder_seconds_total mm_encoder_cache_queries_total mm_encoder_cache_hits_total"
-OWN += "".join(f" mm_{part}_seconds_bucket" for part in ("fetch", "decode", "prepare"))
+OWN += "".join(f" mm_{part}_seconds_bucket" for part in ("fetch", "decode", "prepare", "encode"))
 OWN += "".join(f" step_{part}_seconds_bucket" for part in ("schedule", "launch", "wait", "commit", "device"))
 SELECTORS += [f"vllm:{name}{OF_MODEL}" for name in OWN.split()]
 SELECTORS += [

@@ -24,9 +24,9 @@ async def asked(client, *parts: dict, **fields):
 
 
 def counts(client) -> list[int]:
-    """Observations of fetching, decoding and preparing."""
+    """Observations of fetching, decoding, preparing and encoding."""
     told = client.state.metrics.histograms
-    return [told[f"mm_{part}_seconds"].buckets()[-1][1] for part in ("fetch", "decode", "prepare")]
+    return [told[f"mm_{part}_seconds"].buckets()[-1][1] for part in ("fetch", "decode", "prepare", "encode")]
 
 
 async def test_a_sample_is_answered_or_refused_by_its_reason(client):
@@ -82,7 +82,9 @@ async def test_what_media_took_is_in_the_log_and_the_metrics(client, caplog):
     assert [(told["media"], told["media_cached"]) for told in fields] == [(1, 0), (1, 1)]
     assert fields[0]["media_decode_ms"] > 0
     assert fields[1]["media_decode_ms"] == 0
-    assert [now - then for now, then in zip(counts(client), before)] == [0, 1, 1]
+    assert "media_encode_ms" in fields[0]
+    assert "media_encode_ms" not in fields[1], "the encoder cache held the picture"
+    assert [now - then for now, then in zip(counts(client), before)] == [0, 1, 1, 1]
 
 
 async def test_runs_of_towers_are_counted_and_what_they_made_is_found_again(client):
