@@ -41,14 +41,17 @@ def body_of(draw: random.Random, known: dict[str, Known]) -> tuple[str, str, dic
 
 
 async def crowd(
-    port: int, known: dict[str, Known], count: int, seed: int, share: float = 0.2, at_a_time: int = 64
-) -> Tally:
-    """Sends `count` requests, of which `share` leave."""
+    port: int, known: dict[str, Known], count: int, seed: int, share: float = 0.2, at_a_time: int = 64,
+    fresh: bool = False,
+) -> Tally:  # fmt: skip
+    """Sends `count` requests, of which `share` leave; `fresh`: no cache knows the media of another request."""
     draw, tally = random.Random(seed), Tally()
     places = asyncio.Semaphore(at_a_time)
 
     async def one(number: int) -> None:
         name, path, body, wanted = body_of(draw, known)
+        if fresh:
+            body["cache_salt"] = f"{draw.getrandbits(63):x}"
         way = draw.choice(STAGES) if draw.random() < share else "stays"
         how = "reset" if draw.random() < 0.5 else "close"
         async with places:
@@ -57,7 +60,8 @@ async def crowd(
                 await stay(port, path, body, wanted, f"{number} {name}", tally)
             else:
                 with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-                    await leave(port, path, body, way, how, draw.random())
+                    data = request_bytes("POST", path, {**body, "stream": True, "max_tokens": 200})
+                    await leave(port, data, way, how, draw.random())
 
     async with asyncio.TaskGroup() as group:
         for number in range(count):
@@ -78,10 +82,8 @@ async def stay(port: int, path: str, body: dict[str, Any], wanted: list[int], la
         tally.wrong.append(f"{label}: {reply.status} {reply.content[:200]!r}")
 
 
-async def leave(port: int, path: str, body: dict[str, Any], way: str, how: str, where: float) -> None:
-    """`where` is 0 to 1: how far into the headers or the body it gets."""
-    body = {**body, "stream": True, "max_tokens": 200}
-    data = request_bytes("POST", path, body)
+async def leave(port: int, data: bytes, way: str, how: str, where: float) -> None:
+    """`data` asks for a stream; `where` is 0 to 1: how far into the headers or the body it gets."""
     head = data.index(b"\r\n\r\n") + 4
     async with Connection(port) as connection:
         if way == "headers":
