@@ -277,7 +277,14 @@ def _compressed(form: str, inputs: dict | None, **weights: object) -> dict:
 
 # --weights of the benchmarks -> quantization_config of random weights.
 FORMS = {
-    "fp8": _compressed("float-quantized", None, num_bits=8, type="float", strategy="channel"),
+    "fp8": _compressed(
+        "float-quantized",
+        {"type": "float", "num_bits": 8, "dynamic": True, "strategy": "token"},
+        num_bits=8,
+        type="float",
+        strategy="channel",
+    ),
+    "fp8-weights": _compressed("float-quantized", None, num_bits=8, type="float", strategy="channel"),
     "fp8-blocks": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
     "w4": _compressed("pack-quantized", None, num_bits=4, type="int", strategy="group", group_size=128),
     "nvfp4": {"quant_method": "modelopt", "quant_algo": "NVFP4"},
