@@ -134,6 +134,9 @@ def _structure(kind: str, value: Any, param: str, options: dict[str, Any], limit
         if kind == "regex":
             most, name = limits.regex_max_bytes, "--regex-max-bytes"
         _sized(value, param, most, name)
+    if kind == "choice" and isinstance(value, list) and len(value) > limits.schema_max_enum:
+        most = limits.schema_max_enum
+        raise too_complex(param, f"has {len(value)} entries; at most {most} are allowed (--schema-max-enum)")
     try:
         key = content_key(kind, value, options)
     except (TypeError, ValueError):  # numbers of more than 64 bits
@@ -183,9 +186,6 @@ def _regex(value: Any, param: str, options: dict[str, Any], limits: LimitsConfig
 def _choice(value: Any, param: str, options: dict[str, Any], limits: LimitsConfig) -> GrammarSpec:
     if not isinstance(value, list) or not value or any(not isinstance(text, str) or not text for text in value):
         raise wrong(param, "must be a list of at least one text, none of them empty")
-    if len(value) > limits.schema_max_enum:
-        most = limits.schema_max_enum
-        raise too_complex(param, f"has {len(value)} entries; at most {most} are allowed (--schema-max-enum)")
     return GrammarSpec("lark", "start: " + " | ".join(literal(text) for text in dict.fromkeys(value)))
 
 

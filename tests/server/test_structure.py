@@ -201,3 +201,10 @@ def test_a_text_beyond_the_limit_is_refused_before_the_loop_hashes_it(monkeypatc
         with pytest.raises(ApiError) as error:
             structure_of(SamplingFields(structured_outputs={kind: text}), LIMITS)
         assert (error.value.reason, error.value.param) == ("grammar_too_complex", f"structured_outputs.{kind}")
+
+
+def test_choices_beyond_the_limit_are_refused_before_the_loop_hashes_them(monkeypatch):
+    monkeypatch.setattr(structure, "content_key", None)
+    with pytest.raises(ApiError, match="--schema-max-enum") as error:
+        structure_of(SamplingFields(structured_outputs={"choice": ["a"] * (LIMITS.schema_max_enum + 1)}), LIMITS)
+    assert (error.value.reason, error.value.param) == ("grammar_too_complex", "structured_outputs.choice")
