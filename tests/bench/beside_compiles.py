@@ -1,8 +1,8 @@
 """What streams notice of grammars that compile beside them: the gaps between their chunks, alone and beside a sender.
 
 A server of the embedded model (or of --model) answers --streams clients. A sender asks for grammars that nobody asked
-for before, each behind the answer to the last: schemas of 10 KB, of 85 KB, and what tests/server/test_hostile_grammars
-sends. Phases without the sender and phases with it alternate, because a shared machine changes from minute to minute.
+for before, each behind the answer to the last: schemas of 10 KB, of 85 KB, and what tests/structure_corpus/hostile
+holds. Phases without the sender and phases with it alternate, because a shared machine changes from minute to minute.
 Prints the 50th and the 99th percentile of the gaps in ms, and how many requests the sender had answered.
 Run: python -m tests.bench.beside_compiles [--streams 4] [--seconds 4] [--rounds 3]
 """
@@ -26,7 +26,7 @@ import numpy as np
 from examples.embedded_model.blueprint import MODEL_DIR
 from examples.embedded_model.teach_tools import served
 from tests.bench.readers import END, request
-from tests.server.test_hostile_grammars import HOSTILE
+from tests.structure_corpus.hostile import HOSTILE
 
 EVENT = b"data: "
 SIZES = {"10 KB": 120, "85 KB": 1000}  # properties

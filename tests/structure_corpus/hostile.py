@@ -1,0 +1,33 @@
+"""Schemas, patterns and grammars that were made to hurt, by what hurts."""
+
+
+def nested(levels, inner="{}"):
+    return '{"items":' * levels + inner + "}" * levels
+
+
+HOSTILE = {
+    "a million levels": {"json": nested(1_000_000)},
+    "levels beyond the limit": {"json": nested(70)},
+    "a hundred thousand names": {"json": {"enum": [str(n) for n in range(100_000)]}},
+    "many properties": {"json": {"properties": {f"p{n}": {"type": "string"} for n in range(9000)}}},
+    "exponential repeats": {"regex": "((((a{1,999}){1,999}){1,999}){1,999}){1,999}"},
+    "nested stars": {"regex": "(((a*)*)*)*b"},
+    "alternatives": {"regex": "(" + "|".join(f"a{n}.*b" for n in range(300)) + "){1,50}"},
+    "huge repeat": {"regex": "a{1000000000}"},
+    "long pattern": {"regex": "a" * 100_000},
+    "pattern in a schema": {"json": {"type": "string", "pattern": "^(([a-z])+.)+[A-Z]([a-z])+$", "maxLength": 900}},
+    "large counts": {"json": {"type": "array", "items": {"type": "string", "maxLength": 10**9}, "minItems": 10**9}},
+    "string lengths": {"json": {"type": "string", "minLength": 100_000, "maxLength": 200_000}},
+    "references around": {"json": {"$defs": {name: {"$ref": f"#/$defs/{to}"} for name, to in ("ab", "ba")}}},
+    "product of unions": {"json": {"allOf": [{"anyOf": [{"required": [f"{k}{n}"]} for k in "abc"]} for n in range(8)]}},
+    "left recursion": {"grammar": 'start: start start | start "a" | ""'},
+    "ambiguity": {"grammar": 'start: x*\nx: "a"* | "aa"* | x x'},
+    "many rules": {"grammar": "start: r0\n" + "\n".join(f'r{n}: r{n + 1} r{n + 1}' for n in range(60)) + '\nr60: "a"'},
+    "deep brackets": {"grammar": "start: " + "(" * 20_000 + '"a"' + ")" * 20_000},
+    "gbnf brackets": {"grammar": "root ::= " + "(" * 20_000 + '"a"' + ")" * 20_000},
+    "many choices": {"choice": [f"choice {n}" for n in range(100_000)]},
+    "wide choices": {"choice": [f"{n} " * 20 for n in range(2000)]},
+    "numbers beyond floats": {"json": '{"minimum": 1e999999, "enum": [1e400]}'},
+    "nulls": {"regex": "\x00*"},
+    "broken text": {"grammar": "start: \x00 \ud7ff é \\"},
+}  # fmt: skip
