@@ -50,6 +50,7 @@ def coded_linear(
     residual_stride: int,
     form: int,
     scales_bf16: bool,
+    zeros_f32: bool,
     x_bf16: bool,
     out_bf16: bool,
     gated: bool,

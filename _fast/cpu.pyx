@@ -5,7 +5,7 @@ second one compute alone. In: addresses of tensors (`data_ptr()`), sizes and str
 `engine/kernels` check them, nothing here does. Out: results written in place. The GIL is released throughout.
 """
 
-from libc.stdint cimport int8_t, int32_t, uintptr_t
+from libc.stdint cimport int32_t, uintptr_t
 from libc.string cimport memset
 
 cdef extern from "pool.h" nogil:
@@ -37,9 +37,10 @@ cdef extern from "kernels.h" nogil:
         int form
         const void *scales
         const float *row_scales
-        const int8_t *zeros
+        const void *zeros
         long group
         int scales_bf16
+        int zeros_f32
         const float *x_scales
 
     struct norm_call "norm":
@@ -196,7 +197,7 @@ def coded_linear(
     uintptr_t out, uintptr_t x, uintptr_t panels, uintptr_t bias, uintptr_t residual,
     uintptr_t scales, uintptr_t row_scales, uintptr_t zeros, uintptr_t x_scales,
     long rows, long depth, long columns, long group, long x_stride, long out_stride, long residual_stride,
-    int form, bint scales_bf16, bint x_bf16, bint out_bf16, bint gated, int activation,
+    int form, bint scales_bf16, bint zeros_f32, bint x_bf16, bint out_bf16, bint gated, int activation,
 ):
     """`linear` by a matrix of codes: INT4, E2M1, INT8 or E4M3. With x_scales, x are integers and sums are exact."""
     cdef linear_call call
@@ -217,9 +218,10 @@ def coded_linear(
     call.form = form
     call.scales = <const void *> scales
     call.row_scales = <const float *> row_scales
-    call.zeros = <const int8_t *> zeros
+    call.zeros = <const void *> zeros
     call.group = group
     call.scales_bf16 = scales_bf16
+    call.zeros_f32 = zeros_f32
     call.x_scales = <const float *> x_scales
     with nogil:
         failed = op_linear(&call, <const void *> x, x_stride, x_bf16)

@@ -1,7 +1,8 @@
 """`python -m server check MODEL`: whether a model can be served here, and what it takes, in about a second.
 
 Owner: the main thread. In: the same flags as `serve`. Out: lines for people; the exit status is 0 if the server would
-start. A folder or ORG/NAME: of a repository on the hub only configurations and the headers of the weights are fetched.
+start. A folder, a GGUF file or ORG/NAME: of a repository on the hub only configurations and the headers of the weights
+are fetched.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from engine.memory import gib
 from engine.models.registry import family_of
 from engine.weights.files import Shard, open_checkpoint
 from server.config import Config
+from server.gguf import as_folder, is_gguf
 from server.joined import is_split, join
 from server.load import check_folder, hub_of, is_hub_name
 
@@ -51,8 +53,9 @@ def headers(config: Config) -> tuple[Path, list[Shard] | None]:
             hub = hub_of(config)
             hub = hub if name == config.folder else replace(hub, revision="")
             return fetch_headers(name, hub) if wanted else (fetch(name, hub, weights=False), [])
-        check_folder(name)
-        return Path(name), open_checkpoint(name) if wanted else []
+        folder = as_folder(name, tokenizer=not config.model.tokenizer) if is_gguf(name) else name
+        check_folder(folder)
+        return Path(folder), open_checkpoint(folder) if wanted else []
 
     folder, shards = located(config.folder, wanted)
     if is_split(folder):

@@ -139,7 +139,7 @@ class LimitsConfig:
 class ModelFlags:
     """Which checkpoint, and how it is read."""
 
-    model: str = flag("", "folder in Hugging Face format, or ORG/NAME on the hub; none: the embedded model")
+    model: str = flag("", "folder in Hugging Face format, GGUF file, or ORG/NAME on the hub; none: the embedded model")
     revision: str = flag("", "branch, tag or commit of ORG/NAME; none: main")
     download_dir: str = flag("", "folder for what comes from the hub; none: huggingface_hub's cache")
     hf_token: str = flag("", "token for private repositories (or HF_TOKEN, which ps does not show)", hidden_value=True)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.errors import ConfigError
 from server.config import ChatConfig, Config
+from server.gguf import as_folder, is_gguf
 from server.http.websocket import import_sockets
 from server.joined import is_split, join
 from server.metrics import exposition
@@ -51,8 +52,9 @@ def is_hub_name(name: str) -> bool:
 
 
 async def fetch(state: AppState) -> None:
-    """Brings a model and a tokenizer that are named ORG/NAME into folders. Raises ConfigError."""
-    if is_hub_name(state.folder) or is_hub_name(state.tokenizer_source) or is_split(state.folder):
+    """Brings a model and a tokenizer that are named ORG/NAME, or a GGUF file, into folders. Raises ConfigError."""
+    named = is_hub_name(state.folder) or is_hub_name(state.tokenizer_source)
+    if named or is_gguf(state.folder) or is_split(state.folder):
         begun = time.perf_counter()
         state.fetching = state.pool.submit(fetched, state.config, state.stop_fetching)
         state.folder, state.tokenizer_source = await asyncio.wrap_future(state.fetching)
@@ -102,7 +104,7 @@ def located(config: Config, name: str, hub: Hub, weights: bool) -> str:
     """The folder of a model or a tokenizer; `weights`: fetched from the hub too, if the configuration can be served."""
     if not is_hub_name(name):
         refuse_revision(hub.revision, name)
-        return name
+        return as_folder(name, tokenizer=not config.model.tokenizer) if is_gguf(name) else name
     from engine.models.registry import load_model_config
     from server.hub import fetch
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from engine.quant.awq import Awq
 from engine.quant.compressed import Compressed
 from engine.quant.fp8 import Fp8
+from engine.quant.gguf import Gguf
 from engine.quant.gptq import AutoRound, Gptq
 from engine.quant.modelopt import ModelOpt
 from engine.quant.mxfp4 import Mxfp4
@@ -25,6 +26,7 @@ DIALECTS: dict[str, Callable[[Section], Dialect]] = {
     "awq": Awq,
     "compressed-tensors": Compressed,
     "fp8": Fp8,
+    "gguf": Gguf,
     "gptq": Gptq,
     "modelopt": ModelOpt,
     "mxfp4": Mxfp4,

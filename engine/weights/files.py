@@ -2,7 +2,8 @@
 
 In: a folder. Out: Shards, each with the names, shapes and dtypes of its tensors; tensors are views of a private memory
 map. Pickled weights are never opened. A shard index is honoured: a tensor counts only in the file the index names.
-Mistral's consolidated files are read where there are no others; their tensors go by transformers' names.
+Mistral's consolidated files are read where there are no others; their tensors go by transformers' names, as those of
+a GGUF file (weights/gguf) do.
 Thread: any; used by one thread at a time.
 """
 
@@ -23,6 +24,7 @@ from torch import Tensor
 from engine.checkpoint.files import CONFIG, head_dim, read_json
 from engine.errors import ConfigError
 from engine.weights import consolidated
+from engine.weights.gguf import GGUF, Gguf, GgufReader, read_gguf
 from engine.weights.names import compact
 from engine.weights.table import Shape
 
@@ -84,6 +86,7 @@ class Shard:
     tensors: dict[str, TensorInfo]
     names: dict[str, str] | None = None  # of a consolidated file: name in `tensors` -> name in the file
     head_dim: int = 0  # of a consolidated file
+    gguf: Gguf | None = None  # of a GGUF file
 
     def arranged(self, name: str, tensor: Tensor) -> Tensor:
         """A tensor as the file holds it, with its rows where the kernels want them; a copy if they change places."""
@@ -92,8 +95,12 @@ class Shard:
         return tensor
 
     @contextmanager
-    def open(self) -> Iterator[Reader]:
+    def open(self) -> Iterator[Reader | GgufReader]:
         """Maps the file; tensors read from it stay valid as long as they are referenced."""
+        if self.gguf is not None:
+            with self.gguf.open() as reader:
+                yield reader
+            return
         from safetensors import SafetensorError, safe_open
 
         try:
@@ -136,6 +143,8 @@ def shards_of(folder: Path, present: Collection[str], header: Header) -> list[Sh
         return [Shard(folder / SINGLE, header(SINGLE)), *adapter]
     if INDEX in present:
         return [*_indexed(folder, INDEX, present, header), *adapter]
+    if GGUF in present:
+        return [_of_gguf(folder / GGUF)]
     if CONSOLIDATED_INDEX in present:
         return [_renamed(shard, folder) for shard in _indexed(folder, CONSOLIDATED_INDEX, present, header)]
     if found := sorted(name for name in present if fnmatch.fnmatchcase(name, CONSOLIDATED)):
@@ -155,7 +164,7 @@ def _instead(folder: Path) -> str:
     """What a folder without safetensors holds, and how it becomes safetensors."""
     pickled = sorted(path.name for path in folder.glob("*") if path.suffix in PICKLED)
     if not pickled:
-        return "; GGUF is not read" if any(folder.glob("*.gguf")) else ""
+        return "; name a GGUF file itself: --model FOLDER/NAME.gguf" if any(folder.glob("*.gguf")) else ""
     saved = [name for name in pickled if name.startswith("pytorch_model")] or pickled
     files = f"{folder}/pytorch_model*.bin" if len(saved) > 1 else f"{folder}/{saved[0]}"
     return (
@@ -217,6 +226,15 @@ def _entry(path: Path, name: str, entry: dict, data_start: int, file_bytes: int)
             f"but its range is {begin}..{end} of {data_bytes}"
         )
     return TensorInfo(shape, dtype, num_bytes, data_start + begin)
+
+
+def _of_gguf(path: Path) -> Shard:
+    found = read_gguf(path)
+    entries = {
+        name: TensorInfo(entry.shape, entry.dtype, entry.num_bytes, entry.stored.begin)
+        for name, entry in found.entries().items()
+    }
+    return Shard(path, entries, gguf=found)
 
 
 def _renamed(shard: Shard, folder: Path) -> Shard:

@@ -57,7 +57,7 @@ def load_weights(
         saved = {names[name]: DTYPES[info.dtype] for name, info in tensors.items()}
         pieces = Pieces(places, saved, placement, sums)
         told = _counted(progress, sum(info.num_bytes for info in tensors.values()))
-        if upload is None:
+        if upload is None or any(shard.gguf for shard in shards):  # whose codes are widened here, or move rows
             _map(shards, names, pieces, told)
         else:
             stream(shards, names, pieces, upload, told)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -37,8 +39,10 @@ def codes_of(kind: Kind, rows: int, columns: int, group: int, zeros: bool = Fals
 @pytest.mark.parametrize(("tokens", "depth", "width", "group"), SHAPES)
 @pytest.mark.parametrize("kind", Kind)
 def test_products_equal_float64_and_a_row_has_the_bits_it_has_alone(kind, tokens, depth, width, group, dtype):
-    for zeros in (False, True) if kind in (Kind.INT4, Kind.INT8) else (False,):
-        codes, bias = codes_of(kind, width, depth, group, zeros, zeros), torch.randn(width)
+    for zeros in (False, True, "floats") if kind in (Kind.INT4, Kind.INT8) else (False,):
+        codes, bias = codes_of(kind, width, depth, group, bool(zeros), bool(zeros)), torch.randn(width)
+        if zeros == "floats":
+            codes = replace(codes, zero=4 * torch.randn(codes.scale.shape))
         weight = pack_group_panels(codes, bias, gated=False)
         torch.testing.assert_close(weight.dense().double(), codes.dense(), rtol=1e-6, atol=0)
         x, residual = torch.randn(tokens, depth).to(dtype), torch.randn(tokens, width).to(dtype)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -46,6 +48,19 @@ def test_products(kind, width, depth, group, invariant):
         assert float((runs[0].double() - want[:rows]).norm() / want[:rows].norm()) < LIMIT
         assert all(torch.equal(runs[0], again) for again in runs[1:])
         assert not invariant or torch.equal(runs[0][:1], alone)
+
+
+@pytest.mark.parametrize("kind", [Kind.INT4, Kind.INT8])
+def test_zeros_may_be_floats(kind):
+    """As those of GGUF's blocks with offsets: Q4_K's have 32 columns, and a scale and an offset each."""
+    codes = codes_of(kind, 1000, 1536, 32)
+    codes = replace(codes, zero=8 * torch.rand(codes.scale.shape))
+    weight = pack_groups(on_device(codes), None, LongProducts(), False)
+    x = torch.randn(300, 1536, device="cuda", dtype=torch.bfloat16)
+    want = x.double() @ codes.dense().cuda().T
+    for rows in (1, 17, 300):
+        got = weight.linear(x[:rows])
+        assert float((got.double() - want[:rows]).norm() / want[:rows].norm()) < LIMIT
 
 
 @pytest.mark.parametrize("kind", Kind)

@@ -250,7 +250,7 @@ def test_pickled_weights_are_not_read_and_the_command_converts_them(copy, parts)
 
 def test_other_formats_are_named(tmp_path):
     (tmp_path / "model-Q4_K_M.gguf").write_bytes(b"GGUF")
-    with pytest.raises(ConfigError, match="GGUF is not read"):
+    with pytest.raises(ConfigError, match="name a GGUF file itself"):
         files.open_checkpoint(tmp_path)
 
 

@@ -84,7 +84,8 @@ async def ready(config: Config) -> AsyncIterator[AppState]:
     """A state whose engine runs."""
     asyncio.get_running_loop().set_debug(True)
     state = AppState(config)
-    state.engine = Engine(state.config.engine())
+    await load.fetch(state)
+    state.engine = Engine(state.config.engine(state.folder))
     await load.load(state)
     state.phase = "ready"
     yield state

@@ -63,7 +63,7 @@ INLINE vf e4m3_widen(const int8_t *codes) {
 }
 
 /* W weights. */
-INLINE vf weights_of(const int8_t *codes, int number, const int32_t *zero, const float *scale, int form, int has_zero) {
+INLINE vf weights_of(const int8_t *codes, int number, const float *zero, const float *scale, int form, int has_zero) {
     vf value;
     if (form == E4M3) {
         value = e4m3_widen(codes + number * W);
@@ -71,16 +71,15 @@ INLINE vf weights_of(const int8_t *codes, int number, const int32_t *zero, const
         value = e2m1_widen(c_four_bits(codes, number));
     } else {
         const vi code = form == INT4 ? c_four_bits(codes, number) : c_widen(codes + number * W);
-        vi shift = {0};
-        if (has_zero) memcpy(&shift, zero + number * W, sizeof shift);
-        value = __builtin_convertvector(code - shift, vf);
+        value = __builtin_convertvector(code, vf);
+        if (has_zero) value -= v_load(zero + number * W); /* whole zeros leave a whole number */
     }
     return value * v_load(scale + number * W);
 }
 
 /* `columns` columns of a panel that share scale[64] and zero[64]: to out [columns, 64]; or, where x is given, times x
  * and added to out [64], by the same arithmetic as a tile's. */
-INLINE void widen_run(const int8_t *codes, long columns, const float *scale, const int32_t *zero, const float *x,
+INLINE void widen_run(const int8_t *codes, long columns, const float *scale, const float *zero, const float *x,
                       float *out, int form, int has_zero) {
     const long stride = form == INT4 || form == E2M1 ? PANEL / 2 : PANEL;
     if (x == NULL) {
@@ -106,7 +105,7 @@ INLINE void widen_run(const int8_t *codes, long columns, const float *scale, con
 }
 
 /* Scales of one group of a panel, those of E4M3 times 2^8, and zeros where the form has them. */
-static void load_group(const struct linear *call, long panel, long group, float *scale, int32_t *zero) {
+static void load_group(const struct linear *call, long panel, long group, float *scale, float *zero) {
     const long groups = (call->depth + call->group - 1) / call->group;
     const long first = (panel * groups + group) * PANEL;
     for (int i = 0; i < PANEL; i += W) {
@@ -117,8 +116,13 @@ static void load_group(const struct linear *call, long panel, long group, float 
         v_store(scale + i, own);
     }
     if (call->form != INT4 && call->zeros == NULL) return;
-    const int32_t middle = call->form == INT4 ? 8 : 0; /* codes of four bits begin at 0, their values at -8 */
-    for (int i = 0; i < PANEL; i++) zero[i] = middle + (call->zeros == NULL ? 0 : call->zeros[first + i]);
+    const float middle = call->form == INT4 ? 8 : 0; /* codes of four bits begin at 0, their values at -8 */
+    for (int i = 0; i < PANEL; i++) {
+        float own = 0;
+        if (call->zeros != NULL)
+            own = call->zeros_f32 ? ((const float *)call->zeros)[first + i] : ((const int8_t *)call->zeros)[first + i];
+        zero[i] = middle + own;
+    }
 }
 
 /* Columns k .. k + depth of a panel, to out [depth, 64]; or, where x is given, times x [depth], added to out [64]. */
@@ -127,7 +131,7 @@ static void widen_codes(const struct linear *call, long panel, long k, long dept
     const int8_t *codes = (const int8_t *)call->panels + (panel * call->depth + k) * stride;
     for (long done = 0, end; done < depth; done = end) {
         float scale[PANEL];
-        int32_t zero[PANEL];
+        float zero[PANEL];
         const long group = (k + done) / call->group, last = (group + 1) * call->group - k;
         end = last < depth ? last : depth;
         load_group(call, panel, group, scale, zero);

@@ -32,9 +32,9 @@ struct linear {
     int form; /* FLOATS, else panels are codes and what follows is read */
     const void *scales;  /* [panels, groups, 64] float32 or bfloat16 */
     const float *row_scales; /* [panels * 64] or NULL */
-    const int8_t *zeros; /* [panels, groups, 64], the value that stands for zero, or NULL */
+    const void *zeros; /* [panels, groups, 64] int8 or float32, the value that stands for zero, or NULL */
     long group; /* columns of x that share a scale; the last group may be shorter */
-    int scales_bf16;
+    int scales_bf16, zeros_f32;
     const float *x_scales; /* [rows]: x are integers of at most 8 bits, and so are the values (INT8); or NULL */
 };
 

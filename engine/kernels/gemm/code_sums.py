@@ -45,12 +45,22 @@ def of_group(numbers, AT: tl.constexpr, COUNT: tl.constexpr):
 
 
 @triton.jit
+def less(values, zero):
+    """values less their zeros: whole zeros exactly, in values' dtype, others in float32."""
+    if zero.dtype == tl.int8:
+        values -= zero.to(values.dtype)
+    else:
+        values = (values.to(tl.float32) - zero).to(values.dtype)
+    return values
+
+
+@triton.jit
 def by_columns(values, columns, scales, zeros, n, n_in, depth, groups, GROUP: tl.constexpr, SCALES: tl.constexpr,
                ZEROS: tl.constexpr):  # fmt: skip
     """values [n, columns] less their zeros and times their scales, which are read for each."""
     at, mask = (n.to(tl.int64) * groups)[:, None] + (columns // GROUP)[None, :], n_in[:, None] & (columns < depth)[None]
     if ZEROS:
-        values -= tl.load(zeros + at, mask=mask, other=0).to(values.dtype)
+        values = less(values, tl.load(zeros + at, mask=mask, other=0))
     if SCALES:
         values = (values.to(tl.float32) * tl.load(scales + at, mask=mask, other=0.0).to(tl.float32)).to(values.dtype)
     return values
@@ -102,7 +112,7 @@ def code_sums(
             tokens = tl.load(x_line + columns[:, None], mask=x_mask, other=0.0)
             values = values_of(tile, dtype, KIND, place, PAIRS)
             if ZEROS and ON_SUMS:
-                values -= of_group(zero, place // RUN, COUNT).to(dtype)
+                values = less(values, of_group(zero, place // RUN, COUNT))
             if not ON_SUMS:
                 values = by_columns(values, columns, scales, zeros, n, n_in, depth, groups, GROUP, SCALES, ZEROS)
             if not (SCALES and ON_SUMS):

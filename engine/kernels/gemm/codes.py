@@ -55,7 +55,7 @@ class Codes:
     scale: Tensor  # [N, ceil(K / group)] float32 or bfloat16
     group: int  # columns that share a scale; the last group may be shorter
     row_scale: Tensor | None = None  # [N] float32
-    zero: Tensor | None = None  # [N, ceil(K / group)] int8, the value that stands for zero
+    zero: Tensor | None = None  # [N, ceil(K / group)] int8 or float32, the value that stands for zero
     order: Tensor | None = None  # [K] int64: where column k was in the checkpoint
     inputs: Inputs | None = None  # None: they are kept as they are
 
@@ -113,7 +113,9 @@ def joined(pieces: Sequence[Codes]) -> Codes:
     if any(piece.row_scale is not None for piece in pieces):
         row_scale = torch.cat([_or_ones(piece) for piece in pieces])
     if any(piece.zero is not None for piece in pieces):
-        zero = torch.cat([_or_zeros(piece) for piece in pieces])
+        zeros = [_or_zeros(piece) for piece in pieces]
+        whole = all(each.dtype == torch.int8 for each in zeros)
+        zero = torch.cat(zeros if whole else [each.float() for each in zeros])
     return replace(
         pieces[0],
         values=torch.cat([piece.values for piece in pieces]),

@@ -32,7 +32,7 @@ class GroupPanels(Weight):
     panels: Tensor  # [num_panels, in_features, 32 or 64] uint8 or int8
     scales: Tensor  # [num_panels, groups, 64] float32 or bfloat16
     row_scales: Tensor | None  # [num_panels * 64] float32
-    zeros: Tensor | None  # [num_panels, groups, 64] int8
+    zeros: Tensor | None  # [num_panels, groups, 64] int8 or float32
     group: int
     order: Tensor | None  # [in_features]: which column of x column k of the panels meets
     inputs: Inputs | None
@@ -93,8 +93,8 @@ class GroupPanels(Weight):
             out.data_ptr(), x.data_ptr(), self.panels.data_ptr(), _address(self.bias), address,
             self.scales.data_ptr(), _address(self.row_scales), _address(self.zeros),
             _address(x_scales), rows, depth, self.out_features, self.group, stride, width, width, FORMS[self.kind],
-            self.scales.dtype is torch.bfloat16, x.dtype is torch.bfloat16, given.dtype is torch.bfloat16, self.paired,
-            activation,
+            self.scales.dtype is torch.bfloat16, self.zeros is not None and self.zeros.dtype is torch.float32,
+            x.dtype is torch.bfloat16, given.dtype is torch.bfloat16, self.paired, activation,
         )  # fmt: skip
         return out
 

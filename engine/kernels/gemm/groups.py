@@ -38,7 +38,7 @@ class Packed:
     words: bool
     scales: Tensor | None  # [N, groups] float32 or bfloat16; None: row_scales alone
     row_scales: Tensor | None  # [N] float32
-    zeros: Tensor | None  # [N, groups] int8
+    zeros: Tensor | None  # [N, groups] int8 or float32
     group: int
     depth: int  # K
 
@@ -93,7 +93,7 @@ def codes_kernel(
     x,  # [rows, depth], rows x_stride apart; int8 when EXACT
     codes,  # [width, line] words; EXACT: [width, depth] int8
     scales,  # [width, groups] when SCALES
-    zeros,  # [width, groups] int8 when ZEROS
+    zeros,  # [width, groups] int8 or float32 when ZEROS
     row_scales,  # [width] float32 when ROW_SCALES
     x_scales,  # [rows] float32 when EXACT
     bias,  # [width] when BIAS

@@ -37,7 +37,7 @@ def widen_weight_kernel(
     out,  # [width, depth]
     words,  # of gemm/widen [width, line]
     scales,  # [width, groups] when SCALES
-    zeros,  # [width, groups] int8 when ZEROS
+    zeros,  # [width, groups] int8 or float32 when ZEROS
     row_scales,  # [width] float32 when ROW_SCALES
     width,
     depth,

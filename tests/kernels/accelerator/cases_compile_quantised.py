@@ -51,6 +51,10 @@ def product(kind, rows, group, scales=True, zeros=False, exact=False, apart=Fals
     return codes_kernel, EXACT if exact else PRODUCT, constants, {"num_warps": tile.warps, "num_stages": tile.stages}
 
 
+def float_zeros(kernel, signature, constants, options):
+    return kernel, {**signature, "zeros": "*fp32", "scales": "*fp32"}, constants, options
+
+
 def whole(kind, group, scales=True, zeros=False):
     constants = {
         "KIND": kind, "GROUP": group, "SCALES": scales, "ZEROS": zeros, "ROW_SCALES": not scales, "BLOCK_N": BLOCK_N,
@@ -84,6 +88,7 @@ def rows_to_floats(group, normed=False, static=False):
 KERNELS = {
     "int4 128": product(INT4, 16, 128, apart=True),
     "int4 32 zeros": product(INT4, 64, 32, zeros=True),
+    "int4 32 float zeros": float_zeros(*product(INT4, 16, 32, zeros=True)),
     "e2m1 16": product(E2M1, 32, 16),
     "int8 exact": product(INT8, 64, 4096, scales=False, exact=True, apart=True),
     "e4m3 rows": product(E4M3, 64, 4096, scales=False),

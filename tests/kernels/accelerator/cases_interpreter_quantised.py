@@ -1,5 +1,7 @@
 """Products with quantised weights in the interpreter against float64 of the same codes."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import triton  # noqa: F401  (before any kernel file, so that they take it; TRITON_INTERPRET says in which mode)
@@ -48,6 +50,20 @@ def test_products(kind, width, depth, group, zeros, rows, dtype):
         groups_product_reference(x.double(), weight, bias, residual, want, None, tile)
         error = float((got.double() - want).norm() / want.norm())
         assert error < (1e-6 if dtype == torch.float32 else 1e-3)
+
+
+@pytest.mark.parametrize("kind", [Kind.INT4, Kind.INT8])
+def test_zeros_may_be_floats(kind):
+    """As those of GGUF's blocks with offsets."""
+    codes = codes_of(kind, 70, 320, 32)
+    weight = packed(replace(codes, zero=4 * torch.randn(codes.scale.shape)))
+    x, got, want = torch.randn(5, 320), torch.empty(5, 70), torch.empty(5, 70, dtype=torch.float64)
+    launch_groups_product(x, weight, None, None, got, None, Tile(16, 64, 64, 128, 1, 4))
+    groups_product_reference(x.double(), weight, None, None, want, None, Tile(16, 64, 64, 128, 1, 4))
+    assert float((got.double() - want).norm() / want.norm()) < 1e-6
+    torch.testing.assert_close(
+        launch_widen_weight(weight, torch.float32), widen_weight_reference(weight, torch.float32)
+    )
 
 
 @pytest.mark.parametrize("zeros", [False, True])

@@ -1,0 +1,43 @@
+"""gguf: blocks of a GGUF file, under the name of their kind (weights/ggml_blocks), in the shards of weights/gguf."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.checkpoint.section import Section
+from engine.kernels.gemm.codes import Codes
+from engine.quant.base import Headers
+from engine.quant.names import is_left_out
+from engine.weights.ggml_blocks import BLOCKS, codes_of, line_bytes
+from engine.weights.table import Wanted
+
+DRAWN = "q8_0"  # of random weights
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """One module."""
+
+    kind: str
+
+    def wants(self, rows: int, columns: int) -> dict[str, Wanted]:
+        return {self.kind: Wanted((rows, line_bytes(self.kind, columns)), (torch.uint8,))}
+
+    def read(self, tensors: Mapping[str, Tensor]) -> Codes:
+        return codes_of(self.kind, tensors[self.kind])
+
+
+class Gguf:
+    """The dialect."""
+
+    def __init__(self, settings: Section) -> None:
+        """The file says of each tensor what it is."""
+
+    def stored(self, module: str, columns: int, headers: Headers | None) -> Blocks | None:
+        if headers is None:
+            return None if is_left_out(module, ()) or columns % BLOCKS[DRAWN][0] else Blocks(DRAWN)
+        return next((Blocks(kind) for kind in BLOCKS if kind in headers), None)

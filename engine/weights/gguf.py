@@ -1,0 +1,261 @@
+"""A GGUF file: its facts (metadata) and its tensors, under transformers' names, checked before a byte is used.
+
+In: a path. Out: facts by name, and tensors as weights/files hands them on: matrices of codes as bytes [N, line] under
+the name of their kind (weights/ggml_blocks), all else as "weight" and "bias". Embeddings are widened to float32 while
+they are read; where they are the head too, the head has the codes. llama.cpp keeps the rotary pairs of Llama's queries
+and keys side by side, so their rows change places, as in Mistral's own files (weights/consolidated).
+Thread: any; used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from engine.errors import ConfigError
+from engine.weights import rows
+from engine.weights.ggml_blocks import BLOCKS, codes_of, line_bytes
+
+GGUF = "model.gguf"
+MAX_HEADER_BYTES = 256 << 20
+MAX_COUNT = 1 << 22  # of an array; vocabularies have fewer tokens
+MAX_TENSORS = 1 << 16
+SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+STRING, ARRAY = 8, 9
+# Numbers of ggml_type; those that are read, and names of others for the complaint.
+FLOATS = {0: ("F32", torch.float32), 1: ("F16", torch.float16), 30: ("BF16", torch.bfloat16)}
+CODES = {2: "q4_0", 8: "q8_0", 12: "q4_k", 14: "q6_k"}
+OTHERS = {
+    3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 10: "Q2_K", 11: "Q3_K", 13: "Q5_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS",
+    19: "IQ1_S", 20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0",
+    39: "MXFP4",
+}  # fmt: skip
+WHOLE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+LAYER = {
+    "attn_norm": "input_layernorm", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj", "attn_output": "self_attn.o_proj", "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm", "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+}  # fmt: skip
+FREQUENCIES = "rope_freqs.weight"  # of Llama 3: the configuration has them (checkpoint/gguf)
+EMBEDDING, HEAD = "model.embed_tokens", "lm_head"
+ROTATED = re.compile(r"self_attn\.[qk]_proj\.")
+LINES = 4096  # of an embedding that are widened at a time
+
+
+class Stored(NamedTuple):
+    """A tensor in the file."""
+
+    type: int  # ggml_type
+    shape: tuple[int, ...]
+    begin: int
+    num_bytes: int
+
+
+class Entry(NamedTuple):
+    """A tensor as weights/files hands it on."""
+
+    stored: Stored
+    shape: tuple[int, ...]
+    dtype: str
+    num_bytes: int  # of the file
+
+
+@dataclass(frozen=True, slots=True)
+class Gguf:
+    """What the header says."""
+
+    path: Path
+    facts: dict[str, Any]
+    tensors: dict[str, Stored]
+
+    @property
+    def architecture(self) -> str:
+        return str(self.facts.get("general.architecture"))
+
+    def fact(self, name: str, default: Any = None) -> Any:
+        """A fact of the architecture, or the default; without either a ConfigError."""
+        found = self.facts.get(f"{self.architecture}.{name}", default)
+        if found is None:
+            raise ConfigError(f"{self.path}: {self.architecture}.{name} is missing; convert the model again")
+        return found
+
+    def count(self, name: str, default: int | None = None) -> int:
+        """A fact that is a whole number above 0."""
+        found = self.fact(name, default)
+        if not isinstance(found, int) or found <= 0:
+            raise ConfigError(f"{self.path}: {self.architecture}.{name}={found!r}; a number above 0 is read")
+        return found
+
+    @property
+    def head_dim(self) -> int:
+        width = self.count("embedding_length") // self.count("attention.head_count")
+        return self.count("attention.key_length", width)
+
+    def entries(self) -> dict[str, Entry]:
+        """By transformers' names, in file order."""
+        found: dict[str, Entry] = {}
+        for name, stored in self.tensors.items():
+            if name == FREQUENCIES:
+                continue
+            module, kind = canonical(name)
+            if stored.type in FLOATS:
+                found[f"{module}.{kind}"] = Entry(stored, stored.shape, FLOATS[stored.type][0], stored.num_bytes)
+                continue
+            line = line_bytes(CODES[stored.type], stored.shape[1])
+            coded = Entry(stored, (stored.shape[0], line), "U8", stored.num_bytes)
+            if module == EMBEDDING:
+                found[f"{module}.weight"] = Entry(stored, stored.shape, "F32", stored.num_bytes)
+                if "output.weight" not in self.tensors:
+                    found[f"{HEAD}.{CODES[stored.type]}"] = coded
+            else:
+                found[f"{module}.{CODES[stored.type]}"] = coded
+        return found
+
+    @contextmanager
+    def open(self) -> Iterator[GgufReader]:
+        """Maps the file."""
+        mapped = torch.from_file(str(self.path), shared=False, size=self.path.stat().st_size, dtype=torch.uint8)
+        yield GgufReader(self, mapped)
+
+    def floats(self, name: str) -> Tensor:
+        """A tensor of floats, by its name in the file."""
+        with self.open() as reader:
+            return reader.stored(self.tensors[name]).clone()
+
+
+class GgufReader:
+    """An open file."""
+
+    __slots__ = ("_entries", "_file", "_mapped")
+
+    def __init__(self, file: Gguf, mapped: Tensor) -> None:
+        self._file, self._mapped, self._entries = file, mapped, file.entries()
+
+    def tensor(self, name: str) -> Tensor:
+        """A view of the mapped file; a copy where rows change places, and of embeddings."""
+        entry = self._entries[name]
+        found = self.stored(entry.stored)
+        if entry.dtype == "F32" and entry.stored.type in CODES:
+            kind = CODES[entry.stored.type]
+            return torch.cat([codes_of(kind, some).dense().float() for some in found.split(LINES)])
+        if self._file.architecture == "llama" and ROTATED.search(name):
+            return rows.half_split(found, self._file.head_dim, self._file.head_dim)
+        return found
+
+    def stored(self, stored: Stored) -> Tensor:
+        """The file's own bytes: floats in their shape, codes as lines of bytes."""
+        raw = self._mapped[stored.begin : stored.begin + stored.num_bytes]
+        if stored.type in FLOATS:
+            return raw.view(FLOATS[stored.type][1]).view(stored.shape)
+        return raw.view(stored.shape[0], -1)
+
+
+def canonical(name: str) -> tuple[str, str]:
+    """Module and kind in transformers' words; a name unknown here stays, to be reported as left over."""
+    parts = name.split(".")
+    if len(parts) == 4 and parts[0] == "blk" and parts[2] in LAYER:
+        return f"model.layers.{parts[1]}.{LAYER[parts[2]]}", parts[3]
+    module, _, kind = name.rpartition(".")
+    return WHOLE.get(module, module), kind
+
+
+class _Cursor:
+    """The header's bytes, read from front to back."""
+
+    def __init__(self, path: Path, raw: memoryview) -> None:
+        self.path, self.raw, self.at = path, raw, 0
+
+    def number(self, code: str) -> Any:
+        (found,) = self.take(f"<{code}")
+        return found
+
+    def take(self, form: str) -> tuple[Any, ...]:
+        size = struct.calcsize(form)
+        if self.at + size > len(self.raw):
+            raise self.damaged("ends inside its header")
+        found = struct.unpack_from(form, self.raw, self.at)
+        self.at += size
+        return found
+
+    def text(self) -> str:
+        size = self.number("Q")
+        if size > len(self.raw) - self.at:
+            raise self.damaged(f"claims a text of {size} bytes")
+        self.at += size
+        return bytes(self.raw[self.at - size : self.at]).decode("utf-8", "replace")
+
+    def value(self, kind: int, nested: bool = False) -> Any:
+        if kind == STRING:
+            return self.text()
+        if kind != ARRAY or nested:
+            if kind not in SCALARS:
+                raise self.damaged(f"has a value of type {kind}")
+            return self.number(SCALARS[kind])
+        below, count = self.number("I"), self.number("Q")
+        if count > MAX_COUNT:
+            raise self.damaged(f"claims a list of {count} values; at most {MAX_COUNT} are read")
+        if below in SCALARS:
+            return list(self.take(f"<{count}{SCALARS[below]}"))
+        return [self.value(below, nested=True) for _ in range(count)]
+
+    def damaged(self, what: str) -> ConfigError:
+        return ConfigError(f"{self.path} {what}: fetch it again, or convert the model again")
+
+
+def read_gguf(path: Path) -> Gguf:
+    """The header of a file; every range is checked against the file's size."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        cursor = _Cursor(path, memoryview(file.read(min(size, MAX_HEADER_BYTES))))
+    magic, version = cursor.take("<4sI")
+    if magic != b"GGUF" or version not in (2, 3):
+        raise ConfigError(f"{path} is no GGUF file of version 2 or 3: convert the model again")
+    num_tensors, num_facts = cursor.take("<QQ")
+    if num_tensors > MAX_TENSORS or num_facts > MAX_TENSORS:
+        raise cursor.damaged(f"claims {num_tensors} tensors and {num_facts} facts; at most {MAX_TENSORS} are read")
+    facts = {}
+    for _ in range(num_facts):
+        name = cursor.text()
+        facts[name] = cursor.value(cursor.number("I"))
+    if facts.get("split.count", 1) > 1:
+        raise ConfigError(f"{path} is one of {facts['split.count']} pieces: join them with llama-gguf-split --merge")
+    described = [_described(cursor) for _ in range(num_tensors)]
+    alignment = facts.get("general.alignment", 32)
+    if not isinstance(alignment, int) or alignment <= 0 or alignment % 8:
+        raise cursor.damaged(f"has general.alignment={alignment!r}; a multiple of 8 is read")
+    start = -(-cursor.at // alignment) * alignment
+    tensors = {name: stored._replace(begin=start + stored.begin) for name, stored in described}
+    for name, stored in tensors.items():
+        if stored.begin % 8 or stored.begin + stored.num_bytes > size:
+            raise cursor.damaged(f"has {size} bytes, and {name} at {stored.begin} takes {stored.num_bytes}")
+    return Gguf(path, facts, tensors)
+
+
+def _described(cursor: _Cursor) -> tuple[str, Stored]:
+    name, dims = cursor.text(), cursor.number("I")
+    if not 1 <= dims <= 4:
+        raise cursor.damaged(f"has {name} of {dims} dimensions")
+    shape = tuple(reversed(cursor.take(f"<{dims}Q")))
+    kind, begin = cursor.take("<IQ")
+    count = 1
+    for side in shape:
+        count *= side
+    if kind in FLOATS:
+        return name, Stored(kind, shape, begin, count * FLOATS[kind][1].itemsize)
+    if kind not in CODES or dims != 2:
+        read = ", ".join([*(name for name, _ in FLOATS.values()), *(each.upper() for each in BLOCKS)])
+        said = f"{CODES[kind]} of {dims} dimensions" if kind in CODES else OTHERS.get(kind, f"of type {kind}")
+        raise ConfigError(
+            f"{cursor.path}: {name} is {said}; read are matrices in {read}: take a file in Q4_K_M, Q4_0, Q6_K or Q8_0, "
+            "or convert it by llama-quantize"
+        )
+    return name, Stored(kind, shape, begin, shape[0] * line_bytes(CODES[kind], shape[1]))
