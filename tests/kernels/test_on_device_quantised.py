@@ -149,7 +149,10 @@ def test_fp8_meets_fp8(width, depth, how, invariant):
     """By our kernel, and by the library where it was faster; timed products are captured in a graph."""
     group, inputs, products = 128 if how == "blocks" else depth, FLOATS[how], ScaledProducts()
     codes = on_device(codes_of(Kind.E4M3, width, depth, group, False))
-    codes = Codes(Kind.E4M3, codes.values, codes.scale.float(), group, inputs=inputs)
+    scale = codes.scale.float()
+    if how == "blocks":
+        scale = scale[::128].repeat_interleave(128, 0)[:width]
+    codes = Codes(Kind.E4M3, codes.values, scale, group, inputs=inputs)
     weight = pack_float8(codes, torch.randn(width, device="cuda"), torch.bfloat16, products, invariant)
     x = torch.randn(300, depth, device="cuda", dtype=torch.bfloat16)
     residual = torch.randn(300, width, device="cuda", dtype=torch.bfloat16)

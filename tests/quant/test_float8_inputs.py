@@ -160,7 +160,7 @@ class TestTimedProducts:
         monkeypatch.setattr(scaled, "COLD", 0)
         draw = torch.Generator().manual_seed(0)
         values = torch.randint(0, 0x7F, (64, 192), generator=draw).to(torch.uint8)
-        return packed(Codes(Kind.E4M3, values, torch.rand(64, 1, generator=draw), 192))
+        return packed(Codes(Kind.E4M3, values, torch.rand(64, 1, generator=draw), 192), words=False)
 
     def chosen(self, monkeypatch, weight, clock):
         products = ScaledProducts()

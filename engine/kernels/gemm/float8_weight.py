@@ -7,7 +7,7 @@ start (gemm/scaled). Users: quantised layers on devices whose units multiply e4m
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from engine.kernels.gemm.epilogue import Unscaled
 from engine.kernels.gemm.float8 import BLOCK, float8_product, tile_of
 from engine.kernels.gemm.groups import Packed, packed
 from engine.kernels.gemm.quantise_floats import quantise_floats
-from engine.kernels.gemm.scaled import ScaledProducts, library_product
+from engine.kernels.gemm.scaled import ScaledProducts, blocks_of, library_product, suits
 from engine.kernels.gemm.split_k import arrivals
 from engine.kernels.gemm.weight import Weight
 from engine.kernels.target import target
@@ -64,7 +64,7 @@ class Float8Weight(Weight):
     def _multiply(self, codes: Tensor, scales: Tensor, added: Tensor | None, y: Tensor) -> None:
         rows, width, depth = len(codes), len(self.weight.codes), self.weight.depth
         self.products.record(self.weight)
-        if not self.invariant and self.products.is_librarys(rows, width, depth):
+        if not self.invariant and suits(self.weight) and self.products.is_librarys(rows, width, depth):
             library_product(codes, scales, self.weight, self.narrow, added, y)
         else:
             stages = 3 if target().loads_past_registers else 2
@@ -90,4 +90,7 @@ def pack_float8(
         arrivals(codes.values.device)  # allocated here, since a product may first run while a graph is captured
     wide = None if bias is None else bias.float()
     narrow = None if bias is None else bias.to(dtype)
-    return Float8Weight(packed(codes, words=False), codes.inputs, wide, narrow, products, invariant)
+    weight = packed(codes, words=False)
+    if weight.scales is not None:
+        weight = replace(weight, blocks=blocks_of(weight.scales))
+    return Float8Weight(weight, codes.inputs, wide, narrow, products, invariant)

@@ -41,10 +41,11 @@ class Packed:
     zeros: Tensor | None  # [N, groups] int8 or float32
     group: int
     depth: int  # K
+    blocks: Tensor | None = None  # [N / 128, K / 128 in fours] float32: scales of whole blocks, for the library
 
     def tensors(self) -> list[Tensor]:
         """All that lies in memory."""
-        held = (self.codes, self.scales, self.row_scales, self.zeros)
+        held = (self.codes, self.scales, self.row_scales, self.zeros, self.blocks)
         return [tensor for tensor in held if tensor is not None]
 
     def dense(self) -> Tensor:

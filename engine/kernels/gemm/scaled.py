@@ -1,7 +1,8 @@
 """ScaledProducts: which products of FP8 codes the vendor's library multiplies; timed before graphs, and checked.
 
 Owner: the device thread; each accelerator has its own. After the start nothing changes. The library multiplies codes
-with a scale per row of either side; other scales, few rows and --deterministic are for gemm/float8. A number of rows is
+with a scale per row of either side, and on some cards codes with a scale per 128 columns by codes with a scale per
+block of 128 rows and columns; other scales, few rows and --deterministic are for gemm/float8. A number of rows is
 the library's only where its product was faster at the start and equal to ours but for rounding: a library that reads
 scales in another order would be wrong in silence.
 
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor
 
 from engine.kernels.gemm.algorithms import BYTES, COLD, ENOUGH, FLOPS, LEAST_WEIGHT, TORCHS, Run, quickest, seconds
-from engine.kernels.gemm.float8 import float8_product, tile_of
+from engine.kernels.gemm.float8 import BLOCK, float8_product, tile_of
 from engine.kernels.gemm.groups import Packed
 from engine.kernels.target import target
 
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 
 OURS, LIBRARYS = TORCHS, b"library"  # the rivals' names in `quickest`, whose first needs no gain
 LEAST_ROWS = 17  # up to 16 rows time is the reading of the weights
+FOUR = 4  # rows of x, and blocks of columns of a weight, that the library reads at a time
 MULTIPLE = 16  # of both sides of a weight, which the library wants
 AGREEMENT = 1e-2  # relative norm of what two ways may differ by: both round their results
 Shape = tuple[int, int]  # width, depth
@@ -48,7 +50,7 @@ class ScaledProducts:
         if self._recorded is None:
             return
         shape = (len(weight.codes), weight.depth)
-        if weight.scales is not None or any(side % MULTIPLE for side in shape) or math.prod(shape) < LEAST_WEIGHT:
+        if not suits(weight) or any(side % MULTIPLE for side in shape) or math.prod(shape) < LEAST_WEIGHT:
             return
         known = self._recorded.setdefault(shape, [])
         if all(other.codes is not weight.codes for other in known):
@@ -68,7 +70,7 @@ class ScaledProducts:
         for (width, depth), weights in recorded.items():
             try:
                 self._chosen[width, depth] = {rows: _is_faster(weights, rows, dtype) for rows in wanted}
-            except RuntimeError as error:  # a library that has no such product
+            except (RuntimeError, ValueError, TypeError, AttributeError) as error:  # a library without such a product
                 log.warning("products: FP8 %d x %d cannot be timed (%s): ours multiply", width, depth, error)
                 continue
             self._sizes[width, depth] = wanted
@@ -77,9 +79,12 @@ class ScaledProducts:
 def library_product(
     x: Tensor, x_scales: Tensor, weight: Packed, bias: Tensor | None, residual: Tensor | None, out: Tensor
 ) -> None:
-    """As `float8_product`, by the library, with a scale per row; bias [N] of out's dtype."""
-    assert weight.row_scales is not None and weight.scales is None, "a scale per row of the weight"  # noqa: PT018
+    """As `float8_product`, by the library, where the weight `suits`; bias [N] of out's dtype."""
     e4m3 = torch.float8_e4m3fn
+    if weight.blocks is not None:
+        _blocks_product(x.view(e4m3), x_scales, weight.codes.view(e4m3), weight.blocks, bias, residual, out)
+        return
+    assert weight.row_scales is not None and weight.scales is None, "a scale per row of the weight"  # noqa: PT018
     x, codes = x.view(e4m3), weight.codes.view(e4m3).t()
     scales = {"scale_a": x_scales.view(-1, 1), "scale_b": weight.row_scales.view(1, -1)}
     # The library's fast accumulation keeps 14 bits of a sum.
@@ -90,13 +95,61 @@ def library_product(
         torch.add(residual, product, out=out)
 
 
+def suits(weight: Packed) -> bool:
+    """Whether the library knows such scales."""
+    return weight.scales is None or weight.blocks is not None
+
+
+def blocks_of(scale: Tensor) -> Tensor | None:
+    """Scales [N, K / 128] of rows -> [N / 128, K / 128 in fours], as the library reads them; None: rows are unlike.
+
+    The library reads the scales of a block's columns in fours, and what it finds beyond the last is not used.
+    """
+    if len(scale) % BLOCK:
+        return None
+    rows = scale.unflatten(0, (-1, BLOCK))
+    if not bool((rows == rows[:, :1]).all()):
+        return None
+    return torch.nn.functional.pad(rows[:, 0].float(), (0, -scale.shape[1] % FOUR)).contiguous()
+
+
+def _blocks_product(
+    x: Tensor,
+    x_scales: Tensor,
+    codes: Tensor,
+    blocks: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    out: Tensor,
+) -> None:
+    """x [M, K], x_scales [K / 128, M], codes [N, K]: the library wants both scales column by column, and M in fours."""
+    from torch.nn.functional import ScalingType
+
+    rows, more = len(x), -len(x) % FOUR
+    if more:
+        x = torch.nn.functional.pad(x.view(torch.uint8), (0, 0, 0, more)).view(x.dtype)
+        x_scales = torch.nn.functional.pad(x_scales, (0, more))
+    direct = residual is None and not more
+    y = out if direct else out.new_empty(len(x), out.shape[1])
+    by_columns, by_blocks = ScalingType.BlockWise1x128.value, ScalingType.BlockWise128x128.value
+    torch._scaled_mm_v2(
+        x, codes.t(), [x_scales.t()], [by_columns], [], [blocks.t()], [by_blocks], [], None, out.dtype, (), False, out=y
+    )
+    if bias is not None:
+        y += bias
+    if residual is not None:
+        torch.add(residual, y[:rows], out=out)
+    elif not direct:
+        out.copy_(y[:rows])
+
+
 def _is_faster(weights: list[Packed], rows: int, dtype: torch.dtype) -> bool:
     """Whether the library's product takes less time than ours, and says the same."""
     first = weights[0]
     width, depth = len(first.codes), first.depth
     device = first.codes.device
     x = torch.randint(0, 0x50, (rows, depth), dtype=torch.uint8, device=device)  # codes up to 32
-    scales = torch.ones(1, rows, device=device)
+    scales = torch.rand(1 if first.scales is None else first.scales.shape[1], rows, device=device) + 0.5
     found, wanted = (torch.empty(rows, width, dtype=dtype, device=device) for _ in range(2))
     tile = tile_of(rows, width, depth, 3 if target().loads_past_registers else 2)
     library_product(x, scales, first, None, None, found)
