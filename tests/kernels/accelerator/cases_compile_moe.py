@@ -11,7 +11,7 @@ from engine.kernels.moe.combine import BLOCK, combine_kernel
 from engine.kernels.moe.grouped import grouped_kernel, tile_of
 from engine.kernels.moe.mxfp4 import mxfp4_kernel, mxfp4_tile
 from engine.kernels.moe.route import BLOCK_K, BLOCK_M, BLOCK_N, route_kernel
-from engine.kernels.moe.sort import BLOCK as PAIRS
+from engine.kernels.moe.sort import MANY as PAIRS
 from engine.kernels.moe.sort import sort_kernel
 from engine.kernels.target import Target
 from tests.kernels.accelerator.targets import TARGETS, cases, compiles
@@ -89,7 +89,7 @@ KERNELS = {
     },
     "sort": (
         sort_kernel, {"order": "*i32", "ends": "*i32", "chosen": "*i32", "pairs": "i32"},
-        {"BLOCK": PAIRS, "OVERLAP": True}, {"num_warps": 4},
+        {"BLOCK": PAIRS, "OVERLAP": True}, {"num_warps": 8},
     ),
     **{
         f"combine {name}": (

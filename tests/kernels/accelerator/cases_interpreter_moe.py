@@ -130,7 +130,7 @@ def test_a_tile_of_padding_reads_no_router(real):
     assert not weights[real:].any()
 
 
-@pytest.mark.parametrize(("tokens", "top_k", "experts"), [(1, 1, 1), (5, 3, 7), (300, 4, 9)])
+@pytest.mark.parametrize(("tokens", "top_k", "experts"), [(1, 1, 1), (5, 3, 7), (300, 4, 9), (1100, 4, 5)])
 def test_sorted_pairs(tokens, top_k, experts):
     chosen = torch.rand(tokens, experts).argsort(1)[:, :top_k].to(torch.int32).contiguous()
     chosen[tokens // 2 :] = chosen[0].clone()
