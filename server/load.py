@@ -340,7 +340,10 @@ def make_loader(state: AppState) -> MediaLoader | None:
         return tokenizer.encode(text) if single is None else [single]
 
     texts = no_texts if state.config.model.skip_tokenizer_init else encode
-    processor = processor_for(model.processor, model.folder, model.raw, state.engine.limits.picture_bytes, texts)
+    try:
+        processor = processor_for(model.processor, model.folder, model.raw, state.engine.limits.picture_bytes, texts)
+    except ValueError as error:
+        raise ConfigError(f"--model {model.folder}: {error}") from None
     heard = {"audio", "video"} <= set(model.modalities)  # a film's own sound track
     chat = state.config.chat
     standing = {"use_audio_in_video": heard, "background": colour(chat.image_background)}

@@ -18,7 +18,7 @@ from engine.errors import ConfigError
 CONFIG = "config.json"
 PARAMS = "params.json"
 MAX_POSITION = 128_000  # what params.json that name no length are made for
-OLDER = {"max_sequence_length": "max_position_embeddings"}
+OLDER = {"max_sequence_length": "max_position_embeddings", "llm_config": "text_config"}
 # What these models have and this version does not compute.
 UNSUPPORTED = {
     "moe": "mixture of experts",

@@ -15,14 +15,20 @@ from engine.models.seeing import outside, read_vision, seeing, text
 def vision(section: Section) -> VitConfig:
     """The tower; its class token makes no row."""
     outer = outside(section)
-    ratio = outer.number("downsample_ratio", 0.5)
-    if ratio <= 0 or 1 / ratio != int(1 / ratio):
-        raise ConfigError(f"{outer.path}: downsample_ratio={ratio} must be one over a whole number")
+    merge = neighbours(outer)
     given = outer.values.get("vision_feature_select_strategy") or "default"
     if given != "default":
         raise ConfigError(f"{outer.path}: vision_feature_select_strategy={given!r} is supported with 'default'")
-    config = read_vision(section, merge=int(1 / ratio), norm="layer", norm_eps=1e-5)
+    config = read_vision(section, merge=merge, norm="layer", norm_eps=1e-5)
     return replace(config, modalities=("image", "video"))
+
+
+def neighbours(outer: Section) -> int:
+    """Patches along a side that become one row."""
+    ratio = outer.number("downsample_ratio", 0.5)
+    if ratio <= 0 or 1 / ratio != int(1 / ratio):
+        raise ConfigError(f"{outer.path}: downsample_ratio={ratio} must be one over a whole number")
+    return int(1 / ratio)
 
 
 FAMILY = Family(

@@ -82,6 +82,7 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "LlavaOnevisionForConditionalGeneration": "engine.models.llava_onevision",
     "Mistral3ForConditionalGeneration": "engine.models.mistral3",
     "InternVLForConditionalGeneration": "engine.models.internvl",
+    "InternVLChatModel": "engine.models.internvl_chat",
     "WhisperForConditionalGeneration": "engine.models.whisper",
     "Gemma3ForConditionalGeneration": "engine.models.gemma3_vision",
     "Glm4vForConditionalGeneration": "engine.models.glm4v",

@@ -20,10 +20,12 @@ from mm.errors import MediaError
 from mm.item import MediaItem, MediaOptions, Processed
 from mm.processors.base import Encode, Filling, no_texts
 from mm.processors.films import Films
-from mm.processors.pictures import AS_DECODED, sides
+from mm.processors.pictures import AS_DECODED, picture_settings, sides
 from mm.transform.image import Scale
 
 START, END, NEWLINE = "<img>", "</img>", "\n"
+CONTEXT = "<IMG_CONTEXT>"  # in the makers' code: each row of a picture
+IMAGENET = {"image_mean": (0.485, 0.456, 0.406), "image_std": (0.229, 0.224, 0.225)}
 
 
 class InternVL(Films):
@@ -40,6 +42,7 @@ class InternVL(Films):
         if sides(self.raw.get("size"), self.side) != (self.side, self.side):
             raise ValueError(f"size={self.raw['size']}; the tower reads tiles of {self.side} x {self.side} pixels")
         self.least, self.most = int(self.raw.get("min_patches", 1)), int(self.raw.get("max_patches", 12))
+        self.thumbnail = True
         if self.raw.get("crop_to_patches") is False:
             self.most = 1
         merge = round(1 / float(config.get("downsample_ratio", 0.5)))
@@ -51,7 +54,7 @@ class InternVL(Films):
             self.media_token_ids = frozenset((self.image_id, self.film_id))
 
     def choices(self) -> tuple[Any, ...]:
-        return self.side, self.least, self.most
+        return self.side, self.least, self.most, self.thumbnail
 
     def cost(self, modality: Modality, item_bytes: int) -> int:
         if modality == "video":
@@ -72,7 +75,7 @@ class InternVL(Films):
             for row in range(rows)
             for column in range(columns)
         ]
-        if len(tiles) > 1:
+        if len(tiles) > 1 and self.thumbnail:
             tiles.append(Scale(side, side, self.patching.resample).array(item.data))
         return self.tiles(tiles), len(tiles) * self.tokens
 
@@ -98,6 +101,31 @@ class InternVL(Films):
             runs.append((len(ids), each))
             ids += [*[self.image_id] * each, *end]
         return Filling(np.array(ids, np.int32), (tuple(runs),))
+
+
+class InternVLChat(InternVL):
+    """Processor of InternVLChatModel: numbers and words that its makers' code holds, or config.json. No films."""
+
+    modalities: frozenset[Modality] = frozenset(("image",))
+
+    def __init__(
+        self, folder: str | Path, config: dict[str, Any], picture_bytes: int = 0, encode: Encode = no_texts
+    ) -> None:
+        super().__init__(folder, config, picture_bytes, encode)
+        self.film_id, self.modalities = None, frozenset(("image",))
+        self.patching = picture_settings({**IMAGENET, **self.raw}, self.patching)
+        self.least, self.most = int(config.get("min_dynamic_patch", 1)), int(config.get("max_dynamic_patch", 12))
+        if not config.get("dynamic_image_size", True):
+            self.most = 1
+        self.thumbnail = bool(config.get("use_thumbnail", True))
+        try:
+            self.image_id = self.one(CONTEXT)
+        except MediaError:
+            raise ValueError(
+                f"InternVLChatModel names its pictures' token in the tokenizer alone, and {CONTEXT} is not found "
+                "there; --language-model-only serves the decoder"
+            ) from None
+        self.media_token_ids = frozenset((self.image_id,))
 
 
 def film_token(folder: Path, encode: Encode) -> int | None:

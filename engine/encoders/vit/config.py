@@ -33,6 +33,7 @@ class ProjectorConfig:
     bias: bool = True
     activation: Activation = Activation.GELU
     newline: bool = False  # a learned row, which processors place
+    inner_name: str = ""  # of the first of two products, where it is not LLaVA's
     outer_name: str = ""  # of the last product in the checkpoint, where it is not LLaVA's
     turned: str = ""  # the tensor of the last product, where the checkpoint has it as [in_features, out_features]
 
@@ -68,6 +69,7 @@ class VitConfig:
     gated_mlp: bool = False
     bias: bool = True  # of the layers' products
     qkv_bias: bool = True
+    joined_qkv: bool = False  # queries, keys and values are one tensor in the checkpoint
     qk_norm: bool = False  # an RMSNorm over all queries of a row, and over all keys
     layer_scale: bool = False  # what a layer adds is scaled, channel by channel
     bucketed: bool = False  # a patch's position is found by its share of the side, as if pictures had any size
@@ -175,6 +177,22 @@ def _internvl(section: Section) -> dict[str, Any]:
     }
 
 
+def _intern_vit(section: Section) -> dict[str, Any]:
+    norm = section.values.get("norm_type") or "rms_norm"
+    if norm not in ("layer_norm", "rms_norm"):
+        raise ConfigError(f"{section.path}: norm_type={norm!r}; this tower has 'layer_norm' or 'rms_norm'")
+    return {
+        **_tiles(section, 224, 14),
+        "eps": section.number("layer_norm_eps", 1e-6),
+        "class_token": True,
+        "qkv_bias": section.boolean("qkv_bias", False),
+        "joined_qkv": True,
+        "rms_norm": norm == "rms_norm",
+        "qk_norm": section.boolean("qk_normalization", True),
+        "layer_scale": True,
+    }
+
+
 def _idefics3(section: Section) -> dict[str, Any]:
     eps = section.number("layer_norm_eps", 1e-6)
     return {**_tiles(section, 224, 32), "eps": eps, "post_norm": True, "bucketed": True}
@@ -200,6 +218,7 @@ KINDS: dict[str, Reader] = {
     "clip_vision_model": _clip,
     "siglip_vision_model": _siglip,
     "internvl_vision": _internvl,
+    "intern_vit_6b": _intern_vit,
     "pixtral": _pixtral,
     "idefics3": _idefics3,
 }
@@ -207,6 +226,7 @@ _ACTIVATION = {
     "clip_vision_model": "quick_gelu",
     "siglip_vision_model": "gelu_pytorch_tanh",
     "internvl_vision": "gelu",
+    "intern_vit_6b": "gelu",
     "pixtral": "gelu",
     "idefics3": "gelu_pytorch_tanh",
 }
@@ -215,6 +235,7 @@ _UNSAID = {
     "clip_vision_model": (768, 3072, 12, 12),
     "siglip_vision_model": (768, 3072, 12, 12),
     "internvl_vision": (1024, 4096, 24, 16),
+    "intern_vit_6b": (3200, 12800, 48, 25),
     "pixtral": (1024, 4096, 24, 16),
     "idefics3": (1152, 3072, 12, 16),
 }

@@ -26,12 +26,13 @@ class VitNames:
     pre_norm: str
     layer: str
     norms: tuple[str, str]
-    qkv: tuple[str, str, str]
+    qkv: tuple[str, ...]
     out: str
     up: tuple[str, ...]
     down: str
     post_norm: str
     qk_norms: tuple[str, str] = ("", "")
+    scales: tuple[str, str] = ("lambda_1", "lambda_2")  # tensors of a layer: of what attention and MLP add
     unread: tuple[str, ...] = ()
 
 
@@ -68,6 +69,23 @@ INTERNVL = VitNames(
     qk_norms=("attention.q_norm", "attention.k_norm"),
     unread=("embeddings.mask_token",),
 )
+INTERN_VIT = VitNames(
+    patch="embeddings.patch_embedding",
+    positions="embeddings",
+    position_kind="position_embedding",
+    class_kind="class_embedding",
+    batch=2,
+    pre_norm="",
+    layer="encoder.layers.*.",
+    norms=("norm1", "norm2"),
+    qkv=("attn.qkv",),
+    out="attn.proj",
+    up=("mlp.fc1",),
+    down="mlp.fc2",
+    post_norm="",
+    qk_norms=("attn.q_norm", "attn.k_norm"),
+    scales=("ls1", "ls2"),
+)
 PIXTRAL = VitNames(
     patch="patch_conv",
     positions="",
@@ -87,6 +105,7 @@ NAMES = {
     "clip_vision_model": CLIP,
     "siglip_vision_model": CLIP,
     "internvl_vision": INTERNVL,
+    "intern_vit_6b": INTERN_VIT,
     "pixtral": PIXTRAL,
     "idefics3": CLIP,
 }
@@ -123,7 +142,7 @@ def with_tower(table: Table, config: VitConfig) -> Table:
             "vision.projector.norm",
         ),
         Row(("multi_modal_projector.patch_merger.merging_layer",), "vision.projector.reduce"),
-        Row(("multi_modal_projector.linear_1",), "vision.projector.inner"),
+        Row((config.projector.inner_name or "multi_modal_projector.linear_1",), "vision.projector.inner"),
         Row((config.projector.outer_name or _LAST_PRODUCT[config.projector.products],), "vision.projector.outer"),
         Row(("",), "vision.newline"),
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from engine.encoders.vit.config import VitConfig
+from engine.encoders.vit.names import NAMES
 from engine.kernels.activation import pointwise
 from engine.kernels.attention.dense import dense_attention
 from engine.kernels.gemm.pack import Placement
@@ -36,7 +37,7 @@ class VitLayer:
         self.activation = config.activation
         self.norm1 = vit_norm(config)
         self.norm2 = vit_norm(config)
-        self.qkv = Linear(size, size, size, size, bias=config.qkv_bias)
+        self.qkv = Linear(size, *((3 * size,) if config.joined_qkv else (size,) * 3), bias=config.qkv_bias)
         self.q_norm, self.k_norm = (RMSNorm(size, 1e-6) if config.qk_norm else None for _ in range(2))
         self.out = Linear(size, size, bias=config.bias)
         self.up = (
@@ -45,8 +46,9 @@ class VitLayer:
             else Linear(size, inner, bias=config.bias)
         )
         self.down = Linear(inner, size, bias=config.bias)
-        self.out_scale = Bare("lambda_1", size) if config.layer_scale else None
-        self.down_scale = Bare("lambda_2", size) if config.layer_scale else None
+        first, second = NAMES[config.kind].scales
+        self.out_scale = Bare(first, size) if config.layer_scale else None
+        self.down_scale = Bare(second, size) if config.layer_scale else None
 
     def __call__(self, x: Tensor, bounds: Tensor, turn: Rotations | None) -> None:
         """Adds to x [rows, hidden]; `bounds` of its segments, `turn`: by what queries and keys are rotated."""
