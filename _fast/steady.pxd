@@ -1,3 +1,4 @@
+from _fast.clock cimport StepClock
 from _fast.launcher cimport Launcher
 from _fast.params cimport SlotParams
 from _fast.plan cimport StepPlan
@@ -17,11 +18,9 @@ cdef class SteadyLoop:
     cdef readonly int32_t unpublished  # committed, its news in its out arrays
     cdef readonly bint freed  # the last commit gave slots back or evicted media
     cdef readonly double last_beat  # seconds of time.monotonic
-    cdef readonly double margin  # seconds before the expected end of a step at which the next one is planned
     cdef readonly int64_t num_steps  # settled here since start
     cdef readonly double free_s  # spent here without the GIL since start, waiting included
-    cdef readonly double[::1] seconds  # how long steps take, by the bit length of their token count; 0: not known
-    cdef readonly double[::1] periods  # the same where steps are found done: what is between two of them
+    cdef readonly StepClock clock  # its kinds are the bit lengths of token counts
     cdef Scheduler scheduler
     cdef SlotParams params
     cdef Launcher launcher
@@ -44,7 +43,6 @@ cdef class SteadyLoop:
     cdef int32_t _next(self, StepPlan plan, int32_t index) noexcept nogil
     cdef int32_t _size(self, StepPlan plan) noexcept nogil
     cdef int32_t _settle(self, StepPlan plan, int32_t index) noexcept nogil
-    cdef void _adapt(self, double expected) noexcept nogil
     cdef bint _all_sampled(self, StepPlan plan, const int32_t* tokens) noexcept nogil
     cdef bint _wakes(self, StepPlan plan, const int32_t* tokens) noexcept nogil
     cdef void _note_numbers(self, StepPlan plan) noexcept nogil

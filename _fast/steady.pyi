@@ -1,6 +1,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from _fast.clock import StepClock
 from _fast.launcher import Launcher
 from _fast.params import SlotParams
 from _fast.plan import StepPlan
@@ -28,11 +29,9 @@ class SteadyLoop:
     unpublished: int
     freed: bool
     last_beat: float
-    margin: float
     num_steps: int
     free_s: float
-    seconds: Any
-    periods: Any
+    clock: StepClock
     def __init__(
         self,
         scheduler: Scheduler,

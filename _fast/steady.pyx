@@ -14,11 +14,10 @@ variant of the graphs that the row needs.
 Plan and record of a step have the number step_id modulo the plans' count.
 """
 
-from array import array
-
 cimport cython
 from posix.time cimport timespec
 
+from _fast.clock cimport StepClock
 from _fast.launcher cimport now
 from _fast.layout cimport GRAPH_DECODE, GRAPH_MIXED, GRAPH_SAMPLE, ROW_SAMPLE
 from _fast.ring cimport named
@@ -78,16 +77,7 @@ REASON_FREED = FREED  # slots or media entries came back
 REASON_IDLE = IDLE  # nothing is in flight, nothing can be planned
 REASON_PREEMPTED = PREEMPTED  # a row gave up its blocks and waits again: what prompts may have is to be said anew
 
-# The next step is planned `margin` seconds before the expected end of the one in flight: so late that 99 launches in a
-# hundred leave it SPARE seconds to run, in which what delays this thread now and then has its room.
-cdef double MARGIN = 0.0005  # at first
-cdef double LEAST_MARGIN = 0.00015
-cdef double MOST_MARGIN = 0.002
-cdef double SPARE = 0.0001
-cdef double RISE = 99e-6  # when there was less to spare
-cdef double FALL = 1e-6  # when there was as much
-cdef double AT_ONCE = 20e-6  # seconds; a wait shorter than this found its step done already
-cdef double SLOWLY = 0.05  # of a longer step that is believed
+cdef double LEAST_MARGIN = 0.00015  # seconds: what a turn without the GIL takes
 SPECIAL_ALWAYS = ALWAYS
 SPECIAL_PROMPT = PROMPT
 SPECIAL_WATCHED = WATCHED
@@ -137,10 +127,8 @@ cdef class SteadyLoop:
         self.special = special
         self.watched = watched
         self.wake_fd = wake_fd
-        self.seconds = array("d", bytes(8 * NUM_CLASSES))
-        self.periods = array("d", bytes(8 * NUM_CLASSES))
+        self.clock = StepClock(NUM_CLASSES, LEAST_MARGIN)
         self.in_flight = self.planned = self.uncommitted = self.unpublished = -1
-        self.margin = MARGIN
         be_punctual()
 
     def run(self, int32_t in_flight):
@@ -184,7 +172,8 @@ cdef class SteadyLoop:
 
         What a step takes in effect, the host's part included where the device waits for it.
         """
-        return [(bits, self.periods[bits]) for bits in range(NUM_CLASSES) if self.periods[bits] > 0.0]
+        periods = self.clock.periods
+        return [(bits, periods[bits]) for bits in range(NUM_CLASSES) if periods[bits] > 0.0]
 
     @property
     def numbers(self):
@@ -231,11 +220,8 @@ cdef class SteadyLoop:
         return readable(self.wake_fd, &wait)
 
     cdef double _until(self, StepPlan plan, int32_t index) noexcept nogil:
-        """Late enough for a request to arrive in time, early enough that the device does not wait."""
-        cdef double took = self.seconds[size_class(plan.num_tokens)]
-        if took <= 0.0:
-            return 0.0
-        return max(self.launcher.launched_at[index], self.launcher.ended_at) + took - min(self.margin, 0.5 * took)
+        cdef double begun = max(self.launcher.launched_at[index], self.launcher.ended_at)
+        return self.clock.plan_at(begun, self.clock.expected(size_class(plan.num_tokens)))
 
     cdef int32_t _next(self, StepPlan plan, int32_t index) noexcept nogil:
         """Plan, pack and launch the next step, all of it. IDLE: there is none. PYTHON: it is not plain."""
@@ -301,7 +287,8 @@ cdef class SteadyLoop:
         if not self.launcher.await_tokens(index):
             return FAILED
         self.last.wait_s = self.launcher.ended_at - waiting
-        self._adapt(self.seconds[size_class(plan.num_tokens)])
+        if self.timed:
+            self.clock.adapt(self.clock.expected(size_class(plan.num_tokens)), self.last.wait_s)
         self.last.device_s = self._learn(plan, self.launcher.launched_at[index], before)
         self.last.gap_s = self.launcher.gap_s
         self.last.launched_at, self.last.ended_at = self.launcher.launched_at[index], self.launcher.ended_at
@@ -322,15 +309,6 @@ cdef class SteadyLoop:
             return RING
         self.tell_s = now() - told
         return FREED if self.freed else GOES_ON
-
-    cdef void _adapt(self, double expected) noexcept nogil:
-        """The margin, by how long the step just waited for ran on; where it was the margin that decided."""
-        if not self.timed or expected < 2.0 * self.margin:
-            return
-        if self.last.wait_s < SPARE:
-            self.margin = min(self.margin + RISE, MOST_MARGIN)
-        else:
-            self.margin = max(self.margin - FALL, LEAST_MARGIN)
 
     cdef bint _all_sampled(self, StepPlan plan, const int32_t* tokens) noexcept nogil:
         """Whether each row that samples got a token, at least one."""
@@ -368,29 +346,8 @@ cdef class SteadyLoop:
         self.last.prefix_hits = self.scheduler.prefix_hits
 
     cdef double _learn(self, StepPlan plan, double launched, double before) noexcept nogil:
-        """Seconds the step just waited for took, kept for its class: falling at once, rising slowly.
-
-        A step begins when it is launched or when the one before it ends, and wait() tells the time of an end only if
-        it had to wait. A step found done was expected too late, the device may be idle: the next one of its class is
-        expected in half the time. So a wrong number costs a few steps, not as many as it is times too large.
-
-        Where steps are found done again and again, the host is what they take their time from: that is their period,
-        of which no single one is believed at once, because one that is too long is followed by one that is too short.
-        """
-        cdef double begun = max(launched, before)
-        cdef double took = self.launcher.ended_at - begun
-        cdef double* known = &self.seconds[size_class(plan.num_tokens)]
-        cdef double* period = &self.periods[size_class(plan.num_tokens)]
+        """Seconds the step just waited for took. It began when it was launched or when the one before it ended."""
+        cdef double took = self.launcher.ended_at - max(launched, before)
         cdef bint begun_exact = self.exact or launched >= before
-        self.exact = self.last.wait_s > AT_ONCE
-        if not self.exact:
-            known[0] = 0.5 * min(known[0], took)
-        elif known[0] <= 0.0 or (took < known[0] and begun_exact):
-            known[0] = took
-        elif took > known[0]:
-            known[0] += SLOWLY * (took - known[0])
-        if period[0] <= 0.0 or (took < period[0] and self.exact and begun_exact):
-            period[0] = took
-        else:
-            period[0] += SLOWLY * (took - period[0])
+        self.exact = self.clock.learn(size_class(plan.num_tokens), took, begun_exact, self.last.wait_s)
         return took

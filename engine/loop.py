@@ -227,11 +227,8 @@ class DeviceThread:
         """
         until, late = None, 0
         self._inbox.hush()
-        if previous is not None and previous.plan_at:
-            until = previous.plan_at
-        elif previous is not None:
-            seconds = self._pace.expected(previous.plan)
-            until = previous.predicted_end(seconds) - min(self._pace.margin, seconds / 2)
+        if previous is not None:
+            until = self._pace.plan_at(previous)
         elif self._stopping or (runtime.has_work and not self._paused):
             until = 0.0
         while True:

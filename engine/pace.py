@@ -1,7 +1,7 @@
 """Pace: how long steps take, learned from the ones that ran; what planning needs to know about time.
 
 Owner: device thread. In: the sizes of settled steps and their seconds, also those that the GIL-free loop learned. Out:
-when the step in flight should end, and how many prompt tokens may join a step. A step that decodes waits for the
+when to plan behind the step in flight, and how many prompt tokens may join a step. A step that decodes waits for the
 weights, and one that computes prompts for the arithmetic: together they cost less than one after the other, so prompts
 are spread over the steps instead of filling a few of them:
 
@@ -15,18 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from _fast.clock import StepClock, believe
 from _fast.plan import StepPlan
+from engine.step.result import StepResult
 
 LEAST_PROMPT = 256  # tokens: about as many as the weights' own reading time hides
 COMPUTE_BOUND_TOKENS = 256  # a step of so many tokens takes the time of its products, no longer of the weights' reading
 DECODE_SHARE = 8  # where at most one token in so many decodes, the step's time tells what a token costs
-FOUND_DONE = 20e-6  # seconds: a wait shorter than this was none
-MARGIN = 0.0005  # seconds before a step's expected end at which the next one is planned, at first
-LEAST_MARGIN, MOST_MARGIN = 0.0003, 0.002
-SPARE = 0.0001  # seconds of a step that planning and launching the next one are to leave
-SOONER = 100e-6  # by so much, where they have not left them
-LATER = 2e-6  # where they have: fifty to one, so two steps in a hundred get less
-RISE = 0.05  # of a longer step that is believed at once; a shorter one is believed fully, unless it was found done
+LEAST_MARGIN = 0.0003  # seconds: what Python's turn takes
 BUSY_QUEUE = 8  # with more requests waiting, their first tokens count as much as the pace of rows that decode
 HORIZON = 8  # steps within which a busy queue's prompts are computed, if steps of twice the time do not hold them
 LONG_STEP = 0.036  # seconds that a step may take for that
@@ -38,46 +34,39 @@ PREFILL_ONLY_TOKENS = 512  # of a step in which nothing decodes: prompts that wa
 
 
 class Pace:
-    """Seconds by size class, and seconds per token of a full step."""
+    """The clock of steps that Python launches, and seconds per token of a full step."""
 
-    __slots__ = ("_decode", "_full", "_heard", "_max_tokens", "_per_token", "_seconds", "_tile", "margin")
+    __slots__ = ("_decode", "_full", "_heard", "_max_tokens", "_per_token", "_tile", "clock")
 
     def __init__(self, max_tokens: int, tile: int, fullness: Callable[[int], float]) -> None:
         """`fullness(tokens)`: how much of the device works on the products of so many tokens, at most 1."""
         self._max_tokens = max_tokens
         self._tile = tile
         self._full = round_up_tiles(-(-max_tokens // tile), lambda tiles: fullness(tiles * tile))
-        self.margin = MARGIN  # seconds before the expected end of a step at which to plan the next one
-        self._seconds: dict[int, float] = {}  # by size class
+        self.clock = StepClock(max(tile, self._class(max_tokens)) + 1, LEAST_MARGIN)
         self._decode: dict[int, float] = {}  # of steps that only decode, by the bit length of their rows
         self._heard: dict[int, float] = {}  # by the bit length of rows: what note_decode got last
         self._per_token = 0.0  # seconds of products per token, of steps that computing bounds
 
-    def expected(self, plan: StepPlan) -> float:
-        """Seconds that a step takes, as far as is known: at least those of the next smaller size; 0: nothing is."""
-        size = self._class(plan.num_tokens)
-        took = self._seconds.get(size)
-        return max((took for of, took in self._seconds.items() if of < size), default=0.0) if took is None else took
+    def plan_at(self, step: StepResult) -> float:
+        """When to plan behind the step in flight: as long before its end as the host needs; 0: at once."""
+        took = self.clock.at_least(self._class(step.plan.num_tokens))
+        return step.plan_at or self.clock.plan_at(step.started_at or step.launched_at, took)
 
     def note(self, plan: StepPlan, took: float, waited: float, began_before: bool = False) -> None:
         """Learns from a settled step, for which the thread had to wait `waited` seconds.
 
         `began_before`: the step took longer than `took`, for the step before was already done when polled.
 
-        Estimates fall at once and rise slowly, so that planning is never late. A step found done ended at an unknown
-        time before: half of what it seems to have taken is believed, or one slow step would make later ones wait.
-        What decoding takes in effect is then the time between two steps, of which none is believed at once; prompts
-        in steps that are found done cost nothing, so nothing is learned of theirs.
+        What decoding takes, where steps are found done, is the time between two of them; prompts in such steps cost
+        nothing, so nothing is learned of theirs.
         """
         rows, tokens = plan.num_rows, plan.num_tokens
-        found_done = waited < FOUND_DONE
-        change = SOONER if waited < SPARE else -LATER
-        self.margin = min(max(self.margin + change, LEAST_MARGIN), MOST_MARGIN)
-        believed = took / 2 if found_done else took
-        _learn(self._seconds, self._class(tokens), believed, at_once=found_done or not began_before)
-        exact = not (found_done or began_before)
+        kind = self._class(tokens)
+        self.clock.adapt(self.clock.expected(kind), waited)
+        exact = self.clock.learn(kind, took, not began_before, waited) and not began_before
         if plan.num_decode_rows == rows:
-            _learn(self._decode, rows.bit_length(), took, at_once=exact)
+            self._learn_decode(rows.bit_length(), took, at_once=exact)
         elif tokens >= COMPUTE_BOUND_TOKENS and exact:
             self._learn_products(plan.num_decode_rows, tokens, took)
 
@@ -92,7 +81,10 @@ class Pace:
             return
         keys = took - max(self._weights, self._per_token * tokens)
         alone = max(keys, 0.0) + max(self._weights, self._per_token * decoding)
-        _learn(self._decode, decoding.bit_length(), alone, at_once=False)
+        self._learn_decode(decoding.bit_length(), alone, at_once=False)
+
+    def _learn_decode(self, rows_bits: int, took: float, at_once: bool) -> None:
+        self._decode[rows_bits] = believe(self._decode.get(rows_bits, 0.0), took, at_once)
 
     def prompt_budget(self, decoding: int, waiting: int, lacking: int, following: int) -> int:
         """Prompt tokens that a step may take.
@@ -155,9 +147,3 @@ def round_up_tiles(most: int, fullness: Callable[[int], float]) -> list[int]:
         near = range(tiles, min(int(MOST_ROUND_UP * tiles), most) + 1)
         chosen.append(max(near, key=lambda more: fullness(more) - MIN_FILL_GAIN * (more - tiles) / tiles))
     return chosen
-
-
-def _learn(known: dict[int, float], key: int, took: float, at_once: bool = True) -> None:
-    """`at_once`: a shorter time is believed fully."""
-    before = known.get(key, took)
-    known[key] = took if at_once and took < before else before + RISE * (took - before)

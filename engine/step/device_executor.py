@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from _fast.clock import FOUND_DONE
 from _fast.layout import SLOT_WORDS, GraphKind, SlotWord
 from _fast.plan import StepPlan
 from _fast.ring import OutputRing
@@ -38,7 +39,6 @@ from engine.grammar.masks import LineUpload
 from engine.kernels.target import target
 from engine.kernels.tune import fullness
 from engine.models.base import Model
-from engine.pace import FOUND_DONE
 from engine.request import Request, TokenLogprob
 from engine.sampling.device import DeviceSampler, Pending, prompt_logprobs
 from engine.step.buffers import StepBuffers

@@ -81,7 +81,3 @@ class StepResult:
         for row in self.invalid:
             self.tokens[row] = -1
             self.logprobs.pop(row, None)
-
-    def predicted_end(self, seconds: float) -> float:
-        """When the step should be done, given how long such steps take."""
-        return (self.started_at or self.launched_at) + seconds

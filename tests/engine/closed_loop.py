@@ -11,6 +11,7 @@ import heapq
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -80,7 +81,8 @@ def run(lengths: Sequence[tuple[int, int]], streams: int, seconds: float) -> See
         if flying is None:
             now = max(now, coming[0][0])
         else:
-            now = max(now, min(flying[1] + pace.expected(flying[0]) - pace.margin, flying[2]))
+            step = SimpleNamespace(plan=flying[0], started_at=flying[1], plan_at=0.0)
+            now = max(now, min(pace.plan_at(step), flying[2]))
         while coming and coming[0][0] <= now:
             at, client = heapq.heappop(coming)
             number = len(asked)

@@ -6,13 +6,8 @@ from engine.kernels import tune
 from engine.kernels.target import Target
 from engine.pace import (
     HORIZON,
-    LEAST_MARGIN,
     LEAST_PROMPT,
-    MARGIN,
-    MOST_MARGIN,
     PREFILL_ONLY_TOKENS,
-    SOONER,
-    SPARE,
     Pace,
     round_up_tiles,
 )
@@ -30,36 +25,34 @@ def plan(rows: int, prompt: int = 0) -> SimpleNamespace:
     return SimpleNamespace(num_rows=rows + bool(prompt), num_decode_rows=rows, num_tokens=rows + prompt)
 
 
-def test_a_shorter_step_is_believed_at_once_and_a_longer_one_slowly():
+def plan_at(pace: Pace, of: SimpleNamespace) -> float:
+    """When to plan behind a step that began at 1 second."""
+    return pace.plan_at(SimpleNamespace(plan=of, started_at=1.0, plan_at=0.0))
+
+
+def expected(pace: Pace, of: SimpleNamespace) -> float:
+    """Seconds that such a step takes."""
+    return pace.clock.at_least(pace._class(of.num_tokens))
+
+
+def test_a_step_is_planned_behind_the_margin_before_the_expected_end():
     pace = Pace(2048, TILE, level)
-    assert pace.expected(plan(8)) == 0
-    for took, expected in ((0.010, 0.010), (0.006, 0.006), (0.026, 0.007)):
+    assert plan_at(pace, plan(8)) == 0, "nothing is known: at once"
+    for took, end in ((0.010, 0.010), (0.006, 0.006), (0.026, 0.007)):
         pace.note(plan(8), took, WAITED)
-        assert abs(pace.expected(plan(8)) - expected) < 1e-9
+        assert abs(expected(pace, plan(8)) - end) < 1e-9
+    pace.note(plan(1), 0.0002, WAITED)
+    assert abs(plan_at(pace, plan(1)) - 1.0001) < 1e-9, "the margin is at most half of the step"
+    assert pace.plan_at(SimpleNamespace(plan=plan(8), started_at=1.0, plan_at=3.0)) == 3.0, "told by the GIL-free loop"
 
 
 def test_steps_of_other_tiles_are_learned_apart_and_unknown_ones_taken_for_smaller():
     pace = Pace(2048, TILE, level)
     pace.note(plan(0, prompt=512), 0.012, WAITED)
     pace.note(plan(0, prompt=900), 0.020, WAITED)
-    assert pace.expected(plan(12, prompt=500)) == 0.012  # four tiles
-    assert pace.expected(plan(0, prompt=513)) == 0.012  # five: at least as long
-    assert pace.expected(plan(0, prompt=1000)) == 0.020
-    assert pace.expected(plan(0, prompt=2048)) == 0.020
-    assert pace.expected(plan(64)) == 0
-
-
-def test_the_margin_grows_where_steps_end_before_the_next_is_launched():
-    pace = Pace(2048, TILE, level)
-    for _ in range(5):
-        pace.note(plan(8), 0.006, SPARE / 2)
-    assert abs(pace.margin - (MARGIN + 5 * SOONER)) < 1e-9
-    for _ in range(200):
-        pace.note(plan(8), 0.006, SPARE / 2)
-    assert pace.margin == MOST_MARGIN
-    for _ in range(2000):
-        pace.note(plan(8), 0.006, WAITED)
-    assert pace.margin == LEAST_MARGIN
+    for prompt, rows, end in ((500, 12, 0.012), (513, 0, 0.012), (1000, 0, 0.020), (2048, 0, 0.020)):
+        assert abs(expected(pace, plan(rows, prompt=prompt)) - end) < 1e-9
+    assert expected(pace, plan(64)) == 0
 
 
 def test_prompts_may_double_a_step_that_decodes():
@@ -156,8 +149,8 @@ def test_a_step_found_done_halves_what_is_expected():
     pace = Pace(2048, TILE, level)
     pace.note(plan(8), 1.0, WAITED)  # something was met for the first time
     for _ in range(8):
-        pace.note(plan(8), pace.expected(plan(8)), 0.0)  # planned too late: it was done long before
-    assert pace.expected(plan(8)) < 0.005
+        pace.note(plan(8), expected(pace, plan(8)), 0.0)  # planned too late: it was done long before
+    assert expected(pace, plan(8)) < 0.005
 
 
 def test_a_step_behind_one_that_was_found_done_is_not_believed_to_be_short():
@@ -166,7 +159,7 @@ def test_a_step_behind_one_that_was_found_done_is_not_believed_to_be_short():
     pace.note(plan(0, prompt=2000), 0.040, WAITED)  # 20 microseconds a token
     assert pace.prompt_budget(200, 1, 900, 900) == 1408 - 200
     pace.note(plan(200), 0.003, WAITED, began_before=True)
-    assert pace.expected(plan(200)) > 0.013
+    assert expected(pace, plan(200)) > 0.013
     pace.note(plan(200, prompt=900), 0.001, WAITED, began_before=True)
     assert pace.prompt_budget(200, 1, 900, 900) == 1408 - 200
 
@@ -176,7 +169,7 @@ def test_where_steps_are_found_done_their_period_limits_the_prompts_that_join():
     pace.note(plan(0, prompt=2000), 0.002, WAITED)  # a microsecond a token
     for _ in range(50):
         pace.note(plan(8), 0.0003, 0.0)  # the host's time: the device waits for it
-    assert pace.expected(plan(8)) == 0.00015  # so the next one is planned before it is over
+    assert plan_at(pace, plan(8)) == 0  # so the next one is planned at once
     assert pace.prompt_budget(8, 1, 900, 900) == 640 - 8
     for took in (0.005, 0.00001):  # the thread was held up, and found the next one done as well
         pace.note(plan(8), took, 0.0)

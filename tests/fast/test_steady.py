@@ -368,7 +368,7 @@ def test_a_steady_decode_step_is_one_graph_and_one_wait():
     assert calls.count(QUERY) == 0, "nobody polls"
     assert calls.count(COPY) == 1, "the device is told once whose turn it is"
     assert 1e-6 < dict(mixed.steady.learned())[2] < 0.1, "found done, yet they have a period"
-    assert mixed.steady.seconds[2] < mixed.steady.periods[2], "and the next one is expected sooner"
+    assert mixed.steady.clock.seconds[2] < mixed.steady.clock.periods[2], "and the next one is expected sooner"
     mixed.close()
 
 
@@ -478,12 +478,12 @@ def test_the_next_step_is_planned_late_and_an_arrival_in_time_joins_it():
     mixed.rig.lib.set_wake(mixed.wake, 6)
     assert mixed.steady.run(-1) == REASON_INBOX
     for _ in range(10):
-        if 0.02 < mixed.steady.seconds[1] < 0.1:
+        if 0.02 < mixed.steady.clock.seconds[1] < 0.1:
             break
         os.eventfd_read(mixed.wake)  # the machine stood still, and steps were found done: six more of them
         mixed.rig.lib.set_wake(mixed.wake, 6)
         assert mixed.steady.run(mixed.steady.in_flight) == REASON_INBOX
-    assert 0.02 < mixed.steady.seconds[1] < 0.1
+    assert 0.02 < mixed.steady.clock.seconds[1] < 0.1
     assert 0.02 < dict(mixed.steady.learned())[1] < 0.1
     for _ in range(20):
         os.eventfd_read(mixed.wake)
@@ -512,14 +512,14 @@ def test_planning_is_as_late_as_the_delays_that_were_seen_allow():
         assert steady.run(steady.in_flight) == REASON_INBOX
         os.eventfd_read(mixed.wake)
 
-    begun = steady.margin
+    begun = steady.clock.margin
     run(100)
-    assert steady.margin != begun
-    assert 0.00015 <= steady.margin <= 0.0015, "half of a step ends it"
+    assert steady.clock.margin != begun
+    assert 0.00015 <= steady.clock.margin <= 0.0015, "half of a step ends it"
     for _ in range(5):  # steps that end long before they should leave no time at all
-        before, steady.seconds[1] = steady.margin, 0.02
+        before, steady.clock.seconds[1] = steady.clock.margin, 0.02
         run(3)
-        assert steady.margin > before or steady.margin == 0.002, "it grows up to that"
+        assert steady.clock.margin > before or steady.clock.margin == 0.002, "it grows up to that"
     mixed.close()
 
 
@@ -533,7 +533,7 @@ def test_a_step_that_was_looked_at_late_does_not_delay_those_behind_it():
     assert mixed.steady.run(0) == REASON_INBOX
     assert time.perf_counter() - begun < 0.5
     os.eventfd_read(mixed.wake)
-    mixed.steady.seconds[1] = 0.05  # and a wrong number is soon forgotten: 50 + 25 + 12 + ... ms
+    mixed.steady.clock.seconds[1] = 0.05  # and a wrong number is soon forgotten: 50 + 25 + 12 + ... ms
     mixed.rig.lib.set_wake(mixed.wake, 20)
     begun = time.perf_counter()
     assert mixed.steady.run(mixed.steady.in_flight) == REASON_INBOX
