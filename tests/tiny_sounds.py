@@ -40,6 +40,7 @@ class Sounds:
     features: Callable[[Path, np.ndarray], Features]
     extractor: dict[str, Any]
     alone: bool = False  # the oracle would hear the silence behind the shorter ones of several sounds
+    blocks: int = 15  # of the KV cache: too few for the prompts of tests/models/test_sounds.py at one time
     released: Callable[[Path], None] | None = None  # transformers' layout -> the one in which the family is published
 
     @property
@@ -51,8 +52,8 @@ class Sounds:
         """Of a sound, by the oracle's tower."""
         from torch.nn.functional import gelu
 
-        if self.name == "ultravox":
-            return ultravox_rows(features)
+        if self.name in ("ultravox", "fun-audio"):
+            return {"ultravox": ultravox_rows, "fun-audio": fun_audio_rows}[self.name](features)
         if self.name != "phi4mm":
             return self.oracle.get_audio_features(**features, return_dict=True).pooler_output.flatten(0, 1)
         heard = self.oracle.model.embed_tokens_extend.audio_embed
@@ -386,6 +387,76 @@ def ultravox_features(folder: Path, sound: np.ndarray) -> Features:
     return {"input_features": mel}, sum(-(-length // 16) for length in lengths)
 
 
+def fun_audio() -> Any:
+    """Its decoder."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    return tiny._model(Qwen3ForCausalLM, Qwen3Config(**{**TEXT, "model_type": "qwen3"}))
+
+
+@functools.cache
+def fun_audio_tower() -> tuple[Any, dict[str, Any]]:
+    """The encoder, which is Qwen2.5-Omni's, and the tensors behind it."""
+    import torch
+    from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniAudioEncoderConfig
+    from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniAudioEncoder
+
+    torch.manual_seed(8)
+    config = Qwen2_5OmniAudioEncoderConfig(
+        num_mel_bins=MELS, d_model=64, encoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=112, n_window=50,
+        max_source_positions=75, output_dim=96, attn_implementation="eager",
+    )  # fmt: skip
+    sizes = {"embed_tokens": (13, 96), "output_matching": (96, 96), "continual_output_matching": (96, 96)}
+    return Qwen2_5OmniAudioEncoder(config).eval(), {name: torch.randn(size) * 0.2 for name, size in sizes.items()}
+
+
+def fun_audio_rows(features: dict[str, Any]) -> Any:
+    """As funaudiochat.py of vLLM computes what modeling_funaudiochat.py does: all codes are the padding's, 11."""
+    from torch.nn.functional import linear, pad
+
+    encoder, behind = fun_audio_tower()
+    mel, codes = features["input_features"], features["codes"]
+    lengths = mel.new_tensor([mel.shape[1]]).long()
+    x = encoder(mel, lengths, (lengths - 1) // 2 + 1).last_hidden_state
+    length = -(-codes // 5) * 5
+    x = pad(x[:length], (0, 0, 0, max(0, length - len(x)))).reshape(-1, 5, 96).mean(1)
+    discrete = behind["embed_tokens"][[11] * length].reshape(-1, 5, 96).mean(1)
+    return linear(discrete, behind["output_matching"]) + linear(x, behind["continual_output_matching"])
+
+
+def fun_audio_released(folder: Path) -> None:
+    """As it is published, with a part that speaks and is not read here."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    encoder, behind = fun_audio_tower()
+    text = json.loads((folder / "config.json").read_text())
+    tensors = {f"language_model.{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}
+    own = {name: tensor for name, tensor in encoder.state_dict().items() if "positional" not in name}
+    tensors |= {f"continuous_audio_tower.{name}": tensor.contiguous() for name, tensor in own.items()}
+    tensors |= {f"audio_tower.{name}.weight": tensor for name, tensor in behind.items()}
+    tensors["audio_invert_tower.lm_head.weight"] = torch.ones(3)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    audio = {**encoder.config.to_dict(), "codebook_size": 13, "pad_token_id": 11, "group_size": 5}
+    config = {
+        "architectures": ["FunAudioChatForConditionalGeneration"], "model_type": "funaudiochat", "text_config": text,
+        "audio_config": audio, "audio_token_index": AUDIO, "dtype": "float32", "eos_token_id": text["eos_token_id"],
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def fun_audio_features(folder: Path, sound: np.ndarray) -> Features:
+    from transformers import WhisperFeatureExtractor
+
+    sound = np.pad(sound, (0, max(0, 400 - len(sound))))
+    made = WhisperFeatureExtractor.from_pretrained(folder)(
+        sound, sampling_rate=16000, padding="max_length", return_attention_mask=True, return_tensors="pt"
+    )
+    mel = made.input_features[0][:, made.attention_mask[0].bool()]
+    codes = max(1, int(len(sound) / 16000 * 25))
+    return {"input_features": mel, "codes": codes}, -(-codes // 5)
+
+
 def qwen3_omni() -> Any:
     """The thinker, with pictures and films, and experts in two of three layers."""
     from transformers import Qwen3OmniMoeThinkerConfig, Qwen3OmniMoeThinkerForConditionalGeneration
@@ -433,6 +504,7 @@ def processed(kind: Any, extractor: Any, folder: Path, sound: np.ndarray, **opti
     return {key: made[key] for key in ("input_features", "input_features_mask")}, rows
 
 
+FUN_AUDIO = {"chunk_length": 5, "n_samples": 5 * 16000, "nb_max_frames": 500}
 GRANITE_SPEECH = {"feature_extractor_type": "GraniteSpeechFeatureExtractor", "melspec_kwargs": {"n_mels": MELS}}
 SOUNDS = (
     Sounds("voxtral", voxtral, voxtral_features, {}),
@@ -441,9 +513,10 @@ SOUNDS = (
     Sounds("qwen3-asr", qwen3_asr, qwen3_asr_features, {"feature_extractor_type": "Qwen3ASRFeatureExtractor"}),
     Sounds("granite-speech", granite_speech, granite_speech_features, GRANITE_SPEECH, alone=True),
     Sounds(
-        "granite-speech-3.3", granite_speech, granite_speech_features, GRANITE_SPEECH, True, granite_speech_released
+        "granite-speech-3.3", granite_speech, granite_speech_features, GRANITE_SPEECH, True, 15, granite_speech_released
     ),
     Sounds("phi4mm", phi4mm, phi4mm_features, {}, alone=True, released=phi4mm_released),
-    Sounds("ultravox", ultravox, ultravox_features, {}, alone=True, released=ultravox_released),
+    Sounds("ultravox", ultravox, ultravox_features, {}, True, 12, ultravox_released),
+    Sounds("fun-audio", fun_audio, fun_audio_features, FUN_AUDIO, True, 11, fun_audio_released),
     Sounds("qwen3-omni", qwen3_omni, qwen3_omni_features, PICTURES),
 )

@@ -33,7 +33,6 @@ from engine.request import Modality
 from engine.weights.files import Shard
 
 log = logging.getLogger(__name__)
-
 MODALITIES = get_args(Modality)
 
 FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
@@ -100,6 +99,7 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "Qwen3ASRForConditionalGeneration": "engine.models.qwen3_asr",
     "AudioFlamingo3ForConditionalGeneration": "engine.models.audio_flamingo",
     "GraniteSpeechForConditionalGeneration": "engine.models.granite_speech",
+    "FunAudioChatForConditionalGeneration": "engine.models.fun_audio_chat",
     "UltravoxModel": "engine.models.ultravox",
     "Phi4MMForCausalLM": "engine.models.phi4mm",
     "Qwen2_5OmniThinkerForConditionalGeneration": "engine.models.qwen2_5_omni",

@@ -107,7 +107,7 @@ def test_features_and_rows_are_the_published_processors(family):
         assert part.num_tokens == rows, count
         mine, wanted = part.features["input_features"], features["input_features"].numpy()
         if mine.ndim == 2:  # frames of the sound alone
-            mine, wanted = mine[None], wanted[..., : mine.shape[1]]
+            mine, wanted = mine[None], wanted.reshape(1, *wanted.shape[-2:])[..., : mine.shape[1]]
         if family.name == "ultravox":  # windows, the last one filled up
             mine = np.moveaxis(mine, 0, 1).reshape(1, mine.shape[1], -1)[..., : wanted.shape[2]]
         assert mine.shape == wanted.shape, count
@@ -126,7 +126,7 @@ async def check(family: Sounds, **settings):
 
 @each_family
 async def test_tokens_in_chunks_with_few_blocks_equal_transformers(family):
-    assert (await check(family, max_prefill_chunk=21, num_gpu_blocks_override=15)).preemptions > 0
+    assert (await check(family, max_prefill_chunk=21, num_gpu_blocks_override=family.blocks)).preemptions > 0
 
 
 @each_family
@@ -228,6 +228,20 @@ def test_a_granite_speech_that_contradicts_itself_is_refused(overrides, said):
     family = FAMILY["granite-speech"]
     with pytest.raises(ConfigError, match=said):
         load_model_config(family.folder, overrides)
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "said"),
+    [
+        ("fun-audio", {"audio_config": {"continuous_features_mode": "replace"}}, "supported with 'add'"),
+        ("fun-audio", {"audio_config": {"pad_token_id": 13}}, "pad_token_id=13 must be an integer from 0 to 12"),
+        ("ultravox", {"projector_act": "gelu"}, "projector_act='gelu'; Ultravox is supported with 'swiglu'"),
+        ("ultravox", {"text_config": {"model_type": "qwen3"}}, "model_type='qwen3'; Ultravox is supported with"),
+    ],
+)
+def test_what_these_towers_do_not_compute_is_refused(name, overrides, said):
+    with pytest.raises(ConfigError, match=said):
+        load_model_config(FAMILY[name].folder, overrides)
 
 
 def test_rows_that_no_windows_have_are_refused():

@@ -1,0 +1,60 @@
+"""FunAudioChat: sounds of up to five minutes; a row for each fifth of a second begun.
+
+Pool (`process`) and loop (`fill`, `positions`). The mel frames are those of the sound alone, in the scale of a
+window of five minutes with silence behind the sound.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.request import Modality
+from mm.errors import too_large
+from mm.item import MediaItem, MediaOptions, Part, Processed
+from mm.processors.base import Filling, read_processor_files
+from mm.processors.whisper import Whisper
+from mm.transform.mel import MelSettings, log_mel
+
+CODES_PER_S = 25  # of the speech tokenizer, which says how many rows there are
+
+
+class FunAudio(Whisper):
+    """Processor of FunAudioChatForConditionalGeneration."""
+
+    def __init__(self, folder: str | Path, config: dict[str, Any], picture_bytes: int = 0) -> None:
+        tower, files = config.get("audio_config", {}), read_processor_files(folder)
+        super().__init__(folder, {"num_mel_bins": tower.get("num_mel_bins", 128)}, picture_bytes)
+        old = self.mel
+        longest = int(files.audio.get("n_samples") or int(files.audio.get("chunk_length", 300)) * old.sample_rate)
+        self.mel = MelSettings(old.num_mels, old.sample_rate, old.n_fft, old.hop, longest)
+        self.seconds = longest / old.sample_rate
+        self.group = int(tower.get("group_size", 5))
+        if config.get("audio_token_index") is None:
+            raise ValueError("config.json: audio_token_index is missing, the token that stands for sound")
+        self._id = int(config["audio_token_index"])
+        self.media_token_ids = frozenset((self._id,))
+
+    def settings(self, modality: Modality, options: MediaOptions) -> bytes:
+        return f"fun_audio{self.group}{self.mel!r}".encode()
+
+    def cost(self, modality: Modality, item_bytes: int) -> int:
+        return item_bytes // 4 // self.mel.hop * self.mel.num_mels * 8 * 3 + item_bytes
+
+    def process(self, item: MediaItem, digest: bytes, options: MediaOptions) -> Processed:
+        if len(item.data) > self.mel.chunk:
+            raise too_large(
+                f"the sound is longer than the {self.seconds:g} seconds that this model hears at a time; send shorter "
+                "sounds, or the recording to /v1/audio/transcriptions, which cuts it"
+            )
+        samples = np.pad(item.data, (0, max(0, self.mel.n_fft - len(item.data))))
+        codes = max(1, int(len(samples) / self.mel.sample_rate * CODES_PER_S))
+        rows = -(-codes // self.group)
+        features = {"input_features": log_mel(samples, self.mel), "num_rows": np.array(rows, np.int64)}
+        return Processed("audio", (Part("audio", digest, rows, features),))
+
+    def fill(self, processed: Processed) -> Filling:
+        rows = processed.parts[0].num_tokens
+        return Filling(np.full(rows, self._id, np.int32), (((0, rows),),))
