@@ -6,7 +6,7 @@ the engine, in the server or in mm knows a family. Thread: any; frozen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -15,6 +15,7 @@ from engine.ahead import Ahead
 from engine.checkpoint.config import media_token_ids
 from engine.checkpoint.pooling import Form
 from engine.checkpoint.section import Section
+from engine.errors import ConfigError
 from engine.model_config import HeadLayer, ModelConfig, TextConfig, TowerConfig
 from engine.models.base import Model
 
@@ -42,3 +43,19 @@ class Family:
     # Of config.json: the tokens that templates write where an item stands, and those around them.
     media_token_ids: Callable[[Section], dict[str, int]] = media_token_ids
     section: str = ""  # the object of config.json that describes the model, where a checkpoint has several models
+
+    def towers_of(self, outer: Section, text: TextConfig, without: Collection[str]) -> dict[str, TowerConfig]:
+        """The towers that this checkpoint has, but for those that would encode only what no prompt will hold."""
+        towers: dict[str, TowerConfig] = {}
+        for name, read in self.towers.items():
+            key = name if name in outer.values else f"{name}_config"
+            if key in outer.values or self.lead is not None:
+                tower = read(outer.section(key) if self.lead is None else outer)
+                if tower.row_width != text.hidden_size:
+                    raise ConfigError(
+                        f"config.json: {key} makes rows of {tower.row_width} numbers; the decoder's "
+                        f"hidden_size={text.hidden_size} is needed"
+                    )
+                if not set(tower.modalities) <= set(without):
+                    towers[name] = tower
+        return towers

@@ -24,7 +24,7 @@ from engine.checkpoint.rope import max_position
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import complete
 from engine.errors import ConfigError
-from engine.model_config import ModelConfig, TextConfig, TowerConfig
+from engine.model_config import ModelConfig
 from engine.models.base import Model
 from engine.models.both_ways import class_of_body, pooled_text, sees_all
 from engine.models.family import Family
@@ -179,7 +179,7 @@ def load_model_config(
     body = body.renamed(family.keys)
     with _named(architecture):
         text = family.text(body, outer)
-        towers = _towers(family, outer, text, without)
+        towers = {} if text_only else family.towers_of(outer, text, without)
         head = family.head(body, form) if family.head else ()
         under = Body(text.hidden_size, form, family.head is not None, sees_all(family, root, body), head)
         pooling = read_pooling(folder, root, under, runner, pooler or {})
@@ -280,22 +280,3 @@ def _own(name: str) -> tuple[str, Form] | None:
     if found := spelled.get(name.lower()):
         return found, form if family_of(found).head is not None else "generate"
     return (causal, form) if form != "generate" and causal in FAMILIES else None
-
-
-def _towers(family: Family, outer: Section, text: TextConfig, without: Collection[str]) -> dict[str, TowerConfig]:
-    """The towers that this checkpoint has, but for those that would encode only what no prompt will hold."""
-    towers: dict[str, TowerConfig] = {}
-    if set(MODALITIES) <= set(without):
-        return towers
-    for name, read in family.towers.items():
-        key = name if name in outer.values else f"{name}_config"
-        if key in outer.values or family.lead is not None:
-            tower = read(outer.section(key) if family.lead is None else outer)
-            if tower.row_width != text.hidden_size:
-                raise ConfigError(
-                    f"config.json: {key} makes rows of {tower.row_width} numbers; the decoder's "
-                    f"hidden_size={text.hidden_size} is needed"
-                )
-            if not set(tower.modalities) <= set(without):
-                towers[name] = tower
-    return towers
