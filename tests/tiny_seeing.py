@@ -134,17 +134,18 @@ def anyres(kind: str, vision: str, text: str, **outer: Any) -> Any:
     return tiny._model(getattr(transformers, f"{kind}ForConditionalGeneration"), config)
 
 
-def glm4v() -> Any:
-    """Glm4vForConditionalGeneration: half of each head rotated, positions on a square of 5."""
-    from transformers import Glm4vConfig, Glm4vForConditionalGeneration
+def glm4v(kind: str = "Glm4v") -> Any:
+    """Glm4vForConditionalGeneration, or Glm46V's: half of each head rotated, positions on a square of 5."""
+    import transformers
 
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [2, 2, 2], "partial_rotary_factor": 0.5}
     vision = {
         "depth": 3, "hidden_size": 72, "num_heads": 2, "intermediate_size": 100, "out_hidden_size": 96,
         "image_size": 70,
     }  # fmt: skip
-    config = Glm4vConfig(text_config={**TEXT, "rope_parameters": rope}, vision_config=vision, **GLM)
-    return tiny._model(Glm4vForConditionalGeneration, config)
+    text = {**TEXT, "rope_parameters": rope, "model_type": "glm4v_text"}
+    config = getattr(transformers, f"{kind}Config")(text_config=text, vision_config=vision, **GLM)
+    return tiny._model(getattr(transformers, f"{kind}ForConditionalGeneration"), config)
 
 
 def glm4v_moe() -> Any:
@@ -231,6 +232,7 @@ CHECKPOINTS: dict[str, Callable[[], Any]] = {
         "LlavaOnevision", "SiglipVisionConfig", "Qwen2Config", vision_aspect_ratio="anyres_max_2"
     ),
     "glm4v": glm4v,
+    "glm46v": lambda: glm4v("Glm46V"),
     "glm4v_moe": glm4v_moe,
     "gemma3-vision": gemma3,
     "paligemma": paligemma,
@@ -289,7 +291,7 @@ PROCESSORS: dict[str, Callable[[Any], tuple[dict[str, Any], dict[str, Any]]]] = 
         14, CLIP_MEAN, CLIP_STD, "Qwen2VLVideoProcessor", {"shortest_edge": 56**2, "longest_edge": 224**2}
     ),
     **dict.fromkeys(
-        ("glm4v", "glm4v_moe"),
+        ("glm4v", "glm46v", "glm4v_moe"),
         lambda _: _grid(
             14, CLIP_MEAN, CLIP_STD, "Glm4vVideoProcessor", {"shortest_edge": 112**2, "longest_edge": 60 * 56**2}
         ),

@@ -86,6 +86,7 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "Gemma3ForConditionalGeneration": "engine.models.gemma3_vision",
     "Glm4vForConditionalGeneration": "engine.models.glm4v",
     "Glm4vMoeForConditionalGeneration": "engine.models.glm4v_moe",
+    "Glm46VForConditionalGeneration": "engine.models.glm46v",
     "PaliGemmaForConditionalGeneration": "engine.models.paligemma",
     "Idefics3ForConditionalGeneration": "engine.models.idefics3",
     "SmolVLMForConditionalGeneration": "engine.models.idefics3",

@@ -30,7 +30,7 @@ MAX_SECONDS, MAX_FRAMES = 2400, 640  # GLM-4.6V: of a film's length, and of the 
 
 
 class Glm4V(QwenVL):
-    """Processor of Glm4vForConditionalGeneration and Glm4vMoeForConditionalGeneration."""
+    """Processor of Glm4vForConditionalGeneration, its Moe, and Glm46VForConditionalGeneration."""
 
     writes_texts: ClassVar[bool] = True
 
@@ -46,8 +46,10 @@ class Glm4V(QwenVL):
         self._start = int(config.get("image_start_token_id") or 151_339)
         self._end = int(config.get("image_end_token_id") or 151_340)
         self.max_duration = int(files.video.get("max_duration") or 300)
-        kinds = (files.image.get("processor_class"), files.video.get("processor_class"))
-        self.dynamic = "Glm46VProcessor" in kinds  # GLM-4.6V: films of any length have some hundred frames
+        kinds = [files.image.get(key) for key in ("processor_class", "image_processor_type")]
+        kinds += [files.video.get(key) for key in ("processor_class", "video_processor_type")]
+        # GLM-4.6V, whatever its architecture: films of any length have some hundred frames.
+        self.dynamic = config.get("model_type") == "glm46v" or any(str(kind).startswith("Glm46V") for kind in kinds)
         self._encode = functools.lru_cache(maxsize=4096)(encode)  # films of one length have the same times
 
     def settings(self, modality: Modality, options: MediaOptions) -> bytes:

@@ -52,7 +52,7 @@ def test_logits_equal_transformers(name, prompt, chunk):
 
 @pytest.mark.parametrize("chunk", [0, 7])
 @pytest.mark.parametrize("prompt", ["text", "picture", "large picture", "two pictures", "film", "slow film"])
-@pytest.mark.parametrize("name", ["glm4v", "glm4v_moe"])
+@pytest.mark.parametrize("name", ["glm4v", "glm46v", "glm4v_moe"])
 @torch.inference_mode()
 def test_media_of_glm_equal_transformers(name, prompt, chunk):
     harness = Harness(load(tiny.checkpoint(name)))
@@ -62,7 +62,7 @@ def test_media_of_glm_equal_transformers(name, prompt, chunk):
 
 
 @pytest.mark.parametrize("prompt", ["two pictures", "film"])
-@pytest.mark.parametrize("name", ["glm4v", "glm4v_moe"])
+@pytest.mark.parametrize("name", ["glm4v", "glm46v", "glm4v_moe"])
 def test_greedy_tokens_of_glm_equal_transformers(name, prompt):
     test_greedy_tokens_equal_transformers(name, prompt)
 
@@ -158,3 +158,16 @@ def test_without_pictures_no_tower_is_built():
     config = load_model_config(tiny.checkpoint("qwen3_vl"), without=("image", "video"))
     assert config.row_parts == 1
     assert not build_model(config, torch.float32).towers
+
+
+def test_experts_of_glm_46_are_those_of_glm_45(tmp_path):
+    source = tiny.checkpoint("glm4v_moe")
+    for file in source.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    config = json.loads((source / "config.json").read_text())
+    (tmp_path / "config.json").unlink()
+    config |= {"architectures": ["Glm46VForConditionalGeneration"], "model_type": "glm46v"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ours, same = Harness(load(tmp_path)), Harness(load(source))
+    rows = [harness.prefill(prepare("glm4v_moe", "film", harness)) for harness in (ours, same)]
+    assert torch.equal(*rows)
