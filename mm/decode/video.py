@@ -7,6 +7,9 @@ hold a chosen frame are fed to the decoder.
     packets  K p p p p K p p p p K p p p p      K: key frame
     chosen   ^           ^                      fed: K, and from the second K to the chosen frame; the rest is skipped
 
+Of H.264, frames that are neither chosen nor predicted from are fed but not decoded, which saves a third of the work
+where three B-frames follow each other.
+
 With `frame_recovery` a frame that cannot be read is replaced by the next readable one before the next chosen frame,
 else by the one that is shown before it; `replaced` lists both numbers. Without it the decoder conceals damage as
 players do, and a packet that it cannot read refuses the film.
@@ -69,6 +72,8 @@ class FilmFile:
             context.thread_type = "SLICE" if self._recovers else "AUTO"
             context.options = _codec_options(file_format, options)
             context.thread_count = min(_MAX_THREADS, os.cpu_count() or 1)
+            # Recovery takes the next readable frame, whichever it is; other codecs do not mark such frames reliably.
+            self._skips = context.codec.canonical_name == "h264" and not self._recovers
             self._packets = _scan(self._container, self._stream, limits, alarm)
             if options.key_frames:
                 self._packets = [entry for entry in self._packets if entry[1].is_keyframe]
@@ -157,6 +162,7 @@ class FilmFile:
         context = self._stream.codec_context
         keys = sorted((time, index) for index, (time, packet) in enumerate(self._packets) if packet.is_keyframe)
         key_times = [time for time, _ in keys]
+        needed = set(wanted)
         fed = 0  # packets before this one are in the decoder, or were skipped
         target = 0
         while target < len(wanted):
@@ -170,7 +176,9 @@ class FilmFile:
             before = target
             while fed <= len(self._packets):
                 alarm.check()
-                packet = self._packets[fed][1] if fed < len(self._packets) else None
+                time, packet = self._packets[fed] if fed < len(self._packets) else (0, None)
+                if self._skips:
+                    context.skip_frame = "DEFAULT" if time in needed else "NONREF"
                 fed += 1
                 for frame in self._decoded(packet):
                     while target < len(wanted) and frame.pts is not None and frame.pts >= wanted[target]:

@@ -296,3 +296,31 @@ def test_a_gif_is_fed_from_its_first_frame_on() -> None:
     data = corpus.gif(made.ramp(12))
     film = FilmFile(data, "gif", LIMITS, lambda *_: FilmPlan(np.array([9, 11]), Scale(64, 96), 0.1), Alarm(30))
     assert frame_numbers(film.decode(Alarm(30))) == [9, 11]
+
+
+@pytest.mark.parametrize(
+    "options", [{"bf": "3", "g": "10"}, {"bf": "5", "g": "40", "b-pyramid": "normal"}, {"bf": "0"}]
+)
+def test_frames_that_nothing_is_predicted_from_are_decoded_only_when_wanted(options, monkeypatch) -> None:
+    data = made.film(made.ramp(40), codec="libx264", options=options)
+    came = 0
+    real = FilmFile._decoded
+
+    def counted(film: FilmFile, packet: object) -> list:
+        nonlocal came
+        frames = real(film, packet)
+        came += len(frames)
+        return frames
+
+    monkeypatch.setattr(FilmFile, "_decoded", counted)
+    every = FilmFile(data, "mp4", LIMITS, lambda *_: FilmPlan(np.arange(40), Scale(64, 96), 0.1), Alarm(30))
+    whole = every.decode(Alarm(30))
+    assert came >= 40
+    draw = np.random.default_rng(4)
+    for count in (1, 3, 8):
+        chosen = np.sort(draw.choice(40, count, replace=False))
+        came = 0
+        film = FilmFile(data, "mp4", LIMITS, lambda *_, of=chosen: FilmPlan(of, Scale(64, 96), 0.1), Alarm(30))
+        np.testing.assert_array_equal(film.decode(Alarm(30)), whole[chosen])
+        if options["bf"] != "0":
+            assert came < 32, "at least a fifth of the frames were left out"
