@@ -288,7 +288,7 @@ def attend_parts(
         AT_ONCE=max(1, MERGED * options["num_warps"] // (block_g * block_d)), WIDE=is_wide(k_cache),
         STAGES=options["num_stages"], LANES=32 * options["num_warps"],
         AHEAD=blocks_ahead(target(), pairs, heads * dim, run * k_cache.element_size()), LEAD=lead,
-        CODES=codes_of(k_cache, target()), MADE=stride_of(scales) > 0, **options, **launch_options(),
+        CODES=codes_of(k_cache, target(), q.dtype), MADE=stride_of(scales) > 0, **options, **launch_options(),
     )  # fmt: skip
 
 

@@ -154,7 +154,7 @@ def attend_tiles(
         WINDOW=window, SOFTCAP=softcap > 0, GROUP=group, HEAD_DIM=dim, BLOCK_SIZE=block_size,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_D=block_d, WIDE=is_wide(k_cache),
         STAGES=options["num_stages"], MATERIALISE=target().arch == "sm_90",
-        CODES=codes_of(k_cache, target()), MADE=stride_of(scales) > 0, **options, **launch_options(),
+        CODES=codes_of(k_cache, target(), q.dtype), MADE=stride_of(scales) > 0, **options, **launch_options(),
     )  # fmt: skip
 
 

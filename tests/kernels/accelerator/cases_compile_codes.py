@@ -5,7 +5,7 @@ import triton  # noqa: F401  (before any kernel file, so that they take it)
 
 from engine.kernels.attention.decode import AHEAD, MERGED, decode_kernel
 from engine.kernels.attention.prefill import prefill_kernel
-from engine.kernels.float8 import E4M3, E4M3_UNITS, E5M2
+from engine.kernels.float8 import E4M3, E4M3_FOURS, E4M3_UNITS, E5M2
 from engine.kernels.rotate import qkv_kernel
 from tests.kernels.accelerator.cases_compile import ATTEND, NO_SINKS, PARTS, SHAPE, T
 from tests.kernels.accelerator.targets import OVERLAPPING, TARGETS, compiles
@@ -17,6 +17,7 @@ FORMS = {
     "e4m3 given": {"CODES": E4M3, "MADE": False},
     "e5m2": {"CODES": E5M2, "MADE": False, "k_scale": None, "v_scale": None},
     "e4m3 by the units": {"CODES": E4M3_UNITS, "MADE": True},
+    "e4m3 in fours": {"CODES": E4M3_FOURS, "MADE": True},
 }
 PLAIN = {name: value for name, value in SHAPE.items() if name not in ("k_scale", "v_scale", "CODES", "MADE")}
 KERNELS = {
@@ -53,17 +54,18 @@ KERNELS = {
         for name, form in FORMS.items()
     },
 }  # fmt: skip
-UNITS = "by the units"
+UNITS, FOURS = "by the units", "in fours"
 # In `make test` each kernel for two kinds of target; the other pairs are marked `full`.
 SHORT = {
     ("decode e4m3 made", "sm_80"), ("decode e5m2", "gfx942"), ("prefill e4m3 given", "gfx942"),
-    ("prefill e4m3 by the units", "sm_100"), ("store e4m3 made", "gfx1100"), ("store e5m2", "sm_90"),
+    ("prefill e4m3 by the units", "sm_100"), ("decode e4m3 in fours", "sm_90"), ("store e4m3 made", "gfx1100"),
+    ("store e5m2", "sm_90"),
 }  # fmt: skip
 PAIRS = [
     pytest.param(name, target, marks=() if (name, target) in SHORT else pytest.mark.full)
     for name in KERNELS
     for target in TARGETS
-    if target in OVERLAPPING or UNITS not in name
+    if target in OVERLAPPING or not (UNITS in name or FOURS in name)
 ]
 
 
@@ -72,11 +74,14 @@ def test_compiles(name, target):
     made = compiles(target, *KERNELS[name])
     if UNITS in name and not name.startswith("store"):
         assert "e4m3x2" in made.asm["ptx"]
+    if FOURS in name and not name.startswith("store"):
+        assert "cvt.rn.f16x2.e4m3x2" not in made.asm["ptx"]
+        assert "fma.rn.bf16x2" in made.asm["ptx"]
 
 
 def test_nothing_is_read_before_the_kernel_in_front_has_ended_but_the_lists():
     """Scales would come through the unit's own cache, which may hold those of a step before."""
-    kernel, signature, constants, options = KERNELS["decode e4m3 by the units"]
+    kernel, signature, constants, options = KERNELS["decode e4m3 in fours"]
     text = compiles("sm_90", kernel, signature, constants, options, aligned=True).asm["ptx"]
     assert text.count("griddepcontrol.wait") == 1
     early = text[: text.index("griddepcontrol.wait")]
