@@ -27,9 +27,10 @@ def joined(values: np.ndarray) -> Words:
 
 
 def permuted(a: Words, b: Words, selector: Words) -> Words:
-    """prmt: four bytes of the eight."""
+    """prmt: four bytes of the eight, or (8 in the selector) their highest bits, repeated."""
     both = [(word >> np.uint32(8 * byte)) & np.uint32(0xFF) for word in (a, b) for byte in range(4)]
-    chosen = [both[int(selector[0]) >> 4 * place & 7] << np.uint32(8 * place) for place in range(4)]
+    both += [(byte >> np.uint32(7)) * np.uint32(0xFF) for byte in both]
+    chosen = [both[int(selector[0]) >> 4 * place & 15] << np.uint32(8 * place) for place in range(4)]
     return chosen[0] | chosen[1] | chosen[2] | chosen[3]
 
 
@@ -49,6 +50,8 @@ RUN = {
     "lop3.b32": looked_up,
     "shl.b32": lambda a, by: a << by,
     "shr.u32": lambda a, by: a >> by,
+    "shr.s32": lambda a, by: (a.view(np.int32) >> by.view(np.int32)).view(np.uint32),
+    "add.u32": lambda a, b: a + b,
     "and.b32": lambda a, b: a & b,
     "fma.rn.bf16x2": lambda a, b, c: joined(halves(a) * halves(b) + halves(c)),
 }

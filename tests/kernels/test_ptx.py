@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
+import torch
 
+from engine.kernels.float8 import FOURS
 from engine.kernels.gemm import widen
 from engine.kernels.gemm.codes import VALUES, Kind
 from engine.kernels.moe.mxfp4 import TIMES
@@ -43,3 +45,13 @@ def test_values_of_mxfp4_times_their_scale(scale):
     pairs = np.stack([values, values[::-1]])
     held = run(text(TIMES), {"$1": joined(pairs), "$2": joined(np.full((2, 1), scale))})
     assert np.array_equal(halves(held["$0"]), pairs * scale)
+
+
+def test_four_codes_of_a_cache_become_four_numbers():
+    """All pairs of codes in either half of the word; 0x7f and 0xff are no numbers."""
+    pairs = np.arange(1 << 16, dtype=np.uint32)
+    words = pairs | (pairs ^ 0xFFFF) << 16
+    held = run(text(FOURS), {"$2": words})
+    codes = np.stack([words >> 8 * place & 0xFF for place in range(4)])
+    exact = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).double().numpy()
+    assert np.array_equal(np.concatenate([halves(held["$0"]), halves(held["$1"])]), exact[codes], equal_nan=True)
