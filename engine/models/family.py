@@ -48,7 +48,7 @@ class Family:
         """The towers that this checkpoint has, but for those that would encode only what no prompt will hold."""
         towers: dict[str, TowerConfig] = {}
         for name, read in self.towers.items():
-            key = name if name in outer.values else f"{name}_config"
+            key = f"{name}_config" if f"{name}_config" in outer.values else name
             if key in outer.values or self.lead is not None:
                 tower = read(outer.section(key) if self.lead is None else outer)
                 if tower.row_width != text.hidden_size:
