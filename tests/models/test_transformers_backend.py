@@ -144,6 +144,18 @@ def test_weights_are_planned_before_they_are_read():
         ({"architectures": ["OlmoForCausalLM"], "model_type": "olmo", "hidden_act": "softer"}, "cannot be built"),
         (
             {
+                "architectures": ["DbrxForCausalLM"],
+                "model_type": "dbrx",
+                "d_model": 64,
+                "n_heads": 4,
+                "n_layers": 2,
+                "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8},
+                "ffn_config": {"moe_num_experts": 5, "ffn_hidden_size": 36},
+            },
+            "DbrxForCausalLM: reads numbers on the host",
+        ),
+        (
+            {
                 "architectures": ["OlmoForCausalLM"],
                 "model_type": "olmo",
                 "quantization_config": {"quant_method": "fp8"},

@@ -135,6 +135,11 @@ def _refusing() -> Iterator[None]:
         yield
     except ConfigError:
         raise
+    except NotImplementedError:  # an operation whose result's shape, or whose result, only numbers tell
+        raise ConfigError(
+            "reads numbers on the host to decide what its layers compute, and a step's graph records one course: "
+            "only layers whose course is fixed are served through transformers"
+        ) from None
     except Exception as error:
         said = re.sub(r"\s+", " ", str(error)).strip()[:200]
         raise ConfigError(f"cannot be built by transformers from this config.json: {said}") from None
