@@ -62,8 +62,16 @@ INLINE vf e4m3_widen(const int8_t *codes) {
 #endif
 }
 
+/* Zeros of a group: whole numbers leave a code before it becomes a float, which is cheaper where floats are the limit. */
+enum zero_form { NO_ZERO, WHOLE_ZERO, FLOAT_ZERO };
+union zeros {
+    int32_t whole[PANEL];
+    float real[PANEL];
+};
+
 /* W weights. */
-INLINE vf weights_of(const int8_t *codes, int number, const float *zero, const float *scale, int form, int has_zero) {
+INLINE vf weights_of(const int8_t *codes, int number, const union zeros *zero, const float *scale, int form,
+                     int has_zero) {
     vf value;
     if (form == E4M3) {
         value = e4m3_widen(codes + number * W);
@@ -71,15 +79,17 @@ INLINE vf weights_of(const int8_t *codes, int number, const float *zero, const f
         value = e2m1_widen(c_four_bits(codes, number));
     } else {
         const vi code = form == INT4 ? c_four_bits(codes, number) : c_widen(codes + number * W);
-        value = __builtin_convertvector(code, vf);
-        if (has_zero) value -= v_load(zero + number * W); /* whole zeros leave a whole number */
+        vi shift = {0};
+        if (has_zero == WHOLE_ZERO) memcpy(&shift, zero->whole + number * W, sizeof shift);
+        value = __builtin_convertvector(code - shift, vf);
+        if (has_zero == FLOAT_ZERO) value -= v_load(zero->real + number * W);
     }
     return value * v_load(scale + number * W);
 }
 
 /* `columns` columns of a panel that share scale[64] and zero[64]: to out [columns, 64]; or, where x is given, times x
  * and added to out [64], by the same arithmetic as a tile's. */
-INLINE void widen_run(const int8_t *codes, long columns, const float *scale, const float *zero, const float *x,
+INLINE void widen_run(const int8_t *codes, long columns, const float *scale, const union zeros *zero, const float *x,
                       float *out, int form, int has_zero) {
     const long stride = form == INT4 || form == E2M1 ? PANEL / 2 : PANEL;
     if (x == NULL) {
@@ -105,7 +115,7 @@ INLINE void widen_run(const int8_t *codes, long columns, const float *scale, con
 }
 
 /* Scales of one group of a panel, those of E4M3 times 2^8, and zeros where the form has them. */
-static void load_group(const struct linear *call, long panel, long group, float *scale, float *zero) {
+static void load_group(const struct linear *call, long panel, long group, float *scale, union zeros *zero) {
     const long groups = (call->depth + call->group - 1) / call->group;
     const long first = (panel * groups + group) * PANEL;
     for (int i = 0; i < PANEL; i += W) {
@@ -116,12 +126,12 @@ static void load_group(const struct linear *call, long panel, long group, float 
         v_store(scale + i, own);
     }
     if (call->form != INT4 && call->zeros == NULL) return;
-    const float middle = call->form == INT4 ? 8 : 0; /* codes of four bits begin at 0, their values at -8 */
-    for (int i = 0; i < PANEL; i++) {
-        float own = 0;
-        if (call->zeros != NULL)
-            own = call->zeros_f32 ? ((const float *)call->zeros)[first + i] : ((const int8_t *)call->zeros)[first + i];
-        zero[i] = middle + own;
+    const int32_t middle = call->form == INT4 ? 8 : 0; /* codes of four bits begin at 0, their values at -8 */
+    const int8_t *whole = (const int8_t *)call->zeros;
+    if (call->zeros_f32) {
+        for (int i = 0; i < PANEL; i++) zero->real[i] = (float)middle + ((const float *)call->zeros)[first + i];
+    } else {
+        for (int i = 0; i < PANEL; i++) zero->whole[i] = middle + (whole == NULL ? 0 : whole[first + i]);
     }
 }
 
@@ -131,19 +141,21 @@ static void widen_codes(const struct linear *call, long panel, long k, long dept
     const int8_t *codes = (const int8_t *)call->panels + (panel * call->depth + k) * stride;
     for (long done = 0, end; done < depth; done = end) {
         float scale[PANEL];
-        float zero[PANEL];
+        union zeros zero;
         const long group = (k + done) / call->group, last = (group + 1) * call->group - k;
         end = last < depth ? last : depth;
-        load_group(call, panel, group, scale, zero);
+        load_group(call, panel, group, scale, &zero);
         const int8_t *from = codes + done * stride;
         const float *by = x == NULL ? NULL : x + done;
         float *to = x == NULL ? out + done * PANEL : out;
-#define RUN(form, has_zero) widen_run(from, end - done, scale, zero, by, to, form, has_zero)
-        if (call->form == E4M3) RUN(E4M3, 0);
-        else if (call->form == INT8 && call->zeros != NULL) RUN(INT8, 1);
-        else if (call->form == INT8) RUN(INT8, 0);
-        else if (call->form == INT4) RUN(INT4, 1);
-        else RUN(E2M1, 0);
+#define RUN(form, has_zero) widen_run(from, end - done, scale, &zero, by, to, form, has_zero)
+        if (call->form == E4M3) RUN(E4M3, NO_ZERO);
+        else if (call->form == INT8 && call->zeros_f32) RUN(INT8, FLOAT_ZERO);
+        else if (call->form == INT8 && call->zeros != NULL) RUN(INT8, WHOLE_ZERO);
+        else if (call->form == INT8) RUN(INT8, NO_ZERO);
+        else if (call->form == INT4 && call->zeros_f32) RUN(INT4, FLOAT_ZERO);
+        else if (call->form == INT4) RUN(INT4, WHOLE_ZERO);
+        else RUN(E2M1, NO_ZERO);
 #undef RUN
     }
 }
