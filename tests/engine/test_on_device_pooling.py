@@ -1,11 +1,13 @@
 """Models that pool on a real accelerator: the host's arrays within bfloat16, in graphs, longer steps and by tokens."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from tests import pooling_kit as kit
-from tests.engine.test_pooling_steps import INPUTS, arrays
+from tests.engine.test_pooling_steps import INPUTS, answered, arrays, request
 from tests.engine_kit import running
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
@@ -36,3 +38,15 @@ async def test_arrays_are_those_of_the_host(name, per_token):
             for one, other in zip(await arrays(served, INPUTS, per_token), wanted):
                 lengths = np.linalg.norm(one, axis=-1) * np.linalg.norm(other, axis=-1)
                 assert ((one * other).sum(-1) / lengths).min() >= least, settings
+
+
+async def test_tokens_that_do_not_count_are_left_out_in_graphs_and_in_longer_steps():
+    folder = kit.embedder("qwen3", "mean_tokens", normalize=False, include_prompt=False)
+    counted = np.array([len(one) // 2 for one in INPUTS], np.int32)
+    asked = replace(request(INPUTS), pooling=replace(request(INPUTS).pooling, pool_starts=counted))
+    rows = {"max_num_seqs": 16, "num_gpu_blocks_override": 0, "dtype": "float32"}
+    async with running(folder, device="cpu", **rows) as served:
+        wanted = await answered(served, asked)
+    for settings in ({}, {"enforce_eager": True}, {"max_num_batched_tokens": 4096}):
+        async with running(folder, device="cuda", **rows, **{"max_num_batched_tokens": 256, **settings}) as served:
+            np.testing.assert_allclose(await answered(served, asked), wanted, atol=1e-3, rtol=1e-3)
