@@ -41,7 +41,7 @@ def attend_keys(
     end,  # keys from here on are not in the cache: the last one before is read in their place
     k_scale,  # float32, of keys that are codes; None: they have none
     v_scale,
-    scale_stride,  # from a block's scales to the next's; 0: one for each head
+    scale_stride,  # with MADE: from a block's scales to the next's
     kv_head,
     block_stride,
     scale,
@@ -59,7 +59,7 @@ def attend_keys(
     last,  # with LEAD: whether this program has nothing else to do
     LEAD: tl.constexpr,  # rounds before the end from which the next kernel may start; 0: that is told elsewhere
     CODES: tl.constexpr,  # of float8.py
-    MADE: tl.constexpr,  # each token has scales of its own
+    MADE: tl.constexpr,  # each token has scales of its own; else there is one for each head
 ):
     """Keys low..end-1 (or the rest of the last block, which position hides) -> best, total, result."""
     dim = tl.arange(0, BLOCK_D)
@@ -69,6 +69,8 @@ def attend_keys(
         if WINDOW > 0:
             first = tl.maximum(first, floor)
         blocks = blocks_of(table, first, end, BLOCK_SIZE, False)
+    if k_scale is not None and not MADE:
+        key_scale, value_scale = tl.load(k_scale + kv_head), tl.load(v_scale + kv_head)
     for start in tl.range(low, end, BLOCK_N, num_stages=STAGES):
         key = tl.minimum(start + lane, end - 1)
         if WINDOW > 0:
@@ -76,9 +78,10 @@ def attend_keys(
         if WIDE:
             blocks = blocks.to(tl.int64)
         place = blocks * block_stride + (key.to(tl.uint32) % BLOCK_SIZE).to(tl.int32) * HEAD_DIM
-        if k_scale is not None:
-            factor = blocks * scale_stride + scale_of(key, kv_head, BLOCK_SIZE, MADE)
-            key_scale, value_scale = tl.load(k_scale + factor), tl.load(v_scale + factor)
+        if MADE:
+            of_token = kv_head * BLOCK_SIZE + (key.to(tl.uint32) % BLOCK_SIZE).to(tl.int32)
+            factor = blocks * scale_stride + of_token
+            key_scale, value_scale = tl.load(k_scale + factor)[None, :], tl.load(v_scale + factor)[None, :]
         # The next round's block numbers are read now, so that its keys wait for one load instead of two.
         blocks = blocks_of(table, start + BLOCK_N + lane, end, BLOCK_SIZE, late is not None)
         where = place[:, None] + dim[None, :]
@@ -99,7 +102,7 @@ def attend_keys(
             result = materialised(result)
         score = tl.dot(query, tl.trans(keys.to(query.dtype)), input_precision="ieee")
         if k_scale is not None:
-            score = score * key_scale[None, :]
+            score = score * key_scale
         if SOFTCAP:
             score = 1.0 - 2.0 / (1.0 + tl.exp2(score * bend))  # tanh; the cap itself is in scale
         if EDGES:
@@ -116,7 +119,7 @@ def attend_keys(
         total = total * fade + tl.sum(weight, 1)
         result = result * fade[:, None]
         if k_scale is not None:
-            weight = weight * value_scale[None, :]
+            weight = weight * value_scale
         result = tl.dot(weight.to(query.dtype), values.to(query.dtype), result, input_precision="ieee")
         best = higher
     return best, total, result
@@ -127,16 +130,6 @@ def blocks_of(table, key, end, BLOCK_SIZE: tl.constexpr, EARLY: tl.constexpr):
     """The keys' blocks, of those from `end` on that of the last one before. EARLY: read past this unit's cache."""
     place = table + tl.minimum(key, end - 1).to(tl.uint32) // BLOCK_SIZE  # unsigned: a shift, no fixing up
     return tl.load(place, cache_modifier=".cg" if EARLY else "")
-
-
-@triton.jit
-def scale_of(key, kv_head, BLOCK_SIZE: tl.constexpr, MADE: tl.constexpr):
-    """Where the keys' scales lie among those of a block; without MADE there is one for each head."""
-    if MADE:
-        place = kv_head * BLOCK_SIZE + (key.to(tl.uint32) % BLOCK_SIZE).to(tl.int32)
-    else:
-        place = kv_head
-    return place
 
 
 @triton.jit
