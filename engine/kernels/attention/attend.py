@@ -79,8 +79,7 @@ def attend_keys(
             blocks = blocks.to(tl.int64)
         place = blocks * block_stride + (key.to(tl.uint32) % BLOCK_SIZE).to(tl.int32) * HEAD_DIM
         if MADE:
-            of_token = kv_head * BLOCK_SIZE + (key.to(tl.uint32) % BLOCK_SIZE).to(tl.int32)
-            factor = blocks * scale_stride + of_token
+            factor = blocks * scale_stride + kv_head * BLOCK_SIZE + (key.to(tl.uint32) % BLOCK_SIZE).to(tl.int32)
             key_scale, value_scale = tl.load(k_scale + factor)[None, :], tl.load(v_scale + factor)[None, :]
         # The next round's block numbers are read now, so that its keys wait for one load instead of two.
         blocks = blocks_of(table, start + BLOCK_N + lane, end, BLOCK_SIZE, late is not None)
