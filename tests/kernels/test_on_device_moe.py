@@ -116,10 +116,11 @@ def test_products_by_mxfp4(activation):
     scale = torch.randint(-9, -3, (shape[0], depth // 32), device="cuda").float().exp2().bfloat16()
     weight = packed(Codes(Kind.E2M1, torch.randint(0, 16, shape, device="cuda").to(torch.uint8), scale, 32))
     bias = draw(experts, width * (1 + gated), dtype=torch.float32)
-    for rows in (1, 7, 64, 256, 1000):
+    for rows in (1, 7, 64, 256, 1000, 5000):
         chosen = torch.rand(rows, experts, device="cuda").argsort(1)[:, :top_k].int().contiguous()
         pairs = pairs_of(chosen, experts, invariant=False)
-        x, tile = draw(rows if gated else pairs.count, depth), mxfp4_tile(target(), rows * top_k / experts, 2, gated)
+        each = 0 if pairs.order is None else rows * top_k / experts
+        x, tile = draw(rows if gated else pairs.count, depth), mxfp4_tile(target(), each, 2, gated)
         arguments = (x, weight, experts, bias, pairs, activation, tile)
         got = launch_mxfp4_product(*arguments)
         assert torch.equal(got, launch_mxfp4_product(*arguments))

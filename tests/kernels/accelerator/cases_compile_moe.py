@@ -57,11 +57,11 @@ def coded(kind, group, each):
     return coded_kernel, CODED, constants, {"num_warps": tile.warps, "num_stages": tile.stages}
 
 
-def mxfp4(each):
-    """A gated product by MXFP4."""
-    tile = mxfp4_tile(Target("cuda", "sm_90", 132, 32, 227 << 10), each, 2, gated=True)
+def mxfp4(each, gated=True):
+    """A product by MXFP4."""
+    tile = mxfp4_tile(Target("cuda", "sm_90", 132, 32, 227 << 10), each, 2, gated)
     constants = {
-        "TOP_K": 4, "SORTED": each > 0, "GATHER": True, "GATED": True, "ACT": 2, "EXPERTS": 32, "PAIRS": True,
+        "TOP_K": 4, "SORTED": each > 0, "GATHER": gated, "GATED": gated, "ACT": 2, "EXPERTS": 32, "PAIRS": True,
         "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "OVERLAP": True,
     }  # fmt: skip
     return mxfp4_kernel, MXFP4, constants, {"num_warps": tile.warps, "num_stages": 2}
@@ -72,6 +72,7 @@ KERNELS = {
     "codes e2m1 gated": coded(E2M1, 16, 0),
     "mxfp4 many": mxfp4(64),
     "mxfp4 few": mxfp4(0),
+    "mxfp4 few, second product": mxfp4(0, gated=False),
     "codes fp8 blocks gated": coded(E4M3, 128, 64),
     **{
         f"route {name}": (
