@@ -173,6 +173,5 @@ def mxfp4_tile(device: Target, each: float, size: int, gated: bool) -> Tile:
     elif each <= 48 or size > 2:
         tile = Tile(64, 64, 64, stages, 4)
     else:
-        block_m = 256 if each > 512 and device.shared_memory >= 128 << 10 else 128
-        tile = Tile(block_m, 64 if gated else 128, 64, stages, 8)
+        tile = Tile(128, 64 if gated else 128, 64, stages, 8)
     return tile
