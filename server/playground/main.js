@@ -136,6 +136,7 @@ async function meet() {
   if (conversation) chat.open(conversation);
   else if (!chat.conversation.nodes.length) chat.show();
   await sidebar.show();
+  byId("asking").disabled = false; // what is asked depends on who answers
   byId("question").focus();
 }
 

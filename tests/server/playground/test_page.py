@@ -218,6 +218,19 @@ def test_a_model_that_only_hears_gets_the_sound_as_an_upload(page):
     assert "3" in words(answer(page))
 
 
+def test_nothing_is_asked_before_the_page_knows_who_answers(page):
+    held: list[Any] = []
+    page.route("**/about", lambda route: held.append(route))  # Playwright marks the function that it is given
+    page.reload()
+    while not held:
+        page.wait_for_timeout(10)
+    assert page.get_by_role("textbox", name="Question").is_disabled()
+    assert page.get_by_role("button", name="Attach files").is_disabled()
+    held.pop().continue_()
+    ask(page, "What is 12 + 30?")
+    assert "42" in words(answer(page))
+
+
 def test_a_server_with_a_key_asks_for_it(browser, url):
     def guard(route: Any) -> None:
         if route.request.headers.get("authorization") == "Bearer right":
