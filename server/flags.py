@@ -10,6 +10,7 @@ import dataclasses
 import difflib
 import json
 import re
+import sys
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +19,7 @@ from typing import Any, Literal
 
 from mm.limits import MediaLimits
 from server.config import MEDIA_HELP, Config
+from server.foreign_flags import SHORT, foreign
 
 
 class UsageError(Exception):
@@ -152,6 +154,16 @@ def unknown(name: str, flags: dict[str, Flag], where: str = "") -> UsageError:
     return UsageError(f"unknown flag --{name}{where}" + (f"; did you mean --{near[0]}?" if near else ""))
 
 
+def pass_over(name: str, text: str, where: str = "") -> None:
+    """A flag of another server: told and left if it asks for what holds here anyway, else refused with what to do."""
+    entry = foreign(name)
+    assert entry is not None
+    said = f"--{name}{' ' if text else ''}{text}{where}: {entry.advice}"
+    if text not in entry.holds:
+        raise UsageError(said)
+    print(f"omniloop: {said}; the flag changes nothing", file=sys.stderr)
+
+
 class Arguments:
     """Walks argv; `values` holds what was set, by flag name."""
 
@@ -170,7 +182,7 @@ class Arguments:
             elif word.startswith("--") and len(word) > 2:
                 self.take(word[2:], words)
             elif word.startswith("-") and len(word) > 1:
-                raise unknown(word.lstrip("-"), self.flags)
+                self.take(SHORT.get(word[1:], word[1:]), words)
             elif self.several:
                 self.values[self.several] = (*self.values[self.several], *listed(self.flags[self.several], word))
             elif "model" in self.values:
@@ -187,17 +199,20 @@ class Arguments:
         if flag is None and name.startswith("no-") and self.is_bool(name[3:]) and not equals:
             self.values[name[3:]] = False
             return
-        if flag is None and name != "config":
+        other = foreign(name) if flag is None else None
+        if flag is None and other is None and name != "config":
             raise unknown(name, self.flags)
         if flag is not None and flag.kind is bool and not equals:
             self.values[name] = True
             return
-        if not equals:
+        if not equals and not (other and other.switch):
             following = next(words, None)
             if following is None or (following.startswith("--") and len(following) > 2):
                 raise UsageError(f"--{name}: needs a value")
             text = following
-        if flag is None:
+        if other is not None:
+            pass_over(name, "" if other.switch and text.lower() == "true" else text)
+        elif flag is None:
             self.config_file = text
         elif flag.kind is bool:
             self.values[name] = boolean(flag, text)
@@ -253,6 +268,9 @@ def from_mapping(content: Mapping[Any, Any], flags: dict[str, Flag], where: str)
     values: dict[str, Any] = {}
     for key, value in content.items():
         name = str(key).replace("_", "-")
+        if name not in flags and foreign(name):
+            pass_over(name, "" if value is True else str(value), where)
+            continue
         if name not in flags:
             raise unknown(name, flags, where)
         values[name] = typed(flags[name], value)

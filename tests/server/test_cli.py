@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ import pytest
 from server import cli
 from server.cli import parse
 from server.config import Config
-from server.flags import UsageError
+from server.flags import UsageError, all_flags
+from server.foreign_flags import FOREIGN, SHORT
 
 
 def config_of(*words: str) -> Config:
@@ -206,3 +208,63 @@ def test_no_flag_is_dead():
     for flag in cli.all_flags().values():
         if flag.group != "media":  # mm reads its own
             assert f".{flag.field}" in sources + config, f"nothing reads --{flag.name}"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["-tp", "1"],
+        ["--tensor_parallel_size=1", "--pipeline-parallel-size", "1"],
+        ["--enable-chunked-prefill"],
+        ["--enable-chunked-prefill=True", "--disable-log-requests"],
+        ["--swap-space", "4"],
+    ],
+)
+def test_a_flag_of_another_server_that_asks_for_what_holds_is_taken_and_told(words, capsys):
+    assert config_of(*words, "--port", "1").server.port == 1
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == sum(word.startswith("-") for word in words)
+    assert all(line.endswith("the flag changes nothing") for line in told)
+
+
+@pytest.mark.parametrize(
+    ("words", "advice"),
+    [
+        (["--tensor-parallel-size", "2"], "--tensor-parallel-size 2: one process drives one device"),
+        (["-tp", "two"], "--tensor-parallel-size two: one process"),
+        (["--no-enable-chunked-prefill"], "--no-enable-chunked-prefill: prompts are always cut"),
+        (["--enable-chunked-prefill=false"], "--enable-chunked-prefill false: prompts are always cut"),
+        (["--uvicorn-log-level", "info"], "--uvicorn-log-level info: is called --log-level here"),
+        (["--enable-lora"], "--enable-lora: adapters are not served"),
+        (["--ctx-size"], "--ctx-size: needs a value"),
+    ],
+)
+def test_a_flag_of_another_server_is_refused_with_what_does_the_same_here(words, advice):
+    with pytest.raises(UsageError, match=re.escape(advice)):
+        parse(words)
+
+
+def test_a_file_may_hold_flags_of_another_server(tmp_path, capsys):
+    file = tmp_path / "flags.yaml"
+    file.write_text("tensor-parallel-size: 1\nenable_chunked_prefill: true\nport: 5\n")
+    assert config_of("--config", str(file)).server.port == 5
+    assert capsys.readouterr().err.count("the flag changes nothing") == 2
+    file.write_text("tensor-parallel-size: 2\n")
+    with pytest.raises(UsageError, match=r"--tensor-parallel-size 2 in .*flags\.yaml: one process drives"):
+        config_of("--config", str(file))
+
+
+def test_the_advice_for_flags_of_other_servers_names_flags_of_this_one():
+    flags = {*all_flags(), *(f"no-{name}" for name in all_flags())}
+    assert not flags & {*FOREIGN}
+    assert {*SHORT.values()} <= {*FOREIGN, *flags}
+    named = {name for entry in FOREIGN.values() for name in re.findall(r"--([a-z][a-z-]+)", entry.advice)}
+    assert named <= flags
+
+
+def test_the_page_for_people_who_come_from_vllm_names_flags_that_exist():
+    text = (Path(__file__).parents[2] / "examples" / "flags.md").read_text()
+    same = text.split("mean the same here:")[1].split("|")[0]
+    assert {*re.findall(r"--([a-z-]+)", same)} <= {*all_flags()}
+    theirs = set(re.findall(r"^\| `--([a-z-]+)", text.split("| vLLM | here |")[1], re.MULTILINE))
+    assert theirs <= {*all_flags(), *FOREIGN, *(f"no-{name}" for name in all_flags())}
