@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import orjson
@@ -24,12 +25,14 @@ from server.patterns import check_pattern
 from server.schema.common import SamplingFields
 from server.schema_rules import Cleaner, measure, too_complex, wrong
 
+logger = logging.getLogger(__name__)
 # At most one space behind `:` and `,`, none elsewhere: an answer to a bounded schema ends.
 SEPARATORS = {"item_separator": ", ?", "key_separator": ": ?", "whitespace_flexible": False}
 NO_SPACES = {"item_separator": ",", "key_separator": ":", "whitespace_flexible": False}
 ESCAPES = {"json_allow_general_unicode_escapes": False}  # a property's name is spelled in one way
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 OPTIONS = ("disable_any_whitespace", "whitespace_pattern")
+REMOVED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")  # of vLLM's older releases
 ANY_OBJECT = {"type": "object"}
 
 
@@ -44,6 +47,8 @@ class Structure:
 
 def structure_of(body: SamplingFields, limits: LimitsConfig) -> Structure | None:
     """Of chat and completions. Raises ApiError for two kinds at a time, and for kinds that nobody knows."""
+    if removed := [name for name in REMOVED if getattr(body, name) is not None]:
+        tell_removed(", ".join(removed))
     asked = format_structure(body.response_format, "response_format", limits)
     fields = {name: value for name, value in (body.structured_outputs or {}).items() if value is not None}
     if not fields:
@@ -60,6 +65,12 @@ def structure_of(body: SamplingFields, limits: LimitsConfig) -> Structure | None
         raise invalid(name, f"{name}: got {got}; send exactly one of {', '.join(KINDS)}")
     kind, options = kinds[0], _spaces(fields, name)
     return _structure(kind, fields[kind], f"{name}.{kind}", options, limits)
+
+
+@cache
+def tell_removed(names: str) -> None:
+    """One warning in the process's life, whatever clients go on sending."""
+    logger.warning("a request has %s, which nothing here reads; structured_outputs holds answers to a form", names)
 
 
 def format_structure(asked: dict[str, Any] | None, param: str, limits: LimitsConfig) -> Structure | None:

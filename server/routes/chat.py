@@ -17,7 +17,7 @@ from server import media_options, prompt_rows
 from server.answer import Answer
 from server.answering import answer_with, json_body
 from server.choice import Choice
-from server.errors import invalid, shown
+from server.errors import invalid, not_here, shown
 from server.http.body import read_json
 from server.http.exchange import Exchange, exchange_of
 from server.http.watch import preparing
@@ -95,6 +95,11 @@ def check(state: AppState, body: ChatBody) -> Asked:
     """Everything that can be refused before the template runs."""
     if not body.messages:
         raise invalid("messages", "messages: is empty; send at least one message")
+    for name, instead in (("functions", "tools"), ("function_call", "tool_choice")):
+        if getattr(body, name) is not None:
+            raise invalid(name, f"{name}: was replaced by {instead}; send {instead}")
+    if set(body.modalities or ()) - {"text"}:
+        raise not_here("modalities", f"modalities: got {shown(body.modalities)}; answers are text, so send ['text']")
     calls = calls_of(state, body)
     if body.reasoning_effort is not None and body.reasoning_effort not in EFFORTS:
         got = shown(body.reasoning_effort)

@@ -67,3 +67,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     repetition_detection: RepetitionFields | None = None
+    guided_json: Any = None  # these four hold nobody to anything; structure.py warns
+    guided_regex: Any = None
+    guided_choice: Any = None
+    guided_grammar: Any = None

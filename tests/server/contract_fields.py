@@ -53,6 +53,8 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         "test_routed_experts.py::test_completions_have_arrays_of_prompts_and_choices": "return_routed_experts",
         "test_sampling_fields.py::test_tokens_are_shown_as_ids_by_field_or_flag": "return_tokens_as_token_ids",
         "test_sampling_fields.py::test_repetition_ends_an_answer": "repetition_detection",
+        "test_sampling_fields.py::test_fields_that_vllm_removed_are_told_once": "guided_json guided_regex "
+        "guided_choice guided_grammar",
     },
     StreamOptions: {
         "test_chat.py::test_stream_comes_in_the_exact_order_and_equals_the_whole_answer": "include_usage",
@@ -71,7 +73,7 @@ TESTS: dict[type[msgspec.Struct], dict[str, str]] = {
         "test_forced_calls.py::test_reasoning_ends_when_its_budget_is_spent": "thinking_token_budget",
         "test_tool_calls.py::test_one_call_and_several_choices": "parallel_tool_calls",
         "test_tool_calls.py::test_reasoning_is_hidden_or_named_as_asked": "include_reasoning",
-        REFUSED: "mm_processor_kwargs media_io_kwargs",
+        REFUSED: "mm_processor_kwargs media_io_kwargs modalities functions function_call",
         PROMPT: "chat_template chat_template_kwargs add_generation_prompt documents return_prompt_text",
         "test_chat.py::test_last_message_can_be_continued": "continue_final_message",
         "test_sampling_fields.py::test_echo_says_the_last_message_again_before_the_answer": "echo",

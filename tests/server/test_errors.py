@@ -160,6 +160,9 @@ async def test_values_at_the_edge_are_taken(client, fields):
         ({"media_io_kwargs": {"video": {}}}, 403, "media_io_kwargs"),
         ({"chat_template": "x"}, 403, "chat_template"),
         ({"model": "other"}, 404, "model"),
+        ({"modalities": ["text", "audio"]}, 501, "modalities"),
+        ({"functions": [{"name": "f"}]}, 400, "functions"),
+        ({"function_call": "auto"}, 400, "function_call"),
     ],
 )
 async def test_what_this_server_cannot_do_is_named(client, fields, status, param):

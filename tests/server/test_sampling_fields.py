@@ -18,6 +18,7 @@ from server.config import Config
 from server.errors import ApiError
 from server.sampling import Vocabulary, defaults_from, in_range, resolve
 from server.schema.common import RepetitionFields, SamplingFields
+from server.structure import tell_removed
 from tests import tiny
 from tests.engine.host_accelerator import HostAccelerator
 from tests.server.conftest import config_of, maker, ready
@@ -350,6 +351,16 @@ async def test_fields_without_effect_here_are_taken(client):
     quiet |= {"user": "u", "metadata": {"a": 1}, "store": True, "session_id": "s", "best_of": 3, "guided_json": {}}
     reply = await client.chat(temperature=0, **quiet)
     assert reply.json()["choices"] == plain
+
+
+async def test_fields_that_vllm_removed_are_told_once(client, caplog):
+    tell_removed.cache_clear()
+    plain = (await client.chat(temperature=0)).json()["choices"]
+    form = {"guided_json": {"type": "null"}, "guided_regex": "a", "guided_choice": ["a"], "guided_grammar": "x"}
+    for _ in range(2):
+        assert (await client.chat(temperature=0, **form)).json()["choices"] == plain
+    (line,) = [record.getMessage() for record in caplog.records if "nothing here reads" in record.getMessage()]
+    assert all(name in line for name in form)
 
 
 async def test_a_number_out_of_range_is_told_its_limits_in_plain_digits():
