@@ -60,7 +60,7 @@ def close(actual, expected, dtype):
 @pytest.mark.parametrize("options", [{}, {"window": 40}, {"window": 700}, {"softcap": 3.0}])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "block_size"),
-    [(4, 2, 64, 16), (3, 3, 16, 4), (7, 1, 80, 16), (8, 8, 20, 32), (2, 1, 256, 16), (64, 1, 32, 8)],
+    [(4, 2, 64, 16), (3, 3, 16, 4), (7, 1, 80, 16), (8, 8, 20, 32), (2, 1, 256, 16), (2, 1, 512, 16), (64, 1, 32, 8)],
 )
 def test_paged_attention_equals_its_reference(heads, kv_heads, dim, block_size, options, dtype):
     pages = Pages([1, 130, 77, 600, 64], kv_heads, dim, block_size, dtype)

@@ -14,7 +14,7 @@ enum { K_BLOCK = 512 };    /* columns of x, and depth of a panel, that are worke
 enum { X_STRIDE = K_BLOCK + 16 }; /* floats between rows of x; not a power of two, which would crowd the cache's sets */
 enum { SEGMENT = 512 };   /* keys between two merges of attention's running sums */
 enum { PAIRS = 48 };      /* (query, head) pairs that share a tile of keys */
-enum { HEAD_MAX = 256 };  /* widest head */
+enum { HEAD_MAX = 512 };  /* widest head */
 enum { NORM_MAX = 16384 }; /* widest row of a norm */
 
 /* out[m, n] = sum_k x[m, k] w[n, k] + bias[n] + residual[m, n]; or activate(first half, second half), per panel. */

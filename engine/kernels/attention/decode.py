@@ -17,7 +17,7 @@ from torch import Tensor
 
 from engine.attention.meta import WorkList
 from engine.kernels.attention.attend import attend_keys, blocks_of, score_scales, softmax_init_with_sinks
-from engine.kernels.attention.tiles import KEYS
+from engine.kernels.attention.tiles import KEYS, WIDE_HEAD
 from engine.kernels.float8 import as_bytes, codes_of
 from engine.kernels.pages import Scales, is_wide, stride_of
 from engine.kernels.pdl import allow_next, fetch_run, launch_options, wait_previous
@@ -318,6 +318,9 @@ def tuned(
         stages = 3 if width <= NARROW and 1.75 * device.num_units < pairs <= 2 * device.num_units else 4
     elif block_d > 128 or element_size > 2:
         warps = max(4, warps)
+        stages = (
+            1 if block_d > WIDE_HEAD and device.arch != "sm_90" else 2
+        )  # two rounds of such keys fit an H100's unit
     few = 2 * pairs <= device.num_units or not device.begins_early
     return share, 0 if few else 3 if stages == 3 else 5, {"num_warps": warps, "num_stages": stages}
 

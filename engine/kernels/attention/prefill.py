@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.attention.meta import WorkList
 from engine.kernels.attention.attend import attend_keys, materialised, score_scales, softmax_init_with_sinks
-from engine.kernels.attention.tiles import tile_lines
+from engine.kernels.attention.tiles import WIDE_HEAD, tile_lines
 from engine.kernels.float8 import as_bytes, codes_of
 from engine.kernels.pages import Scales, is_wide, stride_of
 from engine.kernels.pdl import grid_wait, launch_options
@@ -143,7 +143,7 @@ def attend_tiles(
     tokens, heads, dim = q.shape
     _, kv_heads, block_size, _ = k_cache.shape
     group = heads // kv_heads
-    block_m, block_d = tile_lines(group), max(16, triton.next_power_of_2(dim))
+    block_m, block_d = tile_lines(group, dim), max(16, triton.next_power_of_2(dim))
     full = tokens // (block_m // group)
     block_n, options = _tuned(block_d, q.element_size(), full * kv_heads)
     scale, bend = score_scales(scale, softcap)
@@ -160,6 +160,8 @@ def attend_tiles(
 
 def _tuned(block_d: int, element_size: int, programs: int) -> tuple[int, dict[str, int]]:
     """(keys per block, launch options). The block decides a token's bits, so it knows nothing of the launch's size."""
+    if block_d > WIDE_HEAD:  # the memory of a unit holds no more of such keys
+        return 16, {"num_warps": 8, "num_stages": 2}
     if block_d > 128 or element_size > 2:
         return 32, {"num_warps": 8, "num_stages": 2}
     if target().arch == "sm_90" and 2 * programs > 5 * target().num_units:

@@ -117,7 +117,7 @@ def launch_list(work: WorkList, meta: AttentionMeta, group: int, invariant: bool
     work_kernel[(1,)](
         work.parts, work.num_parts, work.tiles, work.num_tiles, meta.query_start, meta.context_len, meta.table_row,
         rows, aim_of(work, group),
-        SINGLE=-1 if invariant else 1, STEP=MIN_PART, KEYS=KEYS, TILE=tile_tokens(group),
+        SINGLE=-1 if invariant else 1, STEP=MIN_PART, KEYS=KEYS, TILE=tile_tokens(group, work.sums.shape[2]),
         ROWS=triton.next_power_of_2(rows), num_warps=4,
     )  # fmt: skip
 
@@ -136,7 +136,7 @@ def fill_list_reference(work: WorkList, meta: AttentionMeta, group: int, invaria
     single = [not invariant and starts[row + 1] - starts[row] == 1 for row in range(len(contexts))]
     total = sum(context for context, cut in zip(contexts, single) if cut)
     whole = max(1, -(-total // (aim_of(work, group) * MIN_PART))) * MIN_PART
-    tile = tile_tokens(group)
+    tile = tile_tokens(group, work.sums.shape[2])
     for row, context in enumerate(contexts):
         begin, length = starts[row], starts[row + 1] - starts[row]
         if single[row]:

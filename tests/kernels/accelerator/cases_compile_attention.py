@@ -48,6 +48,20 @@ KERNELS = {
         )
         for window in (0, 1024)
     },
+    "decode 512": (
+        decode_kernel,
+        {"out": T, **PARTS, **ATTEND},
+        {**SHAPE, "HEAD_DIM": 512, "BLOCK_D": 512, "BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_G": 8, "AT_ONCE": 1,
+         "STAGES": 1, "AHEAD": 0, "LANES": 128, "LEAD": 0, **NO_SINKS},
+        {"num_warps": 4, "num_stages": 1},
+    ),
+    "prefill 512": (
+        prefill_kernel,
+        {"out": T, "last_keys": "*i32", "tiles": "*i32", "num_tiles": "*i32", **ATTEND},
+        {**SHAPE, "HEAD_DIM": 512, "BLOCK_D": 512, "BLOCK_M": 64, "BLOCK_N": 16, "STAGES": 2, "MATERIALISE": True,
+         "last_keys": None, **NO_SINKS},
+        {"num_warps": 8, "num_stages": 2},
+    ),
     **{
         f"dense {dim}": (
             dense_kernel,

@@ -214,7 +214,7 @@ def test_attention_of_tokens_that_see_later_ones(window, everywhere):
 
 @pytest.mark.covering(2)
 @pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (24, 5.0)])
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(2, 1, 64), (3, 3, 96), (4, 1, 128), (4, 2, 256)])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(2, 1, 64), (3, 3, 96), (4, 1, 128), (4, 2, 256), (2, 1, 512)])
 @pytest.mark.parametrize("step", ["decode", "mixed"])
 def test_attention_of_every_head_size(step, heads, kv_heads, dim, window, softcap):
     contexts, queries = STEPS[step]
