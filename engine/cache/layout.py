@@ -8,7 +8,8 @@ Owner: device thread, at start. In: one spec per layer. Out: groups, bytes of a 
 Every block belongs to one group at a time, and all groups draw from one pool. So L is the number of layers of the
 rarest kind: layers of other kinds make several groups, and no buffer stays empty. Layers of a kind that keep more bytes
 than others come first in their group, so that large pages meet in one buffer. A buffer's page is as large as the
-largest that any group has there; what smaller ones leave is padding, which is logged. Block 0 is the dummy block:
+largest that any group has there; what smaller ones leave is padding, which is logged. Where too much would be padding,
+layers of small pages lie side by side in a page, and a group has more than L of them. Block 0 is the dummy block:
 padded rows write to it and no request ever owns it.
 """
 
@@ -35,7 +36,8 @@ class Group:
     """Layers that share block tables."""
 
     spec: CacheSpec  # of one of them: kind and window are those of all
-    layers: tuple[int, ...]  # their numbers in the model
+    layers: tuple[int, ...]  # their numbers among the specs
+    places: tuple[tuple[int, int], ...]  # of each layer: the buffer, and the first byte in a page of it
 
 
 class CacheLayout:
@@ -53,24 +55,37 @@ class CacheLayout:
         counts = [len(layers) for layers in kinds.values()]
         largest = max(counts)
         self.num_buffers = largest if largest <= NEARLY_EQUAL * min(counts) else min(counts)
-        self.groups = [
-            Group(specs[layers[first]], tuple(layers[first : first + self.num_buffers]))
-            for layers in kinds.values()
-            for first in range(0, len(layers), self.num_buffers)
-        ]
-        pages = [0] * self.num_buffers
-        for group in self.groups:
-            for place, layer in enumerate(group.layers):
-                pages[place] = max(pages[place], -(-specs[layer].block_bytes(block_size) // ALIGNED) * ALIGNED)
-        self.page_bytes = tuple(pages)  # by buffer
-        self.block_bytes = sum(pages) + beside * block_size
+        self._divide(list(kinds.values()), page_bytes=0)
+        if self._padding > MAX_PADDING:
+            self._divide(list(kinds.values()), page_bytes=max(self.page_bytes))
+        self.block_bytes = sum(self.page_bytes) + beside * block_size
         self.group_of = [0] * len(specs)  # by layer
         for number, group in enumerate(self.groups):
             for layer in group.layers:
                 self.group_of[layer] = number
-        used = sum(spec.block_bytes(block_size) for spec in specs)
-        if self.keeps:
-            self._check_padding(1 - used / (len(self.groups) * sum(pages)))
+        self._check_padding(self._padding)
+
+    def _divide(self, kinds: Sequence[Sequence[int]], page_bytes: int) -> None:
+        """Layers to groups and places: one layer of a group per buffer, or as many as a page of so many bytes holds."""
+        sizes = [-(-spec.block_bytes(self.block_size) // ALIGNED) * ALIGNED for spec in self.specs]
+        self.groups: list[Group] = []
+        pages = [0] * self.num_buffers
+        for layers in kinds:
+            size = sizes[layers[0]]  # the largest of its kind
+            most = self.num_buffers * max(1, page_bytes // max(size, 1))
+            for first in range(0, len(layers), most):
+                mine = tuple(layers[first : first + most])
+                places = tuple((i % self.num_buffers, i // self.num_buffers * size) for i in range(len(mine)))
+                for layer, (buffer, start) in zip(mine, places):
+                    pages[buffer] = max(pages[buffer], start + sizes[layer])
+                self.groups.append(Group(self.specs[mine[0]], mine, places))
+        self.page_bytes = tuple(pages)  # by buffer
+
+    @property
+    def _padding(self) -> float:
+        """The share of the cache that no layer has."""
+        used = sum(spec.block_bytes(self.block_size) for spec in self.specs)
+        return 1 - used / (len(self.groups) * sum(self.page_bytes)) if used else 0.0
 
     @property
     def keeps(self) -> bool:
@@ -99,8 +114,8 @@ class CacheLayout:
         for pages in buffers if poison else ():
             pages.fill_(0xFF)  # not a number in every dtype
         for group in self.groups:
-            for layer, pages in zip(group.layers, buffers):
-                caches[layer] = self.specs[layer].views(pages, self.block_size)
+            for layer, (buffer, start) in zip(group.layers, group.places):
+                caches[layer] = self.specs[layer].views(buffers[buffer][:, start:], self.block_size)
         return caches
 
     def _check_padding(self, share: float) -> None:

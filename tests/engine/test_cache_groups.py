@@ -94,6 +94,22 @@ def test_pages_of_unlike_kinds_are_padded_and_too_much_padding_is_refused():
         CacheLayout([FULL, FullSpec(2, 1, torch.float32)], 16)
 
 
+def test_layers_of_small_pages_lie_side_by_side_where_padding_would_be_too_much():
+    """As in Gemma 4: the rare layers, which see all, have wider heads."""
+    wide = FullSpec(2, 16, torch.float32)
+    layout = CacheLayout([NEAR, NEAR, NEAR, wide] * 2, 16)
+    assert layout.page_bytes == (wide.block_bytes(16),) * 2 == (2 * NEAR.block_bytes(16),) * 2
+    assert [group.layers for group in layout.groups] == [(0, 1, 2, 4), (5, 6), (3, 7)]
+    caches = layout.allocate(4, poison=True)
+    for number, cache in enumerate(caches):
+        for view in cache:
+            view[1 + layout.group_of[number]].fill_(number)
+    for group in layout.groups[:2]:  # layers of a group that share a page keep what is theirs
+        for layer in group.layers:
+            block = 1 + layout.group_of[layer]
+            assert all((view[block] == layer).all() for view in caches[layer])
+
+
 def test_a_block_is_the_same_page_of_every_buffer_whichever_group_has_it():
     layout = CacheLayout([NEAR, FULL], 4)
     caches = layout.allocate(3, poison=True)
