@@ -13,6 +13,8 @@ read and its tokens too.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -24,7 +26,7 @@ from engine.attention.meta import AttentionMeta, WorkList
 from engine.batch import Batch
 from engine.cache.layout import CacheLayout
 from engine.cache.routed import RoutedIds
-from engine.cache.spec import LayerCache
+from engine.cache.spec import CacheSpec, KeyValueSpec, LayerCache
 from engine.device import Accelerator
 from engine.kernels.attention.work import empty_list, fill_list, max_parts
 from engine.kernels.record import records_in
@@ -38,6 +40,17 @@ from engine.step.graphs import MIXED_LIMIT
 
 RECORDS = 3
 MIN_UPDATES = 16384  # block-table changes that one plan may carry: 256 KiB of its record
+
+
+class Cut(NamedTuple):
+    """What the parts and tiles of a step's rows follow from, beside the rows."""
+
+    num_kv_heads: int
+    head_dim: int
+
+
+def _cut(spec: CacheSpec) -> Cut:
+    return Cut(spec.num_kv_heads, spec.head_dim) if isinstance(spec, KeyValueSpec) else Cut(0, 0)
 
 
 class StepBuffers:
@@ -60,8 +73,8 @@ class StepBuffers:
         self._invariant = invariant
         self._layout = layout
         text = model.config.text
-        self._heads, self._head_dim, self._vocab = text.num_heads, text.head_dim, text.vocab_size
-        self._heads_per_kv = text.num_heads // text.num_kv_heads
+        self._heads, self._vocab = text.num_heads, text.vocab_size
+        self._cuts = [_cut(group.spec) for group in layout.groups]
         self.records = records_in(accelerator.pinned(RECORDS * length).view(RECORDS, length), device)
         self.ring = accelerator.pinned(RECORDS * rows * sizes.width).view(RECORDS, rows, sizes.width)
         self.told = accelerator.pinned(RECORDS * rows * LINE).view(RECORDS, rows, LINE)  # log-probabilities
@@ -84,7 +97,7 @@ class StepBuffers:
             width = text.hidden_size * model.config.row_parts
             self._overlay = shown, torch.zeros(most, width, dtype=model.dtype, device=device)
         self.routed: RoutedIds | None = None  # where experts are kept
-        self.work: WorkList = self._work(1)
+        self.work: dict[Cut, WorkList] = self._work(1)
         self.caches: list[LayerCache] = []
 
     def set_caches(self, caches: list[LayerCache], num_blocks: int) -> None:
@@ -94,12 +107,16 @@ class StepBuffers:
         if self.routed is not None:
             self.routed.allocate(num_blocks)
 
-    def _work(self, num_blocks: int) -> WorkList:
-        sizes = self._sizes
-        if not self._layout.keeps:  # nothing reads the list
-            return empty_list(1, 1, 2, self._heads, self._head_dim, self.tokens.device)
+    def _work(self, num_blocks: int) -> dict[Cut, WorkList]:
+        """A list for each way in which the layers of groups cut rows: most models have one."""
+        sizes, device = self._sizes, self.tokens.device
+        if not self._layout.keeps:  # nothing reads a list
+            return {}
         parts = max_parts(num_blocks, sizes.block_size, sizes.max_rows)
-        return empty_list(sizes.max_rows, sizes.max_tokens, parts, self._heads, self._head_dim, self.tokens.device)
+        return {
+            cut: empty_list(sizes.max_rows, sizes.max_tokens, parts, self._heads, cut.head_dim, device)
+            for cut in dict.fromkeys(self._cuts)
+        }
 
     def prep(self) -> None:
         """Launches what turns the next record into the inputs of a forward: slots, tokens, rows, work lists."""
@@ -107,10 +124,9 @@ class StepBuffers:
         step_inputs(
             self.inputs, self.slots, self.records, sizes.max_rows, sizes.max_tokens, sizes.block_size, self._vocab
         )  # fmt: skip
-        if not self._layout.keeps:
-            return
-        meta = self._meta(0, sizes.max_tokens, sizes.max_rows, False)  # rows are cut alike in every group
-        fill_list(self.work, meta, self._heads_per_kv, self._invariant)
+        for cut, work in self.work.items():  # rows are cut alike in all groups of a cut
+            meta = self._meta(self._cuts.index(cut), sizes.max_tokens, sizes.max_rows, False)
+            fill_list(work, meta, self._heads // cut.num_kv_heads, self._invariant)
 
     def send_tokens(self) -> None:
         """Launches what brings the chosen tokens into the step's line of the ring."""
@@ -153,7 +169,7 @@ class StepBuffers:
             context_len=inputs.context_len[:rows],
             block_tables=self.slots.block_tables[group],
             slot_mapping=inputs.slot_mapping[group, :tokens],
-            work=self.work,
+            work=self.work.get(self._cuts[group]),
             table_row=inputs.row_slot[:rows],
             last_keys=None if decode_only or inputs.last_keys is None else inputs.last_keys[:tokens],
             decode_only=decode_only,
