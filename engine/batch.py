@@ -24,8 +24,8 @@ class Batch:
     positions: Tensor  # [T] int64, or [3, T] (time, height, width) for M-RoPE models
     media: list[tuple[int, int, Tensor]]  # (token_start, length, rows [length, hidden or more]) that replace embeddings
     attention: list[AttentionMeta]  # by cache group
-    caches: list[LayerCache]  # by layer
-    group_of: Sequence[int]  # by layer: whose AttentionMeta is its
+    caches: list[LayerCache]  # by layer that keeps something
+    group_of: Sequence[int]  # by the same: whose AttentionMeta is its
     # [S] int64: the tokens whose hidden states somebody reads, and which a forward returns in this order. None: all T.
     sample_index: Tensor | None = None
     # How many of the T tokens are no padding, and how many of sample_index: int32 [1], on the device. None: all.

@@ -116,5 +116,7 @@ def step_bytes(config: ModelConfig, sizes: Sizes, dtype: torch.dtype) -> int:
     """About what the largest step holds: the stream and one layer's products of every token, logits of every row."""
     text = config.text
     heads = (text.num_heads + 2 * text.num_kv_heads) * text.head_dim
-    per_token = (4 * text.hidden_size + 3 * text.intermediate_size + 2 * heads) * dtype.itemsize
+    wide = 3 * max((layer.intermediate_size for layer in text.layers), default=0) or 3 * text.intermediate_size
+    beside = 3 * len(text.layers) * text.beside_width
+    per_token = (4 * text.hidden_size + wide + 2 * heads + beside) * dtype.itemsize
     return sizes.max_tokens * per_token + 3 * 4 * sizes.max_rows * text.vocab_size

@@ -7,7 +7,7 @@ no model asks whether a key was there. The numbers of a tower stand beside the t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import torch
@@ -27,7 +27,7 @@ QKVLayout = Literal["apart", "joined", "by head"]
 class RopeConfig:
     """Frequencies of one kind of layer; fields that a kind does not use keep their neutral value."""
 
-    kind: str  # default, linear, dynamic, llama3, yarn, longrope, none
+    kind: str  # default, linear, dynamic, llama3, yarn, longrope, proportional, none
     theta: float
     rotary_dim: int  # leading dimensions of a head that are rotated; even
     interleaved: bool = False  # a pair's dimensions are neighbours in the checkpoint, not rotary_dim / 2 apart
@@ -41,6 +41,7 @@ class RopeConfig:
     attention_factor: float = 1.0  # yarn, longrope: scales cos and sin
     short_factors: tuple[float, ...] = ()  # longrope: stretches each frequency in contexts up to the original one
     long_factors: tuple[float, ...] = ()  # longrope: in longer ones
+    turning: int = 0  # proportional: leading pairs that turn; the frequencies are those of all pairs
     query_scaling: float = 0.0  # queries are multiplied by 1 + this * log(1 + position // original_max_position)
     mrope_section: tuple[int, ...] = ()  # frequencies for time, height, width; () = one axis
     mrope_interleaved: bool = False  # the axes take turns, frequency by frequency
@@ -96,6 +97,11 @@ class LayerConfig:
     post_norms: bool = False  # what attention and MLP add to the stream passes a norm of its own
     experts: ExpertsConfig | None = None  # in the place of the MLP
     causal: bool = True  # a token sees none behind it; else its input is computed in one step, and nothing is kept
+    head_dim: int = 0  # these three where they are not TextConfig's; 0: they are
+    num_kv_heads: int = 0
+    intermediate_size: int = 0
+    keys_of: int | None = None  # the layer whose keys and values are read, in the place of keys and values of its own
+    values_are_keys: bool = False  # the product that makes the keys makes the values too
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,11 +136,18 @@ class TextConfig:
     residual_scale: float = 1.0  # of what attention and MLP add to the stream
     logit_scale: float = 1.0
     logit_softcap: float = 0.0  # cap * tanh(logit / cap); 0 = none
+    beside_width: int = 0  # numbers of each token that each layer reads beside the stream
 
     @property
     def causal(self) -> bool:
         """Whether no token sees one behind it; else an input is computed in one step, and nothing is kept."""
         return self.layers[0].causal
+
+    def of_layer(self, layer: LayerConfig) -> TextConfig:
+        """The same decoder with the sizes that this layer has."""
+        own = {name: getattr(layer, name) for name in ("head_dim", "num_kv_heads", "intermediate_size")}
+        own = {name: size for name, size in own.items() if size}
+        return replace(self, **own) if own else self
 
 
 # Which hidden states of an input become its result: the last token's, the first token's, or a sum over all tokens.

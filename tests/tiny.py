@@ -199,6 +199,7 @@ _ODD = {  # widths that divide nothing
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
 }
+_NEAR, _FAR = "sliding_attention", "full_attention"
 _WINDOWS = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], "sliding_window": 8}
 _SCALED = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
 
@@ -233,6 +234,18 @@ FAMILIES: dict[str, Callable[[], Any]] = {  # one of each, and the switches that
         "Gemma3ForCausalLM", "Gemma3TextConfig", head_dim=20, query_pre_attn_scalar=24, num_hidden_layers=4,
         sliding_window=8, layer_types=["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"],
         rope_parameters={"full_attention": _SCALED, "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}},
+    ),
+    "gemma4": causal(  # as E2B: layers that read others' keys, and embeddings per layer
+        "Gemma4ForCausalLM", "Gemma4TextConfig", head_dim=12, global_head_dim=24, num_hidden_layers=7,
+        num_kv_shared_layers=3, use_double_wide_mlp=True, hidden_size_per_layer_input=10, sliding_window=8,
+        final_logit_softcapping=4.0, tie_word_embeddings=True, vocab_size_per_layer_input=331,
+        layer_types=[_NEAR, _NEAR, _FAR, _NEAR, _NEAR, _NEAR, _FAR],
+    ),
+    "gemma4-large": causal(  # as 31B: values are keys where a layer sees all
+        "Gemma4ForCausalLM", "Gemma4TextConfig", head_dim=12, global_head_dim=24, num_hidden_layers=4,
+        attention_k_eq_v=True, num_key_value_heads=3, num_global_key_value_heads=1, hidden_size_per_layer_input=0,
+        sliding_window=8, tie_word_embeddings=True,
+        layer_types=[_NEAR, _FAR, _NEAR, _FAR],
     ),
     "phi3": causal("Phi3ForCausalLM", "Phi3Config", sliding_window=None, tie_word_embeddings=True),
     "phi3-short": causal("Phi3ForCausalLM", "Phi3Config", **longrope(512)),
@@ -528,6 +541,8 @@ def _model(kind: Any, config: Any) -> Any:
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.normal_(0.0, 0.1, generator=torch.Generator().manual_seed(len(name)))
+            if name.endswith("layer_scalar"):
+                buffer.normal_(1.0, 0.2, generator=torch.Generator().manual_seed(sum(name.encode())))
     return model
 
 

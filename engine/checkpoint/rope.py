@@ -15,7 +15,7 @@ from engine.checkpoint.section import Section
 from engine.errors import ConfigError
 from engine.model_config import RopeConfig
 
-KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional")
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -62,7 +62,10 @@ def read_rope(body: Section, layer_type: str, head_dim: int, default: RopeDefaul
     if theta <= 1:
         raise ConfigError(f"{body.path}: rope_theta={theta} must be larger than 1")
     extra: dict[str, Any] = {}
-    if kind == "linear":
+    if kind == "proportional":  # the pairs that stay are part of the rotation, whose angle for them is 0
+        extra = {"turning": rotary_dim // 2, "factor": _factor(rope, rope.number("factor", 1.0))}
+        rotary_dim = head_dim
+    elif kind == "linear":
         extra["factor"] = _factor(rope, rope.number("factor"))
     elif kind in ("llama3", "yarn", "longrope"):
         limit = body.size("max_position_embeddings")

@@ -3,7 +3,8 @@
     rms:     y = x / sqrt(mean(x^2) + eps) * weight                        centred: y = (x - mean) / std * weight
 
 over groups of columns: all queries and all keys of a token (Olmo 2, Olmo 3), or each head (Cohere). Columns behind the
-keys are values and stay. Users: attention layers whose norm `qkv_rope_store` does not do, just before it.
+keys are values and stay; Gemma 4 hands its values alone, without keys. Users: attention layers whose norm
+`qkv_rope_store` does not do, just before it.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def projection_norm_reference(
     first = 0
     for weight, group in ((q_weight, q_group), (k_weight, k_group)):
         columns = qkv[:, first : first + len(weight)]
-        groups = columns.unflatten(1, (-1, group))
+        groups = columns.unflatten(1, (len(weight) // group, group))
         ones = torch.ones(group, device=qkv.device)
         wide = groups.to(torch.promote_types(qkv.dtype, torch.float32))
         y = layer_norm_reference(wide, ones, None, eps) if centre else rms_norm_reference(wide, ones, eps)

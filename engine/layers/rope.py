@@ -60,6 +60,9 @@ def frequencies(config: RopeConfig, context: int) -> Tensor:
         return torch.zeros(config.rotary_dim // 2)  # an angle of 0 changes no bit of a head
     exponents = torch.arange(0, config.rotary_dim, 2, dtype=torch.float32) / config.rotary_dim
     inv_freq = 1.0 / config.theta**exponents
+    if config.kind == "proportional":
+        inv_freq[config.turning :] = 0.0
+        return inv_freq / config.factor
     if config.kind == "linear":
         return inv_freq / config.factor
     if config.kind == "llama3":

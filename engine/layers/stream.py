@@ -55,7 +55,7 @@ class Product:
 class Stream:
     """The rows of all tokens of a step, or of those that somebody reads."""
 
-    __slots__ = ("_residual", "_sampled", "_waiting", "count", "kept")
+    __slots__ = ("_residual", "_sampled", "_waiting", "beside", "count", "kept")
 
     def __init__(
         self,
@@ -63,8 +63,10 @@ class Stream:
         count: Tensor | None = None,
         sampled: Tensor | None = None,
         kept: Kept | None = None,
+        beside: Tensor | None = None,
     ) -> None:
         self._residual = residual
+        self.beside = beside  # [T, layers, n]: what each layer reads of each token beside the stream; None: nothing
         self.count = count  # int32 [1], on the device: rows from here on are padding; None: there is none
         self.kept = kept  # where the experts of the rows are kept; None: nowhere
         self._sampled = sampled  # the same once the stream goes on with the rows that somebody reads
@@ -100,5 +102,7 @@ class Stream:
         if index is None:
             return beside
         self.count = self._sampled
+        if self.beside is not None:
+            self.beside = self.beside.index_select(0, index)
         beside, self._residual = beside.index_select(0, index), self.rows().index_select(0, index)
         return beside

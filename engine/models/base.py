@@ -43,7 +43,7 @@ class Model(ABC):
 
     @abstractmethod
     def cache_specs(self) -> list[CacheSpec]:
-        """What each decoder layer keeps per token, in layer order."""
+        """What each decoder layer with keys and values of its own keeps per token, in layer order."""
 
     @abstractmethod
     def forward(self, batch: Batch, out: Tensor | None = None) -> Tensor:

@@ -15,6 +15,7 @@ from engine.errors import ConfigError
 from engine.model_config import PoolingConfig, TextConfig, TowerConfig
 from engine.models.family import Family
 
+AHEAD = "use_bidirectional_attention"
 BOTH_WAYS = "Bidirectional"  # in the names of classes that NVIDIA made of a decoder: LlamaBidirectionalModel
 # What the classes of a body are called that end with something else than a language model's head; longer names first.
 POOLED: dict[str, Form] = {
@@ -36,8 +37,14 @@ def class_of_body(name: str) -> tuple[str, Form]:
 
 def sees_all(family: Family, root: Section, body: Section) -> bool:
     """Whether each token attends to all of its input."""
-    said = root.values.get("is_causal") is False or body.boolean("use_bidirectional_attention", False)
+    said = root.values.get("is_causal") is False or attends_ahead(body)
     return said or family.head is not None or any(BOTH_WAYS in str(name) for name in root.items("architectures", ()))
+
+
+def attends_ahead(body: Section) -> bool:
+    """Whether a decoder's texts do; Gemma 4 says "all", or "vision" where the tokens of a picture do."""
+    said = body.values.get(AHEAD)
+    return said == "all" if isinstance(said, str) else body.boolean(AHEAD, False)
 
 
 def pooled_text(

@@ -77,6 +77,9 @@ class Decoder(Model):
         for number, experts in enumerate(sparse):
             experts.number = number
         self._numbers = list(range(len(text.layers)))  # of the layers that forward runs
+        self._keepers = [number for number, layer in enumerate(text.layers) if layer.keys_of is None]
+        kept_by = [number if layer.keys_of is None else layer.keys_of for number, layer in enumerate(text.layers)]
+        self._cache_of = [self._keepers.index(number) for number in kept_by]  # by layer, a place among cache_specs
         kinds = list(dict.fromkeys(layer.rope for layer in text.layers))
         self._ropes = [RopeTable(kind, device, config.max_model_len or config.max_position) for kind in kinds]
         self._rope_of = [kinds.index(layer.rope) for layer in text.layers]
@@ -99,17 +102,18 @@ class Decoder(Model):
         return replace(self.table, ignore=(*self.table.ignore, "lm_head.weight"))
 
     def cache_specs(self) -> list[CacheSpec]:
-        return [layer.attention.cache_spec(self.dtype) for layer in self.layers]
+        return [self.layers[number].attention.cache_spec(self.dtype) for number in self._keepers]
 
     def forward(self, batch: Batch, out: Tensor | None = None) -> Tensor:
-        x = Stream(self._embedded(batch), batch.num_tokens, batch.num_sampled, batch.routed)
+        rows = self._embedded(batch)
+        x = Stream(rows, batch.num_tokens, batch.num_sampled, batch.routed, self.beside(batch, rows))
         attention = batch.attention
         if not self.config.text.causal:
             attention = [meta.covering(len(batch.token_ids)) for meta in attention]
         ropes = [rope(batch.positions) for rope in self._ropes]
         for number in self._numbers:
-            layer, rope, cache = self.layers[number], ropes[self._rope_of[number]], batch.caches[number]
-            meta = attention[batch.group_of[number]]
+            layer, rope, place = self.layers[number], ropes[self._rope_of[number]], self._cache_of[number]
+            cache, meta = batch.caches[place], attention[batch.group_of[place]]
             index = batch.sample_index if number == self._numbers[-1] and batch.routed is None else None
             if index is not None and not len(index):  # middle chunks of prompts: nobody reads more than the cache
                 layer.store(x, rope, meta, cache)
@@ -147,6 +151,10 @@ class Decoder(Model):
     def _scaled(self, rows: Tensor) -> Tensor:
         """Rows of media; most families do not scale them."""
         return rows if self._media_scale == 1.0 else rows * self._media_scale
+
+    def beside(self, batch: Batch, rows: Tensor) -> Tensor | None:
+        """What each layer reads of each token beside the stream, [T, layers, n]; `rows`: the stream's first."""
+        return None
 
     def embedded(self, batch: Batch) -> Tensor:
         """The tokens' embeddings, [T, hidden], new."""

@@ -54,6 +54,7 @@ class LlamaLayer(DecoderLayer):
         def norm(has: bool) -> Norm | None:
             return stream_norm(text) if has else None
 
+        text = text.of_layer(layer)
         self.attention_norm = norm(layer.pre_norms)
         self.attention = self_attention(text, layer)
         self.o = Linear(text.num_heads * text.head_dim, text.hidden_size, bias=text.o_bias)

@@ -26,7 +26,7 @@ from engine.checkpoint.text import complete
 from engine.errors import ConfigError
 from engine.model_config import ModelConfig
 from engine.models.base import Model
-from engine.models.both_ways import class_of_body, pooled_text, sees_all
+from engine.models.both_ways import attends_ahead, class_of_body, pooled_text, sees_all
 from engine.models.family import Family
 from engine.quant.assign import assign
 from engine.request import Modality
@@ -54,6 +54,7 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "GemmaForCausalLM": "engine.models.gemma",
     "Gemma2ForCausalLM": "engine.models.gemma2",
     "Gemma3ForCausalLM": "engine.models.gemma3",
+    "Gemma4ForCausalLM": "engine.models.gemma4",
     "Phi3ForCausalLM": "engine.models.phi3",
     "GraniteForCausalLM": "engine.models.granite",
     "GlmForCausalLM": "engine.models.glm",
@@ -136,6 +137,7 @@ DECODERS = {
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
+    "gemma4_text": "Gemma4ForCausalLM",
     "granite": "GraniteForCausalLM",
     "llama": "LlamaForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
@@ -186,7 +188,7 @@ def load_model_config(
         pooling = read_pooling(folder, root, under, runner, pooler or {})
         if pooling is not None:
             text = pooled_text(text, pooling, towers, implementation)
-        elif body.values.get("use_bidirectional_attention") and family.ahead != "prompt":
+        elif attends_ahead(body) and family.ahead != "prompt":
             raise ConfigError("use_bidirectional_attention=true: this model cannot generate; --runner pooling")
     lead = family.lead(outer) if family.lead is not None else 0
     taken = {modality for tower in towers.values() for modality in tower.modalities}

@@ -251,6 +251,8 @@ def test_only_full_layers_of_olmo3_are_scaled_in_older_files(read):
 
 
 REFUSED = [
+    ("gemma4", {"use_bidirectional_attention": "all"}, "supported are null and 'vision'"),
+    ("gemma4", {"num_kv_shared_layers": 6}, "no layer before the layer 1 makes the keys that layers of type"),
     ("gemma3", {"use_bidirectional_attention": True}, "use_bidirectional_attention=true: this model cannot generate"),
     (
         "gemma2",
@@ -349,6 +351,16 @@ def test_a_float16_checkpoint_is_served_in_bfloat16_and_says_so(caplog):
 
 
 ODD = [None, "x", -1, 0, 1, 3, 2.5, True, [], [1], ["x"], [[1]], {}, {"a": 1}, 1e308, 2**40, "float32", float("nan")]
+
+
+@pytest.mark.parametrize("name", ["gemma4", "gemma4-large"])
+def test_gemma4_sizes_of_layers_have_two_spellings(tmp_path, name):
+    """transformers 5.23 writes what each layer has; releases say what all layers have that see all."""
+    config = json.loads((tiny.checkpoint(name) / "config.json").read_text())
+    assert config.pop("per_layer_config")
+    released = {"global_head_dim": 24, "num_global_key_value_heads": 1}
+    (tmp_path / "config.json").write_text(json.dumps({**config, **released}))
+    assert load_model_config(tmp_path).text == load_model_config(tiny.checkpoint(name)).text
 
 
 @pytest.mark.parametrize("name", ["llama-yarn", "llama-llama3", "qwen2-window", "omni"])

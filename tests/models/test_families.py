@@ -16,6 +16,17 @@ MECHANISMS = (  # families that together do all that Llama's layers do not
     "gemma2", "gemma3", "phi3-short", "granite", "glm4", "olmo3", "cohere-norms", "smollm3", "exaone4", "ministral3",
     "stablelm-parallel", "nemotron", "apertus", "hunyuan", "gpt_neox", "gpt2",
 )  # fmt: skip
+ON_DEVICE = [
+    "gemma3",
+    "gemma4",
+    "gemma4-large",
+    "ministral3",
+    "cohere-norms",
+    "apertus",
+    "hunyuan",
+    "gpt2",
+    "qwen2_moe",
+]
 LENGTHS, TOKENS, LONGEST, CHUNK = (60, 23, 40), 16, 80, 11
 PROMPTS = [prompt(length, seed=9) for length in LENGTHS]
 
@@ -48,7 +59,7 @@ async def test_tokens_of_a_busy_engine_equal_transformers(name):
     await check_busy(name, Device("cpu"), await asyncio.to_thread(transformers_tokens, name))
 
 
-@pytest.mark.parametrize("name", ["gemma3", "ministral3", "cohere-norms", "apertus", "hunyuan", "gpt2", "qwen2_moe"])
+@pytest.mark.parametrize("name", ON_DEVICE)
 async def test_so_do_tokens_of_an_accelerators_steps(name, monkeypatch):
     """Padded steps and recorded graphs, on CPU tensors."""
     monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
