@@ -16,7 +16,8 @@ MAX_ERROR = 600  # characters of a failure's text
 
 @dataclass(slots=True)
 class Answer:
-    """`number` is the conversation's, below 0 in the warm-up; `first` and `last` are 0 while no token has come.
+    """`number` is the conversation's, below 0 in the warm-up; `first` and `last` are 0 while no token has come. `place`
+    is which of the requests that may be open at a time it was; `cut`: the load ended before it did.
 
     `last` is when the answer was told to be finished, or of its last event with tokens where it was not told.
     """
@@ -24,6 +25,7 @@ class Answer:
     number: int
     turn: int
     due: float = 0.0  # when it should have been sent
+    place: int = 0
     sent: float = 0.0
     first: float = 0.0
     last: float = 0.0
@@ -35,6 +37,7 @@ class Answer:
     cached_tokens: int = 0
     finish: str = ""
     error: str = ""
+    cut: bool = False
     text: str = ""  # kept where a next turn needs it
 
     @property

@@ -140,14 +140,19 @@ class Client:
         self.secured = ssl.create_default_context() if target.secure else None
 
     async def ask(self, path: str, body: bytes, answer: Answer, keeps_text: bool = False) -> Answer:
-        """One request; its failure is in the answer's `error`."""
+        """One request; its failure is in the answer's `error`. One that is cancelled is recorded as cut off."""
         label = f"bench-{answer.number}-{answer.turn}" if answer.number >= 0 else f"bench-warm-up{answer.number}"
         request = self.target.head("POST", path, len(body), label) + body
         answer.sent = clock()
         for _ in range(2):
             reused = bool(self.idle)
             reader = EventReader(answer, keeps_text)
-            await self.exchange(request, reader)
+            try:
+                await self.exchange(request, reader)
+            except asyncio.CancelledError:
+                answer.cut, answer.end = True, clock()
+                self.record(answer)
+                raise
             if not (reused and answer.error.startswith("the connection was closed") and not answer.events):
                 break
             answer.error = ""  # it had been idle for too long: once more, over a new one
@@ -163,11 +168,12 @@ class Client:
                 await connection.begin(request, reader)
             if connection.open:
                 self.idle.append(connection)
+        except asyncio.CancelledError:
+            leave(connection)
+            raise
         except TimeoutError:
             reader.answer.error = f"no whole answer within --request-timeout {self.timeout:g} s"
-            if connection is not None:
-                connection.reader = None
-                connection.close()
+            leave(connection)
             reader.close(clock())
         except OSError as error:
             reader.answer.error = f"no connection: {error}"
@@ -181,3 +187,10 @@ class Client:
     def close(self) -> None:
         for connection in self.idle:
             connection.close()
+
+
+def leave(connection: Connection | None) -> None:
+    """Closes a connection whose answer nobody waits for any more."""
+    if connection is not None:
+        connection.reader = None
+        connection.close()

@@ -8,6 +8,7 @@ line.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -79,12 +80,27 @@ def parse(words: Sequence[str], say: Say, build: Build) -> Callable[[], int]:
     values = from_file(arguments.config_file, flags) if arguments.config_file else {}
     values |= arguments.values
     chosen = command.flags(**{own[flag].field: value for flag, value in values.items() if flag in own})
+    for flag in ("json", "plot"):
+        check_writable(flag, getattr(chosen, flag, ""))
     rest = {flag: value for flag, value in values.items() if flag not in own}
     run = partial(importlib.import_module(command.module).run, chosen)
     if command.takes:
         config = build(rest)
         run = partial(run, config if command.takes == "config" else words_of(rest))
     return run
+
+
+def check_writable(flag: str, path: str) -> None:
+    """A file for results is there or can be, which a run would else find out at its end. Raises UsageError."""
+    folder = os.path.dirname(path) or "."
+    if not path:
+        return
+    if os.path.isdir(path):
+        raise UsageError(f"--{flag} {path}: is a folder; name a file")
+    if not os.path.isdir(folder):
+        raise UsageError(f"--{flag} {path}: there is no folder {folder}")
+    if not os.access(path if os.path.exists(path) else folder, os.W_OK):
+        raise UsageError(f"--{flag} {path}: may not be written")
 
 
 def help_text() -> str:
@@ -110,6 +126,9 @@ def main(words: Sequence[str], say: Say, build: Build) -> int:
         return 2
     try:
         return run()
-    except (EngineError, ValueError) as error:
+    except (EngineError, ValueError, OSError) as error:
         print(f"omniloop: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print("omniloop: interrupted", file=sys.stderr)
+        return 130

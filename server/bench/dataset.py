@@ -98,8 +98,14 @@ def read_file(options: ServeOptions) -> list[Read]:
     """The file's conversations in an order of --seed."""
     if not options.dataset_path:
         raise ValueError(f"--dataset {options.dataset}: needs --dataset-path FILE")
-    with open(options.dataset_path, encoding="utf-8") as file:
-        found = list((sharegpt if options.dataset == "sharegpt" else lines)(file.read(), options))
+    try:
+        with open(options.dataset_path, encoding="utf-8") as file:
+            found = list((sharegpt if options.dataset == "sharegpt" else lines)(file.read(), options))
+    except OSError as error:
+        raise ValueError(f"--dataset-path {options.dataset_path}: {error.strerror}") from None
+    except (LookupError, TypeError, AttributeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+        wanted = "ShareGPT's JSON" if options.dataset == "sharegpt" else "a JSON object per line"
+        raise ValueError(f"--dataset-path {options.dataset_path}: is not {wanted}: {error}") from None
     if not found:
         raise ValueError(f"--dataset-path {options.dataset_path}: nothing in it can be asked")
     random.Random(options.seed).shuffle(found)

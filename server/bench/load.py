@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -68,29 +68,41 @@ class Share:
             fields["ignore_eos"] = True
         return orjson.dumps(fields | options.extra_body)
 
-    async def run(self, start: float, record: Callable[[Answer], None]) -> None:
-        """All conversations, from `start` (time.perf_counter) on."""
+    async def run(self, start: float, record: Callable[[Answer], None], stop: asyncio.Event) -> None:
+        """All conversations, from `start` (time.perf_counter) on; `stop` cuts off what is open then."""
         client = Client(self.client_target(), self.options.request_timeout, record)
-        await asyncio.sleep(max(0.0, start - time.perf_counter()))
+        load, stopped = asyncio.ensure_future(self.all(client, start)), asyncio.ensure_future(stop.wait())
         try:
-            if self.places:
-                waiting = iter(enumerate(self.conversations))
-                places = min(self.places, len(self.conversations))
-                await asyncio.gather(*(self.one_after_another(client, waiting, start) for _ in range(places)))
-            else:
-                await asyncio.gather(*(self.converse(client, at, start) for at in range(len(self.conversations))))
+            await asyncio.wait((load, stopped), return_when=asyncio.FIRST_COMPLETED)
+            load.cancel()
+            await asyncio.wait((load,))
+            if not load.cancelled():
+                load.result()
         finally:
+            load.cancel()
+            stopped.cancel()
             client.close()
+
+    async def all(self, client: Client, start: float) -> None:
+        await asyncio.sleep(max(0.0, start - time.perf_counter()))
+        count = len(self.conversations)
+        if self.places:
+            waiting = iter(range(count))
+            places = range(self.first, self.first + self.step * min(self.places, count), self.step)
+            await asyncio.gather(*(self.one_after_another(client, waiting, start, place) for place in places))
+        else:
+            numbers = (one.number for one in self.conversations)
+            await asyncio.gather(*(self.converse(client, at, start, place) for at, place in enumerate(numbers)))
 
     def client_target(self) -> Target:
         return Target.of(self.options.url, self.options.api_key)
 
-    async def one_after_another(self, client: Client, waiting: Any, start: float) -> None:
+    async def one_after_another(self, client: Client, waiting: Iterator[int], start: float, place: int) -> None:
         """One place: the next conversation when the one before has ended."""
-        for at, _ in waiting:
-            await self.converse(client, at, start)
+        for at in waiting:
+            await self.converse(client, at, start, place)
 
-    async def converse(self, client: Client, at: int, start: float) -> None:
+    async def converse(self, client: Client, at: int, start: float, place: int) -> None:
         """All turns of a conversation; it ends with the first failure."""
         one = self.conversations[at]
         due = start + float(self.due[one.number])
@@ -101,7 +113,8 @@ class Share:
             more = number + 1 < len(one.turns)
             if number:
                 body = self.body(self.asked(one, history, turn))
-            answer = await client.ask(self.path, body, Answer(one.number, number, due if not number else 0.0), more)
+            asked = Answer(one.number, number, due if not number else 0.0, place)
+            answer = await client.ask(self.path, body, asked, more)
             if answer.error or not more:
                 return
             history.append({"role": "user", "content": turn.content})

@@ -42,6 +42,7 @@ class ServeOptions:
     burstiness: float = flag(1.0, "shape of the gamma distribution of gaps: 1 Poisson, less bursts", low=0.01)
     ramp_to: float = flag(0.0, "request rate at the end, reached in a straight line; 0: --request-rate", low=0)
     max_concurrency: int = flag(0, "open requests at a time; 0: any number", low=0)
+    seconds: float = flag(0.0, "end after so long and leave out what is open then; 0: with the last request", low=0)
     temperature: float = flag(-1.0, "sampling temperature; -1: the server's own", low=-1)
     ignore_eos: bool = flag(False, "answers as long as max_tokens (a field that not all servers know)")
     stream: bool = flag(True, "stream answers; without it there are no times of tokens")

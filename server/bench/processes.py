@@ -11,7 +11,7 @@ import dataclasses
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
 import orjson
@@ -22,6 +22,8 @@ from server.bench.options import ServeOptions
 
 STREAMS_PER_PROCESS = 64
 LEAD_S = 0.05  # between the word to start and the start: the word reaches all processes
+
+Ready = Callable[[], Awaitable[object]]
 
 
 @dataclass(slots=True)
@@ -41,11 +43,18 @@ def count_of(options: ServeOptions) -> int:
     return min(options.processes or derived, options.num_prompts, options.max_concurrency or options.num_prompts)
 
 
-async def run(options: ServeOptions, model: str, ended: Callable[[int], None]) -> Outcome:
-    """The whole load; `ended` is called with how many requests have. Raises RuntimeError when a process fails."""
+async def run(
+    options: ServeOptions, model: str, ended: Callable[[int], None], stop: asyncio.Event, ready: Ready | None = None
+) -> Outcome:
+    """The whole load, or as much of it as there is time for until `stop`. Raises RuntimeError when a process fails.
+
+    `ended` is called with how many requests have; `ready` is awaited before the start, when all bodies are drawn.
+    """
     count = count_of(options)
     if count == 1:
         share = Share(options, model, 0, 1)
+        if ready is not None:
+            await ready()
         begun_cpu = time.process_time()
         outcome = Outcome(time.perf_counter() + LEAD_S)
 
@@ -53,27 +62,34 @@ async def run(options: ServeOptions, model: str, ended: Callable[[int], None]) -
             outcome.answers.append(answer)
             ended(len(outcome.answers))
 
-        await share.run(outcome.start, record)
+        await share.run(outcome.start, record, stop)
         outcome.cpu_s = time.process_time() - begun_cpu
         return outcome
     workers = await asyncio.gather(*(worker(options, model, first, count) for first in range(count)))
-    outcome = Outcome(time.perf_counter() + LEAD_S, processes=count)
     seen = [0] * count
+    stopped = asyncio.ensure_future(stop.wait())
     try:
-        await asyncio.gather(*(collect(one, at, outcome, seen, ended) for at, one in enumerate(workers)))
+        if ready is not None:
+            await ready()
+        outcome = Outcome(time.perf_counter() + LEAD_S, processes=count)
+        load = asyncio.gather(*(collect(one, at, outcome, seen, ended) for at, one in enumerate(workers)))
+        stopped.add_done_callback(lambda _: close(workers))
+        await load
+        return outcome
     finally:
+        stopped.cancel()
         for one in workers:
             if one.returncode is None:
                 one.kill()
                 await one.wait()
-    return outcome
 
 
 async def worker(options: ServeOptions, model: str, first: int, step: int) -> asyncio.subprocess.Process:
     """A process that has its bodies and waits for the start."""
     pipe = asyncio.subprocess.PIPE
     command = [sys.executable, "-m", "server.bench.worker"]
-    one = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=1 << 30)
+    # A session of its own: what a terminal sends to its foreground is for this process, which then ends the load.
+    one = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=1 << 30, start_new_session=True)
     job = {"options": dataclasses.asdict(options), "model": model, "first": first, "step": step}
     assert one.stdin is not None
     assert one.stdout is not None
@@ -82,6 +98,13 @@ async def worker(options: ServeOptions, model: str, first: int, step: int) -> as
         await one.wait()
         raise RuntimeError("a client process did not start")
     return one
+
+
+def close(workers: list[asyncio.subprocess.Process]) -> None:
+    """The end of their stdin is the end of their load."""
+    for one in workers:
+        assert one.stdin is not None
+        one.stdin.close()
 
 
 async def collect(

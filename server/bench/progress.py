@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from types import TracebackType
@@ -30,8 +31,8 @@ class Progress:
         self.shown = now
         bar = "#" * (WIDTH * min(done, self.total) // self.total)
         rate = done / max(1e-9, now - self.begun)
-        text = f"\r[{bar:<{WIDTH}}] {done} of {self.total} {self.noun}, {rate:.1f}/s "
-        print(text, end="", file=sys.stderr, flush=True)
+        text = f"[{bar:<{WIDTH}}] {done} of {self.total} {self.noun}, {rate:.1f}/s "
+        print("\r" + text[: shutil.get_terminal_size().columns - 1], end="", file=sys.stderr, flush=True)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         if self.on:

@@ -11,16 +11,21 @@ import dataclasses
 import gc
 import json
 import re
+import signal
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import uvloop
 
 from server.bench import processes, summary
 from server.bench.client import Target
+from server.bench.dataset import read_file
 from server.bench.load import Share
 from server.bench.options import ServeOptions
 from server.bench.progress import Progress
@@ -44,6 +49,8 @@ def check(options: ServeOptions) -> None:
         raise ValueError("--endpoint completions: takes no --turns, --images, --sounds or --films; use chat")
     if options.ramp_to and not options.request_rate:
         raise ValueError("--ramp-to: needs --request-rate, the rate at the beginning")
+    if options.dataset != "random":
+        read_file(options)
     if media and options.dataset != "random":
         raise ValueError(f"--dataset {options.dataset}: --images, --sounds and --films go with random prompts")
     for name, limit in options.goodput.items():
@@ -61,27 +68,31 @@ def get(target: Target, path: str) -> str:
         return answer.read().decode(errors="replace")
 
 
-def first_model(options: ServeOptions) -> str:
+async def first_model(options: ServeOptions) -> str:
     """The model's name once the server answers. Raises ValueError when it does not."""
     target = Target.of(options.url, options.api_key)
     until = time.monotonic() + options.ready_timeout
     while True:
         try:
-            listed = json.loads(get(target, "/v1/models"))
+            listed = json.loads(await asyncio.to_thread(get, target, "/v1/models"))
             return options.model or listed["data"][0]["id"]
         except urllib.error.HTTPError as error:
+            said = f"HTTP {error.code}: {error.read()[:300].decode(errors='replace')}"
+            if error.code in (401, 403):
+                given = "takes another --api-key" if options.api_key else "asks for a key; give it with --api-key"
+                raise ValueError(f"--url {options.url}: the server {given}: {said}") from None
             if error.code != 503 and options.model:
                 return options.model  # a server that lists no models
-            said = f"HTTP {error.code}: {error.read()[:300].decode(errors='replace')}"
             if error.code != 503:
-                raise ValueError(f"--url {options.url}: /v1/models answers {said}; name the --model") from None
+                hint = "if this is the address of an OpenAI API, it lists no models; name one with --model"
+                raise ValueError(f"--url {options.url}: /v1/models answers {said}; {hint}") from None
         except OSError as error:
-            said = str(error)
+            said = str(getattr(error, "reason", error))
         except (ValueError, LookupError, TypeError):
             raise ValueError(f"--url {options.url}: /v1/models lists no model; name one with --model") from None
         if time.monotonic() > until:
             raise ValueError(f"--url {options.url}: no server is ready there after {options.ready_timeout:g} s: {said}")
-        time.sleep(0.2)
+        await asyncio.sleep(0.2)
 
 
 def counters(options: ServeOptions) -> dict[str, float]:
@@ -110,19 +121,44 @@ def difference(before: dict[str, float], after: dict[str, float]) -> dict[str, f
     return found
 
 
-async def measure(options: ServeOptions) -> tuple[dict[str, Any], processes.Outcome]:
-    """One run: its numbers and its answers. Raises ValueError and OSError."""
+@contextmanager
+def on_interrupt(act: Callable[[], None]) -> Iterator[None]:
+    """Ctrl-C does this and nothing else, where this is the main thread, which alone hears of it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     loop = asyncio.get_running_loop()
-    model = await loop.run_in_executor(None, first_model, options)
+    loop.add_signal_handler(signal.SIGINT, act)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+
+
+async def measure(options: ServeOptions) -> tuple[dict[str, Any], processes.Outcome]:
+    """One run: its numbers and its answers; Ctrl-C ends the load, not the run. Raises ValueError and OSError."""
+    loop = asyncio.get_running_loop()
+    model = await first_model(options)
     warm = Share(dataclasses.replace(options, num_prompts=0), model, 0, 1)
     failed = [answer.error for answer in await warm.warm_up() if answer.error]
     if failed:
         raise ValueError(f"the warm-up failed: {failed[0]}")
     before = await loop.run_in_executor(None, counters, options)
-    with Progress(options.num_prompts * options.turns, "requests") as progress:
-        outcome = await processes.run(options, model, progress.show)
+    stop, interrupted = asyncio.Event(), asyncio.Event()
+
+    def interrupt() -> None:
+        interrupted.set()
+        stop.set()
+
+    async def begin() -> None:
+        if options.seconds:
+            loop.call_later(processes.LEAD_S + options.seconds, stop.set)
+
+    with on_interrupt(interrupt), Progress(options.num_prompts * options.turns, "requests") as progress:
+        outcome = await processes.run(options, model, progress.show, stop, begin)
     after = await loop.run_in_executor(None, counters, options)
-    return {"model": model, **summary.numbers(outcome, options, difference(before, after))}, outcome
+    found = {"model": model, "interrupted": interrupted.is_set()}
+    return found | summary.numbers(outcome, options, difference(before, after)), outcome
 
 
 def report(options: ServeOptions) -> dict[str, Any]:
@@ -145,9 +181,10 @@ def report(options: ServeOptions) -> dict[str, Any]:
 
 
 def run(options: ServeOptions) -> int:
-    """The command's exit status: 1 where nothing was completed."""
+    """The command's exit status: 130 after Ctrl-C, 1 where nothing was completed."""
     try:
-        return 0 if report(options)["completed"] else 1
+        found = report(options)
+        return 130 if found["interrupted"] else 0 if found["completed"] else 1
     except (ValueError, OSError, RuntimeError) as error:
         print(f"omniloop: {error}", file=sys.stderr)
         return 1

@@ -18,6 +18,7 @@ from server.bench.processes import Outcome
 
 TIMES = {"ttft": "time to first token", "tpot": "time per output token", "itl": "inter-token latency",
          "e2e": "end-to-end latency"}  # fmt: skip
+LABEL, CELL = 22, 9  # columns of the table: three percentiles fit into 80
 
 
 def times_of(answer: Answer) -> dict[str, float]:
@@ -34,12 +35,14 @@ def times_of(answer: Answer) -> dict[str, float]:
 
 def numbers(outcome: Outcome, options: ServeOptions, counted: dict[str, float]) -> dict[str, Any]:
     """All numbers of a run; `counted`: what the server's own counters say."""
-    good = [answer for answer in outcome.answers if not answer.error]
+    ended = [answer for answer in outcome.answers if not answer.cut]
+    good = [answer for answer in ended if not answer.error]
     found: dict[str, Any] = {
-        "requests": len(outcome.answers),
+        "requests": len(ended),
         "completed": len(good),
-        "failed": len(outcome.answers) - len(good),
-        "failures": dict(Counter(answer.error for answer in outcome.answers if answer.error).most_common(20)),
+        "failed": len(ended) - len(good),
+        "cut_off": len(outcome.answers) - len(ended),
+        "failures": dict(Counter(answer.error for answer in ended if answer.error).most_common(20)),
         "finish_reasons": dict(Counter(answer.finish for answer in good)),
         "client_processes": outcome.processes,
         "client_cpu_s": outcome.cpu_s,
@@ -47,7 +50,7 @@ def numbers(outcome: Outcome, options: ServeOptions, counted: dict[str, float]) 
     }
     if not good:
         return found
-    seconds = max(answer.end for answer in outcome.answers) - min(answer.sent for answer in outcome.answers)
+    seconds = max(answer.end for answer in ended) - min(answer.sent for answer in ended)
     tokens_in = sum(max(0, answer.prompt_tokens) for answer in good)
     tokens_out = sum(answer.tokens for answer in good)
     late = [answer.sent - answer.due for answer in outcome.answers if answer.due] if options.request_rate else []
@@ -68,7 +71,7 @@ def numbers(outcome: Outcome, options: ServeOptions, counted: dict[str, float]) 
     found |= spread(good, options.percentiles)
     if options.goodput:
         met = sum(all(times_of(a).get(name, 0.0) <= limit for name, limit in options.goodput.items()) for a in good)
-        found |= {"goodput_requests_per_s": met / seconds, "goodput_share": met / len(outcome.answers)}
+        found |= {"goodput_requests_per_s": met / seconds, "goodput_share": met / len(ended)}
     return found
 
 
@@ -97,6 +100,8 @@ def most_open(answers: list[Answer]) -> int:
 def table(found: dict[str, Any], options: ServeOptions) -> str:
     """What a person reads."""
     lines = [f"{found['completed']} of {found['requests']} requests completed"]
+    if found.get("interrupted"):
+        lines[0] = f"interrupted: {lines[0]}"
     if "duration_s" in found:
         lines[0] += f" in {found['duration_s']:.2f} s, at most {found['most_open']} open"
         lines += [
@@ -106,11 +111,11 @@ def table(found: dict[str, Any], options: ServeOptions) -> str:
             f"{found['total_tokens_per_s']:,.1f} tokens/s in all",
         ]
         heads = ["mean", "std", *(f"p{share}" for share in options.percentiles), "max"]
-        lines += ["", f"{'ms':<24}" + "".join(f"{head:>11}" for head in heads)]
+        lines += ["", f"{'ms':<{LABEL}}" + "".join(f"{head:>{CELL}}" for head in heads)]
         for name, text in TIMES.items():
             if f"{name}_ms_mean" in found:
                 cells = (found[f"{name}_ms_{head}"] for head in heads)
-                lines.append(f"{text:<24}" + "".join(f"{cell:>11.2f}" for cell in cells))
+                lines.append(f"{text:<{LABEL}}" + "".join(f"{cell:>{CELL}.2f}" for cell in cells))
         lines.append("")
     if "goodput_share" in found:
         share, rate = found["goodput_share"], found["goodput_requests_per_s"]
@@ -123,6 +128,8 @@ def table(found: dict[str, Any], options: ServeOptions) -> str:
     if "sent_late_ms_max" in found:
         client += f", requests sent at most {found['sent_late_ms_max']:.1f} ms late"
     lines.append(client)
+    if found["cut_off"]:
+        lines.append(f"cut off: {found['cut_off']} that were open at the end; no number tells of them")
     lines += [f"failed, {count} x: {text}" for text, count in found["failures"].items()]
     return "\n".join(lines)
 
@@ -139,6 +146,7 @@ def request_lines(outcome: Outcome) -> list[dict[str, Any]]:
             "cached_tokens": answer.cached_tokens,
             "finish_reason": answer.finish,
             "error": answer.error,
+            "cut": answer.cut,
             **{f"{name}_ms": round(value, 3) for name, value in times_of(answer).items()},
             "gaps_ms": [round(gap * 1e3, 3) for gap in answer.gaps],
         }

@@ -1,7 +1,7 @@
 """A process of clients: `python -m server.bench.worker` reads its share as a line of JSON, then a start time.
 
 Owner: `server/bench/processes`, which started it. Out, on stdout: "ready", a line with the count for each answer that
-has ended, then one line with all answers.
+has ended, then one line with all answers. When stdin ends, so does the load: what is open is cut off.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import gc
 import sys
 import time
+from collections.abc import Callable
 
 import orjson
 import uvloop
@@ -26,7 +27,9 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # bodies are many, and a collection between two reads would be measured
     print("ready", flush=True)
-    start = float(sys.stdin.readline())
+    line = sys.stdin.readline()
+    if not line:  # who started this process has ended
+        return
     found: list[Answer] = []
 
     def record(answer: Answer) -> None:
@@ -35,9 +38,16 @@ def main() -> None:
 
     begun_cpu = time.process_time()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(share.run(start, record))
+        runner.run(asked(share, float(line), record))
     result = {"cpu_s": time.process_time() - begun_cpu, "answers": found}
     print(orjson.dumps(result).decode(), flush=True)
+
+
+async def asked(share: Share, start: float, record: Callable[[Answer], None]) -> None:
+    """The share's load, until the end of stdin at most."""
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_reader(sys.stdin.fileno(), stop.set)
+    await share.run(start, record, stop)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,9 @@ class Known:
     most_open: int = 0
     fails: set[int] = field(default_factory=set)  # numbers of requests that are refused
     drafts: int = 0
+    key: str = ""  # that requests must bring
+    ended: int = 0  # answers
+    one_ended: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -31,7 +34,9 @@ class Known:
                 fields = dict(line.split(": ", 1) for line in head.split("\r\n")[1:] if line)
                 body = json.loads(await reader.readexactly(int(fields.get("Content-Length", 0))) or "{}")
                 path = head.split()[1]
-                if path.endswith("/models"):
+                if self.key and fields.get("Authorization") != f"Bearer {self.key}":
+                    self.answer(writer, 401, {"error": "a key"})
+                elif path.endswith("/models"):
                     self.answer(writer, 200, {"data": [{"id": "known"}]})
                 elif path == "/metrics":
                     self.drafts += 8
@@ -70,6 +75,8 @@ class Known:
         chunk(writer, "[DONE]")
         writer.write(b"0\r\n\r\n")
         self.open -= 1
+        self.ended += 1
+        self.one_ended.set()
 
 
 def chunk(writer: asyncio.StreamWriter, event: Any) -> None:

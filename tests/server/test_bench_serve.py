@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import re
+import signal
 import statistics
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +17,7 @@ from PIL import Image
 
 from server.bench import processes, serve, summary
 from server.bench.answer import Answer, EventReader
-from server.bench.command import parse
+from server.bench.command import main, parse
 from server.bench.dataset import conversations
 from server.bench.load import Share, arrivals
 from server.bench.options import ServeOptions
@@ -113,6 +116,64 @@ async def test_several_processes_send_each_request_once():
     assert known.most_open == 3
 
 
+@pytest.mark.parametrize("several", [1, 2])
+@on_loop
+async def test_a_load_ends_when_its_time_is_over(several):
+    async with known_server() as known:
+        found, outcome = await measure(
+            known.url, num_prompts=1000, output_len=2, seconds=1.0, processes=several, max_concurrency=4
+        )
+        assert found["client_processes"] == several
+    ended = [answer for answer in outcome.answers if not answer.cut]
+    assert 0 < len(ended) == found["requests"] == found["completed"] < 900
+    assert found["cut_off"] == len(outcome.answers) - len(ended) <= 4
+    assert not found["interrupted"]
+    assert {answer.place for answer in outcome.answers} <= set(range(4))
+
+
+@pytest.mark.parametrize("several", [1, 2])
+@on_loop
+async def test_ctrl_c_ends_the_load_and_shows_what_there_is(several, tmp_path):
+    async with known_server() as known:
+        command = f"-m server bench serve --url {known.url} --num-prompts 1000 --max-concurrency 4 --output-len 2"
+        command += f" --processes {several} --json {tmp_path / 'run.json'}"
+        pipe = asyncio.subprocess.PIPE
+        bench = await asyncio.create_subprocess_exec(sys.executable, *command.split(), stdout=pipe, stderr=pipe)
+        while known.ended < 20:
+            known.one_ended.clear()
+            await known.one_ended.wait()
+        bench.send_signal(signal.SIGINT)
+        said, complained = (part.decode() for part in await bench.communicate())
+    assert bench.returncode == 130, complained
+    assert not complained
+    assert said.startswith("interrupted: ")
+    found = json.loads((tmp_path / "run.json").read_text())
+    assert found["interrupted"]
+    assert 0 < found["completed"] < 1000
+    assert not found["failures"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "said"),
+    [({}, "the server asks for a key; give it with --api-key"), ({"api_key": "wrong"}, "takes another --api-key")],
+)
+@on_loop
+async def test_a_server_with_a_key_is_told_from_one_without_models(headers, said):
+    async with known_server() as known:
+        known.key = "right"
+        with pytest.raises(ValueError, match=said):
+            await measure(known.url, **headers)
+        found, _ = await measure(known.url, api_key="right", num_prompts=1)
+    assert found["completed"] == 1
+
+
+def test_a_table_of_three_percentiles_fits_into_80_columns():
+    answers = [Answer(at, 0, sent=at, first=at + 99.0, last=at + 900, end=at + 999.5, events=2, gaps=[801.0])
+               for at in range(4)]  # fmt: skip
+    found = summary.numbers(processes.Outcome(0.0, answers), ServeOptions(), {})
+    assert max(map(len, summary.table(found, ServeOptions()).splitlines())) <= 80
+
+
 @on_loop
 async def test_a_real_server_is_asked_for_text_pictures_and_sound(client, tmp_path):
     async with listening(client) as url:
@@ -182,13 +243,28 @@ def test_percentiles_and_open_requests_are_counted_from_answers():
         (["--image-size", "big"], "big: must be width and height such as 512x512"),
         (["--url", "ftp://x"], "--url ftp://x: must be an http or https URL"),
         (["--endpoint", "completions", "--turns", "2"], "takes no --turns"),
-        (["--url", "http://127.0.0.1:9", "--ready-timeout", "0"], "no server is ready there after 0 s"),
+        (["--url", "http://127.0.0.1:9", "--ready-timeout", "0"], "no server is ready there after 0 s: [Errno 111]"),
+        (["--dataset", "jsonl", "--dataset-path", "/no/file"], "--dataset-path /no/file: No such file or directory"),
+        (["--dataset", "sharegpt", "--dataset-path", __file__], f"--dataset-path {__file__}: is not ShareGPT's JSON"),
     ],
 )
 def test_wrong_flags_are_refused_in_a_line(words, said, capsys):
     run = parse(["serve", *words], print, build)
     assert run() == 1
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/no/folder/run.json", "there is no folder /no/folder"),
+        (str(Path(__file__).parent), "is a folder; name a file"),
+    ],
+)
+def test_results_that_cannot_be_written_are_refused_before_the_run(path, said, capsys):
+    for words in (["serve", "--json", path], ["serve", "--plot", path], ["latency", "--json", path]):
+        assert main(words, print, build) == 2
+        assert f"omniloop: {words[1]} {path}: {said}" in capsys.readouterr().err
 
 
 def test_the_commands_of_readme_are_commands():
