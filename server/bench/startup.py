@@ -58,11 +58,14 @@ def start(words: list[str], cache: str, timeout: float) -> dict[str, float]:
             assert process.stdout is not None
             watch = threading.Timer(timeout, process.kill)
             watch.start()
-            ready = next((line for line in process.stdout if line.startswith(LISTENING)), "")
-            took = time.perf_counter() - begun
-            watch.cancel()
-            process.send_signal(signal.SIGTERM)
-            process.wait(60)
+            try:
+                ready = next((line for line in process.stdout if line.startswith(LISTENING)), "")
+                took = time.perf_counter() - begun
+                process.send_signal(signal.SIGTERM)
+                process.wait(60)
+            finally:  # Ctrl-C ends the server, too
+                watch.cancel()
+                process.kill()
         log.seek(0)
         text = log.read()
     if not ready:

@@ -94,9 +94,10 @@ def run(options: SweepOptions) -> int:
 def found(out: Path, combination: Combination) -> dict[str, Any] | None:
     """What a combination's run has written; None: it has not come to its end."""
     try:
-        return json.loads(file_of(out, combination).read_text(encoding="utf-8"))
+        seen = json.loads(file_of(out, combination).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
+    return None if seen.get("interrupted") else seen
 
 
 def measure(plan: Plan, out: Path, combination: Combination) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,39 @@ def test_startup_reads_phases_from_the_log(monkeypatch):
     monkeypatch.setattr(startup, "start", lambda words, cache, timeout: next(starts))
     found = startup.measure(startup.StartupOptions(runs=2), [])
     assert found == {"cold_ready_s": 9, "warm_ready_s": 4, "cold_weights_s": 1, "warm_weights_s": 1}
+
+
+class Starting:
+    """A server's process beside which Ctrl-C is pressed while it starts."""
+
+    killed = 0
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.stdout = self
+
+    def __enter__(self) -> Starting:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __iter__(self) -> Starting:
+        return self
+
+    def __next__(self) -> str:
+        raise KeyboardInterrupt
+
+    def kill(self) -> None:
+        Starting.killed += 1
+
+
+def test_ctrl_c_during_a_start_leaves_no_server_and_no_timer(monkeypatch, capsys):
+    monkeypatch.setattr(startup.subprocess, "Popen", Starting)
+    assert run("startup") == 130
+    assert capsys.readouterr().err == "omniloop: interrupted\n"
+    assert Starting.killed == 1
+    for timer in threading.enumerate():
+        assert not isinstance(timer, threading.Timer) or timer.finished.is_set()
 
 
 def test_media_has_times_for_what_the_model_takes(tmp_path):
@@ -191,7 +225,10 @@ def test_a_sweep_runs_what_is_missing_and_draws_all(tmp_path, monkeypatch, capsy
     ran.clear()
     assert run(*words) == 1
     assert ran == [{"num-prompts": 2, "input-len": 9}], "what has been measured is kept"
-    (tmp_path / "out" / "num-prompts=2 input-len=9.json").write_text("{}")
+    last = tmp_path / "out" / "num-prompts=2 input-len=9.json"
+    last.write_text('{"interrupted": true}')
+    assert run(*words) == 1
+    last.write_text("{}")
     assert run(*words) == 0
 
 
