@@ -18,7 +18,7 @@ from engine.kernels.gemm.code_sums import block_k_of, code_sums, scales_sums
 from engine.kernels.gemm.codes import Kind
 from engine.kernels.gemm.groups import KINDS, Packed, makes_pairs
 from engine.kernels.moe.dense import SAME, pairs_of
-from engine.kernels.moe.grouped import Tile, grouped_reference, tile_of_experts
+from engine.kernels.moe.grouped import Tile, expert_of_tile, grouped_reference, pairs_of_tile
 from engine.kernels.moe.mxfp4 import is_mxfp4, launch_mxfp4_product, mxfp4_tile
 from engine.kernels.moe.sort import Pairs
 from engine.kernels.moe.weight import ExpertsWeight
@@ -103,20 +103,9 @@ def coded_kernel(
 ):
     """One tile of an expert's pairs and rows per program."""
     grid_wait(OVERLAP)
-    number = tl.program_id(1)
-    if SORTED:
-        expert, first, end = tile_of_experts(ends, number, experts, EXPERTS, BLOCK_M)
-    else:
-        expert, first, end = tl.load(ends + number, cache_modifier=".cg"), number, number + 1
+    expert, first, end = expert_of_tile(ends, tl.program_id(1), experts, SORTED, EXPERTS, BLOCK_M)
     if expert < experts:
-        place = first + tl.arange(0, BLOCK_M)  # in sorted order
-        m_in = place < end
-        pair = place
-        if SORTED:
-            pair = tl.load(order + place, mask=m_in, other=0, cache_modifier=".cg")
-        source, target = place, pair
-        if GATHER:
-            source, target = pair // TOP_K, place
+        m_in, source, target = pairs_of_tile(order, first, end, TOP_K, SORTED, GATHER, BLOCK_M)
         column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         n_in = column < width
         n = expert * width * (2 if GATED else 1) + column

@@ -46,6 +46,31 @@ def tile_of_experts(ends, number, experts, EXPERTS: tl.constexpr, BLOCK_M: tl.co
     return tl.minimum(expert, experts), first, tl.sum(tl.where(mine, end, 0), 0)
 
 
+@triton.jit
+def expert_of_tile(ends, number, experts, SORTED: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_M: tl.constexpr):
+    """The expert of tile `number`, `experts` where there is none; its first place in sorted order, and its end."""
+    if SORTED:
+        expert, first, end = tile_of_experts(ends, number, experts, EXPERTS, BLOCK_M)
+    else:
+        expert, first, end = tl.load(ends + number, cache_modifier=".cg"), number, number + 1
+    return expert, first, end
+
+
+@triton.jit
+def pairs_of_tile(order, first, end, TOP_K: tl.constexpr, SORTED: tl.constexpr, GATHER: tl.constexpr,
+                  BLOCK_M: tl.constexpr):  # fmt: skip
+    """Of a tile's BLOCK_M places: which hold a pair, the rows of x, and the rows of the result."""
+    place = first + tl.arange(0, BLOCK_M)  # in sorted order
+    m_in = place < end
+    pair = place
+    if SORTED:
+        pair = tl.load(order + place, mask=m_in, other=0, cache_modifier=".cg")
+    source, target = place, pair
+    if GATHER:
+        source, target = pair // TOP_K, place
+    return m_in, source, target
+
+
 @triton.jit(do_not_specialize=["pairs"])
 def grouped_kernel(
     out,  # [pairs, width]: GATHER: in sorted order, else by pair
@@ -72,20 +97,9 @@ def grouped_kernel(
 ):
     """One tile of an expert's pairs and rows per program."""
     grid_wait(OVERLAP)
-    number = tl.program_id(1)
-    if SORTED:
-        expert, first, end = tile_of_experts(ends, number, experts, EXPERTS, BLOCK_M)
-    else:
-        expert, first, end = tl.load(ends + number, cache_modifier=".cg"), number, number + 1
+    expert, first, end = expert_of_tile(ends, tl.program_id(1), experts, SORTED, EXPERTS, BLOCK_M)
     if expert < experts:
-        place = first + tl.arange(0, BLOCK_M)  # in sorted order
-        m_in = place < end
-        pair = place
-        if SORTED:
-            pair = tl.load(order + place, mask=m_in, other=0, cache_modifier=".cg")
-        source, target = place, pair
-        if GATHER:
-            source, target = pair // TOP_K, place
+        m_in, source, target = pairs_of_tile(order, first, end, TOP_K, SORTED, GATHER, BLOCK_M)
         n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         n_in = n < width
         k = tl.arange(0, BLOCK_K)

@@ -17,7 +17,7 @@ from engine.kernels.activation import Activation, activate
 from engine.kernels.gemm.codes import Kind
 from engine.kernels.gemm.groups import Packed, makes_pairs
 from engine.kernels.gemm.widen import BLOCK, values_of
-from engine.kernels.moe.grouped import Tile, grouped_reference, tile_of_experts
+from engine.kernels.moe.grouped import Tile, expert_of_tile, grouped_reference, pairs_of_tile
 from engine.kernels.moe.sort import Pairs
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import Target, tl, triton
@@ -68,20 +68,9 @@ def mxfp4_kernel(
 ):
     """One tile of an expert's pairs and rows per program."""
     grid_wait(OVERLAP)
-    number = tl.program_id(1)
-    if SORTED:
-        expert, first, end = tile_of_experts(ends, number, experts, EXPERTS, BLOCK_M)
-    else:
-        expert, first, end = tl.load(ends + number, cache_modifier=".cg"), number, number + 1
+    expert, first, end = expert_of_tile(ends, tl.program_id(1), experts, SORTED, EXPERTS, BLOCK_M)
     if expert < experts:
-        place = first + tl.arange(0, BLOCK_M)  # in sorted order
-        m_in = place < end
-        pair = place
-        if SORTED:
-            pair = tl.load(order + place, mask=m_in, other=0, cache_modifier=".cg")
-        source, target = place, pair
-        if GATHER:
-            source, target = pair // TOP_K, place
+        m_in, source, target = pairs_of_tile(order, first, end, TOP_K, SORTED, GATHER, BLOCK_M)
         column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         # GATED: a tile has rows of gate and, behind them, as many of up.
         row = tl.arange(0, BLOCK_N * (2 if GATED else 1))
