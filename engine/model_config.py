@@ -68,6 +68,8 @@ class Routing:
     eps: float = 0.0  # added to that sum
     least_sum: float = 0.0  # the divisor is at least this
     scale: float = 1.0  # of the weights
+    expert_scale: bool = False  # a learned number per expert multiplies its weight
+    weigh_input: bool = False  # an expert's weight multiplies the input of gate and up; else the expert's result
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
     chosen, weights = route(n)          n: the residual stream [T, hidden] through the norm before the MLP
     x += sum over k of weights[k] * expert[chosen[k]](n) (+ shared(n), or shared(n) * sigmoid(n . gate))
+         or of expert[chosen[k]](weights[k] * n), where the routing weighs the input
 
 Thread: device. In: n. Out: what the layer adds to the stream, summed when it is added (engine/layers/stream.py). The
 router's logits, its correction and the scores are float32 whatever the checkpoint's dtype.
@@ -56,22 +57,22 @@ class Router:
         self.weight = pack_router(weight, pieces["bias"][0] if self.biased else None, placement)
 
 
-class Correction:
-    """A number per expert, added to the scores for the choice of experts alone."""
+class PerExpert:
+    """A learned number per expert."""
 
-    __slots__ = ("shape", "weight")
+    __slots__ = ("kind", "shape", "weight")
 
     weight: Tensor  # [E] float32
 
-    def __init__(self, config: ExpertsConfig) -> None:
-        count = config.routing.num_experts
-        self.shape = (1, count) if config.correction_line else (count,)
+    def __init__(self, kind: str, *shape: int) -> None:
+        self.kind = kind  # how the checkpoint calls it within its module
+        self.shape = shape
 
     def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
-        return {"e_score_correction_bias": (Wanted(self.shape),)}
+        return {self.kind: (Wanted(self.shape),)}
 
     def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
-        (piece,) = pieces["e_score_correction_bias"]
+        (piece,) = pieces[self.kind]
         assert piece is not None
         self.weight = piece.to(placement.device, torch.float32, copy=True).flatten()
 
@@ -150,7 +151,10 @@ def _whole(pieces: dict[str, list[Tensor | None]], kind: str) -> Tensor:
 class SparseMLP:
     """Stands where GatedMLP stands."""
 
-    __slots__ = ("activation", "correction", "down", "gate_up", "number", "router", "routing", "shared", "shared_gate")
+    __slots__ = (
+        "activation", "correction", "down", "expert_scale", "gate_up", "number", "router", "routing", "shared",
+        "shared_gate",
+    )  # fmt: skip
 
     def __init__(self, text: TextConfig, config: ExpertsConfig) -> None:
         hidden, routing = text.hidden_size, config.routing
@@ -158,7 +162,12 @@ class SparseMLP:
         self.routing = routing
         self.number = 0  # among the model's layers with experts
         self.router = Router(hidden, routing.num_experts, config.router_bias)
-        self.correction = Correction(config) if routing.correction else None
+        self.correction = self.expert_scale = None
+        if routing.correction:
+            line = (1,) if config.correction_line else ()
+            self.correction = PerExpert("e_score_correction_bias", *line, routing.num_experts)
+        if routing.expert_scale:
+            self.expert_scale = PerExpert("per_expert_scale", routing.num_experts)
         self.gate_up = Experts(config, hidden, config.width, config.width)
         self.down = Experts(config, config.width, hidden)
         self.shared = None
@@ -173,11 +182,13 @@ class SparseMLP:
         """
         rows = x.rows()  # [T, hidden]
         correction = None if self.correction is None else self.correction.weight
-        chosen, weights = route(
-            rows, self.router.weight, correction, self.routing, count, kept and kept.layer(self.number)
+        scales = None if self.expert_scale is None else self.expert_scale.weight
+        chosen, given = route(
+            rows, self.router.weight, correction, self.routing, count, kept and kept.layer(self.number), scales
         )
         pairs = self.gate_up.weight.pairs(chosen)
-        made = self.down.weight.of_pairs(self.gate_up.weight.of_tokens(rows, pairs, self.activation), pairs)
+        before, weights = (given, None) if self.routing.weigh_input else (None, given)
+        made = self.down.weight.of_pairs(self.gate_up.weight.of_tokens(rows, pairs, self.activation, before), pairs)
         shared = None if self.shared is None else self.shared.of_rows(rows)
         gate = None if self.shared_gate is None else self.shared_gate(rows)
         return Mixture(made, weights, shared, gate, count)
@@ -188,7 +199,7 @@ class Mixture:
     """What a token's experts made, not summed yet: an Addend."""
 
     made: Tensor  # [T, top_k, hidden]
-    weights: Tensor  # [T, top_k] float32
+    weights: Tensor | None  # [T, top_k] float32; None: they have multiplied the experts' inputs
     shared: Tensor | None  # [T, hidden]
     gate: Tensor | None  # [T, 1]
     count: Tensor | None  # [1] int32: rows from here on are padding

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import torch
+from torch import Tensor
+
 from engine.model_config import Routing
 
 ROUTINGS = {
@@ -16,5 +19,12 @@ ROUTINGS = {
         24, 5, score="sigmoid", correction=True, num_groups=6, kept_groups=3, group_rank="best two", renormalise=True,
         eps=1e-20, scale=2.5,
     ),
+    "softmax, scaled experts": Routing(11, 4, renormalise=True, scale=0.7, expert_scale=True),
+    "sigmoid, scaled experts": Routing(9, 3, score="sigmoid", correction=True, expert_scale=True),
     "all": Routing(6, 6, score="sigmoid"),
 }  # fmt: skip
+
+
+def scales_of(routing: Routing, device: str = "cpu") -> Tensor | None:
+    """A number per expert, where the routing has those."""
+    return torch.rand(routing.num_experts, device=device) + 0.5 if routing.expert_scale else None

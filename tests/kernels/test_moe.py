@@ -18,10 +18,12 @@ from engine.layers.norm import Normed
 from engine.model_config import ExpertsConfig, Routing
 from engine.models.registry import load_model_config
 from tests import tiny
-from tests.kernels.routings import ROUTINGS
+from tests.kernels.routings import ROUTINGS, scales_of
 
 
-def slowly(logits: list[float], correction: list[float], routing: Routing) -> tuple[list[int], list[float]]:
+def slowly(
+    logits: list[float], correction: list[float], routing: Routing, scales: list[float] | None = None
+) -> tuple[list[int], list[float]]:
     """One token, as the documentation of Routing says it."""
     if routing.score == "softmax":
         top = max(logits)
@@ -41,7 +43,8 @@ def slowly(logits: list[float], correction: list[float], routing: Routing) -> tu
     if routing.renormalise:
         total = max(sum(weights) + routing.eps, routing.least_sum)
         weights = [weight / total for weight in weights]
-    return chosen, [weight * routing.scale for weight in weights]
+    scales = scales or [1.0] * routing.num_experts
+    return chosen, [weight * routing.scale * scales[expert] for weight, expert in zip(weights, chosen)]
 
 
 @pytest.mark.parametrize("name", ROUTINGS)
@@ -56,12 +59,13 @@ def test_choices_follow_the_rules(name, kind):
         correction = None if correction is None else torch.zeros_like(correction)
     elif kind == "equal":
         logits.zero_()
-    chosen, weights = choose_experts(logits, correction, routing)
+    scales = scales_of(routing)
+    chosen, weights = choose_experts(logits, correction, routing, scales)
     assert chosen.dtype == torch.int32
     assert weights.dtype == torch.float32
     added = [0.0] * routing.num_experts if correction is None else correction.tolist()
     for row, experts, given in zip(logits.tolist(), chosen.tolist(), weights.tolist()):
-        wanted, weighed = slowly(row, added, routing)
+        wanted, weighed = slowly(row, added, routing, None if scales is None else scales.tolist())
         assert experts == wanted
         assert given == pytest.approx(weighed, rel=1e-5)
 
@@ -75,9 +79,10 @@ def test_a_broken_token_chooses_the_first_experts_and_changes_no_other(name, bad
     routing = ROUTINGS[name]
     logits = torch.randn(5, routing.num_experts)
     correction = torch.randn(routing.num_experts) if routing.correction else None
-    whole, weighed = choose_experts(logits, correction, routing)
+    scales = scales_of(routing)
+    whole, weighed = choose_experts(logits, correction, routing, scales)
     logits[2, -1] = bad
-    chosen, weights = choose_experts(logits, correction, routing)
+    chosen, weights = choose_experts(logits, correction, routing, scales)
     assert chosen[2].tolist() == list(range(routing.top_k))
     assert weights[2].isnan().all()
     others = [0, 1, 3, 4]
@@ -90,9 +95,10 @@ def test_a_choice_does_not_depend_on_company(name):
     routing = ROUTINGS[name]
     logits = torch.randn(257, routing.num_experts)
     correction = torch.randn(routing.num_experts) if routing.correction else None
-    whole = choose_experts(logits, correction, routing)
+    scales = scales_of(routing)
+    whole = choose_experts(logits, correction, routing, scales)
     for rows in (1, 2, 31):
-        for got, want in zip(choose_experts(logits[-rows:], correction, routing), whole):
+        for got, want in zip(choose_experts(logits[-rows:], correction, routing, scales), whole):
             assert torch.equal(got, want[-rows:])
 
 
@@ -110,10 +116,12 @@ def layer(request):
     return text, config
 
 
-def filled(text, config: ExpertsConfig, dtype: torch.dtype, saved: torch.dtype = torch.float32) -> SparseMLP:
+def filled(
+    text, config: ExpertsConfig, dtype: torch.dtype, saved: torch.dtype = torch.float32, layer: SparseMLP | None = None
+) -> SparseMLP:
     """A layer with random weights."""
     torch.manual_seed(3)
-    made = SparseMLP(text, config)
+    made = layer or SparseMLP(text, config)
     parts = [made.router, made.gate_up, made.down]
     if made.shared is not None:
         parts += [made.shared.gate_up, made.shared.down, made.shared_gate]
@@ -160,6 +168,28 @@ def test_a_layer_computes_the_experts_of_each_row(layer):
             shared = mlp.shared.down.weight.dense().double() @ (torch.nn.functional.silu(gate) * up)
             want += shared * torch.sigmoid(mlp.shared_gate.weight.dense().double() @ row)
         torch.testing.assert_close(made.double(), want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_expert_reads_its_input_times_its_weight(layer, dtype):
+    text, config = layer
+    config = replace(config, routing=replace(config.routing, score="sigmoid", weigh_input=True, expert_scale=True))
+    mlp = SparseMLP(text, config)
+    x, scales = torch.randn(9, text.hidden_size).to(dtype), torch.rand(config.routing.num_experts) + 0.5
+    mlp.expert_scale.fill({"per_expert_scale": [scales]}, Placement(dtype, "cpu"))
+    filled(text, config, dtype, layer=mlp)
+    got = mlp(Normed(None, x)).value()
+    assert torch.equal(mlp(Normed(None, x[4:5])).value(), got[4:5])
+    chosen, weights = route(x, mlp.router.weight, None, config.routing, None, None, scales)
+    for row, experts, given, made in zip(x.double(), chosen.tolist(), weights.double(), got):
+        want = torch.zeros(text.hidden_size, dtype=torch.float64)
+        for expert, weight in zip(experts, given):
+            gate, up = (mlp.gate_up.weight.dense(expert).double() @ (row * weight)).chunk(2)
+            want += mlp.down.weight.dense(expert).double() @ (torch.nn.functional.silu(gate) * up)
+        if mlp.shared is not None:
+            shared = mlp.shared.of_rows(row[None].to(dtype)).double()
+            want += (shared * mlp.shared_gate(row[None].to(dtype)).double().sigmoid())[0]
+        assert (made.double() - want).norm() < (1e-5 if dtype == torch.float32 else 0.03) * want.norm()
 
 
 def test_one_tensor_of_all_experts_is_a_tensor_of_each(layer):

@@ -23,7 +23,7 @@ from engine.layers.norm import Normed
 from engine.model_config import ExpertsConfig, Routing
 from engine.models.registry import load_model_config
 from tests import tiny
-from tests.kernels.routings import ROUTINGS
+from tests.kernels.routings import ROUTINGS, scales_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no accelerator")]
 LIMIT = 8e-3  # of bfloat16's rounding
@@ -45,24 +45,25 @@ def test_routes(name, rows):
     x, router = draw(rows, 2048), draw(routing.num_experts, 2048) / 45
     correction = draw(routing.num_experts, dtype=torch.float32) if routing.correction else None
     bias = draw(routing.num_experts) if routing.top_k % 2 else None
-    chosen, weights = launch_route(x, router, bias, correction, routing)
-    want, weighed = route_reference(x.double(), router.double(), bias, correction, routing)
+    scales = scales_of(routing, "cuda")
+    chosen, weights = launch_route(x, router, bias, correction, routing, scales=scales)
+    want, weighed = route_reference(x.double(), router.double(), bias, correction, routing, scales=scales)
     same = (chosen == want).all(1)
     assert same.float().mean() > 0.98
     torch.testing.assert_close(weights[same].double(), weighed[same], rtol=1e-4, atol=1e-5)
     for _ in range(5):
-        again = launch_route(x, router, bias, correction, routing)
+        again = launch_route(x, router, bias, correction, routing, scales=scales)
         assert torch.equal(again[0], chosen)
         assert torch.equal(again[1], weights)
     count = torch.tensor([rows // 2], dtype=torch.int32, device="cuda")
     ids, mapping = torch.zeros(rows, 2, routing.top_k, dtype=torch.uint8, device="cuda"), torch.randperm(rows).cuda()
-    padded = launch_route(x, router, bias, correction, routing, count, Kept(ids, mapping).layer(1))
+    padded = launch_route(x, router, bias, correction, routing, count, Kept(ids, mapping).layer(1), scales)
     assert torch.equal(ids[mapping[: rows // 2], 1].int(), chosen[: rows // 2])
     assert not ids[:, 0].any()
     assert torch.equal(padded[0][: rows // 2], chosen[: rows // 2])
     assert torch.equal(padded[1][: rows // 2], weights[: rows // 2])
     assert (padded[0][rows // 2 :] == routing.num_experts).all()
-    few = launch_route(x[-1:], router, bias, correction, routing)
+    few = launch_route(x[-1:], router, bias, correction, routing, scales=scales)
     assert torch.equal(few[0], chosen[-1:])
     assert torch.equal(few[1], weights[-1:])
 
@@ -87,6 +88,10 @@ def test_grouped_products(experts, top_k, width, depth):
             assert error(got, grouped_reference(made, down, None, pairs, None)) < LIMIT
         for _ in range(3):
             assert torch.equal(launch_grouped(x, both, None, pairs, Activation.SILU, tiles[0]), made)
+        given = torch.rand(rows, top_k, device="cuda")
+        weighed = launch_grouped(x, both, None, pairs, Activation.SILU, tiles[0], given)
+        if rows <= 64:
+            assert error(weighed, grouped_reference(x, both, None, pairs, Activation.SILU, given)) < LIMIT
 
 
 @pytest.mark.parametrize(("kind", "group"), [(Kind.E2M1, 32), (Kind.E4M3, 128), (Kind.INT4, 128)])

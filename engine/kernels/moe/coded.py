@@ -46,10 +46,9 @@ class CodedExperts(ExpertsWeight):
     def pairs(self, chosen: Tensor) -> Pairs:
         return pairs_of(chosen, self.num_experts, self.invariant)
 
-    def of_tokens(self, x: Tensor, pairs: Pairs, activation: Activation) -> Tensor:
-        return coded_product(
-            x, self.weight, self.num_experts, self.bias, pairs, activation, self._tile(pairs, x, gated=True)
-        )
+    def of_tokens(self, x: Tensor, pairs: Pairs, activation: Activation, weights: Tensor | None = None) -> Tensor:
+        tile = self._tile(pairs, x, gated=True)
+        return coded_product(x, self.weight, self.num_experts, self.bias, pairs, activation, tile, weights)
 
     def of_pairs(self, rows: Tensor, pairs: Pairs) -> Tensor:
         tile = self._tile(pairs, rows, gated=False)
@@ -74,6 +73,7 @@ def coded_kernel(
     zeros,  # [.., groups] int8 when ZEROS
     row_scales,  # [..] float32 when ROW_SCALES
     bias,  # [..] float32, or None
+    weights,  # [pairs] float32 by pair, multiply the sums of gate and of up; or None
     order,  # [pairs] int32 when SORTED
     ends,  # SORTED: [experts] int32; else [pairs] the experts
     pairs,
@@ -105,7 +105,7 @@ def coded_kernel(
     grid_wait(OVERLAP)
     expert, first, end = expert_of_tile(ends, tl.program_id(1), experts, SORTED, EXPERTS, BLOCK_M)
     if expert < experts:
-        m_in, source, target = pairs_of_tile(order, first, end, TOP_K, SORTED, GATHER, BLOCK_M)
+        m_in, pair, source, target = pairs_of_tile(order, first, end, TOP_K, SORTED, GATHER, BLOCK_M)
         column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         n_in = column < width
         n = expert * width * (2 if GATED else 1) + column
@@ -113,6 +113,8 @@ def coded_kernel(
                          GROUP, SCALES, ZEROS, ON_SUMS, PAIRS, EVEN, BLOCK_M, BLOCK_N, BLOCK_K)  # fmt: skip
         if ROW_SCALES:
             sums *= tl.load(row_scales + n, mask=n_in, other=0.0)[:, None]
+        if weights is not None:
+            sums *= tl.load(weights + pair, mask=m_in, other=0.0)[None, :]
         if bias is not None:
             sums += tl.load(bias + n, mask=n_in, other=0.0)[:, None]
         if GATED:
@@ -121,6 +123,8 @@ def coded_kernel(
                             GROUP, SCALES, ZEROS, ON_SUMS, PAIRS, EVEN, BLOCK_M, BLOCK_N, BLOCK_K)  # fmt: skip
             if ROW_SCALES:
                 ups *= tl.load(row_scales + n, mask=n_in, other=0.0)[:, None]
+            if weights is not None:
+                ups *= tl.load(weights + pair, mask=m_in, other=0.0)[None, :]
             if bias is not None:
                 ups += tl.load(bias + n, mask=n_in, other=0.0)[:, None]
             sums = activate(sums, ups, ACT)
@@ -130,21 +134,25 @@ def coded_kernel(
 
 def coded_product(
     x: Tensor, weight: Packed, experts: int, bias: Tensor | None, pairs: Pairs, activation: Activation | None,
-    tile: Tile,
+    tile: Tile, weights: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """As moe/grouped's product, by codes [E * N, K], with an activation [E * 2N, K], gate first in each expert."""
+    """As moe/grouped's product, by codes [E * N, K], with an activation [E * 2N, K], gate first in each expert.
+
+    weights: as of moe/grouped, float32 [T, top_k], by which each pair's input is multiplied.
+    """
     if not x.is_cuda:
-        return coded_product_reference(x, weight, experts, bias, pairs, activation, tile)
+        return coded_product_reference(x, weight, experts, bias, pairs, activation, tile, weights)
     launch = launch_mxfp4_product if is_mxfp4(weight) else launch_coded_product
-    return launch(x, weight, experts, bias, pairs, activation, tile)
+    return launch(x, weight, experts, bias, pairs, activation, tile, weights)
 
 
 def launch_coded_product(
     x: Tensor, weight: Packed, experts: int, bias: Tensor | None, pairs: Pairs, activation: Activation | None,
-    tile: Tile,
+    tile: Tile, weights: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """The Triton kernel; arguments as `coded_product`."""
     depth, gated = weight.depth, activation is not None
+    assert weights is None or (gated and weights.is_contiguous())
     width = len(weight.codes) // experts // (2 if gated else 1)
     assert x.is_contiguous() and x.shape[1] == depth and (bias is None or bias.dtype is torch.float32)
     out = x.new_empty(pairs.count, width)
@@ -155,7 +163,7 @@ def launch_coded_product(
         coded_kernel[(triton.cdiv(width, tile.block_n), tiles)](
             out, x, weight.codes, out if weight.scales is None else weight.scales,
             out if weight.zeros is None else weight.zeros, out if weight.row_scales is None else weight.row_scales,
-            bias, pairs.chosen if pairs.order is None else pairs.order,
+            bias, weights, pairs.chosen if pairs.order is None else pairs.order,
             pairs.chosen if pairs.ends is None else pairs.ends, pairs.count, experts, width, depth,
             weight.codes.shape[1], -(-depth // weight.group), TOP_K=pairs.top_k, SORTED=pairs.order is not None,
             GATHER=gated, GATED=gated, ACT=int(activation or 0), EXPERTS=triton.next_power_of_2(experts),
@@ -170,9 +178,9 @@ def launch_coded_product(
 
 def coded_product_reference(
     x: Tensor, weight: Packed, experts: int, bias: Tensor | None, pairs: Pairs, activation: Activation | None,
-    tile: Tile,
+    tile: Tile, weights: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    return grouped_reference(x, weight.dense().view(experts, -1, weight.depth), bias, pairs, activation)
+    return grouped_reference(x, weight.dense().view(experts, -1, weight.depth), bias, pairs, activation, weights)
 
 
 def coded_tile(each: float, kind: Kind, group: int, size: int, stages: int) -> Tile:

@@ -25,7 +25,7 @@ def combine_kernel(
     gained,  # [rows, width] out * gain when AFTER
     counted,  # [blocks, rows] float32 when AFTER
     made,  # [rows, TOP_K, width]
-    weights,  # [rows, TOP_K] float32
+    weights,  # [rows, TOP_K] float32, or None: all are 1
     shared,  # [rows, width], or None
     gate,  # [rows], or None
     residual,  # [rows, width], or None
@@ -48,7 +48,9 @@ def combine_kernel(
         real = column < tl.where(row < tl.load(count), width, 0)
     for slot in tl.static_range(TOP_K):  # all of them are asked for at once
         each = tl.load(made + (row * TOP_K + slot) * width + column, mask=real, other=0.0).to(tl.float32)
-        total += each * tl.load(weights + row * TOP_K + slot)
+        if weights is not None:
+            each *= tl.load(weights + row * TOP_K + slot)
+        total += each
     at = row * width + column
     if shared is not None:
         beside = tl.load(shared + at, mask=inside, other=0.0).to(tl.float32)
@@ -68,7 +70,7 @@ def combine_kernel(
 
 def combine(
     made: Tensor,
-    weights: Tensor,
+    weights: Tensor | None,
     shared: Tensor | None,
     gate: Tensor | None,
     residual: Tensor | None,
@@ -77,6 +79,7 @@ def combine(
     """made [T, top_k, H], weights [T, top_k] float32 -> [T, H] of made's dtype: `residual`, in place, or new.
 
     shared [T, H]: the shared MLP's result; gate [T, 1]: by whose sigmoid it is multiplied; count: as in moe/route.
+    Without weights all are 1.
     """
     launch = launch_combine if made.is_cuda else combine_reference
     return launch(made, weights, shared, gate, residual, None, count)
@@ -84,7 +87,7 @@ def combine(
 
 def combine_then_norm(
     made: Tensor,
-    weights: Tensor,
+    weights: Tensor | None,
     shared: Tensor | None,
     gate: Tensor | None,
     residual: Tensor,
@@ -102,7 +105,7 @@ def combine_then_norm(
 
 def launch_combine(
     made: Tensor,
-    weights: Tensor,
+    weights: Tensor | None,
     shared: Tensor | None,
     gate: Tensor | None,
     residual: Tensor | None,
@@ -112,12 +115,13 @@ def launch_combine(
     """The Triton kernel; `after`, from `empty_unscaled` with BLOCK, gets what the norm of the result needs."""
     rows, top_k, width = made.shape
     out = made.new_empty(rows, width) if residual is None else residual
-    assert made.is_contiguous() and weights.is_contiguous() and out.is_contiguous() and out.dtype is made.dtype
+    assert made.is_contiguous() and out.is_contiguous() and out.dtype is made.dtype
+    assert weights is None or weights.is_contiguous()
     assert shared is None or (shared.shape == out.shape and shared.is_contiguous())
     if rows:
         combine_kernel[(rows, triton.cdiv(width, BLOCK))](
-            out, out if after is None else after.rows, weights if after is None else after.squares, made, weights,
-            shared, gate, residual, weights if after is None else after.gain, count, width, TOP_K=top_k,
+            out, out if after is None else after.rows, out if after is None else after.squares, made, weights,
+            shared, gate, residual, out if after is None else after.gain, count, width, TOP_K=top_k,
             AFTER=after is not None, BLOCK=BLOCK, num_warps=4, **launch_options(),
         )  # fmt: skip
     return out
@@ -125,7 +129,7 @@ def launch_combine(
 
 def combine_reference(
     made: Tensor,
-    weights: Tensor,
+    weights: Tensor | None,
     shared: Tensor | None,
     gate: Tensor | None,
     residual: Tensor | None,
@@ -133,6 +137,7 @@ def combine_reference(
     count: Tensor | None = None,
 ) -> Tensor:
     wide = torch.float64 if made.dtype == torch.float64 else torch.float32
+    weights = made.new_ones(made.shape[:2]) if weights is None else weights
     weights = weights.to(wide)
     if count is not None:
         made = made.masked_fill(torch.arange(len(made), device=made.device)[:, None, None] >= count, 0.0)

@@ -59,7 +59,7 @@ def expert_of_tile(ends, number, experts, SORTED: tl.constexpr, EXPERTS: tl.cons
 @triton.jit
 def pairs_of_tile(order, first, end, TOP_K: tl.constexpr, SORTED: tl.constexpr, GATHER: tl.constexpr,
                   BLOCK_M: tl.constexpr):  # fmt: skip
-    """Of a tile's BLOCK_M places: which hold a pair, the rows of x, and the rows of the result."""
+    """Of a tile's BLOCK_M places: which hold a pair, the pairs, the rows of x, and the rows of the result."""
     place = first + tl.arange(0, BLOCK_M)  # in sorted order
     m_in = place < end
     pair = place
@@ -68,7 +68,7 @@ def pairs_of_tile(order, first, end, TOP_K: tl.constexpr, SORTED: tl.constexpr, 
     source, target = place, pair
     if GATHER:
         source, target = pair // TOP_K, place
-    return m_in, source, target
+    return m_in, pair, source, target
 
 
 @triton.jit(do_not_specialize=["pairs"])
@@ -77,6 +77,7 @@ def grouped_kernel(
     x,  # GATHER: [tokens, depth]; else [pairs, depth] in sorted order
     weight,  # [experts, width, depth]; when GATED [experts, 2 * width, depth]
     bias,  # [experts, width] or [experts, 2 * width], or None
+    weights,  # [pairs] float32 by pair, multiply the sums of gate and of up; or None
     order,  # [pairs] int32 when SORTED
     ends,  # SORTED: [experts] int32; else [pairs] the experts
     pairs,
@@ -99,7 +100,7 @@ def grouped_kernel(
     grid_wait(OVERLAP)
     expert, first, end = expert_of_tile(ends, tl.program_id(1), experts, SORTED, EXPERTS, BLOCK_M)
     if expert < experts:
-        m_in, source, target = pairs_of_tile(order, first, end, TOP_K, SORTED, GATHER, BLOCK_M)
+        m_in, pair, source, target = pairs_of_tile(order, first, end, TOP_K, SORTED, GATHER, BLOCK_M)
         n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         n_in = n < width
         k = tl.arange(0, BLOCK_K)
@@ -121,6 +122,10 @@ def grouped_kernel(
                 u_at += BLOCK_K
             w_at += BLOCK_K
             x_at += BLOCK_K
+        if weights is not None:
+            weight_of = tl.load(weights + pair, mask=m_in, other=0.0)[None, :]
+            sums *= weight_of
+            ups *= weight_of
         if bias is not None:
             b_at = bias + expert.to(tl.int64) * width * (2 if GATED else 1) + n
             sums += tl.load(b_at, mask=n_in, other=0.0).to(tl.float32)[:, None]
@@ -133,12 +138,15 @@ def grouped_kernel(
 
 
 def launch_grouped(
-    x: Tensor, weight: Tensor, bias: Tensor | None, pairs: Pairs, activation: Activation | None, tile: Tile
-) -> Tensor:
+    x: Tensor, weight: Tensor, bias: Tensor | None, pairs: Pairs, activation: Activation | None, tile: Tile,
+    weights: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """The Triton kernel, with an activation from x [T, K] to [pairs, N] in sorted order, else from there to by pair.
 
     weight [E, N, K], with an activation [E, 2N, K], gate first; bias [E, N] or [E, 2N]. Contiguous, of one dtype.
+    weights, with an activation alone: float32 [T, top_k], by which each pair's input is multiplied.
     """
+    assert weights is None or (activation is not None and weights.is_contiguous())
     (experts, rows, depth), gated = weight.shape, activation is not None
     width = rows // 2 if gated else rows
     assert x.is_contiguous() and weight.is_contiguous() and x.shape[1] == depth and x.dtype is weight.dtype
@@ -148,7 +156,7 @@ def launch_grouped(
         tiles = triton.cdiv(pairs.count, tile.block_m) + min(experts, pairs.count)
     if pairs.count:
         grouped_kernel[(triton.cdiv(width, tile.block_n), tiles)](
-            out, x, weight, bias, pairs.chosen if pairs.order is None else pairs.order,
+            out, x, weight, bias, weights, pairs.chosen if pairs.order is None else pairs.order,
             pairs.chosen if pairs.ends is None else pairs.ends, pairs.count, experts, width, depth, TOP_K=pairs.top_k,
             SORTED=pairs.order is not None, GATHER=gated, GATED=gated, ACT=int(activation or 0),
             EXPERTS=triton.next_power_of_2(experts), BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
@@ -159,19 +167,21 @@ def launch_grouped(
 
 
 def grouped_reference(
-    x: Tensor, weight: Tensor, bias: Tensor | None, pairs: Pairs, activation: Activation | None
-) -> Tensor:
+    x: Tensor, weight: Tensor, bias: Tensor | None, pairs: Pairs, activation: Activation | None,
+    weights: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     places = torch.arange(pairs.count, device=x.device)
     order = places if pairs.order is None else pairs.order.long()  # of pairs by place
     experts = pairs.chosen.flatten()[order]
     sources = order // pairs.top_k if activation is not None else places
+    each = torch.ones(len(order)) if weights is None else weights.flatten()[order]
     made = []
-    for source, expert in zip(sources.tolist(), experts.tolist()):
+    for source, expert, factor in zip(sources.tolist(), experts.tolist(), each.tolist()):
         if expert == len(weight):  # of padding
             made.append(torch.zeros(weight.shape[1] // (1 if activation is None else 2), dtype=wide, device=x.device))
             continue
-        y = weight[expert].to(wide) @ x[source].to(wide)
+        y = weight[expert].to(wide) @ x[source].to(wide) * factor
         y = y if bias is None else y + bias[expert].to(wide)
         made.append(y if activation is None else activate_reference(y, activation))
     out = torch.stack(made).to(x.dtype)

@@ -49,6 +49,7 @@ def mxfp4_kernel(
     codes,  # words of gemm/widen [experts * width, depth / 4]; when GATED [experts * 2 * width, depth / 4]
     scales,  # [.., depth / 64] int32: of 32 columns and of the next 32
     bias,  # [..] float32, or None
+    weights,  # [pairs] float32 by pair, multiply the sums of gate and of up; or None
     order,  # [pairs] int32 when SORTED
     ends,  # SORTED: [experts] int32; else [pairs] the experts
     pairs,
@@ -70,7 +71,7 @@ def mxfp4_kernel(
     grid_wait(OVERLAP)
     expert, first, end = expert_of_tile(ends, tl.program_id(1), experts, SORTED, EXPERTS, BLOCK_M)
     if expert < experts:
-        m_in, source, target = pairs_of_tile(order, first, end, TOP_K, SORTED, GATHER, BLOCK_M)
+        m_in, pair, source, target = pairs_of_tile(order, first, end, TOP_K, SORTED, GATHER, BLOCK_M)
         column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
         # GATED: a tile has rows of gate and, behind them, as many of up.
         row = tl.arange(0, BLOCK_N * (2 if GATED else 1))
@@ -93,6 +94,8 @@ def mxfp4_kernel(
             code_at += 16
             scale_at += 1
             x_at += 64
+        if weights is not None:
+            sums *= tl.load(weights + pair, mask=m_in, other=0.0)[None, :]
         if bias is not None:
             sums += tl.load(bias + n[:, None], mask=row_in, other=0.0)
         if GATED:
@@ -118,10 +121,11 @@ def is_mxfp4(weight: Packed) -> bool:
 
 def launch_mxfp4_product(
     x: Tensor, weight: Packed, experts: int, bias: Tensor | None, pairs: Pairs, activation: Activation | None,
-    tile: Tile,
+    tile: Tile, weights: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """As moe/grouped's product, by codes [E * N, K], with an activation [E * 2N, K], gate first in each expert."""
     depth, gated = weight.depth, activation is not None
+    assert weights is None or (gated and weights.is_contiguous())
     width = len(weight.codes) // experts // (2 if gated else 1)
     assert x.is_contiguous() and x.shape[1] == depth and (bias is None or bias.dtype is torch.float32)
     assert is_mxfp4(weight) and weight.scales is not None
@@ -131,7 +135,7 @@ def launch_mxfp4_product(
         tiles = triton.cdiv(pairs.count, tile.block_m) + min(experts, pairs.count)
     if pairs.count:
         mxfp4_kernel[(triton.cdiv(width, tile.block_n), tiles)](
-            out, x, weight.codes, weight.scales.view(torch.int32), bias,
+            out, x, weight.codes, weight.scales.view(torch.int32), bias, weights,
             pairs.chosen if pairs.order is None else pairs.order, pairs.chosen if pairs.ends is None else pairs.ends,
             pairs.count, experts, width, depth, TOP_K=pairs.top_k, SORTED=pairs.order is not None, GATHER=gated,
             GATED=gated, ACT=int(activation or 0), EXPERTS=triton.next_power_of_2(experts),
@@ -144,9 +148,9 @@ def launch_mxfp4_product(
 
 def mxfp4_product_reference(
     x: Tensor, weight: Packed, experts: int, bias: Tensor | None, pairs: Pairs, activation: Activation | None,
-    tile: Tile,
+    tile: Tile, weights: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    return grouped_reference(x, weight.dense().view(experts, -1, weight.depth), bias, pairs, activation)
+    return grouped_reference(x, weight.dense().view(experts, -1, weight.depth), bias, pairs, activation, weights)
 
 
 def mxfp4_tile(device: Target, each: float, size: int, gated: bool) -> Tile:

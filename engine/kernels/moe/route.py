@@ -4,7 +4,7 @@
     scores  = softmax(logits) or sigmoid(logits), float32
     ranks   = scores + correction; minus infinity outside the token's best groups
     experts = the top_k highest ranks, of equal ranks the lower number
-    weights = scores of these experts, divided by their sum where the routing says so, times its scale
+    weights = scores of these experts, divided by their sum where the routing says so, times its scale and the expert's
 
 A token with a NaN among its ranks chooses the experts 0 ... top_k - 1, all with weight NaN: the token's own request
 fails as every NaN does, and no other token changes. A row's bits depend on no other row. Rows of padding choose the
@@ -62,9 +62,9 @@ def keep_groups(ranks, column, GROUPS: tl.constexpr, KEPT: tl.constexpr, SIZE: t
 
 @triton.jit
 def choose_tile(
-    chosen, weights, kept, mapping, kept_line, logits, correction, m, rows, live, experts, eps, least_sum, scale,
-    SIGMOID: tl.constexpr, TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr,
-    SIZE: tl.constexpr, TWO: tl.constexpr, COLUMNS: tl.constexpr, SLOTS: tl.constexpr,
+    chosen, weights, kept, mapping, kept_line, logits, correction, scales, m, rows, live, experts, eps, least_sum,
+    scale, SIGMOID: tl.constexpr, TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, GROUPS: tl.constexpr,
+    KEPT: tl.constexpr, SIZE: tl.constexpr, TWO: tl.constexpr, COLUMNS: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
     """The choice of the tokens m, whose logits are written; from `live` on they are padding."""
     column = tl.arange(0, COLUMNS)[None, :]
@@ -100,10 +100,13 @@ def choose_tile(
         total += score
     if RENORMALISE:
         given = given / tl.maximum(total + eps, least_sum, propagate_nan=tl.PropagateNan.ALL)
+    given *= scale
+    if scales is not None:
+        given *= tl.load(scales + numbers)
     target = m.to(tl.int64)[:, None] * TOP_K + slot
     inside, real_row = (m < rows)[:, None] & (slot < TOP_K), (m < live)[:, None]
     tl.store(chosen + target, tl.where(real_row, numbers, experts), mask=inside)
-    tl.store(weights + target, tl.where(real_row, given * scale, 0.0), mask=inside)
+    tl.store(weights + target, tl.where(real_row, given, 0.0), mask=inside)
     if kept is not None:
         place = tl.load(mapping + m, mask=m < live, other=-1)[:, None]
         tl.store(kept + place * kept_line + slot, numbers.to(kept.dtype.element_ty), mask=inside & (place >= 0))
@@ -120,6 +123,7 @@ def route_kernel(
     router,  # [experts, depth]
     bias,  # [experts], or None
     correction,  # [experts] float32, or None
+    scales,  # [experts] float32, or None
     count,  # [1] int32: rows from here on are padding; None: there is none
     mapping,  # [rows] int64: the places of rows in `kept`, negative: none; or None
     kept_line,
@@ -167,8 +171,9 @@ def route_kernel(
     tl.debug_barrier()  # every thread's logits are written before the arrival is counted
     programs = tl.num_programs(0)
     if tl.atomic_add(arrived + tile, 1, sem="acq_rel") == programs - 1:
-        choose_tile(chosen, weights, kept, mapping, kept_line, logits, correction, m, rows, live, experts, eps,
-                    least_sum, scale, SIGMOID, TOP_K, RENORMALISE, GROUPS, KEPT, SIZE, TWO, COLUMNS, SLOTS)  # fmt: skip
+        choose_tile(chosen, weights, kept, mapping, kept_line, logits, correction, scales, m, rows, live, experts,
+                    eps, least_sum, scale, SIGMOID, TOP_K, RENORMALISE, GROUPS, KEPT, SIZE, TWO, COLUMNS,
+                    SLOTS)  # fmt: skip
         tl.store(arrived + tile, 0)
 
 
@@ -179,14 +184,16 @@ def route(
     routing: Routing,
     count: Tensor | None = None,
     kept: Kept | None = None,
+    scales: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """x [T, H], router [E, H], correction [E] float32 -> experts [T, top_k] int32, weights [T, top_k] float32.
 
+    scales: float32 [E], multiply the experts' weights.
     count: int32 [1], on the device: rows from here on are padding. kept: of this layer, gets the experts too.
     """
     if x.is_cuda:
-        return launch_route(x, router.dense(), router.dense_bias(), correction, routing, count, kept)
-    chosen, weights = choose_experts(router.linear(x.to(torch.float32)), correction, routing)
+        return launch_route(x, router.dense(), router.dense_bias(), correction, routing, count, kept, scales)
+    chosen, weights = choose_experts(router.linear(x.to(torch.float32)), correction, routing, scales)
     if kept is not None:
         kept.write(chosen)
     return without_padding(chosen, weights, routing, count)
@@ -200,6 +207,7 @@ def launch_route(
     routing: Routing,
     count: Tensor | None = None,
     kept: Kept | None = None,
+    scales: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The Triton kernel: x [T, H] contiguous, router [E, H] of x's dtype or float32, bias [E]. Needs `arrivals`."""
     (rows, depth), experts = x.shape, routing.num_experts
@@ -213,8 +221,8 @@ def launch_route(
     assert kept is None or (kept.ids.shape[1:] == (routing.top_k,) and kept.ids.stride(1) == 1)
     assert kept is None or len(kept.mapping) == rows
     route_kernel[(triton.cdiv(experts, BLOCK_N), tiles)](
-        chosen, weights, ids, logits, arrivals(x.device), x, router, bias, correction, count, mapping, line, rows,
-        experts, depth, routing.eps, routing.least_sum, routing.scale, SIGMOID=routing.score == "sigmoid",
+        chosen, weights, ids, logits, arrivals(x.device), x, router, bias, correction, scales, count, mapping, line,
+        rows, experts, depth, routing.eps, routing.least_sum, routing.scale, SIGMOID=routing.score == "sigmoid",
         TOP_K=routing.top_k,
         RENORMALISE=routing.renormalise, GROUPS=routing.num_groups, KEPT=routing.kept_groups,
         SIZE=experts // routing.num_groups, TWO=routing.group_rank == "best two",
@@ -231,10 +239,11 @@ def route_reference(
     correction: Tensor | None,
     routing: Routing,
     count: Tensor | None = None,
+    scales: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     wide = torch.float64 if x.dtype == torch.float64 else torch.float32
     logits = torch.nn.functional.linear(x.to(wide), router.to(wide), None if bias is None else bias.to(wide))
-    return without_padding(*choose_experts(logits, correction, routing), routing, count)
+    return without_padding(*choose_experts(logits, correction, routing, scales), routing, count)
 
 
 def without_padding(chosen: Tensor, weights: Tensor, routing: Routing, count: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -245,7 +254,9 @@ def without_padding(chosen: Tensor, weights: Tensor, routing: Routing, count: Te
     return chosen.masked_fill(padding, routing.num_experts), weights.masked_fill(padding, 0.0)
 
 
-def choose_experts(logits: Tensor, correction: Tensor | None, routing: Routing) -> tuple[Tensor, Tensor]:
+def choose_experts(
+    logits: Tensor, correction: Tensor | None, routing: Routing, scales: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """logits [T, E] float32 or float64 -> experts [T, top_k] int32, weights [T, top_k] of the logits' dtype."""
     # A row's softmax does not depend on the other rows. torch's float32 sigmoid does: it computes the end of a tensor
     # by other instructions, whose last bit may differ; float64 hides that bit.
@@ -262,7 +273,8 @@ def choose_experts(logits: Tensor, correction: Tensor | None, routing: Routing) 
         for slot in range(1, routing.top_k):  # in slot order, whatever the number of tokens
             total = total + weights[:, slot : slot + 1]
         weights = weights / (total + routing.eps).clamp(min=routing.least_sum)
-    return chosen.to(torch.int32), weights * routing.scale
+    weights = weights * routing.scale
+    return chosen.to(torch.int32), weights if scales is None else weights * scales[chosen]
 
 
 def _of_kept_groups(ranks: Tensor, routing: Routing) -> Tensor:

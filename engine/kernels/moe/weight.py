@@ -37,8 +37,11 @@ class ExpertsWeight(ABC):
         """chosen [T, top_k] int32 -> the order in which this form multiplies the pairs."""
 
     @abstractmethod
-    def of_tokens(self, x: Tensor, pairs: Pairs, activation: Activation) -> Tensor:
-        """x [T, in_features] -> activate(gate, up) [pairs, out_features / 2], pairs sorted by expert."""
+    def of_tokens(self, x: Tensor, pairs: Pairs, activation: Activation, weights: Tensor | None = None) -> Tensor:
+        """x [T, in_features] -> activate(gate, up) [pairs, out_features / 2], pairs sorted by expert.
+
+        weights: float32 [T, top_k], by which each pair's input is multiplied; None: the input stays.
+        """
 
     @abstractmethod
     def of_pairs(self, rows: Tensor, pairs: Pairs) -> Tensor:

@@ -19,13 +19,13 @@ from tests.kernels.accelerator.targets import TARGETS, cases, compiles
 T = "*bf16"
 ROUTE = {
     "chosen": "*i32", "weights": "*fp32", "kept": "*u8", "logits": "*fp32", "arrived": "*i32", "x": T, "router": T,
-    "bias": T, "correction": "*fp32", "count": "*i32", "mapping": "*i64", "kept_line": "i32",
+    "bias": T, "correction": "*fp32", "scales": "*fp32", "count": "*i32", "mapping": "*i64", "kept_line": "i32",
     "rows": "i32", "experts": "i32", "depth": "i32", "eps": "fp32",
     "least_sum": "fp32", "scale": "fp32",
 }  # fmt: skip
 GROUPED = {
-    "out": T, "x": T, "weight": T, "bias": T, "order": "*i32", "ends": "*i32", "pairs": "i32", "experts": "i32",
-    "width": "i32", "depth": "i32",
+    "out": T, "x": T, "weight": T, "bias": T, "weights": "*fp32", "order": "*i32", "ends": "*i32",
+    "pairs": "i32", "experts": "i32", "width": "i32", "depth": "i32",
 }  # fmt: skip
 COMBINE = {
     "out": T, "gained": T, "counted": "*fp32", "made": T, "weights": "*fp32", "shared": T, "gate": T, "residual": T,
@@ -33,12 +33,12 @@ COMBINE = {
 }  # fmt: skip
 CODED = {
     "out": T, "x": T, "codes": "*i16", "scales": T, "zeros": "*i8", "row_scales": "*fp32", "bias": "*fp32",
-    "order": "*i32", "ends": "*i32", "pairs": "i32", "experts": "i32", "width": "i32", "depth": "i32", "line": "i32",
-    "groups": "i32",
+    "weights": "*fp32", "order": "*i32", "ends": "*i32", "pairs": "i32", "experts": "i32", "width": "i32",
+    "depth": "i32", "line": "i32", "groups": "i32",
 }  # fmt: skip
 MXFP4 = {
-    "out": T, "x": T, "codes": "*i16", "scales": "*i32", "bias": "*fp32", "order": "*i32", "ends": "*i32",
-    "pairs": "i32", "experts": "i32", "width": "i32", "depth": "i32",
+    "out": T, "x": T, "codes": "*i16", "scales": "*i32", "bias": "*fp32", "weights": "*fp32", "order": "*i32",
+    "ends": "*i32", "pairs": "i32", "experts": "i32", "width": "i32", "depth": "i32",
 }  # fmt: skip
 
 
@@ -57,12 +57,12 @@ def coded(kind, group, each):
     return coded_kernel, CODED, constants, {"num_warps": tile.warps, "num_stages": tile.stages}
 
 
-def mxfp4(each, gated=True):
+def mxfp4(each, gated=True, weighed=False):
     """A product by MXFP4."""
     tile = mxfp4_tile(Target("cuda", "sm_90", 132, 32, 227 << 10), each, 2, gated)
     constants = {
         "TOP_K": 4, "SORTED": each > 0, "GATHER": gated, "GATED": gated, "ACT": 2, "EXPERTS": 32, "PAIRS": True,
-        "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "OVERLAP": True,
+        "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "OVERLAP": True, **({} if weighed else {"weights": None}),
     }  # fmt: skip
     return mxfp4_kernel, MXFP4, constants, {"num_warps": tile.warps, "num_stages": 2}
 
@@ -72,6 +72,7 @@ KERNELS = {
     "codes e2m1 gated": coded(E2M1, 16, 0),
     "mxfp4 many": mxfp4(64),
     "mxfp4 few": mxfp4(0),
+    "mxfp4 few, weighed": mxfp4(0, weighed=True),
     "mxfp4 few, second product": mxfp4(0, gated=False),
     "codes fp8 blocks gated": coded(E4M3, 128, 64),
     **{
@@ -84,7 +85,7 @@ KERNELS = {
             {"num_warps": 4, "num_stages": 3},
         )
         for name, sigmoid, groups, kept, router, rest in (
-            ("softmax", False, 1, 1, T, dict.fromkeys(("bias", "correction", "count", "kept", "mapping"))),
+            ("softmax", False, 1, 1, T, dict.fromkeys(("bias", "correction", "scales", "count", "kept", "mapping"))),
             ("groups", True, 8, 4, "*fp32", {}),
         )
     },
@@ -98,7 +99,7 @@ KERNELS = {
             {"num_warps": 4},
         )
         for name, after, rest in (
-            ("alone", False, {"shared": None, "gate": None, "residual": None, "count": None}), ("whole", True, {}),
+            ("alone", False, dict.fromkeys(("weights", "shared", "gate", "residual", "count"))), ("whole", True, {}),
         )
     },
 }  # fmt: skip
@@ -122,7 +123,7 @@ def test_grouped_products_compile(target, each, gated):
     tile = tile_of(described, each * experts, experts, gated, 2)
     constants = {"TOP_K": 8, "SORTED": each > 0, "GATHER": gated, "GATED": gated, "ACT": 0, "EXPERTS": experts,
                  "BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "EVEN": True,
-                 "OVERLAP": True, "bias": None}  # fmt: skip
+                 "OVERLAP": True, "bias": None, "weights": None}  # fmt: skip
     options = {"num_warps": tile.warps, "num_stages": tile.stages}
     made = compiles(target, grouped_kernel, GROUPED, constants, options, aligned=True)
     if target == "sm_90":

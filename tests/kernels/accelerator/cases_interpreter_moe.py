@@ -26,7 +26,7 @@ from engine.kernels.moe.sort import Pairs, launch_sort_pairs, sort_pairs_referen
 from engine.kernels.target import HAS_TRITON, Target
 from engine.model_config import Routing
 from engine.models.transformers_backend import experts as backend
-from tests.kernels.routings import ROUTINGS
+from tests.kernels.routings import ROUTINGS, scales_of
 
 # NumPy warns of what a NaN or an infinity makes.
 pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value|All-NaN slice) encountered:RuntimeWarning")
@@ -51,8 +51,9 @@ def test_routes(name):
     bias = torch.randn(routing.num_experts) if routing.top_k % 2 else None
     x[3] = 0.0  # without a bias all logits are equal
     x[7, 5], x[8, 5] = math.nan, math.inf
-    want, weighed = route_reference(x, router, bias, correction, routing)
-    got, weights = launch_route(x, router, bias, correction, routing)
+    scales = scales_of(routing)
+    want, weighed = route_reference(x, router, bias, correction, routing, scales=scales)
+    got, weights = launch_route(x, router, bias, correction, routing, scales=scales)
     assert torch.equal(got, want)
     torch.testing.assert_close(weights, weighed, rtol=1e-5, atol=1e-6, equal_nan=True)
     assert got[7].tolist() == list(range(routing.top_k))
@@ -156,14 +157,16 @@ def drawn(tokens: int, top_k: int, experts: int, spread: str) -> Pairs:
 @pytest.mark.parametrize(("tokens", "top_k", "experts"), [(1, 3, 5), (9, 2, 6), (20, 1, 3)])
 @pytest.mark.parametrize(("width", "depth"), [(64, 64), (50, 72)])
 @pytest.mark.parametrize("block_m", [16, 32])
-def test_grouped_products(tokens, top_k, experts, width, depth, spread, biased, activation, dtype, block_m):
+@pytest.mark.parametrize("weighed", [False, True])
+def test_grouped_products(tokens, top_k, experts, width, depth, spread, biased, activation, dtype, block_m, weighed):
     gated = activation is not None
     pairs = drawn(tokens, top_k, experts, spread)
     weight = (torch.randn(experts, width * (1 + gated), depth) / 8).to(dtype)
     bias = torch.randn(experts, width * (1 + gated)).to(dtype) if biased else None
     x = torch.randn(tokens if gated else pairs.count, depth).to(dtype)
-    got = launch_grouped(x, weight, bias, pairs, activation, Tile(block_m, 32, 32, 2, 4))
-    assert error(got, grouped_reference(x, weight, bias, pairs, activation)) < (
+    given = torch.rand(tokens, top_k) if weighed and gated else None
+    got = launch_grouped(x, weight, bias, pairs, activation, Tile(block_m, 32, 32, 2, 4), given)
+    assert error(got, grouped_reference(x, weight, bias, pairs, activation, given)) < (
         1e-6 if dtype == torch.float32 else 1e-3
     )
 
@@ -205,7 +208,8 @@ def test_experts_of_transformers_modules(tokens, gated, biased, turned, monkeypa
 @pytest.mark.parametrize(("kind", "group", "zeros"), [
     (Kind.E2M1, 32, False), (Kind.INT4, 64, True), (Kind.E4M3, 128, False), (Kind.INT8, 200, False),
 ])  # fmt: skip
-def test_products_by_codes(kind, group, zeros, spread, biased, activation):
+@pytest.mark.parametrize("weighed", [False, True])
+def test_products_by_codes(kind, group, zeros, spread, biased, activation, weighed):
     experts, width, depth, gated = 3, 50, 160, activation is not None
     pairs = drawn(5, 2, experts, spread)
     rows, groups = experts * width * (1 + gated), -(-depth // group)
@@ -215,7 +219,8 @@ def test_products_by_codes(kind, group, zeros, spread, biased, activation):
     weight = packed(Codes(kind, values, torch.rand(rows, groups) / 8, group, torch.rand(rows) if zeros else None, zero))
     bias = torch.randn(experts, width * (1 + gated)) if biased else None
     x = torch.randn(5 if gated else pairs.count, depth) / (256 if kind is Kind.E4M3 else 4)
-    arguments = (x, weight, experts, bias, pairs, activation, Tile(16, 64, 64, 2, 4))
+    arguments = (x, weight, experts, bias, pairs, activation, Tile(16, 64, 64, 2, 4),
+                 torch.rand(5, 2) if weighed and gated else None)  # fmt: skip
     got, want = launch_coded_product(*arguments), coded_product_reference(*arguments)
     assert error(got, want) < 1e-5
 
@@ -225,14 +230,16 @@ def test_products_by_codes(kind, group, zeros, spread, biased, activation):
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("spread", ["even", "few"])
 @pytest.mark.parametrize("tile", [Tile(16, 64, 64, 2, 4), Tile(8, 32, 64, 2, 2)])
-def test_products_by_mxfp4(tile, spread, biased, activation):
+@pytest.mark.parametrize("weighed", [False, True])
+def test_products_by_mxfp4(tile, spread, biased, activation, weighed):
     experts, width, depth, gated = 3, 50, 192, activation is not None
     pairs, rows = drawn(9, 2, experts, spread), experts * width * (1 + gated)
     scale = torch.randint(-20, 3, (rows, depth // 32)).float().exp2().to(torch.bfloat16)
     weight = packed(Codes(Kind.E2M1, torch.randint(0, 16, (rows, depth)).to(torch.uint8), scale, 32))
     bias = torch.randn(rows // experts * experts).view(experts, -1) if biased else None
     x = torch.randn(9 if gated else pairs.count, depth) / 8
-    arguments = (x, weight, experts, bias, pairs, activation, tile)
+    given = torch.rand(9, 2) if weighed and gated else None
+    arguments = (x, weight, experts, bias, pairs, activation, tile, given)
     assert error(launch_mxfp4_product(*arguments), mxfp4_product_reference(*arguments)) < 1e-5
 
 
@@ -244,8 +251,9 @@ def test_combined_rows(rows, top_k, width, shared, dtype):
     beside = None if shared == "none" else torch.randn(rows, width).to(dtype)
     gate = torch.randn(rows, 1).to(dtype) if shared == "gated" else None
     limit = 1e-6 if dtype == torch.float32 else 2e-2  # rounded twice, and the interpreter cuts digits off
-    got = launch_combine(made, weights, beside, gate, None, None)
-    assert error(got, combine_reference(made, weights, beside, gate, None, None)) < limit
+    for given in (None, weights):
+        got = launch_combine(made, given, beside, gate, None, None)
+        assert error(got, combine_reference(made, given, beside, gate, None, None)) < limit
     residual, gain = torch.randn(rows, width).to(dtype), torch.randn(width)
     added, wanted = residual.clone(), residual.clone()
     after, wished = (empty_unscaled(residual, BLOCK, gain, 1e-6) for _ in range(2))
