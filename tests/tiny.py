@@ -421,7 +421,7 @@ def save(model: Any, folder: Path, dtype: str = "float32", max_shard_size: str =
     eos = [IDS["<|im_end|>"], IDS["<|endoftext|>"]]
     _write(folder / "generation_config.json", {"eos_token_id": eos, "pad_token_id": eos[1], "do_sample": False})
     write_tokenizer(folder)
-    if hasattr(model.config, "audio_config") or model.config.model_type == "qwen2_5_vl":
+    if getattr(model.config, "audio_config", None) or model.config.model_type == "qwen2_5_vl":
         _write_processors(folder)
     elif hasattr(model.config, "vision_config"):
         from tests.tiny_seeing import write_processors
@@ -541,8 +541,10 @@ def _model(kind: Any, config: Any) -> Any:
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.normal_(0.0, 0.1, generator=torch.Generator().manual_seed(len(name)))
-            if name.endswith("layer_scalar"):
+            if name.endswith(("layer_scalar", "std_bias", "std_scale")):
                 buffer.normal_(1.0, 0.2, generator=torch.Generator().manual_seed(sum(name.encode())))
+            if name.endswith(("put_min", "put_max")):  # bounds of what goes into a product or comes out
+                buffer.fill_(0.9 if name.endswith("max") else -0.8)
     return model
 
 

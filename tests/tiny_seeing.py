@@ -181,6 +181,32 @@ def gemma3() -> Any:
     return tiny._model(Gemma3ForConditionalGeneration, config)
 
 
+def gemma4(small: bool = False) -> Any:
+    """Gemma4ForConditionalGeneration: as 31B, a picture's tokens see each other in windows; or as E2B, clamped."""
+    from transformers import Gemma4Config, Gemma4ForConditionalGeneration
+
+    near, far = "sliding_attention", "full_attention"
+    text = {**GEMMA, "head_dim": 12, "global_head_dim": 24, "sliding_window": 11, "vocab_size_per_layer_input": 331}
+    large = {"use_bidirectional_attention": "vision", "layer_types": [near, far, near, far], "num_hidden_layers": 4}
+    shared = {"num_kv_shared_layers": 2, "layer_types": [near, far, near, far], "num_hidden_layers": 4}
+    vision = {**TILE, "head_dim": 20, "num_key_value_heads": 2, "patch_size": 14, "position_embedding_size": 40}
+    config = Gemma4Config(
+        text_config={**text, **(shared if small else large), "hidden_size_per_layer_input": 10 * small},
+        vision_config={**vision, "use_clipped_linears": small, "standardize": not small},
+        tie_word_embeddings=False,
+        boi_token_id=tiny.IDS["<|audio_bos|>"],
+        eoi_token_id=tiny.IDS["<|audio_eos|>"],
+        image_token_id=MARKS["image_token_id"],
+        video_token_id=tiny.IDS["<|VIDEO|>"],
+        audio_token_id=330,  # which no answer has: transformers reads a drawn mark as padding
+        eos_token_id=MARKS["eos_token_id"],
+    )
+    made = tiny._model(Gemma4ForConditionalGeneration, config)
+    for layer in made.model.vision_tower.encoder.layers:  # its scores are not scaled: random ones would be far apart
+        layer.self_attn.q_norm.weight.data *= 20**-0.5
+    return made
+
+
 GEMMA = {**TEXT, "head_dim": 32, "num_attention_heads": 6, "vocab_size": 331}
 
 
@@ -235,6 +261,8 @@ CHECKPOINTS: dict[str, Callable[[], Any]] = {
     "glm46v": lambda: glm4v("Glm46V"),
     "glm4v_moe": glm4v_moe,
     "gemma3-vision": gemma3,
+    "gemma4-vision": gemma4,
+    "gemma4-small-vision": lambda: gemma4(small=True),
     "paligemma": paligemma,
     "paligemma2": lambda: paligemma("gemma2", sliding_window=13, query_pre_attn_scalar=24),
     "idefics3": idefics3,
@@ -304,6 +332,7 @@ PROCESSORS: dict[str, Callable[[Any], tuple[dict[str, Any], dict[str, Any]]]] = 
     "internvl": lambda _: _square(
         {"height": 56, "width": 56}, CLIP_MEAN, CLIP_STD, crop_to_patches=True, min_patches=1, max_patches=4
     ),
+    "gemma4": lambda _: ({"do_rescale": True, "do_normalize": False, "resample": 3, "max_soft_tokens": 16}, {}),
     "gemma3": lambda _: _square({"height": 112, "width": 112}, HALF, HALF, do_pan_and_scan=None, resample=2),
     "idefics3": lambda _: _square({"longest_edge": 168}, HALF, HALF, max_image_size={"longest_edge": 84}, resample=1),
     "smolvlm": lambda _: _square({"longest_edge": 168}, HALF, HALF, max_image_size={"longest_edge": 84}, resample=1),

@@ -39,7 +39,8 @@ class Family:
     # Of encoders, whose tokens attend to all others: the layers of a classifier of this form; None: a decoder.
     head: Callable[[Section, Form], tuple[HeadLayer, ...]] | None = None
     first_position: Callable[[Section], int] = _zero  # positions of the table that no token has
-    ahead: Ahead = ""  # which tokens of a prompt see later ones, where the model sees
+    # Which tokens of a prompt see later ones, where the model sees. In some families the checkpoint decides.
+    ahead: Ahead | Callable[[Section], Ahead] = ""
     # Of config.json: the tokens that templates write where an item stands, and those around them.
     media_token_ids: Callable[[Section], dict[str, int]] = media_token_ids
     section: str = ""  # the object of config.json that describes the model, where a checkpoint has several models

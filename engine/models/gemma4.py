@@ -98,6 +98,11 @@ class Attention(PagedSelfAttention):
             stored = (0, 1, 1)
         self.qkv = Projections(text.hidden_size, sizes, stored, text.qkv_bias)
 
+    def __call__(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
+        if not self.window and meta.last_keys is not None:  # a picture's tokens see later ones in windows alone
+            meta = replace(meta, last_keys=None)
+        return super().__call__(x, rope, meta, cache)
+
     def store(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:
         if not self.queries_only:
             return super().store(x, rope, meta, cache)
@@ -111,6 +116,22 @@ class Attention(PagedSelfAttention):
         ones = self.qkv.ones
         normalise_projections(qkv[:, -len(ones) :], ones, ones[:0], self.head_dim, 1, self.k_norm.eps, centre=False)
         return qkv
+
+
+class BesideTable(Embedding):
+    """The embeddings of all layers."""
+
+    __slots__ = ("marks", "pad")
+
+    def __init__(self, vocab_size: int, width: int) -> None:
+        super().__init__(vocab_size, width, None)
+        self.pad = 0
+        self.marks: list[int] = []  # tokens of media, which read the row of `pad`
+
+    def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
+        super().fill(pieces, placement)
+        for mark in self.marks:
+            self.table[mark : mark + 1] = self.table[self.pad]
 
 
 class Beside:
@@ -165,12 +186,11 @@ class Gemma4(Llama):
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
         super().__init__(config, dtype, device)
-        text, body = config.text, config.raw.get("text_config") or config.raw
+        text = config.text
         self.beside_embed = self.beside_projection = self.beside_norm = None
         self.scales = [1.0, 1.0, 1.0]
         if width := text.beside_width:
-            rows = body.get("vocab_size_per_layer_input") or text.vocab_size
-            self.beside_embed = Embedding(rows, len(text.layers) * width, None)
+            self.beside_embed = BesideTable(text.vocab_size, len(text.layers) * width)
             self.beside_projection = Linear(text.hidden_size, len(text.layers) * width)
             self.beside_norm = RMSNorm(width, text.norm_eps)
             scales = torch.tensor([width**0.5, text.hidden_size**-0.5, 2.0**-0.5])
@@ -193,7 +213,8 @@ class Gemma4(Llama):
 
 def text(body: Section, outer: Section) -> TextConfig:
     """The decoder."""
-    refuse(body, enable_moe_block=False)
+    beside = 0 if body.values.get(BESIDE, 256) is None else body.integer(BESIDE, 256)
+    refuse(body, enable_moe_block=False, **({"vocab_size_per_layer_input": body.size("vocab_size")} if beside else {}))
     if attends_ahead(body):
         raise ConfigError(
             f"{body.path}: use_bidirectional_attention={body.values[AHEAD]!r} of Gemma 4 is not supported; supported "
@@ -219,7 +240,7 @@ def text(body: Section, outer: Section) -> TextConfig:
         layers=layers,
         embedding_scale=read.hidden_size**0.5,
         logit_softcap=body.number("final_logit_softcapping", 0.0),
-        beside_width=0 if body.values.get(BESIDE, 256) is None else body.integer(BESIDE, 256),
+        beside_width=beside,
     )
     return every_layer(read, scale=1.0, post_norms=True)
 

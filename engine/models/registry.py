@@ -17,6 +17,7 @@ from typing import Any, get_args
 
 import torch
 
+from engine.ahead import Ahead
 from engine.checkpoint import config as common
 from engine.checkpoint.files import read_json, read_root
 from engine.checkpoint.pooling import Body, Form, read_pooling
@@ -85,6 +86,7 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "InternVLChatModel": "engine.models.internvl_chat",
     "WhisperForConditionalGeneration": "engine.models.whisper",
     "Gemma3ForConditionalGeneration": "engine.models.gemma3_vision",
+    "Gemma4ForConditionalGeneration": "engine.models.gemma4_vision",
     "Glm4vForConditionalGeneration": "engine.models.glm4v",
     "Glm4vMoeForConditionalGeneration": "engine.models.glm4v_moe",
     "Glm46VForConditionalGeneration": "engine.models.glm46v",
@@ -209,10 +211,16 @@ def load_model_config(
         generation=common.generation_defaults(generation),
         raw=root.values,
         lead=lead,
-        ahead=family.ahead if towers or family.ahead == "prompt" else "",
+        ahead=_ahead(family, outer, bool(towers)),
         left_out=text_only or any(f"{name}_config" in outer.values and name not in towers for name in family.towers),
         pooling=pooling,
     )
+
+
+def _ahead(family: Family, outer: Section, sees: bool) -> Ahead:
+    if isinstance(family.ahead, str):
+        return family.ahead if sees or family.ahead == "prompt" else ""
+    return family.ahead(outer) if sees else ""
 
 
 @contextmanager

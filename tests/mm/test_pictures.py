@@ -13,6 +13,7 @@ import pytest
 from mm.item import MediaItem, MediaOptions
 from mm.processors.anyres import AnyRes, arranged, best_resolution
 from mm.processors.gemma import Gemma3, PaliGemma
+from mm.processors.gemma4 import Gemma4
 from mm.processors.idefics3 import Idefics3
 from mm.processors.internvl import InternVL, canvas
 from mm.processors.llava import Llava
@@ -112,6 +113,25 @@ def test_pixels_equal_the_reference(tmp_path: Path, make, height: int, width: in
     got = pixels_of(item.parts[0].features)
     assert got.shape == want.shape
     assert np.abs(got - want).max() < 1e-5  # the same pixels
+
+
+@pytest.mark.parametrize(("height", "width"), [*SIZES, (2000, 20), (15, 3000)])
+def test_patches_of_gemma4_equal_the_reference(tmp_path: Path, height: int, width: int) -> None:
+    """Their colours lie side by side there; the tower turns ours."""
+    from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+
+    ours = processor(tmp_path, Gemma4, {"max_soft_tokens": 70}, "gemma4_vision", boi_token_id=7, eoi_token_id=8)
+    pixels, item = processed(ours, height, width)
+    reference = Gemma4ImageProcessorPil(max_soft_tokens=70, patch_size=14)
+    want = reference(images=[pixels], return_tensors="np", input_data_format="channels_last")
+    features, (rows, columns) = item.parts[0].features, item.parts[0].features["grid"]
+    count = rows * columns
+    got = features["pixel_values"].reshape(count, 3, 14, 14).transpose(0, 2, 3, 1).reshape(count, -1)
+    assert np.abs(got - want["pixel_values"][0, :count]).max() < 1e-5
+    assert want["image_position_ids"][0, count - 1].tolist() == [columns - 1, rows - 1]
+    assert item.parts[0].num_tokens == want["num_soft_tokens_per_image"][0]
+    filling = ours.fill(item)
+    assert filling.token_ids.tolist() == [7, *[IMAGE] * item.parts[0].num_tokens, 8]
 
 
 def test_rows_of_pixtral_end(tmp_path: Path) -> None:

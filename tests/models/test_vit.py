@@ -24,6 +24,8 @@ NAMES = (
     "internvl",
     "internvl-6b",
     "gemma3-vision",
+    "gemma4-vision",
+    "gemma4-small-vision",
     "paligemma",
     "paligemma2",
     "idefics3",
@@ -50,6 +52,8 @@ def oracle_inputs(name, prompt):
     if name == "llava_onevision" and "film" in prompt:
         films = [pixels_of(item.parts[0].features, 14) for item in processed]
         return {**inputs, "pixel_values_videos": torch.tensor(np.stack(films))}
+    if name.startswith("gemma4"):
+        return {**inputs, **gemma4_inputs(ids, [item.parts[0].features for item in processed])}
     pictures = [pixels_of(item.parts[0].features, 14) for item in processed]
     if pictures:
         height, width = (max(picture.shape[side] for picture in pictures) for side in (2, 3))
@@ -71,6 +75,20 @@ def oracle_inputs(name, prompt):
     if pictures and name in ("mistral3", "llava-pixtral"):
         inputs["image_sizes"] = torch.tensor([picture.shape[2:] for picture in pictures])
     return inputs
+
+
+def gemma4_inputs(ids, features):
+    """Patches with their colours innermost, (column, row) of each, and padding behind them."""
+    inputs = {"mm_token_type_ids": (ids == tiny.IDS["<|IMAGE|>"]).long()}
+    if not features:
+        return inputs
+    pixels, places = np.zeros((len(features), 16 * 9, 588), np.float32), np.full((len(features), 16 * 9, 2), -1)
+    for number, picture in enumerate(features):
+        count, (height, width) = len(picture["pixel_values"]), picture["grid"]
+        patches = picture["pixel_values"].reshape(count, 3, 14, 14).transpose(0, 2, 3, 1)
+        pixels[number, :count] = patches.reshape(count, -1)
+        places[number, :count] = np.stack([np.tile(np.arange(width), height), np.repeat(np.arange(height), width)], 1)
+    return {**inputs, "pixel_values": torch.tensor(pixels), "image_position_ids": torch.tensor(places)}
 
 
 @pytest.mark.parametrize("chunk", [0, 7])
@@ -101,7 +119,7 @@ def test_greedy_tokens_equal_transformers(name, prompt):
     assert harness.generate(prepare(name, prompt, harness), 16, chunk=13) == want
 
 
-@pytest.mark.parametrize("name", ["llava", "mistral3", "internvl", "glm4v"])
+@pytest.mark.parametrize("name", ["llava", "mistral3", "internvl", "glm4v", "gemma4-vision"])
 @torch.inference_mode()
 def test_without_pictures_the_decoder_answers_alone(name):
     config = load_model_config(tiny.checkpoint(name), without=("image", "audio", "video"))

@@ -22,6 +22,7 @@ WIDTHS = {
     "internvl": 4 * 4,
     "idefics3": 7 * 4,
     "gemma3-vision": 16,
+    "gemma4-vision": 3 * 4,
     "paligemma": 16,
     "glm4v": 2 * 3,
     "llava_onevision": 16,
