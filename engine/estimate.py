@@ -8,7 +8,7 @@ graphs, is estimated from the sizes of the layers. Refusals are the start's own 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -30,6 +30,7 @@ from engine.runtime import layout_of, sizes_of
 from engine.step.executor import Sizes
 from engine.weights.files import Shard
 from engine.weights.load import match, weight_bytes
+from engine.weights.table import expand
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ def estimate(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
     model = build_model(model_config, dtype, "cpu", shards)
     names = {} if shards is None else match(model, shards, config.model)
     kept = shards and device == "cpu" and model_config.implementation == "native" and config.quantization != "fp8"
-    weights = _host_bytes(shards, names, dtype) if shards and kept else weight_bytes(model)
+    weights = _host_bytes(shards, model, names, dtype) if shards and kept else weight_bytes(model)
     memory = None if device == "cpu" else device_memory(device)
     layout = layout_of(config, model, sizes, shards, read=False)
     longest = layout.blocks_for(sizes.max_model_len, sizes.max_chunk)
@@ -91,9 +92,11 @@ def estimate(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
     )
 
 
-def _host_bytes(shards: list[Shard], names: Collection[str], dtype: torch.dtype) -> int:
-    """On a CPU, where bfloat16 and codes stay as they are, as in engine/quant/base.py."""
-    tensors = [info for shard in shards for name, info in shard.tensors.items() if name in names]
+def _host_bytes(shards: list[Shard], model: Model, names: Mapping[str, str], dtype: torch.dtype) -> int:
+    """On a CPU, where bfloat16 and codes stay as they are, as in engine/quant/base.py; `names`: as by `match`."""
+    places = expand(model.weight_table(), model)
+    kept = {name for name, canonical in names.items() if not places[canonical].wanted.merged}
+    tensors = [info for shard in shards for name, info in shard.tensors.items() if name in kept]
     return sum(
         math.prod(info.shape) * dtype.itemsize if info.dtype in ("F32", "F16") else info.num_bytes for info in tensors
     )

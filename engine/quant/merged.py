@@ -47,8 +47,8 @@ class Merged:
         a, b = self.adapter.halves
         wanted: Expected = {self.adapter.base: tuple(Wanted((rows, *fold)) for rows in out_features)}
         if any(self.ranks):
-            wanted[a] = tuple(Wanted((rank, *fold)) if rank else None for _, rank in pieces)
-            wanted[b] = tuple(Wanted((rows, rank)) if rank else None for rows, rank in pieces)
+            wanted[a] = tuple(Wanted((rank, *fold), merged=True) if rank else None for _, rank in pieces)
+            wanted[b] = tuple(Wanted((rows, rank), merged=True) if rank else None for rows, rank in pieces)
         return wanted
 
     def weight(

@@ -13,10 +13,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import engine.runtime
+from engine.config import EngineConfig
 from engine.errors import ConfigError, RequestError
+from engine.estimate import estimate
 from engine.models.registry import build_model, load_model_config
 from engine.request import Request, SamplingParams
-from engine.weights.load import load_weights
+from engine.weights.files import open_checkpoint
+from engine.weights.load import load_weights, match, weight_bytes
 from mm.item import MediaItem, MediaOptions, Processed
 from mm.processors.registry import processor_for
 from mm.splice import splice
@@ -155,6 +158,18 @@ def test_long_sounds_are_heard_as_by_transformers(name, frames):
         wanted = family.rows_of(features)
     assert mine.shape == wanted.shape
     assert (mine - wanted).abs().max() < 2e-4 * wanted.abs().max()
+
+
+def test_a_merged_adapter_takes_no_memory():
+    folder = FAMILY["phi4mm"].folder
+    shards = open_checkpoint(folder)
+    stored = {name: info for shard in shards for name, info in shard.tensors.items()}
+    halves = {name for name in stored if ".lora_" in name}
+    model = build_model(load_model_config(folder), torch.float32, shards=shards)
+    read = match(model, shards, str(folder)).keys()
+    assert halves & read
+    whole = sum(stored[name].num_bytes for name in read - halves)
+    assert estimate(EngineConfig(model=str(folder)), shards).weight_bytes == weight_bytes(model) == whole
 
 
 def test_phi4mm_without_sounds_leaves_its_adapters_out():
