@@ -48,9 +48,10 @@ class RopeConfig:
 
 
 # How a checkpoint holds the experts of a layer: a matrix for each of gate, up and down of every expert; one matrix
-# [E, 2I, H] of gate and up, gate's rows first, and one [E, H, I] of down; both of these transposed; transposed with
-# biases, gate's columns and up's by turns; the latter upright, as MXFP4 codes and scales.
-ExpertLayout = Literal["apart", "joined", "turned", "by turns", "codes by turns"]
+# [E, 2I, H] of gate and up, gate's rows first, and one [E, H, I] of down, weights of modules ("joined") or bare tensors
+# ("upright"); bare and transposed; transposed with biases, gate's columns and up's by turns; the latter upright, as
+# MXFP4 codes and scales.
+ExpertLayout = Literal["apart", "joined", "upright", "turned", "by turns", "codes by turns"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,7 @@ class ExpertsConfig:
     layout: ExpertLayout = "apart"
     clamped: bool = False  # gate and up are bounded, and the activation is gpt-oss's
     router_bias: bool = False
+    router_norm: bool = False  # the router reads the stream through a norm of its own
     correction_line: bool = False  # the checkpoint's correction is a matrix of one line
 
 

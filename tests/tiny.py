@@ -241,6 +241,12 @@ FAMILIES: dict[str, Callable[[], Any]] = {  # one of each, and the switches that
         final_logit_softcapping=4.0, tie_word_embeddings=True, vocab_size_per_layer_input=331,
         layer_types=[_NEAR, _NEAR, _FAR, _NEAR, _NEAR, _NEAR, _FAR],
     ),
+    "gemma4-moe": causal(  # as 26B-A4B: experts beside every MLP
+        "Gemma4ForCausalLM", "Gemma4TextConfig", head_dim=12, global_head_dim=24, num_hidden_layers=3,
+        attention_k_eq_v=True, num_key_value_heads=3, num_global_key_value_heads=1, hidden_size_per_layer_input=0,
+        sliding_window=8, tie_word_embeddings=True, layer_types=[_NEAR, _NEAR, _FAR], enable_moe_block=True,
+        num_experts=7, top_k_experts=3, moe_intermediate_size=36,
+    ),
     "gemma4-large": causal(  # as 31B: values are keys where a layer sees all
         "Gemma4ForCausalLM", "Gemma4TextConfig", head_dim=12, global_head_dim=24, num_hidden_layers=4,
         attention_k_eq_v=True, num_key_value_heads=3, num_global_key_value_heads=1, hidden_size_per_layer_input=0,

@@ -57,6 +57,19 @@ class Router:
         self.weight = pack_router(weight, pieces["bias"][0] if self.biased else None, placement)
 
 
+class RouterNorm(RMSNorm):
+    """x / rms(x) * scale / sqrt(size), as the router of Gemma 4 reads the stream."""
+
+    __slots__ = ()
+
+    def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
+        return {"scale": (Wanted((self.size,)),)}
+
+    def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
+        super().fill({"weight": pieces["scale"]}, placement)
+        self.weight *= self.size**-0.5
+
+
 class PerExpert:
     """A learned number per expert."""
 
@@ -100,6 +113,8 @@ class Experts:
             return self.scheme.expects(self.pieces * count, (columns,))
         if self.layout == "joined":
             return {"weight": (Wanted((count, rows, columns)),)}
+        if self.layout == "upright":
+            return {kind: (Wanted((count, rows, columns)),)}
         if self.layout == "turned":
             return {kind: (Wanted((count, columns, rows)),)}
         bias = {f"{kind}_bias": (Wanted((count, rows)),)}
@@ -114,6 +129,8 @@ class Experts:
         biases, kind = None, self._kind
         if self.layout == "joined":
             matrices = list(_whole(pieces, "weight"))
+        elif self.layout == "upright":
+            matrices = list(_whole(pieces, kind))
         elif self.layout == "turned":
             matrices = [matrix.T for matrix in _whole(pieces, kind)]
         elif self.layout == "by turns":
@@ -152,8 +169,8 @@ class SparseMLP:
     """Stands where GatedMLP stands."""
 
     __slots__ = (
-        "activation", "correction", "down", "expert_scale", "gate_up", "number", "router", "routing", "shared",
-        "shared_gate",
+        "activation", "correction", "down", "expert_scale", "gate_up", "number", "router", "router_norm", "routing",
+        "shared", "shared_gate",
     )  # fmt: skip
 
     def __init__(self, text: TextConfig, config: ExpertsConfig) -> None:
@@ -162,6 +179,7 @@ class SparseMLP:
         self.routing = routing
         self.number = 0  # among the model's layers with experts
         self.router = Router(hidden, routing.num_experts, config.router_bias)
+        self.router_norm = RouterNorm(hidden, text.norm_eps) if config.router_norm else None
         self.correction = self.expert_scale = None
         if routing.correction:
             line = (1,) if config.correction_line else ()
@@ -183,8 +201,9 @@ class SparseMLP:
         rows = x.rows()  # [T, hidden]
         correction = None if self.correction is None else self.correction.weight
         scales = None if self.expert_scale is None else self.expert_scale.weight
+        read = rows if self.router_norm is None else self.router_norm(x.residual)
         chosen, given = route(
-            rows, self.router.weight, correction, self.routing, count, kept and kept.layer(self.number), scales
+            read, self.router.weight, correction, self.routing, count, kept and kept.layer(self.number), scales
         )
         pairs = self.gate_up.weight.pairs(chosen)
         before, weights = (given, None) if self.routing.weigh_input else (None, given)

@@ -52,6 +52,23 @@ class Product:
         return self.linear.add_then(norm, residual, self.rows)
 
 
+@dataclass(slots=True, eq=False)
+class Made:
+    """Rows that have been computed, an Addend."""
+
+    made: Tensor  # [T, hidden]
+
+    def value(self) -> Tensor:
+        return self.made
+
+    def add_to(self, residual: Tensor) -> None:
+        residual += self.made
+
+    def add_then(self, residual: Tensor, norm: RMSNorm) -> Normed:
+        residual += self.made
+        return Normed(norm, residual)
+
+
 class Stream:
     """The rows of all tokens of a step, or of those that somebody reads."""
 

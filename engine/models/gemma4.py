@@ -7,6 +7,7 @@
                            their kind that has some, and their MLP is twice as wide
     embeddings per layer   of the small models: layer(x) += norm(project(act(gate(x)) * beside)), where `beside` is of
                            this token and layer, from a table of its own and from the stream's first rows
+    experts                of one of the large models stand beside each MLP, and each of both has norms of its own
     a number per layer     multiplies the stream behind each layer
 
 Thread: device.
@@ -15,7 +16,6 @@ Thread: device.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,10 +23,6 @@ from torch import Tensor
 from engine.attention.meta import AttentionMeta
 from engine.batch import Batch
 from engine.cache.spec import LayerCache
-from engine.checkpoint.rope import FULL, SLIDING, RopeDefaults, read_rope
-from engine.checkpoint.section import Section
-from engine.checkpoint.text import every_layer, read_text, refuse
-from engine.errors import ConfigError
 from engine.kernels.activation import BY_NAME, pointwise
 from engine.kernels.gemm.pack import Placement
 from engine.kernels.projection_norm import normalise_projections
@@ -35,24 +31,19 @@ from engine.layers.attention import PagedSelfAttention
 from engine.layers.bare import Bare
 from engine.layers.embed import Embedding
 from engine.layers.linear import Linear
-from engine.layers.norm import Normed, RMSNorm, stream_norm
+from engine.layers.moe import SparseMLP
+from engine.layers.norm import Norm, Normed, RMSNorm, stream_norm
 from engine.layers.rope import Rope
-from engine.layers.stream import Product, Stream
+from engine.layers.stream import Addend, Made, Product, Stream
 from engine.model_config import LayerConfig, ModelConfig, TextConfig
-from engine.models.both_ways import AHEAD, attends_ahead
 from engine.models.decoder import DecoderLayer
 from engine.models.family import Family
 from engine.models.gemma import KEYS, SANDWICH_ROWS
+from engine.models.gemma4_text import text
 from engine.models.llama import DECODER_IGNORE, Llama, LlamaLayer
 from engine.weights.table import Row, Table, Wanted
 
 KEPT = ("k_proj", "v_proj", "k_norm", "v_norm")  # released files have them of layers that never read them, too
-BESIDE = "hidden_size_per_layer_input"
-PERIOD = 6  # where a file has no layer_types: every so many layers one sees all
-ROPES: dict[str, Any] = {  # rope_parameters of a file that has none
-    SLIDING: {"rope_type": "default", "rope_theta": 10_000.0},
-    FULL: {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1_000_000.0},
-}
 
 
 class Projections(Linear):
@@ -155,16 +146,30 @@ class Gemma4Layer(LlamaLayer):
 
     def __init__(self, text: TextConfig, number: int) -> None:
         layer = text.layers[number]
-        super().__init__(text, layer)
+        super().__init__(text, replace(layer, experts=None))
         self.attention = Attention(text.of_layer(layer), layer)
         self.beside = Beside(text, number) if text.beside_width else None
         self.scalar = Bare("layer_scalar", 1)
+        self.experts = None if layer.experts is None else SparseMLP(text, layer.experts)
+        has = self.experts is not None
+        self.experts_norm, self.of_mlp_norm, self.of_experts_norm = (stream_norm(text) if has else None for _ in "123")
 
     def __call__(self, x: Stream, rope: Rope, meta: AttentionMeta, cache: LayerCache, index: Tensor | None) -> None:
         super().__call__(x, rope, meta, cache, index)
         if self.beside is not None:
             self.beside.add_to(x)
         x.rows().mul_(self.scalar.value)
+
+    def fed(self, x: Stream, norm: Norm | None) -> Addend:
+        """What the MLP makes and, where the layer has them, what its experts make beside it, each through a norm."""
+        if self.experts is None:
+            return super().fed(x, norm)
+        assert self.mlp is not None
+        assert self.of_mlp_norm is not None
+        assert self.of_experts_norm is not None
+        dense = self.of_mlp_norm(self.mlp(x.normed(norm)).value())
+        sparse = self.experts(x.normed(self.experts_norm), x.count, x.kept).value()
+        return Made(dense.add_(self.of_experts_norm(sparse)))
 
 
 class Gemma4(Llama):
@@ -177,6 +182,14 @@ class Gemma4(Llama):
             Row(("layers.*.per_layer_input_gate",), "layers.*.beside.gate"),
             Row(("layers.*.per_layer_projection",), "layers.*.beside.project"),
             Row(("layers.*.post_per_layer_input_norm",), "layers.*.beside.norm"),
+            Row(("layers.*.pre_feedforward_layernorm_2",), "layers.*.experts_norm"),
+            Row(("layers.*.post_feedforward_layernorm_1",), "layers.*.of_mlp_norm"),
+            Row(("layers.*.post_feedforward_layernorm_2",), "layers.*.of_experts_norm"),
+            Row(("layers.*.router.proj",), "layers.*.experts.router"),
+            Row(("layers.*.router",), "layers.*.experts.router_norm"),
+            Row(("layers.*.router",), "layers.*.experts.expert_scale"),
+            Row(("layers.*.experts",), "layers.*.experts.gate_up", "rows"),
+            Row(("layers.*.experts",), "layers.*.experts.down", "columns"),
             Row(("embed_tokens_per_layer",), "beside_embed"),
             Row(("per_layer_model_projection",), "beside_projection"),
             Row(("per_layer_projection_norm",), "beside_norm"),
@@ -209,76 +222,6 @@ class Gemma4(Llama):
         shape = len(rows), len(self.layers), self.config.text.beside_width
         projected = self.beside_norm((self.beside_projection(rows) * of_rows).view(-1, shape[2])).view(shape)
         return projected.add_(self.beside_embed(batch.token_ids).mul_(of_token).view(shape)).mul_(of_both)
-
-
-def text(body: Section, outer: Section) -> TextConfig:
-    """The decoder."""
-    beside = 0 if body.values.get(BESIDE, 256) is None else body.integer(BESIDE, 256)
-    refuse(body, enable_moe_block=False, **({"vocab_size_per_layer_input": body.size("vocab_size")} if beside else {}))
-    if attends_ahead(body):
-        raise ConfigError(
-            f"{body.path}: use_bidirectional_attention={body.values[AHEAD]!r} of Gemma 4 is not supported; supported "
-            "are null and 'vision'"
-        )
-    if not body.values.get("rope_parameters"):
-        body = Section({**body.values, "rope_parameters": ROPES}, body.path, body.outer)
-    count = body.size("num_hidden_layers")
-    kinds = list(body.items("layer_types", [FULL if n % PERIOD == 5 else SLIDING for n in range(count)]))
-    kinds[-1:] = [FULL]  # whatever the file says
-    body = Section({"sliding_window": 512, **body.values, "layer_types": kinds}, body.path, body.outer)
-    as_near = {**body.values, "rope_parameters": body.values["rope_parameters"].get(SLIDING) or ROPES[SLIDING]}
-    read = read_text(
-        Section(as_near, body.path, body.outer), outer, sliding="layers", head_dim=256, tied=True, qk_norm="head",
-        activation="gelu_pytorch_tanh",
-    )  # fmt: skip
-    layers = tuple(
-        replace(layer, **_sizes(body, number, kind), **_sharing(body, kinds, number))
-        for number, (layer, kind) in enumerate(zip(read.layers, kinds))
-    )
-    read = replace(
-        read,
-        layers=layers,
-        embedding_scale=read.hidden_size**0.5,
-        logit_softcap=body.number("final_logit_softcapping", 0.0),
-        beside_width=beside,
-    )
-    return every_layer(read, scale=1.0, post_norms=True)
-
-
-def _sizes(body: Section, number: int, kind: str) -> dict[str, Any]:
-    """The heads of a layer and how they turn."""
-    if kind == SLIDING:
-        return {}
-    own = body.section("per_layer_config").values if body.values.get("per_layer_config") else None
-    same = body.boolean("attention_k_eq_v", False)
-    if own is None:
-        heads = body.integer("num_global_key_value_heads", 0) if same else 0
-        width = body.size("global_head_dim", 512)
-    else:
-        given = Section(own.get(str(number)) or {}, f"{body.path}: per_layer_config")
-        heads, width = given.integer("num_key_value_heads", 0), given.size("head_dim", body.size("head_dim", 256))
-    if heads and body.size("num_attention_heads") % heads:
-        raise ConfigError(
-            f"{body.path}: num_attention_heads={body.values['num_attention_heads']} is no multiple of the "
-            f"{heads} KV heads of layer {number}"
-        )
-    rope = read_rope(body, FULL, width, RopeDefaults())
-    return {"head_dim": width, "num_kv_heads": heads, "rope": rope, "values_are_keys": same}
-
-
-def _sharing(body: Section, kinds: list[str], number: int) -> dict[str, Any]:
-    """Whose keys and values a layer reads, and how wide its MLP is."""
-    first = len(kinds) - body.integer("num_kv_shared_layers", 0, most=len(kinds))
-    if number < first:
-        return {}
-    before = [place for place in range(first) if kinds[place] == kinds[number]]
-    if not before:
-        raise ConfigError(
-            f"{body.path}: num_kv_shared_layers={len(kinds) - first}: no layer before the layer {first} makes the keys "
-            f"that layers of type {kinds[number]!r} read"
-        )
-    wide = 2 * body.size("intermediate_size") if body.boolean("use_double_wide_mlp", False) else 0
-    return {"keys_of": before[-1], "intermediate_size": wide}
 
 
 FAMILY = Family(name="Gemma 4", model=Gemma4, text=text, keys=KEYS)

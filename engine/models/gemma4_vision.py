@@ -19,7 +19,7 @@ from engine.models.both_ways import AHEAD
 from engine.models.family import Family
 from engine.models.gemma import KEYS
 from engine.models.gemma4 import Gemma4
-from engine.models.gemma4 import text as decoder
+from engine.models.gemma4_text import text as decoder
 
 MARKS = {"image": 258_880, "video": 258_884, "audio": 258_881}  # tokens of media, of a file that does not say
 SOUND = ("audio_tower.*", "embed_audio.*")
