@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from engine.loop import DeviceThread
     from engine.model_config import ModelConfig
     from engine.runtime import Runtime
+    from engine.step.spread import LayerSpread
 
 T = TypeVar("T")
 log = logging.getLogger("omniloop.engine")
@@ -173,6 +174,10 @@ class Engine:
     async def reset_encoder_cache(self) -> bool:
         """Forgets what towers made; False while requests are open."""
         return await self._on_device(_reset_encoder_cache)
+
+    async def look_at_experts(self) -> list[LayerSpread]:
+        """How the tokens of a step chose experts, as the call before this one counted; waits for no step."""
+        return await self._on_device(_look_at_experts)
 
     async def start_profile(self) -> bool:
         """Notes the accelerator's kernels and copies too, until stop_profile; False: there is no accelerator."""
@@ -353,6 +358,11 @@ def _sound_attention(
     from engine.models.whisper_alignment import sound_attention
 
     return runtime.executor.compute(lambda: sound_attention(runtime.model, features, token_ids, heads))
+
+
+def _look_at_experts(runtime: Runtime) -> list[LayerSpread]:
+    spread = runtime.executor.spread
+    return [] if spread is None else spread.look()
 
 
 def _start_profile(runtime: Runtime) -> bool:

@@ -62,7 +62,9 @@ class ServerConfig:
     shutdown_timeout: float = flag(30.0, "seconds that running requests get after SIGTERM", low=0)
     startup_timeout: float = flag(1800.0, "seconds loading may take", low=1)
     sse_keep_alive_interval: float = flag(0.0, "seconds between keep-alive comments in silent streams; 0 off", low=0)
-    log_level: Literal["debug", "info", "warning", "error"] = flag("info", "debug also shows the start-up times")
+    log_level: Literal["debug", "info", "warning", "error"] = flag(
+        "info", "debug also shows start-up times, and how tokens spread over experts"
+    )
     log_format: Literal["text", "json"] = flag("text", "log lines as text or as JSON")
     disable_access_log: bool = flag(False, "no line per request")
     disable_log_stats: bool = flag(False, "no line every ten seconds of work: requests, tokens per second, step, cache")

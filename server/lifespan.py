@@ -125,6 +125,8 @@ class Lifespan:
         state = self.state
         if self.status is not None:
             self.status.stop()
+        if state.experts is not None:
+            state.experts.close()
         if state.config.traces.trace and state.trace is not None:
             await tracing.write(state, state.config.traces.trace)
         if state.spans is not None:

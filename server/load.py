@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.errors import ConfigError
 from server.config import ChatConfig, Config
+from server.expert_watch import ExpertWatch
 from server.gguf import as_folder, is_gguf
 from server.http.websocket import import_sockets
 from server.joined import is_split, join
@@ -205,6 +206,9 @@ def complete(state: AppState) -> None:
         "gpu_memory_utilization": str(config.cache.gpu_memory_utilization),
     }
     engine.on_step = metrics.step
+    if any(layer.experts for layer in engine.model.text.layers):
+        experts = state.experts = ExpertWatch(engine)
+        metrics.experts = lambda: experts.layers
     if state.media is not None:
         if "audio" in engine.model.modalities:
             state.pool.submit(import_sockets)  # while nobody waits for them

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from engine.stats import EngineStats, StepStats
+    from engine.step.spread import LayerSpread
     from mm.report import MediaReport
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
@@ -62,6 +63,7 @@ class Metrics:
         self.http_count: dict[tuple[str, str, str], int] = {}
         self.http_seconds: dict[tuple[str, str], Histogram] = {}  # by method and handler
         self.mm_cache: Callable[[], tuple[int, int]] = lambda: (0, 0)  # queries, hits
+        self.experts: Callable[[], list[LayerSpread]] = list  # of one step in many, by layer
         self.resize(1 << 17)
 
     def relax(self, keywords: Sequence[str]) -> None:
@@ -177,6 +179,16 @@ class Metrics:
             counter = CounterMetricFamily(f"vllm:{name}", text, labels=names)
             counter.add_metric(values, value)
             yield counter
+        touched = GaugeMetricFamily(
+            "vllm:moe_experts_touched", "Experts that the tokens of a sampled step chose.", labels=[*names, "layer"]
+        )
+        largest = GaugeMetricFamily(
+            "vllm:moe_largest_share", "Share of its tokens that chose the busiest expert.", labels=[*names, "layer"]
+        )
+        for layer in self.experts():
+            touched.add_metric([*values, str(layer.layer)], layer.touched)
+            largest.add_metric([*values, str(layer.layer)], layer.largest)
+        yield from (touched, largest)
         info = GaugeMetricFamily("vllm:cache_config_info", "The cache's settings.", labels=[*names, *self.cache_info])
         info.add_metric([*values, *self.cache_info.values()], 1)
         yield info

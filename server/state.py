@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from engine.engine import Engine
 from server.config import Config
 from server.errors import ApiError
+from server.expert_watch import ExpertWatch
 from server.http.proxies import TrustedProxies
 from server.limits import ApiKeys, BodyBudget, Places, WrongKeys
 from server.metrics import Metrics
@@ -86,6 +87,7 @@ class AppState:
         self.body_budget = BodyBudget(config.limits.body_budget_bytes)
         self.places = Places(0, config.limits.max_inflight_per_key, config.limits.max_queued_tokens)
         self.metrics = Metrics()
+        self.experts: ExpertWatch | None = None  # of a model that has experts
         self.pool = Pool(config.pool_threads, "pool")
         self.trace: Trace | None = None  # a timeline that is being taken
         self.spans: Spans | None = None  # OpenTelemetry, where --otlp-traces-endpoint is given

@@ -13,6 +13,7 @@ import logging
 import time
 from dataclasses import dataclass
 
+from server import expert_watch
 from server.state import AppState
 
 log = logging.getLogger("omniloop.status")
@@ -66,6 +67,8 @@ class StatusLine:
 
     def _tick(self) -> None:
         self.write()
+        if self._state.experts is not None and expert_watch.log.isEnabledFor(logging.DEBUG):
+            self._state.experts.ask()
         self.start()
 
     def write(self) -> None:

@@ -169,8 +169,8 @@ class SparseMLP:
     """Stands where GatedMLP stands."""
 
     __slots__ = (
-        "activation", "correction", "down", "expert_scale", "gate_up", "number", "router", "router_norm", "routing",
-        "shared", "shared_gate",
+        "activation", "correction", "down", "expert_scale", "gate_up", "lasting", "newest", "number", "router",
+        "router_norm", "routing", "shared", "shared_gate",
     )  # fmt: skip
 
     def __init__(self, text: TextConfig, config: ExpertsConfig) -> None:
@@ -178,6 +178,10 @@ class SparseMLP:
         self.activation = Activation.CLAMPED_SWIGLU if config.clamped else BY_NAME[text.activation]
         self.routing = routing
         self.number = 0  # among the model's layers with experts
+        # For engine/step/spread: where an accelerator's step leaves the experts that its rows chose, int32 [tokens *
+        # top_k]; and on a CPU those of the newest step, [rows, top_k].
+        self.lasting: Tensor | None = None
+        self.newest: Tensor | None = None
         self.router = Router(hidden, routing.num_experts, config.router_bias)
         self.router_norm = RouterNorm(hidden, text.norm_eps) if config.router_norm else None
         self.correction = self.expert_scale = None
@@ -203,8 +207,11 @@ class SparseMLP:
         scales = None if self.expert_scale is None else self.expert_scale.weight
         read = rows if self.router_norm is None else self.router_norm(x.residual)
         chosen, given = route(
-            read, self.router.weight, correction, self.routing, count, kept and kept.layer(self.number), scales
-        )
+            read, self.router.weight, correction, self.routing, count, kept and kept.layer(self.number), scales,
+            self.lasting,
+        )  # fmt: skip
+        if not rows.is_cuda:
+            self.newest = chosen
         pairs = self.gate_up.weight.pairs(chosen)
         before, weights = (given, None) if self.routing.weigh_input else (None, given)
         made = self.down.weight.of_pairs(self.gate_up.weight.of_tokens(rows, pairs, self.activation, before), pairs)

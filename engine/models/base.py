@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import ClassVar
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from engine.batch import Batch
 from engine.cache.spec import CacheSpec
 from engine.encoders.tower import Tower
+from engine.layers.moe import SparseMLP
 from engine.model_config import ModelConfig
 from engine.pooling.heads import Pooler
 from engine.request import Modality
@@ -35,6 +37,7 @@ class Model(ABC):
     dtype: torch.dtype  # of activations and caches
     device: str
     towers: Mapping[Modality, Tower]  # by what they encode; empty for text only
+    sparse: Mapping[int, SparseMLP] = MappingProxyType({})  # by layer number: those that have experts
     pooler: Pooler | None = None  # of a model that makes vectors or scores in the place of tokens
 
     def weight_table(self) -> Table:

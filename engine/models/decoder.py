@@ -73,8 +73,8 @@ class Decoder(Model):
             self.pooler = Pooler(config.pooling, self.embed, text.vocab_size, text.tie_embeddings)
         self.norm = stream_norm(text)
         self.layers = [self.layer(number) for number in range(len(text.layers))]
-        sparse = [layer.experts for layer in self.layers if layer.experts is not None]
-        for number, experts in enumerate(sparse):
+        self.sparse = {number: layer.experts for number, layer in enumerate(self.layers) if layer.experts is not None}
+        for number, experts in enumerate(self.sparse.values()):
             experts.number = number
         self._numbers = list(range(len(text.layers)))  # of the layers that forward runs
         self._keepers = [number for number, layer in enumerate(text.layers) if layer.keys_of is None]

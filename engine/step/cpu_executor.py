@@ -32,6 +32,7 @@ from engine.step.executor import Sizes, T
 from engine.step.prompts import PromptLogprobs
 from engine.step.result import StepResult
 from engine.step.slots import SlotState
+from engine.step.spread import HostSpread
 
 
 @dataclass(slots=True)
@@ -67,6 +68,7 @@ class CpuExecutor:
         keeps = config.return_routed_experts and model.pooler is None
         self.routed = routed_ids(keeps, model.config.text, layout)
         self.stream = HostStream()
+        self.spread = HostSpread(model, self.stream) if model.sparse else None
 
     def fullness(self, tokens: int) -> float:
         return 1.0

@@ -48,6 +48,7 @@ from engine.step.executor import Sizes, T
 from engine.step.prompts import Due, PromptLogprobs
 from engine.step.result import StepResult
 from engine.step.slots import SlotState
+from engine.step.spread import device_spread
 from engine.step.upload_ring import UploadRing
 
 WATCHED = 4  # tokens that may wake a sleeping grammar without Python looking at each
@@ -103,6 +104,7 @@ class DeviceExecutor:
         self.buffers = StepBuffers(model, sizes, layout, accelerator, config.deterministic, overlays)
         text = model.config.text
         self.buffers.routed = routed_ids(config.return_routed_experts, text, layout, accelerator)
+        self.spread = device_spread(model, sizes.max_tokens, self.buffers.inputs, accelerator)
         self.plans = self.buffers.plans
         # Of which only positions and joints are read here.
         self._host = SlotState(sizes.max_slots, 1, 1, model.config.ahead)

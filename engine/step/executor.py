@@ -17,6 +17,7 @@ from _fast.plan import StepPlan
 from engine.request import Request, TokenLogprob
 from engine.step.encode import EncoderCache
 from engine.step.result import StepResult
+from engine.step.spread import Spread
 
 T = TypeVar("T")
 
@@ -53,6 +54,10 @@ class Executor(Protocol):
     encoder: EncoderCache
     has_steady_loop: bool  # plain steps can be launched without the GIL (engine/steady)
     tile: int  # tokens: a product's time grows by tiles of so many rows, so a step that fills them costs no more
+
+    @property
+    def spread(self) -> Spread | None:
+        """Of a model with experts: how a step's tokens choose among them."""
 
     def fullness(self, tokens: int) -> float:
         """How much of the device works on the products of so many tokens, at most 1: what sizes are worth filling."""

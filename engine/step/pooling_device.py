@@ -55,6 +55,7 @@ class DevicePoolingExecutor:
 
     has_steady_loop = False  # every row ends with its step, which is Python's
     tile = 128
+    spread = None  # the experts of texts that are pooled are not watched
 
     def __init__(
         self, config: EngineConfig, model: Model, sizes: Sizes, layout: CacheLayout, accelerator: Accelerator

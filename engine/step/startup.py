@@ -85,6 +85,8 @@ class Startup:
             for size in mixed + sizes_for_other_kernels(decode + mixed, sizes.max_tokens, gated):
                 self._executor.forward_into(GraphKind.MIXED, size)
         products.update(recorded)
+        if self._executor.spread is not None:
+            self._executor.spread.count()
         for tower in each(self._model.towers):
             for rows in MEDIA_ROWS:
                 for modality in tower.modalities:

@@ -70,6 +70,8 @@ async def load(request: Request) -> Response:
 
 async def metrics(request: Request) -> Response:
     state = state_of(request)
+    if state.experts is not None:
+        state.experts.ask()
     body = await asyncio.get_running_loop().run_in_executor(state.pool, exposition, state.metrics)  # about 3 ms
     return Response(body, media_type="text/plain; version=0.0.4; charset=utf-8")
 

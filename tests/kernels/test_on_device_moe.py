@@ -17,6 +17,7 @@ from engine.kernels.moe.kept import Kept
 from engine.kernels.moe.mxfp4 import launch_mxfp4_product, mxfp4_product_reference, mxfp4_tile
 from engine.kernels.moe.route import launch_route, route_reference
 from engine.kernels.moe.sort import launch_sort_pairs, sort_pairs_reference
+from engine.kernels.moe.spread import launch_spread, spread_reference
 from engine.kernels.target import target
 from engine.layers.moe import SparseMLP
 from engine.layers.norm import Normed
@@ -92,6 +93,17 @@ def test_grouped_products(experts, top_k, width, depth):
         weighed = launch_grouped(x, both, None, pairs, Activation.SILU, tiles[0], given)
         if rows <= 64:
             assert error(weighed, grouped_reference(x, both, None, pairs, Activation.SILU, given)) < LIMIT
+
+
+@pytest.mark.parametrize(("rows", "last"), [(1, 1), (300, 64), (8192, 1)])
+def test_the_spread_of_pairs_is_written_into_pinned_memory(rows, last):
+    choices = torch.randint(0, 128, (48, 8 * 8192), dtype=torch.int32, device="cuda")
+    tops, counts = torch.full((48,), 8, dtype=torch.int32, device="cuda"), torch.tensor([rows, last]).int().cuda()
+    home, want = torch.zeros(48, 3, dtype=torch.int32, pin_memory=True), torch.zeros(48, 3, dtype=torch.int32)
+    launch_spread(home, choices, tops, counts[:1], counts[1:], 128)
+    torch.cuda.synchronize()
+    spread_reference(want, choices.cpu(), tops.cpu(), *counts.cpu().split(1), 128)
+    assert torch.equal(home, want)
 
 
 @pytest.mark.parametrize(("kind", "group"), [(Kind.E2M1, 32), (Kind.E4M3, 128), (Kind.INT4, 128)])

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import base64
+import logging
 
 import numpy as np
 import pytest
 import pytest_asyncio
+from prometheus_client.parser import text_string_to_metric_families
 
+from server import expert_watch
 from server.app import make_app
+from server.status import StatusLine
 from tests import tiny
 from tests.engine.test_routed_experts import check
 from tests.server.asgi import Client
@@ -139,3 +143,29 @@ async def test_beams_have_no_experts(sparse):
     reply = await sparse.post("/v1/completions", body)
     assert reply.status == 400
     assert "return_routed_experts" in reply.error["message"]
+
+
+async def test_scrapes_and_the_debug_log_tell_how_tokens_spread(sparse, monkeypatch, caplog):
+    """Each ask looks for what the ask before it counted; fewer than EVERY steps apart nobody is asked."""
+    watch, status = sparse.state.experts, StatusLine(sparse.state)
+    monkeypatch.setattr(watch, "_looked_at", sparse.state.engine.stats.steps)
+    monkeypatch.setattr(watch, "_looking", None)
+    await sparse.get("/metrics")
+    assert watch._looking is None
+    monkeypatch.setattr(expert_watch, "EVERY", 1)
+    with caplog.at_level(logging.DEBUG, "omniloop.experts"):
+        watch.layers = []
+        while not watch.layers:
+            await posted(sparse, "/v1/completions", {"prompt": PROMPT, "max_tokens": 3, "ignore_eos": True})
+            status._tick()
+            status.stop()
+            if watch._looking is not None:
+                await watch._looking
+    assert [layer.layer for layer in watch.layers] == [0, 2]
+    assert "by layer, and the busiest one's share of the tokens: 0: " in caplog.text
+    page = (await sparse.get("/metrics")).content.decode()
+    shown = {family.name: family.samples for family in text_string_to_metric_families(page)}
+    for name, least, most in (("touched", 1, 13), ("largest", 1 / 13, 1)):
+        samples = shown["vllm:moe_experts_touched" if name == "touched" else "vllm:moe_largest_share"]
+        assert [sample.labels["layer"] for sample in samples] == ["0", "2"]
+        assert all(least <= sample.value <= most for sample in samples)

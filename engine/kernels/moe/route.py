@@ -185,18 +185,21 @@ def route(
     count: Tensor | None = None,
     kept: Kept | None = None,
     scales: Tensor | None = None,
+    lasting: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """x [T, H], router [E, H], correction [E] float32 -> experts [T, top_k] int32, weights [T, top_k] float32.
 
     scales: float32 [E], multiply the experts' weights.
     count: int32 [1], on the device: rows from here on are padding. kept: of this layer, gets the experts too.
+    lasting: int32 [T * top_k] or more, becomes the memory of the experts that are returned.
     """
     if x.is_cuda:
-        return launch_route(x, router.dense(), router.dense_bias(), correction, routing, count, kept, scales)
+        return launch_route(x, router.dense(), router.dense_bias(), correction, routing, count, kept, scales, lasting)
     chosen, weights = choose_experts(router.linear(x.to(torch.float32)), correction, routing, scales)
     if kept is not None:
         kept.write(chosen)
-    return without_padding(chosen, weights, routing, count)
+    chosen, weights = without_padding(chosen, weights, routing, count)
+    return chosen if lasting is None else lasting[: chosen.numel()].view(chosen.shape).copy_(chosen), weights
 
 
 def launch_route(
@@ -208,13 +211,15 @@ def launch_route(
     count: Tensor | None = None,
     kept: Kept | None = None,
     scales: Tensor | None = None,
+    lasting: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The Triton kernel: x [T, H] contiguous, router [E, H] of x's dtype or float32, bias [E]. Needs `arrivals`."""
     (rows, depth), experts = x.shape, routing.num_experts
     assert router.shape == (experts, depth) and router.is_contiguous() and x.is_contiguous()
     tiles = triton.cdiv(rows, BLOCK_M)
     assert tiles <= MAX_TILES, f"{rows} tokens in a step; at most {MAX_TILES * BLOCK_M} are routed"
-    chosen = torch.empty(rows, routing.top_k, dtype=torch.int32, device=x.device)
+    chosen = torch.empty(rows * routing.top_k, dtype=torch.int32, device=x.device) if lasting is None else lasting
+    chosen = chosen[: rows * routing.top_k].view(rows, routing.top_k)
     weights = torch.empty(rows, routing.top_k, dtype=torch.float32, device=x.device)
     logits = torch.empty(rows, experts, dtype=torch.float32, device=x.device)
     ids, mapping, line = (None, None, 0) if kept is None else (kept.ids, kept.mapping, kept.ids.stride(0))

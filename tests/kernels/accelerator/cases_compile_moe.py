@@ -13,6 +13,8 @@ from engine.kernels.moe.mxfp4 import mxfp4_kernel, mxfp4_tile
 from engine.kernels.moe.route import BLOCK_K, BLOCK_M, BLOCK_N, route_kernel
 from engine.kernels.moe.sort import MANY as PAIRS
 from engine.kernels.moe.sort import sort_kernel
+from engine.kernels.moe.spread import BLOCK as COUNTED
+from engine.kernels.moe.spread import spread_kernel
 from engine.kernels.target import Target
 from tests.kernels.accelerator.targets import TARGETS, cases, compiles
 
@@ -92,6 +94,12 @@ KERNELS = {
     "sort": (
         sort_kernel, {"order": "*i32", "ends": "*i32", "chosen": "*i32", "pairs": "i32"},
         {"BLOCK": PAIRS, "OVERLAP": True}, {"num_warps": 8},
+    ),
+    "spread": (
+        spread_kernel,
+        {"out": "*i32", "choices": "*i32", "tops": "*i32", "num_rows": "*i32", "num_last": "*i32", "line": "i32",
+         "experts": "i32"},
+        {"BINS": 256, "BLOCK": COUNTED}, {"num_warps": 4},
     ),
     **{
         f"combine {name}": (

@@ -23,6 +23,7 @@ from engine.kernels.moe.kept import Kept
 from engine.kernels.moe.mxfp4 import launch_mxfp4_product, mxfp4_product_reference
 from engine.kernels.moe.route import launch_route, route_reference
 from engine.kernels.moe.sort import Pairs, launch_sort_pairs, sort_pairs_reference
+from engine.kernels.moe.spread import launch_spread, spread_reference
 from engine.kernels.target import HAS_TRITON, Target
 from engine.model_config import Routing
 from engine.models.transformers_backend import experts as backend
@@ -118,6 +119,26 @@ def test_the_experts_of_real_tokens_are_kept_at_their_places(dtype):
     want = torch.full_like(ids, 77)
     want[mapping[:18][has], 1] = chosen[:18][has].to(dtype)
     assert torch.equal(ids, want)
+
+
+@pytest.mark.parametrize(("experts", "rows", "last"), [(5, 3, 1), (16, 700, 64), (40, 1, 0)])
+def test_the_spread_of_pairs(experts, rows, last):
+    choices, tops = torch.randint(0, experts, (3, 3000), dtype=torch.int32), torch.tensor([4, 2, 3], dtype=torch.int32)
+    got, want = torch.full((3, 3), -1, dtype=torch.int32), torch.zeros(3, 3, dtype=torch.int32)
+    arguments = (choices, tops, torch.tensor([rows], dtype=torch.int32), torch.tensor([last], dtype=torch.int32))
+    launch_spread(got, *arguments, experts)
+    spread_reference(want, *arguments, experts)
+    assert torch.equal(got, want)
+
+
+def test_choices_may_be_left_in_a_lasting_place():
+    x, router, lasting = torch.randn(19, 40), torch.randn(6, 40), torch.full((64,), 9, dtype=torch.int32)
+    got, weights = launch_route(x, router, None, None, Routing(6, 2), lasting=lasting)
+    want, weighed = launch_route(x, router, None, None, Routing(6, 2))
+    assert got.data_ptr() == lasting.data_ptr()
+    assert torch.equal(got, want)
+    assert torch.equal(weights, weighed)
+    assert (lasting[38:] == 9).all()
 
 
 @pytest.mark.parametrize("real", [0, 17])

@@ -1,0 +1,59 @@
+"""ExpertWatch: how tokens spread over experts, in /metrics and, with --log-level debug, in the log.
+
+Owner: loop. In: a scrape, or a tick of the status line, asks; at most one step in EVERY is looked at. Out: the newest
+counts, which a look finds that comes after the steps that it asks about: nobody waits for a step. While nobody asks
+nothing is counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import TYPE_CHECKING
+
+from engine.errors import NotReadyError
+
+if TYPE_CHECKING:
+    from engine import Engine
+    from engine.step.spread import LayerSpread
+
+log = logging.getLogger("omniloop.experts")
+
+EVERY = 128  # steps between two looks, at least
+
+
+class ExpertWatch:
+    """Of one engine whose model has experts."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.layers: list[LayerSpread] = []  # of the newest step that was counted
+        self._engine = engine
+        self._looked_at = 0  # steps of the engine at the newest look
+        self._looking: asyncio.Task[None] | None = None
+
+    def ask(self) -> None:
+        """Has the engine look, unless it did so less than EVERY steps ago."""
+        steps = self._engine.stats.steps
+        if steps - self._looked_at < EVERY or (self._looking is not None and not self._looking.done()):
+            return
+        self._looked_at = steps
+        self._looking = asyncio.get_running_loop().create_task(self._look())
+
+    def close(self) -> None:
+        """A look that nobody answers is given up."""
+        if self._looking is not None:
+            self._looking.cancel()
+
+    async def _look(self) -> None:
+        with contextlib.suppress(NotReadyError):  # it stops
+            found = await self._engine.look_at_experts()
+            if found:
+                self.layers = found
+                log.debug("%s", line(found))
+
+
+def line(layers: list[LayerSpread]) -> str:
+    """Of each layer the experts that tokens chose, and the busiest expert's share of the tokens."""
+    told = "; ".join(f"{layer.layer}: {layer.touched}, {layer.largest:.1%}" for layer in layers)
+    return f"experts that a step's tokens chose, by layer, and the busiest one's share of the tokens: {told}"

@@ -1,0 +1,60 @@
+"""How a step's tokens spread over the experts: counts of the newest step, which the next look tells."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import engine.runtime
+from engine.kernels.moe.spread import count_spread
+from engine.models.registry import load_model_config
+from tests import tiny
+from tests.engine.host_accelerator import HostAccelerator
+from tests.engine.stand_in_accelerator import StandInAccelerator
+from tests.engine.test_routed_experts import oracle
+from tests.engine_kit import answer, running, text_request
+
+
+def test_pairs_of_real_rows_are_counted_by_layer():
+    """Layers of unlike width; the last one has fewer rows; what stands behind the rows is of older steps."""
+    choices = torch.tensor([[3, 0, 3, 1, 2, 2], [4, 4, 1, 1, 1, 1]], dtype=torch.int32)
+    out, one = torch.zeros(2, 3, dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+    count_spread(out, choices, torch.tensor([2, 1], dtype=torch.int32), 2 * one, one, 5)
+    assert out.tolist() == [[3, 2, 4], [1, 1, 1]]
+
+
+@pytest.mark.parametrize("accelerator", [None, HostAccelerator, StandInAccelerator])
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+async def test_a_look_tells_what_the_look_before_it_counted(name, accelerator, monkeypatch):
+    """A prompt of a single step: all of its tokens in every layer, but in the last layer only the one that is read."""
+    if accelerator is not None:
+        monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: accelerator())
+    folder, prompt = tiny.checkpoint(name), np.arange(2, 40)
+    text = load_model_config(folder).text
+    layers = [number for number, layer in enumerate(text.layers) if layer.experts]
+    routing = text.layers[layers[0]].experts.routing
+    routers = oracle(name)(prompt.tolist()).topk(routing.top_k, -1).indices  # [tokens, layers, top_k]
+    async with running(folder) as served:
+        await answer(served, text_request(prompt, 1))
+        assert await served.look_at_experts() == []
+        found = await settled(served)
+        assert [layer.layer for layer in found] == layers
+        for place, layer in enumerate(found):
+            chosen = routers[-1:, place] if layer.layer == len(text.layers) - 1 else routers[:, place]
+            counts = chosen.flatten().bincount(minlength=routing.num_experts)
+            assert layer.touched == int((counts > 0).sum())
+            assert layer.largest == pytest.approx(int(counts.max()) / len(chosen))
+
+
+async def settled(served):
+    """The next look that tells something: a CPU's stream counts beside the thread that asks."""
+    while not (found := await served.look_at_experts()):
+        pass
+    return found
+
+
+async def test_a_model_without_experts_has_nothing_to_tell():
+    async with running(tiny.checkpoint("llama")) as served:
+        assert await served.look_at_experts() == []
+        assert served._device._runtime.executor.spread is None
