@@ -29,7 +29,8 @@ class Fp8:
             raise ConfigError(f"{settings.path}: weight_block_size={found} must be two sizes, as [128, 128]")
         self._block: tuple[int, int] | None = (found[0], found[1]) if found else None
         self._powers = settings.values.get("scale_fmt") == "ue8m0"
-        self._left_out = tuple(map(str, settings.items("modules_to_not_convert", ())))
+        names = settings.items("modules_to_not_convert", settings.items("ignored_layers", ()))
+        self._left_out = tuple(map(str, names))
 
     def stored(self, module: str, columns: int, headers: Headers | None) -> Floats8 | None:
         if headers is None:

@@ -9,12 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from engine.checkpoint.section import Section
 from engine.config import EngineConfig
 from engine.errors import ConfigError
 from engine.estimate import estimate
 from engine.kernels.gemm.codes import Kind
 from engine.kernels.gemm.group_panels import GroupPanels
 from engine.models.registry import build_model, load_model_config
+from engine.quant.fp8 import Fp8
 from engine.quant.online import requested
 from engine.weights.files import open_checkpoint
 from engine.weights.load import load_weights, weight_bytes
@@ -87,6 +89,13 @@ def test_check_names_the_method_and_the_matrices(tmp_path):
     said = list(lines(Config(model=ModelFlags(model=str(folder), device="cpu"))))
     assert "quantised weights (compressed-tensors): 10 matrices are codes in memory, 5 are floats" in "\n".join(said)
     assert any(line.startswith("KV cache: ") and line.endswith("a scale per token and head") for line in said)
+
+
+@pytest.mark.parametrize("key", ["modules_to_not_convert", "ignored_layers"])
+def test_random_fp8_weights_leave_out_what_the_configuration_names(key):
+    dialect = Fp8(Section({"quant_method": "fp8", key: ["model.layers.0.mlp.down_proj"]}, "quantization_config"))
+    assert dialect.stored("layers.0.mlp.down_proj", 64, None) is None
+    assert dialect.stored("layers.1.mlp.down_proj", 64, None) is not None
 
 
 def test_the_example_prints_what_is_saved(monkeypatch, capsys):
