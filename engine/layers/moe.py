@@ -148,6 +148,11 @@ class Experts:
         self.weight = pack_experts(matrices, biases, self.num_experts, placement, gated=len(self.pieces) > 1)
 
     @property
+    def stacked_codes(self) -> int:
+        """How many matrices lie as codes in one tensor of all experts."""
+        return self.num_experts * len(self.pieces) if self.layout == "codes by turns" else 0
+
+    @property
     def _kind(self) -> str:
         """How the tensors of all experts begin, in layouts that are no module's."""
         return "gate_up_proj" if len(self.pieces) > 1 else "down_proj"

@@ -69,6 +69,7 @@ def form_line(model: Model, float8_units: bool) -> str | None:
             counts["inputs"] += sum(getattr(piece, "quantises_inputs", False) for piece in scheme.pieces)
         elif scheme is not None:
             counts["kept"] += len(names)
+        counts["quantised"] += getattr(part, "stacked_codes", 0)
     met = f"; inputs of {counts['inputs']} become FP8 too"
     if not float8_units:
         met = f"; FP8 inputs of {counts['inputs']} are kept in floats, as this device has no units for FP8"
