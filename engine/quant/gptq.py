@@ -81,7 +81,10 @@ class Gptq:
         self.symmetric = settings.boolean("sym", True)
         form = settings.values.get("checkpoint_format") or "gptq"
         if form not in ("gptq", "gptq_v2"):
-            raise ConfigError(f"{settings.path}: checkpoint_format={form!r}; allowed are gptq, gptq_v2")
+            raise ConfigError(
+                f"{settings.path}: checkpoint_format={form!r}; gptq and gptq_v2 are read: export the checkpoint again "
+                "in one of them"
+            )
         self.older = form == "gptq"
         self._left_out = tuple(map(str, settings.items("modules_to_not_convert", ())))
 

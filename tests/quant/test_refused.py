@@ -16,7 +16,7 @@ from tests.quant.written import VARIANTS, write
 DOWN = "model.layers.1.mlp.down_proj"
 SETTINGS = [
     ("gptq 32", {"bits": 3}, "bits=3; 4 and 8 are read: quantise"),
-    ("gptq 32", {"checkpoint_format": "marlin"}, "checkpoint_format='marlin'; allowed are gptq, gptq_v2"),
+    ("gptq 32", {"checkpoint_format": "marlin"}, "checkpoint_format='marlin'; gptq and gptq_v2 are read: export"),
     ("gptq 32", {"quant_method": "aqlm"}, "quantized \\(aqlm\\); this version reads .*awq"),
     ("awq 32", {"version": "gemv"}, "version='gemv'; gemm is read: export"),
     ("awq 32", {"bits": 3}, "bits=3; AWQ has 4"),
