@@ -108,5 +108,9 @@ class GatedLinear(Linear):
             return self.weight.gated(normed.rows(), self.activation)
         return self.weight.of_normed(normed.residual, norm.weight, norm.eps, normed.prescaled, self.activation)
 
+    def halves_of_normed(self, normed: Normed) -> Tensor:
+        """gate, then up, [T, 2 * width], before the activation; of forms that take halves."""
+        return super().of_normed(normed)
+
     def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
         self._fill(pieces, placement, gated=True)

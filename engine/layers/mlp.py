@@ -2,6 +2,8 @@
 
     gated:  down(activate(gate(n), up(n))), gate and up as one product        plain:  down(activate(up(n)))
 
+Where both products quantise what they read, the activation is in the kernel that makes codes for down.
+
 Thread: device. In: n, the residual stream [T, hidden] through the norm before the MLP. Out: what the MLP adds to the
 stream, whose last product is computed when it is added (engine/layers/stream.py).
 """
@@ -9,15 +11,35 @@ stream, whose last product is computed when it is added (engine/layers/stream.py
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
 
 from engine.kernels.activation import BY_NAME, Activation, pointwise
 from engine.layers.linear import GatedLinear, Linear
-from engine.layers.norm import Normed
-from engine.layers.stream import Product
+from engine.layers.norm import Normed, RMSNorm
+from engine.layers.stream import Addend, Product
 from engine.model_config import TextConfig
+
+
+@dataclass(slots=True, eq=False)
+class HalvesProduct:
+    """activate(gate, up) W^T + b, an Addend."""
+
+    linear: Linear
+    halves: Tensor  # [T, 2 * in_features]: gate, then up
+    activation: Activation
+
+    def value(self) -> Tensor:
+        return self.linear.weight.of_halves(self.halves, self.activation)
+
+    def add_to(self, residual: Tensor) -> None:
+        self.linear.weight.of_halves(self.halves, self.activation, residual, residual)
+
+    def add_then(self, residual: Tensor, norm: RMSNorm) -> Normed:
+        self.add_to(residual)
+        return Normed(norm, residual)
 
 
 class GatedMLP:
@@ -31,7 +53,9 @@ class GatedMLP:
         self.gate_up = GatedLinear(hidden_size, intermediate_size, bias, activation, joined)
         self.down = Linear(intermediate_size, hidden_size, bias=bias)
 
-    def __call__(self, x: Normed) -> Product:
+    def __call__(self, x: Normed) -> Addend:
+        if self.gate_up.weight.takes_halves and self.down.weight.takes_halves:
+            return HalvesProduct(self.down, self.gate_up.halves_of_normed(x), self.gate_up.activation)
         return Product(self.down, self.gate_up.of_normed(x))
 
     def of_rows(self, rows: Tensor) -> Tensor:

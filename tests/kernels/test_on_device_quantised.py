@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engine.kernels.activation import Activation
+from engine.kernels.activation import Activation, glu
 from engine.kernels.gemm.codes import FOUR_BITS, Codes, Inputs, Kind
 from engine.kernels.gemm.float8 import float8_product
 from engine.kernels.gemm.float8 import tile_of as float8_tile_of
@@ -139,6 +139,12 @@ def test_rows_become_fp8(how):
         assert int((codes.int() - wanted.int()).abs().max()) <= 1
         assert (codes == wanted).float().mean() > 0.99
         torch.testing.assert_close(scales, wanted_scales, rtol=1e-2, atol=0)  # a norm may round to the other bfloat16
+    for width in (4096, 12288, 29568):
+        halves = torch.randn(70, 2 * width, device="cuda", dtype=torch.bfloat16)
+        found = quantise_floats(halves, inputs, activation=Activation.SILU)
+        apart = quantise_floats(glu(halves, Activation.SILU), inputs)
+        assert torch.equal(found[0], apart[0])
+        assert torch.equal(found[1], apart[1])
 
 
 @pytest.mark.skipif(not target().multiplies_float8, reason="no units for FP8")

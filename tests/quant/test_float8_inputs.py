@@ -17,6 +17,7 @@ from engine.kernels.gemm.groups import packed
 from engine.kernels.gemm.pack import Placement, pack_pieces
 from engine.kernels.gemm.scaled import ScaledProducts
 from engine.kernels.norm import rms_norm_reference
+from engine.layers.norm import Normed
 from engine.models.registry import build_model, load_model_config
 from engine.quant.online import requested
 from engine.weights.files import open_checkpoint
@@ -136,6 +137,20 @@ def test_a_norm_in_front_changes_nothing():
     want = weight.linear(x) + out
     assert weight.linear(x, out, out) is out
     torch.testing.assert_close(out, want)
+
+
+@pytest.mark.parametrize("name", ["fp8 tensor static", "ct float channel", "fp8 blocks"])
+def test_an_activation_in_front_changes_nothing(tmp_path, monkeypatch, name):
+    model = loaded(write(tmp_path, VARIANTS[name]))
+    mlp, norm = model.layers[0].mlp, model.layers[0].mlp_norm
+    x = torch.randn(7, mlp.gate_up.in_features, generator=torch.Generator().manual_seed(0))
+    want = mlp.down(mlp.gate_up.of_normed(Normed(norm, x)))
+    monkeypatch.setattr("engine.kernels.gemm.float8_weight.glu", None)  # a launch of its own
+    found = mlp(Normed(norm, x))
+    assert torch.equal(found.value(), want)
+    residual = x.clone()
+    assert found.add_then(residual, norm).residual is residual
+    torch.testing.assert_close(residual, x + want)
 
 
 def test_joined_matrices_take_the_largest_scale_of_their_inputs(caplog):

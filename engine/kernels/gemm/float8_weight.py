@@ -1,13 +1,14 @@
 """Float8Weight: FP8 codes of an accelerator that meet FP8 inputs, as the checkpoint quantises them.
 
-Inputs become codes in one kernel, with the norm in front where there is one; then codes meet codes, at every number of
-rows: a prefix that is computed again has the same bits. The library or gemm/float8 multiplies, as was found at the
-start (gemm/scaled). Users: quantised layers on devices whose units multiply e4m3.
+Inputs become codes in one kernel, with the norm or the gated activation in front where there is one; then codes meet
+codes, at every number of rows: a prefix that is computed again has the same bits. The library or gemm/float8
+multiplies, as was found at the start (gemm/scaled). Users: quantised layers on devices whose units multiply e4m3.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -35,6 +36,8 @@ class Float8Weight(Weight):
     products: ScaledProducts
     invariant: bool  # a row has the same bits in any company
 
+    takes_halves: ClassVar[bool] = True
+
     @property
     def num_bytes(self) -> int:
         extra = [tensor for tensor in (self.bias, self.narrow) if tensor is not None]
@@ -53,6 +56,14 @@ class Float8Weight(Weight):
         y = x.new_empty(len(rows), width) if out is None else out.view(-1, width)
         self._multiply(*quantise_floats(rows, self.inputs), None if residual is None else residual.view(-1, width), y)
         return y.view(*x.shape[:-1], width) if out is None else out
+
+    def of_halves(
+        self, halves: Tensor, activation: Activation, out: Tensor | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        """The launches of `linear`; the bits of `glu` in front of it."""
+        y = halves.new_empty(len(halves), len(self.weight.codes)) if out is None else out
+        self._multiply(*quantise_floats(halves, self.inputs, activation=activation), residual, y)
+        return y
 
     def of_normed(
         self, residual: Tensor, gain: Tensor, eps: float, prescaled: Unscaled | None, activation: Activation | None

@@ -2,7 +2,8 @@
 
 s is the largest magnitude / 448 of the row, or of each 128 columns of it, or one given number; a row or a run of zeros
 has scale 1; with `powers` s is the next power of two. With a gain the rows are normed first, as kernels/norm does, and
-rounded to x's dtype: one kernel instead of two. Users: gemm/float8_weight, where the checkpoint quantises inputs so.
+rounded to x's dtype; with an activation, a row is gate, then up, and activate(gate, up) in x's dtype becomes codes: one
+kernel instead of two. Users: gemm/float8_weight, where the checkpoint quantises inputs so.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -11,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from engine.kernels.activation import Activation, activate, glu_reference
 from engine.kernels.gemm.codes import Inputs, quantised_e4m3
 from engine.kernels.norm import rms_norm_reference
 from engine.kernels.pdl import grid_wait, launch_options
@@ -33,7 +35,7 @@ def e4m3_codes(values):
 def quantise_floats_kernel(
     out,  # [rows, width] uint8
     scales,  # [groups, rows] float32
-    x,  # [rows, width], rows x_stride apart
+    x,  # [rows, width], rows x_stride apart; with ACT [rows, 2 * width]: gate, then up
     gain,  # [width] when NORM
     given,  # [] float32 when STATIC
     rows,
@@ -41,6 +43,7 @@ def quantise_floats_kernel(
     x_stride,
     eps,
     NORM: tl.constexpr,
+    ACT: tl.constexpr,  # an Activation; -1: none
     STATIC: tl.constexpr,
     POWERS: tl.constexpr,
     GROUP: tl.constexpr,  # columns that share a scale; 0: all
@@ -60,6 +63,9 @@ def quantise_floats_kernel(
     if NORM:
         values = values * (1.0 / tl.sqrt_rn(tl.sum(values * values, 0) / width + eps)) * gains
         values = values.to(kept.dtype).to(tl.float32)
+    if ACT >= 0:
+        up = tl.load(x + row * x_stride + width + column, mask=inside, other=0.0).to(tl.float32)
+        values = activate(values, up, ACT).to(kept.dtype).to(tl.float32)
     RUN: tl.constexpr = GROUP if GROUP else BLOCK
     runs = tl.reshape(values, [BLOCK // RUN, RUN])
     number = tl.arange(0, BLOCK // RUN)
@@ -76,29 +82,42 @@ def quantise_floats_kernel(
     tl.store(out + row * width + column, tl.reshape(e4m3_codes(scaled), [BLOCK]), mask=inside)
 
 
-def quantise_floats(x: Tensor, inputs: Inputs, gain: Tensor | None = None, eps: float = 0.0) -> tuple[Tensor, Tensor]:
-    """x [M, K] with contiguous rows -> codes uint8 [M, K], scales float32 [groups, M]; with gain [K] of norm(x)."""
+def quantise_floats(
+    x: Tensor, inputs: Inputs, gain: Tensor | None = None, eps: float = 0.0, activation: Activation | None = None
+) -> tuple[Tensor, Tensor]:
+    """x [M, K] with contiguous rows -> codes uint8 [M, K], scales float32 [groups, M]; with gain [K] of norm(x).
+
+    With an activation x is [M, 2K] and has no gain.
+    """
     if x.is_cuda:
-        return launch_quantise_floats(x, inputs, gain, eps)
-    return quantise_floats_reference(x, inputs, gain, eps)
+        return launch_quantise_floats(x, inputs, gain, eps, activation)
+    return quantise_floats_reference(x, inputs, gain, eps, activation)
 
 
-def launch_quantise_floats(x: Tensor, inputs: Inputs, gain: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+def launch_quantise_floats(
+    x: Tensor, inputs: Inputs, gain: Tensor | None, eps: float, activation: Activation | None = None
+) -> tuple[Tensor, Tensor]:
     """The kernel; arguments as `quantise_floats`."""
-    rows, width = x.shape
-    assert x.stride(1) == 1 and (gain is None or len(gain) == width)
+    rows, width = len(x), x.shape[1] // (1 if activation is None else 2)
+    assert x.stride(1) == 1 and (gain is None or (activation is None and len(gain) == width))
     out = torch.empty(rows, width, dtype=torch.uint8, device=x.device)
     groups = -(-width // inputs.group) if inputs.group else 1
     scales = torch.empty(groups, rows, dtype=torch.float32, device=x.device)
     block = max(inputs.group, triton.next_power_of_2(width))
+    most = 16 if activation is None else 32  # warps; a thread holds both halves of its columns
     if rows:
         quantise_floats_kernel[(rows,)](
             out, scales, x, x if gain is None else gain, scales if inputs.scale is None else inputs.scale, rows, width,
-            x.stride(0), eps, NORM=gain is not None, STATIC=inputs.scale is not None, POWERS=inputs.powers,
-            GROUP=inputs.group, BLOCK=block, num_warps=min(16, max(1, block // 512)), **launch_options(),
+            x.stride(0), eps, NORM=gain is not None, ACT=-1 if activation is None else int(activation),
+            STATIC=inputs.scale is not None, POWERS=inputs.powers, GROUP=inputs.group, BLOCK=block,
+            num_warps=min(most, max(1, block // 512)), **launch_options(),
         )  # fmt: skip
     return out, scales
 
 
-def quantise_floats_reference(x: Tensor, inputs: Inputs, gain: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
+def quantise_floats_reference(
+    x: Tensor, inputs: Inputs, gain: Tensor | None, eps: float, activation: Activation | None = None
+) -> tuple[Tensor, Tensor]:
+    if activation is not None:
+        x = glu_reference(x, activation)
     return quantised_e4m3(x if gain is None else rms_norm_reference(x, gain, eps), inputs)

@@ -8,6 +8,7 @@ the other products where it can fuse them. Nothing outside this folder asks whic
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ class Weight(ABC):
     """W [out_features, in_features] and perhaps a bias; the weight of a gated layer has gate's rows, then up's."""
 
     __slots__ = ()
+
+    takes_halves: ClassVar[bool] = False  # `of_halves` saves a launch over `glu` and `linear`
 
     @property
     @abstractmethod
@@ -46,6 +49,12 @@ class Weight(ABC):
     def gated(self, x: Tensor, activation: Activation) -> Tensor:
         """x [..., in_features] -> activate(gate, up) of `linear`'s two halves, [..., out_features / 2]."""
         return glu(self.linear(x), activation)
+
+    def of_halves(
+        self, halves: Tensor, activation: Activation, out: Tensor | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        """`linear` of activate(gate, up); halves [M, 2 * in_features] are gate, then up."""
+        return self.linear(glu(halves, activation), out, residual)
 
     def add_then_norm(self, residual: Tensor, x: Tensor, gain: Tensor, eps: float) -> Unscaled | None:
         """residual [M, N] += x W^T + bias, in place; the next product reads rms_norm(residual, gain, eps).

@@ -3,6 +3,7 @@
 import pytest
 import triton  # noqa: F401  (before any kernel file, so that they take it)
 
+from engine.kernels.activation import Activation
 from engine.kernels.gemm.code_sums import scales_sums
 from engine.kernels.gemm.float8 import float8_kernel
 from engine.kernels.gemm.float8 import tile_of as float8_tile_of
@@ -73,9 +74,10 @@ def floats8(rows, blocked, apart=False):
     return float8_kernel, FLOATS8, constants, {"num_warps": tile.warps, "num_stages": tile.stages}
 
 
-def rows_to_floats(group, normed=False, static=False):
+def rows_to_floats(group, normed=False, static=False, act=-1):
     constants = {
         "NORM": normed,
+        "ACT": act,
         "STATIC": static,
         "POWERS": bool(group),
         "GROUP": group,
@@ -110,6 +112,8 @@ KERNELS = {
     "rows to fp8, normed": rows_to_floats(0, normed=True),
     "rows to fp8, by a number": rows_to_floats(0, static=True),
     "rows to fp8, by groups": rows_to_floats(128, normed=True),
+    "rows to fp8, activated": rows_to_floats(0, act=int(Activation.SILU)),
+    "rows to fp8, activated, by groups": rows_to_floats(128, act=int(Activation.SILU)),
 }
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 import triton  # noqa: F401  (before any kernel file, so that they take it; TRITON_INTERPRET says in which mode)
 
+from engine.kernels.activation import Activation, launch_point
 from engine.kernels.gemm.code_sums import block_k_of
 from engine.kernels.gemm.codes import FOUR_BITS, Codes, Inputs, Kind, decoded
 from engine.kernels.gemm.float8 import float8_product_reference, launch_float8_product
@@ -124,6 +125,19 @@ def test_rows_become_fp8(how, normed):
     else:
         assert torch.equal(codes, wanted)
         assert torch.equal(scales, wanted_scales)
+
+
+@pytest.mark.parametrize("activation", [Activation.SILU, Activation.GELU_TANH, Activation.CLAMPED_SWIGLU])
+@pytest.mark.parametrize("how", FLOATS)
+def test_activated_rows_become_fp8(how, activation):
+    """In one launch the codes of two: the activation's result in x's dtype between them."""
+    x = 3 * torch.randn(6, 616, dtype=torch.float32)[:, :600].to(torch.float16)
+    x[2] = 0
+    codes, scales = launch_quantise_floats(x, FLOATS[how], None, 0, activation)
+    both = launch_quantise_floats(launch_point(activation, x, gated=True), FLOATS[how], None, 0)
+    assert codes.shape == (6, 300)
+    assert torch.equal(codes, both[0])
+    assert torch.equal(scales, both[1])
 
 
 def test_every_float_becomes_its_nearest_fp8():
