@@ -3,13 +3,14 @@
 Thread: device. In: patches row by row and their grid. Out: a row for each square of pool x pool patches. A patch has a
 learned position for its column and another one for its row, and its heads turn by both; all patches of a picture see
 each other. Queries, keys and values are normalised, and scores are not scaled. In the small models what goes into a
-product and what comes out is clamped to bounds of the checkpoint. Behind the layers a square's patches are averaged. It
-runs eagerly.
+product and what comes out is clamped to bounds of the checkpoint. Behind the layers a square's patches are averaged.
+Pictures of several requests run together. It runs eagerly.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.encoders.recent import Recent
-from engine.encoders.tower import Features, Record
+from engine.encoders.tower import Features, PatchTower, apart, bounds_of, joined
 from engine.errors import ConfigError, RequestError
 from engine.kernels.activation import BY_NAME, pointwise
 from engine.kernels.attention.dense import dense_attention
@@ -199,13 +200,13 @@ class Gemma4VisionLayer:
         x += self.norm2_behind(self.down(pointwise(self.gate(read), self.activation).mul_(self.up(read))))
 
 
-class Gemma4VisionTower:
+class Gemma4VisionTower(PatchTower):
     """Patches -> rows of the decoder's width."""
 
+    config: Gemma4VisionConfig
+
     def __init__(self, config: Gemma4VisionConfig, dtype: torch.dtype, device: str) -> None:
-        self.config = config
-        self.dtype = dtype
-        self.device = device
+        super().__init__(config, dtype, device)
         size = config.hidden_size
         self.patch_embed = Linear(3 * config.patch_size**2, size)
         self.positions = Bare("position_embedding_table", 2, config.num_positions, size)
@@ -216,16 +217,16 @@ class Gemma4VisionTower:
         self.projection = Linear(size, config.row_width)
         self._turns: Recent[Grid, Turns] = Recent(MAX_TABLE_ROWS)
 
-    @property
-    def modalities(self) -> tuple[Modality, ...]:
-        return self.config.modalities
+    def encode_together(self, items: Sequence[Features]) -> list[Tensor]:
+        """Each with `pixel_values` [patches, numbers] from 0 to 1, channel by channel, and the `grid` [2]."""
+        grids = [self._grid(features) for features in items]
+        patches = joined([features["pixel_values"].to(self.device) for features in items])
+        side, unit = self.config.patch_size, self.config.pool**2
+        pixels = patches.view(-1, 3, side, side).permute(0, 2, 3, 1).reshape(len(patches), -1)
+        rows = self((pixels - 0.5).mul_(2.0).to(self.dtype), grids)
+        return apart(rows, [height * width // unit for height, width in grids])
 
-    @property
-    def row_width(self) -> int:
-        return self.config.row_width
-
-    def encode(self, features: Features) -> Tensor:
-        """`pixel_values` [patches, numbers] from 0 to 1, channel by channel, and the `grid` [2]."""
+    def _grid(self, features: Features) -> Grid:
         patches, (height, width) = features["pixel_values"], features["grid"].reshape(-1).tolist()
         numbers, pool, most = self.patch_embed.in_features, self.config.pool, self.config.num_positions
         fits = min(height, width) > 0 and max(height, width) <= most and not (height % pool or width % pool)
@@ -234,9 +235,7 @@ class Gemma4VisionTower:
                 f"pixel_values {list(patches.shape)} do not fit the grid {height} x {width}: a patch of {numbers} "
                 f"numbers for each place is needed, with sides of multiples of {pool} up to {most}"
             )
-        side = self.config.patch_size
-        pixels = patches.to(self.device).view(-1, 3, side, side).permute(0, 2, 3, 1).reshape(-1, numbers)
-        return self((pixels - 0.5).mul_(2.0).to(self.dtype), (height, width))
+        return height, width
 
     def example(self, modality: Modality, rows: int) -> Features:
         """A blank picture, about as high as wide."""
@@ -245,26 +244,27 @@ class Gemma4VisionTower:
         patches = torch.zeros(grid[0] * grid[1], self.patch_embed.in_features, device=self.device)
         return {"pixel_values": patches, "grid": torch.tensor(grid)}
 
-    def picture_bytes(self, rows: int) -> int:
-        return 0
-
-    def record(self, record: Record) -> None:
-        """No graph."""
-
-    def __call__(self, patches: Tensor, grid: Grid) -> Tensor:
-        """patches [height * width, numbers] of the tower's dtype -> [squares, row_width]."""
-        (height, width), pool = grid, self.config.pool
-        columns, rows = self.positions.value[0, :width], self.positions.value[1, :height]
-        x = self.patch_embed(patches) + (columns[None] + rows[:, None]).flatten(0, 1)
-        bounds = torch.tensor([0, len(x)], dtype=torch.int32, device=x.device)
-        turns = self._turned(grid)
+    def __call__(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
+        """patches [sum of height * width, numbers] of the tower's dtype -> [squares, row_width]."""
+        columns, rows = self.positions.value
+        places = [(columns[None, :width] + rows[:height, None]).flatten(0, 1) for height, width in grids]
+        x = self.patch_embed(patches) + joined(places)
+        lengths = [height * width for height, width in grids]
+        bounds = bounds_of(lengths, x.device)
+        cos, sin = zip(*(self._turned(grid) for grid in grids))
+        turns = joined(cos), joined(sin)
         for layer in self.layers:
             layer(x, bounds, turns)
-        squares = x.float().view(height // pool, pool, width // pool, pool, -1).mean((1, 3)).flatten(0, 1).to(x.dtype)
+        squares = joined([self._squares(part, grid) for part, grid in zip(x.split(lengths), grids)])
         found = squares.float() * self.config.hidden_size**0.5  # beyond the range of float16
         if self.standard is not None:
             found = (found - self.standard.values["std_bias"]) * self.standard.values["std_scale"]
         return self.projection(rms_norm(found.to(self.dtype), self.ones, self.config.eps))
+
+    def _squares(self, x: Tensor, grid: Grid) -> Tensor:
+        """x [height * width, hidden] -> the averages of squares."""
+        (height, width), pool = grid, self.config.pool
+        return x.float().view(height // pool, pool, width // pool, pool, -1).mean((1, 3)).flatten(0, 1).to(x.dtype)
 
     def _turned(self, grid: Grid) -> Turns:
         """Half of the pairs turn by the column, half by the row."""

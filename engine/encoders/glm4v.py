@@ -2,13 +2,14 @@
 
 Thread: device. In: patches in blocks of merge x merge, row by row, and their grid. Out: a row per block. Each patch has
 a learned position, interpolated to the picture's shape, and rotations by row and column; all patches of a picture, or
-of a pair of frames, see each other. Behind the layers a block's patches become one by a product, and pass an MLP. It
-runs eagerly.
+of a pair of frames, see each other, so items of several requests run together. Behind the layers a block's patches
+become one by a product, and pass an MLP. It runs eagerly.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,7 +19,7 @@ from torch.nn import functional
 
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.encoders.recent import Recent
-from engine.encoders.tower import Features, Record
+from engine.encoders.tower import Features, PatchTower, apart, bounds_of, joined
 from engine.errors import ConfigError, RequestError
 from engine.kernels.activation import Activation, gelu
 from engine.kernels.attention.dense import dense_attention
@@ -30,7 +31,7 @@ from engine.request import Modality
 from engine.weights.table import Row
 
 MAX_TABLE_ROWS = 65_536  # patches for which tables are kept
-Grid = tuple[int, int]
+Grid = tuple[int, int, int]  # frames, height, width
 Tables = tuple[Tensor, Tensor, Tensor]  # cos, sin [patches, head_dim / 2]; where positions are read, [1, patches, 1, 2]
 
 
@@ -129,13 +130,13 @@ class GlmVisionLayer:
         self.down.add_to(x, self.up(self.norm2(x)))
 
 
-class GlmVisionTower:
+class GlmVisionTower(PatchTower):
     """Patches -> rows of the decoder's width."""
 
+    config: GlmVisionConfig
+
     def __init__(self, config: GlmVisionConfig, dtype: torch.dtype, device: str) -> None:
-        self.config = config
-        self.dtype = dtype
-        self.device = device
+        super().__init__(config, dtype, device)
         size, width, merge = config.hidden_size, config.row_width, config.merge_size
         kernel = (config.in_channels, config.temporal_patch_size, config.patch_size, config.patch_size)
         self.patch_embed = Linear(torch.Size(kernel).numel(), size, bias=True, fold=kernel)
@@ -148,18 +149,16 @@ class GlmVisionTower:
         self.merger_norm = LayerNorm(width, 1e-5)
         self.merger_up = GatedLinear(width, config.merger_size, bias=False, activation=Activation.SILU)
         self.merger_down = Linear(config.merger_size, width)
-        self._tables: Recent[Grid, Tables] = Recent(MAX_TABLE_ROWS)
+        self._tables: Recent[tuple[int, int], Tables] = Recent(MAX_TABLE_ROWS)
 
-    @property
-    def modalities(self) -> tuple[Modality, ...]:
-        return self.config.modalities
+    def encode_together(self, items: Sequence[Features]) -> list[Tensor]:
+        """Each with `pixel_values` [patches, numbers] and `grid_thw` [1, 3]."""
+        grids = [self._grid(features) for features in items]
+        patches = joined([features["pixel_values"].to(self.device, self.dtype) for features in items])
+        unit = self.config.merge_size**2
+        return apart(self(patches, grids), [len(features["pixel_values"]) // unit for features in items])
 
-    @property
-    def row_width(self) -> int:
-        return self.config.row_width
-
-    def encode(self, features: Features) -> Tensor:
-        """`pixel_values` [patches, numbers] and `grid_thw` [1, 3]."""
+    def _grid(self, features: Features) -> Grid:
         patches, (times, height, width) = features["pixel_values"], features["grid_thw"].reshape(-1).tolist()
         merge, numbers = self.config.merge_size, self.patch_embed.in_features
         fits = min(times, height, width) > 0 and not (height % merge or width % merge)
@@ -168,7 +167,7 @@ class GlmVisionTower:
                 f"pixel_values {list(patches.shape)} do not fit the grid {times} x {height} x {width}: "
                 f"{times * height * width} patches of {numbers} numbers are needed, with sides of multiples of {merge}"
             )
-        return self(patches.to(self.device, self.dtype), (height, width))
+        return times, height, width
 
     def example(self, modality: Modality, rows: int) -> Features:
         """A blank picture, about as high as wide."""
@@ -177,31 +176,31 @@ class GlmVisionTower:
         patches = torch.zeros(grid[1] * grid[2], self.patch_embed.in_features, device=self.device)
         return {"pixel_values": patches, "grid_thw": torch.tensor([grid])}
 
-    def picture_bytes(self, rows: int) -> int:
-        return 0
-
-    def record(self, record: Record) -> None:
-        """No graph."""
-
-    def __call__(self, patches: Tensor, grid: Grid) -> Tensor:
-        """patches [times * height * width, numbers] of the tower's dtype -> [blocks, row_width]."""
-        known = self._tables.get(grid)
-        if known is None:
-            known = tables_of(grid, self.config, self.device)
-            self._tables.put(grid, known, len(known[0]))
-        cos, sin, places = known
+    def __call__(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
+        """patches [sum of times * height * width, numbers] of the tower's dtype -> [blocks, row_width]."""
         x = self.patch_norm(self.patch_embed(patches))
-        once, times = len(cos), len(x) // len(cos)
-        x.view(times, once, -1).add_(self._interpolated(places))
-        bounds = torch.arange(0, len(x) + 1, once, dtype=torch.int32, device=x.device)
-        if times > 1:
-            cos, sin = cos.repeat(times, 1), sin.repeat(times, 1)
+        turns, first = [], 0
+        for times, height, width in grids:
+            cos, sin, places = self._tables_of((height, width))
+            last = first + times * height * width
+            x[first:last].view(times, height * width, -1).add_(self._interpolated(places))
+            turns += [(cos, sin)] * times
+            first = last
+        cos, sin = (joined(each) for each in zip(*turns))
+        bounds = bounds_of([height * width for times, height, width in grids for _ in range(times)], x.device)
         for layer in self.layers:
             layer(x, bounds, cos, sin)
         merge = self.config.merge_size
         blocks = self.post_norm(x).view(-1, merge**2, x.shape[1]).transpose(1, 2)  # a channel's patches side by side
         rows = self.merger_in(self.downsample(blocks.reshape(-1, self.downsample.in_features)))
         return self.merger_down(self.merger_up(gelu(self.merger_norm(rows))))
+
+    def _tables_of(self, grid: tuple[int, int]) -> Tables:
+        known = self._tables.get(grid)
+        if known is None:
+            known = tables_of(grid, self.config, self.device)
+            self._tables.put(grid, known, len(known[0]))
+        return known
 
     def _interpolated(self, places: Tensor) -> Tensor:
         """Bicubic, as trained: the learned positions at each patch, [patches, hidden]."""
@@ -211,7 +210,7 @@ class GlmVisionTower:
         return found[0, :, :, 0].t().to(table.dtype)
 
 
-def tables_of(grid: Grid, config: GlmVisionConfig, device: str) -> Tables:
+def tables_of(grid: tuple[int, int], config: GlmVisionConfig, device: str) -> Tables:
     """What patches need of a grid, block by block: half of the pairs turn by the row, half by the column."""
     height, width = grid
     merge, quarter = config.merge_size, config.hidden_size // config.num_heads // 4

@@ -8,14 +8,17 @@ chooses the sizes of examples, so a tower knows nothing of kernels' variants, of
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Protocol, runtime_checkable
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from engine.request import Modality
 
 Features = dict[str, Tensor]
+TOGETHER = 8192  # patches, or rows of a sound's encoder, that items of one run may add up to
 Record = Callable[[Callable[[], None]], Callable[[], None]]  # runs a body, and returns what replays it
 
 
@@ -59,6 +62,81 @@ class SharedTower(Tower, Protocol):
 
     def encode_together(self, items: Sequence[Features]) -> list[Tensor]:
         """As `encode`, for each item; the rows of each are a tensor of their own."""
+
+
+class TowerConfig(Protocol):
+    """What every tower's configuration says."""
+
+    @property
+    def modalities(self) -> tuple[Modality, ...]: ...
+
+    @property
+    def row_width(self) -> int: ...
+
+
+class EagerTower:
+    """What towers without graphs share, whose media come scaled and cut."""
+
+    config: TowerConfig
+
+    def __init__(self, config: TowerConfig, dtype: torch.dtype, device: str) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.device = device
+
+    @property
+    def modalities(self) -> tuple[Modality, ...]:
+        return self.config.modalities
+
+    @property
+    def row_width(self) -> int:
+        return self.config.row_width
+
+    def picture_bytes(self, rows: int) -> int:
+        return 0
+
+    def record(self, record: Record) -> None:
+        """No graph: an item is as much work as a large step."""
+
+
+class PatchTower(EagerTower):
+    """What those share whose items, `pixel_values` [patches, numbers] each, run together."""
+
+    together = TOGETHER
+
+    def encode(self, features: Features) -> Tensor:
+        return self.encode_together([features])[0]
+
+    def weight(self, features: Mapping[str, np.ndarray]) -> int:
+        return len(features["pixel_values"])
+
+    def encode_together(self, items: Sequence[Features]) -> list[Tensor]:
+        """As SharedTower has it."""
+        raise NotImplementedError
+
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Parts one behind the other; a single one is not copied."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def apart(rows: Tensor, lengths: Sequence[int]) -> list[Tensor]:
+    """The rows of each item as a tensor of its own, which is freed when nobody reads it; a single one is not copied."""
+    return [rows] if len(lengths) == 1 else [own.clone() for own in rows.split(list(lengths))]
+
+
+def bounds_of(lengths: Sequence[int], device: torch.device) -> Tensor:
+    """Where segments of these lengths begin, and the end of the last: int32 [segments + 1].
+
+    They are counted on the device, since a copy from the host would wait for all that was launched before.
+    """
+    parts, total, first = [], sum(lengths), 0
+    for length, alike in groupby(lengths):
+        last = first + length * len(list(alike))
+        until = last + (last == total)  # the last run brings the end of all
+        parts.append(torch.arange(first, until, length, dtype=torch.int32, device=device))
+        first = last
+    return joined(parts)
 
 
 def by_modality(*towers: Tower | None) -> dict[Modality, Tower]:

@@ -2,12 +2,13 @@
 
 import asyncio
 import functools
+import threading
 
 import pytest
 
 from engine import Request, SamplingParams
 from tests import tiny
-from tests.engine_kit import answer, text_request
+from tests.engine_kit import answer, quiet, text_request
 from tests.invariance.devices import Answer, Device
 from tests.models.seeing import spliced
 
@@ -71,3 +72,22 @@ async def test_answers_do_not_depend_on_circumstances(name, settings, device):
             device.check([each[0] for each in got[: len(jobs)]], [wanted[mix] for mix, _ in jobs], f"turn {turn}")
         if "num_gpu_blocks_override" not in settings:
             assert encodes == len({item.hash for mix in wanted for item in request(name, mix).media})
+
+
+@pytest.mark.parametrize("name", ["internvl", "mistral3", "glm4v", "gemma4-vision"])
+async def test_pictures_of_several_requests_share_a_run_of_the_tower(name, device):
+    """Three prompts with four pictures that begin in one step: one run, and the answers of each alone."""
+    wanted = await asyncio.to_thread(alone, device, name)
+    mixes = ("picture", "large picture", "two pictures")
+    async with device.running(tiny.checkpoint(name), enable_prefix_caching=False) as engine:
+        before, let_go = engine.stats.encoder.calls, threading.Event()
+        held = asyncio.ensure_future(engine._on_device(lambda runtime: let_go.wait(60)))
+        jobs = [asyncio.ensure_future(answer(engine, request(name, mix, **device.rules))) for mix in mixes]
+        await asyncio.sleep(0)  # all are submitted; the device thread finds them together
+        let_go.set()
+        got = await asyncio.gather(*jobs)
+        assert await held
+        await quiet(engine)
+        assert engine.stats.encoder.calls - before == 1
+    shared = [(found[0], wanted[mix]) for found, mix in zip(got, mixes) if mix in wanted]
+    device.check([found for found, _ in shared], [each for _, each in shared])

@@ -5,8 +5,11 @@ Thread: device. In: x [rows, hidden], changed in place by layers. Out: the proje
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
+from engine.encoders.tower import joined
 from engine.encoders.vit.config import VitConfig
 from engine.encoders.vit.names import NAMES
 from engine.kernels.activation import pointwise
@@ -20,6 +23,7 @@ from engine.layers.norm import LayerNorm, Norm, RMSNorm
 from engine.weights.table import Wanted
 
 Rotations = tuple[Tensor, Tensor]  # cos, sin, [rows, head_dim / 2]
+Run = tuple[int, int, int]  # tiles of an item, and the height and width of each in patches
 
 
 def vit_norm(config: VitConfig) -> Norm:
@@ -94,16 +98,11 @@ class Projector:
             Turned(this.turned, wide, this.out_size) if this.turned else Linear(wide, this.out_size, bias=this.bias)
         )
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [tiles, height, width, hidden] -> [tiles * height * width / shrink^2, out_size]."""
+    def __call__(self, x: Tensor, runs: Sequence[Run]) -> Tensor:
+        """x [patches, hidden] -> [patches / shrink^2, out_size]."""
         this = self.config
-        if this.pool > 1:
-            tiles, height, width, hidden = x.shape
-            blocks = x.view(tiles, height // this.pool, this.pool, width // this.pool, this.pool, hidden)
-            x = blocks.mean((2, 4))
-        if isinstance(self.norm, RMSNorm):
-            x = self.norm(x.contiguous())
-        rows = side_by_side(x, this.merge, this.channels_first)
+        lengths = [tiles * height * width for tiles, height, width in runs]
+        rows = joined([self._neighbours(part.view(*run, -1)) for part, run in zip(x.split(lengths), runs)])
         if self.reduce is not None:
             rows = self.reduce(rows)
         if isinstance(self.norm, LayerNorm):
@@ -111,6 +110,17 @@ class Projector:
         if self.inner is not None:
             rows = pointwise(self.inner(rows), this.activation)
         return self.outer(rows)
+
+    def _neighbours(self, x: Tensor) -> Tensor:
+        """x [tiles, height, width, hidden] -> [blocks, merge^2 * hidden], neighbours averaged, normed, side by side."""
+        this = self.config
+        if this.pool > 1:
+            tiles, height, width, hidden = x.shape
+            blocks = x.view(tiles, height // this.pool, this.pool, width // this.pool, this.pool, hidden)
+            x = blocks.mean((2, 4))
+        if isinstance(self.norm, RMSNorm):
+            x = self.norm(x.contiguous())
+        return side_by_side(x, this.merge, this.channels_first)
 
 
 class Turned:

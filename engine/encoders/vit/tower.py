@@ -2,21 +2,22 @@
 
 Thread: device. In: patches row by row, of tiles of one size that follow each other, or of one picture of its own size
 and its grid; where the family sets rows apart, the order in which the projector's rows and the newline come. Out: rows.
-Each tile attends to itself only. It runs eagerly.
+Each tile attends to itself only, so pictures of several requests run together. It runs eagerly.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from engine.encoders.recent import Recent
-from engine.encoders.tower import Features, Record
+from engine.encoders.tower import Features, PatchTower, apart, bounds_of, joined
 from engine.encoders.vit.config import VitConfig
 from engine.encoders.vit.names import NAMES
-from engine.encoders.vit.parts import Projector, Rotations, VitLayer, vit_norm
+from engine.encoders.vit.parts import Projector, Rotations, Run, VitLayer, vit_norm
 from engine.errors import RequestError
 from engine.layers.bare import Bare
 from engine.layers.linear import Linear
@@ -26,13 +27,13 @@ MAX_TABLE_ROWS = 65_536  # patches for which rotations are kept
 Grid = tuple[int, int]
 
 
-class VitTower:
+class VitTower(PatchTower):
     """Patches -> rows of the decoder's width."""
 
+    config: VitConfig
+
     def __init__(self, config: VitConfig, dtype: torch.dtype, device: str) -> None:
-        self.config = config
-        self.dtype = dtype
-        self.device = device
+        super().__init__(config, dtype, device)
         size, names = config.hidden_size, NAMES[config.kind]
         kernel = (config.in_channels, config.patch_size, config.patch_size)
         self.patch_embed = Linear(torch.Size(kernel).numel(), size, bias=config.patch_bias, fold=kernel)
@@ -48,24 +49,25 @@ class VitTower:
         self.newline = Bare("image_newline", config.row_width) if config.projector.newline else None
         self._rotations: Recent[Grid, Rotations] = Recent(MAX_TABLE_ROWS)
 
-    @property
-    def modalities(self) -> tuple[Modality, ...]:
-        return self.config.modalities
-
-    @property
-    def row_width(self) -> int:
-        return self.config.row_width
-
-    def encode(self, features: Features) -> Tensor:
-        """`pixel_values` [patches, numbers] and the `grid` [2] of each tile.
+    def encode_together(self, items: Sequence[Features]) -> list[Tensor]:
+        """Each with `pixel_values` [patches, numbers] and the `grid` [2] of each tile.
 
         With a newline, which stands behind all rows: `places` and `shares` [rows, taps] of the rows that are summed.
         """
-        patches, grid = features["pixel_values"], self._grid(features)
-        rows = self(patches.to(self.device, self.dtype), grid)
+        grids = [self._grid(features) for features in items]
+        runs = [(len(each["pixel_values"]) // (grid[0] * grid[1]), *grid) for each, grid in zip(items, grids)]
+        patches = joined([features["pixel_values"].to(self.device, self.dtype) for features in items])
+        lengths = [len(features["pixel_values"]) // self.config.projector.shrink**2 for features in items]
+        if len(set(grids)) == 1:  # tiles of one size, whosever they are
+            runs = [(sum(tiles for tiles, _, _ in runs), *grids[0])]
+        rows = self(patches, runs)
         if self.newline is None:
-            return rows
-        rows = torch.cat([rows, self.newline.value[None]])
+            return apart(rows, lengths)
+        return [self._in_order(own, self.newline.value, features) for own, features in zip(rows.split(lengths), items)]
+
+    def _in_order(self, rows: Tensor, newline: Tensor, features: Features) -> Tensor:
+        """The rows of one item as the decoder reads them, new."""
+        rows = torch.cat([rows, newline[None]])
         places, shares = features["places"].to(self.device), features["shares"].to(self.device)
         if places.shape[1] == 1:
             return rows[places[:, 0]]
@@ -88,41 +90,44 @@ class VitTower:
         share = torch.zeros(rows, 4 if self.newline is not None else 0, device=self.device)
         return {"pixel_values": patches, "grid": torch.tensor([height, width]), "places": share.long(), "shares": share}
 
-    def picture_bytes(self, rows: int) -> int:
-        return 0
+    def __call__(self, patches: Tensor, runs: Sequence[Run]) -> Tensor:
+        """patches [sum of tiles * height * width, numbers] of the tower's dtype -> [rows, row_width].
 
-    def record(self, record: Record) -> None:
-        """No graph."""
-
-    def __call__(self, patches: Tensor, grid: Grid) -> Tensor:
-        """patches [tiles * height * width, numbers] of the tower's dtype -> [rows, row_width]."""
-        height, width = grid
-        x = self.patch_embed(patches).view(-1, height * width, self.config.hidden_size)
-        x = self._placed(x)
-        tiles, count, hidden = x.shape
+        Where tiles have a class token, they are of one size: that of all the tower's pictures.
+        """
+        x = self._placed(self.patch_embed(patches), runs)
         if self.pre_norm is not None:
             x = self.pre_norm(x)
-        x = x.reshape(tiles * count, hidden)
-        bounds = torch.arange(0, tiles * count + 1, count, dtype=torch.int32, device=x.device)
-        turn = None if self.config.side else self._turn(grid)
+        extra = int(self.class_token is not None)
+        bounds = bounds_of([height * width + extra for tiles, height, width in runs for _ in range(tiles)], x.device)
+        turn = None if self.config.side else self._turn(runs)
         for layer in self.layers:
             layer(x, bounds, turn)
         if self.post_norm is not None:
             x = self.post_norm(x)
-        x = x.view(tiles, count, hidden)[:, count - height * width :]  # without the class token
-        return self.projector(x.reshape(tiles, height, width, hidden))
+        if self.class_token is not None:
+            x = x.view(-1, self.config.side**2 + 1, x.shape[1])[:, 1:].reshape(-1, x.shape[1])
+        return self.projector(x, runs)
 
-    def _placed(self, x: Tensor) -> Tensor:
-        """x [tiles, patches, hidden] with the class token before each tile, and what positions add."""
+    def _placed(self, x: Tensor, runs: Sequence[Run]) -> Tensor:
+        """x [patches, hidden] with the class token before each tile, and what positions add."""
+        if self.positions is None:
+            return x
+        size = self.config.hidden_size
+        x = x.view(-1, self.config.side**2, size)
         if self.class_token is not None:
             token = self.class_token.value.view(1, 1, -1).expand(len(x), 1, -1)
             x = torch.cat([token, x], dim=1)
-        if self.positions is not None:
-            places = self.positions.value.view(-1, x.shape[-1])
-            x = x + (places if self._places is None else places[self._places])
-        return x
+        places = self.positions.value.view(-1, size)
+        return (x + (places if self._places is None else places[self._places])).view(-1, size)
 
-    def _turn(self, grid: Grid) -> Rotations:
+    def _turn(self, runs: Sequence[Run]) -> Rotations:
+        """cos, sin [patches, head_dim / 2] of pictures of their own sizes."""
+        turns = [self._turn_of((height, width)) for tiles, height, width in runs for _ in range(tiles)]
+        cos, sin = zip(*turns)
+        return joined(cos), joined(sin)
+
+    def _turn_of(self, grid: Grid) -> Rotations:
         """cos, sin [height * width, head_dim / 2]: half of the pairs turn by the row, half by the column."""
         known = self._rotations.get(grid)
         if known is None:
