@@ -33,7 +33,7 @@ cdef class Scheduler:
     cdef readonly int64_t next_step  # the step_id that the next schedule() gives
     cdef RunningRows running
     cdef readonly TokenShares shares
-    cdef Settler settler
+    cdef readonly Settler settler
     cdef int32_t updates_left
     cdef bint preempted
 

@@ -7,6 +7,7 @@ from _fast.plan import StepPlan
 from _fast.prefix import PrefixIndex
 from _fast.queue import WaitQueue
 from _fast.seqs import SeqTable
+from _fast.settle import Settler
 from _fast.shares import TokenShares
 from _fast.tables import BlockTables
 
@@ -31,6 +32,7 @@ class Scheduler:
     tables: BlockTables
     queue: WaitQueue
     encoder: EncoderTable
+    settler: Settler
     def __init__(
         self,
         *,
@@ -76,7 +78,6 @@ class Scheduler:
     def take_evicted(self) -> list[tuple[int, bool]]: ...
     def schedule(self, plan: StepPlan) -> int: ...
     def commit(self, plan: StepPlan, sampled: Any, finish_override: Any = None) -> None: ...
-    def redo(self, slot: int) -> bool: ...
     def fail(self, plan: StepPlan, again: Any = None) -> None: ...
     def reset_prefix_cache(self) -> None: ...
     def cached_tokens(self, slot: int) -> int: ...

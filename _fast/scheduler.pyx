@@ -189,20 +189,6 @@ cdef class Scheduler:
             raise ValueError(f"again has {again.shape[0]} bytes: each of {self.max_slots} slots needs one")
         self.settler.fail(plan, &again[0] if again is not None else NULL)
 
-    def redo(self, int32_t slot):
-        """Drop the sample of the only step in flight, which names the slot: its position is computed again.
-
-        For a row whose newest token, which has just been committed, changes what may follow. False: the row has ended.
-        """
-        if not 0 <= slot < self.max_slots:
-            raise ValueError(f"slot {slot}: this scheduler has slots 0 to {self.max_slots - 1}")
-        if self.seqs.state[slot] != RUNNING or self.seqs.pending[slot] != 1 or self.seqs.in_flight[slot] != 1:
-            return False
-        self.seqs.pending[slot] = 0
-        self.seqs.computed[slot] -= 1
-        self.seqs.redoing[slot] = 1
-        return True
-
     cdef _check_oldest(self, StepPlan plan):
         if plan.step_id != self.settler.settled_step + 1 or plan.step_id >= self.next_step:
             raise ValueError(f"step {plan.step_id} is not the oldest in flight ({self.settler.settled_step + 1})")

@@ -1,9 +1,10 @@
 """Settler: what a step's tokens change: lengths, stops, names of full blocks, rows that end, fail or start over.
 
-Owner: the device thread, through Scheduler alone. In: the oldest plan in flight with its tokens, or word that its step
-failed. Out: the plan's out_* arrays, free slots, the rows' new lengths. A row that ends while a later step names it
-keeps its slot until that step is settled; its blocks are free at once. Where a traced row ends, its end is told at
-once, and the row closes: slot and blocks stay until each of its tokens, the last one too, has been computed.
+Owner: the device thread, through Scheduler but for what grammars change (redo, extend). In: the oldest plan in flight
+with its tokens, or word that its step failed. Out: the plan's out_* arrays, free slots, the rows' new lengths. A row
+that ends while a later step names it keeps its slot until that step is settled; its blocks are free at once. Where a
+traced row ends, its end is told at once, and the row closes: slot and blocks stay until each of its tokens, the last
+one too, has been computed.
 """
 
 from array import array
@@ -36,6 +37,45 @@ cdef class Settler:
             self._commit_row(plan, row, sampled + row * plan.width, override[row] if override else FINISH_NONE)
             plan.num_odd += (plan.out_count[row] != 1) | (plan.out_finish[row] != FINISH_NONE)
         self.settled_step = plan.step_id
+
+    def redo(self, int32_t slot):
+        """Drop the sample of the only step in flight, which names the slot: its position is computed again.
+
+        For a row whose newest token, which has just been committed, changes what may follow. False: the row has ended.
+        """
+        self._check_slot(slot)
+        if self.seqs.state[slot] != RUNNING or self.seqs.pending[slot] != 1 or self.seqs.in_flight[slot] != 1:
+            return False
+        self.seqs.pending[slot] = 0
+        self.seqs.computed[slot] -= 1
+        self.seqs.redoing[slot] = 1
+        return True
+
+    def room(self, int32_t slot):
+        """How many tokens the slot's answer may still get; 0 for an answer that has ended or starts over."""
+        self._check_slot(slot)
+        if self.seqs.state[slot] == FINISHING or self.seqs.closing[slot] or self.seqs.restarting[slot]:
+            return 0
+        return self.seqs.max_len[slot] - self.seqs.num_tokens[slot]
+
+    def extend(self, int32_t slot, const token_t[::1] tokens):
+        """These tokens follow the slot's newest one, which has just been committed, and nothing was to be chosen.
+
+        There must be room for them and for one more. They are computed with the next step, as tokens of a prompt are.
+        True: the step in flight was to choose the first of them, and its sample is dropped.
+        """
+        cdef Py_ssize_t k
+        if tokens.shape[0] >= self.room(slot):
+            raise ValueError(f"slot {slot}: room for {self.room(slot)} tokens, {tokens.shape[0]} and one more were given")
+        dropped = self.redo(slot)
+        for k in range(tokens.shape[0]):
+            if self.seqs.append(slot, tokens[k]) < 0:
+                raise MemoryError(f"slot {slot}: no memory for a longer answer")
+        return dropped
+
+    cdef _check_slot(self, int32_t slot):
+        if not 0 <= slot < self.seqs.num_slots:
+            raise ValueError(f"slot {slot}: this scheduler has slots 0 to {self.seqs.num_slots - 1}")
 
     cdef void _commit_row(self, StepPlan plan, int32_t row, const token_t* run, int32_t forced) noexcept nogil:
         cdef slot_t slot = plan.row_slot[row]

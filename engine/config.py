@@ -43,6 +43,7 @@ class EngineConfig:
     kv_cache_skip_layers: tuple[str, ...] = ()  # numbers of layers, sliding_window: in the activations' dtype
     enable_prefix_caching: bool = True
     return_routed_experts: bool = False  # the experts of every token in the cache are kept, for requests that ask
+    jump_forward: bool | None = None  # tokens that a grammar forces are not chosen one by one; None: on a CPU only
     max_num_seqs: int = 0  # rows in a step; 0 = 256 on an accelerator, 64 on a CPU
     max_num_batched_tokens: int = 0  # tokens in a step; 0 = 2,048 on an accelerator, 512 on a CPU
     max_prefill_chunk: int = 0  # prompt tokens of one row in a step; 0 = no limit but the budget

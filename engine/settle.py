@@ -102,8 +102,10 @@ class Settler:
             log.error(ended, plan.step_id, len(step.invalid), plan.num_rows, next(iter(step.invalid.values())))
         self._runtime.scheduler.commit(plan, step.tokens.reshape(-1), override)
         for slot in step.redone:
-            self._runtime.scheduler.redo(slot)
+            self._runtime.scheduler.settler.redo(slot)
         output.ids, output.tokens, output.finishes, places = columns(plan)
+        if self._runtime.executor.grammars.rows:
+            self._jump(step, output)
         output.stats.num_sampled = len(output.tokens) - output.tokens.count(-1)
         output.logprobs = {places[row]: entry for row, entry in step.logprobs.items()}
         output.pooled = {places[row]: array for row, array in step.pooled.items()}
@@ -115,6 +117,18 @@ class Settler:
             admission.fresh.discard(slot)
         for row in begun:  # after every mark is gone: a sibling may take a slot that this very step freed
             admission.release_siblings(output.ids[places[row]])
+
+    def _jump(self, step: StepResult, output: StepOutput) -> None:
+        """Behind a step's tokens stand those about which grammars leave no choice: the next step computes them all."""
+        grammars, settler = self._runtime.executor.grammars.rows, self._runtime.scheduler.settler
+        for slot in step.rows.slots[step.rows.sampled].tolist():
+            row = grammars.get(slot)
+            tokens = row.jump(settler.room(slot) - 1) if row is not None else []
+            if row is None or not tokens:
+                continue
+            row.redoes |= settler.extend(slot, np.asarray(tokens, np.int32))
+            for token in tokens:
+                output.add(self._runtime.admission.rows[slot].device_id, token, FinishReason.NONE)
 
     def _first_news(self, step: StepResult) -> dict[int, tuple[int, First]]:
         """By row, for requests of which the loop has heard nothing yet: the slot, and the news of a first token."""

@@ -163,6 +163,9 @@ class ModelFlags:
     override_generation_config: dict[str, Any] = flag({}, "sampling defaults over the checkpoint's")  # noqa: RUF009
     logprobs_mode: LogprobsMode = flag("raw_logprobs", "what they tell: the model's, or what was drawn")  # noqa: RUF009
     structured_outputs_backend: Literal["auto", "none"] = flag("auto", "grammars for answers; none: answers are free")
+    structured_outputs_jump_forward: Literal["auto", "on", "off"] = flag(
+        "auto", "tokens that a grammar forces are computed in one step; auto: on a CPU"
+    )
     num_threads: int = flag(0, "compute threads on a CPU; 0: all cores", low=0)
     trust_remote_code: bool = flag(False, "accepted; no code of a model folder ever runs")
 
@@ -354,6 +357,7 @@ class Config:
             kv_cache_dtype=cache.kv_cache_dtype,
             kv_cache_skip_layers=cache.kv_cache_dtype_skip_layers,
             enable_prefix_caching=cache.enable_prefix_caching,
+            jump_forward={"on": True, "off": False}.get(model.structured_outputs_jump_forward),
             return_routed_experts=cache.enable_return_routed_experts,
             max_num_seqs=rows.max_num_seqs,
             max_num_batched_tokens=rows.max_num_batched_tokens,

@@ -252,7 +252,12 @@ def make_grammars(state: AppState) -> GrammarCompiler | None:
     tokenizer, limits = state.tokenizer, state.config.limits
     try:
         markers = set(tokenizer.added_tokens.values())  # no text of an answer's is spelled with these
-        vocabulary = GrammarVocabulary(tokenizer.token_bytes, markers.__contains__, tokenizer.vocab_size)
+        vocabulary = GrammarVocabulary(
+            tokenizer.token_bytes,
+            markers.__contains__,
+            tokenizer.vocab_size,
+            lambda text: tokenizer.encode_segments([(text, True)]),
+        )
     except ValueError as error:
         log.warning("structured output is off for this model: %s", error)
         return None

@@ -29,6 +29,11 @@ if TYPE_CHECKING:
     from engine.grammar.compile import Grammar
 
 MAX_THREADS = 8
+LEAST_JUMP = 2  # forced tokens: one costs a step either way
+WATCHED_FIELDS = (  # of SamplingParams: what would have to follow each token
+    "presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens", "logit_bias", "allowed_token_ids",
+    "not_first_token_ids", "bad_words", "timestamps", "logprobs", "logprob_token_ids",
+)  # fmt: skip
 CONFLICT = (
     "no token was left that the grammar, bad_words and allowed_token_ids allow together, or the grammar grew too "
     "complex in the middle of the answer; allow more tokens, or make the grammar simpler"
@@ -48,18 +53,20 @@ class GrammarRow:
     """One choice under its grammar."""
 
     __slots__ = (
-        "_asleep", "_end", "_ending_ids", "_is_free", "_left", "_matcher", "_min_tokens", "_opens", "_starts", "_taken",
-        "_verdict", "num_words", "over", "redoes", "wakes",
+        "_asleep", "_encode", "_end", "_ending_ids", "_is_free", "_jumps", "_left", "_matcher", "_min_tokens", "_opens",
+        "_starts", "_taken", "_verdict", "num_words", "over", "redoes", "wakes",
     )  # fmt: skip
 
-    def __init__(self, grammar: Grammar, params: SamplingParams) -> None:
+    def __init__(self, grammar: Grammar, params: SamplingParams, jumps: bool = False) -> None:
         self._matcher = grammar.matcher()
+        self._encode = grammar.vocabulary.encode
         self._end, self.num_words = grammar.vocabulary.end, grammar.vocabulary.num_words
         self._ending_ids = params.ending_token_ids
         self._min_tokens = params.min_tokens
         self._starts, self._opens = frozenset(grammar.spec.starts), frozenset(grammar.spec.opens)
         self._asleep = bool(self._starts) and not self._opens  # the grammar has not begun
         self._is_free = grammar.spec.kind == "free"
+        self._jumps = jumps and chooses_freely(params)
         self._left = grammar.spec.budget  # tokens that may come before the grammar begins; None: any number
         self.wakes = grammar.spec.starts[:1]  # what is forced when none is left
         self._taken = 0  # tokens of the answer
@@ -125,6 +132,33 @@ class GrammarRow:
             return RowEnd(True)
         return None
 
+    def jump(self, most: int) -> list[int]:
+        """Takes the tokens that the grammar leaves no choice about, `most` at most; [] where they are too few.
+
+        They are those that the tokenizer cuts the forced text into. A word at its end stays a choice, since what
+        follows may belong to the same token.
+        """
+        if not self._jumps or self.matcher is None or self._verdict is not None or most < LEAST_JUMP:
+            return []
+        forced = self._matcher.compute_ff_bytes()
+        if len(forced) <= LEAST_JUMP or self._encode is None:
+            return []
+        text = forced.decode("utf-8", "ignore")
+        tokens = self._encode(text)[: -1 if text[-1:].isalnum() else None][:most]
+        if (end := next((place for place, token in enumerate(tokens) if token in self._ending_ids), None)) is not None:
+            tokens = tokens[:end]
+        if len(tokens) < LEAST_JUMP:
+            return []
+        taken = self._matcher.try_consume_tokens(tokens)  # not all where a tokenizer adds to what it is given
+        if self._matcher.is_stopped():  # the answer's last token is chosen, and ends the row as any does
+            self._matcher.rollback(1)
+            taken -= 1
+        if taken < LEAST_JUMP:
+            self._matcher.rollback(taken)
+            return []
+        self._taken += taken
+        return tokens[:taken]
+
     def finish(self, line: np.ndarray, allowed: np.ndarray | None) -> None:
         """Applies the request's other rules to a filled line, uint32 [num_words].
 
@@ -163,6 +197,12 @@ class GrammarRow:
         self._verdict = verdict
 
 
+def chooses_freely(params: SamplingParams) -> bool:
+    """Whether nothing but the grammar and the draw decides on tokens, and nobody asks how likely they were."""
+    plain = SamplingParams()
+    return all(getattr(params, name) == getattr(plain, name) for name in WATCHED_FIELDS)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Lines:
     """Which tokens the rows with grammars of one step may choose."""
@@ -183,6 +223,7 @@ class GrammarRows:
     """The rows with grammars, by slot."""
 
     max_slots: int
+    jumps: bool = False  # tokens that a grammar leaves no choice about are not chosen one by one
     rows: dict[int, GrammarRow] = field(default_factory=dict)
     _has: np.ndarray = field(init=False)
     _executor: llguidance.LLExecutor | None = None  # its threads start with the first grammar
@@ -198,7 +239,7 @@ class GrammarRows:
             import llguidance
 
             self._executor = llguidance.LLExecutor(max(1, min(MAX_THREADS, (os.cpu_count() or 1) // 2)))
-        self.rows[slot] = GrammarRow(grammar, params)
+        self.rows[slot] = GrammarRow(grammar, params, self.jumps)
         self._has[slot] = True
 
     def reset(self, slot: int) -> None:

@@ -45,8 +45,15 @@ class _Tokens:
 class GrammarVocabulary:
     """Tokens by id, ready for matchers."""
 
-    def __init__(self, token_bytes: Callable[[int], bytes], is_special: Callable[[int], bool], num_tokens: int) -> None:
-        """Raises ValueError where the library reads other bytes than were given."""
+    def __init__(
+        self,
+        token_bytes: Callable[[int], bytes],
+        is_special: Callable[[int], bool],
+        num_tokens: int,
+        encode: Callable[[str], list[int]] | None = None,
+    ) -> None:
+        """`encode`: a text's ordinary tokens. Raises ValueError where the library reads other bytes than were given."""
+        self.encode = encode
         tokens = [token_bytes(number) for number in range(num_tokens)]
         special = [number for number in range(num_tokens) if is_special(number)]
         self.end = num_tokens

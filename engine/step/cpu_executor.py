@@ -64,7 +64,7 @@ class CpuExecutor:
         self._vocab = model.config.text.vocab_size
         self._sampler = Sampler(sizes.max_slots, self._vocab, config.logprobs_mode)
         self._prompts = PromptLogprobs(config.logprobs_mode.endswith("_logits"), self._vocab)
-        self.grammars = GrammarRows(sizes.max_slots)
+        self.grammars = GrammarRows(sizes.max_slots, jumps=config.jump_forward is not False)
         keeps = config.return_routed_experts and model.pooler is None
         self.routed = routed_ids(keeps, model.config.text, layout)
         self.stream = HostStream()

@@ -112,7 +112,7 @@ class DeviceExecutor:
             self.buffers.slots, sizes.max_slots, sizes.max_rows, text.vocab_size,
             accelerator.device, config.logprobs_mode, config.max_logprobs, self.buffers.told,
         )  # fmt: skip
-        self.grammars = GrammarRows(sizes.max_slots)
+        self.grammars = GrammarRows(sizes.max_slots, jumps=config.jump_forward is True)
         self.upload = LineUpload(accelerator, self.sampler.allowed_table, sizes.max_rows)
         self.prompts = PromptLogprobs(config.logprobs_mode.endswith("_logits"), model.config.text.vocab_size)
         buffers = self.buffers

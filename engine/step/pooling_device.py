@@ -25,6 +25,7 @@ from engine.cache.layout import CacheLayout
 from engine.cache.sizing import device_blocks
 from engine.config import EngineConfig
 from engine.device import Accelerator
+from engine.grammar.advance import GrammarRows
 from engine.kernels.gemm.algorithms import Products
 from engine.kernels.pool_home import pool_home
 from engine.kernels.target import target
@@ -64,6 +65,7 @@ class DevicePoolingExecutor:
         self.config, self.model, self.sizes, self.accelerator = config, model, sizes, accelerator
         self.layout, self._pooler = layout, model.pooler
         self.encoder = EncoderCache(model, not config.deterministic)
+        self.grammars = GrammarRows(0)  # for nobody
         buffers = self.buffers = StepBuffers(model, sizes, layout, accelerator, config.deterministic)
         self.plans = buffers.plans
         width = self._pooler.width(model.config.text.hidden_size)

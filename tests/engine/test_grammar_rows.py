@@ -22,7 +22,7 @@ from tests.engine_kit import prompts, quiet, running, text_request
 
 FOLDER = tiny.checkpoint("qwen3")
 TOKENIZER = load_tokenizer(FOLDER)
-VOCABULARY = GrammarVocabulary(TOKENIZER.token_bytes, TOKENIZER.is_special, TOKENIZER.vocab_size)
+VOCABULARY = GrammarVocabulary(TOKENIZER.token_bytes, TOKENIZER.is_special, TOKENIZER.vocab_size, TOKENIZER.encode)
 END = tiny.IDS["<|im_end|>"]
 A, N, Y, Z = (TOKENIZER.encode(letter)[0] for letter in "anyz")
 PROMPTS = prompts(8, tiny.FIRST_SPECIAL, seed=3, longest=60)

@@ -117,12 +117,12 @@ def test_a_position_is_computed_again_with_the_token_that_was_just_committed():
     scheduler = Scheduler(max_slots=1, max_rows=1, max_tokens=8, max_model_len=64, num_blocks=20, block_size=4)
     plans = [StepPlan(1, 8, 64) for _ in range(3)]
     scheduler.add(1, np.arange(4, dtype=np.int32), max_tokens=4)
-    assert not scheduler.redo(0), "nothing is in flight"
+    assert not scheduler.settler.redo(0), "nothing is in flight"
     scheduler.schedule(plans[0])
     scheduler.schedule(plans[1])
     scheduler.commit(plans[0], np.array([7], np.int32))
-    assert scheduler.redo(0)
-    assert not scheduler.redo(0)
+    assert scheduler.settler.redo(0)
+    assert not scheduler.settler.redo(0)
     scheduler.schedule(plans[2])
     row = plans[2]
     assert (row.row_computed[0], row.row_len[0], row.token_ids[0]) == (4, 1, 7), "the host's token, not the device's"
@@ -135,3 +135,33 @@ def test_a_position_is_computed_again_with_the_token_that_was_just_committed():
         scheduler.commit(plans[0], np.array([token], np.int32))
     assert plans[0].out_finish[0] == 3
     assert scheduler.ledger()["slots"] == scheduler.pool.num_used == 0
+
+
+@pytest.mark.parametrize("in_flight", [False, True])
+def test_tokens_without_a_choice_follow_and_are_computed_in_one_step(in_flight):
+    scheduler = Scheduler(max_slots=1, max_rows=1, max_tokens=8, max_model_len=64, num_blocks=20, block_size=4)
+    plans = [StepPlan(1, 8, 64) for _ in range(3)]
+    scheduler.add(1, np.arange(4, dtype=np.int32), max_tokens=6)
+    scheduler.schedule(plans[0])
+    if in_flight:
+        scheduler.schedule(plans[1])
+    scheduler.commit(plans[0], np.array([7], np.int32))
+    settler = scheduler.settler
+    assert settler.room(0) == 5
+    with pytest.raises(ValueError, match="room for 5 tokens, 5 and one more"):
+        settler.extend(0, np.zeros(5, np.int32))
+    assert settler.extend(0, np.array([8, 9, 10], np.int32)) is in_flight
+    assert settler.room(0) == 2
+    scheduler.schedule(plans[2])
+    row = plans[2]
+    assert (row.row_computed[0], row.row_len[0]) == (4, 4)
+    assert list(row.token_ids[:4]) == [7, 8, 9, 10]
+    if in_flight:
+        scheduler.commit(plans[1], np.array([99], np.int32))
+        assert (plans[1].out_token[0], plans[1].out_finish[0]) == (-1, 0), "what was chosen in their place is dropped"
+    scheduler.commit(plans[2], np.array([11], np.int32))
+    assert (plans[2].out_token[0], settler.room(0)) == (11, 1)
+    scheduler.abort(1)
+    assert settler.room(0) == 0
+    with pytest.raises(ValueError, match="slots 0 to 0"):
+        settler.room(1)

@@ -1,0 +1,151 @@
+"""Tokens that a grammar leaves no choice about: computed together, told in order, and the same in any company."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+
+from engine import FinishReason
+from engine.grammar.advance import GrammarRow, chooses_freely
+from engine.request import SamplingParams
+from tests import tiny
+from tests.engine.test_grammar_rows import END, FOLDER, PROMPTS, asked, everywhere, grammar, path, text, told
+from tests.engine_kit import quiet, running
+
+__all__ = ["path"]
+LONG = json.dumps({
+    "type": "object", "required": ["surname", "town"], "additionalProperties": False,
+    "properties": {"surname": {"enum": ["Ibsen", "Grieg"]}, "town": {"enum": ["Bergen", "Skien"]}},
+    "x-guidance": {"whitespace_flexible": False},
+})  # fmt: skip
+HELD = grammar(LONG, "schema")
+FIXED = grammar('start: "all of this is said"')
+CLOSED = grammar('start: "[all, of, it, and, no, more]"')
+
+
+async def steps_of(engine, request):
+    """What a request is told, and in how many steps."""
+    steps = []
+    engine.on_step = steps.append
+    answer = await told(engine, request)
+    return answer, sum(stats.num_rows > 0 for stats in steps)
+
+
+@everywhere
+async def test_forced_tokens_take_fewer_steps_and_say_the_same(path):
+    async with running(FOLDER, jump_forward=False) as engine:
+        (plain,), slow = await steps_of(engine, asked(PROMPTS[0], HELD))
+    async with running(FOLDER, jump_forward=True) as engine:
+        (jumped,), fast = await steps_of(engine, asked(PROMPTS[0], HELD))
+        (fixed,), least = await steps_of(engine, asked(PROMPTS[0], FIXED))
+        ((closed, finish, _),), few = await steps_of(engine, asked(PROMPTS[0], CLOSED))
+        assert (await quiet(engine))["matchers"] == 0
+    for tokens, finish, error in (plain, jumped):
+        assert (finish, error) == (FinishReason.COMPLETE, None)
+        assert set(json.loads(text(tokens))) == {"surname", "town"}
+    assert fast < 0.5 * slow
+    assert (text(fixed[0]), fixed[1]) == ("all of this is said", FinishReason.COMPLETE)
+    assert least < len(fixed[0]) - 2
+    assert (text(closed), finish) == ("[all, of, it, and, no, more]", FinishReason.COMPLETE)
+    assert few < len(closed) - 2
+
+
+CASES = {
+    "n": ({"n": 3}, {}),
+    "chunks": ({}, {"max_prefill_chunk": 3}),
+    "few tokens a step": ({}, {"max_num_batched_tokens": 16, "max_num_seqs": 8}),
+    "pressure": ({}, {"num_gpu_blocks_override": 18, "max_model_len": 256}),
+    "greedy": ({"temperature": 0.0}, {}),
+}
+
+
+@pytest.mark.parametrize(
+    ("where", "case"),
+    [*(("host", case) for case in CASES), *(("device", case) for case in CASES), ("steady", "pressure")],
+)
+async def test_answers_with_forced_tokens_are_the_same_in_any_company(path, case):
+    rules, settings = CASES[case]
+    n = rules.get("n", 1)
+    rules = {key: value for key, value in rules.items() if key != "n"}
+    held = [replace(asked(prompt, of, **rules), n=n) for prompt in PROMPTS[:4] for of in (HELD, FIXED, CLOSED)]
+    free = [asked(prompt, max_tokens=30, ignore_eos=True, **rules) for prompt in PROMPTS[4:]]
+    async with running(FOLDER, jump_forward=True, enable_prefix_caching=case == "n") as engine:
+        alone = [await told(engine, request) for request in (*held, *free)]
+    async with running(FOLDER, jump_forward=True, **settings) as engine:
+        got = await asyncio.gather(*[told(engine, request) for request in (*held, *free)])
+        assert (await quiet(engine))["matchers"] == 0
+    assert got == alone
+
+
+@everywhere
+async def test_a_sleeping_grammar_jumps_when_it_wakes(path):
+    async with running(FOLDER, jump_forward=True) as engine:
+        free = asked(PROMPTS[0], max_tokens=60, ignore_eos=True, temperature=1.5)
+        ((tokens, _, _),) = await told(engine, free)
+        wake = tokens[12]
+        first = tokens.index(wake)
+        late = replace(free, grammar=grammar('start: "all of this is said"', starts=(wake,)))
+        ((held, finish, _),), steps = await steps_of(engine, late)
+        beside = await asyncio.gather(*[told(engine, late) for _ in range(3)], told(engine, free))
+    assert held[: first + 1] == tokens[: first + 1]
+    assert (text(held[first + 1 :]), finish) == ("all of this is said", FinishReason.COMPLETE)
+    assert steps < len(held)
+    assert [each[0][0] for each in beside] == [held, held, held, tokens]
+
+
+@pytest.mark.parametrize("where", ["host", "device"])
+async def test_an_answer_is_never_longer_than_asked(path):
+    async with running(FOLDER, jump_forward=True) as engine:
+        ((whole, _, _),) = await told(engine, asked(PROMPTS[0], HELD))
+        for most in range(1, len(whole)):
+            ((tokens, finish, _),) = await told(engine, asked(PROMPTS[0], HELD, most))
+            assert len(tokens) == most
+            assert finish is FinishReason.LENGTH or tokens == whole
+            assert text(whole).startswith(text(tokens))
+
+
+async def test_an_answer_that_is_left_in_the_middle_leaves_nothing():
+    async with running(FOLDER, jump_forward=True) as engine:
+        for most in range(1, 12):
+            async with engine.submit(asked(PROMPTS[0], HELD)) as stream:
+                for _ in range(most):
+                    if not (await anext(stream, None)):
+                        break
+        held = await quiet(engine)
+    assert held["matchers"] == 0
+    assert held["slots"] == 0
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"presence_penalty": 0.1}, {"frequency_penalty": 0.1}, {"repetition_penalty": 1.1}, {"min_tokens": 3},
+        {"logit_bias": ((5, 1.0),)}, {"allowed_token_ids": (5,)}, {"bad_words": ((5,),)}, {"logprobs": 0},
+        {"logprob_token_ids": (5,)}, {"not_first_token_ids": (5,)},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_rows_with_other_rules_choose_each_token(rules):
+    params = SamplingParams(eos_token_ids=(END,), **rules)
+    assert not chooses_freely(params)
+    assert GrammarRow(FIXED, params, jumps=True).jump(50) == []
+    assert GrammarRow(FIXED, SamplingParams(eos_token_ids=(END,), seed=3, top_k=4), jumps=True).jump(50)
+
+
+def test_a_forced_run_stops_before_a_token_that_ends_the_answer_and_before_the_end_of_the_grammar():
+    plain = SamplingParams(eos_token_ids=(END,))
+    whole = GrammarRow(FIXED, plain, jumps=True).jump(1000)
+    assert "all of this is said".startswith(text(whole))
+    assert len(text(whole)) < len("all of this is said")
+    closed = GrammarRow(CLOSED, plain, jumps=True)
+    said = text(closed.jump(1000))
+    assert said == "[all, of, it, and, no, more]"[: len(said)]
+    assert closed.matcher.compute_ff_bytes().decode() == "[all, of, it, and, no, more]"[len(said) :] != ""
+    stop = SamplingParams(eos_token_ids=(END,), stop_token_ids=(whole[3],))
+    assert GrammarRow(FIXED, stop, jumps=True).jump(1000) == whole[:3]
+    assert GrammarRow(FIXED, plain, jumps=True).jump(4) == whole[:4]
+    assert GrammarRow(FIXED, plain, jumps=True).jump(1) == []
+    assert GrammarRow(FIXED, plain).jump(1000) == []
+    asleep = GrammarRow(grammar('start: "all of this"', starts=(tiny.IDS["<|AUDIO|>"],)), plain, jumps=True)
+    assert asleep.jump(1000) == []
