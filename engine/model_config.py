@@ -42,7 +42,9 @@ class RopeConfig:
     short_factors: tuple[float, ...] = ()  # longrope: stretches each frequency in contexts up to the original one
     long_factors: tuple[float, ...] = ()  # longrope: in longer ones
     turning: int = 0  # proportional: leading pairs that turn; the frequencies are those of all pairs
-    query_scaling: float = 0.0  # queries are multiplied by 1 + this * log(1 + position // original_max_position)
+    # Queries are multiplied by 1 + this * log(1 + (position + query_offset) // original_max_position).
+    query_scaling: float = 0.0
+    query_offset: int = 0
     mrope_section: tuple[int, ...] = ()  # frequencies for time, height, width; () = one axis
     mrope_interleaved: bool = False  # the axes take turns, frequency by frequency
 
@@ -106,6 +108,8 @@ class LayerConfig:
     intermediate_size: int = 0
     keys_of: int | None = None  # the layer whose keys and values are read, in the place of keys and values of its own
     values_are_keys: bool = False  # the product that makes the keys makes the values too
+    chunked: bool = False  # the tokens seen are those of the token's chunk of `window`, up to itself
+    unit_norms: bool = False  # queries and keys that were rotated are normalised, without weights
 
 
 @dataclass(frozen=True, slots=True)

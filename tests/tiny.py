@@ -306,6 +306,13 @@ FAMILIES: dict[str, Callable[[], Any]] = {  # one of each, and the switches that
         "Qwen3MoeForCausalLM", "Qwen3MoeConfig", head_dim=20, num_experts=13, num_experts_per_tok=5,
         moe_intermediate_size=40, norm_topk_prob=True, mlp_only_layers=[1],
     ),
+    "llama4": causal(
+        "Llama4ForCausalLM", "Llama4TextConfig", head_dim=20, num_hidden_layers=5, intermediate_size=44,
+        intermediate_size_mlp=100, num_local_experts=7, interleave_moe_layer_step=2, no_rope_layers=[1, 1, 0, 1, 0],
+        attention_chunk_size=11, floor_scale=8, attn_scale=0.4,
+        rope_parameters={"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 1.0,
+                         "original_max_position_embeddings": 64, "rope_theta": 1e4},
+    ),
     "qwen2_moe": causal(
         "Qwen2MoeForCausalLM", "Qwen2MoeConfig", num_experts=6, num_experts_per_tok=3, moe_intermediate_size=36,
         shared_expert_intermediate_size=44, decoder_sparse_step=2,

@@ -123,8 +123,8 @@ def _longrope(rope: Section, factor: float, original: int, pairs: int) -> dict[s
 
 def _llama3(rope: Section) -> dict[str, Any]:
     low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
-    if not 0 < low < high:
-        raise ConfigError(f"{rope.path}: 0 < low_freq_factor < high_freq_factor is needed, got {low} and {high}")
+    if not 0 < low <= high:
+        raise ConfigError(f"{rope.path}: 0 < low_freq_factor <= high_freq_factor is needed, got {low} and {high}")
     return {"low_freq_factor": low, "high_freq_factor": high}
 
 

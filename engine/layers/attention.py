@@ -86,6 +86,7 @@ class PagedSelfAttention:
         "scale",
         "sinks",
         "softcap",
+        "span",
         "window",
     )
 
@@ -99,6 +100,7 @@ class PagedSelfAttention:
         self.scale = layer.scale
         self.softcap = layer.softcap
         self.window = layer.window
+        self.span = -layer.window if layer.chunked else layer.window  # as the kernels say it
         self.qkv = qkv_product(text, layer)
         self.qk_norm = text.qk_norm
         if text.qk_norm == "none":
@@ -125,7 +127,7 @@ class PagedSelfAttention:
         keys, values, scales = pages_of(cache)
         # Queries are not named here: they are given back before anything else is allocated.
         return paged_attention(
-            self.store(x, rope, meta, cache), keys, values, meta, self.scale, self.window, self.softcap, sinks, scales
+            self.store(x, rope, meta, cache), keys, values, meta, self.scale, self.span, self.softcap, sinks, scales
         )
 
     def store(self, x: Normed, rope: Rope, meta: AttentionMeta, cache: LayerCache) -> Tensor:

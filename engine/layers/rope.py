@@ -45,7 +45,7 @@ class RopeTable:
         )
         if not self.config.query_scaling:
             return Rope(cos, sin)
-        turns = (positions // self.config.original_max_position).to(torch.float32)
+        turns = ((positions + self.config.query_offset) // self.config.original_max_position).to(torch.float32)
         return Rope(cos, sin, (1.0 + self.config.query_scaling * turns.log1p())[:, None, None])
 
 
@@ -78,7 +78,8 @@ def frequencies(config: RopeConfig, context: int) -> Tensor:
 def _llama3(config: RopeConfig, inv_freq: Tensor) -> Tensor:
     """Long waves are stretched by `factor`, short ones kept, those between blended."""
     turns = config.original_max_position * inv_freq / (2 * math.pi)  # rotations within the original context
-    blend = (turns - config.low_freq_factor) / (config.high_freq_factor - config.low_freq_factor)
+    width = config.high_freq_factor - config.low_freq_factor
+    blend = (turns - config.low_freq_factor) / (width or 1e-9)  # Llama 4 has both equal: a step, no ramp
     blend = blend.clamp(0.0, 1.0)
     return (1.0 - blend) * inv_freq / config.factor + blend * inv_freq
 

@@ -38,6 +38,7 @@ MODALITIES = get_args(Modality)
 
 FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "LlamaForCausalLM": "engine.models.llama",
+    "Llama4ForCausalLM": "engine.models.llama4",
     "MistralForCausalLM": "engine.models.mistral",
     "Qwen2ForCausalLM": "engine.models.qwen2",
     "Qwen3ForCausalLM": "engine.models.qwen3",
@@ -142,6 +143,7 @@ DECODERS = {
     "gemma4_text": "Gemma4ForCausalLM",
     "granite": "GraniteForCausalLM",
     "llama": "LlamaForCausalLM",
+    "llama4_text": "Llama4ForCausalLM",
     "ministral3": "Ministral3ForCausalLM",
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",

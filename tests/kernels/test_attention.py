@@ -57,7 +57,7 @@ def close(actual, expected, dtype):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("options", [{}, {"window": 40}, {"window": 700}, {"softcap": 3.0}])
+@pytest.mark.parametrize("options", [{}, {"window": 40}, {"window": 700}, {"window": -40}, {"softcap": 3.0}])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim", "block_size"),
     [(4, 2, 64, 16), (3, 3, 16, 4), (7, 1, 80, 16), (8, 8, 20, 32), (2, 1, 256, 16), (2, 1, 512, 16), (64, 1, 32, 8)],
@@ -117,7 +117,7 @@ def test_sinks_join_the_sum_once_and_have_no_value(options, dtype, threads):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("options", [{}, {"window": 100}, {"softcap": 5.0}])
+@pytest.mark.parametrize("options", [{}, {"window": 100}, {"window": -100}, {"softcap": 5.0}])
 def test_a_chunk_gets_the_same_bits_as_the_whole(options, dtype):
     length, dim = 700, 48
     pages = Pages([length], 2, dim, 16, dtype)

@@ -22,7 +22,14 @@ from tests.bench.shapes import SHAPES
 from tests.models.harness import Harness, load
 from tests.models.test_decoders import prompt
 
-LAYERS = {"qwen3_moe": [0, 2], "qwen2_moe": [1], "glm4_moe": [1, 2], "ernie4_5_moe": [1, 2], "exaone_moe": [1, 2]}
+LAYERS = {
+    "qwen3_moe": [0, 2],
+    "qwen2_moe": [1],
+    "glm4_moe": [1, 2],
+    "ernie4_5_moe": [1, 2],
+    "exaone_moe": [1, 2],
+    "llama4": [1, 3],
+}
 
 
 @pytest.mark.parametrize("name", sorted({*LAYERS, *tiny.SPARSE}))

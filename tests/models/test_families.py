@@ -26,6 +26,7 @@ ON_DEVICE = [
     "hunyuan",
     "gpt2",
     "qwen2_moe",
+    "llama4",
 ]
 LENGTHS, TOKENS, LONGEST, CHUNK = (60, 23, 40), 16, 80, 11
 PROMPTS = [prompt(length, seed=9) for length in LENGTHS]

@@ -29,6 +29,7 @@ static inline struct range keys_of(const struct attention *call, long row, long 
         if (last < 0) window = 0;
     }
     if (window > 0 && position + 1 > window) keys.begin = position + 1 - window;
+    if (window < 0) keys.begin = position / -window * -window;
     return keys;
 }
 

@@ -110,7 +110,7 @@ struct attention {
     const int32_t *last_keys; /* [tokens] the last key that each sees, or ~key where no window hides one; NULL: its own */
     long rows, heads, kv_heads, dim, max_blocks, block_size, block_stride;
     long q_stride, q_head_stride, k_stride, k_head_stride, v_stride, v_head_stride; /* of k and v: dense only */
-    long window; /* keys a query sees to each side, itself included; 0 = all */
+    long window; /* keys a query sees to each side, itself included; 0 = all; -n: those of its chunk of n */
     int causal, bf16, kv_type; /* kv_type: enum cache_type */
     float scale, softcap;
 };

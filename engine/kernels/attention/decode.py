@@ -128,6 +128,8 @@ def read_part(parts, part, count, WINDOW: tl.constexpr):
     to_part = tl.load(place + 6, mask=there, other=0, cache_modifier=".cg")
     if WINDOW > 0:
         low = tl.maximum(low, context - WINDOW)
+    if WINDOW < 0:
+        low = tl.maximum(low, (context - 1) // -WINDOW * -WINDOW)
     return token, low, high, context, line, from_part, to_part
 
 
@@ -173,7 +175,7 @@ def decode_kernel(
     scale_stride,  # of k_scale and v_scale, from a block to the next; 0: one for each head
     scale,
     bend,
-    WINDOW: tl.constexpr,  # 0: none
+    WINDOW: tl.constexpr,  # 0: none; below 0: chunks
     SOFTCAP: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,

@@ -1,11 +1,11 @@
 """Causal attention of a step's queries over a paged cache; prefill, chunk and decode rows mixed in one call.
 
 out[t] = sum_j softmax_j(cap(scale * q[t] . k[j])) v[j] over positions j <= p(t), and j > p(t) - window when window > 0;
-where the step's meta has `last_keys`, j <= last_keys[t] instead, or all j <= ~last_keys[t] where that is below 0;
-cap(s) = softcap * tanh(s / softcap) when softcap > 0. Query head h reads the KV head h // (Hq / Hkv). A sink is a
-learned logit per query head, neither scaled nor capped, that joins the softmax's sum and has no value: weights then
-add up to less than one. Users: every decoder's attention layer, after `qkv_rope_store` has written this step's keys
-and values.
+or of p(t)'s chunk of -window positions when window < 0; where the step's meta has `last_keys`, j <= last_keys[t]
+instead, or all j <= ~last_keys[t] where that is below 0; cap(s) = softcap * tanh(s / softcap) when softcap > 0. Query
+head h reads the KV head h // (Hq / Hkv). A sink is a learned logit per query head, neither scaled nor capped, that
+joins the softmax's sum and has no value: weights then add up to less than one. Users: every decoder's attention layer,
+after `qkv_rope_store` has written this step's keys and values.
 """
 
 # ruff: noqa: PT018 (a launcher checks in few lines)
@@ -42,6 +42,7 @@ def paged_attention(
     check_scales(k_cache, scales)
     assert heads % k_cache.shape[1] == 0 and q.is_contiguous() and meta.block_tables.dtype is torch.int32
     last_keys = meta.last_keys
+    assert window >= 0 or last_keys is None, "tokens of a chunk see none behind them"
     assert last_keys is None or (last_keys.numel() >= tokens and last_keys.dtype is torch.int32)
     assert sinks is None or (sinks.shape == (heads,) and sinks.dtype is torch.float32 and sinks.is_contiguous())
     narrow = q.dtype is torch.bfloat16
@@ -128,6 +129,8 @@ def paged_attention_reference(
         hidden = key > torch.where(seen < 0, ~seen, seen)
         if window > 0:
             hidden = hidden | ((key <= position - window) & (seen >= 0))
+        if window < 0:
+            hidden = hidden | (key < position // -window * -window)
         scores = scores.masked_fill(hidden, float("-inf"))
         if sinks is not None:
             scores = torch.cat([scores, sinks.to(wide)[:, None, None].expand(-1, last - first, 1)], -1)

@@ -38,7 +38,7 @@ def prefill_kernel(
     scale_stride,  # of k_scale and v_scale, from a block to the next; 0: one for each head
     scale,
     bend,
-    WINDOW: tl.constexpr,  # 0: none
+    WINDOW: tl.constexpr,  # 0: none; below 0: chunks
     SOFTCAP: tl.constexpr,
     GROUP: tl.constexpr,  # query heads per KV head
     HEAD_DIM: tl.constexpr,
@@ -54,6 +54,7 @@ def prefill_kernel(
     OVERLAP: tl.constexpr,
 ):
     grid_wait(OVERLAP)
+    SPAN: tl.constexpr = -WINDOW if WINDOW < 0 else WINDOW
     kv_head = tl.program_id(0)
     num_kv_heads = tl.num_programs(0)
     line = tl.arange(0, BLOCK_M)
@@ -88,12 +89,17 @@ def prefill_kernel(
             seen = tl.where(last < 0, -1 - last, last)
             last = tl.load(last_keys + token + tokens - 1)
             end = tl.where(last < 0, -last, last + 1)
-        if WINDOW > 0:
+        if WINDOW < 0:  # a chunk is a window that ends with the chunk
+            floor = first // -WINDOW * -WINDOW
+            newest = position // -WINDOW * -WINDOW - WINDOW - 1
+        if WINDOW != 0:
             low = floor // BLOCK_N * BLOCK_N
         seen = (seen + 1) // BLOCK_N * BLOCK_N  # keys that the first token sees
+        if WINDOW < 0:
+            seen = low  # the tile's lines may begin with different keys
         best, total, result = attend_keys(
             query, None, None, position, newest, best, total, result, k_head, v_head, table, None, low, seen, floor,
-            end, k_scale, v_scale, scale_stride, kv_head, block_stride, scale, bend, True, WINDOW, SOFTCAP, HEAD_DIM,
+            end, k_scale, v_scale, scale_stride, kv_head, block_stride, scale, bend, True, SPAN, SOFTCAP, HEAD_DIM,
             BLOCK_SIZE, BLOCK_N, BLOCK_D, WIDE, STAGES, MATERIALISE, None, 0, CODES, MADE,
         )  # fmt: skip
         # Lines and their places are found anew: through the loop they would take registers that it has not.

@@ -62,6 +62,13 @@ KERNELS = {
          "last_keys": None, **NO_SINKS},
         {"num_warps": 8, "num_stages": 2},
     ),
+    "prefill of chunks": (
+        prefill_kernel,
+        {"out": T, "last_keys": "*i32", "tiles": "*i32", "num_tiles": "*i32", **ATTEND},
+        {**SHAPE, "BLOCK_M": 128, "BLOCK_N": 64, "STAGES": 2, "MATERIALISE": True, "last_keys": None, "WINDOW": -8192,
+         **NO_SINKS},
+        {"num_warps": 8, "num_stages": 2},
+    ),
     **{
         f"dense {dim}": (
             dense_kernel,

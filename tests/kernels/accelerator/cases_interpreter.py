@@ -180,7 +180,7 @@ STEPS = {
 
 @pytest.mark.covering(2)
 @pytest.mark.parametrize("dtype", DOT_DTYPES)
-@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (24, 0.0), (0, 5.0)])
+@pytest.mark.parametrize(("window", "softcap"), [(0, 0.0), (24, 0.0), (-24, 0.0), (0, 5.0)])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 32), (7, 1, 80)])
 @pytest.mark.parametrize("step", STEPS)
 def test_attention(step, heads, kv_heads, dim, window, softcap, dtype):
