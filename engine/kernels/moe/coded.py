@@ -9,6 +9,7 @@ engine/layers/moe, on accelerators.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -21,9 +22,10 @@ from engine.kernels.moe.dense import SAME, pairs_of
 from engine.kernels.moe.grouped import Tile, expert_of_tile, grouped_reference, pairs_of_tile
 from engine.kernels.moe.mxfp4 import is_mxfp4, launch_mxfp4_product, mxfp4_tile
 from engine.kernels.moe.sort import Pairs
+from engine.kernels.moe.tiles import Shape, tile_for
 from engine.kernels.moe.weight import ExpertsWeight
 from engine.kernels.pdl import grid_wait, launch_options
-from engine.kernels.target import target, tl, triton
+from engine.kernels.target import Target, target, tl, triton
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,11 +59,13 @@ class CodedExperts(ExpertsWeight):
 
     def _tile(self, pairs: Pairs, x: Tensor, gated: bool) -> Tile:
         count = SAME * self.num_experts if self.invariant else 0 if pairs.order is None else pairs.count
-        each, size = count / self.num_experts, x.element_size()
+        each, size, kind, group = count / self.num_experts, x.element_size(), self.weight.kind, self.weight.group
+        width = len(self.weight.codes) // self.num_experts // (2 if gated else 1)
+        form, rule = f"{kind.name} by {group}", partial(coded_tile, each, kind, group, size, stages(target()))
         if is_mxfp4(self.weight):
-            return mxfp4_tile(target(), each, size, gated)
-        stages = 3 if target().loads_past_registers else 2
-        return coded_tile(each, self.weight.kind, self.weight.group, size, stages)
+            form, rule = "MXFP4", partial(mxfp4_tile, target(), each, size, gated)
+        shape = Shape(self.num_experts, width, self.weight.depth, gated)
+        return tile_for(form, shape, each, rule) if size == 2 else rule()
 
 
 @triton.jit(do_not_specialize=["pairs"])
@@ -183,7 +187,12 @@ def coded_product_reference(
     return grouped_reference(x, weight.dense().view(experts, -1, weight.depth), bias, pairs, activation, weights)
 
 
-def coded_tile(each: float, kind: Kind, group: int, size: int, stages: int) -> Tile:
+def stages(device: Target) -> int:
+    """Turns of a loop that are read ahead."""
+    return 3 if device.loads_past_registers else 2
+
+
+def coded_tile(each: float, kind: Kind, group: int, size: int, ahead: int) -> Tile:
     """The tile for so many pairs of an expert, of `size` bytes per value."""
     block_m = 16 if each <= 16 else 32 if each <= 32 or size > 2 else 64
-    return Tile(block_m, 64, block_k_of(KINDS[kind], group, size), stages, 4)
+    return Tile(block_m, 64, block_k_of(KINDS[kind], group, size), ahead, 4)

@@ -6,12 +6,14 @@ Users: engine/layers/moe, on accelerators.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
 from engine.kernels.activation import Activation
 from engine.kernels.moe.grouped import Tile, launch_grouped, tile_of
 from engine.kernels.moe.sort import Pairs, sort_pairs
+from engine.kernels.moe.tiles import Shape, tile_for
 from engine.kernels.moe.weight import ExpertsWeight
 from engine.kernels.target import target
 
@@ -45,9 +47,12 @@ class DenseExperts(ExpertsWeight):
         return made.view(len(pairs.chosen), pairs.top_k, -1)
 
     def _tile(self, pairs: Pairs, gated: bool) -> Tile:
-        experts = len(self.weight)
-        count = SAME * experts if self.invariant else 0 if pairs.order is None else pairs.count
-        return tile_of(target(), count, experts, gated, self.weight.element_size())
+        experts, rows, depth = self.weight.shape
+        size, count = self.weight.element_size(), 0 if pairs.order is None else pairs.count
+        count = SAME * experts if self.invariant else count
+        shape = Shape(experts, rows // 2 if gated else rows, depth, gated)
+        rule = partial(tile_of, target(), count, experts, gated, size)
+        return tile_for("bfloat16", shape, count / experts, rule) if size == 2 else rule()
 
 
 def pairs_of(chosen: Tensor, experts: int, invariant: bool) -> Pairs:

@@ -1,0 +1,100 @@
+"""Which tile a product of experts takes: measured tables by card, form of the weight and shape.
+
+The tables are measured offline and committed; `python -m tests.bench.gpu_moe_tiles` prints their lines. A shape is
+looked up with the least class that holds the pairs of an expert. A shape without a line takes those of the nearest
+shape of its form, and a card or a form without a table the form's rule; the log says either once. Users: the forms of
+ExpertsWeight on accelerators.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from engine.kernels.moe.grouped import Tile
+from engine.kernels.target import target
+
+log = logging.getLogger("omniloop.engine")
+
+CLASSES = (0, 16, 32, 48, 64, 128, math.inf)  # pairs of an expert; 0: few pairs, which are not sorted
+Line = tuple[Tile, ...]  # by class
+
+
+class Shape(NamedTuple):
+    """A product."""
+
+    experts: int
+    width: int  # rows of an expert's matrix; of a gated product of gate's, and as many of up's
+    depth: int
+    gated: bool
+
+
+def _line(*runs: tuple[int, Tile]) -> Line:
+    """Tiles and for how many classes in turn each of them stands."""
+    return tuple(tile for count, tile in runs for _ in range(count))
+
+
+# MXFP4: each is the fastest of those that an H100 measured. The others are the rules' own, under which the layers of
+# tests/bench/results were measured; their tiles were not yet measured one by one.
+LINES: dict[str, dict[str, dict[Shape, Line]]] = {
+    "sm_90": {
+        "bfloat16": {  # Qwen3-30B-A3B
+            Shape(128, 768, 2048, gated=True): _line(
+                (2, Tile(16, 32, 128, 4, 4)), (1, Tile(32, 32, 128, 4, 4)), (2, Tile(64, 64, 64, 4, 4)),
+                (2, Tile(128, 64, 64, 4, 8)),
+            ),
+            Shape(128, 2048, 768, gated=False): _line(
+                (2, Tile(16, 64, 128, 4, 4)), (1, Tile(32, 64, 128, 4, 4)), (2, Tile(64, 128, 64, 4, 4)),
+                (2, Tile(128, 128, 64, 4, 8)),
+            ),
+        },
+        "E4M3 by 128": {  # Qwen3-30B-A3B
+            Shape(128, 768, 2048, gated=True): _line(
+                (2, Tile(16, 64, 128, 3, 4)), (1, Tile(32, 64, 128, 3, 4)), (4, Tile(64, 64, 128, 3, 4)),
+            ),
+            Shape(128, 2048, 768, gated=False): _line(
+                (2, Tile(16, 64, 128, 3, 4)), (1, Tile(32, 64, 128, 3, 4)), (4, Tile(64, 64, 128, 3, 4)),
+            ),
+        },
+        "MXFP4": {  # gpt-oss-20b
+            Shape(32, 2880, 2880, gated=True): _line(
+                (2, Tile(16, 64, 64, 3, 4)), (2, Tile(64, 64, 64, 3, 4)), (3, Tile(128, 64, 64, 3, 8)),
+            ),
+            Shape(32, 2880, 2880, gated=False): _line(
+                (1, Tile(8, 32, 64, 5, 2)), (1, Tile(16, 64, 64, 3, 4)), (2, Tile(64, 64, 64, 3, 4)),
+                (3, Tile(128, 128, 64, 3, 8)),
+            ),
+        },
+    }
+}  # fmt: skip
+
+
+def tile_for(form: str, shape: Shape, each: float, rule: Callable[[], Tile]) -> Tile:
+    """The tile for so many pairs of an expert, on this card."""
+    line = line_of(target().arch, form, shape)
+    return rule() if line is None else line[next(number for number, most in enumerate(CLASSES) if each <= most)]
+
+
+@functools.cache
+def line_of(arch: str, form: str, shape: Shape) -> Line | None:
+    """The shape's tiles, or the nearest shape's; None: the form's rule says them."""
+    lines = LINES.get(arch, {}).get(form, {})
+    if shape in lines:
+        return lines[shape]
+    others = [other for other in lines if other.gated == shape.gated]
+    nearest = min(others, key=functools.partial(_distance, shape), default=None)
+    taken = "a rule says them" if nearest is None else f"those of {nearest[:3]} are taken"
+    what = "gate and up" if shape.gated else "down"
+    log.info(
+        "experts %s of %s in %s have no measured tiles on %s: %s; `python -m tests.bench.gpu_moe_tiles` measures",
+        shape[:3], what, form, arch, taken,
+    )  # fmt: skip
+    return None if nearest is None else lines[nearest]
+
+
+def _distance(one: Shape, other: Shape) -> float:
+    """How unlike two shapes are, in doublings of a side."""
+    return sum(abs(math.log2(mine / others)) for mine, others in zip(one[:3], other[:3]))

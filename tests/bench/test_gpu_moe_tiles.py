@@ -1,0 +1,58 @@
+"""gpu_moe_tiles without a card: every class is tried with tiles that fit, and the lines it prints can be committed."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from engine.kernels.moe import tiles
+from engine.kernels.moe.grouped import Tile
+from engine.kernels.moe.tiles import CLASSES, LINES, Shape, line_of, tile_for
+from engine.kernels.target import Target
+from tests.bench import gpu_moe_tiles
+
+H100 = Target("cuda", "sm_90", 132, 32, 227 << 10)
+
+
+@pytest.mark.parametrize("form", gpu_moe_tiles.FORMS)
+def test_each_form_gets_a_line_of_its_fastest_tiles(form, monkeypatch, capsys):
+    shape = Shape(4, 128, 256, gated=True)
+    monkeypatch.setattr(gpu_moe_tiles, "DEVICE", "cpu")
+    monkeypatch.setattr(gpu_moe_tiles, "FORMS", {form: ((shape,), 2)})
+    monkeypatch.setattr(gpu_moe_tiles, "CLASSES", (0, 16, 64, math.inf))
+    seen = []
+
+    def time_of(calls):
+        tile = calls[0].args[-1]
+        seen.append(tile)
+        return abs(tile.block_m - 64) + tile.block_n / 1e3 + tile.stages / 1e6
+
+    gpu_moe_tiles.show([form], H100, time_of)
+    assert all(4 * (tile.block_m * tile.block_n) <= 128 * 256 * 4 for tile in seen)
+    *_, line = capsys.readouterr().out.splitlines()
+    said, made = line.rstrip(",").split(": ", 1)
+    assert eval(said) == shape
+    runs = eval(made, {"_line": tiles._line, "Tile": Tile})
+    assert [tile.block_m for tile in runs] == [16, 16, 64, 64]
+
+
+@pytest.mark.parametrize(("form", "shapes"), LINES["sm_90"].items())
+def test_committed_lines_have_a_tile_per_class(form, shapes):
+    for shape, line in shapes.items():
+        assert len(line) == len(CLASSES)
+        assert line_of("sm_90", form, shape) is line
+
+
+def test_an_unmeasured_shape_takes_the_nearest_and_says_so_once(monkeypatch, caplog):
+    monkeypatch.setattr(tiles, "target", lambda: H100)
+    line_of.cache_clear()
+    near, shape = Shape(128, 768, 2048, gated=True), Shape(64, 768, 2048, gated=True)
+    rule = Tile(1, 2, 3, 4, 5)
+    with caplog.at_level("INFO", "omniloop.engine"):
+        for each, place in ((0, 0), (16, 1), (16.5, 2), (1e6, -1)):
+            assert tile_for("bfloat16", shape, each, lambda: rule) == LINES["sm_90"]["bfloat16"][near][place]
+            assert tile_for("INT4 by 128", shape, each, lambda: rule) is rule
+    first, second = [record.getMessage() for record in caplog.records]
+    assert "(64, 768, 2048) of gate and up in bfloat16 have no measured tiles on sm_90: those of (128, 768," in first
+    assert "in INT4 by 128 have no measured tiles on sm_90: a rule says them" in second
