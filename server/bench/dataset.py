@@ -74,7 +74,8 @@ def drawn(options: ServeOptions, number: int) -> Conversation:
         if not options.vocab_size:
             content = " ".join(content)
         turns.append(Turn(content, length(draw, options.output_len, options.range_ratio)))
-    media = parts(np.random.default_rng([options.seed, number & 0xFFFFFFFF]), options)
+    which = number % options.num_media if options.num_media else number
+    media = parts(np.random.default_rng([options.seed, which & 0xFFFFFFFF]), options)
     if media:
         turns[0].content = [*media, {"type": "text", "text": turns[0].content}]
     return Conversation(number, turns)

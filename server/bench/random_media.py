@@ -45,8 +45,12 @@ def picture(draw: np.random.Generator, options: ServeOptions) -> Part:
     from PIL import Image
 
     out = io.BytesIO()
-    Image.fromarray(pixels(draw, *size_of(options.image_size))).save(out, options.image_format.upper(), quality=85)
-    return {"type": "image_url", "image_url": {"url": data_url(f"image/{options.image_format}", out.getvalue())}}
+    width, height = size_of(options.image_size)
+    noise = options.image_format == "noise"
+    coding = "png" if noise else options.image_format
+    drawn = draw.integers(0, 256, (height, width, 3), dtype=np.uint8) if noise else pixels(draw, width, height)
+    Image.fromarray(drawn).save(out, coding.upper(), quality=85)
+    return {"type": "image_url", "image_url": {"url": data_url(f"image/{coding}", out.getvalue())}}
 
 
 def sound(draw: np.random.Generator, options: ServeOptions) -> Part:

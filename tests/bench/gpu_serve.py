@@ -1,6 +1,7 @@
 """Serving speed of one model over sockets: closed loops of streams; the server and its clients are separate processes.
 
-Random weights of a real shape, greedy, all streaming, prompts all different. What is asked is tests/bench/loads.py's:
+Random weights of a real shape, greedy, all streaming, prompts all different. The clients are those of `bench serve`
+(tests/bench/asked.py). What is asked is tests/bench/loads.py's:
 with `--load streams`, as the peer was measured, 512 tokens in and 128 out (or a picture of 1024 x 1024 and a question,
 64 out), prefix cache off; all other loads ask one server that has it on, as servers have by default. A case lasts
 --seconds or --answers, whichever is over first; its tokens are those that usage counts, and its failures are counted.
@@ -8,9 +9,8 @@ Prints a line per case, and what has an aim beside aim, floor and peer; writes g
 
 How late the server's loop was is told by a timer on it, of 1 ms where `loop` is asked for, which is up to 4 % of a core
 and in the loop's CPU time, else of 5. "written" is from a step's tokens being on the host to their bytes being in the
-sockets (tests/bench/watched.py). Output per second of equal answers is that of whole ones, per connection from its
-first end to its last within the time measured, so that waves of equal requests do not bend it; of others it is what
-arrived.
+sockets (tests/bench/watched.py). Output per second of equal answers is that of whole ones, per stream from its first
+end to its last within the time measured, so that waves of equal requests do not bend it; of others it is what arrived.
 Run: python -m tests.bench.gpu_serve [--shape 8b,0.6b,vl-7b]
          [--load mixed,conversation,prefix,loop,rules,grammar,beside] [--out DIR]
 """
@@ -18,27 +18,25 @@ Run: python -m tests.bench.gpu_serve [--shape 8b,0.6b,vl-7b]
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from server.bench.output import on_loop
+from server.bench.serve import first_model
 from tests.bench import loads, targets
+from tests.bench.asked import events_of, load, parts_of, summary
 from tests.bench.loads import Case
 from tests.bench.served import Server, check
 from tests.bench.shapes import FORMS, SHAPES
-from tests.bench.streams import Job
 
-STREAMS_PER_PROCESS, PICTURES_PER_PROCESS = 32, 4  # a client draws and packs its pictures itself
 TINY_FLAGS = ("--num-gpu-blocks-override", "1024", "--max-num-seqs", "32", "--num-threads", "1")
 LONGEST_S = 180.0  # of a case in which each request is sent once
 UNITS = {
@@ -61,181 +59,42 @@ UNITS = {
 COMPARED = ("output", "TTFT p50", "TTFT p99", "TPOT")  # of a shared prefix, found or not
 
 
-@dataclass(frozen=True, slots=True)
-class Came:
-    """What the clients of one case saw: arrays of streams.Tally, joined."""
-
-    begun: float
-    firsts: np.ndarray
-    gaps: np.ndarray
-    answers: np.ndarray
-    failures: tuple[str, ...] = ()  # what the server said instead of answers
-    until: float = math.inf  # when the first process of clients ended
-
-
-def load(
-    port: int,
-    shape: str,
-    asked: Case,
-    warm_s: float,
-    measure_s: float,
-    warm: Callable[[], None] | None = None,
-    answers: int = 0,
-) -> Came:
-    """Runs the clients, calls `warm` when their warm-up is over; they end after measure_s or so many answers."""
-    jobs = jobs_of(port, shape, asked, warm_s, measure_s)
-    for job in jobs:
-        job.answers = -(-answers // len(jobs))
-    num_own = len(jobs)
-    if asked.beside is not None:
-        jobs += jobs_of(port, shape, asked.beside, warm_s, measure_s)
-    with tempfile.TemporaryDirectory() as name:
-        files = [Path(name) / f"{number}.npz" for number in range(len(jobs))]
-        clients = [
-            subprocess.Popen(
-                [sys.executable, "-m", "tests.bench.streams", str(file)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            )
-            for file in files
-        ]  # fmt: skip
-        try:
-            for job, client in zip(jobs, clients):
-                tell(client, json.dumps(asdict(job)))
-            for client in clients:
-                assert client.stdout is not None
-                if client.stdout.readline() != "ready\n":
-                    raise RuntimeError("a client did not connect")
-            for client in clients:
-                tell(client, "go")
-            time.sleep(warm_s)
-            if warm is not None:
-                warm()
-            for client in clients:
-                if client.wait(measure_s + 60):
-                    raise RuntimeError("a client failed")
-        finally:
-            for client in clients:
-                with client:  # its pipes are closed
-                    client.kill()
-        parts = [read(file) for file in files]
-    failures = tuple(text for part in parts for text in part["failures"].tolist())
-    own = parts[:num_own]
-    for number, part in enumerate(own):
-        part["answers"][:, 0] += 1000 * number  # connections of different processes
-    begun = max(float(part["begun"]) for part in own)
-    firsts, gaps, ended = (np.concatenate([part[key] for part in own]) for key in ("firsts", "gaps", "answers"))
-    return Came(begun, firsts, gaps, ended, failures, min(float(part["until"]) for part in own))
-
-
-def jobs_of(port: int, shape: str, asked: Case, warm_s: float, measure_s: float) -> list[Job]:
-    """One per process of clients."""
-    each = PICTURES_PER_PROCESS if asked.picture else STREAMS_PER_PROCESS
-    processes = min(8, -(-asked.streams // each))
-    return [job_of(port, shape, asked, warm_s, measure_s, number, processes) for number in range(processes)]
-
-
-def read(file: Path) -> dict[str, np.ndarray]:
-    with np.load(file) as found:
-        return dict(found)
-
-
-def job_of(port: int, shape: str, asked: Case, warm_s: float, measure_s: float, number: int, processes: int) -> Job:
-    """What one of the processes does: its share of the connections and, where they differ, of the lengths."""
-    config = SHAPES[shape]
-    return Job(
-        port=port,
-        connections=asked.streams // processes + (number < asked.streams % processes),
-        lengths=[list(pair) for pair in asked.lengths[number::processes] or asked.lengths],
-        vocab=min(config.get("special", {}).values(), default=0) or config["vocab_size"],
-        seed=asked.seed + number,
-        warm_s=warm_s,
-        measure_s=measure_s,
-        fields={"temperature": 0, "ignore_eos": True, "stream": True, "stream_options": {"include_usage": True}},
-        picture=list(asked.picture),
-        coding=asked.coding,
-        fresh=not asked.cached,
-        once=asked.once,
-        prefix=asked.prefix,
-        salted=asked.salted,
-        rules=dict(asked.fields),
-        ruled=asked.ruled // processes + (number < asked.ruled % processes),
-    )
-
-
-def tell(client: subprocess.Popen[str], line: str) -> None:
-    assert client.stdin is not None
-    client.stdin.write(line + "\n")
-    client.stdin.flush()
-
-
-def summary(came: Came, since: float, until: float) -> dict[str, float]:
-    """The numbers of one case; times in milliseconds."""
-    firsts = came.firsts[(came.firsts[:, 0] >= since) & (came.firsts[:, 1] <= until)]
-    answers = came.answers[came.answers[:, 2] <= until]
-    if not len(firsts) or not len(answers):
-        raise RuntimeError("no request began and ended within the time measured; measure for longer")
-    per_event = answers[:, 4].sum() / answers[:, 3].sum()  # tokens: an event may carry several
-    gaps = came.gaps[(came.gaps[:, 0] >= since) & (came.gaps[:, 0] <= until)]
-    ended = answers[answers[:, 2] >= since]
-    tpot = (ended[:, 2] - ended[:, 1]) / (ended[:, 4] - 1)
-    events_in = len(gaps) + len(firsts)
-    by_event = events_in * per_event / (until - since)
-    by_answer = rate_of_equal(ended) if np.ptp(answers[:, 4]) == 0 else float("nan")
-    wait = (firsts[:, 1] - firsts[:, 0]) * 1e3
-    return {
-        "output": by_event if np.isnan(by_answer) else by_answer,
-        "output by event": by_event,
-        "TTFT p50": float(np.percentile(wait, 50)),
-        "TTFT p99": float(np.percentile(wait, 99)),
-        "ITL p50": float(np.percentile(gaps[:, 1], 50)) * 1e3,
-        "ITL p99": float(np.percentile(gaps[:, 1], 99)) * 1e3,
-        "TPOT": float(np.median(tpot)) * 1e3 if len(tpot) else 0.0,
-        "answers": float(len(ended)),
-        "failures": float(len(came.failures)),
-        "tokens per event": float(per_event),
-    }
-
-
-def rate_of_equal(ended: np.ndarray) -> float:
-    """Tokens per second of whole answers of one length; nan where a connection has not ended two."""
-    rate = 0.0
-    for connection in np.unique(ended[:, 0]):
-        of = ended[ended[:, 0] == connection]
-        ends = np.sort(of[:, 2])
-        rate += (len(ends) - 1) * of[0, 4] / (ends[-1] - ends[0]) if len(ends) > 1 else float("nan")
-    return rate
-
-
-def measure(server: Server, shape: str, asked: Case, seconds: float, warm_up: float, answers: int) -> dict[str, float]:
+def measure(server: Server, shape: str, asked: Case, args: argparse.Namespace, folder: Path) -> dict[str, float]:
     """One case; the keys beginning with "_" are for reading what the server noted, later."""
+    seconds, answers = args.seconds, args.answers
     if not asked.streams:
         since, before = time.perf_counter(), server.cpu()[1]
         time.sleep(seconds)
         until = time.perf_counter()
         return {"server CPU": (server.cpu()[1] - before) / (until - since), "_since": since, "_until": until}
-    warm_s = warm_up or min(2.0 + asked.streams / 64, seconds)
+    warm_s = args.warm_up or min(2.0 + asked.streams / 64, seconds)
+    url = f"http://127.0.0.1:{server.port}"
     if asked.once:  # nothing of its own can be left out: others warm the server up
         few = replace(asked, streams=min(16, asked.streams), once=False, seed=asked.seed + 500)
-        load(server.port, shape, few, 0.0, warm_s)
+        parts = parts_of(url, shape, few, warm_s, 0, folder)
+        load(parts, on_loop(first_model(parts[0])), measure_s=warm_s)
         warm_s, seconds, answers = 0.0, LONGEST_S, 0
+    parts = parts_of(url, shape, asked, warm_s + seconds, answers, folder)
+    num_beside = int(asked.beside is not None)
     before: list[tuple[float, ...]] = []  # clock, CPU of the loop, CPU of all threads, counted()
 
     def note() -> None:
         before.append((time.perf_counter(), *server.cpu(), *server.counted()))
 
-    came = load(server.port, shape, asked, warm_s, seconds, note, answers)
+    came = load(parts, on_loop(first_model(parts[0])), num_beside, warm_s, seconds, note, answers)
     note()
     took, loop_cpu, cpu, hits, queries, steps, by_python = (late - early for early, late in zip(*before))
     since = came.begun + warm_s
-    until = float(came.answers[:, 2].max()) if asked.once else min(since + seconds, came.until)
+    until = max(one.end for one in came.answers) if asked.once else min(since + seconds, came.until)
     for text in sorted(set(came.failures)):
         print(f"{asked.name}: a request failed: {text}", flush=True)
     found = summary(came, since, until)
-    arrived = (came.gaps[:, 0] >= before[0][0]).sum() + (came.firsts[:, 1] >= before[0][0]).sum()
+    noted = before[0][0]
+    arrived = (events_of(came.answers)[:, 0] >= noted).sum() + sum(one.first >= noted for one in came.answers)
     found["loop CPU per token"] = loop_cpu / (arrived * found["tokens per event"]) * 1e6
     found["server CPU"] = cpu / took
     found["steps in Python"] = 100 * by_python / max(steps, 1.0)
-    if asked.prefix:
+    if asked.cached:
         found["prompt tokens found"] = hits / max(queries, 1.0)
     return {**found, "_since": since, "_until": until}
 
@@ -273,7 +132,7 @@ def run_server(shape: str, args: argparse.Namespace, asked: list[Case], cached: 
             check(server.port)
             for case in asked * args.runs:
                 try:
-                    found = measure(server, shape, case, args.seconds, args.warm_up, args.answers)
+                    found = measure(server, shape, case, args, Path(name))
                     runs.setdefault(case.name, []).append(found)
                 except Exception:
                     failed.append(case.name)
@@ -325,7 +184,7 @@ def spread_of(runs: Runs, name: str) -> list[float]:
 
 def ratios_of(cases: dict[str, dict[str, float]]) -> dict[str, float]:
     """What the prefix cache gives, a case over the same with nothing found; what rules and pictures beside it cost."""
-    pairs = [(label, label + loads.SALTED) for label in cases if label + loads.SALTED in cases]
+    pairs = [(label, label + loads.FRESH) for label in cases if label + loads.FRESH in cases]
     ruled = {
         f"{label}, output, over none": found["output"] / cases[loads.PLAIN]["output"]
         for label, found in cases.items()

@@ -3,7 +3,7 @@
 `streams` is what the peer was measured with: equal lengths, or pictures where a model sees (JPEG, and PNG of noise as
 the peer's client draws them). `mixed`: 256 requests of 100 to 1,024 tokens in and out, sent together. `conversation`:
 lengths as those of ShareGPT (below) at 1, 4, 32 and 256 streams. `prefix`: 2,048 tokens that all prompts share and 128
-of their own; a second time each request has a salt of its own, so that nothing is found. `loop`: nothing at all,
+of their own; a second time all tokens are a prompt's own, so that nothing is found. `loop`: nothing at all,
 conversations at 32 and 256 streams, and the longest prompt that fits, again and again: how late the server's loop is.
 `rules`: equal lengths at 32 streams, where none, one or all of the streams have a penalty, a bias or log-probabilities.
 `grammar`: equal lengths at 64 streams, where none, one or all of the streams follow a JSON Schema.
@@ -18,7 +18,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tests.bench.shapes import SHAPES
 
@@ -34,7 +34,7 @@ MEDIAN, WIDTH = (164, 111), (1.7, 1.2)  # before what is filtered out
 LEAST, MOST_PROMPT, MOST = 4, 1024, 2048
 CHARACTERS = 4  # of a real conversation's text per token: the shapes served here have no real tokenizer
 DRAWN = 4096
-SALTED = " (none found)"
+FRESH = " (none found)"
 BESIDE = " beside 8 of pictures"
 LONG_ANSWER = 16
 PLAIN = "streams without rules"
@@ -63,11 +63,10 @@ class Case:
     streams: int  # 0: nothing is asked
     lengths: Lengths  # over and over
     picture: tuple[int, ...] = ()
-    coding: str = "jpeg"
+    coding: Literal["jpeg", "noise"] = "jpeg"
     cached: bool = True  # by a server that caches prefixes
     once: bool = False  # each request once, and the case ends with the last of them
     prefix: int = 0  # tokens that all prompts begin with, beside their own
-    salted: bool = False  # each request has a salt of its own
     seed: int = 0
     fields: tuple[tuple[str, Any], ...] = ()  # of the bodies of the first `ruled` streams
     ruled: int = 0
@@ -133,7 +132,7 @@ def equal(shape: str, lengths: tuple[int, int], streams: str) -> list[Case]:
     first = Case("1 streams", 1, (lengths,), (112, 84) if tiny else (1024, 1024), cached=False, seed=1000)
     counts = (4,) if tiny else (8, 32)
     found = [replace(first, name=f"{count} streams", streams=count, seed=count * 1000) for count in counts]
-    noise = [replace(case, name=f"{case.name} of PNG", coding="png", seed=case.seed + 50) for case in (first, *found)]
+    noise = [replace(case, name=f"{case.name} of PNG", coding="noise", seed=case.seed + 50) for case in (first, *found)]
     if not tiny:
         found.append(replace(first, name="1 streams of 1080p", picture=(1920, 1080), seed=1090))
     return [
@@ -162,7 +161,7 @@ def prefixed(sizes: Sizes) -> list[Case]:
     streams, shared, fresh = sizes.prefix
     name = f"{streams} streams of {shared} shared tokens and {fresh}"
     found = Case(name, streams, ((fresh, sizes.equal[1]),), prefix=shared, seed=7000)
-    return [found, replace(found, name=name + SALTED, salted=True, seed=8000)]
+    return [found, replace(found, name=name + FRESH, lengths=((shared + fresh, sizes.equal[1]),), prefix=0, seed=8000)]
 
 
 def with_rules(sizes: Sizes) -> list[Case]:

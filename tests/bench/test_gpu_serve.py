@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import json
 import os
 import socket
 import statistics
+import time
 from array import array
 from collections import deque
 from types import SimpleNamespace
@@ -17,8 +20,10 @@ import uvloop
 
 from engine.output import StepOutput
 from engine.stats import StepStats
+from server.bench.answer import Answer
+from server.bench.dataset import conversations
 from tests.bench import gpu_serve, loads, targets
-from tests.bench.gpu_serve import Came
+from tests.bench.asked import Came, load, parts_of, summary
 from tests.bench.watched import Deliveries, homes
 
 
@@ -31,12 +36,12 @@ def test_every_load_of_a_tiny_model(tmp_path, capsys):
     shared = "4 streams of 256 shared tokens and 16"
     assert list(cases) == [
         "16 requests of 8 to 32 tokens", "1 streams of conversations", "4 streams of conversations", shared,
-        shared + loads.SALTED, "0 streams", "a prompt of 1008 tokens",
+        shared + loads.FRESH, "0 streams", "a prompt of 1008 tokens",
     ]  # fmt: skip
     assert report["failed"] == []
     assert cases["16 requests of 8 to 32 tokens"]["answers"] == 16
     assert cases[shared]["prompt tokens found"] > 0.9
-    assert cases[shared + loads.SALTED]["prompt tokens found"] == 0
+    assert cases[shared + loads.FRESH]["prompt tokens found"] == 0
     assert report["ratios"][f"{shared}, output, found over not"] > 0
     for label, found in cases.items():
         assert found["loop stall p50"] <= found["loop stall p99"] <= found["loop stall max"]
@@ -49,15 +54,16 @@ def test_every_load_of_a_tiny_model(tmp_path, capsys):
     assert all(case in shown for case in cases)
 
 
-def test_rules_are_asked_for_by_one_or_by_all_of_the_same_streams():
+def test_rules_are_asked_for_by_one_or_by_all_of_the_same_streams(tmp_path):
     plain, *others = loads.cases_of("0.6b", ["rules"], "", None)
     assert plain.name == loads.PLAIN
     for case in others:
         assert (case.streams, case.lengths, case.seed) == (32, plain.lengths, plain.seed)
-        for processes in (1, 3):
-            jobs = [gpu_serve.job_of(1, "0.6b", case, 0, 1, number, processes) for number in range(processes)]
-            assert sum(job.ruled for job in jobs) == case.ruled
-            assert all(job.ruled <= job.connections and job.rules == dict(case.fields) for job in jobs)
+        parts = parts_of("url", "0.6b", case, 9.0, 0, tmp_path)
+        assert sum(part.max_concurrency for part in parts) == 32
+        ruled = parts[-1]
+        assert (ruled.max_concurrency, ruled.extra_body) == (case.ruled, dict(case.fields))
+        assert all(part.extra_body == {} and part.seed != ruled.seed for part in parts[:-1])
     cases = {plain.name: {"output": 200.0}, others[0].name: {"output": 199.0}}
     assert gpu_serve.ratios_of(cases) == {f"{others[0].name}, output, over none": 0.995}
 
@@ -74,12 +80,16 @@ def test_texts_are_asked_beside_pictures(tmp_path):
     assert report["ratios"]["8 streams of texts beside 8 of pictures, ITL p99, over none"] > 0
 
 
-def test_pictures_beside_texts_are_those_of_a_case_of_their_own():
+def test_pictures_beside_texts_are_those_of_a_case_of_their_own(tmp_path):
     small, alone, together = loads.cases_of("vl-7b", ["beside"], "", None)
     assert (small.picture, small.streams, alone.beside) == ((336, 336), 32, None)
     assert (together.beside.picture, together.beside.streams) == ((1024, 1024), 8)
-    jobs = gpu_serve.jobs_of(1, "vl-7b", together.beside, 0, 1)
-    assert [(job.connections, job.picture) for job in jobs] == [(4, [1024, 1024])] * 2
+    texts, pictures = parts_of("url", "vl-7b", together, 9.0, 1000, tmp_path)
+    assert (texts.max_concurrency, texts.processes, texts.images, texts.input_len) == (8, 1, 0, 512)
+    assert (pictures.max_concurrency, pictures.processes, pictures.image_size) == (8, 2, "1024x1024")
+    assert pictures.num_media == 0, "each request has a picture of its own"
+    (again,) = parts_of("url", "vl-7b", loads.cases_of("vl-7b", ["streams"], "", None)[-1], 9.0, 0, tmp_path)
+    assert again.num_media == 1
     cases = {alone.name: {"ITL p50": 8.0, "ITL p99": 10.0}, together.name: {"ITL p50": 10.0, "ITL p99": 40.0}}
     assert list(gpu_serve.ratios_of(cases).values()) == [1.25, 4.0]
     with pytest.raises(ValueError, match="sees no pictures"):
@@ -113,7 +123,7 @@ def test_the_peers_cases_have_the_cache_off():
     assert [case.cached for case in pictures] == [False] * 7 + [True]
     seen = {f"{case.name}, {name}" for case in pictures for name in gpu_serve.UNITS}
     assert set(targets.SERVE["vl-7b"]) <= seen | {"ready"}
-    assert [case.coding for case in pictures] == ["jpeg"] * 3 + ["jpeg"] + ["png"] * 3 + ["jpeg"]
+    assert [case.coding for case in pictures] == ["jpeg"] * 3 + ["jpeg"] + ["noise"] * 3 + ["jpeg"]
 
 
 class Canned:
@@ -124,8 +134,18 @@ class Canned:
 
     def __init__(self) -> None:
         self.asked = 0
+        self.serving: list[asyncio.Task] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One client, until it leaves, be it in the midst of an answer."""
+        self.serving.append(asyncio.current_task())
+        with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+            await self.answer(reader, writer)
+        with contextlib.suppress(ConnectionError):
+            writer.close()
+            await writer.wait_closed()
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while head := await reader.readline():
             length = 0
             while (line := await reader.readline()) != b"\r\n":
@@ -136,30 +156,31 @@ class Canned:
             assert body["stream_options"] == {"include_usage": True}
             self.asked += 1
             if self.asked == 2:
-                writer.write(b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 4\r\n\nbusy")
+                writer.write(b"HTTP/1.1 429 Too Many Requests\r\nContent-Length: 4\r\n\r\nbusy")
                 continue
-            writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+            head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+            writer.write(head)
             for part in (self.chunk, self.chunk, self.usage % (3 if self.asked == 3 else 2)):
                 writer.write(b"%x\r\n%s\r\n" % (len(part), part))
                 await asyncio.sleep(0.002)
             writer.write(b"0\r\n\r\n")
-        writer.close()
-        await writer.wait_closed()
 
 
-async def test_clients_count_the_tokens_of_usage_and_the_requests_that_fail():
+async def test_clients_count_the_tokens_of_usage_and_the_requests_that_fail(tmp_path):
     canned = Canned()
     server = await asyncio.start_server(canned.serve, "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     (case,) = loads.cases_of("8b", ["streams"], "1x8", None)
-    came = await asyncio.to_thread(gpu_serve.load, port, "8b", case, 0.0, 5.0, None, 4)
+    parts = parts_of(f"http://127.0.0.1:{port}", "8b", case, 100.0, 5, tmp_path)
+    came = await asyncio.to_thread(load, parts, "m", 0, 0.0, 100.0, None, 5)
     server.close()
-    assert came.answers[:, 4].tolist() == [2, 3, 2, 2]
-    assert came.answers[:, 3].tolist() == [2] * 4
-    assert len(came.failures) == 1
-    assert came.failures[0].startswith("HTTP/1.1 429")
-    assert came.until - came.begun < 4, "four answers end the case"
-    assert gpu_serve.summary(came, came.begun, came.until)["failures"] == 1
+    await asyncio.gather(*canned.serving)
+    whole = [answer for answer in came.answers if not answer.cut]
+    assert [answer.tokens for answer in whole] == [2, 3, 2, 2]
+    assert [answer.events for answer in whole] == [2] * 4
+    assert came.failures == ("HTTP 429: busy",)
+    assert came.until - came.begun < 90, "five answers end the case"
+    assert summary(came, came.begun, time.perf_counter())["failures"] == 1
 
 
 def test_conversations_have_the_published_means():
@@ -185,27 +206,43 @@ def test_lengths_of_a_file_of_conversations(tmp_path):
         loads.read_conversations(file)
 
 
-def test_processes_share_out_connections_and_lengths():
+def test_lengths_that_differ_are_prompts_of_a_file(tmp_path):
     (case,) = loads.cases_of("8b", ["mixed"], "", None)
-    jobs = [gpu_serve.job_of(1, "8b", case, 0.0, 9.0, number, 8) for number in range(8)]
-    assert [(job.connections, len(job.lengths)) for job in jobs] == [(32, 32)] * 8
-    assert sorted(tuple(pair) for job in jobs for pair in job.lengths) == sorted(case.lengths)
+    (part,) = parts_of("url", "8b", case, 180.0, 0, tmp_path)
+    assert (part.num_prompts, part.max_concurrency, part.processes) == (256, 256, 8)
+    turns = [one.turns[0] for first in range(8) for one in conversations(part, first, 8)]
+    assert sorted((len(turn.content), turn.max_tokens) for turn in turns) == sorted(case.lengths)
     (equal,) = loads.cases_of("8b", ["streams"], "33", None)
-    jobs = [gpu_serve.job_of(1, "8b", equal, 0.0, 9.0, number, 2) for number in range(2)]
-    assert [(job.connections, job.lengths) for job in jobs] == [(17, [[512, 128]]), (16, [[512, 128]])]
-    assert gpu_serve.job_of(1, "vl-7b", equal, 0.0, 9.0, 0, 1).vocab == 151644  # special tokens lie above
+    (part,) = parts_of("url", "8b", equal, 9.0, 0, tmp_path)
+    assert (part.max_concurrency, part.processes, part.input_len, part.output_len) == (33, 2, 512, 128)
+    (part,) = parts_of("url", "vl-7b", equal, 9.0, 0, tmp_path)
+    assert part.vocab_size == 151644  # special tokens lie above
+    shared, fresh = loads.cases_of("8b", ["prefix"], "", None)
+    sizes = [
+        (part.prefix_len, part.input_len)
+        for one in (shared, fresh)
+        for part in parts_of("u", "8b", one, 1, 0, tmp_path)
+    ]
+    assert sizes == [(2048, 128), (0, 2176)]
+
+
+def of(place: int, first: float, ats: list[float], tokens: int) -> Answer:
+    """An answer that was sent a second before its first event, whose others came at these times."""
+    gaps = np.diff([first, *ats]).tolist()
+    return Answer(0, 0, place=place, sent=first - 1, first=first, last=ats[-1], end=ats[-1], gaps=gaps,
+                  events=len(ats) + 1, completion_tokens=tokens)  # fmt: skip
 
 
 def test_rates_of_unequal_answers_count_what_arrived():
-    firsts = np.array([[0.0, 1.0], [4.0, 5.0]])
-    gaps = np.array([[at, 1.0] for at in (2.0, 3.0, 4.0, 6.0, 7.0)])
-    unequal = np.array([[0, 1.0, 4.0, 4, 4], [0, 5.0, 7.0, 3, 3]])
-    found = gpu_serve.summary(Came(0.0, firsts, gaps, unequal), 0.0, 10.0)
+    unequal = [of(0, 1.0, [2.0, 3.0, 4.0], 4), of(0, 5.0, [6.0, 7.0], 3)]
+    found = summary(Came(0.0, unequal), 0.0, 10.0)
     assert found["output"] == pytest.approx(0.7)
     assert found["TTFT p50"] == pytest.approx(1000)
     assert found["TPOT"] == pytest.approx(1000)
-    equal = np.array([[0, 1.0, 4.0, 4, 4], [0, 5.0, 8.0, 4, 4]])
-    assert gpu_serve.summary(Came(0.0, firsts, gaps, equal), 0.0, 10.0)["output"] == pytest.approx(1.0)
+    equal = [of(0, 1.0, [2.0, 3.0, 4.0], 4), of(0, 5.0, [6.0, 7.0, 8.0], 4)]
+    assert summary(Came(0.0, equal), 0.0, 10.0)["output"] == pytest.approx(1.0)
+    open_still = [*equal, dataclasses.replace(of(1, 6.0, [9.0], -1), cut=True)]
+    assert summary(Came(0.0, open_still), 0.0, 10.0)["output by event"] == pytest.approx(1.0)
 
 
 def test_runs_give_their_median_and_spread(capsys):

@@ -220,6 +220,18 @@ def test_files_are_read_and_prefixes_shared(tmp_path):
     assert ([one.number for one in share.conversations], share.places) == ([1, 3, 5], 2)
 
 
+def test_media_are_shared_where_asked_and_noise_is_png():
+    def pictures(**fields) -> list[str]:
+        options = ServeOptions(num_prompts=5, images=1, image_size="32x32", **fields)
+        return [one.turns[0].content[0]["image_url"]["url"] for one in conversations(options, 0, 1)]
+
+    assert len(set(pictures())) == 5
+    first, second, *others = pictures(num_media=2, image_format="noise")
+    assert others == [first, second, first]
+    assert first != second
+    assert first.startswith("data:image/png;base64,")
+
+
 def test_percentiles_and_open_requests_are_counted_from_answers():
     answers = [
         Answer(
