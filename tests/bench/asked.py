@@ -39,6 +39,7 @@ class Came:
     answers: list[Answer]
     failures: tuple[str, ...] = ()  # what the server said instead of answers
     until: float = 0.0  # when the load was ended, or had nothing more to send
+    cpu_s: float = 0.0  # of all clients
 
 
 def parts_of(url: str, shape: str, asked: Case, seconds: float, answers: int, folder: Path) -> list[ServeOptions]:
@@ -164,7 +165,8 @@ async def asking(
     for at, outcome in enumerate(outcomes[:num_own]):
         own += (replace(answer, place=answer.place + 1000 * at) for answer in outcome.answers if not answer.error)
     until = most[1] or max((answer.sent for answer in own), default=0.0)
-    return Came(min(outcome.start for outcome in outcomes[:num_own]), own, failures, until)
+    begun, cpu_s = min(outcome.start for outcome in outcomes[:num_own]), sum(outcome.cpu_s for outcome in outcomes)
+    return Came(begun, own, failures, until, cpu_s)
 
 
 def events_of(answers: Sequence[Answer]) -> np.ndarray:

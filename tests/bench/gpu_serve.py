@@ -53,6 +53,7 @@ UNITS = {
     "loop stall max": "ms",
     "loop CPU per token": "us",
     "server CPU": "cores",
+    "clients' CPU": "cores",
     "failures": "",
     "steps in Python": "%",
 }
@@ -93,6 +94,7 @@ def measure(server: Server, shape: str, asked: Case, args: argparse.Namespace, f
     arrived = (events_of(came.answers)[:, 0] >= noted).sum() + sum(one.first >= noted for one in came.answers)
     found["loop CPU per token"] = loop_cpu / (arrived * found["tokens per event"]) * 1e6
     found["server CPU"] = cpu / took
+    found["clients' CPU"] = came.cpu_s / (until - came.begun)
     found["steps in Python"] = 100 * by_python / max(steps, 1.0)
     if asked.cached:
         found["prompt tokens found"] = hits / max(queries, 1.0)

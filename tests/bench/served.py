@@ -53,9 +53,8 @@ class Server:
 
     def cpu(self) -> tuple[float, float]:
         """Seconds computed by the loop's thread, and by all threads."""
-        tasks = Path(f"/proc/{self.process.pid}/task")
-        spent = {tid: cpu_of(tasks / tid) for tid in os.listdir(tasks)}
-        return spent[str(self.process.pid)], sum(spent.values())
+        pid = self.process.pid
+        return cpu_of(Path(f"/proc/{pid}/task/{pid}")), cpu_of_process(pid)
 
     def counted(self) -> tuple[float, ...]:
         """Since start: tokens found in the prefix cache and looked up there, steps, and those that took Python."""
@@ -74,6 +73,11 @@ class Server:
         if self._noted.is_file():
             with np.load(self._noted) as noted:
                 self.beats, self.written = noted["beats"], noted["written"]
+
+
+def cpu_of_process(pid: int) -> float:
+    """Seconds that the threads of a process have computed."""
+    return sum(map(cpu_of, Path(f"/proc/{pid}/task").iterdir()))
 
 
 def cpu_of(task: Path) -> float:

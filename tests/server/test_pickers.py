@@ -7,6 +7,8 @@ and health. A hostile or confused proxy gets a documented answer and harms nobod
 from __future__ import annotations
 
 import asyncio
+import threading
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -54,6 +56,28 @@ async def test_the_picker_s_gauges_are_one_series_each(measured, name):
     assert kind == "gauge"
     assert labels.keys() == {"model_name", "engine"}
     assert value == 0.0
+
+
+async def test_a_scrape_does_not_wait_for_a_step(measured, tiny_state, monkeypatch):
+    begun, ends = threading.Event(), threading.Event()
+    model = tiny_state.engine._device._runtime.model
+    real = model.forward
+
+    def held(*args: Any) -> Any:
+        begun.set()
+        assert ends.wait(60)
+        return real(*args)
+
+    monkeypatch.setattr(model, "forward", held)
+    body = {"prompt": "hello", "max_tokens": 2, "ignore_eos": True}
+    answer = asyncio.ensure_future(measured.post("/v1/completions", body))
+    try:
+        await asyncio.to_thread(begun.wait, 60)
+        assert "vllm:generation_tokens" in await scraped(measured)
+        assert not answer.done(), "the step is still held"
+    finally:
+        ends.set()
+    assert (await answer).status == 200
 
 
 async def test_the_cache_s_geometry_stands_in_labels(measured):
