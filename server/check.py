@@ -15,6 +15,7 @@ from pathlib import Path
 from engine.errors import ConfigError
 from engine.estimate import Estimate, estimate
 from engine.memory import gib
+from engine.model_config import ModelConfig
 from engine.models.registry import family_of
 from engine.weights.files import Shard, open_checkpoint
 from server.config import Config
@@ -34,6 +35,8 @@ def lines(config: Config) -> Iterator[str]:
     how = f"natively, as {model.architecture} ({family.name})"
     if model.implementation == "transformers":
         how = f"through transformers, whose {model.architecture} runs in our steps"
+        if model.towers:
+            check_processor(model)
     yield f"served: {how}; takes {takes}"
     yield from of_weights(found, shards)
     context = f"{gib(found.context_bytes)} for a context of {found.context:,} tokens"
@@ -61,6 +64,16 @@ def headers(config: Config) -> tuple[Path, list[Shard] | None]:
     if is_split(folder):
         folder, shards = join(folder, shards, located, config.model.download_dir, wanted)
     return folder, shards if wanted else None
+
+
+def check_processor(model: ModelConfig) -> None:
+    """Whether the checkpoint's own processor writes pictures in a way that is served."""
+    from mm.processors.registry import processor_for
+
+    try:
+        processor_for(model.processor, model.folder, model.raw)
+    except ValueError as error:
+        raise ConfigError(f"{model.architecture}: {error}") from None
 
 
 def of_weights(found: Estimate, shards: list[Shard] | None) -> Iterator[str]:

@@ -408,15 +408,17 @@ CHECKPOINTS: dict[str, Callable[[], Any]] = {
 def checkpoint(name: str) -> Path:
     """The folder of a checkpoint, made on first use. Read only."""
     from tests.tiny_seeing import CHECKPOINTS as SEEING
+    from tests.tiny_through import CHECKPOINTS as THROUGH
 
-    sources = b"".join((Path(__file__).parent / name).read_bytes() for name in ("tiny.py", "tiny_seeing.py"))
+    names = ("tiny.py", "tiny_seeing.py", "tiny_through.py")
+    sources = b"".join((Path(__file__).parent / name).read_bytes() for name in names)
     digest = hashlib.sha256(sources + importlib.metadata.version("transformers").encode())
     root = Path(tempfile.gettempdir()) / f"omniloop-tiny-{os.getuid()}-{digest.hexdigest()[:12]}"
     root.mkdir(mode=0o700, exist_ok=True)
     folder = root / name
     if not folder.is_dir():
         draft = Path(tempfile.mkdtemp(dir=root))
-        save({**CHECKPOINTS, **THROUGH_TRANSFORMERS, **SEEING}[name](), draft)
+        save({**CHECKPOINTS, **THROUGH_TRANSFORMERS, **SEEING, **THROUGH}[name](), draft)
         try:
             draft.rename(folder)
         except OSError:  # another process was faster
@@ -437,9 +439,12 @@ def save(model: Any, folder: Path, dtype: str = "float32", max_shard_size: str =
     if getattr(model.config, "audio_config", None) or model.config.model_type == "qwen2_5_vl":
         _write_processors(folder)
     elif hasattr(model.config, "vision_config"):
-        from tests.tiny_seeing import write_processors
+        from tests import tiny_seeing, tiny_through
 
-        write_processors(model.config, folder)
+        if model.config.model_type in tiny_through.PROCESSORS:
+            tiny_through.write_processors(model.config.model_type, folder)
+        else:
+            tiny_seeing.write_processors(model.config, folder)
     return folder
 
 

@@ -133,6 +133,7 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
 }
 
 THROUGH = "engine.models.transformers_backend.model"  # serves the others that transformers has
+SEEING = "engine.models.transformers_backend.seeing"  # and of these the ones that see
 
 # model_type of a text_config -> the architecture that the decoder is without its towers.
 DECODERS = {
@@ -153,7 +154,8 @@ DECODERS = {
 
 def family_of(architecture: str, implementation: str = "native") -> Family:
     """The family of an architecture, that FAMILIES names where we have a file for it."""
-    module = FAMILIES[architecture] if implementation == "native" else THROUGH
+    through = SEEING if architecture.endswith("ForConditionalGeneration") else THROUGH
+    module = FAMILIES[architecture] if implementation == "native" else through
     family: Family = importlib.import_module(module).FAMILY
     return family
 
@@ -249,10 +251,10 @@ def _served(root: Section, text_only: bool, implementation: str) -> tuple[str, F
     if implementation == "native" or (implementation == "auto" and any(map(_own, named))):
         return *_architecture(root, text_only), "native"
     if importlib.util.find_spec("transformers") is not None:
-        from engine.models.transformers_backend.skeleton import known  # imports transformers, which takes seconds
+        from engine.models.transformers_backend.skeleton import known, seeing  # transformers, which takes seconds
 
         for name in named:
-            if name in known():
+            if name in known() or (name in seeing() and not text_only):
                 return name, "generate", "transformers"
         inside = root.values.get("text_config")
         wanted = inside.get("model_type") if isinstance(inside, dict) else None
@@ -265,7 +267,10 @@ def _served(root: Section, text_only: bool, implementation: str) -> tuple[str, F
         raise ConfigError('--model-impl transformers: needs pip install "omniloop[transformers]"')
     if implementation == "transformers":
         got = ", ".join(named) or "none"
-        raise ConfigError(f"--model-impl transformers: {got} is no text decoder of the installed transformers")
+        raise ConfigError(
+            f"--model-impl transformers: {got} is among neither the decoders nor the models that see of the installed "
+            "transformers"
+        )
     return *_architecture(root, text_only), "native"
 
 

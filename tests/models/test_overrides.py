@@ -102,7 +102,7 @@ def test_the_decoder_of_a_model_with_towers_is_served_alone(tmp_path, architectu
     tensors = {STYLES[style](name): tensor for name, tensor in load_file(source / "model.safetensors").items()}
     tower = {"vision_tower.blocks.0.weight": torch.zeros(2), "multi_modal_projector.weight": torch.zeros(2)}
     save_file({**tensors, **tower}, tmp_path / "model.safetensors")
-    with pytest.raises(ConfigError, match=f"{architecture} is not supported; with --language-model-only its decoder"):
+    with pytest.raises(ConfigError, match=f"{architecture}.*; with --language-model-only its decoder is"):
         load_model_config(tmp_path)
     config = load_model_config(tmp_path, without=EVERYTHING)
     assert (config.modalities, config.media_token_ids, config.eos_token_ids) == (("text",), {}, (5,))

@@ -176,7 +176,7 @@ def test_what_paged_attention_does_not_compute_is_refused_in_a_line(tmp_path, ch
 
 def test_an_architecture_that_transformers_lacks_is_refused_by_name(tmp_path):
     (tmp_path / "config.json").write_text('{"architectures": ["NoSuchForCausalLM"]}')
-    with pytest.raises(ConfigError, match="NoSuchForCausalLM is no text decoder of the installed transformers"):
+    with pytest.raises(ConfigError, match="NoSuchForCausalLM is among neither the decoders nor the models that see"):
         load_model_config(tmp_path, implementation="transformers")
 
 

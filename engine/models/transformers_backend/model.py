@@ -7,6 +7,7 @@ given them in place of its decoder, so whatever it does to them is done.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -63,22 +64,25 @@ class TransformersModel(Model):
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
         self.config, self.dtype, self.device = config, dtype, device
         self.towers = {}
-        values = skeleton.decoder_of(config.raw)
-        self._calls = skeleton.calls_of(skeleton.build(config.architecture, values))
+        self._calls = skeleton.calls_of(self.built())
         kinds = {(call.num_heads, call.num_kv_heads, call.head_dim) for call in self._calls}
         if device != "cpu" and len(kinds) > 1:
             raise ConfigError(
                 f"{config.architecture}: layers with unlike heads (heads, KV heads, width: "
                 f"{', '.join(map(str, sorted(kinds)))}) are served on a CPU only; --device cpu serves it"
             )
-        self.module = skeleton.build(config.architecture, values)
+        self.module = self.built()
         parts, self._table = parts_and_table(self.module)
         self.parts = SimpleNamespace(**{f"p{number}": part for number, part in enumerate(parts)})
         self._awaited = len(parts)
         for part in parts:
             part.filled = self._filled
-        self._decoder = getattr(self.module, self.module.base_model_prefix)
-        self._given = Given(self._decoder)
+        self._decoder = skeleton.decoder_in(self.module)
+        self._given = Given(getattr(self.module, self.module.base_model_prefix))
+
+    def built(self) -> Any:
+        """The module on the meta device."""
+        return skeleton.build(self.config.architecture, skeleton.decoder_of(self.config.raw))
 
     def weight_table(self) -> Table:
         return self._table
@@ -104,10 +108,14 @@ class TransformersModel(Model):
 
     def forward(self, batch: Batch, out: Tensor | None = None) -> Tensor:
         with step(batch, self._calls):
-            hidden = skeleton.run(self._decoder, batch.token_ids, batch.positions)
+            hidden = skeleton.run(self._decoder, batch.positions, **self.tokens_of(batch))
         if batch.sample_index is not None:
             hidden = hidden[batch.sample_index]
         return hidden if out is None else out.copy_(hidden)
+
+    def tokens_of(self, batch: Batch) -> dict[str, Tensor]:
+        """A step's tokens as the decoder's argument."""
+        return {"input_ids": batch.token_ids[None]}
 
     def logits(self, hidden: Tensor) -> Tensor:
         self._given.hidden = hidden[None]
@@ -118,17 +126,27 @@ class TransformersModel(Model):
 
 def read_text(body: Section, outer: Section) -> TextConfig:
     """What the engine wants to know of a decoder before it is built."""
+    values = skeleton.decoder_of(outer.values)
+    named = [name for name in outer.items("architectures", ()) if name in skeleton.known()]
+    named += [name for name, kind in skeleton.known().items() if kind == values.get("model_type")]
+    return text_of(built(named[0], values, outer))
+
+
+def built(architecture: str, values: Mapping[str, Any], outer: Section) -> Any:
+    """The module on the meta device."""
     if outer.values.get("quantization_config") is not None:
         raise ConfigError(
             "its weights are quantised; what runs through transformers reads float32, float16 and bfloat16"
         )
-    values = skeleton.decoder_of(outer.values)
-    named = [name for name in outer.items("architectures", ()) if name in skeleton.known()]
-    named += [name for name, kind in skeleton.known().items() if kind == values.get("model_type")]
-    module = skeleton.build(named[0], values)
-    calls, config = skeleton.calls_of(module), module.config
+    return skeleton.build(architecture, values)
+
+
+def text_of(module: Any) -> TextConfig:
+    """The decoder of a module on the meta device."""
+    calls, config = skeleton.calls_of(module), module.config.get_text_config(decoder=True)
     widest = max(calls, key=lambda call: call.num_heads * call.head_dim)
-    rope = RopeConfig(kind="none", theta=1.0, rotary_dim=0)  # it rotates by itself
+    axes = (1, 1, 1) if skeleton.has_axes(module) else ()
+    rope = RopeConfig(kind="none", theta=1.0, rotary_dim=0, mrope_section=axes)  # it rotates by itself
     return TextConfig(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
@@ -141,7 +159,7 @@ def read_text(body: Section, outer: Section) -> TextConfig:
         o_bias=False,
         qk_norm="none",
         mlp_bias=False,
-        tie_embeddings=bool(config.tie_word_embeddings),
+        tie_embeddings=bool(module.config.tie_word_embeddings),
         layers=tuple(LayerConfig(call.window, rope, call.scale, call.softcap, call.sinks) for call in calls),
     )
 

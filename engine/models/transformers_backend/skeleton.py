@@ -38,6 +38,15 @@ def known() -> dict[str, str]:
     return found
 
 
+@cache
+def seeing() -> dict[str, str]:
+    """Architecture -> model_type, of every model in transformers that reads pictures and writes text."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as NAMES
+
+    named = [(name, kind) for kind, name in NAMES.items() if isinstance(name, str)]
+    return {name: kind for name, kind in reversed(named) if name.endswith("ForConditionalGeneration")}
+
+
 def decoder_of(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """The part of config.json that describes the decoder: all of it, or the text_config of a model with towers."""
     inside = values.get("text_config")
@@ -47,37 +56,60 @@ def decoder_of(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**inside, **tied}
 
 
+def config_of(architecture: str, values: Mapping[str, Any]) -> Any:
+    """What transformers makes of config.json."""
+    from transformers import CONFIG_MAPPING
+
+    kind = str(values.get("model_type") or {**seeing(), **known()}[architecture])
+    return CONFIG_MAPPING[kind].from_dict({key: value for key, value in values.items() if key not in IGNORED})
+
+
 def build(architecture: str, values: Mapping[str, Any]) -> Any:
     """The module of a checkpoint on the meta device. Raises ConfigError in a line that begins behind its name."""
     import transformers
-    from transformers import CONFIG_MAPPING, initialization
+    from transformers import initialization
     from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     ALL_ATTENTION_FUNCTIONS.register(NAME, attention)
     ALL_EXPERTS_FUNCTIONS.register(experts.NAME, experts.experts)
-    kind = str(values.get("model_type") or known()[architecture])
     module_class = getattr(transformers, architecture)
     if not module_class._supports_attention_backend:
         raise ConfigError(f"is in transformers {transformers.__version__} without its attention interface")
-    given = {key: value for key, value in values.items() if key not in IGNORED}
     with _refusing(), torch.device("meta"), initialization.no_init_weights():
-        config = CONFIG_MAPPING[kind].from_dict(given)
+        config = config_of(architecture, values)
         config._attn_implementation = NAME
+        for name in config.sub_configs:
+            section = getattr(config, name, None)
+            if section is not None and section is not config.get_text_config(decoder=True):
+                section._attn_implementation = None  # a tower attends as transformers chooses
         module = module_class(config)
         module.config._experts_implementation = experts.NAME
-    _refuse_states(module)
+    _refuse_states(module, decoder_in(module))
     return module.train(mode=False).requires_grad_(False)
+
+
+def decoder_in(module: Any) -> Any:
+    """The module between embeddings and head: all that lies before the head, but for the towers."""
+    base = getattr(module, module.base_model_prefix, None)
+    return module.get_decoder() if type(module).__name__ in seeing() else base
+
+
+def has_axes(module: Any) -> bool:
+    """Whether positions have three rows (time, height, width)."""
+    return hasattr(getattr(module, module.base_model_prefix, None), "get_rope_index")
 
 
 def calls_of(module: Any) -> list[Call]:
     """The attention calls of a module on the meta device, in their order. The module keeps traces of its run."""
     calls: list[Call] = []
-    base, config = getattr(module, module.base_model_prefix, None), module.config
+    base = decoder_in(module)
     if base is None or "position_ids" not in inspect.signature(base.forward).parameters:
         raise ConfigError("has a decoder that takes no position_ids: a chunk of a prompt would stand at its beginning")
+    config, positions = base.config, torch.arange(3, device="meta")
     with _refusing(), recording(calls):
-        run(base, torch.zeros(3, dtype=torch.int64, device="meta"), torch.arange(3, device="meta"))
+        shown = positions.expand(3, -1) if has_axes(module) else positions
+        run(base, shown, input_ids=torch.zeros(1, 3, dtype=torch.int64, device="meta"))
     types = getattr(config, "layer_types", None) or []
     if len(calls) < config.num_hidden_layers:
         raise ConfigError(
@@ -90,9 +122,12 @@ def calls_of(module: Any) -> list[Call]:
     return calls
 
 
-def run(base: nn.Module, token_ids: Tensor, positions: Tensor) -> Tensor:
-    """token_ids and positions [T] through the decoder -> hidden states after the final norm, [T, hidden]."""
-    found = base(input_ids=token_ids[None], position_ids=positions[None], use_cache=False, return_dict=True)
+def run(base: nn.Module, positions: Tensor, **tokens: Tensor) -> Tensor:
+    """positions [T] or [3, T] and `input_ids` [1, T] or `inputs_embeds` [1, T, hidden] through the decoder.
+
+    Hidden states after the final norm, [T, hidden].
+    """
+    found = base(position_ids=positions.unsqueeze(-2), use_cache=False, return_dict=True, **tokens)
     hidden: Tensor = found.last_hidden_state[0]
     return hidden
 
@@ -120,9 +155,10 @@ def settle_frequencies(module: Any, longest: int, device: str) -> None:
         part.rope_type = "default"
 
 
-def _refuse_states(module: Any) -> None:
-    types = set(getattr(module.config, "layer_types", None) or ()) - LAYER_TYPES
-    convolutions = any(isinstance(part, nn.Conv1d) for part in module.modules())
+def _refuse_states(module: Any, decoder: Any) -> None:
+    config = module.config.get_text_config(decoder=True)
+    types = set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES
+    convolutions = decoder is not None and any(isinstance(part, nn.Conv1d) for part in decoder.modules())
     if types or convolutions or module._is_stateful:
         what = ", ".join(sorted(types)) or "a state that goes from token to token"
         raise ConfigError(f"has {what}: only attention over all or the last tokens is served")

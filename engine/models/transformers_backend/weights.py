@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -105,15 +105,15 @@ def parts_and_table(module: Any) -> tuple[list[Parameters], Names]:
             raise ConfigError(f"{type(module).__name__}: how {name} becomes {target} is not supported")
         part.sources.append((name, pattern or name, value.shape))
     stem = f"{prefix}."
-    rows = tuple(
-        Row(tuple(name.removeprefix(stem).rpartition(".")[0] for name, _, _ in part.sources), f"parts.p{number}")
-        for number, part in enumerate(parts.values())
-    )
-    ignore = (*(name.removeprefix(stem) for name in tied), "*rotary_emb.inv_freq")
-    unexpected = tuple(module._keys_to_ignore_on_load_unexpected or ())
     # Of a decoder with towers around it there are two orders of prefixes, as in Table.
     prefixes = (stem, "language_model.", stem) if stem == "model." else (stem,)
-    return list(parts.values()), Names(rows, prefixes, ignore, unexpected)
+    names = Names((), prefixes, (), tuple(module._keys_to_ignore_on_load_unexpected or ()))
+    rows = tuple(
+        Row(tuple(names.canonical(name).rpartition(".")[0] for name, _, _ in part.sources), f"parts.p{number}")
+        for number, part in enumerate(parts.values())
+    )
+    ignore = (*map(names.canonical, tied), "*rotary_emb.inv_freq")
+    return list(parts.values()), replace(names, rows=rows, ignore=ignore)
 
 
 def _kept(module: Any) -> frozenset[str]:

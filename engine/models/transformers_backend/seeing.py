@@ -1,0 +1,162 @@
+"""Models that see and have no file here: transformers' tower and projector before its decoder, which runs in our steps.
+
+Thread: device. In: of a picture, the arrays that the checkpoint's own processor made of it (mm/processors/through). The
+class's `get_image_features` turns them into rows, and forward puts rows in the place of the placeholders' embeddings.
+A class that does more than that with a picture is refused (showing.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from engine.batch import Batch
+from engine.checkpoint.section import Section
+from engine.encoders.tower import Features, Record, by_modality
+from engine.errors import ConfigError, RequestError
+from engine.model_config import ModelConfig, TextConfig
+from engine.models.family import Family
+from engine.models.registry import DECODERS
+from engine.models.transformers_backend import skeleton
+from engine.models.transformers_backend.model import FAMILY as DECODER
+from engine.models.transformers_backend.model import TransformersModel, built, text_of
+from engine.models.transformers_backend.showing import arguments, refuse_arguments, refuse_uses
+from engine.request import Modality
+
+SIDES = (2048, 1024, 512, 256, 128, 64)  # of blank pictures, in pixels
+
+
+@dataclass(frozen=True, slots=True)
+class TowerOfClass:
+    """The tower, before it is built."""
+
+    modalities: ClassVar[tuple[Modality, ...]] = ("image",)
+    row_parts: ClassVar[int] = 1
+    row_width: int
+
+
+class ClassTower:
+    """Arrays of the checkpoint's processor -> rows, by the class's own tower and projector."""
+
+    modalities: tuple[Modality, ...] = ("image",)
+
+    def __init__(self, base: Any, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
+        self._base, self._config, self._dtype, self._device = base, config, dtype, device
+        self.row_width = config.text.hidden_size
+        self._takes = arguments(base.get_image_features)
+
+    def encode(self, features: Features) -> Tensor:
+        given = {name: self._placed(features[name]) for name in self._takes if name in features}
+        if "pixel_values" not in given:
+            raise RequestError(f"the processor made {', '.join(features)}; pixel_values are needed")
+        found = self._base.get_image_features(**given, return_dict=True)
+        rows = getattr(found, "pooler_output", found)
+        rows = torch.cat(list(rows)) if isinstance(rows, list | tuple) else rows
+        return rows.reshape(-1, rows.shape[-1])
+
+    def example(self, modality: Modality, rows: int) -> Features:
+        """What the checkpoint's processor makes of a blank picture."""
+        return blank(self._config.folder, self._config.media_token_ids["image"], rows)
+
+    def picture_bytes(self, rows: int) -> int:
+        return 0
+
+    def record(self, record: Record) -> None:
+        """No graph."""
+
+    def _placed(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self._device, self._dtype if tensor.is_floating_point() else None)
+
+
+class SeeingModel(TransformersModel):
+    """One checkpoint of a class with a tower."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
+        super().__init__(config, dtype, device)
+        self._embed = self._decoder.get_input_embeddings()
+        outside = any(token >= self._embed.num_embeddings for token in config.media_token_ids.values())
+        self._last_token = self._embed.num_embeddings - 1 if outside else None
+        if "vision" in config.towers:
+            base = getattr(self.module, self.module.base_model_prefix)
+            self.towers = by_modality(ClassTower(base, config, dtype, device))
+
+    def built(self) -> Any:
+        """The module on the meta device; without a tower where no prompt will hold a picture."""
+        module = skeleton.build(self.config.architecture, self.config.raw)
+        base, decoder = getattr(module, module.base_model_prefix), skeleton.decoder_in(module)
+        for name, child in list(base.named_children()):
+            if child is not decoder and not self.config.towers:
+                delattr(base, name)
+        return module
+
+    def tokens_of(self, batch: Batch) -> dict[str, Tensor]:
+        """Embeddings, and rows of pictures in the place of their placeholders."""
+        token_ids = batch.token_ids if self._last_token is None else batch.token_ids.clamp(max=self._last_token)
+        embedded = self._embed(token_ids)
+        if batch.overlay is not None:
+            shown, rows = batch.overlay
+            embedded = torch.where(shown, rows.to(embedded.dtype), embedded)
+        for start, length, rows in batch.media:
+            embedded[start : start + length] = rows
+        return {"inputs_embeds": embedded[None]}
+
+
+def read_seeing(body: Section, outer: Section) -> TextConfig:
+    """The decoder, of a class whose pictures are no more than rows of embeddings."""
+    named = [name for name in outer.items("architectures", ()) if name in skeleton.seeing()]
+    try:
+        module = built(named[0], outer.values, outer)
+        refuse_arguments(module)
+        text = text_of(module)
+        refuse_uses(module)
+    except ConfigError as error:
+        alone = "; with --language-model-only its decoder is served"
+        raise ConfigError(f"{error}{alone if body.values.get('model_type') in DECODERS else ''}") from None
+    return text
+
+
+def vision(section: Section) -> TowerOfClass:
+    """The tower's rows are as wide as the decoder: transformers' projector sees to it."""
+    assert section.outer is not None, "a tower's section lies in another one"
+    return TowerOfClass(_config(section.outer).get_text_config(decoder=True).hidden_size)
+
+
+def media_token_ids(outer: Section) -> dict[str, int]:
+    """The token that stands for a row, which the class may know where config.json is silent."""
+    return {"image": int(_config(outer).image_token_id)}
+
+
+def _config(outer: Section) -> Any:
+    named = [name for name in outer.items("architectures", ()) if name in skeleton.seeing()]
+    return skeleton.config_of(named[0], outer.values)
+
+
+@cache
+def blank(folder: str, token: int, rows: int) -> Features:
+    """The features of the largest blank picture that takes at most `rows` rows, or of the smallest."""
+    from PIL import Image
+    from transformers import AutoProcessor
+
+    processor = AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    made: Any = {}
+    for side in SIDES:
+        picture = Image.new("RGB", (side, side))
+        made = processor(images=[picture], text=[processor.image_token], add_special_tokens=False, return_tensors="pt")
+        if int((made["input_ids"] == token).sum()) <= rows:
+            break
+    return {name: value for name, value in made.items() if isinstance(value, Tensor)}
+
+
+FAMILY = Family(
+    name="transformers",
+    model=SeeingModel,
+    text=read_seeing,
+    towers={"vision": vision},
+    keys=DECODER.keys,
+    processor="through:Through",
+    media_token_ids=media_token_ids,
+)

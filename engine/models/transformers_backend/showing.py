@@ -1,0 +1,147 @@
+"""What a class of transformers does with a picture, found out before weights are read.
+
+Thread: the one that reads the configuration. The class's forward runs on a CPU, without its layers: a stand-in for the
+decoder keeps what it is given, and a stand-in for the tower's output gives rows of random numbers. Our steps serve a
+class whose decoder is given the embeddings with those rows in the places of the picture's tokens, and nothing else.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engine.errors import ConfigError
+from engine.models.transformers_backend import skeleton
+
+# Of a class: what our steps give, and what only chooses the form of an answer.
+KNOWN = frozenset(
+    ("input_ids", "inputs_embeds", "position_ids", "attention_mask", "past_key_values", "use_cache", "cache_position",
+     "pixel_values", "pixel_values_videos", "video_grid_thw", "second_per_grid_ts", "image_sizes", "image_sizes_videos",
+     "mm_encoder_outputs", "mm_token_type_ids", "rope_deltas", "labels", "logits_to_keep", "kwargs", "return_dict",
+     "output_attentions", "output_hidden_states", "vision_feature_layer", "vision_feature_select_strategy")
+)  # fmt: skip
+OF_DECODERS = KNOWN - {"pixel_values", "pixel_values_videos", "image_sizes", "mm_token_type_ids"}
+NUM_ROWS = 4
+
+
+class GivenToDecoder(Exception):
+    """Ends the class's forward where its decoder would begin."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        super().__init__()
+        self.arguments = arguments
+
+
+class StandIn(nn.Module):
+    """For the decoder: embeds tokens by their numbers, and computes nothing."""
+
+    def __init__(self, decoder: Any) -> None:
+        super().__init__()
+        self.config = decoder.config
+        self.dtype, self.device = torch.float32, torch.device("cpu")
+        self.embed_tokens = Numbers(self.config.hidden_size)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed_tokens
+
+    def forward(self, *_: Any, **given: Any) -> Any:
+        raise GivenToDecoder(given)
+
+
+class Numbers(nn.Module):
+    """An embedding of any token: its number."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = torch.zeros(1, width)
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        return token_ids[..., None].float().expand(*token_ids.shape, self.weight.shape[1]).clone()
+
+
+class Rows:
+    """A tower's output; what else the class reads of it is written down."""
+
+    def __init__(self, rows: Any) -> None:
+        self.pooler_output = rows
+        self.read: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        self.read.add(name)
+        raise AttributeError(name)
+
+
+def refuse_arguments(module: Any) -> None:
+    """ConfigError in a line that begins behind the class's name, by what it and its decoder take of a picture."""
+    base: Any = getattr(module, module.base_model_prefix, None)
+    encode, decoder = getattr(base, "get_image_features", None), skeleton.decoder_in(module)
+    beside = arguments(decoder.forward) - OF_DECODERS
+    if beside:
+        raise ConfigError(
+            f"gives its decoder {_listed(beside)}: pictures that reach later layers, or to which layers attend, are "
+            "not served through transformers"
+        )
+    taken = frozenset() if base is None else arguments(base.forward)
+    if encode is None or decoder is base or "mm_encoder_outputs" not in taken:
+        raise ConfigError("has no tower that turns a picture into rows of the prompt (get_image_features)")
+    more = taken - KNOWN - arguments(encode)
+    if more:
+        raise ConfigError(f"reads {_listed(more)} of a prompt, which is not served through transformers")
+
+
+def refuse_uses(module: Any) -> None:
+    """The same by what its decoder is given of a prompt with a picture; the module cannot be used afterwards."""
+    base, decoder, config = getattr(module, module.base_model_prefix), skeleton.decoder_in(module), module.config
+    stand_in = StandIn(decoder)
+    for name, child in base.named_children():
+        if child is decoder:
+            setattr(base, name, stand_in)
+    base.get_input_embeddings = stand_in.get_input_embeddings
+    token = getattr(config, "image_token_id", None)
+    if token is None:
+        raise ConfigError("names no token that stands for a picture (image_token_id)")
+    token_ids = torch.tensor([[3, 5, *[token] * NUM_ROWS, 7]])
+    picture = torch.randn(NUM_ROWS, stand_in.config.hidden_size)
+    want = stand_in.embed_tokens(token_ids)
+    want[0, 2 : 2 + NUM_ROWS] = picture
+    given, read = _given(base, token_ids, picture)
+    others = {name for name, value in given.items() if isinstance(value, Tensor | dict)}
+    read |= others - {"inputs_embeds", "position_ids"}
+    shown = given.get("inputs_embeds")
+    if read or shown is None or not torch.equal(shown, want):
+        what = f" ({_listed(frozenset(read))})" if read else ""
+        raise ConfigError(f"does more with a picture than to put its rows into the prompt{what}, which is not served")
+
+
+def _given(base: Any, token_ids: Tensor, picture: Tensor) -> tuple[dict[str, Any], set[str]]:
+    """What the decoder is given, and what else is read of the tower's output; classes differ in the form of rows."""
+    positions = torch.arange(token_ids.shape[1])[None]
+    positions = positions.expand(3, 1, -1) if hasattr(base, "get_rope_index") else positions
+    settings: dict[str, Any] = {"position_ids": positions}
+    if "mm_token_type_ids" in arguments(base.forward):
+        settings["mm_token_type_ids"] = (token_ids == token_ids[0, 2]).int()
+    said = ""
+    for form in ((picture,), picture[None], picture):
+        rows = Rows(form)
+        try:
+            base(input_ids=token_ids, mm_encoder_outputs={"image": rows}, use_cache=False, **settings)
+        except GivenToDecoder as found:
+            return found.arguments, rows.read
+        except Exception as error:
+            if rows.read:
+                return {}, rows.read
+            said = " ".join(str(error).split())[:200]
+    raise ConfigError(f"does something unknown with a picture's rows: {said}")
+
+
+def arguments(function: Callable[..., Any]) -> frozenset[str]:
+    """Names of what a function takes."""
+    return frozenset(inspect.signature(function).parameters) - {"self"}
+
+
+def _listed(names: frozenset[str]) -> str:
+    return ", ".join(sorted(names))

@@ -1,0 +1,165 @@
+"""Through: pictures of models that run through transformers, by the checkpoint's own processor.
+
+Pool (`process`) and loop (`fill`, `positions`). transformers is imported when such a model is served; a checkpoint's
+code is never run. In: a picture. Out: the arrays that the processor makes of it beside the tokens, and the tokens that
+it writes in the place of the one that templates write. A processor whose tokens for a picture change with the other
+pictures of a prompt is refused at start.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from engine.request import Modality
+from mm.decode.frames import FilmPlan
+from mm.errors import MediaError, unsupported
+from mm.item import MediaItem, MediaOptions, Part, Processed
+from mm.limits import MediaLimits
+from mm.processors.base import Filling, Placed
+from mm.transform.image import Scale
+
+TOKENS = "token_ids"  # the feature that holds an item's tokens
+OF_TEXT = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
+BLANK = ((384, 512, 3), (512, 320, 3))  # pictures that show at start what the processor writes
+
+
+class Through:
+    """The processor of one such checkpoint."""
+
+    modalities: frozenset[Modality] = frozenset(("image",))
+    writes_texts: ClassVar[bool] = False
+    picture_bytes: int = 0
+
+    def __init__(self, folder: str | Path, config: dict[str, Any], picture_bytes: int = 0) -> None:
+        from transformers import AutoConfig, AutoProcessor
+
+        try:
+            self.processor = AutoProcessor.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+            self.config = AutoConfig.for_model(**config)
+        except Exception as error:
+            raise ValueError(f"its processor cannot be made by transformers: {_line(error)}") from None
+        self.mark = str(getattr(self.processor, "image_token", None) or "")
+        written = self.processor.tokenizer.encode(self.mark, add_special_tokens=False) if self.mark else []
+        if len(written) != 1:
+            raise ValueError(
+                f"its processor names no single token for the place of a picture (image_token={self.mark!r})"
+            )
+        self.mark_id = int(written[0])
+        self.image_id = int(self.config.image_token_id)
+        self.media_token_ids = frozenset((self.mark_id, self.image_id))
+        self._axes = _axes_of(self.config, str(config["architectures"][0]))
+        self._blank_bytes = self._check()
+
+    def placeholder(self, modality: Modality) -> int:
+        return self.mark_id
+
+    def settings(self, modality: Modality, options: MediaOptions) -> bytes:
+        return repr((type(self).__name__, options.max_pixels)).encode()
+
+    def cost(self, modality: Modality, item_bytes: int) -> int:
+        return 16 * item_bytes + 2 * self._blank_bytes  # float32 of all pixels, and of small pictures scaled up
+
+    def plan_image(self, height: int, width: int, options: MediaOptions) -> Scale:
+        """As it is: the processor scales it."""
+        most = options.max_pixels or height * width
+        share = min(1.0, math.sqrt(most / (height * width)))
+        return Scale(max(1, int(height * share)), max(1, int(width * share)))
+
+    def plan_film(
+        self, num_frames: int, fps: float, height: int, width: int, options: MediaOptions, limits: MediaLimits
+    ) -> FilmPlan:
+        raise unsupported("films are not read by models that run through transformers")
+
+    def process(self, item: MediaItem, digest: bytes, options: MediaOptions) -> Processed:
+        try:
+            features = self._made(self.mark, [item.data])
+        except Exception as error:  # what a processor refuses: sizes, shapes
+            raise MediaError(
+                400, "media_unsupported", f"this model's processor refuses the picture: {_line(error)}"
+            ) from None
+        count = int(np.count_nonzero(features[TOKENS] == self.image_id))
+        return Processed("image", (Part("image", digest, count, features),))
+
+    def fill(self, processed: Processed) -> Filling:
+        (part,) = processed.parts
+        ids = part.features[TOKENS]
+        return Filling(ids.astype(np.int32), (runs_of(ids == self.image_id),))
+
+    def positions(self, length: int, token_ids: np.ndarray, placed: list[Placed]) -> tuple[np.ndarray | None, int]:
+        if self._axes is None or not placed:
+            return None, 0
+        import torch
+
+        ids = torch.from_numpy(token_ids.astype(np.int64))[None]
+        grids = np.concatenate([part.features["image_grid_thw"] for place in placed for part in place.processed.parts])
+        kinds = (ids == self.image_id).int()
+        found, delta = self._axes.get_rope_index(
+            ids, mm_token_type_ids=kinds, image_grid_thw=torch.from_numpy(grids), attention_mask=torch.ones_like(ids)
+        )
+        return found[:, 0].numpy().astype(np.int32), int(delta.reshape(-1)[0])
+
+    def _made(self, text: str, pictures: Sequence[np.ndarray]) -> dict[str, np.ndarray]:
+        """What the processor makes of pictures in a text."""
+        from PIL import Image
+
+        images = [Image.fromarray(picture) for picture in pictures]
+        made = self.processor(images=images, text=[text], add_special_tokens=False, return_tensors="pt")
+        found = {name: value.numpy() for name, value in made.items() if name not in OF_TEXT and hasattr(value, "numpy")}
+        return {**found, TOKENS: made["input_ids"][0].numpy()}
+
+    def _check(self) -> int:
+        """Bytes of a blank picture's features; ValueError where two pictures are not written as each is alone."""
+        first, second = (np.zeros(shape, np.uint8) for shape in BLANK)
+        try:
+            alone = [self._made(self.mark, [picture]) for picture in (first, second)]
+            both = self._made(f"a{self.mark}b{self.mark}c", [first, second])[TOKENS]
+        except Exception as error:
+            raise ValueError(f"its processor fails with a blank picture: {_line(error)}") from None
+        rest = both
+        for each in alone:
+            ids = each[TOKENS]
+            if not np.any(ids == self.image_id):
+                raise ValueError(f"its processor writes no token {self.image_id} where a picture stands")
+            starts = [
+                start
+                for start in range(len(rest) - len(ids) + 1)
+                if np.array_equal(rest[start : start + len(ids)], ids)
+            ]
+            if not starts:
+                raise ValueError("its processor writes pictures of one prompt otherwise than each of them alone")
+            rest = rest[starts[0] + len(ids) :]
+        if np.any(rest == self.image_id):
+            raise ValueError("its processor writes pictures of one prompt otherwise than each of them alone")
+        return max(sum(array.nbytes for array in each.values()) for each in alone)
+
+
+def runs_of(shown: np.ndarray) -> tuple[tuple[int, int], ...]:
+    """(start, length) of each stretch of true values."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], shown.astype(np.int8), [0]])))
+    return tuple((int(start), int(end - start)) for start, end in edges.reshape(-1, 2))
+
+
+def _axes_of(config: Any, architecture: str) -> Any:
+    """The model of a class with three axes of positions, without any part, which counts them; else None."""
+    import sys
+
+    import transformers
+    from torch import nn
+
+    module = sys.modules[getattr(transformers, architecture).__module__]
+    base = getattr(module, architecture.replace("ForConditionalGeneration", "Model"), None)
+    if base is None or not hasattr(base, "get_rope_index"):
+        return None
+    counting = base.__new__(base)
+    nn.Module.__init__(counting)
+    counting.config = config
+    return counting
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

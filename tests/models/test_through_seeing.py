@@ -1,0 +1,258 @@
+"""Models that see and have no file here, through transformers' tower, projector, decoder and processor in our steps."""
+
+import asyncio
+import functools
+import hashlib
+import json
+import shutil
+
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoProcessor, AyaVisionProcessor
+
+from engine import Request, SamplingParams
+from engine.cache.layout import CacheLayout
+from engine.errors import ConfigError
+from engine.models.registry import MODALITIES, build_model, load_model_config
+from engine.weights.load import load_weights, weight_bytes
+from mm.item import MediaItem, MediaOptions
+from mm.processors.registry import processor_for
+from mm.splice import splice
+from server import cli
+from tests import tiny
+from tests.engine.host_accelerator import HostAccelerator
+from tests.engine_kit import answer
+from tests.invariance.devices import Device
+from tests.mm.made import noise
+from tests.models.harness import Harness
+from tests.tiny_seeing import SQUARE
+from tests.tiny_through import CHECKPOINTS
+
+NAMES = tuple(CHECKPOINTS)
+TOKENS, CHUNK = 12, 11
+PROMPTS = {
+    "text": (),
+    "picture": ((60, 90),),
+    "three pictures": ((90, 60), (50, 50), (130, 70)),
+}
+
+
+@functools.cache
+def load(name):
+    config = load_model_config(tiny.checkpoint(name))
+    assert (config.implementation, config.modalities) == ("transformers", ("text", "image"))
+    model = build_model(config, torch.float32)
+    load_weights(model, config.folder)
+    return model
+
+
+@functools.cache
+def oracle(name):
+    return tiny.reference(tiny.checkpoint(name))
+
+
+@functools.cache
+def processor(name):
+    config = load_model_config(tiny.checkpoint(name))
+    return processor_for(config.processor, config.folder, config.raw)
+
+
+def pictures(prompt):
+    return [noise(height, width, seed) for seed, (height, width) in enumerate(PROMPTS[prompt])]
+
+
+@functools.cache
+def spliced(name, prompt):
+    reads, tokens, slots, processed = processor(name), [5, 9, 13], [], []
+    for number, pixels in enumerate(pictures(prompt)):
+        slots.append(len(tokens))
+        tokens += [reads.placeholder("image"), 20 + number]
+        digest = hashlib.blake2b(repr(pixels.shape).encode() + pixels.tobytes(), digest_size=16).digest()
+        processed.append(reads.process(MediaItem("image", pixels), digest, MediaOptions()))
+    return splice([*tokens, 7, 8], slots, processed, reads)
+
+
+@torch.inference_mode()
+def prepare(name, prompt, harness):
+    made, media = spliced(name, prompt), []
+    for item in made.media:
+        rows = harness.model.towers["image"].encode({key: torch.tensor(value) for key, value in item.features.items()})
+        assert len(rows) == item.num_tokens
+        done = 0
+        for start, length in item.spans:
+            media.append((start, rows[done : done + length]))
+            done += length
+    positions = None if made.positions is None else torch.tensor(made.positions, dtype=torch.int64)
+    return harness.add(made.prompt_token_ids.tolist(), positions=positions, delta=made.position_delta, media=media)
+
+
+@functools.cache
+def oracle_inputs(name, prompt):
+    """All of the prompt through transformers' processor at once, the texts between pictures as we wrote them."""
+    theirs, ours = AutoProcessor.from_pretrained(tiny.checkpoint(name)), processor(name)
+    images = [Image.fromarray(pixels) for pixels in pictures(prompt)]
+    texts = [theirs.tokenizer.decode([20 + number]) for number in range(len(images))]
+    text = "".join(ours.mark + text for text in texts)
+    made = theirs(images=images or None, text=[text or "a"], add_special_tokens=False, return_tensors="pt")
+    ids = [5, 9, 13, *(made.pop("input_ids")[0].tolist() if images else []), 7, 8]
+    assert ids == spliced(name, prompt).prompt_token_ids.tolist()
+    kept = {
+        key: value for key, value in made.items() if key not in ("attention_mask", "mm_token_type_ids", "num_patches")
+    }
+    ids = torch.tensor([ids])
+    if "mm_token_type_ids" in made and images:
+        kept["mm_token_type_ids"] = (ids == ours.image_id).int()
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), **(kept if images else {})}
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+@pytest.mark.parametrize("name", NAMES)
+@torch.inference_mode()
+def test_logits_equal_transformers(name, prompt):
+    """Whole, in chunks, and beside a row of text."""
+    harness = Harness(load(name))
+    want = oracle(name)(**oracle_inputs(name, prompt)).logits[0]
+    assert (harness.prefill(prepare(name, prompt, harness)) - want).abs().max() <= 2e-4
+    assert (harness.prefill(prepare(name, prompt, harness), 7) - want).abs().max() <= 2e-4
+
+
+def request(name, prompt):
+    made = spliced(name, prompt)
+    sampling = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
+    return Request(
+        made.prompt_token_ids, sampling, media=made.media, positions=made.positions, position_delta=made.position_delta
+    )
+
+
+@functools.cache
+def wanted(name, prompt):
+    inputs = oracle_inputs(name, prompt)
+    oracle(name).generation_config.eos_token_id = None
+    out = oracle(name).generate(**inputs, max_new_tokens=TOKENS, do_sample=False)
+    return out[0, inputs["input_ids"].shape[1] :].tolist()
+
+
+async def check_busy(name):
+    """In company, in chunks, preempted and computed again, and from the prefix cache."""
+    want = {prompt: await asyncio.to_thread(wanted, name, prompt) for prompt in PROMPTS}
+    longest = max(len(spliced(name, prompt).prompt_token_ids) for prompt in PROMPTS) + TOKENS
+    one = CacheLayout(load(name).cache_specs(), 16).blocks_for(longest, CHUNK)  # of a row
+    few = {"max_prefill_chunk": CHUNK, "max_model_len": longest, "num_gpu_blocks_override": one + 1}
+    async with Device("cpu").running(tiny.checkpoint(name), **few) as engine:
+        for _ in range(2):
+            sent = [answer(engine, request(name, prompt)) for prompt in want for _ in range(2)]
+            got = [choices[0] for choices in await asyncio.gather(*sent)]
+            assert got == [want[prompt] for prompt in want for _ in range(2)]
+        assert engine.stats.preemptions > 0
+        for _ in range(2):  # the second time from what the first one left behind: nobody else asks for blocks
+            before = engine.stats.prefix_hits
+            assert (await answer(engine, request(name, "three pictures")))[0] == want["three pictures"]
+        assert engine.stats.prefix_hits > before
+
+
+async def test_a_picture_is_encoded_once():
+    """In whichever requests it is shown."""
+    name, encodes = "vipllava", 0
+
+    def count(step):
+        nonlocal encodes
+        encodes += step.num_encodes
+
+    async with Device("cpu").running(tiny.checkpoint(name)) as engine:
+        engine.on_step = count
+        sent = [answer(engine, request(name, prompt)) for prompt in PROMPTS for _ in range(3)]
+        got = [choices[0] for choices in await asyncio.gather(*sent)]
+    assert got == [wanted(name, prompt) for prompt in PROMPTS for _ in range(3)]
+    assert encodes == len({item.hash for prompt in PROMPTS for item in request(name, prompt).media})
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_tokens_of_a_busy_engine_equal_transformers(name):
+    await check_busy(name)
+
+
+@pytest.mark.parametrize("name", ["aya_vision", "paddleocr_vl"])
+async def test_so_do_tokens_of_an_accelerators_steps(name, monkeypatch):
+    """Padded steps and recorded graphs, on CPU tensors."""
+    monkeypatch.setattr("engine.runtime.open_accelerator", lambda _device: HostAccelerator())
+    await check_busy(name)
+
+
+TEXT = {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
+GRANITE = {
+    "text_config": {**TEXT, "model_type": "granite"}, "vision_config": {**SQUARE, "model_type": "siglip_vision_model"},
+    "downsample_rate": "1/2", "deepstack_layer_map": [[0, 0], [1, 1]], "spatial_target_layers": [1, 1, 1, 1],
+    "qformer_config": {"hidden_size": 72, "num_attention_heads": 2, "num_hidden_layers": 1, "encoder_hidden_size": 72},
+}  # fmt: skip
+REFUSED = {
+    "Mllama": ("mllama", {}, "gives its decoder cross_attention_mask, cross_attention_states"),
+    "Granite4Vision": ("granite4_vision", GRANITE, "deepstack"),
+    "Ovis2": ("ovis2", {"text_config": TEXT}, r"more with a picture than .* \(visual_indicator_features\)"),
+    "Molmo2": ("molmo2", {}, "reads image_num_crops, "),
+    "Florence2": ("florence2", {}, "without its attention interface"),
+    "Kosmos2": ("kosmos-2", {}, "gives its decoder .*image_embeds"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_is_more_than_rows_of_a_prompt_is_refused_in_a_line(tmp_path, kind):
+    model_type, rest, said = REFUSED[kind]
+    name = f"{kind}ForConditionalGeneration"
+    config = {"architectures": [name], "model_type": model_type, "vision_config": {}, **rest}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=f"^{name}: .*{said}") as caught:
+        load_model_config(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_check_says_how_it_is_served(capsys):
+    assert cli.main(["check", str(tiny.checkpoint("aya_vision"))]) == 0
+    said = capsys.readouterr().out.splitlines()[1]
+    assert said == (
+        "served: through transformers, whose AyaVisionForConditionalGeneration runs in our steps; takes text, image"
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"image_token": "no token"}, "names no single token for the place of a picture (image_token='no token')"),
+        ({"img_patch_token": "<|VIDEO|>"}, "writes no token 274 where a picture stands"),
+    ],
+)
+def test_a_processor_that_writes_no_place_is_refused(tmp_path, capsys, words, said):
+    folder = shutil.copytree(tiny.checkpoint("aya_vision"), tmp_path / "aya_vision")
+    path = folder / "processor_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **words}))
+    assert cli.main(["check", str(folder)]) == 1
+    assert said in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_a_processor_that_numbers_pictures_is_refused(monkeypatch):
+    def numbered(self, image_inputs, image_idx, **_):
+        return f"{image_idx}{self.img_patch_token}"
+
+    monkeypatch.setattr(AyaVisionProcessor, "replace_image_token", numbered)
+    config = load_model_config(tiny.checkpoint("aya_vision"))
+    with pytest.raises(ValueError, match="pictures of one prompt otherwise than each of them alone"):
+        processor_for(config.processor, config.folder, config.raw)
+
+
+@pytest.mark.parametrize("without", [("image",), MODALITIES])
+@torch.inference_mode()
+def test_without_pictures_no_tower_is_built(without):
+    config = load_model_config(tiny.checkpoint("vipllava"), without=without)
+    assert config.modalities == ("text",)
+    model = build_model(config, torch.float32)
+    load_weights(model, config.folder)
+    assert weight_bytes(model) < weight_bytes(load("vipllava"))
+    harness, whole = Harness(model), Harness(load("vipllava"))
+    got, want = (each.prefill(prepare("vipllava", "text", each)) for each in (harness, whole))
+    assert (got - want).abs().max() <= 2e-4
+
+
+@torch.inference_mode()
+def test_a_family_of_ours_goes_that_way_when_it_is_asked_to():
+    config = load_model_config(tiny.checkpoint("mistral3"), implementation="transformers")
+    assert (config.implementation, config.modalities) == ("transformers", ("text", "image"))
