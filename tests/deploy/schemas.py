@@ -1,7 +1,8 @@
-"""Schemas of the Kubernetes objects in examples/deploy, as far as these use them; strict, so that misspelt fields fail.
+"""Schemas of the Kubernetes objects and of the compose file in examples/deploy, as far as these use them.
 
-Written from the API reference of Kubernetes 1.34, the Gateway API v1, its inference extension v1 and the Prometheus
-operator. A field that an example begins to use is added here first.
+Strict, so that misspelt fields fail. Written from the API reference of Kubernetes 1.34, the Gateway API v1, its
+inference extension v1, the Prometheus operator and the Compose specification. A field that an example begins to use is
+added here first.
 """
 
 from __future__ import annotations
@@ -138,6 +139,36 @@ SPECS: dict[tuple[str, str], Schema] = {
         ),
     ),
 }
+
+
+DURATION: Schema = {"type": "string", "pattern": r"^([0-9]+(us|ms|s|m|h))+$"}
+TEXTS = items(TEXT)
+DEVICES = items(fields("capabilities", driver=TEXT, count={"type": ["integer", "string"]}, capabilities=TEXTS))
+COMPOSE = fields(
+    "services",
+    services={
+        "type": "object",
+        "additionalProperties": fields(
+            "image",
+            build=fields("context", context=TEXT, dockerfile=TEXT),
+            image=TEXT,
+            command=TEXTS,
+            environment={"type": "object", "additionalProperties": TEXT},
+            ports=items({"type": "string", "pattern": r"^([0-9.]+:)?[0-9]+:[0-9]+$"}),
+            volumes=items({"type": "string", "pattern": r"^[a-z][\w.-]*:/\S+$"}),
+            secrets=TEXTS,
+            read_only=FLAG,
+            tmpfs=TEXTS,
+            cap_drop=TEXTS,
+            security_opt=TEXTS,
+            restart=one_of("no", "always", "on-failure", "unless-stopped"),
+            stop_grace_period=DURATION,
+            deploy=fields(resources=fields(reservations=fields(devices=DEVICES))),
+        ),
+    },
+    secrets={"type": "object", "additionalProperties": fields("file", file=TEXT)},
+    volumes={"type": "object", "additionalProperties": {"type": "null"}},
+)
 
 
 def schema_of(kind: dict[str, Any]) -> Schema:

@@ -19,7 +19,7 @@ from server.app import routes_of
 from server.cli import build, parse
 from server.config import Config
 from server.flags import all_flags, from_mapping
-from tests.deploy.schemas import schema_of
+from tests.deploy.schemas import COMPOSE, schema_of
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "examples" / "deploy"
@@ -151,6 +151,7 @@ def test_the_command_of_the_package_is_there():
 
 def test_compose_starts_our_server():
     (content,) = documents("compose/compose.yaml")
+    jsonschema.validate(content, COMPOSE)
     service = content["services"]["omniloop"]
     config = parse(service["command"])[1]
     assert (DEPLOY / "compose" / service["build"]["context"]).resolve() == ROOT
@@ -158,6 +159,13 @@ def test_compose_starts_our_server():
     assert float(service["stop_grace_period"].rstrip("s")) >= config.server.shutdown_timeout + 15
     assert config.server.api_key_file == f"/run/secrets/{service['secrets'][0]}"
     assert service["volumes"] == [f"{name}:/cache" for name in content["volumes"]]
+
+
+def test_a_misspelt_field_of_compose_is_found():
+    (content,) = documents("compose/compose.yaml")
+    content["services"]["omniloop"]["cap_dropped"] = ["ALL"]
+    with pytest.raises(jsonschema.ValidationError, match="cap_dropped"):
+        jsonschema.validate(content, COMPOSE)
 
 
 # -- systemd, Ray
