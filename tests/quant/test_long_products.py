@@ -99,6 +99,24 @@ def test_other_products_are_by_tiles(monkeypatch, widened, how, caplog):
     assert not widened
 
 
+@pytest.mark.parametrize("activation", [None, Activation.SILU])
+def test_the_start_launches_every_way_to_multiply_by_the_widened_weight(monkeypatch, activation):
+    """Here the card would have three, by the number of rows; none is met for the first time in a step."""
+    seen, way = set(), "few_rows" if activation is None else "gated_way"
+    monkeypatch.setattr(long_products, way, lambda rows, *_: rows % 3)
+    weight, long = weight_of()
+    weight.linear(rows(16)) if activation is None else weight.gated(rows(16), activation)
+    whole = LongProducts._whole
+
+    def noted(self, x, *given):
+        seen.add(len(x))
+        return whole(self, x, *given)
+
+    monkeypatch.setattr(LongProducts, "_whole", noted)
+    timed(monkeypatch, long, gains=8)
+    assert {size % 3 for size in seen if size >= 8} == {0, 1, 2}
+
+
 def no_room(weight, dtype):
     raise torch.OutOfMemoryError("none is left")
 
