@@ -1,19 +1,24 @@
 """Keys and values as codes of 8 bits, for gpu_kernels: store, decode and prompts beside bfloat16's in the same run.
 
 Shapes of Qwen3-8B, as there; codes are random bits with random scales. "bf16" cases repeat a step over bfloat16 pages,
-so that a ratio is of one table. QUANTIZATION.md section 8 asks for decode at 0.56 of bfloat16's time, prompts at 1.05.
+so that a ratio is of one table; behind them are variants of e4m3's (attention_variants), which must have its bits.
+QUANTIZATION.md section 8 asks for decode at 0.56 of bfloat16's time, prompts at 1.05.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
+from unittest import mock
 
 import torch
 
 from engine.attention.meta import AttentionMeta
 from engine.cache.spec import FullSpec, pages_of
+from engine.kernels.attention import decode as served
 from engine.kernels.attention.paged import paged_attention
 from engine.kernels.rotate import qkv_rope_store
+from tests.bench import attention_variants
 
 TimeOf = Callable[[list[Callable[[], object]]], tuple[float, float, float]]
 Step = Callable[[list[int], list[int]], tuple[torch.Tensor, list, AttentionMeta]]
@@ -33,7 +38,7 @@ def pages(kind: str, count: int) -> tuple:
         else:
             numbers.view(torch.uint8).copy_(torch.randint(0, 0x60, numbers.shape, device="cuda"))
     for scale in scales or ():
-        scale.copy_(torch.rand(scale.shape, device="cuda") / 448)
+        scale.copy_(torch.exp2(torch.randint(-14, -7, scale.shape, device="cuda").float()))
     return keys, values, scales
 
 
@@ -52,6 +57,28 @@ def attention(time_of: TimeOf, step: Step, name: str, contexts: list[int], queri
         took = time_of([lambda c=c: paged_attention(q, c[0], c[1], meta, DIM**-0.5, scales=c[2]) for c in sets])
         case = {"name": f"{name} {kind}", "times": took, "bytes": bytes_of(kind, sum(contexts)), "flops": flops}
         found.append(case)
+    sets = [pages("fp8", blocks) for _ in range(copies)]
+    want = paged_attention(q, *sets[0][:2], meta, DIM**-0.5, scales=sets[0][2]).clone()
+    for said, attend, decode, tuned in variants(max(queries) == 1):
+        with mock.patch.object(decode, "tuned", tuned):
+            calls = [lambda c=c, a=attend: a(q, c[0], c[1], meta, DIM**-0.5, scales=c[2]) for c in sets]
+            same = torch.equal(calls[0](), want)
+            took = time_of(calls)
+        said = said if same else f"{said}: OTHER BITS"
+        case = {"name": f"{name} fp8 {said}", "times": took, "bytes": bytes_of("fp8", sum(contexts)), "flops": flops}
+        found.append(case)
+    return found
+
+
+def variants(decodes: bool) -> list[tuple]:
+    """(name, paged_attention, the module of its decode kernel, `tuned` of that) of every variant."""
+    found = []
+    launches = attention_variants.LAUNCHES if decodes else ()
+    for text, launch in list(product(["", *attention_variants.TEXTS], ["", *launches]))[1:]:
+        package = attention_variants.attention(text) if text else None
+        attend, decode = (package.paged.paged_attention, package.decode) if package else (paged_attention, served)
+        tuned = attention_variants.launched(launch) if launch else attention_variants.TUNED
+        found.append((", ".join(filter(None, (text, launch))), attend, decode, tuned))
     return found
 
 

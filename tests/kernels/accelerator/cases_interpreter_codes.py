@@ -13,6 +13,7 @@ from engine.kernels.float8 import E4M3_UNITS, E5M2, narrow8, widen8
 from engine.kernels.pages import decode, encode
 from engine.kernels.rotate import launch_qkv, qkv_rope_store_reference
 from engine.kernels.target import tl
+from tests.bench import attention_variants
 from tests.kernels.accelerator.cases_interpreter import STEPS, error, pages
 
 KINDS = ["made", "given", "e5m2"]
@@ -129,6 +130,23 @@ def test_attention(kind, step, heads, kv_heads, dim, window, softcap, dtype):
         out = launch_paged(q, k, v, replace(meta, work=work), *options)
         want = paged_attention_reference(q.double(), k, v, meta, *options).view_as(out)
         assert error(out, want) < (1e-5 if dtype is torch.float32 else 4e-3)
+
+
+@pytest.mark.parametrize("variant", attention_variants.TEXTS)
+@pytest.mark.parametrize("step", ["decode", "prefill"])
+def test_variants_of_the_bench_have_the_served_bits_with_powers_of_two(variant, step):
+    contexts, queries = ([70, 33], [1, 1]) if step == "decode" else ([40, 33], [40, 20])
+    *numbers, meta = pages(contexts, queries, 2, 32, 16, torch.float32)
+    k, v, scales = coded("made", *numbers)
+    for scale in scales:
+        scale.copy_(torch.exp2(torch.log2(scale).nan_to_num(0).round()))
+    q = torch.randn(sum(queries), 4, 32)
+    work = empty_list(8, sum(queries), 16, 4, 32, "cpu")
+    launch_list(work, meta, 2, False)
+    meta = replace(meta, work=work)
+    want = launch_paged(q, k, v, meta, 32**-0.5, 0, 0.0, None, scales).clone()
+    found = attention_variants.attention(variant).paged.launch_paged(q, k, v, meta, 32**-0.5, 0, 0.0, None, scales)
+    assert torch.equal(found, want)
 
 
 def test_an_invariant_list_gives_a_token_the_same_bits_however_its_prompt_was_cut(ordered_sums):
