@@ -9,13 +9,13 @@ router with `round_robin`. All serve the embedded model on the CPU. The router t
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import json
 import random
 import shlex
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,11 +23,16 @@ from typing import Any
 
 import httpx
 
+from server.bench import serve
+from server.bench.dataset import CHARACTERS
+from server.bench.options import ServeOptions
+from server.bench.output import on_loop
 from tests.end_to_end.process import ServerProcess
 
 COLOURS = ["red", "blue", "green"]
 SHAPES = ["circle", "square", "triangle", "star"]
 WORDS = [*COLOURS, *SHAPES, "left", "right", "up", "down", "one", "two", "three", "above", "below", "moves"]
+ANSWER = ("gpt", "x" * 8 * CHARACTERS)  # eight tokens long
 BLOCKS = 4096  # of all replicas together
 
 
@@ -38,20 +43,31 @@ def conversation(at: int, turns: int) -> list[str]:
     return [f"{at}: {text}" for text in said]
 
 
-async def talk(client: httpx.AsyncClient, said: list[str], places: asyncio.Semaphore) -> int:
-    """One conversation, turn by turn; prompt tokens in all."""
-    messages: list[dict[str, str]] = []
-    tokens = 0
-    for text in said:
-        messages.append({"role": "user", "content": text})
-        async with places:
-            body = {"model": "omniloop", "messages": messages, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
-            reply = await client.post("/v1/chat/completions", json=body)
-        reply.raise_for_status()
-        answer = reply.json()
-        tokens += answer["usage"]["prompt_tokens"]
-        messages.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"] or ""})
-    return tokens
+def talk(url: str, conversations: int, turns: int) -> int:
+    """All conversations at one time, turn by turn, asked by `bench serve`; prompt tokens in all."""
+    said = [
+        [{"from": who, "value": value} for text in conversation(at, turns) for who, value in (("human", text), ANSWER)]
+        for at in range(conversations)
+    ]
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump([{"conversations": one} for one in said], file)
+        file.flush()
+        asked = ServeOptions(
+            url=url,
+            model="omniloop",
+            dataset="sharegpt",
+            dataset_path=file.name,
+            num_prompts=conversations,
+            max_concurrency=conversations,
+            turns=turns,
+            num_warmups=0,
+            temperature=0.0,
+            ignore_eos=True,
+        )
+        found, _ = on_loop(serve.measure(asked))
+    if found["completed"] != conversations * turns:
+        raise RuntimeError(f"{found['completed']} of {conversations * turns} turns were answered: {found['failures']}")
+    return found["input_tokens"]
 
 
 def hits(ports: list[int]) -> list[int]:
@@ -105,16 +121,8 @@ def routed(command: str, ports: list[int]) -> Iterator[int]:
 
 def measure(name: str, count: int, command: str, args: argparse.Namespace) -> dict[str, Any]:
     with replicas(count) as ports, routed(command, ports) as port:
-
-        async def all_of_them() -> int:
-            places = asyncio.Semaphore(args.concurrency)
-            limits = httpx.Limits(max_connections=args.concurrency)
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=600, limits=limits) as client:
-                talks = [talk(client, conversation(at, args.turns), places) for at in range(args.conversations)]
-                return sum(await asyncio.gather(*talks))
-
         begun = time.perf_counter()
-        tokens = asyncio.run(all_of_them())
+        tokens = talk(f"http://127.0.0.1:{port}", args.conversations, args.turns)
         seconds = time.perf_counter() - begun
         found = hits(ports)
     result = {"name": name, "replicas": count, "prompt_tokens": tokens, "hits": sum(found), "by_replica": found}
@@ -129,7 +137,6 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--conversations", type=int, default=64)
     parser.add_argument("--turns", type=int, default=8)
-    parser.add_argument("--concurrency", type=int, default=16)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     found = [

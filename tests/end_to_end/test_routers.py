@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import importlib.metadata
 import shlex
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.bench.replicas import conversation, hits, replicas, routed, talk
+from tests.bench.replicas import hits, replicas, routed, talk
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 ROUTERS = {
@@ -38,11 +37,5 @@ def test_a_router_keeps_conversations_where_their_prefix_is(name):
             refused = client.post("/v1/chat/completions", json={**asked, "max_tokens": -1})
             assert refused.status_code in (400, 422), "of the replica, or of a router that looks itself"
         before = sum(hits(ports))
-
-        async def talks() -> int:
-            places = asyncio.Semaphore(4)
-            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=120) as client:
-                return sum(await asyncio.gather(*(talk(client, conversation(at, 4), places) for at in range(6))))
-
-        tokens = asyncio.run(talks())
+        tokens = talk(f"http://127.0.0.1:{port}", 6, 4)
         assert (sum(hits(ports)) - before) / tokens > 0.5
