@@ -13,10 +13,7 @@ import argparse
 import http.client
 import itertools
 import json
-import selectors
-import socket
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,10 +22,13 @@ import numpy as np
 
 from examples.embedded_model.blueprint import MODEL_DIR
 from examples.embedded_model.teach_tools import served
-from tests.bench.readers import END, request
+from server.bench import serve
+from server.bench.options import ServeOptions
+from server.bench.output import on_loop
+from tests.bench.asked import events_of
 from tests.structure_corpus.hostile import HOSTILE
 
-EVENT = b"data: "
+BEGIN_S = 0.5  # of a phase, that no number tells of
 SIZES = {"10 KB": 120, "85 KB": 1000}  # properties
 
 
@@ -75,27 +75,26 @@ class Sender(threading.Thread):
         connection.close()
 
 
-def gaps(port: int, streams: int, seconds: float) -> list[float]:
-    """Seconds between the chunks of each stream."""
-    waiting, last, found = selectors.DefaultSelector(), {}, []
-    for number in range(streams):
-        client = socket.create_connection(("127.0.0.1", port))
-        client.sendall(request(number, 300))
-        waiting.register(client, selectors.EVENT_READ)
-    until, begun = time.perf_counter() + seconds, time.perf_counter() + 0.5
-    while time.perf_counter() < until:
-        for key, _ in waiting.select(0.1):
-            client: Any = key.fileobj
-            data, now = client.recv(1 << 16), time.perf_counter()
-            if EVENT in data and client in last and last[client] > begun:
-                found.append(now - last[client])
-            last[client] = now
-            if END in data:
-                del last[client]
-                client.sendall(request(0, 300))
-    for key in list(waiting.get_map().values()):
-        key.fileobj.close()  # type: ignore[union-attr]
-    return found
+def gaps(url: str, streams: int, seconds: float) -> np.ndarray:
+    """Seconds between the chunks of each stream, which `bench serve` reads in processes of their own."""
+    asked = ServeOptions(
+        url=url,
+        num_prompts=100 * streams,
+        max_concurrency=streams,
+        processes=2,
+        num_warmups=0,
+        input_len=8,
+        output_len=300,
+        ignore_eos=True,
+        temperature=0.0,
+        seconds=BEGIN_S + seconds,
+    )
+    found, outcome = on_loop(serve.measure(asked))
+    if found["failures"]:
+        raise RuntimeError(f"the server refused: {found['failures']}")
+    events = events_of(outcome.answers)
+    inside = (events[:, 0] > outcome.start + BEGIN_S) & (events[:, 1] > 0)  # 0: came with the one before
+    return events[inside, 1]
 
 
 def main() -> None:
@@ -109,16 +108,19 @@ def main() -> None:
     with served(args.model) as url:
         port = int(url.rpartition(":")[2].partition("/")[0])
         for kind in (*SIZES, "hostile"):
-            source, alone, beside, count = bodies(kind), [], [], 0
+            source, count = bodies(kind), 0
+            alone: list[np.ndarray] = []
+            beside: list[np.ndarray] = []
             for _ in range(args.rounds):
-                alone += gaps(port, args.streams, args.seconds)
+                alone.append(gaps(url, args.streams, args.seconds))
                 sender = Sender(port, source)
                 sender.start()
-                beside += gaps(port, args.streams, args.seconds)
+                beside.append(gaps(url, args.streams, args.seconds))
                 sender.stopped = True
                 sender.join()
                 count += sender.count
-            told = [f"{1e3 * np.percentile(each, at):6.2f}" for each in (alone, beside) for at in (50, 99)]
+            both = np.concatenate(alone), np.concatenate(beside)
+            told = [f"{1e3 * np.percentile(each, at):6.2f}" for each in both for at in (50, 99)]
             print(f"{kind:8s} alone {told[0]} {told[1]}   beside {told[2]} {told[3]}   {count} requests", flush=True)
 
 
