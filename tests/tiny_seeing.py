@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mm.processors.llama4 import WORDS as LLAMA4_WORDS
 from tests import tiny
 
 MARKS = {"image_token_id": tiny.IDS["<|IMAGE|>"], "eos_token_id": tiny.IDS["<|im_end|>"]}
@@ -181,6 +182,28 @@ def gemma3() -> Any:
     return tiny._model(Gemma3ForConditionalGeneration, config)
 
 
+def llama4() -> Any:
+    """Llama4ForConditionalGeneration: tiles of 4 x 4 patches that become 4 rows; experts in every other layer."""
+    from transformers import Llama4Config, Llama4ForConditionalGeneration
+
+    text = {
+        **TEXT, "head_dim": 20, "intermediate_size": 44, "intermediate_size_mlp": 100, "num_local_experts": 5,
+        "interleave_moe_layer_step": 2, "no_rope_layers": [1, 0, 1], "attention_chunk_size": 13, "floor_scale": 8,
+    }  # fmt: skip
+    vision = {
+        **SQUARE, "intermediate_size": 4 * 72, "projector_input_dim": 52, "projector_output_dim": 52,
+        "vision_output_dim": 52, "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+    }  # fmt: skip
+    config = Llama4Config(
+        text_config=text,
+        vision_config=vision,
+        image_token_index=tiny.IDS["<|vision_pad|>"],
+        tie_word_embeddings=False,
+        eos_token_id=MARKS["eos_token_id"],
+    )
+    return tiny._model(Llama4ForConditionalGeneration, config)
+
+
 def gemma4(small: bool = False) -> Any:
     """Gemma4ForConditionalGeneration: as 31B, a picture's tokens see each other in windows; or as E2B, clamped."""
     from transformers import Gemma4Config, Gemma4ForConditionalGeneration
@@ -261,6 +284,7 @@ CHECKPOINTS: dict[str, Callable[[], Any]] = {
     "glm46v": lambda: glm4v("Glm46V"),
     "glm4v_moe": glm4v_moe,
     "gemma3-vision": gemma3,
+    "llama4-vision": llama4,
     "gemma4-vision": gemma4,
     "gemma4-small-vision": lambda: gemma4(small=True),
     "paligemma": paligemma,
@@ -277,6 +301,10 @@ def write_processors(config: Any, folder: Path) -> None:
     tiny._write(folder / "preprocessor_config.json", image)
     if kind in ("pixtral", "mistral3"):
         words = {"image_break_token": "<|vision_pad|>", "image_end_token": "<|vision_eos|>"}
+        tiny._write(folder / "processor_config.json", words)
+    if kind == "llama4":
+        marks = ("vision_bos", "audio_bos", "audio_eos", "IMAGE", "vision_eos")
+        words = {key: f"<|{mark}|>" for key, mark in zip(LLAMA4_WORDS, marks)}
         tiny._write(folder / "processor_config.json", words)
     if config.model_type == "qwen3_vl_moe":
         _turn_experts(folder / "model.safetensors")
@@ -332,6 +360,7 @@ PROCESSORS: dict[str, Callable[[Any], tuple[dict[str, Any], dict[str, Any]]]] = 
     "internvl": lambda _: _square(
         {"height": 56, "width": 56}, CLIP_MEAN, CLIP_STD, crop_to_patches=True, min_patches=1, max_patches=4
     ),
+    "llama4": lambda _: _square({"height": 56, "width": 56}, HALF, HALF, max_patches=4),
     "gemma4": lambda _: ({"do_rescale": True, "do_normalize": False, "resample": 3, "max_soft_tokens": 16}, {}),
     "gemma3": lambda _: _square({"height": 112, "width": 112}, HALF, HALF, do_pan_and_scan=None, resample=2),
     "idefics3": lambda _: _square({"longest_edge": 168}, HALF, HALF, max_image_size={"longest_edge": 84}, resample=1),

@@ -45,6 +45,12 @@ class Family:
     media_token_ids: Callable[[Section], dict[str, int]] = media_token_ids
     section: str = ""  # the object of config.json that describes the model, where a checkpoint has several models
 
+    def ahead_of(self, outer: Section, sees: bool) -> Ahead:
+        """Which tokens of a prompt see later ones; `sees`: whether the model has a tower."""
+        if isinstance(self.ahead, str):
+            return self.ahead if sees or self.ahead == "prompt" else ""
+        return self.ahead(outer) if sees else ""
+
     def towers_of(self, outer: Section, text: TextConfig, without: Collection[str]) -> dict[str, TowerConfig]:
         """The towers that this checkpoint has, but for those that would encode only what no prompt will hold."""
         towers: dict[str, TowerConfig] = {}

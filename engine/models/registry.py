@@ -17,7 +17,6 @@ from typing import Any, get_args
 
 import torch
 
-from engine.ahead import Ahead
 from engine.checkpoint import config as common
 from engine.checkpoint.files import read_json, read_root
 from engine.checkpoint.pooling import Body, Form, read_pooling
@@ -88,6 +87,7 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "WhisperForConditionalGeneration": "engine.models.whisper",
     "Gemma3ForConditionalGeneration": "engine.models.gemma3_vision",
     "Gemma4ForConditionalGeneration": "engine.models.gemma4_vision",
+    "Llama4ForConditionalGeneration": "engine.models.llama4_vision",
     "Glm4vForConditionalGeneration": "engine.models.glm4v",
     "Glm4vMoeForConditionalGeneration": "engine.models.glm4v_moe",
     "Glm46VForConditionalGeneration": "engine.models.glm46v",
@@ -215,16 +215,10 @@ def load_model_config(
         generation=common.generation_defaults(generation),
         raw=root.values,
         lead=lead,
-        ahead=_ahead(family, outer, bool(towers)),
+        ahead=family.ahead_of(outer, bool(towers)),
         left_out=text_only or any(f"{name}_config" in outer.values and name not in towers for name in family.towers),
         pooling=pooling,
     )
-
-
-def _ahead(family: Family, outer: Section, sees: bool) -> Ahead:
-    if isinstance(family.ahead, str):
-        return family.ahead if sees or family.ahead == "prompt" else ""
-    return family.ahead(outer) if sees else ""
 
 
 @contextmanager

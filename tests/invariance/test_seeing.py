@@ -20,7 +20,7 @@ AHEAD = (
     "paligemma",
     "paligemma2",
 )  # their pictures' tokens see each other: 16 of a picture
-SHORT = (*AHEAD, "gemma4-small-vision")  # which have caches of several groups, or pictures in one chunk
+SHORT = (*AHEAD, "gemma4-small-vision", "llama4-vision")  # caches of several groups, or pictures in one chunk
 FAMILIES = (*FILMS, "llava", "mistral3", "idefics3", *SHORT)
 
 

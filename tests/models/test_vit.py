@@ -26,6 +26,7 @@ NAMES = (
     "gemma3-vision",
     "gemma4-vision",
     "gemma4-small-vision",
+    "llama4-vision",
     "paligemma",
     "paligemma2",
     "idefics3",

@@ -23,6 +23,7 @@ WIDTHS = {
     "idefics3": 7 * 4,
     "gemma3-vision": 16,
     "gemma4-vision": 3 * 4,
+    "llama4-vision": 5 * 4,
     "paligemma": 16,
     "glm4v": 2 * 3,
     "llava_onevision": 16,
