@@ -9,6 +9,7 @@ the published code puts the code for nothing in their places, so one vector is a
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch.nn import functional
 from engine.checkpoint.section import Section
 from engine.encoders import qwen_omni_audio
 from engine.encoders.qwen_omni_audio import AudioConfig, QwenOmniAudioTower
-from engine.encoders.tower import Features
+from engine.encoders.tower import Features, apart, joined
 from engine.errors import ConfigError, RequestError
 from engine.layers.bare import Bare
 from engine.layers.linear import Linear
@@ -64,16 +65,18 @@ class FunAudioTower(QwenOmniAudioTower):
         self.of_codes = Linear(size, size)
         self.of_sound = Linear(size, size)
 
-    def encode(self, features: Features) -> Tensor:
-        """input_features [num_mel_bins, frames], num_rows: of the decoder -> [num_rows, output_dim]."""
-        rows, config = int(features["num_rows"]), self.config
-        x = self(features["input_features"])
-        length = rows * config.group
-        if not -config.group < len(x) - length < config.group:
-            raise RequestError(f"num_rows={rows}: {len(x)} rows in groups of {config.group} do not make as many")
-        x = functional.pad(x[:length], (0, 0, 0, max(0, length - len(x))))
-        x = self.of_sound(x.view(rows, config.group, -1).mean(1))
-        return x + self.of_codes(self.codes.value[config.nothing : config.nothing + 1])
+    def encode_together(self, items: Sequence[Features]) -> list[Tensor]:
+        """Each input_features [num_mel_bins, frames], num_rows: of the decoder -> [num_rows, output_dim]."""
+        counts, group = [int(features["num_rows"]) for features in items], self.config.group
+        averaged = []
+        for x, rows in zip(super().encode_together(items), counts):
+            length = rows * group
+            if not -group < len(x) - length < group:
+                raise RequestError(f"num_rows={rows}: {len(x)} rows in groups of {group} do not make as many")
+            whole = functional.pad(x[:length], (0, 0, 0, max(0, length - len(x))))
+            averaged.append(whole.view(rows, group, -1).mean(1))
+        x = self.of_sound(joined(averaged))
+        return apart(x + self.of_codes(self.codes.value[self.config.nothing : self.config.nothing + 1]), counts)
 
     def example(self, modality: Modality, rows: int) -> Features:
         made = super().example(modality, rows * self.config.group)

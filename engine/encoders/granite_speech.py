@@ -19,7 +19,7 @@ from torch.nn import functional
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.checkpoint.text import complete
 from engine.encoders.queries import Queries, QueriesConfig
-from engine.encoders.tower import Features, Record
+from engine.encoders.tower import EagerTower, Features
 from engine.errors import ConfigError, RequestError
 from engine.kernels.activation import Activation, pointwise
 from engine.kernels.gemm.pack import Placement
@@ -187,13 +187,13 @@ class ConformerLayer:
         return pointwise(self.batch_norm(rows), Activation.SILU)
 
 
-class GraniteSpeechTower:
+class GraniteSpeechTower(EagerTower):
     """Mel frames of a sound -> rows of the decoder's width."""
 
+    config: GraniteSpeechConfig
+
     def __init__(self, config: GraniteSpeechConfig, dtype: torch.dtype, device: str) -> None:
-        self.config = config
-        self.dtype = dtype
-        self.device = device
+        super().__init__(config, dtype, device)
         self.first = Linear(config.input_dim, config.hidden_size, bias=True)
         self.layers = [ConformerLayer(config) for _ in range(config.num_layers)]
         self.guess = Linear(config.hidden_size, config.letters, bias=True)
@@ -202,25 +202,11 @@ class GraniteSpeechTower:
         rows = torch.arange(config.context)
         self.far = (rows[:, None] - rows + config.distances).to(device)
 
-    @property
-    def modalities(self) -> tuple[Modality, ...]:
-        return self.config.modalities
-
-    @property
-    def row_width(self) -> int:
-        return self.config.row_width
-
     def example(self, modality: Modality, rows: int) -> Features:
         """Silence of whole windows."""
         config = self.config
         frames = max(1, rows // config.queries.count) * config.window
         return {"input_features": torch.zeros(frames, config.input_dim, device=self.device, dtype=self.dtype)}
-
-    def picture_bytes(self, rows: int) -> int:
-        return 0
-
-    def record(self, record: Record) -> None:
-        """No graph: a sound is one item among many tokens."""
 
     def encode(self, features: Features) -> Tensor:
         """input_features [frames, input_dim] -> [rows, output_dim]."""

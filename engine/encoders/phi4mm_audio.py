@@ -19,7 +19,7 @@ from torch.nn import functional
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.encoders.qwen3_audio import halved, unroll
 from engine.encoders.sound import EPS, KERNEL
-from engine.encoders.tower import Features, Record
+from engine.encoders.tower import EagerTower, Features
 from engine.errors import ConfigError, RequestError
 from engine.kernels.activation import Activation, gelu, pointwise
 from engine.layers.bare import Bare
@@ -163,13 +163,13 @@ class Phi4AudioLayer:
         return pointwise(self.gather(deep.contiguous()), Activation.SILU)
 
 
-class Phi4AudioTower:
+class Phi4AudioTower(EagerTower):
     """Mel frames of a sound -> rows of the decoder's width."""
 
+    config: Phi4AudioConfig
+
     def __init__(self, config: Phi4AudioConfig, dtype: torch.dtype, device: str) -> None:
-        self.config = config
-        self.dtype = dtype
-        self.device = device
+        super().__init__(config, dtype, device)
         size, channels = config.hidden_size, config.channels
         self.mean, self.inverse = Bare("global_mean", config.num_mels), Bare("global_invstd", config.num_mels)
         self.conv = Linear(KERNEL**2, channels, bias=True, fold=(1, KERNEL, KERNEL))
@@ -181,24 +181,10 @@ class Phi4AudioTower:
         self.proj1 = Linear(size, config.output_dim, bias=True)
         self.proj2 = Linear(config.output_dim, config.output_dim, bias=True)
 
-    @property
-    def modalities(self) -> tuple[Modality, ...]:
-        return self.config.modalities
-
-    @property
-    def row_width(self) -> int:
-        return self.config.row_width
-
     def example(self, modality: Modality, rows: int) -> Features:
         """Silence."""
         shape = (rows * SHRINK, self.config.num_mels)
         return {"input_features": torch.zeros(shape, device=self.device, dtype=self.dtype)}
-
-    def picture_bytes(self, rows: int) -> int:
-        return 0
-
-    def record(self, record: Record) -> None:
-        """No graph: a sound is one item among many tokens."""
 
     def encode(self, features: Features) -> Tensor:
         """input_features [frames, num_mels] -> [rows, output_dim]."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.encoders.tower import Features
-from engine.encoders.whisper import WhisperAudioConfig, WhisperTower
+from engine.encoders.whisper import WhisperAudioConfig, WhisperTower, Window
 from engine.errors import RequestError
 from engine.layers.linear import Linear
 from engine.request import Modality
@@ -37,19 +37,23 @@ PROJECTION = Row(("multi_modal_projector.linear",), "audio.proj")
 class Qwen2AudioTower(WhisperTower):
     """Mel frames and their number -> rows of the decoder's width."""
 
+    stack = 2
+    averaged = True
+
     def __init__(self, config: Qwen2AudioConfig, dtype: torch.dtype, device: str) -> None:
         super().__init__(config, dtype, device)
         self.proj = Linear(config.hidden_size, config.output_dim, bias=True)
 
-    def encode(self, features: Features) -> Tensor:
+    def windows(self, features: Features) -> list[Window]:
         """num_frames: how many of the frames begin inside the sound."""
         frames = int(features["num_frames"])
         if not 3 <= frames <= 2 * self.config.num_positions:
             raise RequestError(f"num_frames={frames}: a sound has 3 to {2 * self.config.num_positions} frames")
         count = (frames + 1) // 2
-        pairs = count // 2
-        x = self.heard(features["input_features"], count)[: 2 * pairs]  # a last odd row has no partner and is dropped
-        return self.proj(self.norm(x.view(pairs, 2, -1).mean(1)))
+        return [self.window(features["input_features"], count, count // 2 * 2)]  # a last odd row has no partner
+
+    def projected(self, x: Tensor) -> Tensor:
+        return self.proj(x)
 
     def example(self, modality: Modality, rows: int) -> Features:
         frames = min(4 * rows, 2 * self.config.num_positions)

@@ -9,6 +9,7 @@ Convolutions are products over unrolled frames, like every other layer here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,7 +20,7 @@ from torch.nn import functional
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.encoders import sound
 from engine.encoders.sound import EPS, KERNEL, AudioLayer, sinusoids
-from engine.encoders.tower import Features, Record
+from engine.encoders.tower import Features, Shapes, SharingTower, apart, bounds_of, joined
 from engine.errors import ConfigError, RequestError
 from engine.kernels.activation import gelu
 from engine.layers.linear import Linear
@@ -96,17 +97,17 @@ def halved(length: int, times: int = CONVOLUTIONS) -> int:
     return length
 
 
-class Qwen3AudioTower:
+class Qwen3AudioTower(SharingTower):
     """Mel frames -> rows of the decoder's width.
 
     `row_parts`: of the rows of the model's other towers; those of sound are zero behind the first.
     """
 
+    config: Qwen3AudioConfig
+
     def __init__(self, config: Qwen3AudioConfig, dtype: torch.dtype, device: str, row_parts: int = 1) -> None:
-        self.config = config
+        super().__init__(config, dtype, device)
         self.row_parts = row_parts
-        self.dtype = dtype
-        self.device = device
         size, channels = config.hidden_size, config.channels
         self.conv1 = Linear(KERNEL**2, channels, bias=True, fold=(1, KERNEL, KERNEL))
         self.conv2, self.conv3 = (
@@ -122,47 +123,37 @@ class Qwen3AudioTower:
         self.proj2 = Linear(size, config.output_dim, bias=True)
         self.positions = sinusoids(halved(config.chunk), size).to(device, dtype)  # every chunk starts at 0
 
-    @property
-    def modalities(self) -> tuple[Modality, ...]:
-        return self.config.modalities
-
-    @property
-    def row_width(self) -> int:
-        return self.config.row_width
-
     def example(self, modality: Modality, rows: int) -> Features:
         """Silence: as many frames as make `rows` rows."""
         chunks, rest = divmod(rows, halved(self.config.chunk))
         frames = chunks * self.config.chunk + rest * 2**CONVOLUTIONS
         return {"input_features": torch.zeros(self.config.num_mel_bins, frames, device=self.device, dtype=self.dtype)}
 
-    def picture_bytes(self, rows: int) -> int:
-        return 0
+    def weight(self, features: Shapes) -> int:
+        return halved(features["input_features"].shape[1])
 
-    def record(self, record: Record) -> None:
-        """No graph: a sound is one item among many tokens."""
-
-    def encode(self, features: Features) -> Tensor:
-        """input_features [num_mel_bins, frames] -> [rows, output_dim]."""
-        mel, config = features["input_features"], self.config
-        if mel.dim() != 2 or mel.shape[0] != config.num_mel_bins or not mel.shape[1]:
-            raise RequestError(
-                f"input_features {list(mel.shape)}: {config.num_mel_bins} mel bins and at least 1 frame are needed"
-            )
-        x = self._convolved(mel)
+    def encode_together(self, items: Sequence[Features]) -> list[Tensor]:
+        """Each input_features [num_mel_bins, frames] -> [rows, output_dim]."""
+        config = self.config
+        begun = [self._convolved(features["input_features"]) for features in items]
         per_window = config.window // config.chunk * halved(config.chunk)
-        windows = -(-len(x) // per_window)
-        bounds = torch.arange(0, windows * per_window + 1, per_window, dtype=torch.int32, device=x.device)
-        bounds.clamp_(max=len(x))
+        lengths = [min(per_window, len(x) - before) for x in begun for before in range(0, len(x), per_window)]
+        x = joined(begun)
+        bounds = bounds_of(lengths, x.device)
         for layer in self.layers:
             layer(x, bounds)
         rows = self.proj2(gelu(self.proj1(self.norm(x))))
         more = (self.row_parts - 1) * config.output_dim
-        return functional.pad(rows, (0, more)) if more else rows
+        return apart(functional.pad(rows, (0, more)) if more else rows, [len(x) for x in begun])
 
     def _convolved(self, mel: Tensor) -> Tensor:
         """The rows before the layers, [rows, hidden]."""
-        config, frames = self.config, mel.shape[1]
+        config = self.config
+        if mel.dim() != 2 or mel.shape[0] != config.num_mel_bins or not mel.shape[1]:
+            raise RequestError(
+                f"input_features {list(mel.shape)}: {config.num_mel_bins} mel bins and at least 1 frame are needed"
+            )
+        frames = mel.shape[1]
         length = config.chunk if config.whole_chunks else min(config.chunk, frames)
         count = -(-frames // length)
         chunks = functional.pad(mel.to(self.device, self.dtype), (0, count * length - frames))

@@ -9,6 +9,7 @@ and projected to the decoder's width. Convolutions are products over unrolled fr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,7 +20,7 @@ from torch.nn import functional
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.encoders import sound
 from engine.encoders.sound import EPS, KERNEL, AudioLayer, sinusoids, unroll
-from engine.encoders.tower import Features, Record
+from engine.encoders.tower import Features, Shapes, SharingTower, apart, bounds_of, joined
 from engine.errors import ConfigError, RequestError
 from engine.kernels.activation import gelu
 from engine.layers.linear import Linear
@@ -81,13 +82,13 @@ def rows(model: str, module: str) -> tuple[Row, ...]:
     return sound.rows(model, module, conv1="conv1", conv2="conv2", norm="ln_post", proj="proj")
 
 
-class QwenOmniAudioTower:
+class QwenOmniAudioTower(SharingTower):
     """Mel frames -> rows of the decoder's width."""
 
+    config: AudioConfig
+
     def __init__(self, config: AudioConfig, dtype: torch.dtype, device: str) -> None:
-        self.config = config
-        self.dtype = dtype
-        self.device = device
+        super().__init__(config, dtype, device)
         size = config.hidden_size
         self.conv1 = Linear(config.num_mel_bins * KERNEL, size, bias=True, fold=(config.num_mel_bins, KERNEL))
         self.conv2 = Linear(size * KERNEL, size, bias=True, fold=(size, KERNEL))
@@ -97,30 +98,30 @@ class QwenOmniAudioTower:
         # As many as one chunk has after the convolutions; every chunk starts at 0.
         self.positions = sinusoids(config.n_window, size).to(device, dtype)  # [n_window, hidden]
 
-    @property
-    def modalities(self) -> tuple[Modality, ...]:
-        return self.config.modalities
+    def weight(self, features: Shapes) -> int:
+        return (features["input_features"].shape[1] + 1) // 2
 
-    @property
-    def row_width(self) -> int:
-        return self.config.row_width
-
-    def encode(self, features: Features) -> Tensor:
-        return self(features["input_features"])
+    def encode_together(self, items: Sequence[Features]) -> list[Tensor]:
+        """Each input_features [num_mel_bins, frames] -> [((frames + 1) // 2) // 2, output_dim]."""
+        begun = [self._begun(features["input_features"]) for features in items]
+        x = joined([rows for rows, _ in begun])
+        lengths = [length for _, lengths in begun for length in lengths]
+        bounds = bounds_of(lengths, x.device)
+        for layer in self.layers:
+            layer(x, bounds)
+        counts = [len(rows) // 2 for rows, _ in begun]
+        parts = x.split([len(rows) for rows, _ in begun])
+        # A last odd row has no partner and is dropped.
+        x = joined([part[: 2 * pairs].view(pairs, 2, -1).mean(1) for part, pairs in zip(parts, counts)])
+        return apart(self.proj(self.norm(x)), counts)
 
     def example(self, modality: Modality, rows: int) -> Features:
         """Silence; an odd number of frames for an odd number of rows."""
         mel = torch.zeros(self.config.num_mel_bins, 4 * rows - rows % 2, device=self.device, dtype=self.dtype)
         return {"input_features": mel}
 
-    def picture_bytes(self, rows: int) -> int:
-        return 0
-
-    def record(self, record: Record) -> None:
-        """No graph: a sound is one item among many tokens."""
-
-    def __call__(self, mel: Tensor) -> Tensor:
-        """mel [num_mel_bins, frames] -> [((frames + 1) // 2) // 2, output_dim]."""
+    def _begun(self, mel: Tensor) -> tuple[Tensor, list[int]]:
+        """mel [num_mel_bins, frames] -> the rows before the first layer [rows, hidden], and how many each chunk has."""
         bins, frames = mel.shape
         if bins != self.config.num_mel_bins or frames < 3:
             raise RequestError(
@@ -136,14 +137,9 @@ class QwenOmniAudioTower:
             for first in range(0, count, CHUNKS_AT_ONCE)
         ]
         x = torch.cat(parts)  # [count, half, hidden]
-        half = x.shape[1]
-        x = (x + self.positions[:half]).view(count * half, -1)[: (frames + 1) // 2]
-        bounds = torch.arange(0, count * half + 1, half, dtype=torch.int32, device=x.device).clamp_(max=x.shape[0])
-        for layer in self.layers:
-            layer(x, bounds)
-        pairs = x.shape[0] // 2
-        x = x[: 2 * pairs].view(pairs, 2, -1).mean(1)  # a last odd row has no partner and is dropped
-        return self.proj(self.norm(x))
+        half, rows = x.shape[1], (frames + 1) // 2
+        x = (x + self.positions[:half]).view(count * half, -1)[:rows]
+        return x, [min(half, rows - before) for before in range(0, rows, half)]
 
     def _convolve(self, chunks: Tensor, frames: int) -> Tensor:
         """[count, length, bins] -> [count, ceil(length / 2), hidden]; chunks do not see their neighbours."""

@@ -18,6 +18,7 @@ from torch import Tensor
 from engine.request import Modality
 
 Features = dict[str, Tensor]
+Shapes = Mapping[str, np.ndarray | Tensor]  # features of which only shapes, grids and numbers are read
 TOGETHER = 8192  # patches, or rows of a sound's encoder, that items of one run may add up to
 Record = Callable[[Callable[[], None]], Callable[[], None]]  # runs a body, and returns what replays it
 
@@ -57,8 +58,8 @@ class SharedTower(Tower, Protocol):
     def together(self) -> int:
         """What the weights of items that run at once may add up to."""
 
-    def weight(self, features: Mapping[str, np.ndarray]) -> int:
-        """Of an item that has not been uploaded: what it costs, in the tower's own unit (patches)."""
+    def weight(self, features: Shapes) -> int:
+        """Of an item, uploaded or not: what it costs, in the tower's own unit (patches)."""
 
     def encode_together(self, items: Sequence[Features]) -> list[Tensor]:
         """As `encode`, for each item; the rows of each are a tensor of their own."""
@@ -99,20 +100,24 @@ class EagerTower:
         """No graph: an item is as much work as a large step."""
 
 
-class PatchTower(EagerTower):
-    """What those share whose items, `pixel_values` [patches, numbers] each, run together."""
+class SharingTower(EagerTower):
+    """What those share whose items run together."""
 
     together = TOGETHER
 
     def encode(self, features: Features) -> Tensor:
         return self.encode_together([features])[0]
 
-    def weight(self, features: Mapping[str, np.ndarray]) -> int:
-        return len(features["pixel_values"])
-
     def encode_together(self, items: Sequence[Features]) -> list[Tensor]:
         """As SharedTower has it."""
         raise NotImplementedError
+
+
+class PatchTower(SharingTower):
+    """Those that see: `pixel_values` [patches, numbers] of each item."""
+
+    def weight(self, features: Shapes) -> int:
+        return len(features["pixel_values"])
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:
@@ -130,7 +135,11 @@ def bounds_of(lengths: Sequence[int], device: torch.device) -> Tensor:
 
     They are counted on the device, since a copy from the host would wait for all that was launched before.
     """
-    parts, total, first = [], sum(lengths), 0
+    total, length = sum(lengths), lengths[0]
+    if all(each == length for each in lengths[:-1]) and lengths[-1] <= length:
+        bounds = torch.arange(0, len(lengths) * length + 1, length, dtype=torch.int32, device=device)
+        return bounds if lengths[-1] == length else bounds.clamp_(max=total)
+    parts, first = [], 0
     for length, alike in groupby(lengths):
         last = first + length * len(list(alike))
         until = last + (last == total)  # the last run brings the end of all

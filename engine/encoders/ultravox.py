@@ -1,7 +1,8 @@
 """Ultravox's tower: Whisper's encoder over the sound's own frames, eight rows side by side, then a small gated MLP.
 
-Thread: device. A window of thirty seconds is heard alone, without silence behind it; zeros fill its last eight rows.
-(The published code puts silence behind the last of several windows; up to seven eighths of the last row hold silence.)
+Thread: device. A window of thirty seconds attends to itself only, without silence behind it; zeros fill its last eight
+rows. (The published code puts silence behind the last of several windows; up to seven eighths of the last row hold
+silence.)
 
     mel [T] -> conv, conv/2 [T / 2] -> layers -> norm -> 8 side by side [T / 16] -> norm, product, gate, norm, product
 """
@@ -19,11 +20,9 @@ from torch.nn import functional
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import complete
 from engine.encoders import whisper
-from engine.encoders.sound import unroll
 from engine.encoders.tower import Features
-from engine.encoders.whisper import WhisperAudioConfig, WhisperTower
+from engine.encoders.whisper import WhisperAudioConfig, WhisperTower, Window
 from engine.errors import ConfigError, RequestError
-from engine.kernels.activation import gelu
 from engine.layers.linear import Linear
 from engine.layers.norm import RMSNorm
 from engine.request import Modality
@@ -82,6 +81,7 @@ class UltravoxTower(WhisperTower):
 
     def __init__(self, config: UltravoxConfig, dtype: torch.dtype, device: str) -> None:
         super().__init__(config, dtype, device)
+        self.stack = config.stack
         deep = config.stack * config.hidden_size
         self.norm_before = RMSNorm(deep, EPS)
         self.proj1 = Linear(deep, config.width)
@@ -89,24 +89,28 @@ class UltravoxTower(WhisperTower):
         self.proj2 = Linear(config.width // 2, config.output_dim)
         self.norm_behind = None if config.norm_inside else RMSNorm(config.output_dim, EPS)
 
-    def encode(self, features: Features) -> Tensor:
+    def windows(self, features: Features) -> list[Window]:
         """input_features [windows, mels, frames], num_frames: of all windows together, without what fills the last."""
-        windows, left, most = (
-            features["input_features"],
-            int(features["num_frames"]),
-            HALVED * self.config.num_positions,
-        )
-        fits = windows.dim() == 3 and windows.shape[1] == self.config.num_mel_bins and windows.shape[2] <= most
-        if not fits or not (len(windows) - 1) * windows.shape[2] < left <= len(windows) * windows.shape[2]:
+        mels, left, most = features["input_features"], int(features["num_frames"]), HALVED * self.config.num_positions
+        fits = mels.dim() == 3 and mels.shape[1] == self.config.num_mel_bins and mels.shape[2] <= most
+        if not fits or not (len(mels) - 1) * mels.shape[2] < left <= len(mels) * mels.shape[2]:
             raise RequestError(
-                f"num_frames={left}: input_features {list(windows.shape)} must be windows of "
+                f"num_frames={left}: input_features {list(mels.shape)} must be windows of "
                 f"{self.config.num_mel_bins} mel bins and at most {most} frames that hold as many"
             )
-        parts = []
-        for window in windows:
-            parts.append(self._projected(self._heard(window[:, :left])))
-            left -= windows.shape[2]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        found = []
+        for mel in mels:
+            frames = min(left, mel.shape[1])
+            rows = -(-frames // HALVED)
+            found.append(Window(mel[:, :frames], rows, -(-rows // self.stack) * self.stack))
+            left -= frames
+        return found
+
+    def projected(self, x: Tensor) -> Tensor:
+        value, gate = self.proj1(self.norm_before(x.view(len(x) // self.stack, -1))).chunk(2, dim=-1)
+        x = value * functional.silu(gate)
+        x = self.proj2(x if self.norm_inside is None else self.norm_inside(x))
+        return x if self.norm_behind is None else self.norm_behind(x)
 
     def example(self, modality: Modality, rows: int) -> Features:
         """Silence of whole windows, or of one shorter one."""
@@ -114,25 +118,6 @@ class UltravoxTower(WhisperTower):
         count, frames = max(1, rows // config.window_rows), HALVED * min(config.num_positions, rows * config.stack)
         mel = torch.zeros(count, config.num_mel_bins, frames, device=self.device, dtype=self.dtype)
         return {"input_features": mel, "num_frames": torch.tensor(count * frames)}
-
-    def _heard(self, mel: Tensor) -> Tensor:
-        """mel [mels, frames] -> [frames / 2, hidden]."""
-        assert self.positions is not None, "Whisper's positions are learned"
-        frames = mel.to(self.device, self.dtype).T[None]
-        x = gelu(self.conv2(unroll(gelu(self.conv1(unroll(frames, 1))), HALVED)))[0]
-        x = x + self.positions.table[: len(x)]
-        bounds = torch.arange(0, len(x) + 1, len(x), dtype=torch.int32, device=x.device)
-        for layer in self.layers:
-            layer(x, bounds)
-        return self.norm(x)
-
-    def _projected(self, x: Tensor) -> Tensor:
-        stack = self.config.stack
-        x = functional.pad(x, (0, 0, 0, -len(x) % stack)).view(-1, stack * self.config.hidden_size)
-        value, gate = self.proj1(self.norm_before(x)).chunk(2, dim=-1)
-        x = value * functional.silu(gate)
-        x = self.proj2(x if self.norm_inside is None else self.norm_inside(x))
-        return x if self.norm_behind is None else self.norm_behind(x)
 
 
 def rows(module: str) -> tuple[Row, ...]:

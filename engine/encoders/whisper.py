@@ -2,15 +2,17 @@
 
 Thread: device. Every window has as many frames, silence behind its sound, and every row attends to all others. The
 blank rows at the end bring their number to a multiple of ALIGNED, so that the decoder's text begins with a block of the
-KV cache (engine/models/whisper.py); nobody reads them.
+KV cache (engine/models/whisper.py); nobody reads them. Windows run together, of one sound or of several.
 
     mel [3000] -> conv, conv/2 [1500] + positions -> layers -> norm -> [1504]
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from itertools import groupby
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,7 +21,7 @@ from torch.nn import functional
 from engine.checkpoint.section import MAX_LAYERS, Section
 from engine.encoders import sound
 from engine.encoders.sound import EPS, KERNEL, AudioLayer, Rotations, unroll
-from engine.encoders.tower import Features, Record
+from engine.encoders.tower import Features, Shapes, SharingTower, bounds_of, joined
 from engine.errors import ConfigError, RequestError
 from engine.kernels.activation import gelu
 from engine.layers.embed import Positions
@@ -83,13 +85,26 @@ def rows(model: str, module: str) -> tuple[Row, ...]:
     return sound.rows(model, module, conv1="conv1", conv2="conv2", positions="embed_positions", norm="layer_norm")
 
 
-class WhisperTower:
-    """A window's mel frames -> rows of the decoder's width."""
+class Window(NamedTuple):
+    """A window, and what is wanted of it."""
+
+    mel: Tensor  # [num_mel_bins, frames]
+    heard: int  # its first rows, which attend to each other only
+    kept: int  # rows that are the tower's, or its projector's; zeros, where that is more than `heard`
+
+
+class WhisperTower(SharingTower):
+    """Windows of mel frames -> rows of the decoder's width.
+
+    Families with Whisper's encoder say which windows a sound has, and what is made of the encoder's rows.
+    """
+
+    config: WhisperAudioConfig
+    stack = 1  # rows of the encoder that become one
+    averaged = False  # pairs of neighbours become one before the norm
 
     def __init__(self, config: WhisperAudioConfig, dtype: torch.dtype, device: str) -> None:
-        self.config = config
-        self.dtype = dtype
-        self.device = device
+        super().__init__(config, dtype, device)
         size = config.hidden_size
         self.conv1 = Linear(config.num_mel_bins * KERNEL, size, bias=True, fold=(config.num_mel_bins, KERNEL))
         self.conv2 = Linear(size * KERNEL, size, bias=True, fold=(size, KERNEL))
@@ -98,47 +113,83 @@ class WhisperTower:
         self.layers = [AudioLayer(size, config.num_heads, config.intermediate_size) for _ in range(config.num_layers)]
         self.norm = LayerNorm(size, EPS)
 
-    @property
-    def modalities(self) -> tuple[Modality, ...]:
-        return self.config.modalities
+    def windows(self, features: Features) -> list[Window]:
+        """Of one item. RequestError where its features contradict each other."""
+        return [self.window(features["input_features"], self.config.num_positions, self.config.num_rows)]
 
-    @property
-    def row_width(self) -> int:
-        return self.config.row_width
+    def projected(self, x: Tensor) -> Tensor:
+        """The kept rows of all windows, normed and averaged if that is to be -> [rows, row_width]."""
+        return x
 
-    def encode(self, features: Features) -> Tensor:
-        return self(features["input_features"])
+    def weight(self, features: Shapes) -> int:
+        shape = features["input_features"].shape
+        return self.config.num_positions * (shape[0] if len(shape) == 3 else 1)
+
+    def encode_together(self, items: Sequence[Features]) -> list[Tensor]:
+        """As many windows at once as `together` has room for, whosever they are."""
+        counts, windows, rows = [], [], list[Tensor]()
+        for features in items:
+            own = self.windows(features)
+            counts.append(len(own))
+            windows += own
+        at_once = max(1, self.together // self.config.num_positions)
+        for first in range(0, len(windows), at_once):
+            rows += self._rows_of(windows[first : first + at_once])
+        if len(windows) == 1:
+            return rows
+        lines = iter(rows)
+        return [torch.cat([next(lines) for _ in range(count)]) for count in counts]
 
     def example(self, modality: Modality, rows: int) -> Features:
         """Silence; every window is as long."""
         shape = (self.config.num_mel_bins, 2 * self.config.num_positions)
         return {"input_features": torch.zeros(shape, device=self.device, dtype=self.dtype)}
 
-    def picture_bytes(self, rows: int) -> int:
-        return 0
-
-    def record(self, record: Record) -> None:
-        """No graph: a window is as much work as a large step."""
-
-    def __call__(self, mel: Tensor) -> Tensor:
-        """mel [num_mel_bins, 2 * num_positions] -> [num_rows, hidden_size]."""
-        config = self.config
-        rows = self.norm(self.heard(mel, config.num_positions))
-        return functional.pad(rows, (0, 0, 0, config.num_rows - config.num_positions))
-
-    def heard(self, mel: Tensor, count: int) -> Tensor:
-        """The first `count` rows of a window behind the last layer, which attend to each other only."""
+    def window(self, mel: Tensor, heard: int, kept: int) -> Window:
+        """A window of whole length, checked."""
         config = self.config
         if mel.shape != (config.num_mel_bins, 2 * config.num_positions):
             raise RequestError(
                 f"input_features {list(mel.shape)}: windows of {config.num_mel_bins} mel bins and "
                 f"{2 * config.num_positions} frames are needed"
             )
-        frames = mel.to(self.device, self.dtype).T[None]  # [1, frames, bins]
-        x = gelu(self.conv2(unroll(gelu(self.conv1(unroll(frames, 1))), 2)))[0]
-        x = x[:count] if self.positions is None else x[:count] + self.positions.table[:count]
-        turn = None if self.turn is None else (self.turn[0][:count], self.turn[1][:count])
-        bounds = torch.arange(0, count + 1, count, dtype=torch.int32, device=x.device)  # of the only segment
+        return Window(mel, heard, kept)
+
+    def _rows_of(self, windows: Sequence[Window]) -> Sequence[Tensor]:
+        """The rows of each window; views of one tensor, where there are several."""
+        x = self._heard(windows)
+        if not self.averaged:
+            x = self.norm(x)
+        parts = x.split([window.heard for window in windows])
+        x = joined([fitted(part, window.kept) for part, window in zip(parts, windows)])
+        if self.averaged:
+            x = self.norm(x.view(len(x) // 2, 2, -1).mean(1))
+        return self.projected(x).split([window.kept // self.stack for window in windows])
+
+    def _heard(self, windows: Sequence[Window]) -> Tensor:
+        """The rows of windows behind the last layer, [all that are heard, hidden]."""
+        alike = [list(each) for _, each in groupby(windows, key=lambda window: window.mel.shape)]
+        begun = [x for each in alike for x in self._begun(each)]
+        x, counts = joined(begun), [window.heard for window in windows]
+        turn = None
+        if self.turn is not None:
+            cos, sin = self.turn
+            turn = joined([cos[:count] for count in counts]), joined([sin[:count] for count in counts])
+        bounds = bounds_of(counts, x.device)
         for layer in self.layers:
             layer(x, bounds, turn)
         return x
+
+    def _begun(self, windows: Sequence[Window]) -> list[Tensor]:
+        """Windows of one length before the first layer, [heard, hidden] each."""
+        frames = joined([window.mel.to(self.device, self.dtype).T[None] for window in windows])
+        x = gelu(self.conv2(unroll(gelu(self.conv1(unroll(frames, 1))), 2)))
+        rows = [one[: window.heard] for one, window in zip(x, windows)]
+        if self.positions is None:
+            return rows
+        return [one + self.positions.table[: len(one)] for one in rows]
+
+
+def fitted(x: Tensor, count: int) -> Tensor:
+    """The first `count` rows; zeros stand for those that are missing."""
+    return x[:count] if count <= len(x) else functional.pad(x, (0, 0, 0, count - len(x)))

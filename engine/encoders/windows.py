@@ -1,6 +1,6 @@
 """Towers that hear a sound window after window: Voxtral's, GLM-ASR's and Audio Flamingo's.
 
-Thread: device. Each window passes Whisper's encoder alone. Behind the encoder some neighbouring rows are laid side by
+Thread: device. Each window attends to itself only. Behind the encoder some neighbouring rows are laid side by
 side and pass two products. Voxtral adds learned positions and keeps the rows of the silence behind the sound; GLM-ASR
 rotates queries and keys and leaves those rows out. In Audio Flamingo's encoder the rows of the silence are not even
 attended to, and neighbours are averaged.
@@ -21,7 +21,7 @@ from engine.checkpoint.section import Section
 from engine.checkpoint.text import complete
 from engine.encoders import sound, whisper
 from engine.encoders.tower import Features
-from engine.encoders.whisper import WhisperAudioConfig, WhisperTower
+from engine.encoders.whisper import WhisperAudioConfig, WhisperTower, Window
 from engine.errors import ConfigError, RequestError
 from engine.kernels.activation import BY_NAME, Activation, pointwise
 from engine.layers.linear import Linear
@@ -136,6 +136,7 @@ class WindowsTower(WhisperTower):
 
     def __init__(self, config: WindowsConfig, dtype: torch.dtype, device: str) -> None:
         super().__init__(config, dtype, device)
+        self.stack = config.stack
         if config.rotary_dim:
             self.positions = None
             pairs = torch.arange(0, config.rotary_dim, 2, dtype=torch.float32)
@@ -146,21 +147,19 @@ class WindowsTower(WhisperTower):
         self.proj1 = Linear(config.stack * config.hidden_size, config.projector_width, bias=bias)
         self.proj2 = Linear(config.projector_width, config.output_dim, bias=bias)
 
-    def encode(self, features: Features) -> Tensor:
+    def windows(self, features: Features) -> list[Window]:
         """num_rows: how many rows of all windows are wanted; those of the silence at the end may be left out."""
-        config, windows, left = self.config, features["input_features"], int(features["num_rows"])
-        most = len(windows) * config.window_rows
-        if windows.dim() != 3 or not most - config.window_rows < left <= most:
-            raise RequestError(
-                f"num_rows={left}: input_features {list(windows.shape)} have {config.window_rows} rows a window"
-            )
-        parts = []
-        for window in windows:
-            rows = min(left, config.window_rows)
-            x = self.norm(self.heard(window, config.num_positions))[: rows * config.stack]
-            parts.append(self.proj2(pointwise(self.proj1(x.reshape(rows, -1)), config.activation)))
-            left -= rows
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        config, mels, left = self.config, features["input_features"], int(features["num_rows"])
+        each = config.window_rows
+        most = len(mels) * each
+        if mels.dim() != 3 or not most - each < left <= most:
+            raise RequestError(f"num_rows={left}: input_features {list(mels.shape)} have {each} rows a window")
+        kept = [min(each, left - before) * self.stack for before in range(0, most, each)]
+        return [self.window(mel, config.num_positions, rows) for mel, rows in zip(mels, kept)]
+
+    def projected(self, x: Tensor) -> Tensor:
+        rows = x if self.averaged else x.reshape(len(x) // self.stack, -1)
+        return self.proj2(pointwise(self.proj1(rows), self.config.activation))
 
     def example(self, modality: Modality, rows: int) -> Features:
         count = max(1, rows // self.config.window_rows)
@@ -172,27 +171,23 @@ class WindowsTower(WhisperTower):
 class AveragedTower(WindowsTower):
     """The same of rows of the sound alone, neighbours averaged."""
 
+    averaged = True
+
     def __init__(self, config: WindowsConfig, dtype: torch.dtype, device: str) -> None:
         super().__init__(config, dtype, device)
         self.proj1 = Linear(config.hidden_size, config.projector_width, bias=config.projector_bias)
 
-    def encode(self, features: Features) -> Tensor:
+    def windows(self, features: Features) -> list[Window]:
         """num_frames: how many of all windows' frames begin inside the sound."""
-        config, windows, left = self.config, features["input_features"], int(features["num_frames"])
-        each = 2 * config.num_positions
-        if windows.dim() != 3 or not (len(windows) - 1) * each + 3 <= left <= len(windows) * each:
+        mels, left = features["input_features"], int(features["num_frames"])
+        each = 2 * self.config.num_positions
+        if mels.dim() != 3 or not (len(mels) - 1) * each + 3 <= left <= len(mels) * each:
             raise RequestError(
-                f"num_frames={left}: input_features {list(windows.shape)} hold {each} frames a window, at least 3 of "
+                f"num_frames={left}: input_features {list(mels.shape)} hold {each} frames a window, at least 3 of "
                 "the last one inside the sound"
             )
-        parts = []
-        for window in windows:
-            count = (min(left, each) + 1) // 2
-            pairs = count // 2  # a last odd row has no partner and is dropped
-            x = self.heard(window, count)[: 2 * pairs].view(pairs, 2, -1).mean(1)
-            parts.append(self.proj2(pointwise(self.proj1(self.norm(x)), config.activation)))
-            left -= each
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        counts = [(min(each, left - before) + 1) // 2 for before in range(0, len(mels) * each, each)]
+        return [self.window(mel, count, count // 2 * 2) for mel, count in zip(mels, counts)]
 
     def example(self, modality: Modality, rows: int) -> Features:
         made = super().example(modality, rows)

@@ -16,7 +16,7 @@ import torch
 
 from _fast.layout import GraphKind
 from engine.cache.sizing import device_blocks
-from engine.encoders.tower import each
+from engine.encoders.tower import SharedTower, each
 from engine.kernels.compile_ahead import compile_ahead
 from engine.kernels.gemm.algorithms import Products
 from engine.kernels.gemm.dense import gated_way, is_vendors
@@ -128,9 +128,14 @@ class Startup:
         )  # fmt: skip
 
     def _encode_largest(self, rows: int) -> None:
-        """In every tower the item of `rows` rows that takes most memory."""
+        """In every tower the item of `rows` rows that takes most memory, or as many that run together."""
         for tower in each(self._model.towers):
-            tower.encode(tower.example(tower.modalities[0], rows))
+            item = tower.example(tower.modalities[0], rows)
+            made = len(tower.encode(item))
+            if isinstance(tower, SharedTower):
+                times = min(rows // max(1, made), tower.together // tower.weight(item))
+                if times > 1:  # an item has a longest length: that of a window
+                    tower.encode_together([item] * times)
 
     def _small_towers(self) -> None:
         """Those that get graphs, as they are."""

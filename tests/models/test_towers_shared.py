@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from engine.encoders.tower import SharedTower, bounds_of
 from tests import tiny
 from tests.models.seeing import PLAIN, items, load, processor
+from tests.models.test_sounds import FAMILY, SAMPLES, processed
+from tests.tiny_hearing import qwen2_audio, whisper
 
 SEEING = (
     "llava", "llava-siglip", "llava-pixtral", "mistral3", "internvl", "internvl-6b", "gemma3-vision", "paligemma",
     "idefics3", "llava_next", "llava_onevision", "glm4v", "gemma4-vision", "gemma4-small-vision",
 )  # fmt: skip
+
+HEARING = ("voxtral", "glm-asr", "audio-flamingo", "qwen3-asr", "ultravox", "fun-audio")
 
 
 def together(tower: SharedTower, given: list[dict[str, torch.Tensor]]) -> None:
@@ -36,6 +42,36 @@ def test_pictures_have_the_rows_of_each_alone(name: str) -> None:
     assert len(given) > 2
     assert all(tower.weight(features) == len(features["pixel_values"]) for features in given)
     together(tower, given)
+
+
+@pytest.mark.parametrize("name", HEARING)
+def test_sounds_have_the_rows_of_each_alone(name: str) -> None:
+    """Parts of a window, one, and several."""
+    family = FAMILY[name]
+    tower = load(family.folder).towers["audio"]
+    parts = [processed(family, count).parts[0] for count in SAMPLES]
+    together(tower, [{key: torch.tensor(array) for key, array in part.features.items()} for part in parts])
+
+
+@pytest.mark.parametrize("folder", [whisper, qwen2_audio], ids=lambda folder: folder.__name__)
+@pytest.mark.parametrize("at_once", [1, 2, 5])
+def test_windows_run_as_many_at_once_as_there_is_room_for(folder: Any, at_once: int, monkeypatch: Any) -> None:
+    tower = load(folder()).towers["audio"]
+    bins, positions = tower.config.num_mel_bins, tower.config.num_positions
+    draw = torch.Generator().manual_seed(1)
+    mels = [torch.randn(bins, 2 * positions, generator=draw) for _ in range(5)]
+    monkeypatch.setattr(tower, "together", at_once * positions)
+    runs, heard = [], tower._heard
+
+    def counted(windows: Any) -> torch.Tensor:
+        runs.append(len(windows))
+        return heard(windows)
+
+    monkeypatch.setattr(tower, "_heard", counted)
+    given = [{"input_features": mel, "num_frames": torch.tensor(3 + 7 * i)} for i, mel in enumerate(mels)]
+    assert [tower.weight(features) for features in given] == [positions] * 5
+    together(tower, given)
+    assert runs == [1] * 5 + {1: [1] * 5, 2: [2, 2, 1], 5: [5]}[at_once]
 
 
 @pytest.mark.parametrize("lengths", [(4,), (4, 4, 4), (4, 6), (6, 4, 4), (1, 2, 2, 1, 1)])

@@ -81,7 +81,7 @@ def test_features_are_those_of_the_published_extractor():
 
 def test_the_encoder_makes_transformers_rows_and_blank_ones_behind_them():
     with torch.inference_mode():
-        rows = load(whisper()).audio(features(1))
+        rows = load(whisper()).audio.encode({"input_features": features(1)})
         theirs = oracle().model.encoder(features(1)[None]).last_hidden_state[0]
     assert rows.shape == (128, 64)
     assert (rows[:POSITIONS] - theirs).abs().max() < 1e-4
@@ -90,7 +90,7 @@ def test_the_encoder_makes_transformers_rows_and_blank_ones_behind_them():
 
 def test_windows_of_another_length_are_refused():
     with pytest.raises(RequestError, match="windows of 80 mel bins and 200 frames"):
-        load(whisper()).audio(torch.zeros(MELS, 100))
+        load(whisper()).audio.encode({"input_features": torch.zeros(MELS, 100)})
 
 
 @pytest.mark.parametrize(

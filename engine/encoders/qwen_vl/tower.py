@@ -13,9 +13,8 @@ layers.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -25,7 +24,7 @@ from engine.encoders.qwen_vl.config import VisionConfig
 from engine.encoders.qwen_vl.graphs import BUDGETS, TowerGraphs
 from engine.encoders.qwen_vl.tables import Grid, GridParts, GridTables, exact_room, grid_parts, grid_tables, needs
 from engine.encoders.recent import Recent
-from engine.encoders.tower import Features, Record
+from engine.encoders.tower import Features, Record, Shapes
 from engine.errors import RequestError
 from engine.kernels.image import PatchLayout, pixels_to_patches
 from engine.layers.embed import Positions
@@ -69,7 +68,7 @@ class QwenVisionTower:
     def encode(self, features: Features) -> Tensor:
         return self([self._patches(features)], [features["grid_thw"]])[0]
 
-    def weight(self, features: Mapping[str, np.ndarray]) -> int:
+    def weight(self, features: Shapes) -> int:
         return int(features["grid_thw"].prod())
 
     def encode_together(self, items: Sequence[Features]) -> list[Tensor]:
