@@ -52,8 +52,8 @@ class RopeConfig:
 # How a checkpoint holds the experts of a layer: a matrix for each of gate, up and down of every expert; one matrix
 # [E, 2I, H] of gate and up, gate's rows first, and one [E, H, I] of down, weights of modules ("joined") or bare tensors
 # ("upright"); bare and transposed; transposed with biases, gate's columns and up's by turns; the latter upright, as
-# MXFP4 codes and scales.
-ExpertLayout = Literal["apart", "joined", "upright", "turned", "by turns", "codes by turns"]
+# MXFP4 codes and scales; bare matrices of gate, of up and of down's transposed, experts one below the other in each.
+ExpertLayout = Literal["apart", "joined", "upright", "turned", "by turns", "codes by turns", "one below the other"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +134,7 @@ class TextConfig:
     parallel: bool = False  # attention and MLP read the stream side by side
     shared_norm: bool = False  # parallel: both read it through one norm
     qkv_layout: QKVLayout = "apart"
+    qkv_clip: float = 0.0  # queries, keys and values are clipped to this distance from 0; 0: they are not
     split_head_norms: bool = False  # "head layer norm": each head's weights are a module of the checkpoint
     joined_mlp: bool = False  # gate and up are one matrix of the checkpoint
     layer_norm: bool = False  # the stream passes LayerNorms, not RMSNorms

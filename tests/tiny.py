@@ -365,6 +365,18 @@ SPARSE: dict[str, Callable[[], Any]] = {  # further families with experts
         num_experts_per_tok=4, intermediate_size=36,
     ),
     "olmoe": causal("OlmoeForCausalLM", "OlmoeConfig", num_experts=6, num_experts_per_tok=2, intermediate_size=36),
+    "olmoe_clipped": causal(
+        "OlmoeForCausalLM", "OlmoeConfig", num_experts=6, num_experts_per_tok=2, intermediate_size=36, clip_qkv=0.3,
+        norm_topk_prob=True,
+    ),
+    "dbrx": causal(
+        "DbrxForCausalLM", "DbrxConfig", d_model=72, attn_config={"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 0.3},
+        ffn_config={"moe_num_experts": 5, "moe_top_k": 2, "ffn_hidden_size": 36},
+    ),
+    "dbrx_unscaled": causal(
+        "DbrxForCausalLM", "DbrxConfig", d_model=72, attn_config={"kv_n_heads": 1, "rope_theta": 1e4, "clip_qkv": 8},
+        ffn_config={"moe_num_experts": 7, "moe_top_k": 3, "ffn_hidden_size": 20, "moe_normalize_expert_weights": None},
+    ),
     "granite_moe": causal(
         "GraniteMoeForCausalLM", "GraniteMoeConfig", num_local_experts=5, num_experts_per_tok=3, intermediate_size=36,
         embedding_multiplier=12.0, attention_multiplier=0.2, residual_multiplier=0.22, logits_scaling=8.0,

@@ -76,6 +76,7 @@ class PagedSelfAttention:
     """Causal grouped-query attention with rotary positions."""
 
     __slots__ = (
+        "clip",
         "head_dim",
         "k_norm",
         "num_heads",
@@ -103,6 +104,7 @@ class PagedSelfAttention:
         self.span = -layer.window if layer.chunked else layer.window  # as the kernels say it
         self.qkv = qkv_product(text, layer)
         self.qk_norm = text.qk_norm
+        self.clip = text.qkv_clip
         if text.qk_norm == "none":
             self.q_norm = self.k_norm = None
         elif text.qk_norm == "head layer norm":
@@ -158,6 +160,8 @@ class PagedSelfAttention:
             centre = self.qk_norm == "head layer norm"
             groups = (self.head_dim,) * 2 if centre else (len(q_norm.weight), len(k_norm.weight))
             normalise_projections(qkv, q_norm.weight, k_norm.weight, *groups, q_norm.eps, centre)
+        if self.clip:
+            qkv.clamp_(-self.clip, self.clip)
         return qkv
 
     def _head_norms(self) -> tuple[Tensor | None, Tensor | None, float]:

@@ -117,6 +117,9 @@ class Experts:
             return {kind: (Wanted((count, rows, columns)),)}
         if self.layout == "turned":
             return {kind: (Wanted((count, columns, rows)),)}
+        if self.layout == "one below the other":
+            sizes = (count * rows // 2, columns) if len(self.pieces) > 1 else (count * columns, rows)
+            return {name: (Wanted(sizes),) for name in self._below}
         bias = {f"{kind}_bias": (Wanted((count, rows)),)}
         if self.layout == "by turns":
             return {kind: (Wanted((count, columns, rows)),), **bias}
@@ -133,6 +136,9 @@ class Experts:
             matrices = list(_whole(pieces, kind))
         elif self.layout == "turned":
             matrices = [matrix.T for matrix in _whole(pieces, kind)]
+        elif self.layout == "one below the other":
+            each = zip(*(_whole(pieces, name).unflatten(0, (self.num_experts, -1)) for name in self._below))
+            matrices = [matrix if len(self.pieces) > 1 else matrix.T for expert in each for matrix in expert]
         elif self.layout == "by turns":
             matrices = self._turns(_whole(pieces, kind).transpose(1, 2))
         elif self.layout == "codes by turns":
@@ -156,6 +162,11 @@ class Experts:
     def _kind(self) -> str:
         """How the tensors of all experts begin, in layouts that are no module's."""
         return "gate_up_proj" if len(self.pieces) > 1 else "down_proj"
+
+    @property
+    def _below(self) -> tuple[str, ...]:
+        """The matrices in which experts lie one below the other."""
+        return ("w1", "v1") if len(self.pieces) > 1 else ("w2",)
 
     def _turns(self, upright: Tensor) -> list[Tensor]:
         """[E, rows, ...] -> of each expert the rows of each piece, which lie by turns."""

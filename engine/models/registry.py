@@ -48,6 +48,7 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "Glm4MoeForCausalLM": "engine.models.glm4_moe",
     "MiniMaxM2ForCausalLM": "engine.models.minimax_m2",
     "OlmoeForCausalLM": "engine.models.olmoe",
+    "DbrxForCausalLM": "engine.models.dbrx",
     "GraniteMoeForCausalLM": "engine.models.granite_moe",
     "Ernie4_5_MoeForCausalLM": "engine.models.ernie4_5_moe",
     "HunYuanMoEV1ForCausalLM": "engine.models.hunyuan_moe",
@@ -155,8 +156,7 @@ DECODERS = {
 def family_of(architecture: str, implementation: str = "native") -> Family:
     """The family of an architecture, that FAMILIES names where we have a file for it."""
     through = SEEING if architecture.endswith("ForConditionalGeneration") else THROUGH
-    module = FAMILIES[architecture] if implementation == "native" else through
-    family: Family = importlib.import_module(module).FAMILY
+    family: Family = importlib.import_module(FAMILIES[architecture] if implementation == "native" else through).FAMILY
     return family
 
 

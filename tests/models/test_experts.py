@@ -156,6 +156,37 @@ def test_rules_of_another_kind_are_refused_by_name(tmp_path, key, value):
         load_model_config(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "said"),
+    [
+        ("moe_normalize_expert_weights", 2, "moe_normalize_expert_weights=2 is not supported"),
+        ("moe_top_k", 6, "moe_top_k=6: a token chooses 1 to 5 of moe_num_experts=5 experts"),
+        ("ffn_act_fn", {"name": "softer"}, "hidden_act='softer' of DbrxForCausalLM is not supported"),
+    ],
+)
+def test_sections_of_dbrx_say_what_is_wrong(tmp_path, key, value, said):
+    config = json.loads((tiny.checkpoint("dbrx") / "config.json").read_text())
+    config["ffn_config"][key] = value
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=said):
+        load_model_config(tmp_path)
+
+
+def test_the_published_dbrx_is_planned(tmp_path):
+    """databricks/dbrx-instruct: 131,596,523,520 numbers."""
+    published = {
+        "architectures": ["DbrxForCausalLM"], "attn_config": {"clip_qkv": 8, "kv_n_heads": 8, "rope_theta": 500000},
+        "d_model": 6144, "max_seq_len": 32768, "model_type": "dbrx", "n_heads": 48, "n_layers": 40,
+        "ffn_config": {"ffn_hidden_size": 10752, "moe_jitter_eps": 0, "moe_loss_weight": 0.05, "moe_num_experts": 16,
+                       "moe_top_k": 4},
+        "tie_word_embeddings": False, "vocab_size": 100352,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(published))
+    config = load_model_config(tmp_path)
+    assert weight_bytes(build_model(config, torch.bfloat16)) == 2 * 131_596_523_520
+    assert (config.text.qkv_clip, config.text.layers[0].rope.theta) == (8, 500_000)
+
+
 @pytest.mark.parametrize(("shape", "total"), [("30b-a3b", 61_064_245_248), ("gpt-oss-20b", 13_761_264_768)])
 def test_planned_bytes_are_the_total_size_that_the_published_index_names(tmp_path, shape, total):
     (tmp_path / "config.json").write_text(json.dumps(SHAPES[shape]))

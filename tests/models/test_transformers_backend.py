@@ -144,18 +144,6 @@ def test_weights_are_planned_before_they_are_read():
         ({"architectures": ["OlmoForCausalLM"], "model_type": "olmo", "hidden_act": "softer"}, "cannot be built"),
         (
             {
-                "architectures": ["DbrxForCausalLM"],
-                "model_type": "dbrx",
-                "d_model": 64,
-                "n_heads": 4,
-                "n_layers": 2,
-                "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4, "clip_qkv": 8},
-                "ffn_config": {"moe_num_experts": 5, "ffn_hidden_size": 36},
-            },
-            "DbrxForCausalLM: reads numbers on the host",
-        ),
-        (
-            {
                 "architectures": ["OlmoForCausalLM"],
                 "model_type": "olmo",
                 "quantization_config": {"quant_method": "fp8"},
@@ -172,6 +160,11 @@ def test_what_paged_attention_does_not_compute_is_refused_in_a_line(tmp_path, ch
         load_model_config(tmp_path)
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_module_that_reads_numbers_on_the_host_is_refused():
+    with pytest.raises(ConfigError, match="DbrxForCausalLM: reads numbers on the host"):
+        load_model_config(tiny.checkpoint("dbrx"), implementation="transformers")
 
 
 def test_an_architecture_that_transformers_lacks_is_refused_by_name(tmp_path):
