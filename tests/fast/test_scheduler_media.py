@@ -281,3 +281,23 @@ def test_cached_blocks_end_inside_a_joint_and_the_rest_of_it_is_one_chunk():
 def test_joints_that_no_step_could_compute_are_refused(joints):
     with pytest.raises(ValueError, match=r"joints are ascending|a joint of 30 tokens: a step has room for 29"):
         add(make(), 1, 30, joints=joint(*joints))
+
+
+def test_rows_decode_in_every_step_while_pictures_wait_for_their_tower():
+    """Eight pictures beside 32 rows: a step encodes up to the budget, or one picture that exceeds it."""
+    budget, sizes = 64, (40, 40, 20, 20, 20, 90, 40, 40)
+    scheduler = make(max_slots=48, max_rows=40, max_tokens=128, num_blocks=512, encoder_budget=budget)
+    decoding = {add(scheduler, number, 4, max_tokens=64) for number in range(1, 33)}
+    assert dict.fromkeys(decoding, 1) in [lens(step(scheduler)) for _ in range(4)]
+    rows = {}
+    for number, size in enumerate(sizes, 33):
+        entry = scheduler.add_entry(size)
+        rows[entry] = size
+        add(scheduler, number, size + 4, (2, size, entry, 0), max_tokens=1)
+    encoded = []
+    while sum(map(len, encoded)) < len(sizes):
+        plan = step(scheduler)
+        assert lens(plan).items() >= dict.fromkeys(decoding, 1).items(), "all that decode go on"
+        encoded.append([entry for _, _, entry in encodes(plan)])
+        assert sum(rows[entry] for entry in encoded[-1]) <= budget or len(encoded[-1]) == 1
+    assert max(map(len, encoded)) > 1, "small ones share a step"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import threading
 
 import numpy as np
 import pytest
@@ -204,3 +205,17 @@ async def test_so_do_tokens_of_an_accelerators_steps(monkeypatch):
     """Padded steps and recorded graphs, on CPU tensors."""
     monkeypatch.setattr(engine.runtime, "open_accelerator", lambda device: HostAccelerator())
     await check()
+
+
+async def test_windows_of_several_requests_share_a_run_of_the_encoder():
+    """Three prompts that begin in one step: one run, and transformers' tokens."""
+    async with running(whisper(), max_num_batched_tokens=512) as engine:
+        let_go = threading.Event()
+        held = asyncio.ensure_future(engine._on_device(lambda runtime: let_go.wait(60)))
+        jobs = [asyncio.ensure_future(answer(engine, request(number, PROMPTS[0]))) for number in range(3)]
+        await asyncio.sleep(0)  # all are submitted; the device thread finds them together
+        let_go.set()
+        got = await asyncio.gather(*jobs)
+        assert await held
+        assert engine.stats.encoder.calls == 1
+    assert [tokens for tokens, *_ in got] == [wanted(number, 0) for number in range(3)]
