@@ -7,6 +7,7 @@ become one row, which passes two products with an activation behind each, and on
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.checkpoint.section import MAX_LAYERS, Section
-from engine.encoders.tower import Features, Record
+from engine.encoders.tower import Features, PatchTower, apart, joined
 from engine.encoders.vit.parts import side_by_side
 from engine.errors import ConfigError, RequestError
 from engine.kernels.activation import gelu
@@ -131,13 +132,13 @@ class Llama4VisionLayer:
         self.down.add_to(x, gelu(self.up(self.norm2(x))))
 
 
-class Llama4VisionTower:
+class Llama4VisionTower(PatchTower):
     """Patches -> rows of the decoder's width."""
 
+    config: Llama4VisionConfig
+
     def __init__(self, config: Llama4VisionConfig, dtype: torch.dtype, device: str) -> None:
-        self.config = config
-        self.dtype = dtype
-        self.device = device
+        super().__init__(config, dtype, device)
         size, inner = config.hidden_size, config.inner_size
         self.patch_embed = Linear(3 * config.patch_size**2, size)
         self.class_token = Bare("class_embedding", size)
@@ -149,34 +150,24 @@ class Llama4VisionTower:
         self.projection = Linear(inner, config.row_width)
         self._cos, self._sin = turns(config, device)
 
-    @property
-    def modalities(self) -> tuple[Modality, ...]:
-        return self.config.modalities
+    def encode_together(self, items: Sequence[Features]) -> list[Tensor]:
+        """Each with `pixel_values` [tiles * side^2, numbers]."""
+        patches = [self._patches(features) for features in items]
+        return apart(self(joined(patches)), [len(each) // self.config.merge**2 for each in patches])
 
-    @property
-    def row_width(self) -> int:
-        return self.config.row_width
-
-    def encode(self, features: Features) -> Tensor:
-        """`pixel_values` [tiles * side^2, numbers]."""
+    def _patches(self, features: Features) -> Tensor:
         patches, count, numbers = features["pixel_values"], self.config.side**2, self.patch_embed.in_features
         if not len(patches) or len(patches) % count or patches.shape[1:] != (numbers,):
             raise RequestError(
                 f"pixel_values {list(patches.shape)}: tiles of {count} patches of {numbers} numbers are needed"
             )
-        return self(patches.to(self.device, self.dtype))
+        return patches.to(self.device, self.dtype)
 
     def example(self, modality: Modality, rows: int) -> Features:
         """Blank tiles, at least one."""
         side, merge = self.config.side, self.config.merge
         tiles = max(1, rows // (side // merge) ** 2)
         return {"pixel_values": torch.zeros(tiles * side**2, self.patch_embed.in_features, device=self.device)}
-
-    def picture_bytes(self, rows: int) -> int:
-        return 0
-
-    def record(self, record: Record) -> None:
-        """No graph."""
 
     def __call__(self, patches: Tensor) -> Tensor:
         """patches [tiles * side^2, numbers] of the tower's dtype -> [rows, row_width]."""

@@ -15,7 +15,7 @@ from tests.tiny_hearing import qwen2_audio, whisper
 
 SEEING = (
     "llava", "llava-siglip", "llava-pixtral", "mistral3", "internvl", "internvl-6b", "gemma3-vision", "paligemma",
-    "idefics3", "llava_next", "llava_onevision", "glm4v", "gemma4-vision", "gemma4-small-vision",
+    "idefics3", "llava_next", "llava_onevision", "glm4v", "gemma4-vision", "gemma4-small-vision", "llama4-vision",
 )  # fmt: skip
 
 HEARING = ("voxtral", "glm-asr", "audio-flamingo", "qwen3-asr", "ultravox", "fun-audio")
