@@ -48,6 +48,8 @@ async function reasonOf(reply) {
 export const getJson = async (path) => (await call(path)).json();
 export const getText = async (path, signal) => (await call(path, { signal })).text();
 
+const CUT = "The answer broke off: the server or the network went away. Answer again when it is back.";
+
 /** The chunks of a streamed completion; the signal ends it. */
 export async function* stream(route, body, signal) {
   const reply = await call(route, {
@@ -57,12 +59,17 @@ export async function* stream(route, body, signal) {
       : sent({ ...body, stream: true, stream_options: { include_usage: true } })),
     signal,
   });
-  for await (const data of events(reply.body)) {
-    if (data === "[DONE]") return;
-    const chunk = JSON.parse(data);
-    if (chunk.error) throw new Refusal(chunk.error.code, chunk.error.message);
-    yield chunk;
+  try {
+    for await (const data of events(reply.body)) {
+      if (data === "[DONE]") return;
+      const chunk = JSON.parse(data);
+      if (chunk.error) throw new Refusal(chunk.error.code, chunk.error.message);
+      yield chunk;
+    }
+  } catch (error) {
+    if (error instanceof Refusal || error.name === "AbortError") throw error;
   }
+  throw new Refusal(0, CUT);
 }
 
 const sent = (body) => ({ headers: { "content-type": "application/json" }, body: JSON.stringify(body) });

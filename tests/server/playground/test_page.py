@@ -43,14 +43,14 @@ def setting(page: Any, label: str, text: str) -> None:
     page.get_by_label(label).fill(text)
 
 
-def told(page: Any, chunks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def told(page: Any, chunks: list[dict[str, Any]], end: str = "data: [DONE]\n\n") -> list[dict[str, Any]]:
     """Answers the page's requests with these chunks; gives the list of their bodies."""
     bodies: list[dict[str, Any]] = []
     lines = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks)
 
     def fulfil(route: Any) -> None:
         bodies.append(route.request.post_data_json)
-        route.fulfill(headers={"content-type": "text/event-stream"}, body=f"{lines}data: [DONE]\n\n")
+        route.fulfill(headers={"content-type": "text/event-stream"}, body=lines + end)
 
     page.route("**/v1/chat/completions", fulfil)
     return bodies
@@ -185,6 +185,15 @@ def test_thinking_is_folded_and_a_call_gets_its_result(page):
     assert asked == {"role": "user", "content": "How is the weather?"}
     assert called["tool_calls"][0]["function"] == {"name": "weather", "arguments": '{"city": "Porto"}'}
     assert result == {"role": "tool", "tool_call_id": "c1", "content": "sunny"}
+
+
+@pytest.mark.parametrize("end", ["", "data: {"])
+def test_an_answer_that_breaks_off_says_so_and_keeps_its_words(page, end):
+    told(page, [delta(content="Half an")], end)
+    ask(page, "Hello")
+    found = answer(page)
+    found.get_by_text("The answer broke off").wait_for()
+    assert "Half an" in words(found)
 
 
 def test_a_model_without_a_chat_template_continues_texts(page):
