@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 MAX_THREADS = 8
 LEAST_JUMP = 2  # forced tokens: one costs a step either way
+MOST_BYTES = 256  # of forced text at a time
 WATCHED_FIELDS = (  # of SamplingParams: what would have to follow each token
     "presence_penalty", "frequency_penalty", "repetition_penalty", "min_tokens", "logit_bias", "allowed_token_ids",
     "not_first_token_ids", "bad_words", "timestamps", "logprobs", "logprob_token_ids",
@@ -53,8 +54,8 @@ class GrammarRow:
     """One choice under its grammar."""
 
     __slots__ = (
-        "_asleep", "_encode", "_end", "_ending_ids", "_is_free", "_jumps", "_left", "_matcher", "_min_tokens", "_opens",
-        "_starts", "_taken", "_verdict", "num_words", "over", "redoes", "wakes",
+        "_asleep", "_encode", "_end", "_ending_ids", "_is_free", "_jumped", "_jumps", "_left", "_matcher",
+        "_min_tokens", "_opens", "_starts", "_taken", "_verdict", "num_words", "over", "redoes", "wakes",
     )  # fmt: skip
 
     def __init__(self, grammar: Grammar, params: SamplingParams, jumps: bool = False) -> None:
@@ -66,7 +67,8 @@ class GrammarRow:
         self._starts, self._opens = frozenset(grammar.spec.starts), frozenset(grammar.spec.opens)
         self._asleep = bool(self._starts) and not self._opens  # the grammar has not begun
         self._is_free = grammar.spec.kind == "free"
-        self._jumps = jumps and chooses_freely(params)
+        self._jumps = jumps and self._encode is not None and chooses_freely(params)
+        self._jumped = False  # since the newest chosen token
         self._left = grammar.spec.budget  # tokens that may come before the grammar begins; None: any number
         self.wakes = grammar.spec.starts[:1]  # what is forced when none is left
         self._taken = 0  # tokens of the answer
@@ -110,6 +112,7 @@ class GrammarRow:
         if self._verdict is not None:
             self.over = True
             return self._verdict
+        self._jumped = False
         self._taken += 1
         if self._taken == 1 and token in self._opens:
             self._asleep = True
@@ -136,28 +139,28 @@ class GrammarRow:
         """Takes the tokens that the grammar leaves no choice about, `most` at most; [] where they are too few.
 
         They are those that the tokenizer cuts the forced text into. A word at its end stays a choice, since what
-        follows may belong to the same token.
+        follows may belong to the same token. A token is chosen between two jumps, whichever steps were in flight.
         """
-        if not self._jumps or self.matcher is None or self._verdict is not None or most < LEAST_JUMP:
+        if not self._jumps or self._jumped or most < LEAST_JUMP or self.matcher is None or self._verdict is not None:
             return []
-        forced = self._matcher.compute_ff_bytes()
-        if len(forced) <= LEAST_JUMP or self._encode is None:
+        probe = self._matcher.deep_copy()  # some microseconds; what is too much for it leaves the row as it was
+        forced = probe.compute_ff_bytes()
+        if probe.is_error():
+            self._jumps = False
+        text = forced[:MOST_BYTES].decode("utf-8", "ignore")
+        if not self._jumps or self._encode is None or len(text) <= LEAST_JUMP:
             return []
-        text = forced.decode("utf-8", "ignore")
-        tokens = self._encode(text)[: -1 if text[-1:].isalnum() else None][:most]
+        tokens = self._encode(text)[: -1 if len(forced) > MOST_BYTES or text[-1:].isalnum() else None][:most]
         if (end := next((place for place, token in enumerate(tokens) if token in self._ending_ids), None)) is not None:
             tokens = tokens[:end]
-        if len(tokens) < LEAST_JUMP:
-            return []
-        taken = self._matcher.try_consume_tokens(tokens)  # not all where a tokenizer adds to what it is given
-        if self._matcher.is_stopped():  # the answer's last token is chosen, and ends the row as any does
-            self._matcher.rollback(1)
-            taken -= 1
-        if taken < LEAST_JUMP:
-            self._matcher.rollback(taken)
-            return []
-        self._taken += taken
-        return tokens[:taken]
+        for run in (tokens, tokens[:-1]):  # an answer's last token is chosen, and ends the row as any does
+            probe = self._matcher.deep_copy()
+            taken = probe.try_consume_tokens(run) if len(run) >= LEAST_JUMP else 0
+            if taken and taken == len(run) and not probe.is_stopped():
+                self._matcher, self._jumped = probe, True
+                self._taken += taken
+                return run
+        return []
 
     def finish(self, line: np.ndarray, allowed: np.ndarray | None) -> None:
         """Applies the request's other rules to a filled line, uint32 [num_words].

@@ -10,7 +10,7 @@ from engine import FinishReason
 from engine.grammar.advance import GrammarRow, chooses_freely
 from engine.request import SamplingParams
 from tests import tiny
-from tests.engine.test_grammar_rows import END, FOLDER, PROMPTS, asked, everywhere, grammar, path, text, told
+from tests.engine.test_grammar_rows import END, FOLDER, PROMPTS, TOKENIZER, asked, everywhere, grammar, path, text, told
 from tests.engine_kit import quiet, running
 
 __all__ = ["path"]
@@ -149,3 +149,28 @@ def test_a_forced_run_stops_before_a_token_that_ends_the_answer_and_before_the_e
     assert GrammarRow(FIXED, plain).jump(1000) == []
     asleep = GrammarRow(grammar('start: "all of this"', starts=(tiny.IDS["<|AUDIO|>"],)), plain, jumps=True)
     assert asleep.jump(1000) == []
+
+
+def test_a_token_is_chosen_between_two_jumps():
+    row = GrammarRow(CLOSED, SamplingParams(eos_token_ids=(END,)), jumps=True)
+    assert row.jump(3)
+    assert row.jump(1000) == [], "there is more that nobody chooses, but a step in flight must not decide"
+    said = row.matcher.compute_ff_bytes().decode()
+    assert row.take(TOKENIZER.encode(said)[0]) is None
+    assert row.jump(1000)
+
+
+@pytest.mark.parametrize("of", ['start: "ab" start', 'start: "a"~100000'])
+def test_text_without_an_end_is_taken_piece_by_piece_or_token_by_token(of):
+    row = GrammarRow(grammar(of), SamplingParams(eos_token_ids=(END,)), jumps=True)
+    for _ in range(5):
+        assert len(text(row.jump(10_000))) <= 256
+        assert not row.matcher.is_error()
+        line = row.matcher.compute_bitmask()
+        assert row.take(next(token for token in range(len(line) * 8) if line[token >> 3] >> (token & 7) & 1)) is None
+
+
+async def test_an_answer_without_an_end_ends_at_its_length():
+    async with running(FOLDER, jump_forward=True) as engine:
+        ((tokens, finish, error),) = await told(engine, asked(PROMPTS[0], grammar('start: "ab" start'), 30))
+    assert (len(tokens), finish, error) == (30, FinishReason.LENGTH, None)

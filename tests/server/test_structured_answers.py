@@ -6,6 +6,7 @@ import re
 import jsonschema
 import pytest
 
+from engine.grammar.advance import GrammarRow
 from tests.server.conftest import quiet
 from tests.server.test_structure import SCHEMA as NULL
 
@@ -42,6 +43,26 @@ async def test_every_route_holds_answers_to_a_schema(client):
         fits((await client.post("/v1/messages", {**body, **where})).json()["content"][0]["text"])
     body = {"token_ids": [5, 6, 7], "output_mode": "text", "sampling_params": {**FREE, "response_format": FORMAT}}
     fits((await client.post("/inference/v1/generate", body)).json()["choices"][0]["text"])
+
+
+async def test_text_without_a_choice_is_streamed_counted_and_stopped_in(client, monkeypatch):
+    runs, jump = [], GrammarRow.jump
+    monkeypatch.setattr(GrammarRow, "jump", lambda row, most: runs.append(jump(row, most)) or runs[-1])
+    schema = {"type": "object", "required": ["departure"], "additionalProperties": False,
+              "properties": {"departure": {"enum": ["morning", "midday"]}}}  # fmt: skip
+    asked = {**FREE, "response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}}
+    whole = (await client.chat(**asked, return_token_ids=True)).json()
+    content, ids = whole["choices"][0]["message"]["content"], whole["choices"][0]["token_ids"]
+    assert json.loads(content)["departure"] in ("morning", "midday")
+    assert whole["usage"]["completion_tokens"] == len(ids)
+    events = (await client.chat(**asked, stream=True, stream_options={"include_usage": True})).events()[:-1]
+    said = [event["choices"][0]["delta"].get("content") or "" for event in events if event["choices"]]
+    assert "".join(said) == content
+    assert events[-1]["usage"] == whole["usage"]
+    assert max(map(len, runs)) > 2
+    for stop in ("part", 'ure"'):
+        cut = (await client.chat(**asked, stop=[stop])).json()["choices"][0]
+        assert (cut["message"]["content"], cut["finish_reason"]) == (content.partition(stop)[0], "stop")
 
 
 async def test_a_stream_and_a_background_answer_are_held_too(client):
