@@ -66,7 +66,7 @@ cdef class Settler:
         """
         cdef Py_ssize_t k
         if tokens.shape[0] >= self.room(slot):
-            raise ValueError(f"slot {slot}: room for {self.room(slot)} tokens, {tokens.shape[0]} and one more were given")
+            raise ValueError(f"slot {slot}: room for {self.room(slot)} tokens; got {tokens.shape[0]} and one more")
         dropped = self.redo(slot)
         for k in range(tokens.shape[0]):
             if self.seqs.append(slot, tokens[k]) < 0:

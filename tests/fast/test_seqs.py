@@ -148,7 +148,7 @@ def test_tokens_without_a_choice_follow_and_are_computed_in_one_step(in_flight):
     scheduler.commit(plans[0], np.array([7], np.int32))
     settler = scheduler.settler
     assert settler.room(0) == 5
-    with pytest.raises(ValueError, match="room for 5 tokens, 5 and one more"):
+    with pytest.raises(ValueError, match="room for 5 tokens; got 5 and one more"):
         settler.extend(0, np.zeros(5, np.int32))
     assert settler.extend(0, np.array([8, 9, 10], np.int32)) is in_flight
     assert settler.room(0) == 2
