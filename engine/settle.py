@@ -123,8 +123,7 @@ class Settler:
         grammars, settler = self._runtime.executor.grammars.rows, self._runtime.scheduler.settler
         for slot in step.rows.slots[step.rows.sampled].tolist():
             row = grammars.get(slot)
-            tokens = row.jump(settler.room(slot) - 1) if row is not None else []
-            if row is None or not tokens:
+            if row is None or not (tokens := row.jump(settler.room(slot) - 1)):
                 continue
             row.redoes |= settler.extend(slot, np.asarray(tokens, np.int32))
             for token in tokens:

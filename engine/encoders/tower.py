@@ -7,6 +7,7 @@ chooses the sizes of examples, so a tower knows nothing of kernels' variants, of
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Protocol, runtime_checkable
@@ -100,7 +101,7 @@ class EagerTower:
         """No graph: an item is as much work as a large step."""
 
 
-class SharingTower(EagerTower):
+class SharingTower(EagerTower, ABC):
     """What those share whose items run together."""
 
     together = TOGETHER
@@ -108,9 +109,9 @@ class SharingTower(EagerTower):
     def encode(self, features: Features) -> Tensor:
         return self.encode_together([features])[0]
 
+    @abstractmethod
     def encode_together(self, items: Sequence[Features]) -> list[Tensor]:
         """As SharedTower has it."""
-        raise NotImplementedError
 
 
 class PatchTower(SharingTower):

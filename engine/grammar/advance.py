@@ -13,6 +13,7 @@ GIL.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     import llguidance
 
     from engine.grammar.compile import Grammar
+
+log = logging.getLogger("omniloop.engine")
 
 MAX_THREADS = 8
 LEAST_JUMP = 2  # forced tokens: one costs a step either way
@@ -143,6 +146,15 @@ class GrammarRow:
         """
         if not self._jumps or self._jumped or most < LEAST_JUMP or self.matcher is None or self._verdict is not None:
             return []
+        try:
+            return self._forced(most)
+        except Exception:  # of a tokenizer or the library: nobody else is harmed, and the row goes on token by token
+            log.exception("the forced text of an answer could not be cut into tokens")
+            self._jumps = False
+            return []
+
+    def _forced(self, most: int) -> list[int]:
+        """As `jump`; a row that raises is as it was."""
         probe = self._matcher.deep_copy()  # some microseconds; what is too much for it leaves the row as it was
         forced = probe.compute_ff_bytes()
         if probe.is_error():

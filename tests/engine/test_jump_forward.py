@@ -174,3 +174,12 @@ async def test_an_answer_without_an_end_ends_at_its_length():
     async with running(FOLDER, jump_forward=True) as engine:
         ((tokens, finish, error),) = await told(engine, asked(PROMPTS[0], grammar('start: "ab" start'), 30))
     assert (len(tokens), finish, error) == (30, FinishReason.LENGTH, None)
+
+
+async def test_a_tokenizer_that_fails_harms_nobody(monkeypatch, caplog):
+    async with running(FOLDER, jump_forward=False) as engine:
+        plain = await told(engine, asked(PROMPTS[0], HELD))
+    monkeypatch.setattr(HELD.vocabulary, "encode", lambda text: [][0])
+    async with running(FOLDER, jump_forward=True) as engine:
+        assert await told(engine, asked(PROMPTS[0], HELD)) == plain
+    assert "could not be cut into tokens" in caplog.text
