@@ -330,4 +330,4 @@ async def test_an_idle_server_takes_next_to_no_cpu(server_process):
     await asyncio.sleep(0.3)
     before = server_process.cpu_seconds()
     await asyncio.sleep(1)
-    assert server_process.cpu_seconds() - before < 0.1
+    assert server_process.cpu_seconds() - before < 0.3, "a loop that never rests takes 1"

@@ -233,7 +233,7 @@ async def test_stalls_and_drips_end_at_the_timeout(stage: str) -> None:
         async def stall(writer: asyncio.StreamWriter) -> None:
             if stage != "before headers":
                 writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 10000\r\n" + (b"\r\n" if stage == "in body" else b""))
-            for _ in range(40):
+            for _ in range(500):
                 if writer.is_closing():
                     break
                 writer.write(b"X" if stage == "in body" else b"")
@@ -243,7 +243,7 @@ async def test_stalls_and_drips_end_at_the_timeout(stage: str) -> None:
         server.answers["/a"] = stall
         began = asyncio.get_running_loop().time()
         assert (await refusal(fetcher, server.url("/a"))).reason == "media_fetch_failed"
-        assert asyncio.get_running_loop().time() - began < 0.8
+        assert asyncio.get_running_loop().time() - began < 5, "the drip takes ten"
         await asyncio.wait_for(gone.wait(), 5)
 
 

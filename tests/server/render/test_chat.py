@@ -13,6 +13,7 @@ from server.render.chat import RenderConfig, Renderer
 from server.render.errors import RenderError
 from server.render.hf_tokenizer import HfTokenizer
 from server.render.load_tokenizer import load_tokenizer
+from tests.pace import slowness
 from tests.server.render import templates as kit
 from tests.server.render import vocab
 
@@ -386,7 +387,7 @@ async def test_a_long_prompt_leaves_the_loop_free(make):
     beat.cancel()
     assert len(prompt) > 100_000 < len(again)
     assert len(late) > 20
-    assert sorted(late)[len(late) // 2] < 0.02  # alone on a core the latest is 0.01
+    assert sorted(late)[len(late) // 2] < 0.02 * slowness()  # alone on a core the latest is 0.01
 
 
 async def test_texts_of_system_and_tools_are_joined_where_a_string_is_understood(make):
