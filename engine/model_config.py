@@ -19,7 +19,7 @@ from engine.request import Modality
 # whole projection; a LayerNorm on every head, each head with weights of its own.
 QKNorm = Literal["none", "head", "head after rotation", "projection", "head layer norm"]
 # How a checkpoint holds queries, keys and values: three matrices; one below the other in one matrix; one matrix in
-# which each head has its query, key and value rows.
+# which each key-value head has the rows of its queries, of its key and of its value.
 QKVLayout = Literal["apart", "joined", "by head"]
 
 

@@ -221,8 +221,8 @@ def qkv_product(text: TextConfig, layer: LayerConfig) -> Linear:
     sizes = (q_size, kv_size, kv_size) if text.qkv_layout == "apart" else (q_size + 2 * kv_size,)
     product = Linear(text.hidden_size, *sizes, bias=text.qkv_bias)
     if text.qkv_layout == "by head":
-        assert text.num_heads == text.num_kv_heads, "each head has its query, key and value rows"
-        product.arrange = lambda _, rows: queries_keys_values(rows, text.head_dim)
+        queries = text.num_heads // text.num_kv_heads
+        product.arrange = lambda _, rows: queries_keys_values(rows, queries, text.head_dim)
     elif layer.rope.interleaved:
         assert text.qkv_layout == "apart", "queries and keys are rearranged, values are not"
         values = 2

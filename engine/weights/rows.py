@@ -7,6 +7,7 @@ pairs only. Thread: any.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -20,6 +21,7 @@ def half_split(rows: Tensor, head_dim: int, rotary_dim: int) -> Tensor:
     return heads[:, order].flatten(0, 1)
 
 
-def queries_keys_values(rows: Tensor, head_dim: int) -> Tensor:
-    """From each head's query, key and value rows to all heads' queries, then keys, then values."""
-    return rows.unflatten(0, (-1, 3, head_dim)).transpose(0, 1).flatten(0, 2)
+def queries_keys_values(rows: Tensor, queries: int, head_dim: int) -> Tensor:
+    """From the rows of each key-value head's queries, key and value to all queries, then all keys, then all values."""
+    heads = rows.unflatten(0, (-1, queries + 2, head_dim))
+    return torch.cat([heads[:, :queries].flatten(0, 2), heads[:, -2].flatten(0, 1), heads[:, -1].flatten(0, 1)])

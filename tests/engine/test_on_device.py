@@ -48,7 +48,7 @@ async def test_families_keep_their_tokens_in_a_busy_engine(name):
     async with CUDA.running(tiny.checkpoint(name), enable_prefix_caching=False) as engine:
         sent = [text_request(tokens, BUSY_TOKENS, ignore_eos=True, logprobs=2) for tokens in BUSY_PROMPTS]
         alone = [await CUDA.alone(engine, each) for each in sent]
-    await check_busy(name, CUDA, alone)
+    await check_busy(tiny.checkpoint(name), CUDA, alone)
 
 
 async def logits_error(engine, tokens: list[int], wanted: torch.Tensor) -> np.ndarray:

@@ -1,6 +1,7 @@
 """Every family of text decoders in an engine: the tokens of transformers, whatever the scheduler does; old configs."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -32,22 +33,22 @@ LENGTHS, TOKENS, LONGEST, CHUNK = (60, 23, 40), 16, 80, 11
 PROMPTS = [prompt(length, seed=9) for length in LENGTHS]
 
 
-def settings(name: str) -> dict[str, int]:
+def settings(folder: Path) -> dict[str, int]:
     """Of an engine whose cache holds more than one row and less than three."""
-    one = CacheLayout(load(tiny.checkpoint(name)).cache_specs(), 16).blocks_for(LONGEST, CHUNK)
+    one = CacheLayout(load(folder).cache_specs(), 16).blocks_for(LONGEST, CHUNK)
     return {"max_model_len": LONGEST, "max_prefill_chunk": CHUNK, "num_gpu_blocks_override": one + max(1, one // 3)}
 
 
-async def check_busy(name: str, device: Device, want: list[Answer]) -> None:
+async def check_busy(folder: Path, device: Device, want: list[Answer]) -> None:
     """In a mixed batch, in chunks, preempted and computed again, and from the prefix cache."""
-    async with device.running(tiny.checkpoint(name), **settings(name)) as engine:
+    async with device.running(folder, **settings(folder)) as engine:
         for turn in range(2):
             sent = [answer(engine, text_request(tokens, TOKENS, ignore_eos=True)) for tokens in PROMPTS]
-            device.check([choices[0] for choices in await asyncio.gather(*sent)], want, f"{name}, turn {turn}")
+            device.check([choices[0] for choices in await asyncio.gather(*sent)], want, f"{folder.name}, turn {turn}")
         assert engine.stats.preemptions > 0
         for _ in range(2):  # the second time from what the first one left behind: nobody else asks for blocks
             again = await answer(engine, text_request(PROMPTS[0], TOKENS, ignore_eos=True))
-            device.check(again, want[:1], name)
+            device.check(again, want[:1], folder.name)
         assert engine.stats.prefix_hits > 0
 
 
@@ -57,11 +58,11 @@ def transformers_tokens(name: str) -> list[Answer]:
 
 @pytest.mark.parametrize("name", tiny.FAMILIES)
 async def test_tokens_of_a_busy_engine_equal_transformers(name):
-    await check_busy(name, Device("cpu"), await asyncio.to_thread(transformers_tokens, name))
+    await check_busy(tiny.checkpoint(name), Device("cpu"), await asyncio.to_thread(transformers_tokens, name))
 
 
 @pytest.mark.parametrize("name", ON_DEVICE)
 async def test_so_do_tokens_of_an_accelerators_steps(name, monkeypatch):
     """Padded steps and recorded graphs, on CPU tensors."""
     monkeypatch.setattr(engine.runtime, "open_accelerator", lambda _device: HostAccelerator())
-    await check_busy(name, Device("cpu"), await asyncio.to_thread(transformers_tokens, name))
+    await check_busy(tiny.checkpoint(name), Device("cpu"), await asyncio.to_thread(transformers_tokens, name))

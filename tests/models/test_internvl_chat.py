@@ -111,7 +111,7 @@ def test_what_config_says_of_tiles_is_done(tmp_path):
     [
         ({"ps_version": "v1"}, "ps_version='v1'; how neighbours become rows is supported as 'v2'"),
         ({"force_image_size": 112}, "force_image_size=112 must be the tower's image_size=56"),
-        ({"llm_config": {"model_type": "internlm2"}}, "model_type='internlm2' is not supported here"),
+        ({"llm_config": {"model_type": "qwen9"}}, "model_type='qwen9' is not supported here"),
     ],
 )
 def test_what_is_not_supported_is_named(tmp_path, change, complaint):

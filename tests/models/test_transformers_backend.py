@@ -54,14 +54,14 @@ def test_logits_and_tokens_equal_transformers(name):
 @pytest.mark.parametrize("name", BUSY)
 async def test_tokens_of_a_busy_engine_equal_transformers(name):
     want = [Answer(greedy(name, tokens, TOKENS)) for tokens in PROMPTS]
-    await check_busy(name, Device("cpu"), want)
+    await check_busy(tiny.checkpoint(name), Device("cpu"), want)
 
 
 async def test_so_do_tokens_of_an_accelerators_steps(monkeypatch):
     """Padded steps and recorded graphs, on CPU tensors."""
     monkeypatch.setattr("engine.runtime.open_accelerator", lambda _device: HostAccelerator())
     want = [Answer(greedy("cwm", tokens, TOKENS)) for tokens in PROMPTS]
-    await check_busy("cwm", Device("cpu"), want)
+    await check_busy(tiny.checkpoint("cwm"), Device("cpu"), want)
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "flex_olmo"])
