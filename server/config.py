@@ -90,7 +90,7 @@ class LimitsConfig:
     max_text_request_bytes: int = flag(8 * MIB, "body of a route without media", low=1024)
     body_budget_bytes: int = flag(1024 * MIB, "all bodies held at one time", low=1024)
     json_max_depth: int = flag(200, "nesting of a JSON body", low=4)
-    json_max_nodes: int = flag(1_000_000, "values in a JSON body", low=16)
+    json_max_nodes: int = flag(1_000_000, "values in a JSON body; 65536 besides long lists of integers", low=16)
     max_messages: int = flag(2048, "messages in a conversation", low=1)
     max_content_parts: int = flag(1024, "parts in all messages", low=1)
     max_tools: int = flag(512, "tools of a request", low=1)

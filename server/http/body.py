@@ -1,6 +1,6 @@
 """Request bodies: counted as they arrive, scanned, then decoded into the types of schema/.
 
-Owner: loop; bodies above 256 KiB are scanned and decoded in the pool. In: ASGI messages. Out: a schema struct, or 413,
+Owner: loop; bodies above 128 KiB are scanned and decoded in the pool. In: ASGI messages. Out: a schema struct, or 413,
 415, 408, 400. What Content-Length promises is checked first and never believed. The bytes stay counted against the
 process-wide budget until the struct is made.
 """
@@ -26,18 +26,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-POOL_BYTES = 256 << 10
-LONG_LIST = 64  # ids; shorter lists are the decoder's
+MOST_VALUES = 1 << 16  # that a decoder makes in its one call, which holds the GIL for up to 10 ms
+POOL_BYTES = 2 * MOST_VALUES  # a body of so many bytes has no more values
+LONG_LIST = 16  # ids; shorter lists are the decoder's
 GRACE_S = 5.0  # before the minimum rate counts
 _decoders: dict[type, msgspec.json.Decoder[Any]] = {}
 
 _SCAN_TEXTS = {
     json_scan.TOO_DEEP: "the body nests deeper than {max_depth} levels",
-    json_scan.TOO_MANY_NODES: "the body holds more than {max_nodes} values",
     json_scan.NOT_FINITE: "the body holds NaN or Infinity at byte {at}; numbers must be finite",
     json_scan.LONE_SURROGATE: "the body holds half of a surrogate pair at byte {at}; send whole characters",
     json_scan.INTEGER_TOO_LARGE: "the body holds an integer beyond 64 bits at byte {at}",
 }
+_MANY_VALUES = (
+    f"a body above {POOL_BYTES >> 10} KiB may hold {MOST_VALUES} values besides lists of at least {LONG_LIST} integers "
+    "that stand under its keys or in a list there; this one holds more: send it as several requests"
+)
 
 
 async def read_json(request: Request, kind: type[T], limit: int) -> T:
@@ -136,15 +140,37 @@ def promised_length(request: Request) -> int:
 
 def decode(data: bytes, kind: type[T], limits: LimitsConfig) -> T:
     """Scan, then typed decode. Raises ApiError only."""
-    code, at = json_scan.scan(data, limits.json_max_depth, limits.json_max_nodes)
+    check_scan(data, limits, limits.json_max_nodes, "the body holds more than {max_nodes} values")
+    if len(data) <= POOL_BYTES:
+        return decode_values(data, kind)
+    names = {name.encode(): name for name in kind.__struct_fields__}  # type: ignore[attr-defined]
+    lists = id_lists.find(data, LONG_LIST)
+    short = without(data, lists)
+    if any(short.count(b'"%s"' % name) > 1 for name in names.keys() & {name for name, *_ in lists}):
+        short, lists = data, []  # a name that stands there twice: the last one counts
+    check_scan(short, limits, MOST_VALUES, _MANY_VALUES)
+    body = decode_values(short, kind)
+    for name, index, start, end in lists:
+        if name in names:
+            ids = getattr(body, names[name])
+            append_ids(ids if index < 0 else ids[index], data, start, end)
+    return body
+
+
+def check_scan(data: bytes, limits: LimitsConfig, most: int, too_many: str) -> None:
+    code, at = json_scan.scan(data, limits.json_max_depth, most)
     if code != json_scan.OK:
-        text = _SCAN_TEXTS[code].format(max_depth=limits.json_max_depth, max_nodes=limits.json_max_nodes, at=at)
-        raise invalid(None, text, "invalid_json")
+        text = too_many if code == json_scan.TOO_MANY_NODES else _SCAN_TEXTS[code]
+        raise invalid(None, text.format(max_depth=limits.json_max_depth, max_nodes=most, at=at), "invalid_json")
+
+
+def decode_values(data: bytes, kind: type[T]) -> T:
+    """The decoder's one call."""
     decoder = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = msgspec.json.Decoder(kind)
     try:
-        return decoder.decode(data) if len(data) <= POOL_BYTES else decode_in_pieces(data, decoder)
+        return decoder.decode(data)
     except msgspec.ValidationError as error:
         if "got `float`" not in str(error):
             raise from_validation(error) from None
@@ -153,20 +179,10 @@ def decode(data: bytes, kind: type[T], limits: LimitsConfig) -> T:
         raise malformed() from None
 
 
-def decode_in_pieces(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """Long lists of ids apart: of each the decoder gets the first id, by which it knows the list's type."""
-    lists = id_lists.find(data, LONG_LIST)
+def without(data: bytes, lists: list[tuple[bytes, int, int, int]]) -> bytes:
+    """The body with one id in each long list, by which the decoder knows the list's type."""
     starts, ends = [0, *(end for *_, end in lists)], [*(start for *_, start, _ in lists), len(data)]
-    short = b"".join(map(data.__getitem__, map(slice, starts, ends)))
-    if any(short.count(b'"%s"' % name) > 1 for name in {name for name, *_ in lists}):
-        return decoder.decode(data)  # a name that stands there twice: the last one counts
-    body = decoder.decode(short)
-    fields = {name.encode(): name for name in body.__struct_fields__}  # type: ignore[attr-defined]
-    for name, index, start, end in lists:
-        if name in fields:
-            ids = getattr(body, fields[name])
-            append_ids(ids if index < 0 else ids[index], data, start, end)
-    return body
+    return b"".join(map(data.__getitem__, map(slice, starts, ends)))
 
 
 def append_ids(ids: list[int], data: bytes, start: int, end: int) -> None:

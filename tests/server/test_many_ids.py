@@ -85,9 +85,9 @@ async def test_a_long_list_that_is_cut_is_read_in_the_pool(client, threads):
     assert reply.status == 200
     assert reply.json()["usage"]["prompt_tokens"] == 4
     assert threads[0][0] is not threading.main_thread()
-    mixed = await client.complete([5] * (count - 1) + ["a"], truncate_prompt_tokens=4)
+    mixed = await client.complete([5] * 60_000 + ["a"], truncate_prompt_tokens=4)
     assert mixed.status == 400
-    assert mixed.error["param"] == f"prompt[{count - 1}]"
+    assert mixed.error["param"] == "prompt[60000]"
 
 
 async def test_a_list_is_emptied():
@@ -120,6 +120,58 @@ async def test_the_decoder_of_a_large_body_makes_no_list_of_a_million_ids(monkey
     assert sum(short) < 100
     assert sum(pieces) == 799_998
     assert max(pieces) <= 4096
+
+
+@pytest.fixture
+def decoded(monkeypatch):
+    """How many values each call of a decoder was asked to make."""
+    counts = []
+    decode_values, loosely = body.decode_values, msgspec.json.decode
+
+    def spy(decode):
+        def counting(data, *args, **named):
+            counts.append(data.count(b",") + data.count(b"[") + data.count(b"{"))
+            return decode(data, *args, **named)
+
+        return counting
+
+    monkeypatch.setattr(body, "decode_values", spy(decode_values))
+    monkeypatch.setattr(msgspec.json, "decode", spy(loosely))
+    return counts
+
+
+@pytest.mark.parametrize("value", ['""', "1.5", "{}", "[]", '{"a":1}', "[1,[2]]", "null", '"a",1', "[1,2],3"])
+async def test_a_decoder_is_asked_for_a_bounded_number_of_values(value, decoded):
+    """In its one call it holds the GIL."""
+    data = f'{{"prompt":[{",".join([value] * 90_000)}]}}'.encode()
+    with pytest.raises(ApiError, match=f"may hold {body.MOST_VALUES} values besides lists of at least 16 integers"):
+        body.decode(data, CompletionBody, LimitsConfig())
+    assert decoded == []
+
+
+async def test_a_name_that_stands_twice_does_not_pass_the_bound(decoded):
+    ids = ",".join(["5"] * 90_000)
+    with pytest.raises(ApiError, match="send it as several requests"):
+        body.decode(f'{{"prompt":[{ids}],"prompt":[5]}}'.encode(), CompletionBody, LimitsConfig())
+    assert decoded == []
+
+
+async def test_a_number_as_float_beside_many_ids_is_read_without_them(decoded):
+    ids = list(range(900_000))
+    data = msgspec.json.encode({"prompt": ids, "max_tokens": 16.0})
+    read = body.decode(data, CompletionBody, LimitsConfig())
+    assert (read.prompt, read.max_tokens) == (ids, 16)
+    assert decoded
+    assert max(decoded) < 10
+
+
+async def test_a_body_that_is_decoded_on_the_loop_has_no_more_values():
+    assert body.POOL_BYTES // 2 <= body.MOST_VALUES
+
+
+async def test_as_many_short_prompts_as_a_request_may_hold_are_read():
+    prompts = [list(range(body.LONG_LIST + 40))] * LimitsConfig().max_prompts
+    assert body.decode(msgspec.json.encode({"prompt": prompts}), CompletionBody, LimitsConfig()).prompt == prompts
 
 
 @pytest.mark.parametrize(
