@@ -65,11 +65,12 @@ class MediaOptions:
     background: Colour = WHITE  # of pictures, where they are transparent
     frame_recovery: bool = False  # a film's unreadable frames are replaced by readable ones, else the film is refused
     key_frames: bool = False  # only a film's key frames count as its frames
+    num_pictures: int = 1  # of the request: the loader counts them, no JSON says it
 
     @classmethod
     def of(cls, given: Mapping[str, Any], **otherwise: Any) -> MediaOptions:
         """From JSON values; ValueError names a wrong one. `otherwise` stands where nothing is given."""
-        known = {item.name: item for item in dataclasses.fields(cls)}
+        known = {item.name: item for item in dataclasses.fields(cls) if item.name != "num_pictures"}
         for name, value in given.items():
             if name not in known:
                 raise ValueError(f"there is no option {name!r}; known are {', '.join(known)}")

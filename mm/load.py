@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from engine.request import Modality
 from mm.cache import ProcessorCache
@@ -98,7 +99,8 @@ class MediaLoader:
         self._check_counts(refs)
         if self._requests >= self.limits.max_media_waiting:
             raise busy(f"{self._requests} requests are loading media; try again shortly")
-        request = MediaRequest(self.limits, options or self.options, scope, decoding, report)
+        counted = replace(options or self.options, num_pictures=sum(ref.modality == "image" for ref in refs))
+        request = MediaRequest(self.limits, counted, scope, decoding, report)
         shared = self._shared()
         jobs = [Job(shared, request, ref) for ref in refs]
         for job in jobs:

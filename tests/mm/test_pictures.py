@@ -17,8 +17,10 @@ from mm.processors.gemma4 import Gemma4
 from mm.processors.idefics3 import Idefics3
 from mm.processors.internvl import InternVL, canvas
 from mm.processors.llava import Llava
+from mm.processors.onevision import OneVision
 from mm.processors.pictures import Pictures
 from mm.processors.pixtral import Pixtral
+from mm.transform.image import Scale
 from tests.mm import made
 
 models = pytest.importorskip("transformers.models")
@@ -132,6 +134,28 @@ def test_patches_of_gemma4_equal_the_reference(tmp_path: Path, height: int, widt
     assert item.parts[0].num_tokens == want["num_soft_tokens_per_image"][0]
     filling = ours.fill(item)
     assert filling.token_ids.tolist() == [7, *[IMAGE] * item.parts[0].num_tokens, 8]
+
+
+@pytest.mark.parametrize("first", [*SIZES, (700, 9), (5, 400)])
+def test_several_pictures_of_onevision_are_shown_whole(tmp_path: Path, first: tuple[int, int]) -> None:
+    """One tile each, padded to a square, where a single picture of the same processor has several."""
+    from transformers import LlavaOnevisionProcessor
+    from transformers.models.llava_onevision.image_processing_pil_llava_onevision import LlavaOnevisionImageProcessorPil
+
+    settings = {"size": {"height": 56, "width": 56}, "image_mean": [0.5, 0.2, 0.1], "resample": 3}
+    settings["image_grid_pinpoints"] = [[56, 112], [112, 112]]
+    ours = processor(tmp_path, OneVision, settings, "siglip_vision_model", video_token_id=10)
+    pixels, two = [made.noise(*first), made.noise(70, 100, 1)], MediaOptions(num_pictures=2)
+    made_of = [ours.process(MediaItem("image", each, scale=Scale(56, 56)), bytes(16), two) for each in pixels]
+    want = LlavaOnevisionImageProcessorPil(**settings)(images=[pixels], return_tensors="np")
+    got = np.stack([pixels_of(item.parts[0].features) for item in made_of])
+    assert got.shape == want["pixel_values"].shape
+    assert np.abs(got - want["pixel_values"]).max() < 1e-5  # the same pixels
+    theirs = SimpleNamespace(num_image_tokens=16, image_token="i", vision_feature_select_strategy="full")
+    text = LlavaOnevisionProcessor.replace_image_token(theirs, want, 0)
+    assert ours.fill(made_of[0]).token_ids.tolist() == [IMAGE] * len(text) == [IMAGE] * 17
+    assert ours.settings("image", two) != ours.settings("image", PLAIN)
+    assert ours.settings("video", two) == ours.settings("video", PLAIN)
 
 
 def test_rows_of_pixtral_end(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -74,12 +75,13 @@ def items(name, prompt):
 @functools.cache
 def spliced(name, prompt):
     tokens, slots, processed = [5, 9, 13], [], []
+    options = replace(PLAIN, num_pictures=sum(item.modality == "image" for item in items(name, prompt)))
     for number, item in enumerate(items(name, prompt)):
         slots.append(len(tokens) + 1)
         mark = processor(name).placeholder(item.modality)
         tokens += [tiny.IDS["<|vision_bos|>"], mark, tiny.IDS["<|vision_eos|>"], 20 + number]
         digest = hashlib.blake2b(repr(item.data.shape).encode() + item.data.tobytes(), digest_size=16).digest()
-        processed.append(processor(name).process(item, digest, PLAIN))
+        processed.append(processor(name).process(item, digest, options))
     return splice([*tokens, 7, 8], slots, processed, processor(name)), processed
 
 

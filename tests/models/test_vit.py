@@ -67,6 +67,8 @@ def oracle_inputs(name, prompt):
         stacked = [np.pad(each, ((0, most - len(each)), (0, 0), (0, 0), (0, 0))) for each in pictures]
         inputs["pixel_values"] = torch.tensor(np.stack(stacked))
         inputs["image_sizes"] = torch.tensor([item.data.shape[:2] for item in items(name, prompt)])
+    if pictures and name == "llava_onevision":
+        inputs["batch_num_images"] = torch.tensor([len(pictures)])
     if pictures and name in ("idefics3", "smolvlm"):
         inputs["pixel_values"] = inputs["pixel_values"][None]
     if name == "gemma3-vision":

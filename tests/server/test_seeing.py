@@ -51,7 +51,10 @@ async def test_pictures_are_seen(name):
         plain = await ask()
         two = await ask(PICTURE, OTHER)
         none, one, both = (answer["usage"]["prompt_tokens"] for answer in (plain, first, two))
-        assert both - one == one - none >= WIDTHS[name] + 2
+        each = one - none
+        if name == "llava_onevision":  # beside another picture it is one tile and a newline, where alone it has three
+            each, one = each - 27, one - 27
+        assert both - one == each >= WIDTHS[name] + 2
         assert (await ask(BROKEN, status=400))["error"]["reason"] == "media_invalid"
         if "video" in state.engine.model.modalities:
             assert (await ask(FILM, PICTURE))["usage"]["prompt_tokens"] > one
