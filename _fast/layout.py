@@ -8,12 +8,13 @@ writes it.
 What the device needs of a step is one int32 record:
 
     header | slot | start | len | computed | flags | token ids | (to a multiple of ALIGNED) tail
-    tail:   updates [num_updates][UPDATE_WORDS] | params [num_params][SLOT_WORDS] | positions [3 or 1][num_tokens]
+    tail:   updates [num_updates][UPDATE_WORDS] | params [num_params][SLOT_WORDS] | positions [1 to AXES][num_tokens]
 """
 
 from enum import IntEnum, IntFlag
 
 ALIGNED = 16  # int32 values: a record, its tail and a slot's row begin at multiples of it, as wide loads need it
+AXES = 4  # the most rows of positions that a token has
 
 
 class Header(IntEnum):
@@ -130,7 +131,7 @@ def tail_at(max_rows: int, max_tokens: int) -> int:
 
 def record_len(max_rows: int, max_tokens: int, max_updates: int) -> int:
     """How many int32 values the record of a plan of these sizes takes."""
-    tail = UPDATE_WORDS * max_updates + SLOT_WORDS * max_rows + 3 * max_tokens
+    tail = UPDATE_WORDS * max_updates + SLOT_WORDS * max_rows + AXES * max_tokens
     return tail_at(max_rows, max_tokens) + padded(tail)
 
 

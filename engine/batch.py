@@ -21,7 +21,7 @@ class Batch:
     """One step of T tokens."""
 
     token_ids: Tensor  # [T] int64; positions taken by media hold the placeholder's id
-    positions: Tensor  # [T] int64, or [3, T] (time, height, width) for M-RoPE models
+    positions: Tensor  # [T] int64, or [axes, T] for M-RoPE models
     media: list[tuple[int, int, Tensor]]  # (token_start, length, rows [length, hidden or more]) that replace embeddings
     attention: list[AttentionMeta]  # by cache group
     caches: list[LayerCache]  # by layer that keeps something

@@ -38,6 +38,7 @@ class Limits:
     max_joint: int = 0  # tokens that see each other: one step computes them, whatever other rows it has
     routed_experts: bool = False  # the experts of tokens are kept
     has_experts: bool = False  # of some layer
+    axes: int = 1  # rows of positions that a token has
     picture_bytes: int = 0  # of a decoded picture that the device still scales and cuts itself; 0: it wants patches
 
 
@@ -116,8 +117,10 @@ def _check_media(request: Request, limits: Limits) -> None:
                     f"{item.modality}: rows are {rows.dtype} {list(rows.shape)}; float32 [{item.num_tokens}, {width}] "
                     "is needed"
                 )
-    if request.positions is not None and request.positions.shape != (3, len(request.prompt_token_ids)):
-        raise RequestError(f"positions have shape {request.positions.shape}; [3, prompt_len] is needed")
+    if request.positions is not None and request.positions.shape != (limits.axes, len(request.prompt_token_ids)):
+        raise RequestError(
+            f"positions have shape {list(request.positions.shape)}; [{limits.axes}, prompt_len] is needed"
+        )
 
 
 def _check_joints(request: Request, limits: Limits) -> None:

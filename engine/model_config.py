@@ -45,8 +45,13 @@ class RopeConfig:
     # Queries are multiplied by 1 + this * log(1 + (position + query_offset) // original_max_position).
     query_scaling: float = 0.0
     query_offset: int = 0
-    mrope_section: tuple[int, ...] = ()  # frequencies for time, height, width; () = one axis
+    mrope_section: tuple[int, ...] = ()  # frequencies of each axis of positions; () = one axis
     mrope_interleaved: bool = False  # the axes take turns, frequency by frequency
+
+    @property
+    def axes(self) -> int:
+        """Rows of positions that a token has."""
+        return len(self.mrope_section) or 1
 
 
 # How a checkpoint holds the experts of a layer: a matrix for each of gate, up and down of every expert; one matrix
@@ -279,6 +284,6 @@ class ModelConfig:
         return max((tower.row_parts for tower in self.towers.values()), default=1)
 
     @property
-    def mrope(self) -> bool:
-        """Whether positions have three rows (time, height, width)."""
-        return bool(self.text.layers[0].rope.mrope_section)
+    def axes(self) -> int:
+        """Rows of positions that a token has: 1, or M-RoPE's."""
+        return self.text.layers[0].rope.axes

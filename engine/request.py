@@ -144,7 +144,7 @@ class Request:
     prompt_token_ids: np.ndarray  # int32 [prompt_len], media placeholders already widened
     sampling: SamplingParams
     media: tuple[MediaInput, ...] = ()
-    positions: np.ndarray | None = None  # int32 [3, prompt_len] (time, height, width) for M-RoPE; None: 0, 1, 2 ...
+    positions: np.ndarray | None = None  # int32 [axes, prompt_len] for M-RoPE; None: 0, 1, 2 ...
     position_delta: int = 0  # position of token i >= prompt_len is i + position_delta
     n: int = 1  # choices; choice k uses seed + k
     priority: int = 0  # lower first

@@ -91,6 +91,7 @@ class Runtime:
             row_widths={modality: tower.row_width for modality, tower in model.towers.items()},
             routed_experts=config.return_routed_experts,
             has_experts=routed_shape(model_config.text)[0] > 0,
+            axes=model_config.axes,
             picture_bytes=max((tower.picture_bytes(sizes.encoder_rows) for tower in each(model.towers)), default=0),
         )
         # Of prompts that are computed as a whole, cached ones would lack the hidden states that are pooled.

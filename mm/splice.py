@@ -27,7 +27,7 @@ class Spliced:
 
     prompt_token_ids: np.ndarray  # int32 [prompt_len]
     media: tuple[MediaInput, ...]
-    positions: np.ndarray | None  # int32 [3, prompt_len]
+    positions: np.ndarray | None  # int32 [axes, prompt_len]
     position_delta: int
     counts: dict[Modality, int]  # prompt tokens per modality, for usage
 

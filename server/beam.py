@@ -159,7 +159,7 @@ class BeamSearch:
         positions = base.positions
         if positions is not None and said:
             places = np.arange(len(base.prompt_token_ids), len(base.prompt_token_ids) + said) + base.position_delta
-            positions = np.concatenate([positions, np.tile(places, (3, 1))], axis=1).astype(np.int32)
+            positions = np.concatenate([positions, np.tile(places, (len(positions), 1))], axis=1).astype(np.int32)
         sampling = SamplingParams(
             max_tokens=1,
             temperature=0.0,

@@ -26,6 +26,7 @@ class RopeDefaults:
     theta: float = 10_000.0
     partial: float = 1.0  # the share of a head that is rotated
     sections: tuple[int, ...] = ()  # of M-RoPE
+    axes: tuple[int, ...] = (3,)  # how many sections there may be
     turns: bool = False  # M-RoPE's axes take turns
     interleaved: bool = False
     sliding_key: str = ""  # older files: the theta of layers with a window, which are not scaled; "": like the others
@@ -79,7 +80,7 @@ def read_rope(body: Section, layer_type: str, head_dim: int, default: RopeDefaul
     elif kind == "dynamic" and given.get("alpha"):  # HunYuan's: another theta, whatever the context
         theta *= rope.number("alpha") ** (rotary_dim / (rotary_dim - 2))
         kind = "default"
-    extra["mrope_section"] = sections = _sections(body, given.get("mrope_section"), default.sections, rotary_dim)
+    extra["mrope_section"] = sections = _sections(body, given.get("mrope_section"), default, rotary_dim)
     extra["mrope_interleaved"] = bool(sections) and rope.boolean("mrope_interleaved", default.turns)
     return RopeConfig(kind=kind, theta=theta, rotary_dim=rotary_dim, interleaved=default.interleaved, **extra)
 
@@ -145,15 +146,16 @@ def _yarn(rope: Section, factor: float) -> dict[str, Any]:
     }
 
 
-def _sections(body: Section, given: Any, default: tuple[int, ...], rotary_dim: int) -> tuple[int, ...]:
+def _sections(body: Section, given: Any, default: RopeDefaults, rotary_dim: int) -> tuple[int, ...]:
     """M-RoPE sections; () for positions with one axis."""
-    if given is None and not default:
+    if given is None and not default.sections:
         return ()
-    sections = list(default) if given is None else given
+    sections = list(default.sections) if given is None else given
     sizes = isinstance(sections, list) and all(type(size) is int and size >= 0 for size in sections)
-    if not sizes or len(sections) != 3 or sum(sections) != rotary_dim // 2:
+    if not sizes or len(sections) not in default.axes or sum(sections) != rotary_dim // 2:
+        counts = " or ".join(map(str, default.axes))
         raise ConfigError(
-            f"{body.path}: mrope_section={sections} must be three numbers that add up to {rotary_dim // 2} "
+            f"{body.path}: mrope_section={sections} must be {counts} numbers that add up to {rotary_dim // 2} "
             "(half the rotated dimensions)"
         )
     return tuple(sections)

@@ -1,7 +1,8 @@
 """Rotary positions: the table of cosines and sines of a step's tokens; rotate.py turns heads by it.
 
-angle[t, j] = position[t] * inv_freq[j]. With three position rows (time, height, width) each section of the frequencies
-reads its own row (Qwen2-VL, Qwen2.5-Omni), or the rows take turns (Qwen3-VL). Users: decoders take the table once per
+angle[t, j] = position[t] * inv_freq[j]. With several position rows each section of the frequencies reads its own row:
+time, height, width (Qwen2-VL, Qwen2.5-Omni), or place, width, height, picture (HunyuanOCR); or three rows take turns
+(Qwen3-VL). Users: decoders take the table once per
 step and hand it to `qkv_rope_store`; towers make their own and call `apply_rope`. The table is float32 whatever the
 activations are.
 """
@@ -22,15 +23,16 @@ from engine.kernels.target import tl, triton
 def angle_kernel(
     cos,  # [num_tokens, half] float32
     sin,
-    positions,  # [num_tokens], or [3, num_tokens] for THREE, rows axis_stride apart
+    positions,  # [num_tokens], or [axes, num_tokens] for SEVERAL, rows axis_stride apart
     inv_freq,  # [half]
     num_tokens,
     half,
     axis_stride,
-    first_end,  # THREE: frequencies below it read row 0, those from second_end on row 2
+    first_end,  # SEVERAL: frequencies below it read row 0, those from second_end on row 2
     second_end,  # INTERLEAVED: 1, 4, 7 ... below first_end read row 1, and 2, 5, 8 ... below second_end row 2
     scaling,
-    THREE: tl.constexpr,
+    third_end,  # frequencies from it on read row 3; None: there are three rows
+    SEVERAL: tl.constexpr,
     INTERLEAVED: tl.constexpr,
     TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,  # power of two >= half
@@ -46,7 +48,9 @@ def angle_kernel(
         axis = tl.where(pair < tl.where(turn == 1, first_end, second_end), turn, 0)
     else:
         axis = (pair >= first_end).to(tl.int32) + (pair >= second_end).to(tl.int32)
-    place = token + (axis * axis_stride if THREE else axis * 0)
+        if third_end is not None:
+            axis += (pair >= third_end).to(tl.int32)
+    place = token + (axis * axis_stride if SEVERAL else axis * 0)
     position = tl.load(positions + place, mask=inside, other=0).to(tl.float32)
     angle = position * tl.load(inv_freq + pair, mask=pair < half, other=0.0)
     target = token.to(tl.int64) * half + pair
@@ -61,11 +65,11 @@ def cos_sin(
     scaling: float = 1.0,
     interleaved: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """positions [T] or [3, T] (any integer or float type), inv_freq [D_rot/2] float32 -> cos, sin [T, D_rot/2] float32.
+    """positions [T] or [axes, T] (any integer or float type), inv_freq [D_rot/2] float32 -> cos, sin [T, D_rot/2].
 
-    mrope_section: how many frequencies each of the three rows supplies, in order; they add up to D_rot/2. Without it
-    three rows are taken to be equal. scaling multiplies both (YaRN's attention factor). interleaved: the rows take
-    turns, time, height, width, until height and width have had theirs.
+    mrope_section: how many frequencies each of three or four rows supplies, in order; they add up to D_rot/2. Without
+    it the rows are taken to be equal. scaling multiplies both (YaRN's attention factor). interleaved: three rows take
+    turns, time, height, width, until height and width have had theirs. The result is float32.
     """
     if positions.is_cuda:
         return launch_cos_sin(positions, inv_freq, mrope_section, scaling, interleaved)
@@ -82,21 +86,23 @@ def launch_cos_sin(
     """The Triton kernel, one launch; positions with contiguous rows, else as `cos_sin`."""
     half, tokens = inv_freq.numel(), positions.shape[-1]
     assert positions.stride(-1) == 1 and inv_freq.is_contiguous()
-    three = positions.dim() == 2 and mrope_section is not None
-    first, second = half, half
-    if three and mrope_section is not None:
-        assert len(mrope_section) == 3 and sum(mrope_section) == half, (
-            f"mrope_section {list(mrope_section)}: three numbers that add up to {half}"
+    several = positions.dim() == 2 and mrope_section is not None
+    first, second, third = half, half, None
+    if several and mrope_section is not None:
+        axes = len(mrope_section)
+        assert axes in ((3,) if interleaved else (3, 4)) and sum(mrope_section) == half, (
+            f"mrope_section {list(mrope_section)}: three or four numbers that add up to {half}; three that take turns"
         )
         first, second = mrope_section[0], mrope_section[0] + mrope_section[1]
+        third = second + mrope_section[2] if axes == 4 else None
         if interleaved:
             first, second = 3 * mrope_section[1], 3 * mrope_section[2]
     cos, sin = torch.empty(2, tokens, half, dtype=torch.float32, device=positions.device).unbind(0)
     block = triton.next_power_of_2(half)
     rows = max(1, 256 // block)
     angle_kernel[(triton.cdiv(tokens, rows),)](
-        cos, sin, positions, inv_freq, tokens, half, positions.stride(0), first, second, scaling,
-        THREE=three, INTERLEAVED=interleaved, TOKENS=rows, BLOCK=block, num_warps=4, **launch_options(),
+        cos, sin, positions, inv_freq, tokens, half, positions.stride(0), first, second, scaling, third,
+        SEVERAL=several, INTERLEAVED=interleaved, TOKENS=rows, BLOCK=block, num_warps=4, **launch_options(),
     )  # fmt: skip
     return cos, sin
 

@@ -90,7 +90,7 @@ def fill_tokens(
     token_ids, positions, slot_mapping, last_keys, words, block_tables, staged, capacity, first, max_rows,
     max_tokens, max_slots, max_blocks, block_size, num_embeddings,
     GROUPS: tl.constexpr,
-    MROPE: tl.constexpr,
+    AXES: tl.constexpr,  # rows of positions
     STEPS: tl.constexpr,  # 2 ** STEPS > max_rows
     BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -124,13 +124,13 @@ def fill_tokens(
         mapping = tl.where(within & (block >= 0), block * block_size + index % block_size, -1)
         tl.store(slot_mapping + group * max_tokens + token, mapping, mask=room)
     moved = index + tl.load(word(words, slot, POSITION_DELTA), mask=here, other=0)
-    if MROPE:
+    if AXES > 1:
         prompt_end = tl.load(word(words, slot, PROMPT_LEN), mask=here, other=0)
         at = tl.load(staged + POSITIONS_AT)
-        has = (at > 0) & (at <= capacity - 3 * tokens)
+        has = (at > 0) & (at <= capacity - AXES * tokens)
         given = here & (index < prompt_end * has.to(tl.int32))
         moved = tl.where(index < prompt_end, index, moved)
-        for axis in tl.static_range(3):
+        for axis in tl.static_range(AXES):
             position = tl.load(staged + at + axis * tokens + token, mask=given, other=0)
             position = tl.where(given, position, moved)
             position = tl.where(here, tl.maximum(position, 0), 0)
@@ -155,7 +155,7 @@ def inputs_kernel(
     turn,  # [1]
     num_records, capacity, max_rows, max_tokens, max_slots, max_blocks, block_size, num_embeddings,
     GROUPS: tl.constexpr,
-    MROPE: tl.constexpr,
+    AXES: tl.constexpr,  # rows of positions
     ROWS: tl.constexpr,
     STEPS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -174,7 +174,7 @@ def inputs_kernel(
     else:
         fill_tokens(
             token_ids, positions, slot_mapping, last_keys, words, block_tables, staged, capacity, (program - 1) * BLOCK,
-            max_rows, max_tokens, max_slots, max_blocks, block_size, num_embeddings, GROUPS, MROPE, STEPS, BLOCK,
+            max_rows, max_tokens, max_slots, max_blocks, block_size, num_embeddings, GROUPS, AXES, STEPS, BLOCK,
         )  # fmt: skip
 
 
@@ -217,14 +217,14 @@ def launch_inputs(
     """The two Triton kernels; arguments as `step_inputs`."""
     num_groups, lines, max_blocks = slots.block_tables.shape
     count, capacity = records.pinned.shape
-    mrope, ahead = out.positions.dim() == 2, out.last_keys is not None
-    take_record(slots, records, max_rows, max_tokens, 3 if mrope else int(ahead))
+    axes = out.axes
+    take_record(slots, records, max_rows, max_tokens, axes if axes > 1 else int(out.last_keys is not None))
     rows = triton.next_power_of_2(max_rows + 1)
     inputs_kernel[(1 + triton.cdiv(max_tokens, TOKENS),)](
         out.token_ids, out.positions, out.slot_mapping, out.query_start, out.context_len, out.row_slot,
         out.sample_index, out.sample_row, out.sample_slot, out.sample_place, out.num_rows, out.num_sampled,
         out.home, out.last_keys, slots.words, slots.block_tables, records.staged, records.turn, count, capacity,
-        max_rows, max_tokens, lines - 1, max_blocks, block_size, num_embeddings, GROUPS=num_groups, MROPE=mrope,
+        max_rows, max_tokens, lines - 1, max_blocks, block_size, num_embeddings, GROUPS=num_groups, AXES=axes,
         ROWS=rows, STEPS=max_rows.bit_length(), BLOCK=TOKENS, num_warps=4, **launch_options(),
     )  # fmt: skip
 
@@ -278,10 +278,10 @@ def step_inputs_reference(
         block = table[slot, (index // block_size).clamp(0, max_blocks - 1)].long()
         _fill(mapping, torch.where(within & (block >= 0), block * block_size + index % block_size, -1), -1)
     position = index + slots.word(SlotWord.POSITION_DELTA)[slot]
-    if out.positions.dim() == 2:
+    if (axes := out.axes) > 1:
         at = int(record[Header.POSITIONS_AT])
-        has = 0 < at <= record.numel() - 3 * tokens
-        prompt = record[at : at + 3 * tokens].view(3, tokens).long() if has else index.expand(3, tokens)
+        has = 0 < at <= record.numel() - axes * tokens
+        prompt = record[at : at + axes * tokens].view(axes, tokens).long() if has else index.expand(axes, tokens)
         position = torch.where(index < prompt_len[slot], prompt, position)
     if out.last_keys is not None:
         _fill(out.last_keys, _last_keys(record, index, max_blocks * block_size), 0)

@@ -49,7 +49,7 @@ class StepInputs:
     """One step as forward and sampler read it, at addresses that never change; N = max_tokens, R = max_rows."""
 
     token_ids: Tensor  # [N] int64, rows of the embedding; 0 beyond the step's tokens
-    positions: Tensor  # [N] int64, or [3, N] for M-RoPE; 0 beyond
+    positions: Tensor  # [N] int64, or [axes, N] for M-RoPE; 0 beyond
     slot_mapping: Tensor  # [num_groups, N] int64, block * block_size + offset; -1 beyond
     query_start: Tensor  # [R + 1] int32; the number of tokens beyond the step's rows
     context_len: Tensor  # [R] int32; 0 beyond
@@ -63,6 +63,11 @@ class StepInputs:
     home: Tensor  # [1] int32: the number of the buffer on the host that the tokens go to
     last_keys: Tensor | None  # [N] int32, of models whose tokens see later ones (AttentionMeta); 0 beyond
 
+    @property
+    def axes(self) -> int:
+        """Rows of positions that a token has."""
+        return len(self.positions) if self.positions.dim() == 2 else 1
+
 
 def empty_slots(max_slots: int, max_blocks: int, num_groups: int, device: str | torch.device) -> SlotTensors:
     """All rows zero."""
@@ -71,10 +76,13 @@ def empty_slots(max_slots: int, max_blocks: int, num_groups: int, device: str | 
 
 
 def empty_inputs(
-    max_rows: int, max_tokens: int, num_groups: int, mrope: bool, device: str | torch.device, ahead: bool = False
+    max_rows: int, max_tokens: int, num_groups: int, axes: int, device: str | torch.device, ahead: bool = False
 ) -> StepInputs:
-    """A step without rows, but for the slots of padded rows, which are 0 until the first `step_inputs`."""
-    positions = torch.zeros((3, max_tokens) if mrope else max_tokens, dtype=torch.int64, device=device)
+    """A step without rows, but for the slots of padded rows, which are 0 until the first `step_inputs`.
+
+    `axes`: rows of positions that a token has.
+    """
+    positions = torch.zeros((axes, max_tokens) if axes > 1 else max_tokens, dtype=torch.int64, device=device)
 
     def row(count: int = max_rows, fill: int = 0, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.full((count,), fill, dtype=dtype, device=device)

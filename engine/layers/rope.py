@@ -1,7 +1,7 @@
 """RopeTable: frequencies of one RopeConfig, and the cos/sin of a step's positions (once per step, not per layer).
 
-In: positions [T] or [3, T]. Out: a Rope, for qkv_rope_store. The formulas of the scaled kinds are the ones transformers
-uses (modeling_rope_utils), so that a checkpoint means the same here.
+In: positions [T] or [axes, T]. Out: a Rope, for qkv_rope_store. The formulas of the scaled kinds are those of
+transformers (modeling_rope_utils), so that a checkpoint means the same here.
 """
 
 from __future__ import annotations

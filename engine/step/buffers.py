@@ -85,7 +85,7 @@ class StepBuffers:
         self.params = SlotParams(sizes.max_slots)
         self.slots = empty_slots(sizes.max_slots, sizes.max_blocks, len(layout.groups), device)
         self.inputs = empty_inputs(
-            rows, tokens, len(layout.groups), model.config.mrope, device, bool(model.config.ahead)
+            rows, tokens, len(layout.groups), model.config.axes, device, bool(model.config.ahead)
         )
         self.runs = torch.full((sizes.width, rows), int(TokenCode.END), dtype=torch.int32, device=device)
         self.tokens = self.runs[0]  # the first of each row's run
@@ -176,7 +176,7 @@ class StepBuffers:
         )
 
     def send_positions(self, plan: StepPlan, positions: np.ndarray) -> None:
-        """Appends int32 [3, num_tokens], for prompts that bring positions of their own, to a packed plan's record; or
+        """Appends int32 [axes, num_tokens] to a packed plan's record, for prompts that bring positions of their own; or
         int32 [num_tokens], for tokens that see later ones."""
         record = np.asarray(plan.record)
         start = plan.used_len

@@ -48,10 +48,12 @@ def build(
     layout: CacheLayout,
     media: list[tuple[int, int, torch.Tensor]],
     caches: list[LayerCache],
-    mrope: bool,
+    axes: int,
     num_embeddings: int,
 ) -> Batch:
-    """Makes the step's Batch. `media` holds (token_start, length, rows [length, hidden]) of towers' output.
+    """Makes the step's Batch.
+
+    `media` holds (token_start, length, rows [length, hidden]) of towers' output; `axes`: rows of positions of a token.
 
     Token ids that are no row of the embedding become some that are, and their slots are marked.
     """
@@ -86,7 +88,7 @@ def build(
                 last_keys=last_keys,
             )
         )
-    positions = mrope_positions(rows, slots) if mrope else index + slots.position_delta[rows.slots][row_of]
+    positions = axis_positions(rows, slots, axes) if axes > 1 else index + slots.position_delta[rows.slots][row_of]
     return Batch(
         token_ids=torch.from_numpy(token_ids),
         positions=torch.from_numpy(positions),
@@ -98,19 +100,19 @@ def build(
     )
 
 
-def mrope_positions(rows: RowArrays, slots: SlotState) -> np.ndarray:
-    """Three axes int64 [3, num_tokens]: inside a prompt from the request, beyond it all equal, index + delta."""
+def axis_positions(rows: RowArrays, slots: SlotState, axes: int) -> np.ndarray:
+    """int64 [axes, num_tokens]: inside a prompt from the request, beyond it all equal, index + delta."""
     lens = rows.lens
     row_of = np.repeat(np.arange(len(lens)), lens)  # [num_tokens]
     index = rows.computed[row_of].astype(np.int64) + np.arange(len(row_of)) - rows.starts[:-1][row_of]
-    axes = np.repeat((index + slots.position_delta[rows.slots][row_of])[None, :], 3, axis=0)
+    found = np.repeat((index + slots.position_delta[rows.slots][row_of])[None, :], axes, axis=0)
     inside = np.flatnonzero(rows.computed < slots.prompt_len[rows.slots])
     for row in inside.tolist():
         given = slots.positions.get(int(rows.slots[row]))
         start, done = int(rows.starts[row]), int(rows.computed[row])
         length = min(int(rows.lens[row]), int(slots.prompt_len[rows.slots[row]]) - done)
         if given is not None:
-            axes[:, start : start + length] = given[:, done : done + length]
+            found[:, start : start + length] = given[:, done : done + length]
         else:  # a text prompt: positions 0, 1, 2 ... whatever the delta beyond it
-            axes[:, start : start + length] = np.arange(done, done + length)
-    return axes
+            found[:, start : start + length] = np.arange(done, done + length)
+    return found

@@ -57,7 +57,7 @@ class CpuExecutor:
         self.plans = [StepPlan(rows, tokens, updates, width=sizes.width) for _ in range(2)]
         self.encoder = EncoderCache(model)
         self.model = model
-        self._mrope = model.config.mrope
+        self._axes = model.config.axes
         self._layout = layout
         self._caches = caches
         self._slots = SlotState(sizes.max_slots, sizes.max_blocks, len(layout.groups), model.config.ahead)
@@ -131,9 +131,7 @@ class CpuExecutor:
         try:
             apply_updates(step.plan, self._slots)
             media = self.encoder.take(step)
-            batch = build(
-                step.plan, step.rows, self._slots, self._layout, media, self._caches, self._mrope, self._vocab
-            )
+            batch = build(step.plan, step.rows, self._slots, self._layout, media, self._caches, self._axes, self._vocab)
             if self.routed is not None:
                 batch.routed = self.routed.of_step(batch.attention[self.routed.group].slot_mapping)
             due, index = self._prompts.due(step.rows), batch.sample_index

@@ -67,7 +67,7 @@ class CpuPoolingExecutor(CpuExecutor):
         try:
             apply_updates(step.plan, self._slots)
             rows, sampled = step.rows, step.rows.sampled
-            batch = build(step.plan, rows, self._slots, self._layout, [], self._caches, self._mrope, self._vocab)
+            batch = build(step.plan, rows, self._slots, self._layout, [], self._caches, self._axes, self._vocab)
             batch.second_start = torch.from_numpy(self._seconds[rows.slots])
             if not self._pooler.config.pools_prompt:
                 batch.pool_start = torch.from_numpy(self._counted[rows.slots])

@@ -34,7 +34,7 @@ class SlotState:
         self.position_delta = np.zeros(max_slots, np.int64)  # position of token i is i + delta beyond the prompt
         self.prompt_len = np.zeros(max_slots, np.int64)
         self.outside = np.zeros(max_slots, np.bool_)  # one of its token ids was not a row of the embedding
-        self.positions: dict[int, np.ndarray] = {}  # slot -> int32 [3, prompt_len], M-RoPE prompts only
+        self.positions: dict[int, np.ndarray] = {}  # slot -> int32 [axes, prompt_len], M-RoPE prompts only
         self.joints: dict[int, np.ndarray] = {}  # slot -> int32 [m, 2], prompts whose tokens see later ones only
 
     def admit(self, slot: int, request: Request) -> None:

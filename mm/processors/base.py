@@ -91,7 +91,7 @@ class Processor(Protocol):
         ...
 
     def positions(self, length: int, token_ids: np.ndarray, placed: list[Placed]) -> tuple[np.ndarray | None, int]:
-        """int32 [3, length] (time, height, width) and the delta of what follows; None where positions simply count."""
+        """int32 [axes, length] and the delta of what follows; None where positions simply count."""
         ...
 
 

@@ -145,7 +145,7 @@ def runs_of(shown: np.ndarray) -> tuple[tuple[int, int], ...]:
 
 
 def _axes_of(config: Any, architecture: str) -> Any:
-    """The model of a class with three axes of positions, without any part, which counts them; else None."""
+    """The model of a class with several axes of positions, without any part, which counts them; else None."""
     import sys
 
     import transformers

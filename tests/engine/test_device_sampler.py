@@ -88,7 +88,7 @@ class Both:
 
     def step(self, logits: torch.Tensor, slots: list[int], index: list[int], record: bool = True):
         """(tokens, log-probabilities) of both, the device's first; tokens by sampled row."""
-        inputs = empty_inputs(self.rows, 32, 1, False, self.where)
+        inputs = empty_inputs(self.rows, 32, 1, 1, self.where)
         count = len(slots)
         order = torch.randperm(self.rows)[:count].sort().values.int()
         inputs.sample_row[:count] = order
@@ -182,7 +182,7 @@ def test_draws_follow_the_distribution(rules):
     sampler.admit(0, SamplingParams(**rules), np.zeros(1, np.int32), 12, words)
     sampler.take_lines(np.zeros(1, np.int64))
     slots.words[0] = torch.from_numpy(words)
-    inputs = empty_inputs(count, 8, 1, False, "cpu")
+    inputs = empty_inputs(count, 8, 1, 1, "cpu")
     inputs.sample_row.copy_(torch.arange(count))
     inputs.sample_place.copy_(torch.arange(count))
     tokens = torch.empty(count, dtype=torch.int32)
@@ -328,7 +328,7 @@ def test_a_prompt_position_is_told_what_it_is_told_alone(vocab, where):
 def test_warm_up_leaves_nothing_behind():
     both = Both()
     tokens = torch.full((ROWS,), -7, dtype=torch.int32)
-    both.device.warm_up(empty_inputs(ROWS, 32, 1, False, "cpu"), logits_of(1), tokens)
+    both.device.warm_up(empty_inputs(ROWS, 32, 1, 1, "cpu"), logits_of(1), tokens)
     assert (tokens == -7).all()
     assert both.device.is_plain(np.arange(SLOTS))
     assert len(both.device._lines) == 0
@@ -341,7 +341,7 @@ def test_warm_up_leaves_nothing_behind():
 def test_a_step_whose_special_row_has_ended_is_sampled_like_any_other():
     both = Both()
     both.admit(0, {"temperature": 0.0})
-    inputs = empty_inputs(ROWS, 32, 1, False, "cpu")
+    inputs = empty_inputs(ROWS, 32, 1, 1, "cpu")
     inputs.sample_row[:1], inputs.sample_slot[:1] = 2, 0
     tokens = torch.full((ROWS,), -7, dtype=torch.int32)
     logits = logits_of(1)

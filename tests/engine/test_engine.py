@@ -117,6 +117,7 @@ async def test_prompt_logprobs_equal_in_one_go_and_in_chunks():
         ({"sampling": SamplingParams(logprobs=21)}, "logprobs"),
         ({"media": (MediaInput("image", bytes(16), ((0, 2),), 2, {}),)}, "image"),
         ({"positions": np.zeros((3, 5), np.int32)}, "positions"),
+        ({"positions": np.zeros((3, len(PROMPT)), np.int32)}, r"\[1, prompt_len\] is needed"),
     ],
 )
 async def test_bad_requests_are_refused_before_the_device_thread(change, words):

@@ -38,7 +38,7 @@ class Walk:
     """One engine's host side in small."""
 
     seed: int
-    mrope: bool = False
+    axes: int = 1
     num_blocks: int = 60
     groups: tuple[tuple[int, int], ...] = ((0, 0),)  # (kind, window)
     draw: random.Random = field(init=False)
@@ -83,11 +83,11 @@ class Walk:
         if slot < 0:
             return
         self.number += 1
-        slots, delta = self.slots, draw.randint(-len(prompt), 5) if self.mrope else 0
+        slots, delta = self.slots, draw.randint(-len(prompt), 5) if self.axes > 1 else 0
         slots.reset(slot)
         slots.prompt_len[slot], slots.position_delta[slot] = len(prompt), max(delta, -len(prompt))
-        if self.mrope and draw.random() < 0.5:
-            slots.positions[slot] = np.array([[draw.randrange(99) for _ in prompt] for _ in range(3)], np.int32)
+        if self.axes > 1 and draw.random() < 0.5:
+            slots.positions[slot] = np.array([[draw.randrange(99) for _ in prompt] for _ in range(self.axes)], np.int32)
         self.unsent[slot] = words_of(slot, len(prompt), int(slots.position_delta[slot]), draw)
 
     def record(self, plan: StepPlan) -> np.ndarray:
@@ -103,16 +103,16 @@ class Walk:
                 staged[Header.NUM_PARAMS] += 1
                 size += SLOT_WORDS
         given = [self.slots.positions.get(plan.row_slot[row]) for row in rows]
-        if any(axes is not None for axes in given):
+        if any(positions is not None for positions in given):
             staged[Header.POSITIONS_AT] = size
-            for row, axes in enumerate(given):
+            for row, positions in enumerate(given):
                 start, first, length = plan.row_start[row], plan.row_computed[row], plan.row_len[row]
-                for axis in range(3):
+                for axis in range(self.axes):
                     for k in range(length):
                         at = first + k
-                        inside = axes is not None and at < axes.shape[1]
-                        staged[size + axis * plan.num_tokens + start + k] = axes[axis, at] if inside else at
-            size += 3 * plan.num_tokens
+                        inside = positions is not None and at < positions.shape[1]
+                        staged[size + axis * plan.num_tokens + start + k] = positions[axis, at] if inside else at
+            size += self.axes * plan.num_tokens
         staged[Header.USED_LEN] = size
         return staged
 

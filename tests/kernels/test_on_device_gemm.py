@@ -209,22 +209,22 @@ def test_invariant_products_have_the_same_bits_in_any_company(width, depth, dtyp
     assert error(got, x.double() @ weight.double().T + bias.double()) < LIMIT
 
 
-@pytest.mark.parametrize("sections", [None, (16, 24, 24)])
+@pytest.mark.parametrize("sections", [None, (16, 24, 24), (16, 16, 16, 16)])
 def test_rotary_table(sections):
-    positions = torch.randint(0, 300000, (3, 500), device="cuda")[:, :77]
+    positions = torch.randint(0, 300000, (len(sections or "abc"), 500), device="cuda")[:, :77]
     inv_freq = (1.0 / 1e6 ** (torch.arange(64) / 64)).cuda()
     got = cos_sin(positions, inv_freq, sections, 1.25)
     for mine, theirs in zip(got, cos_sin_reference(positions.cpu(), inv_freq.cpu(), sections, 1.25)):
         assert float((mine.cpu() - theirs).abs().max()) < 2e-6
 
 
-@pytest.mark.parametrize(("axes", "ahead"), [(1, False), (3, False), (1, True)])
+@pytest.mark.parametrize(("axes", "ahead"), [(1, False), (3, False), (1, True), (4, False)])
 def test_step_inputs(axes, ahead):
     max_rows, max_tokens, updates, params, lines = 256, 2048, 9000, 250, 300
     tail = tail_at(max_rows, max_tokens)
     params_at = tail + UPDATE_WORDS * updates
     at = params_at + SLOT_WORDS * params
-    record = torch.zeros(-(-(at + 3 * 1900) // 16) * 16 + 32, dtype=torch.int32)
+    record = torch.zeros(-(-(at + 4 * 1900) // 16) * 16 + 32, dtype=torch.int32)
     counts = {Header.NUM_ROWS: 200, Header.NUM_TOKENS: 1900, Header.NUM_UPDATES: updates, Header.NUM_PARAMS: params}
     for place, value in (counts | {Header.POSITIONS_AT: at}).items():
         record[place] = value
@@ -242,9 +242,9 @@ def test_step_inputs(axes, ahead):
     words.copy_(torch.randint(0, 1 << 30, (params, SLOT_WORDS)))
     words[:, SlotWord.SLOT], words[:, SlotWord.OUTSIDE] = torch.randperm(lines)[:params], 0
     words[:, SlotWord.PROMPT_LEN] = torch.randint(0, 1000, (params,))
-    record[at : at + 5700] = torch.randint(0, 5000, (5700,))
+    record[at : at + 7600] = torch.randint(0, 5000, (7600,))
     mine, theirs = empty_slots(lines, 120, 1, "cuda"), empty_slots(lines, 120, 1, "cpu")
-    got, want = (empty_inputs(max_rows, max_tokens, 1, axes == 3, device, ahead) for device in ("cuda", "cpu"))
+    got, want = (empty_inputs(max_rows, max_tokens, 1, axes, device, ahead) for device in ("cuda", "cpu"))
     both = [records_in(record.repeat(2, 1).pin_memory(), device) for device in ("cuda", "cpu")]
     for _ in range(3):
         step_inputs(got, mine, both[0], max_rows, max_tokens, 16, 150000)

@@ -110,12 +110,12 @@ def test_a_row_gets_the_same_bits_in_any_company(dtype):
                 assert torch.equal(op(x[first:last].contiguous()), whole[first:last])
 
 
-@pytest.mark.parametrize("sections", [None, (2, 3, 3)])
+@pytest.mark.parametrize("sections", [None, (2, 3, 3), (1, 4, 0, 3)])
 def test_cos_sin_reads_each_section_from_its_own_row(sections):
     inv_freq = 1.0 / 10000 ** (torch.arange(8) / 8)
-    positions = torch.randint(0, 5000, (3, 11))
+    positions = torch.randint(0, 5000, (len(sections or "abc"), 11))
     cos, sin = cos_sin(positions, inv_freq, sections, scaling=1.5)
-    rows = [0] * 8 if sections is None else [0, 0, 1, 1, 1, 2, 2, 2]
+    rows = [0] * 8 if sections is None else [row for row, size in enumerate(sections) for _ in range(size)]
     for j, row in enumerate(rows):
         angle = positions[row].to(torch.float32) * inv_freq[j]
         assert torch.equal(cos[:, j], angle.cos() * 1.5)

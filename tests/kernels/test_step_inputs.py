@@ -21,7 +21,7 @@ GROUPS = [((0, 0),), ((0, 0), (1, 6)), ((1, 3), (0, 0), (1, 3))]
 
 def poisoned(walk):
     """Inputs of which every entry is wrong until it is written."""
-    out = empty_inputs(walk.max_rows, walk.max_tokens, len(walk.groups), walk.mrope, "cpu")
+    out = empty_inputs(walk.max_rows, walk.max_tokens, len(walk.groups), walk.axes, "cpu")
     for field in dataclasses.fields(out):
         if (tensor := getattr(out, field.name)) is not None:
             tensor.fill_(-77)
@@ -65,10 +65,10 @@ def plant(walk, plan, record, draw):
 
 
 @pytest.mark.parametrize("planted", [False, True])
-@pytest.mark.parametrize("mrope", [False, True])
+@pytest.mark.parametrize("axes", [1, 3, 4])
 @pytest.mark.parametrize("seed", range(12))
-def test_a_step_equals_what_the_host_builds(seed, mrope, planted):
-    walk, draw = Walk(seed, mrope, groups=GROUPS[seed % 3]), np.random.default_rng(seed)
+def test_a_step_equals_what_the_host_builds(seed, axes, planted):
+    walk, draw = Walk(seed, axes, groups=GROUPS[seed % 3]), np.random.default_rng(seed)
     slots = empty_slots(walk.max_slots, walk.max_blocks, len(walk.groups), "cpu")
     seen = marked = 0
     for plan, record in walk.steps(120):
@@ -76,7 +76,7 @@ def test_a_step_equals_what_the_host_builds(seed, mrope, planted):
             plant(walk, plan, record, draw)
         rows = RowArrays(plan)
         apply_updates(plan, walk.slots)
-        batch = build(plan, rows, walk.slots, walk.layout, [], [], mrope, VOCAB)
+        batch = build(plan, rows, walk.slots, walk.layout, [], [], axes, VOCAB)
         slots.word(SlotWord.LAST_TOKEN)[: walk.max_slots] = torch.from_numpy(walk.slots.last_token)
         out = poisoned(walk)
         step_inputs(out, slots, alone(record), walk.max_rows, walk.max_tokens, walk.block_size, VOCAB)
@@ -113,7 +113,7 @@ def test_small_pools_preempt_in_these_walks():
 
 def test_parameters_reach_their_slot():
     max_rows, max_tokens = 2, 3
-    slots, out = empty_slots(4, 5, 2, "cpu"), empty_inputs(max_rows, max_tokens, 2, False, "cpu")
+    slots, out = empty_slots(4, 5, 2, "cpu"), empty_inputs(max_rows, max_tokens, 2, 1, "cpu")
     slots.word(SlotWord.OUTSIDE)[2] = slots.word(SlotWord.LAST_TOKEN)[2] = 1
     tail = tail_at(max_rows, max_tokens)
     record = np.zeros(tail + UPDATE_WORDS + SLOT_WORDS, np.int32)
@@ -134,7 +134,7 @@ def test_parameters_reach_their_slot():
 
 
 def test_records_take_turns_and_a_step_says_where_its_tokens_go():
-    slots, out = empty_slots(3, 5, 2, "cpu"), empty_inputs(2, 4, 2, False, "cpu")
+    slots, out = empty_slots(3, 5, 2, "cpu"), empty_inputs(2, 4, 2, 1, "cpu")
     records = records_in(torch.zeros(3, tail_at(2, 4), dtype=torch.int32), "cpu")
     records.pinned[:, Header.HOME] = torch.tensor([7, 8, 9])
     homes = []
@@ -146,7 +146,7 @@ def test_records_take_turns_and_a_step_says_where_its_tokens_go():
 
 def test_numbers_out_of_bounds_touch_nothing():
     max_rows, max_tokens = 2, 4
-    slots, out = empty_slots(3, 5, 2, "cpu"), empty_inputs(max_rows, max_tokens, 2, True, "cpu")
+    slots, out = empty_slots(3, 5, 2, "cpu"), empty_inputs(max_rows, max_tokens, 2, 4, "cpu")
     record = np.full(tail_at(max_rows, max_tokens) + 40, 1 << 30, np.int32)
     step_inputs(out, slots, alone(record), max_rows, max_tokens, 16, VOCAB)
     assert not any(getattr(slots, f.name).any() for f in dataclasses.fields(slots))

@@ -40,7 +40,7 @@ class Sequence:
 
     tokens: list[int]
     blocks: list[int]
-    positions: Tensor | None = None  # [3, prompt] for M-RoPE prompts
+    positions: Tensor | None = None  # [axes, prompt] for M-RoPE prompts
     delta: int = 0
     media: list[tuple[int, Tensor]] = field(default_factory=list)  # (first position in the prompt, rows)
     joints: np.ndarray | None = None  # int32 [m, 2], of models whose tokens see later ones
@@ -88,7 +88,7 @@ class Harness:
     def hidden(self, *rows: tuple[Sequence, int], asked: list[int] | None = None, out: Tensor | None = None) -> Tensor:
         """The same step: hidden states [sum of counts, hidden], with `asked` those of these of its tokens."""
         spans = [(row, row.computed, row.computed + count) for row, count in rows]
-        axes = 3 if self.model.config.mrope else 1
+        axes = self.model.config.axes
         slots, media, offset = [], [], 0
         for row, start, end in spans:
             slots += [row.blocks[i // BLOCK] * BLOCK + i % BLOCK for i in range(start, end)]
@@ -111,7 +111,7 @@ class Harness:
             last_keys=None if seen is None else torch.from_numpy(seen),
         )
         token_ids = torch.tensor([token for row, start, end in spans for token in row.tokens[start:end]])
-        positions = positions.contiguous() if axes == 3 else positions[0]
+        positions = positions.contiguous() if axes > 1 else positions[0]
         index = None if asked is None else torch.tensor(asked, dtype=torch.int64)
         batch = Batch(token_ids, positions, media, [meta], self.caches, [0] * len(self.caches), index)
         for row, _, end in spans:

@@ -143,7 +143,7 @@ def test_full_omni_configuration_nests_the_thinker(read, tmp_path):
     assert (config.text, config.towers) == (alone.text, alone.towers)
     assert config.modalities == ("text", "image", "video", "audio")
     assert config.media_token_ids == alone.media_token_ids
-    assert config.mrope
+    assert config.axes == 3
 
 
 def test_omni_text_without_sections_has_the_released_ones(read):

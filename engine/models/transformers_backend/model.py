@@ -145,8 +145,10 @@ def text_of(module: Any) -> TextConfig:
     """The decoder of a module on the meta device."""
     calls, config = skeleton.calls_of(module), module.config.get_text_config(decoder=True)
     widest = max(calls, key=lambda call: call.num_heads * call.head_dim)
-    axes = (1, 1, 1) if skeleton.has_axes(module) else ()
-    rope = RopeConfig(kind="none", theta=1.0, rotary_dim=0, mrope_section=axes)  # it rotates by itself
+    axes = skeleton.axes_of(getattr(module, module.base_model_prefix, None))
+    rope = RopeConfig(
+        kind="none", theta=1.0, rotary_dim=0, mrope_section=(1,) * axes if axes > 1 else ()
+    )  # it rotates by itself
     return TextConfig(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,

@@ -120,7 +120,8 @@ def refuse_uses(module: Any) -> None:
 def _given(base: Any, token_ids: Tensor, picture: Tensor) -> tuple[dict[str, Any], set[str]]:
     """What the decoder is given, and what else is read of the tower's output; classes differ in the form of rows."""
     positions = torch.arange(token_ids.shape[1])[None]
-    positions = positions.expand(3, 1, -1) if hasattr(base, "get_rope_index") else positions
+    axes = skeleton.axes_of(base)
+    positions = positions.expand(axes, 1, -1) if axes > 1 else positions
     settings: dict[str, Any] = {"position_ids": positions}
     if "mm_token_type_ids" in arguments(base.forward):
         settings["mm_token_type_ids"] = (token_ids == token_ids[0, 2]).int()

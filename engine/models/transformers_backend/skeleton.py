@@ -95,9 +95,12 @@ def decoder_in(module: Any) -> Any:
     return module.get_decoder() if type(module).__name__ in seeing() else base
 
 
-def has_axes(module: Any) -> bool:
-    """Whether positions have three rows (time, height, width)."""
-    return hasattr(getattr(module, module.base_model_prefix, None), "get_rope_index")
+def axes_of(base: Any) -> int:
+    """Rows of positions that a token has: 1, or a row per section; three, where the class names no sections."""
+    if not hasattr(base, "get_rope_index"):
+        return 1
+    rope = getattr(base.config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    return len(rope.get("mrope_section") or (1, 1, 1))
 
 
 def calls_of(module: Any) -> list[Call]:
@@ -108,7 +111,8 @@ def calls_of(module: Any) -> list[Call]:
         raise ConfigError("has a decoder that takes no position_ids: a chunk of a prompt would stand at its beginning")
     config, positions = base.config, torch.arange(3, device="meta")
     with _refusing(), recording(calls):
-        shown = positions.expand(3, -1) if has_axes(module) else positions
+        axes = axes_of(getattr(module, module.base_model_prefix, None))
+        shown = positions.expand(axes, -1) if axes > 1 else positions
         run(base, shown, input_ids=torch.zeros(1, 3, dtype=torch.int64, device="meta"))
     types = getattr(config, "layer_types", None) or []
     if len(calls) < config.num_hidden_layers:
@@ -123,7 +127,7 @@ def calls_of(module: Any) -> list[Call]:
 
 
 def run(base: nn.Module, positions: Tensor, **tokens: Tensor) -> Tensor:
-    """positions [T] or [3, T] and `input_ids` [1, T] or `inputs_embeds` [1, T, hidden] through the decoder.
+    """positions [T] or [axes, T] and `input_ids` [1, T] or `inputs_embeds` [1, T, hidden] through the decoder.
 
     Hidden states after the final norm, [T, hidden].
     """

@@ -69,11 +69,13 @@ KERNELS = {
         for apart in (False, True)
     },
     **{
-        f"angle {three} {turns}": (
-            angle_kernel, ANGLE, {"THREE": three, "INTERLEAVED": turns, "TOKENS": 4, "BLOCK": 64, "OVERLAP": True},
+        f"angle {axes} {turns}": (
+            angle_kernel, ANGLE | ({"third_end": "i32"} if axes == 4 else {}),
+            {"SEVERAL": axes > 1, "INTERLEAVED": turns, "TOKENS": 4, "BLOCK": 64, "OVERLAP": True}
+            | ({} if axes == 4 else {"third_end": None}),
             {"num_warps": 4},
         )
-        for three, turns in ((False, False), (True, False), (True, True))
+        for axes, turns in ((1, False), (3, False), (3, True), (4, False))
     },
 }  # fmt: skip
 

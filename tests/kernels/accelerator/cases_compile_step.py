@@ -50,16 +50,16 @@ KERNELS = {
             },
             {"num_warps": 4},
         )
-        for axes in (0, 1, 3)
+        for axes in (0, 1, 3, 4)
     },
     **{
-        f"inputs {mrope} {ahead}": (
+        f"inputs {axes} {ahead}": (
             inputs_kernel, INPUTS,
-            {"GROUPS": 1 + mrope, "MROPE": mrope, "ROWS": 512, "STEPS": 9, "BLOCK": 128, "OVERLAP": True}
+            {"GROUPS": 1 + (axes > 1), "AXES": axes, "ROWS": 512, "STEPS": 9, "BLOCK": 128, "OVERLAP": True}
             | ({} if ahead else {"last_keys": None}),
             {"num_warps": 4},
         )
-        for mrope, ahead in ((False, False), (True, False), (False, True))
+        for axes, ahead in ((1, False), (3, False), (1, True), (4, False))
     },
 }  # fmt: skip
 

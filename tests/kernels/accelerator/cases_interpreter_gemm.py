@@ -273,12 +273,22 @@ def test_gated_products_in_one_wave(rows, width, depth, activation, dtype, monke
         assert error(got, gated_reference(x.double(), weight, added, None, activation)) < limit(dtype)
 
 
-@pytest.mark.parametrize("sections", [None, (8, 8, 8), (4, 10, 10)])
-@pytest.mark.parametrize("three", [True, False])
-@pytest.mark.parametrize("turns", [True, False])
-def test_rotary_table(turns, three, sections):
-    positions = torch.randint(0, 200000, (3, 40))[:, :11]
-    positions = positions if three else positions[0]
+@pytest.mark.parametrize("several", [True, False])
+@pytest.mark.parametrize(
+    ("sections", "turns"),
+    [
+        (None, False),
+        (None, True),
+        ((8, 8, 8), False),
+        ((8, 8, 8), True),
+        ((4, 10, 10), True),
+        ((6, 6, 6, 6), False),
+        ((3, 5, 0, 16), False),
+    ],
+)
+def test_rotary_table(sections, turns, several):
+    positions = torch.randint(0, 200000, (len(sections or "abc"), 40))[:, :11]
+    positions = positions if several else positions[0]
     inv_freq = 1.0 / 10000 ** (torch.arange(24) / 24)
     got = launch_cos_sin(positions, inv_freq, sections, 1.5, turns)
     for mine, theirs in zip(got, cos_sin_reference(positions, inv_freq, sections, 1.5, turns)):
