@@ -1,0 +1,245 @@
+"""How much of our source one plain streamed chat request runs: functions, their lines, their files.
+
+The server runs in this process with the embedded model, on a CPU. Four requests follow one that warms up; what ran
+from the first byte on the socket until the answer was cleared away, in each of the four, is the road: start-up, caches
+filled once, ticks and idle timers are not on it. A function's lines are those of its body and signature without
+docstrings, comments and blank lines; a function inside another counts by itself. Python alone is counted unless
+`--build` has compiled _fast with Cython's profiling into build/road, which tells of its functions too.
+
+Run: python tests/bench/road.py [--build] [--list] [--root CHECKOUT], where CHECKOUT has its extensions built.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import http.client
+import json
+import os
+import runpy
+import socket
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+FOLDERS = ("server", "engine", "mm", "_fast")
+TRACED = Path("build/road")
+PAUSES = (0.5, 0.6, 0.7, 0.8)  # seconds before a request: what the one before has left is cleared away
+BODY = {
+    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    "max_tokens": 12,
+    "ignore_eos": True,
+    "temperature": 0,
+    "stream": True,
+}
+
+Place = tuple[str, int]  # a file below the root, the first line of a function
+
+BUILD = """
+import runpy, sys
+import Cython.Build
+cythonize = Cython.Build.cythonize
+def traced(extensions, **named):
+    for extension in extensions:
+        extension.define_macros.append(("CYTHON_TRACE_NOGIL", "1"))
+        extension.extra_compile_args.append("-O1")
+    directives = {**named["compiler_directives"], "profile": True, "show_performance_hints": False}
+    return cythonize(extensions, **{**named, "build_dir": "FOLDER/c", "compiler_directives": directives})
+Cython.Build.cythonize = traced
+sys.argv = ["setup.py", "-q", "build_ext", "--build-lib", "FOLDER/lib", "--build-temp", "FOLDER/o"]
+runpy.run_path("setup.py", run_name="__main__")
+"""
+
+
+class Recorder:
+    """The functions of ours that run while it is on, in whichever thread."""
+
+    def __init__(self) -> None:
+        self.is_on = False
+        self.codes: set[CodeType] = set()
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        if self.is_on and event == "call":
+            self.codes.add(frame.f_code)
+
+    def take(self, root: Path) -> set[Place]:
+        codes, self.codes = self.codes, set()
+        found = set()
+        for code in codes:
+            path = Path(code.co_filename)
+            path = path if path.is_absolute() else root / path
+            if path.is_relative_to(root) and path.relative_to(root).parts[0] in FOLDERS:
+                found.add((str(path.relative_to(root)), code.co_firstlineno))
+        return found
+
+
+def ask(port: int) -> None:
+    """The request, until its last byte."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
+    connection.request("POST", "/v1/chat/completions", json.dumps(BODY), {"Content-Type": "application/json"})
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    assert answer.status == 200, text
+    assert text.rstrip().endswith("data: [DONE]"), text
+    connection.close()
+
+
+def wait_until_ready(port: int) -> None:
+    while True:
+        try:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+            connection.request("GET", "/health")
+            if connection.getresponse().status == 200:
+                return
+        except OSError:
+            pass
+        time.sleep(0.2)
+
+
+def measure(port: int, recorder: Recorder, root: Path, shows_names: bool) -> None:
+    """A client's thread: asks, counts, prints, ends the process."""
+    sys.setprofile(None)
+    status = 1
+    try:
+        wait_until_ready(port)
+        ask(port)
+        rounds = []
+        for pause in PAUSES:
+            time.sleep(pause)
+            recorder.is_on = True
+            ask(port)
+            time.sleep(0.2)
+            recorder.is_on = False
+            rounds.append(recorder.take(root))
+        report(set.intersection(*rounds), root, shows_names)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+def report(places: set[Place], root: Path, shows_names: bool) -> None:
+    """A line per folder, the sum, and the functions if they are asked for."""
+    functions = {
+        path: python_functions(root / path) if path.endswith(".py") else cython_functions(root / path)
+        for path, _ in places
+    }
+    road: dict[str, dict[str, int]] = {}
+    for path, first in places:
+        name = name_at(functions[path], first)
+        if name is not None:
+            road.setdefault(path, {})[name] = len(functions[path][name])
+    table: dict[str, Counter[str]] = {}
+    for path, lines in sorted(road.items()):
+        for row in (path.partition("/")[0], "all"):
+            table.setdefault(row, Counter()).update(functions=len(lines), lines=sum(lines.values()), files=1)
+        if shows_names:
+            print(f"{path}: {sum(lines.values())}")
+            for name, count in sorted(lines.items()):
+                print(f"    {name} {count}")
+    for row in (*FOLDERS, "all"):
+        if row in table:
+            print(row, *(f"{count} {noun}" for noun, count in table[row].items()), sep="  ")
+
+
+def name_at(functions: dict[str, set[int]], first: int) -> str | None:
+    """The innermost function that has this line; None: it is a class's or a module's."""
+    return next((name for name, lines in functions.items() if first in lines), None)
+
+
+def python_functions(path: Path) -> dict[str, set[int]]:
+    """The lines of each function."""
+    tree = ast.parse(path.read_text())
+    text = path.read_text().splitlines()
+    found: dict[str, set[int]] = {}
+
+    def visit(node: ast.AST, prefix: str, outer: set[int]) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                first = min([child.lineno, *(decorator.lineno for decorator in child.decorator_list)])
+                mine = {n for n in range(first, (child.end_lineno or first) + 1) if has_code(text[n - 1])}
+                if ast.get_docstring(child, clean=False) is not None:
+                    string = child.body[0]
+                    mine -= set(range(string.lineno, (string.end_lineno or string.lineno) + 1))
+                outer -= mine
+                found[f"{prefix}{child.name}:{child.lineno}"] = mine
+                visit(child, f"{prefix}{child.name}.", mine)
+            else:
+                visit(child, f"{prefix}{child.name}." if isinstance(child, ast.ClassDef) else prefix, outer)
+
+    visit(tree, "", set())
+    return found
+
+
+def cython_functions(path: Path) -> dict[str, set[int]]:
+    """The same of a .pyx, by indentation."""
+    text = path.read_text().splitlines()
+    found = {}
+    for at, line in enumerate(text):
+        head = line.split("(")[0].split()
+        if not head or head[0] not in ("def", "cdef", "cpdef") or "(" not in line or "=" in line.split("(")[0]:
+            continue
+        depth = len(line) - len(line.lstrip())
+        body, signature = at, without_comment(line)
+        while signature.count("(") > signature.count(")"):
+            body += 1
+            signature += without_comment(text[body])
+        if not signature.endswith(":"):
+            continue  # a declaration
+        end = body + 1
+        while end < len(text) and (not text[end].strip() or len(text[end]) - len(text[end].lstrip()) > depth):
+            end += 1
+        lines = {n + 1 for n in range(at, end) if has_code(text[n])}
+        if text[body + 1].lstrip().startswith('"""'):
+            last = body + 1
+            while text[last].count('"""') + (last > body + 1) < 2:
+                last += 1
+            lines -= set(range(body + 2, last + 2))
+        found[f"{head[-1]}:{at + 1}"] = lines
+    return found
+
+
+def without_comment(line: str) -> str:
+    return line.partition("  #")[0].rstrip()
+
+
+def has_code(line: str) -> bool:
+    return bool(line.strip()) and not line.lstrip().startswith("#")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--root", type=Path, default=Path(__file__).parents[2], help="the checkout that is counted")
+    parser.add_argument("--build", action="store_true", help="compile its _fast with profiling first")
+    parser.add_argument("--list", action="store_true", help="name the functions and their lines")
+    asked = parser.parse_args()
+    root = asked.root.resolve()
+    os.chdir(root)
+    if asked.build:
+        subprocess.run([sys.executable, "-c", BUILD.replace("FOLDER", str(TRACED))], check=True)
+    sys.path[0] = str(root)
+    import _fast
+
+    if (TRACED / "lib/_fast").is_dir():
+        _fast.__path__.insert(0, str(root / TRACED / "lib/_fast"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    recorder = Recorder()
+    threading.Thread(target=measure, args=(port, recorder, root, asked.list), daemon=True).start()
+    threading.setprofile(recorder)
+    sys.setprofile(recorder)
+    sys.argv = ["server", "--port", str(port), "--host", "127.0.0.1", "--device", "cpu"]
+    runpy.run_module("server", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
