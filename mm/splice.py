@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
@@ -26,10 +26,10 @@ class Spliced:
     """The media half of a Request."""
 
     prompt_token_ids: np.ndarray  # int32 [prompt_len]
-    media: tuple[MediaInput, ...]
-    positions: np.ndarray | None  # int32 [axes, prompt_len]
-    position_delta: int
-    counts: dict[Modality, int]  # prompt tokens per modality, for usage
+    media: tuple[MediaInput, ...] = ()
+    positions: np.ndarray | None = None  # int32 [axes, prompt_len]
+    position_delta: int = 0
+    counts: dict[Modality, int] = field(default_factory=dict)  # prompt tokens per modality, for usage
 
 
 def splice(

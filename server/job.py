@@ -56,9 +56,10 @@ async def prepare(
     ahead: MediaPreload | None = None,
 ) -> Job:
     """Media, placeholders and lengths of one prompt. Raises ApiError, RenderError or MediaError."""
-    ahead = ahead or media_preload(exchange, salt)
-    spliced = await with_media(exchange.state, prompt, ahead)
-    note_media(exchange, ahead.report)
+    if prompt.media or prompt.rows:
+        spliced = await with_media(exchange, prompt, ahead or media_preload(exchange, salt))
+    else:
+        spliced = Spliced(prompt.token_ids)
     return job_of(exchange, prompt, spliced, asked, salt=salt, priority=priority, param=param)
 
 
@@ -168,11 +169,14 @@ def note_media(exchange: Exchange, report: MediaReport) -> None:
         exchange.headers.append((b"x-replaced-frames", told[:MAX_HEADER].encode()))
 
 
-async def with_media(state: AppState, prompt: Prompt, ahead: MediaPreload) -> Spliced:
-    """The prompt with its placeholders widened to the loaded items; unchanged when it has none."""
+async def with_media(exchange: Exchange, prompt: Prompt, ahead: MediaPreload) -> Spliced:
+    """The prompt with its placeholders widened to the loaded items."""
     rows = [(item.start, item.rows) for item in prompt.rows]
     if not prompt.media:
         return splice(prompt.token_ids, (), (), None, rows)
-    assert state.media is not None, "the renderer refuses media that the model does not take"
+    loader = exchange.state.media
+    assert loader is not None, "the renderer refuses media that the model does not take"
     processed = await ahead.load(prompt.media)
-    return splice(prompt.token_ids, prompt.slots, processed, state.media.processor, rows)
+    spliced = splice(prompt.token_ids, prompt.slots, processed, loader.processor, rows)
+    note_media(exchange, ahead.report)
+    return spliced

@@ -16,9 +16,9 @@ from engine.request import SamplingParams
 from server.config import Config, LimitsConfig
 from server.errors import ApiError, invalid, not_here, shown
 from server.output.repetition import Repetition
-from server.schema.common import SamplingFields
+from server.schema.common import RepetitionFields, SamplingFields
 from server.schema.pooling import InputFields
-from server.structure import Structure, structure_of
+from server.structure import STRUCTURES, Structure, structure_of
 
 COLDEST = 0.01  # lower temperatures than this are treated as this
 PRIORITY = re.compile(r"-?[0-9]{1,9}\Z")  # X-Vllm-Priority
@@ -27,6 +27,11 @@ BEAM_CANNOT = (
     "logit_bias", "allowed_token_ids", "bad_words", "min_tokens",
     "presence_penalty", "frequency_penalty", "repetition_penalty", "logprob_token_ids",
     "return_routed_experts",
+)  # fmt: skip
+# Fields that most requests leave out; `special_fields` reads them.
+SPECIAL = (
+    "stop_token_ids", "min_tokens", "logit_bias", "allowed_token_ids", "bad_words", "logprob_token_ids",
+    "prompt_logprobs", "return_routed_experts",
 )  # fmt: skip
 PLAIN = SamplingParams()
 INT64 = 2**63 - 1
@@ -97,6 +102,7 @@ def resolve(
         if getattr(body, name) is not None and stream is not with_stream:
             raise invalid(name, f"{name}: {only} with stream: true")
     temperature = number("temperature", 0.0, 2.0, 1.0)
+    is_special = logprobs is not None or any(getattr(body, name) is not None for name in SPECIAL)
     params = SamplingParams(
         max_tokens=max_tokens or 1,
         temperature=max(temperature, COLDEST) if temperature > 0.0 else 0.0,
@@ -106,49 +112,53 @@ def resolve(
         presence_penalty=number("presence_penalty", -2.0, 2.0, 0.0),
         frequency_penalty=number("frequency_penalty", -2.0, 2.0, 0.0),
         repetition_penalty=above_zero("repetition_penalty", number("repetition_penalty", 0.0, 2.0, 1.0)),
-        seed=seed_of(body),
+        seed=None if body.seed in (None, -1) else int(in_range("seed", body.seed, -INT64 - 1, INT64)),
         eos_token_ids=vocabulary.eos,
         ignore_eos=bool(body.ignore_eos),
-        stop_token_ids=token_ids("stop_token_ids", body.stop_token_ids, limits.max_stop_ids, vocabulary),
-        min_tokens=min_tokens_of(body, max_tokens),
-        logit_bias=logit_bias_of(body, limits, vocabulary),
-        allowed_token_ids=allowed_of(body, limits, vocabulary),
-        bad_words=bad_words_of(body, limits, vocabulary),
-        logprobs=top_count("logprobs", 0 if logprobs is None and body.logprob_token_ids else logprobs, limits),
-        logprob_token_ids=token_ids("logprob_token_ids", body.logprob_token_ids, limits.max_logprob_ids, vocabulary),
-        prompt_logprobs=top_count("prompt_logprobs", body.prompt_logprobs, limits),
-        return_routed_experts=bool(body.return_routed_experts),
+        **(special_fields(body, logprobs, max_tokens, limits, vocabulary) if is_special else {}),
     )
+    n = 1 if body.n is None else int(in_range("n", body.n, 1, limits.max_n))
+    if body.use_beam_search:
+        check_beam(body, params, n, max_tokens, limits, config.model.logprobs_mode)
+    interval = 1 if body.stream_interval is None else int(in_range("stream_interval", body.stream_interval, 1, 1 << 20))
     return Asked(
         params=params,
         max_tokens=max_tokens,
-        n=width_of(body, params, max_tokens, limits, config.model.logprobs_mode),
-        stop=stop_strings(body, limits, vocabulary),
+        n=n,
+        stop=() if body.stop is None else stop_strings(body.stop, limits, vocabulary),
         include_stop=bool(body.include_stop_str_in_output),
         stream=stream,
         include_usage=bool(options and options.include_usage) or config.chat.enable_force_include_usage,
         continuous_usage=bool(options and options.continuous_usage_stats),
-        interval=interval_of(body, config),
+        interval=max(interval, config.scheduler.stream_interval),  # the request's, never below the server's
         beam=bool(body.use_beam_search),
         length_penalty=1.0 if body.length_penalty is None else in_range("length_penalty", body.length_penalty, -10, 10),
-        repetition=repetition_of(body),
-        structure=structure_of(body, limits),
+        repetition=None if body.repetition_detection is None else repetition_of(body.repetition_detection),
+        structure=structure_of(body, limits) if any(getattr(body, name) is not None for name in STRUCTURES) else None,
     )
 
 
-def interval_of(body: SamplingFields, config: Config) -> int:
-    """Tokens per chunk: the request's, never below the server's."""
-    asked = 1 if body.stream_interval is None else int(in_range("stream_interval", body.stream_interval, 1, 1 << 20))
-    return max(asked, config.scheduler.stream_interval)
+def special_fields(
+    body: SamplingFields, logprobs: int | None, max_tokens: int | None, limits: LimitsConfig, vocabulary: Vocabulary
+) -> dict[str, Any]:
+    """What SamplingParams has of `SPECIAL`, and of log-probabilities."""
+    return {
+        "stop_token_ids": token_ids("stop_token_ids", body.stop_token_ids, limits.max_stop_ids, vocabulary),
+        "min_tokens": min_tokens_of(body, max_tokens),
+        "logit_bias": logit_bias_of(body, limits, vocabulary),
+        "allowed_token_ids": allowed_of(body, limits, vocabulary),
+        "bad_words": bad_words_of(body, limits, vocabulary),
+        "logprobs": top_count("logprobs", 0 if logprobs is None and body.logprob_token_ids else logprobs, limits),
+        "logprob_token_ids": token_ids("logprob_token_ids", body.logprob_token_ids, limits.max_logprob_ids, vocabulary),
+        "prompt_logprobs": top_count("prompt_logprobs", body.prompt_logprobs, limits),
+        "return_routed_experts": bool(body.return_routed_experts),
+    }
 
 
-def width_of(
-    body: SamplingFields, params: SamplingParams, max_tokens: int | None, limits: LimitsConfig, mode: str
-) -> int:
-    """`n`; with beam search the width, which must not meet fields that it would ignore."""
-    n = 1 if body.n is None else int(in_range("n", body.n, 1, limits.max_n))
-    if not body.use_beam_search:
-        return n
+def check_beam(
+    body: SamplingFields, params: SamplingParams, n: int, max_tokens: int | None, limits: LimitsConfig, mode: str
+) -> None:
+    """Beam search, n wide, must not meet fields that it would ignore."""
     if body.stream:
         raise invalid("use_beam_search", "use_beam_search: not with stream: true; the best is known at the end")
     if max_tokens == 0:
@@ -161,13 +171,11 @@ def width_of(
     for name in BEAM_CANNOT:
         if getattr(params, name) != getattr(PLAIN, name):
             raise invalid(name, f"{name}: has no part in beam search; leave it out, or use_beam_search")
-    return n
 
 
-def repetition_of(body: SamplingFields) -> Repetition | None:
+def repetition_of(fields: RepetitionFields) -> Repetition | None:
     """`repetition_detection`, checked; None when its patterns have no length."""
-    fields = body.repetition_detection
-    if fields is None or not fields.max_pattern_size:
+    if not fields.max_pattern_size:
         return None
     name = "repetition_detection"
     longest = int(in_range(f"{name}.max_pattern_size", fields.max_pattern_size, 0, MAX_PATTERN))
@@ -194,12 +202,6 @@ def above_zero(name: str, value: float) -> float:
     if value <= 0:
         raise invalid(name, f"{name}: got {shown(value)}; must be greater than 0")
     return value
-
-
-def seed_of(body: SamplingFields) -> int | None:
-    if body.seed is None or body.seed == -1:
-        return None
-    return int(in_range("seed", body.seed, -INT64 - 1, INT64))
 
 
 def min_tokens_of(body: SamplingFields, max_tokens: int | None) -> int:
@@ -282,8 +284,8 @@ def bad_words_of(body: SamplingFields, limits: LimitsConfig, vocabulary: Vocabul
     return tuple(found)
 
 
-def stop_strings(body: SamplingFields, limits: LimitsConfig, vocabulary: Vocabulary) -> tuple[str, ...]:
-    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
+def stop_strings(asked: str | list[str], limits: LimitsConfig, vocabulary: Vocabulary) -> tuple[str, ...]:
+    stop = [asked] if isinstance(asked, str) else asked
     if stop:
         vocabulary.require_texts("stop")
     if len(stop) > limits.max_stop_strings:

@@ -33,6 +33,7 @@ ESCAPES = {"json_allow_general_unicode_escapes": False}  # a property's name is 
 KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 OPTIONS = ("disable_any_whitespace", "whitespace_pattern")
 REMOVED = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")  # of vLLM's older releases
+STRUCTURES = ("response_format", "structured_outputs", *REMOVED)  # fields of a request
 ANY_OBJECT = {"type": "object"}
 
 

@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import json
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -76,6 +76,7 @@ class Renderer:
     def __init__(self, tokenizer: Tokenizer, config: RenderConfig, pool: Executor) -> None:
         self.tokenizer = tokenizer
         self.config = config
+        self._max_len = config.max_model_len
         self.media = MediaTokens.of(tokenizer, config.media_token_ids, config.placeholders)
         self._pool = pool
         self._is_oversized = 0 < config.num_embeddings < tokenizer.vocab_size
@@ -150,7 +151,7 @@ class Renderer:
                 text, media, add_special_tokens, truncate_prompt_tokens, truncation_side, "messages", segments
             )
 
-        return await self._in_pool(work)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     async def completion(
         self,
@@ -177,7 +178,7 @@ class Renderer:
         size = len(prompt) * (4 if isinstance(prompt, list) else 1)
         if size <= self.config.tokenize_offload_bytes:
             return work()
-        return await self._in_pool(work)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
     def embedded(self, messages: list[dict[str, Any]]) -> list[MediaRef]:
         """The media of a short conversation that has all of them with it; of others none."""
@@ -203,7 +204,8 @@ class Renderer:
         template = self._template_for(tools, chat_template)
         conversation, media = self._read(messages, self._rules(template.content_format, template.facts), escapes)
         for value, name in ((tools, "tools"), (documents, "documents"), (template_kwargs, "chat_template_kwargs")):
-            self.media.refuse_in_value(value, name)
+            if value:
+                self.media.refuse_in_value(value, name)
         tag = _open_last(conversation) if continue_final_message else ""
         if escapes is not None:
             tools, documents, template_kwargs = map(escapes.value, (tools, documents, template_kwargs))
@@ -216,7 +218,8 @@ class Renderer:
             kwargs=kwargs,
             limits=self._limits,
         )
-        return self.media.spaced(_cut_at(text, tag) if tag else text), media
+        text = _cut_at(text, tag) if tag else text
+        return (self.media.spaced(text) if media else text), media
 
     def _formatted(
         self,
@@ -270,8 +273,9 @@ class Renderer:
         else:
             listed = self.tokenizer.encode_segments(segments, add_special_tokens)
         ids = id_array(listed)
-        kept = truncate(ids, limit, side, self._max_len)
-        return self._prompt(kept, media, text if len(kept) == len(ids) else self.tokenizer.decode(kept), param)
+        if limit is not None and len(kept := truncate(ids, limit, side, self._max_len)) < len(ids):
+            ids, text = kept, self.tokenizer.decode(kept)
+        return self._prompt(ids, media, text, param)
 
     def _check_size(self, size: int, param: str) -> None:
         """Text too long for any tokenizer to make it fit."""
@@ -314,10 +318,6 @@ class Renderer:
 
     # -- parts
 
-    @property
-    def _max_len(self) -> int:
-        return self.config.max_model_len
-
     def _rules(self, content_format: ContentFormat, facts: TemplateFacts) -> MessageRules:
         config = self.config
         return MessageRules(
@@ -347,9 +347,6 @@ class Renderer:
         if template is None:
             raise missing(self.templates)
         return template
-
-    async def _in_pool(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
 
 
 def _text_size(conversation: list[dict[str, Any]]) -> int:

@@ -71,7 +71,6 @@ class MessageReader:
         self.rules = rules
         self.escapes = escapes
         self.media: list[MediaRef] = []
-        self.size = 0  # characters of text
 
     def read(self, messages: list[dict[str, Any]], param: str = "messages") -> list[dict[str, Any]]:
         """All of it; raises RenderError with the path of the first fault."""
@@ -216,7 +215,6 @@ class MessageReader:
     def _text(self, value: Any, path: str) -> str:
         if not isinstance(value, str):
             raise invalid(f"{path} must be a string.", path)
-        self.size += len(value)
         self.rules.media.refuse_in_text(value, path)
         return value if self.escapes is None else self.escapes.text(value)
 

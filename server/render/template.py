@@ -67,7 +67,7 @@ class ChatTemplate:
         limits = limits or TemplateLimits()
         clock = _Clock(limits.timeout)
         values = {
-            **self._checked_kwargs(kwargs or {}, limits),
+            **(self._checked_kwargs(kwargs, limits) if kwargs else {}),
             **self._special_tokens,
             "messages": messages,
             "tools": tools,
@@ -101,8 +101,6 @@ class ChatTemplate:
         return "".join(pieces)
 
     def _checked_kwargs(self, kwargs: Mapping[str, Any], limits: TemplateLimits) -> dict[str, Any]:
-        if not kwargs:
-            return {}
         where = "chat_template_kwargs"
         if len(kwargs) > limits.max_kwargs:
             raise RenderError(

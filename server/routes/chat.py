@@ -6,6 +6,7 @@ this server cannot do are refused by name before anything is spent.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -62,10 +63,10 @@ async def create(request: Request) -> Response | None:
     async def response(answer: Answer) -> Response:
         return await json_body(answer, partial(whole, answer, body, name, model, names))
 
-    skip_special_tokens = body.skip_special_tokens is not False
+    parsing = parsing_for(state, body) if body.tools or not state.parsers.is_empty else None
     return await answer_with(
         request, asked, jobs, frames, response,
-        name=name, skip_special_tokens=skip_special_tokens, parsing=parsing_for(state, body),
+        name=name, skip_special_tokens=body.skip_special_tokens is not False, parsing=parsing,
     )  # fmt: skip
 
 
@@ -83,9 +84,10 @@ def parsing_for(state: AppState, body: ChatBody) -> Parsing | None:
 
 async def prepare_chat(exchange: Exchange, body: ChatBody, asked: Asked, header: str = "") -> Job:
     """The conversation, ready for the engine; `header` is X-Vllm-Priority."""
-    state = exchange.state
-    salt, options = salt_of(body), media_options.of_request(state, body)
-    async with preparing(exchange), media_preload(exchange, salt, options) as ahead:
+    state, salt, ahead = exchange.state, salt_of(body), None
+    if any(isinstance(message.get("content"), list) for message in body.messages):
+        ahead = media_preload(exchange, salt, media_options.of_request(state, body))
+    async with preparing(exchange), ahead or nullcontext():
         prompt = await render(state, body, ahead)
         priority = priority_of(body, state.config, header)
         return await prepare(exchange, prompt, asked, salt=salt, priority=priority, ahead=ahead)
@@ -109,7 +111,8 @@ def check(state: AppState, body: ChatBody) -> Asked:
         in_range("thinking_token_budget", budget, -1, 2**31 - 1)
         if body.use_beam_search and budget >= 0:
             raise invalid("thinking_token_budget", "thinking_token_budget: not with use_beam_search")
-    media_options.of_request(state, body)
+    if body.mm_processor_kwargs or body.media_io_kwargs:
+        media_options.of_request(state, body)
     if body.top_logprobs is not None and not body.logprobs:
         raise invalid("top_logprobs", "top_logprobs: needs logprobs: true")
     if body.use_beam_search and body.tools:
@@ -124,14 +127,19 @@ def check(state: AppState, body: ChatBody) -> Asked:
         in_range(name, max_tokens, 1, 2**31 - 1)
     logprobs = top if body.logprobs else None
     asked = resolve(body, logprobs, max_tokens, state.defaults, state.config, state.vocabulary)
-    asked = replace(asked, thinking_budget=budget if budget != -1 else None)
-    strict = [tool["function"].get("strict") is True for tool in body.tools or ()]
+    if budget is not None and budget != -1:
+        asked = replace(asked, thinking_budget=budget)
+    if not body.tools:
+        return asked
+    strict = [tool["function"].get("strict") is True for tool in body.tools]
     return held_to_calls(state, asked, body.tools, strict, calls)
 
 
 def calls_of(state: AppState, body: ChatBody) -> Calls:
     """What the request says of calls: the choice is one of the words, or names a function."""
     choice = body.tool_choice
+    if choice is None and body.tools is None:
+        return Calls()
     if body.tools is not None and not body.tools:
         raise invalid("tools", "tools: is empty; name at least one tool or leave it out")
     for at, tool in enumerate(body.tools or ()):
@@ -170,17 +178,22 @@ def most_calls(body: ChatBody) -> int:
     return 1 if body.parallel_tool_calls is False or isinstance(body.tool_choice, dict) else 0
 
 
-async def render(state: AppState, body: ChatBody, ahead: MediaPreload) -> Prompt:
-    """Media first: their pictures take longer than the text, and the pool begins with what it gets first."""
+async def render(state: AppState, body: ChatBody, ahead: MediaPreload | None) -> Prompt:
+    """Media first: their pictures take longer than the text, and the pool begins with what it gets first.
+
+    `ahead` None: no message has parts, so there are no media.
+    """
     kwargs: dict[str, Any] = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", body.reasoning_effort)
         kwargs.setdefault("enable_thinking", body.reasoning_effort != "none")
-    marks = await prompt_rows.marked(state, body)
-    await ahead.begin(state.renderer.embedded(body.messages))
+    marks = None
+    if ahead is not None:
+        marks = await prompt_rows.marked(state, body)
+        await ahead.begin(state.renderer.embedded(body.messages))
     return await state.renderer.chat(
         body.messages,
-        tools=offered(state, body.tools, body.tool_choice),
+        tools=None if body.tools is None else offered(state, body.tools, body.tool_choice),
         documents=body.documents,
         add_generation_prompt=generation_prompt(body),
         continue_final_message=bool(body.continue_final_message),
