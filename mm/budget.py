@@ -16,6 +16,7 @@ class Budget:
     def __init__(self, total: int) -> None:
         self.total = total
         self.used = 0
+        self.released = 0  # in all
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
 
     async def reserve(self, size: int) -> None:
@@ -51,6 +52,7 @@ class Budget:
 
     def release(self, size: int) -> None:
         self.used -= size
+        self.released += size
         assert self.used >= 0
         self._serve()
 

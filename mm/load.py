@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import os
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 from engine.request import Modality
@@ -21,6 +21,7 @@ from mm.cache import ProcessorCache
 from mm.decode import import_codecs
 from mm.errors import MediaError, busy
 from mm.fetch import Fetcher
+from mm.heap import TRIM_AFTER, trim_heap
 from mm.item import MediaOptions, MediaRef, Processed
 from mm.job import Job, Shared
 from mm.limits import MediaLimits
@@ -59,6 +60,7 @@ class MediaLoader:
         self.num_slots = max_decodes or max(2, os.cpu_count() or 1)
         self._permits = DecodePermits(limits, self.num_slots)
         self._requests = 0
+        self._trim_at = TRIM_AFTER  # of the bytes that the budget got back
         self._row_widths, self._most_rows = row_widths or {}, most_rows
         pool.submit(import_codecs)  # while nobody waits for them
 
@@ -113,10 +115,9 @@ class MediaLoader:
             request.report.note_replaced(loaded)
             return loaded
         finally:
-            self._requests -= 1
-            self._permits.budget.release(request.kept)
+            self._end(request)
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def recording(self, data: bytes, cutting: Cutting, scope: bytes) -> AsyncIterator[Recording]:
         """A long sound, decoded and cut into windows; its samples are held until the context is left."""
         if self._requests >= self.limits.max_media_waiting:
@@ -131,8 +132,17 @@ class MediaLoader:
                 raise
             yield recording
         finally:
-            self._requests -= 1
-            self._permits.budget.release(request.kept)
+            self._end(request)
+
+    def _end(self, request: MediaRequest) -> None:
+        """Gives back what a request holds; behind the last open one freed memory is returned, if much."""
+        self._requests -= 1
+        budget = self._permits.budget
+        budget.release(request.kept)
+        if not self._requests and budget.released >= self._trim_at:
+            self._trim_at = budget.released + TRIM_AFTER
+            with contextlib.suppress(RuntimeError):  # the pool is closed: the process ends
+                self._pool.submit(trim_heap)
 
     def _shared(self) -> Shared:
         assert self.processor is not None, "a model without a processor has no items: counts were checked"

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import mm.job as jobs
+import mm.load as loading
 from mm.decode.image import ImageFile
 from mm.errors import MediaError
 from mm.item import MediaOptions, MediaRef
@@ -436,6 +437,19 @@ async def test_cancelling_at_any_moment_leaves_nothing(delay: float) -> None:
         task.cancel()
         result = await asyncio.gather(task, return_exceptions=True)
         assert isinstance(result[0], asyncio.CancelledError) or len(result[0]) == 3
+
+
+async def test_freed_memory_is_returned_when_nobody_loads_media(monkeypatch: pytest.MonkeyPatch) -> None:
+    trims = []
+    monkeypatch.setattr(loading, "trim_heap", lambda: trims.append(threading.current_thread()))
+    async with loader() as media:
+        await media.load([MediaRef("image", IMAGE)])
+        assert trims == []  # there is little to return
+        media._trim_at = media._permits.budget.released + 60 * 80 * 3
+        await asyncio.gather(*(media.load([MediaRef("image", IMAGE)], scope=bytes([number])) for number in range(8)))
+        media._pool.shutdown()
+        assert len(trims) == 1
+        assert trims[0] is not threading.main_thread()
 
 
 async def test_cancelled_work_is_told_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
