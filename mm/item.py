@@ -65,6 +65,7 @@ class MediaOptions:
     background: Colour = WHITE  # of pictures, where they are transparent
     frame_recovery: bool = False  # a film's unreadable frames are replaced by readable ones, else the film is refused
     key_frames: bool = False  # only a film's key frames count as its frames
+    do_pan_and_scan: bool = False  # Gemma 3 shows crops of long pictures too, as where the checkpoint says so
     num_pictures: int = 1  # of the request: the loader counts them, no JSON says it
 
     @classmethod
@@ -144,6 +145,7 @@ class Processed:
     modality: Modality
     parts: tuple[Part, ...]
     replaced: Replaced = ()  # frames of a film, for the answer to name
+    lead: str = ""  # what the family's processor writes in front of the slot, tokenized with the text before the slot
 
     @property
     def nbytes(self) -> int:

@@ -9,6 +9,7 @@ engine makes its requests here, whatever it answers with.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from server.errors import ApiError, context_length, not_here
 from server.http.exchange import Exchange
 from server.media_preload import MediaPreload
 from server.output.parser import Parsing
+from server.render.leads import with_leads
 from server.render.prompt import Prompt
 from server.sampling import Asked
 from server.state import AppState
@@ -171,12 +173,17 @@ def note_media(exchange: Exchange, report: MediaReport) -> None:
 
 async def with_media(exchange: Exchange, prompt: Prompt, ahead: MediaPreload) -> Spliced:
     """The prompt with its placeholders widened to the loaded items."""
-    rows = [(item.start, item.rows) for item in prompt.rows]
     if not prompt.media:
+        rows = [(item.start, item.rows) for item in prompt.rows]
         return splice(prompt.token_ids, (), (), None, rows)
-    loader = exchange.state.media
-    assert loader is not None, "the renderer refuses media that the model does not take"
+    state = exchange.state
+    assert state.media is not None, "the renderer refuses media that the model does not take"
     processed = await ahead.load(prompt.media)
-    spliced = splice(prompt.token_ids, prompt.slots, processed, loader.processor, rows)
+    leads = [item.lead for item in processed]
+    if any(leads):
+        loop = asyncio.get_running_loop()
+        prompt = await loop.run_in_executor(state.pool, with_leads, prompt, leads, state.tokenizer)
+    rows = [(item.start, item.rows) for item in prompt.rows]
+    spliced = splice(prompt.token_ids, prompt.slots, processed, state.media.processor, rows)
     note_media(exchange, ahead.report)
     return spliced

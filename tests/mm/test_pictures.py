@@ -209,10 +209,62 @@ def test_pictures_of_gemma_stand_between_marks_of_their_own(tmp_path: Path) -> N
     assert ours.media_token_ids == {7, IMAGE}
 
 
-def test_crops_of_gemma_are_refused_at_start(tmp_path: Path) -> None:
-    size = {"size": {"height": 56, "width": 56}}
-    with pytest.raises(ValueError, match="do_pan_and_scan=true, crops of long pictures, is not supported"):
-        processor(tmp_path, Gemma3, {**size, "do_pan_and_scan": True}, "siglip_vision_model")
+def cropping(folder: Path, **more):
+    from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+
+    cuts = {
+        "pan_and_scan_min_crop_size": 40,
+        "pan_and_scan_max_num_crops": 3,
+        "pan_and_scan_min_ratio_to_activate": 1.2,
+    }
+    half = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
+    settings = {"size": {"height": 56, "width": 56}, "resample": 2, **half, **cuts, **more}
+    ours = processor(folder, Gemma3, settings, "siglip_vision_model", mm_tokens_per_image=4)
+    return ours, Gemma3ImageProcessorPil(**{**settings, "do_pan_and_scan": True})
+
+
+@pytest.mark.parametrize("told", ["file", "option"])
+@pytest.mark.parametrize(
+    ("height", "width", "crops"), [(90, 100, 0), (90, 300, 3), (131, 90, 2), (39, 90, 0), (56, 56, 0)]
+)
+def test_crops_of_gemma_equal_the_reference(tmp_path: Path, height: int, width: int, crops: int, told: str) -> None:
+    from transformers import Gemma3Processor
+
+    ours, reference = cropping(tmp_path, do_pan_and_scan=told == "file")
+    ours.encode = lambda text: [ord(letter) for letter in text]
+    pixels, options = made.noise(height, width), MediaOptions(do_pan_and_scan=told == "option")
+    scaled = ours.plan_image(height, width, options).array(pixels)
+    item = ours.process(MediaItem("image", scaled), bytes(16), options)
+    want = reference(images=[pixels], return_tensors="np", input_data_format="channels_last")
+    assert want["num_crops"].tolist() == [crops]
+    assert np.abs(pixels_of(item.parts[0].features) - want["pixel_values"]).max() < 1e-5  # the same pixels
+    filling = ours.fill(item)
+    mark = chr(255_999) + 4 * chr(IMAGE) + chr(256_000)
+    theirs = SimpleNamespace(full_image_sequence=f"\n\n{mark}\n\n")
+    text = Gemma3Processor.replace_image_token(theirs, want, 0)
+    assert f"{item.lead}\n\n{''.join(map(chr, filling.token_ids))}\n\n" == text
+    assert [filling.token_ids[start : start + count].tolist() for start, count in filling.runs[0]] == (crops + 1) * [
+        4 * [IMAGE]
+    ]
+    assert len(scaled) * len(scaled[0]) * 3 * 8 < ours.cost("image", scaled.nbytes)
+
+
+def test_which_pictures_of_gemma_have_crops_is_as_in_the_reference(tmp_path: Path) -> None:
+    ours, reference = cropping(tmp_path)
+    draw, numbers = random.Random(0), (40, 3, 1.2)
+    for _ in range(300):
+        height, width = draw.randint(10, 400), draw.randint(10, 400)
+        blank = np.zeros((height, width), np.uint8)
+        boxes = ours.boxes(height, width, MediaOptions(do_pan_and_scan=True))
+        assert [blank[box].shape for box in boxes] == [
+            crop.shape[1:] for crop in reference.pan_and_scan(blank[None].repeat(3, 0), *numbers)
+        ]
+        assert not ours.boxes(height, width, PLAIN)
+
+
+def test_settings_of_crops_that_make_none_are_refused_at_start(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="sizes of at least 1 and a ratio above 1 are needed"):
+        cropping(tmp_path, pan_and_scan_min_ratio_to_activate=1.0)
     with pytest.raises(ValueError, match="size needs height and width"):
         processor(tmp_path, PaliGemma, {"size": {"shortest_edge": 56}}, "siglip_vision_model")
 

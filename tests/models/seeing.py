@@ -43,8 +43,12 @@ def processor(name):
     return processor_for(config.processor, config.folder, config.raw, 0, encode)
 
 
-def picture(name, height, width, seed=0):
-    scale = processor(name).plan_image(height, width, PLAIN)
+def options_of(prompt):
+    return replace(PLAIN, do_pan_and_scan=prompt == "cropped picture")
+
+
+def picture(name, height, width, seed=0, options=PLAIN):
+    scale = processor(name).plan_image(height, width, options)
     if processor(name).picture_bytes:  # the family scales it itself
         return MediaItem("image", noise(height, width, seed), scale=scale)
     return MediaItem("image", scale.array(noise(height, width, seed)))
@@ -61,6 +65,7 @@ PROMPTS = {
     "picture": ((picture, 60, 90),),
     "large picture": ((picture, 200, 170),),
     "two pictures": ((picture, 90, 60), (picture, 50, 50, 3)),
+    "cropped picture": ((picture, 260, 600, 0, replace(PLAIN, do_pan_and_scan=True)), (picture, 50, 50, 3)),
     "film": ((film, 30, 10.0, 60, 80),),
     "slow film": ((film, 9, 1.0, 40, 60),),
     "picture, film, picture": ((picture, 90, 60), (film, 40, 12.5, 60, 60), (picture, 50, 50, 3)),
@@ -75,7 +80,7 @@ def items(name, prompt):
 @functools.cache
 def spliced(name, prompt):
     tokens, slots, processed = [5, 9, 13], [], []
-    options = replace(PLAIN, num_pictures=sum(item.modality == "image" for item in items(name, prompt)))
+    options = replace(options_of(prompt), num_pictures=sum(item.modality == "image" for item in items(name, prompt)))
     for number, item in enumerate(items(name, prompt)):
         slots.append(len(tokens) + 1)
         mark = processor(name).placeholder(item.modality)

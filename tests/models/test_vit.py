@@ -105,6 +105,14 @@ def test_logits_equal_transformers(name, prompt, chunk):
     assert (harness.prefill(prepare(name, prompt, harness), chunk) - want).abs().max() <= limit
 
 
+@pytest.mark.parametrize("chunk", [0, 29])
+@torch.inference_mode()
+def test_crops_of_gemma_equal_transformers(chunk):
+    made, _ = spliced("gemma3-vision", "cropped picture")
+    assert [[length for _, length in item.spans] for item in made.media] == [[16, 16, 16], [16]]
+    test_logits_equal_transformers("gemma3-vision", "cropped picture", chunk)
+
+
 @pytest.mark.parametrize("name", FILMS)
 @torch.inference_mode()
 def test_films_equal_transformers(name):
@@ -112,7 +120,10 @@ def test_films_equal_transformers(name):
         test_logits_equal_transformers(name, prompt, 0)
 
 
-@pytest.mark.parametrize(("name", "prompt"), [*((name, "two pictures") for name in NAMES), ("internvl", "film")])
+@pytest.mark.parametrize(
+    ("name", "prompt"),
+    [*((name, "two pictures") for name in NAMES), ("internvl", "film"), ("gemma3-vision", "cropped picture")],
+)
 def test_greedy_tokens_equal_transformers(name, prompt):
     harness = Harness(load(tiny.checkpoint(name)))
     inputs = oracle_inputs(name, prompt)

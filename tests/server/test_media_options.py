@@ -47,6 +47,7 @@ async def test_a_trusted_request_may_ask_for_less(serve, path):
     ("field", "value", "text"),
     [
         ("mm_processor_kwargs", {"size": 3}, "there is no option 'size'"),
+        ("mm_processor_kwargs", {"num_pictures": 3}, "there is no option 'num_pictures'"),
         ("mm_processor_kwargs", {"max_pixels": "many"}, "max_pixels must be a number above 0"),
         ("mm_processor_kwargs", {"max_pixels": 0}, "max_pixels must be a number above 0"),
         ("media_io_kwargs", {"audio": {}}, "is known"),

@@ -62,6 +62,22 @@ async def test_pictures_are_seen(name):
             assert (await ask(FILM, status=400))["error"]["reason"] == "media_unsupported"
 
 
+async def test_crops_of_gemma_stand_in_the_prompt_with_the_words_of_its_processor():
+    """A long picture among others: rendered, and answered; the text before it is tokenized with the words."""
+    long = {"type": "image_url", "image_url": {"url": data_url(picture(noise(260, 600, 3), "PNG"), "image/png")}}
+    served = {"model": str(tiny.checkpoint("gemma3-vision")), "num_threads": 1}
+    async with ready(config_of(model=served, chat={"mm_processor_kwargs": {"do_pan_and_scan": True}})) as state:
+        client = maker(state)()
+        asked = {"messages": [{"role": "user", "content": [WORDS, long, PICTURE]}], "max_tokens": 4, "temperature": 0}
+        rendered = (await client.post("/v1/chat/completions/render", json=asked)).json()
+        text = state.tokenizer.decode(rendered["token_ids"])
+        shown = "<|IMAGE|>" + 16 * "<|vision_pad|>" + "<|audio_eos|>"
+        led = f"{WORDS['text']}<|vision_bos|>Here is the original image {shown}"
+        crops = f"\n\n and here are some crops to help you see better \n\n{shown}\n\n \n\n{shown}<|vision_eos|>"
+        assert f"{led}{crops}<|vision_bos|>{shown}<|vision_eos|>" in text
+        assert (await client.post("/v1/chat/completions", json=asked)).status == 200
+
+
 async def test_without_a_tokenizer_internvl_starts_and_reads_pictures_alone():
     """Its tokenizer names the token of films, and writes what stands around pictures."""
     served = {"model": str(tiny.checkpoint("internvl")), "num_threads": 1, "skip_tokenizer_init": True}

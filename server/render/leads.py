@@ -1,0 +1,56 @@
+"""Leads: text that a family's processor writes in front of a media item, known only when the item has been loaded.
+
+Owner: pool, pure functions. In: a rendered Prompt, and each item's lead (mm/item: Processed). Out: the Prompt with the
+leads, its slots and rows moved; its text stays as the template wrote it. A lead is tokenized with the text before it,
+back to the nearest token over which no text runs: a special token, another item, a client's rows. What the family
+always writes around a placeholder stays next to the placeholder (server/render/media: ALWAYS_AROUND).
+
+    <start_of_turn> user Look NL <start_of_image>  ->  ... user Look Here is the original image NL <start_of_image>
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+import numpy as np
+
+from server.render.media import ALWAYS_AROUND
+from server.render.prompt import Prompt
+from server.render.tokenizer import Tokenizer
+
+
+def with_leads(prompt: Prompt, leads: Sequence[str], tokenizer: Tokenizer) -> Prompt:
+    """Prompts of token ids stay as the client wrote them."""
+    if prompt.text is None:
+        return prompt
+    ids = prompt.token_ids
+    ends = [0, *(slot + 1 for slot in prompt.slots), *(item.start + len(item.rows.numbers) for item in prompt.rows)]
+    pieces: list[np.ndarray] = []
+    done, wider = 0, []  # `wider`: tokens that each slot's lead adds
+    for slot, lead in zip(prompt.slots, leads):
+        start, least = slot, max(end for end in ends if end <= slot)
+        while lead and start > least and not tokenizer.is_special(int(ids[start - 1])):
+            start -= 1
+        beside = ALWAYS_AROUND.get(tokenizer.token_of(int(ids[slot])) or "", ("",))[0]
+        written = led(ids[start:slot], lead, beside, tokenizer) if lead else ids[slot:slot]
+        pieces += (ids[done:start], written)
+        wider.append(len(written) - (slot - start))
+        done = slot
+    found = np.concatenate([*pieces, ids[done:]])
+    slots = tuple(slot + more for slot, more in zip(prompt.slots, accumulate(wider)))
+    rows = tuple(
+        replace(item, start=item.start + sum(more for slot, more in zip(prompt.slots, wider) if slot < item.start))
+        for item in prompt.rows
+    )
+    return replace(prompt, token_ids=found, slots=slots, rows=rows)
+
+
+def led(ids: np.ndarray, lead: str, beside: str, tokenizer: Tokenizer) -> np.ndarray:
+    """The tokens in front of a placeholder, with the lead before `beside`."""
+    text = tokenizer.decode(ids)
+    if tokenizer.encode_segments([(text, True)]) != ids.tolist():  # a client's half character
+        return np.append(ids, tokenizer.encode_segments([(lead + beside, True)])).astype(np.int32)
+    written = text.removesuffix(beside) + lead + beside
+    return np.array(tokenizer.encode_segments([(written, True)]), np.int32)
