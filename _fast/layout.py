@@ -92,6 +92,7 @@ class SlotWord(IntEnum):
     # The host's again.
     SECOND_START = 18  # where the second text of a pair begins among the slot's tokens; 0: there is one text
     POOL_START = 19  # the first of the slot's tokens that counts in its pooled row
+    ADAPTER = 20  # the number of the adapter with which the slot's tokens are computed; 0: none
 
 
 class GraphKind(IntEnum):

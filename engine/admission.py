@@ -13,7 +13,7 @@ import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from _fast.scheduler import Scheduler
 from engine.ahead import Ahead, joints_of
 from engine.errors import AdmissionError, EngineError, scope_of
 from engine.kernels.sampling.draw import mix64
-from engine.request import Request, TokenLogprob
+from engine.request import ADAPTER, Modality, Request, TokenLogprob
 from engine.step.executor import Executor
 
 log = logging.getLogger("omniloop.engine")
@@ -60,8 +60,10 @@ class Admission:
         poison: bool,
         ahead: Ahead = "",
         window: int = 0,
+        adapters: tuple[Modality, ...] = (),
     ) -> None:
-        """`ahead`: which tokens of a prompt see later ones; `window`: the shortest of a layer, 0: no layer has one."""
+        """`ahead`: which tokens of a prompt see later ones; `window`: the shortest of a layer, 0: no layer has one;
+        `adapters`: those of the model."""
         self._scheduler = scheduler
         self._executor = executor
         self._encoder = executor.encoder
@@ -69,6 +71,7 @@ class Admission:
         self._poison = poison
         self._ahead: Ahead = ahead
         self._window = window
+        self._adapters = adapters
         self.rows: dict[int, LiveRow] = {}  # by slot
         self.fresh: set[int] = set()  # slots of which the loop has heard nothing yet
         self.refused: dict[int, EngineError] = {}  # by the engine's number: until the loop has it
@@ -209,9 +212,12 @@ class Admission:
         """
         params = request.sampling
         root = hashlib.blake2b(request.cache_salt, digest_size=16).digest()
+        adapter = request.adapter(self._adapters)
+        if adapter:  # other keys and values, and of some media other rows
+            root = hashlib.blake2b(bytes([adapter]), key=root, digest_size=16).digest()
         slot = -1
         try:
-            media, keys = self._media(request, root, made)
+            media, keys = self._media(request, root, made, adapter)
             slot = self._scheduler.add(
                 device_id,
                 np.ascontiguousarray(request.prompt_token_ids, np.int32),
@@ -251,7 +257,9 @@ class Admission:
         # Prompt tokens that see each other whatever the window need keys that a window's blocks no longer hold.
         return self._ahead != "prompt" or not 0 < self._window < len(request.prompt_token_ids)
 
-    def _media(self, request: Request, root: bytes, made: list[int]) -> tuple[np.ndarray | None, np.ndarray | None]:
+    def _media(
+        self, request: Request, root: bytes, made: list[int], adapter: int
+    ) -> tuple[np.ndarray | None, np.ndarray | None]:
         """The scheduler's view of the media: runs int32 [m, 4], and keys int64 [2, tokens] that name the content.
 
         A token's key is (its id, 0). A position of a medium has two words made from the 16 bytes of the medium's name
@@ -269,6 +277,8 @@ class Admission:
                 entry = self._scheduler.add_entry(item.num_tokens)
                 assert entry >= 0, "items larger than the encoder cache are refused before they get here"
                 made.append(entry)
+                if adapter:
+                    item = replace(item, features={**item.features, ADAPTER: np.array(adapter)})
                 self._encoder.stage(entry, digest, item)
             halves = np.frombuffer(digest, "<u8")[:, None]
             done = 0

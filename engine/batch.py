@@ -34,5 +34,6 @@ class Batch:
     routed: Kept | None = None  # where layers keep the experts of every token; None: nowhere
     # The same as `media` for a forward that was recorded: which tokens, [T, 1] bool, and rows [T, hidden or more].
     overlay: tuple[Tensor, Tensor] | None = None
+    adapters: Tensor | None = None  # [T] int32: the number of each token's adapter, 0 for none. None: no token has one
     second_start: Tensor | None = None  # [num_rows] int32, of encoders: where a row's second text begins; 0: no pair
     pool_start: Tensor | None = None  # [num_rows] int32: the first of a row's tokens that is pooled. None: all are

@@ -30,7 +30,6 @@ from engine.runtime import layout_of, sizes_of
 from engine.step.executor import Sizes
 from engine.weights.files import Shard
 from engine.weights.load import match, weight_bytes
-from engine.weights.table import expand
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ def estimate(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
     model = build_model(model_config, dtype, "cpu", shards)
     names = {} if shards is None else match(model, shards, config.model)
     kept = shards and device == "cpu" and model_config.implementation == "native" and config.quantization != "fp8"
-    weights = _host_bytes(shards, model, names, dtype) if shards and kept else weight_bytes(model)
+    weights = _host_bytes(shards, names, dtype) if shards and kept else weight_bytes(model)
     memory = None if device == "cpu" else device_memory(device)
     layout = layout_of(config, model, sizes, shards, read=False)
     longest = layout.blocks_for(sizes.max_model_len, sizes.max_chunk)
@@ -92,11 +91,9 @@ def estimate(config: EngineConfig, shards: list[Shard] | None) -> Estimate:
     )
 
 
-def _host_bytes(shards: list[Shard], model: Model, names: Mapping[str, str], dtype: torch.dtype) -> int:
+def _host_bytes(shards: list[Shard], names: Mapping[str, str], dtype: torch.dtype) -> int:
     """On a CPU, where bfloat16 and codes stay as they are, as in engine/quant/base.py; `names`: as by `match`."""
-    places = expand(model.weight_table(), model)
-    kept = {name for name, canonical in names.items() if not places[canonical].wanted.merged}
-    tensors = [info for shard in shards for name, info in shard.tensors.items() if name in kept]
+    tensors = [info for shard in shards for name, info in shard.tensors.items() if name in names]
     return sum(
         math.prod(info.shape) * dtype.itemsize if info.dtype in ("F32", "F16") else info.num_bytes for info in tensors
     )

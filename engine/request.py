@@ -8,6 +8,7 @@ Everything here is meaning-free for `_fast`: by the time rows are scheduled only
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -122,6 +123,7 @@ class MediaInput:
 # The feature of an item that needs no tower: float32 [num_tokens, width], what its tower would make. The features of
 # pixels have "rows" of their own.
 ROWS = "given rows"
+ADAPTER = "adapter"  # int64, added at admission: the number of the request's adapter, where the model has any
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,11 @@ class Request:
     arrival: float = 0.0  # time.monotonic() seconds
     grammar: Grammar | None = None  # what the answers must look like; each choice gets a matcher of its own
     pooling: PoolingParams | None = None
+
+    def adapter(self, adapters: Sequence[Modality]) -> int:
+        """The number of the first of a model's adapters whose media the request shows, from 1; 0: none."""
+        shown = {item.modality for item in self.media}
+        return next((number for number, media in enumerate(adapters, 1) if media in shown), 0)
 
     def input(self, k: int) -> Request:
         """Input k of a request with `pooling`, as a request of its own."""

@@ -115,7 +115,9 @@ class Runtime:
         )
         self._profile: DeviceProfile | None = None
         window = min((layer.window for layer in model_config.text.layers if layer.window), default=0)
-        self.admission = Admission(self.scheduler, executor, caches_prefixes, config.debug_poison, ahead, window)
+        self.admission = Admission(
+            self.scheduler, executor, caches_prefixes, config.debug_poison, ahead, window, model.adapters
+        )
 
     @property
     def next_plan(self) -> StepPlan:

@@ -38,6 +38,7 @@ PROMPT_LEN = tl.constexpr(int(SlotWord.PROMPT_LEN))
 POSITION_DELTA = tl.constexpr(int(SlotWord.POSITION_DELTA))
 LAST_TOKEN = tl.constexpr(int(SlotWord.LAST_TOKEN))
 OUTSIDE = tl.constexpr(int(SlotWord.OUTSIDE))
+ADAPTER = tl.constexpr(int(SlotWord.ADAPTER))
 TOKENS = 128  # of one program
 
 
@@ -87,7 +88,7 @@ def fill_rows(
 
 @triton.jit
 def fill_tokens(
-    token_ids, positions, slot_mapping, last_keys, words, block_tables, staged, capacity, first, max_rows,
+    token_ids, positions, slot_mapping, last_keys, adapters, words, block_tables, staged, capacity, first, max_rows,
     max_tokens, max_slots, max_blocks, block_size, num_embeddings,
     GROUPS: tl.constexpr,
     AXES: tl.constexpr,  # rows of positions
@@ -144,12 +145,15 @@ def fill_tokens(
         last, longest = tl.load(staged + at + token, mask=given, other=0), max_blocks * block_size
         last = tl.where(given, tl.minimum(tl.maximum(last, -longest), longest - 1), tl.maximum(index, 0))
         tl.store(last_keys + token, tl.where(here, last, 0), mask=room)
+    if adapters is not None:
+        tl.store(adapters + token, tl.load(word(words, slot, ADAPTER), mask=here, other=0), mask=room)
 
 
 @triton.jit
 def inputs_kernel(
     token_ids, positions, slot_mapping, query_start, context_len, row_slot,
-    sample_index, sample_row, sample_slot, sample_place, num_rows, num_sampled, home, last_keys,  # StepInputs
+    sample_index, sample_row, sample_slot, sample_place, num_rows, num_sampled, home, last_keys,
+    adapters,  # these are StepInputs
     words, block_tables,  # of SlotTensors
     staged,  # [capacity]
     turn,  # [1]
@@ -173,8 +177,9 @@ def inputs_kernel(
         )  # fmt: skip
     else:
         fill_tokens(
-            token_ids, positions, slot_mapping, last_keys, words, block_tables, staged, capacity, (program - 1) * BLOCK,
-            max_rows, max_tokens, max_slots, max_blocks, block_size, num_embeddings, GROUPS, AXES, STEPS, BLOCK,
+            token_ids, positions, slot_mapping, last_keys, adapters, words, block_tables, staged, capacity,
+            (program - 1) * BLOCK, max_rows, max_tokens, max_slots, max_blocks, block_size, num_embeddings, GROUPS,
+            AXES, STEPS, BLOCK,
         )  # fmt: skip
 
 
@@ -223,9 +228,10 @@ def launch_inputs(
     inputs_kernel[(1 + triton.cdiv(max_tokens, TOKENS),)](
         out.token_ids, out.positions, out.slot_mapping, out.query_start, out.context_len, out.row_slot,
         out.sample_index, out.sample_row, out.sample_slot, out.sample_place, out.num_rows, out.num_sampled,
-        out.home, out.last_keys, slots.words, slots.block_tables, records.staged, records.turn, count, capacity,
-        max_rows, max_tokens, lines - 1, max_blocks, block_size, num_embeddings, GROUPS=num_groups, AXES=axes,
-        ROWS=rows, STEPS=max_rows.bit_length(), BLOCK=TOKENS, num_warps=4, **launch_options(),
+        out.home, out.last_keys, out.adapters, slots.words, slots.block_tables, records.staged, records.turn,
+        count, capacity, max_rows, max_tokens, lines - 1, max_blocks, block_size, num_embeddings,
+        GROUPS=num_groups, AXES=axes, ROWS=rows, STEPS=max_rows.bit_length(), BLOCK=TOKENS, num_warps=4,
+        **launch_options(),
     )  # fmt: skip
 
 
@@ -285,6 +291,8 @@ def step_inputs_reference(
         position = torch.where(index < prompt_len[slot], prompt, position)
     if out.last_keys is not None:
         _fill(out.last_keys, _last_keys(record, index, max_blocks * block_size), 0)
+    if out.adapters is not None:
+        _fill(out.adapters, slots.word(SlotWord.ADAPTER)[slot], 0)
     out.positions.zero_()
     out.positions[..., :tokens] = position.clamp(min=0)
 

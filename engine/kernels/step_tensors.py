@@ -62,6 +62,7 @@ class StepInputs:
     num_sampled: Tensor  # [1] int32
     home: Tensor  # [1] int32: the number of the buffer on the host that the tokens go to
     last_keys: Tensor | None  # [N] int32, of models whose tokens see later ones (AttentionMeta); 0 beyond
+    adapters: Tensor | None  # [N] int32, of models with adapters: the number of each token's; 0 beyond
 
     @property
     def axes(self) -> int:
@@ -76,7 +77,13 @@ def empty_slots(max_slots: int, max_blocks: int, num_groups: int, device: str | 
 
 
 def empty_inputs(
-    max_rows: int, max_tokens: int, num_groups: int, axes: int, device: str | torch.device, ahead: bool = False
+    max_rows: int,
+    max_tokens: int,
+    num_groups: int,
+    axes: int,
+    device: str | torch.device,
+    ahead: bool = False,
+    adapted: bool = False,
 ) -> StepInputs:
     """A step without rows, but for the slots of padded rows, which are 0 until the first `step_inputs`.
 
@@ -102,6 +109,7 @@ def empty_inputs(
         num_sampled=row(1),
         home=row(1),
         last_keys=row(max_tokens) if ahead else None,
+        adapters=row(max_tokens) if adapted else None,
     )
 
 

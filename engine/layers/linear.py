@@ -7,6 +7,8 @@ the trailing dimensions that the checkpoint keeps apart.
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
@@ -18,13 +20,21 @@ from engine.quant.base import UNQUANTISED, Arrange, Scheme
 from engine.weights.table import Shape, Wanted
 
 
+class Around(Protocol):
+    """What the checkpoint holds beside a layer's matrix (engine/layers/adapted.py)."""
+
+    def around(self, base: Weight) -> Weight:
+        """The layer's weight, made of its matrix's."""
+
+
 class Linear:
     """y = x W^T + b."""
 
-    __slots__ = ("arrange", "biases", "fold", "in_features", "out_features", "scheme", "weight")
+    __slots__ = ("arrange", "biases", "fold", "in_features", "out_features", "scheme", "site", "weight")
 
     weight: Weight
     arrange: Arrange | None
+    site: Around | None
 
     def __init__(
         self,
@@ -38,7 +48,7 @@ class Linear:
         self.biases = bias if isinstance(bias, tuple) else (bias,) * len(out_features)
         self.fold = fold or (in_features,)
         self.scheme: Scheme = UNQUANTISED
-        self.arrange = None
+        self.arrange = self.site = None
         assert torch.Size(self.fold).numel() == in_features
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -81,7 +91,9 @@ class Linear:
             ]
             bias = torch.cat(parts)  # a piece without a bias adds zero
             pieces = {kind: given for kind, given in pieces.items() if kind != "bias"}
-        self.weight = self.scheme.weight(pieces, bias, placement, gated, self.arrange)
+        self.weight = self.scheme.weight(pieces, bias, placement, gated and self.site is None, self.arrange)
+        if self.site is not None:
+            self.weight = self.site.around(self.weight)
 
     def _arranged(self, number: int, rows: Tensor) -> Tensor:
         return rows if self.arrange is None else self.arrange(number, rows)

@@ -18,6 +18,7 @@ from typing import Protocol
 from torch import Tensor
 
 from engine.kernels.moe.kept import Kept
+from engine.layers.adapted import Chosen
 from engine.layers.linear import Linear
 from engine.layers.norm import Norm, Normed, RMSNorm
 
@@ -72,7 +73,7 @@ class Made:
 class Stream:
     """The rows of all tokens of a step, or of those that somebody reads."""
 
-    __slots__ = ("_residual", "_sampled", "_waiting", "beside", "count", "kept")
+    __slots__ = ("_chosen", "_residual", "_sampled", "_waiting", "beside", "count", "kept")
 
     def __init__(
         self,
@@ -81,8 +82,10 @@ class Stream:
         sampled: Tensor | None = None,
         kept: Kept | None = None,
         beside: Tensor | None = None,
+        chosen: Chosen | None = None,
     ) -> None:
         self._residual = residual
+        self._chosen = chosen  # the tokens' adapters; None: the model has none
         self.beside = beside  # [T, layers, n]: what each layer reads of each token beside the stream; None: nothing
         self.count = count  # int32 [1], on the device: rows from here on are padding; None: there is none
         self.kept = kept  # where the experts of the rows are kept; None: nowhere
@@ -122,4 +125,6 @@ class Stream:
         if self.beside is not None:
             self.beside = self.beside.index_select(0, index)
         beside, self._residual = beside.index_select(0, index), self.rows().index_select(0, index)
+        if self._chosen is not None:
+            self._chosen.keep(index)
         return beside

@@ -24,6 +24,7 @@ from engine.attention.meta import AttentionMeta
 from engine.batch import Batch
 from engine.cache.spec import CacheSpec, LayerCache
 from engine.encoders.tower import Tower
+from engine.layers.adapted import Chosen
 from engine.layers.attention import PagedSelfAttention
 from engine.layers.embed import Embedding, Head
 from engine.layers.moe import SparseMLP
@@ -67,6 +68,7 @@ class Decoder(Model):
         self.vision: Tower | None = None
         self.audio: Tower | None = None
         self.table = self.WEIGHTS
+        self.chosen: Chosen | None = None
         self.head = None if config.pooling else Head(text.vocab_size, text.hidden_size, text.tie_embeddings)
         self.embed = Embedding(text.vocab_size, text.hidden_size, self.head)
         if config.pooling is not None:
@@ -106,7 +108,9 @@ class Decoder(Model):
 
     def forward(self, batch: Batch, out: Tensor | None = None) -> Tensor:
         rows = self._embedded(batch)
-        x = Stream(rows, batch.num_tokens, batch.num_sampled, batch.routed, self.beside(batch, rows))
+        if self.chosen is not None:
+            self.chosen.begin(batch.adapters)
+        x = Stream(rows, batch.num_tokens, batch.num_sampled, batch.routed, self.beside(batch, rows), self.chosen)
         attention = batch.attention
         if not self.config.text.causal:
             attention = [meta.covering(len(batch.token_ids)) for meta in attention]

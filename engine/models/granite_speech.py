@@ -1,12 +1,10 @@
 """Granite Speech (3.2, 3.3, 4.0): a Granite decoder that hears sounds of any length.
 
-Before 4.0 an adapter lies beside the weights (`has_lora_adapter`). The loader adds the adapter to the matrices, so
-texts without a sound are computed with it too; --language-model-only leaves it out.
+Before 4.0 an adapter lies beside the weights (`has_lora_adapter`): requests that show a sound are computed with it.
 """
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,12 +16,10 @@ from engine.checkpoint.section import Section
 from engine.encoders.granite_speech import UNREAD, GraniteSpeechTower, read_audio, rows
 from engine.model_config import ModelConfig
 from engine.models import seeing
+from engine.models.adapting import adapt, read_adapter
 from engine.models.decoder import Decoder
 from engine.models.family import Family
 from engine.models.hearing import PREFIXES, hearing
-from engine.quant.merged import merge, read_adapter
-
-log = logging.getLogger(__name__)
 
 ADAPTER = "adapter_config.json"
 plain = hearing(GraniteSpeechTower, rows(), tower_name="encoder", ignore=UNREAD)
@@ -35,8 +31,7 @@ def model(config: ModelConfig, dtype: torch.dtype, device: str) -> Decoder:
     if config.raw.get("has_lora_adapter"):
         made.table = replace(made.table, prefixes=("base_model.model.", *PREFIXES))
         if made.towers:
-            merge(made, read_adapter(Section(read_json(Path(config.folder) / ADAPTER), ADAPTER)))
-            log.info("the speech adapter is part of the weights: texts without a sound are computed with it too")
+            adapt(made, [read_adapter(Section(read_json(Path(config.folder) / ADAPTER), ADAPTER), "audio")])
         else:
             made.table = replace(made.table, ignore=(*made.table.ignore, "*.lora_?.weight"))
     return made

@@ -1,12 +1,11 @@
-"""Phi-4-multimodal: Phi-4-mini that hears sounds of any length with its speech adapter. Pictures are not served.
+"""Phi-4-multimodal: Phi-4-mini that hears sounds of any length. Pictures are not served.
 
-The checkpoint keeps the decoder's matrices apart from the adapters for speech and vision. The loader adds the speech
-adapter to the matrices, so texts without a sound are computed with it too; --language-model-only leaves it out.
+The checkpoint keeps adapters of the decoder's matrices, one for each kind of media: requests that show a sound are
+computed with the adapter for speech, texts with the matrices alone.
 """
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 
 import torch
@@ -14,12 +13,12 @@ import torch
 from engine.checkpoint.section import Section
 from engine.encoders.phi4mm_audio import Phi4AudioConfig, Phi4AudioTower, read_audio, rows
 from engine.encoders.tower import by_modality
+from engine.layers.adapted import Adapter
 from engine.model_config import ModelConfig
+from engine.models.adapting import adapt
 from engine.models.family import Family
 from engine.models.phi3 import Phi3, text
-from engine.quant.merged import Adapter, merge
-
-log = logging.getLogger(__name__)
+from engine.weights.table import Row
 
 AUDIO_ID = 200011  # <|endoftext11|>, as Microsoft's processor has it; no file says so
 ADAPTED = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
@@ -33,21 +32,28 @@ class Phi4MM(Phi3):
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
         super().__init__(config, dtype, device)
         tower = config.towers.get("audio_processor")
-        lora = Section(config.raw, "config.json").section("speech_lora")
-        rank = 0
         self.table = replace(self.table, ignore=(*self.table.ignore, *UNREAD))
+        adapters = []
         if isinstance(tower, Phi4AudioConfig):
             self.audio = Phi4AudioTower(tower, dtype, device)
             self.towers = by_modality(self.audio)
             self.table = replace(self.table, rows=(*self.table.rows, *rows()))
-            rank = lora.size("r")
-            log.info("the speech adapter is part of the weights: texts without a sound are computed with it too")
+            lora = Section(config.raw, "config.json").section("speech_lora")
+            scale = lora.number("lora_alpha") / lora.size("r")
+            halves = "lora_A.speech.weight", "lora_B.speech.weight"
+            adapters.append(Adapter("audio", ADAPTED, lora.size("r"), scale, halves))
         else:
             self.table = replace(self.table, ignore=(*self.table.ignore, *UNHEARD))
-        scale = lora.number("lora_alpha") / lora.size("r")
-        merge(
-            self, Adapter(ADAPTED, rank, scale, "base_layer.weight", ("lora_A.speech.weight", "lora_B.speech.weight"))
-        )
+        if adapters:
+            adapt(self, adapters)
+        self.table = replace(self.table, rows=tuple(map(_beside_adapters, self.table.rows)))
+
+
+def _beside_adapters(row: Row) -> Row:
+    """Matrices have a module of their own below the one that holds the adapters too."""
+    if row.target.endswith(".site"):
+        return row
+    return replace(row, names=tuple(f"{n}.base_layer" if n.endswith(ADAPTED) else n for n in row.names))
 
 
 def media_token_ids(section: Section) -> dict[str, int]:

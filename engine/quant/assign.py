@@ -38,7 +38,8 @@ def assign(model: Model, table: Table, config: ModelConfig, shards: Sequence[Sha
     any_quantised = False
     for _, names, part in parts_of(table, model):
         if not hasattr(part, "scheme"):
-            _refuse_codes(names, found)
+            if "weight" in part.expects():  # else the codes are another part's, to which this one belongs
+                _refuse_codes(names, found)
             continue
         if not part.expects():
             continue

@@ -85,7 +85,7 @@ class StepBuffers:
         self.params = SlotParams(sizes.max_slots)
         self.slots = empty_slots(sizes.max_slots, sizes.max_blocks, len(layout.groups), device)
         self.inputs = empty_inputs(
-            rows, tokens, len(layout.groups), model.config.axes, device, bool(model.config.ahead)
+            rows, tokens, len(layout.groups), model.config.axes, device, bool(model.config.ahead), bool(model.adapters)
         )
         self.runs = torch.full((sizes.width, rows), int(TokenCode.END), dtype=torch.int32, device=device)
         self.tokens = self.runs[0]  # the first of each row's run
@@ -147,6 +147,7 @@ class StepBuffers:
             num_tokens=inputs.query_start[-1:],  # behind the last row
             routed=None if routed is None else routed.of_step(inputs.slot_mapping[routed.group, :tokens]),
             overlay=overlay,
+            adapters=None if inputs.adapters is None else inputs.adapters[:tokens],
         )
 
     def show(self, media: list[tuple[int, int, Tensor]]) -> None:

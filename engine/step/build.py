@@ -88,6 +88,7 @@ def build(
                 last_keys=last_keys,
             )
         )
+    adapters = slots.adapter[rows.slots]  # [num_rows]
     positions = axis_positions(rows, slots, axes) if axes > 1 else index + slots.position_delta[rows.slots][row_of]
     return Batch(
         token_ids=torch.from_numpy(token_ids),
@@ -97,6 +98,7 @@ def build(
         caches=caches,
         group_of=layout.group_of,
         sample_index=torch.from_numpy((starts[1:][rows.sampled] - 1).astype(np.int64)),
+        adapters=torch.from_numpy(adapters[row_of]) if adapters.any() else None,
     )
 
 

@@ -60,7 +60,9 @@ class CpuExecutor:
         self._axes = model.config.axes
         self._layout = layout
         self._caches = caches
-        self._slots = SlotState(sizes.max_slots, sizes.max_blocks, len(layout.groups), model.config.ahead)
+        self._slots = SlotState(
+            sizes.max_slots, sizes.max_blocks, len(layout.groups), model.config.ahead, model.adapters
+        )
         self._vocab = model.config.text.vocab_size
         self._sampler = Sampler(sizes.max_slots, self._vocab, config.logprobs_mode)
         self._prompts = PromptLogprobs(config.logprobs_mode.endswith("_logits"), self._vocab)

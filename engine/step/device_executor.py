@@ -172,6 +172,7 @@ class DeviceExecutor:
         words = np.zeros(SLOT_WORDS, np.int32)
         words[SlotWord.SLOT], words[SlotWord.PROMPT_LEN] = slot, len(request.prompt_token_ids)
         words[SlotWord.POSITION_DELTA] = request.position_delta
+        words[SlotWord.ADAPTER] = request.adapter(self.model.adapters)
         prompt, has_grammar = np.asarray(request.prompt_token_ids), request.grammar is not None
         self.sampler.admit(slot, request.sampling, prompt, seed, words, has_grammar)
         if request.grammar is not None:

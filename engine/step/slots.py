@@ -10,14 +10,16 @@ from __future__ import annotations
 import numpy as np
 
 from engine.ahead import Ahead, joints_of, last_keys
-from engine.request import Request
+from engine.request import Modality, Request
 
 
 class SlotState:
     """Arrays indexed by slot; `reset` covers every one of them."""
 
     __slots__ = (
+        "_adapters",
         "_ahead",
+        "adapter",
         "block_tables",
         "joints",
         "last_token",
@@ -27,8 +29,17 @@ class SlotState:
         "prompt_len",
     )
 
-    def __init__(self, max_slots: int, max_blocks: int, num_groups: int, ahead: Ahead = "") -> None:
+    def __init__(
+        self,
+        max_slots: int,
+        max_blocks: int,
+        num_groups: int,
+        ahead: Ahead = "",
+        adapters: tuple[Modality, ...] = (),
+    ) -> None:
         self._ahead: Ahead = ahead
+        self._adapters = adapters
+        self.adapter = np.zeros(max_slots, np.int32)  # the number of the request's adapter; 0: none
         self.last_token = np.zeros(max_slots, np.int64)  # token sampled by the last step that had the row
         self.block_tables = np.zeros((num_groups, max_slots, max_blocks), np.int32)
         self.position_delta = np.zeros(max_slots, np.int64)  # position of token i is i + delta beyond the prompt
@@ -44,6 +55,7 @@ class SlotState:
         self.position_delta[slot] = request.position_delta
         self.prompt_len[slot] = len(request.prompt_token_ids)
         self.outside[slot] = False
+        self.adapter[slot] = request.adapter(self._adapters)
         if request.positions is not None:
             self.positions[slot] = request.positions
         joints = joints_of(request, self._ahead)
@@ -62,5 +74,6 @@ class SlotState:
         self.position_delta[slot] = bad
         self.prompt_len[slot] = 0
         self.outside[slot] = poison
+        self.adapter[slot] = bad
         self.positions.pop(slot, None)
         self.joints.pop(slot, None)

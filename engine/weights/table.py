@@ -29,12 +29,9 @@ class Wanted(NamedTuple):
     shape: Shape
     dtypes: tuple[torch.dtype, ...] = FLOATS  # that it may have
     kept: torch.dtype | None = None  # in memory, where whoever reads it decides
-    merged: bool = False  # into another tensor: it takes no memory of its own
 
     def num_bytes(self, activations: torch.dtype) -> int:
         """In memory: floats of any width take the activations' dtype, others keep theirs."""
-        if self.merged:
-            return 0
         kept = self.kept or (activations if self.dtypes == FLOATS else self.dtypes[0])
         return torch.Size(self.shape).numel() * kept.itemsize
 

@@ -21,7 +21,7 @@ GROUPS = [((0, 0),), ((0, 0), (1, 6)), ((1, 3), (0, 0), (1, 3))]
 
 def poisoned(walk):
     """Inputs of which every entry is wrong until it is written."""
-    out = empty_inputs(walk.max_rows, walk.max_tokens, len(walk.groups), walk.axes, "cpu")
+    out = empty_inputs(walk.max_rows, walk.max_tokens, len(walk.groups), walk.axes, "cpu", adapted=True)
     for field in dataclasses.fields(out):
         if (tensor := getattr(out, field.name)) is not None:
             tensor.fill_(-77)
@@ -76,8 +76,10 @@ def test_a_step_equals_what_the_host_builds(seed, axes, planted):
             plant(walk, plan, record, draw)
         rows = RowArrays(plan)
         apply_updates(plan, walk.slots)
+        walk.slots.adapter[:] = draw.integers(0, 3, walk.max_slots) * bool(seed)
         batch = build(plan, rows, walk.slots, walk.layout, [], [], axes, VOCAB)
         slots.word(SlotWord.LAST_TOKEN)[: walk.max_slots] = torch.from_numpy(walk.slots.last_token)
+        slots.word(SlotWord.ADAPTER)[: walk.max_slots] = torch.from_numpy(walk.slots.adapter)
         out = poisoned(walk)
         step_inputs(out, slots, alone(record), walk.max_rows, walk.max_tokens, walk.block_size, VOCAB)
         tokens = plan.num_tokens
@@ -85,6 +87,14 @@ def test_a_step_equals_what_the_host_builds(seed, axes, planted):
         assert torch.equal(out.positions[..., :tokens], batch.positions.clamp(min=0))
         for mapping, meta in zip(out.slot_mapping, batch.attention, strict=True):
             assert torch.equal(mapping[:tokens], meta.slot_mapping)
+        named = slots.word(SlotWord.ADAPTER)[torch.from_numpy(rows.slots)]  # a new slot's come with the record
+        assert torch.equal(out.adapters[:tokens], named.repeat_interleave(torch.from_numpy(rows.lens)))
+        assert (batch.adapters is None) == (not walk.slots.adapter[rows.slots].any())
+        assert (
+            batch.adapters is None
+            or (batch.adapters == torch.from_numpy(walk.slots.adapter[rows.slots].repeat(rows.lens))).all()
+        )
+        assert not out.adapters[tokens:].any()
         assert (out.token_ids[tokens:] == 0).all()
         assert (out.positions[..., tokens:] == 0).all()
         assert (out.slot_mapping[:, tokens:] == -1).all()

@@ -13,13 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import engine.runtime
-from engine.config import EngineConfig
 from engine.errors import ConfigError, RequestError
-from engine.estimate import estimate
-from engine.models.registry import build_model, load_model_config
+from engine.models.registry import load_model_config
 from engine.request import Request, SamplingParams
-from engine.weights.files import open_checkpoint
-from engine.weights.load import load_weights, match, weight_bytes
 from mm.item import MediaItem, MediaOptions, Processed
 from mm.processors.registry import processor_for
 from mm.splice import splice
@@ -158,31 +154,6 @@ def test_long_sounds_are_heard_as_by_transformers(name, frames):
         wanted = family.rows_of(features)
     assert mine.shape == wanted.shape
     assert (mine - wanted).abs().max() < 2e-4 * wanted.abs().max()
-
-
-def test_a_merged_adapter_takes_no_memory():
-    folder = FAMILY["phi4mm"].folder
-    shards = open_checkpoint(folder)
-    stored = {name: info for shard in shards for name, info in shard.tensors.items()}
-    halves = {name for name in stored if ".lora_" in name}
-    model = build_model(load_model_config(folder), torch.float32, shards=shards)
-    read = match(model, shards, str(folder)).keys()
-    assert halves & read
-    whole = sum(stored[name].num_bytes for name in read - halves)
-    assert estimate(EngineConfig(model=str(folder)), shards).weight_bytes == weight_bytes(model) == whole
-
-
-def test_phi4mm_without_sounds_leaves_its_adapters_out():
-    folder = FAMILY["phi4mm"].folder
-    config = load_model_config(folder, without=("image", "audio", "video"))
-    model = build_model(config, torch.float32)
-    load_weights(model, str(folder))
-    assert not model.towers
-    base = load_file(folder / "model.safetensors")["model.layers.1.self_attn.o_proj.base_layer.weight"]
-    rows = torch.randn(3, base.shape[1])
-    assert torch.allclose(model.layers[1].o(rows), rows @ base.T, atol=1e-5)
-    heard = load(folder).layers[1].o(rows)
-    assert not torch.allclose(heard, rows @ base.T, atol=1e-2)
 
 
 @pytest.mark.parametrize(

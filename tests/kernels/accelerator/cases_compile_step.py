@@ -19,7 +19,7 @@ RECORD = {
 INPUTS = {
     "token_ids": "*i64", "positions": "*i64", "slot_mapping": "*i64", "query_start": I, "context_len": I,
     "row_slot": I, "sample_index": "*i64", "sample_row": I, "sample_slot": I, "sample_place": I, "num_rows": I,
-    "num_sampled": I, "home": I, "last_keys": I, "words": I, "block_tables": I, "staged": I, "turn": I,
+    "num_sampled": I, "home": I, "last_keys": I, "adapters": I, "words": I, "block_tables": I, "staged": I, "turn": I,
     "num_records": "i32", "capacity": "i32", "max_rows": "i32", "max_tokens": "i32", "max_slots": "i32",
     "max_blocks": "i32", "block_size": "i32", "num_embeddings": "i32",
 }  # fmt: skip
@@ -53,13 +53,16 @@ KERNELS = {
         for axes in (0, 1, 3, 4)
     },
     **{
-        f"inputs {axes} {ahead}": (
+        f"inputs {axes} {ahead} {adapted}": (
             inputs_kernel, INPUTS,
             {"GROUPS": 1 + (axes > 1), "AXES": axes, "ROWS": 512, "STEPS": 9, "BLOCK": 128, "OVERLAP": True}
-            | ({} if ahead else {"last_keys": None}),
+            | ({} if ahead else {"last_keys": None})
+            | ({} if adapted else {"adapters": None}),
             {"num_warps": 4},
         )
-        for axes, ahead in ((1, False), (3, False), (1, True), (4, False))
+        for axes, ahead, adapted in (
+            (1, False, False), (3, False, False), (1, True, False), (4, False, False), (1, False, True),
+        )
     },
 }  # fmt: skip
 

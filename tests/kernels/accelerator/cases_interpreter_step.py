@@ -66,8 +66,8 @@ def test_a_step_equals_the_reference(seed, axes, planted):
     assert (marked > 0) == planted
 
 
-@pytest.mark.parametrize("ahead", [False, True])
-def test_more_tokens_and_changes_than_one_program_takes(ahead):
+@pytest.mark.parametrize(("ahead", "adapted"), [(False, False), (True, False), (False, True)])
+def test_more_tokens_and_changes_than_one_program_takes(ahead, adapted):
     max_rows, max_tokens, block_size = 40, 700, 2
     updates, params = 5000, 600
     tail = tail_at(max_rows, max_tokens)
@@ -96,12 +96,13 @@ def test_more_tokens_and_changes_than_one_program_takes(ahead):
     words.copy_(torch.randint(0, 1 << 30, (params, SLOT_WORDS)))
     words[:, SlotWord.SLOT], words[:, SlotWord.OUTSIDE] = torch.randperm(700)[:params], 0
     mine, theirs = empty_slots(700, 400, 2, "cpu"), empty_slots(700, 400, 2, "cpu")
-    got, want = (empty_inputs(max_rows, max_tokens, 2, 1, "cpu", ahead) for _ in range(2))
+    got, want = (empty_inputs(max_rows, max_tokens, 2, 1, "cpu", ahead, adapted) for _ in range(2))
     launch_inputs(got, mine, alone(record), max_rows, max_tokens, block_size, 990)
     step_inputs_reference(want, theirs, alone(record), max_rows, max_tokens, block_size, 990)
     equal(got, want)
     equal(mine, theirs)
     assert 2 < int(mine.word(SlotWord.OUTSIDE).sum()) < 30
+    assert not adapted or (got.adapters[:650].max() > 0 and not got.adapters[650:].any())
     assert not ahead or (got.last_keys[:650].min() == -800 and got.last_keys[:650].max() == 799)
 
 

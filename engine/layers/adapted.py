@@ -1,0 +1,147 @@
+"""Adapters that a checkpoint is made of (LoRA), each for the requests that show its kind of media.
+
+    y = W x + B (s(adapter of x) * A x)      A, B: the halves of all adapters of a layer, s: by column its scale or 0
+
+Owner: the model. In: the number of each token's adapter, data of the step like its position, so that graphs are the
+same for all rows. Out: the Weight of a layer. A row without an adapter gets zeros added, and has the bits of W x; where
+no token of a step has one, as the host knows on a CPU, nothing more than W x is computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from engine.kernels.gemm.pack import Placement, pack
+from engine.kernels.gemm.weight import Weight
+from engine.layers.linear import Linear
+from engine.quant.base import weight_dtype
+from engine.request import Modality
+from engine.weights.table import Wanted
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """One adapter of a decoder, and what the checkpoint calls its tensors below the name of a linear layer."""
+
+    media: Modality  # requests that show it are computed with the adapter
+    modules: Collection[str]  # last components of the names of the matrices that it changes
+    rank: int
+    scale: float
+    halves: tuple[str, str] = ("lora_A.weight", "lora_B.weight")
+
+
+class Chosen:
+    """The adapter of each token of the forward at work. Owner: the thread that launches forwards."""
+
+    __slots__ = ("_numbers", "_shares", "_tables", "scales")
+
+    def __init__(self, scales: Sequence[float]) -> None:
+        self.scales = scales
+        self._numbers: Tensor | None = None
+        self._tables: dict[tuple[int, ...], Tensor] = {}
+        self._shares: dict[tuple[int, ...], Tensor] = {}
+
+    def begin(self, numbers: Tensor | None) -> None:
+        """A forward begins; numbers int32 [T], 0 for none, or None where no token has an adapter."""
+        self._numbers = numbers
+        self._shares.clear()
+
+    def keep(self, index: Tensor) -> None:
+        """The forward goes on with the tokens of `index`, int64 [S]."""
+        if self._numbers is not None:
+            self.begin(self._numbers.index_select(0, index))
+
+    def prepare(self, widths: tuple[int, ...], dtype: torch.dtype, device: str) -> None:
+        """Before forwards: the table of layers whose adapters have so many columns, by adapter."""
+        if widths not in self._tables:
+            table = torch.zeros(len(widths) + 1, sum(widths))
+            first = 0
+            for number, (width, scale) in enumerate(zip(widths, self.scales), 1):
+                table[number, first : first + width] = scale
+                first += width
+            self._tables[widths] = table.to(device, dtype)
+
+    def shares(self, widths: tuple[int, ...]) -> Tensor | None:
+        """[T, sum of widths]: what multiplies the columns of each token; None: zeros."""
+        if self._numbers is None:
+            return None
+        if widths not in self._shares:
+            self._shares[widths] = self._tables[widths].index_select(0, self._numbers)
+        return self._shares[widths]
+
+
+class Site:
+    """The halves of all adapters of one layer; a part beside the layer, with the layer's names in the checkpoint."""
+
+    __slots__ = ("adapters", "chosen", "down", "linear", "ranks", "up", "widths")
+
+    down: Weight
+    up: Weight
+
+    def __init__(self, linear: Linear, names: Sequence[str], adapters: Sequence[Adapter], chosen: Chosen) -> None:
+        self.linear = linear
+        self.adapters = adapters
+        self.chosen = chosen
+        last = [name.rpartition(".")[2] for name in names]
+        self.ranks = [[each.rank if name in each.modules else 0 for name in last] for each in adapters]
+        self.widths = tuple(sum(ranks) for ranks in self.ranks)
+
+    def expects(self) -> dict[str, tuple[Wanted | None, ...]]:
+        wanted: dict[str, tuple[Wanted | None, ...]] = {}
+        for adapter, ranks in zip(self.adapters, self.ranks):
+            a, b = adapter.halves
+            wanted[a] = tuple(Wanted((rank, self.linear.in_features)) if rank else None for rank in ranks)
+            sizes = zip(self.linear.out_features, ranks)
+            wanted[b] = tuple(Wanted((rows, rank)) if rank else None for rows, rank in sizes)
+        return {kind: pieces for kind, pieces in wanted.items() if any(pieces)}
+
+    def fill(self, pieces: dict[str, list[Tensor | None]], placement: Placement) -> None:
+        downs: list[Tensor] = []
+        up = torch.zeros(sum(self.linear.out_features), sum(self.widths))
+        column = 0
+        for adapter in self.adapters:
+            row = 0
+            halves = (pieces.get(half, [None] * len(self.linear.out_features)) for half in adapter.halves)
+            for number, (rows, a, b) in enumerate(zip(self.linear.out_features, *halves)):
+                if a is not None and b is not None:
+                    downs.append(a)
+                    rows_in_order = b if self.linear.arrange is None else self.linear.arrange(number, b)
+                    up[row : row + rows, column : column + len(a)] = rows_in_order.float()
+                    column += len(a)
+                row += rows
+        kept = weight_dtype(downs[0].dtype, placement)
+        self.down = pack(torch.cat([a.to(placement.device, kept) for a in downs]), None, placement)
+        self.up = pack(up.to(placement.device, kept), None, placement)
+        self.chosen.prepare(self.widths, placement.dtype, placement.device)
+
+    def around(self, base: Weight) -> Weight:
+        """The layer's weight."""
+        return AdaptedWeight(base, self)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdaptedWeight(Weight):
+    """A matrix of any form, and the site of its adapters."""
+
+    base: Weight
+    site: Site
+
+    @property
+    def num_bytes(self) -> int:
+        return self.base.num_bytes + self.site.down.num_bytes + self.site.up.num_bytes
+
+    def dense(self) -> Tensor:
+        """W alone."""
+        return self.base.dense()
+
+    def dense_bias(self) -> Tensor | None:
+        return self.base.dense_bias()
+
+    def linear(self, x: Tensor, out: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+        y = self.base.linear(x, out, residual)
+        shares = self.site.chosen.shares(self.site.widths)
+        return y if shares is None else self.site.up.linear(self.site.down.linear(x).mul_(shares), y, y)
