@@ -262,7 +262,26 @@ def idefics3(kind: str = "Idefics3") -> Any:
     return tiny._model(getattr(transformers, f"{kind}ForConditionalGeneration"), config)
 
 
+def hunyuan_vl(sections: tuple[int, ...] = (3, 2, 4, 1)) -> Any:
+    """HunYuanVLForConditionalGeneration: positions on a square of 7, `sections` of a token's rows of positions."""
+    from transformers import HunYuanVLConfig, HunYuanVLForConditionalGeneration
+
+    rope = {"rope_type": "xdrope", "rope_theta": 1e4, "factor": 1.0, "alpha": 50.0, "xdrope_section": list(sections)}
+    vision = {
+        "hidden_size": 36, "intermediate_size": 52, "num_attention_heads": 3, "num_hidden_layers": 3, "patch_size": 14,
+        "max_image_size": 105, "out_hidden_size": 96,
+    }  # fmt: skip
+    config = HunYuanVLConfig(
+        text_config={**TEXT, "head_dim": 20, "rope_parameters": rope, "tie_word_embeddings": True},
+        vision_config=vision,
+        **{**MARKS, "im_start_id": tiny.IDS["<|vision_bos|>"], "im_end_id": tiny.IDS["<|vision_eos|>"]},
+    )
+    return tiny._model(HunYuanVLForConditionalGeneration, config)
+
+
 CHECKPOINTS: dict[str, Callable[[], Any]] = {
+    "hunyuan_vl": hunyuan_vl,
+    "hunyuan_vl-three": lambda: hunyuan_vl((3, 2, 5)),
     "qwen2_vl": qwen2_vl,
     "qwen3_vl": qwen3_vl,
     "qwen3_vl_moe": qwen3_vl_moe,
@@ -351,6 +370,15 @@ PROCESSORS: dict[str, Callable[[Any], tuple[dict[str, Any], dict[str, Any]]]] = 
         lambda _: _grid(
             14, CLIP_MEAN, CLIP_STD, "Glm4vVideoProcessor", {"shortest_edge": 112**2, "longest_edge": 60 * 56**2}
         ),
+    ),
+    "hunyuan_vl": lambda _: _square(
+        {"shortest_edge": 56**2, "longest_edge": 168**2},
+        CLIP_MEAN,
+        CLIP_STD,
+        image_processor_type="HunYuanVLImageProcessor",
+        patch_size=14,
+        temporal_patch_size=1,
+        merge_size=2,
     ),
     "clip_vision_model": lambda _: _square(
         {"shortest_edge": 56}, CLIP_MEAN, CLIP_STD, crop_size={"height": 56, "width": 56}

@@ -93,6 +93,7 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "Glm4vForConditionalGeneration": "engine.models.glm4v",
     "Glm4vMoeForConditionalGeneration": "engine.models.glm4v_moe",
     "Glm46VForConditionalGeneration": "engine.models.glm46v",
+    "HunYuanVLForConditionalGeneration": "engine.models.hunyuan_vl",
     "PaliGemmaForConditionalGeneration": "engine.models.paligemma",
     "Idefics3ForConditionalGeneration": "engine.models.idefics3",
     "SmolVLMForConditionalGeneration": "engine.models.idefics3",

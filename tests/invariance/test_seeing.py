@@ -21,7 +21,7 @@ AHEAD = (
     "paligemma2",
 )  # their pictures' tokens see each other: 16 of a picture
 SHORT = (*AHEAD, "gemma4-small-vision", "llama4-vision")  # caches of several groups, or pictures in one chunk
-FAMILIES = (*FILMS, "llava", "mistral3", "idefics3", *SHORT)
+FAMILIES = (*FILMS, "llava", "mistral3", "idefics3", "hunyuan_vl", *SHORT)
 
 
 def mixes(name: str) -> tuple[str, ...]:
@@ -74,7 +74,7 @@ async def test_answers_do_not_depend_on_circumstances(name, settings, device):
             assert encodes == len({item.hash for mix in wanted for item in request(name, mix).media})
 
 
-@pytest.mark.parametrize("name", ["internvl", "mistral3", "glm4v", "gemma4-vision"])
+@pytest.mark.parametrize("name", ["internvl", "mistral3", "glm4v", "gemma4-vision", "hunyuan_vl"])
 async def test_pictures_of_several_requests_share_a_run_of_the_tower(name, device):
     """Three prompts with four pictures that begin in one step: one run, and the answers of each alone."""
     wanted = await asyncio.to_thread(alone, device, name)

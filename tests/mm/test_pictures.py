@@ -14,6 +14,7 @@ from mm.item import MediaItem, MediaOptions
 from mm.processors.anyres import AnyRes, arranged, best_resolution
 from mm.processors.gemma import Gemma3, PaliGemma
 from mm.processors.gemma4 import Gemma4
+from mm.processors.hunyuan_vl import HunYuanVL
 from mm.processors.idefics3 import Idefics3
 from mm.processors.internvl import InternVL, canvas
 from mm.processors.llava import Llava
@@ -156,6 +157,25 @@ def test_several_pictures_of_onevision_are_shown_whole(tmp_path: Path, first: tu
     assert ours.fill(made_of[0]).token_ids.tolist() == [IMAGE] * len(text) == [IMAGE] * 17
     assert ours.settings("image", two) != ours.settings("image", PLAIN)
     assert ours.settings("video", two) == ours.settings("video", PLAIN)
+
+
+@pytest.mark.parametrize(("height", "width"), [*SIZES, (200, 20), (15, 300)])
+def test_patches_and_tokens_of_hunyuan_vl_equal_the_reference(tmp_path: Path, height: int, width: int) -> None:
+    """Scaled by the bicubic filter, whatever the file says, as by the makers' code."""
+    from transformers.models.hunyuan_vl.image_processing_pil_hunyuan_vl import HunYuanVLImageProcessorPil
+    from transformers.models.hunyuan_vl.processing_hunyuan_vl import HunYuanVLProcessor
+
+    settings = {"min_pixels": 56**2, "max_pixels": 168**2, "patch_size": 14, "merge_size": 2, "resample": 1}
+    ours = processor(tmp_path, HunYuanVL, settings, "hunyuan_vl_vision", rope_scaling={"xdrope_section": [1] * 4})
+    pixels, item = processed(ours, height, width)
+    reference = HunYuanVLImageProcessorPil(**settings)
+    want = reference(images=[pixels], return_tensors="np", input_data_format="channels_last")
+    features = item.parts[0].features
+    assert features["grid_thw"].tolist() == want["image_grid_thw"].tolist()
+    assert np.abs(features["pixel_values"] - want["pixel_values"]).max() < 1e-5
+    around = SimpleNamespace(image_processor=reference, image_token="I", cat_extra_token=True)
+    written = HunYuanVLProcessor.replace_image_token(around, want, 0)
+    assert ours.fill(item).token_ids.tolist() == [IMAGE] * len(written)
 
 
 def test_rows_of_pixtral_end(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ PROMPTS = {
     "large picture": ((picture, 200, 170),),
     "two pictures": ((picture, 90, 60), (picture, 50, 50, 3)),
     "cropped picture": ((picture, 260, 600, 0, replace(PLAIN, do_pan_and_scan=True)), (picture, 50, 50, 3)),
+    "three pictures": ((picture, 60, 90), (picture, 90, 60, 1), (picture, 60, 90)),
     "film": ((film, 30, 10.0, 60, 80),),
     "slow film": ((film, 9, 1.0, 40, 60),),
     "picture, film, picture": ((picture, 90, 60), (film, 40, 12.5, 60, 60), (picture, 50, 50, 3)),
