@@ -94,6 +94,7 @@ class Vision:
     def _settings(self, modality: Modality, options: MediaOptions) -> bytes:
         if modality == "image":
             return repr(astuple(lowered(self.image, options))).encode()
+        options = replace(options, num_pictures=1)  # a film is the same beside any number of pictures
         return repr(
             (astuple(lowered(self.video, options)), astuple(self.rule), self.cap_total, astuple(options))
         ).encode()
