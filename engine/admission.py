@@ -78,7 +78,7 @@ class Admission:
         self.routed: dict[int, np.ndarray] = {}  # by the engine's number: experts of tokens, until the loop has them
         self._slot_of: dict[int, int] = {}  # by the engine's number
         self._backlog: OrderedDict[int, tuple[Request, int]] = OrderedDict()  # inputs without a slot: by number
-        self._siblings: dict[int, tuple[Request, list[int]]] = {}  # first choice -> the ones that wait for it
+        self.siblings: dict[int, tuple[Request, list[int]]] = {}  # first choice -> the ones that wait for it
 
     def submit(self, request: Request, first_id: int) -> None:
         """Adds a request's choices; choices that cannot be added are `refused`."""
@@ -91,7 +91,7 @@ class Admission:
             for k in range(request.n):
                 self._admit(request, first_id + k, k)
         elif self._admit(request, first_id, 0):
-            self._siblings[first_id] = (request, list(range(1, request.n)))
+            self.siblings[first_id] = (request, list(range(1, request.n)))
         else:
             self.refused |= dict.fromkeys(range(first_id, first_id + request.n), self.refused[first_id])
 
@@ -104,7 +104,7 @@ class Admission:
 
     def release_siblings(self, first_id: int) -> None:
         """Adds the choices that waited for `first_id`."""
-        request, choices = self._siblings.pop(first_id, (None, ()))
+        request, choices = self.siblings.pop(first_id, (None, ()))
         for k in choices:
             assert request is not None
             self._admit(request, first_id + k, k)
@@ -162,11 +162,11 @@ class Admission:
         return {
             "live_rows": len(self.rows),
             "backlog": len(self._backlog),
-            "siblings": sum(len(choices) for _, choices in self._siblings.values()),
+            "siblings": sum(len(choices) for _, choices in self.siblings.values()),
         } | self._executor.ledger()
 
     def _forget_sibling(self, device_id: int) -> None:
-        for first_id, (_, choices) in self._siblings.items():
+        for first_id, (_, choices) in self.siblings.items():
             if device_id - first_id in choices:
                 choices.remove(device_id - first_id)
                 return
@@ -217,7 +217,7 @@ class Admission:
             root = hashlib.blake2b(bytes([adapter]), key=root, digest_size=16).digest()
         slot = -1
         try:
-            media, keys = self._media(request, root, made, adapter)
+            media, keys = self._media(request, root, made, adapter) if request.media else (None, None)
             slot = self._scheduler.add(
                 device_id,
                 np.ascontiguousarray(request.prompt_token_ids, np.int32),
@@ -228,10 +228,10 @@ class Admission:
                 stop_ids=np.asarray(params.stop_token_ids, np.int32),
                 priority=request.priority,
                 arrival=request.arrival,
-                root=self._prompt_root(request, root),
+                root=self._prompt_root(request, root) if self._ahead == "prompt" else root,
                 keys=keys,
                 media=media,
-                joints=joints_of(request, self._ahead),
+                joints=joints_of(request, self._ahead) if self._ahead else None,
                 traced=params.return_routed_experts,
                 read_cache=self._reads_cache(request),
             )
@@ -242,10 +242,8 @@ class Admission:
         return slot
 
     def _prompt_root(self, request: Request, root: bytes) -> bytes:
-        """The root of the prompt's blocks in the prefix cache: where all its tokens see each other, a block is found by
+        """The root of the prompt's blocks in the prefix cache, where all its tokens see each other: a block is found by
         the same prompt only."""
-        if self._ahead != "prompt":
-            return root
         parts = [np.ascontiguousarray(request.prompt_token_ids, np.int32).tobytes()]
         parts += [item.hash + repr(item.spans).encode() for item in request.media]
         return hashlib.blake2b(b"".join(parts), key=root, digest_size=16).digest()
@@ -257,16 +255,12 @@ class Admission:
         # Prompt tokens that see each other whatever the window need keys that a window's blocks no longer hold.
         return self._ahead != "prompt" or not 0 < self._window < len(request.prompt_token_ids)
 
-    def _media(
-        self, request: Request, root: bytes, made: list[int], adapter: int
-    ) -> tuple[np.ndarray | None, np.ndarray | None]:
+    def _media(self, request: Request, root: bytes, made: list[int], adapter: int) -> tuple[np.ndarray, np.ndarray]:
         """The scheduler's view of the media: runs int32 [m, 4], and keys int64 [2, tokens] that name the content.
 
         A token's key is (its id, 0). A position of a medium has two words made from the 16 bytes of the medium's name
         and the row that the position takes: the top bit of the first says that the position is no token.
         """
-        if not request.media:
-            return None, None
         runs = []
         keys = np.zeros((2, len(request.prompt_token_ids)), np.int64)
         keys[0] = request.prompt_token_ids

@@ -72,7 +72,7 @@ class Engine:
         self.block_size = config.block_size
         self.num_blocks = 0
         self._paused = False
-        self._limits: Limits
+        self.limits: Limits  # what it holds; fixed once it is ready
         self._watch: StallWatch | None = None
         self._device: DeviceThread | None = None
         self._loop: asyncio.AbstractEventLoop
@@ -96,20 +96,15 @@ class Engine:
         calls = self._on_output, self._routed.come, self._on_death
         self._device = module.DeviceThread(self.config, loop, ready, *calls, self.startup)
         self._device.start()
-        self.model, self._limits = await ready
-        self.max_model_len = self._limits.max_model_len
-        self.num_blocks = self._limits.num_blocks
+        self.model, self.limits = await ready
+        self.max_model_len = self.limits.max_model_len
+        self.num_blocks = self.limits.num_blocks
         self.stats.blocks_total = self.num_blocks
         self._ring = self._device.ring
         if self._ring is not None:
             loop.add_reader(self._ring.fd, self._on_ring)
         self.state = "ready"
         self._watch = StallWatch(self)
-
-    @property
-    def limits(self) -> Limits:
-        """What it holds; fixed once it is ready."""
-        return self._limits
 
     @property
     def last_beat(self) -> float:
@@ -120,11 +115,11 @@ class Engine:
         """Hands a request to the device thread. Raises NotReadyError, QueueFullError or RequestError; loop only."""
         if self.state != "ready" or self._device is None:
             raise NotReadyError("engine_dead" if self.state == "dead" else self.state, f"the engine is {self.state}")
-        check(request, self._limits)
-        if len(self._routes) + request.n > self._limits.max_open:
+        check(request, self.limits)
+        if len(self._routes) + request.n > self.limits.max_open:
             raise QueueFullError(
                 f"{len(self._routes)} choices are open and {request.n} more were asked for; "
-                f"this server holds {self._limits.max_open}: try again later"
+                f"this server holds {self.limits.max_open}: try again later"
             )
         stream = TokenStream(self, request, self._next_id)
         for choice in range(request.n):
@@ -149,7 +144,8 @@ class Engine:
         """Removes a stream's routes (all its choices have ended)."""
         for choice in range(stream.request.n):
             self._routes.pop(stream.first_id + choice, None)
-            self._routed.forget(stream.first_id + choice)
+            if stream.request.sampling.return_routed_experts:
+                self._routed.forget(stream.first_id + choice)
         self._note_idle()
 
     def pause(self) -> None:

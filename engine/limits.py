@@ -65,8 +65,10 @@ def check(request: Request, limits: Limits) -> None:
         raise RequestError(f"n={request.n}; ask for at least 1")
     if request.sampling.return_routed_experts:
         _check_routed(count, limits)
-    _check_media(request, limits)
-    _check_joints(request, limits)
+    if request.media or request.positions is not None:
+        _check_media(request, limits)
+    if limits.ahead:
+        _check_joints(request, limits)
     _check_sampling(request.sampling, limits)
 
 

@@ -156,8 +156,9 @@ class DeviceThread:
         stats = StepStats()
         while True:
             plan = None
-            self._tell_routed(runtime)
-            if self._goes_steadily(runtime, previous):
+            if runtime.admission.routed:
+                self._tell_routed(runtime)
+            if self._steady is not None and self._goes_steadily(runtime, previous):
                 previous, plan = self._run_steadily(runtime, previous, stats)
             if plan is None:
                 self._gather(runtime, previous)
@@ -168,7 +169,7 @@ class DeviceThread:
             output = None
             if previous is not None:
                 output = self._settler.settle(previous, stats)  # step N: the only wait, then lengths settled
-                if self._settler.has_restarts:
+                if self._settler.restarts:
                     self._settler.restage(step)
             if step is not None:
                 self._launch_sample(runtime, step, stats)  # step N+1: what it may say is known now
@@ -182,9 +183,10 @@ class DeviceThread:
             previous = step
 
     def _goes_steadily(self, runtime: Runtime, previous: StepResult | None) -> bool:
-        if self._steady is None or self._stopping or self._paused or not runtime.has_work:
+        assert self._steady is not None
+        if self._stopping or self._paused or not runtime.has_work:
             return False
-        if runtime.admission.refused or self._settler.has_restarts:
+        if runtime.admission.refused or self._settler.restarts:
             return False
         return self._steady.may_follow(previous)
 
@@ -210,7 +212,8 @@ class DeviceThread:
                 self._deliver(runtime, from_ring(news, runtime.limits.num_blocks))
             if handover.freed and handover.uncommitted is None:
                 runtime.admission.free_slots()
-                self._tell_routed(runtime)
+                if runtime.admission.routed:
+                    self._tell_routed(runtime)
             previous = handover.in_flight
             if handover.planned is not None:
                 stats.schedule_s += numbers.schedule_s
@@ -256,26 +259,23 @@ class DeviceThread:
     def _take(self, runtime: Runtime, message: Message) -> None:
         """Does what a message asks for. An error harms the sender's request only, unless the device is lost."""
         try:
-            self._obey(runtime, message)
+            match message:
+                case Submit(request, first_id):
+                    runtime.admission.submit(request, first_id)
+                case Abort(device_id):
+                    runtime.admission.abort(device_id)
+                case Conclude(device_id):
+                    runtime.admission.conclude(device_id)
+                case Pause(paused):
+                    self._paused = paused
+                case Call(work, done):
+                    self._answer(work, runtime, done)
+                case Stop():
+                    self._stopping = True
         except Exception as error:
             if scope_of(error) == "device":
                 raise
             log.exception("a message of the loop failed: %s", type(message).__name__)
-
-    def _obey(self, runtime: Runtime, message: Message) -> None:
-        match message:
-            case Submit(request, first_id):
-                runtime.admission.submit(request, first_id)
-            case Abort(device_id):
-                runtime.admission.abort(device_id)
-            case Conclude(device_id):
-                runtime.admission.conclude(device_id)
-            case Pause(paused):
-                self._paused = paused
-            case Call(work, done):
-                self._answer(work, runtime, done)
-            case Stop():
-                self._stopping = True
 
     def _answer(self, work: Callable[[Runtime], Any], runtime: Runtime, done: asyncio.Future[Any]) -> None:
         """Work asked for from the loop; its fault is the asker's."""
@@ -323,9 +323,8 @@ class DeviceThread:
 
     def _tell_routed(self, runtime: Runtime) -> None:
         """Experts of choices whose slots have come back; the loop may hear of the choices' ends before or after."""
-        if runtime.admission.routed:
-            found, runtime.admission.routed = runtime.admission.routed, {}
-            self._tell(self._on_routed, found)
+        found, runtime.admission.routed = runtime.admission.routed, {}
+        self._tell(self._on_routed, found)
 
     def _tell(self, call: Callable[..., None], *args: Any) -> None:
         try:

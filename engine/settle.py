@@ -37,12 +37,7 @@ class Settler:
         self._runtime, self._pace, self._budget = runtime, pace, budget
         self._timeout = config.step_timeout
         self._failures = FailureCount(config.max_failed_steps, config.max_oom)
-        self._restarts: dict[int, LiveRow] = {}  # by slot: rows that start over once no step in flight names them
-
-    @property
-    def has_restarts(self) -> bool:
-        """True while rows wait for a step in flight to end before they start over."""
-        return bool(self._restarts)
+        self.restarts: dict[int, LiveRow] = {}  # by slot: rows that start over once no step in flight names them
 
     def settle(self, step: StepResult, stats: StepStats) -> StepOutput:
         """Waits for the tokens of a step and commits them. Raises DeviceLostError.
@@ -83,8 +78,8 @@ class Settler:
     def restage(self, in_flight: StepResult | None) -> None:
         """Stages rows that start over anew, but for those that the step in flight still names."""
         named = set() if in_flight is None else set(in_flight.rows.slots.tolist())
-        for slot in [slot for slot in self._restarts if slot not in named]:
-            row = self._restarts.pop(slot)
+        for slot in [slot for slot in self.restarts if slot not in named]:
+            row = self.restarts.pop(slot)
             if self._runtime.admission.rows.get(slot) is row:  # the request may have left meanwhile
                 self._runtime.admission.restage(slot)
 
@@ -115,7 +110,9 @@ class Settler:
         for row in begun:
             slot, output.firsts[places[row]] = fresh[row]
             admission.fresh.discard(slot)
-        for row in begun:  # after every mark is gone: a sibling may take a slot that this very step freed
+        for row in (
+            begun if admission.siblings else ()
+        ):  # after every mark is gone: a sibling may take a slot that this very step freed
             admission.release_siblings(output.ids[places[row]])
 
     def _jump(self, step: StepResult, output: StepOutput) -> None:
@@ -139,7 +136,7 @@ class Settler:
             if not choice.started:
                 choice.started = step.started_at
             queued = max(0.0, choice.started - choice.request.arrival) if choice.request.arrival else 0.0
-            encode_s = runtime.executor.encoder.seconds_of(choice.new_media)
+            encode_s = runtime.executor.encoder.seconds_of(choice.new_media) if choice.new_media else 0.0
             found[row] = (slot, (runtime.scheduler.cached_tokens(slot), queued, choice.prompt_logprobs, encode_s))
         return found
 
@@ -176,9 +173,9 @@ class Settler:
         runtime.executor.free_unused()
         tokens = runtime.scheduler.shares.max_tokens = self._budget.halve(runtime.scheduler.next_step)
         for slot in np.flatnonzero(np.asarray(runtime.scheduler.seqs.restarting)).tolist():
-            row = self._restarts[slot] = runtime.admission.rows[slot]
+            row = self.restarts[slot] = runtime.admission.rows[slot]
             row.again = True
-        log.warning("%d rows start over; steps have at most %d tokens for a while", len(self._restarts), tokens)
+        log.warning("%d rows start over; steps have at most %d tokens for a while", len(self.restarts), tokens)
 
     def _read_gauges(self, stats: StepStats) -> None:
         scheduler = self._runtime.scheduler

@@ -246,10 +246,8 @@ class GrammarRows:
     def __post_init__(self) -> None:
         self._has = np.zeros(self.max_slots, np.bool_)
 
-    def admit(self, slot: int, grammar: Grammar | None, params: SamplingParams) -> None:
+    def admit(self, slot: int, grammar: Grammar, params: SamplingParams) -> None:
         """Gives a slot's choice its matcher."""
-        if grammar is None:
-            return
         if self._executor is None:
             import llguidance
 
@@ -258,9 +256,9 @@ class GrammarRows:
         self._has[slot] = True
 
     def reset(self, slot: int) -> None:
-        """Forgets a freed slot."""
-        if self.rows.pop(slot, None) is not None:
-            self._has[slot] = False
+        """Forgets a freed slot that has a grammar."""
+        del self.rows[slot]
+        self._has[slot] = False
 
     def ledger(self) -> dict[str, int]:
         """Matchers that are alive; zero when idle."""
@@ -286,7 +284,7 @@ class GrammarRows:
         memory(count, words) is where lines are written, int32; allowed_of(slot) bool [vocab] says which tokens the
         request's own rules leave, None for all. The tokens of the step before have been consumed.
         """
-        places = np.flatnonzero(self._has[slots]).tolist() if self.rows else []
+        places = np.flatnonzero(self._has[slots]).tolist()
         if not places:
             return None
         rows = [self.rows[int(slots[place])] for place in places]

@@ -73,7 +73,7 @@ def build(
     block_size = layout.block_size
     num_blocks = -(-longest // block_size)
     query_start, context_len = torch.from_numpy(starts.astype(np.int32)), torch.from_numpy(context.astype(np.int32))
-    keys = slots.last_keys(rows.slots, lens, rows.computed)
+    keys = slots.last_keys(rows.slots, lens, rows.computed) if slots.joints else None
     last_keys = None if keys is None else torch.from_numpy(keys)
     attention = []
     for all_tables in slots.block_tables:
@@ -89,7 +89,10 @@ def build(
             )
         )
     adapters = slots.adapter[rows.slots]  # [num_rows]
-    positions = axis_positions(rows, slots, axes) if axes > 1 else index + slots.position_delta[rows.slots][row_of]
+    positions = index + slots.position_delta[rows.slots][row_of]
+    if axes > 1:
+        shown = bool(slots.positions)
+        positions = axis_positions(rows, slots, axes) if shown else np.repeat(positions[None, :], axes, axis=0)
     return Batch(
         token_ids=torch.from_numpy(token_ids),
         positions=torch.from_numpy(positions),

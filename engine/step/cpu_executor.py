@@ -79,14 +79,17 @@ class CpuExecutor:
         self._slots.admit(slot, request)
         prompt, has_grammar = np.asarray(request.prompt_token_ids), request.grammar is not None
         self._sampler.admit(slot, request.sampling, prompt, seed, has_grammar)
-        self.grammars.admit(slot, request.grammar, request.sampling)
-        self._prompts.admit(slot, request, prompt_logprobs)
+        if request.grammar is not None:
+            self.grammars.admit(slot, request.grammar, request.sampling)
+        if prompt_logprobs is not None:
+            self._prompts.asked[slot] = (request, prompt_logprobs)
 
     def reset(self, slot: int, poison: bool) -> None:
         self._slots.reset(slot, poison)
         self._sampler.reset(slot, poison)
-        self.grammars.reset(slot)
-        self._prompts.reset(slot)
+        if slot in self.grammars.rows:
+            self.grammars.reset(slot)
+        self._prompts.asked.pop(slot, None)
 
     def wait_until_read(self, plan: StepPlan) -> None:
         """Nothing to wait for: a plan's step has been settled before its turn comes again."""
@@ -99,7 +102,8 @@ class CpuExecutor:
     def launch_sample(self, step: StepResult, done: Callable[[StepResult], None]) -> None:
         assert isinstance(step, CpuStep)
         slots = step.rows.slots[step.rows.sampled]
-        step.lines = self.grammars.fill(slots, _zeros, self._sampler.allowed_of)
+        if self.grammars.rows:
+            step.lines = self.grammars.fill(slots, _zeros, self._sampler.allowed_of)
         self.stream.launch(self._sample, step, done)
 
     def collect(self, step: StepResult) -> None:
@@ -121,7 +125,8 @@ class CpuExecutor:
         """Nothing to do: nothing is kept."""
 
     def ledger(self) -> dict[str, int]:
-        return {"positions": len(self._slots.positions), "prompt_logprobs": len(self._prompts)} | self.grammars.ledger()
+        held = {"positions": len(self._slots.positions), "prompt_logprobs": len(self._prompts.asked)}
+        return held | self.grammars.ledger()
 
     def close(self) -> None:
         self.stream.close()
@@ -132,11 +137,12 @@ class CpuExecutor:
         step.started_at = time.perf_counter()
         try:
             apply_updates(step.plan, self._slots)
-            media = self.encoder.take(step)
+            media = self.encoder.take(step) if step.plan.num_media else []
             batch = build(step.plan, step.rows, self._slots, self._layout, media, self._caches, self._axes, self._vocab)
             if self.routed is not None:
                 batch.routed = self.routed.of_step(batch.attention[self.routed.group].slot_mapping)
-            due, index = self._prompts.due(step.rows), batch.sample_index
+            due = self._prompts.due(step.rows) if self._prompts.asked else None
+            index = batch.sample_index
             assert index is not None
             if due or len(index) == step.plan.num_tokens:  # every token is read
                 batch.sample_index = None

@@ -182,7 +182,8 @@ class DeviceExecutor:
         # Prompts are Python's: their first token is told with what the prompt's arrival left to tell.
         self._special[slot] = self._how_special(slot)
         self._host.admit(slot, request)
-        self.prompts.admit(slot, request, prompt_logprobs)
+        if prompt_logprobs is not None:
+            self.prompts.asked[slot] = (request, prompt_logprobs)
 
     def _how_special(self, slot: int) -> int:
         if not self.sampler.is_plain(np.array([slot])):
@@ -202,13 +203,14 @@ class DeviceExecutor:
     def reset(self, slot: int, poison: bool) -> None:
         self.buffers.params.forget(slot)
         self.sampler.reset(slot, poison)
-        self.grammars.reset(slot)
+        if slot in self.grammars.rows:
+            self.grammars.reset(slot)
         self._watched[slot] = -1
         self._host.reset(slot, poison)
-        self.prompts.reset(slot)
+        self.prompts.asked.pop(slot, None)
 
     def ledger(self) -> dict[str, int]:
-        held = {"positions": len(self._host.positions), "prompt_logprobs": len(self.prompts)}
+        held = {"positions": len(self._host.positions), "prompt_logprobs": len(self.prompts.asked)}
         return held | self.grammars.ledger() | self.accelerator.ledger()
 
     def measure_gaps(self, every: int) -> None:
@@ -259,7 +261,7 @@ class DeviceExecutor:
 
     def _launch_forward(self, step: DeviceStep) -> None:
         plan, rows, buffers = step.plan, step.rows, self.buffers
-        due = self.prompts.due(rows)
+        due = self.prompts.due(rows) if self.prompts.asked else None
         kind = GraphKind.DECODE if plan.num_decode_rows == plan.num_rows else GraphKind.MIXED
         eager = due is not None or (plan.num_media and kind == GraphKind.DECODE)
         size = 0 if eager else self.launcher.pick(kind, plan.num_tokens)
@@ -272,7 +274,7 @@ class DeviceExecutor:
         buffers.params.pack(plan)
         if (axes := self.model.config.axes) > 1 and bool((rows.computed < self._host.prompt_len[rows.slots]).any()):
             buffers.send_positions(plan, axis_positions(rows, self._host, axes))
-        elif (keys := self._host.last_keys(rows.slots, rows.lens, rows.computed)) is not None:
+        elif self._host.joints and (keys := self._host.last_keys(rows.slots, rows.lens, rows.computed)) is not None:
             buffers.send_positions(plan, keys)
         if not shown:
             self._launch_sized(step, kind, size, due)
@@ -344,7 +346,9 @@ class DeviceExecutor:
             rows, buffers = step.rows, self.buffers
             slots = rows.slots[rows.sampled]
             logits = self.model.logits(buffers.sampled_hidden[: len(slots)])  # [num_sampled, vocab]
-            lines = self.grammars.fill(slots, self.upload.memory, self.sampler.allowed_of)
+            lines = (
+                self.grammars.fill(slots, self.upload.memory, self.sampler.allowed_of) if self.grammars.rows else None
+            )
             if lines is not None:
                 self.upload.send(lines, [self.sampler.line(int(slots[place])) for place in lines.places])
             step.pending = self.sampler.launch_special(buffers.inputs, logits, buffers.tokens, slots)

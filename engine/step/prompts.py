@@ -1,7 +1,8 @@
 """PromptLogprobs: which rows of a step owe log-probabilities of their prompt's own tokens, and where those go.
 
-Owner: rows are staged by the device thread at admission, when no step in flight knows the slot; the steps of that slot
-then ask in order. A prompt that is computed again after a preemption starts its list again.
+Owner: the device thread puts a slot into `asked` at admission, when no step in flight knows it, and takes it out when
+it is free; the steps of that slot then ask in order. A prompt that is computed again after a preemption starts its
+list again.
 """
 
 from __future__ import annotations
@@ -36,28 +37,16 @@ class PromptLogprobs:
     def __init__(self, as_logits: bool, vocab: int) -> None:
         self.as_logits = as_logits
         self.vocab = vocab
-        self._asked: dict[int, tuple[Request, list[TokenLogprob | None]]] = {}
-
-    def admit(self, slot: int, request: Request, target: list[TokenLogprob | None] | None) -> None:
-        """Stages a slot; nothing is kept for one that did not ask (`target` None)."""
-        if target is not None:
-            self._asked[slot] = (request, target)
-
-    def reset(self, slot: int) -> None:
-        """Forgets a freed slot."""
-        self._asked.pop(slot, None)
-
-    def __len__(self) -> int:
-        return len(self._asked)
+        self.asked: dict[int, tuple[Request, list[TokenLogprob | None]]] = {}  # by slot
 
     def due(self, rows: RowArrays) -> Due | None:
         """What this step's rows owe; None when that is nothing."""
         found: list[np.ndarray] = []  # int64 [3, count], by row
         targets = []
-        for row, slot in enumerate(rows.slots.tolist() if self._asked else ()):
-            if slot not in self._asked:
+        for row, slot in enumerate(rows.slots.tolist()):
+            if slot not in self.asked:
                 continue
-            request, target = self._asked[slot]
+            request, target = self.asked[slot]
             prompt, done = request.prompt_token_ids, int(rows.computed[row])
             count = min(int(rows.lens[row]), len(prompt) - 1 - done)
             if count > 0:

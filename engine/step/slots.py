@@ -58,13 +58,13 @@ class SlotState:
         self.adapter[slot] = request.adapter(self._adapters)
         if request.positions is not None:
             self.positions[slot] = request.positions
-        joints = joints_of(request, self._ahead)
+        joints = joints_of(request, self._ahead) if self._ahead else None
         if joints is not None:
             self.joints[slot] = joints
 
     def last_keys(self, slots: np.ndarray, lens: np.ndarray, computed: np.ndarray) -> np.ndarray | None:
-        """AttentionMeta.last_keys of a step's rows."""
-        return last_keys(slots, lens, computed, self.joints, self._ahead) if self.joints else None
+        """AttentionMeta.last_keys of a step's rows, where there are joints."""
+        return last_keys(slots, lens, computed, self.joints, self._ahead)
 
     def reset(self, slot: int, poison: bool = False) -> None:
         """Forgets a freed slot; with `poison` its numbers become ones that no live row may use."""
