@@ -166,7 +166,8 @@ def _check_sampling(params: SamplingParams, limits: Limits) -> None:
         _in_range("token id", token, 0, limits.vocab_size - 1)
     for _, value in params.logit_bias:
         _in_range("logit_bias", value, -100.0, 100.0)
-    if len(params.edited_token_ids) > MAX_EDITS:
+    edits = params.logit_bias or params.min_tokens or params.not_first_token_ids
+    if edits and len(params.edited_token_ids) > MAX_EDITS:
         raise RequestError(
             f"logit_bias and, with min_tokens, stop tokens name {len(params.edited_token_ids)} ids; "
             f"at most {MAX_EDITS} are allowed: name fewer, or use allowed_token_ids"

@@ -115,7 +115,8 @@ class Answer:
         await self.state.running.wait()  # an operator may have paused the server
         self.exchange.submitted = time.monotonic()
         self._take_tokens()
-        self._log_prompts()
+        if self.state.config.server.enable_log_requests or self.state.config.server.enable_log_outputs:
+            self._log_prompts()
         try:
             for at, job in enumerate(() if self.asked.beam else self.jobs):
                 if at % SLICE == SLICE - 1:  # other tasks of the loop run in between
@@ -210,7 +211,8 @@ class Answer:
         if delta.cached_tokens is not None:
             self.cached_tokens[at] = delta.cached_tokens
             self.prompt_logprobs[at] = delta.prompt_logprobs
-            self.metrics.encoded(delta.encode_s)
+            if delta.encode_s:
+                self.metrics.encoded(delta.encode_s)
 
     def _grow(self, at: int, choice: Choice, delta: Delta) -> None:
         if self.error is not None:
@@ -240,14 +242,11 @@ class Answer:
 
     def _note_change(self, choice: Choice) -> None:
         if choice.finish_reason is not None:
-            self._end(choice)
+            self._open -= 1
+            self.metrics.choice_ended(choice)
         self.changed(choice)
         if self._open == 0:
             self._finish()
-
-    def _end(self, choice: Choice) -> None:
-        self._open -= 1
-        self.metrics.choice_ended(choice)
 
     def _end_unscored(self) -> None:
         """Without a token to make and a prompt to score, every choice ends at once."""
@@ -296,7 +295,8 @@ class Answer:
     def close(self) -> None:
         """Leaves the engine; idempotent."""
         self.metrics.describe(self.jobs, self.choices, sum(self.cached_tokens))
-        self._log_texts()
+        if self.state.config.server.enable_log_outputs:
+            self._log_texts()
         for give_back in self._on_close:
             give_back()
         self._on_close.clear()

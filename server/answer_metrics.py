@@ -34,11 +34,10 @@ class AnswerMetrics:
         self._exchange.queued_s = seconds
 
     def encoded(self, seconds: float) -> None:
-        """How long towers ran for media that this request was the first to show; 0: there were none."""
-        if seconds:
-            self._metrics.observe("mm_encode_seconds", seconds)
-            self._encode_s += seconds
-            self._exchange.details["media_encode_ms"] = round(self._encode_s * 1000, 1)
+        """How long towers ran for media that this request was the first to show."""
+        self._metrics.observe("mm_encode_seconds", seconds)
+        self._encode_s += seconds
+        self._exchange.details["media_encode_ms"] = round(self._encode_s * 1000, 1)
 
     def tokens(self, choice: Choice, count: int) -> None:
         """The engine has made `count` tokens for a choice."""

@@ -52,7 +52,9 @@ async def answer_with(
     exchange = exchange_of(request)
     async with client_present(request):
         with exchange.state.places.hold(asked.n * num_prompts, exchange.key_name):
-            prepared = await with_grammar(exchange, asked, await jobs(), parsing)
+            prepared = await jobs()
+            if asked.structure is not None or asked.thinking_budget is not None:
+                prepared = await with_grammar(exchange, asked, prepared, parsing)
             with Answer(exchange, asked, prepared, skip_special_tokens, parsing) as answer:
                 await answer.submit(name, exchange.request_id)
                 if frames is not None and asked.stream:

@@ -72,7 +72,8 @@ class Choice:
             if delta.logprobs:
                 self._logprobs += delta.logprobs
             return False
-        if self.said is None and (events := self.stream.parse(delta)) is not None:
+        parses = self.stream.parser is not None and self.said is None
+        if parses and (events := self.stream.parse(delta)) is not None:
             self._add_events(events, "")
             self._token_ids += delta.token_ids
             if delta.logprobs:

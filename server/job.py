@@ -113,14 +113,12 @@ def job_of(
 
 
 async def with_grammar(exchange: Exchange, asked: Asked, jobs: list[Job], parsing: Parsing | None) -> list[Job]:
-    """The jobs, held to what the request says of its answers. Raises ApiError naming the keyword or the field.
+    """The jobs, held to the form or the budget that the request names. Raises ApiError naming the keyword or the field.
 
     Where the model thinks first (`parsing`), an answer is held behind its reasoning.
     """
     state, budget = exchange.state, asked.thinking_budget
-    structure = asked.structure or (None if budget is None else FREE)
-    if structure is None:
-        return jobs
+    structure = asked.structure or FREE
     if budget is not None and (parsing is None or not parsing.parsers.reads_any_reasoning):
         raise not_here(FREE.param, "thinking_token_budget: this model's reasoning is not known; see --reasoning-parser")
     if state.grammars is None:

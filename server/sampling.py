@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from engine.request import SamplingParams
@@ -88,14 +89,7 @@ def resolve(
     vocabulary: Vocabulary,
 ) -> Asked:
     """All fields that both routes share; raises ApiError naming the first one that is wrong."""
-    limits = config.limits
-
-    def number(name: str, low: float, high: float, default: float) -> float:
-        value = getattr(body, name)
-        if value is None and name not in defaults:
-            return default
-        return in_range(name, defaults[name] if value is None else value, low, high)
-
+    limits, number = config.limits, partial(number_of, body, defaults)
     stream = bool(body.stream)
     options = body.stream_options
     for name, only, with_stream in (("stream_options", "only allowed", True), ("prompt_logprobs", "not", False)):
@@ -106,12 +100,12 @@ def resolve(
     params = SamplingParams(
         max_tokens=max_tokens or 1,
         temperature=max(temperature, COLDEST) if temperature > 0.0 else 0.0,
-        top_k=max(0, whole("top_k", number("top_k", -1, vocabulary.width, 0))),
-        top_p=above_zero("top_p", number("top_p", 0.0, 1.0, 1.0)),
+        top_k=max(0, int(number("top_k", -1, vocabulary.width, 0))),
+        top_p=number("top_p", 0.0, 1.0, 1.0),
         min_p=number("min_p", 0.0, 1.0, 0.0),
         presence_penalty=number("presence_penalty", -2.0, 2.0, 0.0),
         frequency_penalty=number("frequency_penalty", -2.0, 2.0, 0.0),
-        repetition_penalty=above_zero("repetition_penalty", number("repetition_penalty", 0.0, 2.0, 1.0)),
+        repetition_penalty=number("repetition_penalty", 0.0, 2.0, 1.0),
         seed=None if body.seed in (None, -1) else int(in_range("seed", body.seed, -INT64 - 1, INT64)),
         eos_token_ids=vocabulary.eos,
         ignore_eos=bool(body.ignore_eos),
@@ -185,22 +179,25 @@ def repetition_of(fields: RepetitionFields) -> Repetition | None:
     return Repetition(shortest, longest, int(in_range(f"{name}.min_count", fields.min_count, 2, 1 << 20)))
 
 
+def number_of(
+    body: SamplingFields, defaults: Mapping[str, Any], name: str, low: float, high: float, default: float
+) -> float:
+    """The request's, else the model's, else `default`."""
+    value = getattr(body, name)
+    if value is None and name not in defaults:
+        return default
+    found: float = in_range(name, defaults[name] if value is None else value, low, high)
+    if name == "top_k" and int(found) != found:
+        raise invalid(name, f"{name}: got {shown(found)}; must be an integer")
+    if name in ("top_p", "repetition_penalty") and found <= 0:
+        raise invalid(name, f"{name}: got {shown(found)}; must be greater than 0")
+    return found
+
+
 def in_range(name: str, value: Any, low: float, high: float) -> Any:
     """`lo <= x <= hi` on a finite number; NaN fails both comparisons."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
         raise invalid(name, f"{name}: got {shown(value)}; must be {_bound(low)} to {_bound(high)}")
-    return value
-
-
-def whole(name: str, value: float) -> int:
-    if int(value) != value:
-        raise invalid(name, f"{name}: got {shown(value)}; must be an integer")
-    return int(value)
-
-
-def above_zero(name: str, value: float) -> float:
-    if value <= 0:
-        raise invalid(name, f"{name}: got {shown(value)}; must be greater than 0")
     return value
 
 

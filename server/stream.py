@@ -124,7 +124,28 @@ class PushedStream:
     def flush(self) -> None:
         """Frames and writes all that moved, in one write."""
         try:
-            self._flush()
+            self._scheduled = False
+            events, answer = self.events, self.answer
+            if events.ended.done():
+                return
+            if events.paused:
+                self._bound()
+                return
+            if answer.error is not None:
+                if events.opened:
+                    events.write(self.frames.error(answer.error) + self.frames.done, more=False)
+                return
+            parts = []
+            for choice in list(self._moved):
+                if choice.num_held < self._interval and choice.finish_reason is None and choice.started:
+                    continue
+                del self._moved[choice]
+                parts.append(self.frames.chunks(choice))
+            if answer.done:
+                parts += (self.frames.usage(), self.frames.done)
+            data = parts[0] if len(parts) == 1 else b"".join(parts)
+            if data:
+                events.write(data, more=not answer.done)
         except Exception as error:
             self._broken(error)
 
@@ -132,30 +153,6 @@ class PushedStream:
         """A fault of our own: the engine's step and the loop go on."""
         self.events.give_up()
         self.answer.broken(error)
-
-    def _flush(self) -> None:
-        self._scheduled = False
-        events, answer = self.events, self.answer
-        if events.ended.done():
-            return
-        if events.paused:
-            self._bound()
-            return
-        if answer.error is not None:
-            if events.opened:
-                events.write(self.frames.error(answer.error) + self.frames.done, more=False)
-            return
-        parts = []
-        for choice in list(self._moved):
-            if choice.num_held < self._interval and choice.finish_reason is None and choice.started:
-                continue
-            del self._moved[choice]
-            parts.append(self.frames.chunks(choice))
-        if answer.done:
-            parts += (self.frames.usage(), self.frames.done)
-        data = parts[0] if len(parts) == 1 else b"".join(parts)
-        if data:
-            events.write(data, more=not answer.done)
 
     def _bound(self) -> None:
         """The reader is away: too much held means that it is too slow for this answer."""

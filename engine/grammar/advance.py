@@ -256,8 +256,8 @@ class GrammarRows:
         self._has[slot] = True
 
     def reset(self, slot: int) -> None:
-        """Forgets a freed slot that has a grammar."""
-        del self.rows[slot]
+        """Forgets a freed slot."""
+        self.rows.pop(slot, None)
         self._has[slot] = False
 
     def ledger(self) -> dict[str, int]:
@@ -284,7 +284,7 @@ class GrammarRows:
         memory(count, words) is where lines are written, int32; allowed_of(slot) bool [vocab] says which tokens the
         request's own rules leave, None for all. The tokens of the step before have been consumed.
         """
-        places = np.flatnonzero(self._has[slots]).tolist()
+        places = np.flatnonzero(self._has[slots]).tolist() if self.rows else []
         if not places:
             return None
         rows = [self.rows[int(slots[place])] for place in places]

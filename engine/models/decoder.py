@@ -82,6 +82,7 @@ class Decoder(Model):
         self._keepers = [number for number, layer in enumerate(text.layers) if layer.keys_of is None]
         kept_by = [number if layer.keys_of is None else layer.keys_of for number, layer in enumerate(text.layers)]
         self._cache_of = [self._keepers.index(number) for number in kept_by]  # by layer, a place among cache_specs
+        self._causal = text.causal
         kinds = list(dict.fromkeys(layer.rope for layer in text.layers))
         self._ropes = [RopeTable(kind, device, config.max_model_len or config.max_position) for kind in kinds]
         self._rope_of = [kinds.index(layer.rope) for layer in text.layers]
@@ -112,7 +113,7 @@ class Decoder(Model):
             self.chosen.begin(batch.adapters)
         x = Stream(rows, batch.num_tokens, batch.num_sampled, batch.routed, self.beside(batch, rows), self.chosen)
         attention = batch.attention
-        if not self.config.text.causal:
+        if not self._causal:
             attention = [meta.covering(len(batch.token_ids)) for meta in attention]
         ropes = [rope(batch.positions) for rope in self._ropes]
         for number in self._numbers:

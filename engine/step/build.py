@@ -89,10 +89,7 @@ def build(
             )
         )
     adapters = slots.adapter[rows.slots]  # [num_rows]
-    positions = index + slots.position_delta[rows.slots][row_of]
-    if axes > 1:
-        shown = bool(slots.positions)
-        positions = axis_positions(rows, slots, axes) if shown else np.repeat(positions[None, :], axes, axis=0)
+    positions = axis_positions(rows, slots, axes) if axes > 1 else index + slots.position_delta[rows.slots][row_of]
     return Batch(
         token_ids=torch.from_numpy(token_ids),
         positions=torch.from_numpy(positions),

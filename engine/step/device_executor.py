@@ -203,8 +203,7 @@ class DeviceExecutor:
     def reset(self, slot: int, poison: bool) -> None:
         self.buffers.params.forget(slot)
         self.sampler.reset(slot, poison)
-        if slot in self.grammars.rows:
-            self.grammars.reset(slot)
+        self.grammars.reset(slot)
         self._watched[slot] = -1
         self._host.reset(slot, poison)
         self.prompts.asked.pop(slot, None)
@@ -346,9 +345,7 @@ class DeviceExecutor:
             rows, buffers = step.rows, self.buffers
             slots = rows.slots[rows.sampled]
             logits = self.model.logits(buffers.sampled_hidden[: len(slots)])  # [num_sampled, vocab]
-            lines = (
-                self.grammars.fill(slots, self.upload.memory, self.sampler.allowed_of) if self.grammars.rows else None
-            )
+            lines = self.grammars.fill(slots, self.upload.memory, self.sampler.allowed_of)
             if lines is not None:
                 self.upload.send(lines, [self.sampler.line(int(slots[place])) for place in lines.places])
             step.pending = self.sampler.launch_special(buffers.inputs, logits, buffers.tokens, slots)

@@ -112,7 +112,8 @@ class ChoiceStream:
         if self.text.stopped is not None:
             return self._stopped(delta, text, self.num_tokens - before, runs_on)
         piece = Piece(text, ids, delta.logprobs, stop_engine=runs_on and bool(reason))
-        piece.events = self._events(bool(reason))
+        if self.parser is not None:
+            piece.events = self._events(bool(reason))
         if reason:
             self.ended = True
             piece.finish_reason = reason.wire

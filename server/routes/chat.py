@@ -56,7 +56,7 @@ async def create(request: Request) -> Response | None:
     def frames(answer: Answer) -> ChatChunks:
         chat = state.config.chat
         named = isinstance(body.tool_choice, dict)
-        echo = echo_of(state, body)
+        echo = echo_of(state, body) if body.echo else ""
         shown = ChatShown(names, shown_top(body), chat.response_role, echo, chat.reasoning_field, named)
         return ChatChunks(answer, name, model, bool(body.return_token_ids), shown)
 
@@ -219,11 +219,9 @@ def shown_top(body: ChatBody) -> int:
 
 
 def echo_of(state: AppState, body: ChatBody) -> str:
-    """The text of the last message, if it has the role of the answer and `echo` is on."""
+    """The text of the last message, if it has the role of the answer."""
     last = body.messages[-1]
-    if not body.echo or last.get("role") != state.config.chat.response_role:
-        return ""
-    return text_of(last)
+    return text_of(last) if last.get("role") == state.config.chat.response_role else ""
 
 
 def text_of(message: dict[str, Any]) -> str:
@@ -266,7 +264,7 @@ def whole_choice(answer: Answer, choice: Choice, body: ChatBody, names: TokenNam
     events, token_ids, entries = choice.drain_events()
     with_logprobs, chat = answer.asked.params.logprobs is not None, answer.state.config.chat
     said = Said(events)
-    text = echo_of(answer.state, body) + said.content
+    text = (echo_of(answer.state, body) if body.echo else "") + said.content
     message = chat_message(
         text if text or not (said.reasoning or said.calls) else None,
         role=chat.response_role,

@@ -69,8 +69,10 @@ class Chunks:
 
     def routed(self, choice: Choice) -> bytes:
         """With its end: the experts of the choice's tokens, and with the first choice's those of the prompt."""
-        fields = routed.of_both(choice, self.answer.asked.n) if choice.finish_reason is not None else {}
-        return b"," + dumps(fields)[1:-1] if fields else b""
+        if choice.routed_experts is None or choice.finish_reason is None:
+            return b""
+        fields = routed.of_both(choice, self.answer.asked.n)
+        return b"," + dumps(fields)[1:-1]
 
     def ids(self, token_ids: list[int]) -> bytes:
         return b',"token_ids":' + dumps(token_ids) if self.return_token_ids else b""
@@ -142,7 +144,7 @@ class ChatChunks(Chunks):
             if self.is_plain:
                 return opening + self.before[choice.index] + dumps(choice.drain_text()) + self.after
         text, token_ids, logprobs = choice.drain()
-        begin = self.before[choice.index] + dumps(text) if text else self.empty(choice)
+        begin = self.before[choice.index] + dumps(text) if text else self.head + b'{"index":%d,"delta":{' % choice.index
         body = (
             begin
             + b'},"logprobs":'
@@ -180,9 +182,6 @@ class ChatChunks(Chunks):
             return role
         said = self.before[choice.index] + dumps(self.shown.echo) + b'},"logprobs":null,"finish_reason":null'
         return role + said + self.close(choice)
-
-    def empty(self, choice: Choice) -> bytes:
-        return self.head + b'{"index":%d,"delta":{' % choice.index
 
     def logprobs(self, entries: list[TokenLogprob]) -> bytes:
         if self.answer.asked.params.logprobs is None or not entries:

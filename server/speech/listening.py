@@ -172,7 +172,8 @@ class Listening:
             raise from_engine(delta.error)
         if delta.queued is not None:
             self._metrics.queued(delta.queued)
-            self._metrics.encoded(delta.encode_s)
+            if delta.encode_s:
+                self._metrics.encoded(delta.encode_s)
         ids = delta.token_ids
         if ids:
             self._metrics.first_token(time.monotonic())
