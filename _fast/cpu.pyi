@@ -1,5 +1,6 @@
 INT4: int
 E2M1: int
+NF4: int
 INT8: int
 E4M3: int
 RMS_NORM: int

@@ -17,6 +17,7 @@ cdef extern from "pool.h" nogil:
 cdef extern from "kernels.h" nogil:
     int C_INT4 "INT4"
     int C_E2M1 "E2M1"
+    int C_NF4 "NF4"
     int C_INT8 "INT8"
     int C_E4M3 "E4M3"
 
@@ -124,6 +125,7 @@ cdef extern from "ops.h" nogil:
 
 INT4 = C_INT4
 E2M1 = C_E2M1
+NF4 = C_NF4
 INT8 = C_INT8
 E4M3 = C_E4M3
 RMS_NORM = C_RMS_NORM
@@ -199,7 +201,7 @@ def coded_linear(
     long rows, long depth, long columns, long group, long x_stride, long out_stride, long residual_stride,
     int form, bint scales_bf16, bint zeros_f32, bint x_bf16, bint out_bf16, bint gated, int activation,
 ):
-    """`linear` by a matrix of codes: INT4, E2M1, INT8 or E4M3. With x_scales, x are integers and sums are exact."""
+    """`linear` by a matrix of codes: INT4, E2M1, NF4, INT8 or E4M3. With x_scales, x are integers and sums are exact."""
     cdef linear_call call
     cdef int failed
     memset(&call, 0, sizeof(call))

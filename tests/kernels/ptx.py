@@ -30,8 +30,11 @@ def permuted(a: Words, b: Words, selector: Words) -> Words:
     """prmt: four bytes of the eight, or (8 in the selector) their highest bits, repeated."""
     both = [(word >> np.uint32(8 * byte)) & np.uint32(0xFF) for word in (a, b) for byte in range(4)]
     both += [(byte >> np.uint32(7)) * np.uint32(0xFF) for byte in both]
-    chosen = [both[int(selector[0]) >> 4 * place & 15] << np.uint32(8 * place) for place in range(4)]
-    return chosen[0] | chosen[1] | chosen[2] | chosen[3]
+    made = np.uint32(0)
+    for place in range(4):
+        number = selector >> np.uint32(4 * place) & np.uint32(15)
+        made = made | np.choose(number, np.broadcast_arrays(number, *both)[1:]) << np.uint32(8 * place)
+    return made
 
 
 def looked_up(a: Words, b: Words, c: Words, table: Words) -> Words:

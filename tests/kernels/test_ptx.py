@@ -17,6 +17,7 @@ E4M3 = np.where(FLOATS & 0x80, -1.0, 1.0) * np.where(
 OF_KIND = {
     "INT4": (4, VALUES[Kind.INT4].numpy()),
     "E2M1": (4, VALUES[Kind.E2M1].numpy()),
+    "NF4": (4, VALUES[Kind.NF4].bfloat16().double().numpy()),
     "INT8": (8, FLOATS.astype(np.uint8).view(np.int8).astype(float)),
     "E4M3": (8, E4M3),
 }

@@ -47,6 +47,29 @@ INLINE vf e2m1_widen(vi code) {
 #endif
 }
 
+/* NF4: places in a table (engine/kernels/gemm/codes.py names its source). */
+static const float NF4_VALUES[16] = {
+    -1.0f, -0.6961928009986877f, -0.5250730514526367f, -0.39491748809814453f, -0.28444138169288635f,
+    -0.18477343022823334f, -0.09105003625154495f, 0.0f, 0.07958029955625534f, 0.16093020141124725f,
+    0.24611230194568634f, 0.33791524171829224f, 0.44070982933044434f, 0.5626170039176941f, 0.7229568362236023f, 1.0f,
+};
+
+INLINE vf nf4_widen(vi code) {
+#if defined(VEC_AVX512)
+    return _mm512_permutexvar_ps((__m512i)code, _mm512_loadu_ps(NF4_VALUES));
+#elif defined(VEC_AVX2)
+    const vf low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(NF4_VALUES), (__m256i)code);
+    const vf high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(NF4_VALUES + 8), (__m256i)code);
+    return _mm256_blendv_ps(low, high, (vf)(code << 28)); /* by the highest bit of the code */
+#else
+    vf value;
+    for (int lane = 0; lane < W; lane++) value[lane] = NF4_VALUES[code[lane]];
+    return value;
+#endif
+}
+
+INLINE int is_four_bits(int form) { return form == INT4 || form == E2M1 || form == NF4; }
+
 /* E4M3 divided by 2^8: a sign, four bits of exponent and three of mantissa go into the same places of a float16. The
  * conversion takes numbers below the least exponent at full speed, where float32 arithmetic would call for help. */
 INLINE vf e4m3_widen(const int8_t *codes) {
@@ -77,6 +100,8 @@ INLINE vf weights_of(const int8_t *codes, int number, const union zeros *zero, c
         value = e4m3_widen(codes + number * W);
     } else if (form == E2M1) {
         value = e2m1_widen(c_four_bits(codes, number));
+    } else if (form == NF4) {
+        value = nf4_widen(c_four_bits(codes, number));
     } else {
         const vi code = form == INT4 ? c_four_bits(codes, number) : c_widen(codes + number * W);
         vi shift = {0};
@@ -91,7 +116,7 @@ INLINE vf weights_of(const int8_t *codes, int number, const union zeros *zero, c
  * and added to out [64], by the same arithmetic as a tile's. */
 INLINE void widen_run(const int8_t *codes, long columns, const float *scale, const union zeros *zero, const float *x,
                       float *out, int form, int has_zero) {
-    const long stride = form == INT4 || form == E2M1 ? PANEL / 2 : PANEL;
+    const long stride = is_four_bits(form) ? PANEL / 2 : PANEL;
     if (x == NULL) {
         for (long k = 0; k < columns; k++, codes += stride, out += PANEL) {
             __builtin_prefetch(codes + 2048);
@@ -137,7 +162,7 @@ static void load_group(const struct linear *call, long panel, long group, float 
 
 /* Columns k .. k + depth of a panel, to out [depth, 64]; or, where x is given, times x [depth], added to out [64]. */
 static void widen_codes(const struct linear *call, long panel, long k, long depth, const float *x, float *out) {
-    const long stride = call->form == INT4 || call->form == E2M1 ? PANEL / 2 : PANEL;
+    const long stride = is_four_bits(call->form) ? PANEL / 2 : PANEL;
     const int8_t *codes = (const int8_t *)call->panels + (panel * call->depth + k) * stride;
     for (long done = 0, end; done < depth; done = end) {
         float scale[PANEL];
@@ -155,6 +180,7 @@ static void widen_codes(const struct linear *call, long panel, long k, long dept
         else if (call->form == INT8) RUN(INT8, NO_ZERO);
         else if (call->form == INT4 && call->zeros_f32) RUN(INT4, FLOAT_ZERO);
         else if (call->form == INT4) RUN(INT4, WHOLE_ZERO);
+        else if (call->form == NF4) RUN(NF4, NO_ZERO);
         else RUN(E2M1, NO_ZERO);
 #undef RUN
     }

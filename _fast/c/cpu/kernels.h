@@ -38,9 +38,9 @@ struct linear {
     const float *x_scales; /* [rows]: x are integers of at most 8 bits, and so are the values (INT8); or NULL */
 };
 
-/* out = (value - zero) * scale * row_scale of a code. INT4 (value: code - 8) and E2M1: [panels, depth, 8] words of 32 bits;
+/* out = (value - zero) * scale * row_scale of a code. INT4 (value: code - 8), E2M1 and NF4: [panels, depth, 8] words of 32 bits;
  * the four bits v of word l are output 8 v + l, so vectors need shifts alone. INT8 and E4M3: [panels, depth, 64]. */
-enum weight_form { FLOATS, INT4, E2M1, INT8, E4M3 };
+enum weight_form { FLOATS, INT4, E2M1, NF4, INT8, E4M3 };
 
 struct spreading {
     float *out;    /* [ceil(depth / K_BLOCK), rows, X_STRIDE] */

@@ -77,7 +77,7 @@ def code_sums(
     PAIRS: x is bfloat16, and units make two values of two words at a time. EVEN: `depth` is a multiple of BLOCK_K.
     Scales and zeros of the next columns are asked for a turn ahead: the compiler's pipeline leaves these loads out.
     """
-    PER: tl.constexpr = 4 if KIND < 2 else 2  # codes of a word
+    PER: tl.constexpr = 4 if KIND < 3 else 2  # codes of a word
     APART: tl.constexpr = 64 // PER  # columns between them
     # Codes of a word that share a scale, and how many scales a turn has.
     RUN: tl.constexpr = PER if GROUP % BLOCK_K == 0 else GROUP // APART if GROUP >= APART else 1

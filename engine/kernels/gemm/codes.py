@@ -24,15 +24,23 @@ class Kind(Enum):
 
     INT4 = "int4"  # codes 0 .. 15, values -8 .. 7
     E2M1 = "e2m1"  # codes 0 .. 15: sign, two bits of exponent, one of mantissa
+    NF4 = "nf4"  # codes 0 .. 15: places in a table of float32, NORMAL
     INT8 = "int8"  # codes and values -128 .. 127
     E4M3 = "e4m3"  # the bits of float8_e4m3fn
 
 
-FOUR_BITS = (Kind.INT4, Kind.E2M1)
+FOUR_BITS = (Kind.INT4, Kind.E2M1, Kind.NF4)
 HALVES = [0, 0.5, 1, 1.5, 2, 3, 4, 6]  # of E2M1
+# Of NF4: means of equal shares of a normal distribution, the largest 1 (QLoRA, arXiv:2305.14314, appendix E).
+NORMAL = (
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+)  # fmt: skip
 VALUES = {
     Kind.INT4: torch.arange(-8, 8, dtype=torch.float64),
     Kind.E2M1: torch.tensor([*HALVES, *(-value for value in HALVES)], dtype=torch.float64),
+    Kind.NF4: torch.tensor(NORMAL, dtype=torch.float64),
 }
 
 

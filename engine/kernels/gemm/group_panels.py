@@ -21,7 +21,7 @@ from engine.kernels.gemm.codes import FOUR_BITS, Codes, Inputs, Kind, quantised_
 from engine.kernels.gemm.panels import PANEL, interleave, is_packed_for, operands, pad_rows, to_panels, unpaired
 from engine.kernels.gemm.weight import Weight, gated_linear_reference, linear_reference
 
-FORMS = {Kind.INT4: cpu.INT4, Kind.E2M1: cpu.E2M1, Kind.INT8: cpu.INT8, Kind.E4M3: cpu.E4M3}
+FORMS = {kind: getattr(cpu, kind.name) for kind in Kind}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -20,13 +20,13 @@ from torch import Tensor
 from engine.kernels.gemm.code_sums import block_k_of, code_sums, integer_sums, scales_sums
 from engine.kernels.gemm.codes import Codes, Kind
 from engine.kernels.gemm.split_k import AHEAD, arrivals, fetch
-from engine.kernels.gemm.widen import E2M1, E4M3, INT4, INT8, codes_in, codes_per_word, words_of
+from engine.kernels.gemm.widen import E2M1, E4M3, INT4, INT8, NF4, codes_in, codes_per_word, words_of
 from engine.kernels.pdl import grid_wait, launch_options, overlaps
 from engine.kernels.target import target, tl, triton
 
 ROUND = 128  # one group for all columns is said to be of a multiple, as tiles are
 UNITS = 256  # programs that a product of few rows should have at least
-KINDS = {Kind.INT4: INT4, Kind.E2M1: E2M1, Kind.INT8: INT8, Kind.E4M3: E4M3}
+KINDS = {Kind.INT4: INT4, Kind.E2M1: E2M1, Kind.NF4: NF4, Kind.INT8: INT8, Kind.E4M3: E4M3}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -126,7 +126,7 @@ def codes_kernel(
     OVERLAP: tl.constexpr,
 ):
     """One tile per program, all its parts or one of them; neighbours read the same weights."""
-    PER: tl.constexpr = 1 if EXACT else 4 if KIND < 2 else 2
+    PER: tl.constexpr = 1 if EXACT else 4 if KIND < 3 else 2
     program, m_tiles = tl.program_id(0), tl.cdiv(rows, BLOCK_M)
     n = program // m_tiles * BLOCK_N + tl.arange(0, BLOCK_N)
     m = program % m_tiles * BLOCK_M + tl.arange(0, BLOCK_M)

@@ -1,6 +1,7 @@
 """widen: codes of a quantised matrix to numbers inside a kernel, the same for every product that reads them.
 
-In: a tile of words. Out: the values of one code of each word, exact, before zeros and scales. Users: gemm/code_sums.
+In: a tile of words. Out: the values of one code of each word, before zeros and scales, exact but for those of NF4, which
+are rounded to x's dtype. Users: gemm/code_sums.
 A word has 16 bits: four codes of four bits or two of eight. It stands for columns of a block of 64 that lie 16 or 32
 apart, the first one lowest, so that neighbours in memory are neighbours in x and no value changes lanes. Where x is
 bfloat16, NVIDIA's units make two values of two words in a few operations on 32 bits: conversions run at half the rate,
@@ -15,10 +16,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from engine.kernels.gemm.codes import NORMAL
 from engine.kernels.target import tl, triton
 
 BLOCK = 64  # columns that share a run of words
-INT4, E2M1, INT8, E4M3 = range(4)  # the constant KIND of kernels
+INT4, E2M1, NF4, INT8, E4M3 = range(5)  # the constant KIND of kernels
+TABLE = tl.constexpr(NORMAL)  # of NF4
 
 
 @triton.jit
@@ -32,6 +35,10 @@ def widened(codes, KIND: tl.constexpr):
         twice = tl.where(magnitude < 2, magnitude, (2 | (magnitude & 1)) << shift)
         values = tl.where(codes.to(tl.int32) > 7, -twice, twice).to(tl.float32) * 0.5
     elif KIND == 2:
+        values = tl.zeros(codes.shape, tl.float32)
+        for code in tl.static_range(16):
+            values = tl.where(codes == code, TABLE[code], values)
+    elif KIND == 3:
         values = codes.to(tl.float32)
     else:  # sign, exponent and mantissa into those of float16, and 2^8: no unit for FP8 is needed
         bits = codes.to(tl.uint16)
@@ -73,6 +80,26 @@ E4M3_0 = _program(OF_E4M3, "shl.b32 a, $1, 8; shl.b32 s, $1, 4;" + EIGHT, FMA)
 E4M3_1 = _program(OF_E4M3, "mov.b32 a, $1; shr.u32 s, $1, 4;" + EIGHT, FMA)
 
 
+def _table_bytes(first: int, high: int) -> str:
+    """Of eight numbers of NF4 as bfloat16 the high or the low bytes, as the two words that prmt chooses from."""
+    bits = torch.tensor(NORMAL[first : first + 8]).to(torch.bfloat16).view(torch.int16).tolist()
+    each = [(number >> 8 * high) & 0xFF for number in bits]
+    return ", ".join(f"0x{int.from_bytes(each[at : at + 4], 'little'):08x}" for at in (0, 4))
+
+
+# NF4: the low three bits of both codes choose bytes among eight numbers, the highest bit between eight and eight.
+BOTH = "and.b32 c, c, 0x000f000f; shr.u32 s, c, 12; lop3.b32 s, s, c, 0x77, 0xa8;"  # (s | c) & 0x77
+CHOSEN = "prmt.b32 low, {}, s; prmt.b32 high, {}, s; prmt.b32 {}, low, high, 0x5140;"
+OF_EIGHT = "".join(
+    CHOSEN.format(_table_bytes(first, 0), _table_bytes(first, 1), name) for first, name in ((0, "a"), (8, "b"))
+)
+EITHER = "shl.b32 c, c, 4; prmt.b32 c, c, 0, 0xaa88; lop3.b32 $0, c, b, a, 0xca;"  # the bit everywhere; c ? b : a
+NF4_0, NF4_1, NF4_2, NF4_3 = (
+    tl.constexpr(f"{{ .reg .b32 a, b, c, s, low, high; shr.u32 c, $1, {shift}; {BOTH}{OF_EIGHT}{EITHER} }}")
+    for shift in (0, 4, 8, 12)
+)
+
+
 @triton.jit
 def of_pairs(words, PROGRAM: tl.constexpr):
     return tl.inline_asm_elementwise(PROGRAM, "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2)
@@ -87,13 +114,15 @@ def values_of(words, dtype: tl.constexpr, KIND: tl.constexpr, PLACE: tl.constexp
         elif KIND == 1:
             values = of_pairs(words, (E2M1_0, E2M1_1, E2M1_2, E2M1_3)[PLACE])
         elif KIND == 2:
+            values = of_pairs(words, (NF4_0, NF4_1, NF4_2, NF4_3)[PLACE])
+        elif KIND == 3:
             values = of_pairs(words, (INT8_0, INT8_1)[PLACE])
         else:
             values = of_pairs(words, (E4M3_0, E4M3_1)[PLACE])
     else:
-        bits: tl.constexpr = 4 if KIND < 2 else 8
+        bits: tl.constexpr = 4 if KIND < 3 else 8
         codes = ((words.to(tl.int32) >> (PLACE * bits)) & ((1 << bits) - 1)).to(tl.uint8)
-        if KIND == 2:
+        if KIND == 3:
             values = widened(codes.to(tl.int8, bitcast=True), KIND).to(dtype)
         else:
             values = widened(codes, KIND).to(dtype)
@@ -102,7 +131,7 @@ def values_of(words, dtype: tl.constexpr, KIND: tl.constexpr, PLACE: tl.constexp
 
 def codes_per_word(kind: int) -> int:
     """Of a kind of code."""
-    return 4 if kind in (INT4, E2M1) else 2
+    return 4 if kind < INT8 else 2
 
 
 def words_of(codes: Tensor, count: int) -> Tensor:

@@ -52,7 +52,7 @@ def widen_weight_kernel(
     BLOCK_K: tl.constexpr,
 ):
     """BLOCK_N rows and BLOCK_K columns per program."""
-    PER: tl.constexpr = 4 if KIND < 2 else 2  # codes of a word
+    PER: tl.constexpr = 4 if KIND < 3 else 2  # codes of a word
     APART: tl.constexpr = 64 // PER  # columns between them
     n = (tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
     first, n_in = tl.program_id(1) * BLOCK_K, n < width

@@ -10,7 +10,7 @@ from engine.kernels.gemm.float8 import tile_of as float8_tile_of
 from engine.kernels.gemm.groups import KINDS, codes_kernel, tile_of
 from engine.kernels.gemm.quantise_floats import quantise_floats_kernel
 from engine.kernels.gemm.quantise_rows import quantise_rows_kernel
-from engine.kernels.gemm.widen import E2M1, E4M3, INT4, INT8
+from engine.kernels.gemm.widen import E2M1, E4M3, INT4, INT8, NF4
 from engine.kernels.gemm.widen_weight import BLOCK_K, BLOCK_N, widen_weight_kernel
 from tests.kernels.accelerator.targets import cases, compiles
 
@@ -92,12 +92,14 @@ KERNELS = {
     "int4 32 zeros": product(INT4, 64, 32, zeros=True),
     "int4 32 float zeros": float_zeros(*product(INT4, 16, 32, zeros=True)),
     "e2m1 16": product(E2M1, 32, 16),
+    "nf4 64": product(NF4, 16, 64, apart=True),
     "int8 exact": product(INT8, 64, 4096, scales=False, exact=True, apart=True),
     "e4m3 rows": product(E4M3, 64, 4096, scales=False),
     "e4m3 blocks": product(E4M3, 16, 128, apart=True),
     "int4 128 whole": whole(INT4, 128),
     "int4 32 whole, zeros": whole(INT4, 32, zeros=True),
     "e2m1 16 whole": whole(E2M1, 16),
+    "nf4 64 whole": whole(NF4, 64),
     "int8 whole": whole(INT8, 4096, scales=False),
     "e4m3 whole": whole(E4M3, 128),
     "quantised rows": (quantise_rows_kernel, ROWS, {"STATIC": False, "BLOCK": 1024, "OVERLAP": True}, {}),
