@@ -201,7 +201,7 @@ def coded_linear(
     long rows, long depth, long columns, long group, long x_stride, long out_stride, long residual_stride,
     int form, bint scales_bf16, bint zeros_f32, bint x_bf16, bint out_bf16, bint gated, int activation,
 ):
-    """`linear` by a matrix of codes: INT4, E2M1, NF4, INT8 or E4M3. With x_scales, x are integers and sums are exact."""
+    """`linear` by a matrix of codes, of any form but FLOATS. With x_scales, x are integers and sums are exact."""
     cdef linear_call call
     cdef int failed
     memset(&call, 0, sizeof(call))

@@ -24,7 +24,16 @@ if TYPE_CHECKING:
     from engine.model_config import ModelConfig
     from engine.models.base import Model
 
-CODES = {"weight_packed", "qweight", "weight_scale", "weight_scale_inv", "scales", "qscale_weight"}
+CODES = {
+    "weight_packed",
+    "qweight",
+    "weight_scale",
+    "weight_scale_inv",
+    "scales",
+    "qscale_weight",
+    "weight.absmax",
+    "SCB",
+}
 
 
 def assign(model: Model, table: Table, config: ModelConfig, shards: Sequence[Shard] | None) -> None:
@@ -101,6 +110,15 @@ def modules_of(table: Table, shards: Sequence[Shard]) -> dict[str, Headers]:
     found: dict[str, dict] = {}
     for shard in shards:
         for name, info in shard.tensors.items():
-            module, _, kind = table.canonical(name).rpartition(".")
+            module, kind = split(table.canonical(name))
             found.setdefault(module, {})[kind] = info
     return dict(found)
+
+
+def split(name: str) -> tuple[str, str]:
+    """A tensor's name -> its module and its kind; what lies below a weight is of the weight's module."""
+    module, found, below = name.partition(".weight.")
+    if found:
+        return module, f"weight.{below}"
+    module, _, kind = name.rpartition(".")
+    return module, kind

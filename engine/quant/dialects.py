@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from engine.quant.awq import Awq
+from engine.quant.bitsandbytes import BitsAndBytes
 from engine.quant.compressed import Compressed
 from engine.quant.fp8 import Fp8
 from engine.quant.gguf import Gguf
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 DIALECTS: dict[str, Callable[[Section], Dialect]] = {
     "auto-round": AutoRound,
     "awq": Awq,
+    "bitsandbytes": BitsAndBytes,
     "compressed-tensors": Compressed,
     "fp8": Fp8,
     "gguf": Gguf,

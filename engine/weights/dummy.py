@@ -14,6 +14,7 @@ from torch import Tensor
 
 STD = 0.02
 SCALE = 2.0**-9
+LARGEST = ("absmax", "SCB")  # scales by other names
 BITS = 0x20, 0x40  # of e4m3: 1/8 to 2
 POWERS = 118, 122  # of two, 127 added
 
@@ -31,7 +32,7 @@ def draw(name: str, tensor: Tensor, seed: int) -> Tensor:
     if not tensor.is_floating_point():  # codes of quantised weights
         limits = torch.iinfo(tensor.dtype)
         return tensor.random_(limits.min, limits.max, generator=generator)
-    if "scale" in kind:
+    if "scale" in kind or kind in LARGEST:
         return tensor.uniform_(SCALE, 2 * SCALE, generator=generator)
     tensor.normal_(0.0, STD, generator=generator)
     if kind == "weight" and is_norm(module):

@@ -33,7 +33,7 @@ def dequantised(folder: Path) -> dict[str, np.ndarray]:
     settings = settings_of(folder)
     modules: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
-        module, _, kind = name.rpartition(".")
+        module, _, kind = name.rpartition(".") if ".weight." not in name else name.partition(".weight.")
         modules.setdefault(module, {})[kind] = tensor
     return {
         f"{module}.weight": value
@@ -78,12 +78,16 @@ def matrix(settings: dict, tensors: dict[str, torch.Tensor]) -> np.ndarray | Non
         if named == "awq" or str(settings.get("packing_format", "")).endswith("awq"):
             return awq(tensors)
         return gptq(settings, tensors)
+    if "absmax" in tensors:
+        return normal_floats(tensors)
     if "weight_packed" in tensors and tensors["weight_packed"].dtype == torch.int32:
         return packed(tensors)
     if "weight_packed" in tensors or tensors["weight"].dtype == torch.uint8:
         return floats4(tensors)
     if tensors["weight"].dtype == torch.float8_e4m3fn:
         return floats8(tensors)
+    if "SCB" in tensors:
+        return numbers(tensors["weight"]) * numbers(tensors["SCB"])[:, None] / 127
     if tensors["weight"].dtype == torch.int8:
         return numbers(tensors["weight"]) * numbers(tensors["weight_scale"])
     return numbers(tensors["weight"])
@@ -122,6 +126,19 @@ def floats4(tensors: dict[str, torch.Tensor]) -> np.ndarray:
     if "weight_global_scale" in tensors:
         return value / numbers(tensors["weight_global_scale"])
     return value * numbers(tensors["weight_scale_2"])
+
+
+def normal_floats(tensors: dict[str, torch.Tensor]) -> np.ndarray:
+    """bitsandbytes' NF4: the table is the file's, the higher half of a byte comes first."""
+    state = json.loads(bytes(tensors["quant_state.bitsandbytes__nf4"].tolist()))
+    table, scales = tensors["quant_map"].numpy().astype(np.float64), tensors["absmax"].numpy()
+    if scales.dtype == np.uint8:
+        blocks = np.arange(len(scales)) // state["nested_blocksize"]
+        wide = tensors["nested_quant_map"].numpy()[scales] * tensors["nested_absmax"].numpy()[blocks]
+        scales = (wide + np.float32(state["nested_offset"])).astype(np.float32)
+    both = tensors["weight"].numpy().flatten().astype(np.int64)
+    codes = np.stack([both // 16, both % 16], 1).flatten()
+    return (table[codes] * np.repeat(scales.astype(np.float64), state["blocksize"])).reshape(state["shape"])
 
 
 def packed(tensors: dict[str, torch.Tensor]) -> np.ndarray:

@@ -60,3 +60,13 @@ def test_integers_meet_integers(folder_of, name):
     torch.testing.assert_close(
         weight.linear(x).double(), sums * scale[:, None].double() * row.T.double(), rtol=3e-7, atol=0
     )
+
+
+@pytest.mark.parametrize("name", ["gptq 32", "awq 32", "ct w4 32", "ct nvfp4", "modelopt fp8", "bnb nf4", "bnb int8"])
+def test_random_weights_are_of_the_dialect(folder_of, name):
+    model = load(folder_of(name), "float32", load_format="dummy")
+    assert not model.layers[0].mlp.down.weight.dense().isnan().any()
+    kind = load(folder_of(name), "float32").layers[0].mlp.down.weight.kind
+    assert model.layers[0].mlp.down.weight.kind is kind
+    harness = Harness(model)
+    assert harness.prefill(harness.add(TOKENS)).isfinite().all()

@@ -24,7 +24,16 @@ from tests.quant import oracle
 from tests.quant.written import VARIANTS
 
 TOKENS = [5, 9, 200, 17, 33, 250, 61, 4, 90, 91, 92]
-DIALECTS = ("fp8 blocks", "fp8 tensor", "ct w4 32", "ct int8 weights", "ct nvfp4", "gptq 32", "awq 64")
+DIALECTS = (
+    "fp8 blocks",
+    "fp8 tensor",
+    "ct w4 32",
+    "ct int8 weights",
+    "ct nvfp4",
+    "gptq 32",
+    "awq 64",
+    "bnb nf4 nested",
+)
 SIZES = {"hidden_size": 192, "num_hidden_layers": 2, "mlp_only_layers": [0], "intermediate_size": 320}
 EXPERTS = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 320, "norm_topk_prob": True}
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])

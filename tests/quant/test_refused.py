@@ -18,6 +18,7 @@ SETTINGS = [
     ("gptq 32", {"bits": 3}, "bits=3; 4 and 8 are read: quantise"),
     ("gptq 32", {"checkpoint_format": "marlin"}, "checkpoint_format='marlin'; gptq and gptq_v2 are read: export"),
     ("gptq 32", {"quant_method": "aqlm"}, "quantized \\(aqlm\\); this version reads .*awq"),
+    ("bnb nf4", {"bnb_4bit_quant_type": "fp4"}, "bnb_4bit_quant_type='fp4'; nf4 is read: quantise"),
     ("awq 32", {"version": "gemv"}, "version='gemv'; gemm is read: export"),
     ("awq 32", {"bits": 3}, "bits=3; AWQ has 4"),
     ("auto-round gptq", {"packing_format": "auto_round:llm_compressor"}, "packing_format='auto_round:llm_compressor'; read are"),
@@ -54,7 +55,16 @@ def bits(tensor, value):
     return tensor
 
 
+STATE = "weight.quant_state.bitsandbytes__"
 FILES = [
+    ("bnb nf4", lambda t: changed(t, "weight.quant_map", lambda m: m.flip(0)), "quant_map is not the table of NF4; quantise"),
+    ("bnb nf4", lambda t: changed(t, "weight", lambda w: w.view(-1, 2).view(torch.bfloat16)), "dtype BF16; codes stored as U8"),
+    ("bnb nf4", lambda t: without(t, "weight.absmax"), "dtype U8; codes stored as U8, with weight.absmax, are read"),
+    ("bnb nf4", lambda t: changed(without(t, f"{STATE}nf4"), f"{STATE}fp4", lambda _: t[f"{DOWN}.{STATE}nf4"]), "another kind than nf4"),
+    ("bnb nf4", lambda t: changed(t, f"{STATE}nf4", lambda s: s[1:]), "holds no JSON object of bitsandbytes; fetch"),
+    ("bnb nf4", lambda t: changed(t, f"{STATE}nf4", lambda s: torch.tensor(list(b'{"shape": [320, 192]}'), dtype=torch.uint8)), "weight is said to be \\[320, 192\\]; \\[192, 320\\] is needed"),
+    ("bnb nf4 nested", lambda t: without(t, "weight.nested_absmax"), "1 missing: .*nested_absmax"),
+    ("bnb int8", lambda t: changed(t, "weight_format", lambda w: w + 2), "weight_format is not 0"),
     ("ct w4 32", lambda t: changed(t, "weight_shape", lambda _: torch.tensor([192, 64])), "weight_shape is \\[192, 64\\]"),
     ("ct w4 32", lambda t: changed(t, "weight_scale", set_first(-1.0)), "down_proj: 1 of .* weight_scale are negative"),
     ("ct w4 32", lambda t: changed(t, "weight_scale", set_first(float("inf"))), "negative, NaN or infinite|NaN or infinity"),

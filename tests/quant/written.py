@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from engine.kernels.gemm.codes import NORMAL
 from tests import tiny
 
 Tensors = dict[str, Tensor]
@@ -206,6 +207,30 @@ def floats4(dialect: str) -> Writer:
     return made
 
 
+def normal_floats(nested: bool) -> Writer:
+    """As bitsandbytes saves them; its table of nested scales is one of its own, any other serves."""
+
+    def made(draw: torch.Generator, rows: int, columns: int) -> Tensors:
+        blocks = rows * columns // 64
+        state = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": [rows, columns]}
+        found = {"weight": nibbles(draw, rows, columns).view(-1, 1), "weight.quant_map": torch.tensor(NORMAL)}
+        found["weight.absmax"] = scales(draw, blocks, about=0.1)
+        if nested:
+            found["weight.absmax"] = torch.randint(0, 256, (blocks,), generator=draw, dtype=torch.uint8)
+            found["weight.nested_absmax"] = scales(draw, -(-blocks // 256), about=0.05)
+            found["weight.nested_quant_map"] = torch.linspace(-0.99, 1, 256)
+            state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": 0.0625}
+        kind = "weight.quant_state.bitsandbytes__nf4"
+        return {**found, kind: torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8)}
+
+    return made
+
+
+def llm_int8(draw: torch.Generator, rows: int, columns: int) -> Tensors:
+    return {"weight": torch.randint(-127, 128, (rows, columns), generator=draw, dtype=torch.int8),
+            "SCB": scales(draw, rows, about=0.1), "weight_format": torch.tensor(0, dtype=torch.uint8)}  # fmt: skip
+
+
 def groups(form: str, inputs: dict | None = None, **weights: Any) -> dict[str, Any]:
     """Settings of compressed-tensors."""
     group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs}
@@ -228,6 +253,7 @@ BF16, F16, U8, E8M0 = torch.bfloat16, torch.float16, torch.uint8, torch.float8_e
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 BLOCKS = {**FP8, "weight_block_size": [128, 128]}
 AWQ = {"quant_method": "awq", "bits": 4, "zero_point": True, "version": "gemm"}
+NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 INT8 = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True, "symmetric": True}
 E4M3 = {"num_bits": 8, "type": "float"}
 FLOAT = "float-quantized"
@@ -302,6 +328,9 @@ VARIANTS: dict[str, Variant] = {
     "auto-round awq": Variant(
         {**gptq_settings(4, 64), "quant_method": "auto-round", "packing_format": "auto_round:auto_awq"}, awq(64)
     ),
+    "bnb nf4": Variant(NF4, normal_floats(nested=False)),
+    "bnb nf4 nested": Variant({**NF4, "bnb_4bit_use_double_quant": True}, normal_floats(nested=True)),
+    "bnb int8": Variant({"quant_method": "bitsandbytes", "load_in_8bit": True}, llm_int8),
     "awq 32": Variant({**AWQ, "group_size": 32}, awq(32)),
     "awq 64": Variant({**AWQ, "group_size": 64}, awq(64)),
     "awq channel": Variant({**AWQ, "group_size": -1}, awq(-1)),

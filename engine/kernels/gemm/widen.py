@@ -1,7 +1,7 @@
 """widen: codes of a quantised matrix to numbers inside a kernel, the same for every product that reads them.
 
-In: a tile of words. Out: the values of one code of each word, before zeros and scales, exact but for those of NF4, which
-are rounded to x's dtype. Users: gemm/code_sums.
+In: a tile of words. Out: the values of one code of each word, before zeros and scales: exact, but those of NF4 are
+rounded to x's dtype. Users: gemm/code_sums.
 A word has 16 bits: four codes of four bits or two of eight. It stands for columns of a block of 64 that lie 16 or 32
 apart, the first one lowest, so that neighbours in memory are neighbours in x and no value changes lanes. Where x is
 bfloat16, NVIDIA's units make two values of two words in a few operations on 32 bits: conversions run at half the rate,
