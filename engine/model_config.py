@@ -67,7 +67,10 @@ class Routing:
 
     num_experts: int
     top_k: int  # experts of a token, the highest score first; of equal scores the lower number first
-    score: Literal["softmax", "sigmoid"] = "softmax"  # of the logits; both in float32
+    # Of the logits, in float32. "near": one expert after the other, each by the softmax of the logits that are left and
+    # lie near the highest, as PhiMoE's sparse mixer has it (arXiv:2409.12136).
+    score: Literal["softmax", "sigmoid", "near"] = "softmax"
+    nearness: float = 0.0  # of "near": the distance that counts, as a share of the larger of both logits
     correction: bool = False  # a learned number per expert is added to the scores for the choice alone
     num_groups: int = 1  # experts form groups of equal size
     kept_groups: int = 1  # a token chooses among the experts of its best groups
@@ -145,6 +148,7 @@ class TextConfig:
     layer_norm: bool = False  # the stream passes LayerNorms, not RMSNorms
     norm_bias: bool = False  # of LayerNorms
     norm_offset: float = 0.0  # of the weights of every norm
+    head_bias: bool = False  # of the language model's head
     embedding_scale: float = 1.0
     media_scale: float = 1.0  # of the rows of media in the place of embeddings
     residual_scale: float = 1.0  # of what attention and MLP add to the stream

@@ -346,11 +346,14 @@ THROUGH_TRANSFORMERS: dict[str, Callable[[], Any]] = {  # architectures without 
     "deepseek_v3": causal("DeepseekV3ForCausalLM", "DeepseekV3Config", **_LATENT, **_EXPERTS),
     "dots1": causal("Dots1ForCausalLM", "Dots1Config", **_EXPERTS),
     "flex_olmo": causal("FlexOlmoForCausalLM", "FlexOlmoConfig", num_experts=5, num_experts_per_tok=2),
-    "phimoe": causal("PhimoeForCausalLM", "PhimoeConfig", num_local_experts=5, intermediate_size=36),
 }  # fmt: skip
 
 _GROUPS = {"n_group": 4, "topk_group": 2, "num_experts_per_tok": 4, "routed_scaling_factor": 1.8}
 SPARSE: dict[str, Callable[[], Any]] = {  # further families with experts
+    "phimoe": causal(
+        "PhimoeForCausalLM", "PhimoeConfig", num_local_experts=5, intermediate_size=36, attention_bias=True,
+        lm_head_bias=True, router_jitter_noise=0.2,
+    ),
     "mixtral": causal("MixtralForCausalLM", "MixtralConfig", num_local_experts=5, intermediate_size=60),
     "gpt_oss": causal(
         "GptOssForCausalLM", "GptOssConfig", head_dim=20, num_local_experts=7, num_experts_per_tok=3,

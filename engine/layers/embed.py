@@ -17,12 +17,12 @@ from engine.weights.table import Wanted
 
 
 class Head(Linear):
-    """logits = hidden W^T."""
+    """logits = hidden W^T (+ b)."""
 
     __slots__ = ("tied",)
 
-    def __init__(self, vocab_size: int, hidden_size: int, tied: bool) -> None:
-        super().__init__(hidden_size, vocab_size)
+    def __init__(self, vocab_size: int, hidden_size: int, tied: bool, bias: bool = False) -> None:
+        super().__init__(hidden_size, vocab_size, bias=bias)
         self.tied = tied
 
     def __call__(self, hidden: Tensor) -> Tensor:

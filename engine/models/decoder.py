@@ -69,7 +69,9 @@ class Decoder(Model):
         self.audio: Tower | None = None
         self.table = self.WEIGHTS
         self.chosen: Chosen | None = None
-        self.head = None if config.pooling else Head(text.vocab_size, text.hidden_size, text.tie_embeddings)
+        self.head = (
+            None if config.pooling else Head(text.vocab_size, text.hidden_size, text.tie_embeddings, text.head_bias)
+        )
         self.embed = Embedding(text.vocab_size, text.hidden_size, self.head)
         if config.pooling is not None:
             self.pooler = Pooler(config.pooling, self.embed, text.vocab_size, text.tie_embeddings)

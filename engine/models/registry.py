@@ -49,6 +49,8 @@ FAMILIES = {  # architecture in config.json -> the module whose FAMILY serves it
     "MiniMaxM2ForCausalLM": "engine.models.minimax_m2",
     "OlmoeForCausalLM": "engine.models.olmoe",
     "DbrxForCausalLM": "engine.models.dbrx",
+    "PhiMoEForCausalLM": "engine.models.phimoe",
+    "PhimoeForCausalLM": "engine.models.phimoe",
     "GraniteMoeForCausalLM": "engine.models.granite_moe",
     "Ernie4_5_MoeForCausalLM": "engine.models.ernie4_5_moe",
     "HunYuanMoEV1ForCausalLM": "engine.models.hunyuan_moe",

@@ -21,6 +21,8 @@ ROUTINGS = {
     ),
     "softmax, scaled experts": Routing(11, 4, renormalise=True, scale=0.7, expert_scale=True),
     "sigmoid, scaled experts": Routing(9, 3, score="sigmoid", correction=True, expert_scale=True),
+    "near": Routing(16, 2, score="near", nearness=0.37),
+    "near, all": Routing(3, 3, score="near", nearness=0.02),
     "all": Routing(6, 6, score="sigmoid"),
 }  # fmt: skip
 

@@ -21,10 +21,26 @@ from tests import tiny
 from tests.kernels.routings import ROUTINGS, scales_of
 
 
+def slowly_near(logits, routing):
+    """One after the other, by the logits that are left and near the highest of them."""
+    chosen, weights = [], []
+    for _ in range(routing.top_k):
+        left = [expert for expert in range(routing.num_experts) if expert not in chosen]
+        best = max(left, key=lambda expert: logits[expert])
+        top = logits[best]
+        sizes = {expert: max(abs(logits[expert]), top) for expert in left}
+        near = [each for each in left if not sizes[each] or (top - logits[each]) / sizes[each] <= routing.nearness]
+        chosen.append(best)
+        weights.append(1 / sum(math.exp(logits[each] - top) for each in near))
+    return chosen, weights
+
+
 def slowly(
     logits: list[float], correction: list[float], routing: Routing, scales: list[float] | None = None
 ) -> tuple[list[int], list[float]]:
     """One token, as the documentation of Routing says it."""
+    if routing.score == "near":
+        return slowly_near(logits, routing)
     if routing.score == "softmax":
         top = max(logits)
         powers = [math.exp(value - top) for value in logits]

@@ -1,7 +1,7 @@
 """Which experts a token chooses, and their weights: scores of the router's logits, and the rules of a `Routing`.
 
     logits  = x W^T (+ bias), float32
-    scores  = softmax(logits) or sigmoid(logits), float32
+    scores  = softmax(logits) or sigmoid(logits), float32; or, expert by expert, the softmax of those near the highest
     ranks   = scores + correction; minus infinity outside the token's best groups
     experts = the top_k highest ranks, of equal ranks the lower number
     weights = scores of these experts, divided by their sum where the routing says so, times its scale and the expert's
@@ -63,8 +63,9 @@ def keep_groups(ranks, column, GROUPS: tl.constexpr, KEPT: tl.constexpr, SIZE: t
 @triton.jit
 def choose_tile(
     chosen, weights, kept, mapping, kept_line, logits, correction, scales, m, rows, live, experts, eps, least_sum,
-    scale, SIGMOID: tl.constexpr, TOP_K: tl.constexpr, RENORMALISE: tl.constexpr, GROUPS: tl.constexpr,
-    KEPT: tl.constexpr, SIZE: tl.constexpr, TWO: tl.constexpr, COLUMNS: tl.constexpr, SLOTS: tl.constexpr,
+    scale, SIGMOID: tl.constexpr, NEAR: tl.constexpr, TOP_K: tl.constexpr, RENORMALISE: tl.constexpr,
+    GROUPS: tl.constexpr, KEPT: tl.constexpr, SIZE: tl.constexpr, TWO: tl.constexpr, COLUMNS: tl.constexpr,
+    SLOTS: tl.constexpr,
 ):  # fmt: skip
     """The choice of the tokens m, whose logits are written; from `live` on they are padding."""
     column = tl.arange(0, COLUMNS)[None, :]
@@ -73,6 +74,8 @@ def choose_tile(
     x = tl.load(at, mask=(m < rows)[:, None] & real, other=0.0, cache_modifier=".cg")
     if SIGMOID:
         scores = 1.0 / (1.0 + tl.exp(-x))
+    elif NEAR is not None:
+        scores = x
     else:
         x = tl.where(real, x, float("-inf"))
         powers = tl.exp(x - tl.max(x, 1)[:, None])
@@ -92,8 +95,13 @@ def choose_tile(
     given = tl.zeros([x.shape[0], SLOTS], tl.float32)
     total = tl.zeros([x.shape[0], 1], tl.float32)
     for place in range(TOP_K):
-        _, expert = first_of(ranks, column, COLUMNS)
-        score = tl.sum(tl.where(column == expert, scores, 0.0), 1)[:, None]
+        best, expert = first_of(ranks, column, COLUMNS)
+        if NEAR is None:
+            score = tl.sum(tl.where(column == expert, scores, 0.0), 1)[:, None]
+        else:
+            apart = best - x > NEAR * tl.maximum(tl.abs(x), best)
+            score = 1.0 / tl.sum(tl.where(apart, 0.0, tl.exp(ranks - best)), 1)[:, None]
+            score = tl.where(broken, float("nan"), score)
         numbers = tl.where(slot == place, expert, numbers)
         given = tl.where(slot == place, score, given)
         ranks = tl.where(column == expert, float("-inf"), ranks)
@@ -134,6 +142,7 @@ def route_kernel(
     least_sum,
     scale,
     SIGMOID: tl.constexpr,
+    NEAR: tl.constexpr,  # a float, or None
     TOP_K: tl.constexpr,
     RENORMALISE: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -172,7 +181,7 @@ def route_kernel(
     programs = tl.num_programs(0)
     if tl.atomic_add(arrived + tile, 1, sem="acq_rel") == programs - 1:
         choose_tile(chosen, weights, kept, mapping, kept_line, logits, correction, scales, m, rows, live, experts,
-                    eps, least_sum, scale, SIGMOID, TOP_K, RENORMALISE, GROUPS, KEPT, SIZE, TWO, COLUMNS,
+                    eps, least_sum, scale, SIGMOID, NEAR, TOP_K, RENORMALISE, GROUPS, KEPT, SIZE, TWO, COLUMNS,
                     SLOTS)  # fmt: skip
         tl.store(arrived + tile, 0)
 
@@ -228,7 +237,7 @@ def launch_route(
     route_kernel[(triton.cdiv(experts, BLOCK_N), tiles)](
         chosen, weights, ids, logits, arrivals(x.device), x, router, bias, correction, scales, count, mapping, line,
         rows, experts, depth, routing.eps, routing.least_sum, routing.scale, SIGMOID=routing.score == "sigmoid",
-        TOP_K=routing.top_k,
+        NEAR=routing.nearness if routing.score == "near" else None, TOP_K=routing.top_k,
         RENORMALISE=routing.renormalise, GROUPS=routing.num_groups, KEPT=routing.kept_groups,
         SIZE=experts // routing.num_groups, TWO=routing.group_rank == "best two",
         COLUMNS=triton.next_power_of_2(experts), SLOTS=triton.next_power_of_2(routing.top_k),
@@ -263,6 +272,8 @@ def choose_experts(
     logits: Tensor, correction: Tensor | None, routing: Routing, scales: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """logits [T, E] float32 or float64 -> experts [T, top_k] int32, weights [T, top_k] of the logits' dtype."""
+    if routing.score == "near":
+        return near_experts(logits, routing)
     # A row's softmax does not depend on the other rows. torch's float32 sigmoid does: it computes the end of a tensor
     # by other instructions, whose last bit may differ; float64 hides that bit.
     scores = torch.softmax(logits, -1) if routing.score == "softmax" else logits.double().sigmoid().to(logits.dtype)
@@ -280,6 +291,22 @@ def choose_experts(
         weights = weights / (total + routing.eps).clamp(min=routing.least_sum)
     weights = weights * routing.scale
     return chosen.to(torch.int32), weights if scales is None else weights * scales[chosen]
+
+
+def near_experts(logits: Tensor, routing: Routing) -> tuple[Tensor, Tensor]:
+    """The highest logit first; the weight is its share among the logits that are left and near it."""
+    broken = logits.isnan().any(-1, keepdim=True)
+    left = logits.masked_fill(broken, 0.0)
+    numbers, weights = [], []
+    for _ in range(routing.top_k):
+        best = left.amax(-1, keepdim=True)
+        expert = (left == best).int().argmax(-1, keepdim=True)
+        apart = best - logits > routing.nearness * torch.maximum(logits.abs(), best)
+        powers = (left - best).exp().masked_fill(apart, 0.0)
+        numbers.append(expert)
+        weights.append(1.0 / powers.sum(-1, keepdim=True))
+        left = left.scatter(-1, expert, float("-inf"))
+    return torch.cat(numbers, -1).to(torch.int32), torch.cat(weights, -1).masked_fill(broken, float("nan"))
 
 
 def _of_kept_groups(ranks: Tensor, routing: Routing) -> Tensor:

@@ -83,12 +83,13 @@ KERNELS = {
             {**ROUTE, "router": router},
             {"SIGMOID": sigmoid, "TOP_K": 8, "RENORMALISE": True, "GROUPS": groups, "KEPT": kept, "SIZE": 256 // groups,
              "TWO": True, "COLUMNS": 256, "SLOTS": 8, "BLOCK_M": BLOCK_M, "BLOCK_N": BLOCK_N, "BLOCK_K": BLOCK_K,
-             "OVERLAP": True, **rest},
+             "OVERLAP": True, "NEAR": None, **rest},
             {"num_warps": 4, "num_stages": 3},
         )
         for name, sigmoid, groups, kept, router, rest in (
             ("softmax", False, 1, 1, T, dict.fromkeys(("bias", "correction", "scales", "count", "kept", "mapping"))),
             ("groups", True, 8, 4, "*fp32", {}),
+            ("near", False, 1, 1, T, {**dict.fromkeys(("bias", "correction", "scales", "kept")), "NEAR": 0.02}),
         )
     },
     "sort": (
