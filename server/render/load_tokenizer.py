@@ -2,8 +2,8 @@
 
 Owner: any thread; called once while the server loads. In: a folder or a file, and --tokenizer-mode. Out: a Tokenizer.
 The kinds: tokenizer.json (hf_tokenizer.py), Mistral's tekken.json and versioned tokenizer.model
-(mistral_tokenizer.py), tiktoken's merge files (tiktoken_tokenizer.py); the last two need optional libraries, so the
-modules of the kinds are imported when they are chosen.
+(mistral_tokenizer.py), tiktoken's merge files (tiktoken_tokenizer.py), other sentencepiece models (pieces.py). Two of
+them need optional libraries, so the modules of the kinds are imported when they are chosen.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from pathlib import Path
 
 from engine.errors import ConfigError
 from server.render.tokenizer import Tokenizer
+from server.render.tokenizer_config import read_templates
 
 MODES = ("auto", "hf", "mistral")
+PIECES = "tokenizer.model"
 _VERSIONED = re.compile(r"\.model\.v(\d+)(m\d+)?$")  # Mistral's sentencepiece files say what they are in their name
 
 
@@ -31,6 +33,13 @@ def load_tokenizer(path: str | Path, mode: str = "auto") -> Tokenizer:
         from server.render.tiktoken_tokenizer import TiktokenTokenizer
 
         return TiktokenTokenizer.read(source)
+    mistrals = mode == "mistral" or (mode == "auto" and (source.parent / "params.json").is_file())
+    if source.name == PIECES and not mistrals:
+        from server.render.hf_tokenizer import HfTokenizer
+        from server.render.pieces import read_pieces
+
+        core, config = read_pieces(source)
+        return HfTokenizer(core, config, read_templates(source.parent, config))
     from server.render.mistral_tokenizer import MistralTokenizer
 
     return MistralTokenizer.read(source)
@@ -45,13 +54,8 @@ def tokenizer_file(path: Path, mode: str) -> Path:
     whole = [path / "tokenizer.json"] if mode != "mistral" else []
     merges = [*path.glob("tiktoken.model"), *sorted(path.glob("*.tiktoken"))] if mode != "mistral" else []
     mistral = [path / "tekken.json", *_versioned(path)] if mode != "hf" else []
-    pieces = path / "tokenizer.model"
     # Under this name there are three kinds: tiktoken's text, Mistral's first version, and other sentencepiece models.
-    if pieces.is_file() and (is_tiktoken(pieces) if mode != "mistral" else True):
-        merges.append(pieces)
-    elif mode == "auto" and (path / "params.json").is_file():
-        mistral.append(pieces)
-    for candidate in (*whole, *mistral, *merges):
+    for candidate in (*whole, *mistral, *merges, path / PIECES):
         if candidate.is_file():
             return candidate
     if mode == "mistral":
@@ -61,8 +65,8 @@ def tokenizer_file(path: Path, mode: str) -> Path:
         )
     raise ConfigError(
         f"{path}: no tokenizer.json, and no other tokenizer that is read here (tekken.json, tokenizer.model.v3, "
-        "tiktoken.model, *.tiktoken); name a folder that has one with --tokenizer (transformers' "
-        "AutoTokenizer.save_pretrained writes tokenizer.json; a Mistral tokenizer.model needs --tokenizer-mode mistral)"
+        "tiktoken.model, *.tiktoken, tokenizer.model); name a folder that has one with --tokenizer (transformers' "
+        "AutoTokenizer.save_pretrained writes tokenizer.json)"
     )
 
 

@@ -339,10 +339,9 @@ def test_versioned_pieces_are_found_newest_first(tmp_path):
     assert load_tokenizer(tmp_path).chat_format.version == 3
 
 
-def test_pieces_without_a_version_need_to_be_mistrals(tmp_path):
+def test_pieces_without_a_version_are_mistrals_where_the_folder_or_a_flag_says_so(tmp_path):
     (tmp_path / "tokenizer.model").symlink_to(PIECES["v1"])
-    with pytest.raises(ConfigError, match="--tokenizer-mode mistral"):
-        load_tokenizer(tmp_path)
+    assert load_tokenizer(tmp_path).chat_format is None
     assert load_tokenizer(tmp_path, "mistral").chat_format.version == 1
     (tmp_path / "params.json").write_text("{}")
     assert load_tokenizer(tmp_path).chat_format.version == 1
