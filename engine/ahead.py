@@ -1,8 +1,8 @@
 """Tokens that see later ones: which positions of a prompt one step computes together, and the last key that each sees.
 
-Thread: any; pure functions. In some models the tokens of a picture see each other ("items"), in others those of the
-whole prompt, whatever a layer's window ("prompt"). Such positions are a joint. The scheduler cuts no chunk inside a
-joint, so the cache holds the keys of all its tokens when attention reads them.
+Thread: any; pure functions. In some models the tokens of a picture, or of a film's frame, see each other ("items"), in
+others those of the whole prompt, whatever a layer's window ("prompt"). Such positions are a joint. The scheduler cuts
+no chunk inside a joint, so the cache holds the keys of all its tokens when attention reads them.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 
 from engine.request import Request
 
-# Tokens of a prompt that see later ones: none; those of a picture each other; all of the prompt each other, whatever a
-# layer's window.
+# Tokens of a prompt that see later ones: none; those of a picture or frame each other; all of the prompt each other,
+# whatever a layer's window.
 Ahead = Literal["", "items", "prompt"]
 
 
@@ -23,9 +23,9 @@ def joints_of(request: Request, ahead: Ahead) -> np.ndarray | None:
     """int32 [m, 2]: start and end of each joint, ascending; None: there is none."""
     if ahead == "prompt":
         return np.array([[0, len(request.prompt_token_ids)]], np.int32)
-    pictures = [item for item in request.media if item.modality == "image"]
-    if ahead == "items" and pictures:
-        spans = sorted((start, start + length) for item in pictures for start, length in item.spans)
+    shown = [item for item in request.media if item.modality in ("image", "video")]
+    if ahead == "items" and shown:
+        spans = sorted((start, start + length) for item in shown for start, length in item.spans)
         return np.array(spans, np.int32)
     return None
 

@@ -77,7 +77,7 @@ def open_video(encoded: Encoded, alarm: Alarm) -> Opened:
         return processor.plan_film(num_frames, fps, height, width, options, limits)
 
     film = FilmFile(encoded.data, encoded.container, limits, planner, alarm, options)
-    heard = options.use_audio_in_video and "audio" in processor.modalities
+    heard = options.use_audio_in_video and "audio" in processor.modalities and not film.plan.silent
 
     def decode(alarm: Alarm) -> MediaItem:
         sound = film.sound(alarm) if heard else None

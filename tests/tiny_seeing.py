@@ -204,7 +204,7 @@ def llama4() -> Any:
     return tiny._model(Llama4ForConditionalGeneration, config)
 
 
-def gemma4(small: bool = False) -> Any:
+def gemma4(small: bool = False, **outer: Any) -> Any:
     """Gemma4ForConditionalGeneration: as 31B, a picture's tokens see each other in windows; or as E2B, clamped."""
     from transformers import Gemma4Config, Gemma4ForConditionalGeneration
 
@@ -213,16 +213,19 @@ def gemma4(small: bool = False) -> Any:
     large = {"use_bidirectional_attention": "vision", "layer_types": [near, far, near, far], "num_hidden_layers": 4}
     shared = {"num_kv_shared_layers": 2, "layer_types": [near, far, near, far], "num_hidden_layers": 4}
     vision = {**TILE, "head_dim": 20, "num_key_value_heads": 2, "patch_size": 14, "position_embedding_size": 40}
+    marks = {
+        "boi_token_id": tiny.IDS["<|audio_bos|>"],
+        "eoi_token_id": tiny.IDS["<|audio_eos|>"],
+        "image_token_id": MARKS["image_token_id"],
+        "video_token_id": tiny.IDS["<|VIDEO|>"],
+        "audio_token_id": 330,  # which no answer has: transformers reads a drawn mark as padding
+        "eos_token_id": MARKS["eos_token_id"],
+    }
     config = Gemma4Config(
         text_config={**text, **(shared if small else large), "hidden_size_per_layer_input": 10 * small},
         vision_config={**vision, "use_clipped_linears": small, "standardize": not small},
         tie_word_embeddings=False,
-        boi_token_id=tiny.IDS["<|audio_bos|>"],
-        eoi_token_id=tiny.IDS["<|audio_eos|>"],
-        image_token_id=MARKS["image_token_id"],
-        video_token_id=tiny.IDS["<|VIDEO|>"],
-        audio_token_id=330,  # which no answer has: transformers reads a drawn mark as padding
-        eos_token_id=MARKS["eos_token_id"],
+        **{**marks, **outer},
     )
     made = tiny._model(Gemma4ForConditionalGeneration, config)
     for layer in made.model.vision_tower.encoder.layers:  # its scores are not scaled: random ones would be far apart
@@ -389,7 +392,18 @@ PROCESSORS: dict[str, Callable[[Any], tuple[dict[str, Any], dict[str, Any]]]] = 
         {"height": 56, "width": 56}, CLIP_MEAN, CLIP_STD, crop_to_patches=True, min_patches=1, max_patches=4
     ),
     "llama4": lambda _: _square({"height": 56, "width": 56}, HALF, HALF, max_patches=4),
-    "gemma4": lambda _: ({"do_rescale": True, "do_normalize": False, "resample": 3, "max_soft_tokens": 16}, {}),
+    "gemma4": lambda _: (
+        {"do_rescale": True, "do_normalize": False, "resample": 3, "max_soft_tokens": 16},
+        {
+            "do_rescale": True,
+            "do_normalize": True,
+            "image_mean": [0.0] * 3,
+            "image_std": [1.0] * 3,
+            "resample": 3,
+            "max_soft_tokens": 8,
+            "num_frames": 3,
+        },
+    ),
     "gemma3": lambda _: _square({"height": 112, "width": 112}, HALF, HALF, do_pan_and_scan=None, resample=2),
     "idefics3": lambda _: _square({"longest_edge": 168}, HALF, HALF, max_image_size={"longest_edge": 84}, resample=1),
     "smolvlm": lambda _: _square({"longest_edge": 168}, HALF, HALF, max_image_size={"longest_edge": 84}, resample=1),

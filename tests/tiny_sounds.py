@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -41,6 +42,7 @@ class Sounds:
     extractor: dict[str, Any]
     alone: bool = False  # the oracle would hear the silence behind the shorter ones of several sounds
     blocks: int = 15  # of the KV cache: too few for the prompts of tests/models/test_sounds.py at one time
+    around: tuple[int, ...] = ()  # the tokens that the processor writes before and behind a sound
     released: Callable[[Path], None] | None = None  # transformers' layout -> the one in which the family is published
 
     @property
@@ -504,7 +506,33 @@ def processed(kind: Any, extractor: Any, folder: Path, sound: np.ndarray, **opti
     return {key: made[key] for key in ("input_features", "input_features_mask")}, rows
 
 
+def gemma4() -> Any:
+    """As E2B, with pictures and films; a row sees 4, and bounds cut what goes into products."""
+    from tests.tiny_seeing import gemma4
+
+    audio = {
+        "hidden_size": 40, "num_hidden_layers": 2, "num_attention_heads": 4, "subsampling_conv_channels": [MELS, 6],
+        "attention_chunk_size": 4, "attention_context_left": 5, "attention_logit_cap": 3.0, "output_proj_dims": 52,
+    }  # fmt: skip
+    ends = {"boa_token_id": tiny.IDS["<|audio_bos|>"], "eoa_token_index": tiny.IDS["<|audio_eos|>"]}
+    return gemma4(small=True, audio_config=audio, audio_token_id=AUDIO, **ends)
+
+
+def gemma4_features(folder: Path, sound: np.ndarray) -> Features:
+    """As Gemma4Processor.replace_audio_token counts rows."""
+    from transformers import Gemma4AudioFeatureExtractor, Gemma4Processor
+
+    made = Gemma4AudioFeatureExtractor.from_pretrained(folder)([sound], return_tensors="pt")
+    theirs = SimpleNamespace(boa_token="", audio_token="A", eoa_token="")
+    return dict(made), len(Gemma4Processor.replace_audio_token(theirs, made, 0))
+
+
 FUN_AUDIO = {"chunk_length": 5, "n_samples": 5 * 16000, "nb_max_frames": 500}
+GEMMA4 = {
+    "feature_extractor_type": "Gemma4AudioFeatureExtractor", "max_soft_tokens": 16, "num_frames": 3, "mel_floor": 1e-3,
+    "preemphasis": 0.5, "input_scale_factor": 2.0, "fft_overdrive": True, "per_bin_mean": [0.5] * MELS,
+    "per_bin_stddev": [1.5] * MELS,
+}  # fmt: skip
 GRANITE_SPEECH = {"feature_extractor_type": "GraniteSpeechFeatureExtractor", "melspec_kwargs": {"n_mels": MELS}}
 SOUNDS = (
     Sounds("voxtral", voxtral, voxtral_features, {}),
@@ -513,10 +541,25 @@ SOUNDS = (
     Sounds("qwen3-asr", qwen3_asr, qwen3_asr_features, {"feature_extractor_type": "Qwen3ASRFeatureExtractor"}),
     Sounds("granite-speech", granite_speech, granite_speech_features, GRANITE_SPEECH, alone=True),
     Sounds(
-        "granite-speech-3.3", granite_speech, granite_speech_features, GRANITE_SPEECH, True, 15, granite_speech_released
+        "granite-speech-3.3",
+        granite_speech,
+        granite_speech_features,
+        GRANITE_SPEECH,
+        True,
+        15,
+        (),
+        granite_speech_released,
     ),
     Sounds("phi4mm", phi4mm, phi4mm_features, {}, alone=True, released=phi4mm_released),
-    Sounds("ultravox", ultravox, ultravox_features, {}, True, 12, ultravox_released),
-    Sounds("fun-audio", fun_audio, fun_audio_features, FUN_AUDIO, True, 11, fun_audio_released),
+    Sounds("ultravox", ultravox, ultravox_features, {}, True, 12, (), ultravox_released),
+    Sounds("fun-audio", fun_audio, fun_audio_features, FUN_AUDIO, True, 11, (), fun_audio_released),
+    Sounds(
+        "gemma4-audio",
+        gemma4,
+        gemma4_features,
+        GEMMA4,
+        blocks=30,
+        around=(tiny.IDS["<|audio_bos|>"], tiny.IDS["<|audio_eos|>"]),
+    ),
     Sounds("qwen3-omni", qwen3_omni, qwen3_omni_features, PICTURES),
 )

@@ -1,16 +1,16 @@
-"""The vision tower of Gemma 4: patches of a picture -> rows for the decoder.
+"""The vision tower of Gemma 4: patches of a picture, or of a film's frames -> rows for the decoder.
 
-Thread: device. In: patches row by row and their grid. Out: a row for each square of pool x pool patches. A patch has a
-learned position for its column and another one for its row, and its heads turn by both; all patches of a picture see
-each other. Queries, keys and values are normalised, and scores are not scaled. In the small models what goes into a
-product and what comes out is clamped to bounds of the checkpoint. Behind the layers a square's patches are averaged.
-Pictures of several requests run together. It runs eagerly.
+Thread: device. In: patches row by row, frame behind frame, and the grid of each. Out: a row for each square of
+pool x pool patches. A patch has a learned position for its column and another one for its row, and its heads turn by
+both; all patches of a picture or frame see each other. Queries, keys and values are normalised, and scores are not
+scaled. In the small models what goes into a product and what comes out is clamped to bounds of the checkpoint. Behind
+the layers a square's patches are averaged. Pictures of several requests run together. It runs eagerly.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -41,7 +41,7 @@ Turns = tuple[Tensor, Tensor]  # cos, sin [patches, head_dim / 2]
 class Gemma4VisionConfig:
     """The tower's numbers."""
 
-    modalities: ClassVar[tuple[Modality, ...]] = ("image",)
+    modalities: ClassVar[tuple[Modality, ...]] = ("image", "video")
     row_parts: ClassVar[int] = 1
 
     num_layers: int
@@ -96,6 +96,18 @@ def read_vision(section: Section) -> Gemma4VisionConfig:
     )
 
 
+def bounded(layer: str, target: str, products: Mapping[str, str]) -> tuple[Row, ...]:
+    """Weight rows of products between bounds; `products`: part -> module."""
+    return tuple(
+        row
+        for part, module in products.items()
+        for row in (
+            Row((f"{layer}{module}.linear",), f"{target}{part}.linear"),
+            Row((layer + module,), f"{target}{part}.bounds"),
+        )
+    )
+
+
 LAYER, TARGET = "vision_tower.encoder.layers.*.", "vision.layers.*."
 PRODUCTS = {  # part -> module
     **{f"{name}": f"self_attn.{name}_proj" for name in ("q", "k", "v", "o")},
@@ -105,8 +117,7 @@ ROWS = (
     Row(("vision_tower.patch_embedder.input_proj",), "vision.patch_embed"),
     Row(("vision_tower.patch_embedder",), "vision.positions"),
     Row(("vision_tower",), "vision.standard"),
-    *(Row((f"{LAYER}{module}.linear",), f"{TARGET}{part}.linear") for part, module in PRODUCTS.items()),
-    *(Row((LAYER + module,), f"{TARGET}{part}.bounds") for part, module in PRODUCTS.items()),
+    *bounded(LAYER, TARGET, PRODUCTS),
     Row((LAYER + "self_attn.q_norm",), TARGET + "q_norm"),
     Row((LAYER + "self_attn.k_norm",), TARGET + "k_norm"),
     Row((LAYER + "input_layernorm",), TARGET + "norm1"),
@@ -143,10 +154,10 @@ class Numbers:
 class Clipped:
     """x W^T, between bounds where the checkpoint has some."""
 
-    def __init__(self, config: Gemma4VisionConfig, in_features: int, out_features: int) -> None:
+    def __init__(self, clipped: bool, in_features: int, out_features: int) -> None:
         self.linear = Linear(in_features, out_features)
         kinds = ("input_min", "input_max", "output_min", "output_max")
-        self.bounds = Numbers(kinds) if config.clipped else None
+        self.bounds = Numbers(kinds) if clipped else None
 
     def __call__(self, x: Tensor) -> Tensor:
         if self.bounds is None:
@@ -179,14 +190,14 @@ class Gemma4VisionLayer:
         self.head_dim, self.eps, self.ones = head_dim, config.eps, ones
         self.activation = BY_NAME[config.activation]
         self.q, self.k, self.v = (
-            Clipped(config, size, heads * head_dim) for heads in (config.num_heads, *(config.num_kv_heads,) * 2)
+            Clipped(config.clipped, size, heads * head_dim) for heads in (config.num_heads, *(config.num_kv_heads,) * 2)
         )
         for product in (self.q, self.k):
             product.linear.arrange = lambda _, rows: by_pairs(rows, head_dim)
         self.q_norm, self.k_norm = TurnedNorm(head_dim, config.eps), TurnedNorm(head_dim, config.eps)
-        self.o = Clipped(config, config.num_heads * head_dim, size)
-        self.gate, self.up = Clipped(config, size, wide), Clipped(config, size, wide)
-        self.down = Clipped(config, wide, size)
+        self.o = Clipped(config.clipped, config.num_heads * head_dim, size)
+        self.gate, self.up = Clipped(config.clipped, size, wide), Clipped(config.clipped, size, wide)
+        self.down = Clipped(config.clipped, wide, size)
         self.norm1, self.norm1_behind, self.norm2, self.norm2_behind = (RMSNorm(size, config.eps) for _ in range(4))
 
     def __call__(self, x: Tensor, bounds: Tensor, turns: Turns) -> None:
@@ -218,30 +229,34 @@ class Gemma4VisionTower(PatchTower):
         self._turns: Recent[Grid, Turns] = Recent(MAX_TABLE_ROWS)
 
     def encode_together(self, items: Sequence[Features]) -> list[Tensor]:
-        """Each with `pixel_values` [patches, numbers] from 0 to 1, channel by channel, and the `grid` [2]."""
-        grids = [self._grid(features) for features in items]
+        """Each with `pixel_values` [patches, numbers] from 0 to 1, channel by channel, and a frame's `grid` [2]."""
+        grids = [grid for features in items for grid in self._grids(features)]
         patches = joined([features["pixel_values"].to(self.device) for features in items])
         side, unit = self.config.patch_size, self.config.pool**2
         pixels = patches.view(-1, 3, side, side).permute(0, 2, 3, 1).reshape(len(patches), -1)
         rows = self((pixels - 0.5).mul_(2.0).to(self.dtype), grids)
-        return apart(rows, [height * width // unit for height, width in grids])
+        return apart(rows, [len(features["pixel_values"]) // unit for features in items])
 
-    def _grid(self, features: Features) -> Grid:
+    def _grids(self, features: Features) -> list[Grid]:
+        """Of each frame; a picture has one."""
         patches, (height, width) = features["pixel_values"], features["grid"].reshape(-1).tolist()
         numbers, pool, most = self.patch_embed.in_features, self.config.pool, self.config.num_positions
         fits = min(height, width) > 0 and max(height, width) <= most and not (height % pool or width % pool)
-        if not fits or tuple(patches.shape) != (height * width, numbers):
+        if not fits or patches.shape[1:] != (numbers,) or not len(patches) or len(patches) % (height * width):
             raise RequestError(
                 f"pixel_values {list(patches.shape)} do not fit the grid {height} x {width}: a patch of {numbers} "
                 f"numbers for each place is needed, with sides of multiples of {pool} up to {most}"
             )
-        return height, width
+        return [(height, width)] * (len(patches) // (height * width))
 
     def example(self, modality: Modality, rows: int) -> Features:
-        """A blank picture, about as high as wide."""
-        pool, height = self.config.pool, math.isqrt(rows)
-        grid = height * pool, rows // height * pool
-        patches = torch.zeros(grid[0] * grid[1], self.patch_embed.in_features, device=self.device)
+        """A blank picture, about as high as wide; where positions end before, frames of a film."""
+        pool, most = self.config.pool, self.config.num_positions // self.config.pool
+        height = min(math.isqrt(rows), most)
+        width = min(rows // height, most)
+        grid = height * pool, width * pool
+        frames = rows // (height * width)
+        patches = torch.zeros(frames * grid[0] * grid[1], self.patch_embed.in_features, device=self.device)
         return {"pixel_values": patches, "grid": torch.tensor(grid)}
 
     def __call__(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:

@@ -55,8 +55,8 @@ class Family:
         """The towers that this checkpoint has, but for those that would encode only what no prompt will hold."""
         towers: dict[str, TowerConfig] = {}
         for name, read in self.towers.items():
-            key = f"{name}_config" if f"{name}_config" in outer.values else name
-            if key in outer.values or self.lead is not None:
+            key = f"{name}_config" if outer.values.get(f"{name}_config") is not None else name
+            if outer.values.get(key) is not None or self.lead is not None:
                 tower = read(outer.section(key) if self.lead is None else outer)
                 if tower.row_width != text.hidden_size:
                     raise ConfigError(

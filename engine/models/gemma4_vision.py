@@ -1,7 +1,7 @@
-"""Gemma 4 that sees: a tower of its own (engine/encoders/gemma4) before Gemma 4's decoder.
+"""Gemma 4 that sees and hears: towers of its own (engine/encoders/gemma4, gemma4_audio) before Gemma 4's decoder.
 
-In the large models the tokens of a picture see each other where a layer has a window, and only there. Sounds are not
-served: their tower is left out.
+In the large models the tokens of a picture, and of a film's frame, see each other where a layer has a window, and only
+there. The small models hear.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import torch
 from engine.ahead import Ahead
 from engine.checkpoint.section import Section
 from engine.encoders.gemma4 import ROWS, Gemma4VisionConfig, Gemma4VisionTower, read_vision
+from engine.encoders.gemma4_audio import ROWS as AUDIO_ROWS
+from engine.encoders.gemma4_audio import Gemma4AudioConfig, Gemma4AudioTower, read_audio
 from engine.encoders.tower import by_modality
 from engine.model_config import ModelConfig, TextConfig
 from engine.models.both_ways import AHEAD
@@ -22,19 +24,19 @@ from engine.models.gemma4 import Gemma4
 from engine.models.gemma4_text import text as decoder
 
 MARKS = {"image": 258_880, "video": 258_884, "audio": 258_881}  # tokens of media, of a file that does not say
-SOUND = ("audio_tower.*", "embed_audio.*")
 
 
 class SeeingGemma4(Gemma4):
-    """Text and pictures in; text out."""
+    """Text, pictures, films and sounds in; text out."""
 
-    WEIGHTS = replace(Gemma4.WEIGHTS, rows=(*Gemma4.WEIGHTS.rows, *ROWS), ignore=(*Gemma4.WEIGHTS.ignore, *SOUND))
+    WEIGHTS = replace(Gemma4.WEIGHTS, rows=(*Gemma4.WEIGHTS.rows, *ROWS, *AUDIO_ROWS))
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, device: str) -> None:
         super().__init__(config, dtype, device)
-        vision = config.towers.get("vision")
+        vision, audio = config.towers.get("vision"), config.towers.get("audio")
         self.vision = Gemma4VisionTower(vision, dtype, device) if isinstance(vision, Gemma4VisionConfig) else None
-        self.towers = by_modality(self.vision)
+        self.audio = Gemma4AudioTower(audio, dtype, device) if isinstance(audio, Gemma4AudioConfig) else None
+        self.towers = by_modality(self.vision, self.audio)
         if self.beside_embed is not None:
             self.beside_embed.pad = config.raw["text_config"].get("pad_token_id") or 0
             self.beside_embed.marks = [config.raw.get(f"{kind}_token_id") or MARKS[kind] for kind in MARKS]
@@ -51,12 +53,18 @@ def ahead(outer: Section) -> Ahead:
     return "items" if outer.section("text_config").values.get(AHEAD) == "vision" else ""
 
 
+def media_token_ids(outer: Section) -> dict[str, int]:
+    """What templates write where an item stands."""
+    return {kind: outer.integer(f"{kind}_token_id", mark) for kind, mark in MARKS.items()}
+
+
 FAMILY = Family(
-    name="Gemma 4 with pictures",
+    name="Gemma 4 with towers",
     model=SeeingGemma4,
     text=text,
-    towers={"vision": read_vision},
+    towers={"vision": read_vision, "audio": read_audio},
     processor="gemma4:Gemma4",
     keys=KEYS,
     ahead=ahead,
+    media_token_ids=media_token_ids,
 )

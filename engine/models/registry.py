@@ -221,7 +221,8 @@ def load_model_config(
         raw=root.values,
         lead=lead,
         ahead=family.ahead_of(outer, bool(towers)),
-        left_out=text_only or any(f"{name}_config" in outer.values and name not in towers for name in family.towers),
+        left_out=text_only
+        or any(outer.values.get(f"{name}_config") is not None and name not in towers for name in family.towers),
         pooling=pooling,
     )
 

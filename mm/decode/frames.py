@@ -49,6 +49,7 @@ class FilmPlan:
     scale: Scale  # of each kept frame
     seconds_per_frame: float
     seconds: np.ndarray | None = None  # float64 [frames]: when each is shown, for families that say it in words
+    silent: bool = False  # the film's sound track is not read
 
     @property
     def pixels(self) -> int:

@@ -1,4 +1,4 @@
-"""Films of the families whose towers read tiles: each kept frame is scaled to one tile, whatever its shape.
+"""Films of the families whose towers read each frame apart; most scale a frame to one tile, whatever its shape.
 
 Pool (`process`) and loop (`fill`). In: a film. Out: its frames' patches, frame behind frame; a family says which tokens
 and rows they become. Frames are spread evenly over the film, as many as the checkpoint's files or the request say.
@@ -59,11 +59,16 @@ class Films(Pictures):
     ) -> FilmPlan:
         if self.film_id is None:
             raise unsupported("this model does not read films")
+        scale = self.frame_scale(height, width, options)
         total = min(limits.video_max_total_pixels, limits.request_decoded_bytes // (2 * BYTES_PER_PIXEL))
-        most = min(limits.video_max_frames, num_frames, max(1, total // self.side**2))
+        most = min(limits.video_max_frames, num_frames, max(1, total // scale.pixels))
         count = max(1, min(self._wanted(num_frames, fps, options), most))
-        scale = Scale(self.side, self.side, self.film_patching.resample)
-        return FilmPlan(self.frames(num_frames, count), scale, num_frames / fps / count)
+        indices = self.frames(num_frames, count)
+        return FilmPlan(indices, scale, num_frames / fps / count, indices / fps)
+
+    def frame_scale(self, height: int, width: int, options: MediaOptions) -> Scale:
+        """The size of each kept frame."""
+        return Scale(self.side, self.side, self.film_patching.resample)
 
     def _wanted(self, num_frames: int, fps: float, options: MediaOptions) -> int:
         if options.num_frames is not None:

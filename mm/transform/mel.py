@@ -58,6 +58,16 @@ def mel_energies(frames: np.ndarray, window: np.ndarray, filters: np.ndarray, n_
     return mels
 
 
+def mel_magnitudes(frames: np.ndarray, window: np.ndarray, filters: np.ndarray, n_fft: int) -> np.ndarray:
+    """As mel_energies, of magnitudes instead of their squares."""
+    mels = np.empty((len(filters), len(frames)), dtype=np.float64)
+    for start in range(0, len(frames), _PIECE):
+        mels[:, start : start + _PIECE] = (
+            filters @ np.abs(np.fft.rfft(frames[start : start + _PIECE] * window, n_fft)).T
+        )
+    return mels
+
+
 def scaled_log(mels: np.ndarray) -> np.ndarray:
     """Energies -> their log10, clamped to eight decades below the loudest and scaled; in place."""
     np.log10(np.maximum(mels, _FLOOR, out=mels), out=mels)
@@ -118,10 +128,10 @@ def _hertz(mels: np.ndarray) -> np.ndarray:
 
 
 @functools.cache
-def htk_filters(num_mels: int, sample_rate: int, n_fft: int) -> np.ndarray:
-    """Triangles on HTK's mel scale, each of height 1; float64 [mels, bins]."""
+def htk_filters(num_mels: int, sample_rate: int, n_fft: int, low: float = 0.0, high: float = 0.0) -> np.ndarray:
+    """Triangles on HTK's mel scale, each of height 1, up to `high` hertz or half the rate; float64 [mels, bins]."""
     bins = np.linspace(0, sample_rate / 2, n_fft // 2 + 1)
-    edges = 700.0 * (10.0 ** (np.linspace(0.0, htk_mel(sample_rate / 2), num_mels + 2) / 2595.0) - 1.0)
+    edges = 700.0 * (10.0 ** (np.linspace(htk_mel(low), htk_mel(high or sample_rate / 2), num_mels + 2) / 2595.0) - 1.0)
     lower, centre, upper = edges[:-2, None], edges[1:-1, None], edges[2:, None]
     return np.maximum(np.minimum((bins - lower) / (centre - lower), (upper - bins) / (upper - centre)), 0.0)
 

@@ -3,7 +3,8 @@
 Owner: pool, pure functions. In: a rendered Prompt, and each item's lead (mm/item: Processed). Out: the Prompt with the
 leads, its slots and rows moved; its text stays as the template wrote it. A lead is tokenized with the text before it,
 back to the nearest token over which no text runs: a special token, another item, a client's rows. What the family
-always writes around a placeholder stays next to the placeholder (server/render/media: ALWAYS_AROUND).
+always writes around a placeholder stays next to the placeholder (server/render/media: ALWAYS_AROUND). In a prompt of
+token ids nothing is known of the text, and the lead's own tokens stand in front of the placeholder.
 
     <start_of_turn> user Look NL <start_of_image>  ->  ... user Look Here is the original image NL <start_of_image>
 """
@@ -22,18 +23,16 @@ from server.render.tokenizer import Tokenizer
 
 
 def with_leads(prompt: Prompt, leads: Sequence[str], tokenizer: Tokenizer) -> Prompt:
-    """Prompts of token ids stay as the client wrote them."""
-    if prompt.text is None:
-        return prompt
-    ids = prompt.token_ids
+    """`leads`: of each slot, "" for none."""
+    ids, of_text = prompt.token_ids, prompt.text is not None
     ends = [0, *(slot + 1 for slot in prompt.slots), *(item.start + len(item.rows.numbers) for item in prompt.rows)]
     pieces: list[np.ndarray] = []
     done, wider = 0, []  # `wider`: tokens that each slot's lead adds
     for slot, lead in zip(prompt.slots, leads):
         start, least = slot, max(end for end in ends if end <= slot)
-        while lead and start > least and not tokenizer.is_special(int(ids[start - 1])):
+        while lead and of_text and start > least and not tokenizer.is_special(int(ids[start - 1])):
             start -= 1
-        beside = ALWAYS_AROUND.get(tokenizer.token_of(int(ids[slot])) or "", ("",))[0]
+        beside = ALWAYS_AROUND.get(tokenizer.token_of(int(ids[slot])) or "", ("",))[0] if of_text else ""
         written = led(ids[start:slot], lead, beside, tokenizer) if lead else ids[slot:slot]
         pieces += (ids[done:start], written)
         wider.append(len(written) - (slot - start))

@@ -14,6 +14,7 @@ from tests.models.seeing import spliced
 
 TOKENS = 12
 FILMS = ("qwen2_vl", "qwen3_vl", "glm4v", "internvl", "llava_onevision")
+FRAMES = ("gemma4-vision", "gemma4-small-vision")  # films that fit the short ones' caches
 AHEAD = (
     "gemma3-vision",
     "gemma4-vision",
@@ -25,7 +26,8 @@ FAMILIES = (*FILMS, "llava", "mistral3", "idefics3", "hunyuan_vl", *SHORT)
 
 
 def mixes(name: str) -> tuple[str, ...]:
-    return ("picture", "large picture", "picture, film, picture" if name in FILMS else "two pictures")
+    last = {**dict.fromkeys(FILMS, "picture, film, picture"), **dict.fromkeys(FRAMES, "film")}.get(name, "two pictures")
+    return ("picture", "large picture", last)
 
 
 def request(name: str, prompt: str, **rules) -> Request:

@@ -12,6 +12,8 @@ import pytest
 from mm.errors import MediaError
 from mm.item import MediaItem, MediaOptions
 from mm.limits import MediaLimits
+from mm.processors.gemma4 import Gemma4
+from mm.processors.gemma4_sound import Front
 from mm.processors.internvl import InternVL
 from mm.processors.onevision import OneVision
 from tests.mm import made
@@ -117,6 +119,72 @@ def test_pixels_are_scaled_and_centred_as_the_film_file_says(tmp_path, make) -> 
     patches = item.parts[0].features["pixel_values"].reshape(2, 4, 4, 3, 14, 14)
     pixels = patches.transpose(0, 1, 4, 2, 5, 3).reshape(2, 56, 56, 3)
     assert np.abs(pixels - (frames / 255 - 0.5) / 0.25).max() < 1e-5
+
+
+def gemma4(folder, **config) -> Gemma4:
+    (folder / "preprocessor_config.json").write_text(json.dumps({"max_soft_tokens": 280}))
+    (folder / "video_preprocessor_config.json").write_text(json.dumps({"max_soft_tokens": 70, "num_frames": 5}))
+    marks = {"image_token_id": IMAGE, "video_token_id": FILM, "boi_token_id": 7, "eoi_token_id": 8}
+    vision = {"model_type": "gemma4_vision", "patch_size": 16}
+    return Gemma4(folder, {"vision_config": vision, **marks, **config}, encode=encode)
+
+
+@pytest.mark.parametrize(("height", "width"), [(70, 90), (600, 33)])
+def test_a_film_of_gemma4_has_the_patches_and_tokens_of_the_reference(tmp_path, height, width) -> None:
+    """Frame by frame, each behind its minute and second; the first one's stands in front of the slot."""
+    from transformers import Gemma4Processor
+    from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
+
+    ours = gemma4(tmp_path)
+    plan = ours.plan_film(700, 10.0, height, width, PLAIN, LIMITS)
+    kept = [made.noise(height, width, int(index)) for index in plan.indices]
+    frames = np.stack([plan.scale.array(frame) for frame in kept])
+    item = ours.process(MediaItem("video", frames, plan.seconds_per_frame, plan.seconds), bytes(16), PLAIN)
+    reference = Gemma4ImageProcessorPil(max_soft_tokens=70)  # frames are scaled and cut as pictures are
+    want = reference(images=kept, return_tensors="np", input_data_format="channels_last")
+    features, count = item.parts[0].features, int(item.parts[0].features["grid"].prod())
+    patches = features["pixel_values"].reshape(5, count, 3, 16, 16).transpose(0, 1, 3, 4, 2).reshape(5, count, -1)
+    assert np.abs(patches - want["pixel_values"][:, :count]).max() < 1e-5
+    assert want["num_soft_tokens_per_image"].tolist() == [count // 9] * 5
+    metadata = SimpleNamespace(fps=10.0, timestamps=[index / 10.0 for index in plan.indices])
+    theirs = SimpleNamespace(boi_token=chr(7), eoi_token=chr(8), video_token=chr(FILM))
+    inputs = {"num_soft_tokens_per_video": [count // 9], "video_metadata": [metadata]}
+    text = Gemma4Processor.replace_video_token(theirs, inputs, 0)
+    assert text.startswith("00:00 ")
+    assert " 00:56 " in text
+    filling = ours.fill(item)
+    assert item.lead + "".join(map(chr, filling.token_ids)) == text
+    assert [length for _, length in filling.runs[0]] == [count // 9] * 5
+    assert all((filling.token_ids[start : start + length] == FILM).all() for start, length in filling.runs[0])
+
+
+def test_a_film_of_gemma4_has_fewer_pixels_or_frames_where_asked(tmp_path) -> None:
+    ours = gemma4(tmp_path)
+    plans = [
+        ours.plan_film(700, 10.0, 90, 90, MediaOptions(**asked), LIMITS)
+        for asked in ({}, {"max_pixels": 48 * 48 * 4}, {"num_frames": 2}, {"fps": 0.1})
+    ]
+    assert [len(plan.indices) for plan in plans] == [5, 5, 2, 7]
+    assert [plan.scale.height for plan in plans] == [384, 96, 384, 384]
+    told = {ours.settings("video", MediaOptions(**asked)) for asked in ({}, {"max_pixels": 9}, {"fps": 0.1})}
+    assert len(told) == 3
+    assert all(plan.silent for plan in plans)
+
+
+def test_gemma4_hears_where_it_has_a_tower_for_sounds(tmp_path) -> None:
+    assert gemma4(tmp_path).modalities == gemma4(tmp_path, audio_config=None).modalities == {"image", "video"}
+    ours = gemma4(tmp_path, audio_config={}, audio_token_id=11, boa_token_id=12, eoa_token_index=13)
+    assert ours.modalities == {"image", "video", "audio"}
+    assert (ours.placeholder("audio"), ours.media_token_ids) == (11, {IMAGE, FILM, 11})
+    item = ours.process(MediaItem("audio", np.zeros(16000, np.float32)), bytes(16), PLAIN)
+    assert ours.fill(item).token_ids.tolist() == [12, *[11] * 25, 13]
+    longer = np.zeros(480_001, np.float32)
+    with pytest.raises(MediaError, match="the sound is longer than the 30 seconds that this model hears at a time"):
+        ours.process(MediaItem("audio", longer), bytes(16), PLAIN)
+    assert ours.process(MediaItem("audio", longer[1:]), bytes(16), PLAIN).parts[0].num_tokens == 750
+    assert ours.process(MediaItem("audio", longer[:5]), bytes(16), PLAIN).parts[0].num_tokens == 1
+    with pytest.raises(ValueError, match="noise is not added to sounds; set it to 0"):
+        Front.of({"dither": 0.1})
 
 
 def test_without_a_token_for_films_none_are_read(tmp_path) -> None:

@@ -69,7 +69,8 @@ def wanted(family: Sounds, prompt: tuple[int, ...]) -> list[int]:
     """Greedy tokens of transformers, its own features and numbers of rows included."""
     given = [theirs(family, count) for count in prompt]
     rows = [number for _, number in given]
-    ids = torch.tensor([[token for number in rows for token in (*BEFORE, *[AUDIO] * number, *BEHIND)]])
+    before, behind = (*BEFORE, *family.around[:1]), (*family.around[1:], *BEHIND)
+    ids = torch.tensor([[token for number in rows for token in (*before, *[AUDIO] * number, *behind)]])
     with torch.inference_mode():
         if family.alone:
             inputs = {"inputs_embeds": embedded(family, ids, [features for features, _ in given])}
@@ -91,11 +92,16 @@ def embedded(family: Sounds, ids: torch.Tensor, features: list[dict[str, torch.T
 
 def joined(features: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """Arguments of several sounds, padded at the end to the longest."""
-    longest = max(item["input_features"].shape[-1] for item in features)
-    return {
-        key: torch.cat([torch.nn.functional.pad(item[key], (0, longest - item[key].shape[-1])) for item in features])
-        for key in features[0]
-    }
+
+    def padded(key: str) -> list[torch.Tensor]:
+        sizes = [max(item[key].shape[axis] for item in features) for axis in range(1, features[0][key].dim())]
+        filled = []
+        for item in features:
+            behind = [(0, size - own) for size, own in zip(sizes, item[key].shape[1:])]
+            filled.append(torch.nn.functional.pad(item[key], [edge for pair in behind[::-1] for edge in pair]))
+        return filled
+
+    return {key: torch.cat(padded(key)) for key in features[0]}
 
 
 @each_family
@@ -107,6 +113,8 @@ def test_features_and_rows_are_the_published_processors(family):
         mine, wanted = part.features["input_features"], features["input_features"].numpy()
         if mine.ndim == 2:  # frames of the sound alone
             mine, wanted = mine[None], wanted.reshape(1, *wanted.shape[-2:])[..., : mine.shape[1]]
+        if family.name == "gemma4-audio":  # frames, and behind them zeros of a mask
+            wanted = wanted[:, features["input_features_mask"][0].numpy()]
         if family.name == "ultravox":  # windows, the last one filled up
             mine = np.moveaxis(mine, 0, 1).reshape(1, mine.shape[1], -1)[..., : wanted.shape[2]]
         assert mine.shape == wanted.shape, count
@@ -220,6 +228,8 @@ def test_a_granite_speech_that_contradicts_itself_is_refused(overrides, said):
     ("name", "overrides", "said"),
     [
         ("fun-audio", {"audio_config": {"continuous_features_mode": "replace"}}, "supported with 'add'"),
+        ("gemma4-audio", {"audio_config": {"attention_context_right": 1}}, "attention_context_right=1; supported are"),
+        ("gemma4-audio", {"audio_config": {"subsampling_conv_channels": [30, 4]}}, "the first a multiple of 4"),
         ("fun-audio", {"audio_config": {"pad_token_id": 13}}, "pad_token_id=13 must be an integer from 0 to 12"),
         ("ultravox", {"projector_act": "gelu"}, "projector_act='gelu'; Ultravox is supported with 'swiglu'"),
         ("ultravox", {"text_config": {"model_type": "qwen3"}}, "model_type='qwen3'; Ultravox is supported with"),

@@ -18,7 +18,7 @@ SEEING = (
     "idefics3", "llava_next", "llava_onevision", "glm4v", "gemma4-vision", "gemma4-small-vision", "llama4-vision",
 )  # fmt: skip
 
-HEARING = ("voxtral", "glm-asr", "audio-flamingo", "qwen3-asr", "ultravox", "fun-audio")
+HEARING = ("voxtral", "glm-asr", "audio-flamingo", "qwen3-asr", "ultravox", "fun-audio", "gemma4-audio")
 
 
 def together(tower: SharedTower, given: list[dict[str, torch.Tensor]]) -> None:

@@ -35,7 +35,7 @@ NAMES = (
     "llava_onevision",
 )
 PROMPTS = ("text", "picture", "large picture", "two pictures")
-FILMS = ("internvl", "llava_onevision")
+FILMS = ("internvl", "llava_onevision", "gemma4-vision", "gemma4-small-vision")
 
 
 def pixels_of(features, patch):
@@ -54,7 +54,7 @@ def oracle_inputs(name, prompt):
         films = [pixels_of(item.parts[0].features, 14) for item in processed]
         return {**inputs, "pixel_values_videos": torch.tensor(np.stack(films))}
     if name.startswith("gemma4"):
-        return {**inputs, **gemma4_inputs(ids, [item.parts[0].features for item in processed])}
+        return {**inputs, **gemma4_inputs(ids, [item.parts[0] for item in processed])}
     pictures = [pixels_of(item.parts[0].features, 14) for item in processed]
     if pictures:
         height, width = (max(picture.shape[side] for picture in pictures) for side in (2, 3))
@@ -80,18 +80,31 @@ def oracle_inputs(name, prompt):
     return inputs
 
 
-def gemma4_inputs(ids, features):
-    """Patches with their colours innermost, (column, row) of each, and padding behind them."""
-    inputs = {"mm_token_type_ids": (ids == tiny.IDS["<|IMAGE|>"]).long()}
-    if not features:
-        return inputs
-    pixels, places = np.zeros((len(features), 16 * 9, 588), np.float32), np.full((len(features), 16 * 9, 2), -1)
-    for number, picture in enumerate(features):
-        count, (height, width) = len(picture["pixel_values"]), picture["grid"]
-        patches = picture["pixel_values"].reshape(count, 3, 14, 14).transpose(0, 2, 3, 1)
-        pixels[number, :count] = patches.reshape(count, -1)
-        places[number, :count] = np.stack([np.tile(np.arange(width), height), np.repeat(np.arange(height), width)], 1)
-    return {**inputs, "pixel_values": torch.tensor(pixels), "image_position_ids": torch.tensor(places)}
+def gemma4_inputs(ids, parts):
+    """Patches with their colours innermost, (column, row) of each, and padding behind them; frame by frame."""
+    marks = {"image": tiny.IDS["<|IMAGE|>"], "video": tiny.IDS["<|VIDEO|>"]}
+    inputs = {"mm_token_type_ids": (ids == marks["image"]).long() + 2 * (ids == marks["video"]).long()}
+    for kind in {part.modality for part in parts}:
+        shown = [(part, number) for part in parts if part.modality == kind for number in range(frames_of(part))]
+        pixels, places = np.zeros((len(shown), 16 * 9, 588), np.float32), np.full((len(shown), 16 * 9, 2), -1)
+        for line, (part, number) in enumerate(shown):
+            height, width = part.features["grid"]
+            count = height * width
+            frame = part.features["pixel_values"][number * count : (number + 1) * count]
+            patches = frame.reshape(count, 3, 14, 14).transpose(0, 2, 3, 1)
+            pixels[line, :count] = patches.reshape(count, -1)
+            places[line, :count] = np.stack([np.tile(np.arange(width), height), np.repeat(np.arange(height), width)], 1)
+        names = (
+            ("pixel_values", "image_position_ids") if kind == "image" else ("pixel_values_videos", "video_position_ids")
+        )
+        inputs |= dict(zip(names, (torch.tensor(pixels), torch.tensor(places))))
+        if kind == "video":
+            inputs["num_frames_per_video"] = torch.tensor([frames_of(part) for part in parts if part.modality == kind])
+    return inputs
+
+
+def frames_of(part):
+    return len(part.features["pixel_values"]) // int(part.features["grid"].prod())
 
 
 @pytest.mark.parametrize("chunk", [0, 7])

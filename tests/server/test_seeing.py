@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+
+import numpy as np
 import pytest
 
 from tests import tiny
-from tests.mm.made import data_url, film, noise, picture, ramp
+from tests.mm.made import data_url, film, noise, picture, ramp, sound
 from tests.server.conftest import config_of, maker, ready
+from tests.tiny_sounds import SOUNDS
 
 pytest.importorskip("av")
 PICTURE = {"type": "image_url", "image_url": {"url": data_url(picture(noise(60, 90, 1), "PNG"), "image/png")}}
@@ -14,6 +18,7 @@ OTHER = {"type": "image_url", "image_url": {"url": data_url(picture(noise(60, 90
 BROKEN = {"type": "image_url", "image_url": {"url": data_url(picture(noise(60, 90, 1), "PNG")[:99], "image/png")}}
 FILM = {"type": "video_url", "video_url": {"url": data_url(film(ramp(20)), "video/mp4")}}
 WORDS = {"type": "text", "text": "What is it?"}
+GREEDY = {"max_tokens": 6, "temperature": 0}
 WIDTHS = {
     "qwen2_vl": 2 * 3,
     "qwen3_vl": 2 * 3,
@@ -76,6 +81,33 @@ async def test_crops_of_gemma_stand_in_the_prompt_with_the_words_of_its_processo
         crops = f"\n\n and here are some crops to help you see better \n\n{shown}\n\n \n\n{shown}<|vision_eos|>"
         assert f"{led}{crops}<|vision_bos|>{shown}<|vision_eos|>" in text
         assert (await client.post("/v1/chat/completions", json=asked)).status == 200
+
+
+async def test_gemma4_reads_pictures_films_and_sounds_of_one_prompt():
+    """Each in its place; a film's frames behind their times; rendered ids generate what the chat answers."""
+    samples = np.random.default_rng(0).normal(0, 0.1, (1, 8000)).astype(np.float32)
+    wav = base64.b64encode(sound(samples, 16000)).decode()
+    heard = {"type": "input_audio", "input_audio": {"data": wav, "format": "wav"}}
+    (gemma4,) = (family for family in SOUNDS if family.name == "gemma4-audio")
+    async with ready(config_of(model={"model": str(gemma4.folder), "num_threads": 1})) as state:
+        client = maker(state)()
+        asked = {**body(FILM, heard, PICTURE), "logprobs": True, "return_token_ids": True}
+        rendered = (await client.post("/v1/chat/completions/render", json=asked)).json()
+        text = state.tokenizer.decode(rendered["token_ids"])
+        begin, end = "<|audio_bos|>", "<|audio_eos|>"  # which the checkpoint has around everything
+        frame = begin + 12 * "<|VIDEO|>" + end
+        assert f"00:00 {frame} 00:00 {frame} 00:01 {frame}" in text
+        assert begin + 13 * "<|AUDIO|>" + end in text
+        assert begin + 12 * "<|IMAGE|>" + end in text
+        assert sorted(rendered["features"]["mm_hashes"]) == ["audio", "image", "video"]
+        whole = (await client.post("/v1/chat/completions", json=asked)).json()
+        again = (await client.post("/inference/v1/generate", json={**rendered, "sampling_params": GREEDY})).json()
+        assert again["choices"][0]["token_ids"] == whole["choices"][0]["token_ids"]
+        other = base64.b64encode(sound(-2 * samples, 16000)).decode()
+        loud = {**heard, "input_audio": {"data": other, "format": "wav"}}
+        changed = {**asked, **body(FILM, loud, PICTURE)}
+        answer = (await client.post("/v1/chat/completions", json=changed)).json()
+        assert answer["choices"][0]["logprobs"] != whole["choices"][0]["logprobs"]
 
 
 async def test_without_a_tokenizer_internvl_starts_and_reads_pictures_alone():

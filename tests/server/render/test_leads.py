@@ -77,6 +77,9 @@ def test_tokens_that_are_no_text_stay(tokenizer):
     assert found.token_ids.tolist() == [*ids[:-1], *tokenizer.encode(f"{LEAD}\n\n"), ids[-1]]
 
 
-def test_a_prompt_of_ids_is_as_its_client_wrote_it(tokenizer):
-    prompt = Prompt(np.array([tokenizer.id_of(MARK)], np.int32), (), (0,))
-    assert with_leads(prompt, [LEAD], tokenizer) is prompt
+def test_in_a_prompt_of_ids_a_lead_stands_in_front_of_the_placeholder(tokenizer):
+    ids = tokenizer.encode(f"What is\n\n{MARK}\n\n")
+    at = ids.index(tokenizer.id_of(MARK))
+    found = with_leads(Prompt(np.array(ids, np.int32), (), (at,)), [LEAD], tokenizer)
+    assert found.token_ids.tolist() == [*ids[:at], *tokenizer.encode(LEAD), *ids[at:]]
+    assert found.token_ids[list(found.slots)].tolist() == [tokenizer.id_of(MARK)]
