@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 
 from engine import FinishReason
+from engine.errors import StepFailedError
 from engine.grammar.advance import GrammarRow, chooses_freely
 from engine.request import SamplingParams
 from tests import tiny
+from tests.engine.test_faults import model_of
 from tests.engine.test_grammar_rows import END, FOLDER, PROMPTS, TOKENIZER, asked, everywhere, grammar, path, text, told
 from tests.engine_kit import quiet, running
 
@@ -103,6 +105,49 @@ async def test_an_answer_is_never_longer_than_asked(path):
             assert len(tokens) == most
             assert finish is FinishReason.LENGTH or tokens == whole
             assert text(whole).startswith(text(tokens))
+
+
+@everywhere
+async def test_the_keys_of_forced_tokens_are_found_by_the_next_turn(path):
+    """What is kept of them is what a prompt that holds them computes."""
+    turns = []
+    async with running(FOLDER, jump_forward=True) as engine:
+        for held in (HELD, CLOSED):
+            ((tokens, _, _),) = await told(engine, asked(PROMPTS[1], held))
+            turn = asked([*PROMPTS[1], *tokens, 40, 41], max_tokens=8, ignore_eos=True)
+            async with engine.submit(turn) as stream:
+                deltas = [delta async for delta in stream]
+            assert deltas[0].cached_tokens > len(PROMPTS[1])
+            turns.append((turn, [token for delta in deltas for token in delta.token_ids]))
+    async with running(FOLDER, enable_prefix_caching=False) as engine:
+        for turn, wanted in turns:
+            assert (await told(engine, turn))[0][0] == wanted
+
+
+async def test_a_step_that_fails_ends_the_answer_wherever_it_is(caplog):
+    async with running(FOLDER, jump_forward=True) as engine:
+        (wanted,) = await told(engine, asked(PROMPTS[0], HELD))
+        model, left, failed = model_of(engine), 0, 0
+        forward = model.forward
+
+        def failing(*args):
+            nonlocal left
+            left -= 1
+            if left == 0:
+                raise ValueError("planted")
+            return forward(*args)
+
+        model.forward = failing
+        for step in range(1, 12):
+            left = step
+            ((tokens, _, error),) = await told(engine, asked(PROMPTS[0], HELD))
+            left = 0
+            failed += isinstance(error, StepFailedError)
+            assert tokens == wanted[0][: len(tokens)]
+            assert await told(engine, asked(PROMPTS[0], HELD)) == [wanted]
+        held = await quiet(engine)
+    assert failed > 5
+    assert (held["matchers"], held["slots"]) == (0, 0)
 
 
 async def test_an_answer_that_is_left_in_the_middle_leaves_nothing():
