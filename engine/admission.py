@@ -212,7 +212,7 @@ class Admission:
         """
         params = request.sampling
         root = hashlib.blake2b(request.cache_salt, digest_size=16).digest()
-        adapter = request.adapter(self._adapters)
+        adapter = request.adapter(self._adapters) if self._adapters else 0
         if adapter:  # other keys and values, and of some media other rows
             root = hashlib.blake2b(bytes([adapter]), key=root, digest_size=16).digest()
         slot = -1

@@ -229,7 +229,8 @@ class DeviceThread:
         while the rest of a crowd is admitted.
         """
         until, late = None, 0
-        self._inbox.hush()
+        if self._steady is not None:
+            self._inbox.hush()
         if previous is not None:
             until = self._pace.plan_at(previous)
         elif self._stopping or (runtime.has_work and not self._paused):

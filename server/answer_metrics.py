@@ -86,20 +86,24 @@ class AnswerMetrics:
         if exchange.first_token:
             details["first_ms"] = round((exchange.first_token - exchange.arrival) * 1000, 1)
         if exchange.state.follows_requests and jobs:
-            asked = jobs[0].request.sampling
-            exchange.generation = Generation(
-                submitted=exchange.submitted,
-                queued_s=exchange.queued_s,
-                prompt_tokens=sum(job.num_tokens for job in jobs),
-                cached_tokens=cached_tokens,
-                generated_tokens=sum(choice.num_tokens for choice in choices),
-                finish_reasons=tuple(choice.finish_reason or "abort" for choice in choices),
-                n=self._n,
-                max_tokens=asked.max_tokens,
-                temperature=asked.temperature,
-                top_p=asked.top_p,
-                top_k=asked.top_k,
-                presence_penalty=asked.presence_penalty,
-                frequency_penalty=asked.frequency_penalty,
-                seed=asked.seed,
-            )
+            exchange.generation = self._generation(jobs, choices, cached_tokens)
+
+    def _generation(self, jobs: Sequence[Job], choices: Sequence[Choice], cached_tokens: int) -> Generation:
+        """What spans tell of the answer."""
+        asked = jobs[0].request.sampling
+        return Generation(
+            submitted=self._exchange.submitted,
+            queued_s=self._exchange.queued_s,
+            prompt_tokens=sum(job.num_tokens for job in jobs),
+            cached_tokens=cached_tokens,
+            generated_tokens=sum(choice.num_tokens for choice in choices),
+            finish_reasons=tuple(choice.finish_reason or "abort" for choice in choices),
+            n=self._n,
+            max_tokens=asked.max_tokens,
+            temperature=asked.temperature,
+            top_p=asked.top_p,
+            top_k=asked.top_k,
+            presence_penalty=asked.presence_penalty,
+            frequency_penalty=asked.frequency_penalty,
+            seed=asked.seed,
+        )

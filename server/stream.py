@@ -137,7 +137,7 @@ class PushedStream:
                 return
             parts = []
             for choice in list(self._moved):
-                if choice.num_held < self._interval and choice.finish_reason is None and choice.started:
+                if choice.finish_reason is None and choice.started and choice.num_held < self._interval:
                     continue
                 del self._moved[choice]
                 parts.append(self.frames.chunks(choice))

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from engine.kernels.pages import Scales, given_scales
+from engine.kernels.pages import given_scales
 
 KIND_FULL = 0  # of a group, as _fast/types.pxd has them
 KIND_SLIDING = 1
@@ -86,12 +86,6 @@ class KeyValueSpec:
             return numbers
         behind = pages[:, self._number_bytes(block_size) : self.block_bytes(block_size)].view(torch.float32)
         return *numbers, *behind.unflatten(1, (2, heads, block_size)).unbind(1)
-
-
-def pages_of(cache: LayerCache) -> tuple[Tensor, Tensor, Scales | None]:
-    """Keys, values and the scales of both, of a layer with a KeyValueSpec."""
-    keys, values, *scales = cache
-    return keys, values, (scales[0], scales[1]) if scales else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,29 +22,37 @@ FORMS = {torch.float32: 0, torch.bfloat16: 1, torch.float8_e4m3fn: 2, torch.floa
 NEAR_ZERO = 1e-30  # a head without a larger number gets the scale 1
 
 
-def check_pages(keys: Tensor, values: Tensor, head_dim: int) -> None:
-    """Both views have one layout: a kernel takes the stride of the keys for both."""
+def pages_of(cache: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, Scales | None]:
+    """Keys, values and the scales of both, of a layer with a KeyValueSpec."""
+    keys, values, *scales = cache
+    return keys, values, (scales[0], scales[1]) if scales else None
+
+
+def check_pages(keys: Tensor, values: Tensor, head_dim: int, scales: Scales | None) -> None:
+    """Both views have one layout: a kernel takes the stride of the keys for both. Codes of e4m3 have scales."""
     _, _, block_size, dim = keys.shape
     assert keys.dtype is values.dtype, f"keys are {keys.dtype}, values {values.dtype}"
     assert keys.shape == values.shape, f"keys {list(keys.shape)} and values {list(values.shape)} differ"
     assert keys.stride() == values.stride(), f"strides of keys {keys.stride()} and values {values.stride()} differ"
     assert dim == head_dim, f"the cache has heads of {dim}, the queries heads of {head_dim}"
     assert keys.stride()[1:] == (block_size * dim, dim, 1), f"a block's numbers are apart: strides {keys.stride()}"
+    assert (scales is not None) == (keys.dtype is torch.float8_e4m3fn), f"scales of a cache of {keys.dtype}"
+    if scales is not None:
+        check_scales(keys, *scales)
+
+
+def check_scales(keys: Tensor, of_keys: Tensor, of_values: Tensor) -> None:
+    """Both have one layout, of `keys`."""
+    for scale in (of_keys, of_values):
+        assert scale.dtype is torch.float32, f"scales are {scale.dtype}"
+        assert scale.shape == keys.shape[:3], f"scales {list(scale.shape)} of keys {list(keys.shape)}"
+        assert scale.stride() == (0, 1, 0) or scale.stride()[1:] == (keys.shape[2], 1), f"scales at {scale.stride()}"
+    assert of_keys.stride() == of_values.stride(), "strides of keys' and values' scales differ"
 
 
 def is_wide(keys: Tensor) -> bool:
     """Whether offsets into the cache pass 2^31."""
     return keys.shape[0] * keys.stride(0) >= 1 << 31
-
-
-def check_scales(keys: Tensor, scales: Scales | None) -> None:
-    """Both have one layout, of `keys`, and codes of e4m3 have them."""
-    assert (scales is not None) == (keys.dtype is torch.float8_e4m3fn), f"scales of a cache of {keys.dtype}"
-    for scale in scales or ():
-        assert scale.dtype is torch.float32, f"scales are {scale.dtype}"
-        assert scale.shape == keys.shape[:3], f"scales {list(scale.shape)} of keys {list(keys.shape)}"
-        assert scale.stride() == (0, 1, 0) or scale.stride()[1:] == (keys.shape[2], 1), f"scales at {scale.stride()}"
-    assert scales is None or scales[0].stride() == scales[1].stride(), "strides of keys' and values' scales differ"
 
 
 def stride_of(scales: Scales | None) -> int:

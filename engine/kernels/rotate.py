@@ -17,7 +17,7 @@ from torch import Tensor
 from _fast import cpu
 from engine.kernels.float8 import as_bytes, codes_of, narrow8
 from engine.kernels.norm import rms_norm_reference
-from engine.kernels.pages import FORMS, Scales, addresses, check_pages, check_scales, encode, stride_of
+from engine.kernels.pages import FORMS, Scales, addresses, check_pages, encode, stride_of
 from engine.kernels.pdl import grid_wait, launch_options
 from engine.kernels.target import target, tl, triton
 
@@ -189,8 +189,7 @@ def qkv_rope_store(
     assert width == (num_heads + 2 * num_kv_heads) * head_dim and qkv.stride(1) == 1 and 2 * half <= head_dim
     assert cos.numel() == sin.numel() == tokens * half and slot_mapping.numel() == tokens
     assert cos.is_contiguous() and sin.is_contiguous() and slot_mapping.is_contiguous()
-    check_pages(k_cache, v_cache, head_dim)
-    check_scales(k_cache, scales)
+    check_pages(k_cache, v_cache, head_dim, scales)
     q = qkv.new_empty(tokens, num_heads, head_dim)
     cpu.qkv_rope_store(
         q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), qkv.data_ptr(), cos.data_ptr(), sin.data_ptr(),
@@ -230,8 +229,7 @@ def launch_qkv(
     num_slots, block_size, block_stride, codes = 0, 1, 0, 0
     keys, values = q, q
     if k_cache is not None and v_cache is not None:
-        check_pages(k_cache, v_cache, head_dim)
-        check_scales(k_cache, scales)
+        check_pages(k_cache, v_cache, head_dim, scales)
         block_size, block_stride = k_cache.shape[2], k_cache.stride(0)
         num_slots = k_cache.shape[0] * block_size
         keys, values, codes = as_bytes(k_cache), as_bytes(v_cache), codes_of(k_cache, target(), qkv.dtype)

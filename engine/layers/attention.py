@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from engine.attention.meta import AttentionMeta
-from engine.cache.spec import CacheSpec, FullSpec, LayerCache, NothingSpec, SlidingSpec, pages_of
+from engine.cache.spec import CacheSpec, FullSpec, LayerCache, NothingSpec, SlidingSpec
 from engine.kernels.attention.dense import dense_attention
 from engine.kernels.attention.paged import paged_attention
 from engine.kernels.gemm.pack import Placement
+from engine.kernels.pages import pages_of
 from engine.kernels.projection_norm import normalise_projections
 from engine.kernels.rotate import apply_rope, qkv_rope_store
 from engine.layers.linear import Linear

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from engine.attention.meta import AttentionMeta
 from engine.batch import Batch
-from engine.cache.spec import CacheSpec, FullSpec, LayerCache, pages_of
+from engine.cache.spec import CacheSpec, FullSpec, LayerCache
 from engine.checkpoint.rope import no_rope
 from engine.checkpoint.section import Section
 from engine.checkpoint.text import every_layer, read_text, refuse
@@ -36,6 +36,7 @@ from engine.errors import ConfigError
 from engine.kernels.activation import gelu
 from engine.kernels.attention.paged import paged_attention
 from engine.kernels.attention.work import empty_list, fill_list, max_parts
+from engine.kernels.pages import pages_of
 from engine.kernels.rotate import qkv_rope_store
 from engine.layers.embed import Embedding, Head, Positions
 from engine.layers.linear import Linear

@@ -55,7 +55,7 @@ class SlotState:
         self.position_delta[slot] = request.position_delta
         self.prompt_len[slot] = len(request.prompt_token_ids)
         self.outside[slot] = False
-        self.adapter[slot] = request.adapter(self._adapters)
+        self.adapter[slot] = request.adapter(self._adapters) if self._adapters else 0
         if request.positions is not None:
             self.positions[slot] = request.positions
         joints = joints_of(request, self._ahead) if self._ahead else None

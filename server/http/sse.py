@@ -51,18 +51,13 @@ class EventStream:
         self._chunk = exchange.chunk
         self._stall = limits.stream_stall_timeout
         self._interval = server.sse_keep_alive_interval
-        self._opened = False
+        self.opened = False  # the 200 has gone out; before that an error can still be a status
         self._last_write = self.loop.time()
         self._pump: asyncio.Task[None] | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
         self._alive_timer: asyncio.TimerHandle | None = None
         if self._interval:
             self._alive_timer = self.loop.call_later(self._interval, self._keep_alive)
-
-    @property
-    def opened(self) -> bool:
-        """True once the 200 has gone out; before that an error can still be a status."""
-        return self._opened
 
     @property
     def takes_more(self) -> bool:
@@ -76,12 +71,12 @@ class EventStream:
             return
         if self._interval:
             self._last_write = self.loop.time()
-        if more and self._opened and frames and self._chunk(frames):
+        if more and self.opened and frames and self._chunk(frames):
             if self.lane is not None:  # nothing waits in front of what it writes
                 self.lane.open = True
             return
-        if not self._opened:
-            self._opened = True
+        if not self.opened:
+            self.opened = True
             self._open()
         if not more:
             self.exchange.answered = True

@@ -102,13 +102,14 @@ class ChoiceStream:
         if self._watch is not None and (said := self._watch.feed(delta.token_ids)):
             delta = _repeated(delta, said)
         ids, reason = delta.token_ids, delta.finish_reason
+        read = self._feed if self.parser is None else self._parse
         if reason in ENDED_BY_TOKEN and not self._include_stop:
-            text = self._read(ids[:-1])
+            text = read(ids[:-1])
             self.text.skip(len(ids[-1:]))
         else:
-            text = self._read(ids)
+            text = read(ids)
         if reason and self.text.stopped is None:
-            text += self._rest()
+            text += self.text.finish() if self.parser is None else self._rest()
         if self.text.stopped is not None:
             return self._stopped(delta, text, self.num_tokens - before, runs_on)
         piece = Piece(text, ids, delta.logprobs, stop_engine=runs_on and bool(reason))
@@ -120,10 +121,9 @@ class ChoiceStream:
             piece.stop_reason = delta.stop_token_id if reason is FinishReason.STOP_TOKEN else None
         return piece
 
-    def _read(self, ids: Sequence[int]) -> str:
-        """The text of tokens; a parser gets them one by one, so that it can tell which of them are reasoning."""
-        if self.parser is None:
-            return self._feed(ids)
+    def _parse(self, ids: Sequence[int]) -> str:
+        """The text of tokens; the parser gets them one by one, so that it can tell which of them are reasoning."""
+        assert self.parser is not None
         texts = []
         for token_id in ids:
             texts.append(self._feed((token_id,)))
@@ -133,9 +133,10 @@ class ChoiceStream:
         return "".join(texts)
 
     def _rest(self) -> str:
-        """What was held back."""
+        """What was held back, parsed."""
+        assert self.parser is not None
         text = self.text.finish()
-        if self.parser is not None and text:
+        if text:
             self.parser.feed(text)
         return text
 

@@ -84,12 +84,13 @@ def parsing_for(state: AppState, body: ChatBody) -> Parsing | None:
 
 async def prepare_chat(exchange: Exchange, body: ChatBody, asked: Asked, header: str = "") -> Job:
     """The conversation, ready for the engine; `header` is X-Vllm-Priority."""
-    state, salt, ahead = exchange.state, salt_of(body), None
+    state, ahead = exchange.state, None
+    salt = "" if body.cache_salt is None else salt_of(body)
     if any(isinstance(message.get("content"), list) for message in body.messages):
         ahead = media_preload(exchange, salt, media_options.of_request(state, body))
     async with preparing(exchange), ahead or nullcontext():
         prompt = await render(state, body, ahead)
-        priority = priority_of(body, state.config, header)
+        priority = priority_of(body, state.config, header) if body.priority or header else 0
         return await prepare(exchange, prompt, asked, salt=salt, priority=priority, ahead=ahead)
 
 
@@ -102,7 +103,7 @@ def check(state: AppState, body: ChatBody) -> Asked:
             raise invalid(name, f"{name}: was replaced by {instead}; send {instead}")
     if set(body.modalities or ()) - {"text"}:
         raise not_here("modalities", f"modalities: got {shown(body.modalities)}; answers are text, so send ['text']")
-    calls = calls_of(state, body)
+    calls = Calls() if body.tools is None and body.tool_choice is None else calls_of(state, body)
     if body.reasoning_effort is not None and body.reasoning_effort not in EFFORTS:
         got = shown(body.reasoning_effort)
         raise invalid("reasoning_effort", f"reasoning_effort: got {got}; must be one of {', '.join(EFFORTS)}")
@@ -138,8 +139,6 @@ def check(state: AppState, body: ChatBody) -> Asked:
 def calls_of(state: AppState, body: ChatBody) -> Calls:
     """What the request says of calls: the choice is one of the words, or names a function."""
     choice = body.tool_choice
-    if choice is None and body.tools is None:
-        return Calls()
     if body.tools is not None and not body.tools:
         raise invalid("tools", "tools: is empty; name at least one tool or leave it out")
     for at, tool in enumerate(body.tools or ()):
@@ -187,7 +186,7 @@ async def render(state: AppState, body: ChatBody, ahead: MediaPreload | None) ->
     if body.reasoning_effort is not None:
         kwargs.setdefault("reasoning_effort", body.reasoning_effort)
         kwargs.setdefault("enable_thinking", body.reasoning_effort != "none")
-    marks = None
+    marks, generate = None, body.add_generation_prompt
     if ahead is not None:
         marks = await prompt_rows.marked(state, body)
         await ahead.begin(state.renderer.embedded(body.messages))
@@ -195,22 +194,16 @@ async def render(state: AppState, body: ChatBody, ahead: MediaPreload | None) ->
         body.messages,
         tools=None if body.tools is None else offered(state, body.tools, body.tool_choice),
         documents=body.documents,
-        add_generation_prompt=generation_prompt(body),
+        # On unless switched off, or the last message is to be continued; the renderer refuses to do both.
+        add_generation_prompt=not body.continue_final_message if generate is None else generate,
         continue_final_message=bool(body.continue_final_message),
         template_kwargs=kwargs,
         chat_template=body.chat_template,
         add_special_tokens=bool(body.add_special_tokens),
         truncate_prompt_tokens=body.truncate_prompt_tokens,
-        truncation_side=side_of(body.truncation_side),
+        truncation_side="left" if body.truncation_side is None else side_of(body.truncation_side),
         marks=marks,
     )
-
-
-def generation_prompt(body: ChatBody) -> bool:
-    """On unless switched off, or the last message is to be continued (asking for both is refused by the renderer)."""
-    if body.add_generation_prompt is None:
-        return not body.continue_final_message
-    return body.add_generation_prompt
 
 
 def shown_top(body: ChatBody) -> int:

@@ -14,9 +14,10 @@ from unittest import mock
 import torch
 
 from engine.attention.meta import AttentionMeta
-from engine.cache.spec import FullSpec, pages_of
+from engine.cache.spec import FullSpec
 from engine.kernels.attention import decode as served
 from engine.kernels.attention.paged import paged_attention
+from engine.kernels.pages import pages_of
 from engine.kernels.rotate import qkv_rope_store
 from tests.bench import attention_variants
 

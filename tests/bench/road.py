@@ -30,7 +30,7 @@ from typing import Any
 
 FOLDERS = ("server", "engine", "mm", "_fast")
 TRACED = Path("build/road")
-PAUSES = (0.5, 0.6, 0.7, 0.8)  # seconds before a request: what the one before has left is cleared away
+ROUNDS = 4  # each begins at another part of a second, so that no tick of a second falls into all
 BODY = {
     "messages": [{"role": "user", "content": "What is the capital of France?"}],
     "max_tokens": 12,
@@ -110,8 +110,9 @@ def measure(port: int, recorder: Recorder, root: Path, shows_names: bool) -> Non
         wait_until_ready(port)
         ask(port)
         rounds = []
-        for pause in PAUSES:
-            time.sleep(pause)
+        for number in range(ROUNDS):
+            time.sleep(0.5)  # what the request before has left is cleared away
+            time.sleep((number / ROUNDS - time.monotonic()) % 1.0)
             recorder.is_on = True
             ask(port)
             time.sleep(0.2)

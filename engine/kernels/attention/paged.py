@@ -18,7 +18,7 @@ from _fast import cpu
 from engine.attention.meta import AttentionMeta
 from engine.kernels.attention.decode import attend_parts
 from engine.kernels.attention.prefill import attend_tiles
-from engine.kernels.pages import FORMS, Scales, addresses, check_pages, check_scales, decode
+from engine.kernels.pages import FORMS, Scales, addresses, check_pages, decode
 
 
 def paged_attention(
@@ -38,8 +38,7 @@ def paged_attention(
     left as the memory was.
     """
     tokens, heads, dim = q.shape
-    check_pages(k_cache, v_cache, dim)
-    check_scales(k_cache, scales)
+    check_pages(k_cache, v_cache, dim, scales)
     assert heads % k_cache.shape[1] == 0 and q.is_contiguous() and meta.block_tables.dtype is torch.int32
     last_keys = meta.last_keys
     assert window >= 0 or last_keys is None, "tokens of a chunk see none behind them"

@@ -6,11 +6,11 @@ import pytest
 import torch
 import triton
 
-from engine.cache.spec import FullSpec, pages_of
+from engine.cache.spec import FullSpec
 from engine.kernels.attention.paged import launch_paged, paged_attention_reference
 from engine.kernels.attention.work import empty_list, launch_list
 from engine.kernels.float8 import E4M3_UNITS, E5M2, narrow8, widen8
-from engine.kernels.pages import decode, encode
+from engine.kernels.pages import decode, encode, pages_of
 from engine.kernels.rotate import launch_qkv, qkv_rope_store_reference
 from engine.kernels.target import tl
 from tests.bench import attention_variants
