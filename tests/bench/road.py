@@ -3,10 +3,10 @@
 The server runs in this process with the embedded model, on a CPU. Four requests follow one that warms up; what ran
 from the first byte on the socket until the answer was cleared away, in each of the four, is the road: start-up, caches
 filled once, ticks and idle timers are not on it. A function's lines are those of its body and signature without
-docstrings, comments and blank lines; a function inside another counts by itself. Python alone is counted unless
-`--build` has compiled _fast with Cython's profiling into build/road, which tells of its functions too.
+docstrings, comments and blank lines; a function inside another counts by itself. Python alone is counted; for
+`--cython` _fast is compiled once more, into build/road, with Cython's profiling, which tells of its functions too.
 
-Run: python tests/bench/road.py [--build] [--list] [--root CHECKOUT], where CHECKOUT has its extensions built.
+Run: python tests/bench/road.py [--cython] [--list] [--root CHECKOUT], where CHECKOUT has its extensions built.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import http.client
 import json
 import os
 import runpy
-import socket
 import subprocess
 import sys
 import threading
 import time
 import traceback
 from collections import Counter
+from concurrent.futures import Future
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, TextIO
 
 FOLDERS = ("server", "engine", "mm", "_fast")
 TRACED = Path("build/road")
@@ -90,24 +90,28 @@ def ask(port: int) -> None:
     connection.close()
 
 
-def wait_until_ready(port: int) -> None:
-    while True:
-        try:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-            connection.request("GET", "/health")
-            if connection.getresponse().status == 200:
-                return
-        except OSError:
-            pass
-        time.sleep(0.2)
+class Announced:
+    """Stands before stdout until the server says where it listens."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self.port: Future[int] = Future()
+
+    def write(self, text: str) -> int:
+        if text.startswith("Listening on "):
+            self.port.set_result(int(text.rpartition(":")[2]))
+        return self._out.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._out, name)
 
 
-def measure(port: int, recorder: Recorder, root: Path, shows_names: bool) -> None:
+def measure(announced: Announced, recorder: Recorder, root: Path, shows_names: bool) -> None:
     """A client's thread: asks, counts, prints, ends the process."""
     sys.setprofile(None)
     status = 1
     try:
-        wait_until_ready(port)
+        port = announced.port.result()
         ask(port)
         rounds = []
         for number in range(ROUNDS):
@@ -219,26 +223,23 @@ def has_code(line: str) -> bool:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--root", type=Path, default=Path(__file__).parents[2], help="the checkout that is counted")
-    parser.add_argument("--build", action="store_true", help="compile its _fast with profiling first")
+    parser.add_argument("--cython", action="store_true", help="count _fast too, which is compiled with profiling first")
     parser.add_argument("--list", action="store_true", help="name the functions and their lines")
     asked = parser.parse_args()
     root = asked.root.resolve()
     os.chdir(root)
-    if asked.build:
-        subprocess.run([sys.executable, "-c", BUILD.replace("FOLDER", str(TRACED))], check=True)
     sys.path[0] = str(root)
-    import _fast
+    if asked.cython:
+        subprocess.run([sys.executable, "-c", BUILD.replace("FOLDER", str(TRACED))], check=True)
+        import _fast
 
-    if (TRACED / "lib/_fast").is_dir():
         _fast.__path__.insert(0, str(root / TRACED / "lib/_fast"))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    announced = sys.stdout = Announced(sys.stdout)  # type: ignore[assignment]
     recorder = Recorder()
-    threading.Thread(target=measure, args=(port, recorder, root, asked.list), daemon=True).start()
+    threading.Thread(target=measure, args=(announced, recorder, root, asked.list), daemon=True).start()
     threading.setprofile(recorder)
     sys.setprofile(recorder)
-    sys.argv = ["server", "--port", str(port), "--host", "127.0.0.1", "--device", "cpu"]
+    sys.argv = ["server", "--port", "0", "--host", "127.0.0.1", "--device", "cpu"]
     runpy.run_module("server", run_name="__main__", alter_sys=True)
 
 

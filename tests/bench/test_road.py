@@ -1,0 +1,50 @@
+"""The road counts what a plain request runs; and a plain request does not run through what others ask for."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.bench.road import cython_functions, python_functions
+
+ROOT = Path(__file__).resolve().parents[2]
+# When they are passed: what only special requests need belongs behind one condition on the plain one's way.
+MOST_FUNCTIONS, MOST_LINES = 330, 3300
+
+
+def test_a_plain_request_runs_few_functions():
+    done = subprocess.run(
+        [sys.executable, "tests/bench/road.py", "--list"],
+        cwd=ROOT, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    rows = re.findall(r"^(server|engine|mm)  (\d+) functions  (\d+) lines", done.stdout, re.MULTILINE)
+    functions, lines = (sum(int(row[column]) for row in rows) for column in (1, 2))
+    assert {"server", "engine"} <= {name for name, *_ in rows}
+    assert 200 < functions <= MOST_FUNCTIONS, done.stdout
+    assert 2000 < lines <= MOST_LINES, done.stdout
+    names = set(re.findall(r"^    ([\w.]+):", done.stdout, re.MULTILINE))
+    assert {"create", "Answer.submit", "DeviceThread._plan", "CpuExecutor._forward", "EventStream.write"} <= names
+    aside = {"special_fields", "calls_of", "with_media", "with_grammar", "GrammarRows.fill", "Admission._media"}
+    assert not names & aside
+
+
+def test_lines_are_those_of_the_function_itself(tmp_path):
+    path = tmp_path / "some.py"
+    path.write_text(
+        'class A:\n    @staticmethod\n    def one(x):\n        """Says."""\n\n        # why\n        def two():\n'
+        "            return 1\n        return two\n"
+    )
+    assert python_functions(path) == {"A.one:3": {2, 3, 9}, "A.one.two:7": {7, 8}}
+
+
+def test_functions_of_cython_end_where_their_indentation_does(tmp_path):
+    path = tmp_path / "some.pyx"
+    path.write_text(
+        'cdef extern from "a.h":\n    int f(int x)\n\ncdef int g(\n    int x,\n) noexcept nogil:\n    return x\n\n'
+        'class A:\n    def h(self):  # why\n        """Says\n        more."""\n        return 1\n    x = 2\n'
+    )
+    assert cython_functions(path) == {"g:4": {4, 5, 6, 7}, "h:10": {10, 13}}
